@@ -1,0 +1,2 @@
+//! Types and rules that cross the kernel/user line.
+#![no_std]
