@@ -1,0 +1,103 @@
+//! Builds the BPF object, plain and with logging, into `target/bpf`.
+//!
+//! The programs are a cargo workspace of their own: their target has no `core`, so it is built
+//! along (`-Z build-std`), by the compiler and linker that `setup` found. `ebpf/control` embeds
+//! what is left here, so an object that has not changed keeps its modification time.
+
+pub(crate) mod elf;
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    setup::BpfToolchain,
+    workspace::{Workspace, run, say},
+};
+
+/// Instruction set v3: 32-bit ALU and atomics, in every kernel since 5.12.
+const TARGET_CPU: &str = "v3";
+
+/// The objects, by their file name and the programs' cargo features.
+const OBJECTS: [(&str, &[&str]); 2] =
+    [("slipgate.o", &[]), ("slipgate-log.o", &["--features=log"])];
+
+/// Builds both objects; does nothing that cargo finds done.
+pub(crate) fn build(workspace: &Workspace, toolchain: &BpfToolchain) -> Result<()> {
+    let out = workspace.bpf();
+    fs::create_dir_all(&out).with_context(|| format!("could not make {}", out.display()))?;
+    // Both builds leave their result under one name, so nobody else may build meanwhile.
+    let lock = File::create(out.join(".lock"))?;
+    lock.lock().context("could not lock target/bpf/.lock")?;
+    for (name, features) in OBJECTS {
+        let built = cargo_build(workspace, toolchain, features)
+            .with_context(|| format!("could not build the BPF object {name}"))?;
+        let object = out.join(name);
+        if place(toolchain, &built, &object)? {
+            let bytes = object.metadata()?.len();
+            say(format!("new {} ({bytes} bytes)", object.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Runs a cargo command that understands build-std on the programs (`build`, `check`, `clippy`).
+pub(crate) fn cargo(workspace: &Workspace, toolchain: &BpfToolchain, verb: &str) -> Command {
+    let mut cargo = toolchain.compiler.cargo();
+    let flags = [
+        // BTF is made from full debug information only.
+        "-Cdebuginfo=2".to_owned(),
+        format!("-Ctarget-cpu={TARGET_CPU}"),
+        format!("-Clinker={}", toolchain.linker.path.display()),
+        "-Clink-arg=--btf".to_owned(),
+    ];
+    cargo
+        .current_dir(workspace.root.join("ebpf/programs"))
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
+        .args([
+            verb,
+            "--quiet",
+            "--release",
+            "--target=bpfel-unknown-none",
+            "-Zbuild-std=core",
+        ])
+        .arg("--target-dir")
+        .arg(workspace.bpf().join("cargo"));
+    cargo
+}
+
+fn cargo_build(
+    workspace: &Workspace,
+    toolchain: &BpfToolchain,
+    features: &[&str],
+) -> Result<PathBuf> {
+    run(cargo(workspace, toolchain, "build").args(features))?;
+    Ok(workspace
+        .bpf()
+        .join("cargo/bpfel-unknown-none/release/slipgate-programs"))
+}
+
+/// Strips what only a debugger reads, checks, and replaces `object` if that makes a difference.
+fn place(toolchain: &BpfToolchain, built: &Path, object: &Path) -> Result<bool> {
+    let stripped = object.with_extension("o.new");
+    match &toolchain.linker.strip {
+        // Not `bpftool gen object`, nor a full strip: aya needs the symbols.
+        Some(strip) => run(Command::new(strip)
+            .arg("-g")
+            .arg(built)
+            .arg("-o")
+            .arg(&stripped))?,
+        None => fs::copy(built, &stripped).map(drop)?,
+    }
+    elf::require_btf(&stripped)?;
+    if fs::read(object).is_ok_and(|old| fs::read(&stripped).is_ok_and(|new| old == new)) {
+        fs::remove_file(&stripped)?;
+        return Ok(false);
+    }
+    fs::rename(&stripped, object)?;
+    Ok(true)
+}

@@ -1,0 +1,69 @@
+//! Just enough ELF to see which sections an object has.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, bail};
+
+/// An error unless the object carries BTF, without which no kernel takes it.
+pub(crate) fn require_btf(object: &Path) -> Result<()> {
+    let bytes = fs::read(object).with_context(|| format!("could not read {}", object.display()))?;
+    let sections = section_names(&bytes).with_context(|| {
+        format!(
+            "{} is not a 64-bit little-endian ELF object",
+            object.display()
+        )
+    })?;
+    for wanted in [".BTF", ".BTF.ext"] {
+        if !sections.iter().any(|name| name == wanted) {
+            bail!(
+                "{} has no {wanted} section, only: {}",
+                object.display(),
+                sections.join(" ")
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The names of all sections; `None` if the header does not lead to them (ELF-64 object file format, 1998).
+pub(crate) fn section_names(bytes: &[u8]) -> Option<Vec<String>> {
+    if bytes.get(..6)? != b"\x7fELF\x02\x01" {
+        return None;
+    }
+    let table = usize::try_from(u64_at(bytes, 0x28)?).ok()?;
+    let entry_bytes = usize::from(u16_at(bytes, 0x3a)?);
+    let count = usize::from(u16_at(bytes, 0x3c)?);
+    let names_index = usize::from(u16_at(bytes, 0x3e)?);
+    let header = |index: usize| table.checked_add(index.checked_mul(entry_bytes)?);
+    let names = usize::try_from(u64_at(bytes, header(names_index)?.checked_add(0x18)?)?).ok()?;
+    (0..count)
+        .map(|index| {
+            let name = usize::try_from(u32_at(bytes, header(index)?)?).ok()?;
+            let text = bytes.get(names.checked_add(name)?..)?;
+            let end = text.iter().position(|&byte| byte == 0)?;
+            String::from_utf8(text[..end].to_vec()).ok()
+        })
+        .collect()
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(
+        bytes.get(at..at.checked_add(2)?)?.try_into().ok()?,
+    ))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(
+        bytes.get(at..at.checked_add(4)?)?.try_into().ok()?,
+    ))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(
+        bytes.get(at..at.checked_add(8)?)?.try_into().ok()?,
+    ))
+}
+
+#[cfg(test)]
+#[path = "elf_test.rs"]
+mod tests;

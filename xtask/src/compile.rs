@@ -1,0 +1,33 @@
+//! `cargo xtask build`: the BPF object, then the binary that embeds it.
+
+use anyhow::Result;
+
+use crate::{
+    bpf, setup,
+    workspace::{Workspace, run},
+};
+
+/// What of the product to build.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Build {
+    /// Only the BPF objects, target/bpf/slipgate.o and slipgate-log.o
+    #[arg(long)]
+    bpf_only: bool,
+    /// The binary unoptimised, in target/debug
+    #[arg(long)]
+    debug: bool,
+}
+
+/// Sets up what is missing and builds.
+pub(crate) fn build(workspace: &Workspace, what: &Build) -> Result<()> {
+    bpf::build(workspace, &setup::bpf(workspace)?)?;
+    if what.bpf_only {
+        return Ok(());
+    }
+    let mut cargo = workspace.cargo();
+    cargo.args(["build", "--package=slipgate"]);
+    if !what.debug {
+        cargo.arg("--release");
+    }
+    run(&mut cargo)
+}

@@ -1,0 +1,48 @@
+//! What this machine needs, how it is found, and how it is installed where it is missing.
+//!
+//! Everything is looked for as a file first, so that a machine which has it all costs no package
+//! manager's time. Only Debian's packages are installed by themselves; elsewhere the error says
+//! what to install.
+
+mod apt;
+mod compiler;
+mod linker;
+mod tools;
+
+use anyhow::Result;
+
+pub(crate) use compiler::Compiler;
+pub(crate) use linker::Linker;
+
+use crate::workspace::Workspace;
+
+/// A compiler for the BPF target and the linker that understands its bitcode.
+pub(crate) struct BpfToolchain {
+    pub(crate) compiler: Compiler,
+    pub(crate) linker: Linker,
+}
+
+/// Finds or installs what builds the BPF object.
+pub(crate) fn bpf(workspace: &Workspace) -> Result<BpfToolchain> {
+    let compiler = compiler::find_or_install()?;
+    let linker = linker::find_or_install(workspace, &compiler)?;
+    Ok(BpfToolchain { compiler, linker })
+}
+
+/// Finds or installs the programs that tests, demo and benchmarks call.
+pub(crate) fn test_tools() -> Result<()> {
+    tools::find_or_install()
+}
+
+/// All of the above, said in words.
+pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
+    let BpfToolchain { compiler, linker } = bpf(workspace)?;
+    println!("BPF compiler  {compiler}");
+    println!("BPF linker    {linker}");
+    test_tools()?;
+    println!(
+        "test tools    {}",
+        tools::names().collect::<Vec<_>>().join(" ")
+    );
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! Debian's packages.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    privilege::as_root,
+    workspace::{on_path, run, say},
+};
+
+/// Whether this system has apt.
+pub(crate) fn is_here() -> bool {
+    on_path("apt-get").is_some()
+}
+
+/// Installs `packages`, asking no question; refreshes the package lists when one is not in them.
+pub(crate) fn install(packages: &[String]) -> Result<()> {
+    say(format!(
+        "installing Debian packages: {}",
+        packages.join(" ")
+    ));
+    if !packages.iter().all(|package| is_known(package)) {
+        run(apt_get()?.arg("update")).context("could not refresh Debian's package lists")?;
+    }
+    run(apt_get()?
+        .args(["install", "--yes", "--no-install-recommends"])
+        .args(packages))
+    .with_context(|| format!("could not install the packages {}", packages.join(" ")))
+}
+
+fn apt_get() -> Result<Command> {
+    // `env` because sudo does not pass variables on.
+    let mut command = as_root("env")?;
+    command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "--quiet=2"]);
+    command.stdin(Stdio::null());
+    Ok(command)
+}
+
+/// Whether apt's lists have a version of it that could be installed.
+fn is_known(package: &str) -> bool {
+    Command::new("apt-cache")
+        .args(["show", "--no-all-versions", package])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}

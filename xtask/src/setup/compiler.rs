@@ -1,0 +1,201 @@
+//! A rustc that can build `core` for the BPF target, hence one that comes with its source.
+
+use std::{
+    env, fmt, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::apt;
+use crate::workspace::capture;
+
+const DEBIAN_PACKAGES: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
+
+/// LLVM releases that the linker can be built with: see `linker.rs`.
+const LLVM_MAJORS: std::ops::RangeInclusive<u32> = 21..=23;
+
+/// A compiler with its source.
+#[derive(Debug, Clone)]
+pub(crate) struct Compiler {
+    pub(crate) cargo: PathBuf,
+    pub(crate) rustc: PathBuf,
+    pub(crate) version: RustcVersion,
+}
+
+impl Compiler {
+    /// Its cargo, told nothing by the cargo, the rustup and the shell that run us.
+    ///
+    /// Two or more toolchains meet here: a variable meant for the outer one (`RUSTFLAGS`,
+    /// `RUSTUP_TOOLCHAIN`, `CARGO_BUILD_TARGET`, the library path of another rustc) breaks this one.
+    pub(crate) fn cargo(&self) -> Command {
+        let mut cargo = self.clean(&self.cargo);
+        cargo.env("RUSTC", &self.rustc);
+        cargo
+    }
+
+    /// Its rustc, told nothing either.
+    pub(crate) fn rustc(&self) -> Command {
+        self.clean(&self.rustc)
+    }
+
+    fn clean(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        for (name, _) in env::vars_os() {
+            if is_for_another_toolchain(&name.to_string_lossy()) {
+                command.env_remove(name);
+            }
+        }
+        if !self.version.is_nightly() {
+            // `-Z build-std` is the one unstable thing needed; this opens it on a release compiler.
+            command.env("RUSTC_BOOTSTRAP", "1");
+        }
+        command
+    }
+
+    fn at(bin: &Path) -> Option<Self> {
+        let (cargo, rustc) = (bin.join("cargo"), bin.join("rustc"));
+        let source = bin
+            .parent()?
+            .join("lib/rustlib/src/rust/library/core/Cargo.toml");
+        if !(cargo.is_file() && rustc.is_file() && source.is_file()) {
+            return None;
+        }
+        let told = capture(Command::new(&rustc).arg("-vV")).ok()?;
+        let version = RustcVersion::parse(&told).ok()?;
+        LLVM_MAJORS.contains(&version.llvm_major).then_some(Self {
+            cargo,
+            rustc,
+            version,
+        })
+    }
+}
+
+impl fmt::Display for Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RustcVersion {
+            release,
+            llvm_major,
+            ..
+        } = &self.version;
+        write!(f, "{} ({release}, LLVM {llvm_major})", self.rustc.display())
+    }
+}
+
+/// What `rustc -vV` tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RustcVersion {
+    /// As in `1.96.0` or `1.97.0-nightly`.
+    pub(crate) release: String,
+    /// The target triple it runs on.
+    pub(crate) host: String,
+    pub(crate) llvm_major: u32,
+}
+
+impl RustcVersion {
+    /// Reads the output of `rustc -vV`.
+    pub(crate) fn parse(told: &str) -> Result<Self> {
+        let field = |name: &str| {
+            told.lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+                .map(str::trim)
+                .with_context(|| format!("`rustc -vV` names no `{name}`, but says: {told}"))
+        };
+        let llvm = field("LLVM version")?;
+        let llvm_major = llvm
+            .split('.')
+            .next()
+            .and_then(|major| major.parse().ok())
+            .with_context(|| format!("`rustc -vV` has the LLVM version `{llvm}`"))?;
+        Ok(Self {
+            release: field("release")?.to_owned(),
+            host: field("host")?.to_owned(),
+            llvm_major,
+        })
+    }
+
+    /// Whether it takes `-Z` flags unasked.
+    pub(crate) fn is_nightly(&self) -> bool {
+        self.release.ends_with("-nightly") || self.release.ends_with("-dev")
+    }
+}
+
+/// A rustup toolchain with `rust-src` (a nightly first), else the system's, else Debian's packages.
+pub(super) fn find_or_install() -> Result<Compiler> {
+    if let Some(found) = find() {
+        return Ok(found);
+    }
+    if apt::is_here() {
+        apt::install(&DEBIAN_PACKAGES.map(String::from))?;
+        if let Some(found) = find() {
+            return Ok(found);
+        }
+    }
+    bail!(
+        "no compiler for the BPF programs: looked for a rustup toolchain with rust-src in {}, and \
+         for a rustc with its source in /usr.\nInstall one: `rustup toolchain install nightly \
+         --component rust-src`, or on Debian `apt-get install {}`. Its LLVM must be {} to {}.",
+        rustup_toolchains().display(),
+        DEBIAN_PACKAGES.join(" "),
+        LLVM_MAJORS.start(),
+        LLVM_MAJORS.end(),
+    )
+}
+
+fn find() -> Option<Compiler> {
+    let mut toolchains: Vec<PathBuf> = fs::read_dir(rustup_toolchains())
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    let is_nightly = |path: &PathBuf| {
+        path.file_name()
+            .is_some_and(|n| n.to_string_lossy().starts_with("nightly"))
+    };
+    toolchains.sort_by_key(|path| (!is_nightly(path), path.clone()));
+    toolchains
+        .iter()
+        .map(|toolchain| toolchain.join("bin"))
+        .chain([PathBuf::from("/usr/bin")])
+        .find_map(|bin| Compiler::at(&bin))
+}
+
+fn rustup_toolchains() -> PathBuf {
+    env::var_os("RUSTUP_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(env::home_dir()?.join(".rustup")))
+        .unwrap_or_default()
+        .join("toolchains")
+}
+
+/// Of the environment's variables, those that steer a cargo, a rustc or their loading.
+fn is_for_another_toolchain(name: &str) -> bool {
+    const PREFIXES: [&str; 9] = [
+        "CARGO_BUILD_",
+        "CARGO_PKG_",
+        "CARGO_MANIFEST_",
+        "CARGO_BIN_",
+        "CARGO_CRATE_",
+        "CARGO_PROFILE_",
+        "CARGO_TARGET_",
+        "CARGO_UNSTABLE_",
+        "RUSTC",
+    ];
+    const NAMES: [&str; 8] = [
+        "CARGO",
+        "CARGO_ENCODED_RUSTFLAGS",
+        "CARGO_INCREMENTAL",
+        "CARGO_RESOLVER_INCOMPATIBLE_RUST_VERSIONS",
+        "LD_LIBRARY_PATH",
+        "RUSTFLAGS",
+        "RUSTUP_TOOLCHAIN",
+        "RUST_TARGET_PATH",
+    ];
+    NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+#[path = "compiler_test.rs"]
+mod tests;

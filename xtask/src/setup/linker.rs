@@ -1,0 +1,151 @@
+//! bpf-linker: turns rustc's bitcode into a BPF object with BTF. Its LLVM must not be older than rustc's.
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{Compiler, apt};
+use crate::{
+    bpf::elf,
+    workspace::{Workspace, on_path, run, say},
+};
+
+const VERSION: &str = "0.13.0";
+
+/// A bpf-linker that has been seen to link what the compiler makes.
+pub(crate) struct Linker {
+    pub(crate) path: PathBuf,
+    /// LLVM's own strip, if there is one: the objects are then a tenth of their size.
+    pub(crate) strip: Option<PathBuf>,
+}
+
+impl fmt::Display for Linker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())
+    }
+}
+
+/// One on `PATH` if it works with this compiler, else our own, built for the compiler's LLVM.
+pub(super) fn find_or_install(workspace: &Workspace, compiler: &Compiler) -> Result<Linker> {
+    let llvm = compiler.version.llvm_major;
+    let strip = [
+        format!("/usr/lib/llvm-{llvm}/bin/llvm-strip"),
+        format!("/usr/bin/llvm-strip-{llvm}"),
+    ]
+    .into_iter()
+    .map(PathBuf::from)
+    .find(|file| file.is_file())
+    .or_else(|| on_path("llvm-strip"));
+    let ours = workspace
+        .tools()
+        .join(format!("bpf-linker-{VERSION}-llvm-{llvm}"));
+    let candidates = [on_path("bpf-linker"), Some(ours.join("bin/bpf-linker"))];
+    for path in candidates
+        .into_iter()
+        .flatten()
+        .filter(|path| path.is_file())
+    {
+        match links(compiler, &path) {
+            Ok(()) => return Ok(Linker { path, strip }),
+            Err(why) => say(format!("not using {}: {why:#}", path.display())),
+        }
+    }
+    install(compiler, &ours)?;
+    let path = ours.join("bin/bpf-linker");
+    links(compiler, &path).with_context(|| {
+        format!("bpf-linker {VERSION} was built for LLVM {llvm} but does not work with {compiler}")
+    })?;
+    Ok(Linker { path, strip })
+}
+
+/// Builds it into a folder of ours, with the compiler that it will serve.
+fn install(compiler: &Compiler, into: &Path) -> Result<()> {
+    let llvm = compiler.version.llvm_major;
+    let prefix = PathBuf::from(format!("/usr/lib/llvm-{llvm}"));
+    let needs = [
+        (prefix.join("bin/llvm-config"), format!("llvm-{llvm}-dev")),
+        (
+            prefix.join("lib/libPolly.a"),
+            format!("libpolly-{llvm}-dev"),
+        ),
+        (
+            PathBuf::from("/usr/include/zlib.h"),
+            "zlib1g-dev".to_owned(),
+        ),
+        (
+            PathBuf::from("/usr/include/zstd.h"),
+            "libzstd-dev".to_owned(),
+        ),
+    ];
+    let missing: Vec<String> = needs
+        .into_iter()
+        .filter_map(|(file, package)| (!file.exists()).then_some(package))
+        .collect();
+    if !missing.is_empty() {
+        if !apt::is_here() {
+            bail!(
+                "no bpf-linker that works with {compiler}.\nInstall LLVM {llvm} with its headers and \
+                 then `LLVM_PREFIX=<where it is> cargo install bpf-linker --version {VERSION} \
+                 --no-default-features --features llvm-{llvm}`"
+            );
+        }
+        apt::install(&missing)?;
+    }
+    say(format!(
+        "building bpf-linker {VERSION} for LLVM {llvm} (about half a minute)"
+    ));
+    run(compiler
+        .cargo()
+        .args(["install", "bpf-linker", "--locked", "--quiet", "--force"])
+        .args(["--version", VERSION, "--no-default-features"])
+        .arg(format!("--features=llvm-{llvm}"))
+        .arg("--root")
+        .arg(into)
+        .arg("--target-dir")
+        .arg(into.join("build"))
+        .env("LLVM_PREFIX", prefix))?;
+    // Intermediate files, some hundred megabytes: never needed again.
+    fs::remove_dir_all(into.join("build")).ok();
+    Ok(())
+}
+
+/// Compiles and links the smallest program there is, and looks for BTF in it.
+fn links(compiler: &Compiler, linker: &Path) -> Result<()> {
+    const PROGRAM: &str = r#"
+        #![feature(no_core, lang_items)]
+        #![allow(internal_features)]
+        #![no_core]
+        #[lang = "pointee_sized"]
+        trait PointeeSized {}
+        #[lang = "meta_sized"]
+        trait MetaSized: PointeeSized {}
+        #[lang = "sized"]
+        trait Sized: MetaSized {}
+        #[unsafe(no_mangle)]
+        #[unsafe(link_section = "classifier")]
+        extern "C" fn probe() -> i32 { 0 }
+    "#;
+    let scratch = tempfile::tempdir().context("no temporary folder to try the linker in")?;
+    let (source, object) = (
+        scratch.path().join("probe.rs"),
+        scratch.path().join("probe.o"),
+    );
+    fs::write(&source, PROGRAM)?;
+    let mut rustc: Command = compiler.rustc();
+    rustc
+        .args([
+            "--edition=2024",
+            "--crate-type=cdylib",
+            "--target=bpfel-unknown-none",
+        ])
+        .args(["-Cpanic=abort", "-Cdebuginfo=2", "-Clink-arg=--btf"])
+        .arg(format!("-Clinker={}", linker.display()))
+        .arg("-o")
+        .args([&object, &source]);
+    crate::workspace::capture(&mut rustc)?;
+    elf::require_btf(&object)
+}

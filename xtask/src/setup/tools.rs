@@ -1,0 +1,56 @@
+//! The programs that the testbed, the demo and the benchmarks call.
+
+use anyhow::{Result, bail};
+
+use super::apt;
+use crate::workspace::on_path;
+
+/// A program and the Debian package that has it.
+const TOOLS: [(&str, &str); 10] = [
+    ("ip", "iproute2"),
+    ("iperf3", "iperf3"),
+    ("nft", "nftables"),
+    ("bpftool", "bpftool"),
+    ("tcpdump", "tcpdump"),
+    ("pasta", "passt"),
+    ("slirp4netns", "slirp4netns"),
+    ("ethtool", "ethtool"),
+    ("ping", "iputils-ping"),
+    ("file", "file"),
+];
+
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    TOOLS.iter().map(|(program, _)| *program)
+}
+
+pub(super) fn find_or_install() -> Result<()> {
+    let missing = missing();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if apt::is_here() {
+        let packages: Vec<_> = missing
+            .iter()
+            .map(|(_, package)| (*package).to_owned())
+            .collect();
+        apt::install(&packages)?;
+    }
+    let missing: Vec<_> = self::missing()
+        .iter()
+        .map(|(program, _)| *program)
+        .collect();
+    if !missing.is_empty() {
+        bail!(
+            "the tests call programs that are not here: {}. Install them.",
+            missing.join(", ")
+        );
+    }
+    Ok(())
+}
+
+fn missing() -> Vec<(&'static str, &'static str)> {
+    TOOLS
+        .into_iter()
+        .filter(|(program, _)| on_path(program).is_none())
+        .collect()
+}
