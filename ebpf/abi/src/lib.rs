@@ -1,2 +1,52 @@
-//! Types and rules that cross the kernel/user line.
+//! Types and rules that cross the line between the BPF programs and userspace.
+//!
+//! A type here is defined once and used by both sides; so is every rule that both sides apply
+//! (TCP tracking, timeouts, checksum deltas, segment counts). All of it is `no_std`.
+//!
+//! # How a flow is stored
+//!
+//! [`Slot`] is the flow: one element of the memory-mappable array `SLOTS`. The two entries of the
+//! hash `FLOWS` ([`Tuple`] as the guest's link sees it, and as the world's link sees it) are eight
+//! bytes each, a [`FlowRef`]: the slot's index and generation. Hash elements are recycled under
+//! running programs, so a program reads the reference in one 64-bit load, and believes the slot
+//! only when its generation and its tuple are the packet's: anything else is a miss. What changes
+//! in a flow changes in place, by atomics, from either side; nothing is updated through the map.
+//!
+//! Slots rest before reuse ([`timeout::SLOT_REST_NS`]), far longer than a program can run, so the
+//! second cache line of a slot is constant for as long as anybody may look at it.
+//!
+//! # Conventions
+//!
+//! Addresses are in network order ([`Ip4`]), ports and everything else in host order. Padding is
+//! explicit and zero. Times are `CLOCK_MONOTONIC` nanoseconds. Bytes and packets are L3, as if
+//! segmented ([`segment`]).
 #![no_std]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod checksum;
+pub mod count;
+pub mod forward;
+pub mod link;
+pub mod maps;
+pub mod portframe;
+pub mod segment;
+pub mod slot;
+pub mod tcp;
+pub mod timeout;
+pub mod tuple;
+pub mod vm;
+
+pub use count::{Counter, DropCounters, DropReason, Refusal, RefusalCounters, VmCounters};
+pub use forward::{ForwardKey, ForwardTarget};
+pub use link::{NextHop, NextHopRef};
+pub use portframe::{Command, Handover, PortHeader};
+pub use slot::{FlowRef, Slot, SlotRef, Verdict};
+pub use tuple::{Direction, Ip4, Protocol, Tuple};
+pub use vm::{TapEntry, Vm, VmRef};
+
+/// Version of everything in this crate. Raise it with any change of layout or meaning; a process
+/// refuses pinned maps of another version.
+pub const ABI_VERSION: u32 = 1;
+
+#[cfg(feature = "user")]
+mod pod;

@@ -1,0 +1,79 @@
+//! Names, sizes and bookkeeping of the maps. A map's name is also its pin's.
+//!
+//! | map | kind | key → value |
+//! | --- | --- | --- |
+//! | `META` | array, mmapable | 0 → [`Meta`] |
+//! | `FLOWS` | hash, preallocated | [`crate::Tuple`] → [`crate::FlowRef`] |
+//! | `SLOTS` | array, mmapable | slot → [`crate::Slot`] |
+//! | `CHUNKS` | array, mmapable | chunk of [`SLOTS_PER_CHUNK`] slots → owner's row + 1 |
+//! | `OWNERS` | array, mmapable | row → [`Owner`] |
+//! | `VMS` | array, mmapable | row → [`crate::Vm`] |
+//! | `TAPS` | hash | ifindex → [`crate::TapEntry`] |
+//! | `DROPS` | array, mmapable | VM row → [`crate::DropCounters`] |
+//! | `COUNTERS` | array, mmapable | VM row → [`crate::VmCounters`] (userspace only) |
+//! | `NEXT_HOPS` | array, mmapable | index → [`crate::NextHop`] |
+//! | `FORWARDS` | hash | [`crate::ForwardKey`] → [`crate::ForwardTarget`] |
+//! | `DENY` | LPM trie | [`crate::forward::DenyKey`] → u32, the rule |
+//! | `RULES` | array, mmapable | rule → [`RuleText`] (userspace only) |
+//!
+//! Everything that several processes share is claimed by compare-and-swap in a mapped array, or by
+//! `BPF_NOEXIST` in a hash. There are no events: a slot's bits are the truth, and scanning the
+//! mapped slots finds every end without a system call.
+
+/// Flow slots unless told otherwise: 8 MiB of slots, 12 MiB of hash.
+pub const DEFAULT_SLOTS: u32 = 65_536;
+/// Entries of `FLOWS` per slot: one per link.
+pub const TUPLES_PER_SLOT: u32 = 2;
+/// Slots are claimed by a process in chunks of this many.
+pub const SLOTS_PER_CHUNK: u32 = 1_024;
+/// Most chunks there can be (`CHUNKS` has this many elements).
+pub const MAX_CHUNKS: u32 = 4_096;
+/// Rows of `VMS`, `DROPS`, `COUNTERS`; row 0 is nobody's.
+pub const MAX_VMS: u32 = 1_024;
+/// Processes that can share the maps.
+pub const MAX_OWNERS: u32 = 64;
+/// Elements of `NEXT_HOPS`; element 0 is nobody's.
+pub const MAX_NEXT_HOPS: u32 = 1_024;
+/// Entries of `FORWARDS`.
+pub const MAX_FORWARDS: u32 = 16_384;
+/// Entries of `DENY`.
+pub const MAX_DENY: u32 = 262_144;
+/// Elements of `RULES`; all lines of a deny file are one rule.
+pub const MAX_RULES: u32 = 4_096;
+
+/// The one element of `META`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Meta {
+    /// [`crate::ABI_VERSION`] of whoever made the maps; 0: just made.
+    pub abi_version: u32,
+    /// Elements of `SLOTS`.
+    pub slots: u32,
+    /// The next VM id to give out, by atomic increment. Starts at 1.
+    pub next_vm_id: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// One element of `OWNERS`: a process that serves VMs. It holds a lock on a file of its row's
+/// number for as long as it lives; a row whose lock is free may be adopted.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Owner {
+    /// Raised by one by each process that takes the row.
+    pub epoch: u32,
+    /// Process id of the broker.
+    pub pid: u32,
+    /// The engine port.
+    pub port_ifindex: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// One element of `RULES`: the rule as the user wrote it.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RuleText {
+    /// UTF-8, zero-padded, cut at 128 bytes.
+    pub text: [u8; 128],
+}

@@ -1,0 +1,26 @@
+//! Marks the types that userspace hands to maps as plain data.
+use crate::*;
+
+macro_rules! pod {
+    ($($t:ty),+ $(,)?) => {
+        // SAFETY: `repr(C)`, `Copy`, padding explicit. Types with enum fields (`Slot`) are left
+        // out: they are reached through mapped memory and atomics only.
+        $(unsafe impl aya::Pod for $t {})+
+    };
+}
+
+pod!(
+    Tuple,
+    FlowRef,
+    TapEntry,
+    Vm,
+    NextHop,
+    ForwardKey,
+    ForwardTarget,
+    forward::DenyKey,
+    DropCounters,
+    VmCounters,
+    maps::Meta,
+    maps::Owner,
+    maps::RuleText
+);
