@@ -5,6 +5,7 @@
 //! what is left here, so an object that has not changed keeps its modification time.
 
 pub(crate) mod elf;
+mod target;
 
 use std::{
     fs::{self, File},
@@ -18,9 +19,6 @@ use crate::{
     setup::BpfToolchain,
     workspace::{Workspace, run, say},
 };
-
-/// Instruction set v3: 32-bit ALU and atomics, in every kernel since 5.12.
-const TARGET_CPU: &str = "v3";
 
 /// The objects, by their file name and the programs' cargo features.
 const OBJECTS: [(&str, &[&str]); 2] =
@@ -46,12 +44,16 @@ pub(crate) fn build(workspace: &Workspace, toolchain: &BpfToolchain) -> Result<(
 }
 
 /// Runs a cargo command that understands build-std on the programs (`build`, `check`, `clippy`).
-pub(crate) fn cargo(workspace: &Workspace, toolchain: &BpfToolchain, verb: &str) -> Command {
+pub(crate) fn cargo(
+    workspace: &Workspace,
+    toolchain: &BpfToolchain,
+    verb: &str,
+) -> Result<Command> {
+    let target = target::describe(&toolchain.compiler, &workspace.bpf())?;
     let mut cargo = toolchain.compiler.cargo();
     let flags = [
         // BTF is made from full debug information only.
         "-Cdebuginfo=2".to_owned(),
-        format!("-Ctarget-cpu={TARGET_CPU}"),
         format!("-Clinker={}", toolchain.linker.path.display()),
         "-Clink-arg=--btf".to_owned(),
     ];
@@ -62,12 +64,14 @@ pub(crate) fn cargo(workspace: &Workspace, toolchain: &BpfToolchain, verb: &str)
             verb,
             "--quiet",
             "--release",
-            "--target=bpfel-unknown-none",
             "-Zbuild-std=core",
+            "-Zjson-target-spec",
+            "--target",
         ])
+        .arg(target)
         .arg("--target-dir")
         .arg(workspace.bpf().join("cargo"));
-    cargo
+    Ok(cargo)
 }
 
 fn cargo_build(
@@ -75,10 +79,9 @@ fn cargo_build(
     toolchain: &BpfToolchain,
     features: &[&str],
 ) -> Result<PathBuf> {
-    run(cargo(workspace, toolchain, "build").args(features))?;
-    Ok(workspace
-        .bpf()
-        .join("cargo/bpfel-unknown-none/release/slipgate-programs"))
+    run(cargo(workspace, toolchain, "build")?.args(features))?;
+    let built = format!("cargo/{}/release/slipgate-programs", target::NAME);
+    Ok(workspace.bpf().join(built))
 }
 
 /// Strips what only a debugger reads, checks, and replaces `object` if that makes a difference.

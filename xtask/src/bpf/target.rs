@@ -1,0 +1,61 @@
+//! The BPF target, with the atomics that its instruction set v3 has.
+//!
+//! rustc's own `bpfel-unknown-none` stands for the oldest instruction set, so it has no
+//! `AtomicU32` and no `fetch_add` on `AtomicU64`. From v3 on, the kernel (5.12) and LLVM have add,
+//! and, or, xor, exchange and compare-and-exchange, each of 32 and 64 bits (RFC 9669, section
+//! 5.3). So we take the compiler's own description of its target and say so.
+//!
+//! What LLVM does not translate for v3 is an atomic *load* or *store*: bpf-linker stops with
+//! "Cannot select: AtomicStore". An aligned volatile read or write is what the programs use
+//! instead; it becomes the one instruction that an atomic would.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use crate::{setup::Compiler, workspace::capture};
+
+/// What cargo calls the target, hence the name of its output folder.
+pub(super) const NAME: &str = "bpfel-v3";
+
+/// Writes the description into `folder`, if it is not there yet, and returns its path.
+pub(super) fn describe(compiler: &Compiler, folder: &Path) -> Result<PathBuf> {
+    let ask = [
+        "-Zunstable-options",
+        "--print=target-spec-json",
+        "--target=bpfel-unknown-none",
+    ];
+    let told = capture(compiler.rustc().args(ask))?;
+    let spec = with_atomics(&told)?;
+    let path = folder.join(format!("{NAME}.json"));
+    if !fs::read_to_string(&path).is_ok_and(|old| old == spec) {
+        fs::write(&path, spec).with_context(|| format!("could not write {}", path.display()))?;
+    }
+    Ok(path)
+}
+
+/// The description `told` by rustc, changed to instruction set v3.
+fn with_atomics(told: &str) -> Result<String> {
+    let mut spec: Value =
+        serde_json::from_str(told).context("the compiler's target description is not JSON")?;
+    if spec["arch"] != "bpf" {
+        bail!(
+            "the compiler describes bpfel-unknown-none as the architecture {}",
+            spec["arch"]
+        );
+    }
+    spec["cpu"] = json!("v3");
+    spec["atomic-cas"] = json!(true);
+    spec["min-atomic-width"] = json!(32);
+    spec["max-atomic-width"] = json!(64);
+    spec["singlethread"] = json!(false);
+    Ok(format!("{spec:#}\n"))
+}
+
+#[cfg(test)]
+#[path = "target_test.rs"]
+mod tests;
