@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// What of the product to build.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Build {
     /// Only the BPF objects, target/bpf/slipgate.o and slipgate-log.o
     #[arg(long)]

@@ -1,10 +1,16 @@
 //! Builds, runs, tests and measures slipgate. Depends on no crate of the workspace, so that it
 //! compiles in seconds and works however broken they are.
 
+mod bench;
 mod bpf;
+mod check;
 mod compile;
+mod dist;
+mod metadata;
 mod privilege;
+mod run;
 mod setup;
+mod test;
 mod workspace;
 
 use std::process::ExitCode;
@@ -30,7 +36,25 @@ struct Cli {
 enum Task {
     /// Build target/release/slipgate, the BPF object embedded
     Build(compile::Build),
-    /// Find or install all that building, testing and measuring need
+    /// Show slipgate at work in a private network; with `-- ARGS`, run `slipgate ARGS` on this machine
+    Run {
+        /// What to give to slipgate
+        #[arg(last = true)]
+        args: Vec<String>,
+    },
+    /// Run all tests, as root (through sudo), the quick ones first
+    Test(test::Test),
+    /// Check formatting, lints and the direction of dependencies
+    Check,
+    /// Measure slipgate and its peers
+    Bench {
+        /// What to give to the benchmark program
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Build target/dist/slipgate, one static binary that needs nothing else
+    Dist,
+    /// Find or install all that the others need
     Setup,
 }
 
@@ -49,6 +73,11 @@ fn perform(task: &Task) -> Result<()> {
     let workspace = Workspace::find()?;
     match task {
         Task::Build(what) => compile::build(&workspace, what),
+        Task::Run { args } => match run::run(&workspace, args)? {},
+        Task::Test(what) => test::test(&workspace, what),
+        Task::Check => check::check(&workspace),
+        Task::Bench { args } => match bench::bench(&workspace, args)? {},
+        Task::Dist => dist::dist(&workspace),
         Task::Setup => setup::everything(&workspace),
     }
 }

@@ -4,25 +4,51 @@ use std::{ffi::OsStr, process::Command};
 
 use anyhow::{Result, bail};
 
-use crate::workspace::on_path;
+use crate::workspace::{Workspace, on_path, run, rustc_version};
 
-/// Whether this process has root's effective user id.
-pub(crate) fn is_root() -> bool {
-    nix::unistd::geteuid().is_root()
+/// A command that will run as root, with root's environment.
+pub(crate) fn as_root(program: impl AsRef<OsStr>) -> Result<Command> {
+    elevated(program.as_ref(), &[])
 }
 
-/// A command that will run as root.
-pub(crate) fn as_root(program: impl AsRef<OsStr>) -> Result<Command> {
+/// A command that will run as root with the environment that it is given.
+pub(crate) fn as_root_with_environment(program: impl AsRef<OsStr>) -> Result<Command> {
+    elevated(program.as_ref(), &["--preserve-env"])
+}
+
+/// Makes a `cargo test` or `cargo run` start what it has compiled as root.
+pub(crate) fn run_binaries_as_root(workspace: &Workspace, cargo: &mut Command) -> Result<()> {
+    if is_root() {
+        return Ok(());
+    }
+    require_sudo("the tests and benchmarks")?;
+    // Asks for the password now, while nothing else is on the terminal.
+    run(Command::new("sudo").arg("--validate"))?;
+    let host = rustc_version(workspace)?
+        .host
+        .to_uppercase()
+        .replace('-', "_");
+    cargo.env(format!("CARGO_TARGET_{host}_RUNNER"), "sudo --preserve-env");
+    Ok(())
+}
+
+fn elevated(program: &OsStr, options: &[&str]) -> Result<Command> {
     if is_root() {
         return Ok(Command::new(program));
     }
-    if on_path("sudo").is_none() {
-        bail!(
-            "`{}` needs root, and there is no sudo: run `cargo xtask` as root",
-            program.as_ref().display()
-        );
-    }
+    require_sudo(&program.to_string_lossy())?;
     let mut command = Command::new("sudo");
-    command.arg(program);
+    command.args(options).arg("--").arg(program);
     Ok(command)
+}
+
+fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+fn require_sudo(whom: &str) -> Result<()> {
+    if on_path("sudo").is_none() {
+        bail!("{whom} must run as root, and there is no sudo: run `cargo xtask` as root");
+    }
+    Ok(())
 }

@@ -11,10 +11,10 @@ mod tools;
 
 use anyhow::Result;
 
-pub(crate) use compiler::Compiler;
+pub(crate) use compiler::{Compiler, RustcVersion};
 pub(crate) use linker::Linker;
 
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, say};
 
 /// A compiler for the BPF target and the linker that understands its bitcode.
 pub(crate) struct BpfToolchain {
@@ -22,10 +22,33 @@ pub(crate) struct BpfToolchain {
     pub(crate) linker: Linker,
 }
 
-/// Finds or installs what builds the BPF object.
+/// Finds or installs what builds the BPF object: a compiler and a linker that fit.
 pub(crate) fn bpf(workspace: &Workspace) -> Result<BpfToolchain> {
-    let compiler = compiler::find_or_install()?;
-    let linker = linker::find_or_install(workspace, &compiler)?;
+    let compilers = compiler::find();
+    for compiler in &compilers {
+        if let Some(linker) = linker::find(workspace, compiler) {
+            return Ok(BpfToolchain {
+                compiler: compiler.clone(),
+                linker,
+            });
+        }
+    }
+    for compiler in &compilers {
+        match linker::install(workspace, compiler) {
+            Ok(linker) => {
+                return Ok(BpfToolchain {
+                    compiler: compiler.clone(),
+                    linker,
+                });
+            }
+            Err(why) => say(format!("no linker for {compiler}: {why:#}")),
+        }
+    }
+    let compiler = compiler::install()?;
+    let linker = match linker::find(workspace, &compiler) {
+        Some(linker) => linker,
+        None => linker::install(workspace, &compiler)?,
+    };
     Ok(BpfToolchain { compiler, linker })
 }
 

@@ -9,6 +9,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
+use crate::setup::RustcVersion;
+
 /// The checkout that this xtask belongs to.
 pub(crate) struct Workspace {
     /// The folder of the workspace's `Cargo.toml`.
@@ -69,6 +71,14 @@ impl Workspace {
         }
         cargo
     }
+}
+
+/// What the outer compiler is.
+pub(crate) fn rustc_version(workspace: &Workspace) -> Result<RustcVersion> {
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    RustcVersion::parse(&capture(
+        Command::new(rustc).arg("-vV").current_dir(&workspace.root),
+    )?)
 }
 
 /// Says what is being done, on stderr.

@@ -27,9 +27,7 @@ pub(crate) fn require_btf(object: &Path) -> Result<()> {
 
 /// The names of all sections; `None` if the header does not lead to them (ELF-64 object file format, 1998).
 pub(crate) fn section_names(bytes: &[u8]) -> Option<Vec<String>> {
-    if bytes.get(..6)? != b"\x7fELF\x02\x01" {
-        return None;
-    }
+    require_elf(bytes)?;
     let table = usize::try_from(u64_at(bytes, 0x28)?).ok()?;
     let entry_bytes = usize::from(u16_at(bytes, 0x3a)?);
     let count = usize::from(u16_at(bytes, 0x3c)?);
@@ -39,11 +37,37 @@ pub(crate) fn section_names(bytes: &[u8]) -> Option<Vec<String>> {
     (0..count)
         .map(|index| {
             let name = usize::try_from(u32_at(bytes, header(index)?)?).ok()?;
-            let text = bytes.get(names.checked_add(name)?..)?;
-            let end = text.iter().position(|&byte| byte == 0)?;
-            String::from_utf8(text[..end].to_vec()).ok()
+            text_at(bytes, names.checked_add(name)?)
         })
         .collect()
+}
+
+/// The dynamic loader that a program asks for, `Some(None)` if it is static; `None` if it is no ELF.
+pub(crate) fn interpreter(bytes: &[u8]) -> Option<Option<String>> {
+    const PT_INTERP: u32 = 3;
+    require_elf(bytes)?;
+    let table = usize::try_from(u64_at(bytes, 0x20)?).ok()?;
+    let entry_bytes = usize::from(u16_at(bytes, 0x36)?);
+    for index in 0..usize::from(u16_at(bytes, 0x38)?) {
+        let header = table.checked_add(index.checked_mul(entry_bytes)?)?;
+        if u32_at(bytes, header)? == PT_INTERP {
+            let offset = usize::try_from(u64_at(bytes, header.checked_add(0x08)?)?).ok()?;
+            return Some(Some(text_at(bytes, offset)?));
+        }
+    }
+    Some(None)
+}
+
+/// ELF, 64 bits, little-endian.
+fn require_elf(bytes: &[u8]) -> Option<()> {
+    (bytes.get(..6)? == b"\x7fELF\x02\x01").then_some(())
+}
+
+/// Text up to the next zero byte.
+fn text_at(bytes: &[u8], at: usize) -> Option<String> {
+    let text = bytes.get(at..)?;
+    let end = text.iter().position(|&byte| byte == 0)?;
+    String::from_utf8(text[..end].to_vec()).ok()
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {

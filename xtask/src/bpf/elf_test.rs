@@ -1,6 +1,6 @@
 use std::fs;
 
-use super::{require_btf, section_names};
+use super::{interpreter, require_btf, section_names};
 
 /// A header, two section headers and their names, as an assembler would lay them out.
 fn object(second: &str) -> Vec<u8> {
@@ -54,4 +54,22 @@ fn an_object_without_btf_is_refused_by_name() {
         why.contains("no .BTF section") && why.contains("classifier"),
         "{why}"
     );
+}
+
+#[test]
+fn a_dynamic_program_names_its_loader() {
+    let mut bytes = vec![0; 0x40 + 0x38];
+    bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    bytes[0x20] = 0x40; // e_phoff
+    bytes[0x36] = 0x38; // e_phentsize
+    bytes[0x38] = 1; // e_phnum
+    bytes[0x40] = 1; // PT_LOAD
+    bytes[0x48] = 0x78; // p_offset
+    bytes.extend(b"/lib/ld.so\0");
+    assert_eq!(interpreter(&bytes), Some(None));
+    bytes[0x40] = 3; // PT_INTERP
+    assert_eq!(interpreter(&bytes), Some(Some("/lib/ld.so".to_owned())));
+    bytes[0x4f] = 0xff;
+    assert_eq!(interpreter(&bytes), None);
+    assert_eq!(interpreter(b"#!/bin/sh"), None);
 }

@@ -13,6 +13,8 @@ use crate::workspace::capture;
 
 const DEBIAN_PACKAGES: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
 
+const SYSTEM_BIN: &str = "/usr/bin";
+
 /// LLVM releases that the linker can be built with: see `linker.rs`.
 const LLVM_MAJORS: std::ops::RangeInclusive<u32> = 21..=23;
 
@@ -121,45 +123,48 @@ impl RustcVersion {
     }
 }
 
-/// A rustup toolchain with `rust-src` (a nightly first), else the system's, else Debian's packages.
-pub(super) fn find_or_install() -> Result<Compiler> {
-    if let Some(found) = find() {
-        return Ok(found);
-    }
-    if apt::is_here() {
-        apt::install(&DEBIAN_PACKAGES.map(String::from))?;
-        if let Some(found) = find() {
-            return Ok(found);
-        }
-    }
-    bail!(
-        "no compiler for the BPF programs: looked for a rustup toolchain with rust-src in {}, and \
-         for a rustc with its source in /usr.\nInstall one: `rustup toolchain install nightly \
-         --component rust-src`, or on Debian `apt-get install {}`. Its LLVM must be {} to {}.",
-        rustup_toolchains().display(),
-        DEBIAN_PACKAGES.join(" "),
-        LLVM_MAJORS.start(),
-        LLVM_MAJORS.end(),
-    )
-}
-
-fn find() -> Option<Compiler> {
+/// Every usable compiler here: rustup toolchains with `rust-src`, nightlies first, then the system's.
+pub(super) fn find() -> Vec<Compiler> {
     let mut toolchains: Vec<PathBuf> = fs::read_dir(rustup_toolchains())
         .into_iter()
         .flatten()
         .flatten()
         .map(|entry| entry.path())
         .collect();
-    let is_nightly = |path: &PathBuf| {
-        path.file_name()
-            .is_some_and(|n| n.to_string_lossy().starts_with("nightly"))
-    };
-    toolchains.sort_by_key(|path| (!is_nightly(path), path.clone()));
+    toolchains.sort_by_key(|path| {
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        (!name.starts_with("nightly"), name)
+    });
     toolchains
         .iter()
         .map(|toolchain| toolchain.join("bin"))
-        .chain([PathBuf::from("/usr/bin")])
-        .find_map(|bin| Compiler::at(&bin))
+        .chain([PathBuf::from(SYSTEM_BIN)])
+        .filter_map(|bin| Compiler::at(&bin))
+        .collect()
+}
+
+/// Installs Debian's compiler, unless it is here and already found wanting.
+pub(super) fn install() -> Result<Compiler> {
+    let system = Path::new(SYSTEM_BIN);
+    if apt::is_here() && Compiler::at(system).is_none() {
+        apt::install(&DEBIAN_PACKAGES.map(String::from))?;
+        if let Some(found) = Compiler::at(system) {
+            return Ok(found);
+        }
+    }
+    bail!(
+        "no compiler for the BPF programs: looked for a toolchain with rust-src in {}, and for a \
+         rustc with its source in /usr; its LLVM must be {} to {}.\nInstall one: `rustup toolchain \
+         install nightly --component rust-src`, or on Debian `apt-get install {}`",
+        rustup_toolchains().display(),
+        LLVM_MAJORS.start(),
+        LLVM_MAJORS.end(),
+        DEBIAN_PACKAGES.join(" "),
+    )
 }
 
 fn rustup_toolchains() -> PathBuf {

@@ -29,41 +29,64 @@ impl fmt::Display for Linker {
     }
 }
 
-/// One on `PATH` if it works with this compiler, else our own, built for the compiler's LLVM.
-pub(super) fn find_or_install(workspace: &Workspace, compiler: &Compiler) -> Result<Linker> {
-    let llvm = compiler.version.llvm_major;
-    let strip = [
-        format!("/usr/lib/llvm-{llvm}/bin/llvm-strip"),
-        format!("/usr/bin/llvm-strip-{llvm}"),
-    ]
-    .into_iter()
-    .map(PathBuf::from)
-    .find(|file| file.is_file())
-    .or_else(|| on_path("llvm-strip"));
-    let ours = workspace
-        .tools()
-        .join(format!("bpf-linker-{VERSION}-llvm-{llvm}"));
-    let candidates = [on_path("bpf-linker"), Some(ours.join("bin/bpf-linker"))];
-    for path in candidates
+/// One on `PATH`, or one that xtask built before, if it works with this compiler.
+pub(super) fn find(workspace: &Workspace, compiler: &Compiler) -> Option<Linker> {
+    let ours = folder(workspace, compiler).join("bin/bpf-linker");
+    [on_path("bpf-linker"), Some(ours)]
         .into_iter()
         .flatten()
         .filter(|path| path.is_file())
-    {
-        match links(compiler, &path) {
-            Ok(()) => return Ok(Linker { path, strip }),
-            Err(why) => say(format!("not using {}: {why:#}", path.display())),
-        }
-    }
-    install(compiler, &ours)?;
-    let path = ours.join("bin/bpf-linker");
-    links(compiler, &path).with_context(|| {
-        format!("bpf-linker {VERSION} was built for LLVM {llvm} but does not work with {compiler}")
-    })?;
-    Ok(Linker { path, strip })
+        .find(|path| match links(compiler, path) {
+            Ok(()) => true,
+            Err(why) => {
+                say(format!(
+                    "{} does not serve {compiler}: {why:#}",
+                    path.display()
+                ));
+                false
+            }
+        })
+        .map(|path| Linker {
+            path,
+            strip: strip(compiler),
+        })
 }
 
-/// Builds it into a folder of ours, with the compiler that it will serve.
-fn install(compiler: &Compiler, into: &Path) -> Result<()> {
+/// Builds one for the compiler's LLVM, with that compiler, into a folder of ours.
+pub(super) fn install(workspace: &Workspace, compiler: &Compiler) -> Result<Linker> {
+    let into = folder(workspace, compiler);
+    build(compiler, &into)?;
+    let path = into.join("bin/bpf-linker");
+    links(compiler, &path).with_context(|| {
+        format!(
+            "{} was built, but does not serve {compiler}",
+            path.display()
+        )
+    })?;
+    Ok(Linker {
+        path,
+        strip: strip(compiler),
+    })
+}
+
+fn folder(workspace: &Workspace, compiler: &Compiler) -> PathBuf {
+    let llvm = compiler.version.llvm_major;
+    workspace
+        .tools()
+        .join(format!("bpf-linker-{VERSION}-llvm-{llvm}"))
+}
+
+fn strip(compiler: &Compiler) -> Option<PathBuf> {
+    let llvm = compiler.version.llvm_major;
+    let versioned = PathBuf::from(format!("/usr/lib/llvm-{llvm}/bin/llvm-strip"));
+    if versioned.is_file() {
+        Some(versioned)
+    } else {
+        on_path("llvm-strip")
+    }
+}
+
+fn build(compiler: &Compiler, into: &Path) -> Result<()> {
     let llvm = compiler.version.llvm_major;
     let prefix = PathBuf::from(format!("/usr/lib/llvm-{llvm}"));
     let needs = [

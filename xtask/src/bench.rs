@@ -1,0 +1,26 @@
+//! `cargo xtask bench`: the benchmarks, with what they compare against.
+
+use std::convert::Infallible;
+
+use anyhow::Result;
+
+use crate::{compile, privilege, run::become_program, setup, workspace::Workspace};
+
+/// Sets up, builds, then becomes the benchmark program.
+pub(crate) fn bench(workspace: &Workspace, args: &[String]) -> Result<Infallible> {
+    setup::test_tools()?;
+    compile::build(workspace, &compile::Build::default())?;
+    let mut cargo = workspace.cargo();
+    cargo
+        .args([
+            "run",
+            "--quiet",
+            "--release",
+            "--package=slipgate-bench",
+            "--",
+        ])
+        .args(args)
+        .env("SLIPGATE_BIN", workspace.target.join("release/slipgate"));
+    privilege::run_binaries_as_root(workspace, &mut cargo)?;
+    become_program(&mut cargo)
+}

@@ -1,0 +1,155 @@
+//! `cargo xtask test`: every test of the workspace, the quick ones first, as root.
+//!
+//! Everything is compiled by whoever calls; only the test binaries themselves go through sudo, so
+//! that nothing in the target folder comes to belong to root.
+
+mod summary;
+
+use std::{
+    env,
+    io::{BufRead, BufReader, pipe},
+    path::Path,
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    bpf, metadata, privilege, setup,
+    test::summary::Summary,
+    workspace::{Workspace, run, say},
+};
+
+/// Which tests, and whether to look after the machine first.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Test {
+    /// Take tools and BPF objects as they are
+    #[arg(long)]
+    no_setup: bool,
+    /// Only the tests of this crate (may be repeated)
+    #[arg(long, short, value_name = "CRATE")]
+    package: Vec<String>,
+    /// Only tests whose name contains one of these
+    #[arg(value_name = "NAME")]
+    filters: Vec<String>,
+}
+
+/// Crates whose tests need the kernel or the network testbed: after all others, in this order.
+const LATE: [&str; 3] = ["slipgate-control", "slipgate-testbed", "slipgate-bench"];
+
+/// Crates whose tests each build a network and load every core: one test at a time.
+const ALONE: [&str; 2] = ["slipgate-testbed", "slipgate-bench"];
+
+/// Sets up, builds, runs, and prints the tests' summaries; an error if any failed.
+pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
+    if !what.no_setup {
+        let toolchain = setup::bpf(workspace)?;
+        setup::test_tools()?;
+        bpf::build(workspace, &toolchain)?;
+    }
+    let members = metadata::packages(workspace, &workspace.root.join("Cargo.toml"))?;
+    let members: Vec<&str> = members
+        .iter()
+        .map(|package| package.name.as_str())
+        .collect();
+    let rounds = rounds(&members, &what.package)?;
+
+    say("building the release binary and the tests");
+    run(workspace
+        .cargo()
+        .args(["build", "--quiet", "--release", "--package=slipgate"]))?;
+    for round in &rounds {
+        run(workspace
+            .cargo()
+            .args(["test", "--quiet", "--no-run"])
+            .args(packages(round)))?;
+    }
+
+    let mut summary = Summary::default();
+    let mut all_ended_well = true;
+    for round in &rounds {
+        let mut cargo = workspace.cargo();
+        cargo
+            .args(["test", "--no-fail-fast"])
+            .args(packages(round))
+            .arg("--")
+            .args(&what.filters);
+        if round.iter().any(|name| ALONE.contains(name)) {
+            cargo.arg("--test-threads=1");
+        }
+        privilege::run_binaries_as_root(workspace, &mut cargo)?;
+        cargo
+            .env("SLIPGATE_BIN", workspace.target.join("release/slipgate"))
+            // The lines are parsed.
+            .env("CARGO_TERM_COLOR", "never");
+        all_ended_well &= follow(cargo, &mut summary)?;
+    }
+    println!("\n{summary}");
+    verdict(&summary, all_ended_well)
+}
+
+/// The crates to test, divided into the cargo calls that will test them.
+fn rounds<'a>(members: &[&'a str], wanted: &[String]) -> Result<Vec<Vec<&'a str>>> {
+    if let Some(stranger) = wanted.iter().find(|name| !members.contains(&name.as_str())) {
+        bail!(
+            "--package {stranger}: no such crate here, but {}",
+            members.join(", ")
+        );
+    }
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
+    let quick = members
+        .iter()
+        .copied()
+        .filter(|name| !LATE.contains(name) && is_wanted(name));
+    let late = LATE.iter().filter_map(|late| {
+        members
+            .iter()
+            .copied()
+            .find(|name| name == late && is_wanted(name))
+    });
+    Ok([quick.collect::<Vec<_>>()]
+        .into_iter()
+        .chain(late.map(|name| vec![name]))
+        .filter(|round| !round.is_empty())
+        .collect())
+}
+
+fn packages(round: &[&str]) -> impl Iterator<Item = String> {
+    round.iter().map(|name| format!("--package={name}"))
+}
+
+/// Runs cargo, passing its output on line by line while noting results. True if it exits with 0.
+fn follow(mut cargo: Command, summary: &mut Summary) -> Result<bool> {
+    // One pipe for both, because cargo names a suite on stderr and the suite reports on stdout.
+    let (reader, writer) = pipe()?;
+    cargo.stdout(writer.try_clone()?).stderr(writer);
+    let mut child = cargo.spawn().context("could not start cargo test")?;
+    // Our copies of the writing end, without which the loop would not end.
+    drop(cargo);
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        summary.read_line(&line);
+    }
+    Ok(child.wait()?.success())
+}
+
+fn verdict(summary: &Summary, all_ended_well: bool) -> Result<()> {
+    let total = summary.total();
+    if total.failed > 0 || !all_ended_well {
+        bail!("tests failed");
+    }
+    if total.passed + total.skipped == 0 {
+        bail!("no test ran");
+    }
+    let able = Path::new("/dev/net/tun").exists();
+    if total.skipped > 0 && able && env::var("CI").is_ok_and(|ci| ci == "true") {
+        bail!("tests were skipped, on a CI machine that has root and TUN");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "test_test.rs"]
+mod tests;

@@ -1,0 +1,202 @@
+//! Reads what `cargo test` prints, and adds it up.
+//!
+//! A test that can't run here prints `skipped: <test>: <why>` to the real stderr and returns; to
+//! libtest it has passed, so it is taken from the passed ones. Tests marked `#[ignore]` count as
+//! skipped too. A suite that is started and gives no result has crashed, and counts as a failure.
+
+use std::fmt;
+
+/// The results of all suites that ran.
+#[derive(Debug, Default)]
+pub(crate) struct Summary {
+    suites: Vec<Suite>,
+}
+
+/// How many tests ended in which way.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Count {
+    pub(crate) passed: u32,
+    pub(crate) failed: u32,
+    pub(crate) skipped: u32,
+}
+
+/// One test binary, or the doc tests of one crate.
+#[derive(Debug, Default)]
+struct Suite {
+    name: String,
+    /// As libtest reports them, one entry for each `test result:` line.
+    results: Vec<LibtestResult>,
+    /// `<test>: <why>`
+    skips: Vec<String>,
+    failures: Vec<String>,
+}
+
+#[derive(Debug, PartialEq)]
+struct LibtestResult {
+    passed: u32,
+    failed: u32,
+    ignored: u32,
+    seconds: f64,
+}
+
+impl Summary {
+    /// Takes in one line of cargo's or of a test binary's output.
+    pub(crate) fn read_line(&mut self, line: &str) {
+        if let Some(name) = suite_name(line) {
+            self.suites.push(Suite {
+                name,
+                ..Suite::default()
+            });
+            return;
+        }
+        let Some(suite) = self.suites.last_mut() else {
+            return;
+        };
+        if let Some(result) = libtest_result(line) {
+            suite.results.push(result);
+        } else if let Some(failure) = failure(line) {
+            suite.failures.push(failure.to_owned());
+        } else if let Some(skip) = skip(line) {
+            suite.skips.push(skip.to_owned());
+        }
+    }
+
+    /// The sums over all suites.
+    pub(crate) fn total(&self) -> Count {
+        self.suites
+            .iter()
+            .map(Suite::count)
+            .fold(Count::default(), |sum, suite| Count {
+                passed: sum.passed + suite.passed,
+                failed: sum.failed + suite.failed,
+                skipped: sum.skipped + suite.skipped,
+            })
+    }
+}
+
+impl Suite {
+    fn count(&self) -> Count {
+        let sum = |of: fn(&LibtestResult) -> u32| self.results.iter().map(of).sum::<u32>();
+        let said = u32::try_from(self.skips.len()).unwrap_or(u32::MAX);
+        Count {
+            passed: sum(|r| r.passed).saturating_sub(said),
+            failed: sum(|r| r.failed) + u32::from(self.has_crashed()),
+            skipped: sum(|r| r.ignored) + said,
+        }
+    }
+
+    fn has_crashed(&self) -> bool {
+        self.results.is_empty()
+    }
+}
+
+impl fmt::Display for Summary {
+    /// A table of the suites, the skipped and failed tests, and the sums alone on the last line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows: Vec<_> = self
+            .suites
+            .iter()
+            .map(|suite| (suite, suite.count()))
+            .filter(|(_, count)| *count != Count::default())
+            .collect();
+        let width = rows
+            .iter()
+            .map(|(suite, _)| suite.name.len())
+            .max()
+            .unwrap_or(0)
+            .max(5);
+        writeln!(f, "{:width$}  passed  failed  skipped  seconds", "suite")?;
+        for (
+            suite,
+            Count {
+                passed,
+                failed,
+                skipped,
+            },
+        ) in &rows
+        {
+            let seconds: f64 = suite.results.iter().map(|result| result.seconds).sum();
+            let name = &suite.name;
+            write!(
+                f,
+                "{name:width$}  {passed:6}  {failed:6}  {skipped:7}  {seconds:7.2}"
+            )?;
+            writeln!(f, "{}", if suite.has_crashed() { "  crashed" } else { "" })?;
+        }
+        for (suite, _) in &rows {
+            for skip in &suite.skips {
+                writeln!(f, "skipped: {skip}")?;
+            }
+        }
+        for (suite, _) in &rows {
+            for failure in &suite.failures {
+                writeln!(f, "failed: {}: {failure}", suite.name)?;
+            }
+        }
+        let Count {
+            passed,
+            failed,
+            skipped,
+        } = self.total();
+        write!(f, "{passed} passed, {failed} failed, {skipped} skipped")
+    }
+}
+
+/// `     Running unittests src/lib.rs (target/debug/deps/name-0123456789abcdef)`, `   Doc-tests name`
+fn suite_name(line: &str) -> Option<String> {
+    let line = line.trim_start();
+    if let Some(name) = line.strip_prefix("Doc-tests ") {
+        return Some(format!("{name} (doc)"));
+    }
+    let (source, binary) = line
+        .strip_prefix("Running ")?
+        .strip_suffix(')')?
+        .split_once(" (")?;
+    let file = binary.rsplit('/').next()?;
+    let (name, _hash) = file.rsplit_once('-')?;
+    match source.strip_prefix("unittests ") {
+        Some(source) => Some(format!("{name} ({source})")),
+        None => Some(source.to_owned()),
+    }
+}
+
+/// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s`
+fn libtest_result(line: &str) -> Option<LibtestResult> {
+    let (_, figures) = line.split_once("test result: ")?;
+    let (_ok, figures) = figures.split_once(". ")?;
+    let figure = |label: &str| {
+        let words = figures
+            .split("; ")
+            .find_map(|part| part.strip_suffix(label))?;
+        words.trim().parse().ok()
+    };
+    let seconds = figures
+        .split_once("finished in ")
+        .and_then(|(_, time)| time.trim_end().strip_suffix('s')?.parse().ok())
+        .unwrap_or(0.0);
+    Some(LibtestResult {
+        passed: figure("passed")?,
+        failed: figure("failed")?,
+        ignored: figure("ignored")?,
+        seconds,
+    })
+}
+
+/// `---- name stdout ----`, which heads the output of each failed test.
+fn failure(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
+}
+
+/// `skipped: <test>: <why>`, also behind the `test <test> ... ` that libtest has begun the line with.
+fn skip(line: &str) -> Option<&str> {
+    let line = match line.split_once(" ... ") {
+        Some((begun, rest)) if begun.starts_with("test ") => rest,
+        _ => line,
+    };
+    let said = line.trim_start().strip_prefix("skipped: ")?;
+    said.contains(": ").then_some(said)
+}
+
+#[cfg(test)]
+#[path = "summary_test.rs"]
+mod tests;

@@ -1,0 +1,42 @@
+use super::rounds;
+
+const MEMBERS: [&str; 5] = [
+    "slipgate-abi",
+    "slipgate-control",
+    "slipgate-bench",
+    "xtask",
+    "slipgate-testbed",
+];
+
+#[test]
+fn quick_crates_go_first_and_together() {
+    assert_eq!(
+        rounds(&MEMBERS, &[]).unwrap(),
+        [
+            vec!["slipgate-abi", "xtask"],
+            vec!["slipgate-control"],
+            vec!["slipgate-testbed"],
+            vec!["slipgate-bench"]
+        ]
+    );
+}
+
+#[test]
+fn only_wanted_crates_are_tested() {
+    let wanted = ["slipgate-testbed".to_owned()];
+    assert_eq!(
+        rounds(&MEMBERS, &wanted).unwrap(),
+        [vec!["slipgate-testbed"]]
+    );
+}
+
+#[test]
+fn an_unknown_crate_is_named() {
+    let why = rounds(&MEMBERS, &["slipgat".to_owned()])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        why.contains("--package slipgat:") && why.contains("slipgate-abi"),
+        "{why}"
+    );
+}
