@@ -1,1 +1,31 @@
-//! Placeholder while the workspace is laid out.
+//! Everything slipgate does to the kernel before and beside the packets: loads the BPF programs,
+//! pins them and their maps, attaches them, makes devices, follows links, routes and neighbours.
+//!
+//! # What a broker calls, in order
+//!
+//! ```text
+//! Paths::of_this_netns()?  (or Paths::with_pin_dir(dir)?)
+//! Datapath::open(&LoadOptions { paths, slots, bpf_log })?       maps made or joined; programs loaded, pinned,
+//!                                                               put in place of an older build's under traffic
+//! Owner::take(datapath.maps(), &paths, &names)?                 a row in OWNERS, locked for life; adopts
+//! owner::sweep(datapath.maps(), &paths, &owner)?                half-made and half-ended flows of the dead
+//! tap::EnginePort::open(owner.row())?                           sgport<row>, up; .fd is for the engine
+//! datapath.attach(Program::EnginePort, port.ifindex, hook)?     hook: probe::best_hook()
+//! vm::open(datapath.maps(), &owner, &VmSpec { .. })?            row and id; TAPS entry
+//! attach::serve_tap(&datapath, tap_ifindex, hook)?              attach, forwarding 0, and only then up
+//! datapath.attach(Program::uplink(has_l2), ifindex, hook)?
+//! NetworkWatch::open()?   .network()  .update()?                in the poll loop, by .as_fd()
+//! NextHops::new(owner.row()).refresh(maps, watch.network())?    after each update and engine request
+//! ```
+//!
+//! # What an engine calls, without any capability
+//!
+//! ```text
+//! SharedMaps::from_fds(fds)?         in the order of SharedMaps::fds()
+//! maps.slot(i), maps.vm(row), maps.drops(row), maps.counters(row), maps.next_hop(i), maps.rule(i)
+//! maps.claim_chunk(owner_row), maps.chunks_of(owner_row), maps.claim_next_hop(owner_row, ifindex, address)
+//! maps.flows.insert(&tuple, &flow, Insert::New) / .get / .remove / .entries      also forwards, taps, deny
+//! ```
+//!
+//! `slipgate flows` and `stats` use [`maps::ReadOnlyMaps`]: descriptors and memory that can't be
+//! written, and copies instead of references.
