@@ -1,1 +1,41 @@
-//! Placeholder while the workspace is laid out.
+//! The userspace half of slipgate: takes every decision about a guest's traffic.
+//!
+//! The kernel's programs translate established flows and hand everything else to an *engine port*.
+//! The [`engine`] reads that port, and
+//! - admits new flows ([`admission`], [`flow`], [`nat_ports`], [`quota`], [`rules`], [`route`]),
+//! - answers what the guest asks of its network ([`dhcp`], [`dns`], [`arp`], [`icmp`]),
+//! - relays what can't be translated ([`relay`]),
+//! - finds the end of every flow and records it ([`flow`], [`record`]).
+//!
+//! No kernel facility is reached directly: frames go by [`port::FrameIo`], flows by
+//! [`datapath::FlowMap`] and [`datapath::Tables`], time by [`clock::Clock`]. So the whole engine
+//! runs under test with a simulated clock and an in-memory datapath ([`fake`]).
+//!
+//! Everything that comes over the port is hostile: it is parsed by bounds-checked views, work and
+//! memory per guest are bounded, and what is not served is counted ([`stats`]).
+
+pub mod admission;
+pub mod arp;
+pub mod clock;
+pub mod datapath;
+pub mod dhcp;
+pub mod dns;
+pub mod engine;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
+pub mod flow;
+pub mod icmp;
+pub mod mss;
+pub mod nat_ports;
+pub mod packet;
+pub mod poll;
+pub mod port;
+mod prefix_map;
+pub mod quota;
+pub mod record;
+pub mod relay;
+pub mod reply;
+pub mod route;
+pub mod rules;
+pub mod stats;
+pub mod vm;

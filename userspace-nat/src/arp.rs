@@ -1,0 +1,1 @@
+//! ARP for what the kernel did not answer.

@@ -1,0 +1,31 @@
+//! Time, as the engine sees it.
+use std::time::{Duration, SystemTime};
+
+/// A monotonic clock in nanoseconds, comparable with the kernel's `CLOCK_MONOTONIC`, and a wall
+/// clock for records.
+pub trait Clock {
+    /// `CLOCK_MONOTONIC`, ns. Same scale as the times in slots.
+    fn now_ns(&self) -> u64;
+    /// Wall clock.
+    fn wall(&self) -> SystemTime;
+}
+
+/// The real clocks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now_ns(&self) -> u64 {
+        nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+            .map_or(0, |t| Duration::from(t).as_nanos() as u64)
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::now()
+    }
+}
+
+/// One second, ns.
+pub const SECOND_NS: u64 = 1_000_000_000;
+/// One millisecond, ns.
+pub const MILLISECOND_NS: u64 = 1_000_000;

@@ -1,0 +1,58 @@
+//! The kernel's tables as the engine sees them.
+//!
+//! The real ones are map descriptors and mapped arrays; [`crate::fake`] has them in memory.
+use slipgate_abi::{FlowRef, Ip4, NextHopRef, SlotRef, Tuple, VmRef};
+use thiserror::Error;
+
+use crate::stats::VmStats;
+
+/// Why an entry was not inserted.
+#[derive(Debug, Error)]
+pub enum InsertError {
+    /// The tuple is taken (`EEXIST`).
+    #[error("the tuple is taken")]
+    Exists,
+    /// The map is full (`E2BIG`, `ENOMEM`).
+    #[error("the flow map is full")]
+    Full,
+    /// Another error of the kernel's.
+    #[error("insertion into the flow map failed")]
+    Os(#[source] std::io::Error),
+}
+
+/// The map `FLOWS`.
+pub trait FlowMap {
+    /// Inserts with `BPF_NOEXIST`.
+    fn insert_noexist(&mut self, tuple: &Tuple, flow: FlowRef) -> Result<(), InsertError>;
+    /// Deletes; `false` when there was no such entry.
+    fn remove(&mut self, tuple: &Tuple) -> std::io::Result<bool>;
+    /// Looks up.
+    fn get(&mut self, tuple: &Tuple) -> std::io::Result<Option<FlowRef>>;
+    /// Calls `visit` with every entry; used at adoption only.
+    fn for_each(&mut self, visit: &mut dyn FnMut(Tuple, FlowRef)) -> std::io::Result<()>;
+}
+
+/// The mapped arrays.
+pub trait Tables {
+    /// Our row in `OWNERS`.
+    fn owner(&self) -> u32;
+    /// Our epoch in that row.
+    fn epoch(&self) -> u32;
+    /// Elements of `SLOTS`.
+    fn slots(&self) -> u32;
+    /// A slot. `index` is below [`Tables::slots`], else the last one is returned.
+    fn slot(&self, index: u32) -> SlotRef;
+    /// Claims a free chunk of slots for our row; `None` when all are taken.
+    fn claim_chunk(&mut self) -> Option<std::ops::Range<u32>>;
+    /// The chunks that are our row's already (adoption).
+    fn own_chunks(&self) -> Vec<std::ops::Range<u32>>;
+    /// A VM's row.
+    fn vm(&self, row: u16) -> Option<VmRef>;
+    /// A VM's rows of `COUNTERS` and `DROPS`. Row 0 is nobody's.
+    fn stats(&self, row: u16) -> VmStats;
+    /// An element of `NEXT_HOPS`.
+    fn next_hop(&self, index: u32) -> Option<NextHopRef>;
+    /// The element for a neighbour on an uplink, claimed when there is none yet, whereupon the
+    /// broker will keep it fresh. 0 ("let the kernel resolve") when there is none to be had.
+    fn next_hop_for(&mut self, uplink_ifindex: u32, neighbour: Ip4) -> u32;
+}

@@ -1,0 +1,1 @@
+//! An in-memory datapath and port.

@@ -1,0 +1,1 @@
+//! ICMP: echo to the gateway, errors translated both ways.

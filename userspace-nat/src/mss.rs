@@ -1,0 +1,1 @@
+//! MSS clamping.

@@ -1,0 +1,2 @@
+//! Reading and building packets.
+pub mod checksum;

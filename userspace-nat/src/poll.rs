@@ -1,0 +1,152 @@
+//! Waiting: one level-triggered epoll set for everything the engine waits on.
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+/// Whose descriptor it is.
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Subsystem {
+    /// The engine port.
+    Port = 0,
+    /// The channel to the broker.
+    Control = 1,
+    /// DNS upstream sockets.
+    Dns = 2,
+    /// Relay listeners and connections.
+    Relay = 3,
+}
+
+/// Names a descriptor: its subsystem, and a number that the subsystem chose.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Token {
+    /// Whose it is.
+    pub subsystem: Subsystem,
+    /// The subsystem's own number for it.
+    pub key: u32,
+}
+
+impl Token {
+    fn to_u64(self) -> u64 {
+        u64::from(self.subsystem as u8) << 32 | u64::from(self.key)
+    }
+
+    fn from_u64(word: u64) -> Option<Self> {
+        let subsystem = match word >> 32 {
+            0 => Subsystem::Port,
+            1 => Subsystem::Control,
+            2 => Subsystem::Dns,
+            3 => Subsystem::Relay,
+            _ => return None,
+        };
+        Some(Self {
+            subsystem,
+            key: word as u32,
+        })
+    }
+}
+
+/// What to wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Interest {
+    /// Nothing but errors and hang-ups.
+    None,
+    /// To be readable.
+    Read,
+    /// To be writable.
+    Write,
+    /// Either.
+    Both,
+}
+
+impl Interest {
+    fn flags(self) -> EpollFlags {
+        match self {
+            Self::None => EpollFlags::empty(),
+            Self::Read => EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP,
+            Self::Write => EpollFlags::EPOLLOUT,
+            Self::Both => EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLOUT,
+        }
+    }
+}
+
+/// A descriptor that is ready. Level-triggered: what is not drained comes again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Readiness {
+    /// Which.
+    pub token: Token,
+    /// Readable, or the peer has shut its side.
+    pub readable: bool,
+    /// Writable.
+    pub writable: bool,
+    /// In error or hung up: reading or writing will say how.
+    pub failed: bool,
+}
+
+/// The epoll set.
+#[derive(Debug)]
+pub struct Poller {
+    epoll: Epoll,
+    buffer: Vec<EpollEvent>,
+}
+
+impl Poller {
+    /// An empty set.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            buffer: vec![EpollEvent::empty(); 256],
+        })
+    }
+
+    /// Adds a descriptor. It leaves the set when it is closed, or by [`Poller::remove`].
+    pub fn add(&self, fd: impl AsFd, token: Token, interest: Interest) -> io::Result<()> {
+        Ok(self
+            .epoll
+            .add(fd, EpollEvent::new(interest.flags(), token.to_u64()))?)
+    }
+
+    /// Changes what to wait for.
+    pub fn modify(&self, fd: BorrowedFd<'_>, token: Token, interest: Interest) -> io::Result<()> {
+        let mut event = EpollEvent::new(interest.flags(), token.to_u64());
+        Ok(self.epoll.modify(fd, &mut event)?)
+    }
+
+    /// Removes a descriptor.
+    pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
+        Ok(self.epoll.delete(fd)?)
+    }
+
+    /// Waits at most `timeout_ns` (`None`: for ever; rounded up to a millisecond, 0 returns at
+    /// once) and appends what is ready. A signal ends the wait early.
+    pub fn wait(&mut self, timeout_ns: Option<u64>, ready: &mut Vec<Readiness>) -> io::Result<()> {
+        let timeout = match timeout_ns {
+            None => EpollTimeout::NONE,
+            Some(ns) => {
+                let ms = ns.div_ceil(1_000_000).min(60_000);
+                EpollTimeout::from(u16::try_from(ms).unwrap_or(u16::MAX))
+            }
+        };
+        let n = match self.epoll.wait(&mut self.buffer, timeout) {
+            Ok(n) => n,
+            Err(nix::Error::EINTR) => 0,
+            Err(e) => return Err(e.into()),
+        };
+        for event in &self.buffer[..n] {
+            let Some(token) = Token::from_u64(event.data()) else {
+                continue;
+            };
+            let flags = event.events();
+            ready.push(Readiness {
+                token,
+                readable: flags.intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP),
+                writable: flags.contains(EpollFlags::EPOLLOUT),
+                failed: flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP),
+            });
+        }
+        Ok(())
+    }
+}

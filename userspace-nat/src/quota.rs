@@ -1,0 +1,1 @@
+//! Flow caps and rates.

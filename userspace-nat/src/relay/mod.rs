@@ -1,0 +1,1 @@
+//! Relays: connections the engine terminates.

@@ -1,0 +1,1 @@
+//! RST and ICMP errors to the guest.
