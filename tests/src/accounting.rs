@@ -1,0 +1,143 @@
+//! Packets and bytes per flow "as if segmented", the way slipgate counts them.
+//!
+//! A GSO frame counts as the segments it stands for, each with its own IP and transport header;
+//! bytes are L3 bytes (the IP total length), so Ethernet headers and padding do not count.
+
+use std::{collections::HashMap, net::SocketAddrV4};
+
+use crate::{frame::Packet, tap::VnetHdr};
+
+/// One direction of a flow. For ICMP echo the port is the identifier, on the side that asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowKey {
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Sender.
+    pub source: SocketAddrV4,
+    /// Receiver.
+    pub destination: SocketAddrV4,
+}
+
+impl FlowKey {
+    /// A TCP direction.
+    pub fn tcp(source: SocketAddrV4, destination: SocketAddrV4) -> Self {
+        FlowKey {
+            protocol: 6,
+            source,
+            destination,
+        }
+    }
+
+    /// A UDP direction.
+    pub fn udp(source: SocketAddrV4, destination: SocketAddrV4) -> Self {
+        FlowKey {
+            protocol: 17,
+            source,
+            destination,
+        }
+    }
+
+    /// The other direction.
+    pub fn reversed(self) -> Self {
+        FlowKey {
+            source: self.destination,
+            destination: self.source,
+            ..self
+        }
+    }
+}
+
+/// What was counted in one direction of one flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Packets, as if segmented.
+    pub packets: u64,
+    /// L3 bytes, as if segmented.
+    pub bytes: u64,
+}
+
+impl Counts {
+    fn add(&mut self, other: Counts) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+    }
+}
+
+/// Counts per direction of a flow, and what carried no IPv4.
+#[derive(Clone, Debug, Default)]
+pub struct FlowCounts {
+    /// By direction.
+    pub flows: HashMap<FlowKey, Counts>,
+    /// Frames that carried no readable IPv4 packet (ARP among them).
+    pub other_frames: u64,
+    /// Frames that stood for several segments.
+    pub gso_frames: u64,
+    /// The longest IP packet seen, in bytes, GSO frames whole.
+    pub longest_bytes: u64,
+    /// The longest packet as it would be on the wire, GSO frames segmented, in bytes.
+    pub longest_segment_bytes: u64,
+}
+
+impl FlowCounts {
+    /// Counts one frame. `packet` is what it parsed to.
+    pub(crate) fn add(&mut self, vnet: &VnetHdr, packet: Option<&Packet<'_>>) {
+        let Some(packet) = packet else {
+            self.other_frames += 1;
+            return;
+        };
+        let measured = measure(vnet, packet);
+        self.flows
+            .entry(packet.flow_key())
+            .or_default()
+            .add(measured.counts);
+        self.gso_frames += u64::from(measured.counts.packets > 1);
+        self.longest_bytes = self.longest_bytes.max(packet.total_len as u64);
+        self.longest_segment_bytes = self.longest_segment_bytes.max(measured.longest_segment);
+    }
+
+    /// What one direction has; zero when it was never seen.
+    pub fn of(&self, key: FlowKey) -> Counts {
+        self.flows.get(&key).copied().unwrap_or_default()
+    }
+
+    /// The sum over the directions that `wanted` picks.
+    pub fn sum(&self, wanted: impl Fn(&FlowKey) -> bool) -> Counts {
+        let mut total = Counts::default();
+        self.flows
+            .iter()
+            .filter(|(key, _)| wanted(key))
+            .for_each(|(_, counts)| total.add(*counts));
+        total
+    }
+}
+
+struct Measured {
+    counts: Counts,
+    longest_segment: u64,
+}
+
+fn measure(vnet: &VnetHdr, packet: &Packet<'_>) -> Measured {
+    let total = packet.total_len as u64;
+    let headers = (packet.header_len + packet.transport_header_len) as u64;
+    let segment = u64::from(vnet.gso_size);
+    let payload = total.saturating_sub(headers);
+    if !vnet.is_gso() || segment == 0 || payload <= segment {
+        return Measured {
+            counts: Counts {
+                packets: 1,
+                bytes: total,
+            },
+            longest_segment: total,
+        };
+    }
+    let packets = payload.div_ceil(segment);
+    let bytes = payload + packets * headers;
+    Measured {
+        counts: Counts { packets, bytes },
+        longest_segment: segment + headers,
+    }
+}
+
+#[cfg(test)]
+#[path = "accounting_test.rs"]
+mod tests;

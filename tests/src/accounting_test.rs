@@ -1,0 +1,55 @@
+use super::*;
+use crate::frame::{Checksum, FrameBuilder};
+
+fn counted(vnet: VnetHdr, frame: &[u8]) -> Counts {
+    let mut counts = FlowCounts::default();
+    counts.add(&vnet, Packet::parse_ethernet(frame).as_ref());
+    counts.sum(|_| true)
+}
+
+#[test]
+fn a_gso_frame_counts_as_its_segments() {
+    let (vnet, frame) = FrameBuilder::tcp("10.0.2.15:1000", "203.0.113.10:80")
+        .payload(&[7; 3000])
+        .gso(1448)
+        .build();
+    // 3000 = 1448 + 1448 + 104, each with 40 bytes of headers.
+    assert_eq!(
+        counted(vnet, &frame),
+        Counts {
+            packets: 3,
+            bytes: 3000 + 3 * 40
+        }
+    );
+}
+
+#[test]
+fn udp_segmentation_counts_udp_headers() {
+    let (vnet, frame) = FrameBuilder::udp("10.0.2.15:1000", "203.0.113.10:80")
+        .payload(&[7; 2401])
+        .gso(1200)
+        .build();
+    assert_eq!(
+        counted(vnet, &frame),
+        Counts {
+            packets: 3,
+            bytes: 2401 + 3 * 28
+        }
+    );
+}
+
+#[test]
+fn padding_does_not_count() {
+    let (vnet, mut frame) = FrameBuilder::udp("10.0.2.15:1000", "203.0.113.10:80")
+        .payload(b"x")
+        .checksum(Checksum::Full)
+        .build();
+    frame.resize(60, 0);
+    assert_eq!(
+        counted(vnet, &frame),
+        Counts {
+            packets: 1,
+            bytes: 29
+        }
+    );
+}

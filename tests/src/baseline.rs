@@ -1,0 +1,47 @@
+//! What slipgate is compared with: nftables masquerade, and plain IP forwarding without any NAT.
+//!
+//! Both make the host the guest's gateway (address on the TAP, TAP up) and need a world with
+//! `ip_forward` on. Every guest needs its own subnet here, which is what slipgate does away with.
+
+use crate::{
+    error::Result,
+    guest::Guest,
+    world::{HOST, UPLINK, World},
+};
+
+/// NAT by `nft … masquerade` for this guest.
+pub fn masquerade(world: &World, guest: &Guest) -> Result<()> {
+    gateway(world, guest)?;
+    world.host.nft(&format!(
+        "table ip testbed {{
+            chain postrouting {{
+                type nat hook postrouting priority srcnat;
+                oifname \"{UPLINK}\" masquerade
+            }}
+        }}"
+    ))
+}
+
+/// Forwarding only; the world gets a route to the guest's subnet.
+pub fn plain_forwarding(world: &World, guest: &Guest) -> Result<()> {
+    gateway(world, guest)?;
+    let config = guest.config();
+    world
+        .net
+        .ip(&format!("route add {}/{} via {HOST}", config.address, 32))
+        .map(drop)
+}
+
+fn gateway(world: &World, guest: &Guest) -> Result<()> {
+    let config = guest.config();
+    world.host.ip(&format!(
+        "addr add {}/{} dev {}",
+        config.gateway,
+        config.prefix,
+        guest.tap()
+    ))?;
+    world
+        .host
+        .ip(&format!("link set {} mtu {} up", guest.tap(), config.mtu))?;
+    Ok(())
+}

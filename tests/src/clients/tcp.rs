@@ -1,0 +1,193 @@
+//! TCP clients: connect-close, request-response, verified streams, and how a connect ends.
+
+use std::{
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddrV4, TcpStream},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    error::{Error, Result, Tried},
+    pattern::Pattern,
+    streams::{Order, Receipt, receive, send},
+};
+
+/// How a connect ended, and after how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectOutcome {
+    /// The handshake was completed.
+    Connected(Duration),
+    /// A RST came.
+    Refused(Duration),
+    /// An ICMP error came (or there is no route): the errno.
+    Unreachable(i32, Duration),
+    /// Nothing came.
+    TimedOut(Duration),
+}
+
+/// Connects and sees how it ends. Only an error that says nothing of the network is an error.
+pub fn connect_outcome(address: SocketAddrV4, timeout: Duration) -> Result<ConnectOutcome> {
+    let started = Instant::now();
+    let connected = TcpStream::connect_timeout(&address.into(), timeout);
+    let took = started.elapsed();
+    match connected {
+        Ok(_) => Ok(ConnectOutcome::Connected(took)),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            Ok(ConnectOutcome::Refused(took))
+        }
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(ConnectOutcome::TimedOut(took)),
+        Err(error) => match error.raw_os_error() {
+            Some(
+                errno @ (libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::EACCES
+                | libc::EPERM
+                | libc::ENOPROTOOPT),
+            ) => Ok(ConnectOutcome::Unreachable(errno, took)),
+            _ => Err(error).tried(format!("connect to {address}")),
+        },
+    }
+}
+
+/// Asserts that a connect is answered by RST before the first SYN is sent again (1 s).
+pub fn expect_refused(address: SocketAddrV4) -> Result<Duration> {
+    match connect_outcome(address, Duration::from_secs(3))? {
+        ConnectOutcome::Refused(took) if took < Duration::from_millis(900) => Ok(took),
+        other => Err(Error::unexpected(format!(
+            "connect to {address} should be refused at once by RST, but: {other:?}"
+        ))),
+    }
+}
+
+/// Connects within `timeout`, with reads and writes bounded by it too.
+pub fn connect(address: SocketAddrV4, timeout: Duration) -> Result<TcpStream> {
+    let connected = TcpStream::connect_timeout(&address.into(), timeout);
+    let stream = connected.tried(format!("connect to {address}"))?;
+    stream
+        .set_read_timeout(Some(timeout))
+        .tried("set a read timeout")?;
+    stream
+        .set_write_timeout(Some(timeout))
+        .tried("set a write timeout")?;
+    stream.set_nodelay(true).tried("set TCP_NODELAY")?;
+    Ok(stream)
+}
+
+/// Connects, waits until the server has closed, and closes. The time is all of it.
+pub fn connect_close(address: SocketAddrV4, timeout: Duration) -> Result<Duration> {
+    let started = Instant::now();
+    let mut stream = connect(address, timeout)?;
+    match stream.read(&mut [0; 1]) {
+        Ok(0) => Ok(started.elapsed()),
+        Ok(_) => Err(Error::unexpected(format!(
+            "{address} sent data where it should close"
+        ))),
+        Err(error) => Err(error).tried(format!("wait for {address} to close")),
+    }
+}
+
+/// Sends `size` bytes to an echo server and awaits them, `rounds` times on one connection; the time
+/// of each round.
+pub fn request_response(
+    address: SocketAddrV4,
+    rounds: usize,
+    size: usize,
+    timeout: Duration,
+) -> Result<Vec<Duration>> {
+    let mut stream = connect(address, timeout)?;
+    let mut session = EchoSession {
+        stream: &mut stream,
+        sent: Pattern::new(address.port().into()),
+    };
+    (0..rounds).map(|_| session.round(size)).collect()
+}
+
+/// An open connection to an echo server on which rounds can be made one by one.
+pub struct EchoSession<'a> {
+    stream: &'a mut TcpStream,
+    sent: Pattern,
+}
+
+impl<'a> EchoSession<'a> {
+    /// Over an open connection.
+    pub fn new(stream: &'a mut TcpStream) -> Self {
+        EchoSession {
+            stream,
+            sent: Pattern::new(1),
+        }
+    }
+
+    /// One round of `size` bytes, checked.
+    pub fn round(&mut self, size: usize) -> Result<Duration> {
+        let (mut out, mut back) = (vec![0; size], vec![0; size]);
+        self.sent.fill(&mut out);
+        let started = Instant::now();
+        self.stream
+            .write_all(&out)
+            .tried("send to an echo server")?;
+        self.stream.read_exact(&mut back).tried("await the echo")?;
+        let took = started.elapsed();
+        if out != back {
+            return Err(Error::unexpected("the echo is not what was sent"));
+        }
+        Ok(took)
+    }
+}
+
+/// A stream that was transferred whole and checked byte by byte.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer {
+    /// Length and hash at the receiver.
+    pub receipt: Receipt,
+    /// From before the connect to the last byte or the receipt.
+    pub took: Duration,
+}
+
+impl Transfer {
+    /// Bits per second.
+    pub fn bits_per_second(&self) -> f64 {
+        self.receipt.bytes as f64 * 8.0 / self.took.as_secs_f64()
+    }
+}
+
+/// Takes `len` predictable bytes from a [`TcpService::Streams`](crate::servers::TcpService) server.
+/// `timeout` bounds each wait, not the whole.
+pub fn download(address: SocketAddrV4, len: u64, seed: u64, timeout: Duration) -> Result<Transfer> {
+    let started = Instant::now();
+    let mut stream = connect(address, timeout)?;
+    let what = || format!("download {len} bytes from {address}");
+    Order::Send { len, seed }.write(&mut stream).tried(what())?;
+    let receipt = receive(&mut stream, len, Pattern::new(seed)).tried(what())?;
+    match stream.read(&mut [0; 1]).tried(what())? {
+        0 => Ok(Transfer {
+            receipt,
+            took: started.elapsed(),
+        }),
+        _ => Err(Error::unexpected(format!("{}: there was more", what()))),
+    }
+}
+
+/// Sends `len` predictable bytes to a [`TcpService::Streams`](crate::servers::TcpService) server,
+/// and compares its receipt. `timeout` bounds each wait, not the whole.
+pub fn upload(address: SocketAddrV4, len: u64, seed: u64, timeout: Duration) -> Result<Transfer> {
+    let expected = Receipt::expected(len, seed);
+    let started = Instant::now();
+    let mut stream = connect(address, timeout)?;
+    let what = || format!("upload {len} bytes to {address}");
+    Order::Receive { len, seed }
+        .write(&mut stream)
+        .tried(what())?;
+    send(&mut stream, len, Pattern::new(seed)).tried(what())?;
+    stream.shutdown(Shutdown::Write).tried(what())?;
+    let receipt = Receipt::read(&mut stream).tried(what())?;
+    if receipt != expected {
+        return Err(Error::unexpected(format!(
+            "{}: received {receipt:?}",
+            what()
+        )));
+    }
+    Ok(Transfer {
+        receipt,
+        took: started.elapsed(),
+    })
+}

@@ -1,0 +1,590 @@
+//! Hand-made packets: a builder that can also build what no sane stack sends, and a parser.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use crate::{
+    accounting::FlowKey,
+    tap::{VNET_HDR_LEN, VnetHdr},
+};
+
+/// An Ethernet address.
+pub type Mac = [u8; 6];
+
+/// The broadcast address.
+pub const BROADCAST: Mac = [0xff; 6];
+
+/// How a builder fills the transport checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksum {
+    /// Complete.
+    Full,
+    /// The pseudo-header's sum, with NEEDS_CSUM in the vnet header: what a stack with checksum
+    /// offload sends.
+    Partial,
+    /// Complete, then spoiled.
+    Wrong,
+    /// Zero ("none" in UDP).
+    Zero,
+}
+
+#[derive(Clone, Debug)]
+enum Transport {
+    Tcp {
+        sequence: u32,
+        acknowledgment: u32,
+        flags: u8,
+        window: u16,
+        options: Vec<u8>,
+    },
+    Udp,
+    Icmp {
+        kind: u8,
+        code: u8,
+        rest: [u8; 4],
+    },
+    Raw(u8),
+}
+
+/// TCP flag bits.
+#[allow(missing_docs, reason = "RFC 9293's names")]
+pub mod tcp_flags {
+    pub const FIN: u8 = 1;
+    pub const SYN: u8 = 2;
+    pub const RST: u8 = 4;
+    pub const PSH: u8 = 8;
+    pub const ACK: u8 = 16;
+    pub const URG: u8 = 32;
+}
+
+/// Builds an Ethernet frame with one IPv4 packet, and the vnet header that belongs to it.
+#[derive(Clone, Debug)]
+pub struct FrameBuilder {
+    macs: (Mac, Mac),
+    vlan: Option<u16>,
+    source: SocketAddrV4,
+    destination: SocketAddrV4,
+    ttl: u8,
+    tos: u8,
+    ident: u16,
+    fragment: u16,
+    options: Vec<u8>,
+    transport: Transport,
+    payload: Vec<u8>,
+    checksum: Checksum,
+    gso_size: Option<u16>,
+}
+
+impl FrameBuilder {
+    fn new(source: SocketAddrV4, destination: SocketAddrV4, transport: Transport) -> Self {
+        FrameBuilder {
+            macs: ([0x52, 0x54, 0, 0x12, 0x34, 0x56], BROADCAST),
+            vlan: None,
+            source,
+            destination,
+            ttl: 64,
+            tos: 0,
+            ident: 0,
+            fragment: 0x4000,
+            options: Vec::new(),
+            transport,
+            payload: Vec::new(),
+            checksum: Checksum::Full,
+            gso_size: None,
+        }
+    }
+
+    /// A TCP segment (ACK, no data, until told otherwise). Addresses are `"10.0.2.15:4000"` or
+    /// [`SocketAddrV4`].
+    pub fn tcp(source: impl IntoAddress, destination: impl IntoAddress) -> Self {
+        let transport = Transport::Tcp {
+            sequence: 0,
+            acknowledgment: 0,
+            flags: tcp_flags::ACK,
+            window: 65535,
+            options: Vec::new(),
+        };
+        Self::new(source.into_address(), destination.into_address(), transport)
+    }
+
+    /// A UDP datagram.
+    pub fn udp(source: impl IntoAddress, destination: impl IntoAddress) -> Self {
+        Self::new(
+            source.into_address(),
+            destination.into_address(),
+            Transport::Udp,
+        )
+    }
+
+    /// An ICMP message; `rest` is the second half of its header (identifier and sequence of an
+    /// echo, MTU of a fragmentation-needed).
+    pub fn icmp(
+        source: Ipv4Addr,
+        destination: Ipv4Addr,
+        kind: u8,
+        code: u8,
+        rest: [u8; 4],
+    ) -> Self {
+        let (source, destination) = (
+            SocketAddrV4::new(source, 0),
+            SocketAddrV4::new(destination, 0),
+        );
+        Self::new(source, destination, Transport::Icmp { kind, code, rest })
+    }
+
+    /// An echo request.
+    pub fn ping(source: Ipv4Addr, destination: Ipv4Addr, ident: u16, sequence: u16) -> Self {
+        let (i, s) = (ident.to_be_bytes(), sequence.to_be_bytes());
+        Self::icmp(source, destination, 8, 0, [i[0], i[1], s[0], s[1]])
+    }
+
+    /// An IPv4 packet of any protocol, its payload bare.
+    pub fn ip(source: Ipv4Addr, destination: Ipv4Addr, protocol: u8) -> Self {
+        let (source, destination) = (
+            SocketAddrV4::new(source, 0),
+            SocketAddrV4::new(destination, 0),
+        );
+        Self::new(source, destination, Transport::Raw(protocol))
+    }
+
+    /// Ethernet source and destination.
+    pub fn macs(mut self, source: Mac, destination: Mac) -> Self {
+        self.macs = (source, destination);
+        self
+    }
+
+    /// An 802.1Q tag.
+    pub fn vlan(mut self, id: u16) -> Self {
+        self.vlan = Some(id);
+        self
+    }
+
+    /// Time to live.
+    pub fn ttl(mut self, ttl: u8) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// The TOS byte.
+    pub fn tos(mut self, tos: u8) -> Self {
+        self.tos = tos;
+        self
+    }
+
+    /// The identification.
+    pub fn ident(mut self, ident: u16) -> Self {
+        self.ident = ident;
+        self
+    }
+
+    /// Makes it a fragment: offset in units of 8 bytes, and whether more follow.
+    pub fn fragment(mut self, offset: u16, more: bool) -> Self {
+        self.fragment = (offset & 0x1fff) | if more { 0x2000 } else { 0 };
+        self
+    }
+
+    /// Whether the don't-fragment bit is set (it is at first).
+    pub fn dont_fragment(mut self, set: bool) -> Self {
+        self.fragment = (self.fragment & !0x4000) | if set { 0x4000 } else { 0 };
+        self
+    }
+
+    /// IP options, padded to 4 bytes.
+    pub fn ip_options(mut self, options: &[u8]) -> Self {
+        self.options = padded(options);
+        self
+    }
+
+    /// TCP flags, see [`tcp_flags`].
+    pub fn flags(mut self, set: u8) -> Self {
+        if let Transport::Tcp { flags, .. } = &mut self.transport {
+            *flags = set;
+        }
+        self
+    }
+
+    /// TCP sequence and acknowledgment numbers.
+    pub fn numbers(mut self, seq: u32, ack: u32) -> Self {
+        if let Transport::Tcp {
+            sequence,
+            acknowledgment,
+            ..
+        } = &mut self.transport
+        {
+            (*sequence, *acknowledgment) = (seq, ack);
+        }
+        self
+    }
+
+    /// TCP window, unscaled.
+    pub fn window(mut self, bytes: u16) -> Self {
+        if let Transport::Tcp { window, .. } = &mut self.transport {
+            *window = bytes;
+        }
+        self
+    }
+
+    /// TCP options, padded to 4 bytes.
+    pub fn tcp_options(mut self, set: &[u8]) -> Self {
+        if let Transport::Tcp { options, .. } = &mut self.transport {
+            *options = padded(set);
+        }
+        self
+    }
+
+    /// What follows the headers.
+    pub fn payload(mut self, bytes: &[u8]) -> Self {
+        self.payload = bytes.to_vec();
+        self
+    }
+
+    /// How the transport checksum is filled.
+    pub fn checksum(mut self, checksum: Checksum) -> Self {
+        self.checksum = checksum;
+        self
+    }
+
+    /// Makes it a GSO frame of `size` payload bytes per segment, which needs a partial checksum.
+    pub fn gso(mut self, size: u16) -> Self {
+        self.gso_size = Some(size);
+        self.checksum = Checksum::Partial;
+        self
+    }
+
+    /// The packet from its IP header on. A packet above 65535 bytes gets its length modulo 65536.
+    pub fn build_ip(&self) -> Vec<u8> {
+        let mut l4 = self.transport_header();
+        l4.extend_from_slice(&self.payload);
+        let header_len = 20 + self.options.len();
+        let mut ip = vec![0x40 | (header_len / 4) as u8, self.tos];
+        ip.extend_from_slice(&((header_len + l4.len()) as u16).to_be_bytes());
+        ip.extend_from_slice(&self.ident.to_be_bytes());
+        ip.extend_from_slice(&self.fragment.to_be_bytes());
+        ip.extend_from_slice(&[self.ttl, self.protocol(), 0, 0]);
+        ip.extend_from_slice(&self.source.ip().octets());
+        ip.extend_from_slice(&self.destination.ip().octets());
+        ip.extend_from_slice(&self.options);
+        let sum = !fold(sum_of(&ip));
+        ip[10..12].copy_from_slice(&sum.to_be_bytes());
+        self.fill_checksum(&mut l4);
+        ip.extend_from_slice(&l4);
+        ip
+    }
+
+    /// The vnet header and the frame.
+    pub fn build(&self) -> (VnetHdr, Vec<u8>) {
+        let mut frame = Vec::with_capacity(64 + self.payload.len());
+        frame.extend_from_slice(&self.macs.1);
+        frame.extend_from_slice(&self.macs.0);
+        if let Some(id) = self.vlan {
+            frame.extend_from_slice(&[0x81, 0]);
+            frame.extend_from_slice(&id.to_be_bytes());
+        }
+        frame.extend_from_slice(&[8, 0]);
+        let l3 = frame.len();
+        frame.extend_from_slice(&self.build_ip());
+        let mut vnet = VnetHdr::default();
+        if let (Checksum::Partial, Some(at)) = (self.checksum, self.checksum_at()) {
+            vnet.flags = VnetHdr::NEEDS_CSUM;
+            vnet.csum_start = (l3 + 20 + self.options.len()) as u16;
+            vnet.csum_offset = at as u16;
+        }
+        if let Some(size) = self.gso_size {
+            vnet.gso_size = size;
+            vnet.gso_type = match self.transport {
+                Transport::Udp => VnetHdr::GSO_UDP_L4,
+                _ => VnetHdr::GSO_TCPV4,
+            };
+            vnet.hdr_len = vnet.csum_start + self.transport_header().len() as u16;
+        }
+        (vnet, frame)
+    }
+
+    fn protocol(&self) -> u8 {
+        match self.transport {
+            Transport::Tcp { .. } => 6,
+            Transport::Udp => 17,
+            Transport::Icmp { .. } => 1,
+            Transport::Raw(protocol) => protocol,
+        }
+    }
+
+    fn transport_header(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        match &self.transport {
+            Transport::Tcp {
+                sequence,
+                acknowledgment,
+                flags,
+                window,
+                options,
+            } => {
+                out.extend_from_slice(&self.source.port().to_be_bytes());
+                out.extend_from_slice(&self.destination.port().to_be_bytes());
+                out.extend_from_slice(&sequence.to_be_bytes());
+                out.extend_from_slice(&acknowledgment.to_be_bytes());
+                out.extend_from_slice(&[((20 + options.len()) as u8 / 4) << 4, *flags]);
+                out.extend_from_slice(&window.to_be_bytes());
+                out.extend_from_slice(&[0; 4]);
+                out.extend_from_slice(options);
+            }
+            Transport::Udp => {
+                out.extend_from_slice(&self.source.port().to_be_bytes());
+                out.extend_from_slice(&self.destination.port().to_be_bytes());
+                out.extend_from_slice(&((8 + self.payload.len()) as u16).to_be_bytes());
+                out.extend_from_slice(&[0; 2]);
+            }
+            Transport::Icmp { kind, code, rest } => {
+                out.extend_from_slice(&[*kind, *code, 0, 0]);
+                out.extend_from_slice(rest);
+            }
+            Transport::Raw(_) => {}
+        }
+        out
+    }
+
+    fn checksum_at(&self) -> Option<usize> {
+        match self.transport {
+            Transport::Tcp { .. } => Some(16),
+            Transport::Udp => Some(6),
+            Transport::Icmp { .. } | Transport::Raw(_) => None,
+        }
+    }
+
+    fn fill_checksum(&self, l4: &mut [u8]) {
+        let pseudo = pseudo_sum(
+            *self.source.ip(),
+            *self.destination.ip(),
+            self.protocol(),
+            l4.len(),
+        );
+        let (at, pseudo) = match self.transport {
+            Transport::Icmp { .. } => (2, 0),
+            Transport::Raw(_) => return,
+            Transport::Tcp { .. } => (16, pseudo),
+            Transport::Udp => (6, pseudo),
+        };
+        let full = match !fold(pseudo + sum_of(l4)) {
+            0 if matches!(self.transport, Transport::Udp) => 0xffff,
+            sum => sum,
+        };
+        let value = match self.checksum {
+            Checksum::Full => full,
+            Checksum::Partial if self.checksum_at().is_some() => fold(pseudo),
+            Checksum::Partial => full,
+            Checksum::Wrong => full ^ 0x5555,
+            Checksum::Zero => 0,
+        };
+        l4[at..at + 2].copy_from_slice(&value.to_be_bytes());
+    }
+}
+
+/// What the builders take as an address.
+pub trait IntoAddress {
+    /// The address. Text that is none panics: it is a mistake in the test.
+    fn into_address(self) -> SocketAddrV4;
+}
+
+impl IntoAddress for SocketAddrV4 {
+    fn into_address(self) -> SocketAddrV4 {
+        self
+    }
+}
+
+impl IntoAddress for &str {
+    fn into_address(self) -> SocketAddrV4 {
+        self.parse()
+            .unwrap_or_else(|_| panic!("`{self}` is not ADDRESS:PORT"))
+    }
+}
+
+/// An ARP packet for IPv4 over Ethernet, with its Ethernet header; `operation` 1 asks, 2 answers.
+pub fn arp(operation: u16, sender: (Mac, Ipv4Addr), target: (Mac, Ipv4Addr)) -> Vec<u8> {
+    let to = if operation == 1 { BROADCAST } else { target.0 };
+    let mut out = [to, sender.0].concat();
+    out.extend_from_slice(&[8, 6, 0, 1, 8, 0, 6, 4]);
+    out.extend_from_slice(&operation.to_be_bytes());
+    for (mac, ip) in [sender, target] {
+        out.extend_from_slice(&mac);
+        out.extend_from_slice(&ip.octets());
+    }
+    out
+}
+
+/// A frame with its vnet header in front, as a TAP descriptor takes it.
+pub fn with_vnet(vnet: VnetHdr, frame: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(VNET_HDR_LEN + frame.len());
+    out.extend_from_slice(&vnet.to_bytes());
+    out.extend_from_slice(frame);
+    out
+}
+
+/// An IPv4 packet taken apart. Ports are 0 where there are none (a later fragment, other protocols);
+/// for an ICMP echo the asking side's port is the identifier.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// Sender and its port.
+    pub source: SocketAddrV4,
+    /// Receiver and its port.
+    pub destination: SocketAddrV4,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Time to live.
+    pub ttl: u8,
+    /// The IP total length: bytes from the IP header on.
+    pub total_len: usize,
+    /// IP header length in bytes.
+    pub header_len: usize,
+    /// TCP, UDP or ICMP header length in bytes; 0 for others and later fragments.
+    pub transport_header_len: usize,
+    /// The bytes from the IP header on, as many as were captured.
+    pub ip: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Parses a frame with an Ethernet header; one 802.1Q tag is looked through.
+    pub fn parse_ethernet(frame: &'a [u8]) -> Option<Self> {
+        match frame.get(12..14)? {
+            [8, 0] => Self::parse_ip(&frame[14..]),
+            [0x81, 0] if frame.get(16..18)? == [8, 0] => Self::parse_ip(&frame[18..]),
+            _ => None,
+        }
+    }
+
+    /// Parses a packet from its IP header on. The payload may be cut short, the headers not.
+    pub fn parse_ip(ip: &'a [u8]) -> Option<Self> {
+        let fixed: &[u8; 20] = ip.first_chunk()?;
+        let header_len = usize::from(fixed[0] & 0xf) * 4;
+        if fixed[0] >> 4 != 4 || header_len < 20 {
+            return None;
+        }
+        let half = |at: usize| u16::from_be_bytes([fixed[at], fixed[at + 1]]);
+        let address =
+            |at: usize| Ipv4Addr::new(fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]);
+        let first = half(6) & 0x1fff == 0;
+        let l4 = if first { ip.get(header_len..)? } else { &[] };
+        let port = |at: usize| Some(u16::from_be_bytes([*l4.get(at)?, *l4.get(at + 1)?]));
+        let protocol = fixed[9];
+        let (ports, transport_header_len) = match protocol {
+            6 if first => ((port(0)?, port(2)?), usize::from(l4.get(12)? >> 4) * 4),
+            17 if first => ((port(0)?, port(2)?), 8),
+            1 if first => match l4.first()? {
+                8 => ((port(4)?, 0), 8),
+                0 => ((0, port(4)?), 8),
+                _ => ((0, 0), 8),
+            },
+            _ => ((0, 0), 0),
+        };
+        Some(Packet {
+            source: SocketAddrV4::new(address(12), ports.0),
+            destination: SocketAddrV4::new(address(16), ports.1),
+            protocol,
+            ttl: fixed[8],
+            total_len: usize::from(half(2)),
+            header_len,
+            transport_header_len,
+            ip,
+        })
+    }
+
+    /// The direction it belongs to.
+    pub fn flow_key(&self) -> FlowKey {
+        FlowKey {
+            protocol: self.protocol,
+            source: self.source,
+            destination: self.destination,
+        }
+    }
+
+    /// The bytes from the transport header on, without padding.
+    pub fn transport(&self) -> &'a [u8] {
+        let end = self.total_len.min(self.ip.len());
+        self.ip.get(self.header_len..end).unwrap_or(&[])
+    }
+
+    /// The bytes after the transport header, without padding.
+    pub fn payload(&self) -> &'a [u8] {
+        self.transport()
+            .get(self.transport_header_len..)
+            .unwrap_or(&[])
+    }
+
+    /// TCP flags; `None` when it is not TCP.
+    pub fn tcp_flags(&self) -> Option<u8> {
+        (self.protocol == 6).then(|| self.transport().get(13).copied())?
+    }
+
+    /// TCP sequence and acknowledgment numbers.
+    pub fn tcp_numbers(&self) -> Option<(u32, u32)> {
+        let l4 = self.transport();
+        let word = |at: usize| Some(u32::from_be_bytes(*l4.get(at..)?.first_chunk()?));
+        (self.protocol == 6).then(|| Some((word(4)?, word(8)?)))?
+    }
+
+    /// ICMP type and code; `None` when it is not ICMP.
+    pub fn icmp(&self) -> Option<(u8, u8)> {
+        let l4 = self.transport();
+        (self.protocol == 1).then(|| Some((*l4.first()?, *l4.get(1)?)))?
+    }
+
+    /// Whether the IP header's checksum, and the transport's where it is complete, are right. With
+    /// NEEDS_CSUM in `vnet` the transport's field must hold the pseudo-header's sum.
+    pub fn checksums_are_right(&self, vnet: &VnetHdr) -> bool {
+        let Some(header) = self.ip.get(..self.header_len) else {
+            return false;
+        };
+        if fold(sum_of(header)) != 0xffff {
+            return false;
+        }
+        let l4 = self.transport();
+        let pseudo = pseudo_sum(
+            *self.source.ip(),
+            *self.destination.ip(),
+            self.protocol,
+            l4.len(),
+        );
+        let field = |at: usize| Some(u16::from_be_bytes(*l4.get(at..)?.first_chunk()?));
+        match self.protocol {
+            _ if self.transport_header_len == 0 => true,
+            6 if vnet.flags & VnetHdr::NEEDS_CSUM != 0 => field(16) == Some(fold(pseudo)),
+            17 if vnet.flags & VnetHdr::NEEDS_CSUM != 0 => field(6) == Some(fold(pseudo)),
+            17 if field(6) == Some(0) => true,
+            6 | 17 => fold(pseudo + sum_of(l4)) == 0xffff,
+            1 => fold(sum_of(l4)) == 0xffff,
+            _ => true,
+        }
+    }
+}
+
+fn padded(options: &[u8]) -> Vec<u8> {
+    let mut out = options.to_vec();
+    out.resize(options.len().next_multiple_of(4), 0);
+    out
+}
+
+fn pseudo_sum(source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, len: usize) -> u64 {
+    sum_of(&source.octets()) + sum_of(&destination.octets()) + u64::from(protocol) + len as u64
+}
+
+/// The unfolded one's complement sum of RFC 1071.
+fn sum_of(bytes: &[u8]) -> u64 {
+    let mut pairs = bytes.chunks_exact(2);
+    let sum: u64 = pairs
+        .by_ref()
+        .map(|p| u64::from(u16::from_be_bytes([p[0], p[1]])))
+        .sum();
+    sum + pairs
+        .remainder()
+        .first()
+        .map_or(0, |last| u64::from(*last) << 8)
+}
+
+fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+#[cfg(test)]
+#[path = "frame_test.rs"]
+mod tests;

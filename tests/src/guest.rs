@@ -1,0 +1,274 @@
+//! A Linux guest: a namespace with a real TCP stack behind a TAP, and the "VMM" between.
+
+use std::{
+    net::Ipv4Addr,
+    path::Path,
+    process::{Child, Command},
+    time::Duration,
+};
+
+use crate::{
+    accounting::FlowCounts,
+    dhcp::{self, Lease},
+    error::{Error, Result, Tried},
+    frame::{Mac, with_vnet},
+    impairment::Impairment,
+    netns::NetNs,
+    pump::{Direction, Filter, FrameTap, MovedCounts, Pump, Sides},
+    tap::{TapOptions, TapQueue, VnetHdr},
+    world::World,
+};
+
+/// The guest's device in its own namespace.
+pub const GUEST_DEVICE: &str = "eth0";
+
+/// How to make a [`Guest`]. Start from `GuestConfig::new("tap0")`; all guests have the same address
+/// and MAC until told otherwise.
+#[derive(Clone, Debug)]
+pub struct GuestConfig {
+    /// The TAP in the host namespace.
+    pub tap: String,
+    /// The guest's MAC.
+    pub mac: Mac,
+    /// The address of a static configuration.
+    pub address: Ipv4Addr,
+    /// Its prefix length.
+    pub prefix: u8,
+    /// The gateway of a static configuration.
+    pub gateway: Ipv4Addr,
+    /// MTU of `eth0` in bytes. (The host's TAP keeps 1500 unless the test sets it.)
+    pub mtu: u32,
+    /// Partial checksums and GSO frames, both ways: TUNSETOFFLOAD on both TAPs.
+    pub offloads: bool,
+    /// Queues of the host's TAP.
+    pub queues: usize,
+    /// Whether the pump counts flows; off for measurements.
+    pub count: bool,
+    /// Configure `address` and `gateway` at once. Off: the guest has no address until
+    /// [`Guest::dhcp`] or `guest.ns.ip(…)`.
+    pub configure: bool,
+    /// No Linux guest at all: frames are written and read by the test.
+    pub hand_made: bool,
+    /// What happens to frames between guest and TAP; each GSO frame has one fate.
+    pub impairment: Option<Impairment>,
+}
+
+impl GuestConfig {
+    /// A guest behind `tap` with slipgate's default addresses, configured statically.
+    pub fn new(tap: &str) -> Self {
+        GuestConfig {
+            tap: tap.to_owned(),
+            mac: [0x52, 0x54, 0x00, 0x12, 0x34, 0x56],
+            address: Ipv4Addr::new(10, 0, 2, 15),
+            prefix: 24,
+            gateway: Ipv4Addr::new(10, 0, 2, 2),
+            mtu: 1500,
+            offloads: true,
+            queues: 1,
+            count: true,
+            configure: true,
+            hand_made: false,
+            impairment: None,
+        }
+    }
+
+    /// Without an address, until it takes a lease.
+    pub fn unconfigured(mut self) -> Self {
+        self.configure = false;
+        self
+    }
+
+    /// Without a stack: the test writes the guest's frames.
+    pub fn hand_made(mut self) -> Self {
+        self.hand_made = true;
+        self
+    }
+}
+
+/// A guest. Its TAP is down until somebody (slipgate, or a test's `host.ip`) brings it up.
+pub struct Guest {
+    /// The guest's namespace; empty for a hand-made guest.
+    pub ns: NetNs,
+    config: GuestConfig,
+    host: NetNs,
+    stack: Vec<TapQueue>,
+    plugged: Option<(Pump, Vec<TapQueue>)>,
+}
+
+impl Guest {
+    /// Makes the guest, its TAP in `world.host`, and starts the pump between them.
+    pub fn new(world: &World, config: GuestConfig) -> Result<Guest> {
+        Self::in_host(&world.host, config)
+    }
+
+    /// [`Guest::new`] with the TAP in any namespace.
+    pub fn in_host(host: &NetNs, config: GuestConfig) -> Result<Guest> {
+        let ns = NetNs::new(&format!("guest-{}", config.tap))?;
+        let stack = match config.hand_made {
+            true => Vec::new(),
+            false => TapQueue::open(&ns, GUEST_DEVICE, options(&config, 1))?,
+        };
+        let mut guest = Guest {
+            ns,
+            host: host.clone(),
+            stack,
+            plugged: None,
+            config,
+        };
+        guest.plug()?;
+        if !guest.config.hand_made {
+            guest.bring_up()?;
+        }
+        Ok(guest)
+    }
+
+    fn bring_up(&self) -> Result<()> {
+        let GuestConfig {
+            mac: m,
+            mtu,
+            address,
+            prefix,
+            gateway,
+            ..
+        } = &self.config;
+        let mac = format!(
+            "{:02x}:{:02x}:{:02x}:{:02x}:{:02x}:{:02x}",
+            m[0], m[1], m[2], m[3], m[4], m[5]
+        );
+        self.ns.ip(&format!(
+            "link set {GUEST_DEVICE} address {mac} mtu {mtu} up"
+        ))?;
+        if self.config.configure {
+            self.ns
+                .ip(&format!("addr add {address}/{prefix} dev {GUEST_DEVICE}"))?;
+            self.ns.ip(&format!(
+                "route add default via {gateway} dev {GUEST_DEVICE}"
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// How it was made.
+    pub fn config(&self) -> &GuestConfig {
+        &self.config
+    }
+
+    /// The name of its TAP.
+    pub fn tap(&self) -> &str {
+        &self.config.tap
+    }
+
+    /// Runs `f` inside the guest: see [`NetNs::run`].
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        self.ns.run(f)
+    }
+
+    /// Spawns a program inside the guest: see [`NetNs::spawn`].
+    pub fn spawn(&self, command: Command) -> Result<Child> {
+        self.ns.spawn(command)
+    }
+
+    /// Takes a lease by DHCP and applies it: address, route, MTU.
+    pub fn dhcp(&self, timeout: Duration) -> Result<Lease> {
+        let lease = dhcp::acquire(&self.ns, GUEST_DEVICE, self.config.mac, timeout)?;
+        dhcp::apply(&self.ns, GUEST_DEVICE, &lease)?;
+        Ok(lease)
+    }
+
+    /// Takes the TAP away, as a VMM that exits does.
+    pub fn unplug(&mut self) {
+        self.plugged = None;
+    }
+
+    /// Makes the TAP (again), under its name. Nothing happens when it is there.
+    pub fn plug(&mut self) -> Result<()> {
+        if self.plugged.is_some() {
+            return Ok(());
+        }
+        let config = &self.config;
+        let queues = TapQueue::open(&self.host, &config.tap, options(config, config.queues))?;
+        let sides = Sides {
+            inner: self.stack.clone(),
+            outer: queues.clone(),
+            ethernet: true,
+            count: config.count,
+            impairment: config.impairment,
+        };
+        self.plugged = Some((Pump::start(&config.tap, sides)?, queues));
+        Ok(())
+    }
+
+    /// The host TAP's queues, for generators that write frames as a VMM does.
+    pub fn queues(&self) -> &[TapQueue] {
+        self.plugged.as_ref().map_or(&[], |(_, queues)| queues)
+    }
+
+    /// Writes a hand-made frame into the host's TAP, as if the guest had sent it. What the kernel
+    /// refuses (a nonsensical vnet header: EINVAL; the TAP down: EIO) is an error.
+    pub fn inject(&self, vnet: VnetHdr, frame: &[u8]) -> Result<()> {
+        let tap = &self.config.tap;
+        let Some(queue) = self.queues().first() else {
+            return Err(Error::unexpected(format!(
+                "inject into `{tap}`: it is unplugged"
+            )));
+        };
+        queue
+            .write(&with_vnet(vnet, frame))
+            .tried(format!("write a frame into `{tap}`"))
+    }
+
+    /// Copies of all frames that pass from now on, both ways (injected ones are not among them:
+    /// they do not pass the pump).
+    pub fn frames(&self) -> Result<FrameTap> {
+        self.pump().map(Pump::subscribe)
+    }
+
+    /// Decides over each frame between guest and TAP: lose, repeat, replace.
+    pub fn set_filter(&self, filter: Option<Filter>) -> Result<()> {
+        self.pump().map(|pump| pump.set_filter(filter))
+    }
+
+    /// Stops moving frames (they pile up in the TAPs' queues), or goes on.
+    pub fn set_paused(&self, paused: bool) -> Result<()> {
+        self.pump().map(|pump| pump.set_paused(paused))
+    }
+
+    /// Writes all frames that pass from now on to a pcap file.
+    pub fn write_pcap(&self, path: &Path) -> Result<()> {
+        self.pump()?.write_pcap(path)
+    }
+
+    /// What passed, per flow and as if segmented, since the TAP was plugged in. Empty when
+    /// unplugged.
+    pub fn flows(&self, direction: Direction) -> FlowCounts {
+        self.plugged
+            .as_ref()
+            .map(|(pump, _)| pump.flows(direction))
+            .unwrap_or_default()
+    }
+
+    /// Frames moved since the TAP was plugged in, and those the other side refused.
+    pub fn moved(&self, direction: Direction) -> MovedCounts {
+        self.plugged
+            .as_ref()
+            .map(|(pump, _)| pump.moved(direction))
+            .unwrap_or_default()
+    }
+
+    fn pump(&self) -> Result<&Pump> {
+        let unplugged = || Error::unexpected(format!("the TAP `{}` is unplugged", self.config.tap));
+        self.plugged
+            .as_ref()
+            .map(|(pump, _)| pump)
+            .ok_or_else(unplugged)
+    }
+}
+
+fn options(config: &GuestConfig, queues: usize) -> TapOptions {
+    TapOptions {
+        ethernet: true,
+        vnet_hdr: true,
+        offloads: config.offloads,
+        queues,
+    }
+}

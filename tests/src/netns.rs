@@ -1,0 +1,257 @@
+//! Network namespaces held by a descriptor alone.
+//!
+//! A namespace lives as long as something holds it: here a descriptor of the test process, the
+//! sockets and threads in it, and children spawned into it. Nothing is mounted under `/run/netns`,
+//! so nothing is left behind after a panic or a SIGKILL. Code enters by `setns` on a thread of its
+//! own; `ip netns exec` would remount `/sys` and hide bpffs.
+
+use std::{
+    fmt, fs,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    sync::{Arc, OnceLock, mpsc},
+    thread::JoinHandle,
+};
+
+use crate::{
+    error::{Error, Result, Tried, checked},
+    owner,
+};
+
+/// A network namespace. Cheap to clone; gone with the last clone, socket and process in it.
+#[derive(Clone)]
+pub struct NetNs {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    name: String,
+    fd: OwnedFd,
+}
+
+impl fmt::Debug for NetNs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NetNs({}, {})", self.inner.name, self.path().display())
+    }
+}
+
+impl NetNs {
+    /// Makes a namespace with loopback up and IPv6 off on what is created in it later. `name` is
+    /// for messages only.
+    pub fn new(name: &str) -> Result<Self> {
+        let fd = std::thread::scope(|scope| {
+            let made = scope.spawn(|| {
+                // SAFETY: unshare takes flags only and concerns this thread.
+                checked(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
+                fs::File::open("/proc/thread-self/ns/net").map(OwnedFd::from)
+            });
+            joined(made.join())
+        })
+        .tried(format!(
+            "make the network namespace `{name}` (root is needed)"
+        ))?;
+        let ns = NetNs {
+            inner: Arc::new(Inner {
+                name: name.to_owned(),
+                fd,
+            }),
+        };
+        ns.ip("link set lo up")?;
+        for scope in ["all", "default"] {
+            // A kernel without IPv6 has no such key, and needs none.
+            let _ = ns.sysctl(&format!("net.ipv6.conf.{scope}.disable_ipv6"), "1");
+            ns.sysctl(&format!("net.ipv4.conf.{scope}.rp_filter"), "0")?;
+        }
+        Ok(ns)
+    }
+
+    /// The name it was made with.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// A path that names it for `ip link … netns PATH` or `nsenter --net=PATH`, good while this
+    /// process lives.
+    pub fn path(&self) -> PathBuf {
+        format!(
+            "/proc/{}/fd/{}",
+            std::process::id(),
+            self.inner.fd.as_raw_fd()
+        )
+        .into()
+    }
+
+    /// Runs `f` on a thread inside the namespace and returns what it returns; its panic goes on in
+    /// the caller. Sockets and threads made in `f` stay in the namespace.
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let handle = std::thread::Builder::new()
+                // Keeps the caller's name, so that a panic and a capture name the test.
+                .name(
+                    std::thread::current()
+                        .name()
+                        .unwrap_or(self.name())
+                        .to_owned(),
+                )
+                .spawn_scoped(scope, || {
+                    self.enter();
+                    f()
+                })
+                .expect("start a thread");
+            joined(handle.join())
+        })
+    }
+
+    /// Starts a thread inside the namespace.
+    pub fn thread<T: Send + 'static>(
+        &self,
+        name: &str,
+        f: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let ns = self.clone();
+        std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                ns.enter();
+                f()
+            })
+            .expect("start a thread")
+    }
+
+    fn enter(&self) {
+        // SAFETY: setns takes a descriptor we hold and a flag; it moves this thread alone.
+        let entered =
+            checked(unsafe { libc::setns(self.inner.fd.as_raw_fd(), libc::CLONE_NEWNET) });
+        if let Err(error) = entered {
+            panic!("enter the network namespace `{}`: {error}", self.name());
+        }
+    }
+
+    /// Spawns `command` inside the namespace. The child is killed when this process dies, however
+    /// it dies.
+    pub fn spawn(&self, mut command: Command) -> Result<Child> {
+        let ns = self.clone();
+        let parent = std::process::id();
+        command.env(owner::VARIABLE, owner::token());
+        let enter = move || {
+            // SAFETY: both are plain system calls, allowed between fork and exec; the descriptor
+            // is held by the closure.
+            unsafe {
+                checked(libc::setns(ns.inner.fd.as_raw_fd(), libc::CLONE_NEWNET))?;
+                checked(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+                if libc::getppid() as u32 != parent {
+                    return Err(std::io::ErrorKind::Interrupted.into());
+                }
+            }
+            Ok(())
+        };
+        // SAFETY: `enter` makes system calls only: no allocation, no lock.
+        unsafe { command.pre_exec(enter) };
+        let shown = shown(&command);
+        let (reply, answer) = mpsc::channel();
+        spawner()
+            .send((command, reply))
+            .expect("the spawner thread lives as long as the process");
+        answer
+            .recv()
+            .expect("the spawner answers")
+            .tried(format!("start `{shown}`"))
+    }
+
+    /// Runs `command` inside the namespace to its end; an exit status other than 0 is an error that
+    /// carries what it wrote.
+    pub fn output(&self, mut command: Command) -> Result<Output> {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let shown = shown(&command);
+        let output = self
+            .spawn(command)?
+            .wait_with_output()
+            .tried(format!("wait for `{shown}`"))?;
+        if output.status.success() {
+            return Ok(output);
+        }
+        let text = if output.stderr.is_empty() {
+            &output.stdout
+        } else {
+            &output.stderr
+        };
+        Err(Error::Command {
+            command: shown,
+            status: output.status,
+            output: String::from_utf8_lossy(text).trim().to_owned(),
+        })
+    }
+
+    /// Runs `ip ARGS` (separated by white space) in the namespace and returns its output.
+    pub fn ip(&self, args: &str) -> Result<String> {
+        let mut command = Command::new("ip");
+        command.args(args.split_whitespace());
+        Ok(String::from_utf8_lossy(&self.output(command)?.stdout).into_owned())
+    }
+
+    /// Loads an nftables ruleset (`nft -f`) in the namespace.
+    pub fn nft(&self, ruleset: &str) -> Result<()> {
+        let file = tempfile::NamedTempFile::new().tried("make a file for the nft ruleset")?;
+        fs::write(file.path(), ruleset).tried("write the nft ruleset")?;
+        let mut command = Command::new("nft");
+        command.arg("-f").arg(file.path());
+        self.output(command).map(drop)
+    }
+
+    /// Sets a sysctl (`net.ipv4.ip_forward`) in the namespace. A device name in the key may not
+    /// contain a dot.
+    pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
+        let path = format!("/proc/sys/{}", key.replace('.', "/"));
+        self.run(|| fs::write(&path, value))
+            .tried(format!("write {value} to {path}"))
+    }
+
+    /// The interface index of `device`, if it exists in the namespace.
+    pub fn ifindex(&self, device: &str) -> Option<u32> {
+        let name = std::ffi::CString::new(device).ok()?;
+        // SAFETY: a NUL-terminated string that outlives the call.
+        match self.run(|| unsafe { libc::if_nametoindex(name.as_ptr()) }) {
+            0 => None,
+            index => Some(index),
+        }
+    }
+}
+
+fn joined<T>(result: std::thread::Result<T>) -> T {
+    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+type Order = (Command, mpsc::Sender<std::io::Result<Child>>);
+
+/// PR_SET_PDEATHSIG fires when the *thread* that forked ends, so one thread that never ends forks.
+fn spawner() -> mpsc::Sender<Order> {
+    static SPAWNER: OnceLock<mpsc::Sender<Order>> = OnceLock::new();
+    let start = || {
+        let (orders, inbox) = mpsc::channel::<Order>();
+        std::thread::Builder::new()
+            .name("testbed-spawner".into())
+            .spawn(move || {
+                for (mut command, reply) in inbox {
+                    let _ = reply.send(command.spawn());
+                }
+            })
+            .expect("start a thread");
+        orders
+    };
+    SPAWNER.get_or_init(start).clone()
+}

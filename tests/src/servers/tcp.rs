@@ -1,0 +1,209 @@
+use std::{
+    collections::HashMap,
+    io::{self, Read, Write},
+    net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
+    os::fd::AsRawFd,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use super::Running;
+use crate::{
+    error::{Result, Tried, checked},
+    netns::NetNs,
+    pattern::Pattern,
+    streams::{BUFFER, Order, Receipt, receive, send},
+};
+
+/// What a TCP server does with a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TcpService {
+    /// Sends back what it gets, until the client ends.
+    Echo,
+    /// Takes an order for a stream of predictable bytes, either way: see
+    /// [`crate::clients::tcp::download`] and [`upload`](crate::clients::tcp::upload).
+    Streams,
+    /// Closes at once, in the accepting thread: the far end of connect-close measurements.
+    Close,
+    /// Accepts and holds, reading nothing.
+    Hold,
+    /// Sends these bytes and closes.
+    Greet(Vec<u8>),
+    /// Accepts and resets at once.
+    Reset,
+}
+
+#[derive(Default)]
+struct Seen {
+    accepted: AtomicU64,
+    /// The server's own handles, by connection number, to end them on drop.
+    open: Mutex<HashMap<u64, TcpStream>>,
+    peers: Mutex<Vec<SocketAddrV4>>,
+}
+
+/// A TCP server; stops, and resets what is open, on drop.
+pub struct TcpServer {
+    address: SocketAddrV4,
+    listener: TcpListener,
+    seen: Arc<Seen>,
+    running: Running,
+}
+
+impl TcpServer {
+    /// Listens on `address` in `ns` (port 0: any) with a backlog of 4096.
+    pub fn start(ns: &NetNs, address: (Ipv4Addr, u16), service: TcpService) -> Result<TcpServer> {
+        let bound = ns.run(|| TcpListener::bind(address));
+        let listener = bound.tried(format!("listen on {}:{} in {ns:?}", address.0, address.1))?;
+        // SAFETY: listen on our own socket; a second call only changes the backlog.
+        checked(unsafe { libc::listen(listener.as_raw_fd(), 4096) }).tried("set the backlog")?;
+        let local = listener.local_addr().tried("read the server's address")?;
+        let (seen, stop) = (Arc::new(Seen::default()), Arc::new(AtomicBool::new(false)));
+        let accepting = listener.try_clone().tried("clone the listener")?;
+        let (their_seen, their_stop) = (seen.clone(), stop.clone());
+        let thread = ns.thread("tcp-server", move || {
+            accept_all(&accepting, &service, &their_seen, &their_stop);
+        });
+        let address = SocketAddrV4::new(address.0, local.port());
+        let running = Running {
+            stop,
+            thread: Some(thread),
+        };
+        Ok(TcpServer {
+            address,
+            listener,
+            seen,
+            running,
+        })
+    }
+
+    /// The address it listens on.
+    pub fn address(&self) -> SocketAddrV4 {
+        self.address
+    }
+
+    /// Connections accepted so far.
+    pub fn accepted(&self) -> u64 {
+        self.seen.accepted.load(Ordering::Relaxed)
+    }
+
+    /// The peers of all connections so far, in order: what a NAT made of the guests.
+    pub fn peers(&self) -> Vec<SocketAddrV4> {
+        self.seen
+            .peers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl Drop for TcpServer {
+    fn drop(&mut self) {
+        self.running.stop.store(true, Ordering::SeqCst);
+        // Wakes the thread in accept.
+        // SAFETY: shutdown on our own socket.
+        unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
+        self.running.stop();
+        for (_, stream) in self
+            .seen
+            .open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain()
+        {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn accept_all(listener: &TcpListener, service: &TcpService, seen: &Arc<Seen>, stop: &AtomicBool) {
+    while !stop.load(Ordering::SeqCst) {
+        let (stream, peer) = match listener.accept() {
+            Ok(accepted) => accepted,
+            // The client was gone before we came to it; or we are told to stop.
+            Err(_) => continue,
+        };
+        seen.accepted.fetch_add(1, Ordering::Relaxed);
+        if *service == TcpService::Close {
+            continue;
+        }
+        if let SocketAddr::V4(peer) = peer {
+            seen.peers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(peer);
+        }
+        let (Ok(kept), number) = (stream.try_clone(), seen.accepted.load(Ordering::Relaxed)) else {
+            continue;
+        };
+        seen.open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(number, kept);
+        let (service, seen) = (service.clone(), seen.clone());
+        let serving = std::thread::Builder::new()
+            .name("tcp-connection".into())
+            .spawn(move || {
+                // The client sees how it ended; a client that went away is its own business.
+                let _ = serve(&stream, &service);
+                if service != TcpService::Hold {
+                    seen.open
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .remove(&number);
+                }
+            });
+        drop(serving);
+    }
+}
+
+fn serve(stream: &TcpStream, service: &TcpService) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut stream = stream;
+    match service {
+        TcpService::Close | TcpService::Hold => Ok(()),
+        TcpService::Greet(bytes) => stream.write_all(bytes),
+        TcpService::Reset => reset_on_close(stream),
+        TcpService::Echo => {
+            let mut buffer = vec![0; BUFFER];
+            loop {
+                match stream.read(&mut buffer)? {
+                    0 => return Ok(()),
+                    len => stream.write_all(&buffer[..len])?,
+                }
+            }
+        }
+        TcpService::Streams => match Order::read(&mut stream)? {
+            Order::Send { len, seed } => {
+                send(&mut stream, len, Pattern::new(seed))?;
+                stream.shutdown(Shutdown::Write)?;
+                // Wait for the client's end, so that nothing of it meets a closed socket.
+                let _ = stream.read(&mut [0; 1]);
+                Ok(())
+            }
+            Order::Receive { len, seed } => {
+                let receipt = receive(&mut stream, len, Pattern::new(seed))?;
+                stream.write_all(&Receipt::to_bytes(receipt))
+            }
+        },
+    }
+}
+
+fn reset_on_close(stream: &TcpStream) -> io::Result<()> {
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    // SAFETY: the option value is a `linger` and its size is given.
+    checked(unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            size_of_val(&linger) as libc::socklen_t,
+        )
+    })
+    .map(drop)
+}
