@@ -32,6 +32,9 @@ pub(crate) fn build(workspace: &Workspace, toolchain: &BpfToolchain) -> Result<(
     let lock = File::create(out.join(".lock"))?;
     lock.lock().context("could not lock target/bpf/.lock")?;
     for (name, features) in OBJECTS {
+        if !out.join(name).exists() {
+            say(format!("building the BPF object {name}"));
+        }
         let built = cargo_build(workspace, toolchain, features)
             .with_context(|| format!("could not build the BPF object {name}"))?;
         let object = out.join(name);

@@ -29,10 +29,10 @@ impl fmt::Display for Linker {
     }
 }
 
-/// One on `PATH`, or one that xtask built before, if it works with this compiler.
+/// One that xtask built before, or one on `PATH`, if it works with this compiler.
 pub(super) fn find(workspace: &Workspace, compiler: &Compiler) -> Option<Linker> {
     let ours = folder(workspace, compiler).join("bin/bpf-linker");
-    [on_path("bpf-linker"), Some(ours)]
+    [Some(ours), on_path("bpf-linker")]
         .into_iter()
         .flatten()
         .filter(|path| path.is_file())
