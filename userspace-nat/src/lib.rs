@@ -30,7 +30,7 @@ pub mod nat_ports;
 pub mod packet;
 pub mod poll;
 pub mod port;
-mod prefix_map;
+pub mod prefix_map;
 pub mod quota;
 pub mod record;
 pub mod relay;

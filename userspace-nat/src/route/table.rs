@@ -1,0 +1,125 @@
+//! The compiled route table.
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+
+use super::{Route, RouteEntry, RouteKind, RouteSnapshot};
+use crate::prefix_map::PrefixMap;
+
+/// Routes, ready to be looked up. The default table has no route.
+#[derive(Clone, Debug, Default)]
+pub struct RouteTable {
+    uplink: Option<u32>,
+    /// For each prefix its best route.
+    best: PrefixMap<RouteEntry>,
+    /// The host's addresses and networks by link, in the order the kernel lists them.
+    sources: Vec<(u32, Ipv4Net)>,
+    host: Vec<Ipv4Addr>,
+}
+
+impl RouteTable {
+    /// Compiles a snapshot.
+    pub fn new(snapshot: &RouteSnapshot) -> Self {
+        let mut host: Vec<Ipv4Addr> = snapshot
+            .addresses
+            .iter()
+            .flat_map(|address| [Some(address.addr.addr()), address.broadcast])
+            .flatten()
+            .chain(snapshot.routes.iter().filter_map(own_address))
+            .collect();
+        host.sort_unstable();
+        host.dedup();
+
+        // The map keeps the last of equal prefixes: the lowest metric, and of equal metrics the
+        // one listed first.
+        let mut routes = snapshot.routes.clone();
+        routes.reverse();
+        routes.sort_by_key(|route| std::cmp::Reverse(route.metric));
+
+        Self {
+            uplink: snapshot.uplink_ifindex,
+            best: PrefixMap::new(routes.into_iter().map(|route| (route.prefix, route))),
+            sources: snapshot
+                .addresses
+                .iter()
+                .map(|address| (address.ifindex, address.addr))
+                .collect(),
+            host,
+        }
+    }
+
+    /// How `addr` is reached.
+    pub fn lookup(&self, addr: Ipv4Addr) -> Route {
+        if self.is_host(addr) {
+            return Route::HostLocal;
+        }
+        let Some((_, route)) = self.best.longest(addr) else {
+            return Route::Unreachable;
+        };
+        match route.kind {
+            RouteKind::Local | RouteKind::Broadcast => Route::HostLocal,
+            RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit => {
+                Route::Refused(route.kind)
+            }
+            RouteKind::Unicast if self.uplink.is_some_and(|uplink| uplink != route.ifindex) => {
+                Route::OtherUplink {
+                    ifindex: route.ifindex,
+                }
+            }
+            RouteKind::Unicast => {
+                let next_hop = route.gateway.unwrap_or(addr);
+                match self.source(route, next_hop) {
+                    Some(source) => Route::Via {
+                        ifindex: route.ifindex,
+                        next_hop,
+                        source,
+                    },
+                    None => Route::Unreachable,
+                }
+            }
+        }
+    }
+
+    /// Whether `addr` is the host's own, loopback, or a broadcast address of one of its networks.
+    pub fn is_host(&self, addr: Ipv4Addr) -> bool {
+        addr.is_loopback() || self.host.binary_search(&addr).is_ok()
+    }
+
+    /// The host's own and broadcast addresses, sorted.
+    pub fn host_addresses(&self) -> &[Ipv4Addr] {
+        &self.host
+    }
+
+    /// The addresses that flows leaving by `ifindex` may be translated to, in the kernel's order.
+    pub fn sources(&self, ifindex: u32) -> impl Iterator<Item = Ipv4Addr> {
+        self.sources
+            .iter()
+            .filter(move |(link, _)| *link == ifindex)
+            .map(|(_, net)| net.addr())
+    }
+
+    /// As the kernel picks it: what the route prefers, else the link's address in the network of
+    /// the next hop, else the link's first, else, on a link without one, the host's first.
+    fn source(&self, route: &RouteEntry, next_hop: Ipv4Addr) -> Option<Ipv4Addr> {
+        let mut on_link = self.sources.iter().filter(|(link, _)| *link == route.ifindex);
+        route
+            .prefsrc
+            .or_else(|| on_link.clone().find(|(_, net)| net.contains(&next_hop)).map(|(_, net)| net.addr()))
+            .or_else(|| on_link.next().map(|(_, net)| net.addr()))
+            .or_else(|| {
+                self.sources
+                    .iter()
+                    .map(|(_, net)| net.addr())
+                    .find(|addr| !addr.is_loopback())
+            })
+    }
+}
+
+fn own_address(route: &RouteEntry) -> Option<Ipv4Addr> {
+    let own = matches!(route.kind, RouteKind::Local | RouteKind::Broadcast);
+    (own && route.prefix.prefix_len() == 32).then_some(route.prefix.addr())
+}
+
+#[cfg(test)]
+#[path = "table_test.rs"]
+mod tests;

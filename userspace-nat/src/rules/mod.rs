@@ -1,0 +1,121 @@
+//! Where a guest may go: rules in the order typed, safe defaults beneath them, and a default.
+//!
+//! # How a destination is judged
+//!
+//! 1. Rules are tried in the order typed; the first that matches decides. A deny file is one rule
+//!    at its place, whatever its length.
+//! 2. A destination in *protected* space ([`Space`]: the host itself, guests' networks, private,
+//!    link-local, metadata, multicast, ...) is opened only by an allow that means it: one whose
+//!    prefix lies within the most specific protected range around the address. A broader allow
+//!    (`0.0.0.0/0`) does not match there. So `--allow 10.0.0.0/8` opens the private network, and
+//!    still neither the host's own 10.1.2.3 nor a metadata service; `--allow 10.1.2.3` does.
+//! 3. If nothing matched, a protected destination is refused; any other gets the default.
+//!
+//! Everything is compiled when the policy is made ([`PrefixMap`](crate::prefix_map::PrefixMap), a
+//! port table per prefix), so a decision costs about the same with one rule and with thousands.
+//!
+//! # A place for names
+//!
+//! Rules by domain name are a matter of *which rule a connection meets*, known only once a name is
+//! (from the DNS answer that gave the address, or from TLS SNI or HTTP Host). They enter as a
+//! further [`Rule`] variant with its own place in the order, and [`Policy::decide`] then takes the
+//! names known for the address along with the address.
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+use serde::{Deserialize, Serialize};
+use slipgate_abi::{Protocol, Refusal};
+
+mod deny_file;
+mod explain;
+mod matcher;
+mod pattern;
+mod policy;
+mod protected;
+
+pub use deny_file::{DenyFile, DenyFileError};
+pub use explain::Explanation;
+pub use pattern::{Pattern, PatternError};
+pub use policy::Policy;
+pub use protected::Space;
+
+/// What a rule or the default does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Let the flow be admitted.
+    Allow,
+    /// Refuse it.
+    Deny,
+}
+
+impl Action {
+    /// As typed.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+        }
+    }
+}
+
+/// One rule, at its place in the order.
+#[derive(Clone, Debug)]
+pub enum Rule {
+    /// `--allow` or `--deny` with a pattern.
+    Match(Action, Pattern),
+    /// `--deny-file`.
+    DenyFile(DenyFile),
+}
+
+/// A rule's number: its row in the `RULES` map as far as this policy is concerned.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct RuleId(pub u32);
+
+impl RuleId {
+    /// No rule matched: `--default` decided.
+    pub const DEFAULT: Self = Self(0);
+    /// No rule matched, and the destination is protected.
+    pub const PROTECTED: Self = Self(1);
+    /// The first rule typed; the others follow in order.
+    pub const FIRST_TYPED: Self = Self(2);
+}
+
+/// A destination to judge.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Destination {
+    /// Its address.
+    pub addr: Ipv4Addr,
+    /// Its port; 0 for ICMP.
+    pub port: u16,
+    /// The flow's protocol.
+    pub protocol: Protocol,
+}
+
+/// What was decided, and by which rule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Decision {
+    /// The rule that decided.
+    pub rule: RuleId,
+    /// The deny file's line (from 1), when it was one.
+    pub line: Option<u32>,
+    /// `Some` when refused: [`Refusal::Rule`], [`Refusal::Default`] or [`Refusal::Protected`].
+    pub refusal: Option<Refusal>,
+}
+
+impl Decision {
+    /// Whether the flow may be admitted.
+    pub const fn is_allowed(self) -> bool {
+        self.refusal.is_none()
+    }
+}
+
+/// Addresses that are protected because of where this host stands; they change as it is
+/// reconfigured.
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LocalAddresses {
+    /// The host's own addresses, broadcast addresses of its networks included.
+    pub host: Vec<Ipv4Addr>,
+    /// Networks of guests.
+    pub guests: Vec<Ipv4Net>,
+}

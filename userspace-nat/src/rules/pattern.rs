@@ -1,0 +1,241 @@
+//! What a rule matches: `CIDR[:PORT[-PORT]][/tcp|udp|icmp]`.
+//!
+//! `/` stands before a prefix length and before a protocol; the character after it tells which.
+//! Without a port every port matches, without a protocol every protocol; a port leaves out ICMP,
+//! which has none.
+use std::{fmt, net::Ipv4Addr, str::FromStr};
+
+use ipnet::Ipv4Net;
+use serde::{Deserialize, Serialize};
+use slipgate_abi::Protocol;
+use thiserror::Error;
+
+use super::Destination;
+
+/// Destinations: a prefix, ports, protocols. [`Display`](fmt::Display) writes the shortest form.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Pattern {
+    prefix: Ipv4Net,
+    /// First and last port.
+    ports: Option<(u16, u16)>,
+    protocol: Option<Protocol>,
+}
+
+impl Pattern {
+    /// Its addresses.
+    pub fn prefix(&self) -> Ipv4Net {
+        self.prefix
+    }
+
+    /// First and last port, or `None` for any.
+    pub fn ports(&self) -> Option<(u16, u16)> {
+        self.ports
+    }
+
+    /// Whether flows of `protocol` can match.
+    pub fn covers(&self, protocol: Protocol) -> bool {
+        match self.protocol {
+            Some(only) => only == protocol,
+            None => self.ports.is_none() || protocol != Protocol::Icmp,
+        }
+    }
+
+    /// Whether every port and protocol matches.
+    pub fn is_whole(&self) -> bool {
+        self.ports.is_none() && self.protocol.is_none()
+    }
+
+    /// Whether `to` matches.
+    pub fn matches(&self, to: Destination) -> bool {
+        self.prefix.contains(&to.addr)
+            && self.covers(to.protocol)
+            && self
+                .ports
+                .is_none_or(|(first, last)| (first..=last).contains(&to.port))
+    }
+}
+
+/// A pattern that can't be understood.
+#[derive(Error, Clone, PartialEq, Eq, Debug)]
+pub enum PatternError {
+    /// Nothing was given.
+    #[error("Empty: give an address, as in 10.0.0.0/8, 1.2.3.4:443/tcp or 0.0.0.0/0:25")]
+    Empty,
+    /// IPv6.
+    #[error("{0:?} looks like an IPv6 address; only IPv4 is served yet, as in 203.0.113.0/24:443/tcp")]
+    Ipv6(String),
+    /// Not an address.
+    #[error("{given:?} in {pattern:?} is not an IPv4 address (names are not resolved): write four numbers up to 255, as in 10.0.0.0/8")]
+    Address {
+        /// What stands for the address.
+        given: String,
+        /// The whole pattern.
+        pattern: String,
+    },
+    /// A prefix length over 32.
+    #[error("Prefix length {given:?} in {pattern:?} is not one: 0 to 32 would do")]
+    PrefixLength {
+        /// What stands for the length.
+        given: String,
+        /// The whole pattern.
+        pattern: String,
+    },
+    /// Bits of the address outside of the prefix are set.
+    #[error("{pattern:?} names a host inside a network: {network} is the network, {host} the host")]
+    HostBits {
+        /// The whole pattern.
+        pattern: String,
+        /// With the bits cleared.
+        network: Ipv4Net,
+        /// The address alone.
+        host: Ipv4Addr,
+    },
+    /// A port or a range of ports.
+    #[error("Port {given:?} in {pattern:?} is neither 1 to 65535 nor a range such as 8000-8010")]
+    Port {
+        /// What stands for the ports.
+        given: String,
+        /// The whole pattern.
+        pattern: String,
+    },
+    /// A protocol.
+    #[error("Protocol {given:?} in {pattern:?} is unknown: tcp, udp or icmp would do, or none for all")]
+    Protocol {
+        /// What stands for the protocol.
+        given: String,
+        /// The whole pattern.
+        pattern: String,
+    },
+    /// ICMP with a port.
+    #[error("ICMP has no ports, but {0:?} gives one: leave the port or the protocol out")]
+    IcmpPort(String),
+}
+
+impl FromStr for Pattern {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        let text = text.trim();
+        if text.is_empty() {
+            return Err(PatternError::Empty);
+        }
+        if text.starts_with('[') || text.matches(':').count() > 1 {
+            return Err(PatternError::Ipv6(text.to_owned()));
+        }
+        let pattern = || text.to_owned();
+        let (addr_text, rest) = split_at(text, |c| c == '/' || c == ':');
+        let addr: Ipv4Addr = addr_text.parse().map_err(|_| PatternError::Address {
+            given: addr_text.to_owned(),
+            pattern: pattern(),
+        })?;
+
+        let is_length = |after: &&str| after.starts_with(|c: char| c.is_ascii_digit());
+        let (prefix_len, rest) = match rest.strip_prefix('/').filter(is_length) {
+            Some(after) => {
+                let (given, rest) = split_at(after, |c| c == '/' || c == ':');
+                let length = given.parse().ok().filter(|length| *length <= 32);
+                let length = length.ok_or_else(|| PatternError::PrefixLength {
+                    given: given.to_owned(),
+                    pattern: pattern(),
+                })?;
+                (length, rest)
+            }
+            None => (32, rest),
+        };
+        let prefix = Ipv4Net::new_assert(addr, prefix_len);
+        if prefix.trunc() != prefix {
+            return Err(PatternError::HostBits {
+                pattern: pattern(),
+                network: prefix.trunc(),
+                host: addr,
+            });
+        }
+
+        let (ports, rest) = match rest.strip_prefix(':') {
+            Some(after) => {
+                let (given, rest) = split_at(after, |c| c == '/');
+                let ports = parse_ports(given).ok_or_else(|| PatternError::Port {
+                    given: given.to_owned(),
+                    pattern: pattern(),
+                })?;
+                (Some(ports), rest)
+            }
+            None => (None, rest),
+        };
+
+        let protocol = match rest.strip_prefix('/') {
+            Some(given) => Some(parse_protocol(given).ok_or_else(|| PatternError::Protocol {
+                given: given.to_owned(),
+                pattern: pattern(),
+            })?),
+            None => None,
+        };
+        if protocol == Some(Protocol::Icmp) && ports.is_some() {
+            return Err(PatternError::IcmpPort(pattern()));
+        }
+        Ok(Self {
+            prefix,
+            ports,
+            protocol,
+        })
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.prefix.prefix_len() {
+            32 => write!(f, "{}", self.prefix.addr())?,
+            _ => write!(f, "{}", self.prefix)?,
+        }
+        match self.ports {
+            Some((first, last)) if first == last => write!(f, ":{first}")?,
+            Some((first, last)) => write!(f, ":{first}-{last}")?,
+            None => {}
+        }
+        match self.protocol {
+            Some(protocol) => write!(f, "/{}", protocol.name()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl TryFrom<String> for Pattern {
+    type Error = PatternError;
+
+    fn try_from(text: String) -> Result<Self, PatternError> {
+        text.parse()
+    }
+}
+
+impl From<Pattern> for String {
+    fn from(pattern: Pattern) -> Self {
+        pattern.to_string()
+    }
+}
+
+/// The part before the first separator, and the rest with it.
+fn split_at(text: &str, separator: impl Fn(char) -> bool) -> (&str, &str) {
+    text.split_at(text.find(separator).unwrap_or(text.len()))
+}
+
+fn parse_ports(text: &str) -> Option<(u16, u16)> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let (first, last) = (parse_port(first)?, parse_port(last)?);
+    (first <= last).then_some((first, last))
+}
+
+fn parse_port(text: &str) -> Option<u16> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|port| digits && *port != 0)
+}
+
+fn parse_protocol(text: &str) -> Option<Protocol> {
+    [Protocol::Tcp, Protocol::Udp, Protocol::Icmp]
+        .into_iter()
+        .find(|protocol| protocol.name().eq_ignore_ascii_case(text))
+}
+
+#[cfg(test)]
+#[path = "pattern_test.rs"]
+mod tests;

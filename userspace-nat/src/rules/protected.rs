@@ -1,0 +1,107 @@
+//! Destinations that are refused unless a rule opens them.
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+
+use super::LocalAddresses;
+use crate::prefix_map::PrefixMap;
+
+/// Why a destination is protected.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Space {
+    /// "This network", RFC 1122 section 3.2.1.3.
+    ThisNetwork,
+    /// Loopback, RFC 1122 section 3.2.1.3.
+    Loopback,
+    /// An address of the host.
+    Host,
+    /// A guests' network.
+    Guests,
+    /// Private, RFC 1918.
+    Private,
+    /// Shared between carrier and customer, RFC 6598.
+    Shared,
+    /// Link-local, RFC 3927.
+    LinkLocal,
+    /// A cloud's metadata or host service.
+    Metadata,
+    /// Multicast, RFC 5771.
+    Multicast,
+    /// Reserved, RFC 1112 section 4.
+    Reserved,
+    /// Limited broadcast, RFC 919.
+    Broadcast,
+}
+
+impl Space {
+    /// What the address is, for a sentence.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::ThisNetwork => "\"this network\" (RFC 1122)",
+            Self::Loopback => "loopback",
+            Self::Host => "an address of the host",
+            Self::Guests => "in a guests' network",
+            Self::Private => "private (RFC 1918)",
+            Self::Shared => "shared space (RFC 6598)",
+            Self::LinkLocal => "link-local (RFC 3927)",
+            Self::Metadata => "a cloud metadata service",
+            Self::Multicast => "multicast",
+            Self::Reserved => "reserved (240.0.0.0/4)",
+            Self::Broadcast => "the broadcast address",
+        }
+    }
+}
+
+const ALWAYS: [([u8; 4], u8, Space); 16] = [
+    ([0, 0, 0, 0], 8, Space::ThisNetwork),
+    ([10, 0, 0, 0], 8, Space::Private),
+    ([100, 64, 0, 0], 10, Space::Shared),
+    // Alibaba Cloud, inside shared space.
+    ([100, 100, 100, 200], 32, Space::Metadata),
+    ([127, 0, 0, 0], 8, Space::Loopback),
+    // Azure's host agent: a public address that only a virtual machine's host answers.
+    ([168, 63, 129, 16], 32, Space::Metadata),
+    ([169, 254, 0, 0], 16, Space::LinkLocal),
+    // AWS, Google Cloud, Azure, OpenStack and others.
+    ([169, 254, 169, 254], 32, Space::Metadata),
+    // AWS: credentials of container tasks, and of pods.
+    ([169, 254, 170, 2], 32, Space::Metadata),
+    ([169, 254, 170, 23], 32, Space::Metadata),
+    ([172, 16, 0, 0], 12, Space::Private),
+    // Oracle Cloud (classic).
+    ([192, 0, 0, 192], 32, Space::Metadata),
+    ([192, 168, 0, 0], 16, Space::Private),
+    ([224, 0, 0, 0], 4, Space::Multicast),
+    ([240, 0, 0, 0], 4, Space::Reserved),
+    ([255, 255, 255, 255], 32, Space::Broadcast),
+];
+
+/// Protected ranges, by prefix.
+#[derive(Clone, Debug)]
+pub(super) struct Protected {
+    ranges: PrefixMap<Space>,
+}
+
+impl Protected {
+    pub(super) fn new(local: &LocalAddresses) -> Self {
+        let always = ALWAYS
+            .iter()
+            .map(|(addr, len, space)| (Ipv4Net::new_assert((*addr).into(), *len), *space));
+        let guests = local.guests.iter().map(|net| (*net, Space::Guests));
+        // The host's come last: they stay when a range is given twice.
+        let host = local
+            .host
+            .iter()
+            .map(|addr| (Ipv4Net::from(*addr), Space::Host));
+        Self {
+            ranges: PrefixMap::new(always.chain(guests).chain(host)),
+        }
+    }
+
+    /// The most specific protected range around `addr`.
+    pub(super) fn space_of(&self, addr: Ipv4Addr) -> Option<(Ipv4Net, Space)> {
+        self.ranges
+            .longest(addr)
+            .map(|(range, space)| (range, *space))
+    }
+}
