@@ -264,6 +264,12 @@ impl Guest {
     }
 }
 
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.ns.kill_processes();
+    }
+}
+
 fn options(config: &GuestConfig, queues: usize) -> TapOptions {
     TapOptions {
         ethernet: true,

@@ -1,21 +1,84 @@
-//! Network testbed.
+//! The network testbed that the end-to-end tests, `cargo xtask run` and the benchmarks share.
+//!
+//! It makes a private network out of namespaces it alone holds, with a Linux guest behind a TAP
+//! that is served as a VMM serves it (GSO frames whole, partial checksums partial), servers in the
+//! world, and clients to run in the guest. Root and `/dev/net/tun` are needed. Everything is gone
+//! when it is dropped, after a panic, and when the process is killed.
+//!
+//! ```text
+//!  guest ns          host ns                                   world ns
+//!  eth0 ──pump── tap0  [slipgate]  up0 ── veth, tun or bad link ── w0   servers on lo
+//!  10.0.2.15                  198.18.0.2/24        198.18.0.1/24        203.0.113.10, .20
+//! ```
+//!
+//! | for | see |
+//! | --- | --- |
+//! | the private network | [`World`], [`WorldConfig`], [`Uplink`] |
+//! | a guest: static or DHCP, hand-made frames, filters, unplugging | [`Guest`], [`GuestConfig`] |
+//! | code or a program inside a namespace | [`NetNs::run`], [`NetNs::spawn`] |
+//! | servers and clients | [`servers`], [`clients`] |
+//! | hand-made packets | [`frame::FrameBuilder`], [`frame::Packet`] |
+//! | counting as if segmented | [`Capture`], [`Guest::flows`], [`accounting`] |
+//! | a link that loses, duplicates, reorders | [`impairment::Impairment`] |
+//! | slipgate itself and its pins | [`Slipgate`], [`PinDir`] |
+//! | what it is compared with | [`baseline`] |
+//! | tests that can't run here | [`require_root_and_tun!`], [`skipped!`] |
+//!
+//! # Example
+//! ```no_run
+//! use std::time::Duration;
+//! use slipgate_testbed::{
+//!     Capture, Guest, GuestConfig, PinDir, Slipgate, World, clients::tcp,
+//!     servers::{TcpServer, TcpService}, world::{SERVER, UPLINK},
+//! };
+//!
+//! # fn main() -> slipgate_testbed::Result<()> {
+//! let wait = Duration::from_secs(5);
+//! let world = World::new()?;
+//! let server = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Streams)?;
+//! let guest = Guest::new(&world, GuestConfig::new("tap0").unconfigured())?;
+//! let pins = PinDir::new()?;
+//! let slipgate = Slipgate::attach(&world.host, &pins, &["--tap", "tap0", "--uplink", UPLINK])?;
+//! let lease = guest.dhcp(wait)?;
+//! let uplink = Capture::start(&world.host, UPLINK)?;
+//! guest.run(|| tcp::upload(server.address(), 1_000_000, 1, wait))?;
+//! let seen = uplink.finish()?;
+//! println!("{lease:?} {:?} {:?}", seen.sent.flows, slipgate.flows()?);
+//! # Ok(())
+//! # }
+//! ```
 #![cfg(target_os = "linux")]
 
 pub mod accounting;
 pub mod baseline;
+mod capture;
 pub mod clients;
 pub mod dhcp;
+pub mod dns_wire;
 pub mod error;
 pub mod ethtool;
 pub mod frame;
-pub mod guest;
+mod guest;
 pub mod impairment;
-pub mod netns;
+mod netns;
 mod owner;
 pub mod pattern;
 pub mod pcap;
+mod pins;
 pub mod pump;
+pub mod requirements;
 pub mod servers;
+pub mod slipgate;
+mod sockets;
 pub mod streams;
 pub mod tap;
 pub mod world;
+
+pub use capture::{Capture, Captured};
+pub use error::{Error, Result};
+pub use guest::{GUEST_DEVICE, Guest, GuestConfig};
+pub use netns::NetNs;
+pub use pins::PinDir;
+pub use pump::Direction;
+pub use slipgate::Slipgate;
+pub use world::{Uplink, World, WorldConfig};

@@ -9,12 +9,13 @@ use std::{
     fmt, fs,
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::process::CommandExt,
+        unix::{fs::MetadataExt, process::CommandExt},
     },
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     sync::{Arc, OnceLock, mpsc},
     thread::JoinHandle,
+    time::Duration,
 };
 
 use crate::{
@@ -163,17 +164,17 @@ impl NetNs {
     }
 
     /// Runs `command` inside the namespace to its end; an exit status other than 0 is an error that
-    /// carries what it wrote.
+    /// carries what it wrote, and so is one that takes longer than a minute: it is killed.
     pub fn output(&self, mut command: Command) -> Result<Output> {
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let shown = shown(&command);
-        let output = self
-            .spawn(command)?
-            .wait_with_output()
-            .tried(format!("wait for `{shown}`"))?;
+        let child = self.spawn(command)?;
+        let watch = Watchdog::start(child.id());
+        let output = child.wait_with_output();
+        let output = watch.ended(&shown, output.tried(format!("wait for `{shown}`"))?)?;
         if output.status.success() {
             return Ok(output);
         }
@@ -213,6 +214,25 @@ impl NetNs {
             .tried(format!("write {value} to {path}"))
     }
 
+    /// The processes in the namespace (this one not among them).
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let ours = fs::metadata(self.path()).map(|namespace| namespace.ino());
+        let Ok(ours) = ours else { return Vec::new() };
+        let inside = |pid: &u32| {
+            let theirs = fs::metadata(format!("/proc/{pid}/ns/net"));
+            theirs.is_ok_and(|namespace| namespace.ino() == ours)
+        };
+        owner::pids()
+            .filter(|pid| *pid != std::process::id())
+            .filter(inside)
+            .collect()
+    }
+
+    /// Kills the processes in the namespace.
+    pub(crate) fn kill_processes(&self) {
+        self.processes().into_iter().for_each(owner::kill);
+    }
+
     /// The interface index of `device`, if it exists in the namespace.
     pub fn ifindex(&self, device: &str) -> Option<u32> {
         let name = std::ffi::CString::new(device).ok()?;
@@ -234,6 +254,42 @@ fn shown(command: &Command) -> String {
         .map(|word| word.to_string_lossy())
         .collect::<Vec<_>>()
         .join(" ")
+}
+
+/// How long a command run to its end may take.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Kills a process that does not end in time.
+struct Watchdog {
+    ended: mpsc::Sender<()>,
+    thread: JoinHandle<bool>,
+}
+
+impl Watchdog {
+    fn start(pid: u32) -> Watchdog {
+        let (ended, wait) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let late = wait.recv_timeout(COMMAND_TIMEOUT) == Err(mpsc::RecvTimeoutError::Timeout);
+            if late {
+                owner::kill(pid);
+            }
+            late
+        });
+        Watchdog { ended, thread }
+    }
+
+    fn ended(self, shown: &str, output: Output) -> Result<Output> {
+        let _ = self.ended.send(());
+        match joined(self.thread.join()) {
+            false => Ok(output),
+            true => {
+                let seconds = COMMAND_TIMEOUT.as_secs();
+                Err(Error::unexpected(format!(
+                    "`{shown}` took above {seconds} s and was killed"
+                )))
+            }
+        }
+    }
 }
 
 type Order = (Command, mpsc::Sender<std::io::Result<Child>>);

@@ -41,11 +41,21 @@ pub(crate) fn sweep_processes() {
                     .strip_prefix('=')
             });
             if owner.is_some_and(|token| !alive(token)) {
-                // SAFETY: kill takes numbers only.
-                unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+                kill(pid);
             }
         }
     });
+}
+
+/// Sends SIGKILL.
+pub(crate) fn kill(pid: u32) {
+    // SAFETY: kill takes numbers only.
+    unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+}
+
+/// Whether the process runs; a zombie does not.
+pub(crate) fn runs(pid: u32) -> bool {
+    start_time(pid).is_some()
 }
 
 /// The processes whose parent is `parent`.
@@ -55,7 +65,7 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
         .collect()
 }
 
-fn pids() -> impl Iterator<Item = u32> {
+pub(crate) fn pids() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }

@@ -174,6 +174,13 @@ impl World {
     }
 }
 
+impl Drop for World {
+    fn drop(&mut self) {
+        self.host.kill_processes();
+        self.net.kill_processes();
+    }
+}
+
 fn pumped_uplink(
     host: &NetNs,
     net: &NetNs,

@@ -1,6 +1,9 @@
 //! Servers for the world. Each runs on threads of its own in a namespace and stops on drop.
 
+mod dns;
+mod http;
 mod tcp;
+mod udp;
 
 use std::{
     sync::{
@@ -11,21 +14,25 @@ use std::{
     time::Duration,
 };
 
+pub use dns::{Answer, DnsServer, Zone};
+pub use http::HttpServer;
 pub use tcp::{TcpServer, TcpService};
+pub use udp::{UdpServer, UdpService};
 
 /// How often a server's blocked thread looks whether it should stop.
 const STOP_POLL: Duration = Duration::from_millis(50);
 
-/// A server's main thread and its stop flag.
+/// A server's threads and their stop flag.
+#[derive(Default)]
 struct Running {
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Running {
     fn stop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }

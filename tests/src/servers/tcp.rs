@@ -68,7 +68,7 @@ impl TcpServer {
         let address = SocketAddrV4::new(address.0, local.port());
         let running = Running {
             stop,
-            thread: Some(thread),
+            threads: vec![thread],
         };
         Ok(TcpServer {
             address,

@@ -1,0 +1,252 @@
+//! A capture on a device, counted per flow as if segmented.
+//!
+//! Packet sockets see what a device receives before TC ingress and what it sends after TC egress
+//! and before segmentation, so a capture on a guest's `eth0` and one on the uplink see one flow's
+//! packets on either side of a NAT. PACKET_VNET_HDR gives each frame its segment size.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+};
+
+use crate::{
+    accounting::FlowCounts,
+    error::{Error, Result, Tried, checked, checked_len},
+    frame::Packet,
+    netns::NetNs,
+    pcap::{LinkType, PcapWriter},
+    sockets,
+    tap::{FRAME_MAX, VNET_HDR_LEN, VnetHdr},
+};
+
+const RECEIVE_BUFFER_BYTES: i32 = 512 << 20;
+/// Enough for all headers; the lengths are in them.
+const SNAP_BYTES: usize = VNET_HDR_LEN + 256;
+const PACKET_VNET_HDR: i32 = 15;
+const POLL_MS: i32 = 20;
+/// Frames between looks at the stop flag.
+const BATCH: usize = 256;
+
+/// What a capture saw.
+#[derive(Clone, Debug, Default)]
+pub struct Captured {
+    /// What the device received.
+    pub received: FlowCounts,
+    /// What the device sent.
+    pub sent: FlowCounts,
+    /// Frames the capture itself missed; [`Capture::finish`] makes it an error.
+    pub missed: u64,
+}
+
+/// A running capture. [`Capture::finish`] takes the counts; a drop throws them away.
+pub struct Capture {
+    device: String,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<io::Result<Captured>>>,
+}
+
+impl Capture {
+    /// Starts capturing on `device` in `ns`.
+    pub fn start(ns: &NetNs, device: &str) -> Result<Capture> {
+        Self::open(ns, device, None)
+    }
+
+    /// The same, and writes all frames whole to a pcap file.
+    pub fn to_pcap(ns: &NetNs, device: &str, path: &Path) -> Result<Capture> {
+        Self::open(ns, device, Some(path.to_owned()))
+    }
+
+    fn open(ns: &NetNs, device: &str, pcap: Option<PathBuf>) -> Result<Capture> {
+        let what = || format!("capture on `{device}` in {ns:?}");
+        let missing = || Error::unexpected(format!("{}: there is no such device", what()));
+        let ifindex = ns.ifindex(device).ok_or_else(missing)?;
+        let socket = ns.run(|| packet_socket(ifindex)).tried(what())?;
+        // Without a link-layer address it is a TUN: frames begin with the IP header.
+        let ethernet = ns
+            .ip(&format!("link show dev {device}"))?
+            .contains("link/ether")
+            || device == "lo";
+        let link = if ethernet {
+            LinkType::Ethernet
+        } else {
+            LinkType::Ip
+        };
+        let pcap = pcap
+            .map(|path| PcapWriter::create(&path, link))
+            .transpose()
+            .tried(what())?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut run = Run {
+            socket,
+            ethernet,
+            pcap,
+            captured: Captured::default(),
+        };
+        let their_stop = stop.clone();
+        let thread = ns.thread("capture", move || run.run(&their_stop));
+        Ok(Capture {
+            device: device.to_owned(),
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// Stops, after all that was queued is counted. A capture that missed frames is an error.
+    pub fn finish(mut self) -> Result<Captured> {
+        self.stop.store(true, Ordering::SeqCst);
+        let what = || format!("capture on `{}`", self.device);
+        let Some(thread) = self.thread.take() else {
+            return Err(Error::unexpected(format!("{}: it is not running", what())));
+        };
+        let ended = thread
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let captured = ended.tried(what())?;
+        match captured.missed {
+            0 => Ok(captured),
+            missed => Err(Error::unexpected(format!(
+                "{}: it missed {missed} frames",
+                what()
+            ))),
+        }
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn packet_socket(ifindex: u32) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // Protocol 0: nothing is received before the bind names the device.
+    // SAFETY: socket takes numbers and returns a descriptor or -1.
+    let fd = checked(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
+    // SAFETY: a fresh descriptor that nothing else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    sockets::set(&socket, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
+    sockets::set_receive_buffer(&socket, RECEIVE_BUFFER_BYTES)?;
+    // SAFETY: sockaddr_ll is plain data, for which zeroes are valid.
+    let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    to.sll_family = libc::AF_PACKET as u16;
+    to.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    to.sll_ifindex = ifindex as i32;
+    let len = size_of_val(&to) as libc::socklen_t;
+    // SAFETY: the address is readable for the length given.
+    checked(unsafe { libc::bind(socket.as_raw_fd(), (&raw const to).cast(), len) })?;
+    Ok(socket)
+}
+
+struct Run {
+    socket: OwnedFd,
+    ethernet: bool,
+    pcap: Option<PcapWriter>,
+    captured: Captured,
+}
+
+impl Run {
+    fn run(&mut self, stop: &AtomicBool) -> io::Result<Captured> {
+        let room = if self.pcap.is_some() {
+            FRAME_MAX
+        } else {
+            SNAP_BYTES
+        };
+        let mut buffer = vec![0; room];
+        loop {
+            // Read before the queue is emptied: what came before the stop is counted.
+            let last = stop.load(Ordering::SeqCst);
+            let mut emptied = false;
+            for _ in 0..BATCH {
+                if !self.take_one(&mut buffer)? {
+                    emptied = true;
+                    break;
+                }
+            }
+            match (emptied, last) {
+                (true, true) => break,
+                (true, false) => drop(sockets::poll(&self.socket, libc::POLLIN, POLL_MS)?),
+                (false, _) => {}
+            }
+        }
+        self.captured.missed += self.missed_by_kernel()?;
+        if let Some(pcap) = &mut self.pcap {
+            pcap.flush()?;
+        }
+        Ok(std::mem::take(&mut self.captured))
+    }
+
+    /// Counts one frame; false when there is none.
+    fn take_one(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
+        // SAFETY: sockaddr_ll is plain data, for which zeroes are valid.
+        let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        let mut from_len = size_of_val(&from) as libc::socklen_t;
+        // SAFETY: buffer and address are writable for the lengths given.
+        let received = checked_len(unsafe {
+            libc::recvfrom(
+                self.socket.as_raw_fd(),
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+                0,
+                (&raw mut from).cast(),
+                &raw mut from_len,
+            )
+        });
+        let len = match received {
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            // A GSO type that a vnet header can't say.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                self.captured.missed += 1;
+                return Ok(true);
+            }
+            // The device went down or away; the capture goes on if it comes up again.
+            Err(error) if error.raw_os_error() == Some(libc::ENETDOWN) => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        let (Some(vnet), Some(frame)) = (
+            VnetHdr::parse(&buffer[..len]),
+            buffer.get(VNET_HDR_LEN..len),
+        ) else {
+            return Ok(true);
+        };
+        let packet = match self.ethernet {
+            true => Packet::parse_ethernet(frame),
+            false => Packet::parse_ip(frame),
+        };
+        match from.sll_pkttype {
+            libc::PACKET_OUTGOING => self.captured.sent.add(&vnet, packet.as_ref()),
+            _ => self.captured.received.add(&vnet, packet.as_ref()),
+        }
+        if let Some(pcap) = &mut self.pcap {
+            pcap.write(frame)?;
+        }
+        Ok(true)
+    }
+
+    fn missed_by_kernel(&self) -> io::Result<u64> {
+        // struct tpacket_stats: packets, drops.
+        let mut stats = [0u32; 2];
+        let mut len = size_of_val(&stats) as libc::socklen_t;
+        // SAFETY: the buffer is writable for the length given.
+        checked(unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                stats.as_mut_ptr().cast(),
+                &raw mut len,
+            )
+        })?;
+        Ok(stats[1].into())
+    }
+}

@@ -1,0 +1,212 @@
+//! As much of the DNS wire format (RFC 1035, 4) as a test's server and client need, written by hand
+//! so that neither shares a parser with what they test.
+
+use std::net::Ipv4Addr;
+
+/// Record types.
+#[allow(missing_docs, reason = "RFC 1035 and 3596 names")]
+pub mod types {
+    pub const A: u16 = 1;
+    pub const CNAME: u16 = 5;
+    pub const TXT: u16 = 16;
+    pub const AAAA: u16 = 28;
+}
+
+/// A record of an answer. Data stays as it is on the wire.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Record type.
+    pub kind: u16,
+    /// Seconds to live.
+    pub ttl: u32,
+    /// Record data.
+    pub data: Vec<u8>,
+}
+
+impl Record {
+    /// An A record.
+    pub fn a(address: Ipv4Addr, ttl: u32) -> Record {
+        Record {
+            kind: types::A,
+            ttl,
+            data: address.octets().to_vec(),
+        }
+    }
+
+    /// A TXT record; text above 255 bytes is split into several strings.
+    pub fn txt(text: &[u8], ttl: u32) -> Record {
+        let data = text
+            .chunks(255)
+            .flat_map(|part| [&[part.len() as u8], part].concat())
+            .collect();
+        Record {
+            kind: types::TXT,
+            ttl,
+            data,
+        }
+    }
+
+    /// A CNAME record.
+    pub fn cname(name: &str, ttl: u32) -> Record {
+        Record {
+            kind: types::CNAME,
+            ttl,
+            data: encode_name(name),
+        }
+    }
+
+    /// The address, if it is an A record.
+    pub fn address(&self) -> Option<Ipv4Addr> {
+        let octets: [u8; 4] = self.data.as_slice().try_into().ok()?;
+        (self.kind == types::A).then(|| octets.into())
+    }
+}
+
+/// A question, with what of its header matters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Transaction id.
+    pub id: u16,
+    /// Name, lower case, no dot at its end.
+    pub name: String,
+    /// Record type.
+    pub kind: u16,
+}
+
+impl Question {
+    /// The query, recursion desired.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = self.id.to_be_bytes().to_vec();
+        out.extend_from_slice(&[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+        self.write(&mut out);
+        out
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&encode_name(&self.name));
+        out.extend_from_slice(&self.kind.to_be_bytes());
+        out.extend_from_slice(&[0, 1]);
+    }
+
+    /// Reads a query; `None` when it is none, or not of one question.
+    pub fn parse(message: &[u8]) -> Option<Question> {
+        let header: &[u8; 12] = message.first_chunk()?;
+        if header[2] & 0x80 != 0 || header[4..6] != [0, 1] {
+            return None;
+        }
+        parse_question(message).map(|(question, _)| question)
+    }
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// What was asked, with the id.
+    pub question: Question,
+    /// Response code: 0 NOERROR, 2 SERVFAIL, 3 NXDOMAIN, 5 REFUSED.
+    pub code: u8,
+    /// The TC bit: ask again over TCP.
+    pub truncated: bool,
+    /// The answer section.
+    pub records: Vec<Record>,
+}
+
+impl Reply {
+    /// The message.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = self.question.id.to_be_bytes().to_vec();
+        let truncated = if self.truncated { 2 } else { 0 };
+        out.extend_from_slice(&[0x81 | truncated, 0x80 | self.code & 0xf, 0, 1]);
+        out.extend_from_slice(&(self.records.len() as u16).to_be_bytes());
+        out.extend_from_slice(&[0; 4]);
+        self.question.write(&mut out);
+        for record in &self.records {
+            out.extend_from_slice(&[0xc0, 12]); // the name of the question
+            out.extend_from_slice(&record.kind.to_be_bytes());
+            out.extend_from_slice(&[0, 1]);
+            out.extend_from_slice(&record.ttl.to_be_bytes());
+            out.extend_from_slice(&(record.data.len() as u16).to_be_bytes());
+            out.extend_from_slice(&record.data);
+        }
+        out
+    }
+
+    /// Reads an answer; `None` when it is none or is cut short.
+    pub fn parse(message: &[u8]) -> Option<Reply> {
+        let header: &[u8; 12] = message.first_chunk()?;
+        if header[2] & 0x80 == 0 || header[4..6] != [0, 1] {
+            return None;
+        }
+        let (question, mut at) = parse_question(message)?;
+        let count = u16::from_be_bytes([header[6], header[7]]);
+        let mut records = Vec::new();
+        for _ in 0..count {
+            at = skip_name(message, at)?;
+            let fixed: &[u8; 10] = message.get(at..)?.first_chunk()?;
+            let len = usize::from(u16::from_be_bytes([fixed[8], fixed[9]]));
+            let data = message.get(at + 10..at + 10 + len)?.to_vec();
+            let kind = u16::from_be_bytes([fixed[0], fixed[1]]);
+            let ttl = u32::from_be_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]);
+            records.push(Record { kind, ttl, data });
+            at += 10 + len;
+        }
+        Some(Reply {
+            question,
+            code: header[3] & 0xf,
+            truncated: header[2] & 2 != 0,
+            records,
+        })
+    }
+}
+
+/// Labels with their lengths and the root.
+fn encode_name(name: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    for label in name.split('.').filter(|label| !label.is_empty()) {
+        out.push(label.len().min(63) as u8);
+        out.extend_from_slice(&label.as_bytes()[..label.len().min(63)]);
+    }
+    out.push(0);
+    out
+}
+
+fn parse_question(message: &[u8]) -> Option<(Question, usize)> {
+    let (mut at, mut labels) = (12, Vec::new());
+    loop {
+        let len = usize::from(*message.get(at)?);
+        at += 1;
+        match len {
+            0 => break,
+            1..=63 => {
+                labels.push(String::from_utf8_lossy(message.get(at..at + len)?).to_lowercase())
+            }
+            _ => return None,
+        }
+        at += len;
+    }
+    let kind = u16::from_be_bytes([*message.get(at)?, *message.get(at + 1)?]);
+    let id = u16::from_be_bytes([message[0], message[1]]);
+    Some((
+        Question {
+            id,
+            name: labels.join("."),
+            kind,
+        },
+        at + 4,
+    ))
+}
+
+fn skip_name(message: &[u8], mut at: usize) -> Option<usize> {
+    loop {
+        match *message.get(at)? {
+            0 => return Some(at + 1),
+            len @ 1..=63 => at += 1 + usize::from(len),
+            0xc0.. => return Some(at + 2),
+            _ => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "dns_wire_test.rs"]
+mod tests;

@@ -1,0 +1,47 @@
+//! What a test needs of the machine, and how it says that it can't run here.
+
+use std::{fs::File, io::Write};
+
+/// Prints `skipped: TEST: WHY`. With `SLIPGATE_NO_SKIP` set, as CI has it, a skip is a failure.
+#[macro_export]
+macro_rules! skipped {
+    ($($why:tt)+) => {
+        $crate::requirements::say_skipped(&format!($($why)+))
+    };
+}
+
+/// Returns from a test, saying why, on a machine without root or `/dev/net/tun`. A test that
+/// returns something other than `()` gives the value: `require_root_and_tun!(Ok(()))`.
+#[macro_export]
+macro_rules! require_root_and_tun {
+    () => {
+        $crate::require_root_and_tun!(())
+    };
+    ($value:expr) => {
+        if let Err(why) = $crate::requirements::root_and_tun() {
+            $crate::skipped!("{why}");
+            return $value;
+        }
+    };
+}
+
+/// What `skipped!` does.
+pub fn say_skipped(why: &str) {
+    let thread = std::thread::current();
+    let line = format!("skipped: {}: {why}", thread.name().unwrap_or("?"));
+    assert!(std::env::var_os("SLIPGATE_NO_SKIP").is_none(), "{line}");
+    // Not `println!`: libtest shows what that prints of failed tests only.
+    writeln!(std::io::stderr(), "{line}").ok();
+}
+
+/// Whether this process may make namespaces and TAPs; else why not.
+pub fn root_and_tun() -> Result<(), String> {
+    // SAFETY: geteuid takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return Err("it needs root (network namespaces, TAPs)".into());
+    }
+    let opened = File::options().read(true).write(true).open("/dev/net/tun");
+    opened
+        .map(drop)
+        .map_err(|error| format!("it needs /dev/net/tun: {error}"))
+}

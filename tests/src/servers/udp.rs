@@ -1,0 +1,110 @@
+use std::{
+    collections::HashMap,
+    io,
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::{Running, STOP_POLL};
+use crate::{
+    error::{Result, Tried},
+    netns::NetNs,
+};
+
+/// What a UDP server does with a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UdpService {
+    /// Sends it back.
+    Echo,
+    /// Counts it.
+    Sink,
+}
+
+#[derive(Default)]
+struct Seen {
+    datagrams: AtomicU64,
+    payload_bytes: AtomicU64,
+    peers: Mutex<HashMap<SocketAddrV4, u64>>,
+}
+
+/// A UDP server; stops on drop.
+pub struct UdpServer {
+    address: SocketAddrV4,
+    socket: UdpSocket,
+    seen: Arc<Seen>,
+    _running: Running,
+}
+
+impl UdpServer {
+    /// Binds `address` in `ns` (port 0: any).
+    pub fn start(ns: &NetNs, address: (Ipv4Addr, u16), service: UdpService) -> Result<UdpServer> {
+        let what = || format!("serve UDP on {}:{} in {ns:?}", address.0, address.1);
+        let socket = ns.run(|| UdpSocket::bind(address)).tried(what())?;
+        crate::sockets::set_receive_buffer(&socket, 16 << 20).tried(what())?;
+        socket.set_read_timeout(Some(STOP_POLL)).tried(what())?;
+        let port = socket.local_addr().tried(what())?.port();
+        let seen = Arc::new(Seen::default());
+        let mut running = Running::default();
+        let (receiving, theirs) = (socket.try_clone().tried(what())?, seen.clone());
+        let stop = running.stop.clone();
+        running.threads.push(ns.thread("udp-server", move || {
+            let mut buffer = vec![0; 65536];
+            while !stop.load(Ordering::SeqCst) {
+                // A timeout, or an ICMP error that an echo met: either way, the next one.
+                let Ok((len, peer)) = receiving.recv_from(&mut buffer) else {
+                    continue;
+                };
+                theirs.datagrams.fetch_add(1, Ordering::Relaxed);
+                theirs
+                    .payload_bytes
+                    .fetch_add(len as u64, Ordering::Relaxed);
+                if let SocketAddr::V4(peer) = peer {
+                    let mut peers = theirs.peers.lock().unwrap_or_else(PoisonError::into_inner);
+                    *peers.entry(peer).or_default() += 1;
+                }
+                if service == UdpService::Echo {
+                    let _ = receiving.send_to(&buffer[..len], peer);
+                }
+            }
+        }));
+        let address = SocketAddrV4::new(address.0, port);
+        Ok(UdpServer {
+            address,
+            socket,
+            seen,
+            _running: running,
+        })
+    }
+
+    /// The address it is bound to.
+    pub fn address(&self) -> SocketAddrV4 {
+        self.address
+    }
+
+    /// Datagrams received so far.
+    pub fn datagrams(&self) -> u64 {
+        self.seen.datagrams.load(Ordering::Relaxed)
+    }
+
+    /// Payload bytes received so far.
+    pub fn payload_bytes(&self) -> u64 {
+        self.seen.payload_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The peers seen, with the datagrams of each: what a NAT made of the guests.
+    pub fn peers(&self) -> HashMap<SocketAddrV4, u64> {
+        self.seen
+            .peers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Sends a datagram that nobody asked for.
+    pub fn send_to(&self, payload: &[u8], peer: SocketAddrV4) -> io::Result<usize> {
+        self.socket.send_to(payload, peer)
+    }
+}

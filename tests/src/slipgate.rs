@@ -1,0 +1,294 @@
+//! The program under test: started, asked, killed and started again.
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Read},
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    time::{Duration, Instant},
+};
+
+use serde::Deserialize;
+
+use crate::{
+    error::{Error, Result, Tried},
+    netns::NetNs,
+    owner,
+    pins::PinDir,
+};
+
+/// What `slipgate attach` writes to stdout when it serves: a line that starts so.
+pub const READY: &str = "slipgate: ready";
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The built binary: `$SLIPGATE_BIN`, or `target/release/slipgate` of the workspace.
+pub fn binary() -> Result<PathBuf> {
+    let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/slipgate");
+    let path = env::var_os("SLIPGATE_BIN").map_or_else(|| PathBuf::from(built), PathBuf::from);
+    match path.is_file() {
+        true => Ok(path),
+        false => Err(Error::Missing(format!(
+            "there is no slipgate binary at {}: run `cargo xtask build`, or set SLIPGATE_BIN",
+            path.display()
+        ))),
+    }
+}
+
+/// One row of `slipgate flows --json`.
+#[allow(
+    missing_docs,
+    reason = "the names are those of `slipgate flows --json`"
+)]
+#[derive(Clone, Debug, Deserialize)]
+pub struct FlowRow {
+    pub vm: String,
+    pub proto: String,
+    pub guest: String,
+    pub remote: String,
+    pub nat: String,
+    pub verdict: String,
+    pub state: String,
+    pub rule: serde_json::Value,
+    pub tx_packets: u64,
+    pub tx_bytes: u64,
+    pub rx_packets: u64,
+    pub rx_bytes: u64,
+    pub age_ms: u64,
+    pub idle_ms: u64,
+}
+
+/// A running `slipgate attach`. Broker and engine are killed on drop; pins go with the [`PinDir`].
+pub struct Slipgate {
+    ns: NetNs,
+    pins: PinDir,
+    args: Vec<String>,
+    broker: Child,
+    engines: Vec<u32>,
+    stderr: Arc<Mutex<String>>,
+    ready_line: String,
+}
+
+impl Slipgate {
+    /// Runs `slipgate attach --pin-dir PINS ARGS…` in `ns` and waits until it is ready.
+    pub fn attach(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Slipgate> {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        Self::start(ns.clone(), pins.clone(), args)
+    }
+
+    fn start(ns: NetNs, pins: PinDir, args: Vec<String>) -> Result<Slipgate> {
+        let mut command = Command::new(binary()?);
+        command
+            .arg("attach")
+            .arg("--pin-dir")
+            .arg(pins.path())
+            .args(&args);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut broker = ns.spawn(command)?;
+        let stderr = Arc::new(Mutex::new(String::new()));
+        let (lines, stdout) = mpsc::channel();
+        if let (Some(out), Some(err)) = (broker.stdout.take(), broker.stderr.take()) {
+            std::thread::spawn(move || {
+                // Reads on after nobody listens: slipgate must not block on a full pipe.
+                BufReader::new(out)
+                    .lines()
+                    .map_while(Result::ok)
+                    .for_each(|line| {
+                        let _ = lines.send(line);
+                    });
+            });
+            let kept = stderr.clone();
+            std::thread::spawn(move || keep(err, &kept));
+        }
+        let mut slipgate = Slipgate {
+            ns,
+            pins,
+            args,
+            broker,
+            engines: Vec::new(),
+            stderr,
+            ready_line: String::new(),
+        };
+        slipgate.await_ready(&stdout)?;
+        slipgate.engines = owner::children(slipgate.broker.id());
+        Ok(slipgate)
+    }
+
+    fn await_ready(&mut self, stdout: &mpsc::Receiver<String>) -> Result<()> {
+        let deadline = Instant::now() + READY_TIMEOUT;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let why = match stdout.recv_timeout(left) {
+                Ok(line) if line.starts_with(READY) => {
+                    self.ready_line = line;
+                    return Ok(());
+                }
+                Ok(_) => continue,
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    format!("said no `{READY}` within {} s", READY_TIMEOUT.as_secs())
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    let status = self.broker.wait().tried("wait for slipgate")?;
+                    // The reader of stderr may be a moment behind.
+                    std::thread::sleep(Duration::from_millis(50));
+                    format!("ended with {status}")
+                }
+            };
+            let args = self.args.join(" ");
+            return Err(Error::unexpected(format!(
+                "`slipgate attach {args}` {why}; stderr:\n{}",
+                self.stderr()
+            )));
+        }
+    }
+
+    /// The line it said when it was ready.
+    pub fn ready_line(&self) -> &str {
+        &self.ready_line
+    }
+
+    /// What it has written to stderr so far.
+    pub fn stderr(&self) -> String {
+        self.stderr
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Its pins.
+    pub fn pins(&self) -> &PinDir {
+        &self.pins
+    }
+
+    /// Runs `slipgate ARGS… --pin-dir PINS` beside it, in its namespace.
+    pub fn run(&self, args: &[&str]) -> Result<Output> {
+        run(&self.ns, &self.pins, args)
+    }
+
+    /// `slipgate flows`, all VMs.
+    pub fn flows(&self) -> Result<Vec<FlowRow>> {
+        self.json(&["flows", "--json"])
+    }
+
+    /// `slipgate stats`.
+    pub fn stats(&self) -> Result<serde_json::Value> {
+        self.json(&["stats", "--json"])
+    }
+
+    fn json<T: for<'de> Deserialize<'de>>(&self, args: &[&str]) -> Result<T> {
+        let output = self.run(args)?.stdout;
+        serde_json::from_slice(&output).map_err(|error| {
+            let text = String::from_utf8_lossy(&output);
+            Error::unexpected(format!(
+                "`slipgate {}`: {error}; it wrote:\n{text}",
+                args.join(" ")
+            ))
+        })
+    }
+
+    /// The broker's process: the one we started.
+    pub fn broker_pid(&self) -> u32 {
+        self.broker.id()
+    }
+
+    /// The engine's process: the broker's child, while one runs.
+    pub fn engine_pid(&mut self) -> Option<u32> {
+        for pid in owner::children(self.broker.id()) {
+            if !self.engines.contains(&pid) {
+                self.engines.push(pid);
+            }
+        }
+        self.engines
+            .iter()
+            .rev()
+            .copied()
+            .find(|pid| owner::runs(*pid))
+    }
+
+    /// Whether the broker runs.
+    pub fn broker_runs(&self) -> bool {
+        owner::runs(self.broker.id())
+    }
+
+    /// `kill -9` of the engine. The broker may start another.
+    pub fn kill_engine(&mut self) -> Result<u32> {
+        let none = || Error::unexpected("kill the engine: the broker has no child that runs");
+        let pid = self.engine_pid().ok_or_else(none)?;
+        owner::kill(pid);
+        Ok(pid)
+    }
+
+    /// `kill -9` of the broker; returns when it is gone.
+    pub fn kill_broker(&mut self) -> Result<ExitStatus> {
+        // Remember the engine while its parent can still tell.
+        self.engine_pid();
+        self.broker.kill().tried("kill the broker")?;
+        self.broker.wait().tried("wait for the broker")
+    }
+
+    /// `kill -9` of both, the engine first.
+    pub fn kill_both(&mut self) -> Result<()> {
+        let engine = self.engine_pid();
+        let _ = engine.map(owner::kill);
+        self.kill_broker().map(drop)
+    }
+
+    /// SIGTERM, and its exit status. Not ending in time is an error, and then it is killed.
+    pub fn stop(&mut self) -> Result<ExitStatus> {
+        self.engine_pid();
+        // SAFETY: kill takes numbers only; the child has not been waited for, so the pid is its.
+        unsafe { libc::kill(self.broker.id() as i32, libc::SIGTERM) };
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while Instant::now() < deadline {
+            if let Some(status) = self.broker.try_wait().tried("wait for slipgate")? {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.kill_both()?;
+        let seconds = STOP_TIMEOUT.as_secs();
+        Err(Error::unexpected(format!(
+            "slipgate did not end {seconds} s after SIGTERM"
+        )))
+    }
+
+    /// Starts it again with the same arguments and pins, whatever is left of the old one: stop or
+    /// kill that first, or replace it while it runs.
+    pub fn again(&self) -> Result<Slipgate> {
+        Self::start(self.ns.clone(), self.pins.clone(), self.args.clone())
+    }
+}
+
+impl Drop for Slipgate {
+    fn drop(&mut self) {
+        let engine = self.engine_pid();
+        // A child that was waited for is not killed: `Child` knows.
+        let _ = self.broker.kill();
+        let _ = self.broker.wait();
+        let _ = engine.map(owner::kill);
+        if std::thread::panicking() {
+            eprintln!("--- slipgate's stderr:\n{}---", self.stderr());
+        }
+    }
+}
+
+/// Runs `slipgate ARGS… --pin-dir PINS` in `ns` to its end.
+pub fn run(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Output> {
+    let mut command = Command::new(binary()?);
+    command.args(args).arg("--pin-dir").arg(pins.path());
+    ns.output(command)
+}
+
+fn keep(mut from: impl Read, kept: &Mutex<String>) {
+    let mut buffer = [0; 4096];
+    while let Ok(len @ 1..) = from.read(&mut buffer) {
+        let text = String::from_utf8_lossy(&buffer[..len]);
+        kept.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_str(&text);
+    }
+}
