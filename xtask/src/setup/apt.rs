@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     privilege::as_root,
-    workspace::{on_path, run, say},
+    workspace::{capture, on_path, say},
 };
 
 /// Whether this system has apt.
@@ -20,20 +20,30 @@ pub(crate) fn install(packages: &[String]) -> Result<()> {
         "installing Debian packages: {}",
         packages.join(" ")
     ));
-    if !packages.iter().all(|package| is_known(package)) {
-        run(apt_get()?.arg("update")).context("could not refresh Debian's package lists")?;
+    // Lists that are missing or older than what the mirror still has are refreshed, once.
+    if packages.iter().all(|package| is_known(package)) && install_known(packages).is_ok() {
+        return Ok(());
     }
-    run(apt_get()?
-        .args(["install", "--yes", "--no-install-recommends"])
-        .args(packages))
-    .with_context(|| format!("could not install the packages {}", packages.join(" ")))
+    capture(apt_get()?.arg("update")).context("could not refresh Debian's package lists")?;
+    install_known(packages)
+        .with_context(|| format!("could not install the packages {}", packages.join(" ")))
+}
+
+fn install_known(packages: &[String]) -> Result<()> {
+    // `--no-remove`: rustc-web would replace a Debian `rustc`, which is not ours to decide.
+    // Captured, for dpkg reports each package's every step.
+    capture(
+        apt_get()?
+            .args(["install", "--yes", "--no-install-recommends", "--no-remove"])
+            .args(packages),
+    )
+    .map(drop)
 }
 
 fn apt_get() -> Result<Command> {
     // `env` because sudo does not pass variables on.
     let mut command = as_root("env")?;
     command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "--quiet=2"]);
-    command.stdin(Stdio::null());
     Ok(command)
 }
 
