@@ -51,6 +51,8 @@ pub struct GuestConfig {
     pub hand_made: bool,
     /// What happens to frames between guest and TAP; each GSO frame has one fate.
     pub impairment: Option<Impairment>,
+    /// The CPU the pump stays on; `None`: any.
+    pub pump_cpu: Option<usize>,
 }
 
 impl GuestConfig {
@@ -69,6 +71,7 @@ impl GuestConfig {
             configure: true,
             hand_made: false,
             impairment: None,
+            pump_cpu: None,
         }
     }
 
@@ -193,6 +196,7 @@ impl Guest {
             ethernet: true,
             count: config.count,
             impairment: config.impairment,
+            cpu: config.pump_cpu,
         };
         self.plugged = Some((Pump::start(&config.tap, sides)?, queues));
         Ok(())

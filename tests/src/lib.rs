@@ -22,6 +22,7 @@
 //! | a link that loses, duplicates, reorders | [`impairment::Impairment`] |
 //! | slipgate itself and its pins | [`Slipgate`], [`PinDir`] |
 //! | what it is compared with | [`baseline`] |
+//! | threads that stay on a CPU | [`affinity`], [`GuestConfig::pump_cpu`] |
 //! | tests that can't run here | [`require_root_and_tun!`], [`skipped!`] |
 //!
 //! # Example
@@ -50,6 +51,7 @@
 #![cfg(target_os = "linux")]
 
 pub mod accounting;
+pub mod affinity;
 pub mod baseline;
 mod capture;
 pub mod clients;

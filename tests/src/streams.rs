@@ -1,7 +1,7 @@
 //! Streams of predictable bytes over TCP: the order a client sends, the bytes, and the receipt.
 //!
 //! An order is 17 bytes: `S` (the server sends) or `R` (it receives), length and seed as big-endian
-//! u64. A receipt, for `R`, is 8 bytes received and a SHA-256 of them. The receiver checks each byte
+//! u64; or `P` and `D`, unchecked bytes without end either way. A receipt, for `R`, is 8 bytes received and a SHA-256 of them. The receiver checks each byte
 //! against the pattern as it comes.
 
 use std::io::{self, Read, Write};
@@ -16,8 +16,18 @@ pub(crate) const BUFFER: usize = 128 * 1024;
 /// What a client wants of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    Send { len: u64, seed: u64 },
-    Receive { len: u64, seed: u64 },
+    Send {
+        len: u64,
+        seed: u64,
+    },
+    Receive {
+        len: u64,
+        seed: u64,
+    },
+    /// Zeroes until the client goes: for measurements, where making and checking bytes would cost.
+    Pour,
+    /// Whatever comes until the client ends; a receipt of the length, its hash zero.
+    Drain,
 }
 
 impl Order {
@@ -25,6 +35,8 @@ impl Order {
         let (what, len, seed) = match self {
             Order::Send { len, seed } => (b'S', len, seed),
             Order::Receive { len, seed } => (b'R', len, seed),
+            Order::Pour => (b'P', 0, 0),
+            Order::Drain => (b'D', 0, 0),
         };
         let mut bytes = [0; 17];
         bytes[0] = what;
@@ -43,6 +55,8 @@ impl Order {
         match what[0] {
             b'S' => Ok(Order::Send { len, seed }),
             b'R' => Ok(Order::Receive { len, seed }),
+            b'P' => Ok(Order::Pour),
+            b'D' => Ok(Order::Drain),
             other => Err(wrong(format!("an order of kind {other:#x}"))),
         }
     }
@@ -130,6 +144,25 @@ pub(crate) fn receive(
         bytes: len,
         sha256: hash.finalize().into(),
     })
+}
+
+/// Sends zeroes until the receiver goes.
+pub(crate) fn pour(stream: &mut impl Write) -> io::Result<()> {
+    let zeroes = vec![0; BUFFER];
+    loop {
+        stream.write_all(&zeroes)?;
+    }
+}
+
+/// Receives until the sender ends; the bytes it was.
+pub(crate) fn drain(stream: &mut impl Read) -> io::Result<u64> {
+    let (mut buffer, mut bytes) = (vec![0; BUFFER], 0);
+    loop {
+        match stream.read(&mut buffer)? {
+            0 => return Ok(bytes),
+            len => bytes += len as u64,
+        }
+    }
 }
 
 fn wrong(what: String) -> io::Error {

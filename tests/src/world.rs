@@ -206,6 +206,7 @@ fn pumped_uplink(
             ethernet,
             count: false,
             impairment,
+            cpu: None,
         },
     )
 }

@@ -9,7 +9,7 @@ use std::{
 use crate::{
     error::{Error, Result, Tried},
     pattern::Pattern,
-    streams::{Order, Receipt, receive, send},
+    streams::{BUFFER, Order, Receipt, receive, send},
 };
 
 /// How a connect ended, and after how long.
@@ -188,6 +188,55 @@ pub fn upload(address: SocketAddrV4, len: u64, seed: u64, timeout: Duration) -> 
     }
     Ok(Transfer {
         receipt,
+        took: started.elapsed(),
+    })
+}
+
+/// What went over a connection in a time, unchecked.
+#[derive(Clone, Copy, Debug)]
+pub struct Rate {
+    /// Bytes that arrived.
+    pub bytes: u64,
+    /// In this time.
+    pub took: Duration,
+}
+
+impl Rate {
+    /// Bits per second.
+    pub fn bits_per_second(&self) -> f64 {
+        self.bytes as f64 * 8.0 / self.took.as_secs_f64()
+    }
+}
+
+/// Takes unchecked bytes from a `Streams` server for `duration`: a measurement.
+pub fn rate_down(address: SocketAddrV4, duration: Duration, timeout: Duration) -> Result<Rate> {
+    let what = || format!("measure from {address}");
+    let mut stream = connect(address, timeout)?;
+    Order::Pour.write(&mut stream).tried(what())?;
+    let (mut buffer, mut bytes, started) = (vec![0; BUFFER], 0, Instant::now());
+    while started.elapsed() < duration {
+        bytes += stream.read(&mut buffer).tried(what())? as u64;
+    }
+    Ok(Rate {
+        bytes,
+        took: started.elapsed(),
+    })
+}
+
+/// Sends unchecked bytes to a `Streams` server for `duration`, and waits for its receipt: a
+/// measurement of what arrived.
+pub fn rate_up(address: SocketAddrV4, duration: Duration, timeout: Duration) -> Result<Rate> {
+    let what = || format!("measure to {address}");
+    let mut stream = connect(address, timeout)?;
+    Order::Drain.write(&mut stream).tried(what())?;
+    let (buffer, started) = (vec![0; BUFFER], Instant::now());
+    while started.elapsed() < duration {
+        stream.write_all(&buffer).tried(what())?;
+    }
+    stream.shutdown(Shutdown::Write).tried(what())?;
+    let bytes = Receipt::read(&mut stream).tried(what())?.bytes;
+    Ok(Rate {
+        bytes,
         took: started.elapsed(),
     })
 }

@@ -14,7 +14,7 @@ use crate::{
     error::{Result, Tried, checked},
     netns::NetNs,
     pattern::Pattern,
-    streams::{BUFFER, Order, Receipt, receive, send},
+    streams::{BUFFER, Order, Receipt, drain, pour, receive, send},
 };
 
 /// What a TCP server does with a connection.
@@ -185,6 +185,17 @@ fn serve(stream: &TcpStream, service: &TcpService) -> io::Result<()> {
             Order::Receive { len, seed } => {
                 let receipt = receive(&mut stream, len, Pattern::new(seed))?;
                 stream.write_all(&Receipt::to_bytes(receipt))
+            }
+            Order::Pour => pour(&mut stream),
+            Order::Drain => {
+                let bytes = drain(&mut stream)?;
+                stream.write_all(
+                    &Receipt {
+                        bytes,
+                        sha256: [0; 32],
+                    }
+                    .to_bytes(),
+                )
             }
         },
     }

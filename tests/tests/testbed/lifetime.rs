@@ -56,10 +56,12 @@ fn a_drop_and_a_panic_leave_nothing() {
             let _second = Guest::new(&world, GuestConfig::new("taplife")).unwrap();
             let mut sleep = Command::new("sleep");
             sleep.arg("1000");
-            let _ = world.host.spawn(sleep).unwrap();
+            let mut sleep = world.host.spawn(sleep).unwrap();
             assert!(witness.ifindex("here").is_some());
             assert_eq!(pump_threads("taplife"), 1);
             assert!(!panics, "on purpose");
+            drop(world);
+            assert!(!sleep.wait().unwrap().success(), "killed with its world");
         });
         assert_eq!(result.is_err(), panics);
         assert!(
@@ -83,9 +85,9 @@ fn victim() {
     let pins = PinDir::new().unwrap();
     let mut sleep = Command::new("sleep");
     sleep.arg("1000").stdin(Stdio::null()).stdout(Stdio::null());
-    let sleep = world.host.spawn(sleep).unwrap();
+    let mut sleep = world.host.spawn(sleep).unwrap();
     println!("\nmade {} {}", sleep.id(), pins.path().display());
-    std::thread::sleep(Duration::from_secs(60));
+    sleep.wait().unwrap();
 }
 
 #[test]

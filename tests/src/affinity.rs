@@ -1,0 +1,19 @@
+//! Keeping threads on a CPU, so that measurements repeat.
+
+use crate::error::{Result, Tried, checked};
+
+/// Keeps the calling thread, and threads and processes it starts from now on, on `cpu`.
+pub fn pin_thread(cpu: usize) -> Result<()> {
+    let what = || format!("pin a thread to CPU {cpu}");
+    if cpu >= libc::CPU_SETSIZE as usize {
+        return Err(std::io::Error::from_raw_os_error(libc::EINVAL)).tried(what());
+    }
+    // SAFETY: cpu_set_t is a bit set, for which zeroes are valid.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the number was checked against the set's size.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: the set is readable for its size; 0 is the calling thread.
+    checked(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) })
+        .map(drop)
+        .tried(what())
+}

@@ -1,0 +1,65 @@
+//! Hand-made packets: a builder that can also build what no sane stack sends, and a parser.
+
+mod build;
+mod parse;
+
+use std::net::Ipv4Addr;
+
+pub use build::{Checksum, FrameBuilder, IntoAddress, tcp_flags};
+pub use parse::Packet;
+
+use crate::tap::{VNET_HDR_LEN, VnetHdr};
+
+/// An Ethernet address.
+pub type Mac = [u8; 6];
+
+/// The broadcast address.
+pub const BROADCAST: Mac = [0xff; 6];
+
+/// An ARP packet for IPv4 over Ethernet, with its Ethernet header; `operation` 1 asks, 2 answers.
+pub fn arp(operation: u16, sender: (Mac, Ipv4Addr), target: (Mac, Ipv4Addr)) -> Vec<u8> {
+    let to = if operation == 1 { BROADCAST } else { target.0 };
+    let mut out = [to, sender.0].concat();
+    out.extend_from_slice(&[8, 6, 0, 1, 8, 0, 6, 4]);
+    out.extend_from_slice(&operation.to_be_bytes());
+    for (mac, ip) in [sender, target] {
+        out.extend_from_slice(&mac);
+        out.extend_from_slice(&ip.octets());
+    }
+    out
+}
+
+/// A frame with its vnet header in front, as a TAP descriptor takes it.
+pub fn with_vnet(vnet: VnetHdr, frame: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(VNET_HDR_LEN + frame.len());
+    out.extend_from_slice(&vnet.to_bytes());
+    out.extend_from_slice(frame);
+    out
+}
+
+fn pseudo_sum(source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, len: usize) -> u64 {
+    sum_of(&source.octets()) + sum_of(&destination.octets()) + u64::from(protocol) + len as u64
+}
+
+/// The unfolded one's complement sum of RFC 1071.
+fn sum_of(bytes: &[u8]) -> u64 {
+    let mut pairs = bytes.chunks_exact(2);
+    let sum: u64 = pairs
+        .by_ref()
+        .map(|p| u64::from(u16::from_be_bytes([p[0], p[1]])))
+        .sum();
+    sum + pairs
+        .remainder()
+        .first()
+        .map_or(0, |last| u64::from(*last) << 8)
+}
+
+fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+#[cfg(test)]
+mod tests;

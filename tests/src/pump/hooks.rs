@@ -1,0 +1,138 @@
+//! What a test sees of the frames on a pump, and does to them.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    time::{Duration, Instant},
+};
+
+use crate::{frame::Packet, pcap::PcapWriter, tap::VnetHdr};
+
+/// Frames a subscriber may leave unread; the next one is lost to it, and counted.
+const UNREAD_MAX: usize = 65_536;
+
+/// Which way a frame went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the guest (or the host, on an uplink) outward.
+    Out,
+    /// Toward the guest (or the host).
+    In,
+}
+
+/// What a filter wants done with a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Let it pass.
+    Pass,
+    /// Lose it.
+    Lose,
+    /// Let it pass that many times in all.
+    Repeat(usize),
+    /// Send this instead.
+    Replace(VnetHdr, Vec<u8>),
+}
+
+/// Looks at every frame before it is counted and moved on.
+pub type Filter = Box<dyn FnMut(Direction, &VnetHdr, &[u8]) -> Fate + Send>;
+
+/// A frame seen on the pump.
+#[derive(Clone, Debug)]
+pub struct SeenFrame {
+    /// Which way it went.
+    pub direction: Direction,
+    /// Its offload header.
+    pub vnet: VnetHdr,
+    /// The frame, whole.
+    pub bytes: Vec<u8>,
+}
+
+impl SeenFrame {
+    /// Its IPv4 packet, if it has one.
+    pub fn packet(&self) -> Option<Packet<'_>> {
+        Packet::parse_ethernet(&self.bytes)
+    }
+}
+
+/// The frames that pass a pump from the moment it was made, as copies.
+#[derive(Debug)]
+pub struct FrameTap {
+    frames: mpsc::Receiver<SeenFrame>,
+    missed: Arc<AtomicU64>,
+}
+
+impl FrameTap {
+    /// The next frame that `wanted` picks; others are thrown away. `None` after `timeout`.
+    pub fn wait_for(
+        &self,
+        timeout: Duration,
+        mut wanted: impl FnMut(&SeenFrame) -> bool,
+    ) -> Option<SeenFrame> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.frames.recv_timeout(left) {
+                Ok(frame) if wanted(&frame) => return Some(frame),
+                Ok(_) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// The next frame toward the guest.
+    pub fn next_in(&self, timeout: Duration) -> Option<SeenFrame> {
+        self.wait_for(timeout, |frame| frame.direction == Direction::In)
+    }
+
+    /// All frames waiting now.
+    pub fn drain(&self) -> Vec<SeenFrame> {
+        self.frames.try_iter().collect()
+    }
+
+    /// Frames lost to this reader because it left too many unread.
+    pub fn missed(&self) -> u64 {
+        self.missed.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Hooks {
+    pub(super) filter: Option<Filter>,
+    subscribers: Vec<(mpsc::SyncSender<SeenFrame>, Arc<AtomicU64>)>,
+    pub(super) pcap: Option<PcapWriter>,
+}
+
+impl Hooks {
+    pub(super) fn see(&mut self, direction: Direction, vnet: &VnetHdr, bytes: &[u8]) -> Fate {
+        if let Some(pcap) = &mut self.pcap {
+            let _ = pcap.write(bytes);
+        }
+        self.subscribers.retain(|(sender, missed)| {
+            match sender.try_send(SeenFrame {
+                direction,
+                vnet: *vnet,
+                bytes: bytes.to_vec(),
+            }) {
+                Ok(()) => true,
+                Err(mpsc::TrySendError::Full(_)) => {
+                    missed.fetch_add(1, Ordering::Relaxed);
+                    true
+                }
+                Err(mpsc::TrySendError::Disconnected(_)) => false,
+            }
+        });
+        self.filter
+            .as_mut()
+            .map_or(Fate::Pass, |filter| filter(direction, vnet, bytes))
+    }
+
+    pub(super) fn subscribe(&mut self) -> FrameTap {
+        let (sender, frames) = mpsc::sync_channel(UNREAD_MAX);
+        let missed = Arc::new(AtomicU64::new(0));
+        self.subscribers.push((sender, missed.clone()));
+        FrameTap { frames, missed }
+    }
+}
