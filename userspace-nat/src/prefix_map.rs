@@ -129,7 +129,9 @@ impl<T> PrefixMap<T> {
         let (low, high) = match &self.top {
             Some(top) => {
                 let upper = (addr >> 16) as usize;
-                let end = top.get(upper + 1).map_or(self.starts.len() - 1, |s| *s as usize);
+                let end = top
+                    .get(upper + 1)
+                    .map_or(self.starts.len() - 1, |s| *s as usize);
                 (top[upper] as usize, end)
             }
             None => (0, self.starts.len() - 1),

@@ -3,7 +3,9 @@ use proptest::prelude::*;
 use super::*;
 
 fn net(bits: u32, len: u8) -> Ipv4Net {
-    Ipv4Net::new(Ipv4Addr::from_bits(bits), len).unwrap().trunc()
+    Ipv4Net::new(Ipv4Addr::from_bits(bits), len)
+        .unwrap()
+        .trunc()
 }
 
 /// Prefixes crowded into few addresses, so that they nest and touch.

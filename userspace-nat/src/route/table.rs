@@ -101,10 +101,18 @@ impl RouteTable {
     /// As the kernel picks it: what the route prefers, else the link's address in the network of
     /// the next hop, else the link's first, else, on a link without one, the host's first.
     fn source(&self, route: &RouteEntry, next_hop: Ipv4Addr) -> Option<Ipv4Addr> {
-        let mut on_link = self.sources.iter().filter(|(link, _)| *link == route.ifindex);
+        let mut on_link = self
+            .sources
+            .iter()
+            .filter(|(link, _)| *link == route.ifindex);
         route
             .prefsrc
-            .or_else(|| on_link.clone().find(|(_, net)| net.contains(&next_hop)).map(|(_, net)| net.addr()))
+            .or_else(|| {
+                on_link
+                    .clone()
+                    .find(|(_, net)| net.contains(&next_hop))
+                    .map(|(_, net)| net.addr())
+            })
             .or_else(|| on_link.next().map(|(_, net)| net.addr()))
             .or_else(|| {
                 self.sources

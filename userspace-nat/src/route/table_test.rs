@@ -1,1 +1,218 @@
-use super::*;
+use proptest::prelude::*;
+
+use super::{super::HostAddress, *};
+
+const UPLINK: u32 = 2;
+const OTHER: u32 = 3;
+
+fn route(
+    prefix: &str,
+    kind: RouteKind,
+    ifindex: u32,
+    gateway: Option<&str>,
+    metric: u32,
+) -> RouteEntry {
+    RouteEntry {
+        prefix: prefix.parse().unwrap(),
+        kind,
+        ifindex,
+        gateway: gateway.map(|addr| addr.parse().unwrap()),
+        prefsrc: None,
+        metric,
+    }
+}
+
+fn address(ifindex: u32, addr: &str, broadcast: Option<&str>) -> HostAddress {
+    HostAddress {
+        ifindex,
+        addr: addr.parse().unwrap(),
+        broadcast: broadcast.map(|addr| addr.parse().unwrap()),
+    }
+}
+
+/// A host with an uplink of two addresses, a second network behind another link.
+fn host() -> RouteSnapshot {
+    use RouteKind::{Blackhole, Local, Unicast, Unreachable};
+    RouteSnapshot {
+        uplink_ifindex: Some(UPLINK),
+        addresses: vec![
+            address(1, "127.0.0.1/8", None),
+            address(UPLINK, "198.51.100.5/24", Some("198.51.100.255")),
+            address(UPLINK, "203.0.113.5/24", None),
+            address(OTHER, "192.0.2.1/24", Some("192.0.2.255")),
+        ],
+        routes: vec![
+            route("0.0.0.0/0", Unicast, OTHER, Some("192.0.2.254"), 600),
+            route("0.0.0.0/0", Unicast, UPLINK, Some("198.51.100.1"), 100),
+            route("198.51.100.0/24", Unicast, UPLINK, None, 0),
+            route("203.0.113.0/24", Unicast, UPLINK, None, 0),
+            route("192.0.2.0/24", Unicast, OTHER, None, 0),
+            route("11.0.0.0/8", Blackhole, 0, None, 0),
+            route("11.1.0.0/16", Unicast, UPLINK, Some("203.0.113.1"), 0),
+            route("12.0.0.0/8", Unreachable, 0, None, 0),
+            route("13.0.0.7/32", Local, 1, None, 0),
+        ],
+    }
+}
+
+fn via(next_hop: &str, source: &str) -> Route {
+    Route::Via {
+        ifindex: UPLINK,
+        next_hop: next_hop.parse().unwrap(),
+        source: source.parse().unwrap(),
+    }
+}
+
+#[test]
+fn longest_prefix_then_lowest_metric() {
+    let table = RouteTable::new(&host());
+    let lookup = |addr: &str| table.lookup(addr.parse().unwrap());
+    assert_eq!(lookup("1.1.1.1"), via("198.51.100.1", "198.51.100.5"));
+    assert_eq!(
+        lookup("198.51.100.77"),
+        via("198.51.100.77", "198.51.100.5")
+    );
+    assert_eq!(
+        lookup("203.0.113.77"),
+        via("203.0.113.77", "203.0.113.5"),
+        "the source is of the next hop's network"
+    );
+    assert_eq!(lookup("11.1.2.3"), via("203.0.113.1", "203.0.113.5"));
+    assert_eq!(lookup("11.2.2.3"), Route::Refused(RouteKind::Blackhole));
+    assert_eq!(lookup("12.2.2.3"), Route::Refused(RouteKind::Unreachable));
+    assert_eq!(lookup("192.0.2.9"), Route::OtherUplink { ifindex: OTHER });
+}
+
+#[test]
+fn the_hosts_own_addresses_are_never_put_on_the_wire() {
+    let table = RouteTable::new(&host());
+    for addr in [
+        "127.0.0.1",
+        "127.9.9.9",
+        "198.51.100.5",
+        "203.0.113.5",
+        "192.0.2.1",
+        "198.51.100.255",
+        "192.0.2.255",
+        "13.0.0.7",
+    ] {
+        assert_eq!(
+            table.lookup(addr.parse().unwrap()),
+            Route::HostLocal,
+            "{addr}"
+        );
+    }
+    let own = table.host_addresses();
+    assert!(
+        own.contains(&"13.0.0.7".parse().unwrap()) && own.contains(&"192.0.2.255".parse().unwrap())
+    );
+}
+
+#[test]
+fn without_a_restriction_every_link_is_an_uplink() {
+    let table = RouteTable::new(&RouteSnapshot {
+        uplink_ifindex: None,
+        ..host()
+    });
+    let expected = Route::Via {
+        ifindex: OTHER,
+        next_hop: "192.0.2.9".parse().unwrap(),
+        source: "192.0.2.1".parse().unwrap(),
+    };
+    assert_eq!(table.lookup("192.0.2.9".parse().unwrap()), expected);
+}
+
+#[test]
+fn a_preferred_source_is_taken() {
+    let mut snapshot = host();
+    snapshot.routes[1].prefsrc = Some("203.0.113.5".parse().unwrap());
+    let table = RouteTable::new(&snapshot);
+    assert_eq!(
+        table.lookup("1.1.1.1".parse().unwrap()),
+        via("198.51.100.1", "203.0.113.5")
+    );
+}
+
+#[test]
+fn the_uplinks_addresses_are_listed_in_order() {
+    let table = RouteTable::new(&host());
+    let sources: Vec<String> = table.sources(UPLINK).map(|addr| addr.to_string()).collect();
+    assert_eq!(sources, ["198.51.100.5", "203.0.113.5"]);
+}
+
+#[test]
+fn nothing_known_means_unreachable() {
+    let anywhere = "1.1.1.1".parse().unwrap();
+    assert_eq!(RouteTable::default().lookup(anywhere), Route::Unreachable);
+    let snapshot = RouteSnapshot {
+        addresses: Vec::new(),
+        ..host()
+    };
+    assert_eq!(
+        RouteTable::new(&snapshot).lookup(anywhere),
+        Route::Unreachable,
+        "no source address"
+    );
+}
+
+#[test]
+fn a_snapshot_survives_the_channel() {
+    let text = serde_json::to_string(&host()).unwrap();
+    assert_eq!(
+        serde_json::from_str::<RouteSnapshot>(&text).unwrap(),
+        host()
+    );
+}
+
+fn entries() -> impl Strategy<Value = Vec<RouteEntry>> {
+    let entry = (
+        0_u32..64,
+        prop_oneof![2 => 26_u8..=32, 1 => 0_u8..=8],
+        2_u32..4,
+        0_u32..4,
+        0_u8..8,
+    );
+    prop::collection::vec(entry, 0..30).prop_map(|list| {
+        list.into_iter()
+            .map(|(low, len, ifindex, metric, kind)| RouteEntry {
+                prefix: Ipv4Net::new(Ipv4Addr::from_bits(0x0b00_0000 | low), len)
+                    .unwrap()
+                    .trunc(),
+                kind: if kind == 0 {
+                    RouteKind::Unreachable
+                } else {
+                    RouteKind::Unicast
+                },
+                ifindex,
+                gateway: None,
+                prefsrc: None,
+                metric,
+            })
+            .collect()
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_lookup_is_what_comparing_all_routes_says(routes in entries(), lows in prop::collection::vec(0_u32..80, 1..30)) {
+        let snapshot = RouteSnapshot { routes, ..host() };
+        let table = RouteTable::new(&snapshot);
+        for low in lows {
+            let addr = Ipv4Addr::from_bits(0x0b00_0000 | low);
+            let mut best: Option<&RouteEntry> = None;
+            for route in snapshot.routes.iter().filter(|route| route.prefix.contains(&addr)) {
+                let rank = |r: &RouteEntry| (std::cmp::Reverse(r.prefix.prefix_len()), r.metric);
+                if best.is_none_or(|best| rank(route) < rank(best)) {
+                    best = Some(route);
+                }
+            }
+            let expected = match best {
+                None => Route::Unreachable,
+                Some(r) if r.kind == RouteKind::Unreachable => Route::Refused(r.kind),
+                Some(r) if r.ifindex == OTHER => Route::OtherUplink { ifindex: OTHER },
+                Some(_) => via(&addr.to_string(), "198.51.100.5"),
+            };
+            prop_assert_eq!(table.lookup(addr), expected, "{}", addr);
+        }
+    }
+}

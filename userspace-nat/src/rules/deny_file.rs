@@ -24,7 +24,9 @@ pub struct DenyFile {
 #[derive(Error, Debug)]
 pub enum DenyFileError {
     /// It could not be read.
-    #[error("Reading the deny file {path:?}: give a readable text file, one CIDR[:PORT[-PORT]][/PROTOCOL] per line")]
+    #[error(
+        "Reading the deny file {path:?}: give a readable text file, one CIDR[:PORT[-PORT]][/PROTOCOL] per line"
+    )]
     Read {
         /// The file.
         path: PathBuf,

@@ -19,7 +19,11 @@ impl Policy {
     pub fn explain(&self, to: Destination) -> Explanation {
         let decision = self.decide(to);
         let target = target(to);
-        let outcome = if decision.is_allowed() { "allowed" } else { "refused" };
+        let outcome = if decision.is_allowed() {
+            "allowed"
+        } else {
+            "refused"
+        };
         let space = self.protected(to.addr);
 
         let mut sentences = Vec::new();
@@ -102,7 +106,12 @@ impl fmt::Display for Explanation {
 fn target(to: Destination) -> String {
     match to.protocol {
         Protocol::Icmp => format!("Ping to {}", to.addr),
-        protocol => format!("{} to {}:{}", protocol.name().to_uppercase(), to.addr, to.port),
+        protocol => format!(
+            "{} to {}:{}",
+            protocol.name().to_uppercase(),
+            to.addr,
+            to.port
+        ),
     }
 }
 

@@ -63,10 +63,14 @@ pub enum PatternError {
     #[error("Empty: give an address, as in 10.0.0.0/8, 1.2.3.4:443/tcp or 0.0.0.0/0:25")]
     Empty,
     /// IPv6.
-    #[error("{0:?} looks like an IPv6 address; only IPv4 is served yet, as in 203.0.113.0/24:443/tcp")]
+    #[error(
+        "{0:?} looks like an IPv6 address; only IPv4 is served yet, as in 203.0.113.0/24:443/tcp"
+    )]
     Ipv6(String),
     /// Not an address.
-    #[error("{given:?} in {pattern:?} is not an IPv4 address (names are not resolved): write four numbers up to 255, as in 10.0.0.0/8")]
+    #[error(
+        "{given:?} in {pattern:?} is not an IPv4 address (names are not resolved): write four numbers up to 255, as in 10.0.0.0/8"
+    )]
     Address {
         /// What stands for the address.
         given: String,
@@ -100,7 +104,9 @@ pub enum PatternError {
         pattern: String,
     },
     /// A protocol.
-    #[error("Protocol {given:?} in {pattern:?} is unknown: tcp, udp or icmp would do, or none for all")]
+    #[error(
+        "Protocol {given:?} in {pattern:?} is unknown: tcp, udp or icmp would do, or none for all"
+    )]
     Protocol {
         /// What stands for the protocol.
         given: String,

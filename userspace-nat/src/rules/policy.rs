@@ -30,13 +30,18 @@ impl Policy {
     /// Compiles `rules`, which are in the order typed.
     pub fn new(default: Action, rules: Vec<Rule>) -> Self {
         let entries = |wanted: fn(Action) -> bool| {
-            Matcher::new(rules.iter().zip(0..).filter_map(|(rule, order)| match rule {
-                Rule::Match(action, pattern) if wanted(*action) => Some(Entry {
-                    pattern: *pattern,
-                    order,
-                }),
-                Rule::Match(..) | Rule::DenyFile(_) => None,
-            }))
+            Matcher::new(
+                rules
+                    .iter()
+                    .zip(0..)
+                    .filter_map(|(rule, order)| match rule {
+                        Rule::Match(action, pattern) if wanted(*action) => Some(Entry {
+                            pattern: *pattern,
+                            order,
+                        }),
+                        Rule::Match(..) | Rule::DenyFile(_) => None,
+                    }),
+            )
         };
         Self {
             default,
@@ -100,7 +105,10 @@ impl Policy {
 
     /// A rule's text; with the file's line, where it was one.
     pub fn text(&self, decision: Decision) -> String {
-        let text = self.texts().nth(decision.rule.0 as usize).unwrap_or_default();
+        let text = self
+            .texts()
+            .nth(decision.rule.0 as usize)
+            .unwrap_or_default();
         match decision.line {
             Some(line) => format!("{text}, line {line}"),
             None => text,
@@ -204,4 +212,4 @@ fn denied_whole(rule: &Rule) -> Box<dyn Iterator<Item = Ipv4Net> + '_> {
 
 #[cfg(test)]
 #[path = "policy_test.rs"]
-mod tests;
+pub(super) mod tests;
