@@ -1,1 +1,84 @@
-//! ARP for what the kernel did not answer.
+//! ARP (RFC 826) for what the kernel did not answer.
+//!
+//! The guest sees one neighbour, the gateway, behind which is everything: each address of its
+//! network but its own is answered with the gateway's MAC. For its own address nobody answers, so
+//! that its probes (RFC 5227) find it free.
+use std::net::Ipv4Addr;
+
+use slipgate_abi::DropReason;
+use smoltcp::wire::{ArpOperation, ArpPacket, ArpRepr, EthernetAddress};
+
+use crate::{
+    stats::Tally,
+    vm::VmNet,
+};
+
+/// What an ARP packet led to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// The reply, without Ethernet header (ethertype 0x0806).
+    pub reply: Option<Vec<u8>>,
+    /// The guest's MAC, when it is not configured.
+    pub guest_mac: Option<[u8; 6]>,
+}
+
+/// Answers a guest's ARP packet (without Ethernet header).
+///
+/// # Errors
+/// The reason to count: malformed, from another than the guest, or not to be answered.
+pub fn handle(vm: &VmNet, packet: &[u8]) -> Result<Outcome, DropReason> {
+    let (operation, mac, sender, target) = read(packet).ok_or(DropReason::Malformed)?;
+    // RFC 5227 section 1.1: a probe comes from 0.0.0.0.
+    let probe = sender == Ipv4Addr::UNSPECIFIED;
+    let another = sender != vm.guest && !probe;
+    if another || !mac.is_unicast() || vm.guest_mac.is_some_and(|known| known != mac.0) {
+        return Err(DropReason::Spoofed);
+    }
+    let learned = vm.guest_mac.is_none().then_some(mac.0);
+    // What the guest says to all (an announcement, or a probe for its own address) is heard and
+    // not answered; so is a reply, nobody having asked.
+    if target == vm.guest || operation != ArpOperation::Request {
+        return Ok(Outcome { reply: None, guest_mac: learned });
+    }
+    let ours = vm.is_ours(target) || vm.is_on_link(target) && is_host_of(vm, target);
+    if !ours {
+        return Err(DropReason::ServiceReject);
+    }
+    let reply = ArpRepr::EthernetIpv4 {
+        operation: ArpOperation::Reply,
+        source_hardware_addr: EthernetAddress(vm.gateway_mac),
+        source_protocol_addr: target,
+        target_hardware_addr: mac,
+        target_protocol_addr: sender,
+    };
+    let mut out = vec![0; reply.buffer_len()];
+    reply.emit(&mut ArpPacket::new_unchecked(&mut out));
+    vm.stats.tally(Tally::ArpAnswer, 1);
+    Ok(Outcome { reply: Some(out), guest_mac: learned })
+}
+
+
+fn read(packet: &[u8]) -> Option<(ArpOperation, EthernetAddress, Ipv4Addr, Ipv4Addr)> {
+    match ArpRepr::parse(&ArpPacket::new_checked(packet).ok()?).ok()? {
+        ArpRepr::EthernetIpv4 {
+            operation,
+            source_hardware_addr,
+            source_protocol_addr,
+            target_protocol_addr,
+            ..
+        } => Some((operation, source_hardware_addr, source_protocol_addr, target_protocol_addr)),
+        _ => None,
+    }
+}
+
+/// Neither the network's own address nor its broadcast one.
+fn is_host_of(vm: &VmNet, address: Ipv4Addr) -> bool {
+    let hosts = u32::MAX.checked_shr(u32::from(vm.prefix_len)).unwrap_or(0);
+    let host = address.to_bits() & hosts;
+    // RFC 3021: in a /31 both are hosts.
+    hosts <= 1 || host != 0 && host != hosts
+}
+
+#[cfg(test)]
+#[path = "arp_test.rs"]
+mod tests;

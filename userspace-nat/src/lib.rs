@@ -17,6 +17,7 @@
 pub mod admission;
 pub mod arp;
 pub mod clock;
+pub mod datagram;
 pub mod datapath;
 pub mod dhcp;
 pub mod dns;

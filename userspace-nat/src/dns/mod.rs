@@ -1,1 +1,38 @@
-//! DNS proxy.
+//! DNS: a forwarding proxy with a cache.
+//!
+//! # Theory of operation
+//! Every packet of a guest to port 53, whatever resolver it asks, comes here; the reply comes from
+//! the address that was asked. [`Proxy::query`] takes a question, from a datagram ([`datagram`]) or
+//! from a TCP connection that the relay ends. It is answered from the [`cache`], or joins an equal
+//! question in flight, or goes to the host's resolvers; [`Proxy::next_reply`] hands out what is
+//! ready. The sockets are the engine's to wait on: they are added to its [`crate::poll::Poller`],
+//! which calls [`Proxy::on_ready`] and, at [`Proxy::next_deadline_ns`], [`Proxy::on_timer`]. No
+//! call waits.
+//!
+//! The query that goes upstream is built anew, from what the cache key holds: the guest's id, port,
+//! case and EDNS options stay here. What comes back is taken only from the resolver asked, to the
+//! port asked from, under the random id, for the question asked (RFC 5452 section 9).
+//!
+//! Not served: updates, transfers, signed messages (NOTIMP). Forwarding of EDNS options, of which
+//! each is between neighbours (RFC 6891 section 6.2.6), client subnet included.
+
+pub mod cache;
+pub mod datagram;
+mod exchange;
+pub mod message;
+pub mod name;
+pub mod policy;
+mod proxy;
+pub mod reply;
+pub mod resolvers;
+mod upstream;
+
+pub use name::Name;
+pub use policy::{AllowAll, NamePolicy, NameVerdict};
+pub use proxy::{Limits, Origin, Proxy, Reply};
+pub use resolvers::{ResolverError, parse_resolv_conf, parse_resolver};
+
+/// Descriptors that the proxy's sockets take at most, under the given limits.
+pub const fn max_descriptors(limits: &Limits) -> usize {
+    limits.exchanges * exchange::MAX_SOCKETS
+}

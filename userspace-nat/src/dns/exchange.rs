@@ -1,0 +1,293 @@
+//! One question on its way to the resolvers.
+//!
+//! # Theory of operation
+//! The first resolver is asked and given one second, then the next two seconds, then the next the
+//! rest of five; with one resolver it is asked again, by the same socket, so that a late answer
+//! to an earlier datagram still counts. A resolver that refuses, fails or can't be reached is
+//! *spent* for this question: the next is asked at once, and when all are spent the question is
+//! over, with the first refusal as its answer.
+//!
+//! A truncated answer is asked for again by TCP, of the resolver that gave it, so that the whole
+//! answer is cached and goes to a guest that asks by TCP.
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    os::fd::AsFd,
+};
+
+use rand::{RngExt, rngs::StdRng};
+
+use super::{
+    message::{Answer, AnswerError, Key},
+    reply,
+    resolvers::Resolvers,
+    upstream::{self, Tcp},
+};
+use crate::{
+    clock::SECOND_NS,
+    poll::{Interest, Poller, Token},
+};
+
+/// How long the first, second and each further try may take.
+const TRY_NS: [u64; 3] = [SECOND_NS, 2 * SECOND_NS, 2 * SECOND_NS];
+/// How long a question may take in all, but for a TCP retry at the end.
+const TOTAL_NS: u64 = 5 * SECOND_NS;
+/// How long TCP may take.
+const TCP_NS: u64 = 2 * SECOND_NS;
+/// Sockets that a question has at most: the present try's and the one before.
+pub(super) const MAX_SOCKETS: usize = 2;
+/// Datagrams taken from one socket before the others have their turn.
+const BURST: usize = 16;
+
+/// A question in flight.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    key: Box<[u8]>,
+    token: Token,
+    attempts: Vec<Attempt>,
+    spent: Vec<SocketAddr>,
+    last: Option<SocketAddr>,
+    tries: usize,
+    over_ns: u64,
+    next_ns: u64,
+    /// A truncated answer or a refusal, for want of a better one.
+    fallback: Option<Answer>,
+}
+
+#[derive(Debug)]
+struct Attempt {
+    to: SocketAddr,
+    id: u16,
+    socket: Socket,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Udp(UdpSocket),
+    Tcp(Tcp),
+}
+
+/// What a question in flight needs from outside.
+#[derive(Debug)]
+pub(super) struct Surroundings<'a> {
+    pub(super) poller: &'a Poller,
+    pub(super) resolvers: &'a mut Resolvers,
+    pub(super) rng: &'a mut StdRng,
+    pub(super) scratch: &'a mut [u8],
+    /// Datagrams that answered no question asked there.
+    pub(super) mismatched: &'a mut u64,
+    pub(super) now_ns: u64,
+}
+
+/// Where a question stands.
+#[derive(Debug)]
+pub(super) enum Progress {
+    /// On its way until [`Exchange::next_ns`].
+    Waiting,
+    /// Answered; or the best there is, when no resolver would.
+    Answered(Answer),
+    /// Nobody answered.
+    Failed,
+}
+
+/// What became of one attempt.
+enum Outcome {
+    Waiting,
+    Answered(Answer),
+    Truncated(Answer),
+    Refused(Answer),
+    Failed,
+}
+
+impl Exchange {
+    /// A question not asked yet.
+    pub(super) fn new(key: &[u8], token: Token, now_ns: u64) -> Self {
+        Self {
+            key: key.into(),
+            token,
+            attempts: Vec::new(),
+            spent: Vec::new(),
+            last: None,
+            tries: 0,
+            over_ns: now_ns + TOTAL_NS,
+            next_ns: now_ns,
+            fallback: None,
+        }
+    }
+
+    /// The question.
+    pub(super) fn key(&self) -> Key<'_> {
+        Key(&self.key)
+    }
+
+    /// When [`Exchange::on_timer`] is due.
+    pub(super) fn next_ns(&self) -> u64 {
+        self.next_ns
+    }
+
+    /// Asks the next resolver.
+    pub(super) fn ask(&mut self, with: &mut Surroundings<'_>) -> Progress {
+        while let Some(to) = with.resolvers.next(&self.spent, self.last, with.now_ns) {
+            self.last = Some(to);
+            if self.send(to, with).is_err() {
+                self.give_up_on(to);
+                continue;
+            }
+            let patience = TRY_NS[self.tries.min(TRY_NS.len() - 1)];
+            self.tries += 1;
+            self.next_ns = (with.now_ns + patience).min(self.over_ns);
+            return Progress::Waiting;
+        }
+        self.end()
+    }
+
+    /// Goes on after readiness of a socket.
+    pub(super) fn on_ready(&mut self, with: &mut Surroundings<'_>) -> Progress {
+        let mut i = 0;
+        while i < self.attempts.len() {
+            let attempt = &mut self.attempts[i];
+            let to = attempt.to;
+            match attempt.progress(Key(&self.key), self.token, with) {
+                Outcome::Waiting => {
+                    i += 1;
+                    continue;
+                }
+                Outcome::Answered(answer) => {
+                    with.resolvers.answered(to);
+                    return Progress::Answered(answer);
+                }
+                Outcome::Truncated(answer) => {
+                    with.resolvers.answered(to);
+                    self.fallback = Some(answer);
+                    self.attempts.remove(i);
+                    if self.ask_by_tcp(to, with).is_err() {
+                        self.give_up_on(to);
+                    }
+                }
+                Outcome::Refused(answer) => {
+                    with.resolvers.answered(to);
+                    self.fallback.get_or_insert(answer);
+                    self.give_up_on(to);
+                }
+                Outcome::Failed => self.give_up_on(to),
+            }
+            // The attempts have changed: look at them all again. Each change spends a resolver or
+            // turns a UDP attempt into a TCP one, so this ends.
+            i = 0;
+        }
+        let current_lives = self.attempts.iter().any(|a| Some(a.to) == self.last);
+        if current_lives { Progress::Waiting } else { self.ask(with) }
+    }
+
+    /// Goes on when [`Exchange::next_ns`] has come.
+    pub(super) fn on_timer(&mut self, with: &mut Surroundings<'_>) -> Progress {
+        if let Some(last) = self.last {
+            with.resolvers.was_silent(last, with.now_ns);
+            if self.attempts.iter().any(|a| a.to == last && matches!(a.socket, Socket::Tcp(_))) {
+                self.give_up_on(last);
+            }
+        }
+        if with.now_ns >= self.over_ns { self.end() } else { self.ask(with) }
+    }
+
+    fn end(&mut self) -> Progress {
+        self.attempts.clear();
+        self.fallback.take().map_or(Progress::Failed, Progress::Answered)
+    }
+
+    fn give_up_on(&mut self, to: SocketAddr) {
+        self.attempts.retain(|a| a.to != to);
+        if !self.spent.contains(&to) {
+            self.spent.push(to);
+        }
+    }
+
+    fn send(&mut self, to: SocketAddr, with: &mut Surroundings<'_>) -> io::Result<()> {
+        for attempt in &self.attempts {
+            if let (true, Socket::Udp(socket)) = (attempt.to == to, &attempt.socket) {
+                return sent(socket.send(&reply::query(attempt.id, Key(&self.key))));
+            }
+        }
+        let id = with.rng.random();
+        let socket = upstream::udp(to)?;
+        with.poller.add(&socket, self.token, Interest::Read)?;
+        sent(socket.send(&reply::query(id, Key(&self.key))))?;
+        self.keep(Attempt { to, id, socket: Socket::Udp(socket) });
+        Ok(())
+    }
+
+    fn ask_by_tcp(&mut self, to: SocketAddr, with: &mut Surroundings<'_>) -> io::Result<()> {
+        let id = with.rng.random();
+        let tcp = Tcp::open(to, &reply::query(id, Key(&self.key)))?;
+        with.poller.add(&tcp, self.token, tcp.interest())?;
+        self.keep(Attempt { to, id, socket: Socket::Tcp(tcp) });
+        self.last = Some(to);
+        self.next_ns = with.now_ns + TCP_NS;
+        self.over_ns = self.over_ns.max(self.next_ns);
+        Ok(())
+    }
+
+    fn keep(&mut self, attempt: Attempt) {
+        if self.attempts.len() == MAX_SOCKETS {
+            self.attempts.remove(0);
+        }
+        self.attempts.push(attempt);
+    }
+}
+
+/// A full send buffer is a lost datagram, as any other: the next try is due in time.
+fn sent(result: io::Result<usize>) -> io::Result<()> {
+    match result {
+        Err(e) if e.kind() != io::ErrorKind::WouldBlock => Err(e),
+        _ => Ok(()),
+    }
+}
+
+impl Attempt {
+    fn progress(&mut self, key: Key<'_>, token: Token, with: &mut Surroundings<'_>) -> Outcome {
+        match &mut self.socket {
+            Socket::Udp(socket) => {
+                for _ in 0..BURST {
+                    let len = match socket.recv(with.scratch) {
+                        Ok(len) => len,
+                        Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                        Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                        // Port unreachable, network down: nobody there.
+                        Err(_) => return Outcome::Failed,
+                    };
+                    match Answer::parse(&with.scratch[..len], self.id, key) {
+                        Err(AnswerError::Mismatch) => *with.mismatched += 1,
+                        Err(AnswerError::Malformed) => return Outcome::Failed,
+                        Ok(answer) if answer.is_truncated() => return Outcome::Truncated(answer),
+                        Ok(answer) => return judged(answer),
+                    }
+                }
+                Outcome::Waiting
+            }
+            Socket::Tcp(tcp) => {
+                let before = tcp.interest();
+                match tcp.progress(with.scratch) {
+                    Ok(None) => {
+                        let after = tcp.interest();
+                        let moved = before == after
+                            || with.poller.modify(tcp.as_fd(), token, after).is_ok();
+                        if moved { Outcome::Waiting } else { Outcome::Failed }
+                    }
+                    Ok(Some(message)) => match Answer::parse(&message, self.id, key) {
+                        Ok(answer) if !answer.is_truncated() => judged(answer),
+                        _ => Outcome::Failed,
+                    },
+                    Err(_) => Outcome::Failed,
+                }
+            }
+        }
+    }
+}
+
+/// FORMERR, SERVFAIL, NOTIMP and REFUSED are the resolver's, not the name's: another may do better.
+fn judged(answer: Answer) -> Outcome {
+    match answer.rcode() {
+        1 | 2 | 4 | 5 => Outcome::Refused(answer),
+        _ => Outcome::Answered(answer),
+    }
+}

@@ -1,0 +1,78 @@
+//! Domain names in wire form: labels with a length octet each, up to the root's zero (RFC 1035
+//! section 3.1), at most 255 octets.
+use std::fmt;
+
+/// Longest name, octets.
+pub const MAX_LEN: usize = 255;
+
+/// A checked, uncompressed name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Name<'n>(pub &'n [u8]);
+
+impl<'n> Name<'n> {
+    /// Its labels from the left, without the root's.
+    pub fn labels(self) -> impl Iterator<Item = &'n [u8]> {
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let (&len, tail) = rest.split_first()?;
+            let (label, tail) = tail.split_at_checked(usize::from(len)).filter(|_| len > 0)?;
+            rest = tail;
+            Some(label)
+        })
+    }
+}
+
+/// Presentation form with a dot at the end (RFC 1035 section 5.1; `\DDD` for what is not
+/// printable, RFC 4343 section 2.1).
+impl fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut any = false;
+        for label in self.labels() {
+            any = true;
+            for &b in label {
+                match b {
+                    b'.' | b'\\' => write!(f, "\\{}", b as char)?,
+                    b'!'..=b'~' => write!(f, "{}", b as char)?,
+                    _ => write!(f, "\\{b:03}")?,
+                }
+            }
+            f.write_str(".")?;
+        }
+        if any { Ok(()) } else { f.write_str(".") }
+    }
+}
+
+/// Where the name at `at` ends, if it is whole and uncompressed.
+pub(super) fn end_of_plain(message: &[u8], at: usize) -> Option<usize> {
+    let mut end = at;
+    loop {
+        let len = *message.get(end)?;
+        if len > 63 {
+            return None;
+        }
+        end += 1 + usize::from(len);
+        if end - at > MAX_LEN {
+            return None;
+        }
+        if len == 0 {
+            return Some(end);
+        }
+    }
+}
+
+/// Where the name at `at` ends in place; a compression pointer ends it and is not followed.
+pub(super) fn end(message: &[u8], at: usize) -> Option<usize> {
+    let mut end = at;
+    loop {
+        let len = *message.get(end)?;
+        match len {
+            0 => return Some(end + 1),
+            1..=63 => end += 1 + usize::from(len),
+            0xc0.. => return message.get(end + 1).map(|_| end + 2),
+            _ => return None,
+        }
+        if end - at > MAX_LEN {
+            return None;
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Writing DNS messages: the query that goes upstream, and the reply that a guest gets.
+
+use super::message::{Answer, Bits, HEADER_LEN, Key, PLAIN_UDP_LEN, Query, Rcode, word};
+
+/// What we announce as the largest UDP answer we take, upstream and toward guests: it fits any
+/// path unfragmented (DNS flag day 2020).
+pub const EDNS_UDP_LEN: u16 = 1232;
+const OPT_LEN: usize = 11;
+
+/// Of a guest's query, what its reply needs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// Id.
+    pub id: u16,
+    /// The header's second word.
+    pub bits: u16,
+    /// The name as sent: its case comes back (a client may check it).
+    pub name: Box<[u8]>,
+    /// EDNS in the query, and its DO.
+    pub edns: Option<bool>,
+    /// Largest reply, bytes.
+    pub limit: usize,
+}
+
+impl Asked {
+    /// By UDP over a link that carries payloads of `link_len` bytes whole.
+    pub fn by_udp(query: &Query<'_>, link_len: usize) -> Self {
+        let client = query.edns.map_or(PLAIN_UDP_LEN, |e| usize::from(e.udp_len));
+        Self { limit: client.max(PLAIN_UDP_LEN).min(link_len), ..Self::by_tcp(query) }
+    }
+
+    /// By TCP.
+    pub fn by_tcp(query: &Query<'_>) -> Self {
+        Self {
+            id: query.id,
+            bits: query.bits,
+            name: query.name.into(),
+            edns: query.edns.map(|e| e.dnssec_ok),
+            limit: usize::from(u16::MAX),
+        }
+    }
+}
+
+/// The query for `key`.
+pub fn query(id: u16, key: Key<'_>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEADER_LEN + key.0.len() + OPT_LEN);
+    push_header(&mut out, id, key.bits(), [1, 0, 0, u16::from(key.edns().is_some())]);
+    key.write_question(&mut out);
+    if let Some(dnssec_ok) = key.edns() {
+        push_opt(&mut out, 0, dnssec_ok);
+    }
+    out
+}
+
+/// The reply to `asked`, from an answer that is `age_s` seconds old.
+///
+/// What does not fit loses its additional section (RFC 2181 section 9), and if that is not
+/// enough everything, and has TC set.
+pub fn from_answer(asked: &Asked, answer: &Answer, age_s: u32) -> Vec<u8> {
+    let message = &answer.message;
+    let opt_len = if asked.edns.is_some() { OPT_LEN } else { 0 };
+    let question_end = HEADER_LEN + asked.name.len() + 4;
+    let additional = usize::from(answer.additional);
+    let room = asked.limit.saturating_sub(opt_len);
+    let (keep, truncated) = if message.len() <= room {
+        (message.len(), false)
+    } else if additional <= room {
+        (additional, false)
+    } else {
+        (question_end.min(message.len()), true)
+    };
+    let mut out = Vec::with_capacity(keep + opt_len);
+    out.extend_from_slice(&message[..keep]);
+    out[..2].copy_from_slice(&asked.id.to_be_bytes());
+    out[HEADER_LEN..HEADER_LEN + asked.name.len()].copy_from_slice(&asked.name);
+    for &at in &answer.ttls {
+        let at = usize::from(at);
+        let Some(ttl) = out.get_mut(at..at + 4) else { break };
+        let left = u32::from_be_bytes([ttl[0], ttl[1], ttl[2], ttl[3]]).saturating_sub(age_s);
+        ttl.copy_from_slice(&left.to_be_bytes());
+    }
+    if truncated {
+        out[6..10].fill(0);
+        out[2] |= (Bits::TC >> 8) as u8;
+    }
+    if keep < message.len() {
+        out[10..12].fill(0);
+    }
+    if let Some(dnssec_ok) = asked.edns {
+        let records = word(&out, 10).unwrap_or(0).saturating_add(1);
+        out[10..12].copy_from_slice(&records.to_be_bytes());
+        push_opt(&mut out, answer.extended_rcode, dnssec_ok);
+    }
+    out
+}
+
+/// A reply without records, for a query that was understood.
+pub fn from_rcode(asked: &Asked, key: Key<'_>, rcode: Rcode) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEADER_LEN + key.0.len() + OPT_LEN);
+    let bits = reply_bits(asked.bits) | rcode as u16 & Bits::RCODE;
+    push_header(&mut out, asked.id, bits, [1, 0, 0, u16::from(asked.edns.is_some())]);
+    out.extend_from_slice(&asked.name);
+    out.extend_from_slice(&key.0[1..5]);
+    if let Some(dnssec_ok) = asked.edns {
+        push_opt(&mut out, (rcode as u16 >> 4) as u8, dnssec_ok);
+    }
+    out
+}
+
+/// A reply to a query that could not be read past its header: header alone, and an OPT where the
+/// code does not fit without.
+pub fn to_unreadable(message: &[u8], rcode: Rcode) -> Vec<u8> {
+    let id = word(message, 0).unwrap_or(0);
+    let bits = reply_bits(word(message, 2).unwrap_or(0)) | rcode as u16 & Bits::RCODE;
+    let extended = (rcode as u16 >> 4) as u8;
+    let mut out = Vec::with_capacity(HEADER_LEN + OPT_LEN);
+    push_header(&mut out, id, bits, [0, 0, 0, u16::from(extended != 0)]);
+    if extended != 0 {
+        push_opt(&mut out, extended, false);
+    }
+    out
+}
+
+/// RFC 1035 section 4.1.1: opcode and RD are copied; CD too (RFC 4035 section 3.2.2).
+fn reply_bits(query: u16) -> u16 {
+    Bits::QR | Bits::RA | query & (Bits::OPCODE | Bits::RD | Bits::CD)
+}
+
+fn push_header(out: &mut Vec<u8>, id: u16, bits: u16, counts: [u16; 4]) {
+    for word in [id, bits].into_iter().chain(counts) {
+        out.extend_from_slice(&word.to_be_bytes());
+    }
+}
+
+/// An OPT without options (RFC 6891 section 6.1.2). Options are between neighbours: a guest's
+/// (cookies, client subnet) do not go upstream, the upstream's not to the guest.
+fn push_opt(out: &mut Vec<u8>, extended_rcode: u8, dnssec_ok: bool) {
+    let len = EDNS_UDP_LEN.to_be_bytes();
+    let flags = if dnssec_ok { (Bits::DO >> 8) as u8 } else { 0 };
+    out.extend_from_slice(&[0, 0, 41, len[0], len[1], extended_rcode, 0, flags, 0, 0, 0]);
+}
+
+#[cfg(test)]
+#[path = "reply_test.rs"]
+mod tests;

@@ -1,0 +1,111 @@
+//! The resolvers that questions go to.
+use std::{
+    net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6},
+    str::FromStr,
+};
+
+use thiserror::Error;
+
+use crate::clock::SECOND_NS;
+
+/// The port of DNS.
+pub const DNS_PORT: u16 = 53;
+/// More are not used.
+pub const MAX_RESOLVERS: usize = 8;
+/// resolv.conf(5): `MAXNS`.
+const MAX_RESOLV_CONF: usize = 3;
+/// A resolver that let a question time out is asked last for this long.
+const REST_NS: u64 = 5 * SECOND_NS;
+
+/// A resolver that was not understood.
+#[derive(Debug, Error)]
+#[error("`{given}` is not a resolver: give an address, or address:port ([address]:port for IPv6)")]
+pub struct ResolverError {
+    given: String,
+}
+
+/// Reads `A`, `A:P`, `[A]` or `[A]:P`; the port is 53 unless given.
+pub fn parse_resolver(text: &str) -> Result<SocketAddr, ResolverError> {
+    let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+    let address = || IpAddr::from_str(bare).ok().map(|a| SocketAddr::new(a, DNS_PORT));
+    text.parse()
+        .ok()
+        .or_else(address)
+        .filter(|a: &SocketAddr| a.port() != 0 && !a.ip().is_unspecified())
+        .ok_or_else(|| ResolverError { given: text.to_owned() })
+}
+
+/// The `nameserver` lines of a resolv.conf(5), as its own readers take them: the first three,
+/// none that can't be read. A link-local address may name its link by number (`fe80::1%2`).
+pub fn parse_resolv_conf(text: &str) -> Vec<SocketAddr> {
+    text.lines()
+        .filter_map(|line| {
+            let mut words = line.split_ascii_whitespace();
+            (words.next()? == "nameserver").then(|| words.next()).flatten()
+        })
+        .filter_map(|word| match word.split_once('%') {
+            None => parse_resolver(word).ok(),
+            Some((address, link)) => Some(SocketAddr::V6(SocketAddrV6::new(
+                Ipv6Addr::from_str(address).ok()?,
+                DNS_PORT,
+                0,
+                link.parse().ok()?,
+            ))),
+        })
+        .take(MAX_RESOLV_CONF)
+        .collect()
+}
+
+/// The list in use, and who of them was last found silent.
+#[derive(Clone, Debug)]
+pub(super) struct Resolvers {
+    list: Vec<(SocketAddr, u64)>,
+}
+
+impl Resolvers {
+    pub(super) fn new(list: &[SocketAddr]) -> Self {
+        let mut kept: Vec<(SocketAddr, u64)> = Vec::new();
+        for &address in list {
+            if kept.len() < MAX_RESOLVERS && !kept.iter().any(|(a, _)| *a == address) {
+                kept.push((address, 0));
+            }
+        }
+        Self { list: kept }
+    }
+
+    /// Who to ask next: the first that is not `spent`, those lately silent and the one asked just
+    /// before last.
+    pub(super) fn next(
+        &self,
+        spent: &[SocketAddr],
+        before: Option<SocketAddr>,
+        now_ns: u64,
+    ) -> Option<SocketAddr> {
+        let start = before
+            .and_then(|b| self.list.iter().position(|(a, _)| *a == b))
+            .map_or(0, |i| i + 1);
+        (0..self.list.len())
+            .map(|i| self.list[(start + i) % self.list.len()])
+            .filter(|(a, _)| !spent.contains(a))
+            .min_by_key(|&(a, rests_until)| (Some(a) == before, rests_until > now_ns))
+            .map(|(a, _)| a)
+    }
+
+    pub(super) fn was_silent(&mut self, address: SocketAddr, now_ns: u64) {
+        self.set(address, now_ns + REST_NS);
+    }
+
+    pub(super) fn answered(&mut self, address: SocketAddr) {
+        self.set(address, 0);
+    }
+
+    fn set(&mut self, address: SocketAddr, until_ns: u64) {
+        for entry in self.list.iter_mut().filter(|(a, _)| *a == address) {
+            entry.1 = until_ns;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "resolvers_test.rs"]
+mod tests;

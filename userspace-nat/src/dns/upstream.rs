@@ -1,0 +1,99 @@
+//! A question's socket to a resolver: UDP, or TCP when the answer was truncated.
+//!
+//! Each question has a socket of its own, so that the kernel picks a random source port (RFC 5452
+//! section 9.2) and, the socket being connected, lets nobody but the resolver in.
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream, UdpSocket},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+};
+
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, connect, socket,
+};
+
+use crate::poll::Interest;
+
+fn open(to: SocketAddr, kind: SockType) -> nix::Result<OwnedFd> {
+    let family = match to {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let fd = socket(family, kind, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, None)?;
+    let connected = match to {
+        SocketAddr::V4(to) => connect(fd.as_raw_fd(), &SockaddrIn::from(to)),
+        SocketAddr::V6(to) => connect(fd.as_raw_fd(), &SockaddrIn6::from(to)),
+    };
+    match connected {
+        Ok(()) | Err(nix::Error::EINPROGRESS) => Ok(fd),
+        Err(e) => Err(e),
+    }
+}
+
+/// A UDP socket that knows one resolver only.
+pub(super) fn udp(to: SocketAddr) -> io::Result<UdpSocket> {
+    Ok(UdpSocket::from(open(to, SockType::Datagram)?))
+}
+
+/// One query over TCP (RFC 7766), from the connection to the answer.
+#[derive(Debug)]
+pub(super) struct Tcp {
+    stream: TcpStream,
+    /// The query behind its length, and how much of it is sent.
+    query: Vec<u8>,
+    sent: usize,
+    /// What came of the answer behind its length.
+    answer: Vec<u8>,
+}
+
+impl Tcp {
+    pub(super) fn open(to: SocketAddr, query: &[u8]) -> io::Result<Self> {
+        let len = u16::try_from(query.len()).map_err(io::Error::other)?;
+        Ok(Self {
+            stream: TcpStream::from(open(to, SockType::Stream)?),
+            query: [&len.to_be_bytes(), query].concat(),
+            sent: 0,
+            answer: Vec::new(),
+        })
+    }
+
+    pub(super) fn interest(&self) -> Interest {
+        if self.sent < self.query.len() { Interest::Write } else { Interest::Read }
+    }
+
+    /// Goes on as far as it can without waiting; the answer when it is whole.
+    pub(super) fn progress(&mut self, scratch: &mut [u8]) -> io::Result<Option<Vec<u8>>> {
+        while self.sent < self.query.len() {
+            match self.stream.write(&self.query[self.sent..]) {
+                Ok(n) => self.sent += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        loop {
+            // Reading stops at the length announced: the memory is bounded by it.
+            let wanted = match self.answer.first_chunk::<2>() {
+                None => 2,
+                Some(len) => 2 + usize::from(u16::from_be_bytes(*len)),
+            };
+            if self.answer.len() == wanted && wanted != 2 {
+                return Ok(Some(self.answer.split_off(2)));
+            }
+            let room = (wanted - self.answer.len()).min(scratch.len());
+            match self.stream.read(&mut scratch[..room]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => self.answer.extend_from_slice(&scratch[..n]),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+impl AsFd for Tcp {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
