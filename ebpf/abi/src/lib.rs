@@ -23,6 +23,7 @@
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod cell;
 pub mod checksum;
 pub mod count;
 pub mod forward;

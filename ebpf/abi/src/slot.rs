@@ -9,7 +9,7 @@
 //! | `Closing` | goes to the engine | the owner, back to `Fast` (revived) or to `Free` (both tuples deleted) |
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::{Ip4, Protocol, Tuple, tcp::TcpBits};
+use crate::{Ip4, Protocol, Tuple, cell, tcp::TcpBits};
 
 /// What happens to the packets of a flow. See the module's table.
 #[repr(u32)]
@@ -247,7 +247,7 @@ impl SlotRef {
     /// Adds bits to what was seen of the connection, writing only when something is new.
     #[inline(always)]
     pub fn note_tcp(&self, seen: TcpBits) {
-        if self.tcp().load(Relaxed) & seen.0 != seen.0 {
+        if cell::load32(self.tcp()) & seen.0 != seen.0 {
             self.tcp().fetch_or(seen.0, Relaxed);
         }
     }

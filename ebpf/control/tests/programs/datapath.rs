@@ -1,0 +1,403 @@
+//! The loaded object, its maps, and a VM with flows in them.
+use std::{
+    marker::PhantomData,
+    net::Ipv4Addr,
+    os::fd::{AsFd, AsRawFd},
+    path::PathBuf,
+    time::Duration,
+};
+
+use aya::{
+    Ebpf, EbpfLoader, TestRun, TestRunOptions,
+    maps::{HashMap, LpmTrie, Map, lpm_trie::Key},
+    programs::{SchedClassifier, Xdp},
+};
+use slipgate_abi::{
+    Counter, DropCounters, DropReason, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, Slot,
+    SlotRef, TapEntry, Tuple, Verdict, Vm, forward::DenyKey, tcp::TcpBits,
+};
+
+/// Row of the VM under test.
+pub(crate) const ROW: u32 = 3;
+/// Its id.
+pub(crate) const VM: u32 = 77;
+/// Loopback: the device that a test run's frames come in by.
+pub(crate) const TAP: u32 = 1;
+pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+pub(crate) const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+pub(crate) const NAT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
+/// Starts with the octets of the IPv4 EtherType: a test run takes an L3 packet's type from there.
+pub(crate) const REMOTE: Ipv4Addr = Ipv4Addr::new(8, 0, 8, 8);
+pub(crate) const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 1, 2, 3];
+pub(crate) const GATEWAY_MAC: [u8; 6] = [0x52, 0x55, 10, 0, 2, 2];
+pub(crate) const ROUTER_MAC: [u8; 6] = [0x00, 0x16, 0x3e, 9, 9, 9];
+pub(crate) const UPLINK_MAC: [u8; 6] = [0x00, 0x16, 0x3e, 1, 1, 1];
+pub(crate) const HOP: u32 = 5;
+pub(crate) const ISN: u32 = 0x1234_5678;
+pub(crate) const MTU: u32 = 1500;
+
+/// `TC_ACT_SHOT`.
+pub(crate) const SHOT: i32 = 2;
+/// `TC_ACT_REDIRECT`.
+pub(crate) const REDIRECT: i32 = 7;
+/// `TC_ACT_UNSPEC`.
+pub(crate) const UNSPEC: i32 = -1;
+
+/// A mapped array.
+pub(crate) struct Mapped<T> {
+    start: *mut T,
+    stride: usize,
+    bytes: usize,
+    marker: PhantomData<T>,
+}
+
+impl<T> Mapped<T> {
+    pub(crate) fn of(ebpf: &Ebpf, name: &str) -> Self {
+        let Some(Map::Array(data)) = ebpf.map(name) else {
+            panic!("{name} is no array");
+        };
+        let info = data.info().expect("map info");
+        let stride = (info.value_size() as usize).next_multiple_of(8);
+        assert_eq!(info.value_size() as usize, size_of::<T>(), "{name}");
+        let bytes = (stride * info.max_entries() as usize).next_multiple_of(4096);
+        // SAFETY: a fresh shared mapping.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                data.fd().as_fd().as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(start, libc::MAP_FAILED, "mmap of {name}");
+        Self {
+            start: start.cast(),
+            stride,
+            bytes,
+            marker: PhantomData,
+        }
+    }
+
+    pub(crate) fn at(&self, index: u32) -> *mut T {
+        let offset = index as usize * self.stride;
+        assert!(offset < self.bytes);
+        self.start.wrapping_byte_add(offset)
+    }
+
+    /// A copy of an element.
+    pub(crate) fn get(&self, index: u32) -> T {
+        // SAFETY: in bounds; the programs run on this thread only.
+        unsafe { self.at(index).read_volatile() }
+    }
+
+    pub(crate) fn set(&self, index: u32, value: T) {
+        // SAFETY: as above.
+        unsafe { self.at(index).write_volatile(value) }
+    }
+
+    pub(crate) fn change(&self, index: u32, change: impl FnOnce(&mut T)) {
+        let mut value = self.get(index);
+        change(&mut value);
+        self.set(index, value);
+    }
+}
+
+impl<T> Drop for Mapped<T> {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `of`.
+        unsafe { libc::munmap(self.start.cast(), self.bytes) };
+    }
+}
+
+/// A flow to be put into the maps.
+#[derive(Clone, Copy)]
+pub(crate) struct Flow {
+    pub(crate) slot: u32,
+    pub(crate) protocol: Protocol,
+    pub(crate) guest_port: u16,
+    pub(crate) nat_port: u16,
+    pub(crate) remote: Ipv4Addr,
+    pub(crate) remote_port: u16,
+    pub(crate) verdict: Verdict,
+    pub(crate) tcp: u32,
+    pub(crate) flags: u8,
+    pub(crate) next_hop: u32,
+}
+
+impl Flow {
+    pub(crate) fn new(protocol: Protocol) -> Self {
+        Self {
+            slot: 9,
+            protocol,
+            guest_port: 40_000,
+            nat_port: 61_001,
+            remote: REMOTE,
+            remote_port: if protocol == Protocol::Icmp { 0 } else { 443 },
+            verdict: Verdict::Fast,
+            tcp: if protocol == Protocol::Tcp {
+                TcpBits::SYN_TX | TcpBits::SYN_RX
+            } else {
+                0
+            },
+            flags: 0,
+            next_hop: HOP,
+        }
+    }
+}
+
+/// What a run made of a frame.
+#[derive(Debug, PartialEq, Eq, Clone)]
+pub(crate) struct Run {
+    pub(crate) action: i32,
+    pub(crate) frame: Vec<u8>,
+}
+
+pub(crate) struct Datapath {
+    pub(crate) ebpf: Ebpf,
+    pub(crate) slots: Mapped<Slot>,
+    pub(crate) vms: Mapped<Vm>,
+    pub(crate) drops: Mapped<DropCounters>,
+    pub(crate) hops: Mapped<NextHop>,
+}
+
+/// A row of `VMS` for the VM under test.
+pub(crate) fn vm() -> Vm {
+    Vm {
+        id: VM,
+        owner: 0,
+        tap_ifindex: TAP,
+        port_ifindex: TAP,
+        guest: GUEST.into(),
+        gateway: GATEWAY.into(),
+        guest_mac: GUEST_MAC,
+        gateway_mac: GATEWAY_MAC,
+        flags: 0,
+        mtu: MTU,
+        credits: 64,
+        policy: 6,
+        prefix_len: 24,
+        pad0: 0,
+        handed_over: 0,
+        taken_in: 0,
+        arp_answered: 0,
+        guard_window_ns: 0,
+        guard_passed: 0,
+        pad1: [0; 24],
+        name: [0; 64],
+    }
+}
+
+/// A valid next hop with an L2 header.
+pub(crate) fn next_hop() -> NextHop {
+    NextHop {
+        valid: 1,
+        ifindex: TAP,
+        mtu: MTU,
+        flags: 0,
+        neighbour_mac: ROUTER_MAC,
+        uplink_mac: UPLINK_MAC,
+        neighbour: Ipv4Addr::new(192, 0, 2, 1).into(),
+        owner: 1,
+        pad: [0; 28],
+    }
+}
+
+fn object() -> PathBuf {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/bpf/slipgate.o");
+    std::env::var_os("SLIPGATE_BPF_OBJECT").map_or(root, PathBuf::from)
+}
+
+impl Datapath {
+    /// The datapath with one VM and no flow; `None`, with a line about it, without root.
+    pub(crate) fn for_test(test: &str) -> Option<Self> {
+        Self::with_slots(test, 1024)
+    }
+
+    pub(crate) fn with_slots(test: &str, slots: u32) -> Option<Self> {
+        // SAFETY: no arguments.
+        if unsafe { libc::geteuid() } != 0 {
+            println!("skipped: {test}: loading BPF programs needs root");
+            return None;
+        }
+        let path = object();
+        let mut ebpf = EbpfLoader::new()
+            .map_max_entries("SLOTS", slots)
+            .map_max_entries("FLOWS", slots * 2)
+            .load_file(&path)
+            .unwrap_or_else(|error| {
+                panic!(
+                    "{}: {error}; `cargo xtask build --bpf-only` makes it",
+                    path.display()
+                )
+            });
+        for (name, program) in ebpf.programs_mut() {
+            match program {
+                aya::programs::Program::SchedClassifier(program) => program.load(),
+                aya::programs::Program::Xdp(program) => program.load(),
+                _ => panic!("unknown kind of program {name}"),
+            }
+            .unwrap_or_else(|error| panic!("load {name}: {error:#?}"));
+        }
+        let datapath = Self {
+            slots: Mapped::of(&ebpf, "SLOTS"),
+            vms: Mapped::of(&ebpf, "VMS"),
+            drops: Mapped::of(&ebpf, "DROPS"),
+            hops: Mapped::of(&ebpf, "NEXT_HOPS"),
+            ebpf,
+        };
+        let mut datapath = datapath;
+        datapath.vms.set(ROW, vm());
+        datapath.hops.set(HOP, next_hop());
+        datapath.set_tap(TAP, VM, ROW);
+        Some(datapath)
+    }
+
+    pub(crate) fn set_tap(&mut self, ifindex: u32, vm: u32, vm_row: u32) {
+        let mut taps = HashMap::<_, u32, TapEntry>::try_from(self.ebpf.map_mut("TAPS").unwrap())
+            .expect("TAPS");
+        taps.insert(ifindex, TapEntry { vm, vm_row }, 0)
+            .expect("insert TAPS");
+    }
+
+    pub(crate) fn flows(&mut self) -> HashMap<&mut aya::maps::MapData, Tuple, FlowRef> {
+        HashMap::try_from(self.ebpf.map_mut("FLOWS").unwrap()).expect("FLOWS")
+    }
+
+    pub(crate) fn forward(&mut self, key: ForwardKey, target: ForwardTarget) {
+        HashMap::<_, ForwardKey, ForwardTarget>::try_from(self.ebpf.map_mut("FORWARDS").unwrap())
+            .expect("FORWARDS")
+            .insert(key, target, 0)
+            .expect("insert FORWARDS");
+    }
+
+    pub(crate) fn deny(&mut self, prefix_len: u32, remote: Ipv4Addr) {
+        let key = DenyKey {
+            policy: 6u32.to_be_bytes(),
+            remote: remote.into(),
+        };
+        LpmTrie::<_, DenyKey, u32>::try_from(self.ebpf.map_mut("DENY").unwrap())
+            .expect("DENY")
+            .insert(&Key::new(32 + prefix_len, key), 1, 0)
+            .expect("insert DENY");
+    }
+
+    /// Puts a flow of the VM into its slot and both tuples into `FLOWS`.
+    pub(crate) fn admit(&mut self, flow: Flow) -> SlotRef {
+        let generation = self.slots.get(flow.slot).generation + 1;
+        self.slots.set(
+            flow.slot,
+            Slot {
+                generation,
+                verdict: flow.verdict,
+                tcp: flow.tcp,
+                next_hop: flow.next_hop,
+                tx_packets: 0,
+                tx_bytes: 0,
+                rx_packets: 0,
+                rx_bytes: 0,
+                tx_last_ns: 0,
+                rx_last_ns: 0,
+                vm: VM,
+                vm_row: ROW,
+                guest: GUEST.into(),
+                remote: flow.remote.into(),
+                nat: NAT.into(),
+                guest_port: flow.guest_port,
+                remote_port: flow.remote_port,
+                nat_port: flow.nat_port,
+                protocol: flow.protocol,
+                flags: flow.flags,
+                isn: ISN,
+                created_ns: 1,
+                rule: 0,
+                uplink_ifindex: TAP,
+                owner: 0,
+                epoch: 1,
+                pad: [0; 8],
+            },
+        );
+        let slot = self.slot(flow.slot);
+        let entry = FlowRef {
+            slot: flow.slot,
+            generation,
+        };
+        let mut flows = self.flows();
+        flows.insert(slot.world_tuple(), entry, 1).expect("world");
+        flows.insert(slot.guest_tuple(), entry, 1).expect("guest");
+        slot
+    }
+
+    pub(crate) fn slot(&self, index: u32) -> SlotRef {
+        // SAFETY: the mapping lives as long as the datapath, and tests keep it until their end.
+        unsafe { SlotRef::new(self.slots.at(index)) }
+    }
+
+    /// Runs a TC program on a frame.
+    pub(crate) fn run(&self, program: &str, frame: &[u8]) -> Run {
+        self.run_gso(program, frame, 0)
+    }
+
+    /// As [`Datapath::run`], the frame being GSO.
+    pub(crate) fn run_gso(&self, program: &str, frame: &[u8], gso_size: u32) -> Run {
+        let mut context = [0u8; 192];
+        context[GSO_SIZE..GSO_SIZE + 4].copy_from_slice(&gso_size.to_ne_bytes());
+        let mut out = vec![0; frame.len() + 64];
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(&mut out),
+            ctx_in: (gso_size != 0).then_some(&context[..]),
+            ..TestRunOptions::default()
+        };
+        let program: &SchedClassifier = self.ebpf.program(program).unwrap().try_into().unwrap();
+        let result = program.test_run(options).expect("test run");
+        out.truncate(result.data_size_out as usize);
+        Run {
+            action: result.return_value as i32,
+            frame: out,
+        }
+    }
+
+    /// Mean time of a run.
+    pub(crate) fn time(&self, program: &str, frame: &[u8], repeat: u32) -> Duration {
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            repeat,
+            ..TestRunOptions::default()
+        };
+        let program: &SchedClassifier = self.ebpf.program(program).unwrap().try_into().unwrap();
+        program.test_run(options).expect("test run").duration
+    }
+
+    /// Runs the XDP program; true: passed.
+    pub(crate) fn guard(&self, frame: &[u8]) -> bool {
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            ..TestRunOptions::default()
+        };
+        let program: &Xdp = self.ebpf.program("guard").unwrap().try_into().unwrap();
+        match program.test_run(options).expect("test run").return_value {
+            2 => true,
+            1 => false,
+            other => panic!("guard returned {other}"),
+        }
+    }
+
+    /// Drops of a row that are not zero.
+    pub(crate) fn drops_of(&self, row: u32) -> Vec<(DropReason, Counter)> {
+        let row = self.drops.get(row);
+        DropReason::ALL
+            .iter()
+            .map(|&reason| (reason, row.get(reason)))
+            .filter(|(_, counter)| *counter != Counter::default())
+            .collect()
+    }
+
+    pub(crate) fn handed_over(&self) -> u64 {
+        self.vms.get(ROW).handed_over
+    }
+}
+
+/// Offset of `gso_size` in `__sk_buff`.
+const GSO_SIZE: usize = 176;

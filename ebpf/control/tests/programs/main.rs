@@ -1,0 +1,27 @@
+//! The BPF programs, run one packet at a time (`BPF_PROG_TEST_RUN`) and between real devices.
+//!
+//! Needs root. Without it each test says `skipped: <test>: <why>`.
+
+mod datapath;
+mod frame;
+mod hit;
+
+/// Makes the datapath, or says why the test is skipped and returns from it.
+macro_rules! loaded {
+    () => {
+        match crate::datapath::Datapath::for_test(crate::test_name!()) {
+            Some(datapath) => datapath,
+            None => return,
+        }
+    };
+}
+pub(crate) use loaded;
+
+/// The path of the test it stands in.
+macro_rules! test_name {
+    () => {{
+        fn here() {}
+        std::any::type_name_of_val(&here).trim_end_matches("::here")
+    }};
+}
+pub(crate) use test_name;

@@ -1,0 +1,84 @@
+//! ARP from a guest (RFC 826). Who asks for the gateway is answered here, so that a guest keeps
+//! its neighbour entry while the engine is down or busy; the rest is the engine's.
+use core::sync::atomic::Ordering::Relaxed;
+use slipgate_abi::cell::load32;
+
+use slipgate_abi::{DropReason, Handover, Ip4, Vm, VmRef, vm::VmFlags};
+
+use crate::{
+    drops::drop_frame,
+    handover::hand_over,
+    packet::{ETHERNET_LEN, Ethernet},
+    skb::{Skb, redirect},
+};
+
+const REQUEST: u16 = 1;
+const REPLY: u16 = 2;
+
+/// ARP for IPv4 over Ethernet, with the Ethernet header before it.
+#[repr(C, packed(2))]
+struct Arp {
+    ethernet: Ethernet,
+    hardware: u16,
+    protocol: u16,
+    lengths: [u8; 2],
+    operation: u16,
+    sender_mac: [u16; 3],
+    sender: u32,
+    target_mac: [u16; 3],
+    target: u32,
+}
+
+/// Takes an ARP frame of the VM in `row`.
+#[inline(always)]
+pub(crate) fn run(skb: Skb, row: u32, vm: VmRef, flags: u8) -> i32 {
+    let Some(arp) = skb.pulled_header::<Arp>(0) else {
+        return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Malformed);
+    };
+    // SAFETY: `pulled_header` checked the bounds.
+    let arp = unsafe { &mut *arp };
+    if arp.hardware != u16::to_be(1) || arp.protocol != u16::to_be(0x0800) || arp.lengths != [6, 4]
+    {
+        return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Malformed);
+    }
+    let (guest, gateway, macs, vm_flags) = identity(vm);
+    let sender = Ip4::from_wire(arp.sender);
+    let wrong_mac = vm_flags & VmFlags::CHECK_MAC != 0 && arp.sender_mac != guest_mac(macs);
+    // A probe (RFC 5227) has no sender address yet.
+    if wrong_mac || (sender != guest && sender != Ip4::UNSPECIFIED) {
+        return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Spoofed);
+    }
+    if arp.operation != u16::to_be(REQUEST) || Ip4::from_wire(arp.target) != gateway {
+        return hand_over::<ETHERNET_LEN>(skb, row, Handover::Arp, flags);
+    }
+    let asker = arp.ethernet.macs;
+    let ours = [macs[3], macs[4], macs[5]];
+    arp.ethernet.macs = [asker[3], asker[4], asker[5], ours[0], ours[1], ours[2]];
+    arp.operation = u16::to_be(REPLY);
+    arp.target_mac = arp.sender_mac;
+    arp.target = arp.sender;
+    arp.sender_mac = ours;
+    arp.sender = gateway.to_wire();
+    vm.arp_answered().fetch_add(1, Relaxed);
+    redirect(skb.ifindex())
+}
+
+#[inline(always)]
+fn guest_mac(macs: [u16; 6]) -> [u16; 3] {
+    [macs[0], macs[1], macs[2]]
+}
+
+/// The guest's address, the gateway's, both MACs (guest first), flags.
+#[inline(always)]
+fn identity(vm: VmRef) -> (Ip4, Ip4, [u16; 6], u32) {
+    let row: *mut Vm = vm.as_ptr();
+    // SAFETY: a live row whose identity is constant while its TAP is attached.
+    unsafe {
+        (
+            (*row).guest,
+            (*row).gateway,
+            crate::guest_egress::guest_macs(vm),
+            load32(vm.flags()),
+        )
+    }
+}

@@ -1,0 +1,122 @@
+//! XDP on a guest's TAP: what `guest_egress` would drop or refuse anyway, before the kernel makes
+//! an skb of it. For devices that carry no GSO frames.
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use slipgate_abi::cell::{load32, load64, store64};
+
+use aya_ebpf::{
+    bindings::xdp_action::{XDP_DROP, XDP_PASS},
+    btf_maps::lpm_trie::Key,
+    helpers::generated::bpf_ktime_get_coarse_ns,
+    programs::XdpContext,
+};
+use slipgate_abi::{DropReason, Ip4, VmRef, forward::DenyKey, segment::Segments, vm::VmFlags};
+
+use crate::{
+    drops,
+    guest_egress::guest_macs,
+    maps::{self, DENY, TAPS},
+    packet::{ETHERNET_LEN, Ethernet, Ipv4, ether_type},
+};
+
+/// Denied packets that pass per window, so that the engine can answer them with RST or ICMP.
+const ANSWERED_PER_WINDOW: u64 = 64;
+const WINDOW_NS: u64 = 100_000_000;
+
+/// Takes a frame of the guest behind the TAP it came in by.
+#[inline(always)]
+pub(crate) fn run(ctx: &XdpContext) -> u32 {
+    let ifindex = ctx.ingress_ifindex() as u32;
+    let Some(tap) = TAPS.get_ptr(ifindex) else {
+        return XDP_PASS;
+    };
+    // SAFETY: the entry may be recycled under us; the row's id tells.
+    let (id, row) = unsafe { ((*tap).vm, (*tap).vm_row) };
+    let Some(vm) = maps::vm(row, id) else {
+        return XDP_PASS;
+    };
+    match judge(ctx, vm) {
+        Some(reason) => {
+            let l3_len = (ctx.data_end() - ctx.data()).saturating_sub(ETHERNET_LEN);
+            let segments = Segments {
+                packets: 1,
+                bytes: l3_len as u64,
+            };
+            drops::count(row, reason, segments);
+            XDP_DROP
+        }
+        None => XDP_PASS,
+    }
+}
+
+/// Why to drop, if so. What can't be read here is left to `guest_egress`.
+#[inline(always)]
+fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
+    let ethernet = header::<Ethernet>(ctx, 0)?;
+    // SAFETY: `header` checked the bounds.
+    let (macs, ether_type) = unsafe { ((*ethernet).macs, u16::from_be((*ethernet).ether_type)) };
+    if ether_type == ether_type::VLAN || ether_type == ether_type::SERVICE_VLAN {
+        return Some(DropReason::Tagged);
+    }
+    let ours = guest_macs(vm);
+    if load32(vm.flags()) & VmFlags::CHECK_MAC != 0
+        && (macs[3] != ours[0] || macs[4] != ours[1] || macs[5] != ours[2])
+    {
+        return Some(DropReason::Spoofed);
+    }
+    if ether_type != ether_type::IPV4 {
+        return None;
+    }
+    let ip = header::<Ipv4>(ctx, ETHERNET_LEN)?;
+    // SAFETY: as above.
+    let (source, destination) = unsafe {
+        (
+            Ip4::from_wire((*ip).source),
+            Ip4::from_wire((*ip).destination),
+        )
+    };
+    // SAFETY: a live row whose identity is constant while its TAP is attached.
+    let (guest, policy) = unsafe { ((*vm.as_ptr()).guest, (*vm.as_ptr()).policy) };
+    // DHCP is sent without an address; `guest_egress` looks closer.
+    if source != guest && source != Ip4::UNSPECIFIED {
+        return Some(DropReason::Spoofed);
+    }
+    let key = Key::new(
+        64,
+        DenyKey {
+            policy: policy.to_be_bytes(),
+            remote: destination,
+        },
+    );
+    DENY.get(&key)?;
+    (!allow_answer(vm)).then_some(DropReason::Denied)
+}
+
+/// Takes one of the window's allowance.
+#[inline(always)]
+fn allow_answer(vm: VmRef) -> bool {
+    let row = vm.as_ptr();
+    // SAFETY: a live row; these fields are changed by atomics only.
+    let (window, passed) = unsafe {
+        (
+            AtomicU64::from_ptr(&raw mut (*row).guard_window_ns),
+            AtomicU64::from_ptr(&raw mut (*row).guard_passed),
+        )
+    };
+    // SAFETY: no arguments.
+    let now = unsafe { bpf_ktime_get_coarse_ns() };
+    let started = load64(window);
+    if now.wrapping_sub(started) >= WINDOW_NS
+        && window
+            .compare_exchange(started, now, Relaxed, Relaxed)
+            .is_ok()
+    {
+        store64(passed, 0);
+    }
+    passed.fetch_add(1, Relaxed) < ANSWERED_PER_WINDOW
+}
+
+#[inline(always)]
+fn header<T>(ctx: &XdpContext, offset: usize) -> Option<*const T> {
+    let (start, end) = (ctx.data(), ctx.data_end());
+    (start + offset + size_of::<T>() <= end).then_some((start + offset) as *const T)
+}

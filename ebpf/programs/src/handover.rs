@@ -1,0 +1,87 @@
+//! To the engine: the frame as it came, with a header in place of the MAC addresses.
+//!
+//! How many frames of a VM may be on their way at once is bounded by credits: the programs count
+//! out, the engine counts in. So one VM's flood neither fills the port's queue nor delays the
+//! admission of another's flows.
+use core::sync::atomic::Ordering::Relaxed;
+use slipgate_abi::cell::{load32, load64};
+
+use slipgate_abi::{DropReason, Handover, PortHeader, portframe::PortFlags};
+
+use crate::{
+    drops,
+    maps::vm_row,
+    packet::{ETHERNET_LEN, Ethernet, Macs, ether_type},
+    skb::{Skb, redirect},
+};
+
+/// Hands over a frame of the VM in `row`. `L2` is 0 where the packet has no Ethernet header yet.
+#[cold]
+#[inline(always)]
+pub(crate) fn hand_over<const L2: usize>(skb: Skb, row: u32, why: Handover, flags: u8) -> i32 {
+    if L2 == 0 {
+        hand_over_packet(skb, row, why as u8, flags)
+    } else {
+        hand_over_frame(skb, row, why as u8, flags)
+    }
+}
+
+#[inline(never)]
+fn hand_over_frame(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
+    give(skb, row, code, flags)
+}
+
+#[inline(never)]
+fn hand_over_packet(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
+    if skb.push_ethernet().is_err() {
+        return drops::drop_frame::<0>(skb, row, DropReason::KernelRefused);
+    }
+    give(skb, row, code, flags)
+}
+
+#[inline(always)]
+fn give(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
+    #[cfg(feature = "log")]
+    aya_log_ebpf::debug!(
+        &skb.context(),
+        "hand over: ifindex {} vm row {} why {} flags {}",
+        skb.ifindex(),
+        row,
+        code,
+        flags
+    );
+    let Some(vm) = vm_row(row) else {
+        return drops::drop_frame::<ETHERNET_LEN>(skb, drops::NOBODY, DropReason::StaleVm);
+    };
+    let Some(ethernet) = skb.pulled_header::<Ethernet>(0) else {
+        return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Malformed);
+    };
+    // SAFETY: these fields change only while the row has no TAP; a u32 does not tear.
+    let (credits, port) = unsafe {
+        let vm = vm.as_ptr();
+        (
+            (&raw const (*vm).credits).read_volatile(),
+            (&raw const (*vm).port_ifindex).read_volatile(),
+        )
+    };
+    // What several CPUs find free at once overshoots by their number at most.
+    let under_way = load64(vm.handed_over()).wrapping_sub(load64(vm.taken_in()));
+    if under_way >= u64::from(credits) {
+        return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::NoCredit);
+    }
+    vm.handed_over().fetch_add(1, Relaxed);
+    let header = PortHeader {
+        code,
+        flags,
+        vm_row: row as u16,
+        id: load32(vm.id()),
+    };
+    // SAFETY: `pulled_header` checked the bounds.
+    let ethernet = unsafe { &mut *ethernet };
+    // SAFETY: arrays of bytes and of halves of the same length; any bits are valid.
+    ethernet.macs = unsafe { core::mem::transmute::<[u8; PortHeader::LEN], Macs>(header.encode()) };
+    if flags & PortFlags::FROM_UPLINK != 0 {
+        ethernet.ether_type = ether_type::IPV4.to_be();
+    }
+    redirect(port)
+}

@@ -1,0 +1,155 @@
+//! A frame as the kernel gives it: context fields, bounds-checked headers, the helpers in use.
+use aya_ebpf::{
+    EbpfContext,
+    bindings::{__sk_buff, TC_ACT_REDIRECT},
+    helpers::generated::{
+        bpf_check_mtu, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head,
+        bpf_skb_change_tail, bpf_skb_pull_data,
+    },
+    programs::TcContext,
+};
+use slipgate_abi::segment::{self, Segments};
+
+/// The kernel refused.
+pub(crate) struct Refused;
+
+/// A frame.
+#[derive(Clone, Copy)]
+pub(crate) struct Skb(*mut __sk_buff);
+
+macro_rules! field {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub(crate) fn $name(self) -> u32 {
+            // SAFETY: the context outlives the program's run.
+            unsafe { (*self.0).$name }
+        }
+    };
+}
+
+impl Skb {
+    #[inline(always)]
+    pub(crate) fn new(ctx: &TcContext) -> Self {
+        Self(ctx.as_ptr().cast())
+    }
+
+    field!(/// Whole frame, L2 header included, bytes.
+        len);
+    field!(/// L4 payload per segment; 0 when the frame is one packet.
+        gso_size);
+    field!(/// The device it came in by.
+        ifindex);
+    field!(/// Not 0: the stack took an 802.1Q or 802.1ad tag out of it.
+        vlan_present);
+
+    /// The EtherType, host order.
+    #[inline(always)]
+    pub(crate) fn ether_type(self) -> u16 {
+        // SAFETY: as for the fields. The word holds a network-order u16.
+        u16::from_be(unsafe { (*self.0).protocol } as u16)
+    }
+
+    /// For the log macros.
+    #[cfg(feature = "log")]
+    pub(crate) fn context(self) -> TcContext {
+        TcContext::new(self.0)
+    }
+
+    /// A header in the linear part, `None` if it does not end there. Any helper that may move the
+    /// packet (all below but the redirects) ends the pointer's life.
+    #[inline(always)]
+    pub(crate) fn header<T>(self, offset: usize) -> Option<*mut T> {
+        // Volatile: a load that the compiler shares between two checks gets a 32-bit move, and the
+        // verifier no longer knows it for a packet's bound.
+        // SAFETY: as for the fields.
+        let (start, end) = unsafe {
+            (
+                (&raw const (*self.0).data).read_volatile() as usize,
+                (&raw const (*self.0).data_end).read_volatile() as usize,
+            )
+        };
+        (start + offset + size_of::<T>() <= end).then_some((start + offset) as *mut T)
+    }
+
+    /// A header, made linear if need be; `None` if the frame ends before.
+    #[inline(always)]
+    pub(crate) fn pulled_header<T>(self, offset: usize) -> Option<*mut T> {
+        if let Some(header) = self.header(offset) {
+            return Some(header);
+        }
+        let needed = (offset + size_of::<T>()) as u32;
+        // SAFETY: a live context.
+        if self.len() < needed || unsafe { bpf_skb_pull_data(self.0, needed) } != 0 {
+            return None;
+        }
+        self.header(offset)
+    }
+
+    /// What it counts as while its headers are unknown: those of a plain TCP segment are taken.
+    #[inline(always)]
+    pub(crate) fn rough_segments(self, l2_len: usize) -> Segments {
+        let l3_len = self.len().saturating_sub(l2_len as u32);
+        segment::count(l3_len, 40, self.gso_size())
+    }
+
+    /// Replaces a word under the L4 checksum at `offset`: in full, partial or complete state.
+    /// `flags` holds the word's size.
+    #[inline(always)]
+    pub(crate) fn l4_checksum_replace(
+        self,
+        offset: usize,
+        from: u32,
+        to: u32,
+        flags: u64,
+    ) -> Result<(), Refused> {
+        // SAFETY: a live context.
+        let ret = unsafe {
+            bpf_l4_csum_replace(self.0, offset as u32, u64::from(from), u64::from(to), flags)
+        };
+        if ret == 0 { Ok(()) } else { Err(Refused) }
+    }
+
+    /// Makes room for an Ethernet header before an L3 packet; all zero but for the EtherType,
+    /// which is the caller's to write.
+    #[inline(always)]
+    pub(crate) fn push_ethernet(self) -> Result<(), Refused> {
+        // SAFETY: a live context.
+        let ret = unsafe { bpf_skb_change_head(self.0, crate::packet::ETHERNET_LEN as u32, 0) };
+        if ret == 0 { Ok(()) } else { Err(Refused) }
+    }
+
+    /// Cuts the frame; refused below what its checksum offload needs.
+    #[inline(always)]
+    pub(crate) fn truncate(self, len: u32) -> Result<(), Refused> {
+        // SAFETY: a live context.
+        let ret = unsafe { bpf_skb_change_tail(self.0, len, 0) };
+        if ret == 0 { Ok(()) } else { Err(Refused) }
+    }
+
+    /// The MTU of a device; `None` when it is gone.
+    #[inline(always)]
+    pub(crate) fn mtu_of(self, ifindex: u32) -> Option<u32> {
+        let mut mtu = 0;
+        // SAFETY: a live context. The answer is negative only on error; that the frame itself is
+        // too big for the device is told by the MTU too.
+        let ret = unsafe { bpf_check_mtu(self.0.cast(), ifindex, &raw mut mtu, 0, 0) };
+        (ret >= 0).then_some(mtu)
+    }
+}
+
+/// Sends the frame out of a device.
+#[inline(always)]
+pub(crate) fn redirect(ifindex: u32) -> i32 {
+    // SAFETY: no pointers.
+    (unsafe { bpf_redirect(ifindex, 0) }) as i32
+}
+
+/// As [`redirect`], with the L2 header made by the kernel's neighbour table.
+#[inline(always)]
+pub(crate) fn redirect_by_neighbour(ifindex: u32) -> i32 {
+    // SAFETY: null parameters of length 0 are allowed: the kernel looks the route up.
+    let ret = unsafe { bpf_redirect_neigh(ifindex, core::ptr::null_mut(), 0, 0) };
+    debug_assert!(ret == i64::from(TC_ACT_REDIRECT));
+    ret as i32
+}

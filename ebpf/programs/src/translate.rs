@@ -1,0 +1,177 @@
+//! The rewrite: address, port or ICMP id, TTL and checksums.
+//!
+//! # Checksums
+//! A frame's L4 checksum is full, partial (`NEEDS_CSUM`: the field holds the pseudo-header's sum
+//! and whoever sends the frame completes it) or complete (the device summed the payload), and a
+//! program can't see which. `bpf_l4_csum_replace` does the right thing for each, if told what is
+//! part of the pseudo-header: the address is, the port is not.
+//!
+//! # Where a guest wants its checksum
+//! With a partial checksum the guest also chooses the place where the kernel later stores it, and
+//! only a lower bound is checked there: pointed at the IP header, the store would change the
+//! translated addresses behind our back. So a partial checksum from a guest must lie where its
+//! protocol has it, or after. Whether it is partial shows in the field: replacing a word outside
+//! the pseudo-header leaves it alone. Where it lies shows in `bpf_skb_change_tail`, which refuses
+//! to cut a frame below the end of the checksum's place.
+use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
+use slipgate_abi::{Direction, DropReason, Ip4, Protocol, checksum};
+
+use crate::{
+    packet::{ETHERNET_LEN, Ethernet, IPV4_LEN, Ipv4, L4, Macs, Packet, ether_type},
+    skb::{Refused, Skb},
+};
+
+const L4_OFFSET: usize = ETHERNET_LEN + IPV4_LEN;
+
+/// The headers that a rewrite changes, in one piece so that one bounds check covers them.
+#[repr(C, packed(2))]
+struct Headers {
+    ethernet: Ethernet,
+    ip: Ipv4,
+    l4: L4,
+}
+
+impl From<Refused> for DropReason {
+    #[inline(always)]
+    fn from(_: Refused) -> Self {
+        Self::KernelRefused
+    }
+}
+
+/// What is put in place of what.
+pub(crate) struct Rewrite {
+    /// [`Direction::Tx`]: the source is replaced; else the destination.
+    pub(crate) direction: Direction,
+    /// The new address.
+    pub(crate) address: Ip4,
+    /// The new port or ICMP id, host order.
+    pub(crate) port: u16,
+    /// The new MAC addresses, unless the kernel is to find them.
+    pub(crate) macs: Option<Macs>,
+}
+
+/// Rewrites a frame with an Ethernet header. When it fails, the frame may be half changed and must
+/// be dropped.
+#[inline(always)]
+pub(crate) fn rewrite(skb: Skb, packet: &Packet, to: &Rewrite) -> Result<(), DropReason> {
+    let from_guest = matches!(to.direction, Direction::Tx);
+    let (old_address, old_port) = if from_guest {
+        (packet.source, packet.source_port)
+    } else {
+        (packet.destination, packet.destination_port)
+    };
+    let (checksum_offset, flags) = match Protocol::from_ip(packet.protocol) {
+        Some(Protocol::Tcp) => (L4_OFFSET + 16, 0),
+        Some(Protocol::Udp) => (L4_OFFSET + 6, u64::from(BPF_F_MARK_MANGLED_0)),
+        Some(Protocol::Icmp) => (L4_OFFSET + 2, 0),
+        None => return Err(DropReason::IpProtocol),
+    };
+    if from_guest {
+        let ambiguous = packet.checksum == 0 && packet.is_udp();
+        if ambiguous || same_sum(old_port, to.port) {
+            check_place_by_probe(skb, packet, checksum_offset)?;
+        }
+        replace_port(skb, checksum_offset, old_port, to.port, flags)?;
+        if !ambiguous && !same_sum(old_port, to.port) {
+            let now = checksum_at(skb, checksum_offset)?;
+            if now == packet.checksum {
+                check_place(skb, packet, checksum_offset)?;
+            }
+        }
+    } else {
+        replace_port(skb, checksum_offset, old_port, to.port, flags)?;
+    }
+    if !packet.is_icmp() {
+        skb.l4_checksum_replace(
+            checksum_offset,
+            old_address.to_wire(),
+            to.address.to_wire(),
+            flags | u64::from(BPF_F_PSEUDO_HDR) | 4,
+        )?;
+    }
+
+    let headers = skb.header::<Headers>(0).ok_or(DropReason::KernelRefused)?;
+    // SAFETY: `header` checked the bounds.
+    let headers = unsafe { &mut *headers };
+    if let Some(macs) = to.macs {
+        headers.ethernet.macs = macs;
+    }
+    headers.ethernet.ether_type = ether_type::IPV4.to_be();
+
+    let old_ttl = headers.ip.ttl_protocol;
+    let [ttl, protocol] = old_ttl.to_ne_bytes();
+    let new_ttl = u16::from_ne_bytes([ttl.wrapping_sub(1), protocol]);
+    headers.ip.ttl_protocol = new_ttl;
+    headers.ip.checksum = checksum::update32(
+        checksum::update16(headers.ip.checksum, old_ttl, new_ttl),
+        old_address.to_wire(),
+        to.address.to_wire(),
+    );
+    if from_guest {
+        headers.ip.source = to.address.to_wire();
+    } else {
+        headers.ip.destination = to.address.to_wire();
+    }
+    if packet.is_icmp() {
+        headers.l4.rest[0] = to.port.to_be();
+    } else if from_guest {
+        headers.l4.ports[0] = to.port.to_be();
+    } else {
+        headers.l4.ports[1] = to.port.to_be();
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn replace_port(skb: Skb, offset: usize, old: u16, new: u16, flags: u64) -> Result<(), Refused> {
+    skb.l4_checksum_replace(
+        offset,
+        u32::from(old.to_be()),
+        u32::from(new.to_be()),
+        flags | 2,
+    )
+}
+
+/// Whether two words are the same number in one's complement: swapping them shows in no checksum.
+#[inline(always)]
+fn same_sum(a: u16, b: u16) -> bool {
+    a == b || (a == 0 && b == 0xffff) || (a == 0xffff && b == 0)
+}
+
+#[inline(always)]
+fn checksum_at(skb: Skb, offset: usize) -> Result<u16, DropReason> {
+    let field = skb.header::<u16>(offset).ok_or(DropReason::KernelRefused)?;
+    // SAFETY: `header` checked the bounds.
+    Ok(unsafe { *field })
+}
+
+/// The checksum is partial: refuses one that lies before its protocol's place.
+#[inline(always)]
+fn check_place(skb: Skb, packet: &Packet, offset: usize) -> Result<(), DropReason> {
+    // ICMP has no pseudo-header, so nobody makes it partial; a zero UDP checksum means none.
+    // Cutting the frame by one byte less than the place needs succeeds only if the place is
+    // elsewhere, and then the frame is dropped.
+    if packet.is_icmp()
+        || (packet.is_udp() && packet.checksum == 0)
+        || skb.truncate(offset as u32 + 1).is_ok()
+    {
+        return Err(DropReason::Malformed);
+    }
+    Ok(())
+}
+
+/// As [`check_place`] where the rewrite itself does not show whether the checksum is partial.
+#[cold]
+#[inline(always)]
+fn check_place_by_probe(skb: Skb, packet: &Packet, offset: usize) -> Result<(), DropReason> {
+    skb.l4_checksum_replace(offset, 0, 1, 2)?;
+    let field = skb.header::<u16>(offset).ok_or(DropReason::KernelRefused)?;
+    // SAFETY: `header` checked the bounds.
+    let now = unsafe { *field };
+    if now == packet.checksum {
+        return check_place(skb, packet, offset);
+    }
+    // SAFETY: as above.
+    unsafe { *field = packet.checksum };
+    Ok(())
+}
