@@ -41,6 +41,21 @@ fn gso_frames_stay_whole() {
             GuestConfig::new("tap0"),
         );
         both_ways(&world, &guest, 20_000_000);
+        let server = TcpServer::start(&world.net, (SERVER, 7001), TcpService::Streams).unwrap();
+        let briefly = Duration::from_millis(500);
+        let up = guest
+            .run(|| tcp::rate_up(server.address(), briefly, WAIT))
+            .unwrap();
+        let down = guest
+            .run(|| tcp::rate_down(server.address(), briefly, WAIT))
+            .unwrap();
+        for (way, rate) in [("up", up), ("down", down)] {
+            println!("{uplink:?} {way}: {:.2} Gb/s", rate.bits_per_second() / 1e9);
+            assert!(
+                rate.bits_per_second() > 1e8 && rate.took >= briefly,
+                "{rate:?}"
+            );
+        }
         for direction in [Direction::Out, Direction::In] {
             let flows = guest.flows(direction);
             assert!(
