@@ -108,6 +108,7 @@ pub(crate) struct TapOptions {
 pub struct TapQueue {
     fd: Arc<OwnedFd>,
     vnet_hdr: bool,
+    uso: bool,
 }
 
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
@@ -129,6 +130,11 @@ impl TapQueue {
     /// Whether frames have a vnet header in front.
     pub fn has_vnet_hdr(&self) -> bool {
         self.vnet_hdr
+    }
+
+    /// Whether UDP GSO frames pass whole; the kernel's TUN knows them from 6.2 on.
+    pub fn takes_udp_gso(&self) -> bool {
+        self.uso
     }
 
     /// The descriptor, non-blocking, for `poll` and for generators that write frames by themselves.
@@ -189,13 +195,15 @@ fn open_queue(name: &str, options: TapOptions) -> io::Result<TapQueue> {
     request.ifr_ifru.ifru_flags = flags as i16;
     // SAFETY: the request outlives the call and is the type TUNSETIFF takes.
     checked(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETIFF, &raw mut request) })?;
+    let mut uso = false;
     if options.vnet_hdr {
         let wanted = if options.offloads { OFFLOADS } else { 0 };
         let set = |bits: libc::c_ulong| {
             // SAFETY: TUNSETOFFLOAD takes its argument by value.
             checked(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD, bits) })
         };
-        if !options.offloads || set(wanted | OFFLOADS_USO).is_err() {
+        uso = options.offloads && set(wanted | OFFLOADS_USO).is_ok();
+        if !uso {
             set(wanted)?;
         }
     }
@@ -204,5 +212,6 @@ fn open_queue(name: &str, options: TapOptions) -> io::Result<TapQueue> {
     Ok(TapQueue {
         fd: Arc::new(fd),
         vnet_hdr: options.vnet_hdr,
+        uso,
     })
 }

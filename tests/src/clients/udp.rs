@@ -130,20 +130,13 @@ pub fn paced(
     linger: Duration,
 ) -> Result<PacedReport> {
     let what = || format!("send paced datagrams to {address}");
-    let socket = UdpSocket::bind("0.0.0.0:0").tried(what())?;
-    sockets::set_receive_buffer(&socket, 16 << 20).tried(what())?;
-    socket.connect(address).tried(what())?;
-    socket.set_nonblocking(true).tried(what())?;
-    let mut report = Paced {
-        size: size.max(8),
-        seen: vec![0; count as usize],
-        ..Default::default()
-    };
+    let socket = connected(address).tried(what())?;
+    let mut report = Paced::new(count, size);
     let started = Instant::now();
     for number in 0..count {
         let due = started + interval * number as u32;
         report.receive_until(&socket, due).tried(what())?;
-        match socket.send(&report.datagram(number)) {
+        match socket.send(&numbered(number, report.size)) {
             // An ICMP error for an earlier one shows here; the datagram counts as sent, and lost.
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
@@ -157,6 +150,66 @@ pub fn paced(
     Ok(report.finish(count))
 }
 
+/// Sends `count` numbered datagrams of `size` bytes in one call with UDP_SEGMENT (udp(7)), so that
+/// they leave the guest as one GSO frame, to an echo server, and waits `linger` for the echoes.
+/// All of it must fit in 64 KiB.
+pub fn burst(
+    address: SocketAddrV4,
+    count: u64,
+    size: u16,
+    linger: Duration,
+) -> Result<PacedReport> {
+    let what = || format!("send {count} datagrams of {size} bytes in one to {address}");
+    let socket = connected(address).tried(what())?;
+    sockets::set(&socket, SOL_UDP, UDP_SEGMENT, size.into()).tried(what())?;
+    let all: Vec<u8> = (0..count)
+        .flat_map(|number| numbered(number, size.into()))
+        .collect();
+    socket.send(&all).tried(what())?;
+    let mut report = Paced::new(count, size.into());
+    report
+        .receive_until(&socket, Instant::now() + linger)
+        .tried(what())?;
+    Ok(report.finish(count))
+}
+
+/// Asks a [`UdpService::Burst`](crate::servers::UdpService) server, which sends `count` numbered
+/// datagrams of `size` bytes as one GSO frame, and waits `linger` for them.
+pub fn ask_burst(
+    address: SocketAddrV4,
+    count: u64,
+    size: u16,
+    linger: Duration,
+) -> Result<PacedReport> {
+    let what = || format!("ask {address} for {count} datagrams of {size} bytes");
+    let socket = connected(address).tried(what())?;
+    socket.send(b"go").tried(what())?;
+    let mut report = Paced::new(count, size.into());
+    report
+        .receive_until(&socket, Instant::now() + linger)
+        .tried(what())?;
+    Ok(report.finish(count))
+}
+
+pub(crate) const SOL_UDP: i32 = 17;
+pub(crate) const UDP_SEGMENT: i32 = 103;
+
+fn connected(address: SocketAddrV4) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    sockets::set_receive_buffer(&socket, 16 << 20)?;
+    socket.connect(address)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// Datagram `number`: the number and predictable bytes.
+pub(crate) fn numbered(number: u64, size: usize) -> Vec<u8> {
+    let mut bytes = vec![0; size.max(8)];
+    bytes[..8].copy_from_slice(&number.to_be_bytes());
+    Pattern::new(number).fill(&mut bytes[8..]);
+    bytes
+}
+
 #[derive(Default)]
 struct Paced {
     size: usize,
@@ -166,11 +219,12 @@ struct Paced {
 }
 
 impl Paced {
-    fn datagram(&self, number: u64) -> Vec<u8> {
-        let mut bytes = vec![0; self.size];
-        bytes[..8].copy_from_slice(&number.to_be_bytes());
-        Pattern::new(number).fill(&mut bytes[8..]);
-        bytes
+    fn new(count: u64, size: usize) -> Paced {
+        Paced {
+            size: size.max(8),
+            seen: vec![0; count as usize],
+            ..Default::default()
+        }
     }
 
     fn receive_until(&mut self, socket: &UdpSocket, deadline: Instant) -> io::Result<()> {

@@ -10,8 +10,10 @@ use std::{
 
 use super::{Running, STOP_POLL};
 use crate::{
+    clients::udp::{SOL_UDP, UDP_SEGMENT, numbered},
     error::{Result, Tried},
     netns::NetNs,
+    sockets,
 };
 
 /// What a UDP server does with a datagram.
@@ -21,6 +23,14 @@ pub enum UdpService {
     Echo,
     /// Counts it.
     Sink,
+    /// Answers with that many numbered datagrams of `size` bytes, sent as one GSO frame: see
+    /// [`crate::clients::udp::ask_burst`].
+    Burst {
+        /// Datagrams.
+        count: u64,
+        /// Payload bytes of each.
+        size: u16,
+    },
 }
 
 #[derive(Default)]
@@ -43,11 +53,16 @@ impl UdpServer {
     pub fn start(ns: &NetNs, address: (Ipv4Addr, u16), service: UdpService) -> Result<UdpServer> {
         let what = || format!("serve UDP on {}:{} in {ns:?}", address.0, address.1);
         let socket = ns.run(|| UdpSocket::bind(address)).tried(what())?;
-        crate::sockets::set_receive_buffer(&socket, 16 << 20).tried(what())?;
+        sockets::set_receive_buffer(&socket, 16 << 20).tried(what())?;
         socket.set_read_timeout(Some(STOP_POLL)).tried(what())?;
         let port = socket.local_addr().tried(what())?.port();
         let seen = Arc::new(Seen::default());
         let mut running = Running::default();
+        let mut burst = Vec::new();
+        if let UdpService::Burst { count, size } = service {
+            sockets::set(&socket, SOL_UDP, UDP_SEGMENT, size.into()).tried(what())?;
+            burst.extend((0..count).flat_map(|number| numbered(number, size.into())));
+        }
         let (receiving, theirs) = (socket.try_clone().tried(what())?, seen.clone());
         let stop = running.stop.clone();
         running.threads.push(ns.thread("udp-server", move || {
@@ -65,8 +80,10 @@ impl UdpServer {
                     let mut peers = theirs.peers.lock().unwrap_or_else(PoisonError::into_inner);
                     *peers.entry(peer).or_default() += 1;
                 }
-                if service == UdpService::Echo {
-                    let _ = receiving.send_to(&buffer[..len], peer);
+                match service {
+                    UdpService::Echo => drop(receiving.send_to(&buffer[..len], peer)),
+                    UdpService::Sink => {}
+                    UdpService::Burst { .. } => drop(receiving.send_to(&burst, peer)),
                 }
             }
         }));

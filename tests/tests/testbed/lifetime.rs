@@ -55,7 +55,7 @@ fn a_drop_and_a_panic_leave_nothing() {
             let (world, _guest) = world_with_witness(&path);
             let _second = Guest::new(&world, GuestConfig::new("taplife")).unwrap();
             let mut sleep = Command::new("sleep");
-            sleep.arg("1000");
+            sleep.arg("60");
             let mut sleep = world.host.spawn(sleep).unwrap();
             assert!(witness.ifindex("here").is_some());
             assert_eq!(pump_threads("taplife"), 1);
@@ -84,7 +84,7 @@ fn victim() {
     let (world, _guest) = world_with_witness(Path::new(&path));
     let pins = PinDir::new().unwrap();
     let mut sleep = Command::new("sleep");
-    sleep.arg("1000").stdin(Stdio::null()).stdout(Stdio::null());
+    sleep.arg("60").stdin(Stdio::null()).stdout(Stdio::null());
     let mut sleep = world.host.spawn(sleep).unwrap();
     println!("\nmade {} {}", sleep.id(), pins.path().display());
     sleep.wait().unwrap();

@@ -10,6 +10,7 @@ use slipgate_testbed::{
     impairment::Impairment,
     require_root_and_tun,
     servers::{Answer, DnsServer, HttpServer, TcpServer, TcpService, UdpServer, UdpService, Zone},
+    skipped,
     world::{HOST, SERVER, SERVER_2, UPLINK},
 };
 
@@ -169,6 +170,41 @@ fn counts_agree(offloads: bool) {
     // Exactly what was ordered, and nothing beside it: 200 datagrams of 28 + 700 bytes.
     let udp = outside.sent.sum(|key| key.protocol == 17);
     assert_eq!((udp.packets, udp.bytes), (200, 200 * 728));
+}
+
+#[test]
+fn udp_segmentation_is_kept_and_counted() {
+    require_root_and_tun!();
+    let (world, guest) = masqueraded(forwarding(), GuestConfig::new("tap0"));
+    let echo = UdpServer::start(&world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    let (count, size) = (40, 1200);
+    let service = UdpService::Burst { count, size };
+    let bursts = UdpServer::start(&world.net, (SERVER, 8), service).unwrap();
+    let outside = Capture::start(&world.host, UPLINK).unwrap();
+    guest.run(|| {
+        let there = udp::burst(echo.address(), count, size, WAIT).unwrap();
+        assert_eq!((there.received, there.corrupt), (count, 0), "{there:?}");
+        let back = udp::ask_burst(bursts.address(), count, size, WAIT).unwrap();
+        assert_eq!((back.received, back.corrupt), (count, 0), "{back:?}");
+    });
+    let outside = outside.finish().unwrap();
+    let whole = (count, count * (28 + u64::from(size)));
+    let sent = outside.sent.sum(|key| key.destination == echo.address());
+    assert_eq!((sent.packets, sent.bytes), whole);
+    let received = outside.received.sum(|key| key.source == bursts.address());
+    assert_eq!((received.packets, received.bytes), whole);
+    let (out, back) = (guest.flows(Direction::Out), guest.flows(Direction::In));
+    assert_eq!(out.sum(|key| key.destination == echo.address()), sent);
+    assert_eq!(back.sum(|key| key.source == bursts.address()), received);
+    if !guest.queues()[0].takes_udp_gso() {
+        skipped!("UDP GSO frames whole through a TAP: it needs Linux 6.2");
+        return;
+    }
+    assert!(
+        out.gso_frames > 0 && back.gso_frames > 0,
+        "{out:?} {back:?}"
+    );
+    assert!(outside.sent.gso_frames > 0 && outside.received.gso_frames > 0);
 }
 
 #[test]
