@@ -29,3 +29,31 @@
 //!
 //! `slipgate flows` and `stats` use [`maps::ReadOnlyMaps`]: descriptors and memory that can't be
 //! written, and copies instead of references.
+
+pub mod attach;
+mod bpf;
+mod bpf_log;
+pub mod device;
+mod error;
+pub mod layout;
+pub mod load;
+mod lock;
+pub mod maps;
+pub mod netlink;
+pub mod object;
+pub mod owner;
+pub mod paths;
+pub mod probe;
+pub mod tap;
+pub mod vm;
+
+pub use attach::{Hook, Program, XdpMode};
+pub use bpf_log::BpfLog;
+pub use error::{Error, Result};
+pub use load::{Datapath, LoadOptions};
+pub use maps::{ReadOnlyMaps, SharedMaps};
+pub use owner::Owner;
+pub use paths::Paths;
+
+#[cfg(test)]
+mod testing;

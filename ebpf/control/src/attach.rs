@@ -1,0 +1,320 @@
+//! Puts programs on interfaces, and takes them off.
+//!
+//! # Theory of operation
+//!
+//! An attachment outlives its maker: it is a pin named `<program>-<ifindex>`. By tcx (Linux 6.6)
+//! and XDP the pin is the link's, and replacing is a link update. By clsact there is no link: the
+//! filter has a fixed priority and handle, so that anybody can replace or remove it, and the pin
+//! (`<program>-<ifindex>-clsact`) is the program's, as a note that the filter is there.
+//!
+//! A link whose interface is gone stays pinned, defunct (its ifindex reads 0). Ifindexes come
+//! again, so an attachment is looked at before it is trusted.
+
+mod clsact;
+mod link;
+
+use std::{fs, os::fd::AsFd};
+
+use crate::{Error, Paths, Result, bpf, device::Device, load::Datapath, paths};
+
+/// The programs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Program {
+    /// TC ingress of a guest's TAP.
+    GuestEgress,
+    /// TC ingress of an uplink with L2 headers.
+    UplinkIngress,
+    /// TC ingress of an uplink without.
+    UplinkIngressL3,
+    /// TC ingress of the engine port.
+    EnginePort,
+    /// XDP: drops early.
+    Guard,
+}
+
+impl Program {
+    /// Every program.
+    pub const ALL: [Self; 5] = [
+        Self::GuestEgress,
+        Self::UplinkIngress,
+        Self::UplinkIngressL3,
+        Self::EnginePort,
+        Self::Guard,
+    ];
+
+    /// The one for an uplink with or without L2 headers.
+    pub const fn uplink(has_l2: bool) -> Self {
+        if has_l2 {
+            Self::UplinkIngress
+        } else {
+            Self::UplinkIngressL3
+        }
+    }
+
+    /// Its name in the object, which is its pin's.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::GuestEgress => "guest_egress",
+            Self::UplinkIngress => "uplink_ingress",
+            Self::UplinkIngressL3 => "uplink_ingress_l3",
+            Self::EnginePort => "engine_port",
+            Self::Guard => "guard",
+        }
+    }
+}
+
+/// How a TC program is attached.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Hook {
+    /// A link, first in the chain; Linux 6.6.
+    Tcx,
+    /// A filter of the clsact qdisc.
+    Clsact,
+}
+
+/// How an XDP program is attached.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum XdpMode {
+    /// In the driver, before an skb is made.
+    Native,
+    /// In the stack, for drivers without XDP.
+    Generic,
+}
+
+/// How an attachment found in the pins is made.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum AttachedBy {
+    /// A pinned link: tcx, or XDP for [`Program::Guard`].
+    Link,
+    /// A clsact filter.
+    Clsact,
+}
+
+/// An attachment.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Attached {
+    /// The program.
+    pub program: Program,
+    /// The interface.
+    pub ifindex: u32,
+    /// How.
+    pub by: AttachedBy,
+}
+
+const CLSACT_SUFFIX: &str = "clsact";
+
+impl Attached {
+    pub(crate) fn pin_name(self) -> String {
+        let link = format!("{}-{}", self.program.name(), self.ifindex);
+        match self.by {
+            AttachedBy::Link => link,
+            AttachedBy::Clsact => format!("{link}-{CLSACT_SUFFIX}"),
+        }
+    }
+
+    fn from_pin_name(name: &str) -> Option<Self> {
+        let (program, rest) = name.split_once('-')?;
+        let program = Program::ALL.into_iter().find(|p| p.name() == program)?;
+        let (ifindex, by) = match rest.split_once('-') {
+            None => (rest, AttachedBy::Link),
+            Some((ifindex, CLSACT_SUFFIX)) => (ifindex, AttachedBy::Clsact),
+            Some(_) => return None,
+        };
+        Some(Self {
+            program,
+            ifindex: ifindex.parse().ok()?,
+            by,
+        })
+    }
+}
+
+impl Datapath {
+    /// Attaches a TC program, or puts this build of it in the place of another. What the other
+    /// hook had of it is removed afterwards, so there is no moment without.
+    pub fn attach(&self, program: Program, ifindex: u32, hook: Hook) -> Result<()> {
+        let _lock = self.lock()?;
+        let by = match hook {
+            Hook::Tcx => AttachedBy::Link,
+            Hook::Clsact => AttachedBy::Clsact,
+        };
+        let attached = Attached {
+            program,
+            ifindex,
+            by,
+        };
+        let fd = self.program(program)?;
+        let pin = self.paths.pin(&attached.pin_name());
+        match hook {
+            Hook::Tcx => link::attach(&pin, fd, ifindex, || bpf::link_create_tcx(fd, ifindex)),
+            Hook::Clsact => clsact::attach(&pin, fd, program, ifindex),
+        }
+        .map_err(|error| explain(error, program, ifindex))?;
+        let other = Attached {
+            by: match by {
+                AttachedBy::Link => AttachedBy::Clsact,
+                AttachedBy::Clsact => AttachedBy::Link,
+            },
+            ..attached
+        };
+        self.remove_attached(other)?;
+        Ok(())
+    }
+
+    /// Attaches the guard to an interface at XDP.
+    pub fn attach_guard(&self, ifindex: u32, mode: XdpMode) -> Result<()> {
+        const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+        const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+        let _lock = self.lock()?;
+        let flags = match mode {
+            XdpMode::Native => XDP_FLAGS_DRV_MODE,
+            XdpMode::Generic => XDP_FLAGS_SKB_MODE,
+        };
+        let attached = Attached {
+            program: Program::Guard,
+            ifindex,
+            by: AttachedBy::Link,
+        };
+        let fd = self.program(Program::Guard)?;
+        link::attach(&self.paths.pin(&attached.pin_name()), fd, ifindex, || {
+            bpf::link_create_xdp(fd, ifindex, flags)
+        })
+        .map_err(|error| explain(error, Program::Guard, ifindex))
+    }
+
+    /// Takes a program off an interface; whether it was there.
+    pub fn detach(&self, program: Program, ifindex: u32) -> Result<bool> {
+        let _lock = self.lock()?;
+        let mut found = false;
+        for by in [AttachedBy::Link, AttachedBy::Clsact] {
+            found |= self.remove_attached(Attached {
+                program,
+                ifindex,
+                by,
+            })?;
+        }
+        Ok(found)
+    }
+
+    /// What is attached, by the pins, defunct ones included.
+    pub fn attached(&self) -> Result<Vec<Attached>> {
+        pinned(&self.paths)
+    }
+
+    /// Removes the pins of attachments whose interface is gone; how many.
+    pub fn remove_defunct(&self) -> Result<usize> {
+        let _lock = self.lock()?;
+        let mut removed = 0;
+        for attached in self.attached()? {
+            let alive = match attached.by {
+                AttachedBy::Link => {
+                    link::target(&self.paths.pin(&attached.pin_name()))? == attached.ifindex
+                }
+                AttachedBy::Clsact => Device::with_index(attached.ifindex).is_ok(),
+            };
+            if !alive {
+                self.remove_attached(attached)?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Puts this build's programs under every attachment that has another's. The caller holds the
+    /// lock.
+    pub(crate) fn replace_attached(&self) -> Result<()> {
+        for attached in self.attached()? {
+            let fd = self.program(attached.program)?;
+            let pin = self.paths.pin(&attached.pin_name());
+            match attached.by {
+                AttachedBy::Link => link::replace(&pin, fd, attached.ifindex)?,
+                AttachedBy::Clsact if Device::with_index(attached.ifindex).is_err() => {}
+                AttachedBy::Clsact => {
+                    clsact::attach(&pin, fd, attached.program, attached.ifindex)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes off everything; TAPs and engine ports are taken down first. The caller holds the lock
+    /// and knows that no owner lives.
+    pub(crate) fn detach_all(&self) -> Result<()> {
+        for attached in self.attached()? {
+            let shut = matches!(attached.program, Program::GuestEgress | Program::EnginePort);
+            if let (true, Ok(device)) = (shut, Device::with_index(attached.ifindex)) {
+                device.set_up(false)?;
+            }
+            self.remove_attached(attached)?;
+        }
+        Ok(())
+    }
+
+    fn remove_attached(&self, attached: Attached) -> Result<bool> {
+        let pin = self.paths.pin(&attached.pin_name());
+        if !pin.exists() {
+            return Ok(false);
+        }
+        match attached.by {
+            // Dropping the pin is not enough while another process has the link open.
+            AttachedBy::Link => {
+                if let Ok(link) = bpf::obj_get(&pin, 0) {
+                    bpf::link_detach(link.as_fd())
+                        .map_err(Error::os(format!("detach {}", pin.display())))?;
+                }
+            }
+            AttachedBy::Clsact => clsact::detach(attached.ifindex)?,
+        }
+        paths::remove_if_there(&pin, |p| fs::remove_file(p))
+    }
+}
+
+/// The attachments that are pinned.
+pub(crate) fn pinned(paths: &Paths) -> Result<Vec<Attached>> {
+    let dir = &paths.pin_dir;
+    let failed = || Error::os(format!("list {}", dir.display()));
+    let mut all = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed())? {
+        let name = entry.map_err(failed())?.file_name();
+        all.extend(name.to_str().and_then(Attached::from_pin_name));
+    }
+    Ok(all)
+}
+
+/// Begins to serve a TAP: attaches, sees to it that the host routes nothing of it, and only then
+/// brings it up.
+pub fn serve_tap(datapath: &Datapath, ifindex: u32, hook: Hook) -> Result<()> {
+    let tap = Device::with_index(ifindex)?;
+    tap.set_forwarding(false)?;
+    tap.disable_ipv6()?;
+    datapath.attach(Program::GuestEgress, ifindex, hook)?;
+    tap.set_up(true)
+}
+
+/// Ends serving a TAP: takes it down first, so that nothing passes without the program. A TAP that
+/// is gone is fine.
+pub fn shut_tap(datapath: &Datapath, ifindex: u32) -> Result<()> {
+    if let Ok(tap) = Device::with_index(ifindex) {
+        tap.set_up(false)?;
+    }
+    datapath.detach(Program::GuestEgress, ifindex)?;
+    Ok(())
+}
+
+/// Names program and interface in an error of a system call.
+fn explain(error: Error, program: Program, ifindex: u32) -> Error {
+    let name = Device::with_index(ifindex).map_or_else(
+        |_| format!("ifindex {ifindex} (gone)"),
+        |device| device.name().to_owned(),
+    );
+    match error {
+        Error::Os { what, source } => Error::Os {
+            what: format!("attach {} to {name}: {what}", program.name()),
+            source,
+        },
+        other => other,
+    }
+}
+
+#[cfg(test)]
+#[path = "attach_test.rs"]
+mod tests;

@@ -1,0 +1,112 @@
+//! Attachments as filters of the clsact qdisc, for kernels before 6.6.
+
+use std::{
+    fs,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    path::Path,
+};
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    tc::{TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcMessage, TcOption},
+};
+
+use super::Program;
+use crate::{Error, Result, bpf, load::program_id, netlink::Requests, paths};
+
+/// The first priority there is.
+const PRIORITY: u32 = 1;
+/// "SG".
+const HANDLE: TcHandle = TcHandle {
+    major: 0,
+    minor: 0x5347,
+};
+/// `TC_H_CLSACT`.
+const CLSACT: TcHandle = TcHandle {
+    major: 0xffff,
+    minor: 0xfff1,
+};
+/// `TC_H_CLSACT` with `TC_H_MIN_INGRESS`.
+const INGRESS: TcHandle = TcHandle {
+    major: 0xffff,
+    minor: 0xfff2,
+};
+const ETH_P_ALL: u16 = libc::ETH_P_ALL as u16;
+
+/// Makes or replaces the filter, then its note.
+pub(super) fn attach(pin: &Path, fd: BorrowedFd<'_>, program: Program, ifindex: u32) -> Result<()> {
+    let mut requests = Requests::open()?;
+    let qdisc = message(
+        ifindex,
+        TcHandle {
+            major: 0xffff,
+            minor: 0,
+        },
+        CLSACT,
+        "clsact",
+    );
+    match requests.send(
+        RouteNetlinkMessage::NewQueueDiscipline(qdisc),
+        NLM_F_CREATE | NLM_F_EXCL,
+        "make the clsact qdisc",
+    ) {
+        Err(error) if error.errno() == Some(libc::EEXIST) => {}
+        other => other?,
+    }
+    let mut filter = message(ifindex, HANDLE, INGRESS, TcFilterBpf::KIND);
+    filter.header.info = filter_info();
+    filter.attributes.push(TcAttribute::Options(vec![
+        TcOption::Bpf(TcFilterBpfOption::ProgFd(fd.as_raw_fd() as u32)),
+        TcOption::Bpf(TcFilterBpfOption::ProgName(program.name().into())),
+        TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
+    ]));
+    requests.send(
+        RouteNetlinkMessage::NewTrafficFilter(filter),
+        NLM_F_CREATE | NLM_F_REPLACE,
+        "make the clsact filter with priority 1 (is there another kind of filter?)",
+    )?;
+    if let Ok(noted) = bpf::obj_get(pin, 0) {
+        if program_id(noted.as_fd())? == program_id(fd)? {
+            return Ok(());
+        }
+        paths::remove_if_there(pin, |p| fs::remove_file(p))?;
+    }
+    bpf::obj_pin(fd, pin).map_err(Error::os(format!("note it as {}", pin.display())))
+}
+
+/// Removes the filter; that it, the qdisc or the interface is gone is fine. The qdisc stays: it
+/// may carry others' filters.
+pub(super) fn detach(ifindex: u32) -> Result<()> {
+    let mut filter = message(ifindex, HANDLE, INGRESS, TcFilterBpf::KIND);
+    filter.header.info = filter_info();
+    let sent = Requests::open()?.send(
+        RouteNetlinkMessage::DelTrafficFilter(filter),
+        0,
+        "remove the clsact filter",
+    );
+    match sent {
+        Err(error)
+            if matches!(
+                error.errno(),
+                Some(libc::ENOENT | libc::ENODEV | libc::EINVAL)
+            ) =>
+        {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+fn message(ifindex: u32, handle: TcHandle, parent: TcHandle, kind: &str) -> TcMessage {
+    let mut message = TcMessage::with_index(ifindex as i32);
+    message.header.handle = handle;
+    message.header.parent = parent;
+    message.attributes.push(TcAttribute::Kind(kind.into()));
+    message
+}
+
+/// Priority and protocol, as `tcm_info` packs them.
+const fn filter_info() -> u32 {
+    (PRIORITY << 16) | ETH_P_ALL.to_be() as u32
+}

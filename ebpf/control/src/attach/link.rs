@@ -1,0 +1,65 @@
+//! Attachments that are pinned links: tcx and XDP.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use aya_obj::generated::bpf_link_type;
+
+use crate::{Error, Result, bpf, load::program_id, paths};
+
+/// Puts the program under the link pinned there, or makes and pins one.
+pub(super) fn attach(
+    pin: &Path,
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    create: impl FnOnce() -> io::Result<OwnedFd>,
+) -> Result<()> {
+    if pin.exists() {
+        if target(pin)? == ifindex {
+            return replace(pin, program, ifindex);
+        }
+        paths::remove_if_there(pin, |p| fs::remove_file(p))?;
+    }
+    let link = create().map_err(Error::os("make the link"))?;
+    bpf::obj_pin(link.as_fd(), pin).map_err(Error::os(format!("pin it as {}", pin.display())))
+}
+
+/// Puts the program under the link pinned there, unless it is there already or the link is
+/// defunct. The pin stays: it is the link's, not the program's.
+pub(super) fn replace(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> Result<()> {
+    let link = open(pin)?;
+    let (prog_id, target) = info(link.as_fd(), pin)?;
+    if target != ifindex || prog_id == program_id(program)? {
+        return Ok(());
+    }
+    bpf::link_update(link.as_fd(), program).map_err(Error::os(format!(
+        "replace the program of {}",
+        pin.display()
+    )))
+}
+
+/// The ifindex of the link's interface; 0 when that is gone.
+pub(super) fn target(pin: &Path) -> Result<u32> {
+    Ok(info(open(pin)?.as_fd(), pin)?.1)
+}
+
+fn open(pin: &Path) -> Result<OwnedFd> {
+    bpf::obj_get(pin, 0).map_err(Error::os(format!("open the pinned link {}", pin.display())))
+}
+
+fn info(link: BorrowedFd<'_>, pin: &Path) -> Result<(u32, u32)> {
+    let info = bpf::link_info(link).map_err(Error::os(format!("look at {}", pin.display())))?;
+    const TCX: u32 = bpf_link_type::BPF_LINK_TYPE_TCX as u32;
+    const XDP: u32 = bpf_link_type::BPF_LINK_TYPE_XDP as u32;
+    let target = match info.type_ {
+        // SAFETY: the union's field for this type of link.
+        TCX => unsafe { info.__bindgen_anon_1.tcx.ifindex },
+        // SAFETY: as above.
+        XDP => unsafe { info.__bindgen_anon_1.xdp.ifindex },
+        _ => 0,
+    };
+    Ok((info.prog_id, target))
+}

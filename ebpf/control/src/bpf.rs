@@ -1,0 +1,295 @@
+//! The `bpf(2)` commands that aya lacks or hides, each as one function over descriptors.
+//!
+//! Those on maps work in a process without any capability, on descriptors it was handed.
+
+use std::{
+    ffi::CString,
+    io,
+    mem::{size_of, size_of_val},
+    os::{
+        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+use aya_obj::generated::{
+    BPF_F_BEFORE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_info, bpf_prog_info,
+};
+
+/// Open for reading only (`BPF_F_RDONLY`).
+pub(crate) const RDONLY: u32 = 1 << 3;
+
+fn call(cmd: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i64> {
+    // SAFETY: `attr` is a whole, initialised union; what it points to is the caller's to keep.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            cmd as libc::c_long,
+            std::ptr::from_mut(attr),
+            size_of::<bpf_attr>(),
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(result)
+}
+
+fn zeroed() -> bpf_attr {
+    // SAFETY: a union of integers; zero is a value of each, and the kernel wants zero beyond.
+    unsafe { std::mem::zeroed() }
+}
+
+fn owned(fd: i64) -> OwnedFd {
+    // SAFETY: the kernel just gave us this descriptor.
+    unsafe { OwnedFd::from_raw_fd(fd as RawFd) }
+}
+
+fn number(fd: BorrowedFd<'_>) -> u32 {
+    fd.as_raw_fd() as u32
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from)
+}
+
+/// Opens a pinned object.
+pub(crate) fn obj_get(path: &Path, file_flags: u32) -> io::Result<OwnedFd> {
+    let path = c_path(path)?;
+    let mut attr = zeroed();
+    attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
+    attr.__bindgen_anon_4.file_flags = file_flags;
+    call(bpf_cmd::BPF_OBJ_GET, &mut attr).map(owned)
+}
+
+/// Pins an object.
+pub(crate) fn obj_pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    let mut attr = zeroed();
+    attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
+    attr.__bindgen_anon_4.bpf_fd = number(fd);
+    call(bpf_cmd::BPF_OBJ_PIN, &mut attr).map(drop)
+}
+
+fn info<T>(fd: BorrowedFd<'_>) -> io::Result<T> {
+    // SAFETY: only used with the kernel's info structs: integers and arrays of them.
+    let mut info: T = unsafe { std::mem::zeroed() };
+    let mut attr = zeroed();
+    attr.info.bpf_fd = number(fd);
+    attr.info.info_len = size_of_val(&info) as u32;
+    attr.info.info = std::ptr::from_mut(&mut info) as u64;
+    call(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    Ok(info)
+}
+
+/// Type, sizes, id of a map.
+pub(crate) fn map_info(fd: BorrowedFd<'_>) -> io::Result<bpf_map_info> {
+    info(fd)
+}
+
+/// Tag, id of a program.
+pub(crate) fn prog_info(fd: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
+    info(fd)
+}
+
+/// Program id and target of a link.
+pub(crate) fn link_info(fd: BorrowedFd<'_>) -> io::Result<bpf_link_info> {
+    info(fd)
+}
+
+/// Opens a program by its id; needs `CAP_SYS_ADMIN`.
+pub(crate) fn prog_by_id(id: u32) -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    attr.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
+    call(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr).map(owned)
+}
+
+/// Attaches a program to an interface, first in the chain.
+pub(crate) fn link_create_tcx(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    attr.link_create.__bindgen_anon_1.prog_fd = number(program);
+    attr.link_create.__bindgen_anon_2.target_ifindex = ifindex;
+    attr.link_create.attach_type = bpf_attach_type::BPF_TCX_INGRESS as u32;
+    // Before nobody in particular: the head of the chain.
+    attr.link_create.flags = BPF_F_BEFORE;
+    call(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(owned)
+}
+
+/// Attaches an XDP program to an interface. `flags`: `XDP_FLAGS_*`.
+pub(crate) fn link_create_xdp(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    attr.link_create.__bindgen_anon_1.prog_fd = number(program);
+    attr.link_create.__bindgen_anon_2.target_ifindex = ifindex;
+    attr.link_create.attach_type = bpf_attach_type::BPF_XDP as u32;
+    attr.link_create.flags = flags;
+    call(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(owned)
+}
+
+/// Puts another program under a link: no packet sees neither or both.
+pub(crate) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = zeroed();
+    attr.link_update.link_fd = number(link);
+    attr.link_update.__bindgen_anon_1.new_prog_fd = number(program);
+    call(bpf_cmd::BPF_LINK_UPDATE, &mut attr).map(drop)
+}
+
+/// Takes a link off its target at once, whoever else holds it.
+pub(crate) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = zeroed();
+    attr.link_detach.link_fd = number(link);
+    call(bpf_cmd::BPF_LINK_DETACH, &mut attr).map(drop)
+}
+
+/// What [`map_create`] makes.
+pub(crate) struct MapShape<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) map_type: u32,
+    pub(crate) key_size: u32,
+    pub(crate) value_size: u32,
+    pub(crate) max_entries: u32,
+    pub(crate) map_flags: u32,
+}
+
+/// Makes an anonymous map, without BTF.
+pub(crate) fn map_create(shape: &MapShape<'_>) -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    attr.__bindgen_anon_1.map_type = shape.map_type;
+    attr.__bindgen_anon_1.key_size = shape.key_size;
+    attr.__bindgen_anon_1.value_size = shape.value_size;
+    attr.__bindgen_anon_1.max_entries = shape.max_entries;
+    attr.__bindgen_anon_1.map_flags = shape.map_flags;
+    // SAFETY: the struct written above; its name is plain bytes.
+    let name = unsafe { &mut attr.__bindgen_anon_1.map_name };
+    // The last byte stays zero.
+    let room = name.len() - 1;
+    for (to, from) in name[..room].iter_mut().zip(shape.name.bytes()) {
+        *to = from as _;
+    }
+    call(bpf_cmd::BPF_MAP_CREATE, &mut attr).map(owned)
+}
+
+/// Loads a program that takes no map: for trying what the kernel knows.
+pub(crate) fn prog_load(
+    prog_type: u32,
+    expected_attach_type: u32,
+    instructions: &[u64],
+) -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    attr.__bindgen_anon_3.prog_type = prog_type;
+    attr.__bindgen_anon_3.expected_attach_type = expected_attach_type;
+    attr.__bindgen_anon_3.insns = instructions.as_ptr() as u64;
+    attr.__bindgen_anon_3.insn_cnt = instructions.len() as u32;
+    attr.__bindgen_anon_3.license = c"GPL".as_ptr() as u64;
+    call(bpf_cmd::BPF_PROG_LOAD, &mut attr).map(owned)
+}
+
+/// Looks a key up. `value` is filled when it returns true.
+///
+/// # Safety
+/// `key` and `value` point to as many bytes as the map has key and value size.
+pub(crate) unsafe fn lookup(
+    map: BorrowedFd<'_>,
+    key: *const u8,
+    value: *mut u8,
+) -> io::Result<bool> {
+    let mut attr = zeroed();
+    attr.__bindgen_anon_2.map_fd = number(map);
+    attr.__bindgen_anon_2.key = key as u64;
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = value as u64;
+    found(call(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr))
+}
+
+/// Inserts or replaces. `flags`: `BPF_ANY`, `BPF_NOEXIST`, `BPF_EXIST`.
+///
+/// # Safety
+/// As for [`lookup`].
+pub(crate) unsafe fn update(
+    map: BorrowedFd<'_>,
+    key: *const u8,
+    value: *const u8,
+    flags: u64,
+) -> io::Result<()> {
+    let mut attr = zeroed();
+    attr.__bindgen_anon_2.map_fd = number(map);
+    attr.__bindgen_anon_2.key = key as u64;
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = value as u64;
+    attr.__bindgen_anon_2.flags = flags;
+    call(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
+}
+
+/// Deletes a key; whether it was there.
+///
+/// # Safety
+/// As for [`lookup`].
+pub(crate) unsafe fn delete(map: BorrowedFd<'_>, key: *const u8) -> io::Result<bool> {
+    let mut attr = zeroed();
+    attr.__bindgen_anon_2.map_fd = number(map);
+    attr.__bindgen_anon_2.key = key as u64;
+    found(call(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut attr))
+}
+
+/// The key after `key`, or the first when `key` is null; false at the end.
+///
+/// # Safety
+/// As for [`lookup`].
+pub(crate) unsafe fn next_key(
+    map: BorrowedFd<'_>,
+    key: *const u8,
+    next: *mut u8,
+) -> io::Result<bool> {
+    let mut attr = zeroed();
+    attr.__bindgen_anon_2.map_fd = number(map);
+    attr.__bindgen_anon_2.key = key as u64;
+    attr.__bindgen_anon_2.__bindgen_anon_1.next_key = next as u64;
+    found(call(bpf_cmd::BPF_MAP_GET_NEXT_KEY, &mut attr))
+}
+
+/// What a batch look-up gave.
+pub(crate) struct Batch {
+    /// Entries filled.
+    pub(crate) count: u32,
+    /// Whether there is more.
+    pub(crate) more: bool,
+}
+
+/// Reads up to `count` entries. `position` is the kernel's own cursor, null input for the first.
+///
+/// # Safety
+/// `keys` and `values` have room for `count` of the map's keys and values; `input` is null or what
+/// the last call left in `output`, each as large as a key and at least four bytes.
+pub(crate) unsafe fn lookup_batch(
+    map: BorrowedFd<'_>,
+    input: *const u8,
+    output: *mut u8,
+    keys: *mut u8,
+    values: *mut u8,
+    count: u32,
+) -> io::Result<Batch> {
+    let mut attr = zeroed();
+    attr.batch.map_fd = number(map);
+    attr.batch.in_batch = input as u64;
+    attr.batch.out_batch = output as u64;
+    attr.batch.keys = keys as u64;
+    attr.batch.values = values as u64;
+    attr.batch.count = count;
+    let result = call(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr);
+    // SAFETY: the union's `batch` was written above; the kernel updates its count.
+    let count = unsafe { attr.batch.count };
+    Ok(Batch {
+        count,
+        more: found(result)?,
+    })
+}
+
+fn found(result: io::Result<i64>) -> io::Result<bool> {
+    match result {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,192 @@
+//! What is asked of one network device: `netdevice(7)` requests and its sysctls.
+//!
+//! All of it concerns the calling thread's network namespace.
+
+use std::{
+    ffi::CStr,
+    fs, io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use crate::{Error, Result};
+
+/// A device by its name; a rename or removal shows as an error.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Device {
+    name: String,
+}
+
+impl Device {
+    /// The device of that name.
+    pub fn named(name: &str) -> Result<Self> {
+        let device = Self { name: name.into() };
+        device.ifindex()?;
+        Ok(device)
+    }
+
+    /// The device of that index.
+    pub fn with_index(ifindex: u32) -> Result<Self> {
+        let mut name = [0 as libc::c_char; libc::IF_NAMESIZE];
+        // SAFETY: room for a name, as the call wants.
+        let found = unsafe { libc::if_indextoname(ifindex, name.as_mut_ptr()) };
+        if found.is_null() {
+            return Err(Error::NoInterface(format!("with index {ifindex}")));
+        }
+        // SAFETY: filled and terminated by the call.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+        Ok(Self {
+            name: name.to_string_lossy().into_owned(),
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its index.
+    pub fn ifindex(&self) -> Result<u32> {
+        // ENODEV, or a name that can't be one.
+        let missing = |_| Error::NoInterface(format!("named `{}`", self.name));
+        let request = self.ask(libc::SIOCGIFINDEX).map_err(missing)?;
+        // SAFETY: the union's field that this request fills.
+        Ok(unsafe { request.ifr_ifru.ifru_ifindex } as u32)
+    }
+
+    /// Brings it up or takes it down.
+    pub fn set_up(&self, up: bool) -> Result<()> {
+        self.change_flags(libc::IFF_UP, up)
+    }
+
+    /// Whether it answers ARP requests and sends its own.
+    pub(crate) fn set_arp(&self, arp: bool) -> Result<()> {
+        self.change_flags(libc::IFF_NOARP, !arp)
+    }
+
+    /// `IFF_*` bits.
+    pub(crate) fn flags(&self) -> Result<i32> {
+        let request = self
+            .ask(libc::SIOCGIFFLAGS)
+            .map_err(self.failed("read the flags of"))?;
+        // SAFETY: the union's field that this request fills.
+        Ok(i32::from(unsafe { request.ifr_ifru.ifru_flags }))
+    }
+
+    fn change_flags(&self, bit: i32, on: bool) -> Result<()> {
+        let flags = self.flags()?;
+        let wanted = if on { flags | bit } else { flags & !bit };
+        if wanted == flags {
+            return Ok(());
+        }
+        self.tell(libc::SIOCSIFFLAGS, |request| {
+            request.ifr_ifru.ifru_flags = wanted as i16;
+        })
+        .map_err(self.failed("change the flags of"))
+    }
+
+    /// Its MTU, L3 bytes.
+    pub fn mtu(&self) -> Result<u32> {
+        let request = self
+            .ask(libc::SIOCGIFMTU)
+            .map_err(self.failed("read the MTU of"))?;
+        // SAFETY: the union's field that this request fills.
+        Ok(unsafe { request.ifr_ifru.ifru_mtu } as u32)
+    }
+
+    /// Sets the MTU, L3 bytes.
+    pub fn set_mtu(&self, bytes: u32) -> Result<()> {
+        self.tell(libc::SIOCSIFMTU, |request| {
+            request.ifr_ifru.ifru_mtu = bytes as i32;
+        })
+        .map_err(self.failed(&format!("set an MTU of {bytes} on")))
+    }
+
+    /// How many packets wait at most to leave by it.
+    pub(crate) fn set_queue_length(&self, packets: u32) -> Result<()> {
+        self.tell(libc::SIOCSIFTXQLEN, |request| {
+            request.ifr_ifru.ifru_metric = packets as i32;
+        })
+        .map_err(self.failed(&format!("set a queue of {packets} packets on")))
+    }
+
+    /// Whether the host routes IPv4 packets that come in by it.
+    pub fn set_forwarding(&self, on: bool) -> Result<()> {
+        self.write_sysctl("ipv4", "forwarding", on)
+    }
+
+    /// Turns IPv6 off, where the kernel has it: the host sends nothing of its own then.
+    pub(crate) fn disable_ipv6(&self) -> Result<()> {
+        if !self.sysctl("ipv6", "disable_ipv6").exists() {
+            return Ok(());
+        }
+        self.write_sysctl("ipv6", "disable_ipv6", true)
+    }
+
+    fn sysctl(&self, family: &str, key: &str) -> PathBuf {
+        // A dot in a device's name is no separator in a path.
+        Path::new("/proc/sys/net")
+            .join(family)
+            .join("conf")
+            .join(&self.name)
+            .join(key)
+    }
+
+    fn write_sysctl(&self, family: &str, key: &str, on: bool) -> Result<()> {
+        let path = self.sysctl(family, key);
+        let value = if on { "1" } else { "0" };
+        if fs::read_to_string(&path).is_ok_and(|now| now.trim() == value) {
+            return Ok(());
+        }
+        fs::write(&path, value).map_err(Error::os(format!("write {value} to {}", path.display())))
+    }
+
+    fn failed(&self, what: &str) -> impl FnOnce(io::Error) -> Error {
+        Error::os(format!("{what} the interface {}", self.name))
+    }
+
+    fn request(&self) -> io::Result<libc::ifreq> {
+        let name = self.name.as_bytes();
+        if name.is_empty() || name.len() >= libc::IF_NAMESIZE || name.contains(&0) {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
+        // SAFETY: a struct of integers and pointers that only the kernel interprets.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().zip(name) {
+            *to = *from as libc::c_char;
+        }
+        Ok(request)
+    }
+
+    fn ask(&self, code: libc::Ioctl) -> io::Result<libc::ifreq> {
+        let mut request = self.request()?;
+        let socket = any_socket()?;
+        // SAFETY: a device request with its struct.
+        if unsafe { libc::ioctl(socket.as_raw_fd(), code, &raw mut request) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(request)
+    }
+
+    fn tell(&self, code: libc::Ioctl, fill: impl FnOnce(&mut libc::ifreq)) -> io::Result<()> {
+        let mut request = self.request()?;
+        fill(&mut request);
+        let socket = any_socket()?;
+        // SAFETY: a device request with its struct.
+        if unsafe { libc::ioctl(socket.as_raw_fd(), code, &raw mut request) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+}
+
+/// Device requests go over any socket.
+fn any_socket() -> io::Result<OwnedFd> {
+    // SAFETY: plain arguments.
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave us this descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,149 @@
+//! What can go wrong: what was tried, on what, and what to do about it.
+
+use std::{io, path::PathBuf};
+
+/// This crate's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// This crate's error.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A system call failed.
+    #[error("can't {what}: {source}{}", hint(.source))]
+    Os {
+        /// What was tried, on what.
+        what: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Pinned state was made by a build with another ABI.
+    #[error(
+        "the maps pinned in {pin_dir} have ABI version {theirs}, this slipgate has {ours}: \
+         run the slipgate that made them, or stop it with `--on-exit detach` (its flows end), \
+         or give this one another --pin-dir"
+    )]
+    AbiVersion {
+        /// Where it is.
+        pin_dir: PathBuf,
+        /// Version found.
+        theirs: u32,
+        /// [`slipgate_abi::ABI_VERSION`].
+        ours: u32,
+    },
+    /// A pinned map has another shape than this build's.
+    #[error(
+        "the map {map} pinned in {pin_dir} (ABI version {their_version}) is {theirs}, but this \
+         slipgate (ABI version {our_version}) has {ours}: remove the directory when nothing uses \
+         it, or give another --pin-dir"
+    )]
+    Layout {
+        /// The map's name.
+        map: &'static str,
+        /// Where it is.
+        pin_dir: PathBuf,
+        /// `META.abi_version` found; 0 when unreadable.
+        their_version: u32,
+        /// [`slipgate_abi::ABI_VERSION`].
+        our_version: u32,
+        /// Shape found.
+        theirs: String,
+        /// Shape expected.
+        ours: String,
+    },
+    /// Some maps are pinned, others are missing.
+    #[error("{pin_dir} has some of the maps but not {missing}: remove it when nothing uses it")]
+    Incomplete {
+        /// Where it is.
+        pin_dir: PathBuf,
+        /// The first one missing.
+        missing: &'static str,
+    },
+    /// The object could not be read, or the kernel refused a map or a program.
+    #[error("can't load {what}: {reason}")]
+    Load {
+        /// Object, map or program.
+        what: String,
+        /// aya's error and what it was caused by, with the verifier's last lines.
+        reason: String,
+    },
+    /// The wrong descriptors were handed over.
+    #[error("got {got} for the map {map}, expected {expected}")]
+    Descriptor {
+        /// The map's name.
+        map: &'static str,
+        /// What it is.
+        got: String,
+        /// What it should be.
+        expected: String,
+    },
+    /// A shared table has no free row left.
+    #[error("no free row left in {table} ({rows} in all): {remedy}")]
+    Full {
+        /// The map's name.
+        table: &'static str,
+        /// How many there are.
+        rows: u32,
+        /// What would make room.
+        remedy: &'static str,
+    },
+    /// A VM of this name is served by a process that lives.
+    #[error(
+        "the VM `{name}` is already served by slipgate process {pid}: stop that one, or choose another name"
+    )]
+    VmInUse {
+        /// The VM's name.
+        name: String,
+        /// Who serves it.
+        pid: u32,
+    },
+    /// A name that doesn't fit its field.
+    #[error("the VM name `{name}` is {bytes} bytes long, at most {max} fit and none is not enough")]
+    VmName {
+        /// As given.
+        name: String,
+        /// Its length.
+        bytes: usize,
+        /// The field's size.
+        max: usize,
+    },
+    /// An interface is not there.
+    #[error("there is no interface {0} in this network namespace")]
+    NoInterface(String),
+    /// A program that another process of slipgate attached to this interface would be doubled.
+    #[error("ifindex {ifindex} already carries slipgate's {program} by {hook}: detach it first")]
+    OtherHook {
+        /// The interface.
+        ifindex: u32,
+        /// The program found.
+        program: &'static str,
+        /// How it is attached.
+        hook: &'static str,
+    },
+    /// The kernel's netlink answer made no sense.
+    #[error("netlink: {0}")]
+    Netlink(String),
+}
+
+impl Error {
+    pub(crate) fn os(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Os { what, source }
+    }
+
+    /// The kernel's error number, when there is one.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Os { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+}
+
+/// What helps against the commonest refusals.
+fn hint(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => " (needs CAP_BPF and CAP_NET_ADMIN: run it as root)",
+        _ => "",
+    }
+}

@@ -1,0 +1,359 @@
+//! Loads the programs and makes the maps, or joins what another process has pinned.
+//!
+//! # Theory of operation
+//!
+//! Everything that makes established flows go on without us is pinned: the maps by their names,
+//! the programs by theirs, each attachment as `<program>-<ifindex>`. Whoever opens the directory
+//! holds a lock on `lock` in the run directory meanwhile.
+//!
+//! Maps that are there are taken when their version and shape are ours, and refused otherwise.
+//! Programs are always loaded: that proves that this kernel takes this build. When those pinned
+//! have the same tag they are kept and ours are dropped; otherwise ours are put under each pinned
+//! link by an atomic update, so that no packet meets neither or both. Then ours are pinned in the
+//! old ones' place. A start that dies in between leaves a mix of two builds of one ABI, which the
+//! next start makes uniform.
+//!
+//! aya makes the maps (with the object's BTF, so that bpftool prints names) and loads the
+//! programs. Links are made by our own calls: aya would detach what it attached when dropped.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use aya::{
+    Ebpf, EbpfLoader, VerifierLogLevel,
+    programs::{Program as AyaProgram, ProgramError},
+};
+use slipgate_abi::{ABI_VERSION, maps as abi_maps};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+
+use crate::{
+    Error, Paths, Result,
+    attach::{self, Program},
+    bpf,
+    bpf_log::BpfLog,
+    layout::{Kind, MapName},
+    lock::FileLock,
+    maps::{SharedMaps, check_pinned, open_pins},
+    object, paths, probe,
+};
+
+/// What to load, and where.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Pins and locks.
+    pub paths: Paths,
+    /// Flow slots, rounded up to whole chunks. Maps that are there keep theirs.
+    pub slots: u32,
+    /// Load the build that logs.
+    pub bpf_log: bool,
+}
+
+/// The loaded programs and the shared maps.
+#[derive(Debug)]
+pub struct Datapath {
+    pub(crate) paths: Paths,
+    pub(crate) maps: SharedMaps,
+    programs: Vec<(Program, OwnedFd)>,
+    log: Option<BpfLog>,
+    joined: bool,
+}
+
+impl Datapath {
+    /// Makes or joins the pinned state in the calling thread's network namespace.
+    pub fn open(options: &LoadOptions) -> Result<Self> {
+        let paths = options.paths.clone();
+        probe::ensure_bpffs(&paths.pin_dir)?;
+        paths.create()?;
+        let _lock = lock(&paths)?;
+
+        if paths.are_stale()? {
+            tracing::warn!(
+                pin_dir = %paths.pin_dir.display(),
+                "removing pins of a network namespace that is gone"
+            );
+            remove_pins(&paths)?;
+        }
+        let joined = is_complete(&paths)?;
+        paths.keep_cookie()?;
+        let slots = if joined {
+            check_pinned(&open_pins(&paths.pin_dir, 0)?, &paths.pin_dir, None)?
+        } else {
+            whole_chunks(options.slots)
+        };
+        let mut ebpf = load_object(&paths, options.bpf_log, slots)?;
+        make_missing_maps(&paths, slots)?;
+        let maps = SharedMaps::assemble(open_pins(&paths.pin_dir, 0)?)?;
+        initialise(&maps);
+
+        // What is not shared by pin (log buffer, read-only data) makes a program its process's.
+        let has_private_maps = ebpf
+            .maps()
+            .any(|(name, _)| !MapName::ALL.iter().any(|map| map.name() == name));
+        let programs = load_programs(&mut ebpf)?
+            .into_iter()
+            .map(|(program, fd)| {
+                let fd = if has_private_maps {
+                    fd
+                } else {
+                    pinned_twin(&paths, program, fd.as_fd())?.unwrap_or(fd)
+                };
+                Ok((program, fd))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let log = options.bpf_log.then(|| BpfLog::of(&mut ebpf)).transpose()?;
+        let datapath = Self {
+            paths,
+            maps,
+            programs,
+            log,
+            joined,
+        };
+        datapath.replace_attached()?;
+        datapath.pin_programs()?;
+        Ok(datapath)
+    }
+
+    /// The maps.
+    pub fn maps(&self) -> &SharedMaps {
+        &self.maps
+    }
+
+    /// Where the pins and locks are.
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// Whether the maps were there before.
+    pub fn joined(&self) -> bool {
+        self.joined
+    }
+
+    /// What the programs log, when they are the build that does.
+    pub fn take_log(&mut self) -> Option<BpfLog> {
+        self.log.take()
+    }
+
+    /// A loaded program's descriptor.
+    pub fn program(&self, program: Program) -> Result<BorrowedFd<'_>> {
+        self.programs
+            .iter()
+            .find(|(loaded, _)| *loaded == program)
+            .map(|(_, fd)| fd.as_fd())
+            .ok_or_else(|| no_program(program))
+    }
+
+    pub(crate) fn lock(&self) -> Result<FileLock> {
+        lock(&self.paths)
+    }
+
+    fn pin_programs(&self) -> Result<()> {
+        for (program, fd) in &self.programs {
+            let path = self.paths.pin(program.name());
+            let what = || format!("pin the program {} in {}", program.name(), path.display());
+            if let Ok(pinned) = bpf::obj_get(&path, 0) {
+                if program_id(pinned.as_fd())? == program_id(fd.as_fd())? {
+                    continue;
+                }
+                paths::remove_if_there(&path, |p| std::fs::remove_file(p))?;
+            }
+            bpf::obj_pin(fd.as_fd(), &path).map_err(Error::os(what()))?;
+        }
+        Ok(())
+    }
+
+    /// Removes every pin: the caller holds the lock and knows that no owner lives.
+    pub(crate) fn unpin_all(&self) -> Result<()> {
+        remove_pins(&self.paths)?;
+        self.paths.remove()
+    }
+}
+
+/// Removes every pin of ours. Links that only their pin holds go with it.
+pub(crate) fn remove_pins(paths: &Paths) -> Result<()> {
+    let maps = MapName::ALL.map(|map| map.name().to_owned());
+    let programs = Program::ALL.map(|program| program.name().to_owned());
+    let links = attach::pinned(paths)?
+        .into_iter()
+        .map(attach::Attached::pin_name);
+    for name in maps.into_iter().chain(programs).chain(links) {
+        paths::remove_if_there(&paths.pin(&name), |p| std::fs::remove_file(p))?;
+    }
+    Ok(())
+}
+
+fn lock(paths: &Paths) -> Result<FileLock> {
+    FileLock::wait(&paths.run_dir.join("lock"))
+}
+
+/// Whether all maps are pinned. What a start that died left half-made is removed.
+fn is_complete(paths: &Paths) -> Result<bool> {
+    let missing = |map: &MapName| !paths.pin(map.name()).exists();
+    let Some(first_missing) = MapName::ALL.into_iter().find(|map| missing(map)) else {
+        return Ok(true);
+    };
+    let present: Vec<_> = MapName::ALL
+        .into_iter()
+        .filter(|map| !missing(map))
+        .collect();
+    if present.is_empty() {
+        return Ok(false);
+    }
+    // The version is written last, so maps without one were never in use.
+    let meta = paths.pin(MapName::Meta.name());
+    let in_use = bpf::obj_get(&meta, 0)
+        .is_ok_and(|meta| crate::maps::abi_version_of(meta.as_fd()).is_some_and(|v| v != 0));
+    if in_use {
+        return Err(Error::Incomplete {
+            pin_dir: paths.pin_dir.clone(),
+            missing: first_missing.name(),
+        });
+    }
+    for map in present {
+        paths::remove_if_there(&paths.pin(map.name()), |p| std::fs::remove_file(p))?;
+    }
+    Ok(false)
+}
+
+fn whole_chunks(slots: u32) -> u32 {
+    let chunk = abi_maps::SLOTS_PER_CHUNK;
+    slots.div_ceil(chunk).clamp(1, abi_maps::MAX_CHUNKS) * chunk
+}
+
+fn load_object(paths: &Paths, logging: bool, slots: u32) -> Result<Ebpf> {
+    let mut loader = EbpfLoader::new();
+    // The verifier's log is asked for again by aya when a program is refused.
+    loader.verifier_log_level(VerifierLogLevel::DISABLE);
+    for map in MapName::ALL {
+        loader.map_pin_path(map.name(), paths.pin(map.name()));
+        loader.map_max_entries(map.name(), map.shape(slots).entries);
+    }
+    loader
+        .load(object::bytes(logging))
+        .map_err(|error| refused("the BPF object", &error))
+}
+
+/// Maps that no program names are not in the object.
+fn make_missing_maps(paths: &Paths, slots: u32) -> Result<()> {
+    for map in MapName::ALL {
+        let path = paths.pin(map.name());
+        if path.exists() {
+            continue;
+        }
+        let shape = map.shape(slots);
+        let (map_type, map_flags) = match shape.kind {
+            Kind::MappedArray => Kind::MAPPED_ARRAY,
+            Kind::Hash => Kind::HASH,
+            Kind::Trie => Kind::TRIE,
+            Kind::Other { number, flags } => (number, flags),
+        };
+        let what = format!("make the map {}", map.name());
+        let fd = bpf::map_create(&bpf::MapShape {
+            name: map.name(),
+            map_type,
+            key_size: shape.key,
+            value_size: shape.value,
+            max_entries: shape.entries,
+            map_flags,
+        })
+        .map_err(Error::os(what.clone()))?;
+        bpf::obj_pin(fd.as_fd(), &path).map_err(Error::os(what))?;
+    }
+    Ok(())
+}
+
+/// Fills META. The version comes last: with it, the maps are in use.
+fn initialise(maps: &SharedMaps) {
+    let first = maps
+        .next_vm_id()
+        .compare_exchange(0, 1, AcqRel, Acquire)
+        .is_ok();
+    if first || maps.meta_abi_version().load(Acquire) == 0 {
+        maps.meta_slots().store(maps.slots(), Release);
+        maps.meta_abi_version().store(ABI_VERSION, Release);
+    }
+}
+
+fn load_programs(ebpf: &mut Ebpf) -> Result<Vec<(Program, OwnedFd)>> {
+    let mut loaded = Vec::new();
+    for program in Program::ALL {
+        let aya_program = ebpf
+            .program_mut(program.name())
+            .ok_or_else(|| no_program(program))?;
+        let refused =
+            |error: ProgramError| refused(&format!("the program {}", program.name()), &error);
+        let fd = match aya_program {
+            AyaProgram::SchedClassifier(p) => {
+                p.load().map_err(refused)?;
+                p.fd()
+            }
+            AyaProgram::Xdp(p) => {
+                p.load().map_err(refused)?;
+                p.fd()
+            }
+            other => {
+                return Err(Error::Load {
+                    what: format!("the program {}", program.name()),
+                    reason: format!("it is a {:?}", other.prog_type()),
+                });
+            }
+        };
+        let fd = fd.map_err(refused)?.as_fd().try_clone_to_owned();
+        loaded.push((
+            program,
+            fd.map_err(Error::os("duplicate a program's descriptor"))?,
+        ));
+    }
+    Ok(loaded)
+}
+
+/// The pinned program, when it is the same as `ours`.
+fn pinned_twin(paths: &Paths, program: Program, ours: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
+    let Ok(pinned) = bpf::obj_get(&paths.pin(program.name()), 0) else {
+        return Ok(None);
+    };
+    let tag = |fd: BorrowedFd<'_>| {
+        bpf::prog_info(fd)
+            .map(|info| info.tag)
+            .map_err(Error::os("ask for a program's tag"))
+    };
+    Ok((tag(pinned.as_fd())? == tag(ours)?).then_some(pinned))
+}
+
+pub(crate) fn program_id(fd: BorrowedFd<'_>) -> Result<u32> {
+    bpf::prog_info(fd)
+        .map(|info| info.id)
+        .map_err(Error::os("ask for a program's id"))
+}
+
+fn no_program(program: Program) -> Error {
+    Error::Load {
+        what: format!("the program {}", program.name()),
+        reason: "the BPF object has none: build it anew with `cargo xtask build --bpf-only`".into(),
+    }
+}
+
+/// The error with its causes, and the end of the verifier's log.
+fn refused(what: &str, error: &dyn std::error::Error) -> Error {
+    let mut reason = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let text = inner.to_string();
+        if !reason.contains(&text) {
+            reason = format!("{reason}: {text}");
+        }
+        cause = inner.source();
+    }
+    const LINES: usize = 40;
+    let lines: Vec<_> = reason.lines().collect();
+    if lines.len() > LINES {
+        let end = lines[lines.len() - LINES..].join("\n");
+        reason = format!("{} […]\n{end}", lines[0]);
+    }
+    Error::Load {
+        what: what.into(),
+        reason,
+    }
+}
+
+#[cfg(test)]
+#[path = "load_test.rs"]
+mod tests;

@@ -1,0 +1,231 @@
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+use crate::{
+    SharedMaps,
+    layout::{MAPS, Shape},
+    maps::Insert,
+    testing::{datapath, in_netns, options},
+};
+
+#[test]
+fn makes_everything_then_joins_it() {
+    in_netns("makes_everything_then_joins_it", || {
+        let first = datapath();
+        assert!(!first.joined());
+        let inode = paths::netns_inode().unwrap();
+        let dir = &first.paths().pin_dir;
+        assert!(dir.ends_with(format!("slipgate/{inode}")), "{dir:?}");
+        let mode = std::fs::metadata(dir).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        for name in MapName::ALL.map(MapName::name) {
+            assert!(dir.join(name).exists(), "{name}");
+        }
+        for program in Program::ALL {
+            assert!(dir.join(program.name()).exists(), "{program:?}");
+        }
+        assert_eq!(first.maps().slots(), 4_096);
+
+        // The second has other wishes; the maps stay as they are, and are the same ones.
+        let second = Datapath::open(&LoadOptions {
+            slots: 65_536,
+            ..options()
+        })
+        .unwrap();
+        assert!(second.joined());
+        assert_eq!(second.maps().slots(), 4_096);
+        first.maps().next_vm_id().store(7, Release);
+        assert_eq!(second.maps().next_vm_id().load(Acquire), 7);
+        let id = |datapath: &Datapath| program_id(datapath.program(Program::GuestEgress).unwrap());
+        assert_eq!(id(&first).unwrap(), id(&second).unwrap());
+    });
+}
+
+#[test]
+fn maps_have_the_shape_of_the_table() {
+    in_netns("maps_have_the_shape_of_the_table", || {
+        let datapath = datapath();
+        let fds = datapath.maps().fds();
+        assert_eq!(fds.len(), MAPS);
+        for (map, fd) in MapName::ALL.into_iter().zip(fds) {
+            assert_eq!(Shape::of(fd).unwrap(), map.shape(4_096), "{}", map.name());
+        }
+    });
+}
+
+#[test]
+fn another_abi_version_is_refused_with_both_named() {
+    in_netns("another_abi_version_is_refused_with_both_named", || {
+        let first = datapath();
+        first.maps().meta_abi_version().store(99, Release);
+        let error = Datapath::open(&options()).unwrap_err();
+        assert!(matches!(
+            error,
+            Error::AbiVersion {
+                theirs: 99,
+                ours: ABI_VERSION,
+                ..
+            }
+        ));
+        let text = error.to_string();
+        assert!(
+            text.contains("99") && text.contains(&ABI_VERSION.to_string()),
+            "{text}"
+        );
+        let error = SharedMaps::open_pinned(&first.paths().pin_dir).unwrap_err();
+        assert!(matches!(error, Error::AbiVersion { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_map_of_another_shape_is_refused_with_both_named() {
+    in_netns("a_map_of_another_shape_is_refused_with_both_named", || {
+        let pin = {
+            let first = datapath();
+            first.paths().pin("OWNERS")
+        };
+        std::fs::remove_file(&pin).unwrap();
+        let (map_type, map_flags) = Kind::MAPPED_ARRAY;
+        let other = bpf::map_create(&bpf::MapShape {
+            name: "OWNERS",
+            map_type,
+            key_size: 4,
+            value_size: 24,
+            max_entries: 64,
+            map_flags,
+        })
+        .unwrap();
+        bpf::obj_pin(other.as_fd(), &pin).unwrap();
+        let text = Datapath::open(&options()).unwrap_err().to_string();
+        for part in ["OWNERS", "value 24 bytes", "value 16 bytes", "ABI version"] {
+            assert!(text.contains(part), "`{part}` in: {text}");
+        }
+    });
+}
+
+#[test]
+fn a_start_that_died_half_way_is_begun_anew() {
+    in_netns("a_start_that_died_half_way_is_begun_anew", || {
+        let first = datapath();
+        let pin = first.paths().pin("RULES");
+        std::fs::remove_file(&pin).unwrap();
+        let error = Datapath::open(&options()).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::Incomplete {
+                    missing: "RULES",
+                    ..
+                }
+            ),
+            "{error}"
+        );
+        first.maps().meta_abi_version().store(0, Release);
+        let second = datapath();
+        assert!(!second.joined());
+        assert!(pin.exists());
+    });
+}
+
+#[test]
+fn pins_of_a_namespace_that_is_gone_are_not_joined() {
+    in_netns("pins_of_a_namespace_that_is_gone_are_not_joined", || {
+        let first = datapath();
+        first.maps().next_vm_id().store(7, Release);
+        // As if the inode number had been given out again.
+        let cookie = first.paths().run_dir.join("netns-cookie");
+        std::fs::write(cookie, "12345").unwrap();
+        let second = datapath();
+        assert!(!second.joined());
+        assert_eq!(second.maps().next_vm_id().load(Acquire), 1);
+    });
+}
+
+#[test]
+fn the_logging_build_loads_and_has_a_log() {
+    in_netns("the_logging_build_loads_and_has_a_log", || {
+        let mut datapath = Datapath::open(&LoadOptions {
+            bpf_log: true,
+            ..options()
+        })
+        .unwrap();
+        let mut log = datapath.take_log().unwrap();
+        log.flush();
+        assert!(datapath.take_log().is_none());
+    });
+}
+
+#[test]
+fn no_bpffs_there_is_said() {
+    let options = LoadOptions {
+        paths: Paths {
+            pin_dir: "/tmp/slipgate-no-bpffs/x".into(),
+            run_dir: "/tmp/slipgate-no-bpffs/run".into(),
+        },
+        ..LoadOptions {
+            paths: Paths::of_this_netns().unwrap(),
+            slots: 1,
+            bpf_log: false,
+        }
+    };
+    let text = Datapath::open(&options).unwrap_err().to_string();
+    assert!(text.contains("--pin-dir"), "{text}");
+    assert!(!options.paths.pin_dir.exists());
+}
+
+#[test]
+fn slots_come_in_whole_chunks() {
+    assert_eq!(whole_chunks(0), 1_024);
+    assert_eq!(whole_chunks(1_024), 1_024);
+    assert_eq!(whole_chunks(1_025), 2_048);
+    assert_eq!(whole_chunks(u32::MAX), 1_024 * 4_096);
+}
+
+#[test]
+fn hash_insertions_arbitrate() {
+    in_netns("hash_insertions_arbitrate", || {
+        use crate::maps::InsertError;
+        use slipgate_abi::{FlowRef, Ip4, Tuple};
+        let datapath = datapath();
+        let flows = &datapath.maps().flows;
+        let tuple = |port| Tuple {
+            scope: 1,
+            local: Ip4::UNSPECIFIED,
+            remote: Ip4::UNSPECIFIED,
+            local_port: port,
+            remote_port: 0,
+            protocol: 17,
+            pad: [0; 3],
+        };
+        let flow = |slot| FlowRef {
+            slot,
+            generation: 1,
+        };
+        assert!(matches!(
+            flows.insert(&tuple(1), &flow(1), Insert::Existing),
+            Err(InsertError::Missing)
+        ));
+        flows.insert(&tuple(1), &flow(1), Insert::New).unwrap();
+        assert!(matches!(
+            flows.insert(&tuple(1), &flow(2), Insert::New),
+            Err(InsertError::Exists)
+        ));
+        assert_eq!(flows.get(&tuple(1)).unwrap(), Some(flow(1)));
+        assert!(flows.remove(&tuple(1)).unwrap());
+        assert!(!flows.remove(&tuple(1)).unwrap());
+        // Fill it: what was never refused is there, and the one too many is refused.
+        for port in 0..8_192 {
+            flows
+                .insert(&tuple(port), &flow(port.into()), Insert::New)
+                .unwrap();
+        }
+        assert!(matches!(
+            flows.insert(&tuple(9_000), &flow(0), Insert::New),
+            Err(InsertError::Full)
+        ));
+        let mut entries = flows.entries().unwrap();
+        entries.sort_by_key(|(tuple, _)| tuple.local_port);
+        let expected: Vec<_> = (0..8_192u16).map(|p| (tuple(p), flow(p.into()))).collect();
+        assert_eq!(entries, expected);
+    });
+}

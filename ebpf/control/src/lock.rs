@@ -1,0 +1,63 @@
+//! Locks on files, which the kernel frees when their holder dies, however it dies.
+
+use std::{
+    fs::{File, OpenOptions, TryLockError},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::Path,
+};
+
+use crate::{Error, Result};
+
+/// A held lock. Dropping it, or dying, frees it. Close-on-exec, but a forked child that keeps the
+/// descriptor keeps the lock.
+#[derive(Debug)]
+pub struct FileLock {
+    _file: File,
+}
+
+impl FileLock {
+    /// Waits for the lock.
+    pub(crate) fn wait(path: &Path) -> Result<Self> {
+        loop {
+            let file = open(path)?;
+            file.lock()
+                .map_err(Error::os(format!("lock {}", path.display())))?;
+            if is_current(&file, path) {
+                return Ok(Self { _file: file });
+            }
+        }
+    }
+
+    /// Takes the lock, or `None` when somebody holds it.
+    pub(crate) fn take(path: &Path) -> Result<Option<Self>> {
+        loop {
+            let file = open(path)?;
+            match file.try_lock() {
+                Ok(()) if is_current(&file, path) => return Ok(Some(Self { _file: file })),
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(error)) => {
+                    return Err(Error::os(format!("lock {}", path.display()))(error));
+                }
+            }
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(Error::os(format!("open the lock file {}", path.display())))
+}
+
+/// Whether the locked file is still the one of that name: the last owner removes them.
+fn is_current(file: &File, path: &Path) -> bool {
+    match (file.metadata(), std::fs::metadata(path)) {
+        (Ok(ours), Ok(named)) => ours.ino() == named.ino() && ours.dev() == named.dev(),
+        _ => false,
+    }
+}

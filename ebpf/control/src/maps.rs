@@ -1,0 +1,370 @@
+//! The shared maps, for whoever holds their descriptors: no capability is needed.
+//!
+//! Arrays are mapped into memory. The references handed out ([`SlotRef`], [`VmRef`],
+//! [`NextHopRef`], counter rows) stay good as long as the process lives: the mappings of a
+//! [`SharedMaps`] are never taken down, also not when it is dropped. A process makes one.
+//!
+//! | reached by | maps |
+//! | --- | --- |
+//! | memory | META, SLOTS, CHUNKS, OWNERS, VMS, DROPS, COUNTERS, NEXT_HOPS, RULES |
+//! | system call | FLOWS, FORWARDS, TAPS, DENY |
+
+mod claim;
+mod mapped;
+mod read_only;
+mod table;
+
+use std::{
+    mem::offset_of,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+    sync::atomic::{AtomicU32, Ordering::Acquire},
+};
+
+use aya::Pod;
+use slipgate_abi::{
+    ABI_VERSION, DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, NextHopRef, Slot,
+    SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRef, forward::DenyKey, maps,
+};
+
+use self::mapped::{Mapped, Protection};
+pub use self::{
+    read_only::{ReadOnlyMaps, SlotSnapshot},
+    table::{Insert, InsertError, Table},
+};
+use crate::{
+    Error, Result, bpf,
+    layout::{MAPS, MapName, Shape},
+};
+
+/// Key of `DENY` as the kernel wants it.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DenyPrefix {
+    /// How many bits of `key` count: 32 for the policy, and those of the destination.
+    pub prefix_len: u32,
+    /// Policy and destination.
+    pub key: DenyKey,
+}
+
+// SAFETY: `repr(C)`, three words, no padding.
+unsafe impl Pod for DenyPrefix {}
+
+/// All maps, for reading and writing.
+#[derive(Debug)]
+pub struct SharedMaps {
+    /// Descriptors of the mapped ones; the others are in their tables.
+    arrays: Vec<(MapName, OwnedFd)>,
+    memory: Memory,
+    /// Tuples to slots.
+    pub flows: Table<Tuple, FlowRef>,
+    /// Ports of the host to guests.
+    pub forwards: Table<ForwardKey, ForwardTarget>,
+    /// Ifindexes of TAPs to VMs.
+    pub taps: Table<u32, TapEntry>,
+    /// Denied destinations to rules.
+    pub deny: Table<DenyPrefix, u32>,
+}
+
+/// The mapped arrays.
+#[derive(Debug)]
+struct Memory {
+    meta: Mapped<maps::Meta>,
+    slots: Mapped<Slot>,
+    chunks: Mapped<u32>,
+    owners: Mapped<maps::Owner>,
+    vms: Mapped<Vm>,
+    drops: Mapped<DropCounters>,
+    counters: Mapped<VmCounters>,
+    next_hops: Mapped<NextHop>,
+    rules: Mapped<maps::RuleText>,
+}
+
+impl SharedMaps {
+    /// Opens what is pinned in `pin_dir`. Needs to be root.
+    pub fn open_pinned(pin_dir: &Path) -> Result<Self> {
+        let fds = open_pins(pin_dir, 0)?;
+        check_pinned(&fds, pin_dir, None)?;
+        Self::from_fds(fds)
+    }
+
+    /// From descriptors in the order of [`MapName::ALL`], as [`SharedMaps::fds`] gives them.
+    pub fn from_fds(fds: Vec<OwnedFd>) -> Result<Self> {
+        let maps = Self::assemble(fds)?;
+        let theirs = maps.meta_abi_version().load(Acquire);
+        if theirs != ABI_VERSION {
+            return Err(Error::AbiVersion {
+                pin_dir: "the descriptors handed over".into(),
+                theirs,
+                ours: ABI_VERSION,
+            });
+        }
+        Ok(maps)
+    }
+
+    /// As [`SharedMaps::from_fds`], of maps that may just have been made.
+    pub(crate) fn assemble(fds: Vec<OwnedFd>) -> Result<Self> {
+        let slots = check_descriptors(&fds)?;
+        let memory = Memory::new(&fds, slots, Protection::ReadWrite)?;
+        let mut rest: Vec<Option<OwnedFd>> = fds.into_iter().map(Some).collect();
+        let mut take = |map: MapName| {
+            rest[map as usize]
+                .take()
+                .map(|fd| (map.name(), fd))
+                .expect("each map is taken once")
+        };
+        let (flows, forwards) = (take(MapName::Flows), take(MapName::Forwards));
+        let (taps, deny) = (take(MapName::Taps), take(MapName::Deny));
+        let arrays = MapName::ALL
+            .into_iter()
+            .zip(rest)
+            .filter_map(|(map, fd)| Some((map, fd?)))
+            .collect();
+        Ok(Self {
+            arrays,
+            memory,
+            flows: Table::new(flows.0, flows.1),
+            forwards: Table::new(forwards.0, forwards.1),
+            taps: Table::new(taps.0, taps.1),
+            deny: Table::new(deny.0, deny.1),
+        })
+    }
+
+    /// The descriptors, in the order of [`MapName::ALL`], to hand over to another process.
+    pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        MapName::ALL
+            .into_iter()
+            .filter_map(|map| match map {
+                MapName::Flows => Some(self.flows.as_fd()),
+                MapName::Forwards => Some(self.forwards.as_fd()),
+                MapName::Taps => Some(self.taps.as_fd()),
+                MapName::Deny => Some(self.deny.as_fd()),
+                array => self
+                    .arrays
+                    .iter()
+                    .find(|(name, _)| *name == array)
+                    .map(|(_, fd)| fd.as_fd()),
+            })
+            .collect()
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u32 {
+        self.memory.slots.elements()
+    }
+
+    /// A slot; `None` beyond the last.
+    pub fn slot(&self, index: u32) -> Option<SlotRef> {
+        // SAFETY: an element of SLOTS; the mapping is never taken down.
+        Some(unsafe { SlotRef::new(self.memory.slots.at(index)?) })
+    }
+
+    /// A VM's row; `None` beyond the last. Row 0 is nobody's.
+    pub fn vm(&self, row: u32) -> Option<VmRef> {
+        // SAFETY: an element of VMS; the mapping is never taken down.
+        Some(unsafe { VmRef::new(self.memory.vms.at(row)?) })
+    }
+
+    /// A next hop; `None` beyond the last. Element 0 is nobody's.
+    pub fn next_hop(&self, index: u32) -> Option<NextHopRef> {
+        // SAFETY: an element of NEXT_HOPS; the mapping is never taken down.
+        Some(unsafe { NextHopRef::new(self.memory.next_hops.at(index)?) })
+    }
+
+    /// A VM's drop counters, to be changed by [`slipgate_abi::count::drop_packet`]. The address
+    /// stays good as long as the process lives.
+    pub fn drops(&self, row: u32) -> Option<*mut DropCounters> {
+        self.memory.drops.at(row)
+    }
+
+    /// A VM's counters, to be changed by atomics. The address stays good as long as the process
+    /// lives.
+    pub fn counters(&self, row: u32) -> Option<*mut VmCounters> {
+        self.memory.counters.at(row)
+    }
+
+    /// Writes a rule's text, cut at its field's size on a character boundary. Whether there is
+    /// such an element.
+    pub fn set_rule(&self, index: u32, text: &str) -> bool {
+        let Some(rule) = self.memory.rules.at(index) else {
+            return false;
+        };
+        let mut bytes = [0; size_of::<maps::RuleText>()];
+        fill_text(&mut bytes, text);
+        // SAFETY: an element of RULES. Readers copy it; one that comes in between prints a mix of
+        // two texts, nothing worse.
+        unsafe { rule.write_volatile(maps::RuleText { text: bytes }) };
+        true
+    }
+
+    /// A rule's text.
+    pub fn rule(&self, index: u32) -> Option<String> {
+        self.memory.rule(index)
+    }
+
+    pub(crate) fn meta_abi_version(&self) -> &AtomicU32 {
+        self.memory.meta_word(offset_of!(maps::Meta, abi_version))
+    }
+
+    pub(crate) fn meta_slots(&self) -> &AtomicU32 {
+        self.memory.meta_word(offset_of!(maps::Meta, slots))
+    }
+
+    pub(crate) fn next_vm_id(&self) -> &AtomicU32 {
+        self.memory.meta_word(offset_of!(maps::Meta, next_vm_id))
+    }
+
+    /// The process in a row of OWNERS; 0: none.
+    pub(crate) fn owner_pid(&self, row: u32) -> u32 {
+        // SAFETY: a word of a mapped element.
+        self.owner(row).map_or(0, |owner| unsafe {
+            (&raw const (*owner).pid).read_volatile()
+        })
+    }
+
+    /// A row of OWNERS.
+    pub(crate) fn owner(&self, row: u32) -> Option<*mut maps::Owner> {
+        self.memory.owners.at(row)
+    }
+}
+
+impl Memory {
+    /// `fds` were checked.
+    fn new(fds: &[OwnedFd], slots: u32, protection: Protection) -> Result<Self> {
+        fn map<T>(
+            fds: &[OwnedFd],
+            slots: u32,
+            protection: Protection,
+            name: MapName,
+        ) -> Result<Mapped<T>> {
+            Mapped::new(
+                fds[name as usize].as_fd(),
+                name.shape(slots).entries,
+                protection,
+            )
+            .map_err(Error::os(format!("map {} into memory", name.name())))
+        }
+        Ok(Self {
+            meta: map(fds, slots, protection, MapName::Meta)?,
+            slots: map(fds, slots, protection, MapName::Slots)?,
+            chunks: map(fds, slots, protection, MapName::Chunks)?,
+            owners: map(fds, slots, protection, MapName::Owners)?,
+            vms: map(fds, slots, protection, MapName::Vms)?,
+            drops: map(fds, slots, protection, MapName::Drops)?,
+            counters: map(fds, slots, protection, MapName::Counters)?,
+            next_hops: map(fds, slots, protection, MapName::NextHops)?,
+            rules: map(fds, slots, protection, MapName::Rules)?,
+        })
+    }
+
+    fn meta_word(&self, offset: usize) -> &AtomicU32 {
+        let meta = self.meta.at(0).expect("META has one element");
+        // SAFETY: a word of the mapped element, which all sides reach by atomics.
+        unsafe { AtomicU32::from_ptr(meta.byte_add(offset).cast()) }
+    }
+
+    fn rule(&self, index: u32) -> Option<String> {
+        // SAFETY: an element of RULES; bytes have no invalid values.
+        let rule = unsafe { self.rules.at(index)?.read_volatile() };
+        Some(text_of(&rule.text))
+    }
+}
+
+/// Zero-pads `text` into `field`, cut on a character boundary.
+pub(crate) fn fill_text(field: &mut [u8], text: &str) {
+    let length = text.floor_char_boundary(field.len());
+    field.fill(0);
+    field[..length].copy_from_slice(&text.as_bytes()[..length]);
+}
+
+/// The text of a zero-padded field.
+pub(crate) fn text_of(field: &[u8]) -> String {
+    let length = field.iter().position(|b| *b == 0).unwrap_or(field.len());
+    String::from_utf8_lossy(&field[..length]).into_owned()
+}
+
+/// Opens every pin. The error for one that is missing says so.
+pub(crate) fn open_pins(pin_dir: &Path, file_flags: u32) -> Result<Vec<OwnedFd>> {
+    MapName::ALL
+        .into_iter()
+        .map(|map| {
+            let path = pin_dir.join(map.name());
+            bpf::obj_get(&path, file_flags)
+                .map_err(Error::os(format!("open the pinned map {}", path.display())))
+        })
+        .collect()
+}
+
+/// Refuses pinned maps of another version or shape. `slots`: what to expect; `None` takes what
+/// SLOTS has.
+pub(crate) fn check_pinned(fds: &[OwnedFd], pin_dir: &Path, slots: Option<u32>) -> Result<u32> {
+    let their_version = abi_version_of(fds[MapName::Meta as usize].as_fd()).unwrap_or(0);
+    let shape =
+        |fd: BorrowedFd<'_>| Shape::of(fd).map_err(Error::os("ask for a pinned map's shape"));
+    if their_version != ABI_VERSION && their_version != 0 {
+        return Err(Error::AbiVersion {
+            pin_dir: pin_dir.into(),
+            theirs: their_version,
+            ours: ABI_VERSION,
+        });
+    }
+    let slots = match slots {
+        Some(slots) => slots,
+        None => shape(fds[MapName::Slots as usize].as_fd())?.entries,
+    };
+    for (map, fd) in MapName::ALL.into_iter().zip(fds) {
+        let (theirs, ours) = (shape(fd.as_fd())?, map.shape(slots));
+        if theirs != ours {
+            return Err(Error::Layout {
+                map: map.name(),
+                pin_dir: pin_dir.into(),
+                their_version,
+                our_version: ABI_VERSION,
+                theirs: theirs.to_string(),
+                ours: ours.to_string(),
+            });
+        }
+    }
+    Ok(slots)
+}
+
+/// The version in META: its first word, in every version. `None` when it can't be read.
+pub(crate) fn abi_version_of(meta: BorrowedFd<'_>) -> Option<u32> {
+    let shape = Shape::of(meta).ok()?;
+    if shape.key != 4 || shape.value < 4 {
+        return None;
+    }
+    let mut value = vec![0u8; shape.value as usize];
+    // SAFETY: key and value have the sizes that the kernel just told.
+    let found = unsafe { bpf::lookup(meta, [0u8; 4].as_ptr(), value.as_mut_ptr()) }.ok()?;
+    let word = value.first_chunk::<4>().copied()?;
+    found.then(|| u32::from_ne_bytes(word))
+}
+
+/// Checks that the descriptors are the maps, in order; how many slots there are.
+fn check_descriptors(fds: &[OwnedFd]) -> Result<u32> {
+    let wrong = |map: MapName, got: String, expected: String| Error::Descriptor {
+        map: map.name(),
+        got,
+        expected,
+    };
+    if fds.len() != MAPS {
+        return Err(wrong(
+            MapName::Meta,
+            format!("{} descriptors", fds.len()),
+            format!("{MAPS}, the first"),
+        ));
+    }
+    let shape = |map: MapName| {
+        Shape::of(fds[map as usize].as_fd())
+            .map_err(|error| wrong(map, format!("no map ({error})"), "a map".into()))
+    };
+    let slots = shape(MapName::Slots)?.entries;
+    for map in MapName::ALL {
+        let (got, expected) = (shape(map)?, map.shape(slots));
+        if got != expected {
+            return Err(wrong(map, got.to_string(), expected.to_string()));
+        }
+    }
+    Ok(slots)
+}

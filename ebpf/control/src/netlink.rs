@@ -1,0 +1,20 @@
+//! Links, addresses, routes and neighbours: asked for once, then followed; and the next hops that
+//! the programs use, kept fresh from them. Also the few requests made by netlink.
+
+mod socket;
+
+use netlink_packet_route::{RouteNetlinkMessage, link::LinkMessage};
+
+pub(crate) use self::socket::Requests;
+use crate::Result;
+
+/// Removes a device.
+pub(crate) fn remove_link(ifindex: u32, name: &str) -> Result<()> {
+    let mut message = LinkMessage::default();
+    message.header.index = ifindex;
+    Requests::open()?.send(
+        RouteNetlinkMessage::DelLink(message),
+        0,
+        &format!("remove the interface {name}"),
+    )
+}

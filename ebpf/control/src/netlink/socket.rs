@@ -1,0 +1,179 @@
+//! A route netlink socket: requests with their answers, dumps, and notices.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+};
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+
+use crate::{Error, Result};
+
+/// Requests, one at a time.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    socket: Socket,
+    sequence: u32,
+}
+
+impl Requests {
+    /// In the calling thread's network namespace.
+    pub(crate) fn open() -> Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE).map_err(Error::os("open a netlink socket"))?;
+        socket
+            .bind_auto()
+            .and_then(|_| socket.connect(&SocketAddr::new(0, 0)))
+            .map_err(Error::os("bind a netlink socket"))?;
+        Ok(Self {
+            socket,
+            sequence: 0,
+        })
+    }
+
+    /// Sends a request and waits for its acknowledgement.
+    pub(crate) fn send(
+        &mut self,
+        request: RouteNetlinkMessage,
+        flags: u16,
+        what: &str,
+    ) -> Result<()> {
+        self.exchange(request, flags | NLM_F_ACK, what, |_| {})
+    }
+
+    /// Sends a request whose answer is a list.
+    pub(crate) fn dump(
+        &mut self,
+        request: RouteNetlinkMessage,
+        what: &str,
+        mut each: impl FnMut(RouteNetlinkMessage),
+    ) -> Result<()> {
+        self.exchange(request, NLM_F_DUMP, what, &mut each)
+    }
+
+    fn exchange(
+        &mut self,
+        request: RouteNetlinkMessage,
+        flags: u16,
+        what: &str,
+        mut each: impl FnMut(RouteNetlinkMessage),
+    ) -> Result<()> {
+        self.sequence += 1;
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | flags;
+        header.sequence_number = self.sequence;
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        self.socket.send(&bytes, 0).map_err(Error::os(what))?;
+        loop {
+            let (datagram, _) = self.socket.recv_from_full().map_err(Error::os(what))?;
+            for message in messages(&datagram) {
+                let message = message?;
+                if message.header.sequence_number != self.sequence {
+                    continue;
+                }
+                match message.payload {
+                    NetlinkPayload::Done(_) => return Ok(()),
+                    NetlinkPayload::Error(answer) => {
+                        return match answer.code {
+                            None => Ok(()),
+                            Some(_) => Err(Error::os(what)(answer.to_io())),
+                        };
+                    }
+                    NetlinkPayload::InnerMessage(inner) => each(inner),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// Notices of the groups joined.
+#[derive(Debug)]
+pub(crate) struct Notices {
+    socket: Socket,
+}
+
+/// What came.
+pub(crate) enum Notice {
+    /// A change.
+    Message(RouteNetlinkMessage),
+    /// Some were lost: ask anew for everything.
+    Overrun,
+}
+
+impl Notices {
+    /// Joins groups (`RTNLGRP_*`) in the calling thread's network namespace.
+    pub(crate) fn join(groups: &[u32]) -> Result<Self> {
+        let failed = || Error::os("follow changes by netlink");
+        let mut socket = Socket::new(NETLINK_ROUTE).map_err(failed())?;
+        socket.bind_auto().map_err(failed())?;
+        socket.set_non_blocking(true).map_err(failed())?;
+        // A router's full table changes in bursts. Without the capability the kernel's cap holds.
+        let _ = socket.set_rx_buf_sz(4 << 20);
+        for group in groups {
+            socket.add_membership(*group).map_err(failed())?;
+        }
+        Ok(Self { socket })
+    }
+
+    /// Reads what is there, without waiting.
+    pub(crate) fn drain(&self, mut each: impl FnMut(Notice)) -> Result<()> {
+        loop {
+            match self.socket.recv_from_full() {
+                Ok((datagram, _)) => {
+                    for message in messages(&datagram) {
+                        // A message of a kind that the crate can't read is none of ours.
+                        if let Ok(NetlinkMessage {
+                            payload: NetlinkPayload::InnerMessage(inner),
+                            ..
+                        }) = message
+                        {
+                            each(Notice::Message(inner));
+                        }
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    each(Notice::Overrun);
+                }
+                Err(error) => return Err(Error::os("read netlink notices")(error)),
+            }
+        }
+    }
+}
+
+impl AsFd for Notices {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let fd: RawFd = self.socket.as_raw_fd();
+        // SAFETY: the socket keeps it open as long as `self` lives.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+}
+
+/// The messages of a datagram.
+fn messages(
+    datagram: &[u8],
+) -> impl Iterator<Item = Result<NetlinkMessage<RouteNetlinkMessage>>> + '_ {
+    let mut rest = datagram;
+    std::iter::from_fn(move || {
+        // Length, type, flags, sequence, port: 16 bytes.
+        let length = u32::from_ne_bytes(*rest.first_chunk::<4>()?) as usize;
+        if length < 16 || length > rest.len() {
+            return None;
+        }
+        let (message, after) = rest.split_at(length);
+        rest = after
+            .get(length.next_multiple_of(4) - length..)
+            .unwrap_or(&[]);
+        Some(
+            NetlinkMessage::deserialize(message).map_err(|error| Error::Netlink(error.to_string())),
+        )
+    })
+}

@@ -1,0 +1,233 @@
+//! Who serves which VMs: a row of `OWNERS` per process, held by a lock that dies with it.
+//!
+//! # Theory of operation
+//!
+//! A process takes a row by locking `owner-<row>.lock`; the kernel frees the lock however the
+//! process ends. A row whose lock is free but that has VMs or chunks of slots is a dead process's:
+//! its established flows still run. Whoever is asked to serve one of those VMs takes that row, and
+//! with it everything of the dead process (adoption). When the VMs asked for are spread over
+//! several dead rows, all are locked and what they have moves to the first.
+//!
+//! Taking, releasing and sweeping hold the directory's lock, so no row changes hands meanwhile. A
+//! slot's owner is its chunk's: `Slot::owner` says who admitted the flow, which adoption does not
+//! change.
+
+mod sweep;
+
+use std::{
+    path::PathBuf,
+    sync::atomic::{
+        AtomicU32,
+        Ordering::{AcqRel, Acquire, Relaxed, Release},
+    },
+};
+
+use slipgate_abi::maps::{MAX_OWNERS, MAX_VMS};
+
+pub use self::sweep::{Swept, sweep};
+use crate::{Error, Paths, Result, load::Datapath, lock::FileLock, maps::SharedMaps, vm};
+
+/// A held row of `OWNERS`.
+#[derive(Debug)]
+pub struct Owner {
+    row: u32,
+    epoch: u32,
+    adopted: bool,
+    /// The row's own, and those of rows merged into it: until they are seen to be empty, nobody
+    /// else may take them.
+    _locks: Vec<FileLock>,
+}
+
+impl Owner {
+    /// Takes a row: the one that has the VMs of these names, when its process is dead, else one
+    /// that has nothing.
+    pub fn take(maps: &SharedMaps, paths: &Paths, names: &[&str]) -> Result<Self> {
+        let _all = FileLock::wait(&paths.run_dir.join("lock"))?;
+        let mut adopted = Vec::new();
+        for row in rows_with_vms(maps, names) {
+            match FileLock::take(&lock_path(paths, row))? {
+                Some(lock) => adopted.push((row, lock)),
+                None => return Err(in_use(maps, row, names)),
+            }
+        }
+        let (row, locks) = match adopted.first() {
+            Some((row, _)) => {
+                let row = *row;
+                for (other, _) in &adopted[1..] {
+                    merge(maps, *other, row);
+                }
+                (row, adopted.into_iter().map(|(_, lock)| lock).collect())
+            }
+            None => {
+                let (row, lock) = take_empty(maps, paths)?;
+                (row, vec![lock])
+            }
+        };
+        let adopted = has_anything(maps, row);
+        let epoch = word(maps, row, Field::Epoch).fetch_add(1, AcqRel) + 1;
+        word(maps, row, Field::Pid).store(std::process::id(), Release);
+        Ok(Self {
+            row,
+            epoch,
+            adopted,
+            _locks: locks,
+        })
+    }
+
+    /// The row.
+    pub fn row(&self) -> u32 {
+        self.row
+    }
+
+    /// How many processes have had it, this one included.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Whether it came with VMs or flows of a dead process.
+    pub fn adopted(&self) -> bool {
+        self.adopted
+    }
+
+    /// Writes down the engine port.
+    pub fn set_port(&self, maps: &SharedMaps, ifindex: u32) {
+        word(maps, self.row, Field::Port).store(ifindex, Release);
+    }
+
+    /// Gives back what the row has. Its flows have ended and its VMs are closed by now; a chunk
+    /// with a slot that is not free is kept, for an adopter.
+    fn release(&self, maps: &SharedMaps) {
+        sweep::free_chunks(maps, self.row);
+        if maps.chunks_of(self.row).is_empty() {
+            sweep::free_next_hops(maps, self.row);
+        }
+        for field in [Field::Pid, Field::Port] {
+            word(maps, self.row, field).store(0, Release);
+        }
+    }
+}
+
+impl Datapath {
+    /// Ends an orderly stop: gives the owner's row back, and, when nobody else lives or has left
+    /// VMs behind, takes all programs off and removes all pins. Whether it did the latter.
+    pub fn remove_if_last(self, owner: Owner) -> Result<bool> {
+        let (row, paths) = (owner.row, self.paths.clone());
+        {
+            let _all = self.lock()?;
+            owner.release(&self.maps);
+            for other in (0..MAX_OWNERS).filter(|other| *other != row) {
+                if has_anything(&self.maps, other) || is_alive(&paths, other)? {
+                    return Ok(false);
+                }
+            }
+            if has_anything(&self.maps, row) {
+                return Ok(false);
+            }
+            drop(owner);
+            self.detach_all()?;
+            self.unpin_all()?;
+        }
+        Ok(true)
+    }
+}
+
+fn lock_path(paths: &Paths, row: u32) -> PathBuf {
+    paths.run_dir.join(format!("owner-{row}.lock"))
+}
+
+/// Whether a process holds the row. Rows that never had one have no file.
+pub(crate) fn is_alive(paths: &Paths, row: u32) -> Result<bool> {
+    let path = lock_path(paths, row);
+    if !path.exists() {
+        return Ok(false);
+    }
+    Ok(FileLock::take(&path)?.is_none())
+}
+
+/// The rows that have VMs of these names, without repetition.
+fn rows_with_vms(maps: &SharedMaps, names: &[&str]) -> Vec<u32> {
+    let mut rows: Vec<u32> = names
+        .iter()
+        .filter_map(|name| vm::row_named(maps, name))
+        .filter_map(|vm_row| vm::owner_of(maps, vm_row))
+        .filter(|row| *row < MAX_OWNERS)
+        .collect();
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}
+
+fn in_use(maps: &SharedMaps, row: u32, names: &[&str]) -> Error {
+    let name = names
+        .iter()
+        .find(|name| {
+            vm::row_named(maps, name).and_then(|vm_row| vm::owner_of(maps, vm_row)) == Some(row)
+        })
+        .copied()
+        .unwrap_or_default();
+    Error::VmInUse {
+        name: name.into(),
+        pid: word(maps, row, Field::Pid).load(Acquire),
+    }
+}
+
+fn take_empty(maps: &SharedMaps, paths: &Paths) -> Result<(u32, FileLock)> {
+    for row in (0..MAX_OWNERS).filter(|row| !has_anything(maps, *row)) {
+        if let Some(lock) = FileLock::take(&lock_path(paths, row))? {
+            return Ok((row, lock));
+        }
+    }
+    Err(Error::Full {
+        table: "OWNERS",
+        rows: MAX_OWNERS,
+        remedy: "stop a slipgate process, or start one for VMs that a dead one left",
+    })
+}
+
+/// Whether the row has VMs or slots.
+fn has_anything(maps: &SharedMaps, row: u32) -> bool {
+    vm::rows_of(maps, row).next().is_some() || !maps.chunks_of(row).is_empty()
+}
+
+/// Moves what a dead owner has.
+fn merge(maps: &SharedMaps, from: u32, to: u32) {
+    for index in 0..maps.chunks() {
+        maps.move_chunk(index, from, Some(to));
+    }
+    for hop in sweep::next_hops_of(maps, from) {
+        if let Some(hop) = maps.next_hop(hop) {
+            let _ = hop
+                .owner()
+                .compare_exchange(from + 1, to + 1, AcqRel, Relaxed);
+        }
+    }
+    for vm_row in 1..MAX_VMS {
+        if vm::is_open(maps, vm_row) && vm::owner_of(maps, vm_row) == Some(from) {
+            vm::set_owner(maps, vm_row, to);
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Field {
+    Epoch,
+    Pid,
+    Port,
+}
+
+/// A word of a row that exists.
+fn word(maps: &SharedMaps, row: u32, field: Field) -> &AtomicU32 {
+    let owner = maps.owner(row).expect("rows are below MAX_OWNERS");
+    // SAFETY: words of a mapped element, reached by atomics on all sides.
+    unsafe {
+        AtomicU32::from_ptr(match field {
+            Field::Epoch => &raw mut (*owner).epoch,
+            Field::Pid => &raw mut (*owner).pid,
+            Field::Port => &raw mut (*owner).port_ifindex,
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "owner_test.rs"]
+mod tests;

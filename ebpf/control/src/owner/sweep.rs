@@ -1,0 +1,114 @@
+//! Removes what dead processes left half-made or half-ended.
+//!
+//! An admission fills a slot that is `Free`, inserts both tuples, and sets the verdict last; an
+//! end sets `Closing` first, deletes the tuples, and sets `Free` last. So a tuple whose slot is
+//! free, has another generation or another tuple is half of something, unless a living process is
+//! in the middle of it. A slot in `Closing` is left to its adopter, who knows whether its record
+//! was written.
+
+use std::sync::atomic::Ordering::Acquire;
+
+use slipgate_abi::{
+    FlowRef, Tuple, Verdict,
+    maps::{MAX_NEXT_HOPS, MAX_OWNERS, SLOTS_PER_CHUNK},
+};
+
+use super::{Owner, is_alive};
+use crate::{Paths, Result, lock::FileLock, maps::SharedMaps, vm};
+
+/// What a sweep removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Swept {
+    /// Tuples without their flow.
+    pub tuples: usize,
+    /// Chunks of slots that a dead process left empty.
+    pub chunks: usize,
+    /// Next hops of dead processes that left nothing else.
+    pub next_hops: usize,
+    /// Entries of `TAPS` and `FORWARDS` of VMs that are gone.
+    pub entries: usize,
+}
+
+/// Sweeps the remains of dead processes, and of the one whose row this owner took. Call it before
+/// the engine starts: it must not be in the middle of an admission.
+pub fn sweep(maps: &SharedMaps, paths: &Paths, owner: &Owner) -> Result<Swept> {
+    let _all = FileLock::wait(&paths.run_dir.join("lock"))?;
+    let mut busy = [false; MAX_OWNERS as usize];
+    for (row, busy) in (0..).zip(&mut busy) {
+        *busy = row != owner.row && is_alive(paths, row)?;
+    }
+    let is_busy = |row: u32| busy.get(row as usize).copied().unwrap_or(false);
+
+    let tuples = maps.flows.remove_if(|tuple, flow| {
+        !is_whole(maps, tuple, *flow) && !chunk_owner(maps, flow.slot).is_some_and(is_busy)
+    })?;
+    let gone = |id: u32, row: u32| vm::id_of(maps, row) != Some(id);
+    let taps = maps.taps.remove_if(|_, tap| gone(tap.vm, tap.vm_row))?;
+    let forwards = maps
+        .forwards
+        .remove_if(|_, forward| gone(forward.vm, forward.vm_row))?;
+    let mut swept = Swept {
+        tuples,
+        entries: taps + forwards,
+        ..Swept::default()
+    };
+    for row in (0..MAX_OWNERS).filter(|row| *row != owner.row && !is_busy(*row)) {
+        swept.chunks += free_chunks(maps, row);
+        if !super::has_anything(maps, row) {
+            swept.next_hops += free_next_hops(maps, row);
+        }
+    }
+    Ok(swept)
+}
+
+/// Whether the entry's slot is the flow that the tuple names.
+fn is_whole(maps: &SharedMaps, tuple: &Tuple, flow: FlowRef) -> bool {
+    let Some(slot) = maps.slot(flow.slot) else {
+        return false;
+    };
+    let named = if tuple.scope == Tuple::WORLD {
+        slot.world_tuple()
+    } else {
+        slot.guest_tuple()
+    };
+    slot.verdict().load(Acquire) != Verdict::Free as u32
+        && slot.generation().load(Acquire) == flow.generation
+        && named == *tuple
+}
+
+/// The row whose chunk the slot is in.
+fn chunk_owner(maps: &SharedMaps, slot: u32) -> Option<u32> {
+    maps.chunk(slot / SLOTS_PER_CHUNK)?
+        .load(Acquire)
+        .checked_sub(1)
+}
+
+/// Gives back the row's chunks that have only free slots; how many.
+pub(super) fn free_chunks(maps: &SharedMaps, row: u32) -> usize {
+    let is_free = |slot: u32| {
+        maps.slot(slot)
+            .is_some_and(|slot| slot.verdict().load(Acquire) == Verdict::Free as u32)
+    };
+    maps.chunks_of(row)
+        .into_iter()
+        .filter(|chunk| chunk.clone().all(is_free))
+        .filter(|chunk| maps.move_chunk(chunk.start / SLOTS_PER_CHUNK, row, None))
+        .count()
+}
+
+/// The row's next hops.
+pub(crate) fn next_hops_of(maps: &SharedMaps, row: u32) -> impl Iterator<Item = u32> + '_ {
+    (1..MAX_NEXT_HOPS).filter(move |index| {
+        maps.next_hop(*index)
+            .is_some_and(|hop| hop.owner().load(Acquire) == row + 1)
+    })
+}
+
+/// Gives back the row's next hops, which no slot names any more; how many.
+pub(super) fn free_next_hops(maps: &SharedMaps, row: u32) -> usize {
+    let hops: Vec<_> = next_hops_of(maps, row).collect();
+    for hop in &hops {
+        maps.free_next_hop(*hop);
+    }
+    hops.len()
+}

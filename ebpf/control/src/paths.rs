@@ -1,0 +1,162 @@
+//! Where the pins and the locks of one network namespace are.
+//!
+//! Ifindexes mean nothing outside their network namespace, so neither do the maps: each namespace
+//! has a directory of its own, named by the namespace's inode number.
+
+use std::{
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
+    net::{Ipv4Addr, UdpSocket},
+    os::fd::AsRawFd,
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use crate::{Error, Result};
+
+/// Where bpffs is expected.
+pub const BPFFS: &str = "/sys/fs/bpf";
+const PINS: &str = "/sys/fs/bpf/slipgate";
+const RUN: &str = "/run/slipgate";
+
+/// The directories of one set of pinned state.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Paths {
+    /// On bpffs: a pin per map, program and link. Root only.
+    pub pin_dir: PathBuf,
+    /// Lock files, and room for the control socket. Root only.
+    pub run_dir: PathBuf,
+}
+
+impl Paths {
+    /// `/sys/fs/bpf/slipgate/<inode>` and `/run/slipgate/<inode>` of the calling thread's network
+    /// namespace.
+    pub fn of_this_netns() -> Result<Self> {
+        let inode = netns_inode()?;
+        Ok(Self {
+            pin_dir: format!("{PINS}/{inode}").into(),
+            run_dir: format!("{RUN}/{inode}").into(),
+        })
+    }
+
+    /// Another pin directory. Its locks are its own.
+    pub fn with_pin_dir(pin_dir: PathBuf) -> Result<Self> {
+        let usual = Self::of_this_netns()?;
+        if pin_dir == usual.pin_dir {
+            return Ok(usual);
+        }
+        let mut hash = DefaultHasher::new();
+        pin_dir.hash(&mut hash);
+        let run_dir = format!("{RUN}/{}-{:016x}", netns_inode()?, hash.finish()).into();
+        Ok(Self { pin_dir, run_dir })
+    }
+
+    /// Makes both directories, and those above, for root only.
+    pub(crate) fn create(&self) -> Result<()> {
+        for dir in [&self.pin_dir, &self.run_dir] {
+            make_private(dir)?;
+        }
+        Ok(())
+    }
+
+    /// Removes both directories, and from the second the locks. The caller holds `lock`; one who
+    /// waits for it sees that the file is no longer the named one, and begins anew.
+    pub(crate) fn remove(&self) -> Result<()> {
+        remove_if_there(&self.pin_dir, |d| fs::remove_dir(d))?;
+        let Ok(entries) = fs::read_dir(&self.run_dir) else {
+            return Ok(());
+        };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let ours = ["lock", "netns-cookie"].iter().any(|own| name == *own)
+                || name.as_encoded_bytes().starts_with(b"owner-");
+            if ours {
+                remove_if_there(&entry.path(), |f| fs::remove_file(f))?;
+            }
+        }
+        // What else is in it is somebody else's.
+        let _ = fs::remove_dir(&self.run_dir);
+        Ok(())
+    }
+
+    /// Whether the pins are of a namespace that is gone: inode numbers are given out again.
+    ///
+    /// The namespace's cookie, which is not, is kept beside the locks.
+    pub(crate) fn are_stale(&self) -> Result<bool> {
+        let path = self.cookie_path();
+        match fs::read_to_string(&path) {
+            Ok(kept) => Ok(kept.trim() != netns_cookie()?.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(Error::os(format!("read {}", path.display()))(error)),
+        }
+    }
+
+    /// Notes which namespace the pins are of.
+    pub(crate) fn keep_cookie(&self) -> Result<()> {
+        let path = self.cookie_path();
+        fs::write(&path, netns_cookie()?.to_string())
+            .map_err(Error::os(format!("write {}", path.display())))
+    }
+
+    fn cookie_path(&self) -> PathBuf {
+        self.run_dir.join("netns-cookie")
+    }
+
+    pub(crate) fn pin(&self, name: &str) -> PathBuf {
+        self.pin_dir.join(name)
+    }
+}
+
+/// The inode number of the calling thread's network namespace.
+pub fn netns_inode() -> Result<u64> {
+    // Not /proc/self: that is the process's first thread.
+    let path = "/proc/thread-self/ns/net";
+    Ok(fs::metadata(path)
+        .map_err(Error::os(format!("look at {path}")))?
+        .ino())
+}
+
+/// The calling thread's network namespace, by a number that is never given out again (Linux 5.14).
+fn netns_cookie() -> Result<u64> {
+    let failed = || Error::os("ask for the network namespace's cookie");
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(failed())?;
+    let mut cookie = 0u64;
+    let mut length = size_of_val(&cookie) as libc::socklen_t;
+    // SAFETY: room for the cookie, of the length given.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if answer != 0 {
+        return Err(failed()(io::Error::last_os_error()));
+    }
+    Ok(cookie)
+}
+
+fn make_private(dir: &Path) -> Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(Error::os(format!("make the directory {}", dir.display())))?;
+    // One that was there before may have any mode.
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
+        .map_err(Error::os(format!("make {} private", dir.display())))
+}
+
+pub(crate) fn remove_if_there(
+    path: &Path,
+    remove: impl FnOnce(&Path) -> io::Result<()>,
+) -> Result<bool> {
+    match remove(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(Error::os(format!("remove {}", path.display()))(error)),
+    }
+}

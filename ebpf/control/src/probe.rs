@@ -1,0 +1,274 @@
+//! What this kernel and this process can do, found out by trying.
+
+use std::{
+    ffi::CString,
+    fs, io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+use aya_obj::generated::{bpf_attach_type, bpf_func_id, bpf_prog_type};
+
+use crate::{
+    Error, Result,
+    attach::Hook,
+    bpf,
+    layout::{Kind, MapName},
+    paths::BPFFS,
+};
+
+/// One thing that was tried.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Check {
+    /// What it is.
+    pub name: &'static str,
+    /// Whether it is there.
+    pub ok: bool,
+    /// Whether slipgate works without it.
+    pub optional: bool,
+    /// What was found.
+    pub found: String,
+    /// What it is for, and how to get it. `None` when it is there.
+    pub remedy: Option<&'static str>,
+}
+
+/// Tries everything. Changes nothing that outlives the call.
+pub fn checks() -> Vec<Check> {
+    let tc = |helper: bpf_func_id| calls_helper(helper).map(drop);
+    vec![
+        kernel(),
+        check(
+            "BPF programs",
+            false,
+            "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON",
+            pass_program().map(drop),
+        ),
+        check(
+            "mappable arrays",
+            false,
+            "needs Linux 5.5 and CAP_BPF",
+            mappable_array().map(drop),
+        ),
+        check(
+            "BTF",
+            false,
+            "build the kernel with CONFIG_DEBUG_INFO_BTF, so that bpftool prints names",
+            fs::metadata("/sys/kernel/btf/vmlinux").map(drop),
+        ),
+        check(
+            "bpf_redirect_neigh",
+            false,
+            "needs Linux 5.10",
+            tc(bpf_func_id::BPF_FUNC_redirect_neigh),
+        ),
+        check(
+            "bpf_check_mtu",
+            false,
+            "needs Linux 5.12",
+            tc(bpf_func_id::BPF_FUNC_check_mtu),
+        ),
+        check("tcx", true, "needs Linux 6.6; clsact serves instead", tcx()),
+        check(
+            "bpffs",
+            false,
+            "mount it: mount -t bpf bpf /sys/fs/bpf (slipgate does so when it may)",
+            is_bpffs(Path::new(BPFFS)).and_then(|yes| {
+                if yes {
+                    Ok(())
+                } else {
+                    Err(io::Error::other("not mounted"))
+                }
+            }),
+        ),
+        check(
+            "TAP devices",
+            false,
+            "load the module: modprobe tun",
+            fs::File::options()
+                .read(true)
+                .write(true)
+                .open("/dev/net/tun")
+                .map(drop),
+        ),
+    ]
+}
+
+/// tcx where the kernel has it, else clsact.
+pub fn best_hook() -> Hook {
+    if tcx().is_ok() {
+        Hook::Tcx
+    } else {
+        Hook::Clsact
+    }
+}
+
+/// Sees to it that pins can be made below `pin_dir`: mounts bpffs in its usual place when it is
+/// missing there.
+pub(crate) fn ensure_bpffs(pin_dir: &Path) -> Result<()> {
+    let there = pin_dir
+        .ancestors()
+        .find(|dir| dir.exists())
+        .unwrap_or(Path::new("/"));
+    let look = |dir: &Path| {
+        is_bpffs(dir).map_err(Error::os(format!(
+            "look at the file system of {}",
+            dir.display()
+        )))
+    };
+    if look(there)? {
+        return Ok(());
+    }
+    if !pin_dir.starts_with(BPFFS) {
+        return Err(Error::os(format!(
+            "pin in {}: choose a --pin-dir on a bpffs, such as below {BPFFS}",
+            pin_dir.display()
+        ))(io::Error::other("it is not on a bpffs")));
+    }
+    let target = CString::new(BPFFS).unwrap_or_default();
+    // SAFETY: terminated strings, no data.
+    let mounted = unsafe {
+        libc::mount(
+            c"bpf".as_ptr(),
+            target.as_ptr(),
+            c"bpf".as_ptr(),
+            0,
+            std::ptr::null(),
+        )
+    };
+    if mounted != 0 {
+        return Err(Error::os(format!("mount bpffs on {BPFFS}"))(
+            io::Error::last_os_error(),
+        ));
+    }
+    Ok(())
+}
+
+fn is_bpffs(dir: &Path) -> io::Result<bool> {
+    const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+    let path = CString::new(dir.as_os_str().as_bytes())?;
+    // SAFETY: a struct of integers.
+    let mut answer: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a terminated path and room for the answer.
+    if unsafe { libc::statfs(path.as_ptr(), &raw mut answer) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(answer.f_type as u64 == BPF_FS_MAGIC)
+}
+
+fn check(name: &'static str, optional: bool, remedy: &'static str, tried: io::Result<()>) -> Check {
+    let ok = tried.is_ok();
+    Check {
+        name,
+        ok,
+        optional,
+        found: tried.map_or_else(|error| error.to_string(), |()| "there".into()),
+        remedy: (!ok).then_some(remedy),
+    }
+}
+
+fn kernel() -> Check {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = release.trim();
+    let ok = version(release).is_some_and(|version| version >= (6, 1));
+    Check {
+        name: "Linux 6.1 or newer",
+        ok,
+        optional: false,
+        found: release.into(),
+        remedy: (!ok).then_some("run a kernel of at least 6.1"),
+    }
+}
+
+/// Major and minor of a release such as `6.18.44-cloud`.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+const SCHED_CLS: u32 = bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS as u32;
+
+/// An instruction: operation, destination register, immediate.
+const fn instruction(code: u8, destination: u8, immediate: i32) -> u64 {
+    code as u64 | (destination as u64) << 8 | (immediate as u32 as u64) << 32
+}
+
+const fn set_register(register: u8, value: i32) -> u64 {
+    instruction(0xb7, register, value)
+}
+
+const EXIT: u64 = instruction(0x95, 0, 0);
+
+/// A program that lets everything pass.
+pub(crate) fn pass_program() -> io::Result<OwnedFd> {
+    bpf::prog_load(SCHED_CLS, 0, &[set_register(0, -1), EXIT])
+}
+
+/// Whether a TC program may call this helper. All arguments are zero: what it takes besides the
+/// context are numbers, or pointers that may be null.
+fn calls_helper(helper: bpf_func_id) -> io::Result<OwnedFd> {
+    const CALL: u8 = 0x85;
+    let call = instruction(CALL, 0, helper as i32);
+    let zero = |register| set_register(register, 0);
+    match helper {
+        bpf_func_id::BPF_FUNC_check_mtu => {
+            // r3 points to a u32 on the stack: r3 = r10 - 4, and that u32 is zero.
+            let store = 0x62 | 10 << 8 | u64::from(-4i16 as u16) << 16;
+            let copy = 0xbf | 3 << 8 | 10 << 12;
+            let less_four = instruction(0x07, 3, -4);
+            bpf::prog_load(
+                SCHED_CLS,
+                0,
+                &[
+                    store,
+                    copy,
+                    less_four,
+                    zero(2),
+                    zero(4),
+                    zero(5),
+                    call,
+                    EXIT,
+                ],
+            )
+        }
+        _ => bpf::prog_load(
+            SCHED_CLS,
+            0,
+            &[zero(1), zero(2), zero(3), zero(4), call, EXIT],
+        ),
+    }
+}
+
+fn mappable_array() -> io::Result<OwnedFd> {
+    let shape = MapName::Meta.shape(0);
+    let (map_type, map_flags) = Kind::MAPPED_ARRAY;
+    bpf::map_create(&bpf::MapShape {
+        name: "probe",
+        map_type,
+        key_size: shape.key,
+        value_size: shape.value,
+        max_entries: shape.entries,
+        map_flags,
+    })
+}
+
+/// Asks for a link on an interface that is not there: a kernel that knows tcx misses the
+/// interface, one that doesn't refuses the attach type.
+fn tcx() -> io::Result<()> {
+    const NO_INTERFACE: u32 = i32::MAX as u32;
+    let program = pass_program()?;
+    match bpf::link_create_tcx(program.as_fd(), NO_INTERFACE) {
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => Err(io::Error::other(format!(
+            "attach type {} went to no interface",
+            bpf_attach_type::BPF_TCX_INGRESS as u32
+        ))),
+    }
+}
+
+#[cfg(test)]
+#[path = "probe_test.rs"]
+mod tests;

@@ -1,0 +1,162 @@
+//! The engine port: a persistent TAP of slipgate's own, over which kernel and engine pass frames.
+//!
+//! The host must not send a frame of its own on it, nor take one for itself: no ARP, no IPv6, no
+//! forwarding, no address. GSO frames pass whole, both ways: offloads are on, and the MTU is as
+//! large as it goes. It is persistent so that the programs can name it while no engine runs; its
+//! queue then drops, and the link counts what.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::OpenOptionsExt,
+    },
+};
+
+use crate::{
+    Error, Result,
+    attach::{Hook, Program},
+    device::Device,
+    load::Datapath,
+};
+
+/// Frames that wait for the engine at most. Credits per VM keep it from filling.
+const QUEUE_FRAMES: u32 = 16_384;
+/// The largest MTU of a TAP: 65,535 less an Ethernet header.
+const MTU_BYTES: u32 = 65_521;
+/// Size of the legacy `virtio_net_hdr`, which precedes each frame on the descriptor, bytes.
+pub const VNET_HEADER_BYTES: i32 = 10;
+
+/// `TUN_F_*` of `linux/if_tun.h`.
+mod offload {
+    pub(super) const CSUM: u32 = 0x01;
+    pub(super) const TSO4: u32 = 0x02;
+    pub(super) const TSO6: u32 = 0x04;
+    pub(super) const TSO_ECN: u32 = 0x08;
+    /// Linux 6.2.
+    pub(super) const USO4: u32 = 0x20;
+    /// Linux 6.2.
+    pub(super) const USO6: u32 = 0x40;
+}
+
+/// An open engine port.
+#[derive(Debug)]
+pub struct EnginePort {
+    /// `sgport<owner's row>`.
+    pub name: String,
+    /// Its index.
+    pub ifindex: u32,
+    /// For the engine: non-blocking; each read and write is a 10-byte `virtio_net_hdr` and a frame.
+    pub fd: OwnedFd,
+    /// Whether UDP segmentation offload is on too.
+    pub uso: bool,
+}
+
+impl EnginePort {
+    /// Makes or reopens an owner's port. It is left down; [`EnginePort::serve`].
+    pub fn open(owner_row: u32) -> Result<Self> {
+        let name = Self::name_for(owner_row);
+        let fd = match open_queue(&name) {
+            // One that another build made with other flags.
+            Err(error) if error.errno() == Some(libc::EINVAL) => {
+                Self::remove(owner_row)?;
+                open_queue(&name)?
+            }
+            other => other?,
+        };
+        let failed = |what: &str| Error::os(format!("{what} the engine port {name}"));
+        set(&fd, libc::TUNSETPERSIST, 1).map_err(failed("make persistent"))?;
+        set_pointed(&fd, libc::TUNSETVNETHDRSZ, VNET_HEADER_BYTES)
+            .map_err(failed("set the header size of"))?;
+        let usual = offload::CSUM | offload::TSO4 | offload::TSO6 | offload::TSO_ECN;
+        let uso = set(
+            &fd,
+            libc::TUNSETOFFLOAD,
+            usual | offload::USO4 | offload::USO6,
+        )
+        .is_ok();
+        if !uso {
+            set(&fd, libc::TUNSETOFFLOAD, usual).map_err(failed("set offloads of"))?;
+        }
+        let device = Device::named(&name)?;
+        device.disable_ipv6()?;
+        device.set_forwarding(false)?;
+        device.set_arp(false)?;
+        device.set_queue_length(QUEUE_FRAMES)?;
+        device.set_mtu(MTU_BYTES)?;
+        Ok(Self {
+            ifindex: device.ifindex()?,
+            fd: fd.into(),
+            name,
+            uso,
+        })
+    }
+
+    /// Attaches the port's program, and only then brings it up.
+    pub fn serve(&self, datapath: &Datapath, hook: Hook) -> Result<()> {
+        datapath.attach(Program::EnginePort, self.ifindex, hook)?;
+        Device::named(&self.name)?.set_up(true)
+    }
+
+    /// Removes an owner's port, when it is there and nobody has it open.
+    pub fn remove(owner_row: u32) -> Result<bool> {
+        let name = Self::name_for(owner_row);
+        let Ok(device) = Device::named(&name) else {
+            return Ok(false);
+        };
+        crate::netlink::remove_link(device.ifindex()?, &name)?;
+        Ok(true)
+    }
+
+    fn name_for(owner_row: u32) -> String {
+        format!("sgport{owner_row}")
+    }
+}
+
+fn open_queue(name: &str) -> Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/net/tun")
+        .map_err(Error::os(
+            "open /dev/net/tun (is the module there? `modprobe tun`)",
+        ))?;
+    // SAFETY: a struct of integers that only the kernel interprets.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
+    request.ifr_ifru.ifru_flags = flags as i16;
+    // SAFETY: the request with its struct.
+    if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) } < 0 {
+        return Err(Error::os(format!("open the engine port {name}"))(
+            io::Error::last_os_error(),
+        ));
+    }
+    Ok(file)
+}
+
+/// A request whose argument is a number.
+fn set(tap: &File, code: libc::Ioctl, value: u32) -> io::Result<()> {
+    // SAFETY: these requests take their argument by value.
+    if unsafe { libc::ioctl(tap.as_raw_fd(), code, libc::c_ulong::from(value)) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// A request whose argument is a pointer to a number.
+fn set_pointed(tap: &File, code: libc::Ioctl, value: i32) -> io::Result<()> {
+    // SAFETY: these requests read one int.
+    if unsafe { libc::ioctl(tap.as_raw_fd(), code, &raw const value) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "tap_test.rs"]
+mod tests;

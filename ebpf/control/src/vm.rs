@@ -1,0 +1,260 @@
+//! Rows of `VMS`: opened by name, adopted when they are there, closed when their VM is gone.
+//!
+//! A VM's id is given out once; its row is reused. What attributes a packet to a VM names both
+//! and is believed only while they agree.
+
+use std::{
+    net::Ipv4Addr,
+    sync::atomic::{
+        AtomicU32,
+        Ordering::{AcqRel, Acquire, Relaxed, Release},
+    },
+};
+
+use slipgate_abi::{TapEntry, maps::MAX_VMS, vm::VmFlags};
+
+use crate::{
+    Error, Result,
+    device::Device,
+    maps::{Insert, InsertError, SharedMaps, fill_text, text_of},
+    owner::Owner,
+};
+
+/// Size of `Vm::name`.
+const NAME_BYTES: usize = 64;
+
+/// What a VM's row says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VmSpec {
+    /// Up to 64 bytes.
+    pub name: String,
+    /// The address that the guest must use.
+    pub guest: Ipv4Addr,
+    /// The gateway's address.
+    pub gateway: Ipv4Addr,
+    /// Prefix length of the guest's network.
+    pub prefix_len: u8,
+    /// The guest's MAC, when it must be this one; else what is sent to it is addressed to the MAC
+    /// that the engine learns.
+    pub guest_mac: Option<[u8; 6]>,
+    /// The gateway's MAC.
+    pub gateway_mac: [u8; 6],
+    /// The TAP's MTU, L3 bytes.
+    pub mtu: u32,
+    /// How many frames may be on their way to the engine at once.
+    pub credits: u32,
+    /// Policy number.
+    pub policy: u32,
+    /// Its TAP.
+    pub tap_ifindex: u32,
+    /// The engine port.
+    pub port_ifindex: u32,
+}
+
+/// An open row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpenVm {
+    /// The VM's id.
+    pub id: u32,
+    /// Its row.
+    pub row: u32,
+    /// Whether it was there: its flows go on.
+    pub adopted: bool,
+}
+
+/// Opens a VM's row, and makes its TAP known to the programs. An adopted row keeps its id, its
+/// counters and, when the spec names none, its guest's MAC.
+pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
+    let max = NAME_BYTES;
+    if spec.name.is_empty() || spec.name.len() > max || spec.name.contains('\0') {
+        return Err(Error::VmName {
+            name: spec.name.clone(),
+            bytes: spec.name.len(),
+            max,
+        });
+    }
+    let found = row_named(maps, &spec.name);
+    let (row, adopted) = match found {
+        Some(row) if owner_of(maps, row) == Some(owner.row()) => (row, true),
+        Some(row) => {
+            return Err(Error::VmInUse {
+                name: spec.name.clone(),
+                pid: maps.owner_pid(owner_of(maps, row).unwrap_or(u32::MAX)),
+            });
+        }
+        None => (claim_row(maps)?, false),
+    };
+    let vm = maps.vm(row).expect("a row just found").as_ptr();
+    // SAFETY: a mapped row that is ours. Programs read its fields one by one; those of an adopted
+    // row change only where the spec does.
+    unsafe {
+        if !adopted {
+            clear_counters(maps, row);
+            (&raw mut (*vm).guest_mac).write_volatile([0; 6]);
+            (&raw mut (*vm).flags).write_volatile(0);
+        }
+        (&raw mut (*vm).owner).write_volatile(owner.row());
+        (&raw mut (*vm).port_ifindex).write_volatile(spec.port_ifindex);
+        (&raw mut (*vm).guest).write_volatile(spec.guest.into());
+        (&raw mut (*vm).gateway).write_volatile(spec.gateway.into());
+        (&raw mut (*vm).gateway_mac).write_volatile(spec.gateway_mac);
+        (&raw mut (*vm).mtu).write_volatile(spec.mtu);
+        (&raw mut (*vm).credits).write_volatile(spec.credits);
+        (&raw mut (*vm).policy).write_volatile(spec.policy);
+        (&raw mut (*vm).prefix_len).write_volatile(spec.prefix_len.into());
+        if let Some(mac) = spec.guest_mac {
+            (&raw mut (*vm).guest_mac).write_volatile(mac);
+        }
+        let mut name = [0; NAME_BYTES];
+        fill_text(&mut name, &spec.name);
+        (&raw mut (*vm).name).write_volatile(name);
+    }
+    let vm = maps.vm(row).expect("a row just found");
+    match spec.guest_mac {
+        Some(_) => vm.flags().fetch_or(VmFlags::CHECK_MAC, Release),
+        None => vm.flags().fetch_and(!VmFlags::CHECK_MAC, Release),
+    };
+    set_tap(maps, row, spec.tap_ifindex)?;
+    Ok(OpenVm {
+        id: vm.id().load(Acquire),
+        row,
+        adopted,
+    })
+}
+
+/// Says which interface is the VM's TAP, at first and when it was made anew. Flows keep working:
+/// their slots name the row.
+pub fn set_tap(maps: &SharedMaps, row: u32, ifindex: u32) -> Result<()> {
+    let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
+        return Ok(());
+    };
+    let entry = TapEntry {
+        vm: id,
+        vm_row: row,
+    };
+    let before = vm.tap_ifindex().swap(ifindex, AcqRel);
+    if before != ifindex && maps.taps.get(&before)? == Some(entry) {
+        maps.taps.remove(&before)?;
+    }
+    maps.taps
+        .insert(&ifindex, &entry, Insert::Any)
+        .map_err(|error| match error {
+            InsertError::Os(error) => {
+                Error::os(format!("make the TAP with index {ifindex} known"))(error)
+            }
+            InsertError::Full | InsertError::Exists | InsertError::Missing => Error::Full {
+                table: "TAPS",
+                rows: MAX_VMS,
+                remedy: "stop serving a VM",
+            },
+        })
+}
+
+/// Follows a change of the TAP's MTU.
+pub fn set_mtu(maps: &SharedMaps, row: u32, tap: &Device) -> Result<()> {
+    let mtu = tap.mtu()?;
+    if let Some(vm) = maps.vm(row) {
+        // SAFETY: a word of a mapped row.
+        unsafe { (&raw mut (*vm.as_ptr()).mtu).write_volatile(mtu) };
+    }
+    Ok(())
+}
+
+/// Drops everything of a VM in the programs, both ways, or lets it pass again.
+pub fn freeze(maps: &SharedMaps, row: u32, frozen: bool) {
+    if let Some(vm) = maps.vm(row) {
+        if frozen {
+            vm.flags().fetch_or(VmFlags::FROZEN, Release);
+        } else {
+            vm.flags().fetch_and(!VmFlags::FROZEN, Release);
+        }
+    }
+}
+
+/// Closes a row whose flows have ended.
+pub fn close(maps: &SharedMaps, row: u32) -> Result<()> {
+    let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
+        return Ok(());
+    };
+    maps.taps.remove_if(|_, tap| tap.vm == id)?;
+    maps.forwards.remove_if(|_, forward| forward.vm == id)?;
+    vm.tap_ifindex().store(0, Release);
+    vm.id().store(0, Release);
+    Ok(())
+}
+
+/// The open rows of an owner.
+pub fn rows_of(maps: &SharedMaps, owner_row: u32) -> impl Iterator<Item = u32> + '_ {
+    (1..MAX_VMS).filter(move |row| is_open(maps, *row) && owner_of(maps, *row) == Some(owner_row))
+}
+
+/// The VM's name.
+pub fn name_of(maps: &SharedMaps, row: u32) -> Option<String> {
+    let vm = maps.vm(row)?.as_ptr();
+    // SAFETY: bytes of a mapped row.
+    Some(text_of(&unsafe { (&raw const (*vm).name).read_volatile() }))
+}
+
+/// The id in an open row.
+pub(crate) fn id_of(maps: &SharedMaps, row: u32) -> Option<u32> {
+    let id = maps.vm(row)?.id().load(Acquire);
+    (id != 0).then_some(id)
+}
+
+pub(crate) fn is_open(maps: &SharedMaps, row: u32) -> bool {
+    id_of(maps, row).is_some()
+}
+
+/// The open row of that name.
+pub(crate) fn row_named(maps: &SharedMaps, name: &str) -> Option<u32> {
+    (1..MAX_VMS)
+        .find(|row| is_open(maps, *row) && name_of(maps, *row).is_some_and(|found| found == name))
+}
+
+/// The owner's row in an open row.
+pub(crate) fn owner_of(maps: &SharedMaps, row: u32) -> Option<u32> {
+    is_open(maps, row).then(|| owner_word(maps, row).load(Acquire))
+}
+
+pub(crate) fn set_owner(maps: &SharedMaps, row: u32, owner: u32) {
+    owner_word(maps, row).store(owner, Release);
+}
+
+fn owner_word(maps: &SharedMaps, row: u32) -> &AtomicU32 {
+    let vm = maps.vm(row).expect("rows are below MAX_VMS").as_ptr();
+    // SAFETY: a word of a mapped row.
+    unsafe { AtomicU32::from_ptr(&raw mut (*vm).owner) }
+}
+
+/// Takes a free row for a new id.
+fn claim_row(maps: &SharedMaps) -> Result<u32> {
+    let id = maps.next_vm_id().fetch_add(1, AcqRel);
+    (1..MAX_VMS)
+        .find(|row| {
+            maps.vm(*row)
+                .is_some_and(|vm| vm.id().compare_exchange(0, id, AcqRel, Relaxed).is_ok())
+        })
+        .ok_or(Error::Full {
+            table: "VMS",
+            rows: MAX_VMS - 1,
+            remedy: "stop serving a VM",
+        })
+}
+
+/// What the row's last VM counted is not the new one's.
+fn clear_counters(maps: &SharedMaps, row: u32) {
+    let vm = maps.vm(row).expect("a row just claimed");
+    vm.handed_over().store(0, Release);
+    vm.taken_in().store(0, Release);
+    vm.arp_answered().store(0, Release);
+    let (drops, counters) = (maps.drops(row), maps.counters(row));
+    // SAFETY: rows of a VM that nobody serves yet: no TAP names it.
+    unsafe {
+        drops.expect("as many rows as VMs").write_bytes(0, 1);
+        counters.expect("as many rows as VMs").write_bytes(0, 1);
+    }
+}
+
+#[cfg(test)]
+#[path = "vm_test.rs"]
+mod tests;
