@@ -56,3 +56,8 @@ pub trait Tables {
     /// broker will keep it fresh. 0 ("let the kernel resolve") when there is none to be had.
     fn next_hop_for(&mut self, uplink_ifindex: u32, neighbour: Ip4) -> u32;
 }
+
+/// Both.
+pub trait Datapath: FlowMap + Tables {}
+
+impl<T: FlowMap + Tables> Datapath for T {}

@@ -1,1 +1,55 @@
-//! MSS clamping.
+//! Clamping the TCP MSS option of a SYN to what the path carries.
+//!
+//! The engine sees the opener's SYN only: the guest's, or with a forward the world's. So it clamps
+//! what the opener is willing to *receive*. The answering SYN-ACK is translated in the kernel
+//! untouched; what it lets the opener send beyond the path's MTU is answered by ICMP
+//! "fragmentation needed".
+use slipgate_abi::segment::MIN_TCP_GSO_SIZE;
+
+use crate::packet::{
+    checksum, ipv4,
+    transport::{OPTION_MSS, TCP_HEADER_LEN, tcp_options},
+};
+
+/// Least MSS that is clamped to, bytes: a link with less does not carry IPv4's 576.
+pub const MIN_MSS: u16 = MIN_TCP_GSO_SIZE as u16 + 40;
+/// Headers that an MSS does not count: IPv4 and TCP without options, bytes.
+const HEADERS: u32 = (ipv4::HEADER_LEN + TCP_HEADER_LEN) as u32;
+
+/// The MSS for a path of this MTU.
+pub fn for_mtu(mtu: u32) -> u16 {
+    u16::try_from(mtu.saturating_sub(HEADERS))
+        .unwrap_or(u16::MAX)
+        .max(MIN_MSS)
+}
+
+/// Lowers the MSS option in a TCP header with options to `most`. Returns whether it changed. A
+/// SYN without the option is left alone: its sender takes 536 (RFC 9293 section 3.7.1).
+///
+/// `partial`: the checksum field holds the pseudo-header's sum, which options are no part of.
+pub fn clamp(tcp_header: &mut [u8], most: u16, partial: bool) -> bool {
+    let Some((_, at, 4)) = tcp_options(tcp_header).find(|(kind, ..)| *kind == OPTION_MSS) else {
+        return false;
+    };
+    let old = u16::from_be_bytes([tcp_header[at + 2], tcp_header[at + 3]]);
+    if old <= most {
+        return false;
+    }
+    tcp_header[at + 2..at + 4].copy_from_slice(&most.to_be_bytes());
+    if !partial {
+        let mut field = [tcp_header[16], tcp_header[17]];
+        if at % 2 == 0 {
+            checksum::replace16(&mut field, old, most);
+        } else {
+            // After an odd number of NOPs the value straddles two words of the sum; swapping its
+            // octets gives what those words change by (RFC 1071 section 2).
+            checksum::replace16(&mut field, old.swap_bytes(), most.swap_bytes());
+        }
+        tcp_header[16..18].copy_from_slice(&field);
+    }
+    true
+}
+
+#[cfg(test)]
+#[path = "mss_test.rs"]
+mod tests;

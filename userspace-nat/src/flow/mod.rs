@@ -1,1 +1,126 @@
-//! The table of own live flows.
+//! The engine's own flows: opening, finding, ending, adopting.
+//!
+//! # Theory of operation
+//! The slot in `SLOTS` is the flow; both sides change it. What is here is an index over our own
+//! slots ([`table`]), so that a packet finds its flow without a system call, and the bookkeeping
+//! of what a flow holds: its slot ([`slots`]), its port ([`crate::nat_ports`]), its place in its
+//! VM's quota.
+//!
+//! | state | kernel | leaves it |
+//! | --- | --- | --- |
+//! | `Live` | both tuples in `FLOWS`, verdict `Fast`, `Engine` or `Drop` | [`Flows::begin_end`] to `Ending`; [`Flows::unlink`] to `Unlinked` |
+//! | `Ending` | both tuples, verdict `Closing`: packets come to the engine | after the grace to `Finished`, or back to `Live` when it was only idle and a packet came |
+//! | `Unlinked` | no tuple, verdict `Closing`: its name may be used anew at once | after the grace to `Finished` |
+//! | `Finished` | no tuple, verdict `Closing`, counts final, record written | once the record is flushed: counts moved to `COUNTERS`, verdict `Free`; the slot rests |
+//!
+//! The grace ([`CLOSING_GRACE_NS`](slipgate_abi::timeout::CLOSING_GRACE_NS)) outlasts any program
+//! that read the verdict before it changed, so the counts read after it are final.
+//!
+//! Opening is in the order of DESIGN.md: slot filled, world tuple, guest tuple, verdict. A crash
+//! anywhere leaves what [`adopt`] can tell apart: a free slot's tuples are dangling, a closing
+//! slot without tuples is to be recorded if its id is not in the log's tail.
+use std::collections::VecDeque;
+
+use slipgate_abi::{Ip4, Tuple, maps::MAX_VMS};
+
+use crate::nat_ports::PortPool;
+
+pub mod adopt;
+mod end;
+mod gc;
+mod open;
+mod slots;
+mod table;
+
+pub use end::{EndReason, Ended};
+pub use open::{NewFlow, OpenError};
+pub use table::{Entry, State};
+
+use slots::SlotPool;
+use table::FlowTable;
+
+/// All own flows.
+#[derive(Debug)]
+pub struct Flows {
+    table: FlowTable,
+    slots: SlotPool,
+    /// Translated ports.
+    pub ports: PortPool,
+    /// Flows in `Ending` or `Unlinked`, in the order in which their grace ends.
+    ending: VecDeque<end::Ending>,
+    /// Flows in `Finished`.
+    finished: Vec<end::Ended>,
+    /// Closed flows that still hold their slot, oldest first, for when slots run short.
+    closed: VecDeque<(u32, u32)>,
+    next_end_id: u32,
+    scan: gc::Scan,
+}
+
+impl Flows {
+    /// No flows yet, for this many slots in all.
+    pub fn new(slots: u32, ports: PortPool) -> Self {
+        Self {
+            table: FlowTable::new(slots, MAX_VMS as usize),
+            slots: SlotPool::new(),
+            ports,
+            ending: VecDeque::new(),
+            finished: Vec::new(),
+            closed: VecDeque::new(),
+            next_end_id: 0,
+            scan: gc::Scan::default(),
+        }
+    }
+
+    /// The flow that has this tuple on its guest's link.
+    pub fn by_guest(&self, tuple: &Tuple) -> Option<u32> {
+        self.table.by_guest(tuple)
+    }
+
+    /// The flow that has this tuple on the world's links.
+    pub fn by_world(&self, tuple: &Tuple) -> Option<u32> {
+        self.table.by_world(tuple)
+    }
+
+    /// What is known of an own slot in use.
+    pub fn entry(&self, slot: u32) -> Option<&Entry> {
+        self.table.get(slot)
+    }
+
+    /// Flows of a VM that hold a slot.
+    pub fn slots_of(&self, row: u16) -> &[u32] {
+        self.table.slots_of(row)
+    }
+
+    /// Flows of a VM that count against its cap: all but those that are closed or unlinked.
+    pub fn count(&self, row: u16) -> usize {
+        self.table.counted(row)
+    }
+
+    /// Slots in use.
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Whether no slot is in use.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Sets how many closed flows a VM may leave behind before they are ended early.
+    pub fn set_closed_limit(&mut self, row: u16, most: u32) {
+        self.table.set_closed_limit(row, most);
+    }
+
+    /// Whether any own flow has this translated address.
+    pub fn slots_with_nat(&self, nat: Ip4) -> Vec<u32> {
+        self.table.iter().filter(|(_, e)| e.nat == nat).map(|(slot, _)| slot).collect()
+    }
+
+    /// Every own slot in use.
+    pub fn all(&self) -> Vec<u32> {
+        self.table.iter().map(|(slot, _)| slot).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

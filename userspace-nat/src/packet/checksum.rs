@@ -1,1 +1,63 @@
-//! Internet checksums.
+//! The Internet checksum (RFC 1071), computed whole. For increments see `slipgate_abi::checksum`.
+use slipgate_abi::Ip4;
+
+/// A running one's complement sum of 16-bit words in network order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sum(u64);
+
+impl Sum {
+    /// Adds bytes; an odd last one counts as if followed by a zero, so only the last part may be
+    /// of odd length.
+    #[must_use]
+    pub fn bytes(mut self, bytes: &[u8]) -> Self {
+        let mut words = bytes.chunks_exact(4);
+        for word in &mut words {
+            self.0 += u64::from(u32::from_be_bytes([word[0], word[1], word[2], word[3]]));
+        }
+        let mut last = [0; 4];
+        last[..words.remainder().len()].copy_from_slice(words.remainder());
+        self.0 += u64::from(u32::from_be_bytes(last));
+        self
+    }
+
+    /// Adds the IPv4 pseudo-header (RFC 9293 section 3.1). `len`: L4 header and payload, bytes.
+    #[must_use]
+    pub fn pseudo(mut self, source: Ip4, destination: Ip4, protocol: u8, len: usize) -> Self {
+        self = self.bytes(&source.octets).bytes(&destination.octets);
+        self.0 += u64::from(protocol) + len as u64;
+        self
+    }
+
+    /// The sum folded to 16 bits, not complemented: what a partial checksum field holds.
+    pub fn folded(self) -> u16 {
+        let mut sum = self.0;
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        sum as u16
+    }
+
+    /// The checksum: the complement of the folded sum.
+    pub fn finish(self) -> u16 {
+        !self.folded()
+    }
+}
+
+/// The checksum of a range of bytes whose checksum field is zero, or, with the field in place, 0
+/// when it is right.
+pub fn of(bytes: &[u8]) -> u16 {
+    Sum::default().bytes(bytes).finish()
+}
+
+/// Updates a checksum field in place after one of its 16-bit words changed.
+pub fn replace16(field: &mut [u8; 2], old: u16, new: u16) {
+    let sum = u16::from_be_bytes(*field);
+    *field = slipgate_abi::checksum::update16(sum, old, new).to_be_bytes();
+}
+
+/// Updates a checksum field in place after an address under it changed.
+pub fn replace_address(field: &mut [u8; 2], old: Ip4, new: Ip4) {
+    let half = |a: Ip4, at: usize| u16::from_be_bytes([a.octets[at], a.octets[at + 1]]);
+    replace16(field, half(old, 0), half(new, 0));
+    replace16(field, half(old, 2), half(new, 2));
+}

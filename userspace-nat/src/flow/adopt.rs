@@ -1,0 +1,160 @@
+//! Taking over the flows that an earlier process of our row left in the kernel.
+//!
+//! Nothing in the kernel stopped while nobody served the row; what can be found there:
+//!
+//! | slot | tuples | what happened | what is done |
+//! | --- | --- | --- | --- |
+//! | not `Free` nor `Closing` | both | a flow, perhaps with traffic right now | adopted |
+//! | same | one | (another process's sweep) | completed, or ended |
+//! | same | none | as above | ended |
+//! | `Closing` | any | died in the grace | the end begins anew |
+//! | `Closing` | none | died between the deletion and the slot's release | recorded, unless its id is in the log's tail; freed |
+//! | `Free`, or of another generation | any | died while opening | deleted |
+use std::{io, sync::atomic::Ordering::Relaxed};
+
+use hashbrown::HashMap;
+use slipgate_abi::{FlowRef, SlotRef, Tuple, Verdict};
+
+use super::{EndReason, Ended, Entry, Flows, end};
+use crate::datapath::Datapath;
+
+/// What was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Adoption {
+    /// Flows that live on.
+    pub live: usize,
+    /// Flows that had begun to end, or whose VM is gone.
+    pub ending: usize,
+    /// Flows that had ended but for their slot.
+    pub ended: usize,
+    /// Tuples that led to no flow.
+    pub dangling: usize,
+}
+
+/// What the adopter knows from elsewhere.
+pub trait Known {
+    /// Whether this VM is (again) served by us in this row.
+    fn is_vm(&self, row: u32, vm: u32) -> bool;
+    /// Whether the flow log has a record of this slot and generation.
+    fn is_recorded(&self, slot: u32, generation: u32) -> bool;
+}
+
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    guest: bool,
+    world: bool,
+}
+
+impl Flows {
+    /// Adopts what is in our chunks. Called once, before anything else. The caller flushes its
+    /// records, then calls [`Flows::free_finished`].
+    pub fn adopt(
+        &mut self,
+        datapath: &mut impl Datapath,
+        now_ns: u64,
+        known: &impl Known,
+        record: &mut dyn FnMut(&Ended),
+    ) -> io::Result<Adoption> {
+        let chunks = datapath.own_chunks();
+        let mut adoption = Adoption::default();
+        let seen = match_tuples(datapath, &chunks, &mut adoption)?;
+        for slot in chunks.iter().cloned().flatten() {
+            let live = datapath.slot(slot);
+            let verdict = live.verdict().load(Relaxed);
+            if verdict == Verdict::Free as u32 {
+                continue;
+            }
+            let seen = seen.get(&slot).copied().unwrap_or_default();
+            let closing = verdict == Verdict::Closing as u32;
+            if closing && !seen.guest && !seen.world {
+                let generation = live.generation().load(Relaxed);
+                let ended = Ended {
+                    slot,
+                    content: end::read(live),
+                    reason: EndReason::Adopted,
+                    ended_ns: now_ns,
+                };
+                if !known.is_recorded(slot, generation) {
+                    record(&ended);
+                }
+                self.finished.push(ended);
+                adoption.ended += 1;
+                continue;
+            }
+            let entry = self.index(slot, live);
+            if !known.is_vm(live.vm_row(), live.vm()) {
+                self.unlink(datapath, slot, EndReason::VmRemoved, now_ns);
+                adoption.ending += 1;
+            } else if !complete(datapath, slot, &entry, seen) {
+                self.unlink(datapath, slot, EndReason::Adopted, now_ns);
+                adoption.ending += 1;
+            } else if closing {
+                self.begin_end(datapath, slot, EndReason::Adopted, now_ns);
+                adoption.ending += 1;
+            } else {
+                adoption.live += 1;
+            }
+        }
+        for chunk in chunks {
+            self.slots.add_chunk(datapath, chunk, now_ns);
+        }
+        Ok(adoption)
+    }
+
+    fn index(&mut self, slot: u32, live: SlotRef) -> Entry {
+        let entry = Entry::live(
+            live.guest_tuple(),
+            live.nat(),
+            live.nat_port(),
+            live.vm_row() as u16,
+            live.generation().load(Relaxed),
+        );
+        self.table.insert(slot, entry);
+        self.ports.mark(entry.destination(), entry.nat_port);
+        entry
+    }
+}
+
+/// Reads all of `FLOWS` once: which tuples of each own slot are there. Dangling ones are deleted.
+fn match_tuples(
+    datapath: &mut impl Datapath,
+    chunks: &[std::ops::Range<u32>],
+    adoption: &mut Adoption,
+) -> io::Result<HashMap<u32, Seen>> {
+    let mut entries = Vec::new();
+    datapath.for_each(&mut |tuple, flow| {
+        if chunks.iter().any(|chunk| chunk.contains(&flow.slot)) {
+            entries.push((tuple, flow));
+        }
+    })?;
+    let mut seen: HashMap<u32, Seen> = HashMap::new();
+    for (tuple, FlowRef { slot, generation }) in entries {
+        let live = datapath.slot(slot);
+        let in_use = live.verdict().load(Relaxed) != Verdict::Free as u32
+            && live.generation().load(Relaxed) == generation;
+        if in_use && tuple == live.guest_tuple() {
+            seen.entry(slot).or_default().guest = true;
+        } else if in_use && tuple == live.world_tuple() {
+            seen.entry(slot).or_default().world = true;
+        } else {
+            datapath.remove(&tuple)?;
+            adoption.dangling += 1;
+        }
+    }
+    Ok(seen)
+}
+
+/// Inserts what is missing of a pair; `false` when that can't be, or both are missing.
+fn complete(datapath: &mut impl Datapath, slot: u32, entry: &Entry, seen: Seen) -> bool {
+    let reference = FlowRef {
+        slot,
+        generation: entry.generation,
+    };
+    let mut insert = |tuple: &Tuple| datapath.insert_noexist(tuple, reference).is_ok();
+    match (seen.guest, seen.world) {
+        (true, true) => true,
+        (true, false) => insert(&entry.world()),
+        (false, true) => insert(&entry.guest),
+        (false, false) => false,
+    }
+}

@@ -1,0 +1,304 @@
+//! Ending a flow, in two phases.
+use std::sync::atomic::Ordering::Relaxed;
+
+use slipgate_abi::{
+    Protocol, Slot, SlotRef, Verdict,
+    tcp::{Phase, TcpBits},
+    timeout::{self, CLOSING_GRACE_NS},
+};
+
+use super::{Entry, Flows, State};
+use crate::{
+    datapath::Datapath,
+    nat_ports::Freed,
+    stats::{Tally, Traffic},
+};
+
+/// Why a flow ended.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum EndReason {
+    /// Silent for longer than its timeout.
+    Idle,
+    /// TCP closed by both sides.
+    Closed,
+    /// TCP reset.
+    Reset,
+    /// A new connection took its tuple.
+    TupleReused,
+    /// Its VM was removed.
+    VmRemoved,
+    /// Its translated address is not the host's any more.
+    AddressGone,
+    /// slipgate detached.
+    Detached,
+    /// What an earlier process began to end.
+    Adopted,
+}
+
+impl EndReason {
+    /// The name used in records.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Closed => "closed",
+            Self::Reset => "reset",
+            Self::TupleReused => "tuple-reused",
+            Self::VmRemoved => "vm-removed",
+            Self::AddressGone => "address-gone",
+            Self::Detached => "detached",
+            Self::Adopted => "adopted",
+        }
+    }
+
+    /// Whether a packet in the grace makes the flow live on.
+    const fn is_revived_by_traffic(self) -> bool {
+        matches!(self, Self::Idle | Self::Reset | Self::Adopted)
+    }
+}
+
+/// A flow in its grace.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ending {
+    slot: u32,
+    end_id: u32,
+    due_ns: u64,
+    seen_ns: u64,
+}
+
+/// A flow that has ended: its final state.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended {
+    /// Its slot's index.
+    pub slot: u32,
+    /// Its slot's content.
+    pub content: Slot,
+    /// Why it ended.
+    pub reason: EndReason,
+    /// When it ended, ns.
+    pub ended_ns: u64,
+}
+
+/// When a flow was last seen, ns.
+pub(super) fn last_seen_ns(slot: SlotRef) -> u64 {
+    let (tx, rx) = (
+        slot.tx_last_ns().load(Relaxed),
+        slot.rx_last_ns().load(Relaxed),
+    );
+    tx.max(rx).max(slot.created_ns())
+}
+
+/// How long it may still be silent, ns; 0: it is due.
+pub(super) fn idle_left_ns(slot: SlotRef, protocol: Protocol, now_ns: u64) -> u64 {
+    let idle_ns = timeout::idle_ns(protocol, TcpBits(slot.tcp().load(Relaxed)));
+    idle_ns.saturating_sub(now_ns.saturating_sub(last_seen_ns(slot)))
+}
+
+impl Flows {
+    /// First phase: from now on its packets come to the engine.
+    pub fn begin_end(
+        &mut self,
+        datapath: &mut impl Datapath,
+        slot: u32,
+        reason: EndReason,
+        now_ns: u64,
+    ) {
+        if self.entry(slot).is_some_and(|e| e.state == State::Live) {
+            self.enqueue_end(datapath, slot, State::Ending, reason, now_ns);
+        }
+    }
+
+    /// Ends a flow and frees its name at once: both tuples are deleted before the grace, its
+    /// packets miss. Its counts and its slot follow after the grace.
+    pub fn unlink(
+        &mut self,
+        datapath: &mut impl Datapath,
+        slot: u32,
+        reason: EndReason,
+        now_ns: u64,
+    ) {
+        let Some(entry) = self.entry(slot).copied() else {
+            return;
+        };
+        if matches!(entry.state, State::Live | State::Ending) {
+            datapath.slot(slot).set_verdict(Verdict::Closing);
+            self.remove_tuples(datapath, slot, &entry, now_ns);
+            self.enqueue_end(datapath, slot, State::Unlinked, reason, now_ns);
+        }
+    }
+
+    fn enqueue_end(
+        &mut self,
+        datapath: &impl Datapath,
+        slot: u32,
+        state: State,
+        reason: EndReason,
+        now_ns: u64,
+    ) {
+        let live = datapath.slot(slot);
+        live.set_verdict(Verdict::Closing);
+        self.next_end_id = self.next_end_id.wrapping_add(1);
+        self.table.set_state(slot, state, self.next_end_id, reason);
+        self.ending.push_back(Ending {
+            slot,
+            end_id: self.next_end_id,
+            due_ns: now_ns + CLOSING_GRACE_NS,
+            seen_ns: last_seen_ns(live),
+        });
+    }
+
+    /// A packet of a flow in `Closing` came: the flow lives on if it was only silent. Returns
+    /// whether its packets may be sent on.
+    pub fn revive(&mut self, datapath: &mut impl Datapath, slot: u32) -> bool {
+        let Some(entry) = self.entry(slot) else {
+            return false;
+        };
+        match entry.state {
+            State::Live => true,
+            State::Ending => {
+                if entry.end_reason.is_revived_by_traffic() {
+                    self.make_live(datapath, slot);
+                }
+                true
+            }
+            State::Unlinked | State::Finished => false,
+        }
+    }
+
+    fn make_live(&mut self, datapath: &impl Datapath, slot: u32) {
+        self.table.set_state(slot, State::Live, 0, EndReason::Idle);
+        datapath.slot(slot).set_verdict(Verdict::Fast);
+    }
+
+    /// When the next grace ends, ns.
+    pub fn next_due_ns(&self) -> Option<u64> {
+        self.ending.front().map(|e| e.due_ns)
+    }
+
+    /// Second phase, for flows whose grace is over: tuples deleted, final counts given to
+    /// `record`. What was recorded is freed by [`Flows::free_finished`], once the records are safe.
+    pub fn finish_due(
+        &mut self,
+        datapath: &mut impl Datapath,
+        now_ns: u64,
+        record: &mut dyn FnMut(&Ended),
+    ) {
+        while let Some(ending) = self.ending.pop_front_if(|e| e.due_ns <= now_ns) {
+            let Some(entry) = self.entry(ending.slot).copied() else {
+                continue;
+            };
+            if entry.end_id != ending.end_id {
+                continue;
+            }
+            let live = datapath.slot(ending.slot);
+            if entry.state == State::Ending {
+                let moved = last_seen_ns(live) != ending.seen_ns;
+                if moved
+                    && entry.end_reason.is_revived_by_traffic()
+                    && idle_left_ns(live, entry.protocol(), now_ns) > 0
+                {
+                    self.make_live(datapath, ending.slot);
+                    continue;
+                }
+                self.remove_tuples(datapath, ending.slot, &entry, now_ns);
+            }
+            let reason = entry.end_reason;
+            self.table
+                .set_state(ending.slot, State::Finished, ending.end_id, reason);
+            let ended = Ended {
+                slot: ending.slot,
+                content: read(live),
+                reason,
+                ended_ns: now_ns,
+            };
+            record(&ended);
+            self.finished.push(ended);
+        }
+    }
+
+    /// Frees what was recorded: its counts move to the VM's `COUNTERS` in the same breath, so that
+    /// they are never in neither place for long, and its slot rests.
+    pub fn free_finished(&mut self, datapath: &mut impl Datapath, now_ns: u64) {
+        if self.finished.is_empty() {
+            return;
+        }
+        for ended in std::mem::take(&mut self.finished) {
+            free_slot(datapath, &ended);
+            self.table.remove(ended.slot);
+            self.slots.release(ended.slot, now_ns);
+        }
+    }
+
+    fn remove_tuples(
+        &mut self,
+        datapath: &mut impl Datapath,
+        slot: u32,
+        entry: &Entry,
+        now_ns: u64,
+    ) {
+        // A failure leaves an entry that points to a slot of another generation: a miss to
+        // programs, and an obstacle to the tuple's next user until swept.
+        let _ = datapath.remove(&entry.guest);
+        let _ = datapath.remove(&entry.world());
+        let how = freed(datapath.slot(slot), entry);
+        self.ports
+            .free(entry.destination(), entry.nat_port, how, now_ns);
+        self.table.unlink(slot);
+    }
+}
+
+/// Moves an ended flow's counts to its VM's row and marks the slot free.
+pub(super) fn free_slot(datapath: &impl Datapath, ended: &Ended) {
+    let content = &ended.content;
+    let stats = datapath.stats(content.vm_row as u16);
+    stats.traffic(Traffic::EndedTx, content.tx_packets, content.tx_bytes);
+    stats.traffic(Traffic::EndedRx, content.rx_packets, content.rx_bytes);
+    stats.tally(Tally::Ended, 1);
+    datapath.slot(ended.slot).set_verdict(Verdict::Free);
+}
+
+/// How safely its port can be used again (RFC 6888 REQ-8).
+fn freed(slot: SlotRef, entry: &Entry) -> Freed {
+    let bits = TcpBits(slot.tcp().load(Relaxed));
+    let guest_closed_first =
+        bits.phase() == Phase::Closed && bits.0 & TcpBits::PEER_CLOSED_FIRST == 0;
+    if entry.protocol() == Protocol::Tcp && guest_closed_first {
+        Freed::Safe
+    } else {
+        Freed::Rests {
+            vm: entry.guest.scope,
+        }
+    }
+}
+
+/// A copy of a slot. Its counters are single words, final when nobody counts any more.
+pub(super) fn read(slot: SlotRef) -> Slot {
+    Slot {
+        generation: slot.generation().load(Relaxed),
+        verdict: Verdict::from_u32(slot.verdict().load(Relaxed)).unwrap_or(Verdict::Free),
+        tcp: slot.tcp().load(Relaxed),
+        next_hop: slot.next_hop().load(Relaxed),
+        tx_packets: slot.tx_packets().load(Relaxed),
+        tx_bytes: slot.tx_bytes().load(Relaxed),
+        rx_packets: slot.rx_packets().load(Relaxed),
+        rx_bytes: slot.rx_bytes().load(Relaxed),
+        tx_last_ns: slot.tx_last_ns().load(Relaxed),
+        rx_last_ns: slot.rx_last_ns().load(Relaxed),
+        vm: slot.vm(),
+        vm_row: slot.vm_row(),
+        guest: slot.guest(),
+        remote: slot.remote(),
+        nat: slot.nat(),
+        guest_port: slot.guest_port(),
+        remote_port: slot.remote_port(),
+        nat_port: slot.nat_port(),
+        protocol: Protocol::from_ip(slot.protocol()).unwrap_or(Protocol::Udp),
+        flags: slot.flags(),
+        isn: slot.isn(),
+        created_ns: slot.created_ns(),
+        rule: slot.rule(),
+        uplink_ifindex: slot.uplink_ifindex(),
+        owner: slot.owner(),
+        epoch: slot.epoch(),
+        pad: [0; 8],
+    }
+}

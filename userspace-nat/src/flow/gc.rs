@@ -1,0 +1,152 @@
+//! Finding the end of flows: a scan of own slots.
+//!
+//! Ends leave no event: the bits and times in the slots are the truth. A pass reads the first cache
+//! line of each live slot, in memory order; [`SCAN_BUDGET`] slots at a time bound what one turn of
+//! the loop spends on it.
+//!
+//! A closed flow may stay until its timeout, but its resources are wanted sooner when slots or
+//! ports toward its destination run short, or when its VM has left too many behind: then it is
+//! ended as soon as it is found.
+use std::sync::atomic::Ordering::Relaxed;
+
+use slipgate_abi::{
+    Protocol,
+    maps::SLOTS_PER_CHUNK,
+    tcp::{Phase, TcpBits},
+};
+
+use super::{EndReason, Flows, State, end::idle_left_ns};
+use crate::{clock::MILLISECOND_NS, datapath::Datapath};
+
+/// Slots looked at in one go.
+pub const SCAN_BUDGET: usize = 65_536;
+/// Time between two goes while there is traffic, ns.
+pub const SCAN_INTERVAL_NS: u64 = 100 * MILLISECOND_NS;
+/// Time between two goes while nothing is admitted or ended, ns.
+pub const IDLE_SCAN_INTERVAL_NS: u64 = 1_000 * MILLISECOND_NS;
+
+/// Where the scan stands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Scan {
+    chunk: usize,
+}
+
+impl Flows {
+    /// Looks at up to [`SCAN_BUDGET`] slots, begins to end what is due, and wakes resting ports.
+    pub fn collect(&mut self, datapath: &mut impl Datapath, now_ns: u64) {
+        self.ports.wake(now_ns);
+        let mut left = SCAN_BUDGET;
+        for _ in 0..self.table.chunks() {
+            if left == 0 {
+                break;
+            }
+            let chunk = self.scan.chunk;
+            self.scan.chunk = (chunk + 1) % self.table.chunks();
+            let Some(entries) = self.table.chunk(chunk) else {
+                continue;
+            };
+            left = left.saturating_sub(entries.len());
+            for at in 0..SLOTS_PER_CHUNK {
+                let slot = chunk as u32 * SLOTS_PER_CHUNK + at;
+                self.look_at(datapath, slot, now_ns);
+            }
+        }
+        self.reclaim(datapath, now_ns);
+    }
+
+    /// Looks at the flows of one VM: it ran into its cap, and closed ones do not count.
+    pub fn collect_vm(&mut self, datapath: &mut impl Datapath, row: u16, now_ns: u64) {
+        for at in 0..self.slots_of(row).len() {
+            if let Some(slot) = self.slots_of(row).get(at).copied() {
+                self.look_at(datapath, slot, now_ns);
+            }
+        }
+    }
+
+    /// Frees ports toward a destination by unlinking closed flows there; returns whether any was.
+    /// A sample bounds the work.
+    pub fn reclaim_ports(
+        &mut self,
+        datapath: &mut impl Datapath,
+        world: slipgate_abi::Tuple,
+        now_ns: u64,
+    ) -> bool {
+        let mut any = false;
+        for port in self.ports.sample(256) {
+            let tuple = slipgate_abi::Tuple {
+                local_port: port,
+                ..world
+            };
+            let Some(slot) = self.by_world(&tuple) else {
+                continue;
+            };
+            if phase(datapath, slot) == Phase::Closed {
+                self.unlink(datapath, slot, EndReason::Closed, now_ns);
+                any = true;
+            }
+        }
+        any
+    }
+
+    fn look_at(&mut self, datapath: &mut impl Datapath, slot: u32, now_ns: u64) {
+        let Some(entry) = self.entry(slot) else {
+            return;
+        };
+        if entry.state != State::Live {
+            return;
+        }
+        let protocol = entry.protocol();
+        let live = datapath.slot(slot);
+        let due = idle_left_ns(live, protocol, now_ns) == 0;
+        let phase = TcpBits(live.tcp().load(Relaxed)).phase();
+        if protocol != Protocol::Tcp || !matches!(phase, Phase::Closed) {
+            if due {
+                let reason = match phase {
+                    Phase::Reset => EndReason::Reset,
+                    Phase::Closing => EndReason::Closed,
+                    _ => EndReason::Idle,
+                };
+                self.begin_end(datapath, slot, reason, now_ns);
+            }
+            return;
+        }
+        let (destination, generation) = (entry.destination(), entry.generation);
+        let (news, too_many) = self.table.note_closed(slot);
+        if due || too_many || self.ports.is_pressed(&destination) {
+            self.begin_end(datapath, slot, EndReason::Closed, now_ns);
+        } else if news {
+            self.closed.push_back((slot, generation));
+        }
+    }
+
+    /// Ends closed flows, oldest first, while slots run short.
+    fn reclaim(&mut self, datapath: &mut impl Datapath, now_ns: u64) {
+        if self.closed.len() > 2 * self.len() + 1_024 {
+            let table = &self.table;
+            self.closed.retain(|(slot, generation)| {
+                table
+                    .get(*slot)
+                    .is_some_and(|e| e.generation == *generation)
+            });
+        }
+        let mut wanted = self.slots.shortage().saturating_sub(self.ending.len());
+        while let Some((slot, generation)) = self.closed.pop_front() {
+            let still = self
+                .entry(slot)
+                .is_some_and(|e| e.generation == generation && e.state == State::Live);
+            if !still {
+                continue;
+            }
+            if wanted == 0 {
+                self.closed.push_front((slot, generation));
+                break;
+            }
+            self.begin_end(datapath, slot, EndReason::Closed, now_ns);
+            wanted -= 1;
+        }
+    }
+}
+
+fn phase(datapath: &impl Datapath, slot: u32) -> Phase {
+    TcpBits(datapath.slot(slot).tcp().load(Relaxed)).phase()
+}

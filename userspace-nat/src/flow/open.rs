@@ -1,0 +1,132 @@
+//! Opening a flow.
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use slipgate_abi::{FlowRef, Ip4, Protocol, Tuple, Verdict, slot::SlotFlags};
+use thiserror::Error;
+
+use super::{Entry, Flows};
+use crate::datapath::{Datapath, InsertError};
+
+/// A flow to be opened: everything decided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewFlow {
+    /// The flow on the guest's link.
+    pub guest: Tuple,
+    /// The VM's row.
+    pub vm_row: u16,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The translated address.
+    pub nat: Ip4,
+    /// The translated port.
+    pub nat_port: u16,
+    /// Element of `RULES`.
+    pub rule: u32,
+    /// The uplink.
+    pub uplink_ifindex: u32,
+    /// Element of `NEXT_HOPS`, or 0.
+    pub next_hop: u32,
+    /// Sequence number of the opening SYN; else 0.
+    pub isn: u32,
+    /// Opened from the world, by a forward.
+    pub inbound: bool,
+}
+
+/// Why a flow was not opened. Nothing of it is left.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// No slot left.
+    #[error("no slot left for a flow")]
+    NoSlot,
+    /// Somebody has the tuple on the world's side: another port might do.
+    #[error("the translated tuple is taken")]
+    WorldTaken,
+    /// Somebody has the tuple on the guest's side.
+    #[error("the guest's tuple is taken")]
+    GuestTaken,
+    /// `FLOWS` is full.
+    #[error("the flow map is full")]
+    MapFull,
+    /// The kernel refused.
+    #[error("insertion into the flow map failed")]
+    Kernel(#[source] std::io::Error),
+}
+
+impl Flows {
+    /// Opens a flow: on success its packets are translated from now on.
+    pub fn open(
+        &mut self,
+        datapath: &mut impl Datapath,
+        flow: &NewFlow,
+        now_ns: u64,
+    ) -> Result<u32, OpenError> {
+        let slot = self.slots.take(datapath, now_ns).ok_or(OpenError::NoSlot)?;
+        let generation = fill(datapath, slot, flow, now_ns);
+        let entry = Entry::live(flow.guest, flow.nat, flow.nat_port, flow.vm_row, generation);
+        let reference = FlowRef { slot, generation };
+        if let Err(error) = datapath.insert_noexist(&entry.world(), reference) {
+            self.slots.put_back(slot);
+            return Err(open_error(error, OpenError::WorldTaken));
+        }
+        if let Err(error) = datapath.insert_noexist(&entry.guest, reference) {
+            // If even this fails, the entry points to a slot that is free: to programs a miss, and
+            // swept at the next adoption.
+            let _ = datapath.remove(&entry.world());
+            self.slots.release(slot, now_ns);
+            return Err(open_error(error, OpenError::GuestTaken));
+        }
+        datapath.slot(slot).set_verdict(Verdict::Fast);
+        self.table.insert(slot, entry);
+        Ok(slot)
+    }
+}
+
+fn open_error(error: InsertError, taken: OpenError) -> OpenError {
+    match error {
+        InsertError::Exists => taken,
+        InsertError::Full => OpenError::MapFull,
+        InsertError::Os(error) => OpenError::Kernel(error),
+    }
+}
+
+/// Fills a free slot. Returns its new generation.
+fn fill(datapath: &impl Datapath, slot: u32, flow: &NewFlow, now_ns: u64) -> u32 {
+    let live = datapath.slot(slot);
+    // 0 is a slot that was never used.
+    let generation = live.generation().load(Relaxed).wrapping_add(1).max(1);
+    let p = live.as_ptr();
+    // SAFETY: `Tables::slot` gives a mapped element, of a chunk that is ours; it is free and has
+    // rested, so nobody reads its second line.
+    unsafe {
+        (&raw mut (*p).vm).write(flow.guest.scope);
+        (&raw mut (*p).vm_row).write(u32::from(flow.vm_row));
+        (&raw mut (*p).guest).write(flow.guest.local);
+        (&raw mut (*p).remote).write(flow.guest.remote);
+        (&raw mut (*p).nat).write(flow.nat);
+        (&raw mut (*p).guest_port).write(flow.guest.local_port);
+        (&raw mut (*p).remote_port).write(flow.guest.remote_port);
+        (&raw mut (*p).nat_port).write(flow.nat_port);
+        (&raw mut (*p).protocol).write(flow.protocol);
+        (&raw mut (*p).flags).write(if flow.inbound { SlotFlags::INBOUND } else { 0 });
+        (&raw mut (*p).isn).write(flow.isn);
+        (&raw mut (*p).created_ns).write(now_ns);
+        (&raw mut (*p).rule).write(flow.rule);
+        (&raw mut (*p).uplink_ifindex).write(flow.uplink_ifindex);
+        (&raw mut (*p).owner).write(datapath.owner());
+        (&raw mut (*p).epoch).write(datapath.epoch());
+    }
+    live.tcp().store(0, Relaxed);
+    live.next_hop().store(flow.next_hop, Relaxed);
+    for counter in [
+        live.tx_packets(),
+        live.tx_bytes(),
+        live.rx_packets(),
+        live.rx_bytes(),
+        live.tx_last_ns(),
+        live.rx_last_ns(),
+    ] {
+        counter.store(0, Relaxed);
+    }
+    live.generation().store(generation, Release);
+    generation
+}

@@ -1,0 +1,110 @@
+//! Slots to give out: ours by chunk, free after a rest.
+use std::{collections::VecDeque, ops::Range, sync::atomic::Ordering::Relaxed};
+
+use slipgate_abi::{Verdict, timeout::SLOT_REST_NS};
+
+use crate::datapath::Tables;
+
+/// The slots of our chunks that hold no flow.
+#[derive(Debug)]
+pub(super) struct SlotPool {
+    /// Ready. The last is taken first: its cache lines are the warmest.
+    ready: Vec<u32>,
+    /// Resting, with the time at which they are ready.
+    resting: VecDeque<(u64, u32)>,
+    /// Slots of our chunks.
+    owned: usize,
+    /// The last attempt to claim a chunk found none, at this time.
+    none_left_at_ns: Option<u64>,
+}
+
+/// How long to believe that there is no free chunk, ns: other processes give theirs back.
+const CLAIM_AGAIN_NS: u64 = 1_000_000_000;
+
+impl SlotPool {
+    pub(super) fn new() -> Self {
+        Self {
+            ready: Vec::new(),
+            resting: VecDeque::new(),
+            owned: 0,
+            none_left_at_ns: None,
+        }
+    }
+
+    /// Adds a chunk that is ours. Its slots that hold no flow are ready if they were never used,
+    /// and rest first otherwise: a program may still look at them.
+    pub(super) fn add_chunk(&mut self, tables: &impl Tables, chunk: Range<u32>, now_ns: u64) {
+        self.owned += chunk.len();
+        for slot in chunk.rev() {
+            let live = tables.slot(slot);
+            if live.verdict().load(Relaxed) != Verdict::Free as u32 {
+                continue;
+            }
+            if live.generation().load(Relaxed) == 0 {
+                self.ready.push(slot);
+            } else {
+                self.release(slot, now_ns);
+            }
+        }
+    }
+
+    /// Takes a slot, claiming a chunk when there is none.
+    pub(super) fn take(&mut self, tables: &mut impl Tables, now_ns: u64) -> Option<u32> {
+        if self.ready.is_empty() {
+            self.wake(now_ns);
+        }
+        if self.ready.is_empty() && self.may_claim(now_ns) {
+            match tables.claim_chunk() {
+                Some(chunk) => self.add_chunk(tables, chunk, now_ns),
+                None => self.none_left_at_ns = Some(now_ns),
+            }
+        }
+        self.ready.pop()
+    }
+
+    fn may_claim(&self, now_ns: u64) -> bool {
+        self.none_left_at_ns
+            .is_none_or(|at| now_ns >= at + CLAIM_AGAIN_NS)
+    }
+
+    /// Gives back a slot that was taken and not filled.
+    pub(super) fn put_back(&mut self, slot: u32) {
+        self.ready.push(slot);
+    }
+
+    /// Lets a slot rest whose flow is gone.
+    pub(super) fn release(&mut self, slot: u32, now_ns: u64) {
+        self.resting.push_back((now_ns + SLOT_REST_NS, slot));
+    }
+
+    /// Makes ready what has rested.
+    fn wake(&mut self, now_ns: u64) {
+        while let Some((_, slot)) = self
+            .resting
+            .pop_front_if(|(ready_ns, _)| *ready_ns <= now_ns)
+        {
+            self.ready.push(slot);
+        }
+    }
+
+    /// How many more slots should be on their way back: an eighth of ours when no chunk is left
+    /// to claim, else none.
+    pub(super) fn shortage(&self) -> usize {
+        if self.none_left_at_ns.is_none() {
+            return 0;
+        }
+        (self.owned / 8).saturating_sub(self.ready.len() + self.resting.len())
+    }
+
+    /// Slots of ours without a flow, resting ones included.
+    #[cfg(test)]
+    pub(super) fn idle(&self) -> usize {
+        self.ready.len() + self.resting.len()
+    }
+
+    /// Slots of ours.
+    #[cfg(test)]
+    pub(super) fn owned(&self) -> usize {
+        self.owned
+    }
+}

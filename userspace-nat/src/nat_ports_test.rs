@@ -1,0 +1,134 @@
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::clock::SECOND_NS;
+
+fn to(n: u8) -> Destination {
+    Destination {
+        nat: Ip4 {
+            octets: [192, 0, 2, 1],
+        },
+        remote: Ip4 {
+            octets: [198, 51, 100, n],
+        },
+        remote_port: 443,
+        protocol: Protocol::Tcp,
+    }
+}
+
+fn pool(range: RangeInclusive<u16>) -> PortPool {
+    PortPool::with_rng(range, SmallRng::seed_from_u64(1))
+}
+
+#[test]
+fn gives_out_the_whole_range_once_per_destination() {
+    let mut pool = pool(DEFAULT_RANGE);
+    for n in 0..3 {
+        let ports: HashSet<u16> = std::iter::from_fn(|| pool.pick(to(n), None)).collect();
+        assert_eq!(ports.len(), 4_536);
+        assert!(ports.iter().all(|p| DEFAULT_RANGE.contains(p)));
+    }
+}
+
+#[test]
+fn rfc6888_req_8_a_freed_port_rests_120_seconds() {
+    let mut pool = pool(61_000..=61_000);
+    let port = pool.pick(to(1), None).unwrap();
+    pool.free(to(1), port, Freed::Rests { vm: 1 }, SECOND_NS);
+    pool.wake(120 * SECOND_NS);
+    assert_eq!(pool.pick(to(1), None), None);
+    pool.wake(121 * SECOND_NS);
+    assert_eq!(pool.pick(to(1), None), Some(port));
+}
+
+#[test]
+fn rfc6888_req_8_a_safely_closed_port_is_free_at_once() {
+    let mut pool = pool(61_000..=61_000);
+    let port = pool.pick(to(1), None).unwrap();
+    pool.free(to(1), port, Freed::Safe, 0);
+    assert_eq!(pool.pick(to(1), None), Some(port));
+}
+
+#[test]
+fn rfc6191_the_same_vm_with_timestamps_takes_a_resting_port() {
+    let mut pool = pool(61_000..=61_001);
+    for _ in 0..2 {
+        let port = pool.pick(to(1), None).unwrap();
+        pool.free(to(1), port, Freed::Rests { vm: 7 }, 0);
+    }
+    assert_eq!(pool.pick(to(1), None), None, "without timestamps");
+    assert_eq!(pool.pick(to(1), Some(8)), None, "another VM");
+    assert!(pool.pick(to(1), Some(7)).is_some());
+    assert!(pool.pick(to(1), Some(7)).is_some());
+    assert_eq!(pool.pick(to(1), Some(7)), None);
+    // The rests of ports that were taken early do not free them.
+    pool.wake(500 * SECOND_NS);
+    assert_eq!(pool.pick(to(1), None), None);
+}
+
+#[test]
+fn rfc6056_ports_are_not_in_sequence() {
+    let mut pool = pool(DEFAULT_RANGE);
+    let ports: Vec<u16> = (0..100).filter_map(|n| pool.pick(to(n), None)).collect();
+    let sequential = ports
+        .windows(2)
+        .filter(|w| w[1].wrapping_sub(w[0]) <= 8)
+        .count();
+    assert!(sequential < 10, "{ports:?}");
+}
+
+#[test]
+fn reserved_ports_are_left_alone() {
+    let mut pool = pool(61_000..=61_009);
+    pool.set_reserved((61_000..61_005).map(|p| (Protocol::Tcp, p)));
+    let ports: HashSet<u16> = std::iter::from_fn(|| pool.pick(to(1), None)).collect();
+    assert_eq!(ports, (61_005..=61_009).collect());
+}
+
+#[test]
+fn memory_is_given_back() {
+    let mut pool = pool(DEFAULT_RANGE);
+    for n in 0..200 {
+        let port = pool.pick(to(n), None).unwrap();
+        pool.free(to(n), port, Freed::Rests { vm: 1 }, 0);
+    }
+    pool.wake(121 * SECOND_NS);
+    assert_eq!(pool.sizes(), (0, 0));
+}
+
+proptest! {
+    /// Whatever is picked and freed: no port is out twice toward one destination, and none is lost.
+    #[test]
+    fn rfc4787_req_3_no_port_is_out_twice(
+        size in 1u16..200,
+        steps in prop::collection::vec((0u8..3, any::<prop::sample::Index>(), 0u8..4), 1..600),
+    ) {
+        let mut pool = pool(61_000..=61_000 + (size - 1));
+        let mut out: Vec<(u8, u16)> = Vec::new();
+        let mut now = 0;
+        for (n, which, action) in steps {
+            now += SECOND_NS / 2;
+            pool.wake(now);
+            if action < 3 {
+                if let Some(port) = pool.pick(to(n), (action == 2).then_some(1)) {
+                    prop_assert!(!out.contains(&(n, port)));
+                    out.push((n, port));
+                }
+            } else if !out.is_empty() {
+                let (n, port) = out.swap_remove(which.index(out.len()));
+                let how = if port % 2 == 0 { Freed::Safe } else { Freed::Rests { vm: 1 } };
+                pool.free(to(n), port, how, now);
+            }
+        }
+        now += 1_000 * SECOND_NS;
+        pool.wake(now);
+        for n in 0..3 {
+            let held = out.iter().filter(|(m, _)| *m == n).count();
+            prop_assert_eq!(pool.busy(&to(n)), held);
+            let free = std::iter::from_fn(|| pool.pick(to(n), None)).count();
+            prop_assert_eq!(free + held, usize::from(size));
+        }
+    }
+}

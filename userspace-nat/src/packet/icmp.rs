@@ -1,0 +1,72 @@
+//! The ICMP header (RFC 792).
+use super::Malformed;
+
+/// Length of the header of queries and errors alike, bytes.
+pub const HEADER_LEN: usize = 8;
+
+/// Echo reply.
+pub const ECHO_REPLY: u8 = 0;
+/// Destination unreachable.
+pub const UNREACHABLE: u8 = 3;
+/// Source quench (deprecated by RFC 6633).
+pub const SOURCE_QUENCH: u8 = 4;
+/// Redirect.
+pub const REDIRECT: u8 = 5;
+/// Echo request.
+pub const ECHO_REQUEST: u8 = 8;
+/// Time exceeded.
+pub const TIME_EXCEEDED: u8 = 11;
+/// Parameter problem.
+pub const PARAMETER_PROBLEM: u8 = 12;
+
+/// Codes of [`UNREACHABLE`].
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unreachable {
+    /// No route to the network.
+    Net = 0,
+    /// No way to the host.
+    Host = 1,
+    /// Nobody listens on the port.
+    Port = 3,
+    /// Larger than the next link and DF is set.
+    FragmentationNeeded = 4,
+    /// Administratively prohibited (RFC 1812 section 5.2.7.1).
+    Prohibited = 13,
+}
+
+/// A header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Icmp {
+    /// Type.
+    pub kind: u8,
+    /// Code.
+    pub code: u8,
+    /// The query id, where the message is a query.
+    pub id: u16,
+}
+
+impl Icmp {
+    /// Reads a header.
+    pub fn parse(l4: &[u8]) -> Result<Self, Malformed> {
+        let h: &[u8; HEADER_LEN] = l4.first_chunk().ok_or(Malformed)?;
+        Ok(Self {
+            kind: h[0],
+            code: h[1],
+            id: u16::from_be_bytes([h[4], h[5]]),
+        })
+    }
+
+    /// An echo request or reply: what has flows.
+    pub fn is_echo(&self) -> bool {
+        matches!(self.kind, ECHO_REQUEST | ECHO_REPLY)
+    }
+
+    /// A message that quotes the packet it is about.
+    pub fn is_error(&self) -> bool {
+        matches!(
+            self.kind,
+            UNREACHABLE | SOURCE_QUENCH | REDIRECT | TIME_EXCEEDED | PARAMETER_PROBLEM
+        )
+    }
+}

@@ -1,0 +1,140 @@
+//! The IPv4 header (RFC 791).
+use slipgate_abi::Ip4;
+
+use super::{Malformed, checksum};
+
+/// Length of a header without options, bytes.
+pub const HEADER_LEN: usize = 20;
+
+/// A header and the packet it begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Ipv4<'a> {
+    /// The packet, cut at the header's total length.
+    pub bytes: &'a [u8],
+    /// Header length with options, bytes.
+    pub header_len: usize,
+    /// Source address.
+    pub source: Ip4,
+    /// Destination address.
+    pub destination: Ip4,
+    /// Protocol number.
+    pub protocol: u8,
+    /// Time to live.
+    pub ttl: u8,
+    /// Identification.
+    pub identification: u16,
+    /// DF.
+    pub dont_fragment: bool,
+    /// MF.
+    pub more_fragments: bool,
+    /// Fragment offset, bytes.
+    pub fragment_offset: usize,
+}
+
+impl<'a> Ipv4<'a> {
+    /// Reads a header; what follows the total length (Ethernet padding) is left out. The header's
+    /// checksum is the caller's to verify ([`Ipv4::checksum_is_right`]): the kernel did for most.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let header = Self::parse_truncated(bytes)?;
+        let total = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
+        if total < header.header_len || total > bytes.len() {
+            return Err(Malformed);
+        }
+        Ok(Self {
+            bytes: &bytes[..total],
+            ..header
+        })
+    }
+
+    /// Reads a header whose packet may be cut short: the one quoted in an ICMP error.
+    pub fn parse_truncated(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let h: &[u8; HEADER_LEN] = bytes.first_chunk().ok_or(Malformed)?;
+        let header_len = usize::from(h[0] & 0x0f) * 4;
+        if h[0] >> 4 != 4 || header_len < HEADER_LEN || header_len > bytes.len() {
+            return Err(Malformed);
+        }
+        let fragment = u16::from_be_bytes([h[6], h[7]]);
+        Ok(Self {
+            bytes,
+            header_len,
+            source: Ip4 {
+                octets: [h[12], h[13], h[14], h[15]],
+            },
+            destination: Ip4 {
+                octets: [h[16], h[17], h[18], h[19]],
+            },
+            protocol: h[9],
+            ttl: h[8],
+            identification: u16::from_be_bytes([h[4], h[5]]),
+            dont_fragment: fragment & 0x4000 != 0,
+            more_fragments: fragment & 0x2000 != 0,
+            fragment_offset: usize::from(fragment & 0x1fff) * 8,
+        })
+    }
+
+    /// Whether it is a part of a larger packet.
+    pub fn is_fragment(&self) -> bool {
+        self.more_fragments || self.fragment_offset != 0
+    }
+
+    /// Whether the header has options.
+    pub fn has_options(&self) -> bool {
+        self.header_len > HEADER_LEN
+    }
+
+    /// Whether the header's own checksum holds.
+    pub fn checksum_is_right(&self) -> bool {
+        checksum::of(&self.bytes[..self.header_len]) == 0
+    }
+
+    /// What follows the header.
+    pub fn payload(&self) -> &'a [u8] {
+        &self.bytes[self.header_len..]
+    }
+}
+
+/// Which address of a header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// The source.
+    Source,
+    /// The destination.
+    Destination,
+}
+
+/// Rewrites an address in a header and updates the header's checksum. The caller parsed `header`.
+pub fn set_address(header: &mut [u8], end: End, new: Ip4) {
+    let at = match end {
+        End::Source => 12,
+        End::Destination => 16,
+    };
+    let Some(h) = header.first_chunk_mut::<HEADER_LEN>() else {
+        return;
+    };
+    let old = Ip4 {
+        octets: [h[at], h[at + 1], h[at + 2], h[at + 3]],
+    };
+    h[at..at + 4].copy_from_slice(&new.octets);
+    let mut field = [h[10], h[11]];
+    checksum::replace_address(&mut field, old, new);
+    h[10..12].copy_from_slice(&field);
+}
+
+/// Takes one from the TTL and updates the checksum. The caller saw to it that it is not 0.
+pub fn decrement_ttl(header: &mut [u8]) {
+    let Some(h) = header.first_chunk_mut::<HEADER_LEN>() else {
+        return;
+    };
+    let old = u16::from_be_bytes([h[8], h[9]]);
+    h[8] = h[8].saturating_sub(1);
+    let mut field = [h[10], h[11]];
+    checksum::replace16(&mut field, old, u16::from_be_bytes([h[8], h[9]]));
+    h[10..12].copy_from_slice(&field);
+}
+
+/// Computes the header's checksum anew. The caller parsed `header`.
+pub fn fill_checksum(header: &mut [u8], header_len: usize) {
+    header[10..12].fill(0);
+    let sum = checksum::of(&header[..header_len]);
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+}
