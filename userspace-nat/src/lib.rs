@@ -39,4 +39,6 @@ pub mod reply;
 pub mod route;
 pub mod rules;
 pub mod stats;
+#[cfg(test)]
+mod test_vm;
 pub mod vm;

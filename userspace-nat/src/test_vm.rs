@@ -1,0 +1,26 @@
+//! A VM as tests of the services use it.
+use slipgate_abi::{DropCounters, VmCounters};
+
+use crate::{stats::VmStats, vm::VmNet};
+
+/// 10.0.2.15/24 behind 10.0.2.2, whose MAC is not configured; counted in rows of its own.
+pub(crate) fn vm(id: u32) -> VmNet {
+    let counters = Box::leak(Box::new(VmCounters::default()));
+    let drops = Box::leak(Box::new(DropCounters::default()));
+    VmNet {
+        id,
+        row: id as u16,
+        name: format!("vm{id}"),
+        guest: [10, 0, 2, 15].into(),
+        gateway: [10, 0, 2, 2].into(),
+        dns: [10, 0, 2, 3].into(),
+        prefix_len: 24,
+        guest_mac: None,
+        gateway_mac: [0x52, 0x55, 10, 0, 2, 2],
+        mtu: 1500,
+        max_flows: 100,
+        new_flows_per_second: 100,
+        // SAFETY: the rows are leaked, so they stay.
+        stats: unsafe { VmStats::new(counters, drops) },
+    }
+}
