@@ -1,2 +1,66 @@
-//! x
-fn main() {}
+//! The binary `slipgate`: what was typed becomes a checked configuration, and one of three roles
+//! runs: the broker (privileged, never sees a packet), the engine (sees packets, has no
+//! privileges), or a reader of what they pinned.
+mod args;
+mod channel;
+mod config;
+mod control_socket;
+mod doctor;
+mod host;
+mod log;
+mod role;
+mod sandbox;
+mod show;
+
+use std::process::ExitCode;
+
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
+
+use crate::{
+    args::{Command, CommandLine},
+    config::{Config, RuleFlag},
+};
+
+/// For a command line that can't be used, as clap has it.
+const EXIT_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let matches = CommandLine::command().get_matches();
+    let typed = match CommandLine::from_arg_matches(&matches) {
+        Ok(typed) => typed,
+        Err(e) => e.exit(),
+    };
+    match run(&typed, &matches) {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("slipgate: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let done = |()| ExitCode::SUCCESS;
+    match &typed.command {
+        Command::Attach(args) => {
+            let order = matches
+                .subcommand_matches("attach")
+                .map(RuleFlag::in_order)
+                .unwrap_or_default();
+            let config = match Config::new(args, order) {
+                Ok(config) => config,
+                Err(e) => {
+                    eprintln!("slipgate: {e}");
+                    return Ok(ExitCode::from(EXIT_USAGE));
+                }
+            };
+            log::to_stderr(&args.nat.log)?;
+            role::broker::run(config, &args.nat.log).map(done)
+        }
+        Command::Flows(args) => show::flows::run(args).map(done),
+        Command::Stats(args) => show::stats::run(args).map(done),
+        Command::Why(args) => show::why::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Engine(args) => role::engine::run(args.fd).map(done),
+    }
+}

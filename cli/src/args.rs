@@ -1,0 +1,229 @@
+//! What was typed: the command line as clap sees it. Meaning and limits are [`crate::config`]'s.
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+
+/// Where pins are kept unless told otherwise.
+pub(crate) const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/slipgate";
+
+/// eBPF-accelerated hybrid NAT for microVM TAP devices.
+///
+/// Every new flow is decided in userspace; every established packet is translated in the kernel.
+#[derive(Parser, Debug)]
+#[command(name = "slipgate", version, max_term_width = 100)]
+pub(crate) struct CommandLine {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Give one or more TAP devices a network, until stopped
+    Attach(Box<AttachArgs>),
+    /// List live flows
+    Flows(FlowsArgs),
+    /// Show packets, bytes, drops, refusals and ports
+    Stats(StatsArgs),
+    /// Say which rule decides about a destination, and what would happen
+    Why(WhyArgs),
+    /// Say what this machine lacks, and how to get it
+    Doctor(DoctorArgs),
+    /// The engine process, started by `attach`
+    #[command(hide = true)]
+    Engine(EngineArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct AttachArgs {
+    /// A VM: name=NAME,tap=IF[,mac=M][,ip=A][,max-flows=N]; may be given several times
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) vm: Vec<String>,
+    /// Short for --vm name=IF,tap=IF; may be given several times
+    #[arg(long, value_name = "IF")]
+    pub(crate) tap: Vec<String>,
+    #[command(flatten)]
+    pub(crate) nat: NatArgs,
+    /// What happens to flows and pins at an orderly stop
+    #[arg(long, value_enum, default_value_t = OnExit::Detach)]
+    pub(crate) on_exit: OnExit,
+}
+
+/// The flags that say how guests reach the world.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "NAT")]
+pub(crate) struct NatArgs {
+    /// Where established flows are translated
+    #[arg(long, value_enum, default_value_t = Mode::Auto)]
+    pub(crate) mode: Mode,
+    /// Device that leads to the world [default: the default route's]
+    #[arg(long, value_name = "IF")]
+    pub(crate) uplink: Option<String>,
+    /// The guests' address, unless a --vm says ip=
+    #[arg(long, value_name = "A", default_value = "10.0.2.15")]
+    pub(crate) guest_ip: String,
+    /// The gateway's address as guests see it; the next one up is their DNS server
+    #[arg(long, value_name = "A", default_value = "10.0.2.2")]
+    pub(crate) gateway: String,
+    /// Prefix length of the guests' network
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u8).range(1..=30))]
+    pub(crate) prefix: u8,
+    /// MTU given to guests, bytes [default: the TAP's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(576..=65521))]
+    pub(crate) mtu: Option<u32>,
+    /// Resolver to forward guests' questions to; may be given several times [default: the host's]
+    #[arg(long, value_name = "A[:P]")]
+    pub(crate) dns: Vec<String>,
+
+    /// What happens to a flow that no rule matches
+    #[arg(long, value_enum, default_value_t = DefaultRule::Allow)]
+    pub(crate) default: DefaultRule,
+    /// Allow flows to CIDR[:PORT[-PORT]][/tcp|udp|icmp]; rules are tried in the order typed
+    #[arg(long, value_name = "RULE")]
+    pub(crate) allow: Vec<String>,
+    /// Refuse flows to CIDR[:PORT[-PORT]][/tcp|udp|icmp]
+    #[arg(long, value_name = "RULE")]
+    pub(crate) deny: Vec<String>,
+    /// Refuse flows to what the file lists, one RULE per line
+    #[arg(long, value_name = "F")]
+    pub(crate) deny_file: Vec<PathBuf>,
+    /// Flows a VM may have at once
+    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_flows: u32,
+    /// New flows a VM may open per second, on average; twice that in a burst
+    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) new_flows_per_second: u32,
+
+    /// Host port(s) that lead to a guest: [VM=]tcp|udp:[ADDR:]PORT[-PORT]:PORT[-PORT]; VM= is
+    /// needed when there are several
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) forward: Vec<String>,
+
+    /// Ports for translated flows
+    #[arg(long, value_name = "A-B", default_value = "61000-65535")]
+    pub(crate) nat_ports: String,
+    /// Source address of translated flows; several multiply the ports [default: the route's]
+    #[arg(long, value_name = "A", num_args = 1..)]
+    pub(crate) nat_address: Vec<String>,
+    /// Flows the table can hold; decided by whoever makes the maps
+    #[arg(long, value_name = "N", default_value_t = slipgate_abi::maps::DEFAULT_SLOTS)]
+    pub(crate) flow_table: u32,
+    /// Directory in bpffs for pins, one sub-directory per network namespace
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+    /// Append one JSON line per ended flow
+    #[arg(long, value_name = "FILE")]
+    pub(crate) flow_log: Option<PathBuf>,
+    /// Drop early by XDP: auto where the device offers no TSO
+    #[arg(long, value_enum, default_value_t = Xdp::Auto)]
+    pub(crate) xdp: Xdp,
+    /// Load the programs that log (slow)
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) bpf_log: bool,
+    /// Messages on stderr: error, warn, info, debug, trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub(crate) log: String,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mode {
+    /// Hybrid where possible
+    Auto,
+    /// In the kernel
+    Hybrid,
+    /// In the engine, without privileges
+    Userspace,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum DefaultRule {
+    Allow,
+    Deny,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Xdp {
+    Auto,
+    On,
+    Off,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OnExit {
+    /// End flows, take the TAPs down, remove programs and pins
+    Detach,
+    /// Leave flows running in the kernel for the next `attach` to adopt
+    Keep,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct FlowsArgs {
+    /// Only this VM's
+    #[arg(long, value_name = "NAME")]
+    pub(crate) vm: Option<String>,
+    /// As an array of JSON objects
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Again every second, until stopped
+    #[arg(long)]
+    pub(crate) watch: bool,
+    /// Directory in bpffs that `attach` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StatsArgs {
+    /// As one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Only this VM's
+    #[arg(long, value_name = "NAME")]
+    pub(crate) vm: Option<String>,
+    /// Again every second, until stopped
+    #[arg(long)]
+    pub(crate) watch: bool,
+    /// Directory in bpffs that `attach` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct WhyArgs {
+    /// The VM's name
+    pub(crate) vm: String,
+    /// Where it would connect to, HOST:PORT
+    pub(crate) destination: String,
+    /// Protocol
+    #[arg(long, value_name = "P", value_enum, default_value_t = Proto::Tcp)]
+    pub(crate) proto: Proto,
+    /// As one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Directory in bpffs that `attach` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Proto {
+    Tcp,
+    Udp,
+    Icmp,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Device that leads to the world [default: the default route's]
+    #[arg(long, value_name = "IF")]
+    pub(crate) uplink: Option<String>,
+    /// As an array of JSON objects
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct EngineArgs {
+    /// The channel to the broker, an inherited descriptor
+    #[arg(long)]
+    pub(crate) fd: i32,
+}

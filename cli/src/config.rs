@@ -1,0 +1,164 @@
+//! What was typed, made into one checked [`Config`]. Nothing here touches the system: what depends
+//! on the machine (does the TAP exist, is the port free) is found out by the roles.
+mod error;
+mod forward;
+mod network;
+mod rules;
+mod vm;
+
+use std::{
+    net::{Ipv4Addr, SocketAddrV4},
+    ops::RangeInclusive,
+    path::PathBuf,
+};
+
+use slipgate_abi::maps::{MAX_CHUNKS, SLOTS_PER_CHUNK};
+
+pub(crate) use self::{
+    error::ConfigError,
+    forward::Forward,
+    network::GuestNetwork,
+    rules::{LoadedRule, LoadedRules, RuleFlag},
+    vm::VmConfig,
+};
+use crate::args::{AttachArgs, DefaultRule, Mode, OnExit, Xdp};
+
+/// Everything `attach` was told, checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Config {
+    pub(crate) mode: Mode,
+    /// `None`: the default route's.
+    pub(crate) uplink: Option<String>,
+    pub(crate) network: GuestNetwork,
+    pub(crate) vms: Vec<VmConfig>,
+    /// Resolvers; empty: the host's.
+    pub(crate) dns: Vec<SocketAddrV4>,
+    /// In the order typed.
+    pub(crate) rules: Vec<RuleFlag>,
+    pub(crate) default_allow: bool,
+    /// Per VM.
+    pub(crate) new_flows_per_second: u32,
+    pub(crate) forwards: Vec<Forward>,
+    pub(crate) nat_ports: RangeInclusive<u16>,
+    /// Source addresses; empty: the route's.
+    pub(crate) nat_addresses: Vec<Ipv4Addr>,
+    /// Slots of the table, a multiple of a chunk.
+    pub(crate) flow_table: u32,
+    pub(crate) pin_dir: PathBuf,
+    pub(crate) flow_log: Option<PathBuf>,
+    pub(crate) xdp: Xdp,
+    pub(crate) bpf_log: bool,
+    pub(crate) on_exit: OnExit,
+}
+
+impl Config {
+    /// Checks what was typed. `order`: the rule flags as typed, see [`RuleFlag::in_order`].
+    pub(crate) fn new(args: &AttachArgs, order: Vec<RuleFlag>) -> Result<Self, ConfigError> {
+        let nat = &args.nat;
+        if nat.mode == Mode::Userspace {
+            return Err(ConfigError::new(
+                "--mode",
+                "userspace",
+                "it is not there yet",
+                "use --mode hybrid, which needs CAP_NET_ADMIN and CAP_BPF (see `slipgate doctor`)",
+            ));
+        }
+        if let Some(uplink) = &nat.uplink {
+            vm::check_device("--uplink", uplink, uplink)?;
+        }
+        let network = GuestNetwork::new(nat)?;
+        let vms = vm::parse(&args.vm, &args.tap, &network, nat.max_flows)?;
+        if let Some(vm) = vms.iter().find(|v| nat.uplink.as_ref() == Some(&v.tap)) {
+            return Err(ConfigError::new(
+                "--uplink",
+                &vm.tap,
+                format!("it is the TAP of {}", vm.name),
+                "give the device that leads to the world",
+            ));
+        }
+        let forwards = forward::parse(&nat.forward, &vms)?;
+        rules::check(&order)?;
+        Ok(Self {
+            mode: nat.mode,
+            uplink: nat.uplink.clone(),
+            network,
+            vms,
+            dns: nat
+                .dns
+                .iter()
+                .map(|d| resolver(d))
+                .collect::<Result<_, _>>()?,
+            rules: order,
+            default_allow: nat.default == DefaultRule::Allow,
+            new_flows_per_second: nat.new_flows_per_second,
+            nat_ports: nat_ports(&nat.nat_ports, &forwards)?,
+            forwards,
+            nat_addresses: nat
+                .nat_address
+                .iter()
+                .map(|a| network::address("--nat-address", a))
+                .collect::<Result<_, _>>()?,
+            flow_table: flow_table(nat.flow_table)?,
+            pin_dir: nat.pin_dir.clone(),
+            flow_log: nat.flow_log.clone(),
+            xdp: nat.xdp,
+            bpf_log: nat.bpf_log,
+            on_exit: args.on_exit,
+        })
+    }
+}
+
+/// `A` or `A:P`.
+fn resolver(given: &str) -> Result<SocketAddrV4, ConfigError> {
+    let parsed = given
+        .parse()
+        .or_else(|_| given.parse().map(|a| SocketAddrV4::new(a, 53)));
+    match parsed {
+        Ok(a) if a.port() != 0 && !a.ip().is_unspecified() && !a.ip().is_multicast() => Ok(a),
+        _ => Err(ConfigError::new(
+            "--dns",
+            given,
+            "not a resolver's address",
+            "give one like 192.0.2.53 or 192.0.2.53:5353",
+        )),
+    }
+}
+
+fn nat_ports(given: &str, forwards: &[Forward]) -> Result<RangeInclusive<u16>, ConfigError> {
+    let range = forward::parse_range(given).filter(|r| r.len() > 1);
+    let range = range.ok_or_else(|| {
+        ConfigError::new(
+            "--nat-ports",
+            given,
+            "not a range of ports",
+            "give two ports from 1 to 65535, like 61000-65535",
+        )
+    })?;
+    if let Some(f) = forwards.iter().find(|f| range.contains(&f.host_port)) {
+        return Err(ConfigError::new(
+            "--nat-ports",
+            given,
+            format!("it covers port {}, which is forwarded", f.host_port),
+            "forward another port, or give another range",
+        ));
+    }
+    Ok(range)
+}
+
+fn flow_table(slots: u32) -> Result<u32, ConfigError> {
+    let most = MAX_CHUNKS * SLOTS_PER_CHUNK;
+    if slots == 0 || slots > most || slots % SLOTS_PER_CHUNK != 0 {
+        let near = slots.clamp(1, most).next_multiple_of(SLOTS_PER_CHUNK);
+        return Err(ConfigError::new(
+            "--flow-table",
+            slots,
+            format!("not a multiple of {SLOTS_PER_CHUNK} up to {most}"),
+            format!("give {near}"),
+        ));
+    }
+    Ok(slots)
+}
+
+#[cfg(test)]
+#[path = "config_test.rs"]
+mod tests;

@@ -1,0 +1,195 @@
+//! `--vm name=a,tap=tap0[,mac=M][,ip=A][,max-flows=N]` and its short form `--tap tap0`.
+use std::net::Ipv4Addr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ConfigError, GuestNetwork, network};
+
+/// Longest name of a VM, bytes: what fits its row in `VMS`, with a final zero.
+const MAX_NAME: usize = 63;
+/// Longest name of a network device, bytes (IFNAMSIZ less the final zero).
+const MAX_IFNAME: usize = 15;
+
+/// One VM.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct VmConfig {
+    /// Unique name.
+    pub(crate) name: String,
+    /// The TAP that its VMM has open.
+    pub(crate) tap: String,
+    /// The guest's MAC; when given, frames from another are dropped.
+    pub(crate) mac: Option<[u8; 6]>,
+    /// The guest's address.
+    pub(crate) ip: Ipv4Addr,
+    /// Flows it may have at once.
+    pub(crate) max_flows: u32,
+}
+
+/// All VMs of the command line.
+pub(super) fn parse(
+    specs: &[String],
+    taps: &[String],
+    network: &GuestNetwork,
+    max_flows: u32,
+) -> Result<Vec<VmConfig>, ConfigError> {
+    let mut vms: Vec<VmConfig> = Vec::new();
+    for spec in specs {
+        let vm = parse_spec(spec, network, max_flows)?;
+        push(&mut vms, "--vm", spec, vm)?;
+    }
+    for tap in taps {
+        check_device("--tap", tap, tap)?;
+        let vm = VmConfig {
+            name: tap.clone(),
+            tap: tap.clone(),
+            mac: None,
+            ip: network.guest,
+            max_flows,
+        };
+        push(&mut vms, "--tap", tap, vm)?;
+    }
+    if vms.is_empty() {
+        return Err(ConfigError::new(
+            "--vm",
+            "(nothing)",
+            "there is no VM to serve",
+            "give --tap IF or --vm name=NAME,tap=IF",
+        ));
+    }
+    Ok(vms)
+}
+
+fn push(
+    vms: &mut Vec<VmConfig>,
+    flag: &'static str,
+    given: &str,
+    vm: VmConfig,
+) -> Result<(), ConfigError> {
+    if vms.iter().any(|v| v.name == vm.name) {
+        return Err(ConfigError::new(
+            flag,
+            given,
+            format!("the name {} is taken", vm.name),
+            "give each VM its own name",
+        ));
+    }
+    if vms.iter().any(|v| v.tap == vm.tap) {
+        return Err(ConfigError::new(
+            flag,
+            given,
+            format!("the TAP {} is another VM's", vm.tap),
+            "give each VM its own TAP",
+        ));
+    }
+    vms.push(vm);
+    Ok(())
+}
+
+fn parse_spec(spec: &str, network: &GuestNetwork, max_flows: u32) -> Result<VmConfig, ConfigError> {
+    let err = |problem: String, remedy: &str| ConfigError::new("--vm", spec, problem, remedy);
+    let (mut name, mut tap, mut mac, mut ip, mut flows) = (None, None, None, None, None);
+    for part in spec.split(',') {
+        let Some((key, value)) = part.split_once('=') else {
+            return Err(err(
+                format!("{part:?} is not KEY=VALUE"),
+                "give name=NAME,tap=IF[,mac=M][,ip=A][,max-flows=N]",
+            ));
+        };
+        let seen = match key {
+            "name" => name.replace(value).is_some(),
+            "tap" => tap.replace(value).is_some(),
+            "mac" => mac.replace(value).is_some(),
+            "ip" => ip.replace(value).is_some(),
+            "max-flows" => flows.replace(value).is_some(),
+            _ => {
+                return Err(err(
+                    format!("no key {key:?}"),
+                    "there are name, tap, mac, ip, max-flows",
+                ));
+            }
+        };
+        if seen {
+            return Err(err(format!("{key} is given twice"), "give it once"));
+        }
+    }
+    let tap = tap.ok_or_else(|| err("no TAP".into(), "add tap=IF"))?;
+    check_device("--vm", spec, tap)?;
+    let name = name.unwrap_or(tap);
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(plain) {
+        return Err(err(
+            format!("{name:?} can't be a name"),
+            "give 1 to 63 letters, digits, '-', '_' or '.'",
+        ));
+    }
+    let ip = match ip {
+        None => network.guest,
+        Some(text) => {
+            let ip = network::address("--vm", text)?;
+            network.check_guest("--vm", ip)?;
+            ip
+        }
+    };
+    let mac = match mac {
+        None => None,
+        Some(text) => Some(parse_mac(text).ok_or_else(|| {
+            err(
+                format!("{text:?} is not the MAC of one device"),
+                "give six bytes like 52:54:00:12:34:56, the first one even",
+            )
+        })?),
+    };
+    let max_flows = match flows {
+        None => max_flows,
+        Some(text) => text.parse().ok().filter(|&n| n > 0).ok_or_else(|| {
+            err(
+                format!("max-flows={text} is no number of flows"),
+                "give a number from 1",
+            )
+        })?,
+    };
+    Ok(VmConfig {
+        name: name.to_owned(),
+        tap: tap.to_owned(),
+        mac,
+        ip,
+        max_flows,
+    })
+}
+
+/// A unicast MAC that is not zero.
+fn parse_mac(text: &str) -> Option<[u8; 6]> {
+    let mut mac = [0; 6];
+    let mut parts = text.split([':', '-']);
+    for byte in &mut mac {
+        let part = parts.next()?;
+        if part.len() > 2 {
+            return None;
+        }
+        *byte = u8::from_str_radix(part, 16).ok()?;
+    }
+    (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
+}
+
+/// Whether the kernel would take it as a device's name.
+pub(super) fn check_device(
+    flag: &'static str,
+    given: &str,
+    device: &str,
+) -> Result<(), ConfigError> {
+    let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
+    if device.is_empty()
+        || device.len() > MAX_IFNAME
+        || device == "."
+        || device == ".."
+        || device.contains(bad)
+    {
+        return Err(ConfigError::new(
+            flag,
+            given,
+            format!("{device:?} can't be a network device"),
+            "give a name of 1 to 15 characters as `ip link` shows it",
+        ));
+    }
+    Ok(())
+}

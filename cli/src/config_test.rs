@@ -1,0 +1,276 @@
+use clap::{CommandFactory as _, FromArgMatches as _};
+
+use super::*;
+use crate::args::{Command, CommandLine};
+
+/// The configuration that a command line makes, or the error's text.
+fn config(flags: &str) -> Result<Config, String> {
+    let words = ["slipgate", "attach"]
+        .into_iter()
+        .chain(flags.split_whitespace());
+    let matches = CommandLine::command()
+        .try_get_matches_from(words)
+        .map_err(|e| e.to_string())?;
+    let typed = CommandLine::from_arg_matches(&matches).map_err(|e| e.to_string())?;
+    let Command::Attach(args) = typed.command else {
+        panic!("not attach");
+    };
+    let attach = matches.subcommand_matches("attach").expect("attach");
+    Config::new(&args, RuleFlag::in_order(attach)).map_err(|e| e.to_string())
+}
+
+#[track_caller]
+fn refused(flags: &str, parts: &[&str]) {
+    let error = config(flags).expect_err(flags);
+    for part in parts {
+        assert!(
+            error.contains(part),
+            "{flags}\n  says {error:?}\n  not {part:?}"
+        );
+    }
+}
+
+#[test]
+fn one_tap_and_nothing_else_is_enough() {
+    let c = config("--tap tap0").unwrap();
+    assert_eq!(c.vms.len(), 1);
+    assert_eq!(
+        (c.vms[0].name.as_str(), c.vms[0].tap.as_str()),
+        ("tap0", "tap0")
+    );
+    assert_eq!(c.vms[0].ip, Ipv4Addr::new(10, 0, 2, 15));
+    assert_eq!(c.network.gateway, Ipv4Addr::new(10, 0, 2, 2));
+    assert_eq!(c.network.dns, Ipv4Addr::new(10, 0, 2, 3));
+    assert_eq!(c.nat_ports, 61_000..=65_535);
+    assert_eq!(c.flow_table, 65_536);
+    assert!(c.default_allow && c.rules.is_empty() && c.forwards.is_empty());
+}
+
+#[test]
+fn a_vm_has_all_that_was_said_of_it() {
+    let c = config("--vm name=a,tap=tap0,mac=52:54:00:12:34:56,ip=10.0.2.77,max-flows=9 --tap t1")
+        .unwrap();
+    assert_eq!(c.vms.len(), 2);
+    assert_eq!(c.vms[0].mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
+    assert_eq!(
+        (c.vms[0].ip, c.vms[0].max_flows),
+        (Ipv4Addr::new(10, 0, 2, 77), 9)
+    );
+    assert_eq!(c.vms[1].name, "t1");
+}
+
+#[test]
+fn a_vm_that_cannot_be_names_the_flag_the_value_and_the_remedy() {
+    refused("", &["--vm", "--tap IF"]);
+    refused("--vm name=a", &["--vm name=a", "no TAP", "tap=IF"]);
+    refused("--vm a,tap=tap0", &["\"a\" is not KEY=VALUE"]);
+    refused("--vm tap=tap0,colour=red", &["\"colour\"", "max-flows"]);
+    refused("--vm tap=tap0,tap=tap1", &["tap is given twice"]);
+    refused("--vm tap=a/b", &["\"a/b\"", "ip link"]);
+    refused("--vm tap=abcdefghijklmnop", &["1 to 15"]);
+    refused("--vm name=a*,tap=tap0", &["\"a*\" can't be a name"]);
+    refused(
+        "--vm tap=tap0,mac=01:00:00:00:00:01",
+        &["not the MAC of one device"],
+    );
+    refused(
+        "--vm tap=tap0,mac=52:54:00:12:34",
+        &["not the MAC of one device"],
+    );
+    refused("--vm tap=tap0,max-flows=0", &["max-flows=0"]);
+    refused(
+        "--vm tap=tap0,ip=10.0.3.1",
+        &[
+            "outside the gateway's network 10.0.2.0/24",
+            "10.0.2.1 to 10.0.2.254",
+        ],
+    );
+    refused(
+        "--vm name=a,tap=tap0 --vm name=a,tap=tap1",
+        &["name a is taken"],
+    );
+    refused(
+        "--vm name=a,tap=tap0 --tap tap0",
+        &["--tap tap0", "another VM's"],
+    );
+    refused(
+        "--tap tap0 --uplink tap0",
+        &["--uplink tap0", "TAP of tap0"],
+    );
+}
+
+#[test]
+fn the_guests_network_holds_together() {
+    let c = config("--tap t --gateway 192.168.7.1 --guest-ip 192.168.7.3 --prefix 29").unwrap();
+    assert_eq!(c.network.dns, Ipv4Addr::new(192, 168, 7, 2));
+    let c = config("--tap t --gateway 192.168.7.1 --guest-ip 192.168.7.2 --prefix 30").unwrap();
+    assert_eq!(
+        c.network.dns, c.network.gateway,
+        "there is no third address in a /30"
+    );
+
+    let c = config("--tap t --guest-ip 10.0.2.3").unwrap();
+    assert_eq!(
+        c.network.dns,
+        Ipv4Addr::new(10, 0, 2, 4),
+        "the guest's own address is not it"
+    );
+
+    refused(
+        "--tap t --guest-ip 10.0.2",
+        &["--guest-ip 10.0.2", "10.0.2.15"],
+    );
+    refused("--tap t --guest-ip 10.9.2.15", &["--guest-ip", "outside"]);
+    refused(
+        "--tap t --guest-ip 10.0.2.2",
+        &["--guest-ip", "gateway's address"],
+    );
+    refused("--vm tap=t,ip=10.0.2.3", &["--vm 10.0.2.3", "DNS server's"]);
+    refused(
+        "--tap t --guest-ip 10.0.2.255",
+        &["--guest-ip", "last address"],
+    );
+    refused(
+        "--tap t --gateway 224.0.0.1",
+        &["--gateway", "not a unicast"],
+    );
+    refused("--tap t --prefix 31", &["--prefix", "31", "1..=30"]);
+    refused("--tap t --mtu 500", &["--mtu", "500", "576"]);
+}
+
+#[test]
+fn rules_keep_the_order_typed_across_flags() {
+    let c = config("--tap t --deny 192.0.2.1 --allow 192.0.2.0/24 --deny-file f --deny 0.0.0.0/0 --allow 198.51.100.7:443/tcp").unwrap();
+    let deny = |t: &str| RuleFlag::Deny(t.into());
+    let allow = |t: &str| RuleFlag::Allow(t.into());
+    assert_eq!(
+        c.rules,
+        [
+            deny("192.0.2.1"),
+            allow("192.0.2.0/24"),
+            RuleFlag::DenyFile("f".into()),
+            deny("0.0.0.0/0"),
+            allow("198.51.100.7:443/tcp"),
+        ]
+    );
+    refused(
+        "--tap t --allow example",
+        &["--allow example", "CIDR[:PORT"],
+    );
+    refused(
+        "--tap t --deny 192.0.2.0/24:90-80",
+        &["--deny 192.0.2.0/24:90-80"],
+    );
+}
+
+#[test]
+fn forwards_are_one_per_port_and_know_their_vm() {
+    let c = config("--tap t --forward tcp:8080:80 --forward tcp:127.0.0.1:9000-9002:7000-7002 --forward udp:5353:53").unwrap();
+    assert_eq!(c.forwards.len(), 5);
+    assert_eq!(
+        (
+            c.forwards[0].protocol,
+            c.forwards[0].host_port,
+            c.forwards[0].guest_port
+        ),
+        (6, 8080, 80)
+    );
+    assert_eq!(c.forwards[0].host, Ipv4Addr::UNSPECIFIED);
+    assert_eq!(
+        (
+            c.forwards[3].host,
+            c.forwards[3].host_port,
+            c.forwards[3].guest_port
+        ),
+        (Ipv4Addr::LOCALHOST, 9002, 7002)
+    );
+    assert_eq!(c.forwards[4].protocol, 17);
+
+    let two = "--vm name=a,tap=t0 --vm name=b,tap=t1";
+    let c = config(&format!("{two} --forward b=tcp:8080:80")).unwrap();
+    assert_eq!(c.forwards[0].vm, 1);
+    refused(
+        &format!("{two} --forward tcp:8080:80"),
+        &["several VMs", "a=tcp:8080:80"],
+    );
+    refused(
+        &format!("{two} --forward c=tcp:8080:80"),
+        &["no VM \"c\"", "a, b"],
+    );
+    refused("--tap t --forward sctp:1:1", &["\"sctp\"", "tcp:8080:80"]);
+    refused("--tap t --forward tcp:80", &["not PROTOCOL:"]);
+    refused("--tap t --forward tcp:0:80", &["\"0\" is no port"]);
+    refused("--tap t --forward tcp:70000:80", &["\"70000\""]);
+    refused("--tap t --forward tcp:1-3:1-2", &["3 host ports lead to 2"]);
+    refused(
+        "--tap t --forward tcp:8080:80 --forward tcp:127.0.0.1:8080:81",
+        &["8080", "already"],
+    );
+    refused("--tap t --forward tcp:61000:80", &["--nat-ports", "61000"]);
+}
+
+#[test]
+fn the_rest_has_limits_too() {
+    let c = config(
+        "--tap t --dns 192.0.2.53 --dns 192.0.2.54:5353 --nat-address 198.51.100.1 198.51.100.2",
+    )
+    .unwrap();
+    assert_eq!(
+        c.dns,
+        [
+            "192.0.2.53:53".parse().unwrap(),
+            "192.0.2.54:5353".parse().unwrap()
+        ]
+    );
+    assert_eq!(c.nat_addresses.len(), 2);
+    refused("--tap t --dns resolver", &["--dns resolver", "192.0.2.53"]);
+    refused(
+        "--tap t --nat-ports 65000",
+        &["--nat-ports 65000", "61000-65535"],
+    );
+    refused("--tap t --nat-ports 9-5", &["--nat-ports 9-5"]);
+    refused("--tap t --nat-address here", &["--nat-address here"]);
+    refused(
+        "--tap t --flow-table 1000",
+        &["--flow-table 1000", "give 1024"],
+    );
+    refused(
+        "--tap t --mode userspace",
+        &["--mode userspace", "not there yet"],
+    );
+    refused("--tap t --mode fast", &["--mode", "fast", "hybrid"]);
+    refused("--tap t --max-flows 0", &["--max-flows", "0"]);
+}
+
+#[test]
+fn deny_files_are_read_and_compiled() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(
+        &file,
+        "192.0.2.0/24 # a comment\n\n198.51.100.0/24:443/tcp\n",
+    )
+    .unwrap();
+    let rules = [RuleFlag::DenyFile(file.path().into())];
+    let policy = LoadedRules::load(&rules, true).unwrap().compile().unwrap();
+    let to = |addr: &str, port| userspace_nat::rules::Destination {
+        addr: addr.parse().unwrap(),
+        port,
+        protocol: slipgate_abi::Protocol::Tcp,
+    };
+    assert_eq!(policy.decide(to("192.0.2.7", 80)).line, Some(1));
+    assert!(!policy.decide(to("198.51.100.7", 443)).is_allowed());
+    assert!(policy.decide(to("198.51.100.7", 80)).is_allowed());
+
+    std::fs::write(&file, "192.0.2.0/24\nnonsense\n").unwrap();
+    let error = LoadedRules::load(&rules, true)
+        .unwrap()
+        .compile()
+        .unwrap_err();
+    assert!(format!("{error:#}").contains(":2:"), "{error:#}");
+    let missing = [RuleFlag::DenyFile("/nonexistent/deny".into())];
+    let error = LoadedRules::load(&missing, true).unwrap_err();
+    assert!(
+        format!("{error:#}").contains("--deny-file /nonexistent/deny"),
+        "{error:#}"
+    );
+}

@@ -1,0 +1,81 @@
+use std::thread;
+
+use super::*;
+
+fn question() -> Request {
+    Request::Why(WhyQuestion {
+        vm: "a".into(),
+        address: [192, 0, 2, 1].into(),
+        port: 443,
+        protocol: 6,
+    })
+}
+
+#[test]
+fn a_question_is_answered_on_its_own_connection() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("0.sock");
+    let mut server = ControlServer::bind(&path, 0).unwrap();
+    assert_eq!(
+        fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    let client = thread::spawn({
+        let path = path.clone();
+        move || ask(&path, &question()).unwrap()
+    });
+    let answer = Answer::Why(WhyAnswer {
+        admitted: false,
+        rule: Some("--deny 192.0.2.0/24".into()),
+        refusal: Some("rule".into()),
+        because: vec!["it says so".into()],
+    });
+    let (id, request) = loop {
+        if let Some(found) = server.serve().pop() {
+            break found;
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    assert_eq!(request, question());
+    server.answer(id, &answer);
+    assert_eq!(client.join().unwrap(), answer);
+    drop(server);
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_a_predecessor_left_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("0.sock");
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    ControlServer::bind(&path, 0).unwrap();
+}
+
+#[test]
+fn nonsense_is_answered_and_floods_are_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("0.sock");
+    let mut server = ControlServer::bind(&path, 0).unwrap();
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.write_all(b"nonsense\n").unwrap();
+    assert!(server.serve().is_empty());
+    let mut answer = String::new();
+    BufReader::new(client.try_clone().unwrap())
+        .read_line(&mut answer)
+        .unwrap();
+    assert!(answer.contains("not a request"), "{answer}");
+
+    client.write_all(&[b'x'; MAX_REQUEST + 1]).unwrap();
+    server.serve();
+    assert_eq!(server.clients.len(), 0);
+}
+
+#[test]
+fn roles_follow_the_user() {
+    assert_eq!(Role::of(0, 1000), Some(Role::Admin));
+    assert_eq!(Role::of(1000, 1000), Some(Role::Reader));
+    assert_eq!(Role::of(1001, 1000), None);
+    assert!(Request::Stop { keep: true }.needs() > Role::Reader);
+    assert!(question().needs() <= Role::Reader);
+}

@@ -1,0 +1,220 @@
+//! `slipgate doctor`: what this machine has and lacks for the hybrid NAT, and how to get it. Runs
+//! as any user; what only root can see is said to be unknown, not missing.
+use std::{fs, process::ExitCode};
+
+use anyhow::Context as _;
+use serde::Serialize;
+use slipgate_control::probe;
+
+use crate::{args::DoctorArgs, host::HostFacts};
+
+/// One thing that was looked at.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+struct Finding {
+    what: String,
+    /// ok, missing, note.
+    state: State,
+    found: String,
+    /// What to do, when something is to be done.
+    remedy: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Ok,
+    Missing,
+    Note,
+}
+
+impl Finding {
+    fn ok(what: &str, found: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            state: State::Ok,
+            found: found.into(),
+            remedy: None,
+        }
+    }
+
+    fn with(self, state: State, remedy: impl Into<String>) -> Self {
+        Self {
+            state,
+            remedy: Some(remedy.into()),
+            ..self
+        }
+    }
+}
+
+/// Capabilities that the broker needs, <linux/capability.h>.
+const NEEDED: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (39, "CAP_BPF")];
+
+/// Runs `slipgate doctor`. 0: everything needed is there.
+pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    let findings = examine(args.uplink.as_deref());
+    let missing = findings.iter().any(|f| f.state == State::Missing);
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&findings)?);
+    } else {
+        print!("{}", report(&findings));
+    }
+    Ok(if missing {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+fn examine(uplink: Option<&str>) -> Vec<Finding> {
+    let mut findings = vec![capabilities()];
+    findings.extend(probe::checks().into_iter().map(|check| {
+        let finding = Finding::ok(check.name, check.found);
+        match check.remedy {
+            Some(remedy) if check.optional => finding.with(State::Note, remedy),
+            Some(remedy) => finding.with(State::Missing, remedy),
+            None => finding,
+        }
+    }));
+    findings.push(uplink_found(uplink));
+    findings.extend(host());
+    findings
+}
+
+fn capabilities() -> Finding {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .unwrap_or(0);
+    let (has, lacks): (Vec<_>, Vec<_>) = NEEDED
+        .iter()
+        .partition(|(number, _)| effective >> number & 1 == 1);
+    let names = |list: &[&(u32, &str)]| list.iter().map(|c| c.1).collect::<Vec<_>>().join(", ");
+    if lacks.is_empty() {
+        return Finding::ok("capabilities", names(&has));
+    }
+    Finding::ok("capabilities", format!("no {}", names(&lacks))).with(
+        State::Missing,
+        "run as root, or give the binary the capabilities: setcap \
+         cap_net_admin,cap_bpf,cap_perfmon+ep $(which slipgate)",
+    )
+}
+
+fn uplink_found(given: Option<&str>) -> Finding {
+    let what = "uplink";
+    let name = match given.map_or_else(default_route_device, |name| Ok(name.to_owned())) {
+        Ok(name) => name,
+        Err(e) => {
+            return Finding::ok(what, format!("{e:#}")).with(
+                State::Missing,
+                "add a default route, or name the device that leads to the world with --uplink",
+            );
+        }
+    };
+    let link = |file: &str| {
+        let text = fs::read_to_string(format!("/sys/class/net/{name}/{file}"));
+        text.map(|text| text.trim().to_owned())
+    };
+    match link("operstate") {
+        Ok(state) => {
+            let mtu = link("mtu").unwrap_or_default();
+            let found = format!("{name}, {state}, MTU {mtu}");
+            if state == "down" {
+                let remedy = format!("bring it up: ip link set {name} up");
+                Finding::ok(what, found).with(State::Missing, remedy)
+            } else {
+                Finding::ok(what, found)
+            }
+        }
+        Err(_) => Finding::ok(what, format!("there is no device {name}")).with(
+            State::Missing,
+            "give --uplink a device that `ip link` shows",
+        ),
+    }
+}
+
+/// The device of the default route, from /proc/net/route: destination and mask zero.
+fn default_route_device() -> anyhow::Result<String> {
+    let table = fs::read_to_string("/proc/thread-self/net/route").context("reading routes")?;
+    let device = table.lines().skip(1).find_map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let default = fields.get(1) == Some(&"00000000") && fields.get(7) == Some(&"00000000");
+        default.then(|| fields[0].to_owned())
+    });
+    device.context("no default route")
+}
+
+fn host() -> Vec<Finding> {
+    let facts = HostFacts::read();
+    let forwarding = if facts.ip_forward { "on" } else { "off" };
+    let mut findings = vec![Finding::ok(
+        "forwarding",
+        format!("{forwarding}; slipgate needs none"),
+    )];
+    let firewall = Finding::ok(
+        "firewall",
+        match facts.forward_chains.len() {
+            0 => "no rules for forwarded packets".to_owned(),
+            _ => facts.forward_chains.join(", "),
+        },
+    );
+    findings.push(if facts.forward_chains.is_empty() {
+        firewall
+    } else {
+        firewall.with(
+            State::Note,
+            "guests' packets don't pass these: use --allow and --deny",
+        )
+    });
+    if facts.xfrm_policies > 0 {
+        findings.push(
+            Finding::ok("IPsec", format!("{} policies", facts.xfrm_policies)).with(
+                State::Note,
+                "guests' packets don't meet them: use --deny, or a tunnel device as --uplink",
+            ),
+        );
+    }
+    if let Some(ports) = facts.local_ports {
+        let (first, last) = (*ports.start(), *ports.end());
+        let ports = Finding::ok("local ports", format!("{first}-{last}"));
+        findings.push(if last >= 61_000 {
+            ports.with(
+                State::Note,
+                "they overlap the default --nat-ports 61000-65535: give others, or set \
+                 net.ipv4.ip_local_port_range",
+            )
+        } else {
+            ports
+        });
+    }
+    findings
+}
+
+fn report(findings: &[Finding]) -> String {
+    let width = findings.iter().map(|f| f.what.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for finding in findings {
+        let mark = match finding.state {
+            State::Ok => "ok     ",
+            State::Missing => "MISSING",
+            State::Note => "note   ",
+        };
+        text.push_str(&format!(
+            "{mark}  {:width$}  {}\n",
+            finding.what, finding.found
+        ));
+        if let Some(remedy) = &finding.remedy {
+            text.push_str(&format!("{:9}{:width$}  -> {remedy}\n", "", ""));
+        }
+    }
+    text.push_str(match findings.iter().any(|f| f.state == State::Missing) {
+        true => "\nThe hybrid NAT can't run here yet: see what is MISSING.\n",
+        false => "\nThe hybrid NAT can run here.\n",
+    });
+    text
+}
+
+#[cfg(test)]
+#[path = "doctor_test.rs"]
+mod tests;

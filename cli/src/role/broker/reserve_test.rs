@@ -1,0 +1,70 @@
+use std::net::{TcpListener, UdpSocket};
+
+use super::*;
+
+fn forward(protocol: Protocol, host: Ipv4Addr, host_port: u16) -> Forward {
+    Forward {
+        vm: 0,
+        protocol: protocol as u8,
+        host,
+        host_port,
+        guest_port: 80,
+    }
+}
+
+#[test]
+fn a_free_port_is_taken_and_listens() {
+    // A port that was free a moment ago.
+    let free = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let fd = reserve(&forward(Protocol::Tcp, Ipv4Addr::LOCALHOST, free)).unwrap();
+    let client = std::net::TcpStream::connect(("127.0.0.1", free)).unwrap();
+    let (_, peer) = TcpListener::from(fd).accept().unwrap();
+    assert_eq!(peer, client.local_addr().unwrap());
+}
+
+#[test]
+fn a_taken_port_says_by_whom() {
+    let me = std::process::id().to_string();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for (protocol, port) in [
+        (Protocol::Tcp, tcp.local_addr().unwrap().port()),
+        (Protocol::Udp, udp.local_addr().unwrap().port()),
+    ] {
+        for host in [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED] {
+            let error = format!("{:#}", reserve(&forward(protocol, host, port)).unwrap_err());
+            assert!(error.contains(&format!("port {port}")), "{error}");
+            assert!(error.contains(&format!("process {me}")), "{error}");
+        }
+    }
+}
+
+#[test]
+fn an_address_of_another_host_is_refused() {
+    let other = Ipv4Addr::new(192, 0, 2, 99);
+    let error = format!(
+        "{:#}",
+        reserve(&forward(Protocol::Tcp, other, 1)).unwrap_err()
+    );
+    assert!(
+        error.contains("192.0.2.99 is not an address of this host"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_kernels_table_is_read_as_documented() {
+    let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1
+   1: 0100007F:1F90 0100007F:C000 01 00000000:00000000 00:00000000 00000000     0        0 4243 1
+   2: 00000000:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4244 1";
+    let of = |host: [u8; 4], port| inodes_of(table, true, host.into(), port);
+    assert_eq!(of([127, 0, 0, 1], 8080), [4242]);
+    assert_eq!(of([0, 0, 0, 0], 8080), [4242]);
+    assert_eq!(of([192, 0, 2, 1], 8080), [0u64; 0]);
+    assert_eq!(of([192, 0, 2, 1], 8081), [4244]);
+}

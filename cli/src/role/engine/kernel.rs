@@ -1,0 +1,153 @@
+//! The engine's tables, backed by the shared maps. Everything works without a capability.
+use std::{
+    cell::Cell, collections::HashMap, io, net::Ipv4Addr, ops::Range, rc::Rc,
+    sync::atomic::Ordering::Acquire,
+};
+
+use slipgate_abi::{FlowRef, Ip4, NextHopRef, SlotRef, Tuple, VmRef};
+use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps};
+use userspace_nat::{
+    datapath::{FlowMap, InsertError, Tables},
+    stats::VmStats,
+};
+
+/// The map `FLOWS`.
+#[derive(Clone, Debug)]
+pub(crate) struct KernelFlows {
+    maps: Rc<SharedMaps>,
+}
+
+impl KernelFlows {
+    pub(crate) fn new(maps: Rc<SharedMaps>) -> Self {
+        Self { maps }
+    }
+}
+
+impl FlowMap for KernelFlows {
+    fn insert_noexist(&mut self, tuple: &Tuple, flow: FlowRef) -> Result<(), InsertError> {
+        let inserted = self.maps.flows.insert(tuple, &flow, Insert::New);
+        inserted.map_err(|e| match e {
+            TableError::Exists => InsertError::Exists,
+            TableError::Full => InsertError::Full,
+            TableError::Missing => InsertError::Os(io::ErrorKind::NotFound.into()),
+            TableError::Os(e) => InsertError::Os(e),
+        })
+    }
+
+    fn remove(&mut self, tuple: &Tuple) -> io::Result<bool> {
+        self.maps.flows.remove(tuple).map_err(io::Error::other)
+    }
+
+    fn get(&mut self, tuple: &Tuple) -> io::Result<Option<FlowRef>> {
+        self.maps.flows.get(tuple).map_err(io::Error::other)
+    }
+
+    fn for_each(&mut self, visit: &mut dyn FnMut(Tuple, FlowRef)) -> io::Result<()> {
+        for (tuple, flow) in self.maps.flows.entries().map_err(io::Error::other)? {
+            visit(tuple, flow);
+        }
+        Ok(())
+    }
+}
+
+/// The mapped arrays.
+#[derive(Debug)]
+pub(crate) struct KernelTables {
+    maps: Rc<SharedMaps>,
+    owner_row: u32,
+    epoch: u32,
+    /// Next hops claimed so far: looking for them again would be a walk over all.
+    next_hops: HashMap<(u32, Ip4), u32>,
+    /// Set when the broker should fill new next hops.
+    wanted: Rc<Cell<bool>>,
+}
+
+impl KernelTables {
+    /// `wanted` is set whenever a next hop was claimed that the broker has yet to fill.
+    pub(crate) fn new(
+        maps: Rc<SharedMaps>,
+        owner_row: u32,
+        epoch: u32,
+        wanted: Rc<Cell<bool>>,
+    ) -> Self {
+        Self {
+            maps,
+            owner_row,
+            epoch,
+            next_hops: HashMap::new(),
+            wanted,
+        }
+    }
+}
+
+impl Tables for KernelTables {
+    fn owner(&self) -> u32 {
+        self.owner_row
+    }
+
+    fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn slots(&self) -> u32 {
+        self.maps.slots()
+    }
+
+    fn slot(&self, index: u32) -> SlotRef {
+        let last = self.maps.slots() - 1;
+        self.maps
+            .slot(index.min(last))
+            .expect("the array has at least one chunk of slots")
+    }
+
+    fn claim_chunk(&mut self) -> Option<Range<u32>> {
+        self.maps.claim_chunk(self.owner_row)
+    }
+
+    fn own_chunks(&self) -> Vec<Range<u32>> {
+        self.maps.chunks_of(self.owner_row)
+    }
+
+    fn vm(&self, row: u16) -> Option<VmRef> {
+        self.maps.vm(u32::from(row))
+    }
+
+    fn stats(&self, row: u16) -> VmStats {
+        let row = u32::from(row);
+        let row = if row < slipgate_abi::maps::MAX_VMS {
+            row
+        } else {
+            0
+        };
+        let counters = self.maps.counters(row).expect("a row below MAX_VMS");
+        let drops = self.maps.drops(row).expect("a row below MAX_VMS");
+        // SAFETY: rows of mapped arrays, which stay mapped as long as the process lives, and which
+        // all sides change by atomics.
+        unsafe { VmStats::new(counters, drops) }
+    }
+
+    fn next_hop(&self, index: u32) -> Option<NextHopRef> {
+        self.maps.next_hop(index)
+    }
+
+    fn next_hop_for(&mut self, uplink_ifindex: u32, neighbour: Ip4) -> u32 {
+        let ours = self.owner_row + 1;
+        let key = (uplink_ifindex, neighbour);
+        if let Some(&index) = self.next_hops.get(&key) {
+            let hop = self.maps.next_hop(index);
+            if hop.is_some_and(|hop| hop.owner().load(Acquire) == ours) {
+                return index;
+            }
+            self.next_hops.remove(&key);
+        }
+        let claimed =
+            self.maps
+                .claim_next_hop(self.owner_row, uplink_ifindex, Ipv4Addr::from(neighbour));
+        let Some(index) = claimed else {
+            return 0;
+        };
+        self.next_hops.insert(key, index);
+        self.wanted.set(true);
+        index
+    }
+}

@@ -1,0 +1,142 @@
+//! What the engine gives up before it reads the first frame.
+//!
+//! The engine parses what hostile guests send, so it keeps only what it was handed: descriptors.
+//! It changes to nobody, drops every capability for good (bounding and ambient sets included),
+//! can't be traced, dumped or outlive the broker, and then confines itself to the system calls of
+//! its event loop ([`filter`]): any other ends the process.
+mod filter;
+
+use std::io;
+
+use nix::{
+    sys::{
+        resource::{Resource, getrlimit, setrlimit},
+        signal::Signal,
+    },
+    unistd::{Gid, Pid, Uid, geteuid, getppid, setgroups, setresgid, setresuid},
+};
+
+use self::filter::Filters;
+
+/// The user and group "nobody" of every distribution.
+const NOBODY: u32 = 65_534;
+/// Highest capability number tried; the kernel refuses what it does not know.
+const LAST_CAPABILITY: libc::c_ulong = 63;
+/// `_LINUX_CAPABILITY_VERSION_3`, <linux/capability.h>.
+const CAPABILITY_VERSION: u32 = 0x2008_0522;
+
+/// A step of confinement that failed. The engine does not run then.
+#[derive(thiserror::Error, Debug)]
+#[error("confining the engine: {step}")]
+pub(crate) struct SandboxError {
+    step: &'static str,
+    #[source]
+    source: io::Error,
+}
+
+/// Confines the calling process for good. `broker`: the parent, whose death ends us.
+pub(crate) fn enter(broker: Pid) -> Result<(), SandboxError> {
+    let filters = Filters::compile()?;
+    prctl("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1)?;
+    limit_resources()?;
+    drop_bounding_set()?;
+    become_nobody()?;
+    drop_capabilities()?;
+    // After the change of user, which clears both.
+    prctl("dumpable", libc::PR_SET_DUMPABLE, 0)?;
+    prctl(
+        "parent death signal",
+        libc::PR_SET_PDEATHSIG,
+        Signal::SIGKILL as libc::c_ulong,
+    )?;
+    if getppid() != broker {
+        return Err(SandboxError {
+            step: "the broker is gone already",
+            source: io::ErrorKind::BrokenPipe.into(),
+        });
+    }
+    filters.apply()
+}
+
+fn limit_resources() -> Result<(), SandboxError> {
+    let limit = |step, resource, most| {
+        let (_, hard) = getrlimit(resource).map_err(failed(step))?;
+        let most = hard.min(most);
+        setrlimit(resource, most, most).map_err(failed(step))
+    };
+    limit("RLIMIT_CORE", Resource::RLIMIT_CORE, 0)?;
+    // Relays need two descriptors a connection.
+    limit("RLIMIT_NOFILE", Resource::RLIMIT_NOFILE, 65_536)?;
+    limit("RLIMIT_MSGQUEUE", Resource::RLIMIT_MSGQUEUE, 0)?;
+    limit("RLIMIT_STACK", Resource::RLIMIT_STACK, 8 << 20)
+}
+
+fn drop_bounding_set() -> Result<(), SandboxError> {
+    for capability in 0..=LAST_CAPABILITY {
+        match prctl("capability bounding set", libc::PR_CAPBSET_DROP, capability) {
+            Ok(()) => {}
+            // Past the kernel's last one; or not ours to drop, and then no_new_privs must do.
+            Err(e) if e.source.raw_os_error() == Some(libc::EINVAL) => break,
+            Err(e) if e.source.raw_os_error() == Some(libc::EPERM) => break,
+            Err(e) => return Err(e),
+        }
+    }
+    prctl(
+        "ambient capabilities",
+        libc::PR_CAP_AMBIENT,
+        libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong,
+    )
+}
+
+fn become_nobody() -> Result<(), SandboxError> {
+    if !geteuid().is_root() {
+        return Ok(());
+    }
+    let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+    setgroups(&[]).map_err(failed("supplementary groups"))?;
+    setresgid(gid, gid, gid).map_err(failed("group"))?;
+    setresuid(uid, uid, uid).map_err(failed("user"))
+}
+
+fn drop_capabilities() -> Result<(), SandboxError> {
+    // version, pid (0: this thread); then effective, permitted, inheritable for each 32
+    let header = [CAPABILITY_VERSION, 0];
+    let none = [0u32; 6];
+    // SAFETY: both point to memory of the size that version 3 has, alive during the call.
+    let rc = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
+    if rc != 0 {
+        return Err(SandboxError {
+            step: "capabilities",
+            source: io::Error::last_os_error(),
+        });
+    }
+    Ok(())
+}
+
+fn prctl(
+    step: &'static str,
+    option: libc::c_int,
+    argument: libc::c_ulong,
+) -> Result<(), SandboxError> {
+    let zero: libc::c_ulong = 0;
+    // SAFETY: the options used here take numbers only.
+    let rc = unsafe { libc::prctl(option, argument, zero, zero, zero) };
+    if rc < 0 {
+        return Err(SandboxError {
+            step,
+            source: io::Error::last_os_error(),
+        });
+    }
+    Ok(())
+}
+
+fn failed(step: &'static str) -> impl Fn(nix::Error) -> SandboxError {
+    move |e| SandboxError {
+        step,
+        source: e.into(),
+    }
+}
+
+#[cfg(test)]
+#[path = "sandbox_test.rs"]
+mod tests;

@@ -1,0 +1,231 @@
+//! The engine's seccomp filters.
+//!
+//! Two are stacked; the kernel takes the stricter answer. The first one is the list of what the
+//! event loop needs, and kills the process for anything else. The second one answers EACCES to
+//! opening a file for reading, which a C library may try on its own account (time zones, memory
+//! tuning) and does without.
+use std::{collections::BTreeMap, io};
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
+
+use super::SandboxError;
+
+/// Commands of bpf(2) that work on a map's elements; nothing that loads, attaches or makes.
+/// Numbers from `enum bpf_cmd`, <linux/bpf.h>.
+const BPF_COMMANDS: [u64; 8] = [1, 2, 3, 4, 24, 25, 26, 27];
+
+/// What the event loop needs whatever the arguments.
+const ALWAYS: &[libc::c_long] = &[
+    // frames, sockets, the channel, the flow log
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_pread64,
+    libc::SYS_lseek,
+    libc::SYS_close,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_splice,
+    libc::SYS_pipe2,
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_listen,
+    libc::SYS_accept4,
+    libc::SYS_shutdown,
+    libc::SYS_setsockopt,
+    libc::SYS_getsockopt,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+    libc::SYS_fstat,
+    // waiting
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_ppoll,
+    libc::SYS_futex,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_sched_yield,
+    // memory
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    // time, randomness, identity
+    libc::SYS_clock_gettime,
+    libc::SYS_gettimeofday,
+    libc::SYS_getrandom,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_getppid,
+    // signals and the end
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// Older forms that only this architecture has.
+#[cfg(target_arch = "x86_64")]
+const ALWAYS_HERE: &[libc::c_long] = &[libc::SYS_epoll_wait, libc::SYS_poll];
+#[cfg(not(target_arch = "x86_64"))]
+const ALWAYS_HERE: &[libc::c_long] = &[];
+
+/// Compiled filters. Compiling allocates, applying does not.
+#[derive(Debug)]
+pub(super) struct Filters {
+    list: BpfProgram,
+    no_open: BpfProgram,
+}
+
+impl Filters {
+    pub(super) fn compile() -> Result<Self, SandboxError> {
+        let list = allow_list()
+            .and_then(|rules| program(rules, SeccompAction::KillProcess, SeccompAction::Allow));
+        let no_open = program(
+            open_calls(|| Ok(Vec::new())).map_err(broken)?,
+            SeccompAction::Allow,
+            SeccompAction::Errno(libc::EACCES as u32),
+        );
+        Ok(Self {
+            list: list.map_err(broken)?,
+            no_open: no_open.map_err(broken)?,
+        })
+    }
+
+    pub(super) fn apply(&self) -> Result<(), SandboxError> {
+        for filter in [&self.no_open, &self.list] {
+            seccompiler::apply_filter_all_threads(filter).map_err(|e| SandboxError {
+                step: "seccomp filter",
+                source: io::Error::other(e),
+            })?;
+        }
+        Ok(())
+    }
+}
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+type Compiled<T> = Result<T, seccompiler::BackendError>;
+
+fn broken(e: seccompiler::BackendError) -> SandboxError {
+    SandboxError {
+        step: "compiling the seccomp filter",
+        source: io::Error::other(e),
+    }
+}
+
+fn program(rules: Rules, otherwise: SeccompAction, listed: SeccompAction) -> Compiled<BpfProgram> {
+    let arch = std::env::consts::ARCH.try_into()?;
+    SeccompFilter::new(rules, otherwise, listed, arch)?.try_into()
+}
+
+/// Calls that open a file by name and have their flags in a register.
+fn open_calls(rules: impl Fn() -> Compiled<Vec<SeccompRule>>) -> Compiled<Rules> {
+    Ok(BTreeMap::from([(libc::SYS_openat, rules()?)]))
+}
+
+fn allow_list() -> Compiled<Rules> {
+    let mut rules: Rules = ALWAYS
+        .iter()
+        .chain(ALWAYS_HERE)
+        .map(|&call| (call, Vec::new()))
+        .collect();
+    let mut only = |call, alternatives: Vec<SeccompRule>| {
+        rules.insert(call, alternatives);
+    };
+
+    let writing = libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_APPEND;
+    only(
+        libc::SYS_openat,
+        vec![rule([masked(2, writing as u64, 0)?])?],
+    );
+
+    // Metadata of an open file, not of a name.
+    let empty_path = libc::AT_EMPTY_PATH as u64;
+    only(
+        libc::SYS_statx,
+        vec![rule([masked(2, empty_path, empty_path)?])?],
+    );
+    only(
+        libc::SYS_newfstatat,
+        vec![rule([masked(3, empty_path, empty_path)?])?],
+    );
+
+    // No new code.
+    let executable = libc::PROT_EXEC as u64;
+    only(libc::SYS_mmap, vec![rule([masked(2, executable, 0)?])?]);
+    only(libc::SYS_mprotect, vec![rule([masked(2, executable, 0)?])?]);
+
+    // UDP and TCP; no packet, raw, netlink, or other socket.
+    let mut sockets = Vec::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        for (kind, protocol) in [
+            (libc::SOCK_DGRAM, 0),
+            (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
+            (libc::SOCK_STREAM, 0),
+            (libc::SOCK_STREAM, libc::IPPROTO_TCP),
+        ] {
+            sockets.push(rule([
+                equal(0, family as u64)?,
+                masked(1, 0xf, kind as u64)?,
+                equal(2, protocol as u64)?,
+            ])?);
+        }
+    }
+    only(libc::SYS_socket, sockets);
+
+    let commands = BPF_COMMANDS.iter().map(|&c| rule([equal(0, c)?]));
+    only(libc::SYS_bpf, commands.collect::<Compiled<_>>()?);
+
+    let fcntl = [
+        libc::F_GETFD,
+        libc::F_SETFD,
+        libc::F_GETFL,
+        libc::F_SETFL,
+        libc::F_DUPFD_CLOEXEC,
+        libc::F_SETPIPE_SZ,
+        libc::F_GETPIPE_SZ,
+    ];
+    let fcntl = fcntl.iter().map(|&c| rule([equal(1, c as u64)?]));
+    only(libc::SYS_fcntl, fcntl.collect::<Compiled<_>>()?);
+
+    let ioctl = [libc::FIONBIO, libc::FIONREAD];
+    let ioctl = ioctl.iter().map(|&c| rule([equal(1, c)?]));
+    only(libc::SYS_ioctl, ioctl.collect::<Compiled<_>>()?);
+
+    // abort(3) signals its own process.
+    only(
+        libc::SYS_tgkill,
+        vec![rule([equal(0, u64::from(std::process::id()))?])?],
+    );
+    Ok(rules)
+}
+
+fn rule<const N: usize>(conditions: [SeccompCondition; N]) -> Compiled<SeccompRule> {
+    SeccompRule::new(conditions.to_vec())
+}
+
+fn equal(argument: u8, value: u64) -> Compiled<SeccompCondition> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
+}
+
+fn masked(argument: u8, mask: u64, value: u64) -> Compiled<SeccompCondition> {
+    SeccompCondition::new(
+        argument,
+        SeccompCmpArgLen::Dword,
+        SeccompCmpOp::MaskedEq(mask),
+        value,
+    )
+}

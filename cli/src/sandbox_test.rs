@@ -1,0 +1,173 @@
+//! Each forbidden call ends the process by SIGSYS; each allowed one goes through. A forked child
+//! enters the very sandbox that the engine enters, then makes one raw call and exits with 0.
+use nix::{
+    sys::{
+        signal::Signal,
+        wait::{WaitStatus, waitpid},
+    },
+    unistd::{ForkResult, fork, getpid},
+};
+
+use super::{Filters, enter};
+
+/// How a child ended that entered the sandbox and ran `call`.
+fn confined(call: impl FnOnce() -> bool) -> WaitStatus {
+    let parent = getpid();
+    // SAFETY: the child makes system calls and allocates; glibc's fork leaves malloc usable, and
+    // it ends without returning to the test harness.
+    match unsafe { fork() }.expect("fork") {
+        ForkResult::Child => {
+            let code = match enter(parent) {
+                Err(_) => 99,
+                Ok(()) if call() => 0,
+                Ok(()) => 1,
+            };
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(code) }
+        }
+        ForkResult::Parent { child } => waitpid(child, None).expect("waitpid"),
+    }
+}
+
+#[track_caller]
+fn assert_killed(call: impl FnOnce() -> bool) {
+    let end = confined(call);
+    assert!(
+        matches!(end, WaitStatus::Signaled(_, Signal::SIGSYS, _)),
+        "not killed by the filter: {end:?}"
+    );
+}
+
+#[track_caller]
+fn assert_passes(call: impl FnOnce() -> bool) {
+    let end = confined(call);
+    assert!(matches!(end, WaitStatus::Exited(_, 0)), "{end:?}");
+}
+
+fn syscall(number: libc::c_long, arguments: [u64; 4]) -> bool {
+    let [a, b, c, d] = arguments;
+    // SAFETY: the tests pass numbers and pointers to constants only.
+    unsafe { libc::syscall(number, a, b, c, d) >= 0 }
+}
+
+const PATH: &std::ffi::CStr = c"/tmp/slipgate-sandbox-test";
+
+fn open(flags: libc::c_int) -> bool {
+    let path = PATH.as_ptr() as u64;
+    syscall(
+        libc::SYS_openat,
+        [libc::AT_FDCWD as u64, path, flags as u64, 0o600],
+    )
+}
+
+#[test]
+fn execve_is_killed() {
+    let path = c"/bin/true".as_ptr() as u64;
+    assert_killed(|| syscall(libc::SYS_execve, [path, 0, 0, 0]));
+    assert_killed(|| syscall(libc::SYS_execveat, [0, path, 0, 0]));
+}
+
+#[test]
+fn packet_raw_netlink_and_unix_sockets_are_killed() {
+    for family in [libc::AF_PACKET, libc::AF_NETLINK, libc::AF_UNIX] {
+        let kind = libc::SOCK_DGRAM as u64;
+        assert_killed(|| syscall(libc::SYS_socket, [family as u64, kind, 0, 0]));
+    }
+    let raw = libc::SOCK_RAW as u64;
+    assert_killed(|| syscall(libc::SYS_socket, [libc::AF_INET as u64, raw, 1, 0]));
+}
+
+#[test]
+fn bpf_loads_and_makes_nothing() {
+    const MAP_CREATE: u64 = 0;
+    const PROG_LOAD: u64 = 5;
+    const OBJ_GET: u64 = 7;
+    const LINK_CREATE: u64 = 28;
+    for command in [MAP_CREATE, PROG_LOAD, OBJ_GET, LINK_CREATE] {
+        assert_killed(|| syscall(libc::SYS_bpf, [command, 0, 0, 0]));
+    }
+}
+
+#[test]
+fn ptrace_and_kin_are_killed() {
+    assert_killed(|| syscall(libc::SYS_ptrace, [0, 0, 0, 0]));
+    assert_killed(|| syscall(libc::SYS_process_vm_readv, [1, 0, 0, 0]));
+    assert_killed(|| syscall(libc::SYS_kill, [1, 0, 0, 0]));
+    assert_killed(|| syscall(libc::SYS_clone, [0, 0, 0, 0]));
+}
+
+#[test]
+fn open_for_writing_is_killed() {
+    for flags in [
+        libc::O_WRONLY,
+        libc::O_RDWR,
+        libc::O_CREAT,
+        libc::O_TRUNC,
+        libc::O_WRONLY | libc::O_CREAT,
+    ] {
+        assert_killed(|| open(flags));
+    }
+    let how = [libc::O_RDONLY as u64, 0, 0];
+    let how = how.as_ptr() as u64;
+    let path = PATH.as_ptr() as u64;
+    assert_killed(|| syscall(libc::SYS_openat2, [libc::AT_FDCWD as u64, path, how, 24]));
+}
+
+#[test]
+fn open_for_reading_is_refused_without_harm() {
+    assert_passes(|| {
+        !open(libc::O_RDONLY)
+            && std::io::Error::last_os_error().raw_os_error() == Some(libc::EACCES)
+    });
+}
+
+#[test]
+fn executable_memory_is_killed() {
+    let private = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    let prot = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+    assert_killed(|| syscall(libc::SYS_mmap, [0, 4096, prot, private]));
+}
+
+#[test]
+fn what_the_event_loop_needs_passes() {
+    let (mut reader, mut writer) = std::io::pipe().expect("pipe");
+    assert_passes(move || {
+        use std::io::{Read, Write};
+        let mut byte = [0];
+        writer.write_all(b"x").is_ok() && reader.read_exact(&mut byte).is_ok() && byte == *b"x"
+    });
+    assert_passes(|| {
+        let Ok(listener) = std::net::TcpListener::bind("127.0.0.1:0") else {
+            return false;
+        };
+        let Ok(address) = listener.local_addr() else {
+            return false;
+        };
+        let client = std::net::TcpStream::connect(address);
+        listener.set_nonblocking(true).is_ok() && listener.accept().is_ok() && client.is_ok()
+    });
+    assert_passes(|| std::net::UdpSocket::bind("127.0.0.1:0").is_ok());
+    assert_passes(|| vec![1u8; 64 << 20].iter().any(|&b| b == 1));
+    // EBADF, not a kill: looking up an element of a map that isn't open.
+    assert_passes(|| {
+        let attr = [u64::MAX; 16];
+        !syscall(libc::SYS_bpf, [1, attr.as_ptr() as u64, 32, 0])
+    });
+}
+
+/// Setting a packet mark needs CAP_NET_ADMIN, and is a call that the filter lets through.
+#[test]
+fn no_capability_is_left() {
+    assert_passes(|| {
+        let Ok(socket) = std::net::UdpSocket::bind("127.0.0.1:0") else {
+            return false;
+        };
+        let refused = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::Mark, &1);
+        refused == Err(nix::Error::EPERM)
+    });
+}
+
+#[test]
+fn filters_compile_for_this_architecture() {
+    assert!(Filters::compile().is_ok());
+}

@@ -1,0 +1,68 @@
+//! Readers of what is pinned and of what the broker tells: `flows`, `stats`, `why`. They change
+//! nothing and cost the packets' path nothing.
+pub(crate) mod flows;
+pub(crate) mod stats;
+mod table;
+pub(crate) mod why;
+
+use std::{io::Write as _, path::Path, thread, time::Duration};
+
+use anyhow::{Context as _, bail};
+use slipgate_control::{Paths, maps::ReadOnlyMaps, paths::netns_inode};
+
+/// How often `--watch` looks again.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+
+/// The pins and run-time files of this network namespace under `--pin-dir`.
+pub(crate) fn paths(pin_dir: &Path) -> anyhow::Result<Paths> {
+    Ok(Paths::with_pin_dir(
+        pin_dir.join(netns_inode()?.to_string()),
+    )?)
+}
+
+/// Opens the pinned maps for reading.
+fn open(pin_dir: &Path) -> anyhow::Result<ReadOnlyMaps> {
+    let paths = paths(pin_dir)?;
+    match paths.pin_dir.try_exists() {
+        Ok(true) => {}
+        Ok(false) => bail!(
+            "nothing is attached in this network namespace (there is no {}): start `slipgate \
+             attach`, or give the --pin-dir that it was given",
+            paths.pin_dir.display()
+        ),
+        Err(e) => {
+            return Err(e).with_context(|| {
+                format!(
+                    "looking into {}: pins are for root",
+                    paths.pin_dir.display()
+                )
+            });
+        }
+    }
+    ReadOnlyMaps::open_pinned(&paths.pin_dir).context("reading the pinned maps")
+}
+
+/// Prints once, or again every second until stopped. A reader that has gone ends it quietly.
+fn print(watch: bool, text: impl Fn() -> anyhow::Result<String>) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let clear = watch && nix::unistd::isatty(&out).unwrap_or(false);
+    loop {
+        let text = text()?;
+        let home = if clear { "\x1b[H\x1b[2J" } else { "" };
+        match write!(out, "{home}{text}").and_then(|()| out.flush()) {
+            Ok(()) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
+            Err(e) => return Err(e).context("writing to stdout"),
+        }
+        if !watch {
+            return Ok(());
+        }
+        thread::sleep(WATCH_EVERY);
+    }
+}
+
+/// `CLOCK_MONOTONIC`, ns: the scale of the times in slots.
+fn now_ns() -> u64 {
+    use userspace_nat::clock::{Clock as _, SystemClock};
+    SystemClock.now_ns()
+}

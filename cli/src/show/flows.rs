@@ -1,0 +1,140 @@
+//! `slipgate flows`: the live flows, read from the pinned slots.
+use serde::Serialize;
+use slipgate_abi::Protocol;
+use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
+
+use super::{
+    now_ns, open, print,
+    table::{amount, span, table},
+};
+use crate::args::FlowsArgs;
+
+/// One flow as `--json` shows it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct Flow {
+    /// The VM's name.
+    vm: String,
+    /// tcp, udp or icmp.
+    proto: &'static str,
+    /// Address and port (ICMP: query id) on the guest's link.
+    guest: String,
+    /// The peer's address and port (ICMP: address alone).
+    remote: String,
+    /// Translated address and port (ICMP: query id).
+    nat: String,
+    /// `Fast`, `Engine`, ... in lower case.
+    verdict: &'static str,
+    /// opening, established, closing, closed, reset.
+    state: &'static str,
+    /// The rule that admitted it.
+    rule: String,
+    /// From the guest, as if segmented.
+    tx_packets: u64,
+    /// L3.
+    tx_bytes: u64,
+    /// To the guest, as if segmented.
+    rx_packets: u64,
+    /// L3.
+    rx_bytes: u64,
+    /// Since it was admitted.
+    age_ms: u64,
+    /// Since its last packet in either direction.
+    idle_ms: u64,
+}
+
+impl Flow {
+    /// `vm` and `rule`: texts that the slot names by number.
+    pub(crate) fn new(slot: &SlotSnapshot, vm: String, rule: String, now_ns: u64) -> Self {
+        let ms_since = |ns: u64| now_ns.saturating_sub(ns) / 1_000_000;
+        let last = slot.tx_last_ns.max(slot.rx_last_ns).max(slot.created_ns);
+        Self {
+            vm,
+            proto: slot.protocol.name(),
+            guest: format!("{}:{}", slot.guest, slot.guest_port),
+            remote: match slot.protocol {
+                Protocol::Icmp => slot.remote.to_string(),
+                Protocol::Tcp | Protocol::Udp => format!("{}:{}", slot.remote, slot.remote_port),
+            },
+            nat: format!("{}:{}", slot.nat, slot.nat_port),
+            verdict: slot.verdict.name(),
+            state: state(slot),
+            rule,
+            tx_packets: slot.tx_packets,
+            tx_bytes: slot.tx_bytes,
+            rx_packets: slot.rx_packets,
+            rx_bytes: slot.rx_bytes,
+            age_ms: ms_since(slot.created_ns),
+            idle_ms: ms_since(last),
+        }
+    }
+
+    fn row(&self) -> Vec<String> {
+        vec![
+            self.vm.clone(),
+            self.proto.into(),
+            self.guest.clone(),
+            self.remote.clone(),
+            self.nat.clone(),
+            self.verdict.into(),
+            self.state.into(),
+            amount(self.tx_packets),
+            amount(self.tx_bytes),
+            amount(self.rx_packets),
+            amount(self.rx_bytes),
+            span(self.age_ms),
+            span(self.idle_ms),
+            self.rule.clone(),
+        ]
+    }
+}
+
+/// TCP has phases; of the others it is known whether the peer has answered.
+fn state(slot: &SlotSnapshot) -> &'static str {
+    match slot.protocol {
+        Protocol::Tcp => slot.tcp.phase().name(),
+        Protocol::Udp | Protocol::Icmp if slot.tx_packets > 0 && slot.rx_packets > 0 => {
+            "established"
+        }
+        Protocol::Udp | Protocol::Icmp => "opening",
+    }
+}
+
+/// Runs `slipgate flows`.
+pub(crate) fn run(args: &FlowsArgs) -> anyhow::Result<()> {
+    let maps = open(&args.pin_dir)?;
+    print(args.watch, || {
+        let flows = list(&maps, args.vm.as_deref());
+        if args.json {
+            return Ok(serde_json::to_string_pretty(&flows)? + "\n");
+        }
+        const HEAD: [&str; 14] = [
+            "VM", "PROTO", "GUEST", "REMOTE", "NAT", "VERDICT", "STATE", "TX-PKT", "TX-BYTE",
+            "RX-PKT", "RX-BYTE", "AGE", "IDLE", "RULE",
+        ];
+        let rows: Vec<_> = flows.iter().map(Flow::row).collect();
+        Ok(table(&HEAD, &rows, &[7, 8, 9, 10, 11, 12]))
+    })
+}
+
+fn list(maps: &ReadOnlyMaps, only: Option<&str>) -> Vec<Flow> {
+    let now = now_ns();
+    maps.flows()
+        .map(|slot| {
+            let rule = maps.rule(slot.rule).unwrap_or_default();
+            Flow::new(&slot, vm_name(maps, &slot), rule, now)
+        })
+        .filter(|flow| only.is_none_or(|name| name == flow.vm))
+        .collect()
+}
+
+/// The name in the VM's row; a number when the row is another VM's by now.
+fn vm_name(maps: &ReadOnlyMaps, slot: &SlotSnapshot) -> String {
+    match maps.vm(slot.vm_row) {
+        Some(vm) if vm.id == slot.vm => ReadOnlyMaps::name(&vm),
+        _ => format!("#{}", slot.vm),
+    }
+}
+
+#[cfg(test)]
+#[path = "flows_test.rs"]
+mod tests;

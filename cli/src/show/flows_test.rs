@@ -1,0 +1,88 @@
+use serde_json::json;
+use slipgate_abi::{Verdict, tcp::TcpBits};
+
+use super::*;
+
+fn slot() -> SlotSnapshot {
+    SlotSnapshot {
+        index: 3,
+        generation: 1,
+        verdict: Verdict::Fast,
+        protocol: Protocol::Tcp,
+        tcp: TcpBits(TcpBits::SYN_TX | TcpBits::SYN_RX),
+        next_hop: 1,
+        tx_packets: 10,
+        tx_bytes: 1_000,
+        rx_packets: 20,
+        rx_bytes: 30_000,
+        tx_last_ns: 4_000_000_000,
+        rx_last_ns: 4_500_000_000,
+        vm: 1,
+        vm_row: 1,
+        guest: [10, 0, 2, 15].into(),
+        guest_port: 40_000,
+        remote: [192, 0, 2, 1].into(),
+        remote_port: 443,
+        nat: [198, 51, 100, 1].into(),
+        nat_port: 61_000,
+        flags: 0,
+        isn: 1,
+        created_ns: 1_000_000_000,
+        rule: 0,
+        uplink_ifindex: 2,
+        owner: 0,
+        epoch: 1,
+    }
+}
+
+#[test]
+fn json_has_the_documented_fields() {
+    let flow = Flow::new(&slot(), "a".into(), "--default allow".into(), 5_000_000_000);
+    assert_eq!(
+        serde_json::to_value([flow]).unwrap(),
+        json!([{
+            "vm": "a",
+            "proto": "tcp",
+            "guest": "10.0.2.15:40000",
+            "remote": "192.0.2.1:443",
+            "nat": "198.51.100.1:61000",
+            "verdict": "fast",
+            "state": "established",
+            "rule": "--default allow",
+            "tx_packets": 10,
+            "tx_bytes": 1000,
+            "rx_packets": 20,
+            "rx_bytes": 30000,
+            "age_ms": 4000,
+            "idle_ms": 500,
+        }])
+    );
+}
+
+#[test]
+fn a_flow_that_never_carried_a_packet_is_idle_since_it_was_admitted() {
+    let fresh = SlotSnapshot {
+        tx_last_ns: 0,
+        rx_last_ns: 0,
+        ..slot()
+    };
+    let flow = Flow::new(&fresh, "a".into(), String::new(), 1_250_000_000);
+    assert_eq!((flow.age_ms, flow.idle_ms), (250, 250));
+}
+
+#[test]
+fn udp_and_icmp_are_established_once_answered() {
+    let mut s = slot();
+    s.protocol = Protocol::Icmp;
+    s.remote_port = 0;
+    let flow = Flow::new(&s, String::new(), String::new(), 0);
+    assert_eq!(
+        (flow.state, flow.remote.as_str()),
+        ("established", "192.0.2.1")
+    );
+    s.rx_packets = 0;
+    assert_eq!(
+        Flow::new(&s, String::new(), String::new(), 0).state,
+        "opening"
+    );
+}

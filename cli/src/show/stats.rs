@@ -1,0 +1,319 @@
+//! `slipgate stats`: counters of each VM and in all, read from the pinned maps.
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::Serialize;
+use slipgate_abi::{Counter, DropCounters, DropReason, Refusal, VmCounters};
+use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
+
+use super::{
+    open, print,
+    table::{amount, table},
+};
+use crate::args::StatsArgs;
+
+/// How often a reading is repeated that a flow's end fell into.
+const ATTEMPTS: usize = 5;
+
+/// What `--json` shows.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct Stats {
+    vms: Vec<VmStats>,
+    /// Everything, and what no VM could be named for.
+    total: VmStats,
+}
+
+/// A VM's counters. Packets and L3 bytes as if segmented.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub(crate) struct VmStats {
+    vm: String,
+    /// Translated in the kernel, live and ended flows.
+    kernel: Kernel,
+    /// Through the engine port.
+    engine: Engine,
+    /// Dropped packets by reason; reasons that did not happen are left out.
+    drops: BTreeMap<&'static str, Packets>,
+    /// Frames handed over that never came out at the engine.
+    lost_after_redirect: u64,
+    /// Live flows.
+    flows: u64,
+    /// Flows admitted so far.
+    admitted: u64,
+    /// Flows ended so far.
+    ended: u64,
+    /// Refused flows by reason; reasons that did not happen are left out.
+    refused: BTreeMap<&'static str, u64>,
+    /// RST and ICMP errors sent for them.
+    refusals_answered: u64,
+    /// Translated ports (address, port and protocol) in use by live flows.
+    ports: u64,
+    dns_queries: u64,
+    dns_cache_hits: u64,
+    dns_failures: u64,
+    dhcp_messages: u64,
+    /// Answered by the engine and in the kernel.
+    arp_answers: u64,
+    echo_answers: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+struct Kernel {
+    tx_packets: u64,
+    tx_bytes: u64,
+    rx_packets: u64,
+    rx_bytes: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+struct Engine {
+    from_guest: Packets,
+    to_guest: Packets,
+    from_world: Packets,
+    to_world: Packets,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+struct Packets {
+    packets: u64,
+    bytes: u64,
+}
+
+impl From<Counter> for Packets {
+    fn from(c: Counter) -> Self {
+        Self {
+            packets: c.packets,
+            bytes: c.bytes,
+        }
+    }
+}
+
+impl std::ops::AddAssign for Packets {
+    fn add_assign(&mut self, other: Self) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+    }
+}
+
+impl VmStats {
+    fn new(vm: String, counters: &VmCounters, drops: &DropCounters, live: &[SlotSnapshot]) -> Self {
+        let drops = DropReason::ALL.iter().filter_map(|&reason| {
+            let count = Packets::from(drops.get(reason));
+            (count.packets > 0).then_some((reason.name(), count))
+        });
+        let refused = Refusal::ALL.iter().filter_map(|&reason| {
+            let count = counters.refused.get(reason);
+            (count > 0).then_some((reason.name(), count))
+        });
+        let mut kernel = Kernel {
+            tx_packets: counters.ended_tx.packets,
+            tx_bytes: counters.ended_tx.bytes,
+            rx_packets: counters.ended_rx.packets,
+            rx_bytes: counters.ended_rx.bytes,
+        };
+        let mut ports = HashSet::new();
+        for flow in live {
+            kernel.tx_packets += flow.tx_packets;
+            kernel.tx_bytes += flow.tx_bytes;
+            kernel.rx_packets += flow.rx_packets;
+            kernel.rx_bytes += flow.rx_bytes;
+            ports.insert((flow.nat, flow.nat_port, flow.protocol));
+        }
+        Self {
+            vm,
+            kernel,
+            engine: Engine {
+                from_guest: counters.engine_rx_from_guest.into(),
+                to_guest: counters.engine_tx_to_guest.into(),
+                from_world: counters.engine_rx_from_world.into(),
+                to_world: counters.engine_tx_to_world.into(),
+            },
+            drops: drops.collect(),
+            lost_after_redirect: counters.lost_after_redirect,
+            flows: live.len() as u64,
+            admitted: counters.admitted,
+            ended: counters.ended,
+            refused: refused.collect(),
+            refusals_answered: counters.refusals_answered,
+            ports: ports.len() as u64,
+            dns_queries: counters.dns_queries,
+            dns_cache_hits: counters.dns_cache_hits,
+            dns_failures: counters.dns_failures,
+            dhcp_messages: counters.dhcp_messages,
+            arp_answers: counters.arp_answers,
+            echo_answers: counters.echo_answers,
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.kernel.tx_packets += other.kernel.tx_packets;
+        self.kernel.tx_bytes += other.kernel.tx_bytes;
+        self.kernel.rx_packets += other.kernel.rx_packets;
+        self.kernel.rx_bytes += other.kernel.rx_bytes;
+        self.engine.from_guest += other.engine.from_guest;
+        self.engine.to_guest += other.engine.to_guest;
+        self.engine.from_world += other.engine.from_world;
+        self.engine.to_world += other.engine.to_world;
+        for (&reason, &count) in &other.drops {
+            *self.drops.entry(reason).or_default() += count;
+        }
+        for (&reason, &count) in &other.refused {
+            *self.refused.entry(reason).or_default() += count;
+        }
+        for (to, from) in [
+            (&mut self.lost_after_redirect, other.lost_after_redirect),
+            (&mut self.flows, other.flows),
+            (&mut self.admitted, other.admitted),
+            (&mut self.ended, other.ended),
+            (&mut self.refusals_answered, other.refusals_answered),
+            (&mut self.ports, other.ports),
+            (&mut self.dns_queries, other.dns_queries),
+            (&mut self.dns_cache_hits, other.dns_cache_hits),
+            (&mut self.dns_failures, other.dns_failures),
+            (&mut self.dhcp_messages, other.dhcp_messages),
+            (&mut self.arp_answers, other.arp_answers),
+            (&mut self.echo_answers, other.echo_answers),
+        ] {
+            *to += from;
+        }
+    }
+}
+
+/// Runs `slipgate stats`.
+pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
+    let maps = open(&args.pin_dir)?;
+    print(args.watch, || {
+        let stats = read(&maps, args.vm.as_deref());
+        if args.json {
+            Ok(serde_json::to_string_pretty(&stats)? + "\n")
+        } else {
+            Ok(text(&stats))
+        }
+    })
+}
+
+fn read(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {
+    let mut stats = read_once(maps, only);
+    for _ in 1..ATTEMPTS {
+        // A flow that ends goes from its slot to the row; a reading in between counts it twice
+        // or not at all.
+        let again = read_once(maps, only);
+        let settled = again.total.ended == stats.total.ended;
+        stats = again;
+        if settled {
+            break;
+        }
+    }
+    stats
+}
+
+fn read_once(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {
+    let mut live: HashMap<u32, Vec<SlotSnapshot>> = HashMap::new();
+    for flow in maps.flows() {
+        live.entry(flow.vm).or_default().push(flow);
+    }
+    let of_row = |row| {
+        (
+            maps.counters(row).unwrap_or_default(),
+            maps.drops(row).unwrap_or_default(),
+        )
+    };
+    let mut vms = Vec::new();
+    for (row, vm) in maps.vms() {
+        let name = ReadOnlyMaps::name(&vm);
+        if only.is_some_and(|wanted| wanted != name) {
+            continue;
+        }
+        let (counters, drops) = of_row(row);
+        let flows = live.get(&vm.id).map_or(&[][..], Vec::as_slice);
+        let mut of_vm = VmStats::new(name, &counters, &drops, flows);
+        of_vm.arp_answers += vm.arp_answered;
+        vms.push(of_vm);
+    }
+    // Row 0 is nobody's: what can't be attributed to a VM.
+    let mut total = if only.is_none() {
+        let (counters, drops) = of_row(0);
+        VmStats::new("(all)".into(), &counters, &drops, &[])
+    } else {
+        VmStats {
+            vm: "(all)".into(),
+            ..VmStats::default()
+        }
+    };
+    for vm in &vms {
+        total.add(vm);
+    }
+    Stats { vms, total }
+}
+
+fn text(stats: &Stats) -> String {
+    const HEAD: [&str; 11] = [
+        "VM",
+        "KERNEL-TX",
+        "BYTES",
+        "KERNEL-RX",
+        "BYTES",
+        "ENGINE-RX",
+        "ENGINE-TX",
+        "FLOWS",
+        "ADMITTED",
+        "REFUSED",
+        "PORTS",
+    ];
+    let all = || stats.vms.iter().chain([&stats.total]);
+    let rows: Vec<Vec<String>> = all()
+        .map(|s| {
+            let e = &s.engine;
+            vec![
+                s.vm.clone(),
+                amount(s.kernel.tx_packets),
+                amount(s.kernel.tx_bytes),
+                amount(s.kernel.rx_packets),
+                amount(s.kernel.rx_bytes),
+                amount(e.from_guest.packets + e.from_world.packets),
+                amount(e.to_guest.packets + e.to_world.packets),
+                s.flows.to_string(),
+                s.admitted.to_string(),
+                s.refused.values().sum::<u64>().to_string(),
+                s.ports.to_string(),
+            ]
+        })
+        .collect();
+    let mut text = table(&HEAD, &rows, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+    let mut reasons = Vec::new();
+    for s in all() {
+        for (reason, count) in &s.drops {
+            let (packets, bytes) = (count.packets.to_string(), amount(count.bytes));
+            reasons.push(vec![s.vm.clone(), format!("drop {reason}"), packets, bytes]);
+        }
+        for (reason, count) in &s.refused {
+            reasons.push(vec![
+                s.vm.clone(),
+                format!("refused {reason}"),
+                count.to_string(),
+            ]);
+        }
+        if s.lost_after_redirect > 0 {
+            let lost = s.lost_after_redirect.to_string();
+            reasons.push(vec![s.vm.clone(), "lost after redirect".into(), lost]);
+        }
+        let services = [
+            ("DNS questions", s.dns_queries),
+            ("DNS from cache", s.dns_cache_hits),
+            ("DNS failures", s.dns_failures),
+            ("DHCP messages", s.dhcp_messages),
+            ("ARP answers", s.arp_answers),
+            ("pings answered", s.echo_answers),
+        ];
+        for (what, count) in services.into_iter().filter(|(_, count)| *count > 0) {
+            reasons.push(vec![s.vm.clone(), what.into(), count.to_string()]);
+        }
+    }
+    if !reasons.is_empty() {
+        text.push('\n');
+        text.push_str(&table(&["VM", "WHAT", "COUNT", "BYTES"], &reasons, &[2, 3]));
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "stats_test.rs"]
+mod tests;

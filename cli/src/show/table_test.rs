@@ -1,0 +1,38 @@
+use super::*;
+
+#[test]
+fn columns_are_as_wide_as_their_widest_cell() {
+    let rows = [
+        vec!["a".to_owned(), "1".to_owned()],
+        vec!["longer".to_owned(), "1000".to_owned()],
+    ];
+    assert_eq!(
+        table(&["VM", "N"], &rows, &[1]),
+        "VM         N\na          1\nlonger  1000\n"
+    );
+}
+
+#[test]
+fn amounts_and_spans_are_short() {
+    let amounts = [
+        0,
+        999,
+        1000,
+        1536,
+        99_950,
+        999_499,
+        999_500,
+        12_345_678_901,
+        u64::MAX,
+    ];
+    assert_eq!(
+        amounts.map(amount),
+        [
+            "0", "999", "1.0K", "1.5K", "100K", "999K", "1.0M", "12.3G", "18.4E"
+        ]
+    );
+    assert_eq!(
+        [0, 999, 1000, 59_999, 60_000, 184_000, 7_500_000].map(span),
+        ["0ms", "999ms", "1s", "59s", "1m00s", "3m04s", "2h05m"]
+    );
+}

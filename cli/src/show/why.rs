@@ -1,0 +1,116 @@
+//! `slipgate why`: which rule decides about a destination, and what would happen.
+use std::{
+    net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::{Context as _, bail};
+use slipgate_abi::Protocol;
+
+use super::paths;
+use crate::{
+    args::{Proto, WhyArgs},
+    channel::{WhyAnswer, WhyQuestion},
+    control_socket::{Answer, Request, ask},
+};
+
+/// Runs `slipgate why`. 0: it would be admitted; 1: refused.
+pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<ExitCode> {
+    let protocol = match args.proto {
+        Proto::Tcp => Protocol::Tcp,
+        Proto::Udp => Protocol::Udp,
+        Proto::Icmp => Protocol::Icmp,
+    };
+    let (address, port) = destination(&args.destination, protocol)?;
+    let request = Request::Why(WhyQuestion {
+        vm: args.vm.clone(),
+        address,
+        port,
+        protocol: protocol as u8,
+    });
+    let answer = ask_all(args, &request)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&answer)?);
+    } else {
+        for sentence in &answer.because {
+            println!("{sentence}");
+        }
+    }
+    Ok(if answer.admitted {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Several brokers may serve VMs here; the one that serves this VM answers.
+fn ask_all(args: &WhyArgs, request: &Request) -> anyhow::Result<WhyAnswer> {
+    let sockets = sockets(args)?;
+    if sockets.is_empty() {
+        bail!("no slipgate runs in this network namespace: start `slipgate attach`");
+    }
+    let mut errors = Vec::new();
+    for socket in sockets {
+        match ask(&socket, request) {
+            Ok(Answer::Why(answer)) => return Ok(answer),
+            Ok(Answer::Error { error }) => errors.push(error),
+            Ok(Answer::Done) => errors.push("an answer to another question".into()),
+            Err(e) => errors.push(format!("{e:#}")),
+        }
+    }
+    bail!("{}", errors.join("; "))
+}
+
+fn sockets(args: &WhyArgs) -> anyhow::Result<Vec<PathBuf>> {
+    let dir = paths(&args.pin_dir)?.run_dir;
+    let entries = match dir.read_dir() {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => {
+            return Err(e).with_context(|| {
+                format!(
+                    "looking for control sockets in {}: they are for root",
+                    dir.display()
+                )
+            });
+        }
+    };
+    Ok(entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|e| e == "sock"))
+        .collect())
+}
+
+/// `HOST:PORT`, or `HOST` for ICMP. A name is looked up here, as this host sees it.
+fn destination(text: &str, protocol: Protocol) -> anyhow::Result<(Ipv4Addr, u16)> {
+    let wants_port = protocol != Protocol::Icmp;
+    let with_port = if wants_port {
+        text.to_owned()
+    } else {
+        let host = text.rsplit_once(':').map_or(text, |(host, _)| host);
+        format!("{host}:0")
+    };
+    if !with_port.contains(':') {
+        bail!("{text}: no port; give HOST:PORT, or --proto icmp");
+    }
+    let mut found = with_port
+        .to_socket_addrs()
+        .with_context(|| format!("{text}: not HOST:PORT, or no such host"))?;
+    let address = found.find_map(|address| match address {
+        SocketAddr::V4(v4) => Some((*v4.ip(), v4.port())),
+        SocketAddr::V6(_) => None,
+    });
+    let Some((address, port)) = address else {
+        bail!("{text}: it has no IPv4 address, and IPv6 is not served yet");
+    };
+    if wants_port && port == 0 {
+        bail!("{text}: port 0 can't be connected to");
+    }
+    Ok((address, port))
+}
+
+#[cfg(test)]
+#[path = "why_test.rs"]
+mod tests;

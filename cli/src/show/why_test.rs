@@ -1,0 +1,24 @@
+use super::*;
+
+#[test]
+fn destinations_are_host_and_port_but_for_ping() {
+    let host = Ipv4Addr::new(192, 0, 2, 1);
+    assert_eq!(
+        destination("192.0.2.1:443", Protocol::Tcp).unwrap(),
+        (host, 443)
+    );
+    assert_eq!(destination("192.0.2.1", Protocol::Icmp).unwrap(), (host, 0));
+    assert_eq!(
+        destination("192.0.2.1:7", Protocol::Icmp).unwrap(),
+        (host, 0)
+    );
+    for (text, says) in [
+        ("192.0.2.1", "no port"),
+        ("192.0.2.1:0", "port 0"),
+        ("192.0.2.1:http:", "not HOST:PORT"),
+        ("[2001:db8::1]:443", "IPv6"),
+    ] {
+        let error = format!("{:#}", destination(text, Protocol::Udp).unwrap_err());
+        assert!(error.contains(says), "{text}: {error}");
+    }
+}
