@@ -62,6 +62,11 @@ fn emit(skb: Skb, row: u32, index: u32) -> i32 {
     let Some(hop) = hop else {
         return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::BadCommand);
     };
+    if let Some(vm) = maps::vm_row(row)
+        && load32(vm.flags()) & VmFlags::FROZEN != 0
+    {
+        return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Frozen);
+    }
     if let Some(way) = way_by(hop) {
         if let Some(macs) = way.macs
             && !set_macs(skb, macs)

@@ -69,6 +69,10 @@ fn give(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
     if under_way >= u64::from(credits) {
         return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::NoCredit);
     }
+    // The kernel would lose it without a trace.
+    if port == 0 {
+        return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::EngineBusy);
+    }
     vm.handed_over().fetch_add(1, Relaxed);
     let header = PortHeader {
         code,

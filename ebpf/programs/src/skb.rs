@@ -40,6 +40,8 @@ impl Skb {
         gso_size);
     field!(/// The device it came in by.
         ifindex);
+    field!(/// 0 (`PACKET_HOST`): sent to the device's own address.
+        pkt_type);
     field!(/// Not 0: the stack took an 802.1Q or 802.1ad tag out of it.
         vlan_present);
 

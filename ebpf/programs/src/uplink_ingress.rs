@@ -20,10 +20,17 @@ use crate::{
     translate::{self, Rewrite},
 };
 
+/// `skb->pkt_type` of a frame for this host.
+const PACKET_HOST: u32 = 0;
+
 /// Takes a packet of an uplink; `L2` is the length of its L2 header.
 #[inline(always)]
 pub(crate) fn run<const L2: usize>(skb: Skb) -> i32 {
     if skb.vlan_present() != 0 || skb.ether_type() != ether_type::IPV4 {
+        return TC_ACT_UNSPEC;
+    }
+    // To a group, or seen only because the device is promiscuous.
+    if L2 != 0 && skb.pkt_type() != PACKET_HOST {
         return TC_ACT_UNSPEC;
     }
     let Ok(mut packet) = Packet::parse_network::<L2>(skb) else {
@@ -35,7 +42,7 @@ pub(crate) fn run<const L2: usize>(skb: Skb) -> i32 {
     if packet.is_icmp() && packet.icmp_type != icmp::ECHO_REPLY {
         return match packet.icmp_type {
             icmp::UNREACHABLE | icmp::TIME_EXCEEDED | icmp::PARAMETER_PROBLEM => {
-                icmp_error::<L2>(skb)
+                icmp_error::<L2>(skb, &packet)
             }
             _ => TC_ACT_UNSPEC,
         };
@@ -153,17 +160,21 @@ fn forward<const L2: usize>(skb: Skb, packet: &Packet) -> i32 {
 
 /// An ICMP error: the packet it quotes (RFC 792: IP header and 8 bytes) tells whose it is.
 #[inline(always)]
-fn icmp_error<const L2: usize>(skb: Skb) -> i32 {
-    match quoted_flow::<L2>(skb) {
-        Some(slot) => {
-            let row = slot.vm_row();
-            if maps::vm(row, slot.vm()).is_none() {
-                return TC_ACT_UNSPEC;
-            }
-            hand_over::<L2>(skb, row, Handover::Icmp, PortFlags::FROM_UPLINK)
-        }
-        None => TC_ACT_UNSPEC,
+fn icmp_error<const L2: usize>(skb: Skb, packet: &Packet) -> i32 {
+    let Some(slot) = quoted_flow::<L2>(skb) else {
+        return TC_ACT_UNSPEC;
+    };
+    if load32(slot.verdict()) == Verdict::Free as u32 {
+        return TC_ACT_UNSPEC;
     }
+    let row = slot.vm_row();
+    let Some(vm) = maps::vm(row, slot.vm()) else {
+        return drop_packet(skb, NOBODY, DropReason::StaleVm, packet.segments());
+    };
+    if load32(vm.flags()) & VmFlags::FROZEN != 0 {
+        return drop_packet(skb, row, DropReason::Frozen, packet.segments());
+    }
+    hand_over::<L2>(skb, row, Handover::Icmp, PortFlags::FROM_UPLINK)
 }
 
 #[inline(always)]

@@ -13,8 +13,9 @@ use aya::{
     programs::{SchedClassifier, Xdp},
 };
 use slipgate_abi::{
-    Counter, DropCounters, DropReason, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, Slot,
-    SlotRef, TapEntry, Tuple, Verdict, Vm, forward::DenyKey, tcp::TcpBits,
+    Counter, DropCounters, DropReason, FlowRef, ForwardKey, ForwardTarget, Handover, NextHop,
+    PortHeader, Protocol, Slot, SlotRef, TapEntry, Tuple, Verdict, Vm, forward::DenyKey,
+    tcp::TcpBits,
 };
 
 /// Row of the VM under test.
@@ -32,6 +33,8 @@ pub(crate) const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 1, 2, 3];
 pub(crate) const GATEWAY_MAC: [u8; 6] = [0x52, 0x55, 10, 0, 2, 2];
 pub(crate) const ROUTER_MAC: [u8; 6] = [0x00, 0x16, 0x3e, 9, 9, 9];
 pub(crate) const UPLINK_MAC: [u8; 6] = [0x00, 0x16, 0x3e, 1, 1, 1];
+/// Loopback's own, so that a test run's frame counts as one for this host.
+pub(crate) const HOST_MAC: [u8; 6] = [0; 6];
 pub(crate) const HOP: u32 = 5;
 pub(crate) const ISN: u32 = 0x1234_5678;
 pub(crate) const MTU: u32 = 1500;
@@ -117,6 +120,7 @@ pub(crate) struct Flow {
     pub(crate) slot: u32,
     pub(crate) protocol: Protocol,
     pub(crate) guest_port: u16,
+    pub(crate) nat: Ipv4Addr,
     pub(crate) nat_port: u16,
     pub(crate) remote: Ipv4Addr,
     pub(crate) remote_port: u16,
@@ -132,6 +136,7 @@ impl Flow {
             slot: 9,
             protocol,
             guest_port: 40_000,
+            nat: NAT,
             nat_port: 61_001,
             remote: REMOTE,
             remote_port: if protocol == Protocol::Icmp { 0 } else { 443 },
@@ -303,7 +308,7 @@ impl Datapath {
                 vm_row: ROW,
                 guest: GUEST.into(),
                 remote: flow.remote.into(),
-                nat: NAT.into(),
+                nat: flow.nat.into(),
                 guest_port: flow.guest_port,
                 remote_port: flow.remote_port,
                 nat_port: flow.nat_port,
@@ -392,6 +397,74 @@ impl Datapath {
             .map(|&reason| (reason, row.get(reason)))
             .filter(|(_, counter)| *counter != Counter::default())
             .collect()
+    }
+
+    /// The one drop of a row since it was made.
+    pub(crate) fn only_drop(&self, row: u32) -> DropReason {
+        match self.drops_of(row)[..] {
+            [(reason, Counter { packets: 1, .. })] => reason,
+            ref drops => panic!("not one drop: {drops:?}"),
+        }
+    }
+
+    /// Runs a program and expects one drop in a row, with the frame's L3 bytes, and nothing else.
+    #[track_caller]
+    pub(crate) fn expect_drop(&self, program: &str, frame: &[u8], row: u32, reason: DropReason) {
+        let before = self.tally();
+        let run = self.run(program, frame);
+        let dropped = self.drops.get(row).get(reason);
+        assert_eq!(run.action, SHOT, "{reason:?} {:?}", self.drops_of(row));
+        assert_eq!(dropped.packets, 1, "{reason:?} {:?}", self.drops_of(row));
+        let bytes = dropped.bytes as usize;
+        assert!(
+            bytes + 14 <= frame.len() && (bytes + 14 == frame.len() || frame.len() <= 64),
+            "{bytes}"
+        );
+        assert_eq!(self.tally() - before, 1);
+    }
+
+    /// Runs a program and expects the frame to be handed over untouched.
+    #[track_caller]
+    pub(crate) fn expect_handover(&self, program: &str, frame: &[u8], why: Handover, flags: u8) {
+        let before = self.tally();
+        let run = self.run(program, frame);
+        assert_eq!(run.action, REDIRECT, "{why:?} {:?}", self.drops_of(ROW));
+        let (header, rest) = crate::frame::handed(&run.frame);
+        let expected = PortHeader {
+            code: why as u8,
+            flags,
+            vm_row: ROW as u16,
+            id: VM,
+        };
+        assert_eq!(header, expected, "{why:?}");
+        assert_eq!(rest, &frame[12..], "{why:?}");
+        assert_eq!(self.handed_over(), 1);
+        assert_eq!(self.tally() - before, 1);
+    }
+
+    /// Runs a program and expects it to take no notice of the frame.
+    #[track_caller]
+    pub(crate) fn expect_unnoticed(&self, program: &str, frame: &[u8]) {
+        let before = self.tally();
+        let run = self.run(program, frame);
+        assert_eq!(run.action, UNSPEC, "{:?}", self.drops_of(ROW));
+        assert_eq!(run.frame, frame);
+        assert_eq!(self.tally(), before);
+    }
+
+    /// Packets counted anywhere: in a flow, a drop, handed over, or answered.
+    pub(crate) fn tally(&self) -> u64 {
+        let drops: u64 = [0, ROW]
+            .iter()
+            .flat_map(|&row| self.drops_of(row))
+            .map(|(_, counter)| counter.packets)
+            .sum();
+        let flows: u64 = (0..16)
+            .map(|slot| self.slots.get(slot))
+            .map(|slot| slot.tx_packets + slot.rx_packets)
+            .sum();
+        let vm = self.vms.get(ROW);
+        drops + flows + vm.handed_over + vm.arp_answered
     }
 
     pub(crate) fn handed_over(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! Frames to feed the programs, and how to look at what comes out.
 use std::net::Ipv4Addr;
 
-use slipgate_abi::{Protocol, tcp::Flags};
+use slipgate_abi::{Command, PortHeader, Protocol, tcp::Flags};
 
 use crate::datapath::*;
 
@@ -50,7 +50,7 @@ impl Frame {
     pub(crate) fn rx(protocol: Protocol) -> Self {
         let flow = Flow::new(protocol);
         Self {
-            destination_mac: UPLINK_MAC,
+            destination_mac: HOST_MAC,
             source_mac: ROUTER_MAC,
             source: REMOTE,
             destination: NAT,
@@ -164,4 +164,54 @@ pub(crate) fn checksums_right(frame: &[u8]) -> bool {
         None => true,
     };
     sum16(ip) == 0xffff && l4_right
+}
+
+/// What the header on the engine port says, and the frame from the EtherType on.
+pub(crate) fn handed(frame: &[u8]) -> (PortHeader, &[u8]) {
+    let header = PortHeader::decode(frame.first_chunk().expect("12 bytes")).expect("a header");
+    (header, &frame[12..])
+}
+
+/// A frame with a command of the engine in front.
+pub(crate) fn command(command: Command, id: u32, frame: &Frame) -> Vec<u8> {
+    with_header(
+        PortHeader {
+            code: command as u8,
+            flags: 0,
+            vm_row: ROW as u16,
+            id,
+        },
+        frame.bytes(),
+    )
+}
+
+/// A frame with any header in front.
+pub(crate) fn with_header(header: PortHeader, mut frame: Vec<u8>) -> Vec<u8> {
+    frame[..12].copy_from_slice(&header.encode());
+    frame
+}
+
+/// An ARP frame from the guest, sent to everybody.
+pub(crate) fn arp(operation: u16, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
+    let mut frame = vec![0xff; 6];
+    frame.extend(GUEST_MAC);
+    frame.extend([8, 6, 0, 1, 8, 0, 6, 4]);
+    frame.extend(operation.to_be_bytes());
+    frame.extend(GUEST_MAC);
+    frame.extend(sender.octets());
+    frame.extend([0; 6]);
+    frame.extend(target.octets());
+    frame
+}
+
+/// An ICMP error of the world about a packet that we sent.
+pub(crate) fn icmp_error(icmp_type: u8, quoted: &Frame) -> Frame {
+    let bytes = quoted.bytes();
+    Frame {
+        protocol: 1,
+        source: Ipv4Addr::new(8, 0, 1, 1),
+        icmp_type,
+        payload: bytes[14..(14 + 28).min(bytes.len())].to_vec(),
+        ..Frame::rx(Protocol::Icmp)
+    }
 }

@@ -2,9 +2,16 @@
 //!
 //! Needs root. Without it each test says `skipped: <test>: <why>`.
 
+mod cost;
 mod datapath;
+mod engine;
 mod frame;
+mod guard;
+mod guest;
 mod hit;
+mod random;
+mod stale;
+mod world;
 
 /// Makes the datapath, or says why the test is skipped and returns from it.
 macro_rules! loaded {

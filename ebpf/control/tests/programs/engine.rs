@@ -1,0 +1,243 @@
+//! Frames from the engine, with good headers and bad ones.
+use slipgate_abi::{Command, DropReason, PortHeader, Protocol, Verdict, vm::VmFlags};
+
+use crate::{datapath::*, frame::*, loaded};
+
+const PORT: &str = "engine_port";
+
+#[test]
+fn to_guest_is_delivered_as_it_is() {
+    let datapath = loaded!();
+    let frame = Frame::rx(Protocol::Udp);
+    let run = datapath.run(PORT, &command(Command::ToGuest, VM, &frame));
+    let expected = Frame {
+        destination_mac: GUEST_MAC,
+        source_mac: GATEWAY_MAC,
+        ..frame
+    };
+    assert_eq!((run.action, run.frame), (REDIRECT, expected.bytes()));
+}
+
+#[test]
+fn forward_is_translated_whatever_the_verdict_but_drop() {
+    for verdict in [Verdict::Fast, Verdict::Engine, Verdict::Closing] {
+        let mut datapath = loaded!();
+        datapath.admit(Flow {
+            verdict,
+            ..Flow::new(Protocol::Tcp)
+        });
+        // A SYN on an established flow: the engine has seen it.
+        let frame = Frame {
+            tcp_flags: 2,
+            ..Frame::tx(Protocol::Tcp)
+        };
+        let run = datapath.run(PORT, &command(Command::Forward, VM, &frame));
+        let expected = Frame {
+            destination_mac: ROUTER_MAC,
+            source_mac: UPLINK_MAC,
+            source: NAT,
+            source_port: 61_001,
+            ttl: 63,
+            ..frame
+        };
+        assert_eq!((run.action, run.frame), (REDIRECT, expected.bytes()));
+        assert_eq!(datapath.slots.get(9).tx_packets, 1);
+        assert_eq!(datapath.tally(), 1);
+    }
+}
+
+#[test]
+fn deliver_is_translated_whatever_the_verdict_but_drop() {
+    for verdict in [Verdict::Fast, Verdict::Engine, Verdict::Closing] {
+        let mut datapath = loaded!();
+        datapath.admit(Flow {
+            verdict,
+            ..Flow::new(Protocol::Tcp)
+        });
+        let frame = Frame {
+            tcp_flags: 2,
+            ..Frame::rx(Protocol::Tcp)
+        };
+        let run = datapath.run(PORT, &command(Command::Deliver, VM, &frame));
+        let expected = Frame {
+            destination_mac: GUEST_MAC,
+            source_mac: GATEWAY_MAC,
+            destination: GUEST,
+            destination_port: 40_000,
+            ttl: 63,
+            ..frame
+        };
+        assert_eq!((run.action, run.frame), (REDIRECT, expected.bytes()));
+        assert_eq!(datapath.slots.get(9).rx_packets, 1);
+        assert_eq!(datapath.tally(), 1);
+    }
+}
+
+#[test]
+fn nothing_goes_back_to_the_engine() {
+    let tx = Frame::tx(Protocol::Udp);
+    let rx = Frame::rx(Protocol::Udp);
+    let both = |change: &dyn Fn(Frame) -> Frame| {
+        [
+            (Command::Forward, change(tx.clone())),
+            (Command::Deliver, change(rx.clone())),
+        ]
+    };
+    let cases: [(DropReason, Verdict, [(Command, Frame); 2]); 7] = [
+        (
+            DropReason::NoFlow,
+            Verdict::Fast,
+            both(&|f| Frame { protocol: 6, ..f }),
+        ),
+        (DropReason::Denied, Verdict::Drop, both(&|f| f)),
+        (
+            DropReason::TtlExpired,
+            Verdict::Fast,
+            both(&|f| Frame { ttl: 1, ..f }),
+        ),
+        (
+            DropReason::TooBig,
+            Verdict::Fast,
+            both(&|f| Frame {
+                payload: vec![0; 1473],
+                ..f
+            }),
+        ),
+        (
+            DropReason::IpProtocol,
+            Verdict::Fast,
+            both(&|f| Frame { protocol: 47, ..f }),
+        ),
+        (
+            DropReason::Fragment,
+            Verdict::Fast,
+            both(&|f| Frame { fragment: 1, ..f }),
+        ),
+        (
+            DropReason::NoFlow,
+            Verdict::Fast,
+            both(&|f| Frame { protocol: 1, ..f }),
+        ),
+    ];
+    for (reason, verdict, frames) in cases {
+        for (what, frame) in frames {
+            let mut datapath = loaded!();
+            datapath.admit(Flow {
+                verdict,
+                ..Flow::new(Protocol::Udp)
+            });
+            println!("{what:?} {reason:?}");
+            datapath.expect_drop(PORT, &command(what, VM, &frame), ROW, reason);
+        }
+    }
+}
+
+#[test]
+fn emit_goes_by_its_next_hop_as_it_is() {
+    let datapath = loaded!();
+    let frame = Frame {
+        ttl: 1,
+        ..Frame::rx(Protocol::Icmp)
+    };
+    let run = datapath.run(PORT, &command(Command::Emit, HOP, &frame));
+    let expected = Frame {
+        destination_mac: ROUTER_MAC,
+        source_mac: UPLINK_MAC,
+        ..frame.clone()
+    };
+    assert_eq!((run.action, run.frame), (REDIRECT, expected.bytes()));
+    // Not valid: the kernel finds the neighbour.
+    datapath.hops.change(HOP, |hop| hop.valid = 0);
+    let sent = command(Command::Emit, HOP, &frame);
+    let run = datapath.run(PORT, &sent);
+    assert_eq!((run.action, run.frame), (REDIRECT, sent));
+    // Nor has it a device.
+    datapath.hops.change(HOP, |hop| hop.ifindex = 0);
+    datapath.expect_drop(
+        PORT,
+        &command(Command::Emit, HOP, &frame),
+        ROW,
+        DropReason::BadCommand,
+    );
+    for index in [0, 1024, u32::MAX] {
+        let datapath = loaded!();
+        let frame = command(Command::Emit, index, &frame);
+        datapath.expect_drop(PORT, &frame, ROW, DropReason::BadCommand);
+    }
+}
+
+#[test]
+fn frames_that_are_not_the_engines_are_dropped() {
+    let good = command(Command::ToGuest, VM, &Frame::rx(Protocol::Udp));
+    for at in 0..5 {
+        let datapath = loaded!();
+        let mut frame = good.clone();
+        frame[at] ^= 0x40;
+        datapath.expect_drop(PORT, &frame, 0, DropReason::BadCommand);
+    }
+    for code in [0, 5, 255] {
+        let datapath = loaded!();
+        let header = PortHeader {
+            code,
+            flags: 0,
+            vm_row: ROW as u16,
+            id: VM,
+        };
+        let frame = with_header(header, good.clone());
+        datapath.expect_drop(PORT, &frame, 0, DropReason::BadCommand);
+    }
+}
+
+#[test]
+fn another_vm_in_the_row_is_stale() {
+    for what in [Command::ToGuest, Command::Forward, Command::Deliver] {
+        for (vm_row, id) in [(ROW as u16, VM + 1), (9, VM), (0, 0), (u16::MAX, VM)] {
+            let mut datapath = loaded!();
+            datapath.admit(Flow::new(Protocol::Udp));
+            let header = PortHeader {
+                code: what as u8,
+                flags: 0,
+                vm_row,
+                id,
+            };
+            let frame = with_header(header, Frame::tx(Protocol::Udp).bytes());
+            datapath.expect_drop(PORT, &frame, 0, DropReason::StaleVm);
+        }
+    }
+}
+
+#[test]
+fn a_frozen_vm_gets_and_sends_nothing() {
+    for (what, id) in [
+        (Command::ToGuest, VM),
+        (Command::Forward, VM),
+        (Command::Deliver, VM),
+        (Command::Emit, HOP),
+    ] {
+        let mut datapath = loaded!();
+        datapath.admit(Flow::new(Protocol::Udp));
+        datapath.vms.change(ROW, |vm| vm.flags = VmFlags::FROZEN);
+        let frame = command(what, id, &Frame::tx(Protocol::Udp));
+        datapath.expect_drop(PORT, &frame, ROW, DropReason::Frozen);
+    }
+}
+
+#[test]
+fn deliver_does_not_reach_another_vms_flow() {
+    let mut datapath = loaded!();
+    datapath.admit(Flow::new(Protocol::Udp));
+    // Row 4 is another VM's, and the frame says so; the flow is not its.
+    let mut other = vm();
+    other.id = VM + 1;
+    datapath.vms.set(4, other);
+    let header = PortHeader {
+        code: Command::Deliver as u8,
+        flags: 0,
+        vm_row: 4,
+        id: VM + 1,
+    };
+    let run = datapath.run(PORT, &with_header(header, Frame::rx(Protocol::Udp).bytes()));
+    assert_eq!(run.action, SHOT);
+    assert_eq!(datapath.only_drop(4), DropReason::NoFlow);
+    assert_eq!(datapath.slots.get(9).rx_packets, 0);
+}

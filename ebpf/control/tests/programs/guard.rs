@@ -1,0 +1,85 @@
+//! The XDP program.
+use std::net::Ipv4Addr;
+
+use slipgate_abi::{DropReason, Protocol, vm::VmFlags};
+
+use crate::{datapath::*, frame::*, loaded};
+
+#[test]
+fn honest_frames_pass() {
+    let datapath = loaded!();
+    datapath.vms.change(ROW, |vm| vm.flags = VmFlags::CHECK_MAC);
+    for frame in [
+        Frame::tx(Protocol::Tcp).bytes(),
+        Frame {
+            source: Ipv4Addr::UNSPECIFIED,
+            ..Frame::tx(Protocol::Udp)
+        }
+        .bytes(),
+        arp(1, GUEST, GATEWAY),
+        // Left to guest_egress, which counts it.
+        Frame::tx(Protocol::Tcp).bytes()[..20].to_vec(),
+    ] {
+        assert!(datapath.guard(&frame), "{frame:02x?}");
+    }
+    assert_eq!(datapath.tally(), 0);
+}
+
+#[test]
+fn tagged_and_spoofed_are_dropped() {
+    let mut tagged = Frame::tx(Protocol::Tcp).bytes();
+    tagged.splice(12..12, [0x81, 0, 0, 5]);
+    let cases = [
+        (DropReason::Tagged, tagged),
+        (
+            DropReason::Spoofed,
+            Frame {
+                source: NAT,
+                ..Frame::tx(Protocol::Tcp)
+            }
+            .bytes(),
+        ),
+        (
+            DropReason::Spoofed,
+            Frame {
+                source_mac: ROUTER_MAC,
+                ..Frame::tx(Protocol::Tcp)
+            }
+            .bytes(),
+        ),
+    ];
+    for (reason, frame) in cases {
+        let datapath = loaded!();
+        datapath.vms.change(ROW, |vm| vm.flags = VmFlags::CHECK_MAC);
+        assert!(!datapath.guard(&frame));
+        assert_eq!(datapath.only_drop(ROW), reason);
+        let bytes = datapath.drops.get(ROW).get(reason).bytes;
+        assert_eq!(bytes, frame.len() as u64 - 14);
+    }
+}
+
+#[test]
+fn denied_destinations_pass_at_the_rate_that_is_answered() {
+    let mut datapath = loaded!();
+    datapath.deny(24, Ipv4Addr::new(8, 0, 8, 0));
+    let frame = Frame::tx(Protocol::Tcp).bytes();
+    let passed = (0..100).filter(|_| datapath.guard(&frame)).count();
+    // A window of 100 ms may end meanwhile.
+    let denied = datapath.drops.get(ROW).denied.packets;
+    assert_eq!(passed as u64 + denied, 100);
+    assert!(passed == 64 || passed == 100, "{passed}");
+    let elsewhere = Frame {
+        destination: Ipv4Addr::new(8, 0, 9, 8),
+        ..Frame::tx(Protocol::Tcp)
+    };
+    assert!(datapath.guard(&elsewhere.bytes()));
+    // Another policy's list does not concern this VM.
+    datapath.vms.change(ROW, |vm| vm.policy = 7);
+    assert!((0..100).all(|_| datapath.guard(&frame)));
+    // The next window.
+    datapath.vms.change(ROW, |vm| vm.policy = 6);
+    datapath.vms.change(ROW, |vm| vm.guard_passed = 64);
+    std::thread::sleep(std::time::Duration::from_millis(120));
+    assert!(datapath.guard(&frame));
+    assert_eq!(datapath.vms.get(ROW).guard_passed, 1);
+}
