@@ -100,11 +100,20 @@ fn serve_leases(socket: &UdpSocket) -> Vec<DhcpMessageType> {
             additional_options: &options,
             ..query
         };
-        let mut bytes = vec![0; reply.buffer_len()];
-        reply
-            .emit(&mut DhcpPacket::new_unchecked(&mut bytes))
-            .unwrap();
-        socket.send_to(&bytes, "255.255.255.255:68").unwrap();
+        // A late OFFER of another address, which the client must not take for the ACK.
+        let stray = DhcpRepr {
+            message_type: DhcpMessageType::Offer,
+            your_ip: Ipv4Addr::new(10, 0, 2, 99),
+            ..reply.clone()
+        };
+        let stray = (query.message_type == DhcpMessageType::Request).then_some(stray);
+        for message in stray.iter().chain([&reply]) {
+            let mut bytes = vec![0; message.buffer_len()];
+            message
+                .emit(&mut DhcpPacket::new_unchecked(&mut bytes))
+                .unwrap();
+            socket.send_to(&bytes, "255.255.255.255:68").unwrap();
+        }
     }
     asked
 }
