@@ -130,7 +130,12 @@ fn build(compiler: &Compiler, into: &Path) -> Result<()> {
         .arg(into)
         .arg("--target-dir")
         .arg(into.join("build"))
-        .env("LLVM_PREFIX", prefix))?;
+        .env("LLVM_PREFIX", prefix)
+        // LLVM does the work, and comes optimised.
+        .envs([
+            ("CARGO_PROFILE_RELEASE_LTO", "off"),
+            ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"),
+        ]))?;
     // Intermediate files, some hundred megabytes: never needed again.
     fs::remove_dir_all(into.join("build")).ok();
     Ok(())
