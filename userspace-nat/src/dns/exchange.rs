@@ -291,3 +291,7 @@ fn judged(answer: Answer) -> Outcome {
         _ => Outcome::Answered(answer),
     }
 }
+
+#[cfg(test)]
+#[path = "exchange_test.rs"]
+mod tests;

@@ -19,12 +19,16 @@
 pub mod cache;
 pub mod datagram;
 mod exchange;
+#[cfg(test)]
+mod hickory;
 pub mod message;
 pub mod name;
 pub mod policy;
 mod proxy;
 pub mod reply;
 pub mod resolvers;
+#[cfg(test)]
+mod rig;
 mod upstream;
 
 pub use name::Name;

@@ -1,1 +1,61 @@
 use super::*;
+
+fn at(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_resolver_is_an_address_with_or_without_port() {
+    for (given, meant) in [
+        ("9.9.9.9", "9.9.9.9:53"),
+        ("127.0.0.1:5353", "127.0.0.1:5353"),
+        ("2620:fe::fe", "[2620:fe::fe]:53"),
+        ("[2620:fe::fe]", "[2620:fe::fe]:53"),
+        ("[::1]:54", "[::1]:54"),
+    ] {
+        assert_eq!(parse_resolver(given).unwrap(), at(meant));
+    }
+    for bad in ["", "dns.example", "1.2.3", "1.2.3.4:", "1.2.3.4:0", "1.2.3.4:99999", "0.0.0.0"] {
+        let error = parse_resolver(bad).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{bad}`")), "{error}");
+    }
+}
+
+#[test]
+fn resolv_conf_is_read_as_its_readers_do() {
+    let text = "# a comment\n\
+                ; another\n\
+                search example.com\n\
+                nameserver 10.0.0.1\n\
+                \tnameserver\t10.0.0.2  # behind\n\
+                nameservers 10.0.0.9\n\
+                nameserver bogus\n\
+                nameserver\n\
+                nameserver fe80::1%3\n\
+                nameserver fe80::1%eth0\n\
+                nameserver 10.0.0.4\n\
+                options edns0\n";
+    let v6 = SocketAddrV6::new("fe80::1".parse().unwrap(), 53, 0, 3);
+    let expected = [at("10.0.0.1:53"), at("10.0.0.2:53"), SocketAddr::V6(v6)];
+    assert_eq!(parse_resolv_conf(text), expected);
+    assert_eq!(parse_resolv_conf(""), []);
+}
+
+#[test]
+fn resolvers_take_turns_and_silent_ones_rest() {
+    let (a, b) = (at("10.0.0.1:53"), at("10.0.0.2:53"));
+    let mut resolvers = Resolvers::new(&[a, b, a]);
+    assert_eq!(resolvers.next(&[], None, 0), Some(a));
+    assert_eq!(resolvers.next(&[], Some(a), 0), Some(b));
+    assert_eq!(resolvers.next(&[], Some(b), 0), Some(a), "in turn");
+    assert_eq!(resolvers.next(&[a], Some(b), 0), Some(b), "spent ones are left out");
+    assert_eq!(resolvers.next(&[a, b], None, 0), None);
+    resolvers.was_silent(a, 0);
+    assert_eq!(resolvers.next(&[], None, REST_NS - 1), Some(b));
+    assert_eq!(resolvers.next(&[], None, REST_NS), Some(a), "rested");
+    resolvers.was_silent(a, 0);
+    resolvers.answered(a);
+    assert_eq!(resolvers.next(&[], None, 1), Some(a));
+    assert_eq!(Resolvers::new(&[a]).next(&[], Some(a), 0), Some(a), "alone");
+    assert_eq!(Resolvers::new(&[]).next(&[], None, 0), None);
+}

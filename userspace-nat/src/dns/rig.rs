@@ -1,0 +1,188 @@
+//! A proxy on a simulated clock, and resolvers on loopback that answer when the test says so.
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use slipgate_abi::DropReason;
+
+use super::{AllowAll, Limits, Origin, Proxy, hickory::*};
+use crate::{
+    clock::{MILLISECOND_NS, SECOND_NS},
+    poll::Poller,
+    test_vm,
+    vm::VmNet,
+};
+
+/// The resolver that the guest believes to ask.
+pub(super) const ASKED: Ipv4Addr = Ipv4Addr::new(8, 8, 4, 4);
+
+pub(super) struct Rig {
+    pub(super) proxy: Proxy,
+    pub(super) poller: Poller,
+    pub(super) vm: VmNet,
+    pub(super) now_ns: u64,
+}
+
+impl Rig {
+    pub(super) fn new(upstreams: &[&Upstream]) -> Self {
+        Self::with_limits(upstreams, Limits::default())
+    }
+
+    pub(super) fn with_limits(upstreams: &[&Upstream], limits: Limits) -> Self {
+        let addresses: Vec<SocketAddr> = upstreams.iter().map(|u| u.address).collect();
+        Self {
+            proxy: Proxy::new(&addresses, limits, Box::new(AllowAll)),
+            poller: Poller::new().unwrap(),
+            vm: test_vm::vm(1),
+            now_ns: 1000 * SECOND_NS,
+        }
+    }
+
+    /// Asks by UDP from a port of the guest.
+    pub(super) fn ask(&mut self, port: u16, query: &Message) -> Result<(), DropReason> {
+        let vm = self.vm.clone();
+        self.ask_as(&vm, Origin::Udp { guest_port: port, server: ASKED }, query)
+    }
+
+    pub(super) fn ask_as(
+        &mut self,
+        vm: &VmNet,
+        origin: Origin,
+        query: &Message,
+    ) -> Result<(), DropReason> {
+        self.proxy.query(vm, origin, &query.to_vec().unwrap(), &self.poller, self.now_ns)
+    }
+
+    /// Lets the proxy take in what has arrived, until nothing comes for a while.
+    pub(super) fn settle(&mut self) {
+        let mut wait_ns = 200 * MILLISECOND_NS;
+        loop {
+            let mut ready = Vec::new();
+            self.poller.wait(Some(wait_ns), &mut ready).unwrap();
+            if ready.is_empty() {
+                return;
+            }
+            for readiness in ready {
+                self.proxy.on_ready(readiness, &self.poller, self.now_ns);
+            }
+            wait_ns = 20 * MILLISECOND_NS;
+        }
+    }
+
+    /// Moves the clock and lets timers run.
+    pub(super) fn pass(&mut self, ns: u64) {
+        self.now_ns += ns;
+        self.proxy.on_timer(&self.poller, self.now_ns);
+    }
+
+    pub(super) fn reply(&mut self) -> Option<(Origin, Message)> {
+        self.proxy.next_reply().map(|reply| (reply.origin, read(&reply.message)))
+    }
+
+    /// The one reply there must be.
+    pub(super) fn told(&mut self) -> Message {
+        let (_, message) = self.reply().expect("a reply");
+        assert!(self.reply().is_none(), "one reply");
+        message
+    }
+
+    /// Queries, cache hits and failures as counted.
+    pub(super) fn counted(&self) -> (u64, u64, u64) {
+        let counters = self.vm.stats.snapshot().0;
+        (counters.dns_queries, counters.dns_cache_hits, counters.dns_failures)
+    }
+}
+
+pub(super) struct Upstream {
+    pub(super) address: SocketAddr,
+    udp: UdpSocket,
+    tcp: TcpListener,
+}
+
+impl Upstream {
+    pub(super) fn new() -> Self {
+        for _ in 0..100 {
+            let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let address = udp.local_addr().unwrap();
+            let Ok(tcp) = TcpListener::bind(address) else { continue };
+            udp.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            return Self { address, udp, tcp };
+        }
+        panic!("no port free for UDP and TCP")
+    }
+
+    /// The next query, and who sent it.
+    pub(super) fn query(&self) -> (Message, SocketAddr) {
+        let mut buffer = [0; 2000];
+        let (len, from) = self.udp.recv_from(&mut buffer).expect("a query");
+        (read(&buffer[..len]), from)
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.udp.set_nonblocking(true).unwrap();
+        let idle = self.udp.peek_from(&mut [0; 1]).is_err();
+        self.udp.set_nonblocking(false).unwrap();
+        idle
+    }
+
+    pub(super) fn send(&self, message: &Message, to: SocketAddr) {
+        self.udp.send_to(&message.to_vec().unwrap(), to).unwrap();
+    }
+
+    /// Takes a query and answers it with one address.
+    pub(super) fn answer(&self, ttl: u32, address: [u8; 4]) {
+        let (query, from) = self.query();
+        self.send(&with_address(&query, ttl, address), from);
+    }
+
+    /// Answers a query whose socket may be gone; whether the datagram left.
+    pub(super) fn query_gone(&self, query: &Message, to: SocketAddr) -> bool {
+        let message = with_address(query, 60, [192, 0, 2, 1]).to_vec().unwrap();
+        self.udp.send_to(&message, to).is_ok()
+    }
+
+    pub(super) fn refuse(&self, code: ResponseCode) {
+        let (query, from) = self.query();
+        let mut message = response(&query);
+        message.metadata.response_code = code;
+        self.send(&message, from);
+    }
+
+    /// Takes a query and answers that it is to be asked by TCP.
+    pub(super) fn truncate(&self) {
+        let (query, from) = self.query();
+        let mut message = response(&query);
+        message.metadata.truncation = true;
+        self.send(&message, from);
+    }
+
+    /// Takes a connection and the query that comes over it.
+    pub(super) fn accept(&self) -> (TcpStream, Message) {
+        let (mut stream, _) = self.tcp.accept().unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut len = [0; 2];
+        stream.read_exact(&mut len).unwrap();
+        let mut bytes = vec![0; usize::from(u16::from_be_bytes(len))];
+        stream.read_exact(&mut bytes).unwrap();
+        (stream, read(&bytes))
+    }
+}
+
+/// A response with one address for the name asked.
+pub(super) fn with_address(query: &Message, ttl: u32, address: [u8; 4]) -> Message {
+    let mut message = response(query);
+    message.add_answer(a(&query.queries[0].name().to_string(), ttl, address));
+    message
+}
+
+pub(super) fn send_framed(stream: &mut TcpStream, message: &Message) {
+    let bytes = message.to_vec().unwrap();
+    stream.write_all(&(bytes.len() as u16).to_be_bytes()).unwrap();
+    stream.write_all(&bytes).unwrap();
+}
+
+pub(super) fn first_address(message: &Message) -> Option<std::net::IpAddr> {
+    message.answers.first().and_then(|r| r.data.ip_addr())
+}
