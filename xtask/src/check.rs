@@ -6,29 +6,47 @@ mod length;
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    bpf,
-    setup::{self, BpfToolchain},
+    bpf, setup,
     workspace::{Workspace, capture, run, say},
 };
 
-/// Formatting, lints, layers; the lengths of files are told, not judged.
+/// Formatting, lints, layers, each whatever the others find; the lengths of files are told, not judged.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
-    say("formatting");
+    length::report(workspace)?;
+    let checks: [(&str, Check); 4] = [
+        ("formatting", formatting),
+        ("layers", layers::check),
+        ("lints of the BPF programs", lint_programs),
+        ("lints of the workspace", lint_workspace),
+    ];
+    let mut failed = Vec::new();
+    for (name, check) in checks {
+        say(name);
+        if let Err(why) = check(workspace) {
+            say(format!("{why:#}"));
+            failed.push(name);
+        }
+    }
+    if !failed.is_empty() {
+        bail!("not in order: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+type Check = fn(&Workspace) -> Result<()>;
+
+fn formatting(workspace: &Workspace) -> Result<()> {
     run(workspace.cargo().args(["fmt", "--all", "--check"]))?;
     run(workspace.cargo().args([
         "fmt",
         "--check",
         "--manifest-path",
         "ebpf/programs/Cargo.toml",
-    ]))?;
-    say("layers");
-    layers::check(workspace)?;
-    length::report(workspace)?;
-    let toolchain = setup::bpf(workspace)?;
-    bpf::build(workspace, &toolchain)?;
-    lint_programs(workspace, &toolchain)?;
-    say("clippy");
+    ]))
+}
+
+fn lint_workspace(workspace: &Workspace) -> Result<()> {
     run(workspace.cargo().args([
         "clippy",
         "--quiet",
@@ -56,8 +74,11 @@ fn components(workspace: &Workspace) -> Result<()> {
     .with_context(|| format!("the Rust toolchain lacks {}", missing.join(" and ")))
 }
 
-/// Lints the BPF programs by clippy if their compiler has one (Debian's has not), else by rustc.
-fn lint_programs(workspace: &Workspace, toolchain: &BpfToolchain) -> Result<()> {
+/// By clippy if the programs' compiler has one (Debian's has not), else by rustc. Builds them, too,
+/// for no other crate compiles without.
+fn lint_programs(workspace: &Workspace) -> Result<()> {
+    let toolchain = &setup::bpf(workspace)?;
+    bpf::build(workspace, toolchain)?;
     let has_clippy = toolchain
         .compiler
         .cargo
@@ -65,12 +86,10 @@ fn lint_programs(workspace: &Workspace, toolchain: &BpfToolchain) -> Result<()> 
         .is_file();
     for features in [&[][..], &["--features=log"]] {
         if has_clippy {
-            say("clippy on the BPF programs");
             run(bpf::cargo(workspace, toolchain, "clippy")?
                 .args(features)
                 .args(["--", "-Dwarnings"]))?;
         } else {
-            say("rustc's lints on the BPF programs (their compiler has no clippy)");
             // `cargo check` repeats the warnings of what it has checked before.
             let output = bpf::cargo(workspace, toolchain, "check")?
                 .args(features)

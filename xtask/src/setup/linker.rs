@@ -133,7 +133,7 @@ fn build(compiler: &Compiler, into: &Path) -> Result<()> {
         .env("LLVM_PREFIX", prefix)
         // LLVM does the work, and comes optimised.
         .envs([
-            ("CARGO_PROFILE_RELEASE_LTO", "off"),
+            ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
             ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"),
         ]))?;
     // Intermediate files, some hundred megabytes: never needed again.
