@@ -280,26 +280,6 @@ pub(crate) fn pinned(paths: &Paths) -> Result<Vec<Attached>> {
     Ok(all)
 }
 
-/// Begins to serve a TAP: attaches, sees to it that the host routes nothing of it, and only then
-/// brings it up.
-pub fn serve_tap(datapath: &Datapath, ifindex: u32, hook: Hook) -> Result<()> {
-    let tap = Device::with_index(ifindex)?;
-    tap.set_forwarding(false)?;
-    tap.disable_ipv6()?;
-    datapath.attach(Program::GuestEgress, ifindex, hook)?;
-    tap.set_up(true)
-}
-
-/// Ends serving a TAP: takes it down first, so that nothing passes without the program. A TAP that
-/// is gone is fine.
-pub fn shut_tap(datapath: &Datapath, ifindex: u32) -> Result<()> {
-    if let Ok(tap) = Device::with_index(ifindex) {
-        tap.set_up(false)?;
-    }
-    datapath.detach(Program::GuestEgress, ifindex)?;
-    Ok(())
-}
-
 /// Names program and interface in an error of a system call.
 fn explain(error: Error, program: Program, ifindex: u32) -> Error {
     let name = Device::with_index(ifindex).map_or_else(

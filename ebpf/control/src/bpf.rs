@@ -98,13 +98,6 @@ pub(crate) fn link_info(fd: BorrowedFd<'_>) -> io::Result<bpf_link_info> {
     info(fd)
 }
 
-/// Opens a program by its id; needs `CAP_SYS_ADMIN`.
-pub(crate) fn prog_by_id(id: u32) -> io::Result<OwnedFd> {
-    let mut attr = zeroed();
-    attr.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
-    call(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr).map(owned)
-}
-
 /// Attaches a program to an interface, first in the chain.
 pub(crate) fn link_create_tcx(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
     let mut attr = zeroed();
@@ -231,22 +224,6 @@ pub(crate) unsafe fn delete(map: BorrowedFd<'_>, key: *const u8) -> io::Result<b
     attr.__bindgen_anon_2.map_fd = number(map);
     attr.__bindgen_anon_2.key = key as u64;
     found(call(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut attr))
-}
-
-/// The key after `key`, or the first when `key` is null; false at the end.
-///
-/// # Safety
-/// As for [`lookup`].
-pub(crate) unsafe fn next_key(
-    map: BorrowedFd<'_>,
-    key: *const u8,
-    next: *mut u8,
-) -> io::Result<bool> {
-    let mut attr = zeroed();
-    attr.__bindgen_anon_2.map_fd = number(map);
-    attr.__bindgen_anon_2.key = key as u64;
-    attr.__bindgen_anon_2.__bindgen_anon_1.next_key = next as u64;
-    found(call(bpf_cmd::BPF_MAP_GET_NEXT_KEY, &mut attr))
 }
 
 /// What a batch look-up gave.

@@ -9,13 +9,15 @@
 //!                                                               put in place of an older build's under traffic
 //! Owner::take(datapath.maps(), &paths, &names)?                 a row in OWNERS, locked for life; adopts
 //! owner::sweep(datapath.maps(), &paths, &owner)?                half-made and half-ended flows of the dead
-//! tap::EnginePort::open(owner.row())?                           sgport<row>, up; .fd is for the engine
-//! datapath.attach(Program::EnginePort, port.ifindex, hook)?     hook: probe::best_hook()
+//! tap::EnginePort::open(owner.row())?                           sgport<row>; .fd is for the engine
+//! port.serve(&datapath, hook)?                                  attach, then up; hook: probe::best_hook()
 //! vm::open(datapath.maps(), &owner, &VmSpec { .. })?            row and id; TAPS entry
-//! attach::serve_tap(&datapath, tap_ifindex, hook)?              attach, forwarding 0, and only then up
+//! serve::serve_tap(&datapath, tap_ifindex, hook)?               attach, forwarding 0, and only then up
 //! datapath.attach(Program::uplink(has_l2), ifindex, hook)?
 //! NetworkWatch::open()?   .network()  .update()?                in the poll loop, by .as_fd()
-//! NextHops::new(owner.row()).refresh(maps, watch.network())?    after each update and engine request
+//! NextHops::new(owner.row())? .refresh(maps, watch.network())?  after each update and engine request
+//! serve::follow_taps(&datapath, watch.network(), &served, hook)?  after a change of links
+//! serve::shut_tap, vm::close, datapath.remove_if_last(owner)?   orderly stop, after the engine's
 //! ```
 //!
 //! # What an engine calls, without any capability
@@ -44,6 +46,7 @@ pub mod object;
 pub mod owner;
 pub mod paths;
 pub mod probe;
+pub mod serve;
 pub mod tap;
 pub mod vm;
 
@@ -52,6 +55,7 @@ pub use bpf_log::BpfLog;
 pub use error::{Error, Result};
 pub use load::{Datapath, LoadOptions};
 pub use maps::{ReadOnlyMaps, SharedMaps};
+pub use netlink::{Network, NetworkWatch, NextHops};
 pub use owner::Owner;
 pub use paths::Paths;
 

@@ -7,23 +7,29 @@
 //! holds a lock on `lock` in the run directory meanwhile.
 //!
 //! Maps that are there are taken when their version and shape are ours, and refused otherwise.
-//! Programs are always loaded: that proves that this kernel takes this build. When those pinned
-//! have the same tag they are kept and ours are dropped; otherwise ours are put under each pinned
-//! link by an atomic update, so that no packet meets neither or both. Then ours are pinned in the
-//! old ones' place. A start that dies in between leaves a mix of two builds of one ABI, which the
-//! next start makes uniform.
+//! Programs that are there and of this very build are taken too. Otherwise ours are loaded and put
+//! under each pinned link by an atomic update, so that no packet meets neither or both; then they
+//! are pinned in the old ones' place. Which build the pinned ones are of is in a file beside the
+//! locks, which is away while they are replaced: a start that dies in between leaves a mix of two
+//! builds of one ABI, which the next start makes uniform. The logging build belongs to the process
+//! that reads its log, so it is never taken.
 //!
 //! aya makes the maps (with the object's BTF, so that bpftool prints names) and loads the
 //! programs. Links are made by our own calls: aya would detach what it attached when dropped.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::{
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+    sync::atomic::Ordering::{AcqRel, Acquire, Release},
+};
 
 use aya::{
     Ebpf, EbpfLoader, VerifierLogLevel,
     programs::{Program as AyaProgram, ProgramError},
 };
 use slipgate_abi::{ABI_VERSION, maps as abi_maps};
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 
 use crate::{
     Error, Paths, Result,
@@ -35,6 +41,9 @@ use crate::{
     maps::{SharedMaps, check_pinned, open_pins},
     object, paths, probe,
 };
+
+/// In the run directory.
+pub(crate) const BUILD_FILE: &str = "programs-build";
 
 /// What to load, and where.
 #[derive(Clone, Debug)]
@@ -79,27 +88,18 @@ impl Datapath {
         } else {
             whole_chunks(options.slots)
         };
-        let mut ebpf = load_object(&paths, options.bpf_log, slots)?;
-        make_missing_maps(&paths, slots)?;
+        let (programs, log) = if joined && !options.bpf_log && is_this_build(&paths) {
+            (open_programs(&paths)?, None)
+        } else {
+            // From here until all is replaced, what is pinned is no one build's.
+            forget_build(&paths)?;
+            let mut ebpf = load_object(&paths, options.bpf_log, slots)?;
+            make_missing_maps(&paths, slots)?;
+            let log = options.bpf_log.then(|| BpfLog::of(&mut ebpf)).transpose()?;
+            (load_programs(&mut ebpf)?, log)
+        };
         let maps = SharedMaps::assemble(open_pins(&paths.pin_dir, 0)?)?;
         initialise(&maps);
-
-        // What is not shared by pin (log buffer, read-only data) makes a program its process's.
-        let has_private_maps = ebpf
-            .maps()
-            .any(|(name, _)| !MapName::ALL.iter().any(|map| map.name() == name));
-        let programs = load_programs(&mut ebpf)?
-            .into_iter()
-            .map(|(program, fd)| {
-                let fd = if has_private_maps {
-                    fd
-                } else {
-                    pinned_twin(&paths, program, fd.as_fd())?.unwrap_or(fd)
-                };
-                Ok((program, fd))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let log = options.bpf_log.then(|| BpfLog::of(&mut ebpf)).transpose()?;
         let datapath = Self {
             paths,
             maps,
@@ -109,6 +109,9 @@ impl Datapath {
         };
         datapath.replace_attached()?;
         datapath.pin_programs()?;
+        if !options.bpf_log {
+            keep_build(&datapath.paths)?;
+        }
         Ok(datapath)
     }
 
@@ -153,7 +156,7 @@ impl Datapath {
                 if program_id(pinned.as_fd())? == program_id(fd.as_fd())? {
                     continue;
                 }
-                paths::remove_if_there(&path, |p| std::fs::remove_file(p))?;
+                paths::remove_if_there(&path, |p| fs::remove_file(p))?;
             }
             bpf::obj_pin(fd.as_fd(), &path).map_err(Error::os(what()))?;
         }
@@ -175,7 +178,7 @@ pub(crate) fn remove_pins(paths: &Paths) -> Result<()> {
         .into_iter()
         .map(attach::Attached::pin_name);
     for name in maps.into_iter().chain(programs).chain(links) {
-        paths::remove_if_there(&paths.pin(&name), |p| std::fs::remove_file(p))?;
+        paths::remove_if_there(&paths.pin(&name), |p| fs::remove_file(p))?;
     }
     Ok(())
 }
@@ -208,7 +211,7 @@ fn is_complete(paths: &Paths) -> Result<bool> {
         });
     }
     for map in present {
-        paths::remove_if_there(&paths.pin(map.name()), |p| std::fs::remove_file(p))?;
+        paths::remove_if_there(&paths.pin(map.name()), |p| fs::remove_file(p))?;
     }
     Ok(false)
 }
@@ -305,17 +308,45 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<Vec<(Program, OwnedFd)>> {
     Ok(loaded)
 }
 
-/// The pinned program, when it is the same as `ours`.
-fn pinned_twin(paths: &Paths, program: Program, ours: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
-    let Ok(pinned) = bpf::obj_get(&paths.pin(program.name()), 0) else {
-        return Ok(None);
-    };
-    let tag = |fd: BorrowedFd<'_>| {
-        bpf::prog_info(fd)
-            .map(|info| info.tag)
-            .map_err(Error::os("ask for a program's tag"))
-    };
-    Ok((tag(pinned.as_fd())? == tag(ours)?).then_some(pinned))
+/// The file that says which build the pinned programs are of, when all are of one.
+fn build_path(paths: &Paths) -> PathBuf {
+    paths.run_dir.join(BUILD_FILE)
+}
+
+fn this_build() -> String {
+    let mut hash = DefaultHasher::new();
+    object::bytes(false).hash(&mut hash);
+    format!("{:016x}", hash.finish())
+}
+
+fn is_this_build(paths: &Paths) -> bool {
+    let pinned = |program: Program| paths.pin(program.name()).exists();
+    fs::read_to_string(build_path(paths)).is_ok_and(|build| build == this_build())
+        && Program::ALL.into_iter().all(pinned)
+}
+
+fn keep_build(paths: &Paths) -> Result<()> {
+    let path = build_path(paths);
+    fs::write(&path, this_build()).map_err(Error::os(format!("write {}", path.display())))
+}
+
+fn forget_build(paths: &Paths) -> Result<()> {
+    paths::remove_if_there(&build_path(paths), |path| fs::remove_file(path)).map(drop)
+}
+
+fn open_programs(paths: &Paths) -> Result<Vec<(Program, OwnedFd)>> {
+    Program::ALL
+        .into_iter()
+        .map(|program| {
+            let pin = paths.pin(program.name());
+            bpf::obj_get(&pin, 0)
+                .map(|fd| (program, fd))
+                .map_err(Error::os(format!(
+                    "open the pinned program {}",
+                    pin.display()
+                )))
+        })
+        .collect()
 }
 
 pub(crate) fn program_id(fd: BorrowedFd<'_>) -> Result<u32> {

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 /// A held lock. Dropping it, or dying, frees it. Close-on-exec, but a forked child that keeps the
 /// descriptor keeps the lock.
 #[derive(Debug)]
-pub struct FileLock {
+pub(crate) struct FileLock {
     _file: File,
 }
 

@@ -1,11 +1,20 @@
 //! Links, addresses, routes and neighbours: asked for once, then followed; and the next hops that
 //! the programs use, kept fresh from them. Also the few requests made by netlink.
 
+mod network;
+mod next_hops;
+mod parse;
 mod socket;
+mod watch;
 
 use netlink_packet_route::{RouteNetlinkMessage, link::LinkMessage};
 
 pub(crate) use self::socket::Requests;
+pub use self::{
+    network::{Address, Link, Neighbour, Network, Route, RouteKind, Table},
+    next_hops::NextHops,
+    watch::{Changes, NetworkWatch},
+};
 use crate::Result;
 
 /// Removes a device.
@@ -18,3 +27,7 @@ pub(crate) fn remove_link(ifindex: u32, name: &str) -> Result<()> {
         &format!("remove the interface {name}"),
     )
 }
+
+#[cfg(test)]
+#[path = "netlink_test.rs"]
+mod tests;

@@ -24,6 +24,7 @@ use std::{
 
 use slipgate_abi::maps::{MAX_OWNERS, MAX_VMS};
 
+pub(crate) use self::sweep::next_hops_of;
 pub use self::sweep::{Swept, sweep};
 use crate::{Error, Paths, Result, load::Datapath, lock::FileLock, maps::SharedMaps, vm};
 

@@ -13,11 +13,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, load::BUILD_FILE};
 
 /// Where bpffs is expected.
 pub const BPFFS: &str = "/sys/fs/bpf";
 const PINS: &str = "/sys/fs/bpf/slipgate";
+const COOKIE_FILE: &str = "netns-cookie";
 const RUN: &str = "/run/slipgate";
 
 /// The directories of one set of pinned state.
@@ -69,7 +70,9 @@ impl Paths {
         };
         for entry in entries.flatten() {
             let name = entry.file_name();
-            let ours = ["lock", "netns-cookie"].iter().any(|own| name == *own)
+            let ours = ["lock", COOKIE_FILE, BUILD_FILE]
+                .iter()
+                .any(|own| name == *own)
                 || name.as_encoded_bytes().starts_with(b"owner-");
             if ours {
                 remove_if_there(&entry.path(), |f| fs::remove_file(f))?;
@@ -100,7 +103,7 @@ impl Paths {
     }
 
     fn cookie_path(&self) -> PathBuf {
-        self.run_dir.join("netns-cookie")
+        self.run_dir.join(COOKIE_FILE)
     }
 
     pub(crate) fn pin(&self, name: &str) -> PathBuf {

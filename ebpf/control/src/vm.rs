@@ -15,7 +15,6 @@ use slipgate_abi::{TapEntry, maps::MAX_VMS, vm::VmFlags};
 
 use crate::{
     Error, Result,
-    device::Device,
     maps::{Insert, InsertError, SharedMaps, fill_text, text_of},
     owner::Owner,
 };
@@ -150,14 +149,28 @@ pub fn set_tap(maps: &SharedMaps, row: u32, ifindex: u32) -> Result<()> {
         })
 }
 
-/// Follows a change of the TAP's MTU.
-pub fn set_mtu(maps: &SharedMaps, row: u32, tap: &Device) -> Result<()> {
-    let mtu = tap.mtu()?;
+/// Says that the VM's TAP is gone.
+pub fn forget_tap(maps: &SharedMaps, row: u32) -> Result<()> {
+    let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
+        return Ok(());
+    };
+    vm.tap_ifindex().store(0, Release);
+    maps.taps.remove_if(|_, tap| tap.vm == id).map(drop)
+}
+
+/// The TAP's MTU as the programs know it, L3 bytes.
+pub fn mtu_of(maps: &SharedMaps, row: u32) -> Option<u32> {
+    let vm = maps.vm(row)?.as_ptr();
+    // SAFETY: a word of a mapped row.
+    Some(unsafe { (&raw const (*vm).mtu).read_volatile() })
+}
+
+/// Follows a change of the TAP's MTU, L3 bytes.
+pub fn set_mtu(maps: &SharedMaps, row: u32, mtu: u32) {
     if let Some(vm) = maps.vm(row) {
         // SAFETY: a word of a mapped row.
         unsafe { (&raw mut (*vm.as_ptr()).mtu).write_volatile(mtu) };
     }
-    Ok(())
 }
 
 /// Drops everything of a VM in the programs, both ways, or lets it pass again.

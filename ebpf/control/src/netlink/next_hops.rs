@@ -1,0 +1,193 @@
+//! Keeps `NEXT_HOPS` fresh: the L2 headers that the programs write themselves.
+//!
+//! An engine claims an element by interface and neighbour, not valid yet
+//! ([`SharedMaps::claim_next_hop`]). The broker completes it as soon as the neighbour's MAC is
+//! known, asks the kernel to keep knowing it (a managed neighbour entry, Linux 5.16), and takes
+//! `valid` back whenever the kernel itself would not use what stands there. Until then the
+//! programs let the kernel resolve the neighbour, packet by packet.
+
+use std::{
+    collections::HashSet,
+    net::Ipv4Addr,
+    sync::atomic::Ordering::{Acquire, Release},
+};
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
+use netlink_packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    neighbour::{
+        NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage,
+    },
+};
+use slipgate_abi::{NextHop, NextHopRef, link::NextHopFlags};
+
+use super::{network::Network, socket::Requests};
+use crate::{Result, maps::SharedMaps, owner};
+
+/// The next hops of one owner.
+#[derive(Debug)]
+pub struct NextHops {
+    owner_row: u32,
+    requests: Requests,
+    /// What the kernel was asked to keep knowing.
+    managed: HashSet<(u32, Ipv4Addr)>,
+}
+
+/// What an element is to say.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Wanted {
+    mtu: u32,
+    flags: u32,
+    neighbour_mac: [u8; 6],
+    uplink_mac: [u8; 6],
+}
+
+impl NextHops {
+    /// For the row's owner, in the calling thread's network namespace.
+    pub fn new(owner_row: u32) -> Result<Self> {
+        Ok(Self {
+            owner_row,
+            requests: Requests::open()?,
+            managed: HashSet::new(),
+        })
+    }
+
+    /// Brings every element of the owner up to date; how many are valid. Call it after each change
+    /// of the network, and when an engine has claimed one.
+    pub fn refresh(&mut self, maps: &SharedMaps, network: &Network) -> Result<usize> {
+        let mut valid = 0;
+        for index in owner::next_hops_of(maps, self.owner_row) {
+            let (Some(hop), ifindex) =
+                (maps.next_hop(index), maps.hop_ifindex(index).load(Acquire))
+            else {
+                continue;
+            };
+            if ifindex == 0 {
+                continue;
+            }
+            // SAFETY: written before `ifindex`, and not again while the element is its owner's.
+            let neighbour: Ipv4Addr =
+                unsafe { (&raw const (*hop.as_ptr()).neighbour).read_volatile() }.into();
+            self.keep_known(network, ifindex, neighbour)?;
+            match wanted(network, ifindex, neighbour) {
+                Some(wanted) => {
+                    write(hop, wanted);
+                    valid += 1;
+                }
+                None => hop.valid().store(0, Release),
+            }
+        }
+        Ok(valid)
+    }
+
+    /// Asks the kernel no more to keep the neighbours known.
+    pub fn release(mut self) -> Result<()> {
+        for (ifindex, neighbour) in std::mem::take(&mut self.managed) {
+            // A link or entry that is gone is fine.
+            let _ = self.ask(ifindex, neighbour, NeighbourExtFlags::empty());
+        }
+        Ok(())
+    }
+
+    /// Has the kernel resolve the neighbour, and keep it resolved.
+    fn keep_known(&mut self, network: &Network, ifindex: u32, neighbour: Ipv4Addr) -> Result<()> {
+        let Some(link) = network.links.get(&ifindex).filter(|link| link.up) else {
+            // When it is back, its entries are not.
+            self.managed.retain(|(managed, _)| *managed != ifindex);
+            return Ok(());
+        };
+        let known = network.neighbours.get(&(ifindex, neighbour));
+        let by_hand = known.is_some_and(|neighbour| neighbour.permanent);
+        let resolves = link.has_l2 && link.arp && !link.loopback && !neighbour.is_unspecified();
+        if !resolves || by_hand {
+            return Ok(());
+        }
+        if known.is_none() {
+            self.managed.remove(&(ifindex, neighbour));
+        }
+        if self.managed.contains(&(ifindex, neighbour)) {
+            return Ok(());
+        }
+        match self.ask(ifindex, neighbour, NeighbourExtFlags::Managed) {
+            Ok(()) => {
+                self.managed.insert((ifindex, neighbour));
+                Ok(())
+            }
+            // A kernel without managed entries resolves it once, and again at the next refresh.
+            Err(error) if error.errno() == Some(libc::EINVAL) => {
+                self.ask(ifindex, neighbour, NeighbourExtFlags::empty())
+            }
+            // The link went down or away just now: a notice follows.
+            Err(error)
+                if matches!(
+                    error.errno(),
+                    Some(libc::ENETDOWN | libc::ENODEV | libc::ENOENT)
+                ) =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn ask(&mut self, ifindex: u32, neighbour: Ipv4Addr, extra: NeighbourExtFlags) -> Result<()> {
+        let mut message = NeighbourMessage::default();
+        message.header.family = AddressFamily::Inet;
+        message.header.ifindex = ifindex;
+        // The kernel keeps the state of an entry that is there, and begins to resolve.
+        message.header.flags = NeighbourFlags::Use;
+        message.attributes = vec![NeighbourAttribute::Destination(NeighbourAddress::Inet(
+            neighbour,
+        ))];
+        if !extra.is_empty() {
+            message.attributes.push(NeighbourAttribute::ExtFlags(extra));
+        }
+        self.requests.send(
+            RouteNetlinkMessage::NewNeighbour(message),
+            NLM_F_CREATE | NLM_F_REPLACE,
+            &format!("have {neighbour} on ifindex {ifindex} resolved"),
+        )
+    }
+}
+
+/// What the programs may use by this interface and neighbour; `None` when nothing.
+fn wanted(network: &Network, ifindex: u32, neighbour: Ipv4Addr) -> Option<Wanted> {
+    let link = network.links.get(&ifindex).filter(|link| link.up)?;
+    if !link.has_l2 {
+        return Some(Wanted {
+            mtu: link.mtu,
+            flags: NextHopFlags::NO_L2,
+            neighbour_mac: [0; 6],
+            uplink_mac: [0; 6],
+        });
+    }
+    Some(Wanted {
+        mtu: link.mtu,
+        flags: 0,
+        neighbour_mac: network.neighbours.get(&(ifindex, neighbour))?.mac?,
+        uplink_mac: link.mac?,
+    })
+}
+
+/// Writes an element, unless it says so already: `valid` goes before and comes after.
+fn write(hop: NextHopRef, wanted: Wanted) {
+    let element: *mut NextHop = hop.as_ptr();
+    // SAFETY: an element that only this process writes, field by field; programs use them only
+    // while `valid` is set.
+    unsafe {
+        let written = Wanted {
+            mtu: (&raw const (*element).mtu).read_volatile(),
+            flags: (&raw const (*element).flags).read_volatile(),
+            neighbour_mac: (&raw const (*element).neighbour_mac).read_volatile(),
+            uplink_mac: (&raw const (*element).uplink_mac).read_volatile(),
+        };
+        if written != wanted {
+            hop.valid().store(0, Release);
+            (&raw mut (*element).mtu).write_volatile(wanted.mtu);
+            (&raw mut (*element).flags).write_volatile(wanted.flags);
+            (&raw mut (*element).neighbour_mac).write_volatile(wanted.neighbour_mac);
+            (&raw mut (*element).uplink_mac).write_volatile(wanted.uplink_mac);
+        }
+    }
+    hop.valid().store(1, Release);
+}

@@ -1,0 +1,164 @@
+//! From netlink messages to [`super::network`]'s data. What is not IPv4, or not complete, is
+//! `None`.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use netlink_packet_route::{
+    AddressFamily,
+    address::{AddressAttribute, AddressMessage},
+    link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
+    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage},
+    route::{
+        RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteNextHop,
+        RouteNextHopFlags, RouteType,
+    },
+};
+
+use super::network::{Address, Link, Neighbour, Route, RouteKind, Table};
+
+pub(super) fn link(message: &LinkMessage) -> Option<Link> {
+    let header = &message.header;
+    let has_l2 = matches!(
+        header.link_layer_type,
+        LinkLayerType::Ether | LinkLayerType::Loopback
+    );
+    let mut link = Link {
+        ifindex: header.index,
+        name: String::new(),
+        kind: None,
+        up: header.flags.contains(LinkFlags::Up) && header.flags.contains(LinkFlags::LowerUp),
+        mtu: 0,
+        mac: None,
+        has_l2,
+        loopback: header.flags.contains(LinkFlags::Loopback),
+        arp: !header.flags.contains(LinkFlags::Noarp),
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name.clone_from(name),
+            LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+            LinkAttribute::Address(mac) => link.mac = mac.as_slice().try_into().ok(),
+            LinkAttribute::LinkInfo(infos) => {
+                link.kind = infos.iter().find_map(|info| match info {
+                    LinkInfo::Kind(kind) => Some(kind.to_string()),
+                    _ => None,
+                });
+            }
+            _ => {}
+        }
+    }
+    (!link.name.is_empty()).then_some(link)
+}
+
+pub(super) fn address(message: &AddressMessage) -> Option<Address> {
+    if message.header.family != AddressFamily::Inet {
+        return None;
+    }
+    let (mut own, mut other, mut broadcast) = (None, None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(IpAddr::V4(address)) => own = Some(*address),
+            // The network's end: on a point-to-point link the peer's, else our own.
+            AddressAttribute::Address(IpAddr::V4(address)) => other = Some(*address),
+            AddressAttribute::Broadcast(address) => broadcast = Some(*address),
+            _ => {}
+        }
+    }
+    let address = own.or(other)?;
+    Some(Address {
+        ifindex: message.header.index,
+        address,
+        prefix_len: message.header.prefix_len,
+        broadcast,
+        peer: other.filter(|other| *other != address),
+    })
+}
+
+pub(super) fn route(message: &RouteMessage) -> Option<Route> {
+    let header = &message.header;
+    if header.address_family != AddressFamily::Inet || header.flags.contains(RouteFlags::Dead) {
+        return None;
+    }
+    let mut table = u32::from(header.table);
+    let mut hops: Option<&[RouteNextHop]> = None;
+    let mut route = Route {
+        destination: Ipv4Addr::UNSPECIFIED,
+        prefix_len: header.destination_prefix_length,
+        table: Table::Main,
+        kind: match header.kind {
+            RouteType::Unicast => RouteKind::Unicast,
+            RouteType::Local => RouteKind::Local,
+            RouteType::Broadcast => RouteKind::Broadcast,
+            RouteType::BlackHole => RouteKind::Blackhole,
+            RouteType::Unreachable | RouteType::Prohibit | RouteType::Throw => RouteKind::Refused,
+            _ => RouteKind::Other,
+        },
+        oif: None,
+        gateway: None,
+        source: None,
+        metric: 0,
+        mtu: None,
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Table(number) => table = *number,
+            RouteAttribute::Destination(RouteAddress::Inet(address)) => {
+                route.destination = *address;
+            }
+            RouteAttribute::Oif(ifindex) => route.oif = Some(*ifindex),
+            RouteAttribute::Gateway(RouteAddress::Inet(address)) => route.gateway = Some(*address),
+            RouteAttribute::PrefSource(RouteAddress::Inet(address)) => {
+                route.source = Some(*address);
+            }
+            RouteAttribute::Priority(metric) => route.metric = *metric,
+            RouteAttribute::Metrics(metrics) => {
+                route.mtu = metrics.iter().find_map(|metric| match metric {
+                    RouteMetric::Mtu(mtu) => Some(*mtu),
+                    _ => None,
+                });
+            }
+            RouteAttribute::MultiPath(all) => hops = Some(all),
+            _ => {}
+        }
+    }
+    route.table = match table {
+        254 => Table::Main,
+        255 => Table::Local,
+        _ => return None,
+    };
+    if let Some(hops) = hops {
+        let out = RouteNextHopFlags::Dead | RouteNextHopFlags::Linkdown;
+        let hop = hops.iter().find(|hop| !hop.flags.intersects(out))?;
+        route.oif = Some(hop.interface_index);
+        route.gateway = hop.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::Gateway(RouteAddress::Inet(address)) => Some(*address),
+            _ => None,
+        });
+    }
+    Some(route)
+}
+
+/// Whose neighbour, and what is known of it.
+pub(super) fn neighbour(message: &NeighbourMessage) -> Option<((u32, Ipv4Addr), Neighbour)> {
+    /// `NUD_VALID` of the kernel's `net/neighbour.h`.
+    const VALID: u16 = 0x80 | 0x40 | 0x02 | 0x10 | 0x04 | 0x08;
+    const PERMANENT: u16 = 0x80;
+    let (mut destination, mut mac) = (None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(address)) => {
+                destination = Some(*address);
+            }
+            NeighbourAttribute::LinkLayerAddress(address) => {
+                mac = address.as_slice().try_into().ok();
+            }
+            _ => {}
+        }
+    }
+    let state = u16::from(message.header.state);
+    let neighbour = Neighbour {
+        mac: mac.filter(|_| state & VALID != 0),
+        permanent: state & PERMANENT != 0,
+    };
+    Some(((message.header.ifindex, destination?), neighbour))
+}

@@ -1,0 +1,107 @@
+//! Serves TAPs: the order in which a guest's link opens and shuts, and what happens when somebody
+//! makes it anew.
+//!
+//! A TAP without its program carries nothing: it is brought up after attach, and taken down before
+//! detach. A TAP that is removed and made again under its name is another interface, with another
+//! index and no program; it is served again as soon as the notice comes. Its VM's flows go on,
+//! since slots name the VM's row and the row names the TAP.
+
+use std::sync::atomic::Ordering::Acquire;
+
+use crate::{
+    Result,
+    attach::{Hook, Program},
+    device::Device,
+    load::Datapath,
+    netlink::Network,
+    vm,
+};
+
+/// A VM and the name of its TAP.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Served {
+    /// The VM's row.
+    pub vm_row: u32,
+    /// The TAP's name.
+    pub tap: String,
+}
+
+/// What became of a TAP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TapChange {
+    /// It is gone. Its VM's packets are dropped until it is there again.
+    Gone,
+    /// It was made anew and is served again.
+    Again {
+        /// The new index.
+        ifindex: u32,
+    },
+    /// Its MTU changed, L3 bytes.
+    Mtu(u32),
+}
+
+/// Begins to serve a TAP: sees to it that the host routes nothing of it and sends nothing on it,
+/// attaches, and only then brings it up. Its entry in `TAPS` is there before ([`vm::open`]).
+pub fn serve_tap(datapath: &Datapath, ifindex: u32, hook: Hook) -> Result<()> {
+    let tap = Device::with_index(ifindex)?;
+    tap.set_forwarding(false)?;
+    tap.disable_ipv6()?;
+    datapath.attach(Program::GuestEgress, ifindex, hook)?;
+    tap.set_up(true)
+}
+
+/// Ends serving a TAP: takes it down first, so that nothing passes without the program. A TAP that
+/// is gone is fine.
+pub fn shut_tap(datapath: &Datapath, ifindex: u32) -> Result<()> {
+    if let Ok(tap) = Device::with_index(ifindex) {
+        tap.set_up(false)?;
+    }
+    datapath.detach(Program::GuestEgress, ifindex)?;
+    Ok(())
+}
+
+/// Follows the TAPs after a change of links: what became of whose.
+pub fn follow_taps(
+    datapath: &Datapath,
+    network: &Network,
+    served: &[Served],
+    hook: Hook,
+) -> Result<Vec<(u32, TapChange)>> {
+    let mut changes = Vec::new();
+    let maps = datapath.maps();
+    for Served { vm_row, tap } in served {
+        let Some(row) = maps.vm(*vm_row) else {
+            continue;
+        };
+        let known = row.tap_ifindex().load(Acquire);
+        match network.link_by_name(tap) {
+            None if known != 0 => {
+                vm::forget_tap(maps, *vm_row)?;
+                changes.push((*vm_row, TapChange::Gone));
+            }
+            None => {}
+            Some(link) if link.ifindex != known => {
+                let ifindex = link.ifindex;
+                vm::set_tap(maps, *vm_row, ifindex)?;
+                vm::set_mtu(maps, *vm_row, link.mtu);
+                match serve_tap(datapath, ifindex, hook) {
+                    Ok(()) => changes.push((*vm_row, TapChange::Again { ifindex })),
+                    // Gone again meanwhile: another notice follows.
+                    Err(_) if Device::with_index(ifindex).is_err() => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Some(link) if vm::mtu_of(maps, *vm_row) != Some(link.mtu) => {
+                vm::set_mtu(maps, *vm_row, link.mtu);
+                changes.push((*vm_row, TapChange::Mtu(link.mtu)));
+            }
+            Some(_) => {}
+        }
+    }
+    datapath.remove_defunct()?;
+    Ok(changes)
+}
+
+#[cfg(test)]
+#[path = "serve_test.rs"]
+mod tests;
