@@ -399,6 +399,23 @@ impl Datapath {
             .collect()
     }
 
+    /// The one reason for which a row's packets were dropped.
+    #[track_caller]
+    pub(crate) fn only_reason(&self, row: u32) -> DropReason {
+        match self.drops_of(row)[..] {
+            [(reason, _)] => reason,
+            ref drops => panic!("not one reason: {drops:?}"),
+        }
+    }
+
+    /// Takes a flow's tuples out of `FLOWS`.
+    pub(crate) fn forget(&mut self, slot: u32) {
+        let slot = self.slot(slot);
+        let mut flows = self.flows();
+        flows.remove(&slot.guest_tuple()).expect("guest");
+        flows.remove(&slot.world_tuple()).expect("world");
+    }
+
     /// The one drop of a row since it was made.
     pub(crate) fn only_drop(&self, row: u32) -> DropReason {
         match self.drops_of(row)[..] {

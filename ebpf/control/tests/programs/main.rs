@@ -4,6 +4,7 @@
 
 mod cost;
 mod datapath;
+mod devices;
 mod engine;
 mod frame;
 mod guard;
@@ -11,6 +12,7 @@ mod guest;
 mod hit;
 mod random;
 mod stale;
+mod wire;
 mod world;
 
 /// Makes the datapath, or says why the test is skipped and returns from it.
