@@ -1,1 +1,334 @@
-//! Admission of new flows.
+//! Admission: whether a packet that has no flow opens one.
+//!
+//! # Theory of operation
+//! A guest's SYN, first datagram or echo request, or the world's first packet to a forward, comes
+//! here as it was sent. In order: is it known already (a retransmission, a packet that was on its
+//! way while the first was handled: sent on as it is); does it open a flow at all; do the rules
+//! allow it; is the VM below its cap and rate; does a route lead there by an uplink; is a port
+//! left; a slot; the kernel's two entries. Only then is the packet given back to the kernel, which
+//! translates and counts it like all that follow.
+//!
+//! So admission is idempotent: what a repeated packet finds is the flow. A SYN with another
+//! sequence number on a tuple in use is a new connection: the old flow is unlinked and recorded,
+//! the new one decided on its own.
+//!
+//! Rules come before quotas, so that what may never be does not use up what may.
+use slipgate_abi::{Protocol, Refusal, Tuple};
+
+use crate::{
+    clock::MILLISECOND_NS,
+    datapath::Datapath,
+    engine::core::{Core, VmState},
+    flow::{EndReason, NewFlow, OpenError},
+    nat_ports::{Destination, Freed},
+    packet::{
+        Packet, Transport,
+        icmp::ECHO_REQUEST,
+        transport::{OPTION_TIMESTAMPS, tcp_options},
+    },
+    route::Route,
+    rules,
+};
+
+/// What becomes of a packet that came here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admission {
+    /// It belongs to this flow: back to the kernel with it.
+    Flow {
+        /// The flow's slot.
+        slot: u32,
+    },
+    /// It opens no flow and belongs to none.
+    NoFlow,
+    /// It would open a flow that may not be.
+    Refused(Refusal),
+}
+
+/// How often at most a VM's flows are searched for closed ones because it ran into its cap, ns.
+const CAP_COLLECT_INTERVAL_NS: u64 = 5 * MILLISECOND_NS;
+/// Ports to try when others have the translated tuple in the kernel.
+const PORT_TRIES: usize = 8;
+
+impl<D: Datapath> Core<D> {
+    /// Decides about a packet of a guest.
+    pub(crate) fn admit_outbound(
+        &mut self,
+        vm: &mut VmState,
+        packet: &Packet<'_>,
+        now_ns: u64,
+    ) -> Admission {
+        use slipgate_abi::Direction::Tx;
+        let Some(tuple) = packet.tuple(vm.net.id, Tx) else {
+            return Admission::NoFlow;
+        };
+        if let Some(slot) = self.flows.by_guest(&tuple) {
+            if self.belongs(slot, packet) && self.flows.revive(&mut self.datapath, slot) {
+                return Admission::Flow { slot };
+            }
+            self.flows
+                .unlink(&mut self.datapath, slot, EndReason::TupleReused, now_ns);
+        }
+        let Some(isn) = opens(packet) else {
+            return Admission::NoFlow;
+        };
+        match self.open_outbound(vm, packet, tuple, isn, now_ns) {
+            Ok(slot) => Admission::Flow { slot },
+            Err(refusal) => Admission::Refused(refusal),
+        }
+    }
+
+    /// Decides about a packet of the world to a forward.
+    pub(crate) fn admit_inbound(
+        &mut self,
+        vm: &mut VmState,
+        packet: &Packet<'_>,
+        now_ns: u64,
+    ) -> Admission {
+        use slipgate_abi::Direction::Rx;
+        let Some(world) = packet.tuple(Tuple::WORLD, Rx) else {
+            return Admission::NoFlow;
+        };
+        if let Some(slot) = self.flows.by_world(&world) {
+            if self.belongs(slot, packet) && self.flows.revive(&mut self.datapath, slot) {
+                return Admission::Flow { slot };
+            }
+            self.flows
+                .unlink(&mut self.datapath, slot, EndReason::TupleReused, now_ns);
+        }
+        let Some(isn) = opens(packet) else {
+            return Admission::NoFlow;
+        };
+        match self.open_inbound(vm, world, isn, now_ns) {
+            Ok(Some(slot)) => Admission::Flow { slot },
+            Ok(None) => Admission::NoFlow,
+            Err(refusal) => Admission::Refused(refusal),
+        }
+    }
+
+    /// Whether a packet is of the flow that has its tuple, and not of a new connection.
+    fn belongs(&self, slot: u32, packet: &Packet<'_>) -> bool {
+        match packet.transport {
+            Transport::Tcp(tcp) if tcp.is_opening_syn() => {
+                self.datapath.slot(slot).isn() == tcp.sequence
+            }
+            _ => true,
+        }
+    }
+
+    fn open_outbound(
+        &mut self,
+        vm: &mut VmState,
+        packet: &Packet<'_>,
+        guest: Tuple,
+        isn: u32,
+        now_ns: u64,
+    ) -> Result<u32, Refusal> {
+        let protocol = Protocol::from_ip(guest.protocol).ok_or(Refusal::Insertion)?;
+        let to = rules::Destination {
+            addr: guest.remote.into(),
+            port: guest.remote_port,
+            protocol,
+        };
+        let decision = self.policy.decide(to);
+        if let Some(refusal) = decision.refusal {
+            return Err(refusal);
+        }
+        let (uplink_ifindex, next_hop, source) = match self.routes.lookup(to.addr) {
+            Route::Via {
+                ifindex,
+                next_hop,
+                source,
+            } => (ifindex, next_hop, source),
+            // A rule opened an address of the host's own: it has no link to leave by.
+            Route::HostLocal => return Err(Refusal::Protected),
+            Route::OtherUplink { .. } | Route::Refused(_) | Route::Unreachable => {
+                return Err(Refusal::NoRoute);
+            }
+        };
+        self.charge(vm, now_ns)?;
+        let flow = NewFlow {
+            guest,
+            vm_row: vm.net.row,
+            protocol,
+            nat: source.into(),
+            nat_port: 0,
+            rule: self.rule_base + decision.rule.0,
+            uplink_ifindex,
+            next_hop: self.next_hop(uplink_ifindex, next_hop.into()),
+            isn,
+            inbound: false,
+        };
+        let timestamps_of = has_timestamps(packet).then_some(vm.net.id);
+        let opened = self.open_with_port(flow, timestamps_of, now_ns);
+        vm.settle(opened)
+    }
+
+    fn open_with_port(
+        &mut self,
+        mut flow: NewFlow,
+        timestamps_of: Option<u32>,
+        now_ns: u64,
+    ) -> Result<u32, Refusal> {
+        let to = Destination {
+            nat: flow.nat,
+            remote: flow.guest.remote,
+            remote_port: flow.guest.remote_port,
+            protocol: flow.protocol,
+        };
+        let mut swept = false;
+        for _ in 0..PORT_TRIES {
+            let port = match self.flows.ports.pick(to, timestamps_of) {
+                Some(port) => port,
+                None => {
+                    let world = Tuple {
+                        scope: Tuple::WORLD,
+                        local: flow.nat,
+                        ..flow.guest
+                    };
+                    if !self.flows.reclaim_ports(&mut self.datapath, world, now_ns) {
+                        return Err(Refusal::PortsExhausted);
+                    }
+                    let port = self.flows.ports.pick(to, timestamps_of);
+                    port.ok_or(Refusal::PortsExhausted)?
+                }
+            };
+            flow.nat_port = port;
+            let refusal = match self.flows.open(&mut self.datapath, &flow, now_ns) {
+                Ok(slot) => return Ok(slot),
+                Err(OpenError::WorldTaken) => {
+                    // Another process has it; try again no sooner than if it had just ended.
+                    self.flows
+                        .ports
+                        .free(to, port, Freed::Rests { vm: Tuple::WORLD }, now_ns);
+                    continue;
+                }
+                Err(OpenError::GuestTaken) if !swept && self.sweep(&flow.guest) => {
+                    swept = true;
+                    self.flows.ports.free(to, port, Freed::Safe, now_ns);
+                    continue;
+                }
+                Err(OpenError::NoSlot | OpenError::MapFull) => Refusal::TableFull,
+                Err(OpenError::GuestTaken | OpenError::Kernel(_)) => Refusal::Insertion,
+            };
+            self.flows.ports.free(to, port, Freed::Safe, now_ns);
+            return Err(refusal);
+        }
+        Err(Refusal::PortsExhausted)
+    }
+
+    /// Deletes a tuple that no flow of ours has, although its scope is ours: a deletion failed
+    /// once. Returns whether it is gone.
+    fn sweep(&mut self, tuple: &Tuple) -> bool {
+        self.flows.by_guest(tuple).is_none() && self.datapath.remove(tuple).unwrap_or(false)
+    }
+
+    fn open_inbound(
+        &mut self,
+        vm: &mut VmState,
+        world: Tuple,
+        isn: u32,
+        now_ns: u64,
+    ) -> Result<Option<u32>, Refusal> {
+        let protocol = Protocol::from_ip(world.protocol).ok_or(Refusal::Insertion)?;
+        let Some(forward) = self.forward_for(&world, vm.net.id) else {
+            return Ok(None);
+        };
+        let (uplink_ifindex, next_hop) = match self.routes.lookup(world.remote.into()) {
+            Route::Via {
+                ifindex, next_hop, ..
+            } => (ifindex, next_hop),
+            _ => return Err(Refusal::NoRoute),
+        };
+        self.charge(vm, now_ns)?;
+        let guest = Tuple {
+            scope: vm.net.id,
+            local: vm.net.guest.into(),
+            local_port: forward.guest_port,
+            ..world
+        };
+        let to = Destination {
+            nat: world.local,
+            remote: world.remote,
+            remote_port: world.remote_port,
+            protocol,
+        };
+        let flow = NewFlow {
+            guest,
+            vm_row: vm.net.row,
+            protocol,
+            nat: world.local,
+            nat_port: world.local_port,
+            rule: forward.rule,
+            uplink_ifindex,
+            next_hop: self.next_hop(uplink_ifindex, next_hop.into()),
+            isn,
+            inbound: true,
+        };
+        self.flows.ports.mark(to, flow.nat_port);
+        let opened = self
+            .flows
+            .open(&mut self.datapath, &flow, now_ns)
+            .map_err(|error| {
+                self.flows
+                    .ports
+                    .free(to, flow.nat_port, Freed::Safe, now_ns);
+                match error {
+                    OpenError::NoSlot | OpenError::MapFull => Refusal::TableFull,
+                    _ => Refusal::Insertion,
+                }
+            });
+        vm.settle(opened).map(Some)
+    }
+
+    /// Cap and rate.
+    fn charge(&mut self, vm: &mut VmState, now_ns: u64) -> Result<(), Refusal> {
+        let cap = vm.net.max_flows as usize;
+        if self.flows.count(vm.net.row) >= cap {
+            if now_ns >= vm.collect_after_ns {
+                vm.collect_after_ns = now_ns + CAP_COLLECT_INTERVAL_NS;
+                self.flows
+                    .collect_vm(&mut self.datapath, vm.net.row, now_ns);
+            }
+            if self.flows.count(vm.net.row) >= cap {
+                return Err(Refusal::FlowCap);
+            }
+        }
+        if !vm.new_flows.take(now_ns) {
+            return Err(Refusal::FlowRate);
+        }
+        Ok(())
+    }
+}
+
+impl VmState {
+    /// Counts an admission, or gives back what was charged for it.
+    fn settle(&mut self, opened: Result<u32, Refusal>) -> Result<u32, Refusal> {
+        match opened {
+            Ok(_) => self.net.stats.tally(crate::stats::Tally::Admitted, 1),
+            Err(_) => self.new_flows.give_back(),
+        }
+        opened
+    }
+}
+
+/// Whether a packet may open a flow; the SYN's sequence number, or 0.
+fn opens(packet: &Packet<'_>) -> Option<u32> {
+    match packet.transport {
+        Transport::Tcp(tcp) => tcp.is_opening_syn().then_some(tcp.sequence),
+        Transport::Udp(udp) => (udp.source != 0 && udp.destination != 0).then_some(0),
+        Transport::Icmp(icmp) => (icmp.kind == ECHO_REQUEST).then_some(0),
+        Transport::Other => None,
+    }
+}
+
+fn has_timestamps(packet: &Packet<'_>) -> bool {
+    let Transport::Tcp(tcp) = packet.transport else {
+        return false;
+    };
+    let header = packet
+        .ip
+        .payload()
+        .get(..tcp.header_len)
+        .unwrap_or_default();
+    tcp_options(header).any(|(kind, ..)| kind == OPTION_TIMESTAMPS)
+}

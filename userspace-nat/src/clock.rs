@@ -8,6 +8,8 @@ pub trait Clock {
     fn now_ns(&self) -> u64;
     /// Wall clock.
     fn wall(&self) -> SystemTime;
+    /// Waits; only where the engine stops and has nothing else to do.
+    fn sleep_ns(&self, ns: u64);
 }
 
 /// The real clocks.
@@ -22,6 +24,10 @@ impl Clock for SystemClock {
 
     fn wall(&self) -> SystemTime {
         SystemTime::now()
+    }
+
+    fn sleep_ns(&self, ns: u64) {
+        std::thread::sleep(Duration::from_nanos(ns));
     }
 }
 

@@ -1,1 +1,209 @@
-//! RST and ICMP errors to the guest.
+//! Packets that the engine answers a guest or a peer with: RST and ICMP errors.
+//!
+//! Every answer is bounded by the VM's rate ([`Answers`]), and none is sent for what RFC 1122
+//! section 3.2.2 excludes: ICMP errors, fragments, group addresses.
+use slipgate_abi::{Ip4, tcp::Flags};
+
+use crate::{
+    packet::{
+        Packet, Transport,
+        build::{self, Segment},
+        icmp::{ECHO_REPLY, TIME_EXCEEDED, UNREACHABLE, Unreachable},
+        transport::Tcp,
+    },
+    port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr},
+    quota::TokenBucket,
+    vm::VmNet,
+};
+
+/// Answers per second and VM.
+pub const RATE_PER_SECOND: u32 = 1_000;
+/// Answers at once.
+pub const BURST: u32 = 200;
+
+/// Builds answers and sees to their rate.
+#[derive(Clone, Debug)]
+pub struct Answers {
+    bucket: TokenBucket,
+    packet: Vec<u8>,
+}
+
+/// The error an ICMP message reports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IcmpError {
+    /// Destination unreachable.
+    Unreachable(Unreachable),
+    /// Fragmentation needed; the next link's MTU, bytes.
+    TooBig(u32),
+    /// TTL exceeded in transit.
+    TtlExceeded,
+}
+
+impl IcmpError {
+    /// Type, code and second word.
+    fn header(self) -> (u8, u8, u32) {
+        match self {
+            Self::Unreachable(code) => (UNREACHABLE, code as u8, 0),
+            // RFC 1191 section 4: the low half is the MTU.
+            Self::TooBig(mtu) => (
+                UNREACHABLE,
+                Unreachable::FragmentationNeeded as u8,
+                mtu.min(0xffff),
+            ),
+            Self::TtlExceeded => (TIME_EXCEEDED, 0, 0),
+        }
+    }
+}
+
+impl Default for Answers {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Answers {
+    /// A full allowance.
+    pub fn new() -> Self {
+        Self {
+            bucket: TokenBucket::new(RATE_PER_SECOND, BURST),
+            packet: Vec::with_capacity(600),
+        }
+    }
+
+    /// Answers a guest's segment to a connection that is not, or may not be (RFC 9293 section
+    /// 3.10.7.1): RST as if from the peer. Returns whether it was sent.
+    pub fn reset(
+        &mut self,
+        vm: &VmNet,
+        packet: &Packet<'_>,
+        out: &mut Outbox,
+        now_ns: u64,
+    ) -> bool {
+        let Transport::Tcp(tcp) = packet.transport else {
+            return false;
+        };
+        let Some(segment) = reset_for(&tcp) else {
+            return false;
+        };
+        if !self.bucket.take(now_ns) {
+            return false;
+        }
+        build::tcp(
+            &mut self.packet,
+            packet.ip.destination,
+            packet.ip.source,
+            segment,
+        );
+        out.to_guest(vm, ETHERTYPE_IPV4, VirtioNetHdr::default(), &self.packet)
+            .is_ok()
+    }
+
+    /// Tells a guest about its packet, from the gateway.
+    pub fn icmp_to_guest(
+        &mut self,
+        vm: &VmNet,
+        packet: &Packet<'_>,
+        error: IcmpError,
+        out: &mut Outbox,
+        now_ns: u64,
+    ) -> bool {
+        let source = vm.gateway.into();
+        self.icmp(packet, source, error, now_ns)
+            && out
+                .to_guest(vm, ETHERTYPE_IPV4, VirtioNetHdr::default(), &self.packet)
+                .is_ok()
+    }
+
+    /// Tells a peer about its packet, from the translated address it was sent to.
+    pub fn icmp_to_world(
+        &mut self,
+        vm: &VmNet,
+        packet: &Packet<'_>,
+        error: IcmpError,
+        next_hop: u32,
+        out: &mut Outbox,
+        now_ns: u64,
+    ) -> bool {
+        let source = packet.ip.destination;
+        self.icmp(packet, source, error, now_ns)
+            && out
+                .emit(vm, next_hop, VirtioNetHdr::default(), &self.packet)
+                .is_ok()
+    }
+
+    fn icmp(&mut self, packet: &Packet<'_>, source: Ip4, error: IcmpError, now_ns: u64) -> bool {
+        if !may_be_answered(packet) || !self.bucket.take(now_ns) {
+            return false;
+        }
+        let (kind, code, rest) = error.header();
+        let to = packet.ip.source;
+        build::icmp_error(
+            &mut self.packet,
+            source,
+            to,
+            kind,
+            code,
+            rest,
+            packet.ip.bytes,
+        );
+        true
+    }
+
+    /// Answers an echo request to an address of ours, as if it were a host.
+    pub fn echo(&mut self, vm: &VmNet, packet: &Packet<'_>, out: &mut Outbox, now_ns: u64) -> bool {
+        if !self.bucket.take(now_ns) {
+            return false;
+        }
+        let (ours, guest) = (packet.ip.destination, packet.ip.source);
+        build::ipv4(&mut self.packet, ours, guest, 1, |p| {
+            let begin = p.len();
+            p.extend_from_slice(packet.ip.payload());
+            p[begin] = ECHO_REPLY;
+            build::fill_icmp_checksum(&mut p[begin..]);
+        });
+        out.to_guest(vm, ETHERTYPE_IPV4, VirtioNetHdr::default(), &self.packet)
+            .is_ok()
+    }
+}
+
+/// The RST for a segment to a closed port; `None` for an RST.
+pub fn reset_for(tcp: &Tcp) -> Option<Segment> {
+    if tcp.has(Flags::RST) {
+        return None;
+    }
+    let (sequence, acknowledgement, flags) = if tcp.has(Flags::ACK) {
+        (tcp.acknowledgement, 0, Flags::RST)
+    } else {
+        (
+            0,
+            tcp.sequence.wrapping_add(tcp.sequence_len()),
+            Flags::RST | Flags::ACK,
+        )
+    };
+    Some(Segment {
+        source: tcp.destination,
+        destination: tcp.source,
+        sequence,
+        acknowledgement,
+        flags,
+    })
+}
+
+/// RFC 1122 section 3.2.2.
+fn may_be_answered(packet: &Packet<'_>) -> bool {
+    let is_error = matches!(packet.transport, Transport::Icmp(icmp) if icmp.is_error());
+    !is_error
+        && !packet.ip.is_fragment()
+        && is_host(packet.ip.source)
+        && is_host(packet.ip.destination)
+}
+
+/// Neither unspecified, nor a group's, nor broadcast.
+fn is_host(addr: Ip4) -> bool {
+    let first = addr.octets[0];
+    first != 0 && first < 224
+}
+
+#[cfg(test)]
+#[path = "reply_test.rs"]
+mod tests;

@@ -1,7 +1,38 @@
 //! What the engine's parts need to know of a VM.
 use std::net::Ipv4Addr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::stats::VmStats;
+
+/// A VM and its network, as the broker describes it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct VmSpec {
+    /// See [`VmNet`].
+    pub id: u32,
+    /// See [`VmNet`].
+    pub row: u16,
+    /// See [`VmNet`].
+    pub name: String,
+    /// See [`VmNet`].
+    pub guest: Ipv4Addr,
+    /// See [`VmNet`].
+    pub gateway: Ipv4Addr,
+    /// See [`VmNet`].
+    pub dns: Ipv4Addr,
+    /// See [`VmNet`].
+    pub prefix_len: u8,
+    /// See [`VmNet`].
+    pub guest_mac: Option<[u8; 6]>,
+    /// See [`VmNet`].
+    pub gateway_mac: [u8; 6],
+    /// See [`VmNet`].
+    pub mtu: u16,
+    /// See [`VmNet`].
+    pub max_flows: u32,
+    /// See [`VmNet`].
+    pub new_flows_per_second: u32,
+}
 
 /// A VM and its network, as configured.
 #[derive(Clone, Debug)]
@@ -35,6 +66,25 @@ pub struct VmNet {
 }
 
 impl VmNet {
+    /// From the broker's description and the rows where it is counted.
+    pub fn new(spec: VmSpec, stats: VmStats) -> Self {
+        Self {
+            id: spec.id,
+            row: spec.row,
+            name: spec.name,
+            guest: spec.guest,
+            gateway: spec.gateway,
+            dns: spec.dns,
+            prefix_len: spec.prefix_len,
+            guest_mac: spec.guest_mac,
+            gateway_mac: spec.gateway_mac,
+            mtu: spec.mtu,
+            max_flows: spec.max_flows,
+            new_flows_per_second: spec.new_flows_per_second,
+            stats,
+        }
+    }
+
     /// Whether an address is in the guest's own network.
     pub fn is_on_link(&self, addr: Ipv4Addr) -> bool {
         let mask = u32::MAX

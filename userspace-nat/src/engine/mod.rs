@@ -1,13 +1,553 @@
 //! The event loop.
-use crate::{poll::Poller, port::Outbox};
+//!
+//! # Theory of operation
+//! One thread waits for everything: the port, the broker, resolvers' sockets, relays, and the next
+//! timer. A [`turn`](Engine::turn) handles what is there and ends by writing what it led to:
+//!
+//! 1. frames, in batches of [`BATCH`](crate::port::BATCH), a VM's turn about ([`fairness`]); a
+//!    frame that goes back to the kernel is written at once, in the buffer it came in;
+//! 2. the broker's messages;
+//! 3. descriptors of the services, and their timers;
+//! 4. ends of flows: graces that are over, the scan ([`crate::flow`]), credits;
+//! 5. answers, records, and only then the slots of recorded flows.
+//!
+//! Nothing in a turn waits. While frames keep coming, the next turn does not wait either; when
+//! nothing does, the thread sleeps until the next timer: with live flows a second away at most,
+//! without VMs for ever.
+use std::{io, ops::RangeInclusive};
 
-/// What the loop lends to a part of the engine for the time of a call.
+use hashbrown::HashSet;
+use slipgate_abi::{DropReason, Verdict, segment::Segments};
+use thiserror::Error;
+
+use crate::{
+    clock::{Clock, MILLISECOND_NS, SECOND_NS},
+    datapath::Datapath,
+    flow::{
+        EndReason, Ended, Flows,
+        adopt::{Adoption, Known},
+    },
+    nat_ports::PortPool,
+    poll::{Interest, Poller, Readiness, Subsystem, Token},
+    port::{Batch, Frame, FrameIo, single},
+    record::{FlowLog, Id, Names},
+    rules::Policy,
+    vm::VmNet,
+};
+
+pub mod control;
+pub(crate) mod core;
+mod credits;
+mod dispatch;
+mod errors;
+mod fairness;
+mod oversize;
+pub mod services;
+mod why;
+
+pub use control::{Control, ControlMessage, ControlReply, Forward, Link, OnExit, Status, Why};
+pub use dispatch::Disposition;
+pub use services::{Context, HostServices, Services, Vms};
+
+use self::core::Core;
+
+/// Batches in one turn, so that the broker and the resolvers get theirs.
+const BATCHES_PER_TURN: usize = 8;
+/// Between two scans while frames come, ns.
+const SCAN_INTERVAL_NS: u64 = 100 * MILLISECOND_NS;
+/// Between two scans while none do, ns.
+const QUIET_SCAN_INTERVAL_NS: u64 = SECOND_NS;
+/// How long after the last frame the scan goes on at its faster pace, ns.
+const QUIET_AFTER_NS: u64 = SECOND_NS;
+/// Between two looks at credits that are out, ns.
+const CREDITS_INTERVAL_NS: u64 = 25 * MILLISECOND_NS;
+
+/// What an engine is made of.
 #[derive(Debug)]
-pub struct Context<'a> {
-    /// `CLOCK_MONOTONIC`, ns.
-    pub now_ns: u64,
-    /// Frames to be sent.
-    pub out: &'a mut Outbox,
-    /// Where descriptors are waited on.
-    pub poller: &'a Poller,
+pub struct Parts<D, P, C, K, S> {
+    /// The kernel's tables.
+    pub datapath: D,
+    /// The engine port.
+    pub port: P,
+    /// Time.
+    pub clock: C,
+    /// The broker.
+    pub control: K,
+    /// ARP, DHCP, DNS, relays.
+    pub services: S,
+    /// The rules.
+    pub policy: Policy,
+    /// The first element of `RULES` that is ours.
+    pub rule_base: u32,
+    /// Translated ports.
+    pub nat_ports: RangeInclusive<u16>,
+    /// The flow log.
+    pub log: FlowLog,
 }
+
+/// Why the engine stopped working.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// The port can't be read.
+    #[error("reading the engine port failed; was the device removed?")]
+    Port(#[source] io::Error),
+    /// The broker is gone.
+    #[error("the channel to the broker ended; the engine stops with it")]
+    Control(#[source] io::Error),
+    /// Waiting failed.
+    #[error("waiting for descriptors failed")]
+    Wait(#[source] io::Error),
+    /// The kernel's tables can't be read.
+    #[error("reading the pinned flow map failed")]
+    Adopt(#[source] io::Error),
+}
+
+/// The engine.
+#[derive(Debug)]
+pub struct Engine<D, P, C, K, S> {
+    core: Core<D>,
+    port: P,
+    clock: C,
+    control: K,
+    services: S,
+    log: FlowLog,
+    rule_texts: Vec<String>,
+    poller: Poller,
+    batch: Batch,
+    ready: Vec<Readiness>,
+    order: fairness::Order,
+    last_frame_ns: u64,
+    next_scan_ns: u64,
+    next_credits_ns: Option<u64>,
+    exit: Option<OnExit>,
+}
+
+impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
+    /// Makes an engine; `known`, messages of the broker about VMs, routes and so on, are applied
+    /// before the flows that are in the kernel are adopted. `recorded`: ids of the flow log's tail.
+    pub fn start(
+        parts: Parts<D, P, C, K, S>,
+        known: Vec<ControlMessage>,
+        recorded: &HashSet<Id>,
+    ) -> Result<(Self, Adoption), EngineError> {
+        let poller = Poller::new().map_err(EngineError::Wait)?;
+        let add = |fd: Option<std::os::fd::BorrowedFd<'_>>, subsystem| match fd {
+            Some(fd) => poller.add(fd, Token { subsystem, key: 0 }, Interest::Read),
+            None => Ok(()),
+        };
+        add(parts.port.fd(), Subsystem::Port).map_err(EngineError::Wait)?;
+        add(parts.control.fd(), Subsystem::Control).map_err(EngineError::Wait)?;
+        let slots = parts.datapath.slots();
+        let flows = Flows::new(slots, PortPool::new(parts.nat_ports));
+        let rule_texts = parts.policy.texts().collect();
+        let mut engine = Self {
+            core: Core::new(parts.datapath, flows, parts.policy, parts.rule_base),
+            port: parts.port,
+            clock: parts.clock,
+            control: parts.control,
+            services: parts.services,
+            log: parts.log,
+            rule_texts,
+            poller,
+            batch: Batch::new(),
+            ready: Vec::new(),
+            order: fairness::Order::default(),
+            last_frame_ns: 0,
+            next_scan_ns: 0,
+            next_credits_ns: None,
+            exit: None,
+        };
+        let now_ns = engine.clock.now_ns();
+        for message in known {
+            engine.apply(message, now_ns)?;
+        }
+        let adoption = engine.adopt(recorded, now_ns)?;
+        Ok((engine, adoption))
+    }
+
+    fn adopt(&mut self, recorded: &HashSet<Id>, now_ns: u64) -> Result<Adoption, EngineError> {
+        struct Here<'a> {
+            vms: HashSet<(u32, u32)>,
+            recorded: &'a HashSet<Id>,
+        }
+        impl Known for Here<'_> {
+            fn is_vm(&self, row: u32, vm: u32) -> bool {
+                self.vms.contains(&(row, vm))
+            }
+            fn is_recorded(&self, slot: u32, generation: u32) -> bool {
+                self.recorded.contains(&Id { slot, generation })
+            }
+        }
+        let vms = self
+            .core
+            .vms()
+            .map(|vm| (u32::from(vm.net.row), vm.net.id))
+            .collect();
+        let here = Here { vms, recorded };
+        let mut ended = Vec::new();
+        let Core {
+            flows, datapath, ..
+        } = &mut self.core;
+        let adoption = flows
+            .adopt(datapath, now_ns, &here, &mut |e| ended.push(*e))
+            .map_err(EngineError::Adopt)?;
+        self.record(&ended);
+        self.log.flush();
+        self.core
+            .flows
+            .free_finished(&mut self.core.datapath, now_ns);
+        Ok(adoption)
+    }
+
+    /// Works until told to stop.
+    pub fn run(&mut self) -> Result<OnExit, EngineError> {
+        loop {
+            let timeout_ns = self.timeout_ns();
+            self.turn(timeout_ns)?;
+            if let Some(exit) = self.exit {
+                if exit == OnExit::Detach {
+                    self.end_all();
+                }
+                return Ok(exit);
+            }
+        }
+    }
+
+    /// Waits for at most `timeout_ns` and handles what is there.
+    pub fn turn(&mut self, timeout_ns: Option<u64>) -> Result<(), EngineError> {
+        self.ready.clear();
+        self.poller
+            .wait(timeout_ns, &mut self.ready)
+            .map_err(EngineError::Wait)?;
+        let ready = |ready: &[Readiness], fd: bool, subsystem| {
+            !fd || ready.iter().any(|r| r.token.subsystem == subsystem)
+        };
+        if ready(&self.ready, self.port.fd().is_some(), Subsystem::Port) {
+            self.read_port()?;
+        }
+        if ready(&self.ready, self.control.fd().is_some(), Subsystem::Control) {
+            self.read_control()?;
+        }
+        let now_ns = self.clock.now_ns();
+        for readiness in std::mem::take(&mut self.ready) {
+            if matches!(readiness.token.subsystem, Subsystem::Dns | Subsystem::Relay) {
+                let cx = &mut Context {
+                    now_ns,
+                    out: &mut self.core.out,
+                    poller: &self.poller,
+                };
+                self.services.on_ready(readiness, cx);
+            }
+        }
+        self.work_timers(now_ns);
+        self.write_out();
+        Ok(())
+    }
+
+    /// How the engine stands.
+    pub fn status(&self) -> Status {
+        let (records_written, records_lost) = self.log.counts();
+        let (port_destinations, ports_resting) = self.core.flows.ports.sizes();
+        Status {
+            flows: self.core.flows.len() as u64,
+            records_written,
+            records_lost,
+            port_destinations: port_destinations as u64,
+            ports_resting: ports_resting as u64,
+        }
+    }
+
+    fn timeout_ns(&self) -> Option<u64> {
+        let now_ns = self.clock.now_ns();
+        let scan = self
+            .core
+            .vms()
+            .next()
+            .is_some()
+            .then_some(self.next_scan_ns);
+        let deadlines = [
+            scan,
+            self.core.flows.next_due_ns(),
+            self.services.next_deadline_ns(),
+            self.next_credits_ns,
+        ];
+        let first_ns = deadlines.into_iter().flatten().min()?;
+        Some(first_ns.saturating_sub(now_ns))
+    }
+
+    fn read_port(&mut self) -> Result<(), EngineError> {
+        for _ in 0..BATCHES_PER_TURN {
+            self.batch.clear();
+            self.port.recv(&mut self.batch).map_err(EngineError::Port)?;
+            if !self.batch.is_empty() {
+                self.handle_batch();
+            }
+            if !self.batch.is_full() {
+                // Empty: what is out for longer than it can take is lost.
+                self.next_credits_ns.get_or_insert(0);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_batch(&mut self) {
+        let now_ns = self.clock.now_ns();
+        self.last_frame_ns = now_ns;
+        self.order.arrange(&self.batch);
+        for place in 0..self.batch.len() {
+            let bytes = self.batch.frame_mut(self.order.at(place));
+            let disposition = self
+                .core
+                .handle(bytes, &mut self.services, &self.poller, now_ns);
+            if disposition == Disposition::Send && self.port.send(bytes).is_err() {
+                self.core.count_unsent(bytes);
+            }
+        }
+        if !self.core.out.is_empty() {
+            self.write_answers();
+        }
+    }
+
+    fn work_timers(&mut self, now_ns: u64) {
+        if self
+            .services
+            .next_deadline_ns()
+            .is_some_and(|at| at <= now_ns)
+        {
+            let cx = &mut Context {
+                now_ns,
+                out: &mut self.core.out,
+                poller: &self.poller,
+            };
+            self.services.on_timer(cx);
+        }
+        let Core {
+            flows, datapath, ..
+        } = &mut self.core;
+        if flows.next_due_ns().is_some_and(|at| at <= now_ns) {
+            let mut ended = Vec::new();
+            flows.finish_due(datapath, now_ns, &mut |e| ended.push(*e));
+            self.record(&ended);
+        }
+        if now_ns >= self.next_scan_ns {
+            let Core {
+                flows, datapath, ..
+            } = &mut self.core;
+            flows.collect(datapath, now_ns);
+            let quiet = now_ns >= self.last_frame_ns + QUIET_AFTER_NS;
+            let interval_ns = if quiet {
+                QUIET_SCAN_INTERVAL_NS
+            } else {
+                SCAN_INTERVAL_NS
+            };
+            self.next_scan_ns = now_ns + interval_ns;
+            // A VM whose credits are all lost would never wake the port again.
+            self.next_credits_ns.get_or_insert(0);
+        }
+        if self.next_credits_ns.is_some_and(|at| at <= now_ns) && !self.batch.is_full() {
+            let out = self.core.settle_credits(now_ns);
+            self.next_credits_ns = out.then_some(now_ns + CREDITS_INTERVAL_NS);
+        }
+    }
+
+    fn write_out(&mut self) {
+        let now_ns = self.clock.now_ns();
+        let core = &mut self.core;
+        let mut out = std::mem::replace(&mut core.out, crate::port::Outbox::new(0));
+        let cx = &mut Context {
+            now_ns,
+            out: &mut out,
+            poller: &self.poller,
+        };
+        self.services.flush(core, cx);
+        core.out = out;
+        self.write_answers();
+        self.log.flush();
+        self.core
+            .flows
+            .free_finished(&mut self.core.datapath, now_ns);
+    }
+
+    fn write_answers(&mut self) {
+        for frame in self.core.out.frames() {
+            if self.port.send(frame).is_err() {
+                self.core.count_unsent(frame);
+            }
+        }
+        self.core.out.clear();
+    }
+
+    fn record(&mut self, ended: &[Ended]) {
+        let wall = self.clock.wall();
+        for ended in ended {
+            let content = &ended.content;
+            let vm = self.core.vm_by_id(content.vm).map_or("", |vm| &vm.net.name);
+            let rule = content.rule.checked_sub(self.core.rule_base);
+            let rule = rule
+                .and_then(|r| self.rule_texts.get(r as usize))
+                .map(String::as_str);
+            self.log.record(ended, Names { vm, rule }, wall);
+        }
+    }
+
+    fn read_control(&mut self) -> Result<(), EngineError> {
+        while let Some(message) = self.control.recv().map_err(EngineError::Control)? {
+            let now_ns = self.clock.now_ns();
+            self.apply(message, now_ns)?;
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, message: ControlMessage, now_ns: u64) -> Result<(), EngineError> {
+        match message {
+            ControlMessage::Vm(spec) => {
+                let stats = self.core.datapath.stats(spec.row);
+                let vm = VmNet::new(spec, stats);
+                self.services.vm_added(&vm);
+                self.core.set_vm(vm);
+            }
+            ControlMessage::VmGone { row, id } => {
+                self.end_where(EndReason::VmRemoved, now_ns, |flows| {
+                    flows.slots_of(row).to_vec()
+                });
+                // Its records need its name.
+                self.finish_all_due();
+                if self.core.remove_vm(row, id) {
+                    let cx = &mut Context {
+                        now_ns,
+                        out: &mut self.core.out,
+                        poller: &self.poller,
+                    };
+                    self.services.vm_removed(id, cx);
+                }
+            }
+            ControlMessage::Routes {
+                routes,
+                local,
+                links,
+            } => {
+                self.core.policy.set_local(&local);
+                self.core.set_links(&links);
+                self.core.set_routes(&routes, now_ns);
+            }
+            ControlMessage::Forwards(forwards) => self.core.set_forwards(forwards),
+            ControlMessage::RelayForward(forward) => {
+                let cx = &mut Context {
+                    now_ns,
+                    out: &mut self.core.out,
+                    poller: &self.poller,
+                };
+                // Only the epoll set can refuse it: the engine is out of memory.
+                self.services
+                    .add_forward(forward, cx)
+                    .map_err(EngineError::Wait)?;
+            }
+            ControlMessage::Resolvers(resolvers) => self.services.set_resolvers(&resolvers),
+            ControlMessage::ReservedPorts(ports) => self.core.flows.ports.set_reserved(ports),
+            ControlMessage::FlowLog(writer) => self.log.set_writer(writer),
+            ControlMessage::Why { request, row, to } => {
+                let answer = self.core.why(row, to);
+                self.answer(ControlReply::Why { request, answer })?;
+            }
+            ControlMessage::Sync { request } => {
+                self.write_out();
+                let status = self.status();
+                self.answer(ControlReply::Synced { request, status })?;
+            }
+            ControlMessage::Shutdown(on_exit) => self.exit = Some(on_exit),
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, reply: ControlReply) -> Result<(), EngineError> {
+        self.control.send(reply).map_err(EngineError::Control)
+    }
+
+    fn end_where(
+        &mut self,
+        reason: EndReason,
+        now_ns: u64,
+        which: impl FnOnce(&Flows) -> Vec<u32>,
+    ) {
+        for slot in which(&self.core.flows) {
+            self.core
+                .flows
+                .unlink(&mut self.core.datapath, slot, reason, now_ns);
+        }
+    }
+
+    /// Ends and records every flow; the port is not read meanwhile.
+    fn end_all(&mut self) {
+        let now_ns = self.clock.now_ns();
+        self.end_where(EndReason::Detached, now_ns, Flows::all);
+        self.finish_all_due();
+        self.write_out();
+    }
+
+    /// Waits out every grace that has begun: at most [`slipgate_abi::timeout::CLOSING_GRACE_NS`].
+    fn finish_all_due(&mut self) {
+        let mut ended = Vec::new();
+        while let Some(due_ns) = self.core.flows.next_due_ns() {
+            let left_ns = due_ns.saturating_sub(self.clock.now_ns());
+            self.clock.sleep_ns(left_ns);
+            let Core {
+                flows, datapath, ..
+            } = &mut self.core;
+            flows.finish_due(datapath, self.clock.now_ns(), &mut |e| ended.push(*e));
+        }
+        self.record(&ended);
+    }
+}
+
+impl<D: Datapath> Vms for Core<D> {
+    fn by_id(&self, id: u32) -> Option<&VmNet> {
+        self.vm_by_id(id).map(|vm| &vm.net)
+    }
+}
+
+impl<D: Datapath> Core<D> {
+    /// Counts a frame that the port did not take.
+    fn count_unsent(&self, bytes: &[u8]) {
+        let Some(frame) = Frame::parse(bytes) else {
+            return;
+        };
+        let segments: Segments = dispatch::segments(&frame).unwrap_or(single(frame.l3.len()));
+        let row = frame.header.vm_row;
+        let stats = self
+            .vm(row)
+            .map_or_else(|| self.nobody(), |vm| vm.net.stats);
+        stats.dropped(DropReason::PortWrite, segments);
+    }
+
+    /// New routes: flows follow to a new next hop; those whose translated address is gone end.
+    fn set_routes(&mut self, routes: &crate::route::RouteSnapshot, now_ns: u64) {
+        use std::sync::atomic::Ordering::Relaxed;
+        self.routes = crate::route::RouteTable::new(routes);
+        for slot in self.flows.all() {
+            let live = self.datapath.slot(slot);
+            if live.verdict().load(Relaxed) == Verdict::Closing as u32 {
+                continue;
+            }
+            if !self.routes.is_host(live.nat().into()) {
+                self.flows
+                    .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
+                continue;
+            }
+            use crate::route::Route::Via;
+            if let Via {
+                ifindex,
+                next_hop,
+                source,
+            } = self.routes.lookup(live.remote().into())
+                && live.nat() == source.into()
+            {
+                let next_hop = self.next_hop(ifindex, next_hop.into());
+                live.next_hop().store(next_hop, Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

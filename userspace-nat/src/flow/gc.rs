@@ -16,15 +16,10 @@ use slipgate_abi::{
 };
 
 use super::{EndReason, Flows, State, end::idle_left_ns};
-use crate::{clock::MILLISECOND_NS, datapath::Datapath};
+use crate::datapath::Datapath;
 
 /// Slots looked at in one go.
-pub const SCAN_BUDGET: usize = 65_536;
-/// Time between two goes while there is traffic, ns.
-pub const SCAN_INTERVAL_NS: u64 = 100 * MILLISECOND_NS;
-/// Time between two goes while nothing is admitted or ended, ns.
-pub const IDLE_SCAN_INTERVAL_NS: u64 = 1_000 * MILLISECOND_NS;
-
+const SCAN_BUDGET: usize = 65_536;
 /// Where the scan stands.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Scan {

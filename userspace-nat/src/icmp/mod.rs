@@ -1,1 +1,194 @@
-//! ICMP: echo to the gateway, errors translated both ways.
+//! ICMP errors through the translation (RFC 5508).
+//!
+//! # Theory of operation
+//! An error quotes the packet it is about, in which the flow stands as the *sender of that packet's
+//! own link* saw it. So the quoted header is translated back the way the flow's packets are
+//! translated forth, then the outer address, and the checksums from the inside out: the quoted IP
+//! header's, the quoted transport's where the quote reaches so far, the ICMP message's over all of
+//! it, the outer IP header's. Type, code and the second word (an MTU, a pointer) stay (REQ-4, 5).
+//!
+//! The outer checksum is verified (REQ-3a); the quoted one is not (3b), it is updated by the
+//! difference, right or wrong as it was. A quote that is itself a fragment past the first, or an
+//! ICMP error, belongs to no flow. An error refreshes no flow (REQ-6) and ends none (RFC 4787
+//! REQ-12, RFC 5382 REQ-10): slots are only read here.
+use slipgate_abi::{Ip4, Protocol, Tuple};
+
+use crate::packet::{
+    Ipv4, Transport, build, checksum,
+    icmp::{HEADER_LEN, REDIRECT},
+    ipv4::{self, End},
+};
+
+/// Why an error is not translated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Untranslatable {
+    /// The outer message contradicts itself, or its checksum is wrong.
+    Malformed,
+    /// Not an error, or one that has no meaning beyond its link (redirect).
+    Type,
+    /// What it quotes is no packet of a flow that could be looked up.
+    Quote,
+}
+
+/// An error taken apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Quoted {
+    /// Source of the quoted packet.
+    pub source: Ip4,
+    /// Its destination.
+    pub destination: Ip4,
+    /// Its source port, or query id.
+    pub source_port: u16,
+    /// Its destination port; the query id again for ICMP.
+    pub destination_port: u16,
+    /// Its protocol.
+    pub protocol: Protocol,
+}
+
+impl Quoted {
+    /// Reads the quote of an error. `verify`: the frame's checksum is complete, so check it.
+    pub fn parse(outer: &Ipv4<'_>, verify: bool) -> Result<Self, Untranslatable> {
+        let message = outer.payload();
+        let Ok(Transport::Icmp(icmp)) = Transport::parse(1, message) else {
+            return Err(Untranslatable::Malformed);
+        };
+        if !icmp.is_error() || icmp.kind == REDIRECT {
+            return Err(Untranslatable::Type);
+        }
+        if verify && checksum::of(message) != 0 {
+            return Err(Untranslatable::Malformed);
+        }
+        let inner =
+            Ipv4::parse_truncated(&message[HEADER_LEN..]).map_err(|_| Untranslatable::Quote)?;
+        // Eight bytes past the header are all that a quote must have (RFC 792).
+        let l4: &[u8; 8] = inner.payload().first_chunk().ok_or(Untranslatable::Quote)?;
+        let protocol = Protocol::from_ip(inner.protocol).ok_or(Untranslatable::Quote)?;
+        if inner.fragment_offset != 0 {
+            return Err(Untranslatable::Quote);
+        }
+        let word = |at: usize| u16::from_be_bytes([l4[at], l4[at + 1]]);
+        let (source_port, destination_port) = match protocol {
+            Protocol::Tcp | Protocol::Udp => (word(0), word(2)),
+            Protocol::Icmp => {
+                let quoted = Transport::parse(1, l4).map_err(|_| Untranslatable::Quote)?;
+                quoted.ports().ok_or(Untranslatable::Quote)?
+            }
+        };
+        Ok(Self {
+            source: inner.source,
+            destination: inner.destination,
+            source_port,
+            destination_port,
+            protocol,
+        })
+    }
+
+    /// The quoted packet's flow, when its *local* side sent it (an error from the world about
+    /// what we sent).
+    pub fn tuple_as_sent(&self, scope: u32) -> Tuple {
+        self.tuple(
+            scope,
+            self.source,
+            self.destination,
+            self.source_port,
+            self.destination_port,
+        )
+    }
+
+    /// The quoted packet's flow, when its local side received it (an error from the guest about
+    /// what we delivered).
+    pub fn tuple_as_received(&self, scope: u32) -> Tuple {
+        self.tuple(
+            scope,
+            self.destination,
+            self.source,
+            self.destination_port,
+            self.source_port,
+        )
+    }
+
+    fn tuple(&self, scope: u32, local: Ip4, remote: Ip4, lport: u16, rport: u16) -> Tuple {
+        Tuple {
+            scope,
+            local,
+            remote,
+            local_port: lport,
+            remote_port: if self.protocol == Protocol::Icmp {
+                0
+            } else {
+                rport
+            },
+            protocol: self.protocol as u8,
+            pad: [0; 3],
+        }
+    }
+}
+
+/// Rewrites one end of the quoted packet and of the outer header.
+///
+/// `packet`: the whole IPv4 packet, parsed as `Quoted` before. Inward (an error from the world) the
+/// quoted *source* and the outer *destination* become the guest's; outward the quoted destination
+/// and the outer source become the translated one.
+pub fn translate(packet: &mut [u8], inner_end: End, addr: Ip4, port: u16) {
+    let Ok(outer) = Ipv4::parse(packet) else {
+        return;
+    };
+    let (header_len, total) = (outer.header_len, outer.bytes.len());
+    let Some(message) = packet.get_mut(header_len..total) else {
+        return;
+    };
+    if let Some(quote) = message.get_mut(HEADER_LEN..) {
+        translate_quote(quote, inner_end, addr, port);
+    }
+    build::fill_icmp_checksum(message);
+    let outer_end = match inner_end {
+        End::Source => End::Destination,
+        End::Destination => End::Source,
+    };
+    ipv4::set_address(packet, outer_end, addr);
+}
+
+fn translate_quote(quote: &mut [u8], end: End, addr: Ip4, port: u16) {
+    let Ok(inner) = Ipv4::parse_truncated(quote) else {
+        return;
+    };
+    let (header_len, protocol) = (inner.header_len, inner.protocol);
+    let old = match end {
+        End::Source => inner.source,
+        End::Destination => inner.destination,
+    };
+    ipv4::set_address(quote, end, addr);
+    let l4 = &mut quote[header_len..];
+    // (where the port stands, where the checksum, whether the address is under it)
+    let (port_at, sum_at, has_pseudo) = match (Protocol::from_ip(protocol), end) {
+        (Some(Protocol::Tcp), End::Source) => (0, 16, true),
+        (Some(Protocol::Tcp), End::Destination) => (2, 16, true),
+        (Some(Protocol::Udp), End::Source) => (0, 6, true),
+        (Some(Protocol::Udp), End::Destination) => (2, 6, true),
+        (Some(Protocol::Icmp), _) => (4, 2, false),
+        (None, _) => return,
+    };
+    let Some(field) = l4.get_mut(port_at..port_at + 2) else {
+        return;
+    };
+    let old_port = u16::from_be_bytes([field[0], field[1]]);
+    field.copy_from_slice(&port.to_be_bytes());
+    let Some(field) = l4.get_mut(sum_at..sum_at + 2) else {
+        return;
+    };
+    let mut sum = [field[0], field[1]];
+    if protocol == Protocol::Udp as u8 && sum == [0, 0] {
+        return;
+    }
+    if has_pseudo {
+        checksum::replace_address(&mut sum, old, addr);
+    }
+    checksum::replace16(&mut sum, old_port, port);
+    if protocol == Protocol::Udp as u8 && sum == [0, 0] {
+        sum = [0xff, 0xff];
+    }
+    field.copy_from_slice(&sum);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! What the broker tells the engine, and asks of it.
+use std::{
+    io::{self, Write},
+    net::{Ipv4Addr, SocketAddr},
+    os::fd::BorrowedFd,
+};
+
+use serde::{Deserialize, Serialize};
+use slipgate_abi::Protocol;
+
+use crate::{
+    relay,
+    route::RouteSnapshot,
+    rules::{self, LocalAddresses},
+    vm::VmSpec,
+};
+
+/// A port of the host that leads to a guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Forward {
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// The host's address, or 0.0.0.0 for any.
+    pub host: Ipv4Addr,
+    /// The host's port.
+    pub host_port: u16,
+    /// The VM's id.
+    pub vm: u32,
+    /// The VM's row.
+    pub vm_row: u16,
+    /// The guest's port.
+    pub guest_port: u16,
+    /// Element of `RULES` that its flows show.
+    pub rule: u32,
+}
+
+/// An uplink's MTU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Link {
+    /// Its ifindex.
+    pub ifindex: u32,
+    /// Largest L3 packet, bytes.
+    pub mtu: u32,
+}
+
+/// What becomes of the flows when the engine stops.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum OnExit {
+    /// They stay in the kernel for the next process.
+    Keep,
+    /// They are ended and recorded.
+    Detach,
+}
+
+/// From the broker.
+pub enum ControlMessage {
+    /// A VM is there, or has changed.
+    Vm(VmSpec),
+    /// A VM is gone: its flows end.
+    VmGone {
+        /// Its row.
+        row: u16,
+        /// Its id.
+        id: u32,
+    },
+    /// Routes, addresses or links changed: the whole new picture.
+    Routes {
+        /// Routes and addresses.
+        routes: RouteSnapshot,
+        /// What the rules protect on this host.
+        local: LocalAddresses,
+        /// Links and their MTUs.
+        links: Vec<Link>,
+    },
+    /// A bound socket of the host that leads to a guest.
+    RelayForward(relay::Forward),
+    /// All forwards.
+    Forwards(Vec<Forward>),
+    /// The resolvers to ask.
+    Resolvers(Vec<SocketAddr>),
+    /// Ports in the translated range that sockets of the host hold.
+    ReservedPorts(Vec<(Protocol, u16)>),
+    /// Another file for the flow log (rotation).
+    FlowLog(Option<Box<dyn Write + Send>>),
+    /// Which rule decides about a destination, and what would happen.
+    Why {
+        /// Returned with the answer.
+        request: u64,
+        /// The VM's row.
+        row: u16,
+        /// The destination.
+        to: rules::Destination,
+    },
+    /// Answer when everything before this is done and every record is written.
+    Sync {
+        /// Returned with the answer.
+        request: u64,
+    },
+    /// Stop.
+    Shutdown(OnExit),
+}
+
+/// To the broker.
+#[derive(Clone, PartialEq, Debug)]
+pub enum ControlReply {
+    /// Answer to [`ControlMessage::Why`].
+    Why {
+        /// The question's.
+        request: u64,
+        /// What would happen.
+        answer: Why,
+    },
+    /// Answer to [`ControlMessage::Sync`].
+    Synced {
+        /// The question's.
+        request: u64,
+        /// How the engine stands.
+        status: Status,
+    },
+}
+
+/// What would become of a flow.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Why {
+    /// Whether it would be admitted.
+    pub admitted: bool,
+    /// The deciding rule, as typed.
+    pub rule: String,
+    /// Why not: the refusal's name.
+    pub refusal: Option<String>,
+    /// In a sentence: what happens to the packet.
+    pub outcome: String,
+    /// Where it would leave.
+    pub via: Option<String>,
+}
+
+/// How the engine stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Status {
+    /// Own slots in use.
+    pub flows: u64,
+    /// Flow records written.
+    pub records_written: u64,
+    /// Flow records lost because writing failed.
+    pub records_lost: u64,
+    /// Destinations with a busy translated port.
+    pub port_destinations: u64,
+    /// Translated ports that rest.
+    pub ports_resting: u64,
+}
+
+/// The channel to the broker. Non-blocking.
+pub trait Control {
+    /// The next message; `None` when there is none now. An error, the end of the channel included,
+    /// stops the engine: without its broker it must not go on.
+    fn recv(&mut self) -> io::Result<Option<ControlMessage>>;
+    /// Sends an answer.
+    fn send(&mut self, reply: ControlReply) -> io::Result<()>;
+    /// For the epoll set; `None` in tests without one.
+    fn fd(&self) -> Option<BorrowedFd<'_>>;
+}

@@ -1,0 +1,70 @@
+//! Credits: how many of a VM's frames may be on their way to the engine.
+//!
+//! The programs count a frame as handed over before they redirect it, and drop it as `NoCredit`
+//! when more than the VM's credits are out. The engine counts in what comes out. What a full queue
+//! lost in between would be missing for ever: so when the port is found empty, and a count of
+//! frames handed over that is a while old is still ahead of what came out, the difference is lost,
+//! is counted as such, and its credits are given back.
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::core::Core;
+use crate::{clock::MILLISECOND_NS, datapath::Datapath, stats::Tally};
+
+/// How long a frame may take from the redirect to the port's queue, ns: very long.
+const IN_FLIGHT_NS: u64 = 20 * MILLISECOND_NS;
+
+/// A VM's frames handed over, some time ago.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Snapshot {
+    handed_over: u64,
+    at_ns: u64,
+}
+
+impl<D: Datapath> Core<D> {
+    /// Counts a frame in that came over the port.
+    pub(crate) fn take_in(&self, row: u16) {
+        if let Some(vm) = self.datapath.vm(row) {
+            vm.taken_in().fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Settles what was lost. The port was just found empty. Returns whether frames are still
+    /// out, so that this is wanted again soon.
+    pub(crate) fn settle_credits(&mut self, now_ns: u64) -> bool {
+        let mut out = false;
+        for row in 0..slipgate_abi::maps::MAX_VMS as u16 {
+            let Some(live) = self.vm(row).and_then(|_| self.datapath.vm(row)) else {
+                continue;
+            };
+            let Some(vm) = self.vm_mut(row) else { continue };
+            let handed_over = live.handed_over().load(Relaxed);
+            let taken_in = live.taken_in().load(Relaxed);
+            if handed_over <= taken_in {
+                vm.credits = Snapshot {
+                    handed_over,
+                    at_ns: now_ns,
+                };
+                continue;
+            }
+            if now_ns < vm.credits.at_ns + IN_FLIGHT_NS {
+                out = true;
+                continue;
+            }
+            if let Some(lost) = vm
+                .credits
+                .handed_over
+                .checked_sub(taken_in)
+                .filter(|n| *n > 0)
+            {
+                live.taken_in().fetch_add(lost, Relaxed);
+                vm.net.stats.tally(Tally::LostAfterRedirect, lost);
+            }
+            vm.credits = Snapshot {
+                handed_over,
+                at_ns: now_ns,
+            };
+            out = true;
+        }
+        out
+    }
+}

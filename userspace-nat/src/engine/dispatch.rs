@@ -1,0 +1,412 @@
+//! What becomes of each frame that comes over the port.
+//!
+//! Every frame ends in exactly one of [`Disposition`]'s ways, and is counted there: sent back to
+//! the kernel (which counts it in its flow), dropped for a reason, or consumed by a service.
+use slipgate_abi::{
+    Command, DropReason, Handover, PortHeader, portframe::PortFlags, segment::Segments,
+};
+
+use super::{
+    core::{Core, VmState},
+    services::{Context, Services},
+};
+use crate::{
+    admission::Admission,
+    datapath::Datapath,
+    mss,
+    packet::{Ipv4, Packet, Transport, icmp::Unreachable},
+    poll::Poller,
+    port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, L3_AT, PORT_HEADER_AT, single},
+    relay::Taken,
+    reply::IcmpError,
+    stats::{Tally, Traffic},
+};
+
+/// What became of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Disposition {
+    /// Its header was rewritten: write it to the port.
+    Send,
+    /// Dropped and counted.
+    Dropped(DropReason),
+    /// A service took it.
+    Consumed,
+}
+
+/// DNS, by UDP and TCP.
+const DNS_PORT: u16 = 53;
+/// DHCP server.
+const DHCP_PORT: u16 = 67;
+
+/// A packet in hand, with what it counts as.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    frame: Frame<'a>,
+    packet: Packet<'a>,
+    poller: &'a Poller,
+}
+
+/// How to finish with the frame's bytes once the packet's views are dropped.
+pub(super) enum Finish {
+    Dispose(Disposition),
+    Drop(DropReason),
+    Command { code: Command, clamp: Option<Clamp> },
+}
+
+/// A SYN's header within the frame, and what to clamp its MSS to.
+pub(super) struct Clamp {
+    most: u16,
+    tcp: std::ops::Range<usize>,
+    partial: bool,
+}
+
+impl<D: Datapath> Core<D> {
+    /// Handles one frame.
+    pub(crate) fn handle(
+        &mut self,
+        bytes: &mut [u8],
+        services: &mut impl Services,
+        poller: &Poller,
+        now_ns: u64,
+    ) -> Disposition {
+        let Some(frame) = Frame::parse(bytes) else {
+            let len = bytes.len().saturating_sub(L3_AT);
+            self.nobody().dropped(DropReason::BadCommand, single(len));
+            return Disposition::Dropped(DropReason::BadCommand);
+        };
+        let PortHeader { vm_row, id, .. } = frame.header;
+        self.take_in(vm_row);
+        let Some(mut vm) = self.take_vm(vm_row, id) else {
+            self.nobody()
+                .dropped(DropReason::StaleVm, single(frame.l3.len()));
+            return Disposition::Dropped(DropReason::StaleVm);
+        };
+        let (finish, segments) = self.handle_for(&mut vm, frame, services, poller, now_ns);
+        let disposition = match finish {
+            Finish::Dispose(disposition) => disposition,
+            Finish::Drop(reason) => {
+                vm.net.stats.dropped(reason, segments);
+                Disposition::Dropped(reason)
+            }
+            Finish::Command { code, clamp } => {
+                let header = PortHeader {
+                    code: code as u8,
+                    flags: 0,
+                    vm_row,
+                    id,
+                };
+                bytes[PORT_HEADER_AT..PORT_HEADER_AT + PortHeader::LEN]
+                    .copy_from_slice(&header.encode());
+                if let Some(Clamp { most, tcp, partial }) = clamp {
+                    mss::clamp(&mut bytes[tcp], most, partial);
+                }
+                Disposition::Send
+            }
+        };
+        self.put_vm(vm);
+        disposition
+    }
+
+    fn handle_for(
+        &mut self,
+        vm: &mut VmState,
+        frame: Frame<'_>,
+        services: &mut impl Services,
+        poller: &Poller,
+        now_ns: u64,
+    ) -> (Finish, Segments) {
+        let from_world = frame.header.flags & PortFlags::FROM_UPLINK != 0;
+        let traffic = if from_world {
+            Traffic::RxFromWorld
+        } else {
+            Traffic::RxFromGuest
+        };
+        let whole = single(frame.l3.len());
+        let packet = match read(frame) {
+            Ok(packet) => packet,
+            Err(Unread::Arp) if !from_world => {
+                vm.net.stats.traffic(traffic, 1, whole.bytes);
+                let cx = &mut Context {
+                    now_ns,
+                    out: &mut self.out,
+                    poller,
+                };
+                return (done(services.arp(&mut vm.net, frame.l3, cx)), whole);
+            }
+            Err(unread) => {
+                vm.net.stats.traffic(traffic, 1, whole.bytes);
+                return (Finish::Drop(unread.reason()), whole);
+            }
+        };
+        let segments = packet.segments(frame.vnet);
+        vm.net
+            .stats
+            .traffic(traffic, segments.packets, segments.bytes);
+        let job = Job {
+            frame,
+            packet,
+            poller,
+        };
+        let finish = if from_world {
+            self.from_world(vm, job, now_ns)
+        } else {
+            self.from_guest(vm, job, services, now_ns)
+        };
+        (finish, segments)
+    }
+
+    fn from_guest(
+        &mut self,
+        vm: &mut VmState,
+        job: Job<'_>,
+        services: &mut impl Services,
+        now_ns: u64,
+    ) -> Finish {
+        let Job { frame, packet, .. } = job;
+        let handover = Handover::from_u8(frame.header.code);
+        let group = frame.header.flags & PortFlags::GROUP != 0;
+        let to = packet.ip.destination.into();
+        if handover == Some(Handover::Dhcp) || is_dhcp(&packet) && (group || vm.net.is_ours(to)) {
+            let cx = &mut Context {
+                now_ns,
+                out: &mut self.out,
+                poller: job.poller,
+            };
+            return done(services.dhcp(&mut vm.net, packet.ip.bytes, cx));
+        }
+        // The programs see to it; whatever they missed must not become a flow.
+        if packet.ip.source != vm.net.guest.into() {
+            return Finish::Drop(DropReason::Spoofed);
+        }
+        // Whatever resolver it asks: a name is looked up here or nowhere.
+        match packet.transport {
+            Transport::Udp(udp) if udp.destination == DNS_PORT => {
+                let cx = &mut Context {
+                    now_ns,
+                    out: &mut self.out,
+                    poller: job.poller,
+                };
+                return done(services.dns(&vm.net, packet.ip.bytes, cx));
+            }
+            Transport::Tcp(tcp) if tcp.destination == DNS_PORT => {
+                return self.relay(vm, job, services, now_ns);
+            }
+            _ => {}
+        }
+        match handover {
+            Some(Handover::Icmp) => self.icmp_from_guest(vm, frame.vnet, packet),
+            Some(Handover::TtlExpired) => {
+                let error = IcmpError::TtlExceeded;
+                vm.answers
+                    .icmp_to_guest(&vm.net, &packet, error, &mut self.out, now_ns);
+                Finish::Drop(DropReason::TtlExpired)
+            }
+            Some(Handover::TooBig) => self.too_big_from_guest(vm, frame.vnet, packet, now_ns),
+            Some(_) if group => Finish::Drop(DropReason::Group),
+            Some(Handover::Local) => self.local(vm, job, services, now_ns),
+            Some(Handover::Miss | Handover::Syn | Handover::Verdict) if vm.net.is_on_link(to) => {
+                self.local(vm, job, services, now_ns)
+            }
+            Some(Handover::Miss | Handover::Syn | Handover::Verdict) => {
+                self.outbound(vm, job, now_ns)
+            }
+            Some(Handover::Arp | Handover::Forward | Handover::Uncommon | Handover::Dhcp)
+            | None => Finish::Drop(DropReason::BadCommand),
+        }
+    }
+
+    fn outbound(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
+        match self.admit_outbound(vm, &job.packet, now_ns) {
+            Admission::Flow { slot } => self.command(vm, job, Command::Forward, slot),
+            Admission::NoFlow => {
+                vm.answers
+                    .reset(&vm.net, &job.packet, &mut self.out, now_ns);
+                Finish::Drop(DropReason::NoFlow)
+            }
+            Admission::Refused(refusal) => {
+                vm.net.stats.refused(refusal);
+                let answered = match job.packet.transport {
+                    Transport::Tcp(_) => {
+                        vm.answers
+                            .reset(&vm.net, &job.packet, &mut self.out, now_ns)
+                    }
+                    _ => {
+                        let code = match refusal {
+                            slipgate_abi::Refusal::NoRoute => Unreachable::Net,
+                            _ => Unreachable::Prohibited,
+                        };
+                        let error = IcmpError::Unreachable(code);
+                        let out = &mut self.out;
+                        vm.answers
+                            .icmp_to_guest(&vm.net, &job.packet, error, out, now_ns)
+                    }
+                };
+                if answered {
+                    vm.net.stats.tally(Tally::RefusalAnswered, 1);
+                }
+                Finish::Drop(DropReason::Refused)
+            }
+        }
+    }
+
+    /// For an address of the guest's own network.
+    fn local(
+        &mut self,
+        vm: &mut VmState,
+        job: Job<'_>,
+        services: &mut impl Services,
+        now_ns: u64,
+    ) -> Finish {
+        let packet = job.packet;
+        let ours = vm.net.is_ours(packet.ip.destination.into());
+        let out = &mut self.out;
+        match packet.transport {
+            Transport::Icmp(icmp) if ours && icmp.kind == crate::packet::icmp::ECHO_REQUEST => {
+                if !vm.answers.echo(&vm.net, &packet, out, now_ns) {
+                    return Finish::Drop(DropReason::OverRate);
+                }
+                vm.net.stats.tally(Tally::EchoAnswer, 1);
+                Finish::Dispose(Disposition::Consumed)
+            }
+            Transport::Tcp(_) | Transport::Udp(_) if ours => self.relay(vm, job, services, now_ns),
+            Transport::Tcp(_) => {
+                vm.answers.reset(&vm.net, &packet, out, now_ns);
+                Finish::Drop(DropReason::ServiceReject)
+            }
+            _ => {
+                let error = IcmpError::Unreachable(Unreachable::Host);
+                vm.answers
+                    .icmp_to_guest(&vm.net, &packet, error, out, now_ns);
+                Finish::Drop(DropReason::ServiceReject)
+            }
+        }
+    }
+
+    /// A packet that a relay may be waiting for.
+    fn relay(
+        &mut self,
+        vm: &mut VmState,
+        job: Job<'_>,
+        services: &mut impl Services,
+        now_ns: u64,
+    ) -> Finish {
+        let packet = job.packet;
+        let cx = &mut Context {
+            now_ns,
+            out: &mut self.out,
+            poller: job.poller,
+        };
+        let (reason, code) = match services.relay(&vm.net, packet.ip.bytes, cx) {
+            Taken::Yes => return Finish::Dispose(Disposition::Consumed),
+            Taken::No => (DropReason::NoFlow, Unreachable::Port),
+            Taken::OverLimit => (DropReason::OverRate, Unreachable::Prohibited),
+        };
+        let out = &mut self.out;
+        match packet.transport {
+            Transport::Tcp(_) => vm.answers.reset(&vm.net, &packet, out, now_ns),
+            _ => {
+                let error = IcmpError::Unreachable(code);
+                vm.answers
+                    .icmp_to_guest(&vm.net, &packet, error, out, now_ns)
+            }
+        };
+        Finish::Drop(reason)
+    }
+
+    fn from_world(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
+        match Handover::from_u8(job.frame.header.code) {
+            Some(Handover::Icmp) => self.icmp_from_world(vm, job.frame.vnet, job.packet),
+            Some(Handover::TooBig) => {
+                self.too_big_from_world(vm, job.frame.vnet, job.packet, now_ns)
+            }
+            Some(Handover::TtlExpired) => {
+                self.tell_world(vm, &job.packet, IcmpError::TtlExceeded, now_ns);
+                Finish::Drop(DropReason::TtlExpired)
+            }
+            Some(Handover::Forward | Handover::Verdict | Handover::Miss | Handover::Syn) => {
+                match self.admit_inbound(vm, &job.packet, now_ns) {
+                    Admission::Flow { slot } => self.command(vm, job, Command::Deliver, slot),
+                    // Silence: what the world asked for may not be known to exist.
+                    Admission::NoFlow => Finish::Drop(DropReason::NoFlow),
+                    Admission::Refused(refusal) => {
+                        vm.net.stats.refused(refusal);
+                        Finish::Drop(DropReason::Refused)
+                    }
+                }
+            }
+            Some(Handover::Arp | Handover::Dhcp | Handover::Local | Handover::Uncommon) | None => {
+                Finish::Drop(DropReason::BadCommand)
+            }
+        }
+    }
+
+    /// Back to the kernel with it; a SYN's MSS is clamped on the way.
+    fn command(&self, vm: &VmState, job: Job<'_>, code: Command, slot: u32) -> Finish {
+        let clamp = match job.packet.transport {
+            Transport::Tcp(tcp) if tcp.is_opening_syn() => {
+                let begin = L3_AT + job.packet.ip.header_len;
+                Some(Clamp {
+                    most: mss::for_mtu(self.path_mtu(&vm.net, slot)),
+                    tcp: begin..begin + tcp.header_len,
+                    partial: job.frame.vnet.needs_csum(),
+                })
+            }
+            _ => None,
+        };
+        Finish::Command { code, clamp }
+    }
+}
+
+/// Why a frame holds no packet that could be handled.
+enum Unread {
+    Arp,
+    Drop(DropReason),
+}
+
+impl Unread {
+    fn reason(&self) -> DropReason {
+        match self {
+            Self::Arp => DropReason::EtherType,
+            Self::Drop(reason) => *reason,
+        }
+    }
+}
+
+fn read(frame: Frame<'_>) -> Result<Packet<'_>, Unread> {
+    let drop = Unread::Drop;
+    match frame.ethertype {
+        ETHERTYPE_IPV4 => {}
+        ETHERTYPE_ARP => return Err(Unread::Arp),
+        ETHERTYPE_IPV6 => return Err(drop(DropReason::Ipv6)),
+        _ => return Err(drop(DropReason::EtherType)),
+    }
+    let ip = Ipv4::parse(frame.l3).map_err(|_| drop(DropReason::Malformed))?;
+    if ip.is_fragment() {
+        return Err(drop(DropReason::Fragment));
+    }
+    if ip.has_options() {
+        return Err(drop(DropReason::IpOptions));
+    }
+    let packet = Packet::parse(ip).map_err(|_| drop(DropReason::Malformed))?;
+    if packet.transport == Transport::Other {
+        return Err(drop(DropReason::IpProtocol));
+    }
+    Ok(packet)
+}
+
+fn is_dhcp(packet: &Packet<'_>) -> bool {
+    matches!(packet.transport, Transport::Udp(udp) if udp.destination == DHCP_PORT)
+}
+
+fn done(result: Result<(), DropReason>) -> Finish {
+    match result {
+        Ok(()) => Finish::Dispose(Disposition::Consumed),
+        Err(reason) => Finish::Drop(reason),
+    }
+}
+
+/// What a frame counts as.
+pub(super) fn segments(frame: &Frame<'_>) -> Option<Segments> {
+    let ip = Ipv4::parse(frame.l3).ok()?;
+    Some(Packet::parse(ip).ok()?.segments(frame.vnet))
+}

@@ -1,0 +1,141 @@
+//! ICMP errors: those that pass through, and those of our own about packets that can't.
+use slipgate_abi::{DropReason, Tuple};
+
+use super::{
+    core::{Core, VmState},
+    dispatch::{Disposition, Finish},
+};
+use crate::{
+    datapath::Datapath,
+    icmp::{self, Quoted, Untranslatable},
+    packet::{Packet, ipv4, ipv4::End},
+    port::{ETHERTYPE_IPV4, VirtioNetHdr},
+    reply::IcmpError,
+};
+
+impl<D: Datapath> Core<D> {
+    /// From the world, about what a guest sent.
+    pub(super) fn icmp_from_world(
+        &mut self,
+        vm: &VmState,
+        vnet: VirtioNetHdr,
+        packet: Packet<'_>,
+    ) -> Finish {
+        let quoted = match Quoted::parse(&packet.ip, !vnet.needs_csum()) {
+            Ok(quoted) => quoted,
+            Err(error) => return Finish::Drop(reason(error)),
+        };
+        let Some(slot) = self.flows.by_world(&quoted.tuple_as_sent(Tuple::WORLD)) else {
+            return Finish::Drop(DropReason::NoFlow);
+        };
+        let Some(entry) = self.flows.entry(slot).copied() else {
+            return Finish::Drop(DropReason::NoFlow);
+        };
+        if entry.guest.scope != vm.net.id || packet.ip.destination != entry.nat {
+            return Finish::Drop(DropReason::NoFlow);
+        }
+        if packet.ip.ttl <= 1 {
+            return Finish::Drop(DropReason::TtlExpired);
+        }
+        let copy = self.copy(&packet);
+        icmp::translate(copy, End::Source, entry.guest.local, entry.guest.local_port);
+        ipv4::decrement_ttl(copy);
+        let sent = self.out.to_guest(
+            &vm.net,
+            ETHERTYPE_IPV4,
+            VirtioNetHdr::default(),
+            &self.scratch,
+        );
+        sent_or_busy(sent)
+    }
+
+    /// From a guest, about what was delivered to it.
+    pub(super) fn icmp_from_guest(
+        &mut self,
+        vm: &VmState,
+        vnet: VirtioNetHdr,
+        packet: Packet<'_>,
+    ) -> Finish {
+        let quoted = match Quoted::parse(&packet.ip, !vnet.needs_csum()) {
+            Ok(quoted) => quoted,
+            Err(error) => return Finish::Drop(reason(error)),
+        };
+        // It goes to whom it is about, and nowhere else (RFC 5508 REQ-5).
+        if packet.ip.destination != quoted.source {
+            return Finish::Drop(DropReason::NoFlow);
+        }
+        let Some(slot) = self.flows.by_guest(&quoted.tuple_as_received(vm.net.id)) else {
+            return Finish::Drop(DropReason::NoFlow);
+        };
+        let Some(entry) = self.flows.entry(slot).copied() else {
+            return Finish::Drop(DropReason::NoFlow);
+        };
+        if packet.ip.ttl <= 1 {
+            return Finish::Drop(DropReason::TtlExpired);
+        }
+        let next_hop = self.next_hop_of(slot);
+        let copy = self.copy(&packet);
+        icmp::translate(copy, End::Destination, entry.nat, entry.nat_port);
+        ipv4::decrement_ttl(copy);
+        let sent = self
+            .out
+            .emit(&vm.net, next_hop, VirtioNetHdr::default(), &self.scratch);
+        sent_or_busy(sent)
+    }
+
+    /// Tells a peer about its packet to a flow of this VM.
+    pub(super) fn tell_world(
+        &mut self,
+        vm: &mut VmState,
+        packet: &Packet<'_>,
+        error: IcmpError,
+        now_ns: u64,
+    ) {
+        let tuple = packet.tuple(Tuple::WORLD, slipgate_abi::Direction::Rx);
+        let Some(slot) = tuple.and_then(|t| self.flows.by_world(&t)) else {
+            return;
+        };
+        let next_hop = self.next_hop_of(slot);
+        let out = &mut self.out;
+        vm.answers
+            .icmp_to_world(&vm.net, packet, error, next_hop, out, now_ns);
+    }
+
+    /// Where a flow leaves; asked for anew when there was none to be had at its admission.
+    pub(super) fn next_hop_of(&mut self, slot: u32) -> u32 {
+        use std::sync::atomic::Ordering::Relaxed;
+        let live = self.datapath.slot(slot);
+        let next_hop = live.next_hop().load(Relaxed);
+        if next_hop != 0 {
+            return next_hop;
+        }
+        match self.routes.lookup(live.remote().into()) {
+            crate::route::Route::Via {
+                ifindex, next_hop, ..
+            } => self.next_hop(ifindex, next_hop.into()),
+            _ => 0,
+        }
+    }
+
+    /// Copies a packet to the scratch buffer, to be changed there.
+    pub(super) fn copy(&mut self, packet: &Packet<'_>) -> &mut [u8] {
+        self.scratch.clear();
+        self.scratch.extend_from_slice(packet.ip.bytes);
+        &mut self.scratch
+    }
+}
+
+pub(super) fn sent_or_busy(sent: Result<(), crate::port::OutboxFull>) -> Finish {
+    match sent {
+        Ok(()) => Finish::Dispose(Disposition::Consumed),
+        Err(_) => Finish::Drop(DropReason::EngineBusy),
+    }
+}
+
+fn reason(error: Untranslatable) -> DropReason {
+    match error {
+        Untranslatable::Malformed => DropReason::Malformed,
+        Untranslatable::Type => DropReason::IcmpType,
+        Untranslatable::Quote => DropReason::NoFlow,
+    }
+}

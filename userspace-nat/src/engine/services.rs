@@ -1,0 +1,218 @@
+//! The services beside the translation: ARP, DHCP, DNS, relays.
+use std::net::SocketAddr;
+
+use slipgate_abi::DropReason;
+
+use crate::{
+    arp, dhcp,
+    dns::{self, Origin},
+    poll::{Poller, Readiness, Subsystem},
+    port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, Outbox, VirtioNetHdr},
+    relay::{self, Relay, Taken},
+    vm::VmNet,
+};
+
+/// What the loop lends to a service for the time of a call.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// `CLOCK_MONOTONIC`, ns.
+    pub now_ns: u64,
+    /// Frames to be sent.
+    pub out: &'a mut Outbox,
+    /// Where descriptors are waited on.
+    pub poller: &'a Poller,
+}
+
+/// What the engine asks of the services. An error is the reason to count the packet as dropped
+/// for; `Ok` means that it was taken, and answered now, later or not at all.
+pub trait Services {
+    /// An ARP packet, without Ethernet header.
+    fn arp(
+        &mut self,
+        vm: &mut VmNet,
+        packet: &[u8],
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason>;
+
+    /// An IPv4 packet to UDP port 67.
+    fn dhcp(
+        &mut self,
+        vm: &mut VmNet,
+        packet: &[u8],
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason>;
+
+    /// An IPv4 packet to UDP port 53 of any address.
+    fn dns(&mut self, vm: &VmNet, packet: &[u8], cx: &mut Context<'_>) -> Result<(), DropReason>;
+
+    /// A TCP segment to port 53 of any address, or TCP or UDP to an address of ours.
+    fn relay(&mut self, vm: &VmNet, packet: &[u8], cx: &mut Context<'_>) -> Taken;
+
+    /// A descriptor of [`Subsystem::Dns`] or [`Subsystem::Relay`] is ready.
+    fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>);
+
+    /// When [`Services::on_timer`] is due, ns.
+    fn next_deadline_ns(&self) -> Option<u64>;
+
+    /// Goes on with what has waited long enough.
+    fn on_timer(&mut self, cx: &mut Context<'_>);
+
+    /// Hands on what became ready since the last call; VMs are found by their id.
+    fn flush(&mut self, vms: &dyn Vms, cx: &mut Context<'_>);
+
+    /// The resolvers to ask from now on.
+    fn set_resolvers(&mut self, resolvers: &[SocketAddr]);
+
+    /// A socket of the host that leads to a guest.
+    fn add_forward(&mut self, forward: relay::Forward, cx: &mut Context<'_>)
+    -> std::io::Result<()>;
+
+    /// A VM is there, or has changed.
+    fn vm_added(&mut self, vm: &VmNet);
+
+    /// A VM is gone.
+    fn vm_removed(&mut self, id: u32, cx: &mut Context<'_>);
+}
+
+/// The VMs there are.
+pub trait Vms {
+    /// By id.
+    fn by_id(&self, id: u32) -> Option<&VmNet>;
+}
+
+/// The real ones.
+#[derive(Debug)]
+pub struct HostServices {
+    dns: dns::Proxy,
+    relay: Relay,
+}
+
+impl HostServices {
+    /// Services that ask the resolvers of `dns` and relay by `relay`.
+    pub fn new(dns: dns::Proxy, relay: Relay) -> Self {
+        Self { dns, relay }
+    }
+}
+
+impl Services for HostServices {
+    fn arp(
+        &mut self,
+        vm: &mut VmNet,
+        packet: &[u8],
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason> {
+        let outcome = arp::handle(vm, packet)?;
+        self.learn(vm, outcome.guest_mac);
+        answer(vm, ETHERTYPE_ARP, outcome.reply.as_deref(), cx)
+    }
+
+    fn dhcp(
+        &mut self,
+        vm: &mut VmNet,
+        packet: &[u8],
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason> {
+        let outcome = dhcp::handle(vm, packet)?;
+        self.learn(vm, outcome.guest_mac);
+        answer(vm, ETHERTYPE_IPV4, outcome.reply.as_deref(), cx)
+    }
+
+    fn dns(&mut self, vm: &VmNet, packet: &[u8], cx: &mut Context<'_>) -> Result<(), DropReason> {
+        self.dns.query_packet(vm, packet, cx.poller, cx.now_ns)
+    }
+
+    fn relay(&mut self, vm: &VmNet, packet: &[u8], cx: &mut Context<'_>) -> Taken {
+        self.relay.packet(vm.id, packet, cx)
+    }
+
+    fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>) {
+        match readiness.token.subsystem {
+            Subsystem::Dns => self.dns.on_ready(readiness, cx.poller, cx.now_ns),
+            Subsystem::Relay => self.relay.on_ready(readiness, cx),
+            Subsystem::Port | Subsystem::Control => {}
+        }
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        let deadlines = [self.dns.next_deadline_ns(), self.relay.next_deadline_ns()];
+        deadlines.into_iter().flatten().min()
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>) {
+        self.dns.on_timer(cx.poller, cx.now_ns);
+        self.relay.on_timer(cx);
+    }
+
+    fn flush(&mut self, vms: &dyn Vms, cx: &mut Context<'_>) {
+        while let Some(question) = self.relay.next_question() {
+            let Some(vm) = vms.by_id(question.vm) else {
+                continue;
+            };
+            let origin = Origin::Tcp {
+                connection: question.connection,
+            };
+            // What is refused stays without an answer; the connection's own timer ends it.
+            let _ = self
+                .dns
+                .query(vm, origin, &question.message, cx.poller, cx.now_ns);
+        }
+        while let Some(reply) = self.dns.next_reply() {
+            if let Origin::Tcp { connection } = reply.origin {
+                self.relay.answer(connection, &reply.message, cx);
+                continue;
+            }
+            let Some(vm) = vms.by_id(reply.vm) else {
+                continue;
+            };
+            if let Some(packet) = reply.to_packet(vm) {
+                // A full outbox loses the answer; the guest's resolver asks again.
+                let _ = answer(vm, ETHERTYPE_IPV4, Some(&packet), cx);
+            }
+        }
+    }
+
+    fn set_resolvers(&mut self, resolvers: &[SocketAddr]) {
+        self.dns.set_resolvers(resolvers);
+    }
+
+    fn add_forward(
+        &mut self,
+        forward: relay::Forward,
+        cx: &mut Context<'_>,
+    ) -> std::io::Result<()> {
+        self.relay.add_forward(forward, cx)
+    }
+
+    fn vm_added(&mut self, vm: &VmNet) {
+        self.relay.add_vm(vm.clone());
+    }
+
+    fn vm_removed(&mut self, id: u32, cx: &mut Context<'_>) {
+        self.dns.forget(id);
+        self.relay.remove_vm(id, cx);
+    }
+}
+
+impl HostServices {
+    fn learn(&mut self, vm: &mut VmNet, mac: Option<[u8; 6]>) {
+        if vm.guest_mac.is_none() && mac.is_some() {
+            vm.guest_mac = mac;
+            self.relay.add_vm(vm.clone());
+        }
+    }
+}
+
+fn answer(
+    vm: &VmNet,
+    ethertype: u16,
+    reply: Option<&[u8]>,
+    cx: &mut Context<'_>,
+) -> Result<(), DropReason> {
+    match reply {
+        Some(reply) => cx
+            .out
+            .to_guest(vm, ethertype, VirtioNetHdr::default(), reply)
+            .map_err(|_| DropReason::EngineBusy),
+        None => Ok(()),
+    }
+}
