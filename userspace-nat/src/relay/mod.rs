@@ -1,1 +1,466 @@
-//! Relays: connections the engine terminates.
+//! What the kernel cannot translate: connections that end here on both sides.
+//!
+//! # Theory of operation
+//! Two things are relayed. A guest's *DNS over TCP*, whatever resolver it names, is ended here and
+//! its questions go to the [proxy](crate::dns); the answers come back by [`Relay::answer`]. And a
+//! *forward* from the host's own addresses or loopback, which no packet on the uplink stands for:
+//! the broker binds the socket, the relay accepts on it and opens a connection from the gateway's
+//! address to the guest ([`stream`]), or gives each client of a UDP port a port of the gateway
+//! ([`datagrams`]).
+//!
+//! Toward the guest TCP is smoltcp's; each connection is a stack of its own ([`link`]), found by
+//! VM, our address and port, and the guest's port, so that a packet costs the same however many
+//! there are. A packet that belongs to none is handed back to be refused as any other.
+//!
+//! Nothing here waits. Work per event, and memory per VM, are bounded by [`Limits`]: what exceeds
+//! them is refused with a reset, never at the cost of a connection that lives. Deadlines (smoltcp's
+//! retransmissions, time-outs) are kept in order, one per connection.
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    net::{Ipv4Addr, SocketAddrV4, TcpListener},
+    os::fd::OwnedFd,
+};
+
+use slipgate_abi::{DropReason, Protocol};
+
+use crate::{
+    engine::Context,
+    packet::{
+        Ipv4, Packet, Transport,
+        transport::{Tcp, UDP_HEADER_LEN},
+    },
+    poll::Readiness,
+    port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},
+    vm::VmNet,
+};
+
+mod datagrams;
+mod dns_stream;
+mod forward;
+mod limits;
+mod link;
+mod stream;
+
+pub use limits::{Counts, Limits};
+
+use datagrams::{Associations, DatagramSocket};
+use dns_stream::DnsStream;
+use link::{Buffers, Endpoint, Link, Packets};
+use stream::{Fate, Stream};
+
+/// The well-known port of DNS.
+pub const DNS_PORT: u16 = 53;
+
+/// A socket of the host that leads to a guest. It is bound (and for TCP listening) already.
+#[derive(Debug)]
+pub struct Forward {
+    /// The VM's id.
+    pub vm: u32,
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// The guest's port.
+    pub guest_port: u16,
+    /// The socket.
+    pub socket: OwnedFd,
+}
+
+/// A question that came over TCP.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Question {
+    /// The VM's id.
+    pub vm: u32,
+    /// The connection, for [`Relay::answer`].
+    pub connection: u64,
+    /// The DNS message, without its length.
+    pub message: Vec<u8>,
+}
+
+/// Whether a packet was the relay's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Taken {
+    /// It was, and is dealt with.
+    Yes,
+    /// No connection has it and it opens none: it is to be refused.
+    No,
+    /// It opens a connection that is over the VM's limit: it is to be refused.
+    OverLimit,
+}
+
+/// All relayed connections.
+#[derive(Debug)]
+pub struct Relay {
+    limits: Limits,
+    vms: HashMap<u32, Served>,
+    entries: HashMap<u32, Entry>,
+    /// Connections by what a guest's packet says of them.
+    connections: HashMap<Name, u32>,
+    associations: Associations,
+    /// When each connection wants to be driven next, ns.
+    deadlines: BTreeSet<(u64, u32)>,
+    expire_at_ns: Option<u64>,
+    next_key: u32,
+    questions: VecDeque<Question>,
+    packets: Packets,
+    /// Room for a datagram from the host.
+    datagram: Vec<u8>,
+}
+
+/// A VM.
+#[derive(Debug)]
+struct Served {
+    net: VmNet,
+    next_port: u16,
+    counts: Counts,
+}
+
+/// A connection with a guest.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Name {
+    vm: u32,
+    ours: SocketAddrV4,
+    guest_port: u16,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Listener {
+        listener: TcpListener,
+        vm: u32,
+        guest_port: u16,
+    },
+    Datagrams(DatagramSocket),
+    Connection(Box<Connection>),
+}
+
+#[derive(Debug)]
+struct Connection {
+    name: Name,
+    deadline_ns: u64,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Stream(Stream),
+    Dns(DnsStream),
+}
+
+/// Why a connection is driven.
+#[derive(Clone, Copy, Debug)]
+enum Event<'a> {
+    Packet(&'a [u8]),
+    Ready(Readiness),
+    Answer(&'a [u8]),
+    Timer,
+}
+
+impl Relay {
+    /// A relay without VMs.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            vms: HashMap::new(),
+            entries: HashMap::new(),
+            connections: HashMap::new(),
+            associations: Associations::default(),
+            deadlines: BTreeSet::new(),
+            expire_at_ns: None,
+            next_key: 0,
+            questions: VecDeque::new(),
+            packets: Packets::default(),
+            datagram: Vec::new(),
+        }
+    }
+
+    /// Serves a VM from now on, or follows a change of its network.
+    pub fn add_vm(&mut self, net: VmNet) {
+        let next_port = forward::FIRST_PORT + rand::random::<u16>() % forward::PORTS;
+        self.vms
+            .entry(net.id)
+            .and_modify(|served| served.net = net.clone())
+            .or_insert_with(|| Served {
+                net,
+                next_port,
+                counts: Counts::default(),
+            });
+    }
+
+    /// Ends everything of a VM: sockets are closed, connections reset.
+    pub fn remove_vm(&mut self, vm: u32, cx: &mut Context<'_>) {
+        let of_vm = |entry: &Entry| match entry {
+            Entry::Listener { vm: of, .. } => *of == vm,
+            Entry::Datagrams(socket) => socket.vm == vm,
+            Entry::Connection(connection) => connection.name.vm == vm,
+        };
+        let keys: Vec<u32> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| of_vm(entry))
+            .map(|(key, _)| *key)
+            .collect();
+        for key in keys {
+            if let Some(Entry::Connection(connection)) = self.entries.remove(&key) {
+                self.end(key, *connection, cx);
+            }
+        }
+        for port in self.associations.of_vm(vm) {
+            self.associations.remove(vm, port);
+        }
+        self.questions.retain(|question| question.vm != vm);
+        self.vms.remove(&vm);
+    }
+
+    /// What was relayed for a VM so far.
+    pub fn counts(&self, vm: u32) -> Counts {
+        self.vms
+            .get(&vm)
+            .map(|served| served.counts)
+            .unwrap_or_default()
+    }
+
+    /// Takes a packet of a guest: TCP to port 53 of any address, TCP and UDP to the gateway's.
+    pub fn packet(&mut self, vm: u32, packet: &[u8], cx: &mut Context<'_>) -> Taken {
+        let Some(served) = self.vms.get(&vm) else {
+            return Taken::No;
+        };
+        let Ok(ip) = Ipv4::parse(packet) else {
+            return Taken::No;
+        };
+        if ip.is_fragment() || Ipv4Addr::from(ip.source) != served.net.guest {
+            return Taken::No;
+        }
+        let to = Ipv4Addr::from(ip.destination);
+        match Packet::parse(ip).map(|packet| packet.transport) {
+            Ok(Transport::Tcp(tcp)) => self.segment(vm, to, tcp, ip.bytes, cx),
+            Ok(Transport::Udp(udp)) if to == served.net.gateway => {
+                let payload = ip.payload().get(UDP_HEADER_LEN..).unwrap_or_default();
+                let payload = &payload[..udp.payload_len.min(payload.len())];
+                self.answer_client(vm, udp.destination, udp.source, payload, cx.now_ns)
+            }
+            _ => Taken::No,
+        }
+    }
+
+    /// The next question that came over TCP.
+    pub fn next_question(&mut self) -> Option<Question> {
+        self.questions.pop_front()
+    }
+
+    /// Answers a question, if its connection is still there.
+    pub fn answer(&mut self, connection: u64, message: &[u8], cx: &mut Context<'_>) {
+        if let Ok(key) = u32::try_from(connection) {
+            self.drive(key, Event::Answer(message), cx);
+        }
+    }
+
+    /// Goes on with a socket that is ready (a [`Relay`](crate::poll::Subsystem::Relay) token).
+    pub fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>) {
+        let key = readiness.token.key;
+        match self.entries.get(&key) {
+            Some(Entry::Listener { .. }) => self.accept(key, cx),
+            Some(Entry::Datagrams(_)) => self.take_datagrams(key, cx),
+            Some(Entry::Connection(_)) => self.drive(key, Event::Ready(readiness), cx),
+            None => {}
+        }
+    }
+
+    /// When [`Relay::on_timer`] is due, `CLOCK_MONOTONIC` ns.
+    pub fn next_deadline_ns(&self) -> Option<u64> {
+        let first = self.deadlines.first().map(|(at, _)| *at);
+        match (first, self.expire_at_ns) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Does what is due.
+    pub fn on_timer(&mut self, cx: &mut Context<'_>) {
+        while let Some((at, key)) = self.deadlines.first().copied() {
+            if at > cx.now_ns {
+                break;
+            }
+            self.deadlines.remove(&(at, key));
+            match self.entries.get(&key) {
+                Some(Entry::Listener { .. }) => self.resume(key, cx),
+                _ => self.drive(key, Event::Timer, cx),
+            }
+        }
+        self.expire_associations(cx.now_ns);
+    }
+
+    /// A TCP segment of a guest.
+    fn segment(
+        &mut self,
+        vm: u32,
+        to: Ipv4Addr,
+        tcp: Tcp,
+        packet: &[u8],
+        cx: &mut Context<'_>,
+    ) -> Taken {
+        let name = Name {
+            vm,
+            ours: SocketAddrV4::new(to, tcp.destination),
+            guest_port: tcp.source,
+        };
+        if let Some(key) = self.connections.get(&name).copied() {
+            self.drive(key, Event::Packet(packet), cx);
+            return Taken::Yes;
+        }
+        let Some(served) = self.vms.get_mut(&vm) else {
+            return Taken::No;
+        };
+        if tcp.destination != DNS_PORT || !tcp.is_opening_syn() {
+            return Taken::No;
+        }
+        if served.counts.dns_connections >= self.limits.dns_connections_per_vm {
+            served.counts.dns_refused += 1;
+            return Taken::OverLimit;
+        }
+        let mut link = Link {
+            out: &mut self.packets,
+            mtu: usize::from(served.net.mtu),
+            now_ns: cx.now_ns,
+        };
+        let buffers = Buffers {
+            from_guest: self.limits.dns_buffer,
+            to_guest: self.limits.dns_buffer,
+        };
+        let Ok(endpoint) = Endpoint::listen(name.ours, buffers, &mut link) else {
+            return Taken::No;
+        };
+        served.counts.dns_connections += 1;
+        let stream = DnsStream::new(endpoint, &self.limits, cx.now_ns);
+        let key = self.fresh_key();
+        self.insert(key, name, Kind::Dns(stream));
+        self.drive(key, Event::Packet(packet), cx);
+        Taken::Yes
+    }
+
+    /// A fresh key; none is used again before four billion others were.
+    fn fresh_key(&mut self) -> u32 {
+        while self.entries.contains_key(&self.next_key) {
+            self.next_key = self.next_key.wrapping_add(1);
+        }
+        let key = self.next_key;
+        self.next_key = key.wrapping_add(1);
+        key
+    }
+
+    fn insert(&mut self, key: u32, name: Name, kind: Kind) {
+        self.connections.insert(name, key);
+        let connection = Connection {
+            name,
+            deadline_ns: u64::MAX,
+            kind,
+        };
+        self.entries
+            .insert(key, Entry::Connection(Box::new(connection)));
+    }
+
+    /// Gives a connection its event, sends what it has for the guest, and notes its next deadline.
+    fn drive(&mut self, key: u32, event: Event<'_>, cx: &mut Context<'_>) {
+        let Some(Entry::Connection(connection)) = self.entries.get_mut(&key) else {
+            return;
+        };
+        let name = connection.name;
+        let Some(served) = self.vms.get_mut(&name.vm) else {
+            return;
+        };
+        let mut link = Link {
+            out: &mut self.packets,
+            mtu: usize::from(served.net.mtu),
+            now_ns: cx.now_ns,
+        };
+        let incoming = match event {
+            Event::Packet(packet) => Some(packet),
+            Event::Ready(_) | Event::Answer(_) | Event::Timer => None,
+        };
+        let fate = match &mut connection.kind {
+            Kind::Stream(stream) => {
+                let ready = match event {
+                    Event::Ready(readiness) => stream.on_ready(readiness, cx.poller, &mut link),
+                    Event::Packet(_) | Event::Answer(_) | Event::Timer => Fate::Alive,
+                };
+                if ready == Fate::Alive {
+                    let (fate, moved) = stream.drive(incoming, &self.limits, cx.poller, &mut link);
+                    served.counts.bytes_to_guest += moved.to_guest;
+                    served.counts.bytes_from_guest += moved.from_guest;
+                    fate
+                } else {
+                    ready
+                }
+            }
+            Kind::Dns(stream) => {
+                if let Event::Answer(message) = event {
+                    stream.answer(message);
+                }
+                let questions = &mut self.questions;
+                stream.drive(incoming, &self.limits, &mut link, |message| {
+                    questions.push_back(Question {
+                        vm: name.vm,
+                        connection: u64::from(key),
+                        message,
+                    });
+                })
+            }
+        };
+        flush(&mut self.packets, &served.net, cx.out);
+
+        self.deadlines.remove(&(connection.deadline_ns, key));
+        if fate == Fate::Alive {
+            connection.deadline_ns = match &mut connection.kind {
+                Kind::Stream(stream) => stream.deadline_ns(&self.limits, cx.now_ns),
+                Kind::Dns(stream) => stream.deadline_ns(&self.limits, cx.now_ns),
+            };
+            self.deadlines.insert((connection.deadline_ns, key));
+            return;
+        }
+        match &connection.kind {
+            Kind::Stream(_) => {
+                served.counts.streams -= 1;
+                served.counts.streams_reset += u64::from(fate == Fate::Reset);
+            }
+            Kind::Dns(_) => served.counts.dns_connections -= 1,
+        }
+        self.entries.remove(&key);
+        self.connections.remove(&name);
+    }
+
+    /// Resets a connection that was taken out.
+    fn end(&mut self, key: u32, mut connection: Connection, cx: &mut Context<'_>) {
+        self.deadlines.remove(&(connection.deadline_ns, key));
+        self.connections.remove(&connection.name);
+        let Some(served) = self.vms.get(&connection.name.vm) else {
+            return;
+        };
+        let mut link = Link {
+            out: &mut self.packets,
+            mtu: usize::from(served.net.mtu),
+            now_ns: cx.now_ns,
+        };
+        match &mut connection.kind {
+            Kind::Stream(stream) => stream.reset(&mut link),
+            Kind::Dns(stream) => stream.reset(&mut link),
+        };
+        flush(&mut self.packets, &served.net, cx.out);
+    }
+}
+
+/// Sends packets to the guest. One that the outbox has no room for is lost, as on a full link.
+fn flush(packets: &mut Packets, vm: &VmNet, out: &mut Outbox) {
+    for packet in packets.iter() {
+        send(packet, vm, out);
+    }
+    packets.clear();
+}
+
+fn send(packet: &[u8], vm: &VmNet, out: &mut Outbox) {
+    let offload = VirtioNetHdr::default();
+    if out.to_guest(vm, ETHERTYPE_IPV4, offload, packet).is_err() {
+        vm.stats
+            .dropped(DropReason::EngineBusy, single(packet.len()));
+    }
+}
+
+#[cfg(test)]
+mod tests;

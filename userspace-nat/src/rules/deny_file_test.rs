@@ -56,7 +56,7 @@ fn a_missing_file_is_named() {
 fn list(lines: u32) -> String {
     let mut text = String::new();
     for i in 0..lines {
-        let addr = Ipv4Addr::from_bits(0x1000_0000_u32.wrapping_add(i.wrapping_mul(2_654_435_761)));
+        let addr = Ipv4Addr::from_bits(i.wrapping_mul(2_654_435_761));
         match i % 4 {
             0 => writeln!(text, "{addr}:443/tcp").unwrap(),
             1 => writeln!(text, "{}/24", Ipv4Addr::from_bits(addr.to_bits() & !0xff)).unwrap(),

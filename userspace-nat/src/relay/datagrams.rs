@@ -1,0 +1,168 @@
+//! Forwarded UDP: a socket of the host, and a port of the gateway for each client.
+//!
+//! A client's first datagram takes a port of the gateway toward the guest, so that the guest's
+//! answers find their way back. The association ends when it was silent for as long as a UDP flow
+//! may be (RFC 4787 REQ-5). The host's socket may be bound to any address: the answer leaves from
+//! the one that the client used (`IP_PKTINFO`).
+use std::{
+    collections::HashMap,
+    io::{self, IoSlice, IoSliceMut},
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+use nix::{
+    libc,
+    sys::socket::{
+        ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, sendmsg, setsockopt,
+        sockopt,
+    },
+};
+
+/// A forwarded UDP port.
+#[derive(Debug)]
+pub(super) struct DatagramSocket {
+    socket: UdpSocket,
+    pub(super) vm: u32,
+    pub(super) guest_port: u16,
+}
+
+/// A client of a forwarded port, and the host's address that it talks to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Client {
+    /// The relay's key of the [`DatagramSocket`].
+    pub(super) socket: u32,
+    pub(super) addr: SocketAddrV4,
+    pub(super) host: Ipv4Addr,
+}
+
+/// A client's port toward the guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Association {
+    pub(super) client: Client,
+    pub(super) guest_port: u16,
+    pub(super) active_ns: u64,
+}
+
+impl DatagramSocket {
+    pub(super) fn new(fd: OwnedFd, vm: u32, guest_port: u16) -> io::Result<Self> {
+        let socket = UdpSocket::from(fd);
+        socket.set_nonblocking(true)?;
+        setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
+        Ok(Self {
+            socket,
+            vm,
+            guest_port,
+        })
+    }
+
+    pub(super) fn socket(&self) -> &UdpSocket {
+        &self.socket
+    }
+
+    /// One datagram: its length, the client's address, and the address it was sent to. `None`: an
+    /// error of an earlier datagram (a client that is gone), or one that does not say where from.
+    pub(super) fn receive(
+        &self,
+        buffer: &mut [u8],
+    ) -> io::Result<Option<(usize, SocketAddrV4, Ipv4Addr)>> {
+        let mut space = nix::cmsg_space!(libc::in_pktinfo);
+        let mut parts = [IoSliceMut::new(buffer)];
+        let received = recvmsg::<SockaddrIn>(
+            self.socket.as_raw_fd(),
+            &mut parts,
+            Some(&mut space),
+            MsgFlags::MSG_DONTWAIT,
+        );
+        let received = match received {
+            Ok(received) => received,
+            Err(nix::Error::ECONNREFUSED) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let host = received.cmsgs()?.find_map(|message| match message {
+            ControlMessageOwned::Ipv4PacketInfo(info) => {
+                Some(Ipv4Addr::from_bits(u32::from_be(info.ipi_spec_dst.s_addr)))
+            }
+            _ => None,
+        });
+        let client = received.address.map(SocketAddrV4::from);
+        Ok(client
+            .zip(host)
+            .map(|(client, host)| (received.bytes, client, host)))
+    }
+
+    /// Sends an answer to a client. A full socket buffer drops it, as a link would.
+    pub(super) fn send(&self, client: &Client, payload: &[u8]) -> io::Result<()> {
+        let info = libc::in_pktinfo {
+            ipi_ifindex: 0,
+            ipi_spec_dst: libc::in_addr {
+                s_addr: client.host.to_bits().to_be(),
+            },
+            ipi_addr: libc::in_addr { s_addr: 0 },
+        };
+        sendmsg(
+            self.socket.as_raw_fd(),
+            &[IoSlice::new(payload)],
+            &[ControlMessage::Ipv4PacketInfo(&info)],
+            MsgFlags::MSG_DONTWAIT,
+            Some(&SockaddrIn::from(client.addr)),
+        )?;
+        Ok(())
+    }
+}
+
+/// All associations, by what comes from either side.
+#[derive(Debug, Default)]
+pub(super) struct Associations {
+    /// By VM id and the gateway's port.
+    by_port: HashMap<(u32, u16), Association>,
+    by_client: HashMap<Client, u16>,
+}
+
+impl Associations {
+    pub(super) fn port_of(&self, client: &Client) -> Option<u16> {
+        self.by_client.get(client).copied()
+    }
+
+    pub(super) fn has_port(&self, vm: u32, port: u16) -> bool {
+        self.by_port.contains_key(&(vm, port))
+    }
+
+    pub(super) fn insert(&mut self, vm: u32, port: u16, association: Association) {
+        self.by_client.insert(association.client, port);
+        self.by_port.insert((vm, port), association);
+    }
+
+    pub(super) fn get_mut(&mut self, vm: u32, port: u16) -> Option<&mut Association> {
+        self.by_port.get_mut(&(vm, port))
+    }
+
+    pub(super) fn remove(&mut self, vm: u32, port: u16) {
+        if let Some(association) = self.by_port.remove(&(vm, port)) {
+            self.by_client.remove(&association.client);
+        }
+    }
+
+    /// Forgets those that were silent since before `since_ns`; says whose they were.
+    pub(super) fn expire(&mut self, since_ns: u64) -> Vec<(u32, u16)> {
+        let silent: Vec<(u32, u16)> = self
+            .by_port
+            .iter()
+            .filter(|(_, association)| association.active_ns < since_ns)
+            .map(|(key, _)| *key)
+            .collect();
+        for (vm, port) in &silent {
+            self.remove(*vm, *port);
+        }
+        silent
+    }
+
+    pub(super) fn of_vm(&self, vm: u32) -> Vec<u16> {
+        let ports = self.by_port.keys().filter(|(of, _)| *of == vm);
+        ports.map(|(_, port)| *port).collect()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_port.is_empty()
+    }
+}

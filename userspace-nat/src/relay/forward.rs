@@ -1,0 +1,330 @@
+//! The host's side of forwards: accepting connections, taking datagrams.
+use std::{
+    io,
+    net::{SocketAddrV4, TcpListener, TcpStream},
+    os::fd::AsFd,
+};
+
+use slipgate_abi::{DropReason, Protocol};
+
+use super::{
+    Entry, Event, Forward, Kind, Name, Relay, Taken,
+    datagrams::{Association, Client, DatagramSocket},
+    link::{Buffers, Endpoint, Link},
+    send,
+    stream::{self, Stream},
+};
+use crate::{
+    datagram::{Datagram, HEADERS_LEN},
+    engine::Context,
+    poll::{Interest, Subsystem, Token},
+    port::single,
+};
+
+/// First of the gateway's ports that relayed connections come from.
+pub(super) const FIRST_PORT: u16 = 32_768;
+/// How many there are.
+pub(super) const PORTS: u16 = 28_232;
+
+/// Connections accepted, or datagrams taken, per event.
+const BATCH: usize = 64;
+/// A listener that found no descriptor free is left alone for this long, ns.
+const PAUSE_NS: u64 = 100_000_000;
+
+impl Relay {
+    /// Serves a forward from now on.
+    pub fn add_forward(&mut self, forward: Forward, cx: &mut Context<'_>) -> io::Result<()> {
+        let key = self.fresh_key();
+        let token = relay_token(key);
+        let entry = match forward.protocol {
+            Protocol::Tcp => {
+                let listener = TcpListener::from(forward.socket);
+                listener.set_nonblocking(true)?;
+                cx.poller.add(listener.as_fd(), token, Interest::Read)?;
+                Entry::Listener {
+                    listener,
+                    vm: forward.vm,
+                    guest_port: forward.guest_port,
+                }
+            }
+            Protocol::Udp => {
+                let socket = DatagramSocket::new(forward.socket, forward.vm, forward.guest_port)?;
+                cx.poller
+                    .add(socket.socket().as_fd(), token, Interest::Read)?;
+                Entry::Datagrams(socket)
+            }
+            Protocol::Icmp => {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "ICMP has no ports to forward: tcp or udp would do",
+                ));
+            }
+        };
+        self.entries.insert(key, entry);
+        Ok(())
+    }
+
+    /// Accepts what waits on a listener.
+    pub(super) fn accept(&mut self, key: u32, cx: &mut Context<'_>) {
+        for _ in 0..BATCH {
+            let Some(Entry::Listener {
+                listener,
+                vm,
+                guest_port,
+                ..
+            }) = self.entries.get(&key)
+            else {
+                return;
+            };
+            let (vm, guest_port) = (*vm, *guest_port);
+            match listener.accept() {
+                Ok((host, _)) => self.open(host, vm, guest_port, cx),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // The client gave up meanwhile, or a signal came: the next one may be well.
+                Err(error) if is_passing(&error) => {}
+                Err(_) => return self.pause(key, cx),
+            }
+        }
+    }
+
+    /// Opens a connection to the guest for an accepted one.
+    fn open(&mut self, host: TcpStream, vm: u32, guest_port: u16, cx: &mut Context<'_>) {
+        let ours = self.free_port(vm, guest_port, Protocol::Tcp);
+        let Some(served) = self.vms.get_mut(&vm) else {
+            return stream::reset_host(host);
+        };
+        let room = served.counts.streams < self.limits.streams_per_vm;
+        let Some(ours) = ours.filter(|_| room) else {
+            served.counts.streams_refused += 1;
+            return stream::reset_host(host);
+        };
+        let mut link = Link {
+            out: &mut self.packets,
+            mtu: usize::from(served.net.mtu),
+            now_ns: cx.now_ns,
+        };
+        let buffers = Buffers {
+            from_guest: self.limits.stream_buffer,
+            to_guest: self.limits.stream_buffer,
+        };
+        let guest = SocketAddrV4::new(served.net.guest, guest_port);
+        let prepared = host
+            .set_nonblocking(true)
+            .and_then(|()| host.set_nodelay(true))
+            .map_err(drop)
+            .and_then(|()| Endpoint::connect(ours, guest, buffers, &mut link).map_err(drop));
+        let Ok(endpoint) = prepared else {
+            served.counts.streams_refused += 1;
+            return stream::reset_host(host);
+        };
+        let key = self.fresh_key();
+        let token = relay_token(key);
+        let Ok(stream) = Stream::new(host, endpoint, token, &self.limits, cx.poller, cx.now_ns)
+        else {
+            return;
+        };
+        if let Some(served) = self.vms.get_mut(&vm) {
+            served.counts.streams += 1;
+            served.counts.streams_accepted += 1;
+        }
+        self.insert(
+            key,
+            Name {
+                vm,
+                ours,
+                guest_port,
+            },
+            Kind::Stream(stream),
+        );
+        self.drive(key, Event::Timer, cx);
+    }
+
+    /// Datagrams of clients wait on a socket.
+    pub(super) fn take_datagrams(&mut self, key: u32, cx: &mut Context<'_>) {
+        let mut buffer = std::mem::take(&mut self.datagram);
+        buffer.resize(usize::from(u16::MAX), 0);
+        for _ in 0..BATCH {
+            let Some(Entry::Datagrams(socket)) = self.entries.get(&key) else {
+                break;
+            };
+            let (vm, guest_port) = (socket.vm, socket.guest_port);
+            match socket.receive(&mut buffer) {
+                Ok(Some((len, addr, host))) => {
+                    let client = Client {
+                        socket: key,
+                        addr,
+                        host,
+                    };
+                    self.relay_datagram(vm, guest_port, client, &buffer[..len], cx);
+                }
+                Ok(None) => {}
+                Err(_) => break,
+            }
+        }
+        self.datagram = buffer;
+    }
+
+    fn relay_datagram(
+        &mut self,
+        vm: u32,
+        guest_port: u16,
+        client: Client,
+        payload: &[u8],
+        cx: &mut Context<'_>,
+    ) {
+        let port = match self.associations.port_of(&client) {
+            Some(port) => Some(port),
+            None => self.associate(vm, guest_port, client, cx.now_ns),
+        };
+        let Some(served) = self.vms.get_mut(&vm) else {
+            return;
+        };
+        let Some(port) = port else {
+            served.counts.associations_refused += 1;
+            return;
+        };
+        if let Some(association) = self.associations.get_mut(vm, port) {
+            association.active_ns = cx.now_ns;
+        }
+        if HEADERS_LEN + payload.len() > usize::from(served.net.mtu) {
+            let len = HEADERS_LEN + payload.len();
+            return served.net.stats.dropped(DropReason::TooBig, single(len));
+        }
+        let datagram = Datagram {
+            from: SocketAddrV4::new(served.net.gateway, port),
+            to: SocketAddrV4::new(served.net.guest, guest_port),
+            payload,
+        };
+        served.counts.bytes_to_guest += payload.len() as u64;
+        send(&datagram.emit(), &served.net, cx.out);
+    }
+
+    /// A datagram of a guest to the gateway.
+    pub(super) fn answer_client(
+        &mut self,
+        vm: u32,
+        port: u16,
+        guest_port: u16,
+        payload: &[u8],
+        now_ns: u64,
+    ) -> Taken {
+        let Some(association) = self.associations.get_mut(vm, port) else {
+            return Taken::No;
+        };
+        if association.guest_port != guest_port {
+            return Taken::No;
+        }
+        association.active_ns = now_ns;
+        let client = association.client;
+        let (Some(Entry::Datagrams(socket)), Some(served)) =
+            (self.entries.get(&client.socket), self.vms.get_mut(&vm))
+        else {
+            return Taken::No;
+        };
+        if socket.send(&client, payload).is_ok() {
+            served.counts.bytes_from_guest += payload.len() as u64;
+        }
+        Taken::Yes
+    }
+
+    fn associate(&mut self, vm: u32, guest_port: u16, client: Client, now_ns: u64) -> Option<u16> {
+        let served = self.vms.get(&vm)?;
+        if served.counts.associations >= self.limits.associations_per_vm {
+            return None;
+        }
+        let port = self.free_port(vm, guest_port, Protocol::Udp)?.port();
+        let association = Association {
+            client,
+            guest_port,
+            active_ns: now_ns,
+        };
+        self.associations.insert(vm, port, association);
+        self.vms.get_mut(&vm)?.counts.associations += 1;
+        let expiry_ns = now_ns + self.limits.association_idle_ns;
+        self.expire_at_ns.get_or_insert(expiry_ns);
+        Some(port)
+    }
+
+    /// Forgets silent clients, looking at all of them a few times per time-out.
+    pub(super) fn expire_associations(&mut self, now_ns: u64) {
+        if self.expire_at_ns.is_none_or(|at| at > now_ns) {
+            return;
+        }
+        let idle_ns = self.limits.association_idle_ns;
+        for (vm, _) in self
+            .associations
+            .expire((now_ns + 1).saturating_sub(idle_ns))
+        {
+            if let Some(served) = self.vms.get_mut(&vm) {
+                served.counts.associations -= 1;
+            }
+        }
+        self.expire_at_ns = (!self.associations.is_empty()).then(|| now_ns + idle_ns / 8);
+    }
+
+    /// A port of the gateway that is free toward the guest's port. Ports go round, so that one is
+    /// not used again soon.
+    fn free_port(&mut self, vm: u32, guest_port: u16, protocol: Protocol) -> Option<SocketAddrV4> {
+        let served = self.vms.get_mut(&vm)?;
+        for _ in 0..PORTS {
+            let ours = SocketAddrV4::new(served.net.gateway, served.next_port);
+            served.next_port = match served.next_port {
+                last if last == FIRST_PORT + PORTS - 1 => FIRST_PORT,
+                port => port + 1,
+            };
+            let taken = match protocol {
+                Protocol::Tcp => self.connections.contains_key(&Name {
+                    vm,
+                    ours,
+                    guest_port,
+                }),
+                _ => self.associations.has_port(vm, ours.port()),
+            };
+            if !taken {
+                return Some(ours);
+            }
+        }
+        None
+    }
+
+    /// Leaves a listener alone: the poller would report it for ever.
+    fn pause(&mut self, key: u32, cx: &mut Context<'_>) {
+        if let Some(Entry::Listener { listener, .. }) = self.entries.get(&key)
+            && cx
+                .poller
+                .modify(listener.as_fd(), relay_token(key), Interest::None)
+                .is_ok()
+        {
+            self.deadlines.insert((cx.now_ns + PAUSE_NS, key));
+        }
+    }
+
+    pub(super) fn resume(&mut self, key: u32, cx: &mut Context<'_>) {
+        if let Some(Entry::Listener { listener, .. }) = self.entries.get(&key) {
+            // If that fails, trying again later does no harm.
+            if cx
+                .poller
+                .modify(listener.as_fd(), relay_token(key), Interest::Read)
+                .is_err()
+            {
+                self.deadlines.insert((cx.now_ns + PAUSE_NS, key));
+            }
+        }
+    }
+}
+
+fn relay_token(key: u32) -> Token {
+    Token {
+        subsystem: Subsystem::Relay,
+        key,
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::Interrupted
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+    )
+}

@@ -1,0 +1,72 @@
+//! Bounds of the relay, and what it counts.
+use slipgate_abi::timeout;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// Bounds, per VM where not said otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Forwarded TCP connections at once.
+    pub streams_per_vm: u32,
+    /// Clients of forwarded UDP ports at once.
+    pub associations_per_vm: u32,
+    /// DNS connections of the guest at once.
+    pub dns_connections_per_vm: u32,
+    /// Each of the two buffers of a forwarded connection, bytes. Above 64 KiB the window is scaled
+    /// (RFC 7323).
+    pub stream_buffer: usize,
+    /// Each of the two buffers of a DNS connection, bytes.
+    pub dns_buffer: usize,
+    /// How long the guest may take to accept a forwarded connection, ns.
+    pub connect_ns: u64,
+    /// How long the guest may leave data unacknowledged, ns.
+    pub silence_ns: u64,
+    /// How long a forwarded connection may be idle, ns.
+    pub stream_idle_ns: u64,
+    /// How long a DNS connection may be idle, ns (RFC 7766 section 6.2.3: a few seconds).
+    pub dns_idle_ns: u64,
+    /// How long a client of a forwarded UDP port may be silent, ns.
+    pub association_idle_ns: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            streams_per_vm: 512,
+            associations_per_vm: 1_024,
+            dns_connections_per_vm: 32,
+            stream_buffer: 128 << 10,
+            dns_buffer: 16 << 10,
+            connect_ns: 5 * SECOND_NS,
+            silence_ns: 60 * SECOND_NS,
+            stream_idle_ns: timeout::TCP_ESTABLISHED_NS,
+            dns_idle_ns: 10 * SECOND_NS,
+            association_idle_ns: timeout::UDP_NS,
+        }
+    }
+}
+
+/// What was relayed for a VM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Forwarded TCP connections now.
+    pub streams: u32,
+    /// Clients of forwarded UDP ports now.
+    pub associations: u32,
+    /// DNS connections now.
+    pub dns_connections: u32,
+    /// Forwarded TCP connections accepted so far.
+    pub streams_accepted: u64,
+    /// Of those, reset by one side, or timed out.
+    pub streams_reset: u64,
+    /// Forwarded TCP connections reset at once, for want of room.
+    pub streams_refused: u64,
+    /// Datagrams of new clients dropped, for want of room.
+    pub associations_refused: u64,
+    /// DNS connections refused, for want of room.
+    pub dns_refused: u64,
+    /// Payload from the host to the guest, TCP and UDP, bytes.
+    pub bytes_to_guest: u64,
+    /// Payload from the guest to the host, TCP and UDP, bytes.
+    pub bytes_from_guest: u64,
+}

@@ -1,0 +1,225 @@
+//! The guest's link as smoltcp sees it: one packet in, packets out into a buffer.
+use std::net::SocketAddrV4;
+
+use smoltcp::{
+    iface::{Config, Interface, PollResult, SocketHandle, SocketSet},
+    phy::{self, Checksum, ChecksumCapabilities, DeviceCapabilities, Medium},
+    socket::tcp,
+    time::{Duration, Instant},
+    wire::{HardwareAddress, IpAddress, IpCidr},
+};
+
+/// Most packets that one connection sends in one go; a guest that announces a tiny MSS would
+/// otherwise turn a buffer into tens of thousands.
+const PACKETS_PER_POLL: usize = 64;
+/// A connection that had more to send than that goes on after this long, ns.
+const BREATHER_NS: u64 = 1_000_000;
+
+/// IPv4 packets for the guest, end to end in one buffer that is kept.
+#[derive(Debug, Default)]
+pub(super) struct Packets {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Packets {
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts
+            .zip(&self.ends)
+            .map(|(start, end)| &self.bytes[start..*end])
+    }
+}
+
+/// What a connection is given for the time of a call.
+#[derive(Debug)]
+pub(super) struct Link<'a> {
+    pub(super) out: &'a mut Packets,
+    /// The guest link's MTU, bytes.
+    pub(super) mtu: usize,
+    pub(super) now_ns: u64,
+}
+
+/// One TCP connection with a guest.
+///
+/// Each has an interface and a socket set of its own: smoltcp walks all sockets of a set for every
+/// packet and poll, so a shared one would cost each connection the sum of all.
+pub(super) struct Endpoint {
+    interface: Interface,
+    sockets: SocketSet<'static>,
+    handle: SocketHandle,
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint").finish_non_exhaustive()
+    }
+}
+
+/// Sizes of a connection's buffers, bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Buffers {
+    pub(super) from_guest: usize,
+    pub(super) to_guest: usize,
+}
+
+impl Endpoint {
+    /// A connection that opens to the guest; the SYN leaves at the first poll.
+    pub(super) fn connect(
+        local: SocketAddrV4,
+        guest: SocketAddrV4,
+        buffers: Buffers,
+        link: &mut Link<'_>,
+    ) -> Result<Self, tcp::ConnectError> {
+        let mut endpoint = Self::new(local, buffers, link);
+        let socket = endpoint.sockets.get_mut::<tcp::Socket<'_>>(endpoint.handle);
+        socket.connect(
+            endpoint.interface.context(),
+            (IpAddress::Ipv4(*guest.ip()), guest.port()),
+            (IpAddress::Ipv4(*local.ip()), local.port()),
+        )?;
+        Ok(endpoint)
+    }
+
+    /// A connection that the guest opens to `local`.
+    pub(super) fn listen(
+        local: SocketAddrV4,
+        buffers: Buffers,
+        link: &mut Link<'_>,
+    ) -> Result<Self, tcp::ListenError> {
+        let mut endpoint = Self::new(local, buffers, link);
+        endpoint
+            .socket()
+            .listen((IpAddress::Ipv4(*local.ip()), local.port()))?;
+        Ok(endpoint)
+    }
+
+    fn new(local: SocketAddrV4, buffers: Buffers, link: &mut Link<'_>) -> Self {
+        let mut config = Config::new(HardwareAddress::Ip);
+        config.random_seed = rand::random();
+        let now = instant(link.now_ns);
+        let mut interface = Interface::new(config, &mut Wire::new(None, link), now);
+        interface.update_ip_addrs(|addrs| {
+            // An interface has room for two, and has none yet.
+            let _ = addrs.push(IpCidr::new(IpAddress::Ipv4(*local.ip()), 32));
+        });
+        let mut socket = tcp::Socket::new(
+            tcp::SocketBuffer::new(vec![0; buffers.from_guest]),
+            tcp::SocketBuffer::new(vec![0; buffers.to_guest]),
+        );
+        socket.set_nagle_enabled(false);
+        let mut sockets = SocketSet::new(Vec::with_capacity(1));
+        let handle = sockets.add(socket);
+        Self {
+            interface,
+            sockets,
+            handle,
+        }
+    }
+
+    /// Gives up on a peer that acknowledges nothing for this long, ns.
+    pub(super) fn set_silence_limit(&mut self, limit_ns: u64) {
+        self.socket()
+            .set_timeout(Some(Duration::from_micros(limit_ns / 1_000)));
+    }
+
+    pub(super) fn socket(&mut self) -> &mut tcp::Socket<'static> {
+        self.sockets.get_mut(self.handle)
+    }
+
+    /// Takes a packet of the guest in, if one is given, and sends what is due.
+    pub(super) fn poll(&mut self, incoming: Option<&[u8]>, link: &mut Link<'_>) -> PollResult {
+        let now = instant(link.now_ns);
+        self.interface
+            .poll(now, &mut Wire::new(incoming, link), &mut self.sockets)
+    }
+
+    /// When to poll again, ns.
+    pub(super) fn next_poll_ns(&mut self, now_ns: u64) -> Option<u64> {
+        let at = self.interface.poll_at(instant(now_ns), &self.sockets)?;
+        let at_ns = u64::try_from(at.total_micros()).unwrap_or(0) * 1_000;
+        Some(at_ns.max(now_ns + BREATHER_NS))
+    }
+}
+
+fn instant(now_ns: u64) -> Instant {
+    Instant::from_micros(i64::try_from(now_ns / 1_000).unwrap_or(i64::MAX))
+}
+
+/// smoltcp's device, for one poll.
+struct Wire<'p, 'l, 'a> {
+    incoming: Option<&'p [u8]>,
+    link: &'l mut Link<'a>,
+    sent: usize,
+}
+
+impl<'p, 'l, 'a> Wire<'p, 'l, 'a> {
+    fn new(incoming: Option<&'p [u8]>, link: &'l mut Link<'a>) -> Self {
+        Self {
+            incoming,
+            link,
+            sent: 0,
+        }
+    }
+}
+
+impl<'p> phy::Device for Wire<'p, '_, '_> {
+    type RxToken<'t>
+        = Received<'p>
+    where
+        Self: 't;
+    type TxToken<'t>
+        = Slot<'t>
+    where
+        Self: 't;
+
+    fn receive(&mut self, _: Instant) -> Option<(Received<'p>, Slot<'_>)> {
+        let packet = self.incoming.take()?;
+        Some((Received(packet), Slot(self.link.out)))
+    }
+
+    fn transmit(&mut self, _: Instant) -> Option<Slot<'_>> {
+        if self.sent == PACKETS_PER_POLL {
+            return None;
+        }
+        self.sent += 1;
+        Some(Slot(self.link.out))
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ip;
+        capabilities.max_transmission_unit = self.link.mtu;
+        // A guest that offloads leaves its checksum partial; from its memory to here nothing can
+        // garble a packet.
+        capabilities.checksum = ChecksumCapabilities::default();
+        capabilities.checksum.tcp = Checksum::Tx;
+        capabilities.checksum.udp = Checksum::Tx;
+        capabilities
+    }
+}
+
+struct Received<'p>(&'p [u8]);
+
+impl phy::RxToken for Received<'_> {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, read: F) -> R {
+        read(self.0)
+    }
+}
+
+struct Slot<'t>(&'t mut Packets);
+
+impl phy::TxToken for Slot<'_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, write: F) -> R {
+        let start = self.0.bytes.len();
+        self.0.bytes.resize(start + len, 0);
+        let result = write(&mut self.0.bytes[start..]);
+        self.0.ends.push(start + len);
+        result
+    }
+}

@@ -1,0 +1,279 @@
+//! A forwarded TCP connection: a socket of the host on one side, the guest on the other.
+//!
+//! # Theory of operation
+//! The kernel has accepted the host's client already when the connection to the guest is opened,
+//! so a guest that refuses or stays silent shows as a reset. From then on each [`Stream::drive`]
+//! moves what can be moved, straight between the socket and smoltcp's buffers. These are the only
+//! memory there is: when the guest is slow its window closes, the host's socket is no longer read,
+//! and TCP slows the client down; the other way round likewise.
+//!
+//! Each direction ends by itself. The client's end of file becomes our FIN, once all before it is
+//! sent; the guest's FIN becomes `shutdown(SHUT_WR)`, once all before it is written. A reset on
+//! either side becomes one on the other.
+use std::{
+    io::{self, Read, Write},
+    net::{Shutdown, TcpStream},
+    os::fd::AsFd,
+};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use smoltcp::socket::tcp::State;
+
+use super::{
+    Limits,
+    link::{Endpoint, Link},
+};
+use crate::poll::{Interest, Poller, Readiness, Token};
+
+/// Rounds of copying per call, so that one connection does not hold up the others.
+const ROUNDS: usize = 4;
+
+/// What is to become of a connection after a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fate {
+    /// It goes on.
+    Alive,
+    /// It ended in order.
+    Closed,
+    /// One side reset it, or it timed out.
+    Reset,
+}
+
+/// Bytes moved by a call.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Moved {
+    pub(super) to_guest: u64,
+    pub(super) from_guest: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Stream {
+    endpoint: Endpoint,
+    /// `None` once both directions have ended.
+    host: Option<TcpStream>,
+    token: Token,
+    /// What the poller has; `None`: the socket was taken out of it.
+    interest: Option<Interest>,
+    readable: bool,
+    writable: bool,
+    established: bool,
+    /// The client will send nothing more.
+    host_ended: bool,
+    /// The guest will send nothing more.
+    guest_fin: bool,
+    /// ... and the client has been told.
+    guest_ended: bool,
+    opened_ns: u64,
+    moved_ns: u64,
+}
+
+impl Stream {
+    /// `host` is non-blocking and connected.
+    pub(super) fn new(
+        host: TcpStream,
+        mut endpoint: Endpoint,
+        token: Token,
+        limits: &Limits,
+        poller: &Poller,
+        now_ns: u64,
+    ) -> io::Result<Self> {
+        endpoint.set_silence_limit(limits.silence_ns);
+        poller.add(host.as_fd(), token, Interest::None)?;
+        Ok(Self {
+            endpoint,
+            host: Some(host),
+            token,
+            interest: Some(Interest::None),
+            readable: true,
+            writable: true,
+            established: false,
+            host_ended: false,
+            guest_fin: false,
+            guest_ended: false,
+            opened_ns: now_ns,
+            moved_ns: now_ns,
+        })
+    }
+
+    /// Takes in what the poller says of the host's socket. [`Stream::drive`] is to follow.
+    pub(super) fn on_ready(
+        &mut self,
+        readiness: Readiness,
+        poller: &Poller,
+        link: &mut Link<'_>,
+    ) -> Fate {
+        self.readable |= readiness.readable;
+        self.writable |= readiness.writable;
+        let Some(host) = &self.host else {
+            return Fate::Alive;
+        };
+        if !readiness.failed {
+            return Fate::Alive;
+        }
+        if !self.guest_ended || !matches!(host.take_error(), Ok(None)) {
+            return self.reset(link);
+        }
+        // A hang-up without error: both sides have shut down, what the client sent is still to be
+        // read. The poller would report it until then.
+        if self.interest.take().is_some() && poller.remove(host.as_fd()).is_err() {
+            return self.reset(link);
+        }
+        self.readable = true;
+        Fate::Alive
+    }
+
+    /// Takes a packet of the guest in, if one is given, and moves what can be moved.
+    pub(super) fn drive(
+        &mut self,
+        incoming: Option<&[u8]>,
+        limits: &Limits,
+        poller: &Poller,
+        link: &mut Link<'_>,
+    ) -> (Fate, Moved) {
+        let mut moved = Moved::default();
+        self.endpoint.poll(incoming, link);
+        for _ in 0..ROUNDS {
+            let before = moved;
+            if self.copy(&mut moved).is_err() {
+                return (self.reset(link), moved);
+            }
+            self.endpoint.poll(None, link);
+            if moved == before {
+                break;
+            }
+            self.moved_ns = link.now_ns;
+        }
+        (self.settle(limits, poller, link), moved)
+    }
+
+    /// When [`Stream::drive`] is due without any event, ns.
+    pub(super) fn deadline_ns(&mut self, limits: &Limits, now_ns: u64) -> u64 {
+        let own = if self.established {
+            self.moved_ns + limits.stream_idle_ns
+        } else {
+            self.opened_ns + limits.connect_ns
+        };
+        self.endpoint
+            .next_poll_ns(now_ns)
+            .map_or(own, |at| at.min(own))
+    }
+
+    /// Ends both sides with a reset.
+    pub(super) fn reset(&mut self, link: &mut Link<'_>) -> Fate {
+        self.endpoint.socket().abort();
+        self.endpoint.poll(None, link);
+        if let Some(host) = self.host.take() {
+            reset_host(host);
+        }
+        Fate::Reset
+    }
+
+    /// Copies both ways, once. An error is the host socket's end.
+    fn copy(&mut self, moved: &mut Moved) -> io::Result<()> {
+        let Some(host) = &mut self.host else {
+            return Ok(());
+        };
+        let socket = self.endpoint.socket();
+        if self.readable && !self.host_ended && socket.can_send() {
+            match socket.send(|buffer| divide(host.read(buffer))) {
+                Ok(Ok(0)) => {
+                    self.host_ended = true;
+                    socket.close();
+                }
+                Ok(Ok(n)) => moved.to_guest += n as u64,
+                Ok(Err(error)) if is_transient(&error) => self.readable = false,
+                Ok(Err(error)) => return Err(error),
+                Err(_) => {}
+            }
+        }
+        if self.writable && socket.can_recv() {
+            match socket.recv(|buffer| divide(host.write(buffer))) {
+                Ok(Ok(n)) => moved.from_guest += n as u64,
+                Ok(Err(error)) if is_transient(&error) => self.writable = false,
+                Ok(Err(error)) => return Err(error),
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, limits: &Limits, poller: &Poller, link: &mut Link<'_>) -> Fate {
+        let socket = self.endpoint.socket();
+        let state = socket.state();
+        self.established |= socket.may_send();
+        self.guest_fin |= matches!(
+            state,
+            State::CloseWait | State::LastAck | State::Closing | State::TimeWait
+        );
+        if self.guest_fin && !self.guest_ended && !socket.can_recv() {
+            self.guest_ended = true;
+            if let Some(host) = &self.host
+                && host.shutdown(Shutdown::Write).is_err()
+            {
+                return self.reset(link);
+            }
+        }
+        let both_ended = self.guest_ended && self.host_ended;
+        if both_ended {
+            self.host = None;
+        }
+        match state {
+            State::Closed if both_ended => return Fate::Closed,
+            State::Closed => return self.reset(link),
+            // The guest needs nothing more of us than an ACK, which has just gone out.
+            State::TimeWait if both_ended => return Fate::Closed,
+            _ => {}
+        }
+        let overdue = if self.established {
+            link.now_ns >= self.moved_ns + limits.stream_idle_ns
+        } else {
+            link.now_ns >= self.opened_ns + limits.connect_ns
+        };
+        if overdue || self.update_interest(poller).is_err() {
+            return self.reset(link);
+        }
+        Fate::Alive
+    }
+
+    fn update_interest(&mut self, poller: &Poller) -> io::Result<()> {
+        let (Some(host), Some(registered)) = (&self.host, self.interest) else {
+            return Ok(());
+        };
+        let socket = self.endpoint.socket();
+        let read = !self.host_ended && socket.can_send();
+        let write = socket.can_recv();
+        let wanted = match (read, write) {
+            (true, true) => Interest::Both,
+            (true, false) => Interest::Read,
+            (false, true) => Interest::Write,
+            (false, false) => Interest::None,
+        };
+        if wanted != registered {
+            poller.modify(host.as_fd(), self.token, wanted)?;
+            self.interest = Some(wanted);
+        }
+        Ok(())
+    }
+}
+
+/// Closes a socket so that its peer sees a reset.
+pub(super) fn reset_host(host: TcpStream) {
+    let at_once = nix::libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    // If it fails the peer sees an orderly end instead, which is all that can be done for it.
+    let _ = setsockopt(&host, sockopt::Linger, &at_once);
+}
+
+/// For smoltcp's closures: how many bytes were used, and the outcome.
+fn divide(result: io::Result<usize>) -> (usize, io::Result<usize>) {
+    (*result.as_ref().unwrap_or(&0), result)
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}

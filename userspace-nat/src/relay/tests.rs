@@ -1,0 +1,7 @@
+//! The relay between real sockets on loopback and a second TCP stack that is the guest, over a
+//! link that may lose, duplicate and reorder. The clock is the tests' own.
+
+mod datagrams;
+mod dns;
+mod streams;
+mod world;

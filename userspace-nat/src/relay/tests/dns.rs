@@ -1,0 +1,204 @@
+use super::{
+    super::*,
+    world::{Close, End, Impairment, VM, World},
+};
+
+fn framed(messages: &[&[u8]]) -> Vec<u8> {
+    messages.iter().fold(Vec::new(), |mut bytes, message| {
+        bytes.extend((message.len() as u16).to_be_bytes());
+        bytes.extend(*message);
+        bytes
+    })
+}
+
+fn resolver() -> SocketAddrV4 {
+    "8.8.8.8:53".parse().unwrap()
+}
+
+/// Steps for some time and gathers the questions.
+fn questions(world: &mut World, ms: u64) -> Vec<Question> {
+    world.idle(&mut [], ms);
+    std::iter::from_fn(|| world.relay.next_question()).collect()
+}
+
+fn perfect() -> World {
+    World::new(Limits::default(), Impairment::default())
+}
+
+#[test]
+fn several_messages_in_one_segment_are_answered_in_any_order() {
+    let mut world = perfect();
+    let send = framed(&[b"first question", b"second", b"third"]);
+    world
+        .guest
+        .connect(resolver(), 40_000, End::new(send, Close::Never));
+    let asked = questions(&mut world, 50);
+    let messages: Vec<&[u8]> = asked.iter().map(|q| q.message.as_slice()).collect();
+    assert_eq!(
+        messages,
+        [b"first question".as_slice(), b"second", b"third"]
+    );
+    for index in [2, 0, 1] {
+        let answer = [b"re: ", asked[index].message.as_slice()].concat();
+        world.with(|relay, cx| relay.answer(asked[index].connection, &answer, cx));
+    }
+    world.idle(&mut [], 50);
+    let expected = framed(&[b"re: third", b"re: first question", b"re: second"]);
+    assert_eq!(world.guest.ends[0].1.received, expected);
+}
+
+#[test]
+fn a_message_may_come_in_pieces() {
+    let mut world = perfect();
+    let whole = framed(&[b"a question in pieces", b"and another"]);
+    world
+        .guest
+        .connect(resolver(), 40_000, End::new(Vec::new(), Close::Never));
+    let mut asked = Vec::new();
+    for byte in &whole {
+        world.guest.ends[0].1.send.push(*byte);
+        asked.extend(questions(&mut world, 3));
+    }
+    let messages: Vec<&[u8]> = asked.iter().map(|q| q.message.as_slice()).collect();
+    assert_eq!(
+        messages,
+        [b"a question in pieces".as_slice(), b"and another"]
+    );
+}
+
+#[test]
+fn many_questions_and_long_answers_cross_a_bad_link() {
+    let impairment = Impairment {
+        loss: 10,
+        duplicates: 5,
+        jitter_ms: 8,
+    };
+    let mut world = World::new(Limits::default(), impairment);
+    let messages: Vec<Vec<u8>> = (0..60_u8)
+        .map(|i| vec![i; 40 + usize::from(i) * 9])
+        .collect();
+    let slices: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
+    world.guest.connect(
+        resolver(),
+        40_000,
+        End::new(framed(&slices), Close::WhenSent),
+    );
+    let mut expected = Vec::new();
+    world.run(&mut [], 300_000, |world, _| {
+        while let Some(question) = world.relay.next_question() {
+            let answer = vec![question.message[0]; 10_000 + question.message.len()];
+            expected.extend(framed(&[&answer]));
+            world.with(|relay, cx| relay.answer(question.connection, &answer, cx));
+        }
+        world.guest.ends[0].1.eof
+    });
+    assert_eq!(
+        expected.len(),
+        messages.iter().map(|m| m.len() + 10_002).sum::<usize>()
+    );
+    assert!(world.guest.ends[0].1.received == expected);
+    world.run(&mut [], 30_000, |world, _| {
+        world.relay.counts(VM).dns_connections == 0
+    });
+    world.assert_empty();
+}
+
+#[test]
+fn a_guest_that_has_asked_all_still_gets_its_answers() {
+    let mut world = perfect();
+    let send = framed(&[b"only question"]);
+    world
+        .guest
+        .connect(resolver(), 40_000, End::new(send, Close::WhenSent));
+    let asked = questions(&mut world, 200);
+    assert!(!world.guest.ends[0].1.eof);
+    world.with(|relay, cx| relay.answer(asked[0].connection, b"answer", cx));
+    world.run(&mut [], 1_000, |world, _| world.guest.ends[0].1.eof);
+    assert_eq!(world.guest.ends[0].1.received, framed(&[b"answer"]));
+    world.idle(&mut [], 100);
+    world.assert_empty();
+    world.with(|relay, cx| relay.answer(asked[0].connection, b"late", cx));
+}
+
+#[test]
+fn no_more_is_read_than_is_being_answered() {
+    let mut world = perfect();
+    let messages = vec![vec![7; 4_000]; 40];
+    let slices: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
+    world
+        .guest
+        .connect(resolver(), 40_000, End::new(framed(&slices), Close::Never));
+    let asked = questions(&mut world, 1_000);
+    assert_eq!(asked.len(), 8);
+    for question in &asked {
+        world.with(|relay, cx| relay.answer(question.connection, b"x", cx));
+    }
+    assert_eq!(
+        questions(&mut world, 1_000).len(),
+        8,
+        "answers make room for more"
+    );
+}
+
+#[test]
+fn what_is_no_dns_is_reset() {
+    for start in [[0_u8, 0], [0xff, 0xff]] {
+        let mut world = perfect();
+        let send = [start.as_slice(), b"GET / HTTP/1.1\r\n"].concat();
+        world
+            .guest
+            .connect(resolver(), 40_000, End::new(send, Close::Never));
+        world.run(&mut [], 1_000, |world, _| world.guest.ends[0].1.reset);
+        world.assert_empty();
+    }
+}
+
+#[test]
+fn an_idle_connection_is_closed() {
+    let mut world = perfect();
+    world
+        .guest
+        .connect(resolver(), 40_000, End::new(Vec::new(), Close::AfterPeer));
+    world.idle(&mut [], 9_900);
+    assert!(!world.guest.ends[0].1.eof);
+    world.run(&mut [], 300, |world, _| world.guest.ends[0].1.eof);
+    world.idle(&mut [], 100);
+    world.assert_empty();
+}
+
+#[test]
+fn the_limit_holds_per_vm_and_room_is_made_by_closing() {
+    let limits = Limits {
+        dns_connections_per_vm: 3,
+        ..Limits::default()
+    };
+    let mut world = World::new(limits, Impairment::default());
+    for port in 0..4 {
+        world.guest.connect(
+            resolver(),
+            40_000 + port,
+            End::new(framed(&[b"q"]), Close::Never),
+        );
+    }
+    assert_eq!(questions(&mut world, 50).len(), 3);
+    assert!(world.over_limit >= 1);
+    let counts = world.relay.counts(VM);
+    assert_eq!(counts.dns_connections, 3);
+    assert!(counts.dns_refused >= 1);
+    world.guest.abort(0);
+    // The fourth one's SYN comes again.
+    assert_eq!(questions(&mut world, 5_000).len(), 1);
+}
+
+#[test]
+fn only_port_53_is_served() {
+    let mut world = perfect();
+    world.guest.connect(
+        "10.0.2.2:80".parse().unwrap(),
+        40_000,
+        End::new(Vec::new(), Close::Never),
+    );
+    world.idle(&mut [], 50);
+    assert!(world.to_guest.is_empty(), "it is the engine's to refuse");
+    world.assert_empty();
+}

@@ -1,0 +1,289 @@
+use super::{
+    super::*,
+    world::{Client, Close, End, Impairment, MS, VM, World, bytes},
+};
+
+const LOSSY: Impairment = Impairment {
+    loss: 3,
+    duplicates: 3,
+    jitter_ms: 5,
+};
+
+fn perfect() -> World {
+    World::new(Limits::default(), Impairment::default())
+}
+
+/// Both ends have all of the other's bytes and its end of file.
+fn is_exchanged(a: &End, b: &End) -> bool {
+    a.eof && b.eof && a.received == b.send && b.received == a.send
+}
+
+#[test]
+fn bytes_arrive_whole_over_a_link_that_loses_duplicates_and_reorders() {
+    let mut world = World::new(Limits::default(), LOSSY);
+    let addr = world.forward_tcp(80);
+    world
+        .guest
+        .listen(80, End::new(bytes(700_000, 1), Close::WhenSent));
+    let mut clients = [Client::connect(
+        addr,
+        End::new(bytes(600_000, 2), Close::WhenSent),
+    )];
+    world.run(&mut clients, 600_000, |world, clients| {
+        assert!(!clients[0].end.reset && !world.guest.ends[0].1.reset);
+        is_exchanged(&clients[0].end, &world.guest.ends[0].1)
+    });
+    world.run(&mut clients, 70_000, |world, _| {
+        world.relay.counts(VM).streams == 0
+    });
+    world.assert_empty();
+    let counts = world.relay.counts(VM);
+    assert_eq!(
+        (counts.bytes_to_guest, counts.bytes_from_guest),
+        (600_000, 700_000)
+    );
+}
+
+#[test]
+fn either_side_may_end_first_and_go_on_receiving() {
+    for (client, guest) in [
+        (Close::WhenSent, Close::AfterPeer),
+        (Close::AfterPeer, Close::WhenSent),
+    ] {
+        let mut world = World::new(Limits::default(), LOSSY);
+        let addr = world.forward_tcp(80);
+        world.guest.listen(80, End::new(bytes(200_000, 3), guest));
+        let mut clients = [Client::connect(addr, End::new(bytes(200_000, 4), client))];
+        world.run(&mut clients, 300_000, |world, clients| {
+            is_exchanged(&clients[0].end, &world.guest.ends[0].1)
+        });
+        world.run(&mut clients, 70_000, |world, _| {
+            world.relay.counts(VM).streams == 0
+        });
+        world.assert_empty();
+        assert_eq!(
+            world.relay.counts(VM).streams_reset,
+            0,
+            "{client:?} {guest:?}"
+        );
+    }
+}
+
+#[test]
+fn hundreds_of_connections_at_once_are_each_whole() {
+    const COUNT: u32 = 300;
+    let mut world = World::new(Limits::default(), LOSSY);
+    let addr = world.forward_tcp(80);
+    let answer = bytes(4_000, 9);
+    for _ in 0..COUNT {
+        world
+            .guest
+            .listen(80, End::new(answer.clone(), Close::AfterPeer));
+    }
+    // Below the listener's backlog at a time, as the kernel would hold back the rest for a second.
+    let mut clients = Vec::new();
+    for batch in 0..COUNT / 50 {
+        let batch = (0..50).map(|i| bytes(3_000, batch * 50 + i));
+        clients.extend(batch.map(|send| Client::connect(addr, End::new(send, Close::WhenSent))));
+        world.step(&mut clients);
+    }
+    assert_eq!(world.relay.counts(VM).streams, COUNT);
+    world.run(&mut clients, 300_000, |_, clients| {
+        clients
+            .iter()
+            .all(|c| c.end.eof && c.end.received == answer)
+    });
+    world.run(&mut clients, 70_000, |world, _| {
+        world.relay.counts(VM).streams == 0
+    });
+    world.assert_empty();
+    let mut sent: Vec<&[u8]> = clients.iter().map(|c| c.end.send.as_slice()).collect();
+    let mut arrived: Vec<&[u8]> = world
+        .guest
+        .ends
+        .iter()
+        .map(|(_, e)| e.received.as_slice())
+        .collect();
+    sent.sort();
+    arrived.sort();
+    assert!(
+        sent == arrived,
+        "each client's bytes arrived once, and whole"
+    );
+}
+
+#[test]
+fn accepting_sends_the_syn_at_once() {
+    let mut world = perfect();
+    let addr = world.forward_tcp(80);
+    let _client = Client::connect(addr, End::new(Vec::new(), Close::Never));
+    let mut ready = Vec::new();
+    world.poller.wait(Some(1_000 * MS), &mut ready).unwrap();
+    assert_eq!(ready.len(), 1);
+    world.with(|relay, cx| relay.on_ready(ready[0], cx));
+    let packets: Vec<_> = world.out.frames().collect();
+    assert_eq!(packets.len(), 1);
+    let l3 = crate::port::Frame::parse(packets[0]).unwrap().l3;
+    let packet = Packet::parse(Ipv4::parse(l3).unwrap()).unwrap();
+    assert_eq!(packet.ip.source.octets, [10, 0, 2, 2], "from the gateway");
+    let Transport::Tcp(tcp) = packet.transport else {
+        panic!("not TCP");
+    };
+    assert!(tcp.is_opening_syn() && tcp.destination == 80);
+    assert!((forward::FIRST_PORT..forward::FIRST_PORT + forward::PORTS).contains(&tcp.source));
+}
+
+#[test]
+fn a_refused_port_resets_the_client() {
+    let mut world = perfect();
+    let addr = world.forward_tcp(81);
+    let mut clients = [Client::connect(addr, End::new(bytes(10, 0), Close::Never))];
+    world.run(&mut clients, 100, |_, clients| clients[0].end.reset);
+    world.assert_empty();
+    assert_eq!(world.relay.counts(VM).streams_reset, 1);
+}
+
+#[test]
+fn a_silent_guest_resets_the_client_in_time() {
+    let deaf = Impairment {
+        loss: 100,
+        ..Impairment::default()
+    };
+    let mut world = World::new(Limits::default(), deaf);
+    let addr = world.forward_tcp(80);
+    let mut clients = [Client::connect(addr, End::new(Vec::new(), Close::Never))];
+    world.idle(&mut clients, 4_900);
+    assert!(!clients[0].end.reset);
+    assert!(world.to_guest.len() > 1, "the SYN is sent again");
+    world.run(&mut clients, 200, |_, clients| clients[0].end.reset);
+    world.assert_empty();
+}
+
+#[test]
+fn a_reset_goes_through_both_ways() {
+    for by_guest in [true, false] {
+        let mut world = perfect();
+        let addr = world.forward_tcp(80);
+        world
+            .guest
+            .listen(80, End::new(bytes(100, 1), Close::Never));
+        let mut clients = vec![Client::connect(addr, End::new(bytes(100, 2), Close::Never))];
+        world.run(&mut clients, 1_000, |world, clients| {
+            clients[0].end.received.len() == 100 && world.guest.ends[0].1.received.len() == 100
+        });
+        if by_guest {
+            world.guest.abort(0);
+            world.run(&mut clients, 1_000, |_, clients| clients[0].end.reset);
+        } else {
+            stream::reset_host(clients.remove(0).stream);
+            world.run(&mut clients, 1_000, |world, _| world.guest.ends[0].1.reset);
+        }
+        world.assert_empty();
+        assert_eq!(
+            world.relay.counts(VM).streams_reset,
+            1,
+            "by guest: {by_guest}"
+        );
+    }
+}
+
+#[test]
+fn who_does_not_read_stops_the_other_and_nothing_is_lost() {
+    const LEN: usize = 16 << 20;
+    for guest_reads in [true, false] {
+        let mut world = perfect();
+        let addr = world.forward_tcp(80);
+        let (up, down) = if guest_reads { (0, LEN) } else { (LEN, 0) };
+        let mut guest = End::new(bytes(down, 1), Close::WhenSent);
+        guest.reads = guest_reads;
+        world.guest.listen(80, guest);
+        let mut clients = [Client::connect(
+            addr,
+            End::new(bytes(up, 2), Close::WhenSent),
+        )];
+        clients[0].end.reads = !guest_reads;
+        world.idle(&mut clients, 3_000);
+        let sent = if guest_reads {
+            world.guest.ends[0].1.sent()
+        } else {
+            clients[0].end.sent()
+        };
+        assert!(sent < LEN, "all of it was taken in with nobody reading");
+        let counts = world.relay.counts(VM);
+        if !guest_reads {
+            let most = Limits::default().stream_buffer as u64 + 32_768;
+            assert!(counts.bytes_to_guest <= most, "{counts:?}");
+        }
+        world.guest.ends[0].1.reads = true;
+        clients[0].end.reads = true;
+        world.run(&mut clients, 120_000, |world, clients| {
+            is_exchanged(&clients[0].end, &world.guest.ends[0].1)
+        });
+    }
+}
+
+#[test]
+fn over_the_limit_a_client_is_reset_and_the_others_live() {
+    let limits = Limits {
+        streams_per_vm: 2,
+        ..Limits::default()
+    };
+    let mut world = World::new(limits, Impairment::default());
+    let addr = world.forward_tcp(80);
+    for _ in 0..3 {
+        world.guest.listen(80, End::new(bytes(50, 5), Close::Never));
+    }
+    let end = || End::new(bytes(10, 0), Close::Never);
+    let mut clients: Vec<_> = (0..3).map(|_| Client::connect(addr, end())).collect();
+    world.run(&mut clients, 1_000, |_, clients| {
+        clients
+            .iter()
+            .filter(|c| c.end.received.len() == 50)
+            .count()
+            == 2
+            && clients.iter().filter(|c| c.end.reset).count() == 1
+    });
+    let counts = world.relay.counts(VM);
+    assert_eq!((counts.streams, counts.streams_refused), (2, 1));
+}
+
+#[test]
+fn a_vm_that_goes_takes_its_connections_and_sockets_along() {
+    let mut world = perfect();
+    let addr = world.forward_tcp(80);
+    world.guest.listen(80, End::new(bytes(50, 5), Close::Never));
+    let mut clients = [Client::connect(addr, End::new(Vec::new(), Close::Never))];
+    world.run(&mut clients, 1_000, |_, clients| {
+        clients[0].end.received.len() == 50
+    });
+    world.with(|relay, cx| relay.remove_vm(VM, cx));
+    world.run(&mut clients, 1_000, |world, clients| {
+        clients[0].end.reset && world.guest.ends[0].1.reset
+    });
+    assert!(world.relay.entries.is_empty() && world.relay.deadlines.is_empty());
+    assert!(
+        std::net::TcpStream::connect(addr).is_err(),
+        "the listener is gone"
+    );
+}
+
+#[test]
+fn an_idle_connection_costs_nothing_and_ends_at_last() {
+    let mut world = perfect();
+    let addr = world.forward_tcp(80);
+    world.guest.listen(80, End::new(bytes(50, 5), Close::Never));
+    let mut clients = [Client::connect(addr, End::new(bytes(9, 1), Close::Never))];
+    world.run(&mut clients, 1_000, |_, clients| {
+        clients[0].end.received.len() == 50
+    });
+    world.idle(&mut clients, 1_000);
+    world.to_guest.clear();
+    let deadline_ns = world.relay.next_deadline_ns().unwrap();
+    assert!(
+        deadline_ns > world.now_ns + 7_000_000 * MS,
+        "nothing to do for two hours"
+    );
+    world.now_ns = deadline_ns;
+    world.run(&mut clients, 10, |_, clients| clients[0].end.reset);
+    world.assert_empty();
+}
