@@ -36,14 +36,24 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
 
 type Check = fn(&Workspace) -> Result<()>;
 
+/// Names the files that `cargo fmt` would change.
 fn formatting(workspace: &Workspace) -> Result<()> {
-    run(workspace.cargo().args(["fmt", "--all", "--check"]))?;
-    run(workspace.cargo().args([
-        "fmt",
-        "--check",
-        "--manifest-path",
-        "ebpf/programs/Cargo.toml",
-    ]))
+    for (what, manifest) in [
+        ("--all", "Cargo.toml"),
+        ("--package=slipgate-programs", "ebpf/programs/Cargo.toml"),
+    ] {
+        run(workspace.cargo().args([
+            "fmt",
+            what,
+            "--check",
+            "--manifest-path",
+            manifest,
+            "--",
+            "-l",
+        ]))
+        .with_context(|| format!("run `cargo fmt {what} --manifest-path {manifest}`"))?;
+    }
+    Ok(())
 }
 
 fn lint_workspace(workspace: &Workspace) -> Result<()> {
