@@ -8,10 +8,7 @@ use std::net::Ipv4Addr;
 use slipgate_abi::DropReason;
 use smoltcp::wire::{ArpOperation, ArpPacket, ArpRepr, EthernetAddress};
 
-use crate::{
-    stats::Tally,
-    vm::VmNet,
-};
+use crate::{stats::Tally, vm::VmNet};
 
 /// What an ARP packet led to.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,7 +35,10 @@ pub fn handle(vm: &VmNet, packet: &[u8]) -> Result<Outcome, DropReason> {
     // What the guest says to all (an announcement, or a probe for its own address) is heard and
     // not answered; so is a reply, nobody having asked.
     if target == vm.guest || operation != ArpOperation::Request {
-        return Ok(Outcome { reply: None, guest_mac: learned });
+        return Ok(Outcome {
+            reply: None,
+            guest_mac: learned,
+        });
     }
     let ours = vm.is_ours(target) || vm.is_on_link(target) && is_host_of(vm, target);
     if !ours {
@@ -54,9 +54,11 @@ pub fn handle(vm: &VmNet, packet: &[u8]) -> Result<Outcome, DropReason> {
     let mut out = vec![0; reply.buffer_len()];
     reply.emit(&mut ArpPacket::new_unchecked(&mut out));
     vm.stats.tally(Tally::ArpAnswer, 1);
-    Ok(Outcome { reply: Some(out), guest_mac: learned })
+    Ok(Outcome {
+        reply: Some(out),
+        guest_mac: learned,
+    })
 }
-
 
 fn read(packet: &[u8]) -> Option<(ArpOperation, EthernetAddress, Ipv4Addr, Ipv4Addr)> {
     match ArpRepr::parse(&ArpPacket::new_checked(packet).ok()?).ok()? {
@@ -66,7 +68,12 @@ fn read(packet: &[u8]) -> Option<(ArpOperation, EthernetAddress, Ipv4Addr, Ipv4A
             source_protocol_addr,
             target_protocol_addr,
             ..
-        } => Some((operation, source_hardware_addr, source_protocol_addr, target_protocol_addr)),
+        } => Some((
+            operation,
+            source_hardware_addr,
+            source_protocol_addr,
+            target_protocol_addr,
+        )),
         _ => None,
     }
 }

@@ -20,7 +20,10 @@ fn packet(operation: ArpOperation, mac: EthernetAddress, from: [u8; 4], to: [u8;
 }
 
 fn ask(from: [u8; 4], to: [u8; 4]) -> Result<Outcome, DropReason> {
-    handle(&test_vm::vm(1), &packet(ArpOperation::Request, GUEST_MAC, from, to))
+    handle(
+        &test_vm::vm(1),
+        &packet(ArpOperation::Request, GUEST_MAC, from, to),
+    )
 }
 
 #[test]
@@ -64,15 +67,27 @@ fn spoofed_senders_are_rejected() {
     vm.guest_mac = Some(GUEST_MAC.0);
     let outcome = handle(&vm, &request).unwrap();
     assert!(outcome.reply.is_some());
-    assert_eq!(outcome.guest_mac, None, "it is configured: there is nothing to learn");
-    let group = packet(ArpOperation::Request, EthernetAddress([255; 6]), GUEST, [10, 0, 2, 2]);
+    assert_eq!(
+        outcome.guest_mac, None,
+        "it is configured: there is nothing to learn"
+    );
+    let group = packet(
+        ArpOperation::Request,
+        EthernetAddress([255; 6]),
+        GUEST,
+        [10, 0, 2, 2],
+    );
     assert_eq!(handle(&test_vm::vm(1), &group), Err(DropReason::Spoofed));
 }
 
 #[test]
 fn what_is_no_host_of_the_network_is_not_answered() {
     for target in [[10, 0, 3, 1], [10, 0, 2, 0], [10, 0, 2, 255], [8, 8, 8, 8]] {
-        assert_eq!(ask(GUEST, target), Err(DropReason::ServiceReject), "{target:?}");
+        assert_eq!(
+            ask(GUEST, target),
+            Err(DropReason::ServiceReject),
+            "{target:?}"
+        );
     }
 }
 
@@ -88,18 +103,30 @@ fn rfc3021_both_ends_of_a_31_are_hosts() {
 fn replies_are_heard_and_not_answered() {
     let reply = packet(ArpOperation::Reply, GUEST_MAC, GUEST, [10, 0, 2, 2]);
     let outcome = handle(&test_vm::vm(1), &reply).unwrap();
-    assert_eq!(outcome, Outcome { reply: None, guest_mac: Some(GUEST_MAC.0) });
+    assert_eq!(
+        outcome,
+        Outcome {
+            reply: None,
+            guest_mac: Some(GUEST_MAC.0)
+        }
+    );
 }
 
 #[test]
 fn malformed_packets_are_counted_as_such() {
     let whole = packet(ArpOperation::Request, GUEST_MAC, GUEST, [10, 0, 2, 2]);
     for len in 0..whole.len() {
-        assert_eq!(handle(&test_vm::vm(1), &whole[..len]), Err(DropReason::Malformed));
+        assert_eq!(
+            handle(&test_vm::vm(1), &whole[..len]),
+            Err(DropReason::Malformed)
+        );
     }
     let mut token_ring = whole.clone();
     token_ring[1] = 6;
-    assert_eq!(handle(&test_vm::vm(1), &token_ring), Err(DropReason::Malformed));
+    assert_eq!(
+        handle(&test_vm::vm(1), &token_ring),
+        Err(DropReason::Malformed)
+    );
 }
 
 proptest! {

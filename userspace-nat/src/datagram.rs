@@ -47,7 +47,10 @@ impl<'p> Datagram<'p> {
     pub fn emit(&self) -> Vec<u8> {
         let payload = &self.payload[..self.payload.len().min(MAX_PAYLOAD_LEN)];
         let checksums = ChecksumCapabilities::default();
-        let udp = UdpRepr { src_port: self.from.port(), dst_port: self.to.port() };
+        let udp = UdpRepr {
+            src_port: self.from.port(),
+            dst_port: self.to.port(),
+        };
         let ip = Ipv4Repr {
             src_addr: *self.from.ip(),
             dst_addr: *self.to.ip(),

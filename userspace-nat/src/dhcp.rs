@@ -137,7 +137,11 @@ impl<'p> Request<'p> {
     /// RFC 2131 section 4.3.
     fn decide(&self, vm: &VmNet) -> Result<Option<Answer>, DropReason> {
         let ack_if = |asked: Ipv4Addr| {
-            Ok(Some(if asked == vm.guest { Answer::Ack } else { Answer::Nak }))
+            Ok(Some(if asked == vm.guest {
+                Answer::Ack
+            } else {
+                Answer::Nak
+            }))
         };
         match self.kind {
             DhcpMessageType::Discover => Ok(Some(Answer::Offer)),
@@ -158,7 +162,9 @@ impl<'p> Request<'p> {
     fn reply(&self, vm: &VmNet, answer: Answer) -> Vec<u8> {
         let configured = answer != Answer::Nak;
         let leased = matches!(answer, Answer::Offer | Answer::Ack);
-        let mask = u32::MAX.checked_shl(32 - u32::from(vm.prefix_len.min(32))).unwrap_or(0);
+        let mask = u32::MAX
+            .checked_shl(32 - u32::from(vm.prefix_len.min(32)))
+            .unwrap_or(0);
         let mtu = vm.mtu.to_be_bytes();
         let broadcast = (vm.guest.to_bits() | !mask).to_be_bytes();
         let (renew, rebind) = (RENEW_S.to_be_bytes(), REBIND_S.to_be_bytes());
@@ -192,7 +198,11 @@ impl<'p> Request<'p> {
                 Answer::Ack | Answer::Inform => self.ciaddr,
                 Answer::Offer | Answer::Nak => Ipv4Addr::UNSPECIFIED,
             },
-            your_ip: if leased { vm.guest } else { Ipv4Addr::UNSPECIFIED },
+            your_ip: if leased {
+                vm.guest
+            } else {
+                Ipv4Addr::UNSPECIFIED
+            },
             // siaddr is the next boot server: there is none.
             server_ip: Ipv4Addr::UNSPECIFIED,
             router: configured.then_some(vm.gateway),
@@ -214,7 +224,12 @@ impl<'p> Request<'p> {
         let emitted = message.emit(&mut DhcpPacket::new_unchecked(&mut payload[..]));
         debug_assert!(emitted.is_ok(), "buffer_len() is enough for emit()");
         let from = SocketAddrV4::new(vm.gateway, DHCP_SERVER_PORT);
-        Datagram { from, to: SocketAddrV4::new(to, DHCP_CLIENT_PORT), payload: &payload }.emit()
+        Datagram {
+            from,
+            to: SocketAddrV4::new(to, DHCP_CLIENT_PORT),
+            payload: &payload,
+        }
+        .emit()
     }
 
     /// RFC 2131 section 4.1: to ciaddr; else to all when asked to, and a NAK always; else to

@@ -37,13 +37,20 @@ fn request(kind: Kind) -> DhcpRepr<'static> {
 
 fn packet(message: &DhcpRepr<'_>) -> Vec<u8> {
     let mut payload = vec![0; message.buffer_len()];
-    message.emit(&mut DhcpPacket::new_unchecked(&mut payload[..])).unwrap();
+    message
+        .emit(&mut DhcpPacket::new_unchecked(&mut payload[..]))
+        .unwrap();
     around(&payload)
 }
 
 fn around(payload: &[u8]) -> Vec<u8> {
     let from = SocketAddrV4::new(NONE, 68);
-    Datagram { from, to: SocketAddrV4::new(Ipv4Addr::BROADCAST, 67), payload }.emit()
+    Datagram {
+        from,
+        to: SocketAddrV4::new(Ipv4Addr::BROADCAST, 67),
+        payload,
+    }
+    .emit()
 }
 
 /// A reply taken apart: destination, fixed fields, and options by code.
@@ -63,7 +70,10 @@ fn answer_of(vm: &VmNet, message: &DhcpRepr<'_>) -> Option<Reply> {
     let dhcp = DhcpPacket::new_checked(datagram.payload).unwrap();
     assert_eq!(dhcp.transaction_id(), message.transaction_id);
     assert_eq!(dhcp.client_hardware_address(), MAC);
-    assert_eq!(dhcp.flags().contains(DhcpFlags::BROADCAST), message.broadcast);
+    assert_eq!(
+        dhcp.flags().contains(DhcpFlags::BROADCAST),
+        message.broadcast
+    );
     let options: std::collections::BTreeMap<_, _> =
         dhcp.options().map(|o| (o.kind, o.data.to_vec())).collect();
     assert_eq!(options[&54], GATEWAY.octets(), "server id");
@@ -102,16 +112,27 @@ fn rfc2131_discover_is_offered_the_vms_address() {
     assert_eq!(reply.kind, Kind::Offer);
     assert_configured(&reply);
     assert_leased(&reply);
-    assert_eq!(reply.to, SocketAddrV4::new(GUEST, 68), "RFC 2131 section 4.1: unicast to yiaddr");
+    assert_eq!(
+        reply.to,
+        SocketAddrV4::new(GUEST, 68),
+        "RFC 2131 section 4.1: unicast to yiaddr"
+    );
     assert_eq!(vm.stats.snapshot().0.dhcp_messages, 1);
 }
 
 #[test]
 fn rfc2131_the_broadcast_flag_is_obeyed() {
-    let discover = DhcpRepr { broadcast: true, ..request(Kind::Discover) };
+    let discover = DhcpRepr {
+        broadcast: true,
+        ..request(Kind::Discover)
+    };
     assert_eq!(*answer(&discover).unwrap().to.ip(), Ipv4Addr::BROADCAST);
     // ciaddr goes before the flag.
-    let renew = DhcpRepr { broadcast: true, client_ip: GUEST, ..request(Kind::Request) };
+    let renew = DhcpRepr {
+        broadcast: true,
+        client_ip: GUEST,
+        ..request(Kind::Request)
+    };
     assert_eq!(*answer(&renew).unwrap().to.ip(), GUEST);
 }
 
@@ -126,9 +147,15 @@ fn rfc2131_selecting_our_offer_is_acknowledged() {
     assert_eq!(reply.kind, Kind::Ack);
     assert_configured(&reply);
     assert_leased(&reply);
-    let other = DhcpRepr { server_identifier: Some([10, 0, 2, 9].into()), ..select.clone() };
+    let other = DhcpRepr {
+        server_identifier: Some([10, 0, 2, 9].into()),
+        ..select.clone()
+    };
     assert!(answer(&other).is_none(), "another server's offer was taken");
-    let wrong = DhcpRepr { requested_ip: Some([10, 0, 2, 16].into()), ..select };
+    let wrong = DhcpRepr {
+        requested_ip: Some([10, 0, 2, 16].into()),
+        ..select
+    };
     assert_nak(&answer(&wrong).unwrap());
 }
 
@@ -137,47 +164,74 @@ fn assert_nak(reply: &Reply) {
     assert_eq!(*reply.to.ip(), Ipv4Addr::BROADCAST, "RFC 2131 section 4.1");
     assert_eq!((reply.yiaddr, reply.ciaddr), (NONE, NONE));
     for absent in [1, 3, 6, 26, 51, 58, 59] {
-        assert!(!reply.options.contains_key(&absent), "table 3: no option {absent} in a NAK");
+        assert!(
+            !reply.options.contains_key(&absent),
+            "table 3: no option {absent} in a NAK"
+        );
     }
 }
 
 #[test]
 fn rfc2131_init_reboot_is_checked() {
-    let right = DhcpRepr { requested_ip: Some(GUEST), ..request(Kind::Request) };
+    let right = DhcpRepr {
+        requested_ip: Some(GUEST),
+        ..request(Kind::Request)
+    };
     assert_eq!(answer(&right).unwrap().kind, Kind::Ack);
-    let wrong = DhcpRepr { requested_ip: Some([192, 168, 0, 4].into()), ..right };
+    let wrong = DhcpRepr {
+        requested_ip: Some([192, 168, 0, 4].into()),
+        ..right
+    };
     assert_nak(&answer(&wrong).unwrap());
 }
 
 #[test]
 fn rfc2131_renewing_and_rebinding_are_answered_to_ciaddr() {
-    let renew = DhcpRepr { client_ip: GUEST, ..request(Kind::Request) };
+    let renew = DhcpRepr {
+        client_ip: GUEST,
+        ..request(Kind::Request)
+    };
     let reply = answer(&renew).unwrap();
     assert_eq!((reply.kind, reply.ciaddr), (Kind::Ack, GUEST));
     assert_eq!(*reply.to.ip(), GUEST);
     assert_leased(&reply);
-    let wrong = DhcpRepr { client_ip: [10, 0, 2, 99].into(), ..renew };
+    let wrong = DhcpRepr {
+        client_ip: [10, 0, 2, 99].into(),
+        ..renew
+    };
     assert_nak(&answer(&wrong).unwrap());
 }
 
 #[test]
 fn rfc2131_inform_is_configured_without_lease() {
-    let inform = DhcpRepr { client_ip: GUEST, ..request(Kind::Inform) };
+    let inform = DhcpRepr {
+        client_ip: GUEST,
+        ..request(Kind::Inform)
+    };
     let reply = answer(&inform).unwrap();
     assert_eq!(reply.kind, Kind::Ack);
     assert_configured(&reply);
     assert_eq!((reply.yiaddr, *reply.to.ip()), (NONE, GUEST));
     assert!(!reply.options.contains_key(&51) && !reply.options.contains_key(&58));
-    let stranger = packet(&DhcpRepr { client_ip: [10, 0, 2, 9].into(), ..inform });
-    assert_eq!(handle(&test_vm::vm(1), &stranger), Err(DropReason::ServiceReject));
+    let stranger = packet(&DhcpRepr {
+        client_ip: [10, 0, 2, 9].into(),
+        ..inform
+    });
+    assert_eq!(
+        handle(&test_vm::vm(1), &stranger),
+        Err(DropReason::ServiceReject)
+    );
 }
 
 #[test]
 fn decline_and_release_are_counted_and_not_answered() {
     let vm = test_vm::vm(1);
     for kind in [Kind::Decline, Kind::Release] {
-        let message =
-            DhcpRepr { client_ip: GUEST, server_identifier: Some(GATEWAY), ..request(kind) };
+        let message = DhcpRepr {
+            client_ip: GUEST,
+            server_identifier: Some(GATEWAY),
+            ..request(kind)
+        };
         assert!(answer_of(&vm, &message).is_none());
     }
     assert_eq!(vm.stats.snapshot().0.dhcp_messages, 2);
@@ -188,8 +242,14 @@ fn rfc6842_the_client_id_comes_back_whatever_its_form() {
     // 7 octets of another type than Ethernet's, and a DUID (RFC 4361).
     for id in [&[0, 1, 2, 3, 4, 5, 6][..], &[0xff; 19]] {
         let options = [DhcpOption { kind: 61, data: id }];
-        let message = DhcpRepr { additional_options: &options, ..request(Kind::Discover) };
-        let reply = handle(&test_vm::vm(1), &packet(&message)).unwrap().reply.unwrap();
+        let message = DhcpRepr {
+            additional_options: &options,
+            ..request(Kind::Discover)
+        };
+        let reply = handle(&test_vm::vm(1), &packet(&message))
+            .unwrap()
+            .reply
+            .unwrap();
         let dhcp = DhcpPacket::new_checked(Datagram::parse(&reply).unwrap().payload).unwrap();
         assert!(dhcp.options().any(|o| o == options[0]));
     }
@@ -239,7 +299,10 @@ fn malformed_messages_are_rejected() {
     assert!(rejected(&|p| p[242] = 2), "an OFFER from a client");
     assert!(rejected(&|p| p[242] = 99), "unknown type");
     assert!(rejected(&|p| p[242] = 3), "REQUEST of nothing");
-    assert_eq!(handle(&test_vm::vm(1), &whole[..20]), Err(DropReason::Malformed));
+    assert_eq!(
+        handle(&test_vm::vm(1), &whole[..20]),
+        Err(DropReason::Malformed)
+    );
 }
 
 proptest! {

@@ -12,7 +12,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::{HashMap, HashTable, hash_table};
 
-use super::message::Answer;
+use super::answer::Answer;
 use crate::clock::SECOND_NS;
 
 const NIL: u32 = u32::MAX;
@@ -91,7 +91,9 @@ impl Cache {
     /// The answer for a key, and its age in seconds.
     pub fn get(&mut self, key: &[u8], now_ns: u64) -> Option<(&Answer, u32)> {
         let hash = self.hasher.hash_one(key);
-        let index = *self.table.find(hash, |&i| *self.entries[i as usize].key == *key)?;
+        let index = *self
+            .table
+            .find(hash, |&i| *self.entries[i as usize].key == *key)?;
         let entry = &self.entries[index as usize];
         let age_s = now_ns.saturating_sub(entry.stored_ns) / SECOND_NS;
         let lifetime_s = entry.answer.lifetime_s.unwrap_or(0);
@@ -110,11 +112,23 @@ impl Cache {
             return;
         }
         let hash = self.hasher.hash_one(key);
-        if let Some(&index) = self.table.find(hash, |&i| *self.entries[i as usize].key == *key) {
+        if let Some(&index) = self
+            .table
+            .find(hash, |&i| *self.entries[i as usize].key == *key)
+        {
             self.remove(index);
         }
-        let links = [Link { newer: NIL, older: NIL }; 2];
-        let entry = Entry { key: key.into(), answer, stored_ns: now_ns, vm, links };
+        let links = [Link {
+            newer: NIL,
+            older: NIL,
+        }; 2];
+        let entry = Entry {
+            key: key.into(),
+            answer,
+            stored_ns: now_ns,
+            vm,
+            links,
+        };
         if entry.cost() > self.max_bytes / 4 {
             return;
         }
@@ -129,7 +143,8 @@ impl Cache {
             }
         };
         let (entries, hasher) = (&self.entries, &self.hasher);
-        self.table.insert_unique(hash, index, |&i| hasher.hash_one(&*entries[i as usize].key));
+        self.table
+            .insert_unique(hash, index, |&i| hasher.hash_one(&*entries[i as usize].key));
         self.link(index);
         while self.common.len > self.max_entries || self.common.bytes > self.max_bytes {
             self.remove(self.victim(vm));
@@ -162,7 +177,10 @@ impl Cache {
     fn link(&mut self, index: u32) {
         let vm = self.entries[index as usize].vm;
         self.common.push(&mut self.entries, index, COMMON);
-        self.owners.entry(vm).or_insert(List::EMPTY).push(&mut self.entries, index, OWN);
+        self.owners
+            .entry(vm)
+            .or_insert(List::EMPTY)
+            .push(&mut self.entries, index, OWN);
     }
 
     fn unlink(&mut self, index: u32) {
@@ -184,10 +202,18 @@ impl Entry {
 }
 
 impl List {
-    const EMPTY: Self = Self { newest: NIL, oldest: NIL, len: 0, bytes: 0 };
+    const EMPTY: Self = Self {
+        newest: NIL,
+        oldest: NIL,
+        len: 0,
+        bytes: 0,
+    };
 
     fn push(&mut self, entries: &mut [Entry], index: u32, which: usize) {
-        entries[index as usize].links[which] = Link { newer: NIL, older: self.newest };
+        entries[index as usize].links[which] = Link {
+            newer: NIL,
+            older: self.newest,
+        };
         match self.newest {
             NIL => self.oldest = index,
             newest => entries[newest as usize].links[which].newer = index,

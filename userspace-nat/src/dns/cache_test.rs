@@ -26,14 +26,25 @@ fn an_answer_ages_and_ends() {
     assert_eq!(cache.get(b"k", 6 * SECOND - 1).unwrap().1, 0);
     assert_eq!(cache.get(b"k", 64 * SECOND).unwrap().1, 59);
     assert!(cache.get(b"k", 65 * SECOND).is_none());
-    assert!(cache.is_empty() && cache.bytes() == 0, "it went when it was met");
+    assert!(
+        cache.is_empty() && cache.bytes() == 0,
+        "it went when it was met"
+    );
     assert!(cache.get(b"other", 0).is_none());
 }
 
 #[test]
 fn what_has_no_lifetime_is_not_kept() {
     let mut cache = Cache::new(10, 10_000);
-    cache.insert(1, b"k", Answer { lifetime_s: None, ..answer(20, 1) }, 0);
+    cache.insert(
+        1,
+        b"k",
+        Answer {
+            lifetime_s: None,
+            ..answer(20, 1)
+        },
+        0,
+    );
     assert!(cache.is_empty());
 }
 
@@ -45,7 +56,9 @@ fn the_oldest_by_use_goes_first() {
     }
     assert!(cache.get(&key(0), 0).is_some());
     cache.insert(1, &key(3), answer(20, 60), 0);
-    let left: Vec<u32> = (0..4).filter(|&i| cache.get(&key(i), 0).is_some()).collect();
+    let left: Vec<u32> = (0..4)
+        .filter(|&i| cache.get(&key(i), 0).is_some())
+        .collect();
     assert_eq!(left, [0, 2, 3]);
 }
 
@@ -58,7 +71,10 @@ fn bytes_are_bounded_too() {
     }
     assert!(cache.len() > 10);
     cache.insert(1, b"huge", answer(6000, 60), 0);
-    assert!(cache.get(b"huge", 0).is_none(), "one answer takes no more than a quarter");
+    assert!(
+        cache.get(b"huge", 0).is_none(),
+        "one answer takes no more than a quarter"
+    );
 }
 
 #[test]
@@ -71,7 +87,10 @@ fn a_vm_that_asks_for_much_throws_out_its_own() {
         cache.insert(2, &key(i), answer(20, 60), 0);
     }
     assert_eq!(cache.len(), 100);
-    assert!((0..10).all(|i| cache.get(&key(i), 0).is_some()), "the small one kept all");
+    assert!(
+        (0..10).all(|i| cache.get(&key(i), 0).is_some()),
+        "the small one kept all"
+    );
 }
 
 proptest! {

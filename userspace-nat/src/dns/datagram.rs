@@ -32,8 +32,10 @@ impl Proxy {
         if !is_unicast(*datagram.to.ip()) {
             return Err(DropReason::Group);
         }
-        let origin =
-            Origin::Udp { guest_port: datagram.from.port(), server: *datagram.to.ip() };
+        let origin = Origin::Udp {
+            guest_port: datagram.from.port(),
+            server: *datagram.to.ip(),
+        };
         self.query(vm, origin, datagram.payload, poller, now_ns)
     }
 }
@@ -41,7 +43,9 @@ impl Proxy {
 impl Reply {
     /// The IPv4 packet to the guest; `None` when the question came over TCP.
     pub fn to_packet(&self, vm: &VmNet) -> Option<Vec<u8>> {
-        let Origin::Udp { guest_port, server } = self.origin else { return None };
+        let Origin::Udp { guest_port, server } = self.origin else {
+            return None;
+        };
         let datagram = Datagram {
             from: SocketAddrV4::new(server, DNS_PORT),
             to: SocketAddrV4::new(vm.guest, guest_port),

@@ -18,7 +18,8 @@ use std::{
 use rand::{RngExt, rngs::StdRng};
 
 use super::{
-    message::{Answer, AnswerError, Key},
+    answer::{Answer, AnswerError},
+    query::Key,
     reply,
     resolvers::Resolvers,
     upstream::{self, Tcp},
@@ -176,23 +177,37 @@ impl Exchange {
             i = 0;
         }
         let current_lives = self.attempts.iter().any(|a| Some(a.to) == self.last);
-        if current_lives { Progress::Waiting } else { self.ask(with) }
+        if current_lives {
+            Progress::Waiting
+        } else {
+            self.ask(with)
+        }
     }
 
     /// Goes on when [`Exchange::next_ns`] has come.
     pub(super) fn on_timer(&mut self, with: &mut Surroundings<'_>) -> Progress {
         if let Some(last) = self.last {
             with.resolvers.was_silent(last, with.now_ns);
-            if self.attempts.iter().any(|a| a.to == last && matches!(a.socket, Socket::Tcp(_))) {
+            if self
+                .attempts
+                .iter()
+                .any(|a| a.to == last && matches!(a.socket, Socket::Tcp(_)))
+            {
                 self.give_up_on(last);
             }
         }
-        if with.now_ns >= self.over_ns { self.end() } else { self.ask(with) }
+        if with.now_ns >= self.over_ns {
+            self.end()
+        } else {
+            self.ask(with)
+        }
     }
 
     fn end(&mut self) -> Progress {
         self.attempts.clear();
-        self.fallback.take().map_or(Progress::Failed, Progress::Answered)
+        self.fallback
+            .take()
+            .map_or(Progress::Failed, Progress::Answered)
     }
 
     fn give_up_on(&mut self, to: SocketAddr) {
@@ -212,7 +227,11 @@ impl Exchange {
         let socket = upstream::udp(to)?;
         with.poller.add(&socket, self.token, Interest::Read)?;
         sent(socket.send(&reply::query(id, Key(&self.key))))?;
-        self.keep(Attempt { to, id, socket: Socket::Udp(socket) });
+        self.keep(Attempt {
+            to,
+            id,
+            socket: Socket::Udp(socket),
+        });
         Ok(())
     }
 
@@ -220,7 +239,11 @@ impl Exchange {
         let id = with.rng.random();
         let tcp = Tcp::open(to, &reply::query(id, Key(&self.key)))?;
         with.poller.add(&tcp, self.token, tcp.interest())?;
-        self.keep(Attempt { to, id, socket: Socket::Tcp(tcp) });
+        self.keep(Attempt {
+            to,
+            id,
+            socket: Socket::Tcp(tcp),
+        });
         self.last = Some(to);
         self.next_ns = with.now_ns + TCP_NS;
         self.over_ns = self.over_ns.max(self.next_ns);
@@ -271,7 +294,11 @@ impl Attempt {
                         let after = tcp.interest();
                         let moved = before == after
                             || with.poller.modify(tcp.as_fd(), token, after).is_ok();
-                        if moved { Outcome::Waiting } else { Outcome::Failed }
+                        if moved {
+                            Outcome::Waiting
+                        } else {
+                            Outcome::Failed
+                        }
                     }
                     Ok(Some(message)) => match Answer::parse(&message, self.id, key) {
                         Ok(answer) if !answer.is_truncated() => judged(answer),

@@ -17,12 +17,18 @@ fn rfc5452_ids_and_ports_are_random() {
     let mut rig = Rig::new(&[&upstream]);
     let (mut ids, mut ports) = (BTreeSet::new(), BTreeSet::new());
     for i in 0..50 {
-        rig.ask(4000, &ask(1, &format!("n{i}.example."), RecordType::A)).unwrap();
+        rig.ask(4000, &ask(1, &format!("n{i}.example."), RecordType::A))
+            .unwrap();
         let (query, from) = upstream.query();
         ids.insert(query.metadata.id);
         ports.insert(from.port());
     }
-    assert!(ids.len() > 45 && ports.len() > 45, "{} ids, {} ports", ids.len(), ports.len());
+    assert!(
+        ids.len() > 45 && ports.len() > 45,
+        "{} ids, {} ports",
+        ids.len(),
+        ports.len()
+    );
     let rising = ids.iter().zip(ids.iter().skip(1)).all(|(a, b)| b - a == 1);
     assert!(!rising);
 }
@@ -37,7 +43,11 @@ fn rfc5452_forged_answers_are_passed_over() {
     let mut wrong_id = with_address(&query, 60, [6, 6, 6, 6]);
     wrong_id.metadata.id ^= 1;
     upstream.send(&wrong_id, from);
-    let mut wrong_name = with_address(&ask(query.metadata.id, "x.example.", RecordType::A), 60, [6; 4]);
+    let mut wrong_name = with_address(
+        &ask(query.metadata.id, "x.example.", RecordType::A),
+        60,
+        [6; 4],
+    );
     wrong_name.add_answer(a("www.example.com.", 60, [6, 6, 6, 6]));
     upstream.send(&wrong_name, from);
     // All is right but where it comes from: the kernel keeps it away.
@@ -61,7 +71,8 @@ fn a_silent_resolver_is_followed_by_the_next_and_then_asked_last() {
     next.answer(60, ADDRESS);
     rig.settle();
     assert_eq!(first_address(&rig.told()), Some(ADDRESS.into()));
-    rig.ask(4000, &ask(2, "another.example.", RecordType::A)).unwrap();
+    rig.ask(4000, &ask(2, "another.example.", RecordType::A))
+        .unwrap();
     next.answer(60, ADDRESS);
     assert!(silent.is_idle());
 }
@@ -86,7 +97,11 @@ fn one_resolver_is_asked_again_and_then_the_question_fails() {
     rig.ask(4000, &www(1)).unwrap();
     let first = upstream.query();
     rig.pass(SECOND_NS);
-    assert_eq!(upstream.query(), first, "by the same socket, so that either answer counts");
+    assert_eq!(
+        upstream.query(),
+        first,
+        "by the same socket, so that either answer counts"
+    );
     rig.pass(2 * SECOND_NS);
     upstream.query();
     rig.pass(2 * SECOND_NS - 1);
@@ -119,7 +134,11 @@ fn servfail_goes_to_the_next_and_is_told_when_all_fail_but_not_cached() {
         rig.settle();
         good.refuse(ResponseCode::ServFail);
         rig.settle();
-        assert_eq!(rig.told().metadata.response_code, ResponseCode::Refused, "the first's word");
+        assert_eq!(
+            rig.told().metadata.response_code,
+            ResponseCode::Refused,
+            "the first's word"
+        );
     }
 }
 
@@ -128,11 +147,19 @@ fn nobody_there_fails_at_once() {
     let gone = Upstream::new().address;
     let mut rig = Rig::new(&[]);
     rig.ask(4000, &www(1)).unwrap();
-    assert_eq!(rig.told().metadata.response_code, ResponseCode::ServFail, "no resolver");
+    assert_eq!(
+        rig.told().metadata.response_code,
+        ResponseCode::ServFail,
+        "no resolver"
+    );
     rig.proxy.set_resolvers(&[gone]);
     rig.ask(4000, &www(1)).unwrap();
     rig.settle();
-    assert_eq!(rig.told().metadata.response_code, ResponseCode::ServFail, "port unreachable");
+    assert_eq!(
+        rig.told().metadata.response_code,
+        ResponseCode::ServFail,
+        "port unreachable"
+    );
     assert_eq!(rig.counted(), (2, 0, 2));
 }
 
@@ -154,7 +181,8 @@ fn rfc7766_a_truncated_answer_is_fetched_by_tcp() {
     let told = rig.told();
     assert!(told.metadata.truncation && told.answers.is_empty());
     let vm = rig.vm.clone();
-    rig.ask_as(&vm, Origin::Tcp { connection: 1 }, &big).unwrap();
+    rig.ask_as(&vm, Origin::Tcp { connection: 1 }, &big)
+        .unwrap();
     let told = rig.told();
     assert!(!told.metadata.truncation);
     assert_eq!(told.answers, message.answers);
@@ -167,7 +195,8 @@ fn without_tcp_a_truncated_answer_is_told_as_such() {
     let mut rig = Rig::new(&[&upstream]);
     rig.ask(4000, &www(1)).unwrap();
     let vm = rig.vm.clone();
-    rig.ask_as(&vm, Origin::Tcp { connection: 1 }, &www(2)).unwrap();
+    rig.ask_as(&vm, Origin::Tcp { connection: 1 }, &www(2))
+        .unwrap();
     upstream.truncate();
     rig.settle();
     drop(upstream.accept());
@@ -195,5 +224,8 @@ fn a_tcp_resolver_that_stalls_is_given_up() {
     rig.settle();
     rig.pass(2 * SECOND_NS);
     assert!(rig.told().metadata.truncation);
-    assert_eq!((rig.proxy.in_flight(), rig.proxy.next_deadline_ns()), (0, None));
+    assert_eq!(
+        (rig.proxy.in_flight(), rig.proxy.next_deadline_ns()),
+        (0, None)
+    );
 }

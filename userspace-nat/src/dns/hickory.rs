@@ -1,16 +1,16 @@
 //! Messages as `hickory-proto` builds and reads them: the oracle that our reader is tested against.
 use std::net::Ipv4Addr;
 
-pub(super) use hickory_proto::{
-    op::{Message, MessageType, ResponseCode},
-    rr::{Record as HickoryRecord, RecordType},
-};
 use hickory_proto::{
     op::{Edns, OpCode, Query as Question},
     rr::{
         Name, RData,
         rdata::{A, CNAME, SOA, TXT},
     },
+};
+pub(super) use hickory_proto::{
+    op::{Message, MessageType, ResponseCode},
+    rr::{Record as HickoryRecord, RecordType},
 };
 
 fn name(text: &str) -> Name {
@@ -40,7 +40,15 @@ pub(super) fn cname(text: &str, ttl: u32, to: &str) -> HickoryRecord {
 }
 
 pub(super) fn soa(text: &str, ttl: u32, minimum: u32) -> HickoryRecord {
-    let soa = SOA::new(name("ns.example."), name("root.example."), 1, 2, 3, 4, minimum);
+    let soa = SOA::new(
+        name("ns.example."),
+        name("root.example."),
+        1,
+        2,
+        3,
+        4,
+        minimum,
+    );
     HickoryRecord::from_rdata(name(text), ttl, RData::SOA(soa))
 }
 

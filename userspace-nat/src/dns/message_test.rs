@@ -2,7 +2,10 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 
-use super::{super::hickory::*, super::reply, *};
+use super::{
+    super::{answer::*, hickory::*, query::*, reply},
+    *,
+};
 
 fn key_of(query: &Message) -> Vec<u8> {
     let bytes = query.to_vec().unwrap();
@@ -22,9 +25,14 @@ fn www() -> Message {
 
 #[test]
 fn rfc1035_a_query_is_read() {
-    let bytes = ask(0x1234, "WwW.Example.Com.", RecordType::AAAA).to_vec().unwrap();
+    let bytes = ask(0x1234, "WwW.Example.Com.", RecordType::AAAA)
+        .to_vec()
+        .unwrap();
     let read = Query::parse(&bytes).unwrap();
-    assert_eq!((read.id, read.qtype, read.qclass, read.edns), (0x1234, Type::AAAA, 1, None));
+    assert_eq!(
+        (read.id, read.qtype, read.qclass, read.edns),
+        (0x1234, Type::AAAA, 1, None)
+    );
     assert_eq!(read.name, b"\x03WwW\x07Example\x03Com\0");
     assert_eq!(read.bits, Bits::RD);
 }
@@ -33,15 +41,27 @@ fn rfc1035_a_query_is_read() {
 fn rfc6891_edns_is_read() {
     let bytes = with_edns(www(), 4096, true).to_vec().unwrap();
     let edns = Query::parse(&bytes).unwrap().edns;
-    assert_eq!(edns, Some(Edns { udp_len: 4096, dnssec_ok: true }));
+    assert_eq!(
+        edns,
+        Some(Edns {
+            udp_len: 4096,
+            dnssec_ok: true
+        })
+    );
     let mut version_1 = bytes.clone();
     let at = version_1.len() - 5;
     version_1[at] = 1;
-    assert_eq!(Query::parse(&version_1), Err(QueryError::Answer(Rcode::BadVers)));
+    assert_eq!(
+        Query::parse(&version_1),
+        Err(QueryError::Answer(Rcode::BadVers))
+    );
     let mut twice = bytes.clone();
     twice.extend_from_within(bytes.len() - 11..);
     twice[11] = 2;
-    assert_eq!(Query::parse(&twice), Err(QueryError::Answer(Rcode::FormErr)));
+    assert_eq!(
+        Query::parse(&twice),
+        Err(QueryError::Answer(Rcode::FormErr))
+    );
 }
 
 #[test]
@@ -57,9 +77,17 @@ fn what_is_no_plain_query_is_told_apart() {
     assert_eq!(changed(2, 0x80), Err(QueryError::NotAQuery), "a response");
     assert_eq!(changed(2, 5 << 3), answer(Rcode::NotImp), "an update");
     assert_eq!(changed(5, 0), answer(Rcode::FormErr), "no question");
-    assert_eq!(changed(5, 2), answer(Rcode::FormErr), "RFC 9619: two questions");
+    assert_eq!(
+        changed(5, 2),
+        answer(Rcode::FormErr),
+        "RFC 9619: two questions"
+    );
     assert_eq!(changed(7, 1), answer(Rcode::FormErr), "an answer");
-    assert_eq!(changed(12, 0xc0), answer(Rcode::FormErr), "a compressed question");
+    assert_eq!(
+        changed(12, 0xc0),
+        answer(Rcode::FormErr),
+        "a compressed question"
+    );
     assert_eq!(changed(12, 64), answer(Rcode::FormErr), "a label of 64");
     let axfr = ask(1, "example.", RecordType::AXFR).to_vec().unwrap();
     assert_eq!(Query::parse(&axfr), Err(QueryError::Answer(Rcode::NotImp)));
@@ -103,7 +131,11 @@ fn the_key_is_what_the_answer_depends_on() {
 
 #[test]
 fn the_query_upstream_is_the_key_again() {
-    for message in [www(), with_edns(www(), 4096, true), with_edns(www(), 512, false)] {
+    for message in [
+        www(),
+        with_edns(www(), 4096, true),
+        with_edns(www(), 512, false),
+    ] {
         let key = key_of(&message);
         let sent = read(&reply::query(99, Key(&key)));
         assert_eq!(sent.metadata.id, 99);
@@ -124,7 +156,10 @@ fn the_answers_lifetime_is_its_least_ttl() {
     let read = parsed(&answer, &www());
     assert_eq!(read.lifetime_s, Some(60));
     assert_eq!(read.ttls.len(), 3);
-    assert_eq!(read.addresses().collect::<Vec<_>>(), [([1, 2, 3, 4].into(), 60)]);
+    assert_eq!(
+        read.addresses().collect::<Vec<_>>(),
+        [([1, 2, 3, 4].into(), 60)]
+    );
 }
 
 #[test]
@@ -168,10 +203,20 @@ fn what_must_not_be_cached_is_not() {
     };
     assert_eq!(lifetime(&|_| {}), Some(60), "the control");
     assert_eq!(lifetime(&|m| m.metadata.truncation = true), None);
-    assert_eq!(lifetime(&|m| m.metadata.response_code = ResponseCode::ServFail), None);
-    assert_eq!(lifetime(&|m| m.metadata.response_code = ResponseCode::Refused), None);
+    assert_eq!(
+        lifetime(&|m| m.metadata.response_code = ResponseCode::ServFail),
+        None
+    );
+    assert_eq!(
+        lifetime(&|m| m.metadata.response_code = ResponseCode::Refused),
+        None
+    );
     assert_eq!(lifetime(&|m| m.answers[0].ttl = 0), None);
-    assert_eq!(lifetime(&|m| m.answers[0].ttl = u32::MAX), None, "RFC 2181 section 8");
+    assert_eq!(
+        lifetime(&|m| m.answers[0].ttl = u32::MAX),
+        None,
+        "RFC 2181 section 8"
+    );
 }
 
 #[test]
@@ -192,16 +237,32 @@ fn rfc5452_what_does_not_answer_the_question_is_told_apart() {
     assert_eq!(parse(&upper, 7), Ok(()), "RFC 4343: case is none of ours");
     let mut bytes = answer.to_vec().unwrap();
     bytes.pop();
-    assert_eq!(Answer::parse(&bytes, 7, Key(&key)), Err(AnswerError::Malformed));
+    assert_eq!(
+        Answer::parse(&bytes, 7, Key(&key)),
+        Err(AnswerError::Malformed)
+    );
     bytes[2] |= 2;
-    assert!(Answer::parse(&bytes, 7, Key(&key)).unwrap().is_truncated(), "cut in a record");
+    assert!(
+        Answer::parse(&bytes, 7, Key(&key)).unwrap().is_truncated(),
+        "cut in a record"
+    );
     let refused = [0, 7, 0x81, 0x85, 0, 0, 0, 0, 0, 0, 0, 0];
-    assert_eq!(Answer::parse(&refused, 7, Key(&key)).unwrap().rcode(), 5, "without a question");
+    assert_eq!(
+        Answer::parse(&refused, 7, Key(&key)).unwrap().rcode(),
+        5,
+        "without a question"
+    );
 }
 
 fn any_record() -> impl Strategy<Value = HickoryRecord> {
-    let owner = prop::sample::select(vec!["www.example.com.", "b.example.", ".", "x.www.example.com."]);
-    (owner, 0u32..100_000, any::<[u8; 4]>(), 0..4).prop_map(|(owner, ttl, octets, kind)| match kind {
+    let owner = prop::sample::select(vec![
+        "www.example.com.",
+        "b.example.",
+        ".",
+        "x.www.example.com.",
+    ]);
+    (owner, 0u32..100_000, any::<[u8; 4]>(), 0..4).prop_map(|(owner, ttl, octets, kind)| match kind
+    {
         0 => a(owner, ttl, octets),
         1 => cname(owner, ttl, "target.example.com."),
         2 => soa(owner, ttl, u32::from(octets[0])),
@@ -213,8 +274,15 @@ fn any_answer() -> impl Strategy<Value = Message> {
     let records = || prop::collection::vec(any_record(), 0..5);
     (records(), records(), records(), any::<bool>()).prop_map(|(an, ns, ar, edns)| {
         let mut message = response(&www());
-        message.add_answers(an).add_authorities(ns).add_additionals(ar);
-        if edns { with_edns(message, 4096, false) } else { message }
+        message
+            .add_answers(an)
+            .add_authorities(ns)
+            .add_additionals(ar);
+        if edns {
+            with_edns(message, 4096, false)
+        } else {
+            message
+        }
     })
 }
 
@@ -285,7 +353,10 @@ fn measure_reading() {
         (0..200_000).for_each(|_| {
             std::hint::black_box(run());
         });
-        println!("{what}: {:.0} ns", started.elapsed().as_nanos() as f64 / 200_000.0);
+        println!(
+            "{what}: {:.0} ns",
+            started.elapsed().as_nanos() as f64 / 200_000.0
+        );
     }
     time("query, ours", || Query::parse(&query));
     time("query, hickory", || Message::from_vec(&query));

@@ -16,15 +16,18 @@
 //! Not served: updates, transfers, signed messages (NOTIMP). Forwarding of EDNS options, of which
 //! each is between neighbours (RFC 6891 section 6.2.6), client subnet included.
 
+pub mod answer;
 pub mod cache;
 pub mod datagram;
 mod exchange;
 #[cfg(test)]
 mod hickory;
+mod in_flight;
 pub mod message;
 pub mod name;
 pub mod policy;
 mod proxy;
+pub mod query;
 pub mod reply;
 pub mod resolvers;
 #[cfg(test)]

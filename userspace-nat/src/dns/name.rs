@@ -15,7 +15,9 @@ impl<'n> Name<'n> {
         let mut rest = self.0;
         std::iter::from_fn(move || {
             let (&len, tail) = rest.split_first()?;
-            let (label, tail) = tail.split_at_checked(usize::from(len)).filter(|_| len > 0)?;
+            let (label, tail) = tail
+                .split_at_checked(usize::from(len))
+                .filter(|_| len > 0)?;
             rest = tail;
             Some(label)
         })

@@ -23,11 +23,20 @@ fn a_question_is_answered_under_its_own_id_and_from_whom_it_asked() {
     upstream.send(&with_address(&query, 60, ADDRESS), from);
     rig.settle();
     let (origin, told) = rig.reply().unwrap();
-    assert_eq!(origin, Origin::Udp { guest_port: 4000, server: ASKED });
+    assert_eq!(
+        origin,
+        Origin::Udp {
+            guest_port: 4000,
+            server: ASKED
+        }
+    );
     assert_eq!(told.metadata.id, 77);
     assert_eq!(first_address(&told), Some(ADDRESS.into()));
     assert_eq!(rig.counted(), (1, 0, 0));
-    assert_eq!((rig.proxy.in_flight(), rig.proxy.next_deadline_ns()), (0, None));
+    assert_eq!(
+        (rig.proxy.in_flight(), rig.proxy.next_deadline_ns()),
+        (0, None)
+    );
 }
 
 #[test]
@@ -39,7 +48,8 @@ fn the_cache_answers_with_ttls_that_run_out() {
     rig.settle();
     rig.told();
     rig.pass(59 * SECOND_NS);
-    rig.ask(4001, &ask(2, "WWW.example.com.", RecordType::A)).unwrap();
+    rig.ask(4001, &ask(2, "WWW.example.com.", RecordType::A))
+        .unwrap();
     let told = rig.told();
     assert_eq!((told.metadata.id, told.answers[0].ttl), (2, 1));
     assert_eq!(told.queries[0].name().to_string(), "WWW.example.com.");
@@ -58,11 +68,14 @@ fn equal_questions_in_flight_go_upstream_once() {
     rig.ask(4000, &www(1)).unwrap();
     rig.ask(4000, &www(1)).unwrap(); // A retransmission.
     rig.ask(4001, &www(2)).unwrap();
-    rig.ask_as(&other, Origin::Tcp { connection: 9 }, &www(3)).unwrap();
+    rig.ask_as(&other, Origin::Tcp { connection: 9 }, &www(3))
+        .unwrap();
     assert_eq!(rig.proxy.in_flight(), 1);
     upstream.answer(60, ADDRESS);
     rig.settle();
-    let mut ids: Vec<u16> = std::iter::from_fn(|| rig.reply()).map(|(_, m)| m.metadata.id).collect();
+    let mut ids: Vec<u16> = std::iter::from_fn(|| rig.reply())
+        .map(|(_, m)| m.metadata.id)
+        .collect();
     ids.sort_unstable();
     assert_eq!(ids, [1, 2, 3]);
     assert!(upstream.is_idle());
@@ -74,9 +87,11 @@ fn equal_questions_in_flight_go_upstream_once() {
 fn questions_do_not_wait_for_each_other() {
     let upstream = Upstream::new();
     let mut rig = Rig::new(&[&upstream]);
-    rig.ask(4000, &ask(1, "slow.example.", RecordType::A)).unwrap();
+    rig.ask(4000, &ask(1, "slow.example.", RecordType::A))
+        .unwrap();
     let (slow, slow_from) = upstream.query();
-    rig.ask(4001, &ask(2, "fast.example.", RecordType::A)).unwrap();
+    rig.ask(4001, &ask(2, "fast.example.", RecordType::A))
+        .unwrap();
     upstream.answer(60, ADDRESS);
     rig.settle();
     assert_eq!(rig.told().metadata.id, 2);
@@ -110,18 +125,32 @@ fn rfc2308_a_name_that_is_not_is_cached() {
 #[test]
 fn a_vm_has_so_many_questions_waiting_and_no_more() {
     let upstream = Upstream::new();
-    let mut rig = Rig::with_limits(&[&upstream], Limits { waiting_per_vm: 4, ..Limits::default() });
+    let mut rig = Rig::with_limits(
+        &[&upstream],
+        Limits {
+            waiting_per_vm: 4,
+            ..Limits::default()
+        },
+    );
     let name = |i| ask(1, &format!("n{i}.example."), RecordType::A);
     for i in 0..4 {
         rig.ask(4000, &name(i)).unwrap();
     }
     assert_eq!(rig.ask(4000, &name(4)), Err(DropReason::OverRate));
-    assert_eq!(rig.ask(4001, &name(0)), Err(DropReason::OverRate), "joining counts too");
+    assert_eq!(
+        rig.ask(4001, &name(0)),
+        Err(DropReason::OverRate),
+        "joining counts too"
+    );
     let vm = rig.vm.clone();
-    rig.ask_as(&vm, Origin::Tcp { connection: 1 }, &name(5)).unwrap();
+    rig.ask_as(&vm, Origin::Tcp { connection: 1 }, &name(5))
+        .unwrap();
     assert_eq!(rig.told().metadata.response_code, ResponseCode::ServFail);
     let other = test_vm::vm(2);
-    let origin = Origin::Udp { guest_port: 1, server: ASKED };
+    let origin = Origin::Udp {
+        guest_port: 1,
+        server: ASKED,
+    };
     rig.ask_as(&other, origin, &name(6)).unwrap();
     upstream.answer(60, ADDRESS);
     rig.settle();
@@ -132,20 +161,35 @@ fn a_vm_has_so_many_questions_waiting_and_no_more() {
 #[test]
 fn a_vm_that_takes_all_exchanges_yields_to_others() {
     let upstream = Upstream::new();
-    let mut rig = Rig::with_limits(&[&upstream], Limits { exchanges: 8, ..Limits::default() });
+    let mut rig = Rig::with_limits(
+        &[&upstream],
+        Limits {
+            exchanges: 8,
+            ..Limits::default()
+        },
+    );
     let name = |i| ask(i, &format!("n{i}.example."), RecordType::A);
     for i in 0..8 {
         rig.ask(4000, &name(i)).unwrap();
     }
-    assert_eq!(rig.ask(4000, &name(8)), Err(DropReason::EngineBusy), "its share is all there is");
+    assert_eq!(
+        rig.ask(4000, &name(8)),
+        Err(DropReason::EngineBusy),
+        "its share is all there is"
+    );
     let other = test_vm::vm(2);
     for i in 10..14 {
-        rig.ask_as(&other, Origin::Tcp { connection: 1 }, &name(i)).unwrap();
+        rig.ask_as(&other, Origin::Tcp { connection: 1 }, &name(i))
+            .unwrap();
         let (_, told) = rig.reply().expect("the hog's oldest ends");
         assert_eq!(told.metadata.response_code, ResponseCode::ServFail);
         assert_eq!(told.metadata.id, i - 10);
     }
-    assert_eq!(rig.ask(4000, &name(8)), Err(DropReason::EngineBusy), "half of it is the other's");
+    assert_eq!(
+        rig.ask(4000, &name(8)),
+        Err(DropReason::EngineBusy),
+        "half of it is the other's"
+    );
     assert_eq!(rig.proxy.in_flight(), 8);
 }
 
@@ -155,15 +199,24 @@ fn a_vm_that_is_gone_is_forgotten() {
     let mut rig = Rig::new(&[&upstream]);
     let other = test_vm::vm(2);
     rig.ask(4000, &www(1)).unwrap();
-    rig.ask_as(&other, Origin::Udp { guest_port: 5, server: ASKED }, &www(2)).unwrap();
-    rig.ask(4000, &ask(3, "alone.example.", RecordType::A)).unwrap();
+    rig.ask_as(
+        &other,
+        Origin::Udp {
+            guest_port: 5,
+            server: ASKED,
+        },
+        &www(2),
+    )
+    .unwrap();
+    rig.ask(4000, &ask(3, "alone.example.", RecordType::A))
+        .unwrap();
     rig.proxy.forget(1);
     assert_eq!(rig.proxy.in_flight(), 1);
     upstream.answer(60, ADDRESS);
     upstream.query();
     rig.settle();
     assert_eq!(rig.told().metadata.id, 2);
-    assert!(rig.proxy.loads.is_empty() && rig.proxy.deadlines.is_empty());
+    assert!(rig.proxy.in_flight.is_clean());
 }
 
 #[test]
@@ -171,19 +224,39 @@ fn packets_come_in_and_go_out_as_the_guest_sees_them() {
     let upstream = Upstream::new();
     let mut rig = Rig::new(&[&upstream]);
     let payload = www(5).to_vec().unwrap();
-    let (guest, server) = ("10.0.2.15:4000".parse().unwrap(), "8.8.4.4:53".parse().unwrap());
-    let good = Datagram { from: guest, to: server, payload: &payload };
-    let send = |rig: &mut Rig, datagram: Datagram<'_>| {
-        rig.proxy.query_packet(&rig.vm, &datagram.emit(), &rig.poller, rig.now_ns)
+    let (guest, server) = (
+        "10.0.2.15:4000".parse().unwrap(),
+        "8.8.4.4:53".parse().unwrap(),
+    );
+    let good = Datagram {
+        from: guest,
+        to: server,
+        payload: &payload,
     };
-    let spoofed = Datagram { from: "10.0.2.16:4000".parse().unwrap(), ..good };
+    let send = |rig: &mut Rig, datagram: Datagram<'_>| {
+        rig.proxy
+            .query_packet(&rig.vm, &datagram.emit(), &rig.poller, rig.now_ns)
+    };
+    let spoofed = Datagram {
+        from: "10.0.2.16:4000".parse().unwrap(),
+        ..good
+    };
     assert_eq!(send(&mut rig, spoofed), Err(DropReason::Spoofed));
-    let group = Datagram { to: "255.255.255.255:53".parse().unwrap(), ..good };
+    let group = Datagram {
+        to: "255.255.255.255:53".parse().unwrap(),
+        ..good
+    };
     assert_eq!(send(&mut rig, group), Err(DropReason::Group));
-    let junk = Datagram { payload: b"GET / HTTP/1.1", ..good };
+    let junk = Datagram {
+        payload: b"GET / HTTP/1.1",
+        ..good
+    };
     assert!(send(&mut rig, junk).is_ok(), "any 12 bytes are a header");
     assert!(rig.reply().is_some());
-    let response = Datagram { payload: &[0, 1, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0], ..good };
+    let response = Datagram {
+        payload: &[0, 1, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        ..good
+    };
     assert_eq!(send(&mut rig, response), Err(DropReason::ServiceReject));
     send(&mut rig, good).unwrap();
     upstream.answer(60, ADDRESS);
@@ -198,7 +271,9 @@ struct Recording(Rc<RefCell<Vec<String>>>);
 
 impl NamePolicy for Recording {
     fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict {
-        self.0.borrow_mut().push(format!("{vm} asks {name} {qtype}"));
+        self.0
+            .borrow_mut()
+            .push(format!("{vm} asks {name} {qtype}"));
         match name.labels().next() {
             Some(b"bad") => NameVerdict::Refuse,
             Some(b"gone") => NameVerdict::NxDomain,
@@ -207,7 +282,9 @@ impl NamePolicy for Recording {
     }
 
     fn answer(&mut self, vm: u32, name: Name<'_>, at: &mut dyn Iterator<Item = (IpAddr, u32)>) {
-        self.0.borrow_mut().push(format!("{vm} hears {name} {:?}", at.collect::<Vec<_>>()));
+        self.0
+            .borrow_mut()
+            .push(format!("{vm} hears {name} {:?}", at.collect::<Vec<_>>()));
     }
 }
 
@@ -218,16 +295,19 @@ fn the_policy_sees_each_question_and_each_answer_also_from_the_cache() {
     let seen = Rc::new(RefCell::new(Vec::new()));
     let policy = Box::new(Recording(seen.clone()));
     rig.proxy = Proxy::new(&[upstream.address], Limits::default(), policy);
-    rig.ask(4000, &ask(1, "Bad.example.", RecordType::A)).unwrap();
+    rig.ask(4000, &ask(1, "Bad.example.", RecordType::A))
+        .unwrap();
     assert_eq!(rig.told().metadata.response_code, ResponseCode::Refused);
-    rig.ask(4000, &ask(1, "gone.example.", RecordType::A)).unwrap();
+    rig.ask(4000, &ask(1, "gone.example.", RecordType::A))
+        .unwrap();
     assert_eq!(rig.told().metadata.response_code, ResponseCode::NXDomain);
     rig.ask(4000, &www(1)).unwrap();
     upstream.answer(60, ADDRESS);
     rig.settle();
     rig.pass(10 * SECOND_NS);
     let other = test_vm::vm(2);
-    rig.ask_as(&other, Origin::Tcp { connection: 1 }, &www(1)).unwrap();
+    rig.ask_as(&other, Origin::Tcp { connection: 1 }, &www(1))
+        .unwrap();
     let expected = [
         "1 asks bad.example. 1",
         "1 asks gone.example. 1",
@@ -246,15 +326,27 @@ fn the_policy_sees_each_question_and_each_answer_also_from_the_cache() {
 fn measure_questions() {
     let upstream = Upstream::new();
     let mut rig = Rig::new(&[&upstream]);
-    let (from, to) = ("10.0.2.15:4000".parse().unwrap(), "8.8.4.4:53".parse().unwrap());
+    let (from, to) = (
+        "10.0.2.15:4000".parse().unwrap(),
+        "8.8.4.4:53".parse().unwrap(),
+    );
     let packet = |i: u32| {
-        let payload = ask(1, &format!("n{i}.example."), RecordType::A).to_vec().unwrap();
-        Datagram { from, to, payload: &payload }.emit()
+        let payload = ask(1, &format!("n{i}.example."), RecordType::A)
+            .to_vec()
+            .unwrap();
+        Datagram {
+            from,
+            to,
+            payload: &payload,
+        }
+        .emit()
     };
     let packets: Vec<_> = (0..5000).map(packet).collect();
     let started = Instant::now();
     for packet in &packets {
-        rig.proxy.query_packet(&rig.vm, packet, &rig.poller, rig.now_ns).unwrap();
+        rig.proxy
+            .query_packet(&rig.vm, packet, &rig.poller, rig.now_ns)
+            .unwrap();
         upstream.answer(60, ADDRESS);
         let mut ready = Vec::new();
         rig.poller.wait(Some(SECOND_NS), &mut ready).unwrap();
@@ -265,7 +357,9 @@ fn measure_questions() {
     println!("by a resolver, its own work included: {took:.0} ns");
     let started = Instant::now();
     for packet in packets.iter().cycle().take(1_000_000) {
-        rig.proxy.query_packet(&rig.vm, packet, &rig.poller, rig.now_ns).unwrap();
+        rig.proxy
+            .query_packet(&rig.vm, packet, &rig.poller, rig.now_ns)
+            .unwrap();
         rig.proxy.next_reply().unwrap().to_packet(&rig.vm).unwrap();
     }
     let took = started.elapsed().as_nanos() as f64 / 1e6;

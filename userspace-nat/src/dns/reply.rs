@@ -1,6 +1,10 @@
 //! Writing DNS messages: the query that goes upstream, and the reply that a guest gets.
 
-use super::message::{Answer, Bits, HEADER_LEN, Key, PLAIN_UDP_LEN, Query, Rcode, word};
+use super::{
+    answer::Answer,
+    message::{Bits, HEADER_LEN, PLAIN_UDP_LEN, Rcode, word},
+    query::{Key, Query},
+};
 
 /// What we announce as the largest UDP answer we take, upstream and toward guests: it fits any
 /// path unfragmented (DNS flag day 2020).
@@ -26,7 +30,10 @@ impl Asked {
     /// By UDP over a link that carries payloads of `link_len` bytes whole.
     pub fn by_udp(query: &Query<'_>, link_len: usize) -> Self {
         let client = query.edns.map_or(PLAIN_UDP_LEN, |e| usize::from(e.udp_len));
-        Self { limit: client.max(PLAIN_UDP_LEN).min(link_len), ..Self::by_tcp(query) }
+        Self {
+            limit: client.max(PLAIN_UDP_LEN).min(link_len),
+            ..Self::by_tcp(query)
+        }
     }
 
     /// By TCP.
@@ -44,7 +51,12 @@ impl Asked {
 /// The query for `key`.
 pub fn query(id: u16, key: Key<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_LEN + key.0.len() + OPT_LEN);
-    push_header(&mut out, id, key.bits(), [1, 0, 0, u16::from(key.edns().is_some())]);
+    push_header(
+        &mut out,
+        id,
+        key.bits(),
+        [1, 0, 0, u16::from(key.edns().is_some())],
+    );
     key.write_question(&mut out);
     if let Some(dnssec_ok) = key.edns() {
         push_opt(&mut out, 0, dnssec_ok);
@@ -75,7 +87,9 @@ pub fn from_answer(asked: &Asked, answer: &Answer, age_s: u32) -> Vec<u8> {
     out[HEADER_LEN..HEADER_LEN + asked.name.len()].copy_from_slice(&asked.name);
     for &at in &answer.ttls {
         let at = usize::from(at);
-        let Some(ttl) = out.get_mut(at..at + 4) else { break };
+        let Some(ttl) = out.get_mut(at..at + 4) else {
+            break;
+        };
         let left = u32::from_be_bytes([ttl[0], ttl[1], ttl[2], ttl[3]]).saturating_sub(age_s);
         ttl.copy_from_slice(&left.to_be_bytes());
     }
@@ -98,7 +112,12 @@ pub fn from_answer(asked: &Asked, answer: &Answer, age_s: u32) -> Vec<u8> {
 pub fn from_rcode(asked: &Asked, key: Key<'_>, rcode: Rcode) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_LEN + key.0.len() + OPT_LEN);
     let bits = reply_bits(asked.bits) | rcode as u16 & Bits::RCODE;
-    push_header(&mut out, asked.id, bits, [1, 0, 0, u16::from(asked.edns.is_some())]);
+    push_header(
+        &mut out,
+        asked.id,
+        bits,
+        [1, 0, 0, u16::from(asked.edns.is_some())],
+    );
     out.extend_from_slice(&asked.name);
     out.extend_from_slice(&key.0[1..5]);
     if let Some(dnssec_ok) = asked.edns {

@@ -1,11 +1,11 @@
 use super::{
-    super::{hickory::*, message},
+    super::{hickory::*, query},
     *,
 };
 
 fn asked(query: &Message, link_len: usize) -> (Asked, Vec<u8>) {
     let bytes = query.to_vec().unwrap();
-    let query = message::Query::parse(&bytes).unwrap();
+    let query = query::Query::parse(&bytes).unwrap();
     let mut key = Vec::new();
     query.write_key(&mut key);
     (Asked::by_udp(&query, link_len), key)
@@ -41,12 +41,32 @@ fn rfc1035_without_edns_512_bytes_are_the_limit() {
 #[test]
 fn rfc6891_the_clients_size_is_the_limit_and_the_link_is_another() {
     let query = with_edns(ask(3, "big.example.", RecordType::TXT), 1200, false);
-    assert!(!told(&query, &large(&query, 700, 10), 1472).metadata.truncation);
-    assert!(told(&query, &large(&query, 1100, 10), 1472).metadata.truncation);
+    assert!(
+        !told(&query, &large(&query, 700, 10), 1472)
+            .metadata
+            .truncation
+    );
+    assert!(
+        told(&query, &large(&query, 1100, 10), 1472)
+            .metadata
+            .truncation
+    );
     let query = with_edns(query, 4096, false);
-    assert!(!told(&query, &large(&query, 1100, 10), 1472).metadata.truncation);
-    assert!(told(&query, &large(&query, 2000, 10), 1472).metadata.truncation);
-    assert!(!told(&query, &large(&query, 2000, 10), 8972).metadata.truncation);
+    assert!(
+        !told(&query, &large(&query, 1100, 10), 1472)
+            .metadata
+            .truncation
+    );
+    assert!(
+        told(&query, &large(&query, 2000, 10), 1472)
+            .metadata
+            .truncation
+    );
+    assert!(
+        !told(&query, &large(&query, 2000, 10), 8972)
+            .metadata
+            .truncation
+    );
 }
 
 #[test]
@@ -71,7 +91,10 @@ fn rfc6891_an_opt_answers_an_opt() {
     let plain = ask(3, "big.example.", RecordType::TXT);
     let edns = with_edns(plain.clone(), 1232, true);
     // Upstream, with an OPT or without.
-    for upstream in [large(&plain, 10, 10), with_edns(large(&plain, 10, 10), 4096, true)] {
+    for upstream in [
+        large(&plain, 10, 10),
+        with_edns(large(&plain, 10, 10), 4096, true),
+    ] {
         assert!(told(&plain, &upstream, 1472).edns.is_none());
         let opt = told(&edns, &upstream, 1472).edns.expect("an OPT");
         assert_eq!(opt.max_payload(), EDNS_UDP_LEN);

@@ -26,13 +26,22 @@ pub struct ResolverError {
 
 /// Reads `A`, `A:P`, `[A]` or `[A]:P`; the port is 53 unless given.
 pub fn parse_resolver(text: &str) -> Result<SocketAddr, ResolverError> {
-    let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
-    let address = || IpAddr::from_str(bare).ok().map(|a| SocketAddr::new(a, DNS_PORT));
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|t| t.strip_suffix(']'))
+        .unwrap_or(text);
+    let address = || {
+        IpAddr::from_str(bare)
+            .ok()
+            .map(|a| SocketAddr::new(a, DNS_PORT))
+    };
     text.parse()
         .ok()
         .or_else(address)
         .filter(|a: &SocketAddr| a.port() != 0 && !a.ip().is_unspecified())
-        .ok_or_else(|| ResolverError { given: text.to_owned() })
+        .ok_or_else(|| ResolverError {
+            given: text.to_owned(),
+        })
 }
 
 /// The `nameserver` lines of a resolv.conf(5), as its own readers take them: the first three,
@@ -41,7 +50,9 @@ pub fn parse_resolv_conf(text: &str) -> Vec<SocketAddr> {
     text.lines()
         .filter_map(|line| {
             let mut words = line.split_ascii_whitespace();
-            (words.next()? == "nameserver").then(|| words.next()).flatten()
+            (words.next()? == "nameserver")
+                .then(|| words.next())
+                .flatten()
         })
         .filter_map(|word| match word.split_once('%') {
             None => parse_resolver(word).ok(),

@@ -15,7 +15,15 @@ fn a_resolver_is_an_address_with_or_without_port() {
     ] {
         assert_eq!(parse_resolver(given).unwrap(), at(meant));
     }
-    for bad in ["", "dns.example", "1.2.3", "1.2.3.4:", "1.2.3.4:0", "1.2.3.4:99999", "0.0.0.0"] {
+    for bad in [
+        "",
+        "dns.example",
+        "1.2.3",
+        "1.2.3.4:",
+        "1.2.3.4:0",
+        "1.2.3.4:99999",
+        "0.0.0.0",
+    ] {
         let error = parse_resolver(bad).unwrap_err().to_string();
         assert!(error.contains(&format!("`{bad}`")), "{error}");
     }
@@ -48,7 +56,11 @@ fn resolvers_take_turns_and_silent_ones_rest() {
     assert_eq!(resolvers.next(&[], None, 0), Some(a));
     assert_eq!(resolvers.next(&[], Some(a), 0), Some(b));
     assert_eq!(resolvers.next(&[], Some(b), 0), Some(a), "in turn");
-    assert_eq!(resolvers.next(&[a], Some(b), 0), Some(b), "spent ones are left out");
+    assert_eq!(
+        resolvers.next(&[a], Some(b), 0),
+        Some(b),
+        "spent ones are left out"
+    );
     assert_eq!(resolvers.next(&[a, b], None, 0), None);
     resolvers.was_silent(a, 0);
     assert_eq!(resolvers.next(&[], None, REST_NS - 1), Some(b));

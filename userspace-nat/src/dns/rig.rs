@@ -43,7 +43,14 @@ impl Rig {
     /// Asks by UDP from a port of the guest.
     pub(super) fn ask(&mut self, port: u16, query: &Message) -> Result<(), DropReason> {
         let vm = self.vm.clone();
-        self.ask_as(&vm, Origin::Udp { guest_port: port, server: ASKED }, query)
+        self.ask_as(
+            &vm,
+            Origin::Udp {
+                guest_port: port,
+                server: ASKED,
+            },
+            query,
+        )
     }
 
     pub(super) fn ask_as(
@@ -52,7 +59,13 @@ impl Rig {
         origin: Origin,
         query: &Message,
     ) -> Result<(), DropReason> {
-        self.proxy.query(vm, origin, &query.to_vec().unwrap(), &self.poller, self.now_ns)
+        self.proxy.query(
+            vm,
+            origin,
+            &query.to_vec().unwrap(),
+            &self.poller,
+            self.now_ns,
+        )
     }
 
     /// Lets the proxy take in what has arrived, until nothing comes for a while.
@@ -78,7 +91,9 @@ impl Rig {
     }
 
     pub(super) fn reply(&mut self) -> Option<(Origin, Message)> {
-        self.proxy.next_reply().map(|reply| (reply.origin, read(&reply.message)))
+        self.proxy
+            .next_reply()
+            .map(|reply| (reply.origin, read(&reply.message)))
     }
 
     /// The one reply there must be.
@@ -91,7 +106,11 @@ impl Rig {
     /// Queries, cache hits and failures as counted.
     pub(super) fn counted(&self) -> (u64, u64, u64) {
         let counters = self.vm.stats.snapshot().0;
-        (counters.dns_queries, counters.dns_cache_hits, counters.dns_failures)
+        (
+            counters.dns_queries,
+            counters.dns_cache_hits,
+            counters.dns_failures,
+        )
     }
 }
 
@@ -106,7 +125,9 @@ impl Upstream {
         for _ in 0..100 {
             let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
             let address = udp.local_addr().unwrap();
-            let Ok(tcp) = TcpListener::bind(address) else { continue };
+            let Ok(tcp) = TcpListener::bind(address) else {
+                continue;
+            };
             udp.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
             return Self { address, udp, tcp };
         }
@@ -161,7 +182,9 @@ impl Upstream {
     /// Takes a connection and the query that comes over it.
     pub(super) fn accept(&self) -> (TcpStream, Message) {
         let (mut stream, _) = self.tcp.accept().unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
         let mut len = [0; 2];
         stream.read_exact(&mut len).unwrap();
         let mut bytes = vec![0; usize::from(u16::from_be_bytes(len))];
@@ -179,7 +202,9 @@ pub(super) fn with_address(query: &Message, ttl: u32, address: [u8; 4]) -> Messa
 
 pub(super) fn send_framed(stream: &mut TcpStream, message: &Message) {
     let bytes = message.to_vec().unwrap();
-    stream.write_all(&(bytes.len() as u16).to_be_bytes()).unwrap();
+    stream
+        .write_all(&(bytes.len() as u16).to_be_bytes())
+        .unwrap();
     stream.write_all(&bytes).unwrap();
 }
 

@@ -19,7 +19,12 @@ fn open(to: SocketAddr, kind: SockType) -> nix::Result<OwnedFd> {
         SocketAddr::V4(_) => AddressFamily::Inet,
         SocketAddr::V6(_) => AddressFamily::Inet6,
     };
-    let fd = socket(family, kind, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, None)?;
+    let fd = socket(
+        family,
+        kind,
+        SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
     let connected = match to {
         SocketAddr::V4(to) => connect(fd.as_raw_fd(), &SockaddrIn::from(to)),
         SocketAddr::V6(to) => connect(fd.as_raw_fd(), &SockaddrIn6::from(to)),
@@ -58,7 +63,11 @@ impl Tcp {
     }
 
     pub(super) fn interest(&self) -> Interest {
-        if self.sent < self.query.len() { Interest::Write } else { Interest::Read }
+        if self.sent < self.query.len() {
+            Interest::Write
+        } else {
+            Interest::Read
+        }
     }
 
     /// Goes on as far as it can without waiting; the answer when it is whole.

@@ -1,0 +1,234 @@
+//! The questions in flight: who waits for which, and in whose share each counts.
+use std::collections::{BTreeSet, HashMap};
+
+use super::{
+    exchange::{Exchange, Progress, Surroundings},
+    proxy::Origin,
+    reply::Asked,
+};
+use crate::{
+    poll::{Subsystem, Token},
+    stats::VmStats,
+};
+
+/// So many bits of a token's key are an index, the rest a generation.
+const INDEX_BITS: u32 = 12;
+/// Most exchanges at once.
+pub(super) const MAX_EXCHANGES: usize = 1 << INDEX_BITS;
+
+/// Everything in flight.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    by_question: HashMap<Box<[u8]>, u16>,
+    deadlines: BTreeSet<(u64, u16)>,
+    loads: HashMap<u32, Load>,
+}
+
+/// Room for one exchange. The generation tells events of an earlier one apart.
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u32,
+    live: Option<Live>,
+}
+
+/// An exchange, and who waits for it.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) exchange: Exchange,
+    /// The VM in whose share it counts: the first of those waiting.
+    pub(super) vm: u32,
+    since_ns: u64,
+    pub(super) waiting: Vec<Waiter>,
+}
+
+/// A guest's question without a reply.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) vm: u32,
+    pub(super) stats: VmStats,
+    pub(super) origin: Origin,
+    pub(super) asked: Asked,
+}
+
+impl Waiter {
+    /// Whether it is the same question, sent again.
+    pub(super) fn is_same_as(&self, other: &Self) -> bool {
+        (self.vm, self.origin, self.asked.id) == (other.vm, other.origin, other.asked.id)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    waiting: usize,
+    exchanges: usize,
+}
+
+impl InFlight {
+    /// Room for so many exchanges.
+    pub(super) fn new(exchanges: usize) -> Self {
+        let exchanges = exchanges.min(MAX_EXCHANGES);
+        Self {
+            slots: (0..exchanges).map(|_| Slot::default()).collect(),
+            free: (0..exchanges as u16).rev().collect(),
+            by_question: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            loads: HashMap::new(),
+        }
+    }
+
+    /// Exchanges.
+    pub(super) fn len(&self) -> usize {
+        self.by_question.len()
+    }
+
+    /// Questions of a VM.
+    pub(super) fn waiting_of(&self, vm: u32) -> usize {
+        self.loads.get(&vm).map_or(0, |load| load.waiting)
+    }
+
+    /// Who waits for this question already.
+    pub(super) fn find(&self, key: &[u8]) -> Option<(u16, &[Waiter])> {
+        let index = *self.by_question.get(key)?;
+        let live = self.slots[usize::from(index)].live.as_ref()?;
+        Some((index, &live.waiting))
+    }
+
+    /// The exchange that a token's key names, if it is still that one.
+    pub(super) fn by_token(&self, key: u32) -> Option<u16> {
+        let index = key & (MAX_EXCHANGES as u32 - 1);
+        let slot = self.slots.get(index as usize)?;
+        (slot.generation == key >> INDEX_BITS).then_some(index as u16)
+    }
+
+    /// The earliest deadline, and whose it is.
+    pub(super) fn first_deadline(&self) -> Option<(u64, u16)> {
+        self.deadlines.first().copied()
+    }
+
+    /// One more waits for an exchange.
+    pub(super) fn join(&mut self, index: u16, waiter: Waiter) {
+        if let Some(live) = &mut self.slots[usize::from(index)].live {
+            self.loads.entry(waiter.vm).or_default().waiting += 1;
+            live.waiting.push(waiter);
+        }
+    }
+
+    /// A new exchange; the waiter comes back when there is no room.
+    pub(super) fn begin(&mut self, key: &[u8], waiter: Waiter, now_ns: u64) -> Result<u16, Waiter> {
+        let Some(index) = self.free.pop() else {
+            return Err(waiter);
+        };
+        let slot = &mut self.slots[usize::from(index)];
+        let token = Token {
+            subsystem: Subsystem::Dns,
+            key: slot.generation << INDEX_BITS | u32::from(index),
+        };
+        let exchange = Exchange::new(key, token, now_ns);
+        self.deadlines.insert((exchange.next_ns(), index));
+        let load = self.loads.entry(waiter.vm).or_default();
+        load.waiting += 1;
+        load.exchanges += 1;
+        let vm = waiter.vm;
+        slot.live = Some(Live {
+            exchange,
+            vm,
+            since_ns: now_ns,
+            waiting: vec![waiter],
+        });
+        self.by_question.insert(key.into(), index);
+        Ok(index)
+    }
+
+    /// Lets an exchange take a step, and keeps its deadline.
+    pub(super) fn step(
+        &mut self,
+        index: u16,
+        with: &mut Surroundings<'_>,
+        step: fn(&mut Exchange, &mut Surroundings<'_>) -> Progress,
+    ) -> Progress {
+        let Some(live) = &mut self.slots[usize::from(index)].live else {
+            return Progress::Waiting;
+        };
+        let before_ns = live.exchange.next_ns();
+        let progress = step(&mut live.exchange, with);
+        let next_ns = live.exchange.next_ns();
+        if next_ns != before_ns {
+            self.deadlines.remove(&(before_ns, index));
+            self.deadlines.insert((next_ns, index));
+        }
+        progress
+    }
+
+    /// Takes an exchange out, its sockets with it.
+    pub(super) fn end(&mut self, index: u16) -> Option<Live> {
+        let slot = &mut self.slots[usize::from(index)];
+        let live = slot.live.take()?;
+        slot.generation = (slot.generation + 1) & (u32::MAX >> INDEX_BITS);
+        self.free.push(index);
+        self.by_question.remove(live.exchange.key().0);
+        self.deadlines.remove(&(live.exchange.next_ns(), index));
+        for waiter in &live.waiting {
+            self.unload(waiter.vm, |load| &mut load.waiting);
+        }
+        self.unload(live.vm, |load| &mut load.exchanges);
+        Some(live)
+    }
+
+    fn unload(&mut self, vm: u32, of: fn(&mut Load) -> &mut usize) {
+        if let Some(load) = self.loads.get_mut(&vm) {
+            let count = of(load);
+            *count = count.saturating_sub(1);
+            if load.waiting == 0 && load.exchanges == 0 {
+                self.loads.remove(&vm);
+            }
+        }
+    }
+
+    /// When there is no room, and `vm` holds less than its share: ends the oldest exchange of the
+    /// VM that holds most. One that other VMs wait for too is left alone.
+    pub(super) fn make_room(&mut self, vm: u32) -> Option<Live> {
+        if !self.free.is_empty() {
+            return None;
+        }
+        let asking = self.loads.get(&vm).copied();
+        let vms = self.loads.len() + usize::from(asking.is_none());
+        let held = asking.map_or(0, |load| load.exchanges);
+        let (&most, load) = self.loads.iter().max_by_key(|(_, load)| load.exchanges)?;
+        if held >= self.slots.len() / vms || load.exchanges <= held + 1 {
+            return None;
+        }
+        let oldest = (0..self.slots.len() as u16)
+            .filter_map(|i| Some((i, self.slots[usize::from(i)].live.as_ref()?)))
+            .filter(|(_, l)| l.vm == most && l.waiting.iter().all(|w| w.vm == most))
+            .min_by_key(|(_, l)| l.since_ns)
+            .map(|(i, _)| i)?;
+        self.end(oldest)
+    }
+
+    /// Forgets what a VM waits for. What others wait for too goes on, in the share of one of them.
+    pub(super) fn forget(&mut self, vm: u32) {
+        for index in 0..self.slots.len() as u16 {
+            let Some(live) = &mut self.slots[usize::from(index)].live else {
+                continue;
+            };
+            live.waiting.retain(|w| w.vm != vm);
+            match live.waiting.first().map(|w| w.vm) {
+                None => drop(self.end(index)),
+                Some(heir) if live.vm == vm => {
+                    live.vm = heir;
+                    self.loads.entry(heir).or_default().exchanges += 1;
+                }
+                Some(_) => {}
+            }
+        }
+        self.loads.remove(&vm);
+    }
+
+    /// Whether nothing is left of anything, for tests.
+    #[cfg(test)]
+    pub(super) fn is_clean(&self) -> bool {
+        self.loads.is_empty() && self.deadlines.is_empty() && self.by_question.is_empty()
+    }
+}

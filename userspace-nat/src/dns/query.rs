@@ -1,0 +1,154 @@
+//! A guest's query, and the key under which its answer is found.
+use thiserror::Error;
+
+use super::{
+    message::{Bits, HEADER_LEN, Header, Rcode, Record, Type, word},
+    name::{self, Name},
+};
+
+/// Why a guest's message was not taken as a query.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum QueryError {
+    /// Too short for a header, or a response: nothing to answer.
+    #[error("not a DNS query")]
+    NotAQuery,
+    /// To be answered with this code.
+    #[error("DNS query to be answered with {0:?}")]
+    Answer(Rcode),
+}
+
+/// EDNS as a query has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Edns {
+    /// Largest UDP answer the client takes, bytes.
+    pub udp_len: u16,
+    /// DO: send DNSSEC records.
+    pub dnssec_ok: bool,
+}
+
+/// A guest's query.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Query<'m> {
+    /// Id.
+    pub id: u16,
+    /// The header's second word.
+    pub bits: u16,
+    /// The name asked for, as sent (wire form).
+    pub name: &'m [u8],
+    /// Type asked for.
+    pub qtype: u16,
+    /// Class asked for.
+    pub qclass: u16,
+    /// EDNS, if the client speaks it.
+    pub edns: Option<Edns>,
+}
+
+impl<'m> Query<'m> {
+    /// Reads a query with one question (RFC 9619), no records but an OPT.
+    pub fn parse(message: &'m [u8]) -> Result<Self, QueryError> {
+        let header = Header::read(message).ok_or(QueryError::NotAQuery)?;
+        if header.bits & Bits::QR != 0 {
+            return Err(QueryError::NotAQuery);
+        }
+        if header.bits & Bits::OPCODE != 0 {
+            return Err(QueryError::Answer(Rcode::NotImp));
+        }
+        let form_err = QueryError::Answer(Rcode::FormErr);
+        if header.counts[..3] != [1, 0, 0] {
+            return Err(form_err);
+        }
+        let name_end = name::end_of_plain(message, HEADER_LEN).ok_or(form_err)?;
+        let mut query = Self {
+            id: header.id,
+            bits: header.bits,
+            name: &message[HEADER_LEN..name_end],
+            qtype: word(message, name_end).ok_or(form_err)?,
+            qclass: word(message, name_end + 2).ok_or(form_err)?,
+            edns: None,
+        };
+        if matches!(query.qtype, Type::AXFR | Type::IXFR | Type::OPT) {
+            return Err(QueryError::Answer(Rcode::NotImp));
+        }
+        let mut at = name_end + 4;
+        for _ in 0..header.counts[3] {
+            let record = Record::read(message, at).ok_or(form_err)?;
+            at = record.data.end;
+            if record.rtype != Type::OPT {
+                // TSIG and SIG(0) sign the message as sent, which is not the one to go upstream.
+                return Err(QueryError::Answer(Rcode::NotImp));
+            }
+            // RFC 6891 section 6.1.1: one OPT, owned by the root.
+            if query.edns.is_some() || message[record.owner] != [0] {
+                return Err(form_err);
+            }
+            if (record.ttl >> 16) & 0xff != 0 {
+                return Err(QueryError::Answer(Rcode::BadVers));
+            }
+            query.edns = Some(Edns {
+                udp_len: record.class,
+                dnssec_ok: record.ttl as u16 & Bits::DO != 0,
+            });
+        }
+        Ok(query)
+    }
+
+    /// Writes the cache key into `key`: what the answer depends on, and nothing else.
+    /// The bits RD, AD, CD, EDNS and DO, the type, the class, and the name in lower case.
+    pub fn write_key(&self, key: &mut Vec<u8>) {
+        key.clear();
+        let dnssec_ok = self.edns.is_some_and(|e| e.dnssec_ok);
+        key.push(
+            ((self.bits & Bits::RD) >> 8) as u8
+                | (self.bits & (Bits::AD | Bits::CD)) as u8
+                | u8::from(self.edns.is_some()) << 1
+                | u8::from(dnssec_ok) << 2,
+        );
+        key.extend_from_slice(&self.qtype.to_be_bytes());
+        key.extend_from_slice(&self.qclass.to_be_bytes());
+        // Length octets are below 'A', so the name can be lowered as one string.
+        key.extend(self.name.iter().map(u8::to_ascii_lowercase));
+    }
+}
+
+/// A cache key, read back: the question as it goes upstream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Key<'k>(pub &'k [u8]);
+
+impl<'k> Key<'k> {
+    /// The name, in lower case.
+    pub fn name(self) -> Name<'k> {
+        Name(self.0.get(5..).unwrap_or(&[0]))
+    }
+
+    /// Type asked for.
+    pub fn qtype(self) -> u16 {
+        word(self.0, 1).unwrap_or(0)
+    }
+
+    /// The header bits that the query carries upstream.
+    pub fn bits(self) -> u16 {
+        let b = u16::from(self.0[0]);
+        (b & 1) << 8 | b & (Bits::AD | Bits::CD)
+    }
+
+    /// Whether the query carries an OPT upstream, and with DO.
+    pub fn edns(self) -> Option<bool> {
+        (self.0[0] & 2 != 0).then_some(self.0[0] & 4 != 0)
+    }
+
+    /// Name, type and class as in a question section, the name in lower case.
+    pub fn write_question(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.0[5..]);
+        out.extend_from_slice(&self.0[1..5]);
+    }
+
+    /// Whether the question section at the header's end is this key's question.
+    pub(super) fn is_question_of(self, message: &[u8]) -> bool {
+        let name = self.name().0;
+        let end = HEADER_LEN + name.len();
+        message
+            .get(HEADER_LEN..end)
+            .is_some_and(|n| n.eq_ignore_ascii_case(name))
+            && message.get(end..end + 4) == self.0.get(1..5)
+    }
+}
