@@ -15,7 +15,12 @@ mod link;
 
 use std::{fs, os::fd::AsFd};
 
-use crate::{Error, Paths, Result, bpf, device::Device, load::Datapath, paths};
+use crate::{
+    Error, Paths, Result, bpf,
+    device::Device,
+    load::{Datapath, program_id},
+    paths,
+};
 
 /// The programs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -195,6 +200,16 @@ impl Datapath {
         Ok(found)
     }
 
+    /// Whether a program attached by tcx runs before all others at the interface: one attached in
+    /// front of it since might keep packets from it.
+    pub fn is_first(&self, program: Program, ifindex: u32) -> Result<bool> {
+        let ours = program_id(self.program(program)?)?;
+        let programs = bpf::tcx_programs(ifindex).map_err(Error::os(format!(
+            "ask what is attached to ifindex {ifindex}"
+        )))?;
+        Ok(programs.first() == Some(&ours))
+    }
+
     /// What is attached, by the pins, defunct ones included.
     pub fn attached(&self) -> Result<Vec<Attached>> {
         pinned(&self.paths)
@@ -257,7 +272,7 @@ impl Datapath {
         match attached.by {
             // Dropping the pin is not enough while another process has the link open.
             AttachedBy::Link => {
-                if let Ok(link) = bpf::obj_get(&pin, 0) {
+                if let Ok(link) = bpf::obj_get(&pin) {
                     bpf::link_detach(link.as_fd())
                         .map_err(Error::os(format!("detach {}", pin.display())))?;
                 }

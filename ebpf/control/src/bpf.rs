@@ -17,9 +17,6 @@ use aya_obj::generated::{
     BPF_F_BEFORE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_info, bpf_prog_info,
 };
 
-/// Open for reading only (`BPF_F_RDONLY`).
-pub(crate) const RDONLY: u32 = 1 << 3;
-
 fn call(cmd: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i64> {
     // SAFETY: `attr` is a whole, initialised union; what it points to is the caller's to keep.
     let result = unsafe {
@@ -55,11 +52,10 @@ fn c_path(path: &Path) -> io::Result<CString> {
 }
 
 /// Opens a pinned object.
-pub(crate) fn obj_get(path: &Path, file_flags: u32) -> io::Result<OwnedFd> {
+pub(crate) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
     let mut attr = zeroed();
     attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
-    attr.__bindgen_anon_4.file_flags = file_flags;
     call(bpf_cmd::BPF_OBJ_GET, &mut attr).map(owned)
 }
 
@@ -136,6 +132,25 @@ pub(crate) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = zeroed();
     attr.link_detach.link_fd = number(link);
     call(bpf_cmd::BPF_LINK_DETACH, &mut attr).map(drop)
+}
+
+/// The ids of the programs at an interface's tcx ingress, in the order in which they run; at most
+/// 64, which is all that the kernel lets there be.
+pub(crate) fn tcx_programs(ifindex: u32) -> io::Result<Vec<u32>> {
+    let mut ids = [0u32; 64];
+    let mut attr = zeroed();
+    attr.query.__bindgen_anon_1.target_ifindex = ifindex;
+    attr.query.attach_type = bpf_attach_type::BPF_TCX_INGRESS as u32;
+    attr.query.prog_ids = ids.as_mut_ptr() as u64;
+    attr.query.__bindgen_anon_2.count = ids.len() as u32;
+    match call(bpf_cmd::BPF_PROG_QUERY, &mut attr) {
+        // Nothing was ever attached there.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(Vec::new()),
+        other => other?,
+    };
+    // SAFETY: the union's `query` was written above; the kernel updates its count.
+    let count = unsafe { attr.query.__bindgen_anon_2.count } as usize;
+    Ok(ids[..count.min(ids.len())].to_vec())
 }
 
 /// What [`map_create`] makes.

@@ -37,6 +37,7 @@ mod bpf;
 mod bpf_log;
 pub mod device;
 mod error;
+pub mod host;
 pub mod layout;
 pub mod load;
 mod lock;

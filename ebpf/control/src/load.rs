@@ -84,7 +84,7 @@ impl Datapath {
         let joined = is_complete(&paths)?;
         paths.keep_cookie()?;
         let slots = if joined {
-            check_pinned(&open_pins(&paths.pin_dir, 0)?, &paths.pin_dir, None)?
+            check_pinned(&open_pins(&paths.pin_dir)?, &paths.pin_dir, None)?
         } else {
             whole_chunks(options.slots)
         };
@@ -98,7 +98,7 @@ impl Datapath {
             let log = options.bpf_log.then(|| BpfLog::of(&mut ebpf)).transpose()?;
             (load_programs(&mut ebpf)?, log)
         };
-        let maps = SharedMaps::assemble(open_pins(&paths.pin_dir, 0)?)?;
+        let maps = SharedMaps::assemble(open_pins(&paths.pin_dir)?)?;
         initialise(&maps);
         let datapath = Self {
             paths,
@@ -152,7 +152,7 @@ impl Datapath {
         for (program, fd) in &self.programs {
             let path = self.paths.pin(program.name());
             let what = || format!("pin the program {} in {}", program.name(), path.display());
-            if let Ok(pinned) = bpf::obj_get(&path, 0) {
+            if let Ok(pinned) = bpf::obj_get(&path) {
                 if program_id(pinned.as_fd())? == program_id(fd.as_fd())? {
                     continue;
                 }
@@ -202,7 +202,7 @@ fn is_complete(paths: &Paths) -> Result<bool> {
     }
     // The version is written last, so maps without one were never in use.
     let meta = paths.pin(MapName::Meta.name());
-    let in_use = bpf::obj_get(&meta, 0)
+    let in_use = bpf::obj_get(&meta)
         .is_ok_and(|meta| crate::maps::abi_version_of(meta.as_fd()).is_some_and(|v| v != 0));
     if in_use {
         return Err(Error::Incomplete {
@@ -339,7 +339,7 @@ fn open_programs(paths: &Paths) -> Result<Vec<(Program, OwnedFd)>> {
         .into_iter()
         .map(|program| {
             let pin = paths.pin(program.name());
-            bpf::obj_get(&pin, 0)
+            bpf::obj_get(&pin)
                 .map(|fd| (program, fd))
                 .map_err(Error::os(format!(
                     "open the pinned program {}",

@@ -83,7 +83,7 @@ struct Memory {
 impl SharedMaps {
     /// Opens what is pinned in `pin_dir`. Needs to be root.
     pub fn open_pinned(pin_dir: &Path) -> Result<Self> {
-        let fds = open_pins(pin_dir, 0)?;
+        let fds = open_pins(pin_dir)?;
         check_pinned(&fds, pin_dir, None)?;
         Self::from_fds(fds)
     }
@@ -284,12 +284,12 @@ pub(crate) fn text_of(field: &[u8]) -> String {
 }
 
 /// Opens every pin. The error for one that is missing says so.
-pub(crate) fn open_pins(pin_dir: &Path, file_flags: u32) -> Result<Vec<OwnedFd>> {
+pub(crate) fn open_pins(pin_dir: &Path) -> Result<Vec<OwnedFd>> {
     MapName::ALL
         .into_iter()
         .map(|map| {
             let path = pin_dir.join(map.name());
-            bpf::obj_get(&path, file_flags)
+            bpf::obj_get(&path)
                 .map_err(Error::os(format!("open the pinned map {}", path.display())))
         })
         .collect()
@@ -368,3 +368,7 @@ fn check_descriptors(fds: &[OwnedFd]) -> Result<u32> {
     }
     Ok(slots)
 }
+
+#[cfg(test)]
+#[path = "maps_test.rs"]
+mod tests;

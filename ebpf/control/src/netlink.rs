@@ -4,6 +4,7 @@
 mod network;
 mod next_hops;
 mod parse;
+pub(crate) mod raw;
 mod socket;
 mod watch;
 

@@ -1,1 +1,274 @@
+use std::{net::Ipv4Addr, os::fd::AsFd, os::fd::AsRawFd, sync::atomic::Ordering::Acquire};
 
+use slipgate_abi::link::NextHopFlags;
+
+use super::*;
+use crate::testing::{datapath, in_netns, run};
+
+const ROUTER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+/// An uplink `up0` whose other end is `far0`, both in this namespace.
+fn uplink() -> u32 {
+    run("ip link add up0 type veth peer name far0");
+    run("ip link set far0 up");
+    run("ip link set up0 up");
+    run("ip addr add 192.0.2.2/24 dev up0");
+    crate::device::Device::named("up0")
+        .unwrap()
+        .ifindex()
+        .unwrap()
+}
+
+/// Waits in poll, as a broker does, until the network is as said.
+fn until(watch: &mut NetworkWatch, what: &str, is: impl Fn(&Network) -> bool) {
+    for _ in 0..100 {
+        watch.update().unwrap();
+        if is(watch.network()) {
+            return;
+        }
+        let mut poll = libc::pollfd {
+            fd: watch.as_fd().as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one entry, as said.
+        unsafe { libc::poll(&raw mut poll, 1, 50) };
+    }
+    panic!("never {what}: {:#?}", watch.network());
+}
+
+#[test]
+fn a_snapshot_has_what_ip_shows() {
+    in_netns("a_snapshot_has_what_ip_shows", || {
+        let up0 = uplink();
+        run("ip route add default via 192.0.2.1 dev up0 metric 50 mtu 1400");
+        run("ip route add blackhole 198.51.100.0/24");
+        run(
+            "ip route add 203.0.113.0/24 nexthop via 192.0.2.7 dev up0 nexthop via 192.0.2.8 dev up0",
+        );
+        run("ip neigh add 192.0.2.1 lladdr 02:00:00:00:00:01 dev up0 nud permanent");
+        run("ip tuntap add l3 mode tun");
+        let watch = NetworkWatch::open().unwrap();
+        let network = watch.network();
+        let link = &network.links[&up0];
+        assert_eq!((link.name.as_str(), link.mtu), ("up0", 1_500));
+        assert!(link.up && link.has_l2 && link.arp && !link.loopback);
+        assert_eq!(link.kind.as_deref(), Some("veth"));
+        assert!(network.link_by_name("lo").unwrap().loopback);
+        assert!(!network.link_by_name("l3").unwrap().has_l2);
+        assert_eq!(network.default_uplink(), Some(link));
+        let address = network.address_of(up0).unwrap();
+        assert_eq!(
+            (address.address, address.prefix_len),
+            ([192, 0, 2, 2].into(), 24)
+        );
+
+        let route = |destination: [u8; 4]| {
+            let destination = Ipv4Addr::from(destination);
+            network
+                .routes
+                .iter()
+                .find(|r| r.destination == destination)
+                .copied()
+                .unwrap()
+        };
+        let default = route([0; 4]);
+        assert_eq!(
+            (default.gateway, default.oif, default.metric, default.mtu),
+            (Some(ROUTER), Some(up0), 50, Some(1_400))
+        );
+        let on_link = route([192, 0, 2, 0]);
+        assert_eq!(
+            (on_link.gateway, on_link.source),
+            (None, Some([192, 0, 2, 2].into()))
+        );
+        assert_eq!(route([198, 51, 100, 0]).kind, RouteKind::Blackhole);
+        assert_eq!(route([203, 0, 113, 0]).gateway, Some([192, 0, 2, 7].into()));
+        let own = route([192, 0, 2, 2]);
+        assert_eq!((own.table, own.kind), (Table::Local, RouteKind::Local));
+        let neighbour = network.neighbours[&(up0, ROUTER)];
+        assert_eq!(neighbour.mac, Some([2, 0, 0, 0, 0, 1]));
+        assert!(neighbour.permanent);
+    });
+}
+
+#[test]
+fn changes_are_followed() {
+    in_netns("changes_are_followed", || {
+        let up0 = uplink();
+        let mut watch = NetworkWatch::open().unwrap();
+        until(&mut watch, "quiet", |network| network.links[&up0].up);
+        while watch.update().unwrap().any() {}
+
+        run("ip addr add 192.0.2.3/24 dev up0");
+        until(&mut watch, "an address", |n| {
+            n.addresses.iter().any(|a| a.address.octets()[3] == 3)
+        });
+        run("ip route add default via 192.0.2.1");
+        until(&mut watch, "a default route", |n| {
+            n.default_uplink().is_some()
+        });
+        run("ip neigh add 192.0.2.9 lladdr 02:00:00:00:00:09 dev up0 nud reachable");
+        let nine = (up0, Ipv4Addr::new(192, 0, 2, 9));
+        until(&mut watch, "a neighbour", |n| {
+            n.neighbours.contains_key(&nine)
+        });
+        run("ip link set up0 mtu 1280");
+        until(&mut watch, "an MTU", |n| n.links[&up0].mtu == 1_280);
+        run("ip neigh del 192.0.2.9 dev up0");
+        until(&mut watch, "no MAC", |n| {
+            n.neighbours.get(&nine).is_none_or(|n| n.mac.is_none())
+        });
+        run("ip addr del 192.0.2.3/24 dev up0");
+        until(&mut watch, "an address less", |n| {
+            n.addresses.iter().all(|a| a.address.octets()[3] != 3)
+        });
+        // The kernel tells nothing of the routes that go with a link.
+        run("ip link set up0 down");
+        until(&mut watch, "no default route", |n| {
+            n.default_uplink().is_none()
+        });
+    });
+}
+
+#[test]
+fn changes_say_what_changed() {
+    in_netns("changes_say_what_changed", || {
+        let up0 = uplink();
+        let mut watch = NetworkWatch::open().unwrap();
+        until(&mut watch, "quiet", |network| network.links[&up0].up);
+        while watch.update().unwrap().any() {}
+        run("ip route add 198.51.100.0/24 via 192.0.2.1");
+        let changes = watch.update().unwrap();
+        assert!(
+            changes.routes && !changes.links && !changes.addresses,
+            "{changes:?}"
+        );
+    });
+}
+
+#[test]
+fn a_next_hop_is_valid_exactly_while_its_mac_is_known() {
+    in_netns("a_next_hop_is_valid_exactly_while_its_mac_is_known", || {
+        let up0 = uplink();
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let mut watch = NetworkWatch::open().unwrap();
+        let mut hops = NextHops::new(5).unwrap();
+        let index = maps.claim_next_hop(5, up0, ROUTER).unwrap();
+        assert_eq!(
+            maps.claim_next_hop(5, up0, ROUTER),
+            Some(index),
+            "the same again"
+        );
+        assert_ne!(
+            maps.claim_next_hop(6, up0, ROUTER),
+            Some(index),
+            "another owner's"
+        );
+        assert_ne!(index, 0);
+        let hop = maps.next_hop(index).unwrap();
+        let valid = || hop.valid().load(Acquire) == 1;
+        until(&mut watch, "up", |network| network.links[&up0].up);
+        assert_eq!(hops.refresh(maps, watch.network()).unwrap(), 0);
+        assert!(!valid());
+        let shown = run("ip neigh show dev up0");
+        assert!(
+            shown.contains("192.0.2.1") && shown.contains("managed"),
+            "{shown}"
+        );
+
+        run("ip neigh replace 192.0.2.1 lladdr 02:00:00:00:00:01 dev up0 nud reachable");
+        until(&mut watch, "a MAC", |n| {
+            n.neighbours
+                .get(&(up0, ROUTER))
+                .is_some_and(|n| n.mac.is_some())
+        });
+        assert_eq!(hops.refresh(maps, watch.network()).unwrap(), 1);
+        assert!(valid());
+        let read = crate::ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
+        let element = read.next_hop(index).unwrap();
+        assert_eq!(element.neighbour_mac, [2, 0, 0, 0, 0, 1]);
+        assert_eq!(Some(element.uplink_mac), watch.network().links[&up0].mac);
+        assert_eq!(
+            (element.mtu, element.flags, element.ifindex),
+            (1_500, 0, up0)
+        );
+
+        run("ip neigh replace 192.0.2.1 lladdr 02:00:00:00:00:02 dev up0 nud permanent");
+        run("ip link set up0 mtu 1400");
+        until(&mut watch, "an MTU", |n| n.links[&up0].mtu == 1_400);
+        hops.refresh(maps, watch.network()).unwrap();
+        let element = read.next_hop(index).unwrap();
+        assert_eq!((element.mtu, element.neighbour_mac[5]), (1_400, 2));
+        assert!(valid());
+
+        run("ip link set up0 down");
+        until(&mut watch, "down", |n| !n.links[&up0].up);
+        hops.refresh(maps, watch.network()).unwrap();
+        assert!(!valid());
+    });
+}
+
+#[test]
+fn a_link_without_l2_needs_no_neighbour() {
+    in_netns("a_link_without_l2_needs_no_neighbour", || {
+        run("ip tuntap add l3 mode tun");
+        run("ip link set l3 up");
+        let ifindex = crate::device::Device::named("l3")
+            .unwrap()
+            .ifindex()
+            .unwrap();
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let index = maps
+            .claim_next_hop(0, ifindex, Ipv4Addr::UNSPECIFIED)
+            .unwrap();
+        let mut watch = NetworkWatch::open().unwrap();
+        // A tun has a carrier only while somebody has it open.
+        let valid = NextHops::new(0)
+            .unwrap()
+            .refresh(maps, watch.network())
+            .unwrap();
+        assert_eq!(valid, 0);
+        let _open = open_tun("l3");
+        until(&mut watch, "up", |network| network.links[&ifindex].up);
+        NextHops::new(0)
+            .unwrap()
+            .refresh(maps, watch.network())
+            .unwrap();
+        let read = crate::ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
+        let element = read.next_hop(index).unwrap();
+        assert_eq!((element.valid, element.flags), (1, NextHopFlags::NO_L2));
+    });
+}
+
+fn open_tun(name: &str) -> std::fs::File {
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+        .unwrap();
+    // SAFETY: a struct of integers.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as _;
+    }
+    request.ifr_ifru.ifru_flags = libc::IFF_TUN as i16;
+    // SAFETY: the request with its struct.
+    let answer = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
+    file
+}
+
+#[test]
+fn a_network_goes_over_a_channel() {
+    in_netns("a_network_goes_over_a_channel", || {
+        uplink();
+        let network = NetworkWatch::open().unwrap().network().clone();
+        let text = serde_json::to_string(&network).unwrap();
+        let mut back: Network = serde_json::from_str(&text).unwrap();
+        back.neighbours = network.neighbours.clone();
+        assert_eq!(back, network);
+    });
+}

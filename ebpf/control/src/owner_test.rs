@@ -1,1 +1,280 @@
+use std::{fs, process::Command};
 
+use slipgate_abi::{FlowRef, Protocol, Slot, SlotRef, Tuple, Verdict};
+
+use super::*;
+use crate::{
+    Hook, Program,
+    maps::Insert,
+    testing::{attached_at, datapath, in_netns, make_tap, vm_spec},
+    vm,
+};
+
+#[test]
+fn a_living_owner_keeps_its_row() {
+    in_netns("a_living_owner_keeps_its_row", || {
+        let datapath = datapath();
+        let take = |names: &[&str]| Owner::take(datapath.maps(), datapath.paths(), names);
+        let first = take(&["a"]).unwrap();
+        vm::open(datapath.maps(), &first, &vm_spec("a")).unwrap();
+        let second = take(&["b"]).unwrap();
+        assert_ne!(first.row(), second.row());
+        assert!(!first.adopted() && !second.adopted());
+        let error = take(&["b", "a"]).unwrap_err();
+        let Error::VmInUse { name, pid } = error else {
+            panic!("{error}");
+        };
+        assert_eq!((name.as_str(), pid), ("a", std::process::id()));
+    });
+}
+
+#[test]
+fn a_dead_owners_row_is_adopted_by_who_serves_its_vms() {
+    in_netns("a_dead_owners_row_is_adopted_by_who_serves_its_vms", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let take = |names: &[&str]| Owner::take(maps, datapath.paths(), names).unwrap();
+        let first = take(&["a"]);
+        let (row, epoch) = (first.row(), first.epoch());
+        let before = vm::open(maps, &first, &vm_spec("a")).unwrap();
+        let chunk = maps.claim_chunk(row).unwrap();
+        drop(first);
+
+        // Somebody who serves another VM leaves it alone.
+        let other = take(&["b"]);
+        assert_ne!(other.row(), row);
+
+        let second = take(&["a", "c"]);
+        assert_eq!((second.row(), second.epoch()), (row, epoch + 1));
+        assert!(second.adopted());
+        assert_eq!(maps.chunks_of(row), vec![chunk]);
+        let after = vm::open(maps, &second, &vm_spec("a")).unwrap();
+        assert!(after.adopted && !before.adopted);
+        assert_eq!((after.id, after.row), (before.id, before.row));
+        let new = vm::open(maps, &second, &vm_spec("c")).unwrap();
+        assert!(new.id > before.id && new.row != before.row);
+    });
+}
+
+#[test]
+fn several_dead_owners_rows_become_one() {
+    in_netns("several_dead_owners_rows_become_one", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let take = |names: &[&str]| Owner::take(maps, datapath.paths(), names).unwrap();
+        let (first, second) = (take(&["a"]), take(&["b"]));
+        vm::open(maps, &first, &vm_spec("a")).unwrap();
+        vm::open(maps, &second, &vm_spec("b")).unwrap();
+        maps.claim_chunk(first.row()).unwrap();
+        maps.claim_chunk(second.row()).unwrap();
+        let hop = maps
+            .claim_next_hop(second.row(), 1, [10, 0, 0, 1].into())
+            .unwrap();
+        let rows = [first.row(), second.row()];
+        drop((first, second));
+
+        let third = take(&["b", "a"]);
+        assert_eq!(third.row(), rows[0]);
+        assert_eq!(maps.chunks_of(rows[0]).len(), 2);
+        assert!(maps.chunks_of(rows[1]).is_empty());
+        assert_eq!(vm::rows_of(maps, rows[0]).count(), 2);
+        assert_eq!(next_hops_of(maps, rows[0]).collect::<Vec<_>>(), [hop]);
+    });
+}
+
+/// The lock dies with the process, not with anything that it does.
+#[test]
+fn killing_the_owner_frees_its_row() {
+    in_netns("killing_the_owner_frees_its_row", || {
+        let datapath = datapath();
+        let path = lock_path(datapath.paths(), 0);
+        fs::write(&path, "").unwrap();
+        let mut holder = Command::new("flock")
+            .arg("--no-fork")
+            .arg(&path)
+            .args(["sleep", "100"])
+            .spawn()
+            .unwrap();
+        let alive = || is_alive(datapath.paths(), 0).unwrap();
+        while !alive() {
+            std::thread::yield_now();
+        }
+        let owner = Owner::take(datapath.maps(), datapath.paths(), &[]).unwrap();
+        assert_eq!(owner.row(), 1);
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        assert!(!alive());
+    });
+}
+
+/// Fills a slot for a flow of VM 1.
+fn fill(slot: SlotRef, generation: u32, port: u16, verdict: Verdict) {
+    // SAFETY: a mapped slot that nobody else uses.
+    unsafe {
+        slot.as_ptr().write(Slot {
+            generation,
+            verdict,
+            tcp: 0,
+            next_hop: 0,
+            tx_packets: 0,
+            tx_bytes: 0,
+            rx_packets: 0,
+            rx_bytes: 0,
+            tx_last_ns: 0,
+            rx_last_ns: 0,
+            vm: 1,
+            vm_row: 1,
+            guest: [10, 0, 2, 15].into_ip4(),
+            remote: [1, 1, 1, 1].into_ip4(),
+            nat: [192, 0, 2, 1].into_ip4(),
+            guest_port: port,
+            remote_port: 443,
+            nat_port: port,
+            protocol: Protocol::Tcp,
+            flags: 0,
+            isn: 0,
+            created_ns: 0,
+            rule: 0,
+            uplink_ifindex: 0,
+            owner: 0,
+            epoch: 0,
+            pad: [0; 8],
+        });
+    }
+}
+
+trait IntoIp4 {
+    fn into_ip4(self) -> slipgate_abi::Ip4;
+}
+
+impl IntoIp4 for [u8; 4] {
+    fn into_ip4(self) -> slipgate_abi::Ip4 {
+        slipgate_abi::Ip4 { octets: self }
+    }
+}
+
+#[test]
+fn the_sweep_removes_half_pairs_of_the_dead_only() {
+    in_netns("the_sweep_removes_half_pairs_of_the_dead_only", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let take = |names: &[&str]| Owner::take(maps, datapath.paths(), names).unwrap();
+        let insert = |tuple: Tuple, slot, generation| {
+            let flow = FlowRef { slot, generation };
+            maps.flows.insert(&tuple, &flow, Insert::New).unwrap();
+            tuple
+        };
+        let pair = |index: u32, port, verdict| {
+            let slot = maps.slot(index).unwrap();
+            fill(slot, 5, port, verdict);
+            [
+                insert(slot.guest_tuple(), index, 5),
+                insert(slot.world_tuple(), index, 5),
+            ]
+        };
+        let (dead, living) = (take(&["a"]), take(&["b"]));
+        vm::open(maps, &dead, &vm_spec("a")).unwrap();
+        let (dead_chunk, living_chunk) = (
+            maps.claim_chunk(dead.row()).unwrap(),
+            maps.claim_chunk(living.row()).unwrap(),
+        );
+        drop(dead);
+
+        let mut kept = pair(dead_chunk.start, 1, Verdict::Fast).to_vec();
+        kept.extend(pair(dead_chunk.start + 1, 2, Verdict::Closing));
+        // An admission of the living owner, before its verdict.
+        kept.extend(pair(living_chunk.start, 3, Verdict::Free));
+        // The same of the dead one.
+        let mut gone = pair(dead_chunk.start + 2, 4, Verdict::Free).to_vec();
+        // A slot that has another flow by now.
+        let used_again = maps.slot(dead_chunk.start).unwrap().world_tuple();
+        gone.push(insert(
+            Tuple {
+                local_port: 5,
+                ..used_again
+            },
+            dead_chunk.start,
+            5,
+        ));
+        gone.push(insert(
+            Tuple {
+                local_port: 6,
+                ..used_again
+            },
+            dead_chunk.start + 1,
+            4,
+        ));
+        // A slot that isn't one.
+        gone.push(insert(
+            Tuple {
+                local_port: 7,
+                ..used_again
+            },
+            u32::MAX,
+            1,
+        ));
+
+        let owner = take(&["a"]);
+        let swept = sweep(maps, datapath.paths(), &owner).unwrap();
+        assert_eq!(swept.tuples, gone.len());
+        for tuple in kept {
+            assert!(maps.flows.get(&tuple).unwrap().is_some(), "{tuple:?}");
+        }
+        for tuple in gone {
+            assert!(maps.flows.get(&tuple).unwrap().is_none(), "{tuple:?}");
+        }
+        assert_eq!(
+            sweep(maps, datapath.paths(), &owner).unwrap(),
+            Swept::default()
+        );
+    });
+}
+
+#[test]
+fn the_sweep_frees_what_the_dead_left_empty() {
+    in_netns("the_sweep_frees_what_the_dead_left_empty", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let take = |names: &[&str]| Owner::take(maps, datapath.paths(), names).unwrap();
+        let dead = take(&[]);
+        let full = maps.claim_chunk(dead.row()).unwrap();
+        maps.claim_chunk(dead.row()).unwrap();
+        fill(maps.slot(full.start + 9).unwrap(), 1, 1, Verdict::Fast);
+        let stale = slipgate_abi::TapEntry { vm: 77, vm_row: 3 };
+        maps.taps.insert(&99, &stale, Insert::New).unwrap();
+        let row = dead.row();
+        drop(dead);
+        let owner = take(&["b"]);
+        assert_ne!(owner.row(), row);
+        let swept = sweep(maps, datapath.paths(), &owner).unwrap();
+        assert_eq!((swept.chunks, swept.entries), (1, 1));
+        assert_eq!(maps.chunks_of(row), [full]);
+    });
+}
+
+#[test]
+fn the_last_owner_removes_everything() {
+    in_netns("the_last_owner_removes_everything", || {
+        let (first, second) = (datapath(), datapath());
+        let tap = make_tap("t0");
+        crate::serve::serve_tap(&first, tap, Hook::Tcx).unwrap();
+        first.attach(Program::UplinkIngress, 1, Hook::Tcx).unwrap();
+        let take = |names: &[&str]| Owner::take(first.maps(), first.paths(), names).unwrap();
+        let (a, b) = (take(&["a"]), take(&["b"]));
+        let vm = vm::open(first.maps(), &b, &vm_spec("b")).unwrap();
+        first.maps().claim_chunk(a.row()).unwrap();
+        let paths = first.paths().clone();
+        assert_eq!(attached_at("t0", Program::GuestEgress), 1);
+        assert_eq!(attached_at("lo", Program::UplinkIngress), 1);
+
+        assert!(!second.remove_if_last(a).unwrap(), "b lives");
+        assert!(paths.pin_dir.join("FLOWS").exists());
+        vm::close(first.maps(), vm.row).unwrap();
+        assert!(first.remove_if_last(b).unwrap());
+        assert!(!paths.pin_dir.exists() && !paths.run_dir.exists());
+        let device = crate::device::Device::named("t0").unwrap();
+        assert_eq!(device.flags().unwrap() & libc::IFF_UP, 0, "the TAP is shut");
+        assert_eq!(attached_at("t0", Program::GuestEgress), 0);
+        assert_eq!(attached_at("lo", Program::UplinkIngress), 0);
+    });
+}

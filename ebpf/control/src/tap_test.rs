@@ -1,1 +1,103 @@
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    time::{Duration, Instant},
+};
 
+use super::*;
+use crate::testing::{datapath, in_netns, run};
+
+fn read_frame(fd: &impl AsFd) -> Option<Vec<u8>> {
+    let mut frame = vec![0u8; 70_000];
+    // SAFETY: room as said.
+    let length = unsafe {
+        libc::read(
+            fd.as_fd().as_raw_fd(),
+            frame.as_mut_ptr().cast(),
+            frame.len(),
+        )
+    };
+    (length >= 0).then(|| {
+        frame.truncate(length as usize);
+        frame
+    })
+}
+
+#[test]
+fn the_port_is_as_it_must_be_and_is_reopened() {
+    in_netns("the_port_is_as_it_must_be_and_is_reopened", || {
+        let datapath = datapath();
+        let port = EnginePort::open(3).unwrap();
+        assert_eq!(port.name, "sgport3");
+        let flags = || Device::named("sgport3").unwrap().flags().unwrap();
+        assert_eq!(flags() & libc::IFF_UP, 0, "down until its program is there");
+        port.serve(&datapath, Hook::Tcx).unwrap();
+        assert_ne!(flags() & libc::IFF_UP, 0);
+        assert_ne!(flags() & libc::IFF_NOARP, 0);
+        let shown = run("ip -d link show sgport3");
+        for part in [
+            "mtu 65521",
+            "qlen 16384",
+            "type tap",
+            "multi_queue",
+            "vnet_hdr",
+            "persist on",
+        ] {
+            assert!(shown.contains(part), "`{part}` in: {shown}");
+        }
+        let features = run("ethtool -k sgport3");
+        for on in ["tx-checksumming: on", "tcp-segmentation-offload: on"] {
+            assert!(features.contains(on), "`{on}` in: {features}");
+        }
+        assert_eq!(
+            run("sysctl -n net.ipv4.conf.sgport3.forwarding").trim(),
+            "0"
+        );
+        assert_eq!(run("ip -6 addr show dev sgport3").trim(), "");
+        let mut header_bytes = 0i32;
+        // SAFETY: room for the int.
+        let asked = unsafe {
+            libc::ioctl(
+                port.fd.as_raw_fd(),
+                libc::TUNGETVNETHDRSZ,
+                &raw mut header_bytes,
+            )
+        };
+        assert_eq!((asked, header_bytes), (0, VNET_HEADER_BYTES));
+
+        let ifindex = port.ifindex;
+        drop(port);
+        let again = EnginePort::open(3).unwrap();
+        assert_eq!(again.ifindex, ifindex, "it persists");
+        drop(again);
+        assert!(EnginePort::remove(3).unwrap());
+        assert!(!EnginePort::remove(3).unwrap());
+    });
+}
+
+#[test]
+fn the_host_sends_nothing_of_its_own_on_it() {
+    in_netns("the_host_sends_nothing_of_its_own_on_it", || {
+        let datapath = datapath();
+        // Positive control: an ordinary TAP carries the host's IPv6 frames within this time.
+        let ordinary = open_queue("ordinary").unwrap();
+        let port = EnginePort::open(0).unwrap();
+        port.serve(&datapath, Hook::Tcx).unwrap();
+        Device::named("ordinary").unwrap().set_up(true).unwrap();
+        let end = Instant::now() + Duration::from_secs(10);
+        while read_frame(&ordinary).is_none() {
+            assert!(Instant::now() < end, "the ordinary TAP is silent too");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(read_frame(&port.fd), None);
+    });
+}
+
+#[test]
+fn a_port_made_with_other_flags_is_made_anew() {
+    in_netns("a_port_made_with_other_flags_is_made_anew", || {
+        run("ip tuntap add sgport1 mode tap");
+        let before = Device::named("sgport1").unwrap().ifindex().unwrap();
+        let port = EnginePort::open(1).unwrap();
+        assert_ne!(port.ifindex, before);
+    });
+}

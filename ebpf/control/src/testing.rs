@@ -2,7 +2,7 @@
 
 use std::{panic, thread};
 
-use crate::{Datapath, LoadOptions, Paths, device::Device, load};
+use crate::{Datapath, LoadOptions, Paths, Program, bpf, device::Device, load};
 
 /// Runs a test in a network namespace of its own, on a thread of its own. Says so when it can't.
 pub(crate) fn in_netns(test: &str, body: impl FnOnce() + Send + 'static) {
@@ -67,8 +67,45 @@ pub(crate) fn run(command: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// How many programs of that name run at the interface's TC ingress, by either hook.
+pub(crate) fn attached_at(interface: &str, program: Program) -> usize {
+    let ifindex = Device::named(interface).unwrap().ifindex().unwrap();
+    let by_tcx = bpf::tcx_programs(ifindex)
+        .unwrap()
+        .into_iter()
+        .filter(|id| {
+            run(&format!("bpftool prog show id {id}")).contains(&format!(
+                "name {} ",
+                &program.name()[..program.name().len().min(15)]
+            ))
+        });
+    let shown = run(&format!("tc filter show dev {interface} ingress"));
+    let by_clsact = shown.lines().filter(|line| {
+        line.contains("handle 0x5347") && line.contains(&format!(" {} ", program.name()))
+    });
+    by_tcx.count() + by_clsact.count()
+}
+
 /// Makes a persistent TAP; its ifindex.
 pub(crate) fn make_tap(name: &str) -> u32 {
     run(&format!("ip tuntap add {name} mode tap"));
     Device::named(name).unwrap().ifindex().unwrap()
+}
+
+/// A VM as usual, whose TAP and port are made up from its name.
+pub(crate) fn vm_spec(name: &str) -> crate::vm::VmSpec {
+    let number = name.bytes().map(u32::from).sum::<u32>();
+    crate::vm::VmSpec {
+        name: name.into(),
+        guest: [10, 0, 2, 15].into(),
+        gateway: [10, 0, 2, 2].into(),
+        prefix_len: 24,
+        guest_mac: None,
+        gateway_mac: [0x52, 0x55, 10, 0, 2, 2],
+        mtu: 1_500,
+        credits: 64,
+        policy: 0,
+        tap_ifindex: 10_000 + number,
+        port_ifindex: 9_999,
+    }
 }

@@ -1,1 +1,73 @@
+use slipgate_abi::{DropReason, count::drop_packet};
 
+use super::*;
+use crate::{
+    Owner,
+    testing::{datapath, in_netns, vm_spec},
+};
+
+#[test]
+fn ids_are_never_given_out_again_and_rows_are() {
+    in_netns("ids_are_never_given_out_again_and_rows_are", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
+        let first = open(maps, &owner, &vm_spec("a")).unwrap();
+        assert_eq!((first.id, first.row), (1, 1));
+        assert_eq!(name_of(maps, 1).unwrap(), "a");
+        // SAFETY: a mapped row.
+        unsafe { drop_packet(maps.drops(1).unwrap(), DropReason::Spoofed, 3, 180) };
+        maps.vm(1).unwrap().handed_over().store(5, Release);
+        close(maps, first.row).unwrap();
+        assert_eq!(maps.taps.entries().unwrap(), []);
+
+        let second = open(maps, &owner, &vm_spec("b")).unwrap();
+        assert_eq!((second.id, second.row), (2, 1));
+        let read = crate::ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
+        assert_eq!(read.drops(1).unwrap().spoofed.packets, 0);
+        let vm = read.vm(1).unwrap();
+        assert_eq!((vm.handed_over, vm.id), (0, 2));
+        assert_eq!(crate::ReadOnlyMaps::name(&vm), "b");
+        assert_eq!(read.vms().map(|(row, _)| row).collect::<Vec<_>>(), [1]);
+    });
+}
+
+#[test]
+fn an_adopted_row_keeps_its_counts_and_takes_the_spec() {
+    in_netns("an_adopted_row_keeps_its_counts_and_takes_the_spec", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
+        let first = open(maps, &owner, &vm_spec("a")).unwrap();
+        maps.vm(first.row).unwrap().handed_over().store(5, Release);
+        let spec = VmSpec {
+            guest_mac: Some([2, 0, 0, 0, 0, 9]),
+            tap_ifindex: 4_242,
+            mtu: 9_000,
+            ..vm_spec("a")
+        };
+        assert!(open(maps, &owner, &spec).unwrap().adopted);
+        let vm = maps.vm(first.row).unwrap();
+        assert_eq!(vm.handed_over().load(Acquire), 5);
+        assert_eq!(vm.flags().load(Acquire), VmFlags::CHECK_MAC);
+        assert_eq!(mtu_of(maps, first.row), Some(9_000));
+        let entry = TapEntry {
+            vm: first.id,
+            vm_row: first.row,
+        };
+        assert_eq!(maps.taps.entries().unwrap(), [(4_242, entry)]);
+    });
+}
+
+#[test]
+fn names_that_do_not_fit_are_refused() {
+    in_netns("names_that_do_not_fit_are_refused", || {
+        let datapath = datapath();
+        let owner = Owner::take(datapath.maps(), datapath.paths(), &[]).unwrap();
+        for name in ["", "a\0b", &"x".repeat(65)] {
+            let error = open(datapath.maps(), &owner, &vm_spec(name)).unwrap_err();
+            assert!(matches!(error, Error::VmName { .. }), "{error}");
+        }
+        open(datapath.maps(), &owner, &vm_spec(&"x".repeat(64))).unwrap();
+    });
+}

@@ -66,7 +66,7 @@ pub(super) fn attach(pin: &Path, fd: BorrowedFd<'_>, program: Program, ifindex: 
         NLM_F_CREATE | NLM_F_REPLACE,
         "make the clsact filter with priority 1 (is there another kind of filter?)",
     )?;
-    if let Ok(noted) = bpf::obj_get(pin, 0) {
+    if let Ok(noted) = bpf::obj_get(pin) {
         if program_id(noted.as_fd())? == program_id(fd)? {
             return Ok(());
         }

@@ -47,7 +47,7 @@ pub(super) fn target(pin: &Path) -> Result<u32> {
 }
 
 fn open(pin: &Path) -> Result<OwnedFd> {
-    bpf::obj_get(pin, 0).map_err(Error::os(format!("open the pinned link {}", pin.display())))
+    bpf::obj_get(pin).map_err(Error::os(format!("open the pinned link {}", pin.display())))
 }
 
 fn info(link: BorrowedFd<'_>, pin: &Path) -> Result<(u32, u32)> {

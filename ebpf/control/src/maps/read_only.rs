@@ -1,5 +1,5 @@
-//! The pinned maps for looking only: `slipgate flows` and `stats`. Neither the descriptors nor the
-//! memory can be written, so nothing here can disturb a flow.
+//! The pinned maps for looking only: `slipgate flows` and `stats`. The memory can't be written, and
+//! no descriptor is kept, so nothing here can disturb a flow.
 
 use std::{net::Ipv4Addr, path::Path, sync::atomic::Ordering::Acquire};
 
@@ -8,7 +8,7 @@ use slipgate_abi::{
 };
 
 use super::{Memory, Protection, check_pinned, open_pins, text_of};
-use crate::{Result, bpf};
+use crate::Result;
 
 /// The mapped arrays, read-only, as copies.
 #[derive(Debug)]
@@ -53,7 +53,9 @@ pub struct SlotSnapshot {
 impl ReadOnlyMaps {
     /// Opens what is pinned in `pin_dir`.
     pub fn open_pinned(pin_dir: &Path) -> Result<Self> {
-        let fds = open_pins(pin_dir, bpf::RDONLY)?;
+        // Descriptors opened for reading only can't be mapped shared, which the kernel asks for.
+        // The mapping is read-only for good, and the descriptors end here.
+        let fds = open_pins(pin_dir)?;
         let slots = check_pinned(&fds, pin_dir, None)?;
         Ok(Self {
             memory: Memory::new(&fds, slots, Protection::Read)?,

@@ -1,0 +1,161 @@
+//! What else the host does with packets, for `doctor` and the warnings at start: what slipgate
+//! bypasses, and what its ports must keep clear of.
+
+use std::{fs, io};
+
+use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_XFRM};
+
+use crate::netlink::raw;
+
+/// Facts of the calling thread's network namespace. `None`: it could not be found out.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct HostFacts {
+    /// Whether the host routes IPv4 between its interfaces.
+    pub ip_forward: Option<bool>,
+    /// Base chains that see forwarded packets, which slipgate's never pass.
+    pub forward_chains: Option<Vec<ForwardChain>>,
+    /// Tables of legacy iptables, whose rules are not listed among the chains.
+    pub legacy_tables: Vec<String>,
+    /// IPsec policies, which slipgate's packets never meet.
+    pub xfrm_policies: Option<usize>,
+    /// The ports that the host's own sockets get, first and last: translated ports must be others.
+    pub local_ports: Option<(u16, u16)>,
+}
+
+/// An nftables base chain at the forward hook.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ForwardChain {
+    /// Its table.
+    pub table: String,
+    /// Its name.
+    pub chain: String,
+    /// Whether it drops what its rules don't accept.
+    pub drops: bool,
+    /// How many rules it has.
+    pub rules: u32,
+}
+
+impl HostFacts {
+    /// Looks.
+    pub fn read() -> Self {
+        let sysctl = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
+        Self {
+            ip_forward: sysctl("ip_forward").map(|value| value.trim() != "0"),
+            forward_chains: forward_chains().ok(),
+            legacy_tables: fs::read_to_string("/proc/net/ip_tables_names")
+                .map(|names| names.lines().map(Into::into).collect())
+                .unwrap_or_default(),
+            xfrm_policies: xfrm_policies().ok(),
+            local_ports: sysctl("ip_local_port_range").and_then(|range| {
+                let mut ports = range.split_whitespace().map(str::parse);
+                Some((ports.next()?.ok()?, ports.next()?.ok()?))
+            }),
+        }
+    }
+
+    /// Warnings for the start of `slipgate attach`, each saying what and why it matters.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let chains = self.forward_chains.iter().flatten();
+        for chain in chains.filter(|chain| chain.rules > 0 || chain.drops) {
+            warnings.push(format!(
+                "the nftables chain {} {} ({} rules) does not see slipgate's packets: give its \
+                 rules to slipgate as --allow and --deny",
+                chain.table, chain.chain, chain.rules
+            ));
+        }
+        if !self.legacy_tables.is_empty() {
+            warnings.push(format!(
+                "legacy iptables rules (tables {}) do not see slipgate's packets",
+                self.legacy_tables.join(", ")
+            ));
+        }
+        if let Some(policies) = self.xfrm_policies.filter(|policies| *policies > 0) {
+            warnings.push(format!(
+                "the host has {policies} IPsec policies: slipgate's packets leave without IPsec"
+            ));
+        }
+        warnings
+    }
+}
+
+/// No netfilter in the kernel means no chains.
+fn none_when_unsupported<T: Default>(result: io::Result<T>) -> io::Result<T> {
+    match result {
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EPROTONOSUPPORT | libc::EINVAL | libc::EOPNOTSUPP)
+            ) =>
+        {
+            Ok(T::default())
+        }
+        other => other,
+    }
+}
+
+fn forward_chains() -> io::Result<Vec<ForwardChain>> {
+    /// `NFNL_SUBSYS_NFTABLES` and `NFT_MSG_GETCHAIN`.
+    const GET_CHAIN: u16 = 10 << 8 | 4;
+    /// `struct nfgenmsg`: any family, version 0, no resource.
+    const ANY_FAMILY: [u8; 4] = [0; 4];
+    let mut chains = Vec::new();
+    let dumped = raw::dump(NETLINK_NETFILTER, GET_CHAIN, &ANY_FAMILY, |_, payload| {
+        chains.extend(
+            payload
+                .split_at_checked(ANY_FAMILY.len())
+                .and_then(|(family, attributes)| forward_chain(*family.first()?, attributes)),
+        );
+    });
+    none_when_unsupported(dumped.map(|()| chains))
+}
+
+/// The chain, when it is a base chain at the forward hook of IPv4 or both families.
+fn forward_chain(family: u8, attributes: &[u8]) -> Option<ForwardChain> {
+    const NFPROTO_INET: u8 = 1;
+    const NFPROTO_IPV4: u8 = 2;
+    const NF_INET_FORWARD: u32 = 2;
+    const NF_DROP: u32 = 0;
+    const NFTA_CHAIN_TABLE: u16 = 1;
+    const NFTA_CHAIN_NAME: u16 = 3;
+    const NFTA_CHAIN_HOOK: u16 = 4;
+    const NFTA_CHAIN_POLICY: u16 = 5;
+    const NFTA_CHAIN_USE: u16 = 6;
+    const NFTA_HOOK_HOOKNUM: u16 = 1;
+    let find = |of, wanted| raw::attributes(of).find_map(|(kind, v)| (kind == wanted).then_some(v));
+    // Network order, as all of nfnetlink.
+    let number = |value: &[u8]| value.first_chunk().map(|word| u32::from_be_bytes(*word));
+    let text = |value: &[u8]| {
+        String::from_utf8_lossy(value)
+            .trim_end_matches('\0')
+            .to_owned()
+    };
+    let hook = find(find(attributes, NFTA_CHAIN_HOOK)?, NFTA_HOOK_HOOKNUM)?;
+    if !matches!(family, NFPROTO_INET | NFPROTO_IPV4) || number(hook)? != NF_INET_FORWARD {
+        return None;
+    }
+    Some(ForwardChain {
+        table: text(find(attributes, NFTA_CHAIN_TABLE)?),
+        chain: text(find(attributes, NFTA_CHAIN_NAME)?),
+        drops: find(attributes, NFTA_CHAIN_POLICY).and_then(number) == Some(NF_DROP),
+        rules: find(attributes, NFTA_CHAIN_USE)
+            .and_then(number)
+            .unwrap_or(0),
+    })
+}
+
+fn xfrm_policies() -> io::Result<usize> {
+    const XFRM_MSG_NEWPOLICY: u16 = 0x13;
+    const XFRM_MSG_GETPOLICY: u16 = 0x15;
+    /// `struct xfrm_userpolicy_id`.
+    const ANY_POLICY: [u8; 64] = [0; 64];
+    let mut policies = 0;
+    let dumped = raw::dump(NETLINK_XFRM, XFRM_MSG_GETPOLICY, &ANY_POLICY, |kind, _| {
+        policies += usize::from(kind == XFRM_MSG_NEWPOLICY);
+    });
+    none_when_unsupported(dumped.map(|()| policies))
+}
+
+#[cfg(test)]
+#[path = "host_test.rs"]
+mod tests;

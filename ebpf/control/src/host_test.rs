@@ -1,0 +1,73 @@
+use super::*;
+use crate::testing::{in_netns, run};
+
+#[test]
+fn a_bare_namespace_has_nothing_to_warn_of() {
+    in_netns("a_bare_namespace_has_nothing_to_warn_of", || {
+        let facts = HostFacts::read();
+        assert_eq!(facts.ip_forward, Some(false));
+        assert_eq!(facts.forward_chains.as_deref(), Some(&[][..]));
+        assert_eq!(facts.local_ports, Some((32_768, 60_999)));
+        assert_eq!(facts.warnings(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn forward_rules_are_found() {
+    in_netns("forward_rules_are_found", || {
+        run("sysctl -qw net.ipv4.ip_forward=1");
+        fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 50000").unwrap();
+        run("nft add table inet fw");
+        run(
+            "nft add chain inet fw through { type filter hook forward priority 0 ; policy drop ; }",
+        );
+        run("nft add chain inet fw into { type filter hook input priority 0 ; }");
+        run("nft add rule inet fw through accept");
+        run("nft add rule inet fw into accept");
+        let facts = HostFacts::read();
+        assert_eq!(facts.ip_forward, Some(true));
+        assert_eq!(facts.local_ports, Some((40_000, 50_000)));
+        let expected = ForwardChain {
+            table: "fw".into(),
+            chain: "through".into(),
+            drops: true,
+            rules: 1,
+        };
+        assert_eq!(facts.forward_chains, Some(vec![expected]));
+        let warnings = facts.warnings();
+        assert_eq!(warnings.len(), 1);
+        assert!(warnings[0].contains("fw through (1 rules)"), "{warnings:?}");
+    });
+}
+
+#[test]
+fn ipsec_policies_are_counted() {
+    in_netns("ipsec_policies_are_counted", || {
+        if !std::path::Path::new("/proc/net/xfrm_stat").exists() {
+            println!("skipped: ipsec_policies_are_counted: this kernel has no xfrm");
+            return;
+        }
+        assert_eq!(HostFacts::read().xfrm_policies, Some(0));
+        run(
+            "ip xfrm policy add src 10.0.0.0/8 dst 10.1.0.0/16 dir out tmpl src 1.1.1.1 dst 2.2.2.2 proto esp mode tunnel",
+        );
+        let facts = HostFacts::read();
+        assert_eq!(facts.xfrm_policies, Some(1));
+        assert!(facts.warnings()[0].contains("IPsec"));
+    });
+}
+
+/// Attributes of a chain whose lengths lie.
+#[test]
+fn cut_answers_are_no_chains() {
+    let hook = [12u8, 0, 4, 0x80, 8, 0, 1, 0, 0, 0, 0, 2];
+    let table = [7u8, 0, 1, 0, b'a', b'b', 0, 0];
+    let name = [6u8, 0, 3, 0, b'c', 0, 0, 0];
+    let whole = [hook.as_slice(), &table, &name].concat();
+    let chain = forward_chain(2, &whole).unwrap();
+    assert_eq!((chain.table.as_str(), chain.chain.as_str()), ("ab", "c"));
+    assert_eq!(forward_chain(10, &whole), None, "IPv6 is not ours");
+    for length in 0..whole.len() - 2 {
+        assert_eq!(forward_chain(2, &whole[..length]), None, "{length}");
+    }
+}

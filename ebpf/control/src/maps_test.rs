@@ -1,0 +1,215 @@
+use std::{env, os::fd::AsRawFd, process::Command};
+
+use slipgate_abi::{DropReason, Ip4, count::drop_packet};
+
+use super::*;
+use crate::testing::{datapath, in_netns};
+
+const FDS: &str = "SLIPGATE_TEST_FDS";
+
+fn tuple(port: u16) -> Tuple {
+    Tuple {
+        scope: 1,
+        local: Ip4 {
+            octets: [10, 0, 2, 15],
+        },
+        remote: Ip4 {
+            octets: [192, 0, 2, 1],
+        },
+        local_port: port,
+        remote_port: 443,
+        protocol: 6,
+        pad: [0; 3],
+    }
+}
+
+fn flow(slot: u32) -> FlowRef {
+    FlowRef {
+        slot,
+        generation: 1,
+    }
+}
+
+#[test]
+fn a_process_without_capability_uses_what_it_was_handed() {
+    in_netns(
+        "a_process_without_capability_uses_what_it_was_handed",
+        || {
+            let datapath = datapath();
+            let maps = datapath.maps();
+            maps.flows.insert(&tuple(1), &flow(1), Insert::New).unwrap();
+            maps.set_rule(3, "allow any");
+            // Without close-on-exec, so that the child has them.
+            let numbers: Vec<_> = maps
+                .fds()
+                .into_iter()
+                // SAFETY: duplicates an open descriptor.
+                .map(|fd| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD, 100) })
+                .collect();
+            let list: Vec<_> = numbers.iter().map(ToString::to_string).collect();
+            let output = Command::new(env::current_exe().unwrap())
+                .args([
+                    "--ignored",
+                    "--exact",
+                    "maps::tests::without_capability",
+                    "--nocapture",
+                ])
+                .env(FDS, list.join(","))
+                .output()
+                .unwrap();
+            for number in numbers {
+                // SAFETY: ours, and used no more.
+                unsafe { libc::close(number) };
+            }
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(
+                output.status.success() && said.contains("1 passed"),
+                "{said}{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+            assert_eq!(maps.flows.get(&tuple(1)).unwrap(), None);
+            assert_eq!(maps.flows.get(&tuple(2)).unwrap(), Some(flow(2)));
+            assert_eq!(maps.slot(7).unwrap().tx_packets().load(Acquire), 77);
+            assert!(maps.chunks_of(4).into_iter().eq(std::iter::once(0..1_024)));
+            assert_eq!(maps.rule(4).unwrap(), "deny any");
+            let read = ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
+            assert_eq!(read.drops(2).unwrap().denied.bytes, 60);
+            assert_eq!(read.rule(4).unwrap(), "deny any");
+        },
+    );
+}
+
+#[test]
+#[ignore = "the child of a_process_without_capability_uses_what_it_was_handed"]
+fn without_capability() {
+    const NOBODY: u32 = 65_534;
+    // SAFETY: plain numbers; for all threads of the process.
+    unsafe {
+        assert_eq!(libc::setresgid(NOBODY, NOBODY, NOBODY), 0);
+        assert_eq!(libc::setresuid(NOBODY, NOBODY, NOBODY), 0);
+    }
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    assert!(status.contains("CapEff:\t0000000000000000"), "{status}");
+    assert!(
+        crate::probe::pass_program().is_err(),
+        "a program was loaded"
+    );
+
+    let fds = env::var(FDS)
+        .unwrap()
+        .split(',')
+        // SAFETY: handed over for us alone.
+        .map(|number| unsafe { std::os::fd::FromRawFd::from_raw_fd(number.parse().unwrap()) })
+        .collect();
+    let maps = SharedMaps::from_fds(fds).unwrap();
+    assert_eq!(maps.flows.entries().unwrap(), [(tuple(1), flow(1))]);
+    assert!(maps.flows.remove(&tuple(1)).unwrap());
+    maps.flows.insert(&tuple(2), &flow(2), Insert::New).unwrap();
+    maps.slot(7)
+        .unwrap()
+        .tx_packets()
+        .fetch_add(77, std::sync::atomic::Ordering::AcqRel);
+    assert_eq!(maps.claim_chunk(4), Some(0..1_024));
+    // SAFETY: a mapped row.
+    unsafe { drop_packet(maps.drops(2).unwrap(), DropReason::Denied, 1, 60) };
+    assert_eq!(maps.rule(3).unwrap(), "allow any");
+    assert!(maps.set_rule(4, "deny any"));
+}
+
+#[test]
+fn descriptors_in_another_order_are_refused() {
+    in_netns("descriptors_in_another_order_are_refused", || {
+        let datapath = datapath();
+        let mut fds: Vec<_> = datapath
+            .maps()
+            .fds()
+            .into_iter()
+            .map(|fd| fd.try_clone_to_owned().unwrap())
+            .collect();
+        fds.swap(MapName::Vms as usize, MapName::Drops as usize);
+        let error = SharedMaps::from_fds(fds).unwrap_err();
+        assert!(
+            matches!(error, Error::Descriptor { map: "VMS", .. }),
+            "{error}"
+        );
+        let error = SharedMaps::from_fds(vec![std::fs::File::open("/dev/null").unwrap().into()]);
+        assert!(matches!(error, Err(Error::Descriptor { .. })));
+        let files = (0..MAPS).map(|_| std::fs::File::open("/dev/null").unwrap().into());
+        let error = SharedMaps::from_fds(files.collect());
+        assert!(matches!(error, Err(Error::Descriptor { .. })));
+    });
+}
+
+#[test]
+fn nothing_is_handed_out_beyond_the_end() {
+    in_netns("nothing_is_handed_out_beyond_the_end", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let last = maps.slots() - 1;
+        assert!(maps.slot(last).is_some() && maps.slot(last + 1).is_none());
+        assert!(maps.vm(maps::MAX_VMS - 1).is_some() && maps.vm(maps::MAX_VMS).is_none());
+        assert!(maps.next_hop(maps::MAX_NEXT_HOPS).is_none());
+        assert!(maps.drops(maps::MAX_VMS).is_none() && maps.counters(u32::MAX).is_none());
+        assert!(!maps.set_rule(maps::MAX_RULES, "x") && maps.rule(maps::MAX_RULES).is_none());
+    });
+}
+
+#[test]
+fn chunks_are_claimed_once_and_run_out() {
+    in_netns("chunks_are_claimed_once_and_run_out", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let claimed: Vec<_> = std::thread::scope(|scope| {
+            let claim = || scope.spawn(|| [maps.claim_chunk(1), maps.claim_chunk(1)]);
+            [claim(), claim()].map(|thread| thread.join().unwrap())
+        })
+        .into_iter()
+        .flatten()
+        .collect();
+        let mut starts: Vec<_> = claimed.iter().flatten().map(|chunk| chunk.start).collect();
+        starts.sort_unstable();
+        assert_eq!(starts, [0, 1_024, 2_048, 3_072]);
+        assert_eq!(maps.claim_chunk(2), None);
+    });
+}
+
+/// More entries than one batch, and than a bucket's worth.
+#[test]
+fn a_trie_is_read_whole() {
+    in_netns("a_trie_is_read_whole", || {
+        let datapath = datapath();
+        let deny = &datapath.maps().deny;
+        let prefix = |number: u32| DenyPrefix {
+            prefix_len: 64,
+            key: DenyKey {
+                policy: [0; 4],
+                remote: Ip4 {
+                    octets: number.to_be_bytes(),
+                },
+            },
+        };
+        for number in 0..10_000 {
+            deny.insert(&prefix(number), &number, Insert::New).unwrap();
+        }
+        let mut rules: Vec<_> = deny
+            .entries()
+            .unwrap()
+            .into_iter()
+            .map(|(_, rule)| rule)
+            .collect();
+        rules.sort_unstable();
+        assert!(rules.into_iter().eq(0..10_000));
+        assert_eq!(deny.get(&prefix(7)).unwrap(), Some(7));
+        assert_eq!(deny.remove_if(|_, rule| *rule >= 10).unwrap(), 9_990);
+    });
+}
+
+#[test]
+fn text_is_cut_on_a_character_boundary() {
+    let mut field = [0xff; 4];
+    fill_text(&mut field, "abcé");
+    assert_eq!(&field, b"abc\0");
+    assert_eq!(text_of(&field), "abc");
+    fill_text(&mut field, "abcd");
+    assert_eq!(text_of(&field), "abcd");
+}
