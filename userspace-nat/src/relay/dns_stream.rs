@@ -30,8 +30,7 @@ pub(super) struct DnsStream {
 }
 
 impl DnsStream {
-    pub(super) fn new(mut endpoint: Endpoint, limits: &Limits, now_ns: u64) -> Self {
-        endpoint.set_silence_limit(limits.dns_idle_ns);
+    pub(super) fn new(endpoint: Endpoint, now_ns: u64) -> Self {
         Self {
             endpoint,
             inbox: Vec::new(),

@@ -119,8 +119,7 @@ impl Relay {
         };
         let key = self.fresh_key();
         let token = relay_token(key);
-        let Ok(stream) = Stream::new(host, endpoint, token, &self.limits, cx.poller, cx.now_ns)
-        else {
+        let Ok(stream) = Stream::new(host, endpoint, token, cx.poller, cx.now_ns) else {
             return;
         };
         if let Some(served) = self.vms.get_mut(&vm) {

@@ -2,10 +2,10 @@
 use std::net::SocketAddrV4;
 
 use smoltcp::{
-    iface::{Config, Interface, PollResult, SocketHandle, SocketSet},
+    iface::{Config, Interface, SocketHandle, SocketSet},
     phy::{self, Checksum, ChecksumCapabilities, DeviceCapabilities, Medium},
     socket::tcp,
-    time::{Duration, Instant},
+    time::Instant,
     wire::{HardwareAddress, IpAddress, IpCidr},
 };
 
@@ -53,11 +53,21 @@ pub(super) struct Endpoint {
     interface: Interface,
     sockets: SocketSet<'static>,
     handle: SocketHandle,
+    /// When a packet of the guest last came.
+    heard_ns: u64,
+    /// Since when the guest owes an acknowledgement.
+    owed_since_ns: Option<u64>,
 }
 
 impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Endpoint").finish_non_exhaustive()
+        let socket = self.sockets.get::<tcp::Socket<'_>>(self.handle);
+        f.debug_struct("Endpoint")
+            .field("state", &socket.state())
+            .field("from_guest", &socket.recv_queue())
+            .field("to_guest", &socket.send_queue())
+            .field("owed_since_ns", &self.owed_since_ns)
+            .finish_non_exhaustive()
     }
 }
 
@@ -119,13 +129,9 @@ impl Endpoint {
             interface,
             sockets,
             handle,
+            heard_ns: link.now_ns,
+            owed_since_ns: None,
         }
-    }
-
-    /// Gives up on a peer that acknowledges nothing for this long, ns.
-    pub(super) fn set_silence_limit(&mut self, limit_ns: u64) {
-        self.socket()
-            .set_timeout(Some(Duration::from_micros(limit_ns / 1_000)));
     }
 
     pub(super) fn socket(&mut self) -> &mut tcp::Socket<'static> {
@@ -133,10 +139,33 @@ impl Endpoint {
     }
 
     /// Takes a packet of the guest in, if one is given, and sends what is due.
-    pub(super) fn poll(&mut self, incoming: Option<&[u8]>, link: &mut Link<'_>) -> PollResult {
+    pub(super) fn poll(&mut self, incoming: Option<&[u8]>, link: &mut Link<'_>) {
         let now = instant(link.now_ns);
+        if incoming.is_some() {
+            self.heard_ns = link.now_ns;
+        }
         self.interface
-            .poll(now, &mut Wire::new(incoming, link), &mut self.sockets)
+            .poll(now, &mut Wire::new(incoming, link), &mut self.sockets);
+        self.owed_since_ns = match (self.is_owed(), self.owed_since_ns) {
+            (true, None) => Some(link.now_ns),
+            (true, since) => since,
+            (false, _) => None,
+        };
+    }
+
+    /// Since when the guest has left us without a packet that is due, ns. smoltcp's own time-out
+    /// would do, were it not that it ends idle connections too.
+    pub(super) fn silent_since_ns(&self) -> Option<u64> {
+        self.owed_since_ns.map(|since| since.max(self.heard_ns))
+    }
+
+    fn is_owed(&mut self) -> bool {
+        let socket = self.socket();
+        let fin_is_out = matches!(
+            socket.state(),
+            tcp::State::FinWait1 | tcp::State::Closing | tcp::State::LastAck
+        );
+        fin_is_out || socket.send_queue() > 0
     }
 
     /// When to poll again, ns.

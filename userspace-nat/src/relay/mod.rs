@@ -329,7 +329,7 @@ impl Relay {
             return Taken::No;
         };
         served.counts.dns_connections += 1;
-        let stream = DnsStream::new(endpoint, &self.limits, cx.now_ns);
+        let stream = DnsStream::new(endpoint, cx.now_ns);
         let key = self.fresh_key();
         self.insert(key, name, Kind::Dns(stream));
         self.drive(key, Event::Packet(packet), cx);

@@ -71,13 +71,11 @@ impl Stream {
     /// `host` is non-blocking and connected.
     pub(super) fn new(
         host: TcpStream,
-        mut endpoint: Endpoint,
+        endpoint: Endpoint,
         token: Token,
-        limits: &Limits,
         poller: &Poller,
         now_ns: u64,
     ) -> io::Result<Self> {
-        endpoint.set_silence_limit(limits.silence_ns);
         poller.add(host.as_fd(), token, Interest::None)?;
         Ok(Self {
             endpoint,
@@ -148,14 +146,21 @@ impl Stream {
 
     /// When [`Stream::drive`] is due without any event, ns.
     pub(super) fn deadline_ns(&mut self, limits: &Limits, now_ns: u64) -> u64 {
-        let own = if self.established {
-            self.moved_ns + limits.stream_idle_ns
-        } else {
-            self.opened_ns + limits.connect_ns
-        };
+        let own = self.end_ns(limits);
         self.endpoint
             .next_poll_ns(now_ns)
             .map_or(own, |at| at.min(own))
+    }
+
+    /// When it ends if nothing happens until then, ns.
+    fn end_ns(&self, limits: &Limits) -> u64 {
+        if !self.established {
+            return self.opened_ns + limits.connect_ns;
+        }
+        let idle = self.moved_ns + limits.stream_idle_ns;
+        self.endpoint
+            .silent_since_ns()
+            .map_or(idle, |since| idle.min(since + limits.silence_ns))
     }
 
     /// Ends both sides with a reset.
@@ -200,7 +205,7 @@ impl Stream {
     fn settle(&mut self, limits: &Limits, poller: &Poller, link: &mut Link<'_>) -> Fate {
         let socket = self.endpoint.socket();
         let state = socket.state();
-        self.established |= socket.may_send();
+        self.established |= !matches!(state, State::SynSent | State::Closed);
         self.guest_fin |= matches!(
             state,
             State::CloseWait | State::LastAck | State::Closing | State::TimeWait
@@ -224,11 +229,7 @@ impl Stream {
             State::TimeWait if both_ended => return Fate::Closed,
             _ => {}
         }
-        let overdue = if self.established {
-            link.now_ns >= self.moved_ns + limits.stream_idle_ns
-        } else {
-            link.now_ns >= self.opened_ns + limits.connect_ns
-        };
+        let overdue = link.now_ns >= self.end_ns(limits);
         if overdue || self.update_interest(poller).is_err() {
             return self.reset(link);
         }

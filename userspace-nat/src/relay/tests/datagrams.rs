@@ -167,7 +167,8 @@ proptest! {
         let mut cx = Context { now_ns: 1_000 * MS, out: &mut out, poller: &poller };
         for mut payload in packets {
             if payload.len() >= 20 && protocol == 6 {
-                payload[..4].copy_from_slice(&[0x90, payload[1] & 1, 0, 53]);
+                let port = [0x90, payload[1] & 1, 0, 53];
+                    payload[..4].copy_from_slice(&port);
                 payload[12] = 0x50 | (payload[12] & 0x10);
                 if syn {
                     payload[13] = 2;

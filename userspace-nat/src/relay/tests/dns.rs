@@ -59,6 +59,7 @@ fn a_message_may_come_in_pieces() {
         world.guest.ends[0].1.send.push(*byte);
         asked.extend(questions(&mut world, 3));
     }
+    asked.extend(questions(&mut world, 100));
     let messages: Vec<&[u8]> = asked.iter().map(|q| q.message.as_slice()).collect();
     assert_eq!(
         messages,

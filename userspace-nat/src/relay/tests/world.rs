@@ -166,6 +166,8 @@ pub(super) struct Guest {
     pub(super) ends: Vec<(SocketHandle, End)>,
     inbox: VecDeque<Vec<u8>>,
     outbox: Vec<Vec<u8>>,
+    waiting: Vec<(u16, End)>,
+    opened: std::collections::HashSet<u16>,
 }
 
 impl Guest {
@@ -191,6 +193,8 @@ impl Guest {
             ends: Vec::new(),
             inbox: VecDeque::new(),
             outbox: Vec::new(),
+            waiting: Vec::new(),
+            opened: std::collections::HashSet::new(),
         }
     }
 
@@ -199,6 +203,28 @@ impl Guest {
         let handle = self.sockets.add(tcp::Socket::new(buffer(), buffer()));
         self.ends.push((handle, end));
         handle
+    }
+
+    /// Serves one of many connections to `port`. It listens only when its SYN comes: smoltcp gives
+    /// a repeated SYN to whoever listens, before the socket whose connection it is.
+    pub(super) fn serve(&mut self, port: u16, end: End) {
+        self.waiting.push((port, end));
+    }
+
+    fn arrive(&mut self, packet: Vec<u8>) {
+        let transport = Ipv4::parse(&packet).and_then(Packet::parse);
+        if let Ok(Transport::Tcp(tcp)) = transport.map(|packet| packet.transport)
+            && tcp.is_opening_syn()
+            && let Some(index) = self
+                .waiting
+                .iter()
+                .position(|(port, _)| *port == tcp.destination)
+            && self.opened.insert(tcp.source)
+        {
+            let (port, end) = self.waiting.remove(index);
+            self.listen(port, end);
+        }
+        self.inbox.push_back(packet);
     }
 
     /// Serves one connection to `port`.
@@ -392,7 +418,9 @@ impl World {
             self.down.put(l3, self.now_ns);
         }
         self.out.clear();
-        self.guest.inbox.extend(self.down.take(self.now_ns));
+        for packet in self.down.take(self.now_ns) {
+            self.guest.arrive(packet);
+        }
         self.guest.step(self.now_ns);
         for packet in std::mem::take(&mut self.guest.outbox) {
             busy = true;
@@ -412,7 +440,11 @@ impl World {
     ) {
         let end_ns = self.now_ns + most_ms * MS;
         while !done(self, clients) {
-            assert!(self.now_ns < end_ns, "not done after {most_ms} ms");
+            assert!(
+                self.now_ns < end_ns,
+                "not done after {most_ms} ms: {:?}",
+                self.relay.entries
+            );
             self.step(clients);
         }
     }
