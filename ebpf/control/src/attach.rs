@@ -251,13 +251,16 @@ impl Datapath {
         Ok(())
     }
 
-    /// Takes off everything; TAPs and engine ports are taken down first. The caller holds the lock
-    /// and knows that no owner lives.
+    /// Takes off everything; TAPs are taken down first, and engine ports removed. The caller holds
+    /// the lock and knows that no owner lives.
     pub(crate) fn detach_all(&self) -> Result<()> {
         for attached in self.attached()? {
-            let shut = matches!(attached.program, Program::GuestEgress | Program::EnginePort);
-            if let (true, Ok(device)) = (shut, Device::with_index(attached.ifindex)) {
-                device.set_up(false)?;
+            match (attached.program, Device::with_index(attached.ifindex)) {
+                (Program::GuestEgress, Ok(tap)) => tap.set_up(false)?,
+                (Program::EnginePort, Ok(port)) => {
+                    crate::netlink::remove_link(attached.ifindex, port.name())?;
+                }
+                _ => {}
             }
             self.remove_attached(attached)?;
         }
@@ -313,3 +316,7 @@ fn explain(error: Error, program: Program, ifindex: u32) -> Error {
 #[cfg(test)]
 #[path = "attach_test.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "attach/replace_test.rs"]
+mod replace_tests;

@@ -51,6 +51,15 @@ pub enum Error {
         /// Shape expected.
         ours: String,
     },
+    /// No state is pinned there.
+    #[error(
+        "nothing is pinned in {pin_dir}: no `slipgate attach` serves this network namespace, or it \
+         was given another --pin-dir"
+    )]
+    NothingPinned {
+        /// Where it was looked for.
+        pin_dir: PathBuf,
+    },
     /// Some maps are pinned, others are missing.
     #[error("{pin_dir} has some of the maps but not {missing}: remove it when nothing uses it")]
     Incomplete {

@@ -26,7 +26,7 @@ use std::{
 };
 
 use aya::{
-    Ebpf, EbpfLoader, VerifierLogLevel,
+    Ebpf, EbpfLoader,
     programs::{Program as AyaProgram, ProgramError},
 };
 use slipgate_abi::{ABI_VERSION, maps as abi_maps};
@@ -223,8 +223,6 @@ fn whole_chunks(slots: u32) -> u32 {
 
 fn load_object(paths: &Paths, logging: bool, slots: u32) -> Result<Ebpf> {
     let mut loader = EbpfLoader::new();
-    // The verifier's log is asked for again by aya when a program is refused.
-    loader.verifier_log_level(VerifierLogLevel::DISABLE);
     for map in MapName::ALL {
         loader.map_pin_path(map.name(), paths.pin(map.name()));
         loader.map_max_entries(map.name(), map.shape(slots).entries);

@@ -174,6 +174,17 @@ fn no_bpffs_there_is_said() {
 }
 
 #[test]
+fn looking_where_nothing_is_pinned_says_so() {
+    in_netns("looking_where_nothing_is_pinned_says_so", || {
+        let paths = Paths::of_this_netns().unwrap();
+        let text = crate::ReadOnlyMaps::open_pinned(&paths.pin_dir)
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("slipgate attach"), "{text}");
+    });
+}
+
+#[test]
 fn slots_come_in_whole_chunks() {
     assert_eq!(whole_chunks(0), 1_024);
     assert_eq!(whole_chunks(1_024), 1_024);

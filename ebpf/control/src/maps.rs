@@ -15,6 +15,7 @@ mod read_only;
 mod table;
 
 use std::{
+    io::ErrorKind,
     mem::offset_of,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
@@ -283,14 +284,18 @@ pub(crate) fn text_of(field: &[u8]) -> String {
     String::from_utf8_lossy(&field[..length]).into_owned()
 }
 
-/// Opens every pin. The error for one that is missing says so.
+/// Opens every pin.
 pub(crate) fn open_pins(pin_dir: &Path) -> Result<Vec<OwnedFd>> {
     MapName::ALL
         .into_iter()
         .map(|map| {
             let path = pin_dir.join(map.name());
-            bpf::obj_get(&path)
-                .map_err(Error::os(format!("open the pinned map {}", path.display())))
+            bpf::obj_get(&path).map_err(|error| match error.kind() {
+                ErrorKind::NotFound => Error::NothingPinned {
+                    pin_dir: pin_dir.into(),
+                },
+                _ => Error::os(format!("open the pinned map {}", path.display()))(error),
+            })
         })
         .collect()
 }

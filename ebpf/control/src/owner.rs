@@ -26,7 +26,9 @@ use slipgate_abi::maps::{MAX_OWNERS, MAX_VMS};
 
 pub(crate) use self::sweep::next_hops_of;
 pub use self::sweep::{Swept, sweep};
-use crate::{Error, Paths, Result, load::Datapath, lock::FileLock, maps::SharedMaps, vm};
+use crate::{
+    Error, Paths, Result, load::Datapath, lock::FileLock, maps::SharedMaps, tap::EnginePort, vm,
+};
 
 /// A held row of `OWNERS`.
 #[derive(Debug)]
@@ -109,10 +111,13 @@ impl Owner {
 }
 
 impl Datapath {
-    /// Ends an orderly stop: gives the owner's row back, and, when nobody else lives or has left
-    /// VMs behind, takes all programs off and removes all pins. Whether it did the latter.
+    /// Ends an orderly stop, after the engine's: removes the owner's engine port and gives its row
+    /// back; and, when nobody else lives or has left VMs behind, takes all programs off and removes
+    /// all pins. Whether it did the latter.
     pub fn remove_if_last(self, owner: Owner) -> Result<bool> {
         let (row, paths) = (owner.row, self.paths.clone());
+        EnginePort::remove(row)?;
+        self.remove_defunct()?;
         {
             let _all = self.lock()?;
             owner.release(&self.maps);

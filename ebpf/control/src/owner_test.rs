@@ -261,6 +261,12 @@ fn the_last_owner_removes_everything() {
         first.attach(Program::UplinkIngress, 1, Hook::Tcx).unwrap();
         let take = |names: &[&str]| Owner::take(first.maps(), first.paths(), names).unwrap();
         let (a, b) = (take(&["a"]), take(&["b"]));
+        for owner in [&a, &b] {
+            let port = crate::tap::EnginePort::open(owner.row()).unwrap();
+            port.serve(&first, Hook::Tcx).unwrap();
+        }
+        let port = |row: u32| crate::device::Device::named(&format!("sgport{row}"));
+        let (row_a, row_b) = (a.row(), b.row());
         let vm = vm::open(first.maps(), &b, &vm_spec("b")).unwrap();
         first.maps().claim_chunk(a.row()).unwrap();
         let paths = first.paths().clone();
@@ -269,9 +275,11 @@ fn the_last_owner_removes_everything() {
 
         assert!(!second.remove_if_last(a).unwrap(), "b lives");
         assert!(paths.pin_dir.join("FLOWS").exists());
+        assert!(port(row_a).is_err() && port(row_b).is_ok());
         vm::close(first.maps(), vm.row).unwrap();
         assert!(first.remove_if_last(b).unwrap());
         assert!(!paths.pin_dir.exists() && !paths.run_dir.exists());
+        assert!(port(row_b).is_err());
         let device = crate::device::Device::named("t0").unwrap();
         assert_eq!(device.flags().unwrap() & libc::IFF_UP, 0, "the TAP is shut");
         assert_eq!(attached_at("t0", Program::GuestEgress), 0);

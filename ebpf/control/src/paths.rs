@@ -41,9 +41,13 @@ impl Paths {
         })
     }
 
-    /// Another pin directory. Its locks are its own.
+    /// Another pin directory. Its locks are its own, whichever way its path is written.
     pub fn with_pin_dir(pin_dir: PathBuf) -> Result<Self> {
         let usual = Self::of_this_netns()?;
+        let pin_dir = resolve(&pin_dir).map_err(Error::os(format!(
+            "resolve --pin-dir {}",
+            pin_dir.display()
+        )))?;
         if pin_dir == usual.pin_dir {
             return Ok(usual);
         }
@@ -111,6 +115,20 @@ impl Paths {
     }
 }
 
+/// The path without links, dots and relative parts, as far as it exists.
+fn resolve(path: &Path) -> io::Result<PathBuf> {
+    match fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let path = std::path::absolute(path)?;
+            match (path.parent(), path.file_name()) {
+                (Some(parent), Some(name)) => Ok(resolve(parent)?.join(name)),
+                _ => Err(error),
+            }
+        }
+        other => other,
+    }
+}
+
 /// The inode number of the calling thread's network namespace.
 pub fn netns_inode() -> Result<u64> {
     // Not /proc/self: that is the process's first thread.
@@ -163,3 +181,7 @@ pub(crate) fn remove_if_there(
         Err(error) => Err(Error::os(format!("remove {}", path.display()))(error)),
     }
 }
+
+#[cfg(test)]
+#[path = "paths_test.rs"]
+mod tests;

@@ -98,7 +98,7 @@ impl SharedMaps {
     }
 
     /// Frees a next hop. No slot may name it any more.
-    pub(crate) fn free_next_hop(&self, index: u32) {
+    pub fn free_next_hop(&self, index: u32) {
         let Some(hop) = self.next_hop(index) else {
             return;
         };

@@ -1,0 +1,120 @@
+//! Two builds take each other's place under traffic: not one frame meets no program.
+
+use std::{
+    fs::File,
+    io::Write,
+    net::UdpSocket,
+    os::fd::AsRawFd,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use std::io;
+
+use super::*;
+use crate::testing::{datapath, in_netns, run};
+
+const PORT: u16 = 7_777;
+
+/// A UDP datagram from the guest to the host's own address on the TAP, which the stack delivers
+/// unless a program keeps it from it.
+fn frame(tap_mac: [u8; 6]) -> Vec<u8> {
+    let mut ip = vec![
+        0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0, 10, 9, 9, 2, 10, 9, 9, 1,
+    ];
+    let sum: u32 = ip
+        .chunks(2)
+        .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])))
+        .sum();
+    let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+    let mut frame = tap_mac.to_vec();
+    frame.extend([2, 0, 0, 0, 0, 7, 8, 0]);
+    frame.extend(ip);
+    frame.extend([0x13, 0x88]);
+    frame.extend(PORT.to_be_bytes());
+    frame.extend([0, 12, 0, 0, b'p', b'i', b'n', b'g']);
+    frame
+}
+
+fn open_tap(name: &str) -> File {
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+        .unwrap();
+    // SAFETY: a struct of integers.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as _;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as i16;
+    // SAFETY: the request with its struct.
+    let answer = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    assert_eq!(answer, 0, "{}", io::Error::last_os_error());
+    file
+}
+
+fn check_no_gap(hook: Hook) {
+    let mut tap = open_tap("g0");
+    run("ip addr add 10.9.9.1/24 dev g0");
+    run("ip link set g0 up");
+    let network = crate::NetworkWatch::open().unwrap();
+    let link = network.network().link_by_name("g0").unwrap().clone();
+    let frame = frame(link.mac.unwrap());
+    let host = UdpSocket::bind(("10.9.9.1", PORT)).unwrap();
+    host.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+
+    // Positive control: without a program, it arrives.
+    tap.write_all(&frame).unwrap();
+    host.recv(&mut [0; 64]).unwrap();
+    host.set_nonblocking(true).unwrap();
+
+    let first = datapath();
+    std::fs::write(
+        first.paths().run_dir.join(crate::load::BUILD_FILE),
+        "another",
+    )
+    .unwrap();
+    let second = datapath();
+    first
+        .attach(Program::GuestEgress, link.ifindex, hook)
+        .unwrap();
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                tap.write_all(&frame).unwrap();
+                sent.fetch_add(1, Relaxed);
+            }
+        });
+        for datapath in [&second, &first].into_iter().cycle().take(200) {
+            let before = sent.load(Relaxed);
+            datapath
+                .attach(Program::GuestEgress, link.ifindex, hook)
+                .unwrap();
+            // Some frames meet each.
+            while sent.load(Relaxed) < before + 20 {
+                std::thread::yield_now();
+            }
+        }
+        stop.store(true, Relaxed);
+    });
+    assert!(sent.load(Relaxed) >= 4_000);
+    let leaked = host.recv(&mut [0; 64]);
+    assert!(leaked.is_err(), "a frame met no program");
+}
+
+#[test]
+fn no_frame_meets_no_program_under_a_link() {
+    in_netns("no_frame_meets_no_program_under_a_link", || {
+        check_no_gap(Hook::Tcx);
+    });
+}
+
+#[test]
+fn no_frame_meets_no_program_under_a_filter() {
+    in_netns("no_frame_meets_no_program_under_a_filter", || {
+        check_no_gap(Hook::Clsact);
+    });
+}
