@@ -186,17 +186,15 @@ impl InFlight {
         }
     }
 
-    /// When there is no room, and `vm` holds less than its share: ends the oldest exchange of the
-    /// VM that holds most. One that other VMs wait for too is left alone.
+    /// When there is no room: ends the oldest exchange of the VM that holds most, unless `vm` would
+    /// then hold more than that one. An exchange that other VMs wait for too is left alone.
     pub(super) fn make_room(&mut self, vm: u32) -> Option<Live> {
         if !self.free.is_empty() {
             return None;
         }
-        let asking = self.loads.get(&vm).copied();
-        let vms = self.loads.len() + usize::from(asking.is_none());
-        let held = asking.map_or(0, |load| load.exchanges);
+        let held = self.loads.get(&vm).map_or(0, |load| load.exchanges);
         let (&most, load) = self.loads.iter().max_by_key(|(_, load)| load.exchanges)?;
-        if held >= self.slots.len() / vms || load.exchanges <= held + 1 {
+        if load.exchanges <= held + 1 {
             return None;
         }
         let oldest = (0..self.slots.len() as u16)

@@ -13,8 +13,12 @@
 //! case and EDNS options stay here. What comes back is taken only from the resolver asked, to the
 //! port asked from, under the random id, for the question asked (RFC 5452 section 9).
 //!
-//! Not served: updates, transfers, signed messages (NOTIMP). Forwarding of EDNS options, of which
-//! each is between neighbours (RFC 6891 section 6.2.6), client subnet included.
+//! Not served: updates, transfers and signed messages (NOTIMP). EDNS itself is passed through (its
+//! presence and DO), its options are not: an OPT is between neighbours and is neither forwarded nor
+//! cached (RFC 6891 section 6.1.1). So cookies and client subnet end here.
+//!
+//! The cache is common to all VMs of the process. A VM can tell by the time of an answer that
+//! another asked the same before; it can't displace more than its share ([`cache`]).
 
 pub mod answer;
 pub mod cache;

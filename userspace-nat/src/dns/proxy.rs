@@ -2,7 +2,7 @@
 //!
 //! Questions wait in *exchanges*, one per distinct question, however many guests ask it. Both are
 //! bounded, per VM and in all: a VM over its own bound is refused, and when all exchanges are
-//! taken, a VM below its share takes one of the VM that holds most.
+//! taken, a VM that holds fewer takes one of the VM that holds most.
 use std::{
     collections::VecDeque,
     net::{Ipv4Addr, SocketAddr},
