@@ -23,6 +23,8 @@ pub struct Limits {
     pub silence_ns: u64,
     /// How long a forwarded connection may be idle, ns.
     pub stream_idle_ns: u64,
+    /// The same when one side has ended its direction, ns.
+    pub half_closed_idle_ns: u64,
     /// How long a DNS connection may be idle, ns (RFC 7766 section 6.2.3: a few seconds).
     pub dns_idle_ns: u64,
     /// How long a client of a forwarded UDP port may be silent, ns.
@@ -40,6 +42,7 @@ impl Default for Limits {
             connect_ns: 5 * SECOND_NS,
             silence_ns: 60 * SECOND_NS,
             stream_idle_ns: timeout::TCP_ESTABLISHED_NS,
+            half_closed_idle_ns: timeout::TCP_TRANSITORY_NS,
             dns_idle_ns: 10 * SECOND_NS,
             association_idle_ns: timeout::UDP_NS,
         }

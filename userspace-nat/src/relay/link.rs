@@ -57,6 +57,9 @@ pub(super) struct Endpoint {
     heard_ns: u64,
     /// Since when the guest owes an acknowledgement.
     owed_since_ns: Option<u64>,
+    /// The connection's state and how much is in its buffers; and since when.
+    condition: (tcp::State, usize, usize),
+    condition_since_ns: u64,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -131,6 +134,8 @@ impl Endpoint {
             handle,
             heard_ns: link.now_ns,
             owed_since_ns: None,
+            condition: (tcp::State::Closed, 0, 0),
+            condition_since_ns: link.now_ns,
         }
     }
 
@@ -151,6 +156,17 @@ impl Endpoint {
             (true, since) => since,
             (false, _) => None,
         };
+        let socket = self.socket();
+        let condition = (socket.state(), socket.recv_queue(), socket.send_queue());
+        if condition != self.condition {
+            self.condition = condition;
+            self.condition_since_ns = link.now_ns;
+        }
+    }
+
+    /// Since when nothing was moved or acknowledged, ns. Packets alone are no progress.
+    pub(super) fn idle_since_ns(&self) -> u64 {
+        self.condition_since_ns
     }
 
     /// Since when the guest has left us without a packet that is due, ns. smoltcp's own time-out

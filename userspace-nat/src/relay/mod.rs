@@ -14,7 +14,8 @@
 //!
 //! Nothing here waits. Work per event, and memory per VM, are bounded by [`Limits`]: what exceeds
 //! them is refused with a reset, never at the cost of a connection that lives. Deadlines (smoltcp's
-//! retransmissions, time-outs) are kept in order, one per connection.
+//! retransmissions, time-outs) are kept in order, one per connection. Relayed connections live and
+//! die with the engine: there is no kernel flow that could outlive it.
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     net::{Ipv4Addr, SocketAddrV4, TcpListener},
@@ -199,8 +200,13 @@ impl Relay {
             .map(|(key, _)| *key)
             .collect();
         for key in keys {
-            if let Some(Entry::Connection(connection)) = self.entries.remove(&key) {
-                self.end(key, *connection, cx);
+            match self.entries.remove(&key) {
+                Some(Entry::Connection(connection)) => self.end(key, *connection, cx),
+                // The broker may hold the same socket: closing ours would not end the waiting.
+                // An error means that it is not waited on any more.
+                Some(Entry::Listener { listener, .. }) => drop(cx.poller.remove(&listener)),
+                Some(Entry::Datagrams(socket)) => drop(cx.poller.remove(socket.socket())),
+                None => {}
             }
         }
         for port in self.associations.of_vm(vm) {

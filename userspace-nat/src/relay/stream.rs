@@ -64,7 +64,6 @@ pub(super) struct Stream {
     /// ... and the client has been told.
     guest_ended: bool,
     opened_ns: u64,
-    moved_ns: u64,
 }
 
 impl Stream {
@@ -89,7 +88,6 @@ impl Stream {
             guest_fin: false,
             guest_ended: false,
             opened_ns: now_ns,
-            moved_ns: now_ns,
         })
     }
 
@@ -139,7 +137,6 @@ impl Stream {
             if moved == before {
                 break;
             }
-            self.moved_ns = link.now_ns;
         }
         (self.settle(limits, poller, link), moved)
     }
@@ -157,7 +154,12 @@ impl Stream {
         if !self.established {
             return self.opened_ns + limits.connect_ns;
         }
-        let idle = self.moved_ns + limits.stream_idle_ns;
+        let may_idle_ns = if self.host_ended || self.guest_fin {
+            limits.half_closed_idle_ns
+        } else {
+            limits.stream_idle_ns
+        };
+        let idle = self.endpoint.idle_since_ns() + may_idle_ns;
         self.endpoint
             .silent_since_ns()
             .map_or(idle, |since| idle.min(since + limits.silence_ns))

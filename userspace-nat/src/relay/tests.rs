@@ -3,5 +3,6 @@
 
 mod datagrams;
 mod dns;
+mod guest;
 mod streams;
 mod world;

@@ -8,7 +8,7 @@ fn parse(text: &str) -> Pattern {
 
 #[test]
 fn each_part_may_be_left_out_but_the_address() {
-    let cases: [(&str, &str, Option<(u16, u16)>, Option<Protocol>); 8] = [
+    let cases = [
         ("10.0.0.0/8", "10.0.0.0/8", None, None),
         ("1.2.3.4", "1.2.3.4/32", None, None),
         (

@@ -1,6 +1,7 @@
 use super::{
     super::*,
-    world::{Close, End, Impairment, VM, World},
+    guest::{Close, End},
+    world::{Impairment, VM, World},
 };
 
 fn framed(messages: &[&[u8]]) -> Vec<u8> {
@@ -73,6 +74,7 @@ fn many_questions_and_long_answers_cross_a_bad_link() {
         loss: 10,
         duplicates: 5,
         jitter_ms: 8,
+        garbled: 0,
     };
     let mut world = World::new(Limits::default(), impairment);
     let messages: Vec<Vec<u8>> = (0..60_u8)
