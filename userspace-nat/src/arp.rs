@@ -15,7 +15,8 @@ use crate::{stats::Tally, vm::VmNet};
 pub struct Outcome {
     /// The reply, without Ethernet header (ethertype 0x0806).
     pub reply: Option<Vec<u8>>,
-    /// The guest's MAC, when it is not configured.
+    /// The guest's MAC, when it is not configured. For who must know it: the programs learn it on
+    /// their own, and a guest may come back with another.
     pub guest_mac: Option<[u8; 6]>,
 }
 

@@ -53,7 +53,8 @@ mod code {
 pub struct Outcome {
     /// The reply as an IPv4 packet. To 255.255.255.255 it wants L2 broadcast, or the guest's MAC.
     pub reply: Option<Vec<u8>>,
-    /// The guest's MAC, when it is not configured.
+    /// The guest's MAC, when it is not configured. For who must know it: the programs learn it on
+    /// their own, and a guest may come back with another.
     pub guest_mac: Option<[u8; 6]>,
 }
 

@@ -102,7 +102,6 @@ impl Services for HostServices {
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason> {
         let outcome = arp::handle(vm, packet)?;
-        self.learn(vm, outcome.guest_mac);
         answer(vm, ETHERTYPE_ARP, outcome.reply.as_deref(), cx)
     }
 
@@ -113,7 +112,6 @@ impl Services for HostServices {
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason> {
         let outcome = dhcp::handle(vm, packet)?;
-        self.learn(vm, outcome.guest_mac);
         answer(vm, ETHERTYPE_IPV4, outcome.reply.as_deref(), cx)
     }
 
@@ -190,15 +188,6 @@ impl Services for HostServices {
     fn vm_removed(&mut self, id: u32, cx: &mut Context<'_>) {
         self.dns.forget(id);
         self.relay.remove_vm(id, cx);
-    }
-}
-
-impl HostServices {
-    fn learn(&mut self, vm: &mut VmNet, mac: Option<[u8; 6]>) {
-        if vm.guest_mac.is_none() && mac.is_some() {
-            vm.guest_mac = mac;
-            self.relay.add_vm(vm.clone());
-        }
     }
 }
 
