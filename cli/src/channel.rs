@@ -1,7 +1,7 @@
 //! The wire between broker and engine: one `SOCK_SEQPACKET` pair, made before the engine starts.
 //!
 //! A packet is a version byte, a form byte and JSON. JSON, because a debugger can read it and
-//! nothing here is on a packet's way. What is larger than a packet may be goes in a sealed memfd,
+//! nothing here is on a packet's way. What is larger than a packet may be goes in a memfd,
 //! whose descriptor comes first among those attached. End of file means that the peer is dead.
 mod message;
 
@@ -131,6 +131,21 @@ impl Channel {
     pub(crate) fn receive<T: DeserializeOwned>(
         &self,
     ) -> Result<Option<(T, Vec<OwnedFd>)>, ChannelError> {
+        match self.receive_flagged(MsgFlags::empty())? {
+            Received::Message(message, fds) => Ok(Some((message, fds))),
+            Received::End | Received::Nothing => Ok(None),
+        }
+    }
+
+    /// The next message, if there is one.
+    pub(crate) fn try_receive<T: DeserializeOwned>(&self) -> Result<Received<T>, ChannelError> {
+        self.receive_flagged(MsgFlags::MSG_DONTWAIT)
+    }
+
+    fn receive_flagged<T: DeserializeOwned>(
+        &self,
+        flags: MsgFlags,
+    ) -> Result<Received<T>, ChannelError> {
         let mut buffer = vec![0; MAX_PACKET];
         let mut space = cmsg_space!([RawFd; MAX_FDS + 1]);
         let (length, mut fds) = loop {
@@ -139,46 +154,42 @@ impl Channel {
                 self.socket.as_raw_fd(),
                 &mut parts,
                 Some(&mut space),
-                MsgFlags::MSG_CMSG_CLOEXEC,
+                flags | MsgFlags::MSG_CMSG_CLOEXEC,
             );
             match received {
                 Ok(r) => break (r.bytes, descriptors(&r)?),
                 Err(nix::Error::EINTR) => {}
-                Err(nix::Error::ECONNRESET) => return Ok(None),
+                Err(nix::Error::EAGAIN) => return Ok(Received::Nothing),
+                Err(nix::Error::ECONNRESET) => return Ok(Received::End),
                 Err(e) => return Err(io_error("receiving")(e)),
             }
         };
-        if length == 0 {
-            return Ok(None);
-        }
         let inline = match buffer[..length] {
+            [] => return Ok(Received::End),
             [VERSION, INLINE, ref json @ ..] => Some(json),
             [VERSION, IN_MEMFD] if !fds.is_empty() => None,
             [VERSION, ..] => return Err(ChannelError::Foreign("a malformed packet".into())),
             [other, ..] => {
-                return Err(ChannelError::Foreign(format!(
-                    "version {other}, not {VERSION}"
-                )));
+                return Err(ChannelError::Foreign(format!("version {other}, not {VERSION}")));
             }
-            [] => return Ok(None),
         };
         let parsed = match inline {
             Some(json) => serde_json::from_slice(json),
-            None => {
-                let mut file = File::from(fds.remove(0));
-                let mut json = Vec::new();
-                file.rewind()
-                    .and_then(|()| file.read_to_end(&mut json))
-                    .map_err(|source| ChannelError::Io {
-                        what: "reading a large message",
-                        source,
-                    })?;
-                serde_json::from_slice(&json)
-            }
+            None => serde_json::from_slice(&read_memfd(fds.remove(0))?),
         };
         let message = parsed.map_err(|e| ChannelError::Foreign(e.to_string()))?;
-        Ok(Some((message, fds)))
+        Ok(Received::Message(message, fds))
     }
+}
+
+/// What came.
+#[derive(Debug)]
+pub(crate) enum Received<T> {
+    Message(T, Vec<OwnedFd>),
+    /// Nothing yet.
+    Nothing,
+    /// The peer is gone.
+    End,
 }
 
 impl AsRawFd for Channel {
@@ -202,6 +213,17 @@ fn memfd(bytes: &[u8]) -> Result<OwnedFd, ChannelError> {
         source,
     })?;
     Ok(file.into())
+}
+
+fn read_memfd(fd: OwnedFd) -> Result<Vec<u8>, ChannelError> {
+    let mut file = File::from(fd);
+    let mut json = Vec::new();
+    let read = file.rewind().and_then(|()| file.read_to_end(&mut json));
+    read.map_err(|source| ChannelError::Io {
+        what: "reading a large message",
+        source,
+    })?;
+    Ok(json)
 }
 
 fn descriptors(

@@ -10,13 +10,11 @@ fn a_message_and_its_descriptors_arrive_in_order() {
     let (broker, engine) = Channel::pair().unwrap();
     let (mut reader, writer) = std::io::pipe().unwrap();
     let question = ToEngine::Why {
-        id: 7,
-        question: WhyQuestion {
-            vm: "a".into(),
-            address: [192, 0, 2, 1].into(),
-            port: 443,
-            protocol: 6,
-        },
+        request: 7,
+        row: 1,
+        address: [192, 0, 2, 1].into(),
+        port: 443,
+        protocol: 6,
     };
     broker.send(&question, &[]).unwrap();
     broker

@@ -18,7 +18,7 @@ pub(crate) use self::{
     error::ConfigError,
     forward::Forward,
     network::GuestNetwork,
-    rules::{LoadedRule, LoadedRules, RuleFlag},
+    rules::{LoadedRules, RuleFlag},
     vm::VmConfig,
 };
 use crate::args::{AttachArgs, DefaultRule, Mode, OnExit, Xdp};

@@ -26,9 +26,10 @@ fn a_question_is_answered_on_its_own_connection() {
     });
     let answer = Answer::Why(WhyAnswer {
         admitted: false,
-        rule: Some("--deny 192.0.2.0/24".into()),
+        rule: "--deny 192.0.2.0/24".into(),
         refusal: Some("rule".into()),
-        because: vec!["it says so".into()],
+        outcome: "refused".into(),
+        via: None,
     });
     let (id, request) = loop {
         if let Some(found) = server.serve().pop() {

@@ -19,6 +19,8 @@ pub(crate) struct Forward {
     pub(crate) host_port: u16,
     /// The guest's port.
     pub(crate) guest_port: u16,
+    /// The flag's value, shown as the rule of its flows.
+    pub(crate) spec: String,
 }
 
 const FORMS: &str = "give tcp:8080:80, udp:5353:53 or tcp:127.0.0.1:9000-9010:9000-9010, \
@@ -124,6 +126,7 @@ fn parse_spec(spec: &str, vms: &[VmConfig]) -> Result<Vec<Forward>, ConfigError>
             host,
             host_port,
             guest_port,
+            spec: spec.to_owned(),
         })
         .collect())
 }

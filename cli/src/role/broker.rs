@@ -1,5 +1,292 @@
+//! The broker: the process that `slipgate attach` starts in. It has CAP_NET_ADMIN and CAP_BPF and
+//! never sees a guest's packet.
+//!
+//! # Theory of operation
+//! 1. Everything in the kernel is made or joined, but no TAP is brought up ([`attached`]).
+//! 2. The engine is started from this binary, is sent descriptors and how it is to work, drops
+//!    what it may, adopts what a predecessor left, and says that it is ready.
+//! 3. TAPs are attached to and brought up, and `slipgate: ready` is printed.
+//! 4. One loop follows the network, answers the control socket and watches the engine.
+//!
+//! When the engine ends unasked, so does the broker, with an error: established flows go on in the
+//! kernel, pins stay, and the next start adopts them. When the broker dies the engine sees the end
+//! of the channel, and the kernel kills it in any case. SIGTERM and SIGINT end both in order, as
+//! `--on-exit` says; SIGHUP is reserved and ignored.
+mod attached;
+mod bound_ports;
+mod engine_process;
+mod follow;
+mod network_view;
 mod reserve;
-mod spawn;
-pub(crate) fn run(_c: crate::config::Config, _l: &str) -> anyhow::Result<()> {
-    Ok(())
+mod rule_texts;
+mod xdp;
+
+use std::{
+    collections::HashMap,
+    io::Write as _,
+    os::fd::AsFd as _,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        signal::{SigSet, Signal},
+        signalfd::{SfdFlags, SignalFd},
+    },
+};
+use userspace_nat::engine::OnExit as EngineExit;
+
+use self::{attached::Attached, engine_process::EngineProcess};
+use crate::{
+    args::{Mode, OnExit},
+    channel::{ToBroker, ToEngine, WhyQuestion},
+    config::Config,
+    control_socket::{Answer, ClientId, ControlServer, Request},
+    host::HostFacts,
+};
+
+/// The line that says that guests are served.
+const READY: &str = "slipgate: ready";
+/// How long the engine may take to adopt, or to end flows.
+const ENGINE_WITHIN: Duration = Duration::from_secs(60);
+/// How often the host's sockets are looked at for ports among the translated ones.
+const PORTS_EVERY: Duration = Duration::from_secs(10);
+
+/// Runs until stopped.
+pub(crate) fn run(config: Config, log: &str) -> anyhow::Result<()> {
+    let signals = signals().context("waiting for signals")?;
+    for warning in HostFacts::read().warnings(&config.nat_ports) {
+        tracing::warn!("{warning}");
+    }
+    let mode = config.mode;
+    let attached = Attached::new(config).with_context(|| match mode {
+        Mode::Auto => "--mode auto: the hybrid NAT can't run, and there is no other mode yet",
+        Mode::Hybrid | Mode::Userspace => "the hybrid NAT can't run",
+    })?;
+    let mut broker = Broker::start(attached, log)?;
+    broker.announce()?;
+    let exit = broker.serve(&signals)?;
+    broker.stop(exit)
+}
+
+struct Broker {
+    attached: Attached,
+    engine: EngineProcess,
+    control: ControlServer,
+    /// Questions that the engine has not answered yet.
+    asked: HashMap<u64, ClientId>,
+    next_question: u64,
+    reserved_ports: Vec<(u8, u16)>,
+    ports_due: Instant,
+}
+
+impl Broker {
+    fn start(attached: Attached, log: &str) -> anyhow::Result<Self> {
+        let owner = std::env::var("SUDO_UID").ok();
+        let owner = owner.and_then(|uid| uid.parse().ok());
+        let owner = owner.unwrap_or_else(|| nix::unistd::getuid().as_raw());
+        let socket = format!("{}.sock", attached.owner.row());
+        let control = ControlServer::bind(
+            &attached.datapath.paths().run_dir.join(socket),
+            owner,
+        )?;
+        let reserved_ports = bound_ports::bound(&attached.config.nat_ports);
+        let mut engine = EngineProcess::start(&attached, &reserved_ports, log)?;
+        let adopted = engine.await_ready(ENGINE_WITHIN)?;
+        if attached.owner.adopted() {
+            tracing::info!("took over {adopted} flows of a predecessor");
+        }
+        let mut broker = Self {
+            attached,
+            engine,
+            control,
+            asked: HashMap::new(),
+            next_question: 0,
+            reserved_ports,
+            ports_due: Instant::now() + PORTS_EVERY,
+        };
+        // Adopted flows and the engine's first ones may have claimed next hops.
+        broker.attached.refresh_next_hops()?;
+        broker.attached.serve_taps()?;
+        Ok(broker)
+    }
+
+    fn announce(&self) -> anyhow::Result<()> {
+        let a = &self.attached;
+        let names: Vec<_> = a.vms.iter().map(|vm| vm.config.name.as_str()).collect();
+        let mut out = std::io::stdout().lock();
+        writeln!(
+            out,
+            "{READY}: {} by {}, engine port {}",
+            names.join(", "),
+            a.uplink.name,
+            a.port.name
+        )
+        .and_then(|()| out.flush())
+        .context("writing to stdout")
+    }
+
+    /// The loop. Returns when it is asked to stop.
+    fn serve(&mut self, signals: &SignalFd) -> anyhow::Result<OnExit> {
+        loop {
+            let wait = self.ports_due.saturating_duration_since(Instant::now());
+            let timeout = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
+            let mut fds = vec![
+                PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.engine.pidfd(), PollFlags::POLLIN),
+                PollFd::new(self.engine.channel().as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.attached.watch.as_fd(), PollFlags::POLLIN),
+            ];
+            fds.extend(self.control.fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            match poll(&mut fds, timeout) {
+                Ok(_) | Err(nix::Error::EINTR) => {}
+                Err(e) => return Err(e).context("waiting for something to do"),
+            }
+            let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
+            drop(fds);
+            if ready[0] && signals.read_signal()?.is_some() {
+                return Ok(self.attached.config.on_exit);
+            }
+            if ready[2] {
+                self.hear_engine()?;
+            }
+            if ready[1] {
+                bail!(
+                    "the engine {}; established flows go on in the kernel and new ones are \
+                     refused: run `slipgate attach` again, which takes them over",
+                    self.engine.end()
+                );
+            }
+            if ready[3] {
+                self.follow_network()?;
+            }
+            if ready[4..].contains(&true)
+                && let Some(exit) = self.answer_control()?
+            {
+                return Ok(exit);
+            }
+            if Instant::now() >= self.ports_due {
+                self.look_at_ports()?;
+            }
+        }
+    }
+
+    fn hear_engine(&mut self) -> anyhow::Result<()> {
+        // The end of the channel is the engine's, which its pidfd tells of as well.
+        match self.engine.channel().receive::<ToBroker>()? {
+            Some((ToBroker::NextHopsWanted, _)) => self.attached.refresh_next_hops(),
+            Some((ToBroker::Why { request, answer }, _)) => {
+                if let Some(client) = self.asked.remove(&request) {
+                    self.control.answer(client, &Answer::Why(answer));
+                }
+                Ok(())
+            }
+            Some((ToBroker::Ready { .. } | ToBroker::Stopped, _)) => Ok(()),
+            None => bail!(
+                "the engine {}; established flows go on in the kernel and new ones are refused: \
+                 run `slipgate attach` again, which takes them over",
+                self.engine.end()
+            ),
+        }
+    }
+
+    fn follow_network(&mut self) -> anyhow::Result<()> {
+        let changes = self.attached.watch.update()?;
+        if changes.links {
+            for vm in self.attached.follow_taps()? {
+                self.engine.tell(&ToEngine::Vm(vm))?;
+            }
+        }
+        if changes.links || changes.routes {
+            self.attached.follow_uplink()?;
+        }
+        if changes.links || changes.routes || changes.addresses {
+            let view = self.attached.network_view();
+            self.engine.tell(&ToEngine::Network(view))?;
+        }
+        if changes.any() {
+            self.attached.refresh_next_hops()?;
+        }
+        Ok(())
+    }
+
+    fn answer_control(&mut self) -> anyhow::Result<Option<OnExit>> {
+        for (client, request) in self.control.serve() {
+            match request {
+                Request::Why(question) => self.ask_why(client, question)?,
+                Request::Stop { keep } => {
+                    self.control.answer(client, &Answer::Done);
+                    return Ok(Some(if keep { OnExit::Keep } else { OnExit::Detach }));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn ask_why(&mut self, client: ClientId, question: WhyQuestion) -> anyhow::Result<()> {
+        let vms = &self.attached.vms;
+        let Some(vm) = vms.iter().find(|vm| vm.config.name == question.vm) else {
+            let names: Vec<_> = vms.iter().map(|vm| vm.config.name.as_str()).collect();
+            let error = format!("no VM {:?} is served; there is {}", question.vm, names.join(", "));
+            self.control.answer(client, &Answer::Error { error });
+            return Ok(());
+        };
+        self.next_question += 1;
+        self.asked.insert(self.next_question, client);
+        self.engine.tell(&ToEngine::Why {
+            request: self.next_question,
+            row: vm.open.row as u16,
+            address: question.address,
+            port: question.port,
+            protocol: question.protocol,
+        })
+    }
+
+    fn look_at_ports(&mut self) -> anyhow::Result<()> {
+        self.ports_due = Instant::now() + PORTS_EVERY;
+        let now = bound_ports::bound(&self.attached.config.nat_ports);
+        if now != self.reserved_ports {
+            self.engine.tell(&ToEngine::ReservedPorts(now.clone()))?;
+            self.reserved_ports = now;
+        }
+        Ok(())
+    }
+
+    /// Ends both processes in order.
+    fn stop(mut self, exit: OnExit) -> anyhow::Result<()> {
+        if exit == OnExit::Detach {
+            // Nothing new comes from the guests while their flows end.
+            self.attached.shut_taps()?;
+        }
+        self.engine.tell(&ToEngine::Shutdown(match exit {
+            OnExit::Detach => EngineExit::Detach,
+            OnExit::Keep => EngineExit::Keep,
+        }))?;
+        self.engine.await_stopped(ENGINE_WITHIN)?;
+        match exit {
+            OnExit::Keep => tracing::info!("stopped; flows go on in the kernel"),
+            OnExit::Detach => {
+                let all = self.attached.detach()?;
+                tracing::info!(
+                    "stopped; {}",
+                    if all { "nothing is left in the kernel" } else { "others still use the maps" }
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Signals that end the loop, by descriptor.
+fn signals() -> nix::Result<SignalFd> {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGTERM);
+    set.add(Signal::SIGINT);
+    let mut blocked = set;
+    blocked.add(Signal::SIGHUP);
+    blocked.add(Signal::SIGPIPE);
+    blocked.thread_block()?;
+    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }

@@ -1,5 +1,163 @@
+//! The engine process: parses what guests send, and owns nothing but what it was handed.
+//!
+//! It receives descriptors and how to work, confines itself for good ([`crate::sandbox`]), and
+//! runs [`userspace_nat`]'s engine over the kernel's tables until the broker says stop or is gone.
+mod control;
 mod kernel;
 mod port_io;
-pub(crate) fn run(_fd: i32) -> anyhow::Result<()> {
+
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io,
+    net::SocketAddr,
+    os::fd::{FromRawFd, OwnedFd},
+    rc::Rc,
+};
+
+use anyhow::{Context as _, bail};
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use slipgate_abi::Protocol;
+use slipgate_control::{layout::MAPS, maps::SharedMaps};
+use userspace_nat::{
+    clock::SystemClock,
+    dns,
+    engine::{ControlMessage, Engine, Forward, HostServices, Parts},
+    record::{self, FlowLog},
+    relay::{self, Relay},
+};
+
+use self::{
+    control::BrokerChannel,
+    kernel::KernelDatapath,
+    port_io::PortIo,
+};
+use crate::{
+    channel::{Channel, ForwardSocket, Start, ToBroker, ToEngine},
+    log, sandbox,
+};
+
+/// Runs until the broker says stop.
+pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
+    let broker = nix::unistd::getppid();
+    let channel = Rc::new(inherited(fd)?);
+    let Handed {
+        start,
+        mut fds,
+        forwards,
+    } = receive(&channel)?;
+    log::to_stderr(&start.log)?;
+
+    let mut next = || fds.pop_front().context("the broker sent too few descriptors");
+    let maps = (0..MAPS).map(|_| next()).collect::<Result<Vec<_>, _>>()?;
+    let maps = Rc::new(SharedMaps::from_fds(maps)?);
+    let port = PortIo::new(next()?);
+    let flow_log = start.flow_log.then(next).transpose()?.map(File::from);
+    let policy = start.rules.compile()?;
+
+    sandbox::enter(broker)?;
+
+    let mut recorded = hashbrown::HashSet::default();
+    let mut writer: Option<Box<dyn io::Write + Send>> = None;
+    if let Some(mut log) = flow_log {
+        recorded = record::recorded_ids(&mut log).context("reading the flow log's end")?;
+        writer = Some(Box::new(log));
+    }
+    let parts = Parts {
+        datapath: KernelDatapath::new(maps, start.owner_row, start.epoch, channel.clone()),
+        port,
+        clock: SystemClock,
+        control: BrokerChannel::new(channel.clone()),
+        services: HostServices::new(
+            dns::Proxy::new(&[], dns::Limits::default(), Box::new(dns::AllowAll)),
+            Relay::new(relay::Limits::default()),
+        ),
+        policy,
+        rule_base: start.rule_base,
+        nat_ports: start.nat_ports.0..=start.nat_ports.1,
+        log: FlowLog::new(writer),
+    };
+    let (mut engine, adoption) = Engine::start(parts, known(*start, forwards)?, &recorded)?;
+    tracing::debug!(?adoption, "the engine serves");
+    let adopted = adoption.live as u64;
+    channel.send(&ToBroker::Ready { adopted }, &[])?;
+    engine.run()?;
+    channel.send(&ToBroker::Stopped, &[])?;
     Ok(())
+}
+
+/// The channel that the broker left open for us.
+fn inherited(fd: i32) -> anyhow::Result<Channel> {
+    let what = || format!("engine --fd {fd}: not a descriptor; `slipgate attach` starts engines");
+    if fd <= libc::STDERR_FILENO {
+        bail!(what());
+    }
+    // SAFETY: only asks; a number that is no descriptor is answered by an error.
+    let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    fcntl(borrowed, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).with_context(what)?;
+    // SAFETY: it is open, the broker left it for us, and nobody else here has it.
+    Ok(Channel::from_fd(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// What the broker sends at the start.
+struct Handed {
+    start: Box<Start>,
+    fds: VecDeque<OwnedFd>,
+    forwards: Vec<(ForwardSocket, OwnedFd)>,
+}
+
+fn receive(channel: &Channel) -> anyhow::Result<Handed> {
+    let gone = "the broker is gone before it said how to work";
+    let Some((ToEngine::Start(start), fds)) = channel.receive()? else {
+        bail!(gone);
+    };
+    let mut handed = Handed {
+        start,
+        fds: fds.into(),
+        forwards: Vec::new(),
+    };
+    loop {
+        match channel.receive()?.context(gone)? {
+            (ToEngine::Forwards(names), fds) if names.len() == fds.len() => {
+                handed.forwards.extend(names.into_iter().zip(fds));
+            }
+            (ToEngine::Begin, _) => return Ok(handed),
+            _ => bail!("the broker said something else than how to work"),
+        }
+    }
+}
+
+/// What the engine is to know before it looks at the flows that are there.
+fn known(
+    start: Start,
+    forwards: Vec<(ForwardSocket, OwnedFd)>,
+) -> anyhow::Result<Vec<ControlMessage>> {
+    let mut messages: Vec<_> = start.vms.into_iter().map(ControlMessage::Vm).collect();
+    messages.push(control::routes(start.network));
+    messages.push(control::reserved(start.reserved_ports));
+    let resolvers = start.resolvers.into_iter().map(SocketAddr::V4).collect();
+    messages.push(ControlMessage::Resolvers(resolvers));
+    let mut kernel = Vec::new();
+    let mut relayed = Vec::new();
+    for (forward, socket) in forwards {
+        let protocol = Protocol::from_ip(forward.protocol).context("a forward of no protocol")?;
+        kernel.push(Forward {
+            protocol,
+            host: *forward.host.ip(),
+            host_port: forward.host.port(),
+            vm: forward.vm,
+            vm_row: forward.vm_row,
+            guest_port: forward.guest_port,
+            rule: forward.rule,
+        });
+        relayed.push(ControlMessage::RelayForward(relay::Forward {
+            vm: forward.vm,
+            protocol,
+            guest_port: forward.guest_port,
+            socket,
+        }));
+    }
+    messages.push(ControlMessage::Forwards(kernel));
+    messages.extend(relayed);
+    Ok(messages)
 }

@@ -33,15 +33,24 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<ExitCode> {
     if args.json {
         println!("{}", serde_json::to_string_pretty(&answer)?);
     } else {
-        for sentence in &answer.because {
-            println!("{sentence}");
-        }
+        print!("{}", text(&answer));
     }
     Ok(if answer.admitted {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
+}
+
+fn text(answer: &WhyAnswer) -> String {
+    let mut text = format!("{}\nrule:    {}\n", answer.outcome, answer.rule);
+    if let Some(refusal) = &answer.refusal {
+        text.push_str(&format!("refusal: {refusal}\n"));
+    }
+    if let Some(via) = &answer.via {
+        text.push_str(&format!("via:     {via}\n"));
+    }
+    text
 }
 
 /// Several brokers may serve VMs here; the one that serves this VM answers.

@@ -9,6 +9,7 @@ fn forward(protocol: Protocol, host: Ipv4Addr, host_port: u16) -> Forward {
         host,
         host_port,
         guest_port: 80,
+        spec: String::new(),
     }
 }
 

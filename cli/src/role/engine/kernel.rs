@@ -1,6 +1,6 @@
 //! The engine's tables, backed by the shared maps. Everything works without a capability.
 use std::{
-    cell::Cell, collections::HashMap, io, net::Ipv4Addr, ops::Range, rc::Rc,
+    collections::HashMap, io, net::Ipv4Addr, ops::Range, rc::Rc,
     sync::atomic::Ordering::Acquire,
 };
 
@@ -11,19 +11,48 @@ use userspace_nat::{
     stats::VmStats,
 };
 
-/// The map `FLOWS`.
-#[derive(Clone, Debug)]
-pub(crate) struct KernelFlows {
+use crate::channel::{Channel, ToBroker};
+
+/// The flow map and the mapped arrays.
+#[derive(Debug)]
+pub(super) struct KernelDatapath {
     maps: Rc<SharedMaps>,
+    owner_row: u32,
+    epoch: u32,
+    /// Next hops claimed so far: looking for them again would be a walk over all.
+    next_hops: HashMap<(u32, Ip4), u32>,
+    /// Where the broker is asked to fill new ones.
+    broker: Rc<Channel>,
+    /// The channel had no room for the question.
+    unasked: bool,
 }
 
-impl KernelFlows {
-    pub(crate) fn new(maps: Rc<SharedMaps>) -> Self {
-        Self { maps }
+impl KernelDatapath {
+    /// `broker` is told whenever a next hop was claimed, which it then fills and keeps fresh.
+    pub(super) fn new(
+        maps: Rc<SharedMaps>,
+        owner_row: u32,
+        epoch: u32,
+        broker: Rc<Channel>,
+    ) -> Self {
+        Self {
+            maps,
+            owner_row,
+            epoch,
+            next_hops: HashMap::new(),
+            broker,
+            unasked: false,
+        }
+    }
+
+    /// A next hop that nobody fills costs a neighbour look-up per packet, nothing worse: so an
+    /// error here is the channel's reader's to find.
+    fn ask_for_next_hops(&mut self) {
+        self.unasked = !matches!(self.broker.try_send(&ToBroker::NextHopsWanted), Ok(true));
     }
 }
 
-impl FlowMap for KernelFlows {
+impl FlowMap for KernelDatapath {
     fn insert_noexist(&mut self, tuple: &Tuple, flow: FlowRef) -> Result<(), InsertError> {
         let inserted = self.maps.flows.insert(tuple, &flow, Insert::New);
         inserted.map_err(|e| match e {
@@ -50,37 +79,7 @@ impl FlowMap for KernelFlows {
     }
 }
 
-/// The mapped arrays.
-#[derive(Debug)]
-pub(crate) struct KernelTables {
-    maps: Rc<SharedMaps>,
-    owner_row: u32,
-    epoch: u32,
-    /// Next hops claimed so far: looking for them again would be a walk over all.
-    next_hops: HashMap<(u32, Ip4), u32>,
-    /// Set when the broker should fill new next hops.
-    wanted: Rc<Cell<bool>>,
-}
-
-impl KernelTables {
-    /// `wanted` is set whenever a next hop was claimed that the broker has yet to fill.
-    pub(crate) fn new(
-        maps: Rc<SharedMaps>,
-        owner_row: u32,
-        epoch: u32,
-        wanted: Rc<Cell<bool>>,
-    ) -> Self {
-        Self {
-            maps,
-            owner_row,
-            epoch,
-            next_hops: HashMap::new(),
-            wanted,
-        }
-    }
-}
-
-impl Tables for KernelTables {
+impl Tables for KernelDatapath {
     fn owner(&self) -> u32 {
         self.owner_row
     }
@@ -136,6 +135,9 @@ impl Tables for KernelTables {
         if let Some(&index) = self.next_hops.get(&key) {
             let hop = self.maps.next_hop(index);
             if hop.is_some_and(|hop| hop.owner().load(Acquire) == ours) {
+                if self.unasked {
+                    self.ask_for_next_hops();
+                }
                 return index;
             }
             self.next_hops.remove(&key);
@@ -147,7 +149,7 @@ impl Tables for KernelTables {
             return 0;
         };
         self.next_hops.insert(key, index);
-        self.wanted.set(true);
+        self.ask_for_next_hops();
         index
     }
 }

@@ -8,12 +8,12 @@ use userspace_nat::port::{Batch, FrameIo};
 
 /// The port's descriptor.
 #[derive(Debug)]
-pub(crate) struct PortIo {
+pub(super) struct PortIo {
     tap: OwnedFd,
 }
 
 impl PortIo {
-    pub(crate) fn new(tap: OwnedFd) -> Self {
+    pub(super) fn new(tap: OwnedFd) -> Self {
         Self { tap }
     }
 }

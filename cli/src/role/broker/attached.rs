@@ -1,0 +1,354 @@
+//! Everything the broker has in the kernel: made in order at the start, taken down in order at the
+//! end, followed in between.
+use std::net::Ipv4Addr;
+
+use anyhow::{Context as _, anyhow, bail};
+use slipgate_abi::{ForwardKey, ForwardTarget, forward::DenyKey};
+use slipgate_control::{
+    Datapath, LoadOptions, Owner, Paths,
+    attach::{Hook, Program},
+    device::Device,
+    maps::{DenyPrefix, Insert},
+    netlink::{Network, NetworkWatch, NextHops},
+    owner, probe, serve,
+    tap::EnginePort,
+    vm::{self, OpenVm},
+};
+use userspace_nat::{rules::Policy, vm::VmSpec};
+
+use super::{network_view, rule_texts, xdp};
+use crate::{
+    channel::NetworkView,
+    config::{Config, Forward, LoadedRules, VmConfig},
+    show,
+};
+
+/// The gateway's MAC in every guest's network, locally administered: a clone or a restored
+/// snapshot finds the one it knew.
+const GATEWAY_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
+/// Frames of one VM that may be on their way to the engine at once. The engine port queues sixteen
+/// times as many.
+const CREDITS: u32 = 1_024;
+
+/// A VM that is served.
+#[derive(Debug)]
+pub(super) struct ServedVm {
+    pub(super) config: VmConfig,
+    pub(super) open: OpenVm,
+    /// Its TAP; `None` while there is none of that name.
+    pub(super) tap_ifindex: Option<u32>,
+    pub(super) mtu: u32,
+}
+
+/// What is in place.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub(super) config: Config,
+    pub(super) datapath: Datapath,
+    pub(super) owner: Owner,
+    pub(super) port: EnginePort,
+    pub(super) vms: Vec<ServedVm>,
+    pub(super) watch: NetworkWatch,
+    pub(super) next_hops: NextHops,
+    pub(super) rules: LoadedRules,
+    pub(super) policy: Policy,
+    pub(super) rule_base: u32,
+    pub(super) uplink: Uplink,
+    pub(super) hook: Hook,
+}
+
+/// The device that leads to the world.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Uplink {
+    pub(super) name: String,
+    pub(super) ifindex: u32,
+    pub(super) has_l2: bool,
+}
+
+impl Attached {
+    /// Loads or joins, takes an owner's row, makes the port, opens the VMs' rows, attaches to the
+    /// port and the uplink. TAPs are not served yet: that waits for the engine.
+    pub(super) fn new(config: Config) -> anyhow::Result<Self> {
+        let rules = LoadedRules::load(&config.rules, config.default_allow)?;
+        let policy = rules.compile()?;
+        let watch = NetworkWatch::open()?;
+        let uplink = find_uplink(&config, watch.network())?;
+        for vm in &config.vms {
+            tap_of(vm, watch.network())?;
+        }
+        let paths: Paths = show::paths(&config.pin_dir)?;
+        let datapath = Datapath::open(&LoadOptions {
+            paths: paths.clone(),
+            slots: config.flow_table,
+            bpf_log: config.bpf_log,
+        })
+        .context("loading the programs")?;
+        if datapath.joined() && datapath.maps().slots() != config.flow_table {
+            tracing::warn!(
+                "--flow-table {} has no effect: the maps are there already, with {} slots",
+                config.flow_table,
+                datapath.maps().slots()
+            );
+        }
+        let hook = probe::best_hook();
+        let names: Vec<&str> = config.vms.iter().map(|vm| vm.name.as_str()).collect();
+        let owner = Owner::take(datapath.maps(), &paths, &names)?;
+        let swept = owner::sweep(datapath.maps(), &paths, &owner)?;
+        tracing::debug!(?swept, row = owner.row(), adopted = owner.adopted(), "took a row");
+        datapath.remove_defunct()?;
+        let port = EnginePort::open(owner.row()).context("making the engine port")?;
+        owner.set_port(datapath.maps(), port.ifindex);
+        let texts: Vec<String> = policy.texts().chain(forward_texts(&config)).collect();
+        let rule_base = rule_texts::write(datapath.maps(), &texts)?;
+        let mut attached = Self {
+            next_hops: NextHops::new(owner.row())?,
+            vms: Vec::new(),
+            datapath,
+            owner,
+            port,
+            watch,
+            rules,
+            policy,
+            rule_base,
+            uplink,
+            hook,
+            config,
+        };
+        attached.port.serve(&attached.datapath, hook)?;
+        attached.open_vms()?;
+        attached.write_denied()?;
+        attached.write_forwards()?;
+        attached.attach_uplink()?;
+        attached.refresh_next_hops()?;
+        Ok(attached)
+    }
+
+    fn open_vms(&mut self) -> anyhow::Result<()> {
+        for config in self.config.vms.clone() {
+            let tap = tap_of(&config, self.watch.network())?;
+            let what = || format!("opening the row of {}", config.name);
+            let device = Device::with_index(tap).with_context(what)?;
+            if let Some(mtu) = self.config.network.mtu {
+                device.set_mtu(mtu).with_context(what)?;
+            }
+            let mtu = device.mtu().with_context(what)?;
+            let spec = vm::VmSpec {
+                name: config.name.clone(),
+                guest: config.ip,
+                gateway: self.config.network.gateway,
+                prefix_len: self.config.network.prefix_len,
+                guest_mac: config.mac,
+                gateway_mac: GATEWAY_MAC,
+                mtu,
+                credits: CREDITS,
+                policy: self.policy_number(),
+                tap_ifindex: tap,
+                port_ifindex: self.port.ifindex,
+            };
+            let open = vm::open(self.datapath.maps(), &self.owner, &spec).with_context(what)?;
+            self.vms.push(ServedVm {
+                config,
+                open,
+                tap_ifindex: Some(tap),
+                mtu,
+            });
+        }
+        Ok(())
+    }
+
+    /// VMs of one process share its rules, and so a policy.
+    fn policy_number(&self) -> u32 {
+        self.owner.row() + 1
+    }
+
+    /// What the guard may drop on its own.
+    fn write_denied(&self) -> anyhow::Result<()> {
+        let deny = &self.datapath.maps().deny;
+        let policy = self.policy_number().to_be_bytes();
+        deny.remove_if(|prefix, _| prefix.key.policy == policy)?;
+        for (prefix, rule) in self.policy.deny_prefixes() {
+            let key = DenyPrefix {
+                prefix_len: 32 + u32::from(prefix.prefix_len()),
+                key: DenyKey {
+                    policy,
+                    remote: prefix.addr().into(),
+                },
+            };
+            // Without room the engine refuses what the guard then lets through.
+            if deny.insert(&key, &(self.rule_base + rule.0), Insert::Any).is_err() {
+                tracing::warn!("the deny-list for XDP is full; the engine refuses the rest");
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_forwards(&self) -> anyhow::Result<()> {
+        let forwards = &self.datapath.maps().forwards;
+        let ours = |target: &ForwardTarget| self.vms.iter().any(|vm| vm.open.id == target.vm);
+        forwards.remove_if(|_, target| ours(target))?;
+        for forward in &self.config.forwards {
+            let vm = &self.vms[forward.vm].open;
+            let key = ForwardKey {
+                host: forward.host.into(),
+                port: forward.host_port,
+                protocol: forward.protocol,
+                pad: 0,
+            };
+            let target = ForwardTarget {
+                vm: vm.id,
+                vm_row: vm.row,
+                guest_port: forward.guest_port,
+                pad: [0; 6],
+            };
+            forwards
+                .insert(&key, &target, Insert::Any)
+                .with_context(|| format!("forwarding port {}", forward.host_port))?;
+        }
+        Ok(())
+    }
+
+    /// The element of `RULES` that a forward's flows show.
+    pub(super) fn forward_rule(&self, forward: &Forward) -> u32 {
+        let mut texts = self.policy.texts().chain(forward_texts(&self.config));
+        let at = texts.position(|text| text == forward_text(forward));
+        self.rule_base + at.map_or(0, |at| at as u32)
+    }
+
+    pub(super) fn attach_uplink(&self) -> anyhow::Result<()> {
+        let Uplink {
+            name,
+            ifindex,
+            has_l2,
+        } = &self.uplink;
+        self.datapath
+            .attach(Program::uplink(*has_l2), *ifindex, self.hook)
+            .with_context(|| format!("attaching to the uplink {name}"))
+    }
+
+    /// Attaches to a VM's TAP and brings it up.
+    pub(super) fn serve_tap(&self, index: usize) -> anyhow::Result<()> {
+        let vm = &self.vms[index];
+        let Some(ifindex) = vm.tap_ifindex else {
+            return Ok(());
+        };
+        let what = || format!("serving {} on {}", vm.config.name, vm.config.tap);
+        xdp::guard(&self.datapath, &self.config, &vm.config.tap, ifindex).with_context(what)?;
+        serve::serve_tap(&self.datapath, ifindex, self.hook).with_context(what)
+    }
+
+    pub(super) fn serve_taps(&self) -> anyhow::Result<()> {
+        (0..self.vms.len()).try_for_each(|index| self.serve_tap(index))
+    }
+
+    pub(super) fn refresh_next_hops(&mut self) -> anyhow::Result<()> {
+        self.next_hops
+            .refresh(self.datapath.maps(), self.watch.network())?;
+        Ok(())
+    }
+
+    /// What the engine is told of a VM.
+    pub(super) fn vm_spec(&self, vm: &ServedVm) -> VmSpec {
+        let network = &self.config.network;
+        VmSpec {
+            id: vm.open.id,
+            row: vm.open.row as u16,
+            name: vm.config.name.clone(),
+            guest: vm.config.ip,
+            gateway: network.gateway,
+            dns: network.dns,
+            prefix_len: network.prefix_len,
+            guest_mac: vm.config.mac,
+            gateway_mac: GATEWAY_MAC,
+            mtu: u16::try_from(vm.mtu).unwrap_or(u16::MAX),
+            max_flows: vm.config.max_flows,
+            new_flows_per_second: self.config.new_flows_per_second,
+        }
+    }
+
+    /// What the engine is told of the network.
+    pub(super) fn network_view(&self) -> NetworkView {
+        let source: Option<Ipv4Addr> = self.config.nat_addresses.first().copied();
+        network_view::view(
+            self.watch.network(),
+            self.uplink.ifindex,
+            source,
+            &self.config.network,
+        )
+    }
+
+    /// Takes everything down: the engine has ended the flows by now. Whether the maps went too.
+    pub(super) fn detach(self) -> anyhow::Result<bool> {
+        let mut first_error = Ok(());
+        let mut note = |done: slipgate_control::Result<()>| {
+            if let (Ok(()), Err(e)) = (&first_error, done) {
+                first_error = Err(anyhow!(e));
+            }
+        };
+        for vm in &self.vms {
+            if let Some(ifindex) = vm.tap_ifindex {
+                note(serve::shut_tap(&self.datapath, ifindex));
+                note(self.datapath.detach(Program::Guard, ifindex).map(drop));
+            }
+            note(vm::close(self.datapath.maps(), vm.open.row));
+        }
+        let (row, port) = (self.owner.row(), self.port.ifindex);
+        note(self.datapath.detach(Program::EnginePort, port).map(drop));
+        drop(self.port);
+        note(EnginePort::remove(row).map(drop));
+        note(self.next_hops.release());
+        let last = self.datapath.remove_if_last(self.owner);
+        first_error?;
+        Ok(last?)
+    }
+}
+
+/// One text per flag, whatever its range.
+fn forward_texts(config: &Config) -> impl Iterator<Item = String> {
+    let mut texts: Vec<String> = config.forwards.iter().map(forward_text).collect();
+    texts.dedup();
+    texts.into_iter()
+}
+
+fn forward_text(forward: &Forward) -> String {
+    format!("--forward {}", forward.spec)
+}
+
+/// The device that was named, or the default route's.
+pub(super) fn find_uplink(config: &Config, network: &Network) -> anyhow::Result<Uplink> {
+    let link = match &config.uplink {
+        Some(name) => network.link_by_name(name).ok_or_else(|| {
+            anyhow!("--uplink {name}: there is no such device; give one that `ip link` shows")
+        })?,
+        None => network.default_uplink().ok_or_else(|| {
+            anyhow!("there is no default route: name the device that leads to the world by --uplink")
+        })?,
+    };
+    if config.vms.iter().any(|vm| vm.tap == link.name) {
+        bail!(
+            "the default route leads out of {}, which is a guest's TAP: give --uplink",
+            link.name
+        );
+    }
+    Ok(Uplink {
+        name: link.name.clone(),
+        ifindex: link.ifindex,
+        has_l2: link.has_l2,
+    })
+}
+
+fn tap_of(vm: &VmConfig, network: &Network) -> anyhow::Result<u32> {
+    let Some(link) = network.link_by_name(&vm.tap) else {
+        bail!(
+            "the TAP {} of {} is not there: start its VMM first, or make it with `ip tuntap add \
+             {} mode tap`",
+            vm.tap,
+            vm.name,
+            vm.tap
+        );
+    };
+    if !link.has_l2 || link.loopback {
+        bail!("{} can't be the TAP of {}: it has no Ethernet frames", vm.tap, vm.name);
+    }
+    Ok(link.ifindex)
+}

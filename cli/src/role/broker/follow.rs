@@ -1,0 +1,96 @@
+//! Changes of the host that the broker goes along with: TAPs that go and come again, MTUs, another
+//! uplink.
+use anyhow::Context as _;
+use slipgate_control::{
+    device::Device,
+    serve::{self, Served, TapChange},
+};
+use userspace_nat::vm::VmSpec;
+
+use super::{
+    attached::{Attached, find_uplink},
+    xdp,
+};
+
+impl Attached {
+    /// Serves TAPs that were made anew under their name (they have another index and no program),
+    /// and takes in changed MTUs. Returns what the engine is to be told of.
+    pub(super) fn follow_taps(&mut self) -> anyhow::Result<Vec<VmSpec>> {
+        let served: Vec<Served> = self
+            .vms
+            .iter()
+            .map(|vm| Served {
+                vm_row: vm.open.row,
+                tap: vm.config.tap.clone(),
+            })
+            .collect();
+        let network = self.watch.network();
+        let changes = serve::follow_taps(&self.datapath, network, &served, self.hook)?;
+        let mut tell = Vec::new();
+        for (row, change) in changes {
+            let Some(index) = self.vms.iter().position(|vm| vm.open.row == row) else {
+                continue;
+            };
+            let tap = self.vms[index].config.tap.clone();
+            match change {
+                TapChange::Gone => {
+                    tracing::warn!("the TAP {tap} is gone; waiting for it");
+                    self.vms[index].tap_ifindex = None;
+                }
+                TapChange::Again { ifindex } => {
+                    tracing::info!("the TAP {tap} is there again");
+                    self.vms[index].tap_ifindex = Some(ifindex);
+                    // It may be gone again already: then there will be another notice.
+                    if let Err(e) = self.equip(&tap, ifindex) {
+                        tracing::warn!("{tap}: {e:#}");
+                    }
+                }
+                TapChange::Mtu(_) => {}
+            }
+            let link = self.watch.network().link_by_name(&tap);
+            let mtu = link.map_or(self.vms[index].mtu, |link| link.mtu);
+            if mtu != self.vms[index].mtu {
+                self.vms[index].mtu = mtu;
+                tell.push(self.vm_spec(&self.vms[index]));
+            }
+        }
+        Ok(tell)
+    }
+
+    /// What a TAP that was made anew needs beside its program.
+    fn equip(&self, tap: &str, ifindex: u32) -> anyhow::Result<()> {
+        if let Some(mtu) = self.config.network.mtu {
+            Device::with_index(ifindex)?.set_mtu(mtu)?;
+        }
+        xdp::guard(&self.datapath, &self.config, tap, ifindex)?;
+        Ok(())
+    }
+
+    /// Attaches to the uplink when it is another device than before.
+    pub(super) fn follow_uplink(&mut self) -> anyhow::Result<()> {
+        let now = match find_uplink(&self.config, self.watch.network()) {
+            Ok(uplink) => uplink,
+            Err(e) => {
+                tracing::debug!("no uplink now: {e:#}");
+                return Ok(());
+            }
+        };
+        if now == self.uplink {
+            return Ok(());
+        }
+        tracing::info!("the uplink is {} now, it was {}", now.name, self.uplink.name);
+        self.uplink = now;
+        self.attach_uplink()
+    }
+
+    /// Takes all TAPs down.
+    pub(super) fn shut_taps(&self) -> anyhow::Result<()> {
+        for vm in &self.vms {
+            if let Some(ifindex) = vm.tap_ifindex {
+                serve::shut_tap(&self.datapath, ifindex)
+                    .with_context(|| format!("shutting {}", vm.config.tap))?;
+            }
+        }
+        Ok(())
+    }
+}

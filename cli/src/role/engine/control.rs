@@ -1,0 +1,107 @@
+//! The channel to the broker as the engine's loop has it.
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    rc::Rc,
+};
+
+use slipgate_abi::Protocol;
+use userspace_nat::{
+    engine::{Control, ControlMessage, ControlReply, Why},
+    rules::Destination,
+};
+
+use crate::channel::{Channel, NetworkView, Received, ToBroker, ToEngine, WhyAnswer};
+
+/// Our end of the channel.
+#[derive(Debug)]
+pub(super) struct BrokerChannel {
+    channel: Rc<Channel>,
+}
+
+impl BrokerChannel {
+    pub(super) fn new(channel: Rc<Channel>) -> Self {
+        Self { channel }
+    }
+}
+
+impl Control for BrokerChannel {
+    fn recv(&mut self) -> io::Result<Option<ControlMessage>> {
+        loop {
+            match self.channel.try_receive::<ToEngine>().map_err(io::Error::other)? {
+                Received::Nothing => return Ok(None),
+                Received::End => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Received::Message(message, _) => {
+                    if let Some(message) = translate(message) {
+                        return Ok(Some(message));
+                    }
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, reply: ControlReply) -> io::Result<()> {
+        let message = match reply {
+            ControlReply::Why { request, answer } => ToBroker::Why {
+                request,
+                answer: why(answer),
+            },
+            // Not asked for.
+            ControlReply::Synced { .. } => return Ok(()),
+        };
+        self.channel.send(&message, &[]).map_err(io::Error::other)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.channel.as_fd())
+    }
+}
+
+/// `None`: a message of the start, or a question that makes no sense.
+fn translate(message: ToEngine) -> Option<ControlMessage> {
+    Some(match message {
+        ToEngine::Vm(spec) => ControlMessage::Vm(spec),
+        ToEngine::Network(view) => routes(view),
+        ToEngine::ReservedPorts(ports) => reserved(ports),
+        ToEngine::Why {
+            request,
+            row,
+            address,
+            port,
+            protocol,
+        } => ControlMessage::Why {
+            request,
+            row,
+            to: Destination {
+                addr: address,
+                port,
+                protocol: Protocol::from_ip(protocol)?,
+            },
+        },
+        ToEngine::Shutdown(exit) => ControlMessage::Shutdown(exit),
+        ToEngine::Start(_) | ToEngine::Forwards(_) | ToEngine::Begin => return None,
+    })
+}
+
+pub(super) fn routes(view: NetworkView) -> ControlMessage {
+    ControlMessage::Routes {
+        routes: view.routes,
+        local: view.local,
+        links: view.links,
+    }
+}
+
+pub(super) fn reserved(ports: Vec<(u8, u16)>) -> ControlMessage {
+    let known = |(protocol, port)| Some((Protocol::from_ip(protocol)?, port));
+    ControlMessage::ReservedPorts(ports.into_iter().filter_map(known).collect())
+}
+
+fn why(answer: Why) -> WhyAnswer {
+    WhyAnswer {
+        admitted: answer.admitted,
+        rule: answer.rule,
+        refusal: answer.refusal,
+        outcome: answer.outcome,
+        via: answer.via,
+    }
+}
