@@ -9,9 +9,9 @@ use slipgate_abi::{DropReason, Protocol};
 
 use super::{
     Entry, Event, Forward, Kind, Name, Relay, Taken,
+    connections::send,
     datagrams::{Association, Client, DatagramSocket},
     link::{Buffers, Endpoint, Link},
-    send,
     stream::{self, Stream},
 };
 use crate::{

@@ -22,19 +22,16 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use slipgate_abi::{DropReason, Protocol};
+use slipgate_abi::Protocol;
 
 use crate::{
     engine::Context,
-    packet::{
-        Ipv4, Packet, Transport,
-        transport::{Tcp, UDP_HEADER_LEN},
-    },
+    packet::{Ipv4, Packet, Transport, transport::UDP_HEADER_LEN},
     poll::Readiness,
-    port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},
     vm::VmNet,
 };
 
+mod connections;
 mod datagrams;
 mod dns_stream;
 mod forward;
@@ -46,8 +43,8 @@ pub use limits::{Counts, Limits};
 
 use datagrams::{Associations, DatagramSocket};
 use dns_stream::DnsStream;
-use link::{Buffers, Endpoint, Link, Packets};
-use stream::{Fate, Stream};
+use link::Packets;
+use stream::Stream;
 
 /// The well-known port of DNS.
 pub const DNS_PORT: u16 = 53;
@@ -292,179 +289,6 @@ impl Relay {
             }
         }
         self.expire_associations(cx.now_ns);
-    }
-
-    /// A TCP segment of a guest.
-    fn segment(
-        &mut self,
-        vm: u32,
-        to: Ipv4Addr,
-        tcp: Tcp,
-        packet: &[u8],
-        cx: &mut Context<'_>,
-    ) -> Taken {
-        let name = Name {
-            vm,
-            ours: SocketAddrV4::new(to, tcp.destination),
-            guest_port: tcp.source,
-        };
-        if let Some(key) = self.connections.get(&name).copied() {
-            self.drive(key, Event::Packet(packet), cx);
-            return Taken::Yes;
-        }
-        let Some(served) = self.vms.get_mut(&vm) else {
-            return Taken::No;
-        };
-        if tcp.destination != DNS_PORT || !tcp.is_opening_syn() {
-            return Taken::No;
-        }
-        if served.counts.dns_connections >= self.limits.dns_connections_per_vm {
-            served.counts.dns_refused += 1;
-            return Taken::OverLimit;
-        }
-        let mut link = Link {
-            out: &mut self.packets,
-            mtu: usize::from(served.net.mtu),
-            now_ns: cx.now_ns,
-        };
-        let buffers = Buffers {
-            from_guest: self.limits.dns_buffer,
-            to_guest: self.limits.dns_buffer,
-        };
-        let Ok(endpoint) = Endpoint::listen(name.ours, buffers, &mut link) else {
-            return Taken::No;
-        };
-        served.counts.dns_connections += 1;
-        let stream = DnsStream::new(endpoint, cx.now_ns);
-        let key = self.fresh_key();
-        self.insert(key, name, Kind::Dns(stream));
-        self.drive(key, Event::Packet(packet), cx);
-        Taken::Yes
-    }
-
-    /// A fresh key; none is used again before four billion others were.
-    fn fresh_key(&mut self) -> u32 {
-        while self.entries.contains_key(&self.next_key) {
-            self.next_key = self.next_key.wrapping_add(1);
-        }
-        let key = self.next_key;
-        self.next_key = key.wrapping_add(1);
-        key
-    }
-
-    fn insert(&mut self, key: u32, name: Name, kind: Kind) {
-        self.connections.insert(name, key);
-        let connection = Connection {
-            name,
-            deadline_ns: u64::MAX,
-            kind,
-        };
-        self.entries
-            .insert(key, Entry::Connection(Box::new(connection)));
-    }
-
-    /// Gives a connection its event, sends what it has for the guest, and notes its next deadline.
-    fn drive(&mut self, key: u32, event: Event<'_>, cx: &mut Context<'_>) {
-        let Some(Entry::Connection(connection)) = self.entries.get_mut(&key) else {
-            return;
-        };
-        let name = connection.name;
-        let Some(served) = self.vms.get_mut(&name.vm) else {
-            return;
-        };
-        let mut link = Link {
-            out: &mut self.packets,
-            mtu: usize::from(served.net.mtu),
-            now_ns: cx.now_ns,
-        };
-        let incoming = match event {
-            Event::Packet(packet) => Some(packet),
-            Event::Ready(_) | Event::Answer(_) | Event::Timer => None,
-        };
-        let fate = match &mut connection.kind {
-            Kind::Stream(stream) => {
-                let ready = match event {
-                    Event::Ready(readiness) => stream.on_ready(readiness, cx.poller, &mut link),
-                    Event::Packet(_) | Event::Answer(_) | Event::Timer => Fate::Alive,
-                };
-                if ready == Fate::Alive {
-                    let (fate, moved) = stream.drive(incoming, &self.limits, cx.poller, &mut link);
-                    served.counts.bytes_to_guest += moved.to_guest;
-                    served.counts.bytes_from_guest += moved.from_guest;
-                    fate
-                } else {
-                    ready
-                }
-            }
-            Kind::Dns(stream) => {
-                if let Event::Answer(message) = event {
-                    stream.answer(message);
-                }
-                let questions = &mut self.questions;
-                stream.drive(incoming, &self.limits, &mut link, |message| {
-                    questions.push_back(Question {
-                        vm: name.vm,
-                        connection: u64::from(key),
-                        message,
-                    });
-                })
-            }
-        };
-        flush(&mut self.packets, &served.net, cx.out);
-
-        self.deadlines.remove(&(connection.deadline_ns, key));
-        if fate == Fate::Alive {
-            connection.deadline_ns = match &mut connection.kind {
-                Kind::Stream(stream) => stream.deadline_ns(&self.limits, cx.now_ns),
-                Kind::Dns(stream) => stream.deadline_ns(&self.limits, cx.now_ns),
-            };
-            self.deadlines.insert((connection.deadline_ns, key));
-            return;
-        }
-        match &connection.kind {
-            Kind::Stream(_) => {
-                served.counts.streams -= 1;
-                served.counts.streams_reset += u64::from(fate == Fate::Reset);
-            }
-            Kind::Dns(_) => served.counts.dns_connections -= 1,
-        }
-        self.entries.remove(&key);
-        self.connections.remove(&name);
-    }
-
-    /// Resets a connection that was taken out.
-    fn end(&mut self, key: u32, mut connection: Connection, cx: &mut Context<'_>) {
-        self.deadlines.remove(&(connection.deadline_ns, key));
-        self.connections.remove(&connection.name);
-        let Some(served) = self.vms.get(&connection.name.vm) else {
-            return;
-        };
-        let mut link = Link {
-            out: &mut self.packets,
-            mtu: usize::from(served.net.mtu),
-            now_ns: cx.now_ns,
-        };
-        match &mut connection.kind {
-            Kind::Stream(stream) => stream.reset(&mut link),
-            Kind::Dns(stream) => stream.reset(&mut link),
-        };
-        flush(&mut self.packets, &served.net, cx.out);
-    }
-}
-
-/// Sends packets to the guest. One that the outbox has no room for is lost, as on a full link.
-fn flush(packets: &mut Packets, vm: &VmNet, out: &mut Outbox) {
-    for packet in packets.iter() {
-        send(packet, vm, out);
-    }
-    packets.clear();
-}
-
-fn send(packet: &[u8], vm: &VmNet, out: &mut Outbox) {
-    let offload = VirtioNetHdr::default();
-    if out.to_guest(vm, ETHERTYPE_IPV4, offload, packet).is_err() {
-        vm.stats
-            .dropped(DropReason::EngineBusy, single(packet.len()));
     }
 }
 

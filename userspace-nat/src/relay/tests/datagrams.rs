@@ -7,7 +7,11 @@ use super::{
     super::*,
     world::{Impairment, MS, VM, World},
 };
-use crate::{datagram::Datagram, poll::Poller, port::Frame};
+use crate::{
+    datagram::Datagram,
+    poll::Poller,
+    port::{Frame, Outbox},
+};
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);

@@ -11,7 +11,11 @@ use super::{
     super::*,
     guest::{End, Guest},
 };
-use crate::{poll::Poller, port::Frame, test_vm};
+use crate::{
+    poll::Poller,
+    port::{Frame, Outbox},
+    test_vm,
+};
 
 pub(super) const VM: u32 = 7;
 pub(super) const MS: u64 = 1_000_000;
@@ -229,6 +233,12 @@ impl World {
             );
             self.step(clients);
         }
+    }
+
+    /// From now on nothing gets through.
+    pub(super) fn fall_silent(&mut self) {
+        self.down.impairment.loss = 100;
+        self.up.impairment.loss = 100;
     }
 
     /// Lets the clock run.
