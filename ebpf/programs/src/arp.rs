@@ -1,13 +1,13 @@
 //! ARP from a guest (RFC 826). Who asks for the gateway is answered here, so that a guest keeps
 //! its neighbour entry while the engine is down or busy; the rest is the engine's.
 use core::sync::atomic::Ordering::Relaxed;
-use slipgate_abi::cell::load32;
 
-use slipgate_abi::{DropReason, Handover, Ip4, Vm, VmRef, vm::VmFlags};
+use slipgate_abi::{DropReason, Handover, Ip4, VmRef, cell::load32, vm::VmFlags};
 
 use crate::{
     drops::drop_frame,
     handover::hand_over,
+    identity,
     packet::{ETHERNET_LEN, Ethernet},
     skb::{Skb, redirect},
 };
@@ -41,13 +41,16 @@ pub(crate) fn run(skb: Skb, row: u32, vm: VmRef, flags: u8) -> i32 {
     {
         return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Malformed);
     }
-    let (guest, gateway, macs, vm_flags) = identity(vm);
+    let (guest, gateway, _) = identity::network(vm);
+    let macs = identity::guest_macs(vm);
     let sender = Ip4::from_wire(arp.sender);
-    let wrong_mac = vm_flags & VmFlags::CHECK_MAC != 0 && arp.sender_mac != guest_mac(macs);
+    let wrong_mac = load32(vm.flags()) & VmFlags::CHECK_MAC != 0
+        && arp.sender_mac != [macs[0], macs[1], macs[2]];
     // A probe (RFC 5227) has no sender address yet.
     if wrong_mac || (sender != guest && sender != Ip4::UNSPECIFIED) {
         return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Spoofed);
     }
+    identity::learn(vm, arp.ethernet.macs);
     if arp.operation != u16::to_be(REQUEST) || Ip4::from_wire(arp.target) != gateway {
         return hand_over::<ETHERNET_LEN>(skb, row, Handover::Arp, flags);
     }
@@ -61,24 +64,4 @@ pub(crate) fn run(skb: Skb, row: u32, vm: VmRef, flags: u8) -> i32 {
     arp.sender = gateway.to_wire();
     vm.arp_answered().fetch_add(1, Relaxed);
     redirect(skb.ifindex())
-}
-
-#[inline(always)]
-fn guest_mac(macs: [u16; 6]) -> [u16; 3] {
-    [macs[0], macs[1], macs[2]]
-}
-
-/// The guest's address, the gateway's, both MACs (guest first), flags.
-#[inline(always)]
-fn identity(vm: VmRef) -> (Ip4, Ip4, [u16; 6], u32) {
-    let row: *mut Vm = vm.as_ptr();
-    // SAFETY: a live row whose identity is constant while its TAP is attached.
-    unsafe {
-        (
-            (*row).guest,
-            (*row).gateway,
-            crate::guest_egress::guest_macs(vm),
-            load32(vm.flags()),
-        )
-    }
 }

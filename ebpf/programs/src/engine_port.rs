@@ -1,15 +1,15 @@
 //! From the engine: what the header in place of the MAC addresses says is done.
-use slipgate_abi::cell::load32;
-
-use slipgate_abi::{Command, DropReason, PortHeader, VmRef, vm::VmFlags};
+use slipgate_abi::{Command, DropReason, PortHeader, VmRef, cell::load32, vm::VmFlags};
 
 use crate::{
     drops::{NOBODY, drop_frame, drop_packet},
-    guest_egress::{guest_macs, send_to_world, way_by},
+    guest_egress::send_to_world,
+    identity::guest_macs,
     lookup, maps,
     packet::{ETHERNET_LEN, Ethernet, Macs, Packet, ether_type},
     skb::{Skb, redirect, redirect_by_neighbour},
     uplink_ingress::send_to_guest,
+    way::way_by,
 };
 
 /// Takes a frame that came in by the engine port.
@@ -25,7 +25,7 @@ pub(crate) fn run(skb: Skb) -> i32 {
     };
     let row = u32::from(header.vm_row);
     match Command::from_u8(header.code) {
-        Some(Command::Emit) => return emit(skb, row, header.id),
+        Some(Command::Emit) => emit(skb, row, header.id),
         Some(command) => {
             let Some(vm) = maps::vm(row, header.id) else {
                 return drop_frame::<ETHERNET_LEN>(skb, NOBODY, DropReason::StaleVm);
@@ -54,6 +54,12 @@ fn to_guest(skb: Skb, row: u32, vm: VmRef) -> i32 {
 /// As it is, to the world.
 #[inline(always)]
 fn emit(skb: Skb, row: u32, index: u32) -> i32 {
+    // The header's id is the next hop's, so the row is all that names the VM.
+    let vm = maps::vm_row(row).filter(|vm| load32(vm.id()) != 0);
+    let row = if vm.is_some() { row } else { NOBODY };
+    if vm.is_some_and(|vm| load32(vm.flags()) & VmFlags::FROZEN != 0) {
+        return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Frozen);
+    }
     let hop = if index == 0 {
         None
     } else {
@@ -62,11 +68,6 @@ fn emit(skb: Skb, row: u32, index: u32) -> i32 {
     let Some(hop) = hop else {
         return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::BadCommand);
     };
-    if let Some(vm) = maps::vm_row(row)
-        && load32(vm.flags()) & VmFlags::FROZEN != 0
-    {
-        return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Frozen);
-    }
     if let Some(way) = way_by(hop) {
         if let Some(macs) = way.macs
             && !set_macs(skb, macs)

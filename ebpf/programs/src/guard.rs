@@ -1,7 +1,6 @@
 //! XDP on a guest's TAP: what `guest_egress` would drop or refuse anyway, before the kernel makes
 //! an skb of it. For devices that carry no GSO frames.
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use slipgate_abi::cell::{load32, load64, store64};
 
 use aya_ebpf::{
     bindings::xdp_action::{XDP_DROP, XDP_PASS},
@@ -9,11 +8,16 @@ use aya_ebpf::{
     helpers::generated::bpf_ktime_get_coarse_ns,
     programs::XdpContext,
 };
-use slipgate_abi::{DropReason, Ip4, VmRef, forward::DenyKey, segment::Segments, vm::VmFlags};
+use slipgate_abi::{
+    DropReason, Ip4, VmRef,
+    cell::{load32, load64, store64},
+    forward::DenyKey,
+    segment::Segments,
+    vm::VmFlags,
+};
 
 use crate::{
-    drops,
-    guest_egress::guest_macs,
+    drops, identity,
     maps::{self, DENY, TAPS},
     packet::{ETHERNET_LEN, Ethernet, Ipv4, ether_type},
 };
@@ -57,10 +61,7 @@ fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
     if ether_type == ether_type::VLAN || ether_type == ether_type::SERVICE_VLAN {
         return Some(DropReason::Tagged);
     }
-    let ours = guest_macs(vm);
-    if load32(vm.flags()) & VmFlags::CHECK_MAC != 0
-        && (macs[3] != ours[0] || macs[4] != ours[1] || macs[5] != ours[2])
-    {
+    if load32(vm.flags()) & VmFlags::CHECK_MAC != 0 && !identity::sent_by(vm, macs) {
         return Some(DropReason::Spoofed);
     }
     if ether_type != ether_type::IPV4 {
@@ -75,7 +76,8 @@ fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
         )
     };
     // SAFETY: a live row whose identity is constant while its TAP is attached.
-    let (guest, policy) = unsafe { ((*vm.as_ptr()).guest, (*vm.as_ptr()).policy) };
+    let policy = unsafe { (*vm.as_ptr()).policy };
+    let (guest, ..) = identity::network(vm);
     // DHCP is sent without an address; `guest_egress` looks closer.
     if source != guest && source != Ip4::UNSPECIFIED {
         return Some(DropReason::Spoofed);

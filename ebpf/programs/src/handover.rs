@@ -4,12 +4,15 @@
 //! out, the engine counts in. So one VM's flood neither fills the port's queue nor delays the
 //! admission of another's flows.
 use core::sync::atomic::Ordering::Relaxed;
-use slipgate_abi::cell::{load32, load64};
 
-use slipgate_abi::{DropReason, Handover, PortHeader, portframe::PortFlags};
+use slipgate_abi::{
+    DropReason, Handover, PortHeader,
+    cell::{load32, load64},
+    portframe::PortFlags,
+};
 
 use crate::{
-    drops,
+    drops, identity,
     maps::vm_row,
     packet::{ETHERNET_LEN, Ethernet, Macs, ether_type},
     skb::{Skb, redirect},
@@ -82,6 +85,9 @@ fn give(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
     };
     // SAFETY: `pulled_header` checked the bounds.
     let ethernet = unsafe { &mut *ethernet };
+    if flags & PortFlags::FROM_UPLINK == 0 {
+        identity::learn(vm, ethernet.macs);
+    }
     // SAFETY: arrays of bytes and of halves of the same length; any bits are valid.
     ethernet.macs = unsafe { core::mem::transmute::<[u8; PortHeader::LEN], Macs>(header.encode()) };
     if flags & PortFlags::FROM_UPLINK != 0 {

@@ -3,9 +3,7 @@
 //! A hash element is recycled under a running program, so what `FLOWS` answers may be another
 //! flow's by now. The reference is read by one load, and the slot is believed only when its
 //! generation and its tuple are the ones asked for: everything else is a miss.
-use slipgate_abi::cell::load32;
-
-use slipgate_abi::{FlowRef, Protocol, SlotRef, Tuple};
+use slipgate_abi::{FlowRef, SlotRef, Tuple, cell::load32};
 
 use crate::{
     maps::{self, FLOWS},
@@ -70,12 +68,4 @@ pub(crate) fn world_flow(packet: &Packet) -> Option<SlotRef> {
 pub(crate) fn world_flow_by(tuple: &Tuple) -> Option<SlotRef> {
     let slot = slot_of(tuple)?;
     (slot.world_tuple() == *tuple).then_some(slot)
-}
-
-/// Whether a segment is a SYN without ACK.
-#[inline(always)]
-pub(crate) fn opens(packet: &Packet) -> bool {
-    use slipgate_abi::tcp::Flags;
-    packet.protocol == Protocol::Tcp as u8
-        && packet.tcp_flags & (Flags::SYN | Flags::ACK | Flags::RST) == Flags::SYN
 }

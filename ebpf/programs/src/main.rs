@@ -15,17 +15,20 @@
 #![no_main]
 
 mod arp;
+mod connection;
 mod drops;
 mod engine_port;
 mod guard;
 mod guest_egress;
 mod handover;
+mod identity;
 mod lookup;
 mod maps;
 mod packet;
 mod skb;
 mod translate;
 mod uplink_ingress;
+mod way;
 
 use aya_ebpf::{
     macros::{classifier, xdp},

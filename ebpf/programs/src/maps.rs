@@ -4,10 +4,10 @@ use aya_ebpf::{
     btf_maps::{Array, HashMap, LpmTrie},
     macros::btf_map,
 };
-use slipgate_abi::cell::load32;
 use slipgate_abi::{
     DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, NextHopRef, Slot, SlotRef, TapEntry,
     Tuple, Vm, VmCounters, VmRef,
+    cell::load32,
     forward::DenyKey,
     maps::{
         DEFAULT_SLOTS, MAX_CHUNKS, MAX_DENY, MAX_FORWARDS, MAX_NEXT_HOPS, MAX_OWNERS, MAX_RULES,

@@ -1,18 +1,21 @@
 //! From the world: established flows go on to their guest. What is not ours passes as if we were
 //! not there.
 use core::sync::atomic::Ordering::Relaxed;
-use slipgate_abi::cell::{load32, store64};
 
 use aya_ebpf::{bindings::TC_ACT_UNSPEC, helpers::generated::bpf_ktime_get_coarse_ns};
 use slipgate_abi::{
     Direction, DropReason, ForwardKey, ForwardTarget, Handover, Ip4, Protocol, SlotRef, Tuple,
-    Verdict, portframe::PortFlags, vm::VmFlags,
+    Verdict,
+    cell::{load32, store64},
+    portframe::PortFlags,
+    vm::VmFlags,
 };
 
 use crate::{
+    connection,
     drops::{NOBODY, drop_packet},
-    guest_egress::{guest_macs, note, opener_again},
     handover::hand_over,
+    identity::guest_macs,
     lookup,
     maps::{self, FORWARDS},
     packet::{IPV4_LEN, Ipv4, L4, Packet, ether_type, icmp},
@@ -87,7 +90,7 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
         if verdict != Verdict::Fast as u32 {
             return hand_over::<L2>(skb, row, Handover::Verdict, FLAGS);
         }
-        if lookup::opens(packet) && !opener_again(packet, slot, Direction::Rx) {
+        if connection::opens(packet) && !connection::opener_again(packet, slot, Direction::Rx) {
             return hand_over::<L2>(skb, row, Handover::Syn, FLAGS);
         }
     }
@@ -119,7 +122,7 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
     let segments = packet.segments();
     slot.rx_packets().fetch_add(segments.packets, Relaxed);
     slot.rx_bytes().fetch_add(segments.bytes, Relaxed);
-    note(packet, slot, Direction::Rx);
+    connection::note(packet, slot, Direction::Rx);
     // SAFETY: no arguments.
     store64(slot.rx_last_ns(), unsafe { bpf_ktime_get_coarse_ns() });
     redirect(load32(vm.tap_ifindex()))
@@ -128,7 +131,7 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
 /// Without a flow: the first packet of a forward, or not ours.
 #[inline(always)]
 fn forward<const L2: usize>(skb: Skb, packet: &Packet) -> i32 {
-    if !packet.is_udp() && !lookup::opens(packet) {
+    if !packet.is_udp() && !connection::opens(packet) {
         return TC_ACT_UNSPEC;
     }
     let mut key = ForwardKey {

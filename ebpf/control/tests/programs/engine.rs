@@ -167,6 +167,19 @@ fn emit_goes_by_its_next_hop_as_it_is() {
 }
 
 #[test]
+fn an_emission_for_a_free_row_is_nobodys() {
+    let datapath = loaded!();
+    let header = PortHeader {
+        code: Command::Emit as u8,
+        flags: 0,
+        vm_row: 9,
+        id: 0,
+    };
+    let frame = with_header(header, Frame::rx(Protocol::Udp).bytes());
+    datapath.expect_drop(PORT, &frame, 0, DropReason::BadCommand);
+}
+
+#[test]
 fn frames_that_are_not_the_engines_are_dropped() {
     let good = command(Command::ToGuest, VM, &Frame::rx(Protocol::Udp));
     for at in 0..5 {
