@@ -101,9 +101,9 @@ pub(crate) struct NatArgs {
     /// Ports for translated flows
     #[arg(long, value_name = "A-B", default_value = "61000-65535")]
     pub(crate) nat_ports: String,
-    /// Source address of translated flows; several multiply the ports [default: the route's]
-    #[arg(long, value_name = "A", num_args = 1..)]
-    pub(crate) nat_address: Vec<String>,
+    /// Source address of translated flows, one of the uplink's [default: the route's]
+    #[arg(long, value_name = "A")]
+    pub(crate) nat_address: Option<String>,
     /// Flows the table can hold; decided by whoever makes the maps
     #[arg(long, value_name = "N", default_value_t = slipgate_abi::maps::DEFAULT_SLOTS)]
     pub(crate) flow_table: u32,

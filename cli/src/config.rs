@@ -40,8 +40,8 @@ pub(crate) struct Config {
     pub(crate) new_flows_per_second: u32,
     pub(crate) forwards: Vec<Forward>,
     pub(crate) nat_ports: RangeInclusive<u16>,
-    /// Source addresses; empty: the route's.
-    pub(crate) nat_addresses: Vec<Ipv4Addr>,
+    /// Source address; `None`: the route's.
+    pub(crate) nat_address: Option<Ipv4Addr>,
     /// Slots of the table, a multiple of a chunk.
     pub(crate) flow_table: u32,
     pub(crate) pin_dir: PathBuf,
@@ -93,11 +93,11 @@ impl Config {
             new_flows_per_second: nat.new_flows_per_second,
             nat_ports: nat_ports(&nat.nat_ports, &forwards)?,
             forwards,
-            nat_addresses: nat
+            nat_address: nat
                 .nat_address
-                .iter()
+                .as_ref()
                 .map(|a| network::address("--nat-address", a))
-                .collect::<Result<_, _>>()?,
+                .transpose()?,
             flow_table: flow_table(nat.flow_table)?,
             pin_dir: nat.pin_dir.clone(),
             flow_log: nat.flow_log.clone(),

@@ -4,9 +4,10 @@ use std::{fs, process::ExitCode};
 
 use anyhow::Context as _;
 use serde::Serialize;
-use slipgate_control::probe;
+use slipgate_control::{host::HostFacts, probe};
+use userspace_nat::nat_ports::DEFAULT_RANGE;
 
-use crate::{args::DoctorArgs, host::HostFacts};
+use crate::args::DoctorArgs;
 
 /// One thing that was looked at.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -147,38 +148,29 @@ fn default_route_device() -> anyhow::Result<String> {
 
 fn host() -> Vec<Finding> {
     let facts = HostFacts::read();
-    let forwarding = if facts.ip_forward { "on" } else { "off" };
-    let mut findings = vec![Finding::ok(
-        "forwarding",
-        format!("{forwarding}; slipgate needs none"),
-    )];
-    let firewall = Finding::ok(
-        "firewall",
-        match facts.forward_chains.len() {
-            0 => "no rules for forwarded packets".to_owned(),
-            _ => facts.forward_chains.join(", "),
-        },
-    );
-    findings.push(if facts.forward_chains.is_empty() {
-        firewall
-    } else {
-        firewall.with(
-            State::Note,
-            "guests' packets don't pass these: use --allow and --deny",
-        )
-    });
-    if facts.xfrm_policies > 0 {
-        findings.push(
-            Finding::ok("IPsec", format!("{} policies", facts.xfrm_policies)).with(
-                State::Note,
-                "guests' packets don't meet them: use --deny, or a tunnel device as --uplink",
-            ),
-        );
+    let forwarding = match facts.ip_forward {
+        Some(true) => "on; slipgate needs none",
+        Some(false) => "off; slipgate needs none",
+        None => "unknown",
+    };
+    let mut findings = vec![Finding::ok("forwarding", forwarding)];
+    let bypassed = facts.warnings();
+    if bypassed.is_empty() {
+        let found = match facts.forward_chains {
+            Some(_) => "no rules for forwarded packets, no IPsec",
+            None => "unknown: seeing it needs CAP_NET_ADMIN",
+        };
+        findings.push(Finding::ok("firewall", found));
     }
-    if let Some(ports) = facts.local_ports {
-        let (first, last) = (*ports.start(), *ports.end());
+    findings.extend(bypassed.into_iter().map(|warning| {
+        Finding::ok("firewall", warning).with(
+            State::Note,
+            "say what guests may reach with --allow and --deny",
+        )
+    }));
+    if let Some((first, last)) = facts.local_ports {
         let ports = Finding::ok("local ports", format!("{first}-{last}"));
-        findings.push(if last >= 61_000 {
+        findings.push(if last >= *DEFAULT_RANGE.start() {
             ports.with(
                 State::Note,
                 "they overlap the default --nat-ports 61000-65535: give others, or set \

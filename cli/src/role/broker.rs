@@ -28,7 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
@@ -36,6 +36,7 @@ use nix::{
         signalfd::{SfdFlags, SignalFd},
     },
 };
+use slipgate_control::{BpfLog, host::HostFacts};
 use userspace_nat::engine::OnExit as EngineExit;
 
 use self::{attached::Attached, engine_process::EngineProcess};
@@ -44,7 +45,7 @@ use crate::{
     channel::{ToBroker, ToEngine, WhyQuestion},
     config::Config,
     control_socket::{Answer, ClientId, ControlServer, Request},
-    host::HostFacts,
+    host,
 };
 
 /// The line that says that guests are served.
@@ -57,7 +58,7 @@ const PORTS_EVERY: Duration = Duration::from_secs(10);
 /// Runs until stopped.
 pub(crate) fn run(config: Config, log: &str) -> anyhow::Result<()> {
     let signals = signals().context("waiting for signals")?;
-    for warning in HostFacts::read().warnings(&config.nat_ports) {
+    for warning in host::warnings(&HostFacts::read(), &config.nat_ports) {
         tracing::warn!("{warning}");
     }
     let mode = config.mode;
@@ -67,7 +68,10 @@ pub(crate) fn run(config: Config, log: &str) -> anyhow::Result<()> {
     })?;
     let mut broker = Broker::start(attached, log)?;
     broker.announce()?;
-    let exit = broker.serve(&signals)?;
+    let exit = match broker.serve(&signals) {
+        Ok(exit) => exit,
+        Err(e) => return Err(broker.engine_end().unwrap_or(e)),
+    };
     broker.stop(exit)
 }
 
@@ -80,10 +84,12 @@ struct Broker {
     next_question: u64,
     reserved_ports: Vec<(u8, u16)>,
     ports_due: Instant,
+    /// With `--bpf-log`.
+    programs_log: Option<BpfLog>,
 }
 
 impl Broker {
-    fn start(attached: Attached, log: &str) -> anyhow::Result<Self> {
+    fn start(mut attached: Attached, log: &str) -> anyhow::Result<Self> {
         let owner = std::env::var("SUDO_UID").ok();
         let owner = owner.and_then(|uid| uid.parse().ok());
         let owner = owner.unwrap_or_else(|| nix::unistd::getuid().as_raw());
@@ -99,6 +105,7 @@ impl Broker {
             tracing::info!("took over {adopted} flows of a predecessor");
         }
         let mut broker = Self {
+            programs_log: attached.datapath.take_log(),
             attached,
             engine,
             control,
@@ -140,6 +147,8 @@ impl Broker {
                 PollFd::new(self.attached.watch.as_fd(), PollFlags::POLLIN),
             ];
             fds.extend(self.control.fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            let log = self.programs_log.as_ref();
+            fds.extend(log.map(|log| PollFd::new(log.as_fd(), PollFlags::POLLIN)));
             match poll(&mut fds, timeout) {
                 Ok(_) | Err(nix::Error::EINTR) => {}
                 Err(e) => return Err(e).context("waiting for something to do"),
@@ -153,11 +162,7 @@ impl Broker {
                 self.hear_engine()?;
             }
             if ready[1] {
-                bail!(
-                    "the engine {}; established flows go on in the kernel and new ones are \
-                     refused: run `slipgate attach` again, which takes them over",
-                    self.engine.end()
-                );
+                bail!("the engine has ended");
             }
             if ready[3] {
                 self.follow_network()?;
@@ -166,6 +171,9 @@ impl Broker {
                 && let Some(exit) = self.answer_control()?
             {
                 return Ok(exit);
+            }
+            if let Some(log) = &mut self.programs_log {
+                log.flush();
             }
             if Instant::now() >= self.ports_due {
                 self.look_at_ports()?;
@@ -184,12 +192,17 @@ impl Broker {
                 Ok(())
             }
             Some((ToBroker::Ready { .. } | ToBroker::Stopped, _)) => Ok(()),
-            None => bail!(
-                "the engine {}; established flows go on in the kernel and new ones are refused: \
-                 run `slipgate attach` again, which takes them over",
-                self.engine.end()
-            ),
+            None => bail!("the engine has closed its channel"),
         }
+    }
+
+    /// When the loop failed because the engine has ended: how, and what now.
+    fn engine_end(&mut self) -> Option<anyhow::Error> {
+        let end = self.engine.end()?;
+        Some(anyhow!(
+            "the engine {end}; established flows go on in the kernel and new ones are refused: \
+             run `slipgate attach` again, which takes them over"
+        ))
     }
 
     fn follow_network(&mut self) -> anyhow::Result<()> {

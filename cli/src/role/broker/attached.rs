@@ -1,7 +1,5 @@
 //! Everything the broker has in the kernel: made in order at the start, taken down in order at the
 //! end, followed in between.
-use std::net::Ipv4Addr;
-
 use anyhow::{Context as _, anyhow, bail};
 use slipgate_abi::{ForwardKey, ForwardTarget, forward::DenyKey};
 use slipgate_control::{
@@ -76,6 +74,7 @@ impl Attached {
         for vm in &config.vms {
             tap_of(vm, watch.network())?;
         }
+        check_source(&config, &uplink, watch.network())?;
         let paths: Paths = show::paths(&config.pin_dir)?;
         let datapath = Datapath::open(&LoadOptions {
             paths: paths.clone(),
@@ -99,7 +98,7 @@ impl Attached {
         let port = EnginePort::open(owner.row()).context("making the engine port")?;
         owner.set_port(datapath.maps(), port.ifindex);
         let texts: Vec<String> = policy.texts().chain(forward_texts(&config)).collect();
-        let rule_base = rule_texts::write(datapath.maps(), &texts)?;
+        let rule_base = rule_texts::write(datapath.maps(), &paths.run_dir, &texts)?;
         let mut attached = Self {
             next_hops: NextHops::new(owner.row())?,
             vms: Vec::new(),
@@ -268,11 +267,10 @@ impl Attached {
 
     /// What the engine is told of the network.
     pub(super) fn network_view(&self) -> NetworkView {
-        let source: Option<Ipv4Addr> = self.config.nat_addresses.first().copied();
         network_view::view(
             self.watch.network(),
             self.uplink.ifindex,
-            source,
+            self.config.nat_address,
             &self.config.network,
         )
     }
@@ -335,6 +333,21 @@ pub(super) fn find_uplink(config: &Config, network: &Network) -> anyhow::Result<
         ifindex: link.ifindex,
         has_l2: link.has_l2,
     })
+}
+
+/// Answers come back only to an address that is the host's.
+fn check_source(config: &Config, uplink: &Uplink, network: &Network) -> anyhow::Result<()> {
+    let Some(source) = config.nat_address else {
+        return Ok(());
+    };
+    if network.addresses.iter().any(|a| a.address == source) {
+        return Ok(());
+    }
+    bail!(
+        "--nat-address {source}: it is not an address of this host; add it to the uplink: ip \
+         address add {source}/32 dev {}",
+        uplink.name
+    )
 }
 
 fn tap_of(vm: &VmConfig, network: &Network) -> anyhow::Result<u32> {

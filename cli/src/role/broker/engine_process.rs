@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{attached::Attached, reserve};
@@ -23,8 +23,8 @@ use crate::{
     host,
 };
 
-/// How long an ended engine's exit status may take to show.
-const STATUS_WITHIN: Duration = Duration::from_secs(2);
+/// How long an ended engine's exit status may take to show, ms.
+const STATUS_WITHIN: u16 = 500;
 
 /// A running engine. It is killed when this is dropped.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl EngineProcess {
             match self.next(within)? {
                 Some(ToBroker::Ready { adopted }) => return Ok(adopted),
                 Some(_) => {}
-                None => bail!("the engine {} before it was ready", self.end()),
+                None => return Err(self.ended_before("it was ready")),
             }
         }
     }
@@ -109,20 +109,24 @@ impl EngineProcess {
                 return Ok(());
             }
         }
-        bail!("the engine {} before it had stopped in order", self.end())
+        Err(self.ended_before("it had stopped in order"))
     }
 
-    /// How the engine ended, in words, for one that has.
-    pub(super) fn end(&mut self) -> String {
-        let until = Instant::now() + STATUS_WITHIN;
-        while Instant::now() < until {
-            match self.child.try_wait() {
-                Ok(Some(status)) => return describe(status),
-                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
-                Err(e) => return format!("ended somehow ({e})"),
-            }
+    /// How the engine ended, in words; `None` while it runs.
+    pub(super) fn end(&mut self) -> Option<String> {
+        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        // What it said or closed last is heard a moment before its end is seen.
+        let _ = poll(&mut fds, STATUS_WITHIN);
+        match self.child.try_wait() {
+            Ok(status) => status.map(describe),
+            Err(e) => Some(format!("ended somehow ({e})")),
         }
-        "closed its channel and hangs".into()
+    }
+
+    fn ended_before(&mut self, what: &str) -> anyhow::Error {
+        let end = self.end();
+        let end = end.unwrap_or_else(|| "closed its channel".into());
+        anyhow!("the engine {end} before {what}")
     }
 
     fn next(&self, within: Duration) -> anyhow::Result<Option<ToBroker>> {

@@ -4,14 +4,18 @@
 //! that has the same texts already (its predecessor's). A run is never given back while the maps
 //! live, since flows may name it, unless the array is full: then elements that no flow names any
 //! more are taken.
-use std::{collections::HashSet, ops::Range};
+use std::{collections::HashSet, fs::File, ops::Range, path::Path};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use slipgate_abi::{Verdict, maps::MAX_RULES};
 use slipgate_control::maps::SharedMaps;
 
-/// Writes the texts; where they begin.
-pub(super) fn write(maps: &SharedMaps, texts: &[String]) -> anyhow::Result<u32> {
+/// Writes the texts; where they begin. `run_dir` is locked meanwhile, against other processes that
+/// start.
+pub(super) fn write(maps: &SharedMaps, run_dir: &Path, texts: &[String]) -> anyhow::Result<u32> {
+    let what = || format!("locking {}", run_dir.display());
+    let dir = File::open(run_dir).with_context(what)?;
+    dir.lock().with_context(what)?;
     let present: Vec<String> = (0..MAX_RULES)
         .map(|index| maps.rule(index).unwrap_or_default())
         .collect();
