@@ -17,11 +17,11 @@
 //! aya makes the maps (with the object's BTF, so that bpftool prints names) and loads the
 //! programs. Links are made by our own calls: aya would detach what it attached when dropped.
 
+mod build;
+
 use std::{
     fs,
-    hash::{DefaultHasher, Hash, Hasher},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::PathBuf,
     sync::atomic::Ordering::{AcqRel, Acquire, Release},
 };
 
@@ -31,6 +31,8 @@ use aya::{
 };
 use slipgate_abi::{ABI_VERSION, maps as abi_maps};
 
+pub(crate) use self::build::BUILD_FILE;
+use self::build::{forget_build, is_this_build, keep_build, open_programs};
 use crate::{
     Error, Paths, Result,
     attach::{self, Program},
@@ -41,9 +43,6 @@ use crate::{
     maps::{SharedMaps, check_pinned, open_pins},
     object, paths, probe,
 };
-
-/// In the run directory.
-pub(crate) const BUILD_FILE: &str = "programs-build";
 
 /// What to load, and where.
 #[derive(Clone, Debug)]
@@ -283,11 +282,11 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<Vec<(Program, OwnedFd)>> {
             |error: ProgramError| refused(&format!("the program {}", program.name()), &error);
         let fd = match aya_program {
             AyaProgram::SchedClassifier(p) => {
-                p.load().map_err(refused)?;
+                retry(|| p.load()).map_err(refused)?;
                 p.fd()
             }
             AyaProgram::Xdp(p) => {
-                p.load().map_err(refused)?;
+                retry(|| p.load()).map_err(refused)?;
                 p.fd()
             }
             other => {
@@ -306,45 +305,17 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<Vec<(Program, OwnedFd)>> {
     Ok(loaded)
 }
 
-/// The file that says which build the pinned programs are of, when all are of one.
-fn build_path(paths: &Paths) -> PathBuf {
-    paths.run_dir.join(BUILD_FILE)
-}
-
-fn this_build() -> String {
-    let mut hash = DefaultHasher::new();
-    object::bytes(false).hash(&mut hash);
-    format!("{:016x}", hash.finish())
-}
-
-fn is_this_build(paths: &Paths) -> bool {
-    let pinned = |program: Program| paths.pin(program.name()).exists();
-    fs::read_to_string(build_path(paths)).is_ok_and(|build| build == this_build())
-        && Program::ALL.into_iter().all(pinned)
-}
-
-fn keep_build(paths: &Paths) -> Result<()> {
-    let path = build_path(paths);
-    fs::write(&path, this_build()).map_err(Error::os(format!("write {}", path.display())))
-}
-
-fn forget_build(paths: &Paths) -> Result<()> {
-    paths::remove_if_there(&build_path(paths), |path| fs::remove_file(path)).map(drop)
-}
-
-fn open_programs(paths: &Paths) -> Result<Vec<(Program, OwnedFd)>> {
-    Program::ALL
-        .into_iter()
-        .map(|program| {
-            let pin = paths.pin(program.name());
-            bpf::obj_get(&pin)
-                .map(|fd| (program, fd))
-                .map_err(Error::os(format!(
-                    "open the pinned program {}",
-                    pin.display()
-                )))
-        })
-        .collect()
+/// The verifier gives up with EAGAIN when a signal comes in between.
+fn retry(mut load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
+    const TRIES: usize = 5;
+    for _ in 1..TRIES {
+        match load() {
+            Err(ProgramError::LoadError { io_error, .. })
+                if io_error.raw_os_error() == Some(libc::EAGAIN) => {}
+            other => return other,
+        }
+    }
+    load()
 }
 
 pub(crate) fn program_id(fd: BorrowedFd<'_>) -> Result<u32> {

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
+    io::ErrorKind,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
 };
@@ -20,8 +21,10 @@ impl FileLock {
     pub(crate) fn wait(path: &Path) -> Result<Self> {
         loop {
             let file = open(path)?;
-            file.lock()
-                .map_err(Error::os(format!("lock {}", path.display())))?;
+            match file.lock() {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                other => other.map_err(Error::os(format!("lock {}", path.display())))?,
+            }
             if is_current(&file, path) {
                 return Ok(Self { _file: file });
             }

@@ -1,0 +1,58 @@
+//! Which build the pinned programs are of.
+
+use std::{
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    os::fd::OwnedFd,
+    path::PathBuf,
+};
+
+use crate::{Error, Paths, Result, attach::Program, bpf, object, paths};
+
+/// In the run directory.
+pub(crate) const BUILD_FILE: &str = "programs-build";
+
+/// The file that says which build the pinned programs are of, when all are of one.
+fn build_path(paths: &Paths) -> PathBuf {
+    paths.run_dir.join(BUILD_FILE)
+}
+
+fn this_build() -> String {
+    let mut hash = DefaultHasher::new();
+    object::bytes(false).hash(&mut hash);
+    format!("{:016x}", hash.finish())
+}
+
+/// Whether all programs are pinned and of this build.
+pub(super) fn is_this_build(paths: &Paths) -> bool {
+    let pinned = |program: Program| paths.pin(program.name()).exists();
+    fs::read_to_string(build_path(paths)).is_ok_and(|build| build == this_build())
+        && Program::ALL.into_iter().all(pinned)
+}
+
+/// Notes that the pinned programs are of this build.
+pub(super) fn keep_build(paths: &Paths) -> Result<()> {
+    let path = build_path(paths);
+    fs::write(&path, this_build()).map_err(Error::os(format!("write {}", path.display())))
+}
+
+/// Before they change.
+pub(super) fn forget_build(paths: &Paths) -> Result<()> {
+    paths::remove_if_there(&build_path(paths), |path| fs::remove_file(path)).map(drop)
+}
+
+/// The pinned programs.
+pub(super) fn open_programs(paths: &Paths) -> Result<Vec<(Program, OwnedFd)>> {
+    Program::ALL
+        .into_iter()
+        .map(|program| {
+            let pin = paths.pin(program.name());
+            bpf::obj_get(&pin)
+                .map(|fd| (program, fd))
+                .map_err(Error::os(format!(
+                    "open the pinned program {}",
+                    pin.display()
+                )))
+        })
+        .collect()
+}
