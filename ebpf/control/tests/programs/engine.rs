@@ -83,7 +83,7 @@ fn nothing_goes_back_to_the_engine() {
             (Command::Deliver, change(rx.clone())),
         ]
     };
-    let cases: [(DropReason, Verdict, [(Command, Frame); 2]); 7] = [
+    let cases = [
         (
             DropReason::NoFlow,
             Verdict::Fast,
@@ -129,6 +129,38 @@ fn nothing_goes_back_to_the_engine() {
             println!("{what:?} {reason:?}");
             datapath.expect_drop(PORT, &command(what, VM, &frame), ROW, reason);
         }
+    }
+}
+
+#[test]
+fn a_gso_frame_is_as_long_as_its_header_says() {
+    // Else segmentation would make more packets of it than are counted.
+    for (program, what, rx) in [
+        (PORT, Command::Forward, false),
+        (PORT, Command::Deliver, true),
+        ("uplink_ingress", Command::Deliver, true),
+    ] {
+        let mut datapath = loaded!();
+        datapath.admit(Flow::new(Protocol::Tcp));
+        let frame = Frame {
+            payload: vec![0; 3000],
+            ..if rx {
+                Frame::rx(Protocol::Tcp)
+            } else {
+                Frame::tx(Protocol::Tcp)
+            }
+        };
+        let mut bytes = if program == PORT {
+            command(what, VM, &frame)
+        } else {
+            frame.bytes()
+        };
+        assert_eq!(datapath.run_gso(program, &bytes, 1400).action, REDIRECT);
+        bytes[16..18].copy_from_slice(&1000u16.to_be_bytes());
+        let action = datapath.run_gso(program, &bytes, 1400).action;
+        assert_eq!(action, if program == PORT { SHOT } else { UNSPEC });
+        let slot = datapath.slots.get(9);
+        assert_eq!(slot.tx_packets + slot.rx_packets, 3);
     }
 }
 
