@@ -219,6 +219,9 @@ pub(crate) struct DoctorArgs {
     /// As an array of JSON objects
     #[arg(long)]
     pub(crate) json: bool,
+    /// Directory in bpffs that `attach` will be given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
 }
 
 #[derive(Args, Debug)]

@@ -1,13 +1,13 @@
 //! `slipgate doctor`: what this machine has and lacks for the hybrid NAT, and how to get it. Runs
 //! as any user; what only root can see is said to be unknown, not missing.
-use std::{fs, process::ExitCode};
+use std::{fs, path::Path, process::ExitCode};
 
 use anyhow::Context as _;
 use serde::Serialize;
 use slipgate_control::{host::HostFacts, probe};
 use userspace_nat::nat_ports::DEFAULT_RANGE;
 
-use crate::args::DoctorArgs;
+use crate::{args::DoctorArgs, show};
 
 /// One thing that was looked at.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -52,7 +52,8 @@ const NEEDED: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (39, "CAP_BPF")];
 
 /// Runs `slipgate doctor`. 0: everything needed is there.
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
-    let findings = examine(args.uplink.as_deref());
+    let mut findings = examine(args.uplink.as_deref());
+    findings.push(attached(&args.pin_dir));
     let missing = findings.iter().any(|f| f.state == State::Missing);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&findings)?);
@@ -100,6 +101,17 @@ fn capabilities() -> Finding {
         "run as root, or give the binary the capabilities: setcap \
          cap_net_admin,cap_bpf,cap_perfmon+ep $(which slipgate)",
     )
+}
+
+/// Whether somebody serves VMs here already.
+fn attached(pin_dir: &Path) -> Finding {
+    let what = "attached";
+    let found = match show::paths(pin_dir).map(|paths| paths.pin_dir.try_exists()) {
+        Ok(Ok(true)) => "yes: `slipgate stats` shows what",
+        Ok(Ok(false)) => "nothing in this network namespace",
+        Ok(Err(_)) | Err(_) => "unknown: pins are for root",
+    };
+    Finding::ok(what, found)
 }
 
 fn uplink_found(given: Option<&str>) -> Finding {

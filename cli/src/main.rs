@@ -59,7 +59,7 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         }
         Command::Flows(args) => show::flows::run(args).map(done),
         Command::Stats(args) => show::stats::run(args).map(done),
-        Command::Why(args) => show::why::run(args),
+        Command::Why(args) => show::why::run(args).map(done),
         Command::Doctor(args) => doctor::run(args),
         Command::Engine(args) => role::engine::run(args.fd).map(done),
     }

@@ -2,7 +2,6 @@
 use std::{
     net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _},
     path::PathBuf,
-    process::ExitCode,
 };
 
 use anyhow::{Context as _, bail};
@@ -15,8 +14,8 @@ use crate::{
     control_socket::{Answer, Request, ask},
 };
 
-/// Runs `slipgate why`. 0: it would be admitted; 1: refused.
-pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<ExitCode> {
+/// Runs `slipgate why`.
+pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
     let protocol = match args.proto {
         Proto::Tcp => Protocol::Tcp,
         Proto::Udp => Protocol::Udp,
@@ -35,11 +34,7 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<ExitCode> {
     } else {
         print!("{}", text(&answer));
     }
-    Ok(if answer.admitted {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(())
 }
 
 fn text(answer: &WhyAnswer) -> String {
