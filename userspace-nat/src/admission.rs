@@ -13,7 +13,13 @@
 //! the new one decided on its own.
 //!
 //! Rules come before quotas, so that what may never be does not use up what may.
-use slipgate_abi::{Protocol, Refusal, Tuple};
+use std::sync::atomic::Ordering::Relaxed;
+
+use slipgate_abi::{
+    Direction, Protocol, Refusal, Tuple,
+    slot::SlotFlags,
+    tcp::{Phase, TcpBits},
+};
 
 use crate::{
     clock::MILLISECOND_NS,
@@ -57,12 +63,13 @@ impl<D: Datapath> Core<D> {
         packet: &Packet<'_>,
         now_ns: u64,
     ) -> Admission {
-        use slipgate_abi::Direction::Tx;
-        let Some(tuple) = packet.tuple(vm.net.id, Tx) else {
+        let Some(tuple) = packet.tuple(vm.net.id, Direction::Tx) else {
             return Admission::NoFlow;
         };
         if let Some(slot) = self.flows.by_guest(&tuple) {
-            if self.belongs(slot, packet) && self.flows.revive(&mut self.datapath, slot) {
+            if self.belongs(slot, packet, Direction::Tx)
+                && self.flows.revive(&mut self.datapath, slot)
+            {
                 return Admission::Flow { slot };
             }
             self.flows
@@ -84,12 +91,13 @@ impl<D: Datapath> Core<D> {
         packet: &Packet<'_>,
         now_ns: u64,
     ) -> Admission {
-        use slipgate_abi::Direction::Rx;
-        let Some(world) = packet.tuple(Tuple::WORLD, Rx) else {
+        let Some(world) = packet.tuple(Tuple::WORLD, Direction::Rx) else {
             return Admission::NoFlow;
         };
         if let Some(slot) = self.flows.by_world(&world) {
-            if self.belongs(slot, packet) && self.flows.revive(&mut self.datapath, slot) {
+            if self.belongs(slot, packet, Direction::Rx)
+                && self.flows.revive(&mut self.datapath, slot)
+            {
                 return Admission::Flow { slot };
             }
             self.flows
@@ -105,13 +113,25 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Whether a packet is of the flow that has its tuple, and not of a new connection.
-    fn belongs(&self, slot: u32, packet: &Packet<'_>) -> bool {
-        match packet.transport {
-            Transport::Tcp(tcp) if tcp.is_opening_syn() => {
-                self.datapath.slot(slot).isn() == tcp.sequence
+    /// Whether a packet is of the flow that has its tuple, and not of a new connection. Only the
+    /// side that opened a flow can have opened another by the same name; a SYN of the other side
+    /// is a simultaneous open (RFC 5382 REQ-2), or its receiver's to challenge (RFC 5961).
+    fn belongs(&self, slot: u32, packet: &Packet<'_>, from: Direction) -> bool {
+        let Transport::Tcp(tcp) = packet.transport else {
+            return true;
+        };
+        let live = self.datapath.slot(slot);
+        let inbound = live.flags() & SlotFlags::INBOUND != 0;
+        if !tcp.is_opening_syn() || live.isn() == tcp.sequence {
+            return true;
+        }
+        match (from, inbound) {
+            (Direction::Tx, false) => false,
+            // Anybody can send a SYN in the peer's name: it does not end a connection that lives.
+            (Direction::Rx, true) => {
+                TcpBits(live.tcp().load(Relaxed)).phase() == Phase::Established
             }
-            _ => true,
+            (Direction::Tx, true) | (Direction::Rx, false) => true,
         }
     }
 

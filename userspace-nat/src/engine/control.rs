@@ -147,6 +147,16 @@ pub struct Status {
     pub port_destinations: u64,
     /// Translated ports that rest.
     pub ports_resting: u64,
+    /// Frames read from the port.
+    pub frames_read: u64,
+    /// Of those, given back to the kernel to be translated.
+    pub frames_returned: u64,
+    /// Of those, dropped and counted by reason.
+    pub frames_dropped: u64,
+    /// Of those, taken by a service.
+    pub frames_consumed: u64,
+    /// Frames that the port did not take, whoever made them.
+    pub frames_unsent: u64,
 }
 
 /// The channel to the broker. Non-blocking.

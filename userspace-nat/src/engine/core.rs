@@ -49,7 +49,8 @@ pub(crate) struct Core<D> {
     pub(crate) identification: u16,
     vms: Vec<Option<Box<VmState>>>,
     rows: HashMap<u32, u16>,
-    forwards: HashMap<(Protocol, Ipv4Addr, u16), Forward>,
+    pub(super) forwards: HashMap<(Protocol, Ipv4Addr, u16), Forward>,
+    pub(super) find_guests_at_ns: u64,
     link_mtus: HashMap<u32, u32>,
     next_hops: hashbrown::HashMap<(u32, Ip4), u32, foldhash::fast::RandomState>,
 }
@@ -73,6 +74,7 @@ impl<D: Datapath> Core<D> {
             vms: (0..MAX_VMS).map(|_| None).collect(),
             rows: HashMap::new(),
             forwards: HashMap::new(),
+            find_guests_at_ns: 0,
             link_mtus: HashMap::new(),
             next_hops: hashbrown::HashMap::default(),
         }
@@ -105,8 +107,13 @@ impl<D: Datapath> Core<D> {
         self.vm(*self.rows.get(&id)?)
     }
 
+    /// The rows that have a VM, for going through all while changing each.
+    pub(crate) fn rows(&self) -> Vec<u16> {
+        self.rows.values().copied().collect()
+    }
+
     pub(crate) fn vms(&self) -> impl Iterator<Item = &VmState> {
-        self.vms.iter().flatten().map(|vm| &**vm)
+        self.rows.values().filter_map(|row| self.vm(*row))
     }
 
     /// Adds a VM, or changes one that is there with the same id, keeping its rates' state.

@@ -32,8 +32,8 @@ impl<D: Datapath> Core<D> {
     /// out, so that this is wanted again soon.
     pub(crate) fn settle_credits(&mut self, now_ns: u64) -> bool {
         let mut out = false;
-        for row in 0..slipgate_abi::maps::MAX_VMS as u16 {
-            let Some(live) = self.vm(row).and_then(|_| self.datapath.vm(row)) else {
+        for row in self.rows() {
+            let Some(live) = self.datapath.vm(row) else {
                 continue;
             };
             let Some(vm) = self.vm_mut(row) else { continue };

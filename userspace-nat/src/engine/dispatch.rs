@@ -3,7 +3,9 @@
 //! Every frame ends in exactly one of [`Disposition`]'s ways, and is counted there: sent back to
 //! the kernel (which counts it in its flow), dropped for a reason, or consumed by a service.
 use slipgate_abi::{
-    Command, DropReason, Handover, PortHeader, portframe::PortFlags, segment::Segments,
+    Command, DropReason, Handover, PortHeader,
+    portframe::PortFlags,
+    segment::{self, Segments},
 };
 
 use super::{
@@ -16,8 +18,10 @@ use crate::{
     mss,
     packet::{Ipv4, Packet, Transport, icmp::Unreachable},
     poll::Poller,
-    port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, L3_AT, PORT_HEADER_AT, single},
-    relay::Taken,
+    port::{
+        ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, L3_AT, PORT_HEADER_AT, VirtioNetHdr,
+        single,
+    },
     reply::IcmpError,
     stats::{Tally, Traffic},
 };
@@ -40,10 +44,27 @@ const DHCP_PORT: u16 = 67;
 
 /// A packet in hand, with what it counts as.
 #[derive(Clone, Copy)]
-struct Job<'a> {
-    frame: Frame<'a>,
-    packet: Packet<'a>,
-    poller: &'a Poller,
+pub(super) struct Job<'a> {
+    pub(super) frame: Frame<'a>,
+    pub(super) packet: Packet<'a>,
+    pub(super) poller: &'a Poller,
+}
+
+impl Job<'_> {
+    /// The largest packet that the frame becomes, bytes.
+    fn largest(&self) -> u32 {
+        let vnet = self.frame.vnet;
+        let gso_size = if vnet.gso_type == VirtioNetHdr::GSO_NONE {
+            0
+        } else {
+            vnet.gso_size
+        };
+        segment::largest_packet(
+            self.packet.ip.bytes.len() as u32,
+            self.packet.headers_len() as u32,
+            u32::from(gso_size),
+        )
+    }
 }
 
 /// How to finish with the frame's bytes once the packet's views are dropped.
@@ -195,12 +216,7 @@ impl<D: Datapath> Core<D> {
         }
         match handover {
             Some(Handover::Icmp) => self.icmp_from_guest(vm, frame.vnet, packet),
-            Some(Handover::TtlExpired) => {
-                let error = IcmpError::TtlExceeded;
-                vm.answers
-                    .icmp_to_guest(&vm.net, &packet, error, &mut self.out, now_ns);
-                Finish::Drop(DropReason::TtlExpired)
-            }
+            Some(Handover::TtlExpired) => self.ttl_expired(vm, job, now_ns),
             Some(Handover::TooBig) => self.too_big_from_guest(vm, frame.vnet, packet, now_ns),
             Some(_) if group => Finish::Drop(DropReason::Group),
             Some(Handover::Local) => self.local(vm, job, services, now_ns),
@@ -215,8 +231,23 @@ impl<D: Datapath> Core<D> {
         }
     }
 
+    /// It ends here, whether or not it had or would have opened a flow.
+    fn ttl_expired(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
+        let (error, out) = (IcmpError::TtlExceeded, &mut self.out);
+        vm.answers
+            .icmp_to_guest(&vm.net, &job.packet, error, out, now_ns);
+        Finish::Drop(DropReason::TtlExpired)
+    }
+
     fn outbound(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
+        if job.packet.ip.ttl <= 1 {
+            return self.ttl_expired(vm, job, now_ns);
+        }
         match self.admit_outbound(vm, &job.packet, now_ns) {
+            // The kernel drops what comes back too large: whoever sent it must be told before.
+            Admission::Flow { slot } if job.largest() > self.uplink_mtu(slot) => {
+                self.too_big_from_guest(vm, job.frame.vnet, job.packet, now_ns)
+            }
             Admission::Flow { slot } => self.command(vm, job, Command::Forward, slot),
             Admission::NoFlow => {
                 vm.answers
@@ -249,70 +280,6 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// For an address of the guest's own network.
-    fn local(
-        &mut self,
-        vm: &mut VmState,
-        job: Job<'_>,
-        services: &mut impl Services,
-        now_ns: u64,
-    ) -> Finish {
-        let packet = job.packet;
-        let ours = vm.net.is_ours(packet.ip.destination.into());
-        let out = &mut self.out;
-        match packet.transport {
-            Transport::Icmp(icmp) if ours && icmp.kind == crate::packet::icmp::ECHO_REQUEST => {
-                if !vm.answers.echo(&vm.net, &packet, out, now_ns) {
-                    return Finish::Drop(DropReason::OverRate);
-                }
-                vm.net.stats.tally(Tally::EchoAnswer, 1);
-                Finish::Dispose(Disposition::Consumed)
-            }
-            Transport::Tcp(_) | Transport::Udp(_) if ours => self.relay(vm, job, services, now_ns),
-            Transport::Tcp(_) => {
-                vm.answers.reset(&vm.net, &packet, out, now_ns);
-                Finish::Drop(DropReason::ServiceReject)
-            }
-            _ => {
-                let error = IcmpError::Unreachable(Unreachable::Host);
-                vm.answers
-                    .icmp_to_guest(&vm.net, &packet, error, out, now_ns);
-                Finish::Drop(DropReason::ServiceReject)
-            }
-        }
-    }
-
-    /// A packet that a relay may be waiting for.
-    fn relay(
-        &mut self,
-        vm: &mut VmState,
-        job: Job<'_>,
-        services: &mut impl Services,
-        now_ns: u64,
-    ) -> Finish {
-        let packet = job.packet;
-        let cx = &mut Context {
-            now_ns,
-            out: &mut self.out,
-            poller: job.poller,
-        };
-        let (reason, code) = match services.relay(&vm.net, packet.ip.bytes, cx) {
-            Taken::Yes => return Finish::Dispose(Disposition::Consumed),
-            Taken::No => (DropReason::NoFlow, Unreachable::Port),
-            Taken::OverLimit => (DropReason::OverRate, Unreachable::Prohibited),
-        };
-        let out = &mut self.out;
-        match packet.transport {
-            Transport::Tcp(_) => vm.answers.reset(&vm.net, &packet, out, now_ns),
-            _ => {
-                let error = IcmpError::Unreachable(code);
-                vm.answers
-                    .icmp_to_guest(&vm.net, &packet, error, out, now_ns)
-            }
-        };
-        Finish::Drop(reason)
-    }
-
     fn from_world(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
         match Handover::from_u8(job.frame.header.code) {
             Some(Handover::Icmp) => self.icmp_from_world(vm, job.frame.vnet, job.packet),
@@ -325,6 +292,9 @@ impl<D: Datapath> Core<D> {
             }
             Some(Handover::Forward | Handover::Verdict | Handover::Miss | Handover::Syn) => {
                 match self.admit_inbound(vm, &job.packet, now_ns) {
+                    Admission::Flow { .. } if job.largest() > u32::from(vm.net.mtu) => {
+                        self.too_big_from_world(vm, job.frame.vnet, job.packet, now_ns)
+                    }
                     Admission::Flow { slot } => self.command(vm, job, Command::Deliver, slot),
                     // Silence: what the world asked for may not be known to exist.
                     Admission::NoFlow => Finish::Drop(DropReason::NoFlow),

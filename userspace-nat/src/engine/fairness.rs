@@ -46,7 +46,3 @@ impl Order {
         self.places.get(place).map_or(place, |p| usize::from(*p))
     }
 }
-
-#[cfg(test)]
-#[path = "fairness_test.rs"]
-mod tests;

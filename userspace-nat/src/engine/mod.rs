@@ -17,14 +17,14 @@
 use std::{io, ops::RangeInclusive};
 
 use hashbrown::HashSet;
-use slipgate_abi::{DropReason, Verdict, segment::Segments};
+use slipgate_abi::{DropReason, segment::Segments};
 use thiserror::Error;
 
 use crate::{
     clock::{Clock, MILLISECOND_NS, SECOND_NS},
     datapath::Datapath,
     flow::{
-        EndReason, Ended, Flows,
+        Ended, Flows,
         adopt::{Adoption, Known},
     },
     nat_ports::PortPool,
@@ -35,12 +35,15 @@ use crate::{
     vm::VmNet,
 };
 
+mod commands;
 pub mod control;
 pub(crate) mod core;
 mod credits;
 mod dispatch;
 mod errors;
 mod fairness;
+mod find_guests;
+mod local;
 mod oversize;
 pub mod services;
 mod why;
@@ -120,6 +123,8 @@ pub struct Engine<D, P, C, K, S> {
     next_scan_ns: u64,
     next_credits_ns: Option<u64>,
     exit: Option<OnExit>,
+    /// Its `frames_*` are kept here, the rest is filled in when asked for.
+    frames: Status,
 }
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
@@ -156,6 +161,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             next_scan_ns: 0,
             next_credits_ns: None,
             exit: None,
+            frames: Status::default(),
         };
         let now_ns = engine.clock.now_ns();
         for message in known {
@@ -254,6 +260,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             records_lost,
             port_destinations: port_destinations as u64,
             ports_resting: ports_resting as u64,
+            ..self.frames
         }
     }
 
@@ -300,8 +307,17 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             let disposition = self
                 .core
                 .handle(bytes, &mut self.services, &self.poller, now_ns);
-            if disposition == Disposition::Send && self.port.send(bytes).is_err() {
-                self.core.count_unsent(bytes);
+            self.frames.frames_read += 1;
+            match disposition {
+                Disposition::Send => {
+                    self.frames.frames_returned += 1;
+                    if self.port.send(bytes).is_err() {
+                        self.frames.frames_unsent += 1;
+                        self.core.count_unsent(bytes);
+                    }
+                }
+                Disposition::Dropped(_) => self.frames.frames_dropped += 1,
+                Disposition::Consumed => self.frames.frames_consumed += 1,
             }
         }
         if !self.core.out.is_empty() {
@@ -344,6 +360,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.next_scan_ns = now_ns + interval_ns;
             // A VM whose credits are all lost would never wake the port again.
             self.next_credits_ns.get_or_insert(0);
+            self.core.find_guests(now_ns);
         }
         if self.next_credits_ns.is_some_and(|at| at <= now_ns) && !self.batch.is_full() {
             let out = self.core.settle_credits(now_ns);
@@ -372,6 +389,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     fn write_answers(&mut self) {
         for frame in self.core.out.frames() {
             if self.port.send(frame).is_err() {
+                self.frames.frames_unsent += 1;
                 self.core.count_unsent(frame);
             }
         }
@@ -389,114 +407,6 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 .map(String::as_str);
             self.log.record(ended, Names { vm, rule }, wall);
         }
-    }
-
-    fn read_control(&mut self) -> Result<(), EngineError> {
-        while let Some(message) = self.control.recv().map_err(EngineError::Control)? {
-            let now_ns = self.clock.now_ns();
-            self.apply(message, now_ns)?;
-        }
-        Ok(())
-    }
-
-    fn apply(&mut self, message: ControlMessage, now_ns: u64) -> Result<(), EngineError> {
-        match message {
-            ControlMessage::Vm(spec) => {
-                let stats = self.core.datapath.stats(spec.row);
-                let vm = VmNet::new(spec, stats);
-                self.services.vm_added(&vm);
-                self.core.set_vm(vm);
-            }
-            ControlMessage::VmGone { row, id } => {
-                self.end_where(EndReason::VmRemoved, now_ns, |flows| {
-                    flows.slots_of(row).to_vec()
-                });
-                // Its records need its name.
-                self.finish_all_due();
-                if self.core.remove_vm(row, id) {
-                    let cx = &mut Context {
-                        now_ns,
-                        out: &mut self.core.out,
-                        poller: &self.poller,
-                    };
-                    self.services.vm_removed(id, cx);
-                }
-            }
-            ControlMessage::Routes {
-                routes,
-                local,
-                links,
-            } => {
-                self.core.policy.set_local(&local);
-                self.core.set_links(&links);
-                self.core.set_routes(&routes, now_ns);
-            }
-            ControlMessage::Forwards(forwards) => self.core.set_forwards(forwards),
-            ControlMessage::RelayForward(forward) => {
-                let cx = &mut Context {
-                    now_ns,
-                    out: &mut self.core.out,
-                    poller: &self.poller,
-                };
-                // Only the epoll set can refuse it: the engine is out of memory.
-                self.services
-                    .add_forward(forward, cx)
-                    .map_err(EngineError::Wait)?;
-            }
-            ControlMessage::Resolvers(resolvers) => self.services.set_resolvers(&resolvers),
-            ControlMessage::ReservedPorts(ports) => self.core.flows.ports.set_reserved(ports),
-            ControlMessage::FlowLog(writer) => self.log.set_writer(writer),
-            ControlMessage::Why { request, row, to } => {
-                let answer = self.core.why(row, to);
-                self.answer(ControlReply::Why { request, answer })?;
-            }
-            ControlMessage::Sync { request } => {
-                self.write_out();
-                let status = self.status();
-                self.answer(ControlReply::Synced { request, status })?;
-            }
-            ControlMessage::Shutdown(on_exit) => self.exit = Some(on_exit),
-        }
-        Ok(())
-    }
-
-    fn answer(&mut self, reply: ControlReply) -> Result<(), EngineError> {
-        self.control.send(reply).map_err(EngineError::Control)
-    }
-
-    fn end_where(
-        &mut self,
-        reason: EndReason,
-        now_ns: u64,
-        which: impl FnOnce(&Flows) -> Vec<u32>,
-    ) {
-        for slot in which(&self.core.flows) {
-            self.core
-                .flows
-                .unlink(&mut self.core.datapath, slot, reason, now_ns);
-        }
-    }
-
-    /// Ends and records every flow; the port is not read meanwhile.
-    fn end_all(&mut self) {
-        let now_ns = self.clock.now_ns();
-        self.end_where(EndReason::Detached, now_ns, Flows::all);
-        self.finish_all_due();
-        self.write_out();
-    }
-
-    /// Waits out every grace that has begun: at most [`slipgate_abi::timeout::CLOSING_GRACE_NS`].
-    fn finish_all_due(&mut self) {
-        let mut ended = Vec::new();
-        while let Some(due_ns) = self.core.flows.next_due_ns() {
-            let left_ns = due_ns.saturating_sub(self.clock.now_ns());
-            self.clock.sleep_ns(left_ns);
-            let Core {
-                flows, datapath, ..
-            } = &mut self.core;
-            flows.finish_due(datapath, self.clock.now_ns(), &mut |e| ended.push(*e));
-        }
-        self.record(&ended);
     }
 }
 
@@ -518,34 +428,6 @@ impl<D: Datapath> Core<D> {
             .vm(row)
             .map_or_else(|| self.nobody(), |vm| vm.net.stats);
         stats.dropped(DropReason::PortWrite, segments);
-    }
-
-    /// New routes: flows follow to a new next hop; those whose translated address is gone end.
-    fn set_routes(&mut self, routes: &crate::route::RouteSnapshot, now_ns: u64) {
-        use std::sync::atomic::Ordering::Relaxed;
-        self.routes = crate::route::RouteTable::new(routes);
-        for slot in self.flows.all() {
-            let live = self.datapath.slot(slot);
-            if live.verdict().load(Relaxed) == Verdict::Closing as u32 {
-                continue;
-            }
-            if !self.routes.is_host(live.nat().into()) {
-                self.flows
-                    .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
-                continue;
-            }
-            use crate::route::Route::Via;
-            if let Via {
-                ifindex,
-                next_hop,
-                source,
-            } = self.routes.lookup(live.remote().into())
-                && live.nat() == source.into()
-            {
-                let next_hop = self.next_hop(ifindex, next_hop.into());
-                live.next_hop().store(next_hop, Relaxed);
-            }
-        }
     }
 }
 

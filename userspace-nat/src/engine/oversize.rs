@@ -123,7 +123,8 @@ impl<D: Datapath> Core<D> {
         Finish::Dispose(Disposition::Consumed)
     }
 
-    fn uplink_mtu(&self, slot: u32) -> u32 {
+    /// Largest packet that the flow's uplink carries, bytes.
+    pub(super) fn uplink_mtu(&self, slot: u32) -> u32 {
         let live = self.datapath.slot(slot);
         let next_hop = live.next_hop().load(Relaxed);
         let hop = self
@@ -236,7 +237,3 @@ impl<'a> Fragments<'a> {
         Some(&self.buffer)
     }
 }
-
-#[cfg(test)]
-#[path = "oversize_test.rs"]
-mod tests;

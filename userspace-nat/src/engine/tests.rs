@@ -1,1 +1,8 @@
-
+//! The engine over the in-memory kernel.
+mod admission;
+mod ends;
+mod errors;
+mod properties;
+mod rig;
+mod speed;
+mod survival;

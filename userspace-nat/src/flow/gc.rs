@@ -43,7 +43,9 @@ impl Flows {
             left = left.saturating_sub(entries.len());
             for at in 0..SLOTS_PER_CHUNK {
                 let slot = chunk as u32 * SLOTS_PER_CHUNK + at;
-                self.look_at(datapath, slot, now_ns);
+                if self.entry(slot).is_some() {
+                    self.look_at(datapath, slot, now_ns);
+                }
             }
         }
         self.reclaim(datapath, now_ns);

@@ -113,7 +113,11 @@ impl Flows {
 
     /// Whether any own flow has this translated address.
     pub fn slots_with_nat(&self, nat: Ip4) -> Vec<u32> {
-        self.table.iter().filter(|(_, e)| e.nat == nat).map(|(slot, _)| slot).collect()
+        self.table
+            .iter()
+            .filter(|(_, e)| e.nat == nat)
+            .map(|(slot, _)| slot)
+            .collect()
     }
 
     /// Every own slot in use.
@@ -121,6 +125,3 @@ impl Flows {
         self.table.iter().map(|(slot, _)| slot).collect()
     }
 }
-
-#[cfg(test)]
-mod tests;

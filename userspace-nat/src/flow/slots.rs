@@ -95,16 +95,4 @@ impl SlotPool {
         }
         (self.owned / 8).saturating_sub(self.ready.len() + self.resting.len())
     }
-
-    /// Slots of ours without a flow, resting ones included.
-    #[cfg(test)]
-    pub(super) fn idle(&self) -> usize {
-        self.ready.len() + self.resting.len()
-    }
-
-    /// Slots of ours.
-    #[cfg(test)]
-    pub(super) fn owned(&self) -> usize {
-        self.owned
-    }
 }

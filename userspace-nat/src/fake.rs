@@ -1,1 +1,0 @@
-//! An in-memory datapath and port.

@@ -1,0 +1,380 @@
+//! The kernel's tables, its programs and the engine port, in memory.
+//!
+//! [`Kernel`] is shared by a [`FakeDatapath`] and a [`FakePort`], and by the test, which sends
+//! packets as a guest or as the world: what the programs would do with them happens by the ABI's
+//! own rules ([`programs`]). Faults can be set: insertions that fail, a port that takes nothing.
+use std::{
+    cell::{Cell, RefCell},
+    collections::{HashMap, VecDeque},
+    io,
+    ops::Range,
+    os::fd::BorrowedFd,
+    rc::Rc,
+    time::{Duration, SystemTime},
+};
+
+use slipgate_abi::{
+    DropCounters, FlowRef, Ip4, NextHop, NextHopRef, Slot, SlotRef, Tuple, Vm, VmCounters, VmRef,
+    maps::{MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
+};
+
+use crate::{
+    clock::Clock,
+    datapath::{FlowMap, InsertError, Tables},
+    port::{Batch, FrameIo},
+    stats::VmStats,
+};
+
+pub mod packets;
+mod programs;
+
+pub use programs::Way;
+
+/// An array that everybody changes through pointers, like a mapped one.
+#[derive(Debug)]
+struct Shared<T>(*mut [T]);
+
+impl<T> Shared<T> {
+    /// Zeroed elements, as the kernel makes them.
+    fn zeroed(len: usize) -> Self {
+        // SAFETY: the ABI's types are valid when zero: the kernel hands them out so.
+        Self(Box::into_raw(unsafe {
+            Box::<[T]>::new_zeroed_slice(len).assume_init()
+        }))
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn at(&self, index: usize) -> *mut T {
+        assert!(index < self.len());
+        // SAFETY: in bounds of a live allocation.
+        unsafe { self.0.cast::<T>().add(index) }
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // SAFETY: made by `Box::into_raw`, dropped once.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+/// What shall go wrong.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// So many insertions from now on find the tuple taken.
+    pub insert_exists: u32,
+    /// So many insertions from now on fail with EIO.
+    pub insert_fails: u32,
+    /// So many deletions from now on fail with EIO.
+    pub remove_fails: u32,
+    /// Most entries of `FLOWS`; 0: no bound.
+    pub map_capacity: usize,
+    /// So many writes to the port from now on fail with EAGAIN.
+    pub port_refuses: u32,
+    /// Frames beyond this many in the port's queue are lost; 0: no bound.
+    pub queue_len: usize,
+}
+
+/// The kernel.
+#[derive(Debug)]
+pub struct Kernel {
+    slots: Shared<Slot>,
+    vms: Shared<Vm>,
+    counters: Shared<VmCounters>,
+    drops: Shared<DropCounters>,
+    next_hops: Shared<NextHop>,
+    /// `CHUNKS`: owner's row + 1.
+    chunks: Vec<u32>,
+    /// `FLOWS`.
+    pub flows: HashMap<Tuple, FlowRef>,
+    /// `FORWARDS`: (host's address and port, protocol) to the VM's row and id.
+    pub forwards: HashMap<(Ip4, u16, u8), (u16, u32)>,
+    /// The port's queue toward the engine.
+    pub queue: VecDeque<Vec<u8>>,
+    /// What reached a guest: its id and the L3 packet or ARP message.
+    pub at_guest: Vec<(u32, Vec<u8>)>,
+    /// What reached the world: L3 packets.
+    pub at_world: Vec<Vec<u8>>,
+    /// Faults.
+    pub faults: Faults,
+    /// Now, ns.
+    pub now_ns: u64,
+    /// Frames lost from the port's queue.
+    pub lost: u64,
+    /// Packets that the programs themselves dropped.
+    pub dropped: u64,
+}
+
+/// A handle on the kernel.
+pub type KernelHandle = Rc<RefCell<Kernel>>;
+
+impl Kernel {
+    /// Empty tables with this many slots.
+    pub fn new(slots: u32) -> KernelHandle {
+        Rc::new(RefCell::new(Self {
+            slots: Shared::zeroed(slots as usize),
+            vms: Shared::zeroed(MAX_VMS as usize),
+            counters: Shared::zeroed(MAX_VMS as usize),
+            drops: Shared::zeroed(MAX_VMS as usize),
+            next_hops: Shared::zeroed(MAX_NEXT_HOPS as usize),
+            chunks: vec![0; (slots / SLOTS_PER_CHUNK) as usize],
+            flows: HashMap::new(),
+            forwards: HashMap::new(),
+            queue: VecDeque::new(),
+            at_guest: Vec::new(),
+            at_world: Vec::new(),
+            faults: Faults::default(),
+            now_ns: 1_000_000_000_000,
+            lost: 0,
+            dropped: 0,
+        }))
+    }
+
+    /// Adds a VM's row.
+    pub fn add_vm(&mut self, row: u16, id: u32, guest: Ip4, gateway: Ip4, mtu: u32) {
+        let vm = self.vms.at(usize::from(row));
+        // SAFETY: in bounds; one thread.
+        unsafe {
+            (*vm).id = id;
+            (*vm).guest = guest;
+            (*vm).gateway = gateway;
+            (*vm).prefix_len = 24;
+            (*vm).mtu = mtu;
+            (*vm).credits = 64;
+        }
+    }
+
+    /// A slot.
+    pub fn slot(&self, index: u32) -> SlotRef {
+        // SAFETY: `at` checks the bounds; the allocation lives as long as the kernel.
+        unsafe { SlotRef::new(self.slots.at(index as usize)) }
+    }
+
+    /// A VM's row.
+    pub fn vm(&self, row: u16) -> VmRef {
+        // SAFETY: as above.
+        unsafe { VmRef::new(self.vms.at(usize::from(row))) }
+    }
+
+    /// A VM's counters.
+    pub fn stats(&self, row: u16) -> VmStats {
+        let row = usize::from(row);
+        // SAFETY: as above.
+        unsafe { VmStats::new(self.counters.at(row), self.drops.at(row)) }
+    }
+
+    /// Slots that are not free.
+    pub fn slots_in_use(&self) -> Vec<u32> {
+        use std::sync::atomic::Ordering::Relaxed;
+        (0..self.slots.len() as u32)
+            .filter(|i| self.slot(*i).verdict().load(Relaxed) != 0)
+            .collect()
+    }
+
+    fn take_fault(fault: &mut u32) -> bool {
+        let due = *fault > 0;
+        *fault = fault.saturating_sub(1);
+        due
+    }
+}
+
+/// The tables as an owner's engine has them.
+#[derive(Clone, Debug)]
+pub struct FakeDatapath {
+    kernel: KernelHandle,
+    owner: u32,
+    epoch: u32,
+}
+
+impl FakeDatapath {
+    /// For the owner in this row.
+    pub fn new(kernel: &KernelHandle, owner: u32, epoch: u32) -> Self {
+        Self {
+            kernel: kernel.clone(),
+            owner,
+            epoch,
+        }
+    }
+}
+
+impl FlowMap for FakeDatapath {
+    fn insert_noexist(&mut self, tuple: &Tuple, flow: FlowRef) -> Result<(), InsertError> {
+        let kernel = &mut *self.kernel.borrow_mut();
+        if Kernel::take_fault(&mut kernel.faults.insert_fails) {
+            return Err(InsertError::Os(io::Error::other("injected")));
+        }
+        if Kernel::take_fault(&mut kernel.faults.insert_exists) || kernel.flows.contains_key(tuple)
+        {
+            return Err(InsertError::Exists);
+        }
+        if kernel.faults.map_capacity != 0 && kernel.flows.len() >= kernel.faults.map_capacity {
+            return Err(InsertError::Full);
+        }
+        kernel.flows.insert(*tuple, flow);
+        Ok(())
+    }
+
+    fn remove(&mut self, tuple: &Tuple) -> io::Result<bool> {
+        let kernel = &mut *self.kernel.borrow_mut();
+        if Kernel::take_fault(&mut kernel.faults.remove_fails) {
+            return Err(io::Error::other("injected"));
+        }
+        Ok(kernel.flows.remove(tuple).is_some())
+    }
+
+    fn get(&mut self, tuple: &Tuple) -> io::Result<Option<FlowRef>> {
+        Ok(self.kernel.borrow().flows.get(tuple).copied())
+    }
+
+    fn for_each(&mut self, visit: &mut dyn FnMut(Tuple, FlowRef)) -> io::Result<()> {
+        for (tuple, flow) in &self.kernel.borrow().flows {
+            visit(*tuple, *flow);
+        }
+        Ok(())
+    }
+}
+
+impl Tables for FakeDatapath {
+    fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn slots(&self) -> u32 {
+        self.kernel.borrow().slots.len() as u32
+    }
+
+    fn slot(&self, index: u32) -> SlotRef {
+        self.kernel.borrow().slot(index)
+    }
+
+    fn claim_chunk(&mut self) -> Option<Range<u32>> {
+        let chunks = &mut self.kernel.borrow_mut().chunks;
+        let chunk = chunks.iter().position(|owner| *owner == 0)?;
+        chunks[chunk] = self.owner + 1;
+        Some(range(chunk))
+    }
+
+    fn own_chunks(&self) -> Vec<Range<u32>> {
+        let kernel = self.kernel.borrow();
+        let ours = kernel
+            .chunks
+            .iter()
+            .enumerate()
+            .filter(|(_, o)| **o == self.owner + 1);
+        ours.map(|(chunk, _)| range(chunk)).collect()
+    }
+
+    fn vm(&self, row: u16) -> Option<VmRef> {
+        (u32::from(row) < MAX_VMS).then(|| self.kernel.borrow().vm(row))
+    }
+
+    fn stats(&self, row: u16) -> VmStats {
+        self.kernel.borrow().stats(row)
+    }
+
+    fn next_hop(&self, index: u32) -> Option<NextHopRef> {
+        let kernel = self.kernel.borrow();
+        // SAFETY: in bounds; the allocation lives as long as the kernel.
+        (index > 0 && index < MAX_NEXT_HOPS)
+            .then(|| unsafe { NextHopRef::new(kernel.next_hops.at(index as usize)) })
+    }
+
+    fn next_hop_for(&mut self, uplink_ifindex: u32, neighbour: Ip4) -> u32 {
+        let kernel = self.kernel.borrow();
+        for index in 1..MAX_NEXT_HOPS {
+            // SAFETY: in bounds; one thread.
+            let hop = unsafe { &mut *kernel.next_hops.at(index as usize) };
+            let is_it = hop.ifindex == uplink_ifindex && hop.neighbour == neighbour;
+            if hop.owner == 0 || is_it {
+                hop.owner = self.owner + 1;
+                hop.ifindex = uplink_ifindex;
+                hop.neighbour = neighbour;
+                return index;
+            }
+        }
+        0
+    }
+}
+
+fn range(chunk: usize) -> Range<u32> {
+    let first = chunk as u32 * SLOTS_PER_CHUNK;
+    first..first + SLOTS_PER_CHUNK
+}
+
+/// The port's engine side.
+#[derive(Clone, Debug)]
+pub struct FakePort(KernelHandle);
+
+impl FakePort {
+    /// The kernel's port.
+    pub fn new(kernel: &KernelHandle) -> Self {
+        Self(kernel.clone())
+    }
+}
+
+impl FrameIo for FakePort {
+    fn recv(&mut self, batch: &mut Batch) -> io::Result<()> {
+        while !batch.is_full() {
+            let Some(frame) = self.0.borrow_mut().queue.pop_front() else {
+                break;
+            };
+            batch.push_with(|buffer| {
+                buffer[..frame.len()].copy_from_slice(&frame);
+                Ok(frame.len())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, frame: &[u8]) -> io::Result<()> {
+        let mut kernel = self.0.borrow_mut();
+        if Kernel::take_fault(&mut kernel.faults.port_refuses) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        kernel.engine_port(frame);
+        Ok(())
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// A clock that the test moves, by [`Kernel::now_ns`] so that both sides agree.
+#[derive(Clone, Debug)]
+pub struct FakeClock {
+    kernel: KernelHandle,
+    slept_ns: Rc<Cell<u64>>,
+}
+
+impl FakeClock {
+    /// The kernel's clock.
+    pub fn new(kernel: &KernelHandle) -> Self {
+        Self {
+            kernel: kernel.clone(),
+            slept_ns: Rc::default(),
+        }
+    }
+}
+
+impl Clock for FakeClock {
+    fn now_ns(&self) -> u64 {
+        self.kernel.borrow().now_ns
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_nanos(1_700_000_000_000_000_000 + self.now_ns())
+    }
+
+    fn sleep_ns(&self, ns: u64) {
+        self.slept_ns.set(self.slept_ns.get() + ns);
+        self.kernel.borrow_mut().now_ns += ns;
+    }
+}

@@ -1,0 +1,137 @@
+//! Packets for tests, checksums right.
+use slipgate_abi::{Ip4, tcp::Flags};
+
+use crate::packet::{
+    build,
+    checksum::Sum,
+    icmp::{ECHO_REPLY, ECHO_REQUEST},
+};
+
+/// A transport address.
+pub type At = (Ip4, u16);
+
+/// A TCP segment with options and payload.
+pub fn tcp(
+    from: At,
+    to: At,
+    flags: u8,
+    seq: u32,
+    ack: u32,
+    options: &[u8],
+    data: &[u8],
+) -> Vec<u8> {
+    let mut out = Vec::new();
+    build::ipv4(&mut out, from.0, to.0, 6, |out| {
+        let begin = out.len();
+        out.extend_from_slice(&from.1.to_be_bytes());
+        out.extend_from_slice(&to.1.to_be_bytes());
+        out.extend_from_slice(&seq.to_be_bytes());
+        out.extend_from_slice(&ack.to_be_bytes());
+        let header_len = 20 + options.len().next_multiple_of(4);
+        out.extend_from_slice(&[(header_len as u8 / 4) << 4, flags, 0x72, 0x10, 0, 0, 0, 0]);
+        out.extend_from_slice(options);
+        out.resize(begin + header_len, 0);
+        out.extend_from_slice(data);
+        let len = out.len() - begin;
+        let sum = Sum::default()
+            .pseudo(from.0, to.0, 6, len)
+            .bytes(&out[begin..])
+            .finish();
+        out[begin + 16..begin + 18].copy_from_slice(&sum.to_be_bytes());
+    });
+    out
+}
+
+/// A SYN with an MSS option of 8,960.
+pub fn syn(from: At, to: At, isn: u32) -> Vec<u8> {
+    tcp(from, to, Flags::SYN, isn, 0, &[2, 4, 0x23, 0], &[])
+}
+
+/// A SYN-ACK.
+pub fn syn_ack(from: At, to: At, isn: u32, ack: u32) -> Vec<u8> {
+    tcp(
+        from,
+        to,
+        Flags::SYN | Flags::ACK,
+        isn,
+        ack,
+        &[2, 4, 5, 0xb4],
+        &[],
+    )
+}
+
+/// A bare ACK, or with FIN or RST added.
+pub fn ack(from: At, to: At, more: u8, seq: u32, ack: u32) -> Vec<u8> {
+    tcp(from, to, Flags::ACK | more, seq, ack, &[], &[])
+}
+
+/// A datagram.
+pub fn udp(from: At, to: At, data: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    build::ipv4(&mut out, from.0, to.0, 17, |out| {
+        let begin = out.len();
+        let len = 8 + data.len();
+        out.extend_from_slice(&from.1.to_be_bytes());
+        out.extend_from_slice(&to.1.to_be_bytes());
+        out.extend_from_slice(&(len as u16).to_be_bytes());
+        out.extend_from_slice(&[0, 0]);
+        out.extend_from_slice(data);
+        let sum = Sum::default()
+            .pseudo(from.0, to.0, 17, len)
+            .bytes(&out[begin..])
+            .finish();
+        out[begin + 6..begin + 8].copy_from_slice(&sum.to_be_bytes());
+    });
+    out
+}
+
+/// An echo request, or a reply.
+pub fn echo(from: Ip4, to: Ip4, request: bool, id: u16, data: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    build::ipv4(&mut out, from, to, 1, |out| {
+        let begin = out.len();
+        out.extend_from_slice(&[if request { ECHO_REQUEST } else { ECHO_REPLY }, 0, 0, 0]);
+        out.extend_from_slice(&id.to_be_bytes());
+        out.extend_from_slice(&[0, 1]);
+        out.extend_from_slice(data);
+        build::fill_icmp_checksum(&mut out[begin..]);
+    });
+    out
+}
+
+/// An ICMP error about a packet, of which it quotes the begin.
+pub fn icmp_error(from: Ip4, to: Ip4, kind: u8, code: u8, about: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    build::icmp_error(&mut out, from, to, kind, code, 0, about);
+    out
+}
+
+/// Sets the TTL.
+pub fn with_ttl(mut packet: Vec<u8>, ttl: u8) -> Vec<u8> {
+    packet[8] = ttl;
+    crate::packet::ipv4::fill_checksum(&mut packet, 20);
+    packet
+}
+
+/// Clears DF.
+pub fn may_fragment(mut packet: Vec<u8>) -> Vec<u8> {
+    packet[6] = 0;
+    crate::packet::ipv4::fill_checksum(&mut packet, 20);
+    packet
+}
+
+/// Whether every checksum of a packet is right.
+pub fn is_right(packet: &[u8]) -> bool {
+    let Ok(ip) = crate::packet::Ipv4::parse(packet) else {
+        return false;
+    };
+    let l4 = ip.payload();
+    let sum = match ip.protocol {
+        1 => Sum::default().bytes(l4),
+        17 if l4[6..8] == [0, 0] => return ip.checksum_is_right(),
+        protocol => Sum::default()
+            .pseudo(ip.source, ip.destination, protocol, l4.len())
+            .bytes(l4),
+    };
+    ip.checksum_is_right() && sum.finish() == 0
+}

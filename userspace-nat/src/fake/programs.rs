@@ -1,0 +1,333 @@
+//! What the BPF programs do with a packet, as far as the engine can tell the difference.
+use std::sync::atomic::Ordering::Relaxed;
+
+use slipgate_abi::{
+    Command, Direction, DropReason, Handover, PortHeader, SlotRef, Tuple, Verdict,
+    portframe::PortFlags,
+    slot::SlotFlags,
+    tcp::{Phase, TcpBits},
+};
+
+use super::Kernel;
+use crate::{
+    packet::{
+        Ipv4, Packet, Transport,
+        checksum::{self},
+        icmp::{ECHO_REPLY, ECHO_REQUEST},
+        ipv4::{self, End},
+        transport::Tcp,
+    },
+    port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, Frame, VirtioNetHdr, single},
+};
+
+/// Where a packet went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// Translated in the kernel.
+    Fast,
+    /// To the engine, for this reason.
+    Engine(Handover),
+    /// Dropped and counted.
+    Dropped(DropReason),
+    /// Not ours.
+    Passed,
+}
+
+impl Kernel {
+    /// A guest sends an IPv4 packet.
+    pub fn guest_sends(&mut self, row: u16, vnet: VirtioNetHdr, l3: &[u8]) -> Way {
+        let vm = self.vm(row);
+        let id = vm.id().load(Relaxed);
+        // SAFETY: a live row; one thread.
+        let (guest, gateway) = unsafe { ((*vm.as_ptr()).guest, (*vm.as_ptr()).gateway) };
+        let Ok(packet) = parse(l3) else {
+            return self.drop_at(row, DropReason::Malformed, l3);
+        };
+        let segments = packet.segments(vnet);
+        if packet.ip.source != guest {
+            if matches!(packet.transport, Transport::Udp(udp) if udp.destination == 67) {
+                return self.hand_over(row, Handover::Dhcp, PortFlags::GROUP, vnet, l3);
+            }
+            return self.drop_at(row, DropReason::Spoofed, l3);
+        }
+        if packet.ip.destination.octets[..3] == gateway.octets[..3] {
+            return self.hand_over(row, Handover::Local, 0, vnet, l3);
+        }
+        match packet.transport {
+            Transport::Icmp(icmp) if icmp.kind != ECHO_REQUEST => {
+                return self.hand_over(row, Handover::Icmp, 0, vnet, l3);
+            }
+            Transport::Other => return self.drop_at(row, DropReason::IpProtocol, l3),
+            _ => {}
+        }
+        let flow = packet.tuple(id, Direction::Tx).and_then(|t| self.flow(&t));
+        let Some(slot) = flow else {
+            return self.hand_over(row, Handover::Miss, 0, vnet, l3);
+        };
+        if let Some(why) = detour(slot, &packet, Direction::Tx) {
+            return self.hand_over(row, why, 0, vnet, l3);
+        }
+        // SAFETY: `next_hop` is an index the engine was given.
+        let hop = unsafe { &*self.next_hops.at(slot.next_hop().load(Relaxed) as usize) };
+        if hop.valid == 1 && packet.ip.bytes.len() as u32 > hop.mtu {
+            return self.hand_over(row, Handover::TooBig, 0, vnet, l3);
+        }
+        count(
+            slot,
+            &packet,
+            Direction::Tx,
+            segments.packets,
+            segments.bytes,
+            self.now_ns,
+        );
+        self.at_world.push(translated(
+            &packet,
+            End::Source,
+            slot.nat(),
+            slot.nat_port(),
+        ));
+        Way::Fast
+    }
+
+    /// A guest sends an ARP packet that the kernel does not answer.
+    pub fn guest_sends_arp(&mut self, row: u16, message: &[u8]) -> Way {
+        self.push(
+            row,
+            Handover::Arp,
+            0,
+            VirtioNetHdr::default(),
+            ETHERTYPE_ARP,
+            message,
+        )
+    }
+
+    /// The world sends an IPv4 packet to the host.
+    pub fn world_sends(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Way {
+        let Ok(packet) = parse(l3) else {
+            return Way::Passed;
+        };
+        let segments = packet.segments(vnet);
+        if let Transport::Icmp(icmp) = packet.transport
+            && icmp.kind != ECHO_REPLY
+        {
+            let Ok(quoted) = crate::icmp::Quoted::parse(&packet.ip, false) else {
+                return Way::Passed;
+            };
+            let Some(slot) = self.flow(&quoted.tuple_as_sent(Tuple::WORLD)) else {
+                return Way::Passed;
+            };
+            let row = slot.vm_row() as u16;
+            return self.hand_over(row, Handover::Icmp, PortFlags::FROM_UPLINK, vnet, l3);
+        }
+        let Some(tuple) = packet.tuple(Tuple::WORLD, Direction::Rx) else {
+            return Way::Passed;
+        };
+        let Some(slot) = self.flow(&tuple) else {
+            let key = (tuple.local, tuple.local_port, tuple.protocol);
+            let opens = match packet.transport {
+                Transport::Tcp(tcp) => opens(&tcp),
+                Transport::Udp(_) => true,
+                _ => false,
+            };
+            let Some((row, _)) = self.forwards.get(&key).copied().filter(|_| opens) else {
+                return Way::Passed;
+            };
+            return self.hand_over(row, Handover::Forward, PortFlags::FROM_UPLINK, vnet, l3);
+        };
+        let row = slot.vm_row() as u16;
+        if let Some(why) = detour(slot, &packet, Direction::Rx) {
+            return self.hand_over(row, why, PortFlags::FROM_UPLINK, vnet, l3);
+        }
+        // SAFETY: a live row; one thread.
+        if packet.ip.bytes.len() as u32 > unsafe { (*self.vm(row).as_ptr()).mtu } {
+            return self.hand_over(row, Handover::TooBig, PortFlags::FROM_UPLINK, vnet, l3);
+        }
+        count(
+            slot,
+            &packet,
+            Direction::Rx,
+            segments.packets,
+            segments.bytes,
+            self.now_ns,
+        );
+        let bytes = translated(&packet, End::Destination, slot.guest(), slot.guest_port());
+        self.at_guest.push((slot.vm(), bytes));
+        Way::Fast
+    }
+
+    /// The engine writes a frame.
+    pub(super) fn engine_port(&mut self, bytes: &[u8]) {
+        let frame = Frame::parse(bytes).expect("the engine writes frames of the port's form");
+        let PortHeader {
+            code, vm_row, id, ..
+        } = frame.header;
+        let command = Command::from_u8(code).expect("the engine writes commands that exist");
+        match command {
+            Command::ToGuest => self.at_guest.push((id, frame.l3.to_vec())),
+            Command::Emit => self.at_world.push(frame.l3.to_vec()),
+            Command::Forward | Command::Deliver => {
+                let packet = parse(frame.l3).expect("the engine sends back what it could parse");
+                let segments = packet.segments(frame.vnet);
+                let (direction, scope) = match command {
+                    Command::Forward => (Direction::Tx, id),
+                    _ => (Direction::Rx, Tuple::WORLD),
+                };
+                let flow = packet.tuple(scope, direction).and_then(|t| self.flow(&t));
+                let Some(slot) = flow else {
+                    self.stats(vm_row).dropped(DropReason::NoFlow, segments);
+                    self.dropped += 1;
+                    return;
+                };
+                let (packets, bytes) = (segments.packets, segments.bytes);
+                count(slot, &packet, direction, packets, bytes, self.now_ns);
+                if direction == Direction::Tx {
+                    let sent = translated(&packet, End::Source, slot.nat(), slot.nat_port());
+                    self.at_world.push(sent);
+                } else {
+                    let to = (slot.guest(), slot.guest_port());
+                    let sent = translated(&packet, End::Destination, to.0, to.1);
+                    self.at_guest.push((slot.vm(), sent));
+                }
+            }
+        }
+    }
+
+    fn flow(&self, tuple: &Tuple) -> Option<SlotRef> {
+        let reference = self.flows.get(tuple)?;
+        let slot = self.slot(reference.slot);
+        let same = slot.generation().load(Relaxed) == reference.generation
+            && (slot.guest_tuple() == *tuple || slot.world_tuple() == *tuple)
+            && slot.verdict().load(Relaxed) != Verdict::Free as u32;
+        same.then_some(slot)
+    }
+
+    fn drop_at(&mut self, row: u16, reason: DropReason, l3: &[u8]) -> Way {
+        self.stats(row).dropped(reason, single(l3.len()));
+        self.dropped += 1;
+        Way::Dropped(reason)
+    }
+
+    /// Hands a frame over whatever the programs would think of it.
+    pub fn hand_over(
+        &mut self,
+        row: u16,
+        why: Handover,
+        flags: u8,
+        vnet: VirtioNetHdr,
+        l3: &[u8],
+    ) -> Way {
+        self.push(row, why, flags, vnet, ETHERTYPE_IPV4, l3)
+    }
+
+    fn push(
+        &mut self,
+        row: u16,
+        why: Handover,
+        flags: u8,
+        vnet: VirtioNetHdr,
+        ethertype: u16,
+        l3: &[u8],
+    ) -> Way {
+        let vm = self.vm(row);
+        let out = vm.handed_over().load(Relaxed) - vm.taken_in().load(Relaxed);
+        // SAFETY: a live row; one thread.
+        if out >= u64::from(unsafe { (*vm.as_ptr()).credits }) {
+            return self.drop_at(row, DropReason::NoCredit, l3);
+        }
+        vm.handed_over().fetch_add(1, Relaxed);
+        let header = PortHeader {
+            code: why as u8,
+            flags,
+            vm_row: row,
+            id: vm.id().load(Relaxed),
+        };
+        let mut frame = vnet.encode().to_vec();
+        frame.extend_from_slice(&header.encode());
+        frame.extend_from_slice(&ethertype.to_be_bytes());
+        frame.extend_from_slice(l3);
+        if self.faults.queue_len != 0 && self.queue.len() >= self.faults.queue_len {
+            self.lost += 1;
+        } else {
+            self.queue.push_back(frame);
+        }
+        Way::Engine(why)
+    }
+}
+
+fn parse(l3: &[u8]) -> Result<Packet<'_>, crate::packet::Malformed> {
+    Packet::parse(Ipv4::parse(l3)?)
+}
+
+fn opens(tcp: &Tcp) -> bool {
+    use slipgate_abi::tcp::Flags;
+    tcp.flags & (Flags::SYN | Flags::ACK | Flags::RST) == Flags::SYN
+}
+
+/// Why a packet of a flow goes to the engine all the same.
+fn detour(slot: SlotRef, packet: &Packet<'_>, direction: Direction) -> Option<Handover> {
+    if slot.verdict().load(Relaxed) != Verdict::Fast as u32 {
+        return Some(Handover::Verdict);
+    }
+    if let Transport::Tcp(tcp) = packet.transport
+        && opens(&tcp)
+    {
+        let inbound = slot.flags() & SlotFlags::INBOUND != 0;
+        let again = inbound == (direction == Direction::Rx)
+            && tcp.sequence == slot.isn()
+            && TcpBits(slot.tcp().load(Relaxed)).phase() == Phase::Opening;
+        if !again {
+            return Some(Handover::Syn);
+        }
+    }
+    (packet.ip.ttl <= 1).then_some(Handover::TtlExpired)
+}
+
+fn count(
+    slot: SlotRef,
+    packet: &Packet<'_>,
+    direction: Direction,
+    packets: u64,
+    bytes: u64,
+    now_ns: u64,
+) {
+    let (p, b, last) = match direction {
+        Direction::Tx => (slot.tx_packets(), slot.tx_bytes(), slot.tx_last_ns()),
+        Direction::Rx => (slot.rx_packets(), slot.rx_bytes(), slot.rx_last_ns()),
+    };
+    p.fetch_add(packets, Relaxed);
+    b.fetch_add(bytes, Relaxed);
+    last.store(now_ns, Relaxed);
+    if let Transport::Tcp(tcp) = packet.transport {
+        let (add, clear) = TcpBits(slot.tcp().load(Relaxed)).observe(direction, tcp.flags);
+        slot.note_tcp(add);
+        slot.tcp().fetch_and(!clear.0, Relaxed);
+    }
+}
+
+/// One end of a packet translated, with its checksums.
+fn translated(packet: &Packet<'_>, end: End, addr: slipgate_abi::Ip4, port: u16) -> Vec<u8> {
+    let mut bytes = packet.ip.bytes.to_vec();
+    ipv4::set_address(&mut bytes, end, addr);
+    ipv4::decrement_ttl(&mut bytes);
+    let old = match end {
+        End::Source => packet.ip.source,
+        End::Destination => packet.ip.destination,
+    };
+    let (port_at, sum_at) = match (packet.transport, end) {
+        (Transport::Tcp(_), End::Source) => (0, 16),
+        (Transport::Tcp(_), End::Destination) => (2, 16),
+        (Transport::Udp(_), End::Source) => (0, 6),
+        (Transport::Udp(_), End::Destination) => (2, 6),
+        _ => (4, 2),
+    };
+    let l4 = &mut bytes[packet.ip.header_len..];
+    let old_port = u16::from_be_bytes([l4[port_at], l4[port_at + 1]]);
+    l4[port_at..port_at + 2].copy_from_slice(&port.to_be_bytes());
+    let mut sum = [l4[sum_at], l4[sum_at + 1]];
+    if !matches!(packet.transport, Transport::Icmp(_)) {
+        checksum::replace_address(&mut sum, old, addr);
+    }
+    checksum::replace16(&mut sum, old_port, port);
+    l4[sum_at..sum_at + 2].copy_from_slice(&sum);
+    bytes
+}
