@@ -61,6 +61,20 @@ pub fn handle(vm: &VmNet, packet: &[u8]) -> Result<Outcome, DropReason> {
     })
 }
 
+/// A request of the gateway for the guest's MAC, without Ethernet header.
+pub fn request(vm: &VmNet) -> Vec<u8> {
+    let request = ArpRepr::EthernetIpv4 {
+        operation: ArpOperation::Request,
+        source_hardware_addr: EthernetAddress(vm.gateway_mac),
+        source_protocol_addr: vm.gateway,
+        target_hardware_addr: EthernetAddress([0; 6]),
+        target_protocol_addr: vm.guest,
+    };
+    let mut out = vec![0; request.buffer_len()];
+    request.emit(&mut ArpPacket::new_unchecked(&mut out));
+    out
+}
+
 fn read(packet: &[u8]) -> Option<(ArpOperation, EthernetAddress, Ipv4Addr, Ipv4Addr)> {
     match ArpRepr::parse(&ArpPacket::new_checked(packet).ok()?).ok()? {
         ArpRepr::EthernetIpv4 {

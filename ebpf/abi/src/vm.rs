@@ -29,7 +29,8 @@ pub struct Vm {
     pub guest: Ip4,
     /// The gateway's address, for which ARP is answered in the kernel.
     pub gateway: Ip4,
-    /// The guest's MAC; checked on what it sends when [`VmFlags::CHECK_MAC`] is set.
+    /// The guest's MAC; checked on what it sends when [`VmFlags::CHECK_MAC`] is set, else learned
+    /// from it, and [`VmRef::UNKNOWN_MAC`] until then.
     pub guest_mac: [u8; 6],
     /// The gateway's MAC.
     pub gateway_mac: [u8; 6],
@@ -87,6 +88,16 @@ unsafe impl Send for VmRef {}
 unsafe impl Sync for VmRef {}
 
 impl VmRef {
+    /// The guest's MAC while it is not known: everybody's, so that ARP and DHCP reach it.
+    pub const UNKNOWN_MAC: [u8; 6] = [0xff; 6];
+
+    /// Whether the guest's MAC is known. It may be learned at any moment.
+    pub fn knows_guest_mac(&self) -> bool {
+        // SAFETY: `new` promised a valid row; a mix of two values is neither harmful nor all ones.
+        let mac = unsafe { (&raw const (*self.0).guest_mac).read_volatile() };
+        mac != Self::UNKNOWN_MAC
+    }
+
     /// # Safety
     /// `vm` points to an element of `VMS` and stays mapped as long as the result is used.
     #[inline(always)]

@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use slipgate_abi::{TapEntry, maps::MAX_VMS, vm::VmFlags};
+use slipgate_abi::{TapEntry, VmRef, maps::MAX_VMS, vm::VmFlags};
 
 use crate::{
     Error, Result,
@@ -34,7 +34,7 @@ pub struct VmSpec {
     /// Prefix length of the guest's network.
     pub prefix_len: u8,
     /// The guest's MAC, when it must be this one; else what is sent to it is addressed to the MAC
-    /// that the engine learns.
+    /// that the programs learn from what it sends, and until then to everybody.
     pub guest_mac: Option<[u8; 6]>,
     /// The gateway's MAC.
     pub gateway_mac: [u8; 6],
@@ -89,7 +89,7 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
     unsafe {
         if !adopted {
             clear_counters(maps, row);
-            (&raw mut (*vm).guest_mac).write_volatile([0; 6]);
+            (&raw mut (*vm).guest_mac).write_volatile(VmRef::UNKNOWN_MAC);
             (&raw mut (*vm).flags).write_volatile(0);
         }
         (&raw mut (*vm).owner).write_volatile(owner.row());
