@@ -1,6 +1,6 @@
 //! How a packet leaves for the world: by a next hop with known MACs, or by the kernel's neighbour
 //! table.
-use slipgate_abi::{NextHop, NextHopRef, SlotRef, cell::load32, link::NextHopFlags};
+use slipgate_abi::{NextHop, NextHopRef, SlotRef, cell::load32};
 
 use crate::{maps, packet::Macs, skb::Skb};
 
@@ -36,11 +36,10 @@ pub(crate) fn way_by(hop: NextHopRef) -> Option<Way> {
     let raw = hop.as_ptr();
     // SAFETY: a live element. A writer that comes between clears `valid` first, which the second
     // look finds; what it tore is then not used.
-    let (ifindex, mtu, flags, macs) = unsafe {
+    let (ifindex, mtu, macs) = unsafe {
         (
             (&raw const (*raw).ifindex).read_volatile(),
             (&raw const (*raw).mtu).read_volatile(),
-            (&raw const (*raw).flags).read_volatile(),
             (&raw const (*raw).neighbour_mac)
                 .cast::<Macs>()
                 .read_volatile(),
@@ -52,7 +51,8 @@ pub(crate) fn way_by(hop: NextHopRef) -> Option<Way> {
     Some(Way {
         ifindex,
         mtu,
-        macs: (flags & NextHopFlags::NO_L2 == 0).then_some(macs),
+        // Without L2 header they are zeroes, and the redirect strips them.
+        macs: Some(macs),
         neighbour_unknown: false,
     })
 }

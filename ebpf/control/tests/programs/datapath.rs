@@ -1,22 +1,17 @@
 //! The loaded object, its maps, and a VM with flows in them.
-use std::{
-    marker::PhantomData,
-    net::Ipv4Addr,
-    os::fd::{AsFd, AsRawFd},
-    path::PathBuf,
-    time::Duration,
-};
+use std::{io, net::Ipv4Addr, path::PathBuf, time::Duration};
 
 use aya::{
     Ebpf, EbpfLoader, TestRun, TestRunOptions,
-    maps::{HashMap, LpmTrie, Map, lpm_trie::Key},
-    programs::{SchedClassifier, Xdp},
+    maps::{HashMap, LpmTrie, lpm_trie::Key},
+    programs::{Program, ProgramError, SchedClassifier, Xdp},
 };
 use slipgate_abi::{
-    Counter, DropCounters, DropReason, FlowRef, ForwardKey, ForwardTarget, Handover, NextHop,
-    PortHeader, Protocol, Slot, SlotRef, TapEntry, Tuple, Verdict, Vm, forward::DenyKey,
-    tcp::TcpBits,
+    DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, Slot, SlotRef, TapEntry,
+    Tuple, Verdict, Vm, forward::DenyKey, tcp::TcpBits,
 };
+
+use crate::mapped::Mapped;
 
 /// Row of the VM under test.
 pub(crate) const ROW: u32 = 3;
@@ -45,74 +40,6 @@ pub(crate) const SHOT: i32 = 2;
 pub(crate) const REDIRECT: i32 = 7;
 /// `TC_ACT_UNSPEC`.
 pub(crate) const UNSPEC: i32 = -1;
-
-/// A mapped array.
-pub(crate) struct Mapped<T> {
-    start: *mut T,
-    stride: usize,
-    bytes: usize,
-    marker: PhantomData<T>,
-}
-
-impl<T> Mapped<T> {
-    pub(crate) fn of(ebpf: &Ebpf, name: &str) -> Self {
-        let Some(Map::Array(data)) = ebpf.map(name) else {
-            panic!("{name} is no array");
-        };
-        let info = data.info().expect("map info");
-        let stride = (info.value_size() as usize).next_multiple_of(8);
-        assert_eq!(info.value_size() as usize, size_of::<T>(), "{name}");
-        let bytes = (stride * info.max_entries() as usize).next_multiple_of(4096);
-        // SAFETY: a fresh shared mapping.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                data.fd().as_fd().as_raw_fd(),
-                0,
-            )
-        };
-        assert_ne!(start, libc::MAP_FAILED, "mmap of {name}");
-        Self {
-            start: start.cast(),
-            stride,
-            bytes,
-            marker: PhantomData,
-        }
-    }
-
-    pub(crate) fn at(&self, index: u32) -> *mut T {
-        let offset = index as usize * self.stride;
-        assert!(offset < self.bytes);
-        self.start.wrapping_byte_add(offset)
-    }
-
-    /// A copy of an element.
-    pub(crate) fn get(&self, index: u32) -> T {
-        // SAFETY: in bounds; the programs run on this thread only.
-        unsafe { self.at(index).read_volatile() }
-    }
-
-    pub(crate) fn set(&self, index: u32, value: T) {
-        // SAFETY: as above.
-        unsafe { self.at(index).write_volatile(value) }
-    }
-
-    pub(crate) fn change(&self, index: u32, change: impl FnOnce(&mut T)) {
-        let mut value = self.get(index);
-        change(&mut value);
-        self.set(index, value);
-    }
-}
-
-impl<T> Drop for Mapped<T> {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `of`.
-        unsafe { libc::munmap(self.start.cast(), self.bytes) };
-    }
-}
 
 /// A flow to be put into the maps.
 #[derive(Clone, Copy)]
@@ -238,12 +165,24 @@ impl Datapath {
                 )
             });
         for (name, program) in ebpf.programs_mut() {
-            match program {
-                aya::programs::Program::SchedClassifier(program) => program.load(),
-                aya::programs::Program::Xdp(program) => program.load(),
+            let mut load = || match program {
+                Program::SchedClassifier(program) => program.load(),
+                Program::Xdp(program) => program.load(),
                 _ => panic!("unknown kind of program {name}"),
+            };
+            // The verifier gives up with EAGAIN when it is interrupted; libbpf tries five times.
+            let mut loaded = load();
+            for _ in 0..4 {
+                match &loaded {
+                    Err(ProgramError::LoadError { io_error, .. })
+                        if io_error.kind() == io::ErrorKind::WouldBlock =>
+                    {
+                        loaded = load();
+                    }
+                    _ => break,
+                }
             }
-            .unwrap_or_else(|error| panic!("load {name}: {error:#?}"));
+            loaded.unwrap_or_else(|error| panic!("load {name}: {error:#?}"));
         }
         let datapath = Self {
             slots: Mapped::of(&ebpf, "SLOTS"),
@@ -387,105 +326,6 @@ impl Datapath {
             1 => false,
             other => panic!("guard returned {other}"),
         }
-    }
-
-    /// Drops of a row that are not zero.
-    pub(crate) fn drops_of(&self, row: u32) -> Vec<(DropReason, Counter)> {
-        let row = self.drops.get(row);
-        DropReason::ALL
-            .iter()
-            .map(|&reason| (reason, row.get(reason)))
-            .filter(|(_, counter)| *counter != Counter::default())
-            .collect()
-    }
-
-    /// The one reason for which a row's packets were dropped.
-    #[track_caller]
-    pub(crate) fn only_reason(&self, row: u32) -> DropReason {
-        match self.drops_of(row)[..] {
-            [(reason, _)] => reason,
-            ref drops => panic!("not one reason: {drops:?}"),
-        }
-    }
-
-    /// Takes a flow's tuples out of `FLOWS`.
-    pub(crate) fn forget(&mut self, slot: u32) {
-        let slot = self.slot(slot);
-        let mut flows = self.flows();
-        flows.remove(&slot.guest_tuple()).expect("guest");
-        flows.remove(&slot.world_tuple()).expect("world");
-    }
-
-    /// The one drop of a row since it was made.
-    pub(crate) fn only_drop(&self, row: u32) -> DropReason {
-        match self.drops_of(row)[..] {
-            [(reason, Counter { packets: 1, .. })] => reason,
-            ref drops => panic!("not one drop: {drops:?}"),
-        }
-    }
-
-    /// Runs a program and expects one drop in a row, with the frame's L3 bytes, and nothing else.
-    #[track_caller]
-    pub(crate) fn expect_drop(&self, program: &str, frame: &[u8], row: u32, reason: DropReason) {
-        let before = self.tally();
-        let run = self.run(program, frame);
-        let dropped = self.drops.get(row).get(reason);
-        assert_eq!(run.action, SHOT, "{reason:?} {:?}", self.drops_of(row));
-        assert_eq!(dropped.packets, 1, "{reason:?} {:?}", self.drops_of(row));
-        let bytes = dropped.bytes as usize;
-        assert!(
-            bytes + 14 <= frame.len() && (bytes + 14 == frame.len() || frame.len() <= 64),
-            "{bytes}"
-        );
-        assert_eq!(self.tally() - before, 1);
-    }
-
-    /// Runs a program and expects the frame to be handed over untouched.
-    #[track_caller]
-    pub(crate) fn expect_handover(&self, program: &str, frame: &[u8], why: Handover, flags: u8) {
-        let before = self.tally();
-        let run = self.run(program, frame);
-        assert_eq!(run.action, REDIRECT, "{why:?} {:?}", self.drops_of(ROW));
-        let (header, rest) = crate::frame::handed(&run.frame);
-        let expected = PortHeader {
-            code: why as u8,
-            flags,
-            vm_row: ROW as u16,
-            id: VM,
-        };
-        assert_eq!(header, expected, "{why:?}");
-        assert_eq!(rest, &frame[12..], "{why:?}");
-        assert_eq!(self.handed_over(), 1);
-        assert_eq!(self.tally() - before, 1);
-    }
-
-    /// Runs a program and expects it to take no notice of the frame.
-    #[track_caller]
-    pub(crate) fn expect_unnoticed(&self, program: &str, frame: &[u8]) {
-        let before = self.tally();
-        let run = self.run(program, frame);
-        assert_eq!(run.action, UNSPEC, "{:?}", self.drops_of(ROW));
-        assert_eq!(run.frame, frame);
-        assert_eq!(self.tally(), before);
-    }
-
-    /// Packets counted anywhere: in a flow, a drop, handed over, or answered.
-    pub(crate) fn tally(&self) -> u64 {
-        let drops: u64 = [0, ROW]
-            .iter()
-            .flat_map(|&row| self.drops_of(row))
-            .map(|(_, counter)| counter.packets)
-            .sum();
-        let flows: u64 = (0..16)
-            .map(|slot| self.slots.get(slot))
-            .map(|slot| slot.tx_packets + slot.rx_packets)
-            .sum();
-        let vm = self.vms.get(ROW);
-        drops + flows + vm.handed_over + vm.arp_answered
-    }
-
-    pub(crate) fn handed_over(&self) -> u64 {
-        self.vms.get(ROW).handed_over
     }
 }
 

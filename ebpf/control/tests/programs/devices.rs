@@ -9,6 +9,7 @@ use std::{
 };
 
 use aya::programs::{SchedClassifier, TcAttachType, tc};
+use slipgate_abi::Protocol;
 
 use crate::{
     datapath::*,
@@ -283,4 +284,36 @@ pub(crate) fn completed(vnet: Vnet, mut frame: Vec<u8>) -> Vec<u8> {
         frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
     }
     frame
+}
+
+/// What the world gets of a frame of the guest's.
+pub(crate) fn sent_on(frame: &Frame) -> Frame {
+    Frame {
+        destination_mac: ROUTER_MAC,
+        source_mac: UPLINK_MAC,
+        source: NAT,
+        source_port: 61_001,
+        ttl: frame.ttl - 1,
+        ..frame.clone()
+    }
+}
+
+/// What the guest gets of a frame of the world's.
+pub(crate) fn delivered(frame: &Frame) -> Frame {
+    Frame {
+        destination_mac: GUEST_MAC,
+        source_mac: GATEWAY_MAC,
+        destination: GUEST,
+        destination_port: 40_000,
+        ttl: frame.ttl - 1,
+        ..frame.clone()
+    }
+}
+
+/// A frame of the world to the uplink's own address.
+pub(crate) fn from_world(protocol: Protocol) -> Frame {
+    Frame {
+        destination_mac: UPLINK_MAC,
+        ..Frame::rx(protocol)
+    }
 }

@@ -2,16 +2,23 @@
 //!
 //! Needs root. Without it each test says `skipped: <test>: <why>`.
 
+mod address;
 mod cost;
 mod datapath;
 mod devices;
 mod engine;
+mod expect;
+mod flow;
 mod frame;
 mod guard;
-mod guest;
+mod handed;
 mod hit;
+mod liar;
+mod mapped;
 mod random;
+mod refused;
 mod stale;
+mod ways;
 mod wire;
 mod world;
 

@@ -1,0 +1,176 @@
+//! What of a guest goes to the engine, and how much of it at once.
+use std::net::Ipv4Addr;
+
+use slipgate_abi::{Handover, Protocol, portframe::PortFlags, tcp::Flags};
+
+use crate::{datapath::*, frame::*, loaded};
+
+const EGRESS: &str = "guest_egress";
+
+#[test]
+fn what_needs_a_decision_goes_to_the_engine_as_it_came() {
+    let dhcp = |source| Frame {
+        source,
+        destination: Ipv4Addr::BROADCAST,
+        destination_mac: [0xff; 6],
+        source_port: 68,
+        destination_port: 67,
+        ..Frame::tx(Protocol::Udp)
+    };
+    let cases = [
+        (
+            "first datagram",
+            Handover::Miss,
+            0,
+            Frame::tx(Protocol::Udp),
+        ),
+        ("echo", Handover::Miss, 0, Frame::tx(Protocol::Icmp)),
+        (
+            "SYN",
+            Handover::Miss,
+            0,
+            Frame {
+                tcp_flags: Flags::SYN,
+                ..Frame::tx(Protocol::Tcp)
+            },
+        ),
+        ("late segment", Handover::Miss, 0, Frame::tx(Protocol::Tcp)),
+        (
+            "DHCP, no address yet",
+            Handover::Dhcp,
+            PortFlags::GROUP,
+            dhcp(Ipv4Addr::UNSPECIFIED),
+        ),
+        (
+            "DHCP, rebinding",
+            Handover::Dhcp,
+            PortFlags::GROUP,
+            dhcp(GUEST),
+        ),
+        (
+            "DHCP, renewing",
+            Handover::Dhcp,
+            0,
+            Frame {
+                destination: GATEWAY,
+                destination_mac: GATEWAY_MAC,
+                ..dhcp(GUEST)
+            },
+        ),
+        (
+            "to the gateway",
+            Handover::Local,
+            0,
+            Frame {
+                destination: GATEWAY,
+                ..Frame::tx(Protocol::Tcp)
+            },
+        ),
+        (
+            "ping of the gateway",
+            Handover::Local,
+            0,
+            Frame {
+                destination: GATEWAY,
+                ..Frame::tx(Protocol::Icmp)
+            },
+        ),
+        (
+            "to its own network",
+            Handover::Local,
+            0,
+            Frame {
+                destination: Ipv4Addr::new(10, 0, 2, 99),
+                ..Frame::tx(Protocol::Udp)
+            },
+        ),
+        (
+            "echo reply",
+            Handover::Icmp,
+            0,
+            Frame {
+                icmp_type: 0,
+                ..Frame::tx(Protocol::Icmp)
+            },
+        ),
+        (
+            "unreachable",
+            Handover::Icmp,
+            0,
+            Frame {
+                icmp_type: 3,
+                ..Frame::tx(Protocol::Icmp)
+            },
+        ),
+    ];
+    for (what, why, flags, frame) in cases {
+        let datapath = loaded!();
+        println!("{what}");
+        datapath.expect_handover(EGRESS, &frame.bytes(), why, flags);
+    }
+}
+
+#[test]
+fn dns_goes_to_the_engine_even_with_a_flow() {
+    for protocol in [Protocol::Udp, Protocol::Tcp] {
+        let mut datapath = loaded!();
+        datapath.admit(Flow {
+            remote_port: 53,
+            ..Flow::new(protocol)
+        });
+        let frame = Frame {
+            destination_port: 53,
+            ..Frame::tx(protocol)
+        };
+        datapath.expect_handover(EGRESS, &frame.bytes(), Handover::Miss, 0);
+    }
+}
+
+#[test]
+fn ends_of_the_guests_network_are_by_prefix() {
+    for (prefix_len, destination, local) in [
+        (24, Ipv4Addr::new(10, 0, 2, 255), true),
+        (24, Ipv4Addr::new(10, 0, 3, 0), false),
+        (16, Ipv4Addr::new(10, 0, 3, 0), true),
+        (30, Ipv4Addr::new(10, 0, 2, 4), false),
+        (32, GATEWAY, true),
+        (32, Ipv4Addr::new(10, 0, 2, 3), false),
+    ] {
+        let datapath = loaded!();
+        datapath.vms.change(ROW, |vm| vm.prefix_len = prefix_len);
+        let frame = Frame {
+            destination,
+            ..Frame::tx(Protocol::Udp)
+        };
+        let why = if local {
+            Handover::Local
+        } else {
+            Handover::Miss
+        };
+        datapath.expect_handover(EGRESS, &frame.bytes(), why, 0);
+    }
+}
+
+#[test]
+fn credits_bound_what_is_on_its_way() {
+    let datapath = loaded!();
+    datapath.vms.change(ROW, |vm| {
+        vm.credits = 3;
+        vm.handed_over = 10;
+        vm.taken_in = 9;
+    });
+    let frame = Frame::tx(Protocol::Udp).bytes();
+    let actions: Vec<i32> = (0..4)
+        .map(|_| datapath.run(EGRESS, &frame).action)
+        .collect();
+    assert_eq!(actions, [REDIRECT, REDIRECT, SHOT, SHOT]);
+    assert_eq!(datapath.handed_over(), 12);
+    assert_eq!(datapath.drops.get(ROW).no_credit.packets, 2);
+    datapath.vms.change(ROW, |vm| vm.taken_in = 12);
+    assert_eq!(datapath.run(EGRESS, &frame).action, REDIRECT);
+    // No port: nowhere to go.
+    datapath.vms.change(ROW, |vm| vm.port_ifindex = 0);
+    assert_eq!(datapath.run(EGRESS, &frame).action, SHOT);
+    assert_eq!(datapath.drops.get(ROW).engine_busy.packets, 1);
+    assert_eq!(datapath.handed_over(), 13);
+}
