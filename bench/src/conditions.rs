@@ -1,0 +1,140 @@
+//! On what, with what, and how it was measured.
+
+use std::{fs, process::Command};
+
+use serde::Serialize;
+
+use crate::{contender::MTU, generator::SMALL_FRAME_BYTES, workload::Limits};
+
+/// Which CPU does what.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Pinning {
+    /// Client, server and frame generator; so also a NAT that works in the sender's context.
+    pub(crate) ends: Option<usize>,
+    /// The stand-in for a VMM, and NAT processes.
+    pub(crate) middle: Option<usize>,
+}
+
+impl Pinning {
+    /// The ends on the first CPU and the middle on the second; nowhere where there is only one.
+    pub(crate) fn of_this_machine() -> Pinning {
+        match cpus() {
+            0 | 1 => Pinning::none(),
+            _ => Pinning {
+                ends: Some(0),
+                middle: Some(1),
+            },
+        }
+    }
+
+    pub(crate) fn none() -> Pinning {
+        Pinning {
+            ends: None,
+            middle: None,
+        }
+    }
+}
+
+/// The conditions of a run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Conditions {
+    /// UTC.
+    pub(crate) date: String,
+    pub(crate) kernel: String,
+    pub(crate) cpu: String,
+    pub(crate) cpus: usize,
+    /// Whether the CPUs are a hypervisor's.
+    pub(crate) virtual_machine: bool,
+    /// Runnable tasks in the minute before: above 0.5 somebody else was measured too.
+    pub(crate) load_before: f64,
+    pub(crate) pinning: Pinning,
+    pub(crate) mtu: u32,
+    pub(crate) small_frame_bytes: usize,
+    pub(crate) offloads: &'static str,
+    pub(crate) limits: Limits,
+    pub(crate) sysctl: Vec<(&'static str, String)>,
+    pub(crate) commit: String,
+    /// Contender and version.
+    pub(crate) versions: Vec<(&'static str, String)>,
+    /// Contender and why it was not measured.
+    pub(crate) missing: Vec<(&'static str, String)>,
+}
+
+const SYSCTL: [&str; 5] = [
+    "net.core.bpf_jit_enable",
+    "net.core.bpf_jit_harden",
+    "net.ipv4.tcp_congestion_control",
+    "net.netfilter.nf_conntrack_max",
+    "kernel.bpf_stats_enabled",
+];
+
+impl Conditions {
+    pub(crate) fn now(pinning: Pinning, limits: Limits) -> Conditions {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let field = |name: &str| {
+            let line = cpuinfo.lines().find(|line| line.starts_with(name));
+            line.and_then(|line| line.split_once(':'))
+                .map(|(_, value)| value.trim().to_owned())
+        };
+        let flags = field("flags").unwrap_or_default();
+        Conditions {
+            date: asked("date", &["--utc", "+%Y-%m-%d %H:%M:%S"]),
+            kernel: kernel(),
+            cpu: field("model name").unwrap_or_else(|| "unknown".into()),
+            cpus: cpus(),
+            virtual_machine: flags.split(' ').any(|flag| flag == "hypervisor"),
+            load_before: load(),
+            pinning,
+            mtu: MTU,
+            small_frame_bytes: SMALL_FRAME_BYTES,
+            offloads: "TAP: checksum, TSO, USO by virtio_net_hdr; uplink veth: checksum, TSO, GSO; \
+                       pasta and slirp4netns have none on their TAP",
+            limits,
+            sysctl: SYSCTL.into_iter().filter_map(sysctl).collect(),
+            commit: asked(
+                "git",
+                &[
+                    "-C",
+                    env!("CARGO_MANIFEST_DIR"),
+                    "describe",
+                    "--always",
+                    "--dirty",
+                ],
+            ),
+            versions: Vec::new(),
+            missing: Vec::new(),
+        }
+    }
+}
+
+/// The kernel's release.
+pub(crate) fn kernel() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease");
+    release.unwrap_or_default().trim().to_owned()
+}
+
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The load average over a minute.
+fn load() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let first = text.split(' ').next().and_then(|field| field.parse().ok());
+    first.unwrap_or(f64::NAN)
+}
+
+fn sysctl(key: &'static str) -> Option<(&'static str, String)> {
+    let value = fs::read_to_string(format!("/proc/sys/{}", key.replace('.', "/"))).ok()?;
+    Some((key, value.trim().to_owned()))
+}
+
+/// What a program says; "unknown" when it is not there.
+fn asked(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).output();
+    let said = output
+        .ok()
+        .filter(|output| output.status.success())
+        .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    said.unwrap_or_else(|| "unknown".into())
+}

@@ -1,0 +1,76 @@
+//! What is measured: each contender gives a guest a way to the world, in a private world of its own.
+//!
+//! All but two are handed the guest's frames through a TAP by the testbed's pump, which stands for
+//! a VMM. pasta and slirp4netns make their TAP in the guest's namespace and read it themselves:
+//! one copy less than a VMM would cost them.
+
+mod einat;
+mod forwarding;
+mod nftables;
+mod pasta;
+mod process;
+mod slipgate;
+mod slirp4netns;
+mod stand;
+
+use anyhow::Result;
+use slipgate_testbed::{GuestConfig, WorldConfig};
+
+pub(crate) use self::stand::{Link, Stand};
+use crate::conditions::Pinning;
+
+/// The contender that all are compared with.
+pub(crate) const REFERENCE: &str = nftables::NAME;
+
+/// The MTU that all have, bytes; the uplink's always.
+pub(crate) const MTU: u32 = 1500;
+
+/// One way for a guest to reach the world.
+pub(crate) trait Contender {
+    /// As in `--contenders` and in the table.
+    fn name(&self) -> &'static str;
+
+    /// The MTU the guest sees, bytes.
+    fn mtu(&self) -> u32 {
+        MTU
+    }
+
+    /// Its version, or why it can't be measured on this machine.
+    fn version(&self) -> Result<String>;
+
+    /// Makes a world, a guest in it, and the way between them.
+    fn set_up(&self, pinning: Pinning) -> Result<Stand>;
+}
+
+/// All contenders, in the order in which they take turns.
+pub(crate) fn all() -> Vec<Box<dyn Contender>> {
+    vec![
+        Box::new(slipgate::Slipgate),
+        Box::new(nftables::Nftables),
+        Box::new(forwarding::Forwarding),
+        Box::new(einat::Einat),
+        Box::new(pasta::Pasta::equal()),
+        Box::new(slirp4netns::Slirp4netns::equal()),
+        Box::new(pasta::Pasta::best()),
+        Box::new(slirp4netns::Slirp4netns::best()),
+    ]
+}
+
+/// The world of a contender that forwards in the kernel, or of one that does not.
+fn world(ip_forward: bool) -> WorldConfig {
+    WorldConfig {
+        ip_forward,
+        mtu: MTU,
+        ..WorldConfig::default()
+    }
+}
+
+/// The guest of a contender that is given a TAP.
+fn guest(pinning: Pinning) -> GuestConfig {
+    GuestConfig {
+        mtu: MTU,
+        count: false,
+        pump_cpu: pinning.middle,
+        ..GuestConfig::new("tap0")
+    }
+}

@@ -1,0 +1,26 @@
+//! IP forwarding without NAT: what the machine can do, and the sign when it is in a bad mood.
+
+use anyhow::Result;
+use slipgate_testbed::{Guest, World, baseline};
+
+use super::{Contender, Stand, guest, world};
+use crate::conditions::{self, Pinning};
+
+pub(super) struct Forwarding;
+
+impl Contender for Forwarding {
+    fn name(&self) -> &'static str {
+        "forwarding"
+    }
+
+    fn version(&self) -> Result<String> {
+        Ok(format!("Linux {}", conditions::kernel()))
+    }
+
+    fn set_up(&self, pinning: Pinning) -> Result<Stand> {
+        let world = World::with(world(true))?;
+        let guest = Guest::new(&world, guest(pinning))?;
+        baseline::plain_forwarding(&world, &guest)?;
+        Ok(Stand::in_kernel(world, guest))
+    }
+}

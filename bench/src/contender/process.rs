@@ -1,0 +1,140 @@
+//! A NAT that is a process: started, pinned, timed, ended.
+
+use std::{
+    fs,
+    io::Read,
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use slipgate_testbed::NetNs;
+
+use crate::conditions::Pinning;
+
+/// A child that is killed when dropped.
+pub(crate) struct NatProcess {
+    child: Child,
+    stderr: mpsc::Receiver<String>,
+    pinning: Pinning,
+}
+
+impl NatProcess {
+    /// Starts `command` in `ns`.
+    pub(super) fn start(ns: &NetNs, mut command: Command, pinning: Pinning) -> Result<Self> {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let mut child = ns.spawn(command)?;
+        let (said, stderr) = mpsc::channel();
+        if let Some(mut pipe) = child.stderr.take() {
+            std::thread::spawn(move || {
+                let mut buffer = [0; 4096];
+                while let Ok(len @ 1..) = pipe.read(&mut buffer) {
+                    // Reads on after nobody listens: it must not block on a full pipe.
+                    let _ = said.send(String::from_utf8_lossy(&buffer[..len]).into_owned());
+                }
+            });
+        }
+        let process = NatProcess {
+            child,
+            stderr,
+            pinning,
+        };
+        Ok(process)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Pins what threads it has now.
+    pub(super) fn pin(&self) -> Result<()> {
+        pin(self.pid(), self.pinning.middle)
+    }
+
+    /// An error, with what it said, when it has ended.
+    pub(super) fn check(&mut self) -> Result<()> {
+        let Some(status) = self
+            .child
+            .try_wait()
+            .context("look after the NAT process")?
+        else {
+            return Ok(());
+        };
+        let said = self.stderr.recv_timeout(Duration::from_millis(100));
+        let mut said = said.unwrap_or_default();
+        said.extend(self.stderr.try_iter());
+        bail!("the NAT process ended with {status}: {}", said.trim());
+    }
+}
+
+impl Drop for NatProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Keeps all threads of a process on `cpu`; `None`: lets them be.
+pub(super) fn pin(pid: u32, cpu: Option<usize>) -> Result<()> {
+    let Some(cpu) = cpu else { return Ok(()) };
+    for thread in threads(pid)? {
+        // SAFETY: cpu_set_t is a bit set, for which zeroes are valid.
+        let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the CPU is one that this machine has, hence within the set.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+        // SAFETY: the set is readable for its size.
+        let done =
+            unsafe { libc::sched_setaffinity(thread as i32, size_of_val(&set), &raw const set) };
+        if done != 0 {
+            let why = std::io::Error::last_os_error();
+            return Err(why).with_context(|| format!("pin thread {thread} to CPU {cpu}"));
+        }
+    }
+    Ok(())
+}
+
+/// CPU time of all threads of a process so far, user and system.
+pub(super) fn cpu_time(pid: u32) -> Result<Duration> {
+    let mut ns = 0;
+    for thread in threads(pid)? {
+        // Its first field is the time on a CPU, ns (Documentation/scheduler/sched-stats.rst).
+        let path = format!("/proc/{pid}/task/{thread}/schedstat");
+        let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        let field = text.split_whitespace().next().unwrap_or_default();
+        ns += field
+            .parse::<u64>()
+            .with_context(|| format!("{path}: `{text}`"))?;
+    }
+    Ok(Duration::from_nanos(ns))
+}
+
+fn threads(pid: u32) -> Result<Vec<u32>> {
+    let path = format!("/proc/{pid}/task");
+    let entries = fs::read_dir(&path).with_context(|| format!("read {path}"))?;
+    let names = entries.flatten().map(|entry| entry.file_name());
+    Ok(names
+        .filter_map(|name| name.to_str()?.parse().ok())
+        .collect())
+}
+
+/// The version of a program that must be on PATH, as the package manager or itself has it.
+pub(super) fn version(program: &str, package: &str) -> Result<String> {
+    let itself = Command::new(program).arg("--version").output();
+    let itself = itself.with_context(|| format!("`{program}` is not installed"))?;
+    let text = String::from_utf8_lossy(&itself.stdout).into_owned();
+    let first = text.lines().next().unwrap_or(program).trim().to_owned();
+    let packaged = Command::new("dpkg-query")
+        .args(["--show", "--showformat=${Version}", package])
+        .output();
+    match packaged {
+        Ok(output) if output.status.success() => {
+            let version = String::from_utf8_lossy(&output.stdout);
+            Ok(format!("{package} {version} (Debian)"))
+        }
+        _ => Ok(first),
+    }
+}

@@ -1,0 +1,165 @@
+//! A contender set up: its world, its guest, and how to write frames as that guest's VMM.
+
+use std::{
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use slipgate_testbed::{GUEST_DEVICE, Guest, NetNs, Slipgate, World, frame::Mac};
+
+use super::process::{self, NatProcess};
+use crate::generator::Injector;
+
+const START_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A guest that reaches the world. Everything of it is gone when it is dropped.
+pub(crate) struct Stand {
+    // Programs go before what they stand on.
+    process: Option<NatProcess>,
+    slipgate: Option<(Slipgate, u32)>,
+    guest: Option<Guest>,
+    guest_ns: NetNs,
+    pub(crate) world: World,
+}
+
+/// The guest's addresses on its link.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    pub(crate) address: Ipv4Addr,
+    pub(crate) mac: Mac,
+    pub(crate) gateway_mac: Mac,
+}
+
+impl Stand {
+    /// The guest's frames come through a TAP; the kernel sends them on.
+    pub(super) fn in_kernel(world: World, guest: Guest) -> Stand {
+        Stand {
+            process: None,
+            slipgate: None,
+            guest_ns: guest.ns.clone(),
+            guest: Some(guest),
+            world,
+        }
+    }
+
+    /// The kernel does as this process told it.
+    pub(super) fn served_by(mut self, process: NatProcess) -> Result<Stand> {
+        self.process = Some(process);
+        // It has no way to say that it is ready but traffic.
+        self.await_process(|_| Ok(true))?;
+        Ok(self)
+    }
+
+    pub(super) fn under_slipgate(mut self, slipgate: Slipgate, engine: u32) -> Stand {
+        self.slipgate = Some((slipgate, engine));
+        self
+    }
+
+    /// The process makes the guest's device, configures it, and serves it.
+    pub(super) fn of_process(world: World, guest_ns: NetNs, process: NatProcess) -> Result<Stand> {
+        let mut stand = Stand {
+            process: Some(process),
+            slipgate: None,
+            guest: None,
+            guest_ns,
+            world,
+        };
+        stand.await_process(|ns| Ok(ns.ip("route show default")?.contains(GUEST_DEVICE)))?;
+        Ok(stand)
+    }
+
+    fn await_process(&mut self, ready: impl Fn(&NetNs) -> Result<bool>) -> Result<()> {
+        let Some(process) = &mut self.process else {
+            return Ok(());
+        };
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            process.check()?;
+            if ready(&self.guest_ns)? {
+                return process.pin();
+            }
+            if Instant::now() > deadline {
+                bail!("the guest has no network {} s on", START_TIMEOUT.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Runs `f` in the guest.
+    pub(crate) fn in_guest<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        self.guest_ns.run(f)
+    }
+
+    /// Writes frames as the guest's VMM does; as its driver where there is no VMM.
+    pub(crate) fn injector(&self) -> Result<Injector> {
+        match self.guest.as_ref().and_then(|guest| guest.queues().first()) {
+            Some(queue) => Ok(Injector::Tap(queue.clone())),
+            None => Injector::on_device(&self.guest_ns, GUEST_DEVICE),
+        }
+    }
+
+    /// The guest's addresses, and its gateway's once it has talked to the world.
+    pub(crate) fn link(&self) -> Result<Link> {
+        let text = self
+            .guest_ns
+            .ip(&format!("-json -4 address show dev {GUEST_DEVICE}"))?;
+        let device: Value = serde_json::from_str(&text).context("`ip -json address`")?;
+        let text = self
+            .guest_ns
+            .ip(&format!("-json -4 neigh show dev {GUEST_DEVICE}"))?;
+        let neighbours: Value = serde_json::from_str(&text).context("`ip -json neigh`")?;
+        let local = device
+            .pointer("/0/addr_info/0/local")
+            .and_then(Value::as_str);
+        let text = self
+            .guest_ns
+            .ip(&format!("-json link show dev {GUEST_DEVICE}"))?;
+        let link: Value = serde_json::from_str(&text).context("`ip -json link`")?;
+        Ok(Link {
+            address: local
+                .and_then(|text| text.parse().ok())
+                .context("the guest has no address")?,
+            mac: mac(link.pointer("/0/address")).context("the guest's device has no MAC")?,
+            gateway_mac: mac(neighbours.pointer("/0/lladdr"))
+                .context("the guest has not found its gateway")?,
+        })
+    }
+
+    /// `slipgate stats`, where slipgate is what serves.
+    pub(crate) fn slipgate_stats(&self) -> Result<Option<Value>> {
+        let stats = self.slipgate.as_ref().map(|(slipgate, _)| slipgate.stats());
+        Ok(stats.transpose()?)
+    }
+
+    /// CPU time of the process that decides about flows (slipgate's engine, pasta, slirp4netns).
+    pub(crate) fn userspace_cpu_time(&self) -> Result<Option<Duration>> {
+        let engine = self.slipgate.as_ref().map(|(_, engine)| *engine);
+        let pid = engine.or(self.process.as_ref().map(NatProcess::pid));
+        pid.map(process::cpu_time).transpose()
+    }
+
+    /// Ends it in order, and says so when that fails.
+    pub(crate) fn tear_down(mut self) -> Result<()> {
+        if let Some((mut slipgate, _)) = self.slipgate.take() {
+            let status = slipgate.stop()?;
+            if !status.success() {
+                bail!("slipgate ended with {status}:\n{}", slipgate.stderr());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn mac(text: Option<&Value>) -> Option<Mac> {
+    let mut bytes = text?
+        .as_str()?
+        .split(':')
+        .map(|byte| u8::from_str_radix(byte, 16));
+    let mut out = [0; 6];
+    for byte in &mut out {
+        *byte = bytes.next()?.ok()?;
+    }
+    Some(out)
+}

@@ -1,0 +1,272 @@
+//! Frames written from outside the guest's stack, which would be the limit (about 118,000 small
+//! packets a second), and the count of what arrives in the world.
+//!
+//! A TAP is written as a VMM writes it: one `write(2)` per frame, a `virtio_net_hdr` in front.
+//! Where the contender holds the TAP's descriptor itself (pasta, slirp4netns), a packet socket
+//! sends the frame out of the guest's device, past its queueing discipline.
+
+use std::{
+    fs::File,
+    io,
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::fs::FileExt,
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use slipgate_testbed::{
+    NetNs,
+    frame::{FrameBuilder, tcp_flags, with_vnet},
+    servers::{UdpServer, UdpService},
+    tap::{TapQueue, VNET_HDR_LEN},
+    world::{SERVER, WORLD_LINK},
+};
+
+use crate::contender::{Link, Stand};
+
+/// Ethernet header to the last byte of payload, without the frame check sequence: 14 + 20 + 8 + 22.
+pub(crate) const SMALL_FRAME_BYTES: usize = 64;
+const SMALL_PAYLOAD: [u8; 22] = [0x5a; 22];
+/// The port of the flow that is established before a flood.
+const ECHO_PORT: u16 = 4000;
+const GUEST_PORT: u16 = 9000;
+
+/// What takes the frames.
+pub(crate) enum Injector {
+    /// A queue of the host's TAP.
+    Tap(TapQueue),
+    /// A packet socket on the guest's device.
+    Packet(OwnedFd),
+}
+
+impl Injector {
+    /// A packet socket on `device` in `ns`.
+    pub(crate) fn on_device(ns: &NetNs, device: &str) -> Result<Injector> {
+        let index = ns
+            .ifindex(device)
+            .with_context(|| format!("no device {device}"))?;
+        let socket = ns.run(|| packet_socket(index));
+        let socket = socket.with_context(|| format!("open a packet socket on {device}"))?;
+        Ok(Injector::Packet(socket))
+    }
+
+    /// Writes a frame, made by [`with_vnet`]. Whether it was taken: a full queue loses it.
+    pub(crate) fn write(&self, frame: &[u8]) -> Result<bool> {
+        let sent = match self {
+            Injector::Tap(queue) => queue.write(frame),
+            Injector::Packet(socket) => send(socket, &frame[VNET_HDR_LEN..]),
+        };
+        let full = [libc::ENOBUFS, libc::EAGAIN, libc::ENETDOWN];
+        match sent {
+            Ok(()) => Ok(true),
+            Err(error) if error.raw_os_error().is_some_and(|e| full.contains(&e)) => Ok(false),
+            Err(error) => Err(error).context("write a frame as the guest's VMM"),
+        }
+    }
+}
+
+fn send(socket: &OwnedFd, frame: &[u8]) -> io::Result<()> {
+    // SAFETY: the frame is readable for its length.
+    let sent = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
+    match sent {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+fn packet_socket(ifindex: u32) -> io::Result<OwnedFd> {
+    // Protocol 0: it sends, and receives nothing.
+    // SAFETY: socket takes numbers and returns a descriptor or -1.
+    let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a fresh descriptor that nothing else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    let on: libc::c_int = 1;
+    // SAFETY: the value is an int and its size is given.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_QDISC_BYPASS,
+            (&raw const on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    // SAFETY: sockaddr_ll is plain data, for which zeroes are valid.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_ifindex = ifindex as i32;
+    // SAFETY: the address is readable for the length given.
+    let bound = unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            (&raw const address).cast(),
+            size_of_val(&address) as libc::socklen_t,
+        )
+    };
+    match set == 0 && bound == 0 {
+        true => Ok(socket),
+        false => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A UDP flow that the NAT has seen packets of both ways. The world drops what has the small
+/// frame's length as soon as it has arrived, so that no stack and no server is measured.
+pub(crate) struct EstablishedFlow {
+    /// The frame to repeat.
+    pub(crate) frame: Vec<u8>,
+    // Keeps the guest's stack from answering replies with ICMP errors.
+    _socket: UdpSocket,
+    _server: UdpServer,
+}
+
+impl EstablishedFlow {
+    /// Sends a datagram by the guest's own stack and awaits its echo.
+    pub(crate) fn open(stand: &Stand) -> Result<EstablishedFlow> {
+        let world = &stand.world.net;
+        drop_on_arrival(world, &format!("udp dport {ECHO_PORT} udp length 30"))?;
+        let server = UdpServer::start(world, (SERVER, ECHO_PORT), UdpService::Echo)?;
+        let socket = stand.in_guest(|| converse((SERVER, ECHO_PORT)))?;
+        let link = stand.link()?;
+        let source = SocketAddrV4::new(link.address, GUEST_PORT);
+        let frame = FrameBuilder::udp(source, SocketAddrV4::new(SERVER, ECHO_PORT))
+            .macs(link.mac, link.gateway_mac)
+            .payload(&SMALL_PAYLOAD);
+        let (vnet, frame) = frame.build();
+        debug_assert_eq!(frame.len(), SMALL_FRAME_BYTES);
+        Ok(EstablishedFlow {
+            frame: with_vnet(vnet, &frame),
+            _socket: socket,
+            _server: server,
+        })
+    }
+}
+
+/// Exchanges a datagram, in a few attempts: the first may meet a NAT that has just begun.
+fn converse(server: (Ipv4Addr, u16)) -> Result<UdpSocket> {
+    const ATTEMPTS: usize = 10;
+    let socket = UdpSocket::bind(("0.0.0.0", GUEST_PORT)).context("bind the guest's socket")?;
+    socket.set_read_timeout(Some(Duration::from_millis(300)))?;
+    socket.connect(server)?;
+    for _ in 0..ATTEMPTS {
+        let answered = socket
+            .send(b"hello")
+            .and_then(|_| socket.recv(&mut [0; 64]));
+        if answered.is_ok() {
+            return Ok(socket);
+        }
+    }
+    bail!("{}:{} does not answer the guest", server.0, server.1)
+}
+
+/// First packets of flows that the NAT has not seen.
+pub(crate) struct NewFlows {
+    pub(crate) frames: Vec<Vec<u8>>,
+}
+
+/// The protocol of new flows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FirstPacket {
+    Udp,
+    TcpSyn,
+}
+
+impl NewFlows {
+    /// Frames of `count` flows, each with a port of its own at both ends; the world drops them.
+    pub(crate) fn prepare(stand: &Stand, first: FirstPacket, count: u16) -> Result<NewFlows> {
+        // Below lie the ports of servers and of the other floods.
+        const FIRST_REMOTE_PORT: u16 = 10_000;
+        const GUEST_PORTS: u16 = 20_000;
+        let remote = FIRST_REMOTE_PORT..FIRST_REMOTE_PORT + count;
+        let protocol = if first == FirstPacket::Udp {
+            "udp"
+        } else {
+            "tcp"
+        };
+        let ports = format!("{protocol} dport {}-{}", remote.start, remote.end - 1);
+        drop_on_arrival(&stand.world.net, &ports)?;
+        // The guest must know its gateway before it can be spoken for.
+        let talk = UdpServer::start(&stand.world.net, (SERVER, ECHO_PORT), UdpService::Echo)?;
+        drop(stand.in_guest(|| converse((SERVER, ECHO_PORT)))?);
+        drop(talk);
+        let link = stand.link()?;
+        let frame = |(at, port): (usize, u16)| {
+            let guest_port = 20_000 + (at as u16 % GUEST_PORTS);
+            first_packet(first, link, guest_port, port)
+        };
+        Ok(NewFlows {
+            frames: remote.enumerate().map(frame).collect(),
+        })
+    }
+}
+
+fn first_packet(first: FirstPacket, link: Link, guest_port: u16, port: u16) -> Vec<u8> {
+    let source = SocketAddrV4::new(link.address, guest_port);
+    let destination = SocketAddrV4::new(SERVER, port);
+    let frame = match first {
+        FirstPacket::Udp => FrameBuilder::udp(source, destination).payload(&SMALL_PAYLOAD),
+        FirstPacket::TcpSyn => FrameBuilder::tcp(source, destination)
+            .flags(tcp_flags::SYN)
+            .numbers(u32::from(port) << 12, 0)
+            // MSS 1460, SACK permitted, window scale 7.
+            .tcp_options(&[2, 4, 5, 180, 4, 2, 3, 3, 7]),
+    };
+    let (vnet, frame) = frame.macs(link.mac, link.gateway_mac).build();
+    with_vnet(vnet, &frame)
+}
+
+/// Lets the world drop what matches where its device hands it to the stack.
+fn drop_on_arrival(world: &NetNs, what: &str) -> Result<()> {
+    world.nft(&format!(
+        "table netdev bench {{
+            chain arrivals {{
+                type filter hook ingress device {WORLD_LINK} priority -500
+                {what} drop
+            }}
+        }}"
+    ))?;
+    Ok(())
+}
+
+/// How many packets have come to the world.
+pub(crate) struct Arrivals {
+    devices: File,
+}
+
+impl Arrivals {
+    /// Of the world's end of the uplink.
+    pub(crate) fn at(stand: &Stand) -> Result<Arrivals> {
+        // The file stays with the namespace of the thread that opened it.
+        let opened = stand
+            .world
+            .net
+            .run(|| File::open("/proc/thread-self/net/dev"));
+        Ok(Arrivals {
+            devices: opened.context("open the world's /proc/net/dev")?,
+        })
+    }
+
+    /// Since the world was made.
+    pub(crate) fn packets(&self) -> Result<u64> {
+        let mut buffer = [0; 2048];
+        let len = self
+            .devices
+            .read_at(&mut buffer, 0)
+            .context("read /proc/net/dev")?;
+        let text = String::from_utf8_lossy(&buffer[..len]);
+        text.lines()
+            .find_map(|line| {
+                line.trim_start()
+                    .strip_prefix(WORLD_LINK)?
+                    .strip_prefix(':')
+            })
+            // Bytes, then packets.
+            .and_then(|fields| fields.split_whitespace().nth(1)?.parse().ok())
+            .with_context(|| format!("no {WORLD_LINK} in /proc/net/dev:\n{text}"))
+    }
+}

@@ -1,0 +1,202 @@
+//! Benchmarks of slipgate and its peers: the same workloads, interleaved, in private networks.
+//!
+//! ```text
+//! main ─► run ─► contender × workload ─► results ─► goals, report, plot
+//!              └ program_cost
+//! ```
+#![cfg(target_os = "linux")]
+
+mod conditions;
+mod contender;
+mod generator;
+mod goals;
+mod plot;
+mod program_cost;
+mod report;
+mod results;
+mod run;
+mod statistics;
+mod workload;
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use slipgate_testbed::{affinity, requirements};
+
+use crate::{
+    conditions::{Conditions, Pinning},
+    contender::Contender,
+    report::Report,
+    run::Plan,
+    workload::{Limits, Workload},
+};
+
+/// `--only` knows it beside the workloads.
+const PROGRAMS: &str = "programs";
+
+/// Measures slipgate, nftables, plain forwarding, pasta, slirp4netns and einat side by side.
+#[derive(Parser, Debug)]
+#[command(name = "cargo xtask bench --", max_term_width = 100)]
+struct CommandLine {
+    /// Only these workloads: bulk-up, bulk-down, connect-close, request-response, udp-64,
+    /// new-flows-udp, new-flows-tcp, programs
+    #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
+    only: Vec<String>,
+    /// Only these contenders; ratios are to nftables
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    contenders: Vec<String>,
+    /// How often everything is measured
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: Option<u16>,
+    /// Seconds of a bulk transfer; everything else takes half of it
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+    /// Two short rounds: whether it works, not how fast it is
+    #[arg(long)]
+    quick: bool,
+    /// No further round is begun that would end later than this, seconds
+    #[arg(long, value_name = "S", default_value_t = 450)]
+    budget: u64,
+    /// Let the scheduler place everything
+    #[arg(long)]
+    no_pinning: bool,
+    /// Directory of the JSON file and the plot [default: target/bench]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+fn main() -> Result<()> {
+    let args = CommandLine::parse();
+    requirements::root_and_tun()
+        .map_err(|why| anyhow::anyhow!("the benchmarks can't run: {why}"))?;
+    let (rounds, seconds) = if args.quick { (2, 0.4) } else { (5, 2.0) };
+    let seconds = args.seconds.unwrap_or(seconds);
+    ensure!(
+        (0.1..=60.0).contains(&seconds),
+        "--seconds {seconds}: give 0.1 to 60"
+    );
+    let limits = Limits {
+        bulk: Duration::from_secs_f64(seconds),
+        short: Duration::from_secs_f64(seconds / 2.0),
+    };
+    let pinning = match args.no_pinning {
+        true => Pinning::none(),
+        false => Pinning::of_this_machine(),
+    };
+    let programs = args.only.is_empty() || args.only.iter().any(|name| name == PROGRAMS);
+    let workloads = chosen_workloads(&args.only)?;
+    let mut conditions = Conditions::now(pinning, limits);
+    let contenders = present(chosen_contenders(&args.contenders)?, &mut conditions);
+    if let Some(cpu) = pinning.ends {
+        // Threads and processes started from now on inherit it; those in the middle are moved.
+        affinity::pin_thread(cpu)?;
+    }
+    let plan = Plan {
+        contenders,
+        workloads,
+        rounds: args.rounds.map_or(rounds, usize::from),
+        limits,
+        pinning,
+        budget: Duration::from_secs(args.budget),
+    };
+    let report = measure(&plan, conditions, programs)?;
+    print!("{}", report.text());
+    write(&report, args.out)
+}
+
+fn measure(plan: &Plan, conditions: Conditions, programs: bool) -> Result<Report> {
+    let cells = if plan.workloads.is_empty() {
+        Vec::new()
+    } else {
+        plan.run()
+    };
+    let names: Vec<_> = plan
+        .contenders
+        .iter()
+        .map(|contender| contender.name())
+        .collect();
+    let tables = results::tables(&plan.workloads, &names, &cells);
+    Ok(Report {
+        conditions,
+        goals: goals::judge(&tables),
+        tables,
+        programs: match programs {
+            true => program_cost::measure(plan.rounds)?,
+            false => Vec::new(),
+        },
+        cells,
+    })
+}
+
+fn write(report: &Report, out: Option<PathBuf>) -> Result<()> {
+    let usual = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bench"));
+    let directory = out.unwrap_or(usual);
+    fs::create_dir_all(&directory).with_context(|| format!("make {}", directory.display()))?;
+    let directory = directory.canonicalize().unwrap_or(directory);
+    let stem = report.conditions.date.replace(' ', "T").replace(':', "");
+    let json = directory.join(format!("{stem}.json"));
+    let text = serde_json::to_string_pretty(report).context("write the report as JSON")?;
+    fs::write(&json, text).with_context(|| format!("write {}", json.display()))?;
+    println!("\nraw   {}", json.display());
+    if !report.tables.is_empty() {
+        let svg = directory.join(format!("{stem}.svg"));
+        plot::draw(report, &svg).with_context(|| format!("draw {}", svg.display()))?;
+        println!("plot  {}", svg.display());
+    }
+    Ok(())
+}
+
+fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
+    let all = workload::all();
+    let known: Vec<_> = all.iter().map(|workload| workload.name()).collect();
+    for name in only {
+        if name != PROGRAMS && !known.contains(&name.as_str()) {
+            bail!(
+                "--only {name}: give some of {}, {PROGRAMS}",
+                known.join(", ")
+            );
+        }
+    }
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|only| only == name);
+    Ok(all
+        .into_iter()
+        .filter(|workload| wanted(workload.name()))
+        .collect())
+}
+
+fn chosen_contenders(only: &[String]) -> Result<Vec<Box<dyn Contender>>> {
+    let all = contender::all();
+    let known: Vec<_> = all.iter().map(|contender| contender.name()).collect();
+    for name in only {
+        if !known.contains(&name.as_str()) {
+            bail!("--contenders {name}: give some of {}", known.join(", "));
+        }
+    }
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|only| only == name);
+    Ok(all
+        .into_iter()
+        .filter(|contender| wanted(contender.name()))
+        .collect())
+}
+
+/// Those that this machine has; notes the versions, and who is missing.
+fn present(
+    contenders: Vec<Box<dyn Contender>>,
+    conditions: &mut Conditions,
+) -> Vec<Box<dyn Contender>> {
+    let mut present = Vec::new();
+    for contender in contenders {
+        match contender.version() {
+            Ok(version) => {
+                let version = format!("{version}, MTU {}", contender.mtu());
+                conditions.versions.push((contender.name(), version));
+                present.push(contender);
+            }
+            Err(why) => conditions
+                .missing
+                .push((contender.name(), format!("{why:#}"))),
+        }
+    }
+    present
+}

@@ -1,0 +1,254 @@
+//! What a packet costs in each BPF program: PROG_TEST_RUN on the real object and maps, with flows
+//! put into the maps by hand.
+//!
+//! A test run repeats on the frame as the run before left it. So flows form a ring: the port that
+//! one translates to is the one that the next translates from, addresses stay, and only the TTL
+//! ends it. A ring of two stays in the cache; one over 100,000 flows in random order does not.
+//! `engine_port` turns its header into MAC addresses, so there each run is a call of its own.
+
+mod rig;
+
+use std::net::SocketAddrV4;
+
+use anyhow::{Result, ensure};
+use serde::Serialize;
+use slipgate_abi::{Command, PortHeader, Protocol};
+use slipgate_control::Program;
+use slipgate_testbed::{NetNs, PinDir, frame::FrameBuilder};
+
+use self::rig::{Flow, GUEST, GUEST_MAC, REMOTE, ROUTER_MAC, ROW, Rig, VM};
+use crate::statistics::Summary;
+
+/// A frame starts with TTL 255 and stays on the fast path this many times.
+const REPEAT: u32 = 250;
+/// Frames per measurement.
+const FRAMES: usize = 1_000;
+const FIRST_PORT: u16 = 1_000;
+
+/// What one program costs in one case.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Cost {
+    pub(crate) program: &'static str,
+    pub(crate) protocol: &'static str,
+    pub(crate) what: &'static str,
+    /// Nanoseconds over an empty run.
+    pub(crate) ns: Summary,
+}
+
+/// How many flows there are, as rings of so many.
+#[derive(Clone, Copy)]
+struct Flows {
+    what: &'static str,
+    rings: u16,
+    len: u16,
+}
+
+const FEW: Flows = Flows {
+    what: "hit, 2 flows in turn",
+    rings: 1,
+    len: 2,
+};
+const MANY: Flows = Flows {
+    what: "hit, 100,000 flows at random",
+    rings: 2,
+    len: 50_000,
+};
+
+/// Measures all programs, `rounds` times.
+pub(crate) fn measure(rounds: usize) -> Result<Vec<Cost>> {
+    let mut costs = Vec::new();
+    for protocol in [Protocol::Udp, Protocol::Tcp] {
+        for flows in [FEW, MANY] {
+            costs.extend(in_namespace(|rig| hits(rig, protocol, flows, rounds))?);
+        }
+    }
+    costs.extend(in_namespace(|rig| the_rest(rig, rounds))?);
+    Ok(costs)
+}
+
+/// Runs `f` on freshly loaded programs; the pins go afterwards.
+fn in_namespace<T: Send>(f: impl FnOnce(&mut Rig) -> Result<T> + Send) -> Result<T> {
+    let (ns, pins) = (NetNs::new("programs")?, PinDir::new()?);
+    ns.run(|| {
+        let mut rig = Rig::load(pins.path())?;
+        f(&mut rig)
+    })
+}
+
+fn hits(rig: &mut Rig, protocol: Protocol, flows: Flows, rounds: usize) -> Result<Vec<Cost>> {
+    let starts = admit_rings(rig, protocol, flows)?;
+    let mut costs = Vec::new();
+    for program in [
+        Program::GuestEgress,
+        Program::UplinkIngress,
+        Program::UplinkIngressL3,
+    ] {
+        let frames: Vec<_> = starts
+            .iter()
+            .take(FRAMES)
+            .map(|&(port, remote_port)| frame(program, protocol, port, remote_port))
+            .collect();
+        let before = rig.translated();
+        let measured: Result<Vec<f64>> = (0..rounds)
+            .map(|_| Ok(mean(rig, program, &frames, REPEAT)? - rig.empty_run_ns(10_000)?))
+            .collect();
+        let runs = (rounds * FRAMES * REPEAT as usize) as u64;
+        let hits = rig.translated() - before;
+        ensure!(
+            hits == runs,
+            "{}: {hits} hits in {runs} runs: something else was measured",
+            program.name()
+        );
+        costs.extend(cost(program, protocol.name(), flows.what, &measured?));
+    }
+    Ok(costs)
+}
+
+/// Misses, the engine's port, and the guard.
+fn the_rest(rig: &mut Rig, rounds: usize) -> Result<Vec<Cost>> {
+    let protocol = Protocol::Udp;
+    let mut costs = Vec::new();
+    for (program, what) in [
+        (Program::GuestEgress, "miss: handed to the engine"),
+        (Program::UplinkIngress, "miss: left to the host"),
+        (Program::UplinkIngressL3, "miss: left to the host"),
+        (Program::Guard, "pass"),
+    ] {
+        let frame = frame(program, protocol, FIRST_PORT, 443);
+        let measured: Result<Vec<f64>> = (0..rounds)
+            .map(|_| Ok(rig.run_ns(program, &frame, 200_000)? - rig.empty_run_ns(200_000)?))
+            .collect();
+        costs.extend(cost(program, protocol.name(), what, &measured?));
+    }
+    rig.admit(Flow {
+        slot: 0,
+        protocol,
+        guest_port: FIRST_PORT,
+        nat_port: FIRST_PORT,
+        remote_port: 443,
+    })?;
+    let header = PortHeader {
+        code: Command::Forward as u8,
+        flags: 0,
+        vm_row: ROW as u16,
+        id: VM,
+    };
+    let mut frame = frame(Program::GuestEgress, protocol, FIRST_PORT, 443);
+    frame[..PortHeader::LEN].copy_from_slice(&header.encode());
+    let before = rig.translated();
+    let frames = vec![frame; FRAMES * 10];
+    let measured: Result<Vec<f64>> = (0..rounds)
+        .map(|_| {
+            let base = mean_of(frames.iter().map(|_| rig.empty_run_ns(1)))?;
+            Ok(mean(rig, Program::EnginePort, &frames, 1)? - base)
+        })
+        .collect();
+    let measured = measured?;
+    let (runs, hits) = ((rounds * frames.len()) as u64, rig.translated() - before);
+    ensure!(hits == runs, "engine_port: {hits} hits in {runs} runs");
+    costs.extend(cost(
+        Program::EnginePort,
+        "udp",
+        "forward, single runs",
+        &measured,
+    ));
+    Ok(costs)
+}
+
+fn cost(
+    program: Program,
+    protocol: &'static str,
+    what: &'static str,
+    measured: &[f64],
+) -> Option<Cost> {
+    Some(Cost {
+        program: program.name(),
+        protocol,
+        what,
+        ns: Summary::of(measured)?,
+    })
+}
+
+fn mean(rig: &Rig, program: Program, frames: &[Vec<u8>], repeat: u32) -> Result<f64> {
+    mean_of(
+        frames
+            .iter()
+            .map(|frame| rig.run_ns(program, frame, repeat)),
+    )
+}
+
+fn mean_of(times: impl ExactSizeIterator<Item = Result<f64>>) -> Result<f64> {
+    let count = times.len() as f64;
+    let sum: Result<f64> = times.sum();
+    Ok(sum? / count)
+}
+
+/// Rings of flows, one per remote port; the guest and remote port at which to begin, shuffled.
+fn admit_rings(rig: &mut Rig, protocol: Protocol, flows: Flows) -> Result<Vec<(u16, u16)>> {
+    let mut random = Random(1);
+    let mut ports: Vec<u16> = (0..flows.len).map(|port| FIRST_PORT + port).collect();
+    random.shuffle(&mut ports);
+    let mut slots: Vec<u32> = (0..u32::from(flows.rings) * u32::from(flows.len)).collect();
+    random.shuffle(&mut slots);
+    let mut starts = Vec::new();
+    for remote_port in (443..).take(usize::from(flows.rings)) {
+        for (at, &guest_port) in ports.iter().enumerate() {
+            rig.admit(Flow {
+                slot: slots[starts.len()],
+                protocol,
+                guest_port,
+                nat_port: ports[(at + 1) % ports.len()],
+                remote_port,
+            })?;
+            starts.push((guest_port, remote_port));
+        }
+    }
+    random.shuffle(&mut starts);
+    let enough = FRAMES.div_ceil(starts.len());
+    Ok(starts.repeat(enough))
+}
+
+/// A frame of a flow as `program` sees it first, TTL 255.
+fn frame(program: Program, protocol: Protocol, port: u16, remote_port: u16) -> Vec<u8> {
+    let (guest, remote) = (
+        SocketAddrV4::new(GUEST, port),
+        SocketAddrV4::new(REMOTE, remote_port),
+    );
+    let from_guest = matches!(program, Program::GuestEgress | Program::Guard);
+    let (source, destination) = match from_guest {
+        true => (guest, remote),
+        false => (remote, guest),
+    };
+    // A test run's device is loopback, whose address is zero: so it is a frame for this host.
+    let macs = match from_guest {
+        true => (GUEST_MAC, rig::GATEWAY_MAC),
+        false => (ROUTER_MAC, [0; 6]),
+    };
+    let builder = match protocol {
+        Protocol::Tcp => FrameBuilder::tcp(source, destination),
+        _ => FrameBuilder::udp(source, destination),
+    };
+    let builder = builder.ttl(255).payload(&[0x5a; 22]);
+    match program {
+        Program::UplinkIngressL3 => builder.build_ip(),
+        _ => builder.macs(macs.0, macs.1).build().1,
+    }
+}
+
+/// xorshift: the measurement does not hang on its quality.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.below(at + 1));
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Cells, turned into series and ratios.
+
+use serde::Serialize;
+
+use crate::{
+    contender::REFERENCE,
+    run::Cell,
+    statistics::Summary,
+    workload::{Metric, Workload},
+};
+
+/// One metric of one contender over all rounds.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) contender: &'static str,
+    /// By round; rounds that failed are left out.
+    pub(crate) values: Vec<(usize, f64)>,
+    pub(crate) summary: Option<Summary>,
+    /// To the reference, taken within each round.
+    pub(crate) ratio: Option<Summary>,
+    /// Rounds that failed.
+    pub(crate) failures: usize,
+    /// Why the first of them did.
+    pub(crate) failure: Option<String>,
+    /// Medians of the details.
+    pub(crate) details: Vec<(&'static str, f64)>,
+}
+
+/// One metric over all contenders.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Table {
+    pub(crate) metric: Metric,
+    pub(crate) rows: Vec<Row>,
+}
+
+impl Table {
+    /// The row of a contender.
+    pub(crate) fn row(&self, contender: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.contender == contender)
+    }
+
+    /// One contender to another, taken within each round.
+    pub(crate) fn ratio(&self, contender: &str, to: &str) -> Option<Summary> {
+        ratios(&self.row(contender)?.values, &self.row(to)?.values)
+    }
+}
+
+/// A table per metric, in the order of the workloads.
+pub(crate) fn tables(
+    workloads: &[Box<dyn Workload>],
+    contenders: &[&'static str],
+    cells: &[Cell],
+) -> Vec<Table> {
+    let of_workload = |workload: &dyn Workload| {
+        let name = workload.name();
+        let table = |metric: &Metric| table(*metric, name, contenders, cells);
+        workload.metrics().iter().map(table).collect::<Vec<_>>()
+    };
+    workloads
+        .iter()
+        .flat_map(|workload| of_workload(workload.as_ref()))
+        .collect()
+}
+
+fn table(metric: Metric, workload: &str, contenders: &[&'static str], cells: &[Cell]) -> Table {
+    let rows = contenders.iter().map(|contender| {
+        let cells = cells
+            .iter()
+            .filter(|cell| cell.contender == *contender && cell.workload == workload);
+        row(metric, contender, cells)
+    });
+    let mut rows: Vec<Row> = rows.collect();
+    let reference = rows.iter().find(|row| row.contender == REFERENCE);
+    if let Some(reference) = reference.map(|row| row.values.clone()) {
+        for row in &mut rows {
+            row.ratio = ratios(&row.values, &reference);
+        }
+    }
+    Table { metric, rows }
+}
+
+fn row<'a>(
+    metric: Metric,
+    contender: &'static str,
+    cells: impl Iterator<Item = &'a Cell> + Clone,
+) -> Row {
+    let samples = cells
+        .clone()
+        .filter_map(|cell| Some((cell.round, cell.outcome.as_ref().ok()?)));
+    let values: Vec<(usize, f64)> = samples
+        .clone()
+        .filter_map(|(round, sample)| Some((round, *sample.values.get(metric.name)?)))
+        .collect();
+    let names = samples
+        .clone()
+        .next()
+        .map(|(_, first)| first.details.keys().copied().collect::<Vec<_>>());
+    let details = names.unwrap_or_default().into_iter().filter_map(|name| {
+        let all: Vec<f64> = samples
+            .clone()
+            .filter_map(|(_, sample)| sample.details.get(name).copied())
+            .collect();
+        Some((name, Summary::of(&all)?.median))
+    });
+    let mut failed = cells
+        .filter_map(|cell| cell.outcome.as_ref().err())
+        .peekable();
+    let failure = failed.peek().map(|why| (*why).clone());
+    Row {
+        contender,
+        summary: Summary::of(&values.iter().map(|(_, value)| *value).collect::<Vec<_>>()),
+        values,
+        ratio: None,
+        details: details.collect(),
+        failures: failed.count(),
+        failure,
+    }
+}
+
+fn ratios(values: &[(usize, f64)], reference: &[(usize, f64)]) -> Option<Summary> {
+    let of = |(round, value): &(usize, f64)| {
+        let (_, other) = reference.iter().find(|(other, _)| other == round)?;
+        Some(value / other)
+    };
+    Summary::of(&values.iter().filter_map(of).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+#[path = "results_test.rs"]
+mod tests;

@@ -1,0 +1,93 @@
+//! The order of measurements.
+//!
+//! In each round every contender is set up anew, so that a lucky placement in memory or a lucky
+//! hash lasts one round only. Then each workload goes around all contenders before the next one
+//! starts: what they are compared by lies seconds apart. Ratios are taken within a round.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::{
+    conditions::Pinning,
+    contender::{Contender, Stand},
+    workload::{Limits, Sample, Workload},
+};
+
+/// One contender in one workload in one round.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Cell {
+    pub(crate) round: usize,
+    pub(crate) contender: &'static str,
+    pub(crate) workload: &'static str,
+    /// What it came to, or why not.
+    pub(crate) outcome: std::result::Result<Sample, String>,
+}
+
+/// What to run.
+pub(crate) struct Plan {
+    pub(crate) contenders: Vec<Box<dyn Contender>>,
+    pub(crate) workloads: Vec<Box<dyn Workload>>,
+    pub(crate) rounds: usize,
+    pub(crate) limits: Limits,
+    pub(crate) pinning: Pinning,
+    /// No round is begun that would not end in this time, judged by the longest so far.
+    pub(crate) budget: Duration,
+}
+
+impl Plan {
+    /// Runs all rounds.
+    pub(crate) fn run(&self) -> Vec<Cell> {
+        let (started, mut longest) = (Instant::now(), Duration::ZERO);
+        let mut cells = Vec::new();
+        for round in 1..=self.rounds {
+            if started.elapsed() + longest > self.budget {
+                let done = round - 1;
+                eprintln!("the time is up after {done} of {} rounds", self.rounds);
+                break;
+            }
+            let began = Instant::now();
+            self.round(round, &mut cells);
+            longest = longest.max(began.elapsed());
+            eprintln!(
+                "round {round} of {}: {:.0} s",
+                self.rounds,
+                began.elapsed().as_secs_f64()
+            );
+        }
+        cells
+    }
+
+    fn round(&self, round: usize, cells: &mut Vec<Cell>) {
+        let mut stands: Vec<Result<Stand>> = self
+            .contenders
+            .iter()
+            .map(|contender| contender.set_up(self.pinning))
+            .collect();
+        for workload in &self.workloads {
+            for (contender, stand) in self.contenders.iter().zip(&mut stands) {
+                let outcome = match stand {
+                    Ok(stand) => workload.run(stand, self.limits),
+                    Err(error) => Err(anyhow::anyhow!("set-up: {error:#}")),
+                };
+                let outcome = outcome.map_err(|error| format!("{error:#}"));
+                if let Err(why) = &outcome {
+                    let (name, what) = (contender.name(), workload.name());
+                    eprintln!("round {round}: {name}: {what}: {why}");
+                }
+                cells.push(Cell {
+                    round,
+                    contender: contender.name(),
+                    workload: workload.name(),
+                    outcome,
+                });
+            }
+        }
+        for (contender, stand) in self.contenders.iter().zip(stands) {
+            if let Err(why) = stand.map_or(Ok(()), Stand::tear_down) {
+                eprintln!("round {round}: {}: tear-down: {why:#}", contender.name());
+            }
+        }
+    }
+}

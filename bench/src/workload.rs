@@ -1,0 +1,104 @@
+//! What the contenders are given to do. Each workload is bounded in time by [`Limits`].
+
+mod bulk;
+mod connect_close;
+mod new_flows;
+mod request_response;
+mod small_packets;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::{contender::Stand, generator::FirstPacket};
+
+/// How long a workload may take on one contender, once.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Limits {
+    /// Of a bulk transfer.
+    pub(crate) bulk: Duration,
+    /// Of every other measurement.
+    pub(crate) short: Duration,
+}
+
+/// What a number is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Unit {
+    GigabitsPerSecond,
+    Microseconds,
+    ThousandPerSecond,
+    Nanoseconds,
+}
+
+impl Unit {
+    /// As it is written behind a number.
+    pub(crate) fn symbol(self) -> &'static str {
+        match self {
+            Unit::GigabitsPerSecond => "Gb/s",
+            Unit::Microseconds => "µs",
+            Unit::ThousandPerSecond => "k/s",
+            Unit::Nanoseconds => "ns",
+        }
+    }
+
+    /// Whether more of it is better.
+    pub(crate) fn more_is_better(self) -> bool {
+        matches!(self, Unit::GigabitsPerSecond | Unit::ThousandPerSecond)
+    }
+}
+
+/// A number that a workload comes to.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Metric {
+    /// Unique among all workloads.
+    pub(crate) name: &'static str,
+    pub(crate) unit: Unit,
+}
+
+/// One measurement: a value for each metric, and what else is worth keeping.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Sample {
+    pub(crate) values: BTreeMap<&'static str, f64>,
+    pub(crate) details: BTreeMap<&'static str, f64>,
+}
+
+impl Sample {
+    fn of(values: &[(&'static str, f64)]) -> Sample {
+        Sample {
+            values: values.iter().copied().collect(),
+            details: BTreeMap::new(),
+        }
+    }
+
+    fn with(mut self, name: &'static str, value: f64) -> Sample {
+        self.details.insert(name, value);
+        self
+    }
+}
+
+/// Something to be done through a contender.
+pub(crate) trait Workload {
+    /// As in `--only`.
+    fn name(&self) -> &'static str;
+
+    /// What it comes to.
+    fn metrics(&self) -> &'static [Metric];
+
+    /// Does it.
+    fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample>;
+}
+
+/// All workloads, in the order in which they are run.
+pub(crate) fn all() -> Vec<Box<dyn Workload>> {
+    vec![
+        Box::new(bulk::Bulk::Up),
+        Box::new(bulk::Bulk::Down),
+        Box::new(connect_close::ConnectClose),
+        Box::new(request_response::RequestResponse),
+        Box::new(small_packets::SmallPackets),
+        Box::new(new_flows::AdmitFlows(FirstPacket::Udp)),
+        Box::new(new_flows::AdmitFlows(FirstPacket::TcpSyn)),
+    ]
+}

@@ -1,0 +1,126 @@
+//! How many flows a second are let in: first packets of different flows are written to the TAP, and
+//! counted where they arrive in the world.
+//!
+//! A window keeps the queues on the way from overflowing: no more than [`WINDOW`] frames are on
+//! their way at once. A contender that decides in the kernel does it on the writer's core; one that
+//! decides in a process does it on that process's core, while the writer waits.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use serde_json::Value;
+
+use super::{Limits, Metric, Sample, Unit, Workload};
+use crate::{
+    contender::Stand,
+    generator::{Arrivals, FirstPacket, Injector, NewFlows},
+};
+
+/// Frames on their way at once: below every queue's length (TAPs have 1,000).
+const WINDOW: u64 = 512;
+/// Frames are written in portions, so that neither side runs dry or waits for the count.
+const PORTION: u64 = 64;
+const FLOWS: u16 = 40_000;
+/// Frames that have not arrived for so long are lost.
+const LOST_AFTER: Duration = Duration::from_millis(50);
+
+pub(super) struct AdmitFlows(pub(super) FirstPacket);
+
+impl Workload for AdmitFlows {
+    fn name(&self) -> &'static str {
+        self.metrics()[0].name
+    }
+
+    fn metrics(&self) -> &'static [Metric] {
+        const UNIT: Unit = Unit::ThousandPerSecond;
+        match self.0 {
+            FirstPacket::Udp => &[Metric {
+                name: "new-flows-udp",
+                unit: UNIT,
+            }],
+            FirstPacket::TcpSyn => &[Metric {
+                name: "new-flows-tcp",
+                unit: UNIT,
+            }],
+        }
+    }
+
+    fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
+        let flows = NewFlows::prepare(stand, self.0, FLOWS)?;
+        let (injector, arrivals) = (stand.injector()?, Arrivals::at(stand)?);
+        let (admitted, cpu) = (admitted(stand)?, stand.userspace_cpu_time()?);
+        let offered = offer(&injector, &arrivals, &flows.frames, limits.short)?;
+        ensure!(
+            offered.arrived > 0,
+            "none of {} first packets arrived",
+            offered.written
+        );
+        let seconds = offered.took.as_secs_f64();
+        let rate = offered.arrived as f64 / seconds / 1e3;
+        let mut sample = Sample::of(&[(self.name(), rate)])
+            .with("written", offered.written as f64)
+            .with("arrived", offered.arrived as f64);
+        if let (Some(before), Some(after)) = (cpu, stand.userspace_cpu_time()?) {
+            let cpu = after.saturating_sub(before).as_secs_f64();
+            sample = sample.with("process_ns_per_flow", cpu * 1e9 / offered.arrived as f64);
+            sample = sample.with("process_cpu_share", cpu / seconds);
+        }
+        if let (Some(before), Some(after)) = (admitted, self::admitted(stand)?) {
+            sample = sample.with("admitted", (after - before) as f64);
+        }
+        Ok(sample)
+    }
+}
+
+/// slipgate's own count of flows let in.
+fn admitted(stand: &Stand) -> Result<Option<u64>> {
+    let stats = stand.slipgate_stats()?;
+    Ok(stats
+        .as_ref()
+        .and_then(|stats| stats.pointer("/total/admitted"))
+        .and_then(Value::as_u64))
+}
+
+struct Offered {
+    written: u64,
+    arrived: u64,
+    /// Until the last arrival.
+    took: Duration,
+}
+
+fn offer(
+    injector: &Injector,
+    arrivals: &Arrivals,
+    frames: &[Vec<u8>],
+    limit: Duration,
+) -> Result<Offered> {
+    let before = arrivals.packets()?;
+    let started = Instant::now();
+    let mut frames = frames.iter();
+    let (mut written, mut lost) = (0, 0);
+    let (mut arrived, mut last_arrival, mut quiet_since) = (0, started, started);
+    loop {
+        let now_arrived = arrivals.packets()? - before;
+        let now = Instant::now();
+        if now_arrived > arrived {
+            (arrived, last_arrival, quiet_since) = (now_arrived, now, now);
+        } else if now - quiet_since > LOST_AFTER {
+            lost = u64::saturating_sub(written, arrived);
+            quiet_since = now;
+        }
+        let done = frames.len() == 0 && arrived + lost >= written;
+        if done || now - started > limit {
+            break;
+        }
+        if written + PORTION <= arrived + lost + WINDOW {
+            for frame in frames.by_ref().take(PORTION as usize) {
+                written += u64::from(injector.write(frame)?);
+            }
+        }
+    }
+    Ok(Offered {
+        written,
+        arrived,
+        took: last_arrival - started,
+    })
+}

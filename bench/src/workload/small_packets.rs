@@ -1,0 +1,64 @@
+//! 64-byte UDP frames of one established flow, written to the TAP one by one as fast as it takes
+//! them, and counted where they arrive in the world.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use super::{Limits, Metric, Sample, Unit, Workload};
+use crate::{
+    contender::Stand,
+    generator::{Arrivals, EstablishedFlow, Injector},
+};
+
+/// Frames between looks at the clock.
+const CHUNK: usize = 512;
+
+pub(super) struct SmallPackets;
+
+impl Workload for SmallPackets {
+    fn name(&self) -> &'static str {
+        "udp-64"
+    }
+
+    fn metrics(&self) -> &'static [Metric] {
+        &[
+            Metric {
+                name: "udp-64 rate",
+                unit: Unit::ThousandPerSecond,
+            },
+            Metric {
+                name: "udp-64 per frame",
+                unit: Unit::Nanoseconds,
+            },
+        ]
+    }
+
+    fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
+        let flow = EstablishedFlow::open(stand)?;
+        let (injector, arrivals) = (stand.injector()?, Arrivals::at(stand)?);
+        flood(&injector, &flow.frame, limits.short / 10)?;
+        let before = arrivals.packets()?;
+        let (written, elapsed) = flood(&injector, &flow.frame, limits.short)?;
+        let arrived = arrivals.packets()? - before;
+        ensure!(arrived > 0, "none of {written} frames arrived");
+        let seconds = elapsed.as_secs_f64();
+        let sample = Sample::of(&[
+            ("udp-64 rate", arrived as f64 / seconds / 1e3),
+            ("udp-64 per frame", seconds * 1e9 / arrived as f64),
+        ]);
+        Ok(sample
+            .with("written", written as f64)
+            .with("arrived", arrived as f64))
+    }
+}
+
+fn flood(injector: &Injector, frame: &[u8], time: Duration) -> Result<(u64, Duration)> {
+    let (started, mut written) = (Instant::now(), 0);
+    while started.elapsed() < time {
+        for _ in 0..CHUNK {
+            written += u64::from(injector.write(frame)?);
+        }
+    }
+    Ok((written, started.elapsed()))
+}
