@@ -29,6 +29,7 @@ fn a_question_is_answered_on_its_own_connection() {
         rule: "--deny 192.0.2.0/24".into(),
         refusal: Some("rule".into()),
         outcome: "refused".into(),
+        explanation: String::new(),
         via: None,
     });
     let (id, request) = loop {

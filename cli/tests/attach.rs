@@ -219,9 +219,10 @@ fn why_and_stats_name_the_rule_that_refused() {
     // The positive control: ping is not what the rule says.
     assert!(bed.can_ping(SERVER));
     let text = bed.run(&["why", "vm-tap0", "203.0.113.10:7000"]);
-    assert!(text.contains("--deny 203.0.113.10:7000/tcp"), "{text}");
+    assert!(text.starts_with("no: "), "{text}");
+    assert!(text.contains("refused by rule 1, `--deny 203.0.113.10:7000/tcp`"), "{text}");
     let text = bed.run(&["why", "vm-tap0", "203.0.113.10:7001"]);
-    assert!(text.starts_with("admitted"), "{text}");
+    assert!(text.starts_with("yes: admitted"), "{text}");
     let stats = bed.slipgate.stats().unwrap();
     assert_eq!(stats["total"]["refused"]["rule"], 1, "{stats:#}");
 }

@@ -121,8 +121,10 @@ pub(crate) struct WhyAnswer {
     pub(crate) rule: String,
     /// The refusal's name in `stats`.
     pub(crate) refusal: Option<String>,
-    /// In words.
+    /// In words: what would happen.
     pub(crate) outcome: String,
+    /// In sentences, one a line: why that rule, and no other. The broker's addition.
+    pub(crate) explanation: String,
     /// Where it would leave.
     pub(crate) via: Option<String>,
 }

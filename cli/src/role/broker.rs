@@ -36,13 +36,14 @@ use nix::{
         signalfd::{SfdFlags, SignalFd},
     },
 };
+use slipgate_abi::Protocol;
 use slipgate_control::{BpfLog, host::HostFacts};
-use userspace_nat::engine::OnExit as EngineExit;
+use userspace_nat::{engine::OnExit as EngineExit, rules::Destination};
 
 use self::{attached::Attached, engine_process::EngineProcess};
 use crate::{
     args::{Mode, OnExit},
-    channel::{ToBroker, ToEngine, WhyQuestion},
+    channel::{Received, ToBroker, ToEngine, WhyAnswer, WhyQuestion},
     config::Config,
     control_socket::{Answer, ClientId, ControlServer, Request},
     host,
@@ -80,7 +81,7 @@ struct Broker {
     engine: EngineProcess,
     control: ControlServer,
     /// Questions that the engine has not answered yet.
-    asked: HashMap<u64, ClientId>,
+    asked: HashMap<u64, (ClientId, Destination)>,
     next_question: u64,
     reserved_ports: Vec<(u8, u16)>,
     ports_due: Instant,
@@ -182,17 +183,33 @@ impl Broker {
     }
 
     fn hear_engine(&mut self) -> anyhow::Result<()> {
-        // The end of the channel is the engine's, which its pidfd tells of as well.
-        match self.engine.channel().receive::<ToBroker>()? {
-            Some((ToBroker::NextHopsWanted, _)) => self.attached.refresh_next_hops(),
-            Some((ToBroker::Why { request, answer }, _)) => {
-                if let Some(client) = self.asked.remove(&request) {
-                    self.control.answer(client, &Answer::Why(answer));
+        let mut refresh = false;
+        loop {
+            match self.engine.channel().try_receive::<ToBroker>()? {
+                Received::Nothing => break,
+                Received::End => bail!("the engine has closed its channel"),
+                Received::Message(ToBroker::NextHopsWanted, _) => refresh = true,
+                Received::Message(ToBroker::Why { request, answer }, _) => {
+                    self.pass_on(request, answer);
                 }
-                Ok(())
+                Received::Message(ToBroker::Ready { .. } | ToBroker::Stopped, _) => {}
             }
-            Some((ToBroker::Ready { .. } | ToBroker::Stopped, _)) => Ok(()),
-            None => bail!("the engine has closed its channel"),
+        }
+        if refresh {
+            self.attached.refresh_next_hops()?;
+        }
+        Ok(())
+    }
+
+    /// Gives the engine's answer to who asked, with the reason from the rules.
+    fn pass_on(&mut self, request: u64, answer: WhyAnswer) {
+        if let Some((client, to)) = self.asked.remove(&request) {
+            let explanation = self.attached.policy.explain(to).to_string();
+            let answer = WhyAnswer {
+                explanation,
+                ..answer
+            };
+            self.control.answer(client, &Answer::Why(answer));
         }
     }
 
@@ -217,6 +234,7 @@ impl Broker {
         }
         if changes.links || changes.routes || changes.addresses {
             let view = self.attached.network_view();
+            self.attached.policy.set_local(&view.local);
             self.engine.tell(&ToEngine::Network(view))?;
         }
         if changes.any() {
@@ -246,8 +264,18 @@ impl Broker {
             self.control.answer(client, &Answer::Error { error });
             return Ok(());
         };
+        let Some(protocol) = Protocol::from_ip(question.protocol) else {
+            let error = format!("IP protocol {} has no flows", question.protocol);
+            self.control.answer(client, &Answer::Error { error });
+            return Ok(());
+        };
         self.next_question += 1;
-        self.asked.insert(self.next_question, client);
+        let to = Destination {
+            addr: question.address,
+            port: question.port,
+            protocol,
+        };
+        self.asked.insert(self.next_question, (client, to));
         self.engine.tell(&ToEngine::Why {
             request: self.next_question,
             row: vm.open.row as u16,
@@ -281,7 +309,10 @@ impl Broker {
         match exit {
             OnExit::Keep => tracing::info!("stopped; flows go on in the kernel"),
             OnExit::Detach => {
+                let pin_dir = self.attached.config.pin_dir.clone();
                 let all = self.attached.detach()?;
+                // Others' may be in it, of other network namespaces.
+                let _ = std::fs::remove_dir(pin_dir);
                 tracing::info!(
                     "stopped; {}",
                     if all { "nothing is left in the kernel" } else { "others still use the maps" }

@@ -38,7 +38,12 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
 }
 
 fn text(answer: &WhyAnswer) -> String {
-    let mut text = format!("{}\nrule:    {}\n", answer.outcome, answer.rule);
+    let verdict = if answer.admitted { "yes" } else { "no" };
+    let mut text = format!("{verdict}: {}\n", answer.outcome);
+    for sentence in answer.explanation.lines() {
+        text.push_str(&format!("  {sentence}\n"));
+    }
+    text.push_str(&format!("rule:    {}\n", answer.rule));
     if let Some(refusal) = &answer.refusal {
         text.push_str(&format!("refusal: {refusal}\n"));
     }

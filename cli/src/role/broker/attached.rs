@@ -119,6 +119,8 @@ impl Attached {
         attached.write_forwards()?;
         attached.attach_uplink()?;
         attached.refresh_next_hops()?;
+        let local = attached.network_view().local;
+        attached.policy.set_local(&local);
         Ok(attached)
     }
 

@@ -102,6 +102,7 @@ fn why(answer: Why) -> WhyAnswer {
         rule: answer.rule,
         refusal: answer.refusal,
         outcome: answer.outcome,
+        explanation: String::new(),
         via: answer.via,
     }
 }
