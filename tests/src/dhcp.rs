@@ -63,6 +63,10 @@ pub fn renew(
     timeout: Duration,
 ) -> Result<Lease> {
     let started = Instant::now();
+    // The guest's own stack sees the answer too, and would say "port unreachable".
+    let _port = ns
+        .run(|| std::net::UdpSocket::bind("0.0.0.0:68"))
+        .tried("bind the DHCP client's port")?;
     let mut client = Client::open(ns, device, mac)?;
     client.address = lease.address;
     let ack = client.ask(DhcpMessageType::Request, Some(lease), started + timeout)?;

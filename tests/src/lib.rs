@@ -21,6 +21,7 @@
 //! | counting as if segmented | [`Capture`], [`Guest::flows`], [`accounting`] |
 //! | a link that loses, duplicates, reorders | [`impairment::Impairment`] |
 //! | slipgate itself and its pins | [`Slipgate`], [`PinDir`] |
+//! | what the kernel and the guest's link say of it | [`kernel_view`], [`census`] |
 //! | what it is compared with | [`baseline`] |
 //! | threads that stay on a CPU | [`affinity`], [`GuestConfig::pump_cpu`] |
 //! | tests that can't run here | [`require_root_and_tun!`], [`skipped!`] |
@@ -54,6 +55,7 @@ pub mod accounting;
 pub mod affinity;
 pub mod baseline;
 mod capture;
+pub mod census;
 pub mod clients;
 pub mod dhcp;
 pub mod dns_wire;
@@ -62,6 +64,7 @@ pub mod ethtool;
 pub mod frame;
 mod guest;
 pub mod impairment;
+pub mod kernel_view;
 mod netns;
 mod owner;
 pub mod pattern;

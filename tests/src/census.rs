@@ -1,0 +1,99 @@
+//! What the guest sends, told apart by what may go to the engine, counted at the guest's own link
+//! and so independent of anything slipgate says.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use crate::{
+    error::Result,
+    frame::{Packet, tcp_flags},
+    guest::Guest,
+    pump::{Direction, Fate},
+    tap::VnetHdr,
+};
+
+/// Frames that the guest sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// TCP SYN without ACK.
+    pub syn: u64,
+    /// To port 53.
+    pub dns: u64,
+    /// To port 67.
+    pub dhcp: u64,
+    /// ARP.
+    pub arp: u64,
+    /// Everything else: data.
+    pub data: u64,
+}
+
+impl Sent {
+    /// What the engine has to see: openings, questions, leases.
+    pub fn for_the_engine(&self) -> u64 {
+        self.syn + self.dns + self.dhcp
+    }
+}
+
+#[derive(Default)]
+struct Counters {
+    syn: AtomicU64,
+    dns: AtomicU64,
+    dhcp: AtomicU64,
+    arp: AtomicU64,
+    data: AtomicU64,
+}
+
+/// A running count.
+pub struct Census(Arc<Counters>);
+
+impl Census {
+    /// Starts counting; takes the place of the guest's filter.
+    pub fn start(guest: &Guest) -> Result<Census> {
+        let counters = Arc::new(Counters::default());
+        let theirs = counters.clone();
+        let look = move |direction: Direction, _: &VnetHdr, frame: &[u8]| {
+            if direction == Direction::Out {
+                theirs.kind(frame).fetch_add(1, Relaxed);
+            }
+            Fate::Pass
+        };
+        guest.set_filter(Some(Box::new(look)))?;
+        Ok(Census(counters))
+    }
+
+    /// What was sent since the start.
+    pub fn finish(self, guest: &Guest) -> Result<Sent> {
+        guest.set_filter(None)?;
+        let Counters {
+            syn,
+            dns,
+            dhcp,
+            arp,
+            data,
+        } = &*self.0;
+        Ok(Sent {
+            syn: syn.load(Relaxed),
+            dns: dns.load(Relaxed),
+            dhcp: dhcp.load(Relaxed),
+            arp: arp.load(Relaxed),
+            data: data.load(Relaxed),
+        })
+    }
+}
+
+impl Counters {
+    fn kind(&self, frame: &[u8]) -> &AtomicU64 {
+        let Some(packet) = Packet::parse_ethernet(frame) else {
+            return &self.arp;
+        };
+        let handshake = tcp_flags::SYN | tcp_flags::ACK;
+        match (packet.protocol, packet.destination.port()) {
+            (_, 53) => &self.dns,
+            (17, 67) => &self.dhcp,
+            (6, _) if packet.tcp_flags().unwrap_or(0) & handshake == tcp_flags::SYN => &self.syn,
+            _ => &self.data,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What the kernel itself says: a device's counters, and the pinned maps through bpftool.
+
+use std::{net::SocketAddrV4, path::PathBuf, process::Command};
+
+use crate::{
+    error::{Error, Result},
+    netns::NetNs,
+    pins::PinDir,
+};
+use serde_json::Value;
+
+/// Frames the stack has sent on `device`; on a TAP, those that came out at its descriptor.
+pub fn frames_sent(ns: &NetNs, device: &str) -> Result<u64> {
+    let shown = ns.ip(&format!("-s -j link show dev {device}"))?;
+    let parsed: Value = serde_json::from_str(&shown).unwrap_or_default();
+    let packets = parsed[0]["stats64"]["tx"]["packets"].as_u64();
+    packets.ok_or_else(|| Error::unexpected(format!("`ip -s -j link` of {device} shows: {shown}")))
+}
+
+/// The elements of the pinned map `name` as `bpftool -j` has them, names under `formatted`.
+pub fn dump(ns: &NetNs, pins: &PinDir, name: &str) -> Result<Vec<Value>> {
+    let text = bpftool(ns, &["-j", "map", "dump", "pinned", &pin(pins, name)?])?;
+    serde_json::from_str(&text)
+        .map_err(|error| Error::unexpected(format!("`bpftool -j map dump` of {name}: {error}")))
+}
+
+/// The slot of the flow from `guest` to `remote`, as bpftool prints it: by name.
+pub fn slot_by_name(
+    ns: &NetNs,
+    pins: &PinDir,
+    guest: SocketAddrV4,
+    remote: SocketAddrV4,
+) -> Result<String> {
+    let entries = dump(ns, pins, "FLOWS")?;
+    let wanted = |entry: &&Value| {
+        let key = &entry["formatted"]["key"];
+        key["scope"] != 0
+            && key["local_port"] == guest.port()
+            && key["remote_port"] == remote.port()
+    };
+    let found = entries.iter().find(wanted);
+    let slot = found.and_then(|entry| entry["formatted"]["value"]["slot"].as_u64());
+    let slot = slot.ok_or_else(|| {
+        Error::unexpected(format!(
+            "no flow {guest} to {remote} in {} entries",
+            entries.len()
+        ))
+    })?;
+    let key = (slot as u32).to_ne_bytes().map(|byte| byte.to_string());
+    let slots = pin(pins, "SLOTS")?;
+    let mut args = vec!["map", "lookup", "pinned", &slots, "key"];
+    args.extend(key.iter().map(String::as_str));
+    bpftool(ns, &args)
+}
+
+fn pin(pins: &PinDir, name: &str) -> Result<String> {
+    let found = pins.pins().into_iter().find(|path| path.ends_with(name));
+    let none = || Error::unexpected(format!("{name} is not pinned under {:?}", pins.path()));
+    let path: PathBuf = pins.path().join(found.ok_or_else(none)?);
+    Ok(path.display().to_string())
+}
+
+fn bpftool(ns: &NetNs, args: &[&str]) -> Result<String> {
+    let mut command = Command::new("bpftool");
+    command.args(args);
+    Ok(String::from_utf8_lossy(&ns.output(command)?.stdout).into_owned())
+}
