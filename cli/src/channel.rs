@@ -170,7 +170,9 @@ impl Channel {
             [VERSION, IN_MEMFD] if !fds.is_empty() => None,
             [VERSION, ..] => return Err(ChannelError::Foreign("a malformed packet".into())),
             [other, ..] => {
-                return Err(ChannelError::Foreign(format!("version {other}, not {VERSION}")));
+                return Err(ChannelError::Foreign(format!(
+                    "version {other}, not {VERSION}"
+                )));
             }
         };
         let parsed = match inline {

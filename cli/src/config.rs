@@ -147,7 +147,7 @@ fn nat_ports(given: &str, forwards: &[Forward]) -> Result<RangeInclusive<u16>, C
 
 fn flow_table(slots: u32) -> Result<u32, ConfigError> {
     let most = MAX_CHUNKS * SLOTS_PER_CHUNK;
-    if slots == 0 || slots > most || slots % SLOTS_PER_CHUNK != 0 {
+    if slots == 0 || slots > most || !slots.is_multiple_of(SLOTS_PER_CHUNK) {
         let near = slots.clamp(1, most).next_multiple_of(SLOTS_PER_CHUNK);
         return Err(ConfigError::new(
             "--flow-table",

@@ -211,10 +211,8 @@ fn forwards_are_one_per_port_and_know_their_vm() {
 
 #[test]
 fn the_rest_has_limits_too() {
-    let c = config(
-        "--tap t --dns 192.0.2.53 --dns 192.0.2.54:5353 --nat-address 198.51.100.1",
-    )
-    .unwrap();
+    let c = config("--tap t --dns 192.0.2.53 --dns 192.0.2.54:5353 --nat-address 198.51.100.1")
+        .unwrap();
     assert_eq!(
         c.dns,
         [

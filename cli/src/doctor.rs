@@ -2,9 +2,8 @@
 //! as any user; what only root can see is said to be unknown, not missing.
 use std::{fs, path::Path, process::ExitCode};
 
-use anyhow::Context as _;
 use serde::Serialize;
-use slipgate_control::{host::HostFacts, probe};
+use slipgate_control::{NetworkWatch, host::HostFacts, probe};
 use userspace_nat::nat_ports::DEFAULT_RANGE;
 
 use crate::{args::DoctorArgs, show};
@@ -69,9 +68,15 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
 
 fn examine(uplink: Option<&str>) -> Vec<Finding> {
     let mut findings = vec![capabilities()];
+    let privileged = findings[0].state == State::Ok;
     findings.extend(probe::checks().into_iter().map(|check| {
         let finding = Finding::ok(check.name, check.found);
         match check.remedy {
+            // What was tried needs what is missing already.
+            Some(_) if !privileged && is_refusal(&finding.found) => finding.with(
+                State::Note,
+                "unknown: run `slipgate doctor` as root to find out",
+            ),
             Some(remedy) if check.optional => finding.with(State::Note, remedy),
             Some(remedy) => finding.with(State::Missing, remedy),
             None => finding,
@@ -80,6 +85,13 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
     findings.push(uplink_found(uplink));
     findings.extend(host());
     findings
+}
+
+/// EPERM and EACCES, as the standard library shows them.
+fn is_refusal(found: &str) -> bool {
+    [libc::EPERM, libc::EACCES]
+        .iter()
+        .any(|errno| found.ends_with(&format!("(os error {errno})")))
 }
 
 fn capabilities() -> Finding {
@@ -98,8 +110,7 @@ fn capabilities() -> Finding {
     }
     Finding::ok("capabilities", format!("no {}", names(&lacks))).with(
         State::Missing,
-        "run as root, or give the binary the capabilities: setcap \
-         cap_net_admin,cap_bpf,cap_perfmon+ep $(which slipgate)",
+        "run as root: pins and locks are in directories of root's",
     )
 }
 
@@ -116,46 +127,38 @@ fn attached(pin_dir: &Path) -> Finding {
 
 fn uplink_found(given: Option<&str>) -> Finding {
     let what = "uplink";
-    let name = match given.map_or_else(default_route_device, |name| Ok(name.to_owned())) {
-        Ok(name) => name,
+    let watch = match NetworkWatch::open() {
+        Ok(watch) => watch,
         Err(e) => {
-            return Finding::ok(what, format!("{e:#}")).with(
-                State::Missing,
-                "add a default route, or name the device that leads to the world with --uplink",
-            );
+            return Finding::ok(what, e.to_string())
+                .with(State::Missing, "give the process netlink sockets");
         }
     };
-    let link = |file: &str| {
-        let text = fs::read_to_string(format!("/sys/class/net/{name}/{file}"));
-        text.map(|text| text.trim().to_owned())
+    let network = watch.network();
+    let link = match given {
+        Some(name) => network.link_by_name(name),
+        None => network.default_uplink(),
     };
-    match link("operstate") {
-        Ok(state) => {
-            let mtu = link("mtu").unwrap_or_default();
-            let found = format!("{name}, {state}, MTU {mtu}");
-            if state == "down" {
-                let remedy = format!("bring it up: ip link set {name} up");
-                Finding::ok(what, found).with(State::Missing, remedy)
-            } else {
+    match (link, given) {
+        (Some(link), _) => {
+            let up = if link.up { "up" } else { "down" };
+            let found = format!("{}, {up}, MTU {}", link.name, link.mtu);
+            if link.up {
                 Finding::ok(what, found)
+            } else {
+                let remedy = format!("bring it up: ip link set {} up", link.name);
+                Finding::ok(what, found).with(State::Missing, remedy)
             }
         }
-        Err(_) => Finding::ok(what, format!("there is no device {name}")).with(
+        (None, Some(name)) => Finding::ok(what, format!("there is no device {name}")).with(
             State::Missing,
             "give --uplink a device that `ip link` shows",
         ),
+        (None, None) => Finding::ok(what, "no default route").with(
+            State::Missing,
+            "add a default route, or name the device that leads to the world with --uplink",
+        ),
     }
-}
-
-/// The device of the default route, from /proc/net/route: destination and mask zero.
-fn default_route_device() -> anyhow::Result<String> {
-    let table = fs::read_to_string("/proc/thread-self/net/route").context("reading routes")?;
-    let device = table.lines().skip(1).find_map(|line| {
-        let fields: Vec<_> = line.split_whitespace().collect();
-        let default = fields.get(1) == Some(&"00000000") && fields.get(7) == Some(&"00000000");
-        default.then(|| fields[0].to_owned())
-    });
-    device.context("no default route")
 }
 
 fn host() -> Vec<Finding> {

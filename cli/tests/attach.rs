@@ -62,7 +62,9 @@ impl Bed {
 
     fn upload(&self, guest: usize, bytes: u64) {
         let server = self.server.address();
-        self.guests[guest].run(|| tcp::upload(server, bytes, 1, WAIT)).unwrap();
+        self.guests[guest]
+            .run(|| tcp::upload(server, bytes, 1, WAIT))
+            .unwrap();
     }
 
     fn can_ping(&self, address: Ipv4Addr) -> bool {
@@ -80,7 +82,10 @@ impl Bed {
 fn status_field(pid: u32, field: &str) -> String {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(field));
-    line.and_then(|rest| rest.strip_prefix(':')).unwrap().trim().to_owned()
+    line.and_then(|rest| rest.strip_prefix(':'))
+        .unwrap()
+        .trim()
+        .to_owned()
 }
 
 #[track_caller]
@@ -116,16 +121,26 @@ fn a_guest_is_served_and_nothing_is_left_behind() {
     let flows = bed.slipgate.flows().unwrap();
     let flow = flows.iter().find(|flow| flow.proto == "tcp").unwrap();
     assert_eq!(flow.remote, "203.0.113.10:7000");
-    assert_eq!((flow.vm.as_str(), flow.verdict.as_str()), ("vm-tap0", "fast"));
+    assert_eq!(
+        (flow.vm.as_str(), flow.verdict.as_str()),
+        ("vm-tap0", "fast")
+    );
     assert!(flow.tx_bytes > 10 * MEGABYTE, "{flow:?}");
     let stats = bed.slipgate.stats().unwrap();
     let vm = &stats["vms"][0];
     assert_eq!(vm["dns_queries"], 1);
-    assert!(vm["engine"]["from_guest"]["packets"].as_u64().unwrap() < 20, "{stats:#}");
+    assert!(
+        vm["engine"]["from_guest"]["packets"].as_u64().unwrap() < 20,
+        "{stats:#}"
+    );
 
     let host = &bed.world.host;
     assert!(host.ifindex("sgport0").is_some());
-    assert!(bed.slipgate.stop().unwrap().success(), "{}", bed.slipgate.stderr());
+    assert!(
+        bed.slipgate.stop().unwrap().success(),
+        "{}",
+        bed.slipgate.stderr()
+    );
     assert_eq!(bed.slipgate.pins().pins(), Vec::<std::path::PathBuf>::new());
     assert!(host.ifindex("sgport0").is_none());
     assert!(host.ip("link show tap0").unwrap().contains("state DOWN"));
@@ -163,7 +178,13 @@ fn flows_outlive_the_engine_and_are_taken_over() {
         matches!(new.unwrap(), tcp::ConnectOutcome::TimedOut(_)),
         "a new flow got in without an engine"
     );
-    assert!(bed.slipgate.flows().unwrap().iter().any(|flow| flow.state == "established"));
+    assert!(
+        bed.slipgate
+            .flows()
+            .unwrap()
+            .iter()
+            .any(|flow| flow.state == "established")
+    );
 
     bed.slipgate = bed.slipgate.again().unwrap();
     let flows = bed.slipgate.flows().unwrap();
@@ -203,9 +224,13 @@ fn a_tap_that_comes_again_is_served_again() {
     let mut bed = Bed::new(&["tap0"], &[]);
     assert!(bed.can_ping(SERVER));
     bed.guests[0].unplug();
-    eventually("the notice", || bed.slipgate.stderr().contains("tap0 is gone"));
+    eventually("the notice", || {
+        bed.slipgate.stderr().contains("tap0 is gone")
+    });
     bed.guests[0].plug().unwrap();
-    eventually("the notice", || bed.slipgate.stderr().contains("tap0 is there again"));
+    eventually("the notice", || {
+        bed.slipgate.stderr().contains("tap0 is there again")
+    });
     assert!(bed.can_ping(SERVER));
     bed.upload(0, MEGABYTE);
 }
@@ -220,7 +245,10 @@ fn why_and_stats_name_the_rule_that_refused() {
     assert!(bed.can_ping(SERVER));
     let text = bed.run(&["why", "vm-tap0", "203.0.113.10:7000"]);
     assert!(text.starts_with("no: "), "{text}");
-    assert!(text.contains("refused by rule 1, `--deny 203.0.113.10:7000/tcp`"), "{text}");
+    assert!(
+        text.contains("refused by rule 1, `--deny 203.0.113.10:7000/tcp`"),
+        "{text}"
+    );
     let text = bed.run(&["why", "vm-tap0", "203.0.113.10:7001"]);
     assert!(text.starts_with("yes: admitted"), "{text}");
     let stats = bed.slipgate.stats().unwrap();
@@ -236,23 +264,49 @@ fn a_forward_leads_to_the_guest_from_the_world_and_from_the_host() {
     let service = TcpServer::start(&guest.ns, inside, TcpService::Streams).unwrap();
     // The guest has not sent anything: its MAC is asked for, a second later at most.
     let at = |address| SocketAddrV4::new(address, 8080);
-    bed.world.net.run(|| tcp::upload(at(HOST), MEGABYTE, 1, WAIT)).unwrap();
+    bed.world
+        .net
+        .run(|| tcp::upload(at(HOST), MEGABYTE, 1, WAIT))
+        .unwrap();
     assert_eq!(service.accepted(), 1);
     for address in [Ipv4Addr::LOCALHOST, HOST] {
-        bed.world.host.run(|| tcp::upload(at(address), MEGABYTE, 1, WAIT)).unwrap();
+        bed.world
+            .host
+            .run(|| tcp::upload(at(address), MEGABYTE, 1, WAIT))
+            .unwrap();
     }
     assert_eq!(service.accepted(), 3);
     let flows = bed.slipgate.flows().unwrap();
-    let from_world: Vec<_> = flows.iter().filter(|flow| flow.guest == "10.0.2.15:7000").collect();
-    assert_eq!(from_world.len(), 1, "the host's own go by the relay: {flows:?}");
+    let from_world: Vec<_> = flows
+        .iter()
+        .filter(|flow| flow.guest == "10.0.2.15:7000")
+        .collect();
+    assert_eq!(
+        from_world.len(),
+        1,
+        "the host's own go by the relay: {flows:?}"
+    );
     assert_eq!(from_world[0].rule, "--forward tcp:8080:7000");
 
     // The port is taken, and it is known by whom.
     let pins = PinDir::new().unwrap();
     let second = Guest::new(&bed.world, GuestConfig::new("tap9")).unwrap();
-    let flags = ["attach", "--tap", second.tap(), "--forward", "tcp:8080:80", "--uplink", UPLINK];
-    let said = slipgate::run(&bed.world.host, &pins, &flags).unwrap_err().to_string();
-    assert!(said.contains("taken by") && said.contains("slipgate"), "{said}");
+    let flags = [
+        "attach",
+        "--tap",
+        second.tap(),
+        "--forward",
+        "tcp:8080:80",
+        "--uplink",
+        UPLINK,
+    ];
+    let said = slipgate::run(&bed.world.host, &pins, &flags)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        said.contains("taken by") && said.contains("slipgate"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -263,7 +317,13 @@ fn kept_flows_are_there_for_the_next() {
     let stream = bed.guests[0].run(|| tcp::connect(server, WAIT)).unwrap();
     assert!(bed.slipgate.stop().unwrap().success());
     let local = stream.local_addr().unwrap().to_string();
-    let has = |bed: &Bed| bed.slipgate.flows().unwrap().iter().any(|f| f.guest == local);
+    let has = |bed: &Bed| {
+        bed.slipgate
+            .flows()
+            .unwrap()
+            .iter()
+            .any(|f| f.guest == local)
+    };
     assert!(has(&bed), "{:?}", bed.slipgate.flows());
     bed.slipgate = bed.slipgate.again().unwrap();
     assert!(has(&bed));

@@ -25,11 +25,29 @@ fn help_lists_what_there_is_and_hides_the_engine() {
     assert!(!help.contains("engine process"), "{help}");
     let help = text(&slipgate(&["attach", "--help"]).stdout);
     for flag in [
-        "--vm <SPEC>", "--tap <IF>", "--mode <MODE>", "--uplink <IF>", "--guest-ip <A>",
-        "--gateway <A>", "--prefix <N>", "--mtu <N>", "--dns <A[:P]>", "--default <DEFAULT>",
-        "--allow <RULE>", "--deny <RULE>", "--deny-file <F>", "--max-flows <N>",
-        "--new-flows-per-second <N>", "--forward <SPEC>", "--nat-ports <A-B>", "--flow-table <N>",
-        "--pin-dir <DIR>", "--flow-log <FILE>", "--xdp <XDP>", "--bpf-log", "--log <LEVEL>",
+        "--vm <SPEC>",
+        "--tap <IF>",
+        "--mode <MODE>",
+        "--uplink <IF>",
+        "--guest-ip <A>",
+        "--gateway <A>",
+        "--prefix <N>",
+        "--mtu <N>",
+        "--dns <A[:P]>",
+        "--default <DEFAULT>",
+        "--allow <RULE>",
+        "--deny <RULE>",
+        "--deny-file <F>",
+        "--max-flows <N>",
+        "--new-flows-per-second <N>",
+        "--forward <SPEC>",
+        "--nat-ports <A-B>",
+        "--flow-table <N>",
+        "--pin-dir <DIR>",
+        "--flow-log <FILE>",
+        "--xdp <XDP>",
+        "--bpf-log",
+        "--log <LEVEL>",
         "--on-exit <ON_EXIT>",
     ] {
         assert!(help.contains(flag), "{help}\n  lacks {flag:?}");
@@ -76,8 +94,15 @@ fn an_engine_is_not_for_people() {
 fn doctor_reports_in_words_and_in_json() {
     let output = slipgate(&["doctor", "--uplink", "lo", "--json"]);
     let findings: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let missing = findings.as_array().expect("an array").iter().any(|f| f["state"] == "missing");
+    let missing = findings
+        .as_array()
+        .expect("an array")
+        .iter()
+        .any(|f| f["state"] == "missing");
     assert_eq!(output.status.code(), Some(i32::from(missing)));
     let words = text(&slipgate(&["doctor", "--uplink", "lo"]).stdout);
-    assert!(words.contains("capabilities") && words.contains("uplink"), "{words}");
+    assert!(
+        words.contains("capabilities") && words.contains("uplink"),
+        "{words}"
+    );
 }

@@ -95,10 +95,7 @@ impl Broker {
         let owner = owner.and_then(|uid| uid.parse().ok());
         let owner = owner.unwrap_or_else(|| nix::unistd::getuid().as_raw());
         let socket = format!("{}.sock", attached.owner.row());
-        let control = ControlServer::bind(
-            &attached.datapath.paths().run_dir.join(socket),
-            owner,
-        )?;
+        let control = ControlServer::bind(&attached.datapath.paths().run_dir.join(socket), owner)?;
         let reserved_ports = bound_ports::bound(&attached.config.nat_ports);
         let mut engine = EngineProcess::start(&attached, &reserved_ports, log)?;
         let adopted = engine.await_ready(ENGINE_WITHIN)?;
@@ -147,7 +144,11 @@ impl Broker {
                 PollFd::new(self.engine.channel().as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.attached.watch.as_fd(), PollFlags::POLLIN),
             ];
-            fds.extend(self.control.fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            fds.extend(
+                self.control
+                    .fds()
+                    .map(|fd| PollFd::new(fd, PollFlags::POLLIN)),
+            );
             let log = self.programs_log.as_ref();
             fds.extend(log.map(|log| PollFd::new(log.as_fd(), PollFlags::POLLIN)));
             match poll(&mut fds, timeout) {
@@ -260,7 +261,11 @@ impl Broker {
         let vms = &self.attached.vms;
         let Some(vm) = vms.iter().find(|vm| vm.config.name == question.vm) else {
             let names: Vec<_> = vms.iter().map(|vm| vm.config.name.as_str()).collect();
-            let error = format!("no VM {:?} is served; there is {}", question.vm, names.join(", "));
+            let error = format!(
+                "no VM {:?} is served; there is {}",
+                question.vm,
+                names.join(", ")
+            );
             self.control.answer(client, &Answer::Error { error });
             return Ok(());
         };
@@ -315,7 +320,11 @@ impl Broker {
                 let _ = std::fs::remove_dir(pin_dir);
                 tracing::info!(
                     "stopped; {}",
-                    if all { "nothing is left in the kernel" } else { "others still use the maps" }
+                    if all {
+                        "nothing is left in the kernel"
+                    } else {
+                        "others still use the maps"
+                    }
                 );
             }
         }

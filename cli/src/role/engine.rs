@@ -27,11 +27,7 @@ use userspace_nat::{
     relay::{self, Relay},
 };
 
-use self::{
-    control::BrokerChannel,
-    kernel::KernelDatapath,
-    port_io::PortIo,
-};
+use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};
 use crate::{
     channel::{Channel, ForwardSocket, Start, ToBroker, ToEngine},
     log, sandbox,
@@ -48,7 +44,10 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     } = receive(&channel)?;
     log::to_stderr(&start.log)?;
 
-    let mut next = || fds.pop_front().context("the broker sent too few descriptors");
+    let mut next = || {
+        fds.pop_front()
+            .context("the broker sent too few descriptors")
+    };
     let maps = (0..MAPS).map(|_| next()).collect::<Result<Vec<_>, _>>()?;
     let maps = Rc::new(SharedMaps::from_fds(maps)?);
     let port = PortIo::new(next()?);

@@ -93,7 +93,12 @@ impl Attached {
         let names: Vec<&str> = config.vms.iter().map(|vm| vm.name.as_str()).collect();
         let owner = Owner::take(datapath.maps(), &paths, &names)?;
         let swept = owner::sweep(datapath.maps(), &paths, &owner)?;
-        tracing::debug!(?swept, row = owner.row(), adopted = owner.adopted(), "took a row");
+        tracing::debug!(
+            ?swept,
+            row = owner.row(),
+            adopted = owner.adopted(),
+            "took a row"
+        );
         datapath.remove_defunct()?;
         let port = EnginePort::open(owner.row()).context("making the engine port")?;
         owner.set_port(datapath.maps(), port.ifindex);
@@ -176,7 +181,10 @@ impl Attached {
                 },
             };
             // Without room the engine refuses what the guard then lets through.
-            if deny.insert(&key, &(self.rule_base + rule.0), Insert::Any).is_err() {
+            if deny
+                .insert(&key, &(self.rule_base + rule.0), Insert::Any)
+                .is_err()
+            {
                 tracing::warn!("the deny-list for XDP is full; the engine refuses the rest");
                 break;
             }
@@ -321,7 +329,9 @@ pub(super) fn find_uplink(config: &Config, network: &Network) -> anyhow::Result<
             anyhow!("--uplink {name}: there is no such device; give one that `ip link` shows")
         })?,
         None => network.default_uplink().ok_or_else(|| {
-            anyhow!("there is no default route: name the device that leads to the world by --uplink")
+            anyhow!(
+                "there is no default route: name the device that leads to the world by --uplink"
+            )
         })?,
     };
     if config.vms.iter().any(|vm| vm.tap == link.name) {
@@ -363,7 +373,11 @@ fn tap_of(vm: &VmConfig, network: &Network) -> anyhow::Result<u32> {
         );
     };
     if !link.has_l2 || link.loopback {
-        bail!("{} can't be the TAP of {}: it has no Ethernet frames", vm.tap, vm.name);
+        bail!(
+            "{} can't be the TAP of {}: it has no Ethernet frames",
+            vm.tap,
+            vm.name
+        );
     }
     Ok(link.ifindex)
 }

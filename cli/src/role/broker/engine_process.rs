@@ -67,7 +67,9 @@ impl EngineProcess {
         let mut fds = attached.datapath.maps().fds();
         fds.push(attached.port.fd.as_fd());
         fds.extend(flow_log.as_ref().map(AsFd::as_fd));
-        engine.channel.send(&ToEngine::Start(Box::new(start)), &fds)?;
+        engine
+            .channel
+            .send(&ToEngine::Start(Box::new(start)), &fds)?;
         for some in forwards.chunks(MAX_FDS) {
             let names = some.iter().map(|(name, _)| name.clone()).collect();
             let fds: Vec<_> = some.iter().map(|(_, fd)| fd.as_fd()).collect();

@@ -78,7 +78,11 @@ impl Attached {
         if now == self.uplink {
             return Ok(());
         }
-        tracing::info!("the uplink is {} now, it was {}", now.name, self.uplink.name);
+        tracing::info!(
+            "the uplink is {} now, it was {}",
+            now.name,
+            self.uplink.name
+        );
         self.uplink = now;
         self.attach_uplink()
     }

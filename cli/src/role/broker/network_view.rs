@@ -20,9 +20,8 @@ pub(super) fn view(
     guests: &GuestNetwork,
 ) -> NetworkView {
     let mut routes: Vec<RouteEntry> = network.routes.iter().filter_map(route).collect();
-    let by_uplink = |route: &&mut RouteEntry| {
-        route.ifindex == uplink && route.kind == RouteKind::Unicast
-    };
+    let by_uplink =
+        |route: &&mut RouteEntry| route.ifindex == uplink && route.kind == RouteKind::Unicast;
     for route in routes.iter_mut().filter(by_uplink) {
         route.prefsrc = source.or(route.prefsrc);
     }

@@ -27,7 +27,13 @@ pub(super) fn write(maps: &SharedMaps, run_dir: &Path, texts: &[String]) -> anyh
         let named = named_by_flows(maps);
         let left: Vec<String> = (0..MAX_RULES)
             .zip(present)
-            .map(|(index, text)| if named.contains(&index) { text } else { String::new() })
+            .map(|(index, text)| {
+                if named.contains(&index) {
+                    text
+                } else {
+                    String::new()
+                }
+            })
             .collect();
         place(&left, &texts)
     });

@@ -28,7 +28,11 @@ impl BrokerChannel {
 impl Control for BrokerChannel {
     fn recv(&mut self) -> io::Result<Option<ControlMessage>> {
         loop {
-            match self.channel.try_receive::<ToEngine>().map_err(io::Error::other)? {
+            match self
+                .channel
+                .try_receive::<ToEngine>()
+                .map_err(io::Error::other)?
+            {
                 Received::Nothing => return Ok(None),
                 Received::End => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Received::Message(message, _) => {

@@ -1,7 +1,6 @@
 //! The engine's tables, backed by the shared maps. Everything works without a capability.
 use std::{
-    collections::HashMap, io, net::Ipv4Addr, ops::Range, rc::Rc,
-    sync::atomic::Ordering::Acquire,
+    collections::HashMap, io, net::Ipv4Addr, ops::Range, rc::Rc, sync::atomic::Ordering::Acquire,
 };
 
 use slipgate_abi::{FlowRef, Ip4, NextHopRef, SlotRef, Tuple, VmRef};
