@@ -1,5 +1,5 @@
 //! The plot: a panel per metric, a bar per contender at its median, a whisker from its least to its
-//! most round, a dot per round.
+//! most round, a dot per round; a line through all at the reference's median.
 
 use std::path::Path;
 
@@ -11,6 +11,7 @@ use plotters::{
 };
 
 use crate::{
+    contender::REFERENCE,
     report::{Report, number},
     results::{Row, Table},
 };
@@ -114,6 +115,17 @@ fn panel(area: &Area, table: &Table) -> Result<()> {
             HPos::Center,
         )?;
     }
+    if let Some(reference) = table.row(REFERENCE).and_then(|row| row.summary) {
+        let x = scale.x(reference.median);
+        let bottom = PANEL_HEADER + table.rows.len() as i32 * ROW_HEIGHT - 6;
+        line(
+            area,
+            (x, PANEL_HEADER - 4),
+            (x, bottom),
+            colour(REFERENCE),
+            1,
+        )?;
+    }
     for (at, row) in table.rows.iter().enumerate() {
         let top = PANEL_HEADER + at as i32 * ROW_HEIGHT;
         bar(area, row, &scale, top)?;
@@ -140,6 +152,12 @@ fn bar(area: &Area, row: &Row, scale: &Scale, top: i32) -> Result<()> {
     let corners = [(BAR_LEFT, top), (scale.x(summary.median), top + BAR_HEIGHT)];
     area.draw(&Rectangle::new(corners, colour.filled()))
         .map_err(wrong)?;
+    if summary.median > scale.most {
+        // Two gaps say that the bar goes on.
+        for x in [BAR_RIGHT - 12, BAR_RIGHT - 6] {
+            line(area, (x, top + BAR_HEIGHT), (x + 4, top), WHITE, 2)?;
+        }
+    }
     let (from, to) = (scale.x(summary.min), scale.x(summary.max));
     line(area, (from, middle), (to, middle), INK, 1)?;
     for x in [from, to] {

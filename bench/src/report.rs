@@ -127,12 +127,6 @@ fn cells(row: &Row) -> String {
     if let Some(ratio) = row.ratio {
         let _ = write!(out, " {:>7.2}×  {:<13}", ratio.median, spread(ratio));
     }
-    for (name, value) in &row.details {
-        // What an admission costs the process that decides; what else there is, is in the JSON.
-        if *name == "process_ns_per_flow" {
-            let _ = write!(out, "  {value:.0} ns of the process's CPU time per flow");
-        }
-    }
     if row.failures > 0 {
         let _ = write!(out, "  {} failed", row.failures);
     }

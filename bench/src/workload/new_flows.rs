@@ -3,7 +3,8 @@
 //!
 //! A window keeps the queues on the way from overflowing: no more than [`WINDOW`] frames are on
 //! their way at once. A contender that decides in the kernel does it on the writer's core; one that
-//! decides in a process does it on that process's core, while the writer waits.
+//! decides in a process does it on that process's core, while the writer waits. Flows per second of
+//! the decider's CPU time are what one core could do if nothing else ran on it.
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use serde_json::Value;
 use super::{Limits, Metric, Sample, Unit, Workload};
 use crate::{
     contender::Stand,
+    cpu_time::CpuTime,
     generator::{Arrivals, FirstPacket, Injector, NewFlows},
 };
 
@@ -26,29 +28,45 @@ const LOST_AFTER: Duration = Duration::from_millis(50);
 
 pub(super) struct AdmitFlows(pub(super) FirstPacket);
 
+impl AdmitFlows {
+    fn both(&self) -> &'static [Metric; 2] {
+        match self.0 {
+            FirstPacket::Udp => &UDP,
+            FirstPacket::TcpSyn => &TCP,
+        }
+    }
+}
+
+const UDP: [Metric; 2] = metrics("new-flows-udp", "new-flows-udp per CPU second");
+const TCP: [Metric; 2] = metrics("new-flows-tcp", "new-flows-tcp per CPU second");
+
+const fn metrics(rate: &'static str, per_core: &'static str) -> [Metric; 2] {
+    const UNIT: Unit = Unit::ThousandPerSecond;
+    [
+        Metric {
+            name: rate,
+            unit: UNIT,
+        },
+        Metric {
+            name: per_core,
+            unit: UNIT,
+        },
+    ]
+}
+
 impl Workload for AdmitFlows {
     fn name(&self) -> &'static str {
         self.metrics()[0].name
     }
 
     fn metrics(&self) -> &'static [Metric] {
-        const UNIT: Unit = Unit::ThousandPerSecond;
-        match self.0 {
-            FirstPacket::Udp => &[Metric {
-                name: "new-flows-udp",
-                unit: UNIT,
-            }],
-            FirstPacket::TcpSyn => &[Metric {
-                name: "new-flows-tcp",
-                unit: UNIT,
-            }],
-        }
+        self.both()
     }
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
         let flows = NewFlows::prepare(stand, self.0, FLOWS)?;
         let (injector, arrivals) = (stand.injector()?, Arrivals::at(stand)?);
-        let (admitted, cpu) = (admitted(stand)?, stand.userspace_cpu_time()?);
+        let (admitted, cpu) = (admitted(stand)?, CpuTime::now(stand)?);
         let offered = offer(&injector, &arrivals, &flows.frames, limits.short)?;
         ensure!(
             offered.arrived > 0,
@@ -57,14 +75,14 @@ impl Workload for AdmitFlows {
         );
         let seconds = offered.took.as_secs_f64();
         let rate = offered.arrived as f64 / seconds / 1e3;
-        let mut sample = Sample::of(&[(self.name(), rate)])
+        // What decides: the process, or the kernel in the writer's context.
+        let cpu = cpu.decider_since(stand)?.as_secs_f64();
+        let per_core = offered.arrived as f64 / cpu / 1e3;
+        let [flows, core] = self.both();
+        let mut sample = Sample::of(&[(flows.name, rate), (core.name, per_core)])
             .with("written", offered.written as f64)
-            .with("arrived", offered.arrived as f64);
-        if let (Some(before), Some(after)) = (cpu, stand.userspace_cpu_time()?) {
-            let cpu = after.saturating_sub(before).as_secs_f64();
-            sample = sample.with("process_ns_per_flow", cpu * 1e9 / offered.arrived as f64);
-            sample = sample.with("process_cpu_share", cpu / seconds);
-        }
+            .with("arrived", offered.arrived as f64)
+            .with("decider_cpu_share", cpu / seconds);
         if let (Some(before), Some(after)) = (admitted, self::admitted(stand)?) {
             sample = sample.with("admitted", (after - before) as f64);
         }

@@ -1,5 +1,8 @@
 //! 64-byte UDP frames of one established flow, written to the TAP one by one as fast as it takes
 //! them, and counted where they arrive in the world.
+//!
+//! Beside the rate, which the whole machine has a part in, stands the CPU time of the two that do
+//! the work: the writer, in whose context the kernel translates, and the NAT's process.
 
 use std::time::{Duration, Instant};
 
@@ -8,6 +11,7 @@ use anyhow::{Result, ensure};
 use super::{Limits, Metric, Sample, Unit, Workload};
 use crate::{
     contender::Stand,
+    cpu_time::CpuTime,
     generator::{Arrivals, EstablishedFlow, Injector},
 };
 
@@ -28,7 +32,7 @@ impl Workload for SmallPackets {
                 unit: Unit::ThousandPerSecond,
             },
             Metric {
-                name: "udp-64 per frame",
+                name: "udp-64 CPU time per frame",
                 unit: Unit::Nanoseconds,
             },
         ]
@@ -38,14 +42,17 @@ impl Workload for SmallPackets {
         let flow = EstablishedFlow::open(stand)?;
         let (injector, arrivals) = (stand.injector()?, Arrivals::at(stand)?);
         flood(&injector, &flow.frame, limits.short / 10)?;
-        let before = arrivals.packets()?;
+        let (before, cpu) = (arrivals.packets()?, CpuTime::now(stand)?);
         let (written, elapsed) = flood(&injector, &flow.frame, limits.short)?;
-        let arrived = arrivals.packets()? - before;
+        let (arrived, cpu) = (arrivals.packets()? - before, cpu.since(stand)?);
         ensure!(arrived > 0, "none of {written} frames arrived");
         let seconds = elapsed.as_secs_f64();
         let sample = Sample::of(&[
             ("udp-64 rate", arrived as f64 / seconds / 1e3),
-            ("udp-64 per frame", seconds * 1e9 / arrived as f64),
+            (
+                "udp-64 CPU time per frame",
+                cpu.as_secs_f64() * 1e9 / arrived as f64,
+            ),
         ]);
         Ok(sample
             .with("written", written as f64)

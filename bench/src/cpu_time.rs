@@ -1,0 +1,53 @@
+//! The CPU time that a measurement used, which another load on the machine does not lengthen.
+//!
+//! Work in softirq counts for the thread that it interrupts; for a TAP's writer that is the very
+//! work it caused.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::contender::Stand;
+
+/// A reading: this thread's, and that of the process that decides about flows, if there is one.
+#[derive(Clone, Copy)]
+pub(crate) struct CpuTime {
+    writer: Duration,
+    process: Option<Duration>,
+}
+
+impl CpuTime {
+    /// Reads both.
+    pub(crate) fn now(stand: &Stand) -> Result<CpuTime> {
+        Ok(CpuTime {
+            writer: of_this_thread(),
+            process: stand.userspace_cpu_time()?,
+        })
+    }
+
+    /// What both have used since.
+    pub(crate) fn since(self, stand: &Stand) -> Result<Duration> {
+        let now = CpuTime::now(stand)?;
+        let process = now.process.unwrap_or_default() - self.process.unwrap_or_default();
+        Ok(now.writer - self.writer + process)
+    }
+
+    /// What the process has used since, or the writer where there is no process.
+    pub(crate) fn decider_since(self, stand: &Stand) -> Result<Duration> {
+        let now = CpuTime::now(stand)?;
+        Ok(match (now.process, self.process) {
+            (Some(now), Some(before)) => now - before,
+            _ => now.writer - self.writer,
+        })
+    }
+}
+
+fn of_this_thread() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: it fills the timespec; every Linux has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
