@@ -1,7 +1,7 @@
 //! Doing what the broker says.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::Verdict;
+use slipgate_abi::{Verdict, timeout::CLOSING_GRACE_NS};
 
 use super::{
     Context, Control, ControlMessage, ControlReply, Engine, EngineError, Services, core::Core,
@@ -11,7 +11,7 @@ use crate::{
     datapath::Datapath,
     flow::{EndReason, Flows},
     port::FrameIo,
-    route::{Route, RouteSnapshot, RouteTable},
+    route::{Route, RouteTable},
     vm::VmNet,
 };
 
@@ -40,8 +40,6 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 self.end_where(EndReason::VmRemoved, now_ns, |flows| {
                     flows.slots_of(row).to_vec()
                 });
-                // Its records need its name.
-                self.finish_all_due();
                 if self.core.remove_vm(row, id) {
                     let cx = &mut Context {
                         now_ns,
@@ -58,7 +56,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             } => {
                 self.core.policy.set_local(&local);
                 self.core.set_links(&links);
-                self.core.set_routes(&routes, now_ns);
+                self.core.routes = RouteTable::new(&routes);
+                self.core.follow_routes(now_ns);
             }
             ControlMessage::Forwards(forwards) => self.core.set_forwards(forwards),
             ControlMessage::RelayForward(forward) => {
@@ -79,12 +78,24 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 let answer = self.core.why(row, to);
                 self.answer(ControlReply::Why { request, answer })?;
             }
+            // What has begun to end by now has ended a grace later.
             ControlMessage::Sync { request } => {
-                self.write_out();
-                let status = self.status();
-                self.answer(ControlReply::Synced { request, status })?;
+                let due_ns = match self.core.flows.next_due_ns() {
+                    Some(_) => now_ns + CLOSING_GRACE_NS,
+                    None => now_ns,
+                };
+                self.syncs.push_back((due_ns, request));
             }
             ControlMessage::Shutdown(on_exit) => self.exit = Some(on_exit),
+        }
+        Ok(())
+    }
+
+    /// Answers the syncs that are due. Everything was written out before.
+    pub(super) fn answer_syncs(&mut self, now_ns: u64) -> Result<(), EngineError> {
+        while let Some((_, request)) = self.syncs.pop_front_if(|(due_ns, _)| *due_ns <= now_ns) {
+            let status = self.status();
+            self.answer(ControlReply::Synced { request, status })?;
         }
         Ok(())
     }
@@ -114,7 +125,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.write_out();
     }
 
-    /// Waits out every grace that has begun: at most [`slipgate_abi::timeout::CLOSING_GRACE_NS`].
+    /// Waits out every grace that has begun: at most [`CLOSING_GRACE_NS`].
     fn finish_all_due(&mut self) {
         let mut ended = Vec::new();
         while let Some(due_ns) = self.core.flows.next_due_ns() {
@@ -130,9 +141,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
 }
 
 impl<D: Datapath> Core<D> {
-    /// New routes: flows follow to a new next hop; those whose translated address is gone end.
-    fn set_routes(&mut self, routes: &RouteSnapshot, now_ns: u64) {
-        self.routes = RouteTable::new(routes);
+    /// Flows follow the routes to a new next hop; those whose translated address is gone end.
+    pub(super) fn follow_routes(&mut self, now_ns: u64) {
         for slot in self.flows.all() {
             let live = self.datapath.slot(slot);
             if live.verdict().load(Relaxed) == Verdict::Closing as u32 {

@@ -1,5 +1,8 @@
 //! What decisions are made from: flows, VMs, rules, routes.
-use std::{collections::HashMap, net::Ipv4Addr};
+use std::{
+    collections::{HashMap, VecDeque},
+    net::Ipv4Addr,
+};
 
 use slipgate_abi::{Ip4, Protocol, Tuple, maps::MAX_VMS};
 
@@ -49,6 +52,8 @@ pub(crate) struct Core<D> {
     pub(crate) identification: u16,
     vms: Vec<Option<Box<VmState>>>,
     rows: HashMap<u32, u16>,
+    /// Names of VMs that went lately, for the records of their last flows.
+    departed: VecDeque<(u32, String)>,
     pub(super) forwards: HashMap<(Protocol, Ipv4Addr, u16), Forward>,
     pub(super) find_guests_at_ns: u64,
     link_mtus: HashMap<u32, u32>,
@@ -73,6 +78,7 @@ impl<D: Datapath> Core<D> {
             identification: rand::random(),
             vms: (0..MAX_VMS).map(|_| None).collect(),
             rows: HashMap::new(),
+            departed: VecDeque::new(),
             forwards: HashMap::new(),
             find_guests_at_ns: 0,
             link_mtus: HashMap::new(),
@@ -139,7 +145,28 @@ impl<D: Datapath> Core<D> {
     pub(crate) fn remove_vm(&mut self, row: u16, id: u32) -> bool {
         self.rows.remove(&id);
         let place = self.vms.get_mut(usize::from(row));
-        place.is_some_and(|place| place.take_if(|vm| vm.net.id == id).is_some())
+        let Some(vm) = place.and_then(|place| place.take_if(|vm| vm.net.id == id)) else {
+            return false;
+        };
+        if self.departed.len() >= MAX_VMS as usize {
+            self.departed.pop_front();
+        }
+        self.departed.push_back((id, vm.net.name));
+        true
+    }
+
+    /// A VM's name, also for a while after it went; empty when it is not known.
+    pub(crate) fn name_of(&self, id: u32) -> &str {
+        let departed = || {
+            self.departed
+                .iter()
+                .find(|(d, _)| *d == id)
+                .map(|(_, name)| name)
+        };
+        self.vm_by_id(id)
+            .map(|vm| &vm.net.name)
+            .or_else(departed)
+            .map_or("", |name| name)
     }
 
     /// Where what belongs to no VM is counted.

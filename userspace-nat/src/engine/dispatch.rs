@@ -169,14 +169,14 @@ impl<D: Datapath> Core<D> {
             poller,
         };
         let finish = if from_world {
-            self.from_world(vm, job, now_ns)
+            self.world_sent(vm, job, now_ns)
         } else {
-            self.from_guest(vm, job, services, now_ns)
+            self.guest_sent(vm, job, services, now_ns)
         };
         (finish, segments)
     }
 
-    fn from_guest(
+    fn guest_sent(
         &mut self,
         vm: &mut VmState,
         job: Job<'_>,
@@ -280,7 +280,7 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    fn from_world(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
+    fn world_sent(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
         match Handover::from_u8(job.frame.header.code) {
             Some(Handover::Icmp) => self.icmp_from_world(vm, job.frame.vnet, job.packet),
             Some(Handover::TooBig) => {

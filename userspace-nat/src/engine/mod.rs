@@ -4,7 +4,7 @@
 //! One thread waits for everything: the port, the broker, resolvers' sockets, relays, and the next
 //! timer. A [`turn`](Engine::turn) handles what is there and ends by writing what it led to:
 //!
-//! 1. frames, in batches of [`BATCH`](crate::port::BATCH), a VM's turn about ([`fairness`]); a
+//! 1. frames, in batches of [`BATCH`](crate::port::BATCH), a VM's turn about (`fairness`); a
 //!    frame that goes back to the kernel is written at once, in the buffer it came in;
 //! 2. the broker's messages;
 //! 3. descriptors of the services, and their timers;
@@ -14,11 +14,10 @@
 //! Nothing in a turn waits. While frames keep coming, the next turn does not wait either; when
 //! nothing does, the thread sleeps until the next timer: with live flows a second away at most,
 //! without VMs for ever.
-use std::{io, ops::RangeInclusive};
+use std::collections::VecDeque;
 
 use hashbrown::HashSet;
 use slipgate_abi::{DropReason, segment::Segments};
-use thiserror::Error;
 
 use crate::{
     clock::{Clock, MILLISECOND_NS, SECOND_NS},
@@ -31,7 +30,6 @@ use crate::{
     poll::{Interest, Poller, Readiness, Subsystem, Token},
     port::{Batch, Frame, FrameIo, single},
     record::{FlowLog, Id, Names},
-    rules::Policy,
     vm::VmNet,
 };
 
@@ -45,11 +43,13 @@ mod fairness;
 mod find_guests;
 mod local;
 mod oversize;
+mod parts;
 pub mod services;
 mod why;
 
 pub use control::{Control, ControlMessage, ControlReply, Forward, Link, OnExit, Status, Why};
 pub use dispatch::Disposition;
+pub use parts::{EngineError, Parts};
 pub use services::{Context, HostServices, Services, Vms};
 
 use self::core::Core;
@@ -64,46 +64,6 @@ const QUIET_SCAN_INTERVAL_NS: u64 = SECOND_NS;
 const QUIET_AFTER_NS: u64 = SECOND_NS;
 /// Between two looks at credits that are out, ns.
 const CREDITS_INTERVAL_NS: u64 = 25 * MILLISECOND_NS;
-
-/// What an engine is made of.
-#[derive(Debug)]
-pub struct Parts<D, P, C, K, S> {
-    /// The kernel's tables.
-    pub datapath: D,
-    /// The engine port.
-    pub port: P,
-    /// Time.
-    pub clock: C,
-    /// The broker.
-    pub control: K,
-    /// ARP, DHCP, DNS, relays.
-    pub services: S,
-    /// The rules.
-    pub policy: Policy,
-    /// The first element of `RULES` that is ours.
-    pub rule_base: u32,
-    /// Translated ports.
-    pub nat_ports: RangeInclusive<u16>,
-    /// The flow log.
-    pub log: FlowLog,
-}
-
-/// Why the engine stopped working.
-#[derive(Debug, Error)]
-pub enum EngineError {
-    /// The port can't be read.
-    #[error("reading the engine port failed; was the device removed?")]
-    Port(#[source] io::Error),
-    /// The broker is gone.
-    #[error("the channel to the broker ended; the engine stops with it")]
-    Control(#[source] io::Error),
-    /// Waiting failed.
-    #[error("waiting for descriptors failed")]
-    Wait(#[source] io::Error),
-    /// The kernel's tables can't be read.
-    #[error("reading the pinned flow map failed")]
-    Adopt(#[source] io::Error),
-}
 
 /// The engine.
 #[derive(Debug)]
@@ -123,6 +83,8 @@ pub struct Engine<D, P, C, K, S> {
     next_scan_ns: u64,
     next_credits_ns: Option<u64>,
     exit: Option<OnExit>,
+    /// Syncs to be answered: when, and which.
+    syncs: VecDeque<(u64, u64)>,
     /// Its `frames_*` are kept here, the rest is filled in when asked for.
     frames: Status,
 }
@@ -161,6 +123,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             next_scan_ns: 0,
             next_credits_ns: None,
             exit: None,
+            syncs: VecDeque::new(),
             frames: Status::default(),
         };
         let now_ns = engine.clock.now_ns();
@@ -199,6 +162,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             .map_err(EngineError::Adopt)?;
         self.record(&ended);
         self.log.flush();
+        // What changed while nobody served.
+        self.core.follow_routes(now_ns);
         self.core
             .flows
             .free_finished(&mut self.core.datapath, now_ns);
@@ -247,7 +212,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
         self.work_timers(now_ns);
         self.write_out();
-        Ok(())
+        self.answer_syncs(now_ns)
     }
 
     /// How the engine stands.
@@ -277,6 +242,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.core.flows.next_due_ns(),
             self.services.next_deadline_ns(),
             self.next_credits_ns,
+            self.syncs.front().map(|(due_ns, _)| *due_ns),
         ];
         let first_ns = deadlines.into_iter().flatten().min()?;
         Some(first_ns.saturating_sub(now_ns))
@@ -286,12 +252,11 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         for _ in 0..BATCHES_PER_TURN {
             self.batch.clear();
             self.port.recv(&mut self.batch).map_err(EngineError::Port)?;
-            if !self.batch.is_empty() {
-                self.handle_batch();
+            if self.batch.is_empty() {
+                break;
             }
+            self.handle_batch();
             if !self.batch.is_full() {
-                // Empty: what is out for longer than it can take is lost.
-                self.next_credits_ns.get_or_insert(0);
                 break;
             }
         }
@@ -301,6 +266,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     fn handle_batch(&mut self) {
         let now_ns = self.clock.now_ns();
         self.last_frame_ns = now_ns;
+        self.next_credits_ns
+            .get_or_insert(now_ns + CREDITS_INTERVAL_NS);
         self.order.arrange(&self.batch);
         for place in 0..self.batch.len() {
             let bytes = self.batch.frame_mut(self.order.at(place));
@@ -400,7 +367,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         let wall = self.clock.wall();
         for ended in ended {
             let content = &ended.content;
-            let vm = self.core.vm_by_id(content.vm).map_or("", |vm| &vm.net.name);
+            let vm = self.core.name_of(content.vm);
             let rule = content.rule.checked_sub(self.core.rule_base);
             let rule = rule
                 .and_then(|r| self.rule_texts.get(r as usize))

@@ -48,14 +48,7 @@ impl<D: Datapath> Core<D> {
         let next_hop = self.next_hop_of(slot);
         self.copy(&packet);
         let (source, port) = (entry.nat, entry.nat_port);
-        rewrite(
-            &mut self.scratch,
-            &packet,
-            vnet,
-            End::Source,
-            source.into(),
-            port,
-        );
+        rewrite(&mut self.scratch, &packet, vnet, End::Source, source, port);
         self.set_identification();
         let mut packets = Fragments::new(&self.scratch, mtu as usize);
         while let Some(fragment) = packets.next() {

@@ -2,7 +2,7 @@
 //!
 //! [`Kernel`] is shared by a [`FakeDatapath`] and a [`FakePort`], and by the test, which sends
 //! packets as a guest or as the world: what the programs would do with them happens by the ABI's
-//! own rules ([`programs`]). Faults can be set: insertions that fail, a port that takes nothing.
+//! own rules (`programs`). Faults can be set: insertions that fail, a port that takes nothing.
 use std::{
     cell::{Cell, RefCell},
     collections::{HashMap, VecDeque},
@@ -74,6 +74,8 @@ pub struct Faults {
     pub map_capacity: usize,
     /// So many writes to the port from now on fail with EAGAIN.
     pub port_refuses: u32,
+    /// What is written to the port vanishes, so that only the engine's own work is measured.
+    pub port_ignores: bool,
     /// Frames beyond this many in the port's queue are lost; 0: no bound.
     pub queue_len: usize,
 }
@@ -338,7 +340,9 @@ impl FrameIo for FakePort {
         if Kernel::take_fault(&mut kernel.faults.port_refuses) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        kernel.engine_port(frame);
+        if !kernel.faults.port_ignores {
+            kernel.engine_port(frame);
+        }
         Ok(())
     }
 

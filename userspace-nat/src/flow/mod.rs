@@ -2,8 +2,8 @@
 //!
 //! # Theory of operation
 //! The slot in `SLOTS` is the flow; both sides change it. What is here is an index over our own
-//! slots ([`table`]), so that a packet finds its flow without a system call, and the bookkeeping
-//! of what a flow holds: its slot ([`slots`]), its port ([`crate::nat_ports`]), its place in its
+//! slots (`table`), so that a packet finds its flow without a system call, and the bookkeeping
+//! of what a flow holds: its slot (`slots`), its port ([`crate::nat_ports`]), its place in its
 //! VM's quota.
 //!
 //! | state | kernel | leaves it |

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    engine::{ControlMessage, OnExit},
+    engine::{ControlMessage, ControlReply, EngineError, OnExit},
 };
 
 const MINUTE_NS: u64 = 60 * SECOND_NS;
@@ -197,7 +197,7 @@ fn a_slot_rests_a_second() {
     }
     let gone = ControlMessage::VmGone { row: 1, id: 101 };
     rig.broker.messages.borrow_mut().push_back(gone);
-    rig.turn();
+    rig.pass(60 * MILLISECOND_NS);
     rig.assert_empty();
     rig.guest(2, &udp((GUEST, 1), SERVER, b"x"));
     assert_eq!(rig.refused(2, slipgate_abi::Refusal::TableFull), 1);
@@ -213,7 +213,7 @@ fn a_vm_that_goes_takes_its_flows_along_and_no_others() {
     rig.connect_from(2, 40_000, 7);
     let gone = ControlMessage::VmGone { row: 1, id: 101 };
     rig.broker.messages.borrow_mut().push_back(gone);
-    rig.turn();
+    rig.pass(60 * MILLISECOND_NS);
     assert_eq!(rig.flows(), 1);
     let record = &rig.records()[0];
     assert_eq!(
@@ -264,12 +264,32 @@ fn keeping_leaves_everything() {
 }
 
 #[test]
-fn the_broker_s_end_is_the_engine_s() {
-    struct Gone;
-    let error = std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
-    let _ = Gone;
-    let error = crate::engine::EngineError::Control(error);
-    assert!(error.to_string().contains("broker"));
+fn the_broker_s_end_is_the_engine_s_and_flows_go_on() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    rig.broker.gone.set(true);
+    assert!(matches!(rig.engine.run(), Err(EngineError::Control(_))));
+    rig.assert_paired();
+    assert_eq!(rig.records().len(), 0);
+}
+
+#[test]
+fn a_sync_is_answered_when_what_was_before_it_is_recorded() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    {
+        let mut messages = rig.broker.messages.borrow_mut();
+        messages.push_back(ControlMessage::VmGone { row: 1, id: 101 });
+        messages.push_back(ControlMessage::Sync { request: 5 });
+    }
+    rig.turn();
+    assert!(rig.broker.replies.borrow().is_empty());
+    rig.pass(60 * MILLISECOND_NS);
+    let replies = rig.broker.replies.borrow();
+    let [ControlReply::Synced { request: 5, status }] = &replies[..] else {
+        panic!("{replies:?}");
+    };
+    assert_eq!((status.flows, status.records_written), (0, 1));
 }
 
 #[test]

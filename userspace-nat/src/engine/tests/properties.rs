@@ -46,7 +46,6 @@ enum Step {
     Fault {
         exists: u32,
         fails: u32,
-        removes: u32,
         port: u32,
     },
     Restart,
@@ -76,8 +75,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0u16..5, any::<u8>(), 0u8..4, prop::collection::vec(any::<u8>(), 0..90))
             .prop_map(|(row, why, flags, bytes)| Step::Raw { row, why, flags, bytes }),
         5 => (0u64..400_000).prop_map(|ms| Step::Time { ms: ms / 7 }),
-        1 => (0u32..3, 0u32..3, 0u32..1, 0u32..2).prop_map(|(exists, fails, removes, port)| {
-            Step::Fault { exists, fails, removes, port }
+        1 => (0u32..3, 0u32..3, 0u32..2).prop_map(|(exists, fails, port)| {
+            Step::Fault { exists, fails, port }
         }),
         1 => Just(Step::Restart),
     ]
@@ -140,13 +139,11 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
             Step::Fault {
                 exists,
                 fails,
-                removes,
                 port,
             } => {
                 rig.kernel.borrow_mut().faults = Faults {
                     insert_exists: exists,
                     insert_fails: fails,
-                    remove_fails: removes,
                     port_refuses: port,
                     ..Faults::default()
                 };

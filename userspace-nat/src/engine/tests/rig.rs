@@ -1,6 +1,6 @@
 //! An engine, a kernel, two VMs with one address, and the world.
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::VecDeque,
     io::{self, Write},
     net::SocketAddr,
@@ -78,10 +78,14 @@ impl Services for NoServices {
 pub(super) struct Broker {
     pub(super) messages: Rc<RefCell<VecDeque<ControlMessage>>>,
     pub(super) replies: Rc<RefCell<Vec<ControlReply>>>,
+    pub(super) gone: Rc<Cell<bool>>,
 }
 
 impl Control for Broker {
     fn recv(&mut self) -> io::Result<Option<ControlMessage>> {
+        if self.gone.get() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
         Ok(self.messages.borrow_mut().pop_front())
     }
     fn send(&mut self, reply: ControlReply) -> io::Result<()> {
