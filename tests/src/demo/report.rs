@@ -33,23 +33,27 @@ pub(crate) fn print(stage: &Stage, seen: &Seen, progress: &mut Progress) -> Resu
 
 fn network(seen: &Seen, progress: &mut Progress) {
     let lease = &seen.lease;
+    let listed = |addresses: &[std::net::Ipv4Addr]| {
+        let shown: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        shown.join(", ")
+    };
     progress.heading("Lease and names");
     let router = lease
         .router
         .map(|router| router.to_string())
         .unwrap_or_default();
     progress.line(&format!(
-        "  {}/{}  gateway {router}  DNS {:?}  MTU {}  for {} s",
+        "  {}/{}  gateway {router}  DNS {}  MTU {}  for {} s",
         lease.address,
         lease.prefix,
-        lease.dns,
+        listed(&lease.dns),
         lease.mtu.unwrap_or(0),
         lease.duration.as_secs()
     ));
     let (first, second) = (&seen.first_answer, &seen.second_answer);
     progress.line(&format!(
         "  {NAME} is {}: {:.2} ms asked, {:.2} ms from the cache, {:.2} ms by 192.0.2.53",
-        first.addresses(),
+        listed(&first.addresses()),
         ms(first.took),
         ms(second.took),
         ms(seen.foreign_answer.took)
