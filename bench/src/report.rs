@@ -115,6 +115,12 @@ fn metric(table: &Table) -> String {
     for row in &table.rows {
         let _ = writeln!(out, "  {:<18} {}", row.contender, cells(row));
     }
+    // A row without any value says why in its place.
+    for row in table.rows.iter().filter(|row| row.summary.is_some()) {
+        if let Some(why) = &row.failure {
+            let _ = writeln!(out, "  {} failed: {why}", row.contender);
+        }
+    }
     out
 }
 

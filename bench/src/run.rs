@@ -71,7 +71,7 @@ impl Plan {
                     Ok(stand) => workload.run(stand, self.limits),
                     Err(error) => Err(anyhow::anyhow!("set-up: {error:#}")),
                 };
-                let outcome = outcome.map_err(|error| format!("{error:#}"));
+                let outcome = outcome.map_err(|error| told_once(&error));
                 if let Err(why) = &outcome {
                     let (name, what) = (contender.name(), workload.name());
                     eprintln!("round {round}: {name}: {what}: {why}");
@@ -90,4 +90,17 @@ impl Plan {
             }
         }
     }
+}
+
+/// An error with its causes, but for those that its text has already.
+fn told_once(error: &anyhow::Error) -> String {
+    let mut told = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if told.is_empty() {
+            told = cause;
+        } else if !told.contains(&cause) {
+            told = format!("{told}: {cause}");
+        }
+    }
+    told
 }

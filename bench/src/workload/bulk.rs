@@ -12,6 +12,7 @@ use slipgate_testbed::{
 use super::{Limits, Metric, Sample, Unit, Workload};
 use crate::contender::Stand;
 
+/// A stream that stands still for so long has failed.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy)]
