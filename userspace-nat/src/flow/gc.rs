@@ -27,7 +27,7 @@ pub(super) struct Scan {
 }
 
 impl Flows {
-    /// Looks at up to [`SCAN_BUDGET`] slots, begins to end what is due, and wakes resting ports.
+    /// Looks at up to `SCAN_BUDGET` slots, begins to end what is due, and wakes resting ports.
     pub fn collect(&mut self, datapath: &mut impl Datapath, now_ns: u64) {
         self.ports.wake(now_ns);
         let mut left = SCAN_BUDGET;

@@ -224,6 +224,26 @@ fn a_vm_that_goes_takes_its_flows_along_and_no_others() {
 }
 
 #[test]
+fn what_a_running_program_still_counts_is_in_the_record() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    let slot = rig.kernel.borrow().slots_in_use()[0];
+    let gone = ControlMessage::VmGone { row: 1, id: 101 };
+    rig.broker.messages.borrow_mut().push_back(gone);
+    rig.turn();
+    rig.kernel.borrow_mut().now_ns += 40 * MILLISECOND_NS;
+    rig.turn();
+    rig.kernel
+        .borrow()
+        .slot(slot)
+        .rx_bytes()
+        .fetch_add(1_000, Relaxed);
+    rig.pass(20 * MILLISECOND_NS);
+    // The SYN-ACK, and what came late.
+    assert_eq!(rig.records()[0]["rx_bytes"], 44 + 1_000);
+}
+
+#[test]
 fn an_address_that_goes_takes_its_flows_along() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);

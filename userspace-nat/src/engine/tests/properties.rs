@@ -234,6 +234,7 @@ fn balance(rig: &Rig) -> Result<(), TestCaseError> {
             .collect();
         prop_assert_eq!(counters.admitted, mine.len() as u64);
         prop_assert_eq!(counters.ended, mine.len() as u64);
+        prop_assert_eq!(counters.lost_after_redirect, 0);
         let sum = |field: &str| mine.iter().filter_map(|r| r[field].as_u64()).sum::<u64>();
         prop_assert_eq!(counters.ended_tx.packets, sum("tx_packets"));
         prop_assert_eq!(counters.ended_rx.bytes, sum("rx_bytes"));

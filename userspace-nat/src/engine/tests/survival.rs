@@ -36,6 +36,23 @@ fn live_flows_are_adopted_and_go_on() {
 }
 
 #[test]
+fn ports_of_adopted_flows_are_busy() {
+    let setup = || Setup {
+        nat_ports: 61_000..=61_002,
+        ..Setup::default()
+    };
+    let mut rig = Rig::with(setup());
+    let nats: Vec<At> = (0..2).map(|i| rig.connect(40_000 + i, 7)).collect();
+    let (mut rig, _) = rig.restart(&setup());
+    let slot = rig.kernel.borrow().slots_in_use()[0];
+    let to = rig.engine.core.flows.entry(slot).unwrap().destination();
+    assert_eq!(rig.engine.core.flows.ports.busy(&to), 2);
+    let third = rig.connect(50_000, 7);
+    assert!(!nats.contains(&third));
+    assert_eq!(rig.engine.core.flows.ports.busy(&to), 3);
+}
+
+#[test]
 fn what_a_dying_engine_left_half_done_is_finished() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
