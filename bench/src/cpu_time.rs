@@ -28,7 +28,9 @@ impl CpuTime {
     /// What both have used since.
     pub(crate) fn since(self, stand: &Stand) -> Result<Duration> {
         let now = CpuTime::now(stand)?;
-        let process = now.process.unwrap_or_default() - self.process.unwrap_or_default();
+        // A thread that has ended takes its time with it.
+        let before = self.process.unwrap_or_default();
+        let process = now.process.unwrap_or_default().saturating_sub(before);
         Ok(now.writer - self.writer + process)
     }
 
@@ -36,7 +38,7 @@ impl CpuTime {
     pub(crate) fn decider_since(self, stand: &Stand) -> Result<Duration> {
         let now = CpuTime::now(stand)?;
         Ok(match (now.process, self.process) {
-            (Some(now), Some(before)) => now - before,
+            (Some(now), Some(before)) => now.saturating_sub(before),
             _ => now.writer - self.writer,
         })
     }

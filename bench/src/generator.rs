@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use slipgate_testbed::{
     NetNs,
     frame::{FrameBuilder, tcp_flags, with_vnet},
@@ -138,7 +138,11 @@ impl EstablishedFlow {
             .macs(link.mac, link.gateway_mac)
             .payload(&SMALL_PAYLOAD);
         let (vnet, frame) = frame.build();
-        debug_assert_eq!(frame.len(), SMALL_FRAME_BYTES);
+        ensure!(
+            frame.len() == SMALL_FRAME_BYTES,
+            "the small frame has {} bytes",
+            frame.len()
+        );
         Ok(EstablishedFlow {
             frame: with_vnet(vnet, &frame),
             _socket: socket,
