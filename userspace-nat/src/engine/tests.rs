@@ -2,6 +2,7 @@
 mod admission;
 mod ends;
 mod errors;
+mod filtering;
 mod properties;
 mod rig;
 mod speed;

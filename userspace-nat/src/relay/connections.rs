@@ -10,6 +10,7 @@ use super::{
     stream::Fate,
 };
 use crate::{
+    datagram::is_unicast,
     engine::Context,
     packet::transport::Tcp,
     port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},
@@ -38,7 +39,8 @@ impl Relay {
         let Some(served) = self.vms.get_mut(&vm) else {
             return Taken::No;
         };
-        if tcp.destination != DNS_PORT || !tcp.is_opening_syn() {
+        // Nobody answers from a group's address, and smoltcp panics when it is to.
+        if tcp.destination != DNS_PORT || !tcp.is_opening_syn() || !is_unicast(to) {
             return Taken::No;
         }
         if served.counts.dns_connections >= self.limits.dns_connections_per_vm {

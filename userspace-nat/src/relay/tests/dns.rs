@@ -205,3 +205,37 @@ fn only_port_53_is_served() {
     assert!(world.to_guest.is_empty(), "it is the engine's to refuse");
     world.assert_empty();
 }
+
+/// One segment of a guest, with the gateway's MAC and a group's address, must not end the engine.
+#[test]
+fn an_address_that_is_no_hosts_is_not_served() {
+    use slipgate_abi::tcp::Flags;
+
+    use crate::{
+        packet::build::{self, Segment},
+        test_vm,
+    };
+
+    let mut world = perfect();
+    let guest = test_vm::vm(VM).guest;
+    for to in [
+        [224, 0, 0, 1],
+        [239, 1, 2, 3],
+        [255; 4],
+        [0; 4],
+        [0, 1, 2, 3],
+    ] {
+        let mut packet = Vec::new();
+        let syn = Segment {
+            source: 40_000,
+            destination: DNS_PORT,
+            sequence: 1,
+            acknowledgement: 0,
+            flags: Flags::SYN,
+        };
+        build::tcp(&mut packet, guest.into(), Ipv4Addr::from(to).into(), syn);
+        let taken = world.with(|relay, cx| relay.packet(VM, &packet, cx));
+        assert_eq!(taken, Taken::No, "{to:?}");
+    }
+    world.assert_empty();
+}
