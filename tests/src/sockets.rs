@@ -2,7 +2,8 @@
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd},
+    net::{Ipv4Addr, SocketAddrV4},
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
 };
 
 use crate::error::checked;
@@ -31,6 +32,38 @@ pub(crate) fn set_value<T: Copy>(
     // SAFETY: the value is readable for the length given; the kernel checks that length.
     checked(unsafe { libc::setsockopt(fd, level, option, (&raw const *value).cast(), len) })
         .map(drop)
+}
+
+/// A TCP socket bound to this port, which an ended connection may still have.
+pub(crate) fn tcp_from(port: u16) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: socket takes numbers and returns a descriptor or -1.
+    let fd = checked(unsafe { libc::socket(libc::AF_INET, kind, 0) })?;
+    // SAFETY: a fresh descriptor that nothing else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    let from = sockaddr(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port));
+    let len = size_of_val(&from) as libc::socklen_t;
+    // SAFETY: the address is readable for the length given.
+    checked(unsafe { libc::bind(socket.as_raw_fd(), (&raw const from).cast(), len) })?;
+    Ok(socket)
+}
+
+/// Connects, waiting.
+pub(crate) fn connect(socket: &impl AsRawFd, to: SocketAddrV4) -> io::Result<()> {
+    let to = sockaddr(to);
+    let len = size_of_val(&to) as libc::socklen_t;
+    // SAFETY: the address is readable for the length given.
+    checked(unsafe { libc::connect(socket.as_raw_fd(), (&raw const to).cast(), len) }).map(drop)
+}
+
+fn sockaddr(address: SocketAddrV4) -> libc::sockaddr_in {
+    // SAFETY: sockaddr_in is plain data, for which zeroes are valid.
+    let mut out: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+    out.sin_family = libc::AF_INET as u16;
+    out.sin_port = address.port().to_be();
+    out.sin_addr.s_addr = u32::from_ne_bytes(address.ip().octets());
+    out
 }
 
 /// Waits until `fd` has one of `events`, at most `timeout_ms` (-1: for ever); what it has, 0 when

@@ -9,6 +9,7 @@ use std::{
 use crate::{
     error::{Error, Result, Tried},
     pattern::Pattern,
+    sockets,
     streams::{BUFFER, Order, Receipt, receive, send},
 };
 
@@ -71,6 +72,36 @@ pub fn connect(address: SocketAddrV4, timeout: Duration) -> Result<TcpStream> {
         .tried("set a write timeout")?;
     stream.set_nodelay(true).tried("set TCP_NODELAY")?;
     Ok(stream)
+}
+
+/// Connects from this port, also when an earlier connection from it to the same server ended but a
+/// moment ago: a tuple used again. Until that one is quite over, EADDRNOTAVAIL is retried.
+pub fn connect_from(port: u16, address: SocketAddrV4, timeout: Duration) -> Result<TcpStream> {
+    let what = || format!("connect from port {port} to {address}");
+    let started = Instant::now();
+    loop {
+        let socket = sockets::tcp_from(port).tried(what())?;
+        sockets::set(&socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, {
+            timeout.as_millis() as i32
+        })
+        .tried(what())?;
+        match sockets::connect(&socket, address) {
+            Ok(()) => {
+                let stream = TcpStream::from(socket);
+                stream.set_read_timeout(Some(timeout)).tried(what())?;
+                stream.set_write_timeout(Some(timeout)).tried(what())?;
+                stream.set_nodelay(true).tried(what())?;
+                return Ok(stream);
+            }
+            Err(error)
+                if error.raw_os_error() == Some(libc::EADDRNOTAVAIL)
+                    && started.elapsed() < timeout =>
+            {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(error) => return Err(error).tried(what()),
+        }
+    }
 }
 
 /// Connects, waits until the server has closed, and closes. The time is all of it.
@@ -154,8 +185,16 @@ impl Transfer {
 /// `timeout` bounds each wait, not the whole.
 pub fn download(address: SocketAddrV4, len: u64, seed: u64, timeout: Duration) -> Result<Transfer> {
     let started = Instant::now();
-    let mut stream = connect(address, timeout)?;
-    let what = || format!("download {len} bytes from {address}");
+    let mut transfer = download_over(connect(address, timeout)?, len, seed)?;
+    transfer.took = started.elapsed();
+    Ok(transfer)
+}
+
+/// [`download`] over an open connection to such a server.
+pub fn download_over(mut stream: TcpStream, len: u64, seed: u64) -> Result<Transfer> {
+    let started = Instant::now();
+    let peer = stream.peer_addr().tried("read the peer's address")?;
+    let what = || format!("download {len} bytes from {peer}");
     Order::Send { len, seed }.write(&mut stream).tried(what())?;
     let receipt = receive(&mut stream, len, Pattern::new(seed)).tried(what())?;
     match stream.read(&mut [0; 1]).tried(what())? {
