@@ -89,7 +89,7 @@ pub(crate) struct NatArgs {
     /// Flows a VM may have at once
     #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_flows: u32,
-    /// New flows a VM may open per second, on average; twice that in a burst
+    /// New flows a VM may open per second on average, and as many at once
     #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) new_flows_per_second: u32,
 

@@ -23,16 +23,19 @@ pub struct Sent {
     pub dns: u64,
     /// To port 67.
     pub dhcp: u64,
-    /// ARP.
+    /// ARP requests for the gateway, which the kernel answers.
+    pub arp_gateway: u64,
+    /// Other ARP.
     pub arp: u64,
     /// Everything else: data.
     pub data: u64,
 }
 
 impl Sent {
-    /// What the engine has to see: openings, questions, leases.
+    /// What the engine has to see: openings, questions, leases, and ARP that is not for the
+    /// gateway.
     pub fn for_the_engine(&self) -> u64 {
-        self.syn + self.dns + self.dhcp
+        self.syn + self.dns + self.dhcp + self.arp
     }
 }
 
@@ -41,6 +44,7 @@ struct Counters {
     syn: AtomicU64,
     dns: AtomicU64,
     dhcp: AtomicU64,
+    arp_gateway: AtomicU64,
     arp: AtomicU64,
     data: AtomicU64,
 }
@@ -53,9 +57,10 @@ impl Census {
     pub fn start(guest: &Guest) -> Result<Census> {
         let counters = Arc::new(Counters::default());
         let theirs = counters.clone();
+        let gateway = guest.config().gateway.octets();
         let look = move |direction: Direction, _: &VnetHdr, frame: &[u8]| {
             if direction == Direction::Out {
-                theirs.kind(frame).fetch_add(1, Relaxed);
+                theirs.kind(frame, gateway).fetch_add(1, Relaxed);
             }
             Fate::Pass
         };
@@ -70,6 +75,7 @@ impl Census {
             syn,
             dns,
             dhcp,
+            arp_gateway,
             arp,
             data,
         } = &*self.0;
@@ -77,6 +83,7 @@ impl Census {
             syn: syn.load(Relaxed),
             dns: dns.load(Relaxed),
             dhcp: dhcp.load(Relaxed),
+            arp_gateway: arp_gateway.load(Relaxed),
             arp: arp.load(Relaxed),
             data: data.load(Relaxed),
         })
@@ -84,9 +91,14 @@ impl Census {
 }
 
 impl Counters {
-    fn kind(&self, frame: &[u8]) -> &AtomicU64 {
+    fn kind(&self, frame: &[u8], gateway: [u8; 4]) -> &AtomicU64 {
         let Some(packet) = Packet::parse_ethernet(frame) else {
-            return &self.arp;
+            // RFC 826: a request, and the target's address.
+            let asks = frame.get(20..22) == Some(&[0, 1]);
+            return match asks && frame.get(38..42) == Some(&gateway) {
+                true => &self.arp_gateway,
+                false => &self.arp,
+            };
         };
         let handshake = tcp_flags::SYN | tcp_flags::ACK;
         match (packet.protocol, packet.destination.port()) {

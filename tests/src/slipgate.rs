@@ -157,24 +157,12 @@ impl Slipgate {
         name.map_or("", |(_, name)| name.trim())
     }
 
-    /// What `slipgate why VM TO --proto PROTO` says, and whether the flow would be admitted, which
-    /// is its exit status.
+    /// Whether the flow would be admitted, as `slipgate why VM TO --proto PROTO` has it, and all
+    /// it says.
     pub fn why(&self, vm: &str, to: &str, proto: &str) -> Result<(bool, String)> {
-        let mut command = Command::new(binary()?);
-        command.args(["why", vm, to, "--proto", proto, "--pin-dir"]);
-        command.arg(self.pins.path());
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let child = self.ns.spawn(command)?;
-        let output = child.wait_with_output().tried("wait for `slipgate why`")?;
+        let output = self.run(&["why", vm, to, "--proto", proto])?;
         let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        match output.status.code() {
-            Some(0) => Ok((true, said)),
-            Some(1) if !said.is_empty() => Ok((false, said)),
-            _ => Err(Error::unexpected(format!(
-                "`slipgate why {vm} {to}` ended with {}",
-                output.status
-            ))),
-        }
+        Ok((said.starts_with("yes"), said))
     }
 
     /// What it has written to stderr so far.

@@ -200,12 +200,12 @@ fn who_worked(total: &Value, bulk: &Bulk, progress: &mut Progress) {
         sent.syn,
         sent.dns,
         sent.dhcp,
-        sent.arp
+        sent.arp + sent.arp_gateway
     ));
     progress.check(
         bulk.port_frames == due && due > 0 && sent.data > 0,
         &format!(
-            "the engine port counted {}: SYN + DNS + DHCP, not one data frame",
+            "the engine port counted {}: SYN + DNS + DHCP (+ ARP), not one data frame",
             bulk.port_frames
         ),
     );

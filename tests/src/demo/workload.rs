@@ -118,7 +118,7 @@ pub(crate) fn run(stage: &Stage, progress: &mut Progress) -> Result<Seen> {
 
     let denied = servers.denied_address();
     let refused = guest.run(|| tcp::connect_outcome(denied, WAIT))?;
-    progress.step("denied", &format!("{denied}: {refused:?}"));
+    progress.step("denied", &format!("{denied}: {}", outcome(&refused)));
     let why = |to: SocketAddrV4| stage.slipgate.why(VM, &to.to_string(), "tcp");
     let (why_denied, why_allowed) = (why(denied)?, why(servers.web.address())?);
     Ok(Seen {
@@ -204,6 +204,15 @@ fn watched_upload(stage: &Stage) -> Result<(Transfer, Vec<FlowRow>, String)> {
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         Ok((up, flows, slot))
     })
+}
+
+fn outcome(outcome: &ConnectOutcome) -> String {
+    match outcome {
+        ConnectOutcome::Refused(took) => format!("refused by RST in {:.2} ms", ms(*took)),
+        ConnectOutcome::Connected(took) => format!("connected in {:.2} ms", ms(*took)),
+        ConnectOutcome::Unreachable(_, took) => format!("unreachable in {:.2} ms", ms(*took)),
+        ConnectOutcome::TimedOut(took) => format!("no answer in {:.2} ms", ms(*took)),
+    }
 }
 
 fn rate(transfer: &Transfer) -> String {

@@ -1,0 +1,69 @@
+//! Guests that are clones of one another: one address, one MAC, one source port.
+
+use std::collections::HashSet;
+
+use slipgate_testbed::{
+    Guest, GuestConfig, PinDir, Slipgate, World,
+    clients::tcp,
+    require_root_and_tun,
+    servers::{TcpServer, TcpService},
+    streams::Receipt,
+    world::{SERVER, UPLINK},
+};
+
+use crate::WAIT;
+
+const TAPS: [&str; 3] = ["tap0", "tap1", "tap2"];
+const BYTES: u64 = 16 << 20;
+
+#[test]
+fn three_clones_talk_to_one_server_at_once_and_are_told_apart() {
+    require_root_and_tun!();
+    let world = World::new().unwrap();
+    let server = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Streams).unwrap();
+    let guests = TAPS.map(|tap| Guest::new(&world, GuestConfig::new(tap)).unwrap());
+    let pins = PinDir::new().unwrap();
+    let mut args = vec!["--uplink", UPLINK];
+    args.extend(TAPS.iter().flat_map(|tap| ["--tap", *tap]));
+    let slipgate = Slipgate::attach(&world.host, &pins, &args).unwrap();
+    for guest in &guests {
+        // One source port, so that all three have the very same tuple.
+        guest
+            .ns
+            .sysctl("net.ipv4.ip_local_port_range", "40000 40000")
+            .unwrap();
+    }
+    std::thread::scope(|scope| {
+        let running: Vec<_> = guests
+            .iter()
+            .zip(1u64..)
+            .map(|(guest, seed)| {
+                let address = server.address();
+                scope.spawn(move || {
+                    let got = guest
+                        .run(|| tcp::download(address, BYTES, seed, WAIT))
+                        .unwrap();
+                    (got.receipt, Receipt::expected(BYTES, seed))
+                })
+            })
+            .collect();
+        for transfer in running {
+            let (got, expected) = transfer.join().unwrap();
+            assert_eq!(got, expected);
+        }
+    });
+    let flows = slipgate.flows().unwrap();
+    let vms: HashSet<&str> = flows.iter().map(|flow| flow.vm.as_str()).collect();
+    assert_eq!(vms, HashSet::from(TAPS), "{flows:?}");
+    assert!(
+        flows.iter().all(|flow| flow.guest == "10.0.2.15:40000"),
+        "{flows:?}"
+    );
+    let nats: HashSet<&str> = flows.iter().map(|flow| flow.nat.as_str()).collect();
+    assert_eq!((flows.len(), nats.len()), (3, 3), "{flows:?}");
+    assert!(flows.iter().all(|flow| flow.rx_bytes > BYTES), "{flows:?}");
+    let stats = slipgate.stats().unwrap();
+    for vm in stats["vms"].as_array().unwrap() {
+        assert_eq!(vm["flows"], 1, "{vm}");
+    }
+}

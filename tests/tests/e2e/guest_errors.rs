@@ -1,0 +1,181 @@
+//! What a router says: time exceeded, fragmentation needed, unreachable; and what it clamps.
+
+use std::{net::Ipv4Addr, time::Duration};
+
+use slipgate_testbed::{
+    Capture, GuestConfig, WorldConfig,
+    clients::{IcmpError, icmp, tcp, udp, udp::UdpOutcome},
+    frame::FrameBuilder,
+    require_root_and_tun,
+    servers::{TcpServer, TcpService, UdpServer, UdpService},
+    world::{SERVER, UPLINK},
+};
+
+use crate::{BRIEFLY, GATEWAY, GUEST, Stand, WAIT, at, datagram};
+
+#[test]
+fn a_spent_ttl_is_answered_by_the_gateway_and_a_port_unreachable_comes_through() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    stand.run(|| {
+        let expired = icmp::ping_with_ttl(SERVER, 1, 32, 1, WAIT).unwrap();
+        assert_eq!(expired.errors, [(IcmpError { kind: 11, code: 0 }, GATEWAY)]);
+        let arrived = icmp::ping_with_ttl(SERVER, 1, 32, 2, WAIT).unwrap();
+        assert_eq!(arrived.replies.len(), 1, "{arrived:?}");
+        let closed = udp::probe(at(SERVER, 9), b"x", WAIT).unwrap();
+        assert!(
+            matches!(
+                closed,
+                UdpOutcome::Refused(IcmpError { kind: 3, code: 3 }, _)
+            ),
+            "{closed:?}"
+        );
+    });
+}
+
+#[test]
+fn ttl_is_spent_on_established_flows_too() {
+    require_root_and_tun!();
+    let stand = Stand::with(
+        WorldConfig::default(),
+        GuestConfig::new("tap0").hand_made(),
+        &[],
+    );
+    let echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    let frames = stand.guest.frames().unwrap();
+    let send = |ttl| {
+        let datagram = datagram(4000, echo.address()).ttl(ttl);
+        let (vnet, frame) = datagram.payload(b"hello").build();
+        stand.guest.inject(vnet, &frame).unwrap();
+        let answer = frames.wait_for(WAIT, |frame| {
+            frame.packet().is_some_and(|packet| packet.protocol != 2)
+        });
+        let answer = answer.expect("an answer");
+        let packet = answer.packet().unwrap();
+        (packet.icmp(), *packet.source.ip())
+    };
+    assert_eq!(send(64), (None, SERVER));
+    assert_eq!(send(1), (Some((11, 0)), GATEWAY));
+    assert_eq!(send(2), (None, SERVER));
+    assert_eq!(stand.dropped("ttl_expired"), 1);
+    assert_eq!(echo.datagrams(), 2);
+}
+
+#[test]
+fn a_smaller_uplink_clamps_mss_and_asks_for_smaller_datagrams() {
+    require_root_and_tun!();
+    let world = WorldConfig {
+        mtu: 1400,
+        ..Default::default()
+    };
+    let stand = Stand::with(world, GuestConfig::new("tap0"), &[]);
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
+    let capture = Capture::start(&stand.world.host, UPLINK).unwrap();
+    stand
+        .run(|| tcp::upload(server.address(), 8 << 20, 1, WAIT))
+        .unwrap();
+    stand
+        .run(|| tcp::download(server.address(), 8 << 20, 1, WAIT))
+        .unwrap();
+    let seen = capture.finish().unwrap();
+    assert_eq!(seen.sent.longest_segment_bytes, 1400);
+    assert!(seen.received.longest_segment_bytes <= 1400);
+
+    let frames = stand.guest.frames().unwrap();
+    let _echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    let send = |size| {
+        let datagram = datagram(4000, at(SERVER, 7));
+        let (vnet, frame) = datagram.payload(&vec![7; size]).build();
+        stand.guest.inject(vnet, &frame).unwrap();
+        frames.wait_for(WAIT, |frame| {
+            frame.packet().is_some_and(|packet| {
+                *packet.destination.ip() == GUEST
+                    && (packet.destination.port() == 4000 || packet.protocol == 1)
+            })
+        })
+    };
+    for (size, fits) in [(1372, true), (1373, false), (1372, true)] {
+        let answer = send(size).expect("an answer");
+        let packet = answer.packet().unwrap();
+        match fits {
+            true => assert_eq!(packet.protocol, 17, "{size}"),
+            false => {
+                assert_eq!(
+                    (packet.icmp(), *packet.source.ip()),
+                    (Some((3, 4)), GATEWAY)
+                );
+                assert_eq!(
+                    packet.transport()[6..8],
+                    1400u16.to_be_bytes(),
+                    "the MTU to use"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn errors_about_nobodys_flow_reach_no_guest() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    let answered = stand
+        .run(|| udp::probe(echo.address(), b"x", WAIT))
+        .unwrap();
+    assert!(matches!(answered, UdpOutcome::Answered(_)));
+    let nat = stand.flow_to(echo.address()).nat;
+    let nat: std::net::SocketAddrV4 = nat.parse().unwrap();
+    let frames = stand.guest.frames().unwrap();
+    // An error from the world, by a raw socket there, that quotes a packet from `source`.
+    let report = |source| {
+        let quoted = FrameBuilder::udp(source, echo.address())
+            .payload(b"x")
+            .build_ip();
+        let error = FrameBuilder::icmp(SERVER, *nat.ip(), 3, 1, [0; 4])
+            .payload(&quoted)
+            .build_ip();
+        stand.world.net.run(|| send_raw(*nat.ip(), &error[20..]));
+        frames.wait_for(BRIEFLY, |frame| {
+            frame
+                .packet()
+                .is_some_and(|packet| packet.icmp() == Some((3, 1)))
+        })
+    };
+    assert!(report(at(*nat.ip(), nat.port() ^ 1)).is_none());
+    let mine = report(nat).expect("the error about our flow");
+    let packet = mine.packet().unwrap();
+    assert!(packet.checksums_are_right(&mine.vnet));
+    let quoted = slipgate_testbed::frame::Packet::parse_ip(packet.payload()).unwrap();
+    assert_eq!(
+        *quoted.source.ip(),
+        GUEST,
+        "the quoted packet is the guest's own"
+    );
+    std::thread::sleep(Duration::from_millis(1));
+}
+
+/// Sends an ICMP message from a namespace's own address.
+fn send_raw(to: Ipv4Addr, message: &[u8]) {
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    // SAFETY: socket takes numbers; the result is checked before it is owned.
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP) };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: a fresh descriptor that nothing else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: sockaddr_in is plain data, for which zeroes are valid.
+    let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+    address.sin_family = libc::AF_INET as u16;
+    address.sin_addr.s_addr = u32::from_ne_bytes(to.octets());
+    // SAFETY: message and address are readable for the lengths given.
+    let sent = unsafe {
+        libc::sendto(
+            socket.as_raw_fd(),
+            message.as_ptr().cast(),
+            message.len(),
+            0,
+            (&raw const address).cast(),
+            size_of_val(&address) as u32,
+        )
+    };
+    assert_eq!(sent, message.len() as isize);
+}

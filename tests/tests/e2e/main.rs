@@ -1,0 +1,57 @@
+//! slipgate end to end: the real binary, real stacks, real bytes. Each test makes a world of its
+//! own and says in its name what must hold. Run them one at a time (`--test-threads=1`): they
+//! measure time.
+
+mod clones;
+mod counting;
+mod forwards;
+mod guest_errors;
+mod hostile;
+mod records;
+mod refusals;
+mod services;
+mod stand;
+mod uplinks;
+
+use std::{
+    net::{Ipv4Addr, SocketAddrV4},
+    time::{Duration, Instant},
+};
+
+use slipgate_testbed::frame::{FrameBuilder, Mac};
+use stand::Stand;
+
+const WAIT: Duration = Duration::from_secs(5);
+/// Long enough for an answer, short enough to wait for none.
+const BRIEFLY: Duration = Duration::from_millis(300);
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+/// The gateway's MAC, the same in every guest's network.
+const GATEWAY_MAC: Mac = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
+/// Every guest's MAC.
+const GUEST_MAC: Mac = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
+/// The resolver that the lease names.
+const DNS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 3);
+
+fn at(address: Ipv4Addr, port: u16) -> SocketAddrV4 {
+    SocketAddrV4::new(address, port)
+}
+
+/// A datagram of the guest's, on its way to its gateway.
+fn datagram(port: u16, to: SocketAddrV4) -> FrameBuilder {
+    FrameBuilder::udp(at(GUEST, port), to)
+        .macs(GUEST_MAC, GATEWAY_MAC)
+        .payload(b"payload")
+}
+
+/// Looks until `f` gives something, for 5 s at most; `what` is what was waited for.
+fn eventually<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + WAIT;
+    loop {
+        if let Some(found) = f() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "not within 5 s: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,227 @@
+//! What is refused is refused at once and by name; and would pass without the rule.
+
+use std::{net::Ipv4Addr, time::Duration};
+
+use slipgate_testbed::{
+    GuestConfig, WorldConfig,
+    clients::{IcmpError, icmp, tcp, tcp::ConnectOutcome, udp, udp::UdpOutcome},
+    require_root_and_tun,
+    servers::{TcpServer, TcpService, UdpServer, UdpService},
+    world::{HOST, SERVER, SERVER_2},
+};
+
+use crate::{BRIEFLY, Stand, WAIT, at};
+
+struct Servers((TcpServer, UdpServer));
+
+fn serve(stand: &Stand, address: Ipv4Addr) -> Servers {
+    let net = &stand.world.net;
+    Servers((
+        TcpServer::start(net, (address, 7000), TcpService::Echo).unwrap(),
+        UdpServer::start(net, (address, 7000), UdpService::Echo).unwrap(),
+    ))
+}
+
+fn all_pass(stand: &Stand, address: Ipv4Addr) {
+    stand.run(|| {
+        let connected = tcp::connect_outcome(at(address, 7000), WAIT).unwrap();
+        assert!(
+            matches!(connected, ConnectOutcome::Connected(_)),
+            "{address}: {connected:?}"
+        );
+        let sent = udp::probe(at(address, 7000), b"x", WAIT).unwrap();
+        assert!(
+            matches!(sent, UdpOutcome::Answered(_)),
+            "{address}: {sent:?}"
+        );
+        let ping = icmp::ping(address, 1, 10, WAIT).unwrap();
+        assert_eq!(ping.replies.len(), 1, "{address}: {ping:?}");
+    });
+}
+
+fn all_refused(stand: &Stand, address: Ipv4Addr) {
+    stand.run(|| {
+        tcp::expect_refused(at(address, 7000)).unwrap();
+        let sent = udp::probe(at(address, 7000), b"x", WAIT).unwrap();
+        let at_once = Duration::from_millis(500);
+        assert!(
+            matches!(sent, UdpOutcome::Refused(IcmpError::PROHIBITED, took) if took < at_once),
+            "{address}: {sent:?}"
+        );
+        let ping = icmp::ping(address, 1, 10, WAIT).unwrap();
+        let kinds: Vec<IcmpError> = ping.errors.iter().map(|(error, _)| *error).collect();
+        assert_eq!(kinds, [IcmpError::PROHIBITED], "{address}: {ping:?}");
+    });
+}
+
+#[test]
+fn a_denied_destination_is_refused_by_rst_and_icmp_and_the_rule_is_named() {
+    require_root_and_tun!();
+    let free = Stand::new(&[]);
+    let _servers = serve(&free, SERVER_2);
+    all_pass(&free, SERVER_2);
+    assert_eq!(free.refused("rule"), 0);
+    assert!(
+        free.slipgate
+            .why("tap0", "203.0.113.20:7000", "tcp")
+            .unwrap()
+            .0
+    );
+    drop(free);
+
+    let stand = Stand::new(&["--deny", "203.0.113.20"]);
+    let servers = serve(&stand, SERVER_2);
+    let _others = serve(&stand, SERVER);
+    all_refused(&stand, SERVER_2);
+    assert_eq!(servers.0.0.accepted(), 0);
+    assert_eq!(servers.0.1.datagrams(), 0);
+    all_pass(&stand, SERVER);
+    assert_eq!((stand.refused("rule"), stand.dropped("refused")), (3, 3));
+    for proto in ["tcp", "udp", "icmp"] {
+        let (passes, said) = stand
+            .slipgate
+            .why("tap0", "203.0.113.20:7000", proto)
+            .unwrap();
+        assert!(
+            !passes && said.contains("--deny 203.0.113.20"),
+            "{proto}: {said}"
+        );
+    }
+}
+
+#[test]
+fn rules_tell_ports_and_protocols_apart_and_the_first_match_wins() {
+    require_root_and_tun!();
+    let args = [
+        "--default",
+        "deny",
+        "--deny",
+        "203.0.113.10:7000-7001/tcp",
+        "--allow",
+        "203.0.113.0/24:7000-7999",
+    ];
+    let stand = Stand::new(&args);
+    let _servers = serve(&stand, SERVER);
+    let open = TcpServer::start(&stand.world.net, (SERVER, 7002), TcpService::Echo).unwrap();
+    let beyond = TcpServer::start(&stand.world.net, (SERVER, 8000), TcpService::Echo).unwrap();
+    stand.run(|| {
+        tcp::expect_refused(at(SERVER, 7000)).unwrap();
+        let sent = udp::probe(at(SERVER, 7000), b"x", WAIT).unwrap();
+        assert!(matches!(sent, UdpOutcome::Answered(_)), "{sent:?}");
+        tcp::connect(open.address(), WAIT).unwrap();
+        tcp::expect_refused(beyond.address()).unwrap();
+    });
+    assert_eq!(
+        (stand.refused("rule"), stand.refused("default_deny")),
+        (1, 1)
+    );
+    let flow = stand.flow_to(open.address());
+    assert!(
+        flow.rule
+            .as_str()
+            .unwrap()
+            .contains("203.0.113.0/24:7000-7999"),
+        "{flow:?}"
+    );
+}
+
+#[test]
+fn private_and_link_local_destinations_are_opened_by_a_rule_only() {
+    require_root_and_tun!();
+    let inside = [
+        [10, 9, 9, 9],
+        [172, 16, 3, 4],
+        [192, 168, 7, 7],
+        [169, 254, 169, 254],
+        [100, 64, 1, 1],
+    ]
+    .map(Ipv4Addr::from);
+    let world = || WorldConfig {
+        server_addresses: [inside.to_vec(), vec![SERVER]].concat(),
+        ..Default::default()
+    };
+    let stand = Stand::with(world(), GuestConfig::new("tap0"), &[]);
+    let _servers: Vec<_> = inside
+        .iter()
+        .map(|address| serve(&stand, *address))
+        .collect();
+    inside
+        .iter()
+        .for_each(|address| all_refused(&stand, *address));
+    assert_eq!(stand.refused("protected"), 3 * inside.len() as u64);
+    drop((_servers, stand));
+
+    let allowed = inside.map(|address| format!("{address}/32"));
+    let args: Vec<&str> = allowed
+        .iter()
+        .flat_map(|cidr| ["--allow", cidr.as_str()])
+        .collect();
+    let stand = Stand::with(world(), GuestConfig::new("tap0"), &args);
+    let _servers: Vec<_> = inside
+        .iter()
+        .map(|address| serve(&stand, *address))
+        .collect();
+    inside.iter().for_each(|address| all_pass(&stand, *address));
+    assert_eq!(stand.refused("protected"), 0);
+}
+
+#[test]
+fn the_host_itself_is_out_of_reach() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let server = TcpServer::start(&stand.world.host, (HOST, 7000), TcpService::Echo).unwrap();
+    // It is there for others.
+    stand
+        .world
+        .net
+        .run(|| tcp::connect(server.address(), WAIT))
+        .unwrap();
+    stand.run(|| tcp::expect_refused(server.address())).unwrap();
+    stand.run(|| {
+        let loopback = tcp::connect_outcome(at(Ipv4Addr::new(10, 0, 2, 2), 7000), BRIEFLY).unwrap();
+        assert!(
+            !matches!(loopback, ConnectOutcome::Connected(_)),
+            "the gateway is not the host"
+        );
+    });
+    assert_eq!((server.accepted(), stand.refused("protected")), (1, 1));
+}
+
+#[test]
+fn a_vm_has_no_more_flows_than_it_may_and_keeps_those_it_has() {
+    require_root_and_tun!();
+    let stand = Stand::new(&["--max-flows", "5"]);
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let mut open: Vec<_> = (0..5)
+        .map(|_| stand.run(|| tcp::connect(server.address(), WAIT)).unwrap())
+        .collect();
+    stand.run(|| tcp::expect_refused(server.address())).unwrap();
+    assert_eq!(stand.refused("flow_cap"), 1);
+    for stream in &mut open {
+        tcp::EchoSession::new(stream).round(100).unwrap();
+    }
+    // One that has closed makes room.
+    drop(open.pop());
+    crate::eventually("room for another flow", || {
+        stand.run(|| tcp::connect(server.address(), WAIT)).ok()
+    });
+}
+
+#[test]
+fn new_flows_above_the_rate_are_refused_and_later_ones_are_not() {
+    require_root_and_tun!();
+    let stand = Stand::new(&["--new-flows-per-second", "20"]);
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let outcomes: Vec<ConnectOutcome> = stand.run(|| {
+        (0..100)
+            .map(|_| tcp::connect_outcome(server.address(), WAIT).unwrap())
+            .collect()
+    });
+    let connected = |outcome: &&ConnectOutcome| matches!(outcome, ConnectOutcome::Connected(_));
+    let passed = outcomes.iter().filter(connected).count() as u64;
+    // As many as in a second at once, and what the time allowed meanwhile.
+    assert!((20..90).contains(&passed), "{passed} of 100");
+    assert!(stand.refused("flow_rate") >= 100 - passed);
+    std::thread::sleep(Duration::from_millis(200));
+    stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
+}
