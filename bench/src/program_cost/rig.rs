@@ -106,6 +106,13 @@ impl Rig {
     }
 }
 
+impl Drop for Rig {
+    fn drop(&mut self) {
+        // The pins are the caller's; the locks beside them are nobody's any more.
+        let _ = std::fs::remove_dir_all(&self.datapath.paths().run_dir);
+    }
+}
+
 /// The part of `union bpf_attr` that BPF_PROG_TEST_RUN reads (include/uapi/linux/bpf.h).
 #[repr(C)]
 #[derive(Default)]
