@@ -114,6 +114,7 @@ impl Broker {
         };
         // Adopted flows and the engine's first ones may have claimed next hops.
         broker.attached.refresh_next_hops()?;
+        broker.attached.close_departed()?;
         broker.attached.serve_taps()?;
         Ok(broker)
     }

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Frames that wait for the engine at most. Credits per VM keep it from filling.
-const QUEUE_FRAMES: u32 = 16_384;
+pub const QUEUE_FRAMES: u32 = 16_384;
 /// The largest MTU of a TAP: 65,535 less an Ethernet header.
 const MTU_BYTES: u32 = 65_521;
 /// Size of the legacy `virtio_net_hdr`, which precedes each frame on the descriptor, bytes.

@@ -149,6 +149,12 @@ pub fn set_tap(maps: &SharedMaps, row: u32, ifindex: u32) -> Result<()> {
         })
 }
 
+/// The index of the VM's TAP; `None` while it has none.
+pub fn tap_of(maps: &SharedMaps, row: u32) -> Option<u32> {
+    let ifindex = maps.vm(row)?.tap_ifindex().load(Acquire);
+    (ifindex != 0).then_some(ifindex)
+}
+
 /// Says that the VM's TAP is gone.
 pub fn forget_tap(maps: &SharedMaps, row: u32) -> Result<()> {
     let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {

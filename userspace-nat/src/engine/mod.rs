@@ -208,6 +208,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                     poller: &self.poller,
                 };
                 self.services.on_ready(readiness, cx);
+                // One VM's relays may not fill the room for another's answers.
+                self.write_answers();
             }
         }
         self.work_timers(now_ns);
@@ -304,6 +306,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 poller: &self.poller,
             };
             self.services.on_timer(cx);
+            self.write_answers();
         }
         let Core {
             flows, datapath, ..

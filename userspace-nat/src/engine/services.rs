@@ -7,7 +7,7 @@ use crate::{
     arp, dhcp,
     dns::{self, Origin},
     poll::{Poller, Readiness, Subsystem},
-    port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, Outbox, VirtioNetHdr},
+    port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},
     relay::{self, Relay, Taken},
     vm::VmNet,
 };
@@ -164,7 +164,9 @@ impl Services for HostServices {
             };
             if let Some(packet) = reply.to_packet(vm) {
                 // A full outbox loses the answer; the guest's resolver asks again.
-                let _ = answer(vm, ETHERTYPE_IPV4, Some(&packet), cx);
+                if let Err(reason) = answer(vm, ETHERTYPE_IPV4, Some(&packet), cx) {
+                    vm.stats.dropped(reason, single(packet.len()));
+                }
             }
         }
     }

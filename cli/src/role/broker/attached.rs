@@ -9,7 +9,7 @@ use slipgate_control::{
     maps::{DenyPrefix, Insert},
     netlink::{Network, NetworkWatch, NextHops},
     owner, probe, serve,
-    tap::EnginePort,
+    tap::{EnginePort, QUEUE_FRAMES},
     vm::{self, OpenVm},
 };
 use userspace_nat::{rules::Policy, vm::VmSpec};
@@ -24,9 +24,10 @@ use crate::{
 /// The gateway's MAC in every guest's network, locally administered: a clone or a restored
 /// snapshot finds the one it knew.
 const GATEWAY_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
-/// Frames of one VM that may be on their way to the engine at once. The engine port queues sixteen
-/// times as many.
-const CREDITS: u32 = 1_024;
+/// Frames of one VM that may be on their way to the engine at once, at most: room for a burst of
+/// first packets, and what another VM's first packet may have to wait behind, at a few microseconds
+/// each.
+const MOST_CREDITS: u32 = 512;
 
 /// A VM that is served.
 #[derive(Debug)]
@@ -134,6 +135,14 @@ impl Attached {
             let tap = tap_of(&config, self.watch.network())?;
             let what = || format!("opening the row of {}", config.name);
             let device = Device::with_index(tap).with_context(what)?;
+            // One that its VMM has brought up already would lead to the host's own stack.
+            let attached = self.datapath.attached().with_context(what)?;
+            if !attached
+                .iter()
+                .any(|a| a.program == Program::GuestEgress && a.ifindex == tap)
+            {
+                device.set_up(false).with_context(what)?;
+            }
             if let Some(mtu) = self.config.network.mtu {
                 device.set_mtu(mtu).with_context(what)?;
             }
@@ -146,7 +155,7 @@ impl Attached {
                 guest_mac: config.mac,
                 gateway_mac: GATEWAY_MAC,
                 mtu,
-                credits: CREDITS,
+                credits: credits_of(self.config.vms.len()),
                 policy: self.policy_number(),
                 tap_ifindex: tap,
                 port_ifindex: self.port.ifindex,
@@ -246,6 +255,28 @@ impl Attached {
         serve::serve_tap(&self.datapath, ifindex, self.hook).with_context(what)
     }
 
+    /// Shuts out VMs of a predecessor that are not to be served any more. The engine has ended
+    /// their flows.
+    pub(super) fn close_departed(&self) -> anyhow::Result<()> {
+        let maps = self.datapath.maps();
+        let departed: Vec<u32> = vm::rows_of(maps, self.owner.row())
+            .filter(|row| self.vms.iter().all(|vm| vm.open.row != *row))
+            .collect();
+        for row in departed {
+            let name = vm::name_of(maps, row).unwrap_or_default();
+            let what = || format!("closing the row of {name}, which is not served any more");
+            if let Some(tap) = vm::tap_of(maps, row) {
+                serve::shut_tap(&self.datapath, tap).with_context(what)?;
+                self.datapath
+                    .detach(Program::Guard, tap)
+                    .with_context(what)?;
+            }
+            vm::close(maps, row).with_context(what)?;
+            tracing::info!("{name} is not served any more: its TAP is down");
+        }
+        Ok(())
+    }
+
     pub(super) fn serve_taps(&self) -> anyhow::Result<()> {
         (0..self.vms.len()).try_for_each(|index| self.serve_tap(index))
     }
@@ -309,6 +340,13 @@ impl Attached {
         first_error?;
         Ok(last?)
     }
+}
+
+/// How many frames each of several VMs may have on their way: all together no more than the port
+/// queues, so that no VM's flood costs another one's frame.
+fn credits_of(vms: usize) -> u32 {
+    let share = QUEUE_FRAMES / u32::try_from(vms.max(1)).unwrap_or(u32::MAX);
+    share.clamp(1, MOST_CREDITS)
 }
 
 /// One text per flag, whatever its range.
