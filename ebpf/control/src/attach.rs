@@ -20,6 +20,7 @@ use crate::{
     device::Device,
     load::{Datapath, program_id},
     paths,
+    tap::EnginePort,
 };
 
 /// The programs.
@@ -257,7 +258,8 @@ impl Datapath {
         for attached in self.attached()? {
             match (attached.program, Device::with_index(attached.ifindex)) {
                 (Program::GuestEgress, Ok(tap)) => tap.set_up(false)?,
-                (Program::EnginePort, Ok(port)) => {
+                // An index that came again is somebody else's device.
+                (Program::EnginePort, Ok(port)) if EnginePort::is_name(port.name()) => {
                     crate::netlink::remove_link(attached.ifindex, port.name())?;
                 }
                 _ => {}

@@ -70,8 +70,7 @@ impl Datapath {
     pub fn open(options: &LoadOptions) -> Result<Self> {
         let paths = options.paths.clone();
         probe::ensure_bpffs(&paths.pin_dir)?;
-        paths.create()?;
-        let _lock = lock(&paths)?;
+        let _lock = create_and_lock(&paths)?;
 
         if paths.are_stale()? {
             tracing::warn!(
@@ -184,6 +183,22 @@ pub(crate) fn remove_pins(paths: &Paths) -> Result<()> {
 
 fn lock(paths: &Paths) -> Result<FileLock> {
     FileLock::wait(&paths.run_dir.join("lock"))
+}
+
+/// Makes the directories and takes their lock, also while a last owner removes them.
+fn create_and_lock(paths: &Paths) -> Result<FileLock> {
+    loop {
+        paths.create()?;
+        match lock(paths) {
+            Ok(lock) => {
+                // It may have removed the pins' directory before the lock was named anew.
+                paths.create()?;
+                return Ok(lock);
+            }
+            Err(error) if error.errno() == Some(libc::ENOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Whether all maps are pinned. What a start that died left half-made is removed.

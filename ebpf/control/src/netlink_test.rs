@@ -210,6 +210,47 @@ fn a_next_hop_is_valid_exactly_while_its_mac_is_known() {
     });
 }
 
+/// Whatever the reason (a full table, a link that went): the broker goes on.
+#[test]
+fn a_neighbour_that_the_kernel_refuses_is_left_to_the_programs() {
+    in_netns("refused_neighbour", || {
+        let up0 = uplink();
+        let datapath = datapath();
+        let maps = datapath.maps();
+        maps.claim_next_hop(0, up0, ROUTER).unwrap();
+        let mut watch = NetworkWatch::open().unwrap();
+        let mut hops = NextHops::new(0).unwrap();
+        until(&mut watch, "up", |network| network.links[&up0].up);
+        without_net_admin(|| assert_eq!(hops.refresh(maps, watch.network()).unwrap(), 0));
+        assert!(!run("ip neigh show dev up0").contains("192.0.2.1"));
+        // The next refresh asks again.
+        hops.refresh(maps, watch.network()).unwrap();
+        assert!(run("ip neigh show dev up0").contains("192.0.2.1"));
+    });
+}
+
+/// Runs with CAP_NET_ADMIN not in effect, which is the calling thread's own.
+fn without_net_admin(body: impl FnOnce()) {
+    /// `_LINUX_CAPABILITY_VERSION_3`, of this thread.
+    static HEADER: [u32; 2] = [0x2008_0522, 0];
+    const NET_ADMIN: u32 = 1 << 12;
+    // Effective, permitted, inheritable; the low half first.
+    let mut sets = [0u32; 6];
+    // SAFETY: a header and room for both halves.
+    let got = unsafe { libc::syscall(libc::SYS_capget, &raw const HEADER, &raw mut sets) };
+    assert_eq!(got, 0);
+    let set = |sets: [u32; 6]| {
+        // SAFETY: as above.
+        let done = unsafe { libc::syscall(libc::SYS_capset, &raw const HEADER, &raw const sets) };
+        assert_eq!(done, 0);
+    };
+    let mut fewer = sets;
+    fewer[0] &= !NET_ADMIN;
+    set(fewer);
+    body();
+    set(sets);
+}
+
 #[test]
 fn a_link_without_l2_needs_no_neighbour() {
     in_netns("a_link_without_l2_needs_no_neighbour", || {

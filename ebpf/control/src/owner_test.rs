@@ -253,6 +253,39 @@ fn the_sweep_frees_what_the_dead_left_empty() {
 }
 
 #[test]
+fn who_waits_for_the_last_owner_begins_anew() {
+    in_netns("who_waits_for_the_last_owner_begins_anew", || {
+        let last = datapath();
+        let lock = last.lock().unwrap();
+        let waits = std::thread::spawn(|| datapath().joined());
+        // It is as likely to come before the lock's end as after: both must do.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        last.detach_all().unwrap();
+        last.unpin_all().unwrap();
+        drop(lock);
+        assert!(!waits.join().unwrap());
+        assert!(last.paths().pin_dir.join("FLOWS").exists());
+        assert!(last.paths().run_dir.join("lock").exists());
+    });
+}
+
+/// An index that came again is another device, whatever the pin says.
+#[test]
+fn only_engine_ports_are_removed_with_their_program() {
+    in_netns("only_engine_ports_are_removed_with_their_program", || {
+        let datapath = datapath();
+        let other = make_tap("t0");
+        datapath
+            .attach(Program::EnginePort, other, Hook::Clsact)
+            .unwrap();
+        let owner = Owner::take(datapath.maps(), datapath.paths(), &[]).unwrap();
+        assert!(datapath.remove_if_last(owner).unwrap());
+        crate::device::Device::named("t0").unwrap();
+        assert_eq!(attached_at("t0", Program::EnginePort), 0);
+    });
+}
+
+#[test]
 fn the_last_owner_removes_everything() {
     in_netns("the_last_owner_removes_everything", || {
         let (first, second) = (datapath(), datapath());

@@ -74,14 +74,14 @@ impl Paths {
         };
         for entry in entries.flatten() {
             let name = entry.file_name();
-            let ours = ["lock", COOKIE_FILE, BUILD_FILE]
-                .iter()
-                .any(|own| name == *own)
+            let ours = [COOKIE_FILE, BUILD_FILE].iter().any(|own| name == *own)
                 || name.as_encoded_bytes().starts_with(b"owner-");
             if ours {
                 remove_if_there(&entry.path(), |f| fs::remove_file(f))?;
             }
         }
+        // Last: from now on another may hold the lock.
+        remove_if_there(&self.run_dir.join("lock"), |f| fs::remove_file(f))?;
         // What else is in it is somebody else's.
         let _ = fs::remove_dir(&self.run_dir);
         Ok(())

@@ -23,6 +23,8 @@ use crate::{
 
 /// Frames that wait for the engine at most. Credits per VM keep it from filling.
 pub const QUEUE_FRAMES: u32 = 16_384;
+/// Of the port's name, before its owner's row.
+const PREFIX: &str = "sgport";
 /// The largest MTU of a TAP: 65,535 less an Ethernet header.
 const MTU_BYTES: u32 = 65_521;
 /// Size of the legacy `virtio_net_hdr`, which precedes each frame on the descriptor, bytes.
@@ -110,7 +112,13 @@ impl EnginePort {
     }
 
     fn name_for(owner_row: u32) -> String {
-        format!("sgport{owner_row}")
+        format!("{PREFIX}{owner_row}")
+    }
+
+    /// Whether a device of this name is an engine port.
+    pub(crate) fn is_name(name: &str) -> bool {
+        let row = name.strip_prefix(PREFIX);
+        row.is_some_and(|row| row.parse::<u32>().is_ok())
     }
 }
 

@@ -68,7 +68,7 @@ impl NextHops {
             // SAFETY: written before `ifindex`, and not again while the element is its owner's.
             let neighbour: Ipv4Addr =
                 unsafe { (&raw const (*hop.as_ptr()).neighbour).read_volatile() }.into();
-            self.keep_known(network, ifindex, neighbour)?;
+            self.keep_known(network, ifindex, neighbour);
             match wanted(network, ifindex, neighbour) {
                 Some(wanted) => {
                     write(hop, wanted);
@@ -89,44 +89,39 @@ impl NextHops {
         Ok(())
     }
 
-    /// Has the kernel resolve the neighbour, and keep it resolved.
-    fn keep_known(&mut self, network: &Network, ifindex: u32, neighbour: Ipv4Addr) -> Result<()> {
+    /// Has the kernel resolve the neighbour, and keep it resolved. Where it refuses (its table is
+    /// full, the link went just now) the programs ask it packet by packet, nothing worse.
+    fn keep_known(&mut self, network: &Network, ifindex: u32, neighbour: Ipv4Addr) {
         let Some(link) = network.links.get(&ifindex).filter(|link| link.up) else {
             // When it is back, its entries are not.
             self.managed.retain(|(managed, _)| *managed != ifindex);
-            return Ok(());
+            return;
         };
         let known = network.neighbours.get(&(ifindex, neighbour));
         let by_hand = known.is_some_and(|neighbour| neighbour.permanent);
         let resolves = link.has_l2 && link.arp && !link.loopback && !neighbour.is_unspecified();
         if !resolves || by_hand {
-            return Ok(());
+            return;
         }
         if known.is_none() {
             self.managed.remove(&(ifindex, neighbour));
         }
         if self.managed.contains(&(ifindex, neighbour)) {
-            return Ok(());
+            return;
         }
-        match self.ask(ifindex, neighbour, NeighbourExtFlags::Managed) {
+        let asked = match self.ask(ifindex, neighbour, NeighbourExtFlags::Managed) {
             Ok(()) => {
                 self.managed.insert((ifindex, neighbour));
-                Ok(())
+                return;
             }
             // A kernel without managed entries resolves it once, and again at the next refresh.
             Err(error) if error.errno() == Some(libc::EINVAL) => {
                 self.ask(ifindex, neighbour, NeighbourExtFlags::empty())
             }
-            // The link went down or away just now: a notice follows.
-            Err(error)
-                if matches!(
-                    error.errno(),
-                    Some(libc::ENETDOWN | libc::ENODEV | libc::ENOENT)
-                ) =>
-            {
-                Ok(())
-            }
-            Err(error) => Err(error),
+            other => other,
+        };
+        if let Err(error) = asked {
+            tracing::debug!("{error}");
         }
     }
 
