@@ -178,15 +178,14 @@ impl<D: Datapath> Core<D> {
             isn,
             inbound: false,
         };
-        let timestamps_of = has_timestamps(packet).then_some(vm.net.id);
-        let opened = self.open_with_port(flow, timestamps_of, now_ns);
+        let opened = self.open_with_port(flow, has_timestamps(packet), now_ns);
         vm.settle(opened)
     }
 
     fn open_with_port(
         &mut self,
         mut flow: NewFlow,
-        timestamps_of: Option<u32>,
+        timestamps: bool,
         now_ns: u64,
     ) -> Result<u32, Refusal> {
         let to = Destination {
@@ -195,9 +194,10 @@ impl<D: Datapath> Core<D> {
             remote_port: flow.guest.remote_port,
             protocol: flow.protocol,
         };
+        let vm = flow.guest.scope;
         let mut swept = false;
         for _ in 0..PORT_TRIES {
-            let port = match self.flows.ports.pick(to, timestamps_of) {
+            let port = match self.flows.ports.pick(to, vm, timestamps) {
                 Some(port) => port,
                 None => {
                     let world = Tuple {
@@ -208,7 +208,7 @@ impl<D: Datapath> Core<D> {
                     if !self.flows.reclaim_ports(&mut self.datapath, world, now_ns) {
                         return Err(Refusal::PortsExhausted);
                     }
-                    let port = self.flows.ports.pick(to, timestamps_of);
+                    let port = self.flows.ports.pick(to, vm, timestamps);
                     port.ok_or(Refusal::PortsExhausted)?
                 }
             };
@@ -217,20 +217,18 @@ impl<D: Datapath> Core<D> {
                 Ok(slot) => return Ok(slot),
                 Err(OpenError::WorldTaken) => {
                     // Another process has it; try again no sooner than if it had just ended.
-                    self.flows
-                        .ports
-                        .free(to, port, Freed::Rests { vm: Tuple::WORLD }, now_ns);
+                    self.flows.ports.free(to, port, vm, Freed::Taken, now_ns);
                     continue;
                 }
                 Err(OpenError::GuestTaken) if !swept && self.sweep(&flow.guest) => {
                     swept = true;
-                    self.flows.ports.free(to, port, Freed::Safe, now_ns);
+                    self.flows.ports.free(to, port, vm, Freed::Safe, now_ns);
                     continue;
                 }
                 Err(OpenError::NoSlot | OpenError::MapFull) => Refusal::TableFull,
                 Err(OpenError::GuestTaken | OpenError::Kernel(_)) => Refusal::Insertion,
             };
-            self.flows.ports.free(to, port, Freed::Safe, now_ns);
+            self.flows.ports.free(to, port, vm, Freed::Safe, now_ns);
             return Err(refusal);
         }
         Err(Refusal::PortsExhausted)
@@ -253,6 +251,10 @@ impl<D: Datapath> Core<D> {
         let Some(forward) = self.forward_for(&world, vm.net.id) else {
             return Ok(None);
         };
+        // A host that routes sees packets of others: they are no forward's.
+        if self.routes.lookup(world.local.into()) != Route::HostLocal {
+            return Ok(None);
+        }
         let (uplink_ifindex, next_hop) = match self.routes.lookup(world.remote.into()) {
             Route::Via {
                 ifindex, next_hop, ..
@@ -284,14 +286,14 @@ impl<D: Datapath> Core<D> {
             isn,
             inbound: true,
         };
-        self.flows.ports.mark(to, flow.nat_port);
+        self.flows.ports.mark(to, flow.nat_port, vm.net.id);
         let opened = self
             .flows
             .open(&mut self.datapath, &flow, now_ns)
             .map_err(|error| {
                 self.flows
                     .ports
-                    .free(to, flow.nat_port, Freed::Safe, now_ns);
+                    .free(to, flow.nat_port, vm.net.id, Freed::Safe, now_ns);
                 match error {
                     OpenError::NoSlot | OpenError::MapFull => Refusal::TableFull,
                     _ => Refusal::Insertion,

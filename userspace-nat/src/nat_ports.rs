@@ -15,6 +15,12 @@
 //!
 //! How many ports may rest is bounded ([`MAX_RESTING`]); past it the oldest are freed early.
 //!
+//! # Shares
+//! No VM can use up the ports toward a destination that others want too (RFC 6888 REQ-4). With
+//! several VMs a quarter of the range is a [`Reserve`]: of it a VM may only take what brings its
+//! ports toward that destination, resting ones included, up to an equal part. So whatever the
+//! others do, each VM can have 1/4 of the range divided by the number of VMs.
+//!
 //! Endpoint-independent mapping (RFC 4787 REQ-1, on request, UDP) would take its ports from a
 //! range of its own, with one [`Destination`] of remote 0.0.0.0:0 for all.
 use std::{
@@ -26,6 +32,8 @@ use std::{
 use hashbrown::{HashMap, hash_map::Entry};
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
 use slipgate_abi::{Ip4, Protocol, timeout::PORT_REST_NS};
+
+use crate::quota::Reserve;
 
 mod occupancy;
 
@@ -64,11 +72,13 @@ pub enum Freed {
     /// At once.
     Safe,
     /// After a rest, or before by the same VM with timestamps.
-    Rests {
-        /// The VM that had it.
-        vm: u32,
-    },
+    Rests,
+    /// It was another process's all along: after a rest, and it is nobody's meanwhile.
+    Taken,
 }
+
+/// Whose a port is that another process has.
+const NOBODY: u32 = slipgate_abi::Tuple::WORLD;
 
 #[derive(Debug)]
 struct Toward {
@@ -81,6 +91,7 @@ struct Toward {
 #[derive(Debug)]
 pub struct PortPool {
     range: RangeInclusive<u16>,
+    reserve: Reserve,
     /// By protocol: ports that sockets of the host hold.
     reserved: HashMap<(Protocol, u16), (), foldhash::fast::RandomState>,
     toward: HashMap<Destination, Toward, foldhash::fast::RandomState>,
@@ -98,6 +109,7 @@ impl PortPool {
     /// A pool with a generator of the caller's, for tests.
     pub fn with_rng(range: RangeInclusive<u16>, rng: SmallRng) -> Self {
         Self {
+            reserve: Reserve::new(range.len(), 1),
             range,
             reserved: HashMap::default(),
             toward: HashMap::default(),
@@ -111,14 +123,19 @@ impl PortPool {
         self.range.len()
     }
 
+    /// Sets among how many VMs the ports are shared.
+    pub fn share_among(&mut self, vms: usize) {
+        self.reserve = Reserve::new(self.range.len(), vms);
+    }
+
     /// Sets the ports that sockets of the host hold; they are not picked any more.
     pub fn set_reserved(&mut self, ports: impl IntoIterator<Item = (Protocol, u16)>) {
         self.reserved = ports.into_iter().map(|p| (p, ())).collect();
     }
 
-    /// Picks a free port toward a destination and marks it busy; `None` when there is none.
-    /// `timestamps_of`: the VM, when its SYN carries timestamps.
-    pub fn pick(&mut self, to: Destination, timestamps_of: Option<u32>) -> Option<u16> {
+    /// Picks a free port toward a destination for a VM and marks it busy; `None` when there is
+    /// none, or the VM has had its share. `timestamps`: whether it is for a SYN that carries them.
+    pub fn pick(&mut self, to: Destination, vm: u32, timestamps: bool) -> Option<u16> {
         let size = self.range.len();
         if size == 0 {
             return None;
@@ -126,14 +143,21 @@ impl PortPool {
         let first = *self.range.start();
         let toward = self.toward.entry(to).or_insert_with(Toward::new);
         let mut start = random_below(&mut self.rng, size);
+        let free = size - toward.busy.len();
+        let may = self.reserve.allows(free, || toward.busy.held_by(vm));
         // Reserved ports are few; each costs one more try.
-        for _ in 0..=self.reserved.len().min(64) {
+        let tries = if may {
+            1 + self.reserved.len().min(64)
+        } else {
+            0
+        };
+        for _ in 0..tries {
             let Some(offset) = toward.busy.first_free_from(start, size) else {
                 break;
             };
             let port = first + offset as u16;
             if self.reserved.is_empty() || !self.reserved.contains_key(&(to.protocol, port)) {
-                toward.busy.set(offset, size);
+                toward.busy.set(offset, vm, size);
                 return Some(port);
             }
             start = (offset + 1) % size;
@@ -142,7 +166,9 @@ impl PortPool {
             self.toward.remove(&to);
             return None;
         }
-        let vm = timestamps_of?;
+        if !timestamps {
+            return None;
+        }
         // A resting one of the same VM; the look is bounded, the oldest are the likeliest.
         let at = toward
             .resting
@@ -152,21 +178,21 @@ impl PortPool {
         toward.resting.remove(at).map(|(port, _)| port)
     }
 
-    /// Marks a port busy that a flow has already (adoption).
-    pub fn mark(&mut self, to: Destination, port: u16) {
+    /// Marks a port busy that a VM's flow has already (adoption).
+    pub fn mark(&mut self, to: Destination, port: u16, vm: u32) {
         if let Some(offset) = self.offset(port) {
             let size = self.range.len();
             self.toward
                 .entry(to)
                 .or_insert_with(Toward::new)
                 .busy
-                .set(offset, size);
+                .set(offset, vm, size);
         }
     }
 
-    /// Frees a port. One outside the range (a forward's) is nobody's to give out, so nothing is to
+    /// Frees a port of a VM. One outside the range (a forward's) is nobody's to give out, so nothing is to
     /// be done.
-    pub fn free(&mut self, to: Destination, port: u16, how: Freed, now_ns: u64) {
+    pub fn free(&mut self, to: Destination, port: u16, vm: u32, how: Freed, now_ns: u64) {
         let Some(offset) = self.offset(port) else {
             return;
         };
@@ -175,11 +201,16 @@ impl PortPool {
         };
         match how {
             Freed::Safe => {
-                entry.get_mut().busy.clear(offset);
+                entry.get_mut().busy.clear(offset, vm);
                 remove_if_empty(entry);
             }
-            Freed::Rests { vm } => {
-                entry.get_mut().resting.push_back((port, vm));
+            Freed::Rests | Freed::Taken => {
+                let toward = entry.get_mut();
+                let holder = if how == Freed::Taken { NOBODY } else { vm };
+                if holder != vm {
+                    toward.busy.hand_over(offset, vm, holder);
+                }
+                toward.resting.push_back((port, holder));
                 self.rests.push_back((now_ns + PORT_REST_NS, to, port));
                 if self.rests.len() > MAX_RESTING {
                     self.wake_first();
@@ -212,8 +243,9 @@ impl PortPool {
         let toward = entry.get_mut();
         // Not there any more when it was picked early.
         if let Some(at) = toward.resting.iter().position(|(p, _)| *p == port) {
-            toward.resting.remove(at);
-            toward.busy.clear(offset);
+            if let Some((_, vm)) = toward.resting.remove(at) {
+                toward.busy.clear(offset, vm);
+            }
             remove_if_empty(entry);
         }
     }

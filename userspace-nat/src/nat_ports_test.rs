@@ -26,7 +26,7 @@ fn pool(range: RangeInclusive<u16>) -> PortPool {
 fn gives_out_the_whole_range_once_per_destination() {
     let mut pool = pool(DEFAULT_RANGE);
     for n in 0..3 {
-        let ports: HashSet<u16> = std::iter::from_fn(|| pool.pick(to(n), None)).collect();
+        let ports: HashSet<u16> = std::iter::from_fn(|| pool.pick(to(n), 1, false)).collect();
         assert_eq!(ports.len(), 4_536);
         assert!(ports.iter().all(|p| DEFAULT_RANGE.contains(p)));
     }
@@ -35,43 +35,45 @@ fn gives_out_the_whole_range_once_per_destination() {
 #[test]
 fn rfc6888_req_8_a_freed_port_rests_120_seconds() {
     let mut pool = pool(61_000..=61_000);
-    let port = pool.pick(to(1), None).unwrap();
-    pool.free(to(1), port, Freed::Rests { vm: 1 }, SECOND_NS);
+    let port = pool.pick(to(1), 1, false).unwrap();
+    pool.free(to(1), port, 1, Freed::Rests, SECOND_NS);
     pool.wake(120 * SECOND_NS);
-    assert_eq!(pool.pick(to(1), None), None);
+    assert_eq!(pool.pick(to(1), 1, false), None);
     pool.wake(121 * SECOND_NS);
-    assert_eq!(pool.pick(to(1), None), Some(port));
+    assert_eq!(pool.pick(to(1), 1, false), Some(port));
 }
 
 #[test]
 fn rfc6888_req_8_a_safely_closed_port_is_free_at_once() {
     let mut pool = pool(61_000..=61_000);
-    let port = pool.pick(to(1), None).unwrap();
-    pool.free(to(1), port, Freed::Safe, 0);
-    assert_eq!(pool.pick(to(1), None), Some(port));
+    let port = pool.pick(to(1), 1, false).unwrap();
+    pool.free(to(1), port, 1, Freed::Safe, 0);
+    assert_eq!(pool.pick(to(1), 1, false), Some(port));
 }
 
 #[test]
 fn rfc6191_the_same_vm_with_timestamps_takes_a_resting_port() {
     let mut pool = pool(61_000..=61_001);
     for _ in 0..2 {
-        let port = pool.pick(to(1), None).unwrap();
-        pool.free(to(1), port, Freed::Rests { vm: 7 }, 0);
+        let port = pool.pick(to(1), 7, false).unwrap();
+        pool.free(to(1), port, 7, Freed::Rests, 0);
     }
-    assert_eq!(pool.pick(to(1), None), None, "without timestamps");
-    assert_eq!(pool.pick(to(1), Some(8)), None, "another VM");
-    assert!(pool.pick(to(1), Some(7)).is_some());
-    assert!(pool.pick(to(1), Some(7)).is_some());
-    assert_eq!(pool.pick(to(1), Some(7)), None);
+    assert_eq!(pool.pick(to(1), 1, false), None, "without timestamps");
+    assert_eq!(pool.pick(to(1), 8, true), None, "another VM");
+    assert!(pool.pick(to(1), 7, true).is_some());
+    assert!(pool.pick(to(1), 7, true).is_some());
+    assert_eq!(pool.pick(to(1), 7, true), None);
     // The rests of ports that were taken early do not free them.
     pool.wake(500 * SECOND_NS);
-    assert_eq!(pool.pick(to(1), None), None);
+    assert_eq!(pool.pick(to(1), 1, false), None);
 }
 
 #[test]
 fn rfc6056_ports_are_not_in_sequence() {
     let mut pool = pool(DEFAULT_RANGE);
-    let ports: Vec<u16> = (0..100).filter_map(|n| pool.pick(to(n), None)).collect();
+    let ports: Vec<u16> = (0..100)
+        .filter_map(|n| pool.pick(to(n), 1, false))
+        .collect();
     let sequential = ports
         .windows(2)
         .filter(|w| w[1].wrapping_sub(w[0]) <= 8)
@@ -83,16 +85,59 @@ fn rfc6056_ports_are_not_in_sequence() {
 fn reserved_ports_are_left_alone() {
     let mut pool = pool(61_000..=61_009);
     pool.set_reserved((61_000..61_005).map(|p| (Protocol::Tcp, p)));
-    let ports: HashSet<u16> = std::iter::from_fn(|| pool.pick(to(1), None)).collect();
+    let ports: HashSet<u16> = std::iter::from_fn(|| pool.pick(to(1), 1, false)).collect();
     assert_eq!(ports, (61_005..=61_009).collect());
+}
+
+#[test]
+fn rfc6888_req_4_a_vm_leaves_ports_to_the_others() {
+    let mut pool = pool(DEFAULT_RANGE);
+    pool.share_among(3);
+    let mut ports_of = |n, vm| std::iter::from_fn(|| pool.pick(to(n), vm, false)).count();
+    // A quarter of 4,536 is 1,134, a third of that 378.
+    assert_eq!(ports_of(1, 1), 4_536 - 1_134);
+    assert_eq!(ports_of(1, 2), 378);
+    assert_eq!(ports_of(1, 3), 378);
+    assert_eq!(ports_of(1, 1), 0);
+    assert_eq!(ports_of(2, 2), 4_536 - 1_134, "toward another destination");
+}
+
+#[test]
+fn resting_ports_are_of_a_vm_s_share() {
+    let mut pool = pool(61_000..=61_079);
+    pool.share_among(2);
+    let first: Vec<u16> = std::iter::from_fn(|| pool.pick(to(1), 1, false)).collect();
+    assert_eq!(first.len(), 60);
+    for port in first {
+        pool.free(to(1), port, 1, Freed::Rests, 0);
+    }
+    assert_eq!(pool.pick(to(1), 1, false), None);
+    assert!(pool.pick(to(1), 2, false).is_some());
+    pool.wake(121 * SECOND_NS);
+    assert!(pool.pick(to(1), 1, false).is_some());
+}
+
+#[test]
+fn a_port_of_another_process_is_no_vm_s() {
+    let mut pool = pool(61_000..=61_079);
+    pool.share_among(2);
+    for _ in 0..40 {
+        let port = pool.pick(to(1), 1, false).unwrap();
+        pool.free(to(1), port, 1, Freed::Taken, 0);
+    }
+    // 40 are left. Past the common ones a VM has its ten, although the others were its tries.
+    let first: Vec<u16> = std::iter::from_fn(|| pool.pick(to(1), 1, false)).collect();
+    assert_eq!(first.len(), 20);
+    pool.wake(121 * SECOND_NS);
+    assert_eq!(pool.busy(&to(1)), 20);
 }
 
 #[test]
 fn memory_is_given_back() {
     let mut pool = pool(DEFAULT_RANGE);
     for n in 0..200 {
-        let port = pool.pick(to(n), None).unwrap();
-        pool.free(to(n), port, Freed::Rests { vm: 1 }, 0);
+        let port = pool.pick(to(n), 1, false).unwrap();
+        pool.free(to(n), port, 1, Freed::Rests, 0);
     }
     pool.wake(121 * SECOND_NS);
     assert_eq!(pool.sizes(), (0, 0));
@@ -112,14 +157,14 @@ proptest! {
             now += SECOND_NS / 2;
             pool.wake(now);
             if action < 3 {
-                if let Some(port) = pool.pick(to(n), (action == 2).then_some(1)) {
+                if let Some(port) = pool.pick(to(n), 1, action == 2) {
                     prop_assert!(!out.contains(&(n, port)));
                     out.push((n, port));
                 }
             } else if !out.is_empty() {
                 let (n, port) = out.swap_remove(which.index(out.len()));
-                let how = if port % 2 == 0 { Freed::Safe } else { Freed::Rests { vm: 1 } };
-                pool.free(to(n), port, how, now);
+                let how = if port % 2 == 0 { Freed::Safe } else { Freed::Rests };
+                pool.free(to(n), port, 1, how, now);
             }
         }
         now += 1_000 * SECOND_NS;
@@ -127,8 +172,37 @@ proptest! {
         for n in 0..3 {
             let held = out.iter().filter(|(m, _)| *m == n).count();
             prop_assert_eq!(pool.busy(&to(n)), held);
-            let free = std::iter::from_fn(|| pool.pick(to(n), None)).count();
+            let free = std::iter::from_fn(|| pool.pick(to(n), 1, false)).count();
             prop_assert_eq!(free + held, usize::from(size));
+        }
+    }
+
+    /// Whatever the others hold and free: a VM below its part of the reserve finds a port.
+    #[test]
+    fn rfc6888_req_4_every_vm_has_its_part(
+        size in 8u16..300,
+        vms in 2u32..6,
+        steps in prop::collection::vec((0u32..6, any::<prop::sample::Index>(), 0u8..12), 1..900),
+    ) {
+        let mut pool = pool(61_000..=61_000 + (size - 1));
+        pool.share_among(vms as usize);
+        let part = usize::from(size) / 4 / vms as usize;
+        let mut held: Vec<(u32, u16)> = Vec::new();
+        for (vm, which, action) in steps {
+            let vm = vm % vms;
+            if action > 0 || held.is_empty() {
+                held.extend(pool.pick(to(1), vm, false).map(|port| (vm, port)));
+            } else {
+                let (vm, port) = held.swap_remove(which.index(held.len()));
+                pool.free(to(1), port, vm, Freed::Safe, 0);
+            }
+            for vm in 0..vms {
+                if held.iter().filter(|(v, _)| *v == vm).count() < part {
+                    let port = pool.pick(to(1), vm, false);
+                    prop_assert!(port.is_some(), "VM {vm}, {} are held", held.len());
+                    pool.free(to(1), port.unwrap_or_default(), vm, Freed::Safe, 0);
+                }
+            }
         }
     }
 }

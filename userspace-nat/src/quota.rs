@@ -1,6 +1,7 @@
-//! Rates: token buckets in integer nanoseconds.
+//! Rates and shares.
 //!
-//! A bucket is kept as the time at which it will be full again (the generic cell rate algorithm's
+//! # Rates
+//! Token buckets in integer nanoseconds. A bucket is kept as the time at which it will be full again (the generic cell rate algorithm's
 //! theoretical arrival time, ITU-T I.371): one word, no division per packet, no drift.
 use crate::clock::SECOND_NS;
 
@@ -44,6 +45,37 @@ impl TokenBucket {
         if self.interval_ns != u64::MAX {
             self.full_at_ns = self.full_at_ns.saturating_sub(self.interval_ns);
         }
+    }
+}
+
+/// What of a common store is kept so that no VM can use it up for the others: a quarter, in equal
+/// parts. Whoever has a part's worth or more may only take while more than the reserve is free, so
+/// whoever has less always finds something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reserve {
+    part: usize,
+    whole: usize,
+}
+
+impl Reserve {
+    /// Of a store of `size`, among so many VMs. One alone shares with nobody.
+    pub const fn new(size: usize, vms: usize) -> Self {
+        let part = if vms < 2 { 0 } else { size / 4 / vms };
+        Self {
+            part,
+            whole: part * vms,
+        }
+    }
+
+    /// How much is kept.
+    pub const fn size(&self) -> usize {
+        self.whole
+    }
+
+    /// Whether a VM may take one more, while so much is free. `held`: what it has; asked only when
+    /// it matters.
+    pub fn allows(&self, free: usize, held: impl FnOnce() -> usize) -> bool {
+        free > self.whole || held() < self.part
     }
 }
 

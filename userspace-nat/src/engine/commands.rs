@@ -60,6 +60,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 self.core.follow_routes(now_ns);
             }
             ControlMessage::Forwards(forwards) => self.core.set_forwards(forwards),
+            ControlMessage::ForwardTexts(texts) => {
+                self.rule_texts = self.core.policy.texts().chain(texts).collect();
+            }
             ControlMessage::RelayForward(forward) => {
                 let cx = &mut Context {
                     now_ns,

@@ -76,6 +76,8 @@ pub enum ControlMessage {
     RelayForward(relay::Forward),
     /// All forwards.
     Forwards(Vec<Forward>),
+    /// The forwards' texts in `RULES`, which follow the policy's, for the flow log.
+    ForwardTexts(Vec<String>),
     /// The resolvers to ask.
     Resolvers(Vec<SocketAddr>),
     /// Ports in the translated range that sockets of the host hold.

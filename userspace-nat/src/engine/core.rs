@@ -129,6 +129,7 @@ impl<D: Datapath> Core<D> {
         };
         self.flows.set_closed_limit(net.row, net.max_flows);
         self.rows.insert(net.id, net.row);
+        self.flows.share_among(self.rows.len());
         match place {
             Some(vm) if vm.net.id == net.id => {
                 if vm.net.new_flows_per_second != net.new_flows_per_second {
@@ -144,6 +145,7 @@ impl<D: Datapath> Core<D> {
     /// Removes a VM; its flows are the caller's to end.
     pub(crate) fn remove_vm(&mut self, row: u16, id: u32) -> bool {
         self.rows.remove(&id);
+        self.flows.share_among(self.rows.len());
         let place = self.vms.get_mut(usize::from(row));
         let Some(vm) = place.and_then(|place| place.take_if(|vm| vm.net.id == id)) else {
             return false;
@@ -205,6 +207,10 @@ impl<D: Datapath> Core<D> {
             return *index;
         }
         let index = self.datapath.next_hop_for(ifindex, neighbour);
+        // None to be had now may be one to be had later.
+        if index == 0 {
+            return 0;
+        }
         if self.next_hops.len() >= MAX_NEXT_HOPS {
             self.next_hops.clear();
         }

@@ -74,6 +74,9 @@ impl<D: Datapath> Core<D> {
             return Finish::Drop(DropReason::TtlExpired);
         }
         let next_hop = self.next_hop_of(slot);
+        if next_hop == 0 {
+            return Finish::Drop(DropReason::EngineBusy);
+        }
         let copy = self.copy(&packet);
         icmp::translate(copy, End::Destination, entry.nat, entry.nat_port);
         ipv4::decrement_ttl(copy);
@@ -96,12 +99,17 @@ impl<D: Datapath> Core<D> {
             return;
         };
         let next_hop = self.next_hop_of(slot);
+        if next_hop == 0 {
+            return;
+        }
         let out = &mut self.out;
         vm.answers
             .icmp_to_world(&vm.net, packet, error, next_hop, out, now_ns);
     }
 
-    /// Where a flow leaves; asked for anew when there was none to be had at its admission.
+    /// Where a flow leaves; asked for anew when there was none to be had at its admission. 0 when
+    /// there still is none: the kernel finds the way of what it translates, but what the engine
+    /// makes has none.
     pub(super) fn next_hop_of(&mut self, slot: u32) -> u32 {
         use std::sync::atomic::Ordering::Relaxed;
         let live = self.datapath.slot(slot);

@@ -46,6 +46,9 @@ impl<D: Datapath> Core<D> {
             return Finish::Drop(DropReason::NoFlow);
         };
         let next_hop = self.next_hop_of(slot);
+        if next_hop == 0 {
+            return Finish::Drop(DropReason::EngineBusy);
+        }
         self.copy(&packet);
         let (source, port) = (entry.nat, entry.nat_port);
         rewrite(&mut self.scratch, &packet, vnet, End::Source, source, port);

@@ -110,7 +110,8 @@ impl Flows {
             live.generation().load(Relaxed),
         );
         self.table.insert(slot, entry);
-        self.ports.mark(entry.destination(), entry.nat_port);
+        let vm = entry.guest.scope;
+        self.ports.mark(entry.destination(), entry.nat_port, vm);
         entry
     }
 }

@@ -240,8 +240,8 @@ impl Flows {
         let _ = datapath.remove(&entry.guest);
         let _ = datapath.remove(&entry.world());
         let how = freed(datapath.slot(slot), entry);
-        self.ports
-            .free(entry.destination(), entry.nat_port, how, now_ns);
+        let (to, vm) = (entry.destination(), entry.guest.scope);
+        self.ports.free(to, entry.nat_port, vm, how, now_ns);
         self.table.unlink(slot);
     }
 }
@@ -264,9 +264,7 @@ fn freed(slot: SlotRef, entry: &Entry) -> Freed {
     if entry.protocol() == Protocol::Tcp && guest_closed_first {
         Freed::Safe
     } else {
-        Freed::Rests {
-            vm: entry.guest.scope,
-        }
+        Freed::Rests
     }
 }
 

@@ -126,7 +126,8 @@ impl Flows {
                     .is_some_and(|e| e.generation == *generation)
             });
         }
-        let mut wanted = self.slots.shortage().saturating_sub(self.ending.len());
+        let shortage = self.slots.shortage(self.vms);
+        let mut wanted = shortage.saturating_sub(self.ending.len());
         while let Some((slot, generation)) = self.closed.pop_front() {
             let still = self
                 .entry(slot)

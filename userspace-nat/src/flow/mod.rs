@@ -54,6 +54,8 @@ pub struct Flows {
     closed: VecDeque<(u32, u32)>,
     next_end_id: u32,
     scan: gc::Scan,
+    /// VMs among which slots and ports are shared.
+    vms: usize,
 }
 
 impl Flows {
@@ -68,6 +70,7 @@ impl Flows {
             closed: VecDeque::new(),
             next_end_id: 0,
             scan: gc::Scan::default(),
+            vms: 1,
         }
     }
 
@@ -104,6 +107,12 @@ impl Flows {
     /// Whether no slot is in use.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Sets among how many VMs slots and ports are shared.
+    pub fn share_among(&mut self, vms: usize) {
+        self.vms = vms;
+        self.ports.share_among(vms);
     }
 
     /// Sets how many closed flows a VM may leave behind before they are ended early.

@@ -35,8 +35,8 @@ pub struct NewFlow {
 /// Why a flow was not opened. Nothing of it is left.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// No slot left.
-    #[error("no slot left for a flow")]
+    /// No slot left, for this VM.
+    #[error("no slot left for a flow of this VM")]
     NoSlot,
     /// Somebody has the tuple on the world's side: another port might do.
     #[error("the translated tuple is taken")]
@@ -60,7 +60,9 @@ impl Flows {
         flow: &NewFlow,
         now_ns: u64,
     ) -> Result<u32, OpenError> {
-        let slot = self.slots.take(datapath, now_ns).ok_or(OpenError::NoSlot)?;
+        let share = (self.slots_of(flow.vm_row).len(), self.vms);
+        let slot = self.slots.take(datapath, share, now_ns);
+        let slot = slot.ok_or(OpenError::NoSlot)?;
         let generation = fill(datapath, slot, flow, now_ns);
         let entry = Entry::live(flow.guest, flow.nat, flow.nat_port, flow.vm_row, generation);
         let reference = FlowRef { slot, generation };

@@ -1,9 +1,13 @@
 //! Slots to give out: ours by chunk, free after a rest.
+//!
+//! A chunk is claimed before the last quarter of ours is used, so that it is known early when there
+//! is none left; from then on that quarter is a [`Reserve`] among our VMs. What processes have of
+//! the table they have by who came first.
 use std::{collections::VecDeque, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Verdict, timeout::SLOT_REST_NS};
 
-use crate::datapath::Tables;
+use crate::{datapath::Tables, quota::Reserve};
 
 /// The slots of our chunks that hold no flow.
 #[derive(Debug)]
@@ -48,18 +52,35 @@ impl SlotPool {
         }
     }
 
-    /// Takes a slot, claiming a chunk when there is none.
-    pub(super) fn take(&mut self, tables: &mut impl Tables, now_ns: u64) -> Option<u32> {
-        if self.ready.is_empty() {
-            self.wake(now_ns);
-        }
-        if self.ready.is_empty() && self.may_claim(now_ns) {
+    /// Takes a slot for a VM that has `held`, one of so many; `None` when there is none, or the VM
+    /// has had its share.
+    pub(super) fn take(
+        &mut self,
+        tables: &mut impl Tables,
+        (held, vms): (usize, usize),
+        now_ns: u64,
+    ) -> Option<u32> {
+        if self.free() <= self.owned / 4 && self.may_claim(now_ns) {
             match tables.claim_chunk() {
-                Some(chunk) => self.add_chunk(tables, chunk, now_ns),
+                Some(chunk) => {
+                    self.none_left_at_ns = None;
+                    self.add_chunk(tables, chunk, now_ns);
+                }
                 None => self.none_left_at_ns = Some(now_ns),
             }
         }
+        if self.ready.is_empty() {
+            self.wake(now_ns);
+        }
+        let shared = self.none_left_at_ns.is_some();
+        if shared && !Reserve::new(self.owned, vms).allows(self.free(), || held) {
+            return None;
+        }
         self.ready.pop()
+    }
+
+    fn free(&self) -> usize {
+        self.ready.len() + self.resting.len()
     }
 
     fn may_claim(&self, now_ns: u64) -> bool {
@@ -87,12 +108,13 @@ impl SlotPool {
         }
     }
 
-    /// How many more slots should be on their way back: an eighth of ours when no chunk is left
-    /// to claim, else none.
-    pub(super) fn shortage(&self) -> usize {
+    /// How many more slots should be on their way back: the reserve and an eighth of ours when no
+    /// chunk is left to claim, else none.
+    pub(super) fn shortage(&self, vms: usize) -> usize {
         if self.none_left_at_ns.is_none() {
             return 0;
         }
-        (self.owned / 8).saturating_sub(self.ready.len() + self.resting.len())
+        let wanted = self.owned / 8 + Reserve::new(self.owned, vms).size();
+        wanted.saturating_sub(self.free())
     }
 }

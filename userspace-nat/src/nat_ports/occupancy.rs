@@ -1,4 +1,5 @@
-//! Which offsets of a range are busy: a short list, a bitmap when it grows.
+//! Which offsets of a range are busy, and how many of them each holder has: a short list, a bitmap
+//! and counts when it grows.
 
 /// Longest list.
 const FEW: usize = 6;
@@ -6,14 +7,50 @@ const FEW: usize = 6;
 /// A set of offsets.
 #[derive(Debug)]
 pub(super) enum Occupancy {
-    Few { offsets: [u16; FEW], len: u8 },
-    Many { words: Box<[u64]>, len: u32 },
+    Few {
+        offsets: [u16; FEW],
+        holders: [u32; FEW],
+        len: u8,
+    },
+    Many {
+        words: Box<[u64]>,
+        len: u32,
+        held: Held,
+    },
+}
+
+/// Offsets by holder, sorted by holder; none has 0.
+#[derive(Debug, Default)]
+pub(super) struct Held(Vec<(u32, u32)>);
+
+impl Held {
+    fn of(&self, holder: u32) -> usize {
+        let at = self.0.binary_search_by_key(&holder, |(h, _)| *h);
+        at.map_or(0, |at| self.0[at].1 as usize)
+    }
+
+    fn more(&mut self, holder: u32) {
+        match self.0.binary_search_by_key(&holder, |(h, _)| *h) {
+            Ok(at) => self.0[at].1 += 1,
+            Err(at) => self.0.insert(at, (holder, 1)),
+        }
+    }
+
+    fn less(&mut self, holder: u32) {
+        if let Ok(at) = self.0.binary_search_by_key(&holder, |(h, _)| *h) {
+            self.0[at].1 -= 1;
+            if self.0[at].1 == 0 {
+                self.0.remove(at);
+            }
+        }
+    }
 }
 
 impl Default for Occupancy {
     fn default() -> Self {
         Self::Few {
             offsets: [0; FEW],
+            holders: [0; FEW],
             len: 0,
         }
     }
@@ -29,14 +66,25 @@ impl Occupancy {
 
     fn few(&self) -> Option<&[u16]> {
         match self {
-            Self::Few { offsets, len } => Some(&offsets[..usize::from(*len)]),
+            Self::Few { offsets, len, .. } => Some(&offsets[..usize::from(*len)]),
             Self::Many { .. } => None,
+        }
+    }
+
+    /// How many a holder has.
+    pub(super) fn held_by(&self, holder: u32) -> usize {
+        match self {
+            Self::Few { holders, len, .. } => holders[..usize::from(*len)]
+                .iter()
+                .filter(|h| **h == holder)
+                .count(),
+            Self::Many { held, .. } => held.of(holder),
         }
     }
 
     /// The first free offset at or after `start`, wrapping at `size`.
     pub(super) fn first_free_from(&self, start: usize, size: usize) -> Option<usize> {
-        let Self::Many { words, len } = self else {
+        let Self::Many { words, len, .. } = self else {
             let busy = self.few()?;
             return (0..size.min(FEW + 1))
                 .map(|i| (start + i) % size)
@@ -61,8 +109,8 @@ impl Occupancy {
         None
     }
 
-    /// Makes an offset busy.
-    pub(super) fn set(&mut self, offset: usize, size: usize) {
+    /// Makes an offset its holder's; one that is busy stays whose it was.
+    pub(super) fn set(&mut self, offset: usize, holder: u32, size: usize) {
         if self
             .few()
             .is_some_and(|busy| busy.len() == FEW && !busy.contains(&(offset as u16)))
@@ -70,39 +118,71 @@ impl Occupancy {
             self.grow(size);
         }
         match self {
-            Self::Few { offsets, len } => {
+            Self::Few {
+                offsets,
+                holders,
+                len,
+            } => {
                 let n = usize::from(*len);
                 if !offsets[..n].contains(&(offset as u16)) {
                     offsets[n] = offset as u16;
+                    holders[n] = holder;
                     *len += 1;
                 }
             }
-            Self::Many { words, len } => {
+            Self::Many { words, len, held } => {
                 let bit = 1 << (offset % 64);
                 if words[offset / 64] & bit == 0 {
                     words[offset / 64] |= bit;
                     *len += 1;
+                    held.more(holder);
                 }
             }
         }
     }
 
-    /// Makes an offset free.
-    pub(super) fn clear(&mut self, offset: usize) {
+    /// Makes its holder's offset free.
+    pub(super) fn clear(&mut self, offset: usize, holder: u32) {
         match self {
-            Self::Few { offsets, len } => {
+            Self::Few {
+                offsets,
+                holders,
+                len,
+            } => {
                 let n = usize::from(*len);
                 if let Some(at) = offsets[..n].iter().position(|o| usize::from(*o) == offset) {
                     offsets[at] = offsets[n - 1];
+                    holders[at] = holders[n - 1];
                     *len -= 1;
                 }
             }
-            Self::Many { words, len } => {
+            Self::Many { words, len, held } => {
                 let bit = 1 << (offset % 64);
                 if words[offset / 64] & bit != 0 {
                     words[offset / 64] &= !bit;
                     *len -= 1;
+                    held.less(holder);
                 }
+            }
+        }
+    }
+
+    /// Gives a busy offset to another holder.
+    pub(super) fn hand_over(&mut self, offset: usize, from: u32, to: u32) {
+        match self {
+            Self::Few {
+                offsets,
+                holders,
+                len,
+            } => {
+                let mut few = offsets[..usize::from(*len)].iter();
+                if let Some(at) = few.position(|o| usize::from(*o) == offset) {
+                    holders[at] = to;
+                }
+            }
+            Self::Many { held, .. } => {
+                held.less(from);
+                held.more(to);
             }
         }
     }
@@ -113,11 +193,21 @@ impl Occupancy {
         if !size.is_multiple_of(64) {
             words[size / 64] = u64::MAX << (size % 64);
         }
-        let mut len = 0;
-        for offset in self.few().into_iter().flatten() {
+        let mut held = Held::default();
+        let Self::Few {
+            offsets,
+            holders,
+            len,
+        } = self
+        else {
+            return;
+        };
+        let n = usize::from(*len);
+        for (offset, holder) in offsets[..n].iter().zip(holders) {
             words[usize::from(*offset) / 64] |= 1 << (offset % 64);
-            len += 1;
+            held.more(*holder);
         }
-        *self = Self::Many { words, len };
+        let len = n as u32;
+        *self = Self::Many { words, len, held };
     }
 }

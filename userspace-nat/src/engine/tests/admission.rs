@@ -231,13 +231,42 @@ fn a_full_table_refuses_and_harms_nobody() {
         max_flows: 100_000,
         ..Setup::default()
     });
-    for i in 0..1_024 {
-        rig.guest(1, &udp((GUEST, 1_000 + i), SERVER, b"x"));
+    // A quarter is kept for those that have less than a third of it.
+    let open = |rig: &mut Rig, row| {
+        for i in 0..1_024 {
+            rig.guest(row, &udp((GUEST, 1_000 + i), SERVER, b"x"));
+        }
+        (rig.flows(), rig.refused(row, Refusal::TableFull))
+    };
+    assert_eq!(open(&mut rig, 1), (769, 255));
+    assert_eq!(open(&mut rig, 2), (769 + 85, 1_024 - 85));
+    assert_eq!(open(&mut rig, 3), (769 + 170, 1_024 - 85));
+    for row in 1..=3 {
+        let known = udp((GUEST, 1_000), SERVER, b"x");
+        assert_eq!(rig.guest(row, &known), Way::Fast);
     }
-    assert_eq!(rig.flows(), 1_024);
-    rig.guest(2, &udp((GUEST, 1_000), SERVER, b"x"));
-    assert_eq!(rig.refused(2, Refusal::TableFull), 1);
-    assert_eq!(rig.guest(1, &udp((GUEST, 1_000), SERVER, b"x")), Way::Fast);
+    rig.assert_paired();
+}
+
+#[test]
+fn rfc6888_req_4_a_vm_s_flood_leaves_ports_to_another() {
+    let mut rig = Rig::with(Setup {
+        nat_ports: 61_000..=61_063,
+        ..Setup::default()
+    });
+    for i in 0..64 {
+        rig.guest(1, &syn((GUEST, 40_000 + i), SERVER, 7));
+        rig.guest(2, &syn((GUEST, 40_000 + i % 5), SERVER, 7));
+    }
+    // Five each of the sixteen kept; the second has its five at first already.
+    assert_eq!(rig.flows(), 49);
+    assert_eq!(rig.refused(1, Refusal::PortsExhausted), 20);
+    rig.connect_from(3, 40_000, 7);
+    for row in [1, 2] {
+        rig.guest(row, &syn((GUEST, 50_000), SERVER, 7));
+        assert!(rig.refused(row, Refusal::PortsExhausted) > 0);
+    }
+    rig.assert_paired();
 }
 
 #[test]
@@ -330,12 +359,16 @@ fn a_forward_opens_a_flow_from_the_world() {
         vm: 101,
         vm_row: 1,
         guest_port: 80,
-        rule: 0,
+        // The rig's only rule is its default; its rules begin at 10.
+        rule: 11,
     };
-    rig.broker
-        .messages
-        .borrow_mut()
-        .push_back(ControlMessage::Forwards(vec![forward]));
+    let texts = vec!["--forward tcp:8080:80".to_owned()];
+    for message in [
+        ControlMessage::Forwards(vec![forward]),
+        ControlMessage::ForwardTexts(texts),
+    ] {
+        rig.broker.messages.borrow_mut().push_back(message);
+    }
     rig.turn();
     rig.kernel
         .borrow_mut()
@@ -357,6 +390,16 @@ fn a_forward_opens_a_flow_from_the_world() {
         rig.at_world().pop().unwrap()[20..22],
         8_080u16.to_be_bytes()
     );
+    // A packet that the host would route to another machine is not the forward's.
+    let other = [203, 0, 113, 77].into_ip();
+    rig.kernel
+        .borrow_mut()
+        .forwards
+        .insert((other, 8_080, 6), (1, 101));
+    let before = rig.dropped(1, DropReason::NoFlow);
+    rig.world(&syn(client, (other, 8_080), 5));
+    assert_eq!(rig.dropped(1, DropReason::NoFlow), before + 1);
+    assert!(rig.at_guest().is_empty());
     // In the peer's name anybody can send a SYN: the connection lives on.
     assert_eq!(
         rig.world(&syn(client, host, 777)),
@@ -365,6 +408,10 @@ fn a_forward_opens_a_flow_from_the_world() {
     assert_eq!(rig.at_guest().len(), 1);
     assert_eq!(rig.flows(), 1);
     rig.assert_paired();
+    let gone = ControlMessage::VmGone { row: 1, id: 101 };
+    rig.broker.messages.borrow_mut().push_back(gone);
+    rig.pass(60 * crate::clock::MILLISECOND_NS);
+    assert_eq!(rig.records()[0]["rule"], "--forward tcp:8080:80");
 }
 
 #[test]
