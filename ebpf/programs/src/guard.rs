@@ -1,6 +1,9 @@
 //! XDP on a guest's TAP: what `guest_egress` would drop or refuse anyway, before the kernel makes
 //! an skb of it. For devices that carry no GSO frames.
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU64,
+    Ordering::{AcqRel, Relaxed},
+};
 
 use aya_ebpf::{
     bindings::xdp_action::{XDP_DROP, XDP_PASS},
@@ -114,7 +117,8 @@ fn allow_answer(vm: VmRef) -> bool {
     {
         store64(passed, 0);
     }
-    passed.fetch_add(1, Relaxed) < ANSWERED_PER_WINDOW
+    // Not relaxed: LLVM 22 then takes the instruction that does not fetch, and compares the addend.
+    passed.fetch_add(1, AcqRel) < ANSWERED_PER_WINDOW
 }
 
 #[inline(always)]

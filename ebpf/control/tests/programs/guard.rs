@@ -63,11 +63,17 @@ fn denied_destinations_pass_at_the_rate_that_is_answered() {
     let mut datapath = loaded!();
     datapath.deny(24, Ipv4Addr::new(8, 0, 8, 0));
     let frame = Frame::tx(Protocol::Tcp).bytes();
-    let passed = (0..100).filter(|_| datapath.guard(&frame)).count();
-    // A window of 100 ms may end meanwhile.
+    let started = std::time::Instant::now();
+    let passed = (0..1_000).filter(|_| datapath.guard(&frame)).count() as u64;
     let denied = datapath.drops.get(ROW).denied.packets;
-    assert_eq!(passed as u64 + denied, 100);
-    assert!(passed == 64 || passed == 100, "{passed}");
+    assert_eq!(passed + denied, 1_000);
+    // 64 in a window of 100 ms, of which several may begin meanwhile. The clock is a coarse one.
+    let windows = started.elapsed().as_millis() as u64 / 90 + 2;
+    assert!(
+        (64..=64 * windows).contains(&passed),
+        "{passed} in {windows} windows"
+    );
+    assert!(denied > 0, "{passed}");
     let elsewhere = Frame {
         destination: Ipv4Addr::new(8, 0, 9, 8),
         ..Frame::tx(Protocol::Tcp)
