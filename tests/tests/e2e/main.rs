@@ -11,6 +11,7 @@ mod records;
 mod refusals;
 mod services;
 mod stand;
+mod traps;
 mod uplinks;
 
 use std::{
