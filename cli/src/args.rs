@@ -77,16 +77,17 @@ pub(crate) struct NatArgs {
     /// What happens to a flow that no rule matches
     #[arg(long, value_enum, default_value_t = DefaultRule::Allow)]
     pub(crate) default: DefaultRule,
-    /// Allow flows to CIDR[:PORT[-PORT]][/tcp|udp|icmp]; rules are tried in the order typed
+    /// Allow flows to CIDR[:PORT[-PORT]][/tcp|udp|icmp]; may be given several times, and rules are
+    /// tried in the order typed
     #[arg(long, value_name = "RULE")]
     pub(crate) allow: Vec<String>,
-    /// Refuse flows to CIDR[:PORT[-PORT]][/tcp|udp|icmp]
+    /// Refuse flows to CIDR[:PORT[-PORT]][/tcp|udp|icmp]; may be given several times
     #[arg(long, value_name = "RULE")]
     pub(crate) deny: Vec<String>,
-    /// Refuse flows to what the file lists, one RULE per line
+    /// Refuse flows to what the file lists, one RULE per line; may be given several times
     #[arg(long, value_name = "F")]
     pub(crate) deny_file: Vec<PathBuf>,
-    /// Flows a VM may have at once
+    /// Flows a VM may have at once; when the table runs full each VM keeps a share
     #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_flows: u32,
     /// New flows a VM may open per second on average, and as many at once
@@ -98,25 +99,27 @@ pub(crate) struct NatArgs {
     #[arg(long, value_name = "SPEC")]
     pub(crate) forward: Vec<String>,
 
-    /// Ports for translated flows
+    /// Ports for translated flows, all of them toward each destination; keep clear of
+    /// net.ipv4.ip_local_port_range
     #[arg(long, value_name = "A-B", default_value = "61000-65535")]
     pub(crate) nat_ports: String,
-    /// Source address of translated flows, one of the uplink's [default: the route's]
+    /// The one source address of translated flows, an address of this host [default: the route's]
     #[arg(long, value_name = "A")]
     pub(crate) nat_address: Option<String>,
-    /// Flows the table can hold; decided by whoever makes the maps
+    /// Flows the table can hold, all processes together, a multiple of 1024; the first process in
+    /// a network namespace decides
     #[arg(long, value_name = "N", default_value_t = slipgate_abi::maps::DEFAULT_SLOTS)]
     pub(crate) flow_table: u32,
     /// Directory in bpffs for pins, one sub-directory per network namespace
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
     pub(crate) pin_dir: PathBuf,
-    /// Append one JSON line per ended flow
+    /// Append one JSON line per ended flow to this file, made with mode 0640
     #[arg(long, value_name = "FILE")]
     pub(crate) flow_log: Option<PathBuf>,
-    /// Drop early by XDP: auto where the device offers no TSO
+    /// Drop unwanted frames early, by XDP on the TAPs
     #[arg(long, value_enum, default_value_t = Xdp::Auto)]
     pub(crate) xdp: Xdp,
-    /// Load the programs that log (slow)
+    /// Load the programs that log what they decide (slow)
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) bpf_log: bool,
     /// Messages on stderr: error, warn, info, debug, trace
@@ -130,20 +133,25 @@ pub(crate) enum Mode {
     Auto,
     /// In the kernel
     Hybrid,
-    /// In the engine, without privileges
+    /// In the engine, without privileges (not there yet)
     Userspace,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DefaultRule {
+    /// Admitted, unless it is to protected space
     Allow,
+    /// Refused
     Deny,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Xdp {
+    /// Where the device offers no TSO, which XDP would cost
     Auto,
+    /// Always
     On,
+    /// Never
     Off,
 }
 
@@ -191,9 +199,9 @@ pub(crate) struct StatsArgs {
 pub(crate) struct WhyArgs {
     /// The VM's name
     pub(crate) vm: String,
-    /// Where it would connect to, HOST:PORT
+    /// Where it would connect to, ADDRESS:PORT; for icmp the address alone
     pub(crate) destination: String,
-    /// Protocol
+    /// Protocol of the flow
     #[arg(long, value_name = "P", value_enum, default_value_t = Proto::Tcp)]
     pub(crate) proto: Proto,
     /// As one JSON object
@@ -206,8 +214,11 @@ pub(crate) struct WhyArgs {
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Proto {
+    /// A connection
     Tcp,
+    /// A datagram
     Udp,
+    /// A ping
     Icmp,
 }
 

@@ -88,6 +88,25 @@ fn status_field(pid: u32, field: &str) -> String {
         .to_owned()
 }
 
+/// Directories with a control socket that belong to the host's network namespace.
+fn run_dirs_in_use(bed: &Bed) -> Vec<std::path::PathBuf> {
+    let namespace = bed
+        .world
+        .host
+        .run(|| fs::metadata("/proc/thread-self/ns/net"));
+    let inode = std::os::unix::fs::MetadataExt::ino(&namespace.unwrap()).to_string();
+    let dirs = fs::read_dir("/run/slipgate").unwrap();
+    dirs.map(|entry| entry.unwrap().path())
+        .filter(|dir| {
+            dir.file_name()
+                .unwrap()
+                .to_string_lossy()
+                .starts_with(&inode)
+        })
+        .filter(|dir| dir.join("0.sock").exists())
+        .collect()
+}
+
 #[track_caller]
 fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + WAIT;
@@ -136,12 +155,15 @@ fn a_guest_is_served_and_nothing_is_left_behind() {
 
     let host = &bed.world.host;
     assert!(host.ifindex("sgport0").is_some());
+    let run_dirs = run_dirs_in_use(&bed);
+    assert_eq!(run_dirs.len(), 1, "{run_dirs:?}");
     assert!(
         bed.slipgate.stop().unwrap().success(),
         "{}",
         bed.slipgate.stderr()
     );
     assert_eq!(bed.slipgate.pins().pins(), Vec::<std::path::PathBuf>::new());
+    assert!(!run_dirs[0].exists(), "{run_dirs:?}");
     assert!(host.ifindex("sgport0").is_none());
     assert!(host.ip("link show tap0").unwrap().contains("state DOWN"));
 }
@@ -232,6 +254,34 @@ fn a_tap_that_comes_again_is_served_again() {
         bed.slipgate.stderr().contains("tap0 is there again")
     });
     assert!(bed.can_ping(SERVER));
+    bed.upload(0, MEGABYTE);
+}
+
+#[test]
+fn forwarding_turned_on_for_all_is_turned_off_again() {
+    require_root_and_tun!();
+    let bed = Bed::new(&["tap0"], &[]);
+    let forwards = |device: &str| {
+        let path = format!("/proc/sys/net/ipv4/conf/{device}/forwarding");
+        let read = bed.world.host.run(|| fs::read_to_string(&path));
+        read.unwrap().trim() == "1"
+    };
+    bed.world
+        .host
+        .run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "0"))
+        .unwrap();
+    bed.world
+        .host
+        .run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1"))
+        .unwrap();
+    assert!(forwards("tap0") && forwards("sgport0"));
+    // It looks every ten seconds.
+    let until = Instant::now() + Duration::from_secs(15);
+    while forwards("tap0") || forwards("sgport0") {
+        assert!(Instant::now() < until, "the host still routes for the TAP");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(forwards(UPLINK), "and nothing else is changed");
     bed.upload(0, MEGABYTE);
 }
 

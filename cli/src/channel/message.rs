@@ -54,6 +54,8 @@ pub(crate) struct Start {
     pub(crate) rules: LoadedRules,
     /// Where this owner's rules begin in `RULES`.
     pub(crate) rule_base: u32,
+    /// What follows the policy's texts there: the forwards'.
+    pub(crate) forward_texts: Vec<String>,
     pub(crate) resolvers: Vec<SocketAddrV4>,
     /// First and last port of translated flows.
     pub(crate) nat_ports: (u16, u16),

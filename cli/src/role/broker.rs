@@ -53,8 +53,9 @@ use crate::{
 const READY: &str = "slipgate: ready";
 /// How long the engine may take to adopt, or to end flows.
 const ENGINE_WITHIN: Duration = Duration::from_secs(60);
-/// How often the host's sockets are looked at for ports among the translated ones.
-const PORTS_EVERY: Duration = Duration::from_secs(10);
+/// How often the host is looked at for what it sends no notice of: sockets bound to translated
+/// ports, forwarding turned on for the TAPs.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Runs until stopped.
 pub(crate) fn run(config: Config, log: &str) -> anyhow::Result<()> {
@@ -84,7 +85,7 @@ struct Broker {
     asked: HashMap<u64, (ClientId, Destination)>,
     next_question: u64,
     reserved_ports: Vec<(u8, u16)>,
-    ports_due: Instant,
+    look_due: Instant,
     /// With `--bpf-log`.
     programs_log: Option<BpfLog>,
 }
@@ -110,7 +111,7 @@ impl Broker {
             asked: HashMap::new(),
             next_question: 0,
             reserved_ports,
-            ports_due: Instant::now() + PORTS_EVERY,
+            look_due: Instant::now() + LOOK_EVERY,
         };
         // Adopted flows and the engine's first ones may have claimed next hops.
         broker.attached.refresh_next_hops()?;
@@ -137,7 +138,7 @@ impl Broker {
     /// The loop. Returns when it is asked to stop.
     fn serve(&mut self, signals: &SignalFd) -> anyhow::Result<OnExit> {
         loop {
-            let wait = self.ports_due.saturating_duration_since(Instant::now());
+            let wait = self.look_due.saturating_duration_since(Instant::now());
             let timeout = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
             let mut fds = vec![
                 PollFd::new(signals.as_fd(), PollFlags::POLLIN),
@@ -178,7 +179,9 @@ impl Broker {
             if let Some(log) = &mut self.programs_log {
                 log.flush();
             }
-            if Instant::now() >= self.ports_due {
+            if Instant::now() >= self.look_due {
+                self.look_due = Instant::now() + LOOK_EVERY;
+                self.attached.keep_unrouted();
                 self.look_at_ports()?;
             }
         }
@@ -292,7 +295,6 @@ impl Broker {
     }
 
     fn look_at_ports(&mut self) -> anyhow::Result<()> {
-        self.ports_due = Instant::now() + PORTS_EVERY;
         let now = bound_ports::bound(&self.attached.config.nat_ports);
         if now != self.reserved_ports {
             self.engine.tell(&ToEngine::ReservedPorts(now.clone()))?;
@@ -315,6 +317,8 @@ impl Broker {
         match exit {
             OnExit::Keep => tracing::info!("stopped; flows go on in the kernel"),
             OnExit::Detach => {
+                // Its socket is in the directory that goes.
+                drop(self.control);
                 let pin_dir = self.attached.config.pin_dir.clone();
                 let all = self.attached.detach()?;
                 // Others' may be in it, of other network namespaces.

@@ -157,6 +157,7 @@ fn known(
         }));
     }
     messages.push(ControlMessage::Forwards(kernel));
+    messages.push(ControlMessage::ForwardTexts(start.forward_texts));
     messages.extend(relayed);
     Ok(messages)
 }

@@ -24,7 +24,7 @@ pub(crate) struct Flow {
     nat: String,
     /// `Fast`, `Engine`, ... in lower case.
     verdict: &'static str,
-    /// opening, established, closing, closed, reset.
+    /// TCP: opening, established, closing, closed, reset. Others: one-way, both-ways.
     state: &'static str,
     /// The rule that admitted it.
     rule: String,
@@ -88,14 +88,12 @@ impl Flow {
     }
 }
 
-/// TCP has phases; of the others it is known whether the peer has answered.
+/// TCP has phases; of the others it is known whether they were answered.
 fn state(slot: &SlotSnapshot) -> &'static str {
     match slot.protocol {
         Protocol::Tcp => slot.tcp.phase().name(),
-        Protocol::Udp | Protocol::Icmp if slot.tx_packets > 0 && slot.rx_packets > 0 => {
-            "established"
-        }
-        Protocol::Udp | Protocol::Icmp => "opening",
+        Protocol::Udp | Protocol::Icmp if slot.tx_packets > 0 && slot.rx_packets > 0 => "both-ways",
+        Protocol::Udp | Protocol::Icmp => "one-way",
     }
 }
 

@@ -71,18 +71,18 @@ fn a_flow_that_never_carried_a_packet_is_idle_since_it_was_admitted() {
 }
 
 #[test]
-fn udp_and_icmp_are_established_once_answered() {
+fn udp_and_icmp_have_no_phases_but_directions() {
     let mut s = slot();
     s.protocol = Protocol::Icmp;
     s.remote_port = 0;
     let flow = Flow::new(&s, String::new(), String::new(), 0);
     assert_eq!(
         (flow.state, flow.remote.as_str()),
-        ("established", "192.0.2.1")
+        ("both-ways", "192.0.2.1")
     );
     s.rx_packets = 0;
     assert_eq!(
         Flow::new(&s, String::new(), String::new(), 0).state,
-        "opening"
+        "one-way"
     );
 }

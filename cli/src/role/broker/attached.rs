@@ -281,6 +281,19 @@ impl Attached {
         (0..self.vms.len()).try_for_each(|index| self.serve_tap(index))
     }
 
+    /// Has the host route nothing of the TAPs and the port: `sysctl net.ipv4.ip_forward=1` turns it
+    /// on for every device.
+    pub(super) fn keep_unrouted(&self) {
+        let taps = self.vms.iter().filter_map(|vm| vm.tap_ifindex);
+        for ifindex in taps.chain([self.port.ifindex]) {
+            let kept = Device::with_index(ifindex).and_then(|device| device.set_forwarding(false));
+            if let Err(e) = kept {
+                // One that is gone: a notice is on its way.
+                tracing::debug!("{e}");
+            }
+        }
+    }
+
     pub(super) fn refresh_next_hops(&mut self) -> anyhow::Result<()> {
         self.next_hops
             .refresh(self.datapath.maps(), self.watch.network())?;
@@ -350,7 +363,7 @@ fn credits_of(vms: usize) -> u32 {
 }
 
 /// One text per flag, whatever its range.
-fn forward_texts(config: &Config) -> impl Iterator<Item = String> {
+pub(super) fn forward_texts(config: &Config) -> impl Iterator<Item = String> {
     let mut texts: Vec<String> = config.forwards.iter().map(forward_text).collect();
     texts.dedup();
     texts.into_iter()

@@ -17,7 +17,10 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{attached::Attached, reserve};
+use super::{
+    attached::{self, Attached},
+    reserve,
+};
 use crate::{
     channel::{Channel, ForwardSocket, MAX_FDS, Start, ToBroker, ToEngine},
     host,
@@ -58,6 +61,7 @@ impl EngineProcess {
             vms: attached.vms.iter().map(|vm| attached.vm_spec(vm)).collect(),
             rules: attached.rules.clone(),
             rule_base: attached.rule_base,
+            forward_texts: attached::forward_texts(config).collect(),
             resolvers: resolvers(&config.dns),
             nat_ports: (*config.nat_ports.start(), *config.nat_ports.end()),
             reserved_ports: reserved_ports.to_vec(),
