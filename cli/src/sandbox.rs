@@ -1,4 +1,5 @@
-//! What the engine gives up before it reads the first frame.
+//! What the two processes give up: the engine before it reads the first frame, the broker once
+//! everything is in place.
 //!
 //! The engine parses what hostile guests send, so it keeps only what it was handed: descriptors.
 //! It changes to nobody, drops every capability for good (bounding and ambient sets included),
@@ -39,9 +40,9 @@ pub(crate) fn enter(broker: Pid) -> Result<(), SandboxError> {
     let filters = Filters::compile()?;
     prctl("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1)?;
     limit_resources()?;
-    drop_bounding_set()?;
+    drop_bounding_set(0)?;
     become_nobody()?;
-    drop_capabilities()?;
+    keep_capabilities(0)?;
     // After the change of user, which clears both.
     prctl("dumpable", libc::PR_SET_DUMPABLE, 0)?;
     prctl(
@@ -58,6 +59,21 @@ pub(crate) fn enter(broker: Pid) -> Result<(), SandboxError> {
     filters.apply()
 }
 
+/// What the broker needs while it serves: devices, routes and neighbours (`CAP_NET_ADMIN`),
+/// programs and pins (`CAP_BPF`, `CAP_PERFMON`), the engine's end (`CAP_KILL`: it is nobody's), and
+/// a flow log to be opened again wherever it lies (`CAP_DAC_OVERRIDE`). Numbers from
+/// <linux/capability.h>.
+const BROKER_KEEPS: [u32; 5] = [1, 5, 12, 38, 39];
+
+/// Gives up every capability that the broker does not need while it serves. It stays root to the
+/// files it owns.
+pub(crate) fn limit_broker() -> Result<(), SandboxError> {
+    let keep = BROKER_KEEPS.iter().fold(0u64, |set, n| set | 1 << n);
+    prctl("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1)?;
+    drop_bounding_set(keep)?;
+    keep_capabilities(keep)
+}
+
 fn limit_resources() -> Result<(), SandboxError> {
     let limit = |step, resource, most| {
         let (_, hard) = getrlimit(resource).map_err(failed(step))?;
@@ -71,8 +87,8 @@ fn limit_resources() -> Result<(), SandboxError> {
     limit("RLIMIT_STACK", Resource::RLIMIT_STACK, 8 << 20)
 }
 
-fn drop_bounding_set() -> Result<(), SandboxError> {
-    for capability in 0..=LAST_CAPABILITY {
+fn drop_bounding_set(keep: u64) -> Result<(), SandboxError> {
+    for capability in (0..=LAST_CAPABILITY).filter(|n| keep & 1 << n == 0) {
         match prctl("capability bounding set", libc::PR_CAPBSET_DROP, capability) {
             Ok(()) => {}
             // Past the kernel's last one; or not ours to drop, and then no_new_privs must do.
@@ -98,17 +114,26 @@ fn become_nobody() -> Result<(), SandboxError> {
     setresuid(uid, uid, uid).map_err(failed("user"))
 }
 
-fn drop_capabilities() -> Result<(), SandboxError> {
+/// Leaves at most these capabilities, of those there are.
+fn keep_capabilities(keep: u64) -> Result<(), SandboxError> {
     // version, pid (0: this thread); then effective, permitted, inheritable for each 32
     let header = [CAPABILITY_VERSION, 0];
-    let none = [0u32; 6];
+    let mut sets = [0u32; 6];
+    let failed = || SandboxError {
+        step: "capabilities",
+        source: io::Error::last_os_error(),
+    };
     // SAFETY: both point to memory of the size that version 3 has, alive during the call.
-    let rc = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
-    if rc != 0 {
-        return Err(SandboxError {
-            step: "capabilities",
-            source: io::Error::last_os_error(),
-        });
+    if unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) } != 0 {
+        return Err(failed());
+    }
+    for (half, sets) in sets.chunks_exact_mut(3).enumerate() {
+        let permitted = sets[1] & (keep >> (32 * half)) as u32;
+        sets.copy_from_slice(&[permitted, permitted, 0]);
+    }
+    // SAFETY: as above.
+    if unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) } != 0 {
+        return Err(failed());
     }
     Ok(())
 }

@@ -44,13 +44,15 @@ use self::{attached::Attached, engine_process::EngineProcess};
 use crate::{
     args::{Mode, OnExit},
     channel::{Received, ToBroker, ToEngine, WhyAnswer, WhyQuestion},
-    config::Config,
+    config::{Config, Dns},
     control_socket::{Answer, ClientId, ControlServer, Request},
-    host,
+    host, sandbox,
 };
 
 /// The line that says that guests are served.
 const READY: &str = "slipgate: ready";
+/// DNS.
+const DNS_PORT: u16 = 53;
 /// How long the engine may take to adopt, or to end flows.
 const ENGINE_WITHIN: Duration = Duration::from_secs(60);
 /// How often the host is looked at for what it sends no notice of: sockets bound to translated
@@ -117,6 +119,7 @@ impl Broker {
         broker.attached.refresh_next_hops()?;
         broker.attached.close_departed()?;
         broker.attached.serve_taps()?;
+        sandbox::limit_broker().context("giving up what the broker does not need")?;
         Ok(broker)
     }
 
@@ -210,10 +213,15 @@ impl Broker {
     fn pass_on(&mut self, request: u64, answer: WhyAnswer) {
         if let Some((client, to)) = self.asked.remove(&request) {
             let explanation = self.attached.policy.explain(to).to_string();
-            let answer = WhyAnswer {
+            let mut answer = WhyAnswer {
                 explanation,
                 ..answer
             };
+            if to.port == DNS_PORT && self.attached.config.dns == Dns::Refused {
+                answer.admitted = false;
+                answer.rule = "--dns none".into();
+                answer.outcome = "answered REFUSED, whatever is asked".into();
+            }
             self.control.answer(client, &Answer::Why(answer));
         }
     }
