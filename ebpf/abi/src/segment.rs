@@ -1,5 +1,7 @@
 //! Packets and bytes as if segmented, so that figures are the same under any GSO or GRO.
 
+use crate::Protocol;
+
 /// What a frame counts as on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segments {
@@ -18,6 +20,10 @@ pub const MIN_TCP_GSO_SIZE: u32 = 496;
 /// batches are smaller; below this a frame costs more in segments than it carries.
 pub const MIN_UDP_GSO_SIZE: u32 = 256;
 
+/// A GSO frame of this length, Ethernet header included, is cut in pieces by a device on its way
+/// (`GSO_LEGACY_MAX_SIZE` of the kernel's `netdevice.h`).
+pub const MAX_GSO_FRAME_LEN: u32 = 65_536;
+
 /// Counts a frame. `l3_len`: IP header to end. `headers_len`: L3 and L4 headers, repeated in each
 /// segment. `gso_size`: L4 payload bytes per segment, 0 when the frame is one packet.
 #[inline(always)]
@@ -35,6 +41,21 @@ pub const fn count(l3_len: u32, headers_len: u32, gso_size: u32) -> Segments {
         bytes: l3_len as u64 + (packets as u64 - 1) * headers_len as u64,
     }
 }
+
+/// What a frame takes of its VM's credits on its way to the engine: as many frames as it may come
+/// out as. The port takes GSO frames whole, except UDP ones of the old kind that become IP
+/// fragments (UFO), which a program can't tell from the new. `protocol`: the IP header's.
+#[inline(always)]
+pub const fn credits(l3_len: u32, protocol: u8, gso_size: u32) -> u64 {
+    if protocol == Protocol::Udp as u8 {
+        count(l3_len, UDP_HEADERS_LEN, gso_size).packets
+    } else {
+        1
+    }
+}
+
+/// IPv4 header without options, and UDP's.
+const UDP_HEADERS_LEN: u32 = 28;
 
 /// The largest L3 packet that a frame becomes.
 #[inline(always)]

@@ -47,9 +47,11 @@ pub struct Vm {
     /// Zero.
     pub pad0: u32,
 
-    /// Frames that were redirected to the engine port so far. Counted by the programs.
+    /// Frames that were redirected to the engine port so far, as [`crate::segment::credits`]
+    /// counts them. Counted by the programs.
     pub handed_over: u64,
-    /// Of those, how many came out at the engine or are known to be lost. Stored by the engine.
+    /// Of those, how many came out at the engine or are known to be lost. Stored by the engine;
+    /// never more.
     pub taken_in: u64,
     /// Gateway ARP requests that the kernel answered.
     pub arp_answered: u64,

@@ -45,10 +45,15 @@ pub(crate) fn run(skb: Skb) -> i32 {
 /// As it is, to the VM.
 #[inline(always)]
 fn to_guest(skb: Skb, row: u32, vm: VmRef) -> i32 {
+    let tap = load32(vm.tap_ifindex());
+    // Its TAP is away: the kernel would lose the frame without a trace.
+    if tap == 0 {
+        return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::StaleVm);
+    }
     if !set_macs(skb, guest_macs(vm)) {
         return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::KernelRefused);
     }
-    redirect(load32(vm.tap_ifindex()))
+    redirect(tap)
 }
 
 /// As it is, to the world.

@@ -9,12 +9,13 @@ use slipgate_abi::{
     DropReason, Handover, PortHeader,
     cell::{load32, load64},
     portframe::PortFlags,
+    segment::{self, MAX_GSO_FRAME_LEN},
 };
 
 use crate::{
     drops, identity,
     maps::vm_row,
-    packet::{ETHERNET_LEN, Ethernet, Macs, ether_type},
+    packet::{ETHERNET_LEN, Ethernet, Ipv4, Macs, ether_type},
     skb::{Skb, redirect},
 };
 
@@ -56,6 +57,18 @@ fn give(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
     let Some(vm) = vm_row(row) else {
         return drops::drop_frame::<ETHERNET_LEN>(skb, drops::NOBODY, DropReason::StaleVm);
     };
+    let mut cost = 1;
+    if skb.gso_size() != 0 {
+        let Some(ip) = skb.pulled_header::<Ipv4>(ETHERNET_LEN) else {
+            return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Malformed);
+        };
+        // SAFETY: `pulled_header` checked the bounds.
+        let [_, protocol] = unsafe { (*ip).ttl_protocol }.to_ne_bytes();
+        if skb.len() >= MAX_GSO_FRAME_LEN {
+            return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::TooBig);
+        }
+        cost = segment::credits(skb.len() - ETHERNET_LEN as u32, protocol, skb.gso_size());
+    }
     let Some(ethernet) = skb.pulled_header::<Ethernet>(0) else {
         return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Malformed);
     };
@@ -67,16 +80,17 @@ fn give(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
             (&raw const (*vm).port_ifindex).read_volatile(),
         )
     };
-    // What several CPUs find free at once overshoots by their number at most.
-    let under_way = load64(vm.handed_over()).wrapping_sub(load64(vm.taken_in()));
-    if under_way >= u64::from(credits) {
+    // What several CPUs find free at once overshoots by a frame each at most. Signed, so that a
+    // count that is too high by whatever mistake shuts nobody out.
+    let under_way = load64(vm.handed_over()).wrapping_sub(load64(vm.taken_in())) as i64;
+    if under_way >= i64::from(credits) {
         return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::NoCredit);
     }
     // The kernel would lose it without a trace.
     if port == 0 {
         return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::EngineBusy);
     }
-    vm.handed_over().fetch_add(1, Relaxed);
+    vm.handed_over().fetch_add(cost, Relaxed);
     let header = PortHeader {
         code,
         flags,

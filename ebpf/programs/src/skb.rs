@@ -1,14 +1,20 @@
 //! A frame as the kernel gives it: context fields, bounds-checked headers, the helpers in use.
 use aya_ebpf::{
     EbpfContext,
-    bindings::{__sk_buff, TC_ACT_REDIRECT},
+    bindings::{
+        __sk_buff, BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NOT_FWDED, TC_ACT_REDIRECT,
+        bpf_fib_lookup as bpf_fib_lookup_params,
+    },
     helpers::generated::{
-        bpf_check_mtu, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head,
-        bpf_skb_change_tail, bpf_skb_pull_data,
+        bpf_check_mtu, bpf_fib_lookup, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh,
+        bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_pull_data,
     },
     programs::TcContext,
 };
-use slipgate_abi::segment::{self, Segments};
+use slipgate_abi::{
+    Ip4,
+    segment::{self, Segments},
+};
 
 /// The kernel refused.
 pub(crate) struct Refused;
@@ -137,6 +143,24 @@ impl Skb {
         // too big for the device is told by the MTU too.
         let ret = unsafe { bpf_check_mtu(self.0.cast(), ifindex, &raw mut mtu, 0, 0) };
         (ret >= 0).then_some(mtu)
+    }
+
+    /// Whether the host would route it on: it came in by the host's MAC, but it is another's.
+    #[inline(always)]
+    pub(crate) fn is_routed_on(self, source: Ip4, destination: Ip4) -> bool {
+        const AF_INET: u8 = 2;
+        // SAFETY: plain data.
+        let mut params: bpf_fib_lookup_params = unsafe { core::mem::zeroed() };
+        params.family = AF_INET;
+        params.ifindex = self.ifindex();
+        params.__bindgen_anon_3.ipv4_src = source.to_wire();
+        params.__bindgen_anon_4.ipv4_dst = destination.to_wire();
+        let len = size_of::<bpf_fib_lookup_params>() as i32;
+        // SAFETY: a live context and a struct of the length said.
+        let ret = unsafe { bpf_fib_lookup(self.0.cast(), &raw mut params, len, 0) };
+        // Not by a route to somewhere, or not by this device: then it is for the host or for nobody.
+        ret != i64::from(BPF_FIB_LKUP_RET_NOT_FWDED)
+            && ret != i64::from(BPF_FIB_LKUP_RET_FWD_DISABLED)
     }
 }
 

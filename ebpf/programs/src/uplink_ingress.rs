@@ -51,8 +51,11 @@ pub(crate) fn run<const L2: usize>(skb: Skb) -> i32 {
         };
     }
     match lookup::world_flow(&packet) {
-        Some(slot) => send_to_guest::<L2, false>(skb, &packet, slot),
-        None => forward::<L2>(skb, &packet),
+        // A flow being opened or gone is a miss: the host must not answer for its forward.
+        Some(slot) if load32(slot.verdict()) != Verdict::Free as u32 => {
+            send_to_guest::<L2, false>(skb, &packet, slot)
+        }
+        _ => forward::<L2>(skb, &packet),
     }
 }
 
@@ -82,6 +85,11 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
     };
     if load32(vm.flags()) & VmFlags::FROZEN != 0 {
         return drop_packet(skb, row, DropReason::Frozen, packet.segments());
+    }
+    let tap = load32(vm.tap_ifindex());
+    // Its TAP is away: the kernel would lose the packet without a trace.
+    if tap == 0 {
+        return drop_packet(skb, row, DropReason::StaleVm, packet.segments());
     }
     if verdict == Verdict::Drop as u32 {
         return drop_packet(skb, row, DropReason::Denied, packet.segments());
@@ -125,7 +133,7 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
     connection::note(packet, slot, Direction::Rx);
     // SAFETY: no arguments.
     store64(slot.rx_last_ns(), unsafe { bpf_ktime_get_coarse_ns() });
-    redirect(load32(vm.tap_ifindex()))
+    redirect(tap)
 }
 
 /// Without a flow: the first packet of a forward, or not ours.
@@ -145,8 +153,9 @@ fn forward<const L2: usize>(skb: Skb, packet: &Packet) -> i32 {
         None => {
             key.host = Ip4::UNSPECIFIED;
             match FORWARDS.get_ptr(key) {
-                Some(target) => target,
-                None => return TC_ACT_UNSPEC,
+                // Of any of the host's addresses, and none that the host routes to.
+                Some(target) if !skb.is_routed_on(packet.source, packet.destination) => target,
+                _ => return TC_ACT_UNSPEC,
             }
         }
     };

@@ -7,8 +7,15 @@
 //! is counted as such, and its credits are given back.
 use std::sync::atomic::Ordering::Relaxed;
 
+use slipgate_abi::segment;
+
 use super::core::Core;
-use crate::{clock::MILLISECOND_NS, datapath::Datapath, stats::Tally};
+use crate::{
+    clock::MILLISECOND_NS,
+    datapath::Datapath,
+    port::{Frame, VirtioNetHdr},
+    stats::Tally,
+};
 
 /// How long a frame may take from the redirect to the port's queue, ns: very long.
 const IN_FLIGHT_NS: u64 = 20 * MILLISECOND_NS;
@@ -21,11 +28,24 @@ pub(crate) struct Snapshot {
 }
 
 impl<D: Datapath> Core<D> {
-    /// Counts a frame in that came over the port.
-    pub(crate) fn take_in(&self, row: u16) {
-        if let Some(vm) = self.datapath.vm(row) {
-            vm.taken_in().fetch_add(1, Relaxed);
-        }
+    /// Counts a frame in that came over the port; never more than was handed over, since a frame
+    /// that the kernel cut in pieces comes as several.
+    pub(crate) fn take_in(&self, frame: &Frame<'_>) {
+        let Some(vm) = self.datapath.vm(frame.header.vm_row) else {
+            return;
+        };
+        let gso_size = match frame.vnet.gso_type {
+            VirtioNetHdr::GSO_NONE => 0,
+            _ => u32::from(frame.vnet.gso_size),
+        };
+        /// Of the protocol in an IPv4 header.
+        const PROTOCOL_AT: usize = 9;
+        let protocol = frame.l3.get(PROTOCOL_AT).copied().unwrap_or(0);
+        let credits = segment::credits(frame.l3.len() as u32, protocol, gso_size);
+        let taken_in = vm.taken_in().load(Relaxed);
+        let handed_over = vm.handed_over().load(Relaxed);
+        let credits = credits.min(handed_over.saturating_sub(taken_in));
+        vm.taken_in().fetch_add(credits, Relaxed);
     }
 
     /// Settles what was lost. The port was just found empty. Returns whether frames are still

@@ -96,7 +96,7 @@ impl<D: Datapath> Core<D> {
             return Disposition::Dropped(DropReason::BadCommand);
         };
         let PortHeader { vm_row, id, .. } = frame.header;
-        self.take_in(vm_row);
+        self.take_in(&frame);
         let Some(mut vm) = self.take_vm(vm_row, id) else {
             self.nobody()
                 .dropped(DropReason::StaleVm, single(frame.l3.len()));

@@ -33,6 +33,8 @@ pub(crate) struct Vnet {
 
 impl Vnet {
     pub(crate) const TCPV4: u8 = 1;
+    /// Becomes IP fragments; the kernel still takes it from a TAP.
+    pub(crate) const UDP: u8 = 3;
     pub(crate) const UDP_L4: u8 = 5;
 
     fn bytes(self) -> Vec<u8> {

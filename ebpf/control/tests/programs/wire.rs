@@ -238,3 +238,44 @@ fn through_the_engine_a_frame_keeps_its_offloads() {
         assert_eq!(bed.datapath.handed_over(), 2);
     });
 }
+
+/// The port's queue is all VMs': what one frame becomes in it, its VM pays for.
+#[test]
+fn a_frame_costs_as_many_credits_as_it_comes_out_as() {
+    between_devices(test_name!(), Uplink::L2, |bed| {
+        bed.datapath.vms.change(ROW, |vm| vm.credits = 512);
+        let udp = Frame {
+            payload: vec![7; 20_000],
+            ..Frame::tx(Protocol::Udp)
+        };
+        let tcp = |payload_len| Frame {
+            payload: vec![7; payload_len],
+            ..Frame::tx(Protocol::Tcp)
+        };
+        let cases = [
+            ("UFO", Vnet::UDP, 256, udp.clone(), Some((79, 79))),
+            ("USO", Vnet::UDP_L4, 256, udp, Some((79, 1))),
+            ("TSO", Vnet::TCPV4, 1448, tcp(60_000), Some((1, 1))),
+            // The port would cut it.
+            ("all of IPv4's length", Vnet::TCPV4, 1448, tcp(65_495), None),
+        ];
+        for (what, gso_type, gso_size, frame, expected) in cases {
+            if gso_type == Vnet::UDP_L4 && !bed.port.uso {
+                continue;
+            }
+            let before = bed.datapath.handed_over();
+            let (vnet, bytes) = partial(&frame);
+            let vnet = Vnet {
+                gso_type,
+                gso_size,
+                hdr_len: 54,
+                ..vnet
+            };
+            bed.guest.send(vnet, &bytes);
+            let came = std::iter::from_fn(|| bed.port.poll()).count();
+            let credits = bed.datapath.handed_over() - before;
+            assert_eq!((credits, came), expected.unwrap_or_default(), "{what}");
+        }
+        assert_eq!(bed.datapath.drops.get(ROW).too_big.packets, 46);
+    });
+}

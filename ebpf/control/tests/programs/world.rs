@@ -2,13 +2,13 @@
 use std::net::Ipv4Addr;
 
 use slipgate_abi::{
-    DropReason, ForwardKey, ForwardTarget, Handover, Protocol, Verdict,
+    Command, DropReason, ForwardKey, ForwardTarget, Handover, Protocol, Verdict,
     portframe::PortFlags,
     slot::SlotFlags,
     tcp::{Flags, TcpBits},
 };
 
-use crate::{datapath::*, frame::*, loaded};
+use crate::{datapath::*, devices::*, frame::*, loaded, test_name};
 
 const INGRESS: &str = "uplink_ingress";
 const UP: u8 = PortFlags::FROM_UPLINK;
@@ -218,6 +218,94 @@ fn a_flow_whose_vm_is_gone_is_dropped() {
 }
 
 #[test]
+fn a_vm_whose_tap_is_away_loses_by_name() {
+    let mut datapath = loaded!();
+    datapath.admit(Flow::new(Protocol::Udp));
+    datapath.vms.change(ROW, |vm| vm.tap_ifindex = 0);
+    let frame = Frame::rx(Protocol::Udp);
+    datapath.expect_drop(INGRESS, &frame.bytes(), ROW, DropReason::StaleVm);
+    assert_eq!(datapath.slots.get(9).rx_packets, 0);
+    let datapath = loaded!();
+    datapath.vms.change(ROW, |vm| vm.tap_ifindex = 0);
+    let frame = command(Command::ToGuest, VM, &frame);
+    datapath.expect_drop("engine_port", &frame, ROW, DropReason::StaleVm);
+    // As it is with its TAP.
+    datapath.vms.change(ROW, |vm| vm.tap_ifindex = TAP);
+    assert_eq!(datapath.run("engine_port", &frame).action, REDIRECT);
+}
+
+/// The host holds the forward's port by a socket of its own, which must not answer meanwhile.
+#[test]
+fn a_flow_being_opened_leaves_its_packets_to_the_forward() {
+    let mut datapath = loaded!();
+    datapath.admit(Flow {
+        verdict: Verdict::Free,
+        flags: SlotFlags::INBOUND,
+        nat_port: 8080,
+        ..Flow::new(Protocol::Tcp)
+    });
+    let key = ForwardKey {
+        host: NAT.into(),
+        port: 8080,
+        protocol: Protocol::Tcp as u8,
+        pad: 0,
+    };
+    let target = ForwardTarget {
+        vm: VM,
+        vm_row: ROW,
+        guest_port: 80,
+        pad: [0; 6],
+    };
+    datapath.forward(key, target);
+    let frame = Frame {
+        destination_port: 8080,
+        tcp_flags: Flags::SYN,
+        sequence: ISN,
+        ..Frame::rx(Protocol::Tcp)
+    };
+    datapath.expect_handover(INGRESS, &frame.bytes(), Handover::Forward, UP);
+}
+
+/// A host that is a router gets packets by its MAC that are another's.
+#[test]
+fn a_forward_of_any_address_takes_the_hosts_own_only() {
+    between_devices(test_name!(), Uplink::L2, |mut bed| {
+        ip("addr add 192.0.2.9/24 dev world0");
+        ip("route add 198.51.100.0/24 dev guest0");
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("route");
+        let key = ForwardKey {
+            host: Ipv4Addr::UNSPECIFIED.into(),
+            port: 8080,
+            protocol: Protocol::Udp as u8,
+            pad: 0,
+        };
+        let target = ForwardTarget {
+            vm: VM,
+            vm_row: ROW,
+            guest_port: 80,
+            pad: [0; 6],
+        };
+        bed.datapath.forward(key, target);
+        let ours = Frame {
+            destination_port: 8080,
+            ..from_world(Protocol::Udp)
+        };
+        bed.world.send(Vnet::default(), &ours.bytes());
+        let (_, frame) = bed.port.receive();
+        assert_eq!(handed(&frame).0.code, Handover::Forward as u8);
+        let routed = Frame {
+            destination: Ipv4Addr::new(198, 51, 100, 7),
+            ..ours
+        };
+        bed.world.send(Vnet::default(), &routed.bytes());
+        // The host asks for its next hop.
+        let (_, frame) = bed.guest.receive();
+        assert_eq!(frame[12..14], [8, 6]);
+        assert_eq!(bed.port.poll(), None);
+    });
+}
+
+#[test]
 fn padding_is_not_counted() {
     let mut datapath = loaded!();
     datapath.admit(Flow::new(Protocol::Udp));
@@ -241,7 +329,6 @@ fn forwards_go_to_their_vm() {
     };
     for (host, protocol, flags, hit) in [
         (NAT, Protocol::Tcp, Flags::SYN, true),
-        (Ipv4Addr::UNSPECIFIED, Protocol::Tcp, Flags::SYN, true),
         (
             Ipv4Addr::new(192, 0, 2, 10),
             Protocol::Tcp,
