@@ -173,10 +173,7 @@ fn allow_list() -> Compiled<Rules> {
     // A debug build looks whether a descriptor is open before it closes it.
     let is_open = libc::F_GETFD as u64;
     only(libc::SYS_fcntl, vec![rule([equal(1, is_open)?])?]);
-    only(
-        libc::SYS_ioctl,
-        vec![rule([equal(1, libc::FIONBIO as u64)?])?],
-    );
+    only(libc::SYS_ioctl, vec![rule([equal(1, libc::FIONBIO)?])?]);
 
     // abort(3) signals its own process.
     only(
