@@ -6,6 +6,7 @@ mod bpf;
 mod check;
 mod compile;
 mod dist;
+mod fuzz;
 mod metadata;
 mod privilege;
 mod run;
@@ -44,6 +45,8 @@ enum Task {
     },
     /// Run all tests, as root (through sudo), the quick ones first
     Test(test::Test),
+    /// Feed mutated input to everything that reads what a guest or the world wrote
+    Fuzz(fuzz::Fuzz),
     /// Check formatting, lints and the direction of dependencies
     Check,
     /// Measure slipgate and its peers
@@ -75,6 +78,7 @@ fn perform(task: &Task) -> Result<()> {
         Task::Build(what) => compile::build(&workspace, what),
         Task::Run { args } => match run::run(&workspace, args)? {},
         Task::Test(what) => test::test(&workspace, what),
+        Task::Fuzz(what) => fuzz::fuzz(&workspace, what),
         Task::Check => check::check(&workspace),
         Task::Bench { args } => match bench::bench(&workspace, args)? {},
         Task::Dist => dist::dist(&workspace),

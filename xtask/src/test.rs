@@ -5,6 +5,8 @@
 
 mod summary;
 
+pub(crate) use summary::Summary;
+
 use std::{
     env,
     io::{BufRead, BufReader, pipe},
@@ -15,8 +17,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    bpf, metadata, privilege, setup,
-    test::summary::Summary,
+    bpf, fuzz, metadata, privilege, setup,
     workspace::{Workspace, run, say},
 };
 
@@ -86,6 +87,10 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
             cargo.env("SLIPGATE_NO_SKIP", "1");
         }
         all_ended_well &= follow(cargo, &mut summary)?;
+    }
+    // It has no tests by name, and is no member of the workspace.
+    if what.package.is_empty() && what.filters.is_empty() {
+        fuzz::as_tests(workspace, &mut summary)?;
     }
     println!("\n{summary}");
     verdict(&summary, all_ended_well)

@@ -6,7 +6,7 @@ use super::apt;
 use crate::workspace::on_path;
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 10] = [
+const TOOLS: [(&str, &str); 11] = [
     ("ip", "iproute2"),
     ("iperf3", "iperf3"),
     ("nft", "nftables"),
@@ -17,6 +17,8 @@ const TOOLS: [(&str, &str); 10] = [
     ("ethtool", "ethtool"),
     ("ping", "iputils-ping"),
     ("file", "file"),
+    // For libFuzzer.
+    ("c++", "g++"),
 ];
 
 pub(super) fn names() -> impl Iterator<Item = &'static str> {

@@ -61,6 +61,20 @@ impl Summary {
         }
     }
 
+    /// Takes in a suite of one test that cargo did not run.
+    pub(crate) fn add(&mut self, name: &str, passed: bool, seconds: f64) {
+        self.suites.push(Suite {
+            name: name.to_owned(),
+            results: vec![LibtestResult {
+                passed: u32::from(passed),
+                failed: u32::from(!passed),
+                ignored: 0,
+                seconds,
+            }],
+            ..Suite::default()
+        });
+    }
+
     /// The sums over all suites.
     pub(crate) fn total(&self) -> Count {
         self.suites

@@ -88,3 +88,16 @@ fn prose_about_skipping_is_no_skip() {
     ));
     assert_eq!(summary.total(), count(3, 0, 1));
 }
+
+#[test]
+fn suites_not_run_by_cargo_count_too() {
+    let mut summary = read(UNIT);
+    summary.add("fuzz dns", true, 5.0);
+    summary.add("fuzz engine", false, 1.5);
+    assert_eq!(summary.total(), count(3 + 1, 1, 1));
+    assert!(
+        summary
+            .to_string()
+            .contains("fuzz engine                     0       1        0     1.50\n")
+    );
+}

@@ -1,0 +1,123 @@
+//! DNS: a guest's query, the query that goes upstream, its answer, and the reply.
+//!
+//! Input: `knobs (1) | id (2) | length (2) | query | answer …`. Knobs: see [`knob`].
+use userspace_nat::dns::{
+    Name,
+    answer::Answer,
+    cache::Cache,
+    message::{HEADER_LEN, Rcode},
+    parse_resolv_conf, parse_resolver,
+    query::{Key, Query, QueryError},
+    reply::{self, Asked},
+};
+
+use crate::tape::Tape;
+
+/// How the input is completed, one bit each.
+pub(crate) mod knob {
+    /// The answer gets the question's id, QR, one question and the question itself.
+    pub(crate) const ANSWERS: u8 = 1;
+    /// The client came over TCP.
+    pub(crate) const TCP: u8 = 2;
+}
+
+/// Takes one question through the proxy's steps.
+pub fn dns(input: &[u8]) {
+    let mut tape = Tape::new(input);
+    let knobs = tape.u8();
+    let id = tape.u16();
+    let message = tape.bytes();
+    let answer = tape.rest();
+    resolvers(answer);
+
+    let query = match Query::parse(message) {
+        Ok(query) => query,
+        Err(QueryError::Answer(rcode)) => {
+            let reply = reply::to_unreadable(message, rcode);
+            assert!(reply.len() >= HEADER_LEN && reply[2] & 0x80 != 0);
+            return;
+        }
+        Err(QueryError::NotAQuery) => return,
+    };
+    let name = Name(query.name);
+    let octets: usize = name.labels().map(|label| label.len() + 1).sum();
+    assert_eq!(octets + 1, query.name.len());
+    assert!(name.to_string().is_ascii());
+
+    let mut bytes = Vec::new();
+    query.write_key(&mut bytes);
+    let key = Key(&bytes);
+    upstream(id, &query, key);
+    let asked = if knobs & knob::TCP != 0 {
+        Asked::by_tcp(&query)
+    } else {
+        Asked::by_udp(&query, 1_472)
+    };
+    is_reply(&asked, &reply::from_rcode(&asked, key, Rcode::ServFail));
+
+    let answer = if knobs & knob::ANSWERS != 0 {
+        completed(answer, id, key)
+    } else {
+        answer.to_vec()
+    };
+    if let Ok(answer) = Answer::parse(&answer, id, key) {
+        answered(&asked, key, answer);
+    }
+}
+
+/// The query that goes upstream asks the same, and asks it again when read.
+fn upstream(id: u16, query: &Query<'_>, key: Key<'_>) {
+    let sent = reply::query(id, key);
+    let read = Query::parse(&sent).expect("what we send upstream is a query");
+    assert_eq!((read.id, read.qtype), (id, query.qtype));
+    assert!(read.name.eq_ignore_ascii_case(query.name));
+    let mut again = Vec::new();
+    read.write_key(&mut again);
+    assert_eq!(again, key.0);
+}
+
+/// The answer's offsets lie within it; every reply made of it fits and is one to the question.
+fn answered(asked: &Asked, key: Key<'_>, answer: Answer) {
+    let len = answer.message.len();
+    assert!(usize::from(answer.additional) <= len);
+    assert!(answer.ttls.iter().all(|at| usize::from(*at) + 4 <= len));
+    assert!(answer.addresses().count() <= len / 16 + 1);
+    for age_s in [0, 1, u32::MAX] {
+        is_reply(asked, &reply::from_answer(asked, &answer, age_s));
+    }
+    let mut cache = Cache::new(4, 1 << 16);
+    cache.insert(1, key.0, answer, 0);
+    assert!(cache.bytes() <= 1 << 16);
+    if let Some((kept, age_s)) = cache.get(key.0, 1_000_000_000) {
+        is_reply(asked, &reply::from_answer(asked, kept, age_s));
+    }
+}
+
+fn is_reply(asked: &Asked, reply: &[u8]) {
+    let question = HEADER_LEN + asked.name.len() + 4;
+    assert!(reply.len() <= asked.limit.max(question + 11));
+    assert_eq!(reply[..2], asked.id.to_be_bytes());
+    assert!(reply[2] & 0x80 != 0, "QR");
+    assert_eq!(reply[4..6], [0, 1], "one question");
+    assert_eq!(reply[HEADER_LEN..question - 4], *asked.name);
+}
+
+fn completed(answer: &[u8], id: u16, key: Key<'_>) -> Vec<u8> {
+    let mut header = [0; HEADER_LEN];
+    let given = answer.len().min(HEADER_LEN);
+    header[..given].copy_from_slice(&answer[..given]);
+    header[..2].copy_from_slice(&id.to_be_bytes());
+    header[2] = header[2] & 0x07 | 0x80;
+    header[4..6].copy_from_slice(&[0, 1]);
+    let mut message = header.to_vec();
+    key.write_question(&mut message);
+    message.extend_from_slice(&answer[given..]);
+    message
+}
+
+/// `/etc/resolv.conf` and `--dns`.
+fn resolvers(text: &[u8]) {
+    let text = String::from_utf8_lossy(text);
+    let _ = parse_resolver(&text);
+    assert!(parse_resolv_conf(&text).len() <= userspace_nat::dns::resolvers::MAX_RESOLVERS);
+}

@@ -1,0 +1,320 @@
+//! An engine with its real services, a kernel, three VMs of one address, and what is known of them.
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    io::{self, Write},
+    os::fd::BorrowedFd,
+    rc::Rc,
+    sync::{Arc, Mutex},
+};
+
+use hashbrown::HashSet;
+use ipnet::Ipv4Net;
+use slipgate_abi::{DropReason, PortHeader};
+use userspace_nat::{
+    dns,
+    engine::{Control, ControlMessage, ControlReply, Engine, HostServices, Link, Parts, Status},
+    fake::{FakeClock, FakeDatapath, FakePort, Faults, Kernel, KernelHandle},
+    port::{PORT_HEADER_AT, VNET_LEN},
+    record::{FlowLog, recorded_ids},
+    relay::{Limits, Relay},
+    route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
+    rules::{Action, LocalAddresses, Policy, Rule},
+};
+
+use crate::vms::{GATEWAY, GUEST, HOST, ip, spec};
+
+/// VMs, in rows 1 to this one.
+pub(super) const VMS: u16 = 3;
+/// Rows that a frame may name: nobody's, the VMs', an empty one.
+pub(super) const ROWS: u16 = VMS + 2;
+/// The uplink's ifindex.
+pub(super) const UPLINK: u32 = 3;
+const SLOTS: u32 = 1_024;
+const MAX_FLOWS: u32 = 12;
+const SECOND_NS: u64 = 1_000_000_000;
+
+type FuzzEngine = Engine<FakeDatapath, FakePort, FakeClock, Broker, HostServices>;
+
+/// The broker's end.
+#[derive(Clone, Default)]
+struct Broker {
+    messages: Rc<RefCell<VecDeque<ControlMessage>>>,
+}
+
+impl Control for Broker {
+    fn recv(&mut self) -> io::Result<Option<ControlMessage>> {
+        Ok(self.messages.borrow_mut().pop_front())
+    }
+    fn send(&mut self, _: ControlReply) -> io::Result<()> {
+        Ok(())
+    }
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// A flow log in memory.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut log = self.0.lock().map_err(|_| io::Error::other("poisoned"))?;
+        log.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+pub(super) struct Rig {
+    pub(super) kernel: KernelHandle,
+    engine: Option<FuzzEngine>,
+    broker: Broker,
+    log: Log,
+    setup: u8,
+    epoch: u32,
+    /// The id of the VM in each row; 0: none.
+    pub(super) ids: [u32; VMS as usize + 1],
+    next_id: u32,
+    /// Frames that engines before this one took.
+    past: Status,
+    /// Frames put into the port's queue that are of no VM.
+    foreign: u64,
+    /// Frames that count as more than one packet were among them.
+    pub(super) has_gso: bool,
+    /// What reached the world and the guests last.
+    pub(super) sent: Vec<Vec<u8>>,
+    pub(super) delivered: Vec<(u32, Vec<u8>)>,
+}
+
+impl Rig {
+    pub(super) fn new(setup: u8) -> Self {
+        let kernel = Kernel::new(SLOTS);
+        let mut rig = Self {
+            kernel,
+            engine: None,
+            broker: Broker::default(),
+            log: Log::default(),
+            setup,
+            epoch: 0,
+            ids: [0; VMS as usize + 1],
+            next_id: 101,
+            past: Status::default(),
+            foreign: 0,
+            has_gso: false,
+            sent: Vec::new(),
+            delivered: Vec::new(),
+        };
+        for row in 1..=VMS {
+            rig.new_vm(row);
+        }
+        rig.start();
+        rig
+    }
+
+    /// A VM takes its place in a row.
+    pub(super) fn new_vm(&mut self, row: u16) {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.ids[usize::from(row)] = id;
+        let mut kernel = self.kernel.borrow_mut();
+        kernel.add_vm(row, id, GUEST, GATEWAY, 1_500);
+    }
+
+    /// An engine begins, after the last one if there was one.
+    pub(super) fn start(&mut self) {
+        if let Some(engine) = self.engine.take() {
+            add(&mut self.past, engine.status());
+        }
+        self.epoch += 1;
+        self.broker = Broker::default();
+        let text = self.log.0.lock().expect("not poisoned").clone();
+        let recorded: HashSet<_> =
+            recorded_ids(&mut io::Cursor::new(text)).expect("it can be read");
+        let (engine, _) =
+            Engine::start(self.parts(), self.known(), &recorded).expect("nothing fails");
+        self.engine = Some(engine);
+    }
+
+    fn parts(&self) -> Parts<FakeDatapath, FakePort, FakeClock, Broker, HostServices> {
+        let few_ports = self.setup & 1 != 0;
+        let rules = ["203.0.113.0/24", "198.51.100.9:443/tcp"]
+            .map(|text| Rule::Match(Action::Deny, text.parse().expect("a pattern")));
+        Parts {
+            datapath: FakeDatapath::new(&self.kernel, 0, self.epoch),
+            port: FakePort::new(&self.kernel),
+            clock: FakeClock::new(&self.kernel),
+            control: self.broker.clone(),
+            // No resolver: nothing leaves this process.
+            services: HostServices::new(
+                dns::Proxy::new(&[], dns::Limits::default(), Box::new(dns::AllowAll)),
+                Relay::new(Limits::default()),
+            ),
+            policy: Policy::new(Action::Allow, rules.to_vec()),
+            rule_base: 10,
+            nat_ports: 61_000..=if few_ports { 61_003 } else { 61_999 },
+            log: FlowLog::new(Some(Box::new(self.log.clone()))),
+        }
+    }
+
+    fn known(&self) -> Vec<ControlMessage> {
+        let mut known = vec![routes(1_400)];
+        known.extend((1..=VMS).filter_map(|row| self.vm_message(row)));
+        known
+    }
+
+    pub(super) fn vm_message(&self, row: u16) -> Option<ControlMessage> {
+        let id = self.ids[usize::from(row)];
+        let is_there = id != 0;
+        is_there.then(|| ControlMessage::Vm(spec(row, id, MAX_FLOWS)))
+    }
+
+    pub(super) fn tell(&mut self, message: ControlMessage) {
+        self.broker.messages.borrow_mut().push_back(message);
+    }
+
+    /// One turn of the loop.
+    pub(super) fn turn(&mut self) {
+        let engine = self.engine.as_mut().expect("started");
+        engine.turn(Some(0)).expect("nothing that stops it");
+        let mut kernel = self.kernel.borrow_mut();
+        let sent = std::mem::take(&mut kernel.at_world);
+        let delivered = std::mem::take(&mut kernel.at_guest);
+        if !sent.is_empty() {
+            self.sent = sent;
+        }
+        if !delivered.is_empty() {
+            self.delivered = delivered;
+        }
+    }
+
+    pub(super) fn pass(&mut self, ns: u64) {
+        self.kernel.borrow_mut().now_ns += ns;
+        self.turn();
+    }
+
+    /// A frame comes over the port just as it is.
+    pub(super) fn port_frame(&mut self, mut bytes: Vec<u8>) {
+        let mut kernel = self.kernel.borrow_mut();
+        let header = bytes
+            .get_mut(PORT_HEADER_AT..PORT_HEADER_AT + PortHeader::LEN)
+            .and_then(|at| at.first_chunk_mut::<{ PortHeader::LEN }>());
+        let whole = header.and_then(|at| {
+            let mut header = PortHeader::decode(at)?;
+            // The programs name rows that exist, and count what they hand over.
+            header.vm_row %= ROWS;
+            *at = header.encode();
+            Some(header)
+        });
+        match whole.filter(|_| bytes.len() >= VNET_LEN + PortHeader::LEN + 2) {
+            Some(header) => {
+                let vm = kernel.vm(header.vm_row);
+                vm.handed_over()
+                    .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+            None => self.foreign += 1,
+        }
+        self.has_gso |= bytes.get(1).is_some_and(|kind| *kind != 0);
+        kernel.queue.push_back(bytes);
+    }
+
+    /// What holds at any time.
+    pub(super) fn check(&self) {
+        let status = self.status();
+        assert_eq!(
+            status.frames_returned + status.frames_dropped + status.frames_consumed,
+            status.frames_read
+        );
+        let kernel = self.kernel.borrow();
+        let in_use = kernel.slots_in_use().len();
+        assert!(kernel.flows.len() <= 2 * in_use, "a tuple without a slot");
+        assert!(in_use as u64 >= status.flows);
+        assert!(status.flows <= u64::from(SLOTS.min(self.next_id * MAX_FLOWS)));
+    }
+
+    /// All is silent for longer than anything may be: nothing is left, and the sums agree.
+    pub(super) fn end(&mut self) {
+        self.kernel.borrow_mut().faults = Faults::default();
+        for ns in [0, 3 * 3_600 * SECOND_NS, 120 * SECOND_NS] {
+            self.kernel.borrow_mut().now_ns += ns;
+            for _ in 0..8 {
+                self.pass(SECOND_NS);
+            }
+        }
+        self.check();
+        let status = self.status();
+        let kernel = self.kernel.borrow();
+        assert_eq!(kernel.slots_in_use(), Vec::<u32>::new());
+        assert!(kernel.flows.is_empty(), "{:?}", kernel.flows);
+        assert_eq!((status.flows, status.ports_resting), (0, 0));
+
+        let (mut dropped, mut handed_over, mut admitted, mut ended) = (0, 0, 0, 0);
+        for row in 0..ROWS {
+            let (counters, drops) = kernel.stats(row).snapshot();
+            dropped += DropReason::ALL
+                .iter()
+                .map(|reason| drops.get(*reason).packets)
+                .sum::<u64>();
+            admitted += counters.admitted;
+            ended += counters.ended;
+            handed_over += kernel
+                .vm(row)
+                .handed_over()
+                .load(std::sync::atomic::Ordering::Relaxed);
+        }
+        assert_eq!(handed_over + self.foreign, status.frames_read + kernel.lost);
+        let frames = kernel.dropped + status.frames_dropped + status.frames_unsent;
+        assert!(dropped == frames || self.has_gso && dropped > frames);
+        assert_eq!(admitted, ended);
+        let log = self.log.0.lock().expect("not poisoned");
+        let records = log.iter().filter(|byte| **byte == b'\n').count();
+        assert_eq!(admitted, records as u64);
+    }
+
+    fn status(&self) -> Status {
+        let mut sum = self.engine.as_ref().expect("started").status();
+        add(&mut sum, self.past);
+        sum
+    }
+}
+
+fn add(sum: &mut Status, of: Status) {
+    sum.frames_read += of.frames_read;
+    sum.frames_returned += of.frames_returned;
+    sum.frames_dropped += of.frames_dropped;
+    sum.frames_consumed += of.frames_consumed;
+    sum.frames_unsent += of.frames_unsent;
+}
+
+pub(super) fn routes(mtu: u32) -> ControlMessage {
+    let net = |a, b, c, d, len| Ipv4Net::new(ip(a, b, c, d).into(), len).expect("a prefix length");
+    ControlMessage::Routes {
+        routes: RouteSnapshot {
+            uplink_ifindex: Some(UPLINK),
+            addresses: vec![HostAddress {
+                ifindex: UPLINK,
+                addr: net(192, 0, 2, 1, 24),
+                broadcast: Some(ip(192, 0, 2, 255).into()),
+            }],
+            routes: vec![RouteEntry {
+                prefix: net(0, 0, 0, 0, 0),
+                kind: RouteKind::Unicast,
+                ifindex: UPLINK,
+                gateway: Some(ip(192, 0, 2, 254).into()),
+                prefsrc: Some(HOST.into()),
+                metric: 0,
+            }],
+        },
+        local: LocalAddresses {
+            host: vec![HOST.into()],
+            guests: vec![net(10, 0, 2, 0, 24)],
+        },
+        links: vec![Link {
+            ifindex: UPLINK,
+            mtu,
+        }],
+    }
+}

@@ -1,0 +1,33 @@
+//! What the fuzz targets do with an input. Each function is one target: it panics when the code
+//! under test breaks a promise, and returns for everything else.
+//!
+//! The programs in `targets/` hand libFuzzer's inputs to these functions. [`seeds`] are what it
+//! begins with.
+mod dns;
+mod dress;
+mod engine;
+mod messages;
+mod packet;
+mod relay;
+mod rules;
+pub mod seeds;
+mod services;
+mod tape;
+mod vms;
+
+pub use {
+    dns::dns, engine::engine, messages::messages, packet::packet, relay::relay, rules::rules,
+    services::services,
+};
+
+/// The binary's sources, as far as they read what another process wrote.
+#[allow(dead_code, unreachable_pub, unused_imports)]
+#[path = "../../cli/src"]
+mod cli {
+    pub(crate) mod args;
+    pub(crate) mod channel;
+    pub(crate) mod config;
+    pub(crate) mod control_socket;
+}
+// As the binary's root has them.
+use cli::{args, channel, config, control_socket};

@@ -1,0 +1,179 @@
+//! IPv4, TCP, UDP and ICMP: views, rewrites and the answers built from them.
+//!
+//! Input: `bits (1) | virtio_net_hdr (10) | L3 …`, dressed by the bits.
+use slipgate_abi::{Command, Direction, Ip4, PortHeader};
+use userspace_nat::{
+    datagram::Datagram,
+    fake::packets::is_right,
+    icmp::{Quoted, translate},
+    mss,
+    packet::{
+        Ipv4, Packet, Transport, checksum,
+        checksum::Sum,
+        ipv4::{self, End},
+        transport::{TCP_HEADER_LEN, Tcp, tcp_options},
+    },
+    port::{ETHERTYPE_IPV4, Frame, Outbox, VirtioNetHdr},
+    reply::{Answers, IcmpError},
+    vm::VmNet,
+};
+
+use crate::{
+    dress::dress,
+    tape::Tape,
+    vms::{GUEST, HOST, spec, with_vm},
+};
+
+/// Reads and rewrites one packet.
+pub fn packet(input: &[u8]) {
+    // As the port would take it, header and all: nothing but luck makes it one of ours.
+    let _ = Frame::parse(input);
+    let mut tape = Tape::new(input);
+    let bits = tape.u8();
+    let vnet = VirtioNetHdr::decode(&tape.array());
+    let mut l3 = tape.rest().to_vec();
+    dress(&mut l3, bits, GUEST);
+
+    frame(vnet, &l3);
+    if let Some(datagram) = Datagram::parse(&l3) {
+        let again = datagram.emit();
+        assert!(is_right(&again));
+        assert_eq!(Datagram::parse(&again), Some(datagram));
+    }
+    let _ = Ipv4::parse_truncated(&l3);
+    let Ok(ip) = Ipv4::parse(&l3) else { return };
+    assert_eq!(ip.header_len + ip.payload().len(), ip.bytes.len());
+    header_rewrites(ip);
+    error_through_translation(ip);
+    let Ok(packet) = Packet::parse(ip) else {
+        return;
+    };
+    let counted = packet.segments(vnet);
+    assert!(counted.packets >= 1 && counted.bytes >= ip.bytes.len() as u64);
+    let (tx, rx) = (
+        packet.tuple(7, Direction::Tx),
+        packet.tuple(7, Direction::Rx),
+    );
+    assert_eq!(tx.is_some(), rx.is_some());
+    if let Transport::Tcp(tcp) = packet.transport {
+        clamp(packet, tcp);
+    }
+    with_vm(spec(1, 101, 10), |vm| answers(&vm, packet));
+}
+
+/// What goes into a frame comes out of it.
+fn frame(vnet: VirtioNetHdr, l3: &[u8]) {
+    let header = PortHeader {
+        code: Command::Emit as u8,
+        flags: 3,
+        vm_row: 0x1234,
+        id: 0x5678_9abc,
+    };
+    let mut out = Outbox::new(1 << 20);
+    out.push(header, ETHERTYPE_IPV4, vnet, l3)
+        .expect("there is room");
+    let bytes = out.frames().next().expect("a frame");
+    let frame = Frame::parse(bytes).expect("what we wrote");
+    assert_eq!((frame.vnet, frame.header), (vnet, header));
+    assert_eq!((frame.ethertype, frame.l3), (ETHERTYPE_IPV4, l3));
+}
+
+/// A right header checksum stays right.
+fn header_rewrites(ip: Ipv4<'_>) {
+    if !ip.checksum_is_right() {
+        return;
+    }
+    let mut bytes = ip.bytes.to_vec();
+    ipv4::set_address(&mut bytes, End::Source, HOST);
+    ipv4::set_address(&mut bytes, End::Destination, GUEST);
+    ipv4::decrement_ttl(&mut bytes);
+    let after = Ipv4::parse(&bytes).expect("the lengths are as before");
+    assert!(after.checksum_is_right());
+    assert_eq!((after.source, after.destination), (HOST, GUEST));
+    assert_eq!(after.ttl, ip.ttl.saturating_sub(1));
+}
+
+/// Options lie within the header, the MSS only falls, a right checksum stays right.
+fn clamp(packet: Packet<'_>, tcp: Tcp) {
+    let mut segment = packet.ip.payload().to_vec();
+    for (_, at, len) in tcp_options(&segment[..tcp.header_len]) {
+        assert!(at >= TCP_HEADER_LEN && at + len <= tcp.header_len);
+    }
+    let (from, to) = (packet.ip.source, packet.ip.destination);
+    let sum = |segment: &[u8]| {
+        Sum::default()
+            .pseudo(from, to, 6, segment.len())
+            .bytes(segment)
+            .finish()
+    };
+    segment[16..18].fill(0);
+    let right = sum(&segment);
+    segment[16..18].copy_from_slice(&right.to_be_bytes());
+    let most = mss::for_mtu(u32::from(tcp.source));
+    let changed = mss::clamp(&mut segment[..tcp.header_len], most, false);
+    assert_eq!(sum(&segment), 0);
+    // A second option is nobody's; the first one is low enough now.
+    assert!(!(changed && mss::clamp(&mut segment[..tcp.header_len], most, false)));
+}
+
+/// An ICMP error is translated at both ends, and back.
+fn error_through_translation(ip: Ipv4<'_>) {
+    let _ = Quoted::parse(&ip, true);
+    let Ok(quoted) = Quoted::parse(&ip, false) else {
+        return;
+    };
+    for end in [End::Source, End::Destination] {
+        let (old, old_port) = match end {
+            End::Source => (quoted.source, quoted.source_port),
+            End::Destination => (quoted.destination, quoted.destination_port),
+        };
+        let mut bytes = ip.bytes.to_vec();
+        translate(&mut bytes, end, HOST, 61_234);
+        let (outer, after) = translated(&bytes);
+        let (inner, port, outer_end) = match end {
+            End::Source => (after.source, after.source_port, outer.destination),
+            End::Destination => (after.destination, after.destination_port, outer.source),
+        };
+        assert_eq!((inner, port, outer_end), (HOST, 61_234, HOST));
+        assert_eq!(quote_is_right(&outer), quote_is_right(&ip));
+        translate(&mut bytes, end, old, old_port);
+        assert_eq!(
+            translated(&bytes).1.tuple_as_sent(0),
+            quoted.tuple_as_sent(0)
+        );
+    }
+}
+
+fn translated(bytes: &[u8]) -> (Ipv4<'_>, Quoted) {
+    let outer = Ipv4::parse(bytes).expect("the lengths are as before");
+    assert_eq!(checksum::of(outer.payload()), 0);
+    let quoted = Quoted::parse(&outer, true).expect("it quotes what it quoted");
+    (outer, quoted)
+}
+
+fn quote_is_right(outer: &Ipv4<'_>) -> bool {
+    let quote = &outer.payload()[8..];
+    Ipv4::parse_truncated(quote).is_ok_and(|inner| inner.checksum_is_right())
+}
+
+/// What is answered is right and short, whatever it answers.
+fn answers(vm: &VmNet, packet: Packet<'_>) {
+    let mut out = Outbox::new(1 << 20);
+    let mut answers = Answers::new();
+    answers.reset(vm, &packet, &mut out, 0);
+    answers.icmp_to_guest(vm, &packet, IcmpError::TtlExceeded, &mut out, 0);
+    answers.icmp_to_world(vm, &packet, IcmpError::TooBig(1_400), 1, &mut out, 0);
+    for bytes in out.frames() {
+        let frame = Frame::parse(bytes).expect("what we wrote");
+        assert!(is_right(frame.l3) && frame.l3.len() <= 576);
+        let to: Ip4 = Ipv4::parse(frame.l3).expect("a packet").destination;
+        assert_eq!(to, packet.ip.source);
+    }
+    if matches!(packet.transport, Transport::Icmp(icmp) if icmp.is_echo()) {
+        out.clear();
+        assert!(answers.echo(vm, &packet, &mut out, 0));
+        let bytes = out.frames().next().expect("an answer");
+        let frame = Frame::parse(bytes).expect("what we wrote");
+        assert!(is_right(frame.l3));
+    }
+}

@@ -1,0 +1,237 @@
+//! The relay: a guest's DNS connections over the TCP of smoltcp, and a forwarded UDP port.
+//!
+//! Input: steps, each `what (1) | its operands`, see [`what`]. Forwarded TCP ports are left to the
+//! relay's own tests: each would cost a connection of the host's that lingers in TIME-WAIT.
+use std::net::UdpSocket;
+
+use slipgate_abi::{Ip4, Protocol};
+use userspace_nat::{
+    engine::Context,
+    fake::packets::{self, is_right},
+    packet::{Ipv4, Packet, Transport},
+    poll::{Poller, Subsystem},
+    port::{Frame, Outbox},
+    relay::{Forward, Limits, Question, Relay},
+};
+
+use crate::{
+    dress::dress,
+    tape::Tape,
+    vms::{GATEWAY, GUEST, PEER, spec, with_vm},
+};
+
+/// Steps, as their number modulo [`what::COUNT`].
+pub(crate) mod what {
+    pub(crate) const SEGMENT: u8 = 0;
+    pub(crate) const PACKET: u8 = 1;
+    pub(crate) const ANSWER: u8 = 2;
+    pub(crate) const TIME: u8 = 3;
+    pub(crate) const CLIENT: u8 = 4;
+    pub(crate) const DATAGRAM: u8 = 5;
+    pub(crate) const COUNT: u8 = 6;
+}
+
+const VM: u32 = 101;
+const MAX_STEPS: usize = 300;
+const DNS_CONNECTIONS: u32 = 3;
+const ASSOCIATIONS: u32 = 2;
+const MILLISECOND_NS: u64 = 1_000_000;
+const HOUR_NS: u64 = 3_600_000 * MILLISECOND_NS;
+/// Who is asked by DNS, the first one also by the other steps.
+const SERVERS: [Ip4; 2] = [PEER, GATEWAY];
+
+struct World {
+    relay: Relay,
+    poller: Poller,
+    out: Outbox,
+    now_ns: u64,
+    /// The last segment to the guest on each of its ports: from whom, with which header.
+    last: [Option<(Ip4, userspace_nat::packet::transport::Tcp)>; 8],
+    questions: Vec<Question>,
+    forward: Option<UdpSocket>,
+    clients: Vec<UdpSocket>,
+    /// The port of the gateway that a client's last datagram came from.
+    client_port: u16,
+}
+
+/// Runs the steps; in the end everything that was relayed times out.
+pub fn relay(input: &[u8]) {
+    with_vm(spec(1, VM, 10), |vm| {
+        let limits = Limits {
+            dns_connections_per_vm: DNS_CONNECTIONS,
+            associations_per_vm: ASSOCIATIONS,
+            ..Limits::default()
+        };
+        let mut relay = Relay::new(limits);
+        relay.add_vm(vm);
+        let mut world = World {
+            relay,
+            poller: Poller::new().expect("an epoll set"),
+            out: Outbox::new(1 << 20),
+            now_ns: HOUR_NS,
+            last: [None; 8],
+            questions: Vec::new(),
+            forward: None,
+            clients: Vec::new(),
+            client_port: 0,
+        };
+        let mut tape = Tape::new(input);
+        for _ in 0..MAX_STEPS {
+            if tape.is_at_end() {
+                break;
+            }
+            world.step(&mut tape);
+            world.settle();
+        }
+        world.end();
+    });
+}
+
+impl World {
+    fn step(&mut self, tape: &mut Tape<'_>) {
+        match tape.u8() % what::COUNT {
+            what::SEGMENT => {
+                let segment = self.segment(tape);
+                self.packet(&segment);
+            }
+            what::PACKET => {
+                let bits = tape.u8();
+                let mut packet = tape.bytes().to_vec();
+                dress(&mut packet, bits, GUEST);
+                self.packet(&packet);
+            }
+            what::ANSWER => {
+                let connection = match self.questions.pop() {
+                    Some(question) => question.connection,
+                    None => u64::from(tape.u8()),
+                };
+                let message = tape.bytes();
+                self.with(|relay, cx| relay.answer(connection, message, cx));
+            }
+            what::TIME => {
+                self.now_ns += u64::from(tape.u16()) * MILLISECOND_NS;
+                self.with(|relay, cx| relay.on_timer(cx));
+            }
+            what::CLIENT => self.client(tape),
+            _ => {
+                let data = tape.bytes();
+                let to = (GATEWAY, self.client_port);
+                self.packet(&packets::udp((GUEST, 53), to, data));
+            }
+        }
+    }
+
+    /// `port and server (1) | flags (1) | sequence and acknowledgement, less what is due (1, 1) |
+    /// payload`
+    fn segment(&self, tape: &mut Tape<'_>) -> Vec<u8> {
+        let (who, flags) = (tape.u8(), tape.u8());
+        let port = usize::from(who & 7);
+        let guest = (GUEST, 1_000 + port as u16);
+        let off = |by: u8| u32::from(by).wrapping_sub(if by > 127 { 256 } else { 0 });
+        let (sequence, acknowledgement) = (off(tape.u8()), off(tape.u8()));
+        let data = tape.bytes();
+        let (server, sequence, acknowledgement) = match self.last[port] {
+            Some((from, tcp)) => (
+                from,
+                tcp.acknowledgement.wrapping_add(sequence),
+                tcp.sequence
+                    .wrapping_add(tcp.sequence_len())
+                    .wrapping_add(acknowledgement),
+            ),
+            None => (SERVERS[usize::from(who >> 7)], sequence, acknowledgement),
+        };
+        let to = (server, 53);
+        packets::tcp(guest, to, flags, sequence, acknowledgement, &[], data)
+    }
+
+    /// A client of the host's sends to the forwarded port; a new one each time bit 0 is set.
+    fn client(&mut self, tape: &mut Tape<'_>) {
+        let knobs = tape.u8();
+        let data = tape.bytes();
+        if self.forward.is_none() {
+            let socket = UdpSocket::bind("127.0.0.1:0").expect("a port of loopback");
+            self.forward = Some(socket.try_clone().expect("a descriptor"));
+            let forward = Forward {
+                vm: VM,
+                protocol: Protocol::Udp,
+                guest_port: 53,
+                socket: socket.into(),
+            };
+            self.with(|relay, cx| relay.add_forward(forward, cx))
+                .expect("a socket can be waited on");
+        }
+        if self.clients.is_empty() || knobs & 1 != 0 && self.clients.len() < 4 {
+            let socket = UdpSocket::bind("127.0.0.1:0").expect("a port of loopback");
+            self.clients.push(socket);
+        }
+        let (Some(forward), Some(client)) = (&self.forward, self.clients.last()) else {
+            return;
+        };
+        let to = forward.local_addr().expect("it is bound");
+        // What is too long for a datagram is the client's problem.
+        let _ = client.send_to(data, to);
+    }
+
+    fn packet(&mut self, packet: &[u8]) {
+        self.with(|relay, cx| relay.packet(VM, packet, cx));
+    }
+
+    fn with<T>(&mut self, work: impl FnOnce(&mut Relay, &mut Context<'_>) -> T) -> T {
+        let cx = &mut Context {
+            now_ns: self.now_ns,
+            out: &mut self.out,
+            poller: &self.poller,
+        };
+        work(&mut self.relay, cx)
+    }
+
+    /// Serves what is ready, and looks at everything that came out.
+    fn settle(&mut self) {
+        let mut ready = Vec::new();
+        if self.forward.is_some() {
+            self.poller
+                .wait(Some(0), &mut ready)
+                .expect("the set can be waited on");
+        }
+        for readiness in ready {
+            assert_eq!(readiness.token.subsystem, Subsystem::Relay);
+            self.with(|relay, cx| relay.on_ready(readiness, cx));
+        }
+        while let Some(question) = self.relay.next_question() {
+            assert!((1..=4_096).contains(&question.message.len()));
+            self.questions.push(question);
+        }
+        let counts = self.relay.counts(VM);
+        assert!(counts.dns_connections <= DNS_CONNECTIONS);
+        assert!(counts.associations <= ASSOCIATIONS);
+        for bytes in self.out.frames() {
+            let l3 = Frame::parse(bytes).expect("a frame of the port").l3;
+            assert!(is_right(l3));
+            let packet = Ipv4::parse(l3).and_then(Packet::parse);
+            let packet = packet.expect("a packet");
+            assert_eq!(packet.ip.destination, GUEST);
+            match packet.transport {
+                Transport::Tcp(tcp) => {
+                    let port = usize::from(tcp.destination.wrapping_sub(1_000));
+                    if let Some(last) = self.last.get_mut(port) {
+                        *last = Some((packet.ip.source, tcp));
+                    }
+                }
+                Transport::Udp(udp) => self.client_port = udp.source,
+                Transport::Icmp(_) | Transport::Other => {}
+            }
+        }
+        self.out.clear();
+    }
+
+    fn end(&mut self) {
+        for _ in 0..20 {
+            self.now_ns += HOUR_NS;
+            self.with(|relay, cx| relay.on_timer(cx));
+            self.settle();
+        }
+        let counts = self.relay.counts(VM);
+        assert_eq!((counts.dns_connections, counts.associations), (0, 0));
+        assert_eq!(self.relay.next_deadline_ns(), None);
+    }
+}

@@ -1,0 +1,154 @@
+//! What a user writes: patterns, deny files, and the policy made of them.
+//!
+//! Input: `default (1) | destination: address (4), port (2), protocol (1) | lines …`. Each line
+//! begins with `+` (allow), `-` (deny), or is of the deny file that stands between them.
+use ipnet::Ipv4Net;
+use slipgate_abi::Protocol;
+use userspace_nat::{
+    prefix_map::PrefixMap,
+    rules::{Action, Decision, DenyFile, Destination, LocalAddresses, Pattern, Policy, Rule},
+};
+
+use crate::{
+    tape::Tape,
+    vms::{GUEST, HOST},
+};
+
+/// Most lines: the slow oracle walks them all.
+const MAX_LINES: usize = 200;
+
+/// Makes a policy of the lines and asks it about one destination.
+pub fn rules(input: &[u8]) {
+    let mut tape = Tape::new(input);
+    let default = if tape.u8() & 1 == 0 {
+        Action::Allow
+    } else {
+        Action::Deny
+    };
+    let to = Destination {
+        addr: tape.array::<4>().into(),
+        port: tape.u16(),
+        protocol: [Protocol::Tcp, Protocol::Udp, Protocol::Icmp][usize::from(tape.u8()) % 3],
+    };
+    let text = String::from_utf8_lossy(tape.rest());
+    let lines: Vec<&str> = text.lines().take(MAX_LINES).collect();
+
+    let file_text: String = lines.iter().flat_map(|line| [line, "\n"]).collect();
+    // A file with one bad line is refused whole; the good lines alone are one that is not.
+    let _ = DenyFile::parse("whole", &file_text);
+    let good: Vec<&str> = lines.iter().copied().filter(|l| is_line(l)).collect();
+    let file = DenyFile::parse("good", &good.join("\n")).expect("each of its lines is one");
+    deny_file(&file, &good, to);
+
+    let rules: Vec<Rule> = lines.iter().filter_map(|line| rule(line)).collect();
+    longest_prefix(&rules, to);
+    let middle = rules.len() / 2;
+    let (before, after) = rules.split_at(middle);
+    let all = [before, &[Rule::DenyFile(file)], after].concat();
+    policy(default, all, to);
+}
+
+fn is_line(line: &str) -> bool {
+    let rule = line.split_once('#').map_or(line, |(rule, _)| rule);
+    rule.trim().is_empty() || pattern(rule).is_some()
+}
+
+fn rule(line: &str) -> Option<Rule> {
+    let (sign, rest) = line.split_at_checked(1)?;
+    let action = match sign {
+        "+" => Action::Allow,
+        "-" => Action::Deny,
+        _ => return None,
+    };
+    Some(Rule::Match(action, pattern(rest)?))
+}
+
+/// What is understood is written so that it is understood the same.
+fn pattern(text: &str) -> Option<Pattern> {
+    let pattern = match text.parse::<Pattern>() {
+        Ok(pattern) => pattern,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return None;
+        }
+    };
+    assert_eq!(
+        pattern.to_string().parse::<Pattern>().as_ref(),
+        Ok(&pattern)
+    );
+    let json = serde_json::to_string(&pattern).expect("a string");
+    assert_eq!(serde_json::from_str::<Pattern>(&json).ok(), Some(pattern));
+    Some(pattern)
+}
+
+/// The first line that matches, as by trying each.
+fn deny_file(file: &DenyFile, lines: &[&str], to: Destination) {
+    let first = lines.iter().zip(1..).find_map(|(line, number)| {
+        let rule = line.split_once('#').map_or(*line, |(rule, _)| rule).trim();
+        let pattern: Pattern = rule.parse().ok()?;
+        pattern.matches(to).then_some(number)
+    });
+    assert_eq!(file.line_for(to), first);
+    if let Some(line) = first {
+        assert!(file.pattern_at(line).is_some_and(|p| p.matches(to)));
+    }
+}
+
+/// The longest prefix, as by trying each.
+fn longest_prefix(rules: &[Rule], to: Destination) {
+    let prefixes = || {
+        rules.iter().filter_map(|rule| match rule {
+            Rule::Match(_, pattern) => Some(pattern.prefix()),
+            Rule::DenyFile(_) => None,
+        })
+    };
+    let map = PrefixMap::new(prefixes().map(|prefix| (prefix, ())));
+    let slow: Option<Ipv4Net> = prefixes()
+        .filter(|prefix| prefix.contains(&to.addr))
+        .max_by_key(Ipv4Net::prefix_len);
+    assert_eq!(map.longest(to.addr).map(|(prefix, ())| prefix), slow);
+    let host = Ipv4Net::from(to.addr);
+    assert_eq!(map.overlaps(host), slow.is_some());
+}
+
+/// The first rule that matches decides, as by trying each; protected space is opened only by an
+/// allow within it.
+fn policy(default: Action, rules: Vec<Rule>, to: Destination) {
+    let mut policy = Policy::new(default, rules.clone());
+    policy.set_local(&LocalAddresses {
+        host: vec![HOST.into()],
+        guests: vec![
+            Ipv4Net::new(GUEST.into(), 24)
+                .expect("a prefix length")
+                .trunc(),
+        ],
+    });
+    let decision = policy.decide(to);
+    let protected = policy.protected(to.addr).map(|(range, _)| range);
+    let decides = |rule: &Rule| match rule {
+        Rule::Match(Action::Allow, pattern) => {
+            pattern.matches(to)
+                && protected.is_none_or(|p| pattern.prefix().prefix_len() >= p.prefix_len())
+        }
+        Rule::Match(Action::Deny, pattern) => pattern.matches(to),
+        Rule::DenyFile(file) => file.line_for(to).is_some(),
+    };
+    let allowed = match rules.iter().find(|rule| decides(rule)) {
+        Some(Rule::Match(action, _)) => *action == Action::Allow,
+        Some(Rule::DenyFile(_)) => false,
+        None => protected.is_none() && default == Action::Allow,
+    };
+    assert_eq!(decision.is_allowed(), allowed);
+    told(&policy, to, decision);
+}
+
+fn told(policy: &Policy, to: Destination, decision: Decision) {
+    let explanation = policy.explain(to);
+    assert_eq!(explanation.decision, decision);
+    assert!(!explanation.to_string().is_empty());
+    assert!(!policy.text(decision).is_empty());
+    for (prefix, _) in policy.deny_prefixes() {
+        // What XDP drops by prefix alone, no rule before it may allow.
+        assert!(!(prefix.contains(&to.addr) && decision.is_allowed()));
+    }
+}

@@ -1,0 +1,445 @@
+//! First inputs of each target: what ordinary guests, servers and users send.
+use std::{fs, io, path::Path};
+
+use serde_json::json;
+use slipgate_abi::tcp::Flags;
+use userspace_nat::{fake::packets, port::VirtioNetHdr};
+
+use crate::{
+    dns::knob,
+    dress::bit,
+    engine::step::what as step,
+    messages::kind,
+    relay::what as relayed,
+    services::MAC,
+    tape::with_length,
+    vms::{GATEWAY, GUEST, PEER, RESOLVER, ip},
+};
+
+type Seeds = Vec<(&'static str, Vec<u8>)>;
+
+/// Writes every seed to `corpus/<target>/<name>`.
+pub fn write(corpus: &Path) -> io::Result<()> {
+    let all = [
+        ("packet", packet()),
+        ("dns", dns()),
+        ("services", services()),
+        ("rules", rules()),
+        ("engine", engine()),
+        ("relay", relay()),
+        ("messages", messages()),
+    ];
+    for (target, seeds) in all {
+        let folder = corpus.join(target);
+        fs::create_dir_all(&folder)?;
+        for (name, bytes) in seeds {
+            fs::write(folder.join(name), bytes)?;
+        }
+    }
+    Ok(())
+}
+
+fn packet() -> Seeds {
+    let (guest, peer) = ((GUEST, 1_000), (PEER, 443));
+    let syn = packets::tcp(guest, peer, Flags::SYN, 1, 0, SYN_OPTIONS, &[]);
+    let data = packets::tcp(guest, peer, Flags::ACK, 1, 1, &[], &[7; 3_000]);
+    let udp = packets::udp(guest, peer, b"question");
+    let echo = packets::echo(GUEST, PEER, true, 7, b"data");
+    let gso = VirtioNetHdr {
+        flags: VirtioNetHdr::NEEDS_CSUM,
+        gso_type: VirtioNetHdr::GSO_TCPV4,
+        hdr_len: 54,
+        gso_size: 1_448,
+        csum_start: 34,
+        csum_offset: 16,
+    };
+    let plain = VirtioNetHdr::default();
+    let about = |packet| packets::icmp_error(PEER, GUEST, 3, 4, packet);
+    let with = |vnet: VirtioNetHdr, l3: &[u8]| [&[0], &vnet.encode()[..], l3].concat();
+    vec![
+        ("syn", with(plain, &syn)),
+        ("gso", with(gso, &data)),
+        ("udp", with(plain, &udp)),
+        ("echo", with(plain, &echo)),
+        ("error-about-tcp", with(plain, &about(&syn))),
+        ("error-about-udp", with(plain, &about(&udp))),
+        ("error-about-echo", with(plain, &about(&echo))),
+    ]
+}
+
+/// MSS, SACK permitted, timestamps, window scale, as Linux sends them.
+const SYN_OPTIONS: &[u8] = &[
+    2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7,
+];
+
+/// The query for `host.example.`, type A.
+fn query(edns: bool) -> Vec<u8> {
+    let mut query = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, u8::from(edns)];
+    query.extend_from_slice(b"\x04Host\x07example\0\0\x01\0\x01");
+    if edns {
+        query.extend_from_slice(&[0, 0, 41, 4, 0xd0, 0, 0, 0x80, 0, 0, 0]);
+    }
+    query
+}
+
+fn dns() -> Seeds {
+    let ask = |knobs: u8, query: &[u8], answer: &[u8]| {
+        [&[knobs, 0x56, 0x78], &with_length(query)[..], answer].concat()
+    };
+    // The header as completed, then the records.
+    let answer = |flags: [u8; 2], counts: [u8; 3], records: &[u8]| {
+        let [an, ns, ar] = counts;
+        let head = [0, 0, flags[0], flags[1], 0, 1, 0, an, 0, ns, 0, ar];
+        [&head, records].concat()
+    };
+    let a = b"\xc0\x0c\0\x01\0\x01\0\0\x01\x2c\0\x04\xc6\x33\x64\x07";
+    let soa = b"\xc0\x0c\0\x06\0\x01\0\0\x01\x2c\0\x18\xc0\x0c\xc0\x0c\0\0\0\x01\0\0\0\x02\0\0\0\x03\0\0\0\x04\0\0\0\x05";
+    let opt = b"\0\0\x29\x04\xd0\0\0\x80\0\0\0";
+    let with_opt = answer([0x81, 0x80], [2, 0, 1], &[&a[..], a, opt].concat());
+    let early_opt = answer([0x81, 0x80], [1, 0, 2], &[&a[..], opt, a].concat());
+    vec![
+        (
+            "a",
+            ask(
+                knob::ANSWERS,
+                &query(false),
+                &answer([0x81, 0x80], [1, 0, 0], a),
+            ),
+        ),
+        ("opt", ask(knob::ANSWERS, &query(true), &with_opt)),
+        ("opt-not-last", ask(knob::ANSWERS, &query(true), &early_opt)),
+        (
+            "nxdomain",
+            ask(
+                knob::ANSWERS,
+                &query(true),
+                &answer([0x81, 0x83], [0, 1, 0], soa),
+            ),
+        ),
+        (
+            "truncated",
+            ask(
+                knob::ANSWERS,
+                &query(false),
+                &answer([0x83, 0x80], [1, 0, 0], &a[..9]),
+            ),
+        ),
+        (
+            "tcp",
+            ask(knob::ANSWERS | knob::TCP, &query(true), &with_opt),
+        ),
+        (
+            "refused",
+            ask(
+                0,
+                &query(false),
+                &[0x56, 0x78, 0x81, 5, 0, 0, 0, 0, 0, 0, 0, 0],
+            ),
+        ),
+        (
+            "resolv-conf",
+            ask(
+                0,
+                &query(false),
+                b"search example\nnameserver 192.0.2.53\nnameserver 2001:db8::1\noptions edns0\n",
+            ),
+        ),
+    ]
+}
+
+/// A DHCP message of this type with these further options.
+fn dhcp(kind: u8, options: &[u8]) -> Vec<u8> {
+    let mut message = vec![1, 1, 6, 0, 1, 2, 3, 4];
+    message.resize(28, 0);
+    message.extend_from_slice(&MAC);
+    message.resize(236, 0);
+    message.extend_from_slice(&[0x63, 0x82, 0x53, 0x63, 53, 1, kind]);
+    message.extend_from_slice(options);
+    message.push(255);
+    packets::udp((ip(0, 0, 0, 0), 68), (ip(255, 255, 255, 255), 67), &message)
+}
+
+fn arp() -> Vec<u8> {
+    let mut request = vec![0, 1, 8, 0, 6, 4, 0, 1];
+    request.extend_from_slice(&MAC);
+    request.extend_from_slice(&GUEST.octets);
+    request.extend_from_slice(&[0; 6]);
+    request.extend_from_slice(&GATEWAY.octets);
+    request
+}
+
+fn services() -> Seeds {
+    let with = |knobs: u8, packet: &[u8]| [&[knobs, bit::ALL], packet].concat();
+    let selecting = [[50, 4], [10, 0], [2, 15], [54, 4], [10, 0], [2, 2]].concat();
+    let identified = [61, 7, 1, 2, 0, 0, 0, 0, 9, 55, 3, 1, 3, 6, 57, 2, 5, 0xdc];
+    vec![
+        ("arp", with(1, &arp())),
+        ("arp-fixed", with(3, &arp())),
+        ("discover", with(0, &dhcp(1, &identified))),
+        ("request", with(0, &dhcp(3, &selecting))),
+        ("inform", with(2, &dhcp(8, &[]))),
+        ("release", with(0, &dhcp(7, &[54, 4, 10, 0, 2, 2]))),
+    ]
+}
+
+fn rules() -> Seeds {
+    let to = |address: [u8; 4], lines: &str| {
+        [&[0], &address[..], &[0x01, 0xbb, 0], lines.as_bytes()].concat()
+    };
+    vec![
+        (
+            "order",
+            to(
+                PEER.octets,
+                "+198.51.100.7:443/tcp\n-198.51.100.0/24\n-0.0.0.0/0:25\n",
+            ),
+        ),
+        (
+            "protected",
+            to(
+                [10, 1, 2, 3],
+                "+0.0.0.0/0\n+10.0.0.0/8\n-10.1.0.0/16/icmp\n",
+            ),
+        ),
+        (
+            "file",
+            to(
+                PEER.octets,
+                "# denied\n\n203.0.113.0/24:8000-8010/udp\n198.51.100.7 # peer\n",
+            ),
+        ),
+        (
+            "wrong",
+            to(
+                PEER.octets,
+                "+::1\n-10.0.0.1/8\n+1.2.3.4:0\n1.2.3.4/33\n+[::]:80\n",
+            ),
+        ),
+    ]
+}
+
+fn engine() -> Seeds {
+    let syn = [step::TCP, 0, 0, Flags::SYN, 1];
+    let ack = [step::TCP, 0, 0, Flags::ACK, 2];
+    let fin = [step::TCP, 0, 0, Flags::FIN | Flags::ACK, 2];
+    let answer = |flags| [step::REPLY, 0, flags, 0, 0];
+    let silence = [step::TIME, 3, 0x20, 0];
+    let connection = [
+        &[0][..],
+        &syn,
+        &answer(Flags::SYN | Flags::ACK),
+        &ack,
+        &fin,
+        &answer(Flags::FIN | Flags::ACK),
+        &ack,
+        &silence,
+    ];
+    let question = with_length(&query(true));
+    let udp = |to: u8, data: &[u8]| [&[step::UDP, 1, to][..], &with_length(data)].concat();
+    let dressed = |packet: &[u8]| {
+        let head = [step::GUEST, 0, bit::ALL, 0];
+        [&head[..], &with_length(packet)].concat()
+    };
+    let discover = [
+        &[step::HAND_OVER, 1, 7, 2, 0, 0][..],
+        &with_length(&dhcp(1, &[])),
+    ]
+    .concat();
+    let big = packets::may_fragment(packets::udp((GUEST, 1_000), (PEER, 443), &[7; 1_450]));
+    let fragments = [
+        &[0][..],
+        &udp(0, b"first"),
+        &dressed(&big),
+        &[step::REPLY, 0, 0x80, 8, 0],
+    ];
+    let length = [0, u8::try_from(query(true).len()).unwrap_or(0)];
+    let framed = with_length(&[&length[..], &query(true)].concat());
+    let dns_stream = [
+        &[0, step::TCP, 0, 2, Flags::SYN, 1][..],
+        &[step::DNS_STREAM, 0, Flags::ACK, 0, 0],
+        &[step::DNS_STREAM, 0, Flags::ACK],
+        &framed,
+        &silence,
+    ];
+    vec![
+        ("connection", connection.concat()),
+        (
+            "dns",
+            [&[0][..], &udp(4, &question[2..]), &udp(2, &question[2..])].concat(),
+        ),
+        ("dns-stream", dns_stream.concat()),
+        (
+            "dhcp-arp",
+            [&[0][..], &discover, &[step::ARP, 0], &with_length(&arp())].concat(),
+        ),
+        ("fragments", fragments.concat()),
+        (
+            "errors",
+            [
+                &[0][..],
+                &udp(0, b"x"),
+                &[step::ERROR_FROM_WORLD, 3, 3, 0],
+                &[step::REPLY, 0, 0, 0, 4],
+                &[step::ERROR_FROM_GUEST, 1, 3, 3, 0],
+                &[step::ECHO, 1, 0, step::REPLY, 0, 0, 0, 4],
+            ]
+            .concat(),
+        ),
+        (
+            "faults",
+            [
+                &[1, step::FAULTS, 1, 1, 1, 1, 1][..],
+                &syn,
+                &udp(0, b"x"),
+                &silence,
+                &[step::RESTART],
+            ]
+            .concat(),
+        ),
+        (
+            "broker",
+            [
+                &[0][..],
+                &syn,
+                &[
+                    step::BROKER,
+                    0,
+                    6,
+                    0,
+                    step::BROKER,
+                    0,
+                    4,
+                    1,
+                    198,
+                    51,
+                    100,
+                    7,
+                    1,
+                    0xbb,
+                ],
+                &[
+                    step::BROKER,
+                    0,
+                    0,
+                    step::BROKER,
+                    0,
+                    1,
+                    step::BROKER,
+                    0,
+                    2,
+                    5,
+                    0,
+                ],
+                &[step::BROKER, 0, 3, 0, step::BROKER, 0, 5, 1],
+                &syn,
+            ]
+            .concat(),
+        ),
+        (
+            "world",
+            [
+                &[0, step::BROKER, 0, 6, 0][..],
+                &[step::WORLD | step::LATER, bit::ALL, 0],
+                &with_length(&packets::syn((PEER, 9_000), (crate::vms::HOST, 8_000), 5)),
+                &[step::PORT_FRAME],
+                &with_length(&[0; 40]),
+            ]
+            .concat(),
+        ),
+    ]
+}
+
+fn relay() -> Seeds {
+    let segment = |flags: u8, data: &[u8]| {
+        [&[relayed::SEGMENT, 0, flags, 0, 0][..], &with_length(data)].concat()
+    };
+    let length = [0, u8::try_from(query(false).len()).unwrap_or(0)];
+    let question = [&length[..], &query(false)].concat();
+    let stream = [
+        segment(Flags::SYN, &[]),
+        segment(Flags::ACK, &[]),
+        segment(Flags::ACK, &[&question[..], &question].concat()),
+        [&[relayed::ANSWER][..], &with_length(&[9; 40])].concat(),
+        segment(Flags::ACK, &[]),
+        vec![relayed::TIME, 0x10, 0],
+        segment(Flags::FIN | Flags::ACK, &[]),
+    ];
+    let syn = packets::syn((GUEST, 1_001), (RESOLVER, 53), 1);
+    let forward = [
+        [&[relayed::CLIENT, 0][..], &with_length(b"to the guest")].concat(),
+        [&[relayed::DATAGRAM][..], &with_length(b"to the client")].concat(),
+        [&[relayed::CLIENT, 1][..], &with_length(b"another")].concat(),
+    ];
+    vec![
+        ("dns-stream", stream.concat()),
+        (
+            "packet",
+            [&[relayed::PACKET, bit::ALL][..], &with_length(&syn)].concat(),
+        ),
+        ("forward", forward.concat()),
+    ]
+}
+
+fn messages() -> Seeds {
+    let packet = |kind: u8, message: serde_json::Value| {
+        [&[kind, 1, 0][..], message.to_string().as_bytes()].concat()
+    };
+    let line = |kind: u8, message: serde_json::Value| format!("{}{message}\n", char::from(kind));
+    let why =
+        json!({"request": "why", "vm": "a", "address": "192.0.2.1", "port": 443, "protocol": 6});
+    let answer = json!({
+        "admitted": false, "rule": "--deny 192.0.2.0/24", "refusal": "rule",
+        "outcome": "refused", "explanation": "", "via": null,
+    });
+    let network = json!({"Network": {
+        "routes": {
+            "uplink_ifindex": 3,
+            "addresses": [{"ifindex": 3, "addr": "192.0.2.1/24", "broadcast": null}],
+            "routes": [{
+                "prefix": "0.0.0.0/0", "kind": "unicast", "ifindex": 3,
+                "gateway": "192.0.2.254", "prefsrc": null, "metric": 0,
+            }],
+        },
+        "local": {"host": ["192.0.2.1"], "guests": ["10.0.2.0/24"]},
+        "links": [{"ifindex": 3, "mtu": 1500}],
+    }});
+    let vm = json!({"Vm": {
+        "id": 1, "row": 1, "name": "a", "guest": "10.0.2.15", "gateway": "10.0.2.2",
+        "dns": "10.0.2.3", "prefix_len": 24, "guest_mac": null,
+        "gateway_mac": [2, 0, 0, 0, 0, 1], "mtu": 1500, "max_flows": 10,
+        "new_flows_per_second": 100,
+    }});
+    let ask = json!({"Why": {
+        "request": 1, "row": 1, "address": "192.0.2.1", "port": 443, "protocol": 6,
+    }});
+    vec![
+        ("vm", packet(kind::TO_ENGINE, vm)),
+        ("network", packet(kind::TO_ENGINE, network)),
+        ("ask", packet(kind::TO_ENGINE, ask)),
+        ("begin", packet(kind::TO_ENGINE, json!("Begin"))),
+        (
+            "shutdown",
+            packet(kind::TO_ENGINE, json!({"Shutdown": "Keep"})),
+        ),
+        (
+            "ready",
+            packet(kind::TO_BROKER, json!({"Ready": {"adopted": 7}})),
+        ),
+        (
+            "told",
+            packet(
+                kind::TO_BROKER,
+                json!({"Why": {"request": 1, "answer": answer}}),
+            ),
+        ),
+        ("question", line(kind::CONTROL, why).into_bytes()),
+        (
+            "stop",
+            line(kind::CONTROL, json!({"request": "stop", "keep": true})).into_bytes(),
+        ),
+        (
+            "answer",
+            line(kind::ANSWER, json!({"answer": "error", "error": "no"})).into_bytes(),
+        ),
+    ]
+}

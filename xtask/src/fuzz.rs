@@ -1,0 +1,179 @@
+//! `cargo xtask fuzz`: libFuzzer over everything that reads what a guest or the world wrote.
+//!
+//! Drives cargo itself, with the flags that cargo-fuzz gives, so that the stable compiler of the
+//! workspace will do: `RUSTC_BOOTSTRAP` opens `-Zsanitizer` to it. libFuzzer is C++ and comes as
+//! source with `libfuzzer-sys`.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    test::Summary,
+    workspace::{Workspace, on_path, run, rustc_version, say},
+};
+
+/// Which targets, and how long each.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Fuzz {
+    /// How long each target runs, seconds
+    #[arg(long, default_value_t = 60, value_name = "N")]
+    seconds: u32,
+    /// Only this target
+    #[arg(value_name = "TARGET")]
+    target: Option<String>,
+}
+
+/// How long each target runs among the tests, seconds.
+const SECONDS_IN_TESTS: u32 = 5;
+/// Longest input, bytes; some targets take lists of packets.
+const MAX_INPUT_LEN: u32 = 4_096;
+/// An input that takes longer has found a bug, seconds.
+const INPUT_TIMEOUT_S: u32 = 20;
+/// A target that takes more memory has found a bug, MiB. The sanitizer itself takes its share.
+const MEMORY_LIMIT_MIB: u32 = 2_048;
+
+/// Coverage as libFuzzer reads it, and the address sanitizer.
+const RUSTFLAGS: [&str; 8] = [
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "--cfg fuzzing",
+    "-Zsanitizer=address",
+    "-Ccodegen-units=1",
+];
+
+/// Builds and runs the targets, one after the other; an error when one of them found something.
+pub(crate) fn fuzz(workspace: &Workspace, what: &Fuzz) -> Result<()> {
+    let all = targets(workspace)?;
+    let wanted = match &what.target {
+        None => all,
+        Some(name) if all.contains(name) => vec![name.clone()],
+        Some(name) => bail!("no fuzz target {name:?}, but {}", all.join(", ")),
+    };
+    let programs = build(workspace)?;
+    let mut failed = Vec::new();
+    for target in wanted {
+        if let Err(why) = run_target(workspace, &programs, &target, what.seconds) {
+            say(format!("{why:#}"));
+            failed.push(target);
+        }
+    }
+    if !failed.is_empty() {
+        bail!("fuzzing found something: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+/// A short run of every target, each a suite of one test; targets that don't build are a failed one.
+pub(crate) fn as_tests(workspace: &Workspace, summary: &mut Summary) -> Result<()> {
+    let programs = match build(workspace) {
+        Ok(programs) => programs,
+        Err(why) => {
+            say(format!("{why:#}"));
+            summary.add("fuzz", false, 0.0);
+            return Ok(());
+        }
+    };
+    for target in targets(workspace)? {
+        let begin = Instant::now();
+        let result = run_target(workspace, &programs, &target, SECONDS_IN_TESTS);
+        if let Err(why) = &result {
+            say(format!("{why:#}"));
+        }
+        let seconds = begin.elapsed().as_secs_f64();
+        summary.add(&format!("fuzz {target}"), result.is_ok(), seconds);
+    }
+    Ok(())
+}
+
+/// The names, by the folder of the targets' sources.
+fn targets(workspace: &Workspace) -> Result<Vec<String>> {
+    let folder = folder(workspace).join("targets");
+    let entries = fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
+    let mut names = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if let (Some(name), Some("rs")) = (
+            path.file_stem().and_then(|stem| stem.to_str()),
+            path.extension().and_then(|extension| extension.to_str()),
+        ) {
+            names.push(name.to_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Builds all targets and returns the folder they are in.
+fn build(workspace: &Workspace) -> Result<PathBuf> {
+    let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
+    if on_path(&compiler).is_none() && !Path::new(&compiler).is_file() {
+        bail!(
+            "libFuzzer is C++, and there is no compiler {compiler}: install one (Debian: g++), or \
+             name it by CXX"
+        );
+    }
+    let host = rustc_version(workspace)?.host;
+    let output = workspace.target.join("fuzz");
+    say("building the fuzz targets");
+    run(workspace
+        .cargo()
+        .args(["build", "--release", "--bins", "--target", &host])
+        .arg("--manifest-path")
+        .arg(folder(workspace).join("Cargo.toml"))
+        .env("CARGO_TARGET_DIR", &output)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTFLAGS", RUSTFLAGS.join(" "))
+        .env_remove("CARGO_ENCODED_RUSTFLAGS"))
+    .context(
+        "the fuzz targets need libFuzzer and AddressSanitizer, which Rust has for Linux on x86_64 \
+         and aarch64",
+    )?;
+    Ok(output.join(host).join("release"))
+}
+
+/// Runs one target. What it learns is kept in the target folder for the next run; the seeds in the
+/// checkout stay as they are.
+fn run_target(workspace: &Workspace, programs: &Path, target: &str, seconds: u32) -> Result<()> {
+    let learnt = workspace.target.join("fuzz/corpus").join(target);
+    let found = workspace.target.join("fuzz/found").join(target);
+    for folder in [&learnt, &found] {
+        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    }
+    let mut program = Command::new(programs.join(target));
+    program
+        .arg(format!("-max_total_time={seconds}"))
+        .arg(format!("-max_len={MAX_INPUT_LEN}"))
+        .arg(format!("-timeout={INPUT_TIMEOUT_S}"))
+        .arg(format!("-rss_limit_mb={MEMORY_LIMIT_MIB}"))
+        .arg(format!("-artifact_prefix={}/", found.display()))
+        .args(["-print_final_stats=1", "-use_value_profile=1"]);
+    let dictionary = folder(workspace).join(format!("dictionaries/{target}.dict"));
+    if dictionary.is_file() {
+        program.arg(format!("-dict={}", dictionary.display()));
+    }
+    // Written to, then read only.
+    program
+        .arg(&learnt)
+        .arg(folder(workspace).join("corpus").join(target));
+    say(format!("fuzzing {target} for {seconds} s"));
+    run(&mut program).with_context(|| {
+        format!(
+            "{target}: the input is in {}; repeat with `{} FILE`",
+            found.display(),
+            programs.join(target).display()
+        )
+    })
+}
+
+fn folder(workspace: &Workspace) -> PathBuf {
+    workspace.root.join("fuzz")
+}
