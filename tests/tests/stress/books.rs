@@ -1,0 +1,252 @@
+//! Double-entry bookkeeping: what the guest's link and the uplink carried, against the flow log.
+
+use std::{collections::HashMap, fmt::Write as _, net::SocketAddrV4, time::Duration};
+
+use serde_json::Value;
+use slipgate_testbed::{
+    Capture, Captured, Direction, Uplink,
+    accounting::{Counts, FlowCounts, FlowKey},
+    world::UPLINK,
+};
+
+use super::scene::{Record, Scene};
+
+/// The lowest translated port.
+const NAT_PORTS: u16 = 61_000;
+/// Frames the engine takes from its port at a time.
+const BATCH_FRAMES: u64 = 64;
+/// A RST without options.
+const RESET_BYTES: u64 = 40;
+/// Nothing moved for this long: nothing is under way.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// Independent counts, from before the first flow to after the last.
+pub(crate) struct Books {
+    uplink: Capture,
+    tap: Capture,
+    /// How often an engine was killed meanwhile.
+    pub(crate) kills: u64,
+}
+
+/// What the books came to, when they agreed.
+pub(crate) struct Closed {
+    pub(crate) records: Vec<Record>,
+    /// `slipgate stats`, the total, from just before the detachment.
+    pub(crate) stats: Value,
+}
+
+/// Both directions of the flows with one tuple.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+struct Both {
+    tx: Counts,
+    rx: Counts,
+}
+
+impl Books {
+    pub(crate) fn open(scene: &Scene) -> Books {
+        let start = |device| Capture::start(&scene.world.host, device).unwrap();
+        Books {
+            uplink: start(UPLINK),
+            tap: start(scene.guest.tap()),
+            kills: 0,
+        }
+    }
+
+    /// Waits until nothing moves, detaches, and compares. All traffic must have ended.
+    ///
+    /// | counted by | must be |
+    /// | --- | --- |
+    /// | the uplink, sent, per translated tuple | what the records say was sent |
+    /// | the uplink, received | what the records say was received, or counted as dropped or lost |
+    /// | the TAP, from the guest | what the records say was sent, or counted as dropped or lost |
+    /// | the guest's link, in | what the records say was received, and the engine's answers |
+    ///
+    /// On a link that duplicates, a copy may come when its flow has ended. It is the host's then,
+    /// which answers with RST: a packet received and one of 40 bytes sent, of no flow.
+    pub(crate) fn close(self, scene: &mut Scene) -> Closed {
+        let mut before = moved(scene);
+        loop {
+            std::thread::sleep(QUIET);
+            let now = moved(scene);
+            if now == before {
+                break;
+            }
+            before = now;
+        }
+        let stats = scene.slipgate.stats().unwrap()["total"].clone();
+        let into_guest = scene.guest.flows(Direction::In);
+        scene.detach();
+        let uplink = self.uplink.finish().unwrap();
+        let from_guest = self.tap.finish().unwrap().received;
+        let late_copies = matches!(scene.world.config().uplink, Uplink::Impaired(_));
+        let records = scene.records();
+        let mut wrong = String::new();
+        each_flow_once(&records, &mut wrong);
+        kernel_total(&records, &stats, &mut wrong);
+        let not_taken = at_the_uplink(&records, &uplink, late_copies, &mut wrong)
+            + from_the_guest(&records, &from_guest, &mut wrong);
+        let lost = stats["lost_after_redirect"].as_u64().unwrap_or(0);
+        let lost = lost + dropped_in_all(&stats);
+        // What a killed engine had in hand, one batch, is in no count.
+        let in_hand = BATCH_FRAMES * self.kills;
+        if !(lost..=lost + in_hand).contains(&not_taken) {
+            let _ = writeln!(
+                wrong,
+                "{not_taken} packets are in no record; {lost} were counted as dropped or lost, \
+                 and up to {in_hand} were in the hands of an engine that was killed"
+            );
+        }
+        println!("{not_taken} packets in no record, {lost} counted as dropped or lost");
+        into_the_guest(&records, &into_guest, &stats, &mut wrong);
+        assert!(
+            wrong.is_empty(),
+            "the books do not agree:\n{wrong}\nstats: {stats:#}\nslipgate said:\n{}",
+            scene.slipgate.stderr()
+        );
+        Closed { records, stats }
+    }
+}
+
+fn moved(scene: &Scene) -> [u64; 2] {
+    [Direction::Out, Direction::In].map(|way| scene.guest.moved(way).frames)
+}
+
+fn each_flow_once(records: &[Record], wrong: &mut String) {
+    let mut times: HashMap<&str, u32> = HashMap::new();
+    for record in records {
+        *times.entry(&record.id).or_default() += 1;
+    }
+    for (id, times) in times.iter().filter(|(_, times)| **times != 1) {
+        let _ = writeln!(wrong, "the flow {id} was recorded {times} times");
+    }
+}
+
+fn kernel_total(records: &[Record], stats: &Value, wrong: &mut String) {
+    let sum = |of: fn(&Record) -> u64| records.iter().map(of).sum::<u64>();
+    for (name, recorded) in [
+        ("tx_packets", sum(|r| r.tx_packets)),
+        ("tx_bytes", sum(|r| r.tx_bytes)),
+        ("rx_packets", sum(|r| r.rx_packets)),
+        ("rx_bytes", sum(|r| r.rx_bytes)),
+    ] {
+        if stats["kernel"][name].as_u64() != Some(recorded) {
+            let shown = &stats["kernel"][name];
+            let _ = writeln!(wrong, "{name}: records have {recorded}, stats {shown}");
+        }
+    }
+}
+
+/// Compares; the packets from the world that are in no record.
+fn at_the_uplink(
+    records: &[Record],
+    uplink: &Captured,
+    late_copies: bool,
+    wrong: &mut String,
+) -> u64 {
+    let by_tuple = sums(records, |record| &record.nat);
+    let mut not_taken = 0;
+    for (key, said) in &by_tuple {
+        let (sent, received) = (uplink.sent.of(*key), uplink.received.of(key.reversed()));
+        let late = received.packets.saturating_sub(said.rx.packets);
+        let resets = sent.packets.saturating_sub(said.tx.packets);
+        let are_resets = sent.bytes == said.tx.bytes + RESET_BYTES * resets;
+        let answered = late_copies && resets <= late && are_resets;
+        if sent != said.tx && !answered {
+            let _ = writeln!(wrong, "{key:?}: the uplink sent {sent:?}, records {said:?}");
+        }
+        match received.packets.checked_sub(said.rx.packets) {
+            Some(0) if received == said.rx => {}
+            Some(more @ 1..) => not_taken += if answered { more - resets } else { more },
+            _ => {
+                let _ = writeln!(wrong, "{key:?}: it received {received:?}, records {said:?}");
+            }
+        }
+    }
+    let ours = |key: &&FlowKey| key.protocol != 1 && key.source.port() >= NAT_PORTS;
+    for key in uplink.sent.flows.keys().filter(ours) {
+        if !by_tuple.contains_key(key) {
+            let _ = writeln!(wrong, "{key:?}: sent by the uplink, and no record");
+        }
+    }
+    not_taken
+}
+
+/// Compares; the packets that are in no record.
+fn from_the_guest(records: &[Record], out: &FlowCounts, wrong: &mut String) -> u64 {
+    let by_tuple = sums(records, |record| &record.guest);
+    let mut not_taken = 0;
+    for (key, sent) in &out.flows {
+        if key.destination.port() == 53 || key.destination.port() == 67 {
+            continue;
+        }
+        let said = by_tuple.get(key).copied().unwrap_or_default();
+        match sent.packets.checked_sub(said.tx.packets) {
+            Some(0) if *sent == said.tx => {}
+            Some(more @ 1..) => not_taken += more,
+            _ => {
+                let _ = writeln!(wrong, "{key:?}: the guest sent {sent:?}, records {said:?}");
+            }
+        }
+    }
+    for key in by_tuple.keys().filter(|key| !out.flows.contains_key(key)) {
+        let _ = writeln!(wrong, "{key:?}: recorded, and never sent by the guest");
+    }
+    not_taken
+}
+
+fn into_the_guest(records: &[Record], into: &FlowCounts, stats: &Value, wrong: &mut String) {
+    let by_tuple = sums(records, |record| &record.guest);
+    let answers = stats["engine"]["to_guest"]["packets"].as_u64().unwrap_or(0);
+    let mut more_answers = 0;
+    for (key, said) in &by_tuple {
+        let got = into.of(key.reversed());
+        match got.packets.checked_sub(said.rx.packets) {
+            Some(0) if got == said.rx => {}
+            Some(more @ 1..) => more_answers += more,
+            _ => {
+                let _ = writeln!(wrong, "{key:?}: the guest got {got:?}, records {said:?}");
+            }
+        }
+    }
+    if more_answers > answers {
+        let _ = writeln!(
+            wrong,
+            "the guest got {more_answers} packets that no record has; the engine sent {answers}"
+        );
+    }
+}
+
+/// Flows with the same tuple, one after another, are one to a capture.
+fn sums(records: &[Record], local: impl Fn(&Record) -> &str) -> HashMap<FlowKey, Both> {
+    let mut sums: HashMap<FlowKey, Both> = HashMap::new();
+    for record in records {
+        let address = |text: &str| -> SocketAddrV4 {
+            text.parse()
+                .unwrap_or_else(|error| panic!("{text:?}: {error}"))
+        };
+        let key = FlowKey {
+            protocol: match record.proto.as_str() {
+                "tcp" => 6,
+                "udp" => 17,
+                "icmp" => 1,
+                other => panic!("protocol {other:?} in {record:?}"),
+            },
+            source: address(local(record)),
+            destination: address(&record.remote),
+        };
+        let sum = sums.entry(key).or_default();
+        sum.tx.packets += record.tx_packets;
+        sum.tx.bytes += record.tx_bytes;
+        sum.rx.packets += record.rx_packets;
+        sum.rx.bytes += record.rx_bytes;
+    }
+    sums
+}
+
+/// Packets that `stats` says were dropped, all reasons.
+pub(crate) fn dropped_in_all(stats: &Value) -> u64 {
+    let drops = stats["drops"].as_object().into_iter().flatten();
+    drops
+        .filter_map(|(_, count)| count["packets"].as_u64())
+        .sum()
+}

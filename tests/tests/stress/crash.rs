@@ -1,0 +1,244 @@
+//! `kill -9` at random moments: the engine, the broker, both.
+
+use std::{
+    net::SocketAddrV4,
+    ops::Range,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use slipgate_testbed::{
+    Result,
+    clients::{
+        tcp,
+        tcp::{ConnectOutcome, EchoSession},
+        udp,
+        udp::UdpOutcome,
+    },
+    frame::arp,
+    impairment::SplitMix64,
+    pump::SeenFrame,
+    require_root_and_tun,
+    servers::{TcpServer, TcpService, UdpServer, UdpService},
+    slipgate::FlowRow,
+    tap::VnetHdr,
+    world::{SERVER, SERVER_2},
+};
+
+use super::{
+    GATEWAY, GUEST, WAIT, at, below,
+    books::Books,
+    eventually, knob, random, rounds,
+    scene::{Scene, await_death},
+    traffic::{Churn, Stream, expect_whole, local_address, paced},
+};
+
+const BRIEFLY: Duration = Duration::from_millis(400);
+/// Connections that end while nobody serves.
+const ENDING: u16 = 4;
+/// Below the range of ephemeral ports.
+const FIRST_PORT: u16 = 20_000;
+
+struct Servers {
+    echo: TcpServer,
+    close: TcpServer,
+    udp: UdpServer,
+}
+
+#[test]
+fn killed_at_any_moment_nothing_is_lost() {
+    require_root_and_tun!();
+    let mut random = random();
+    let outage = Duration::from_secs(knob("SLIPGATE_STRESS_OUTAGE", 3));
+    let mut scene = Scene::new(&[]);
+    let mut books = Books::open(&scene);
+    let servers = Servers {
+        echo: TcpServer::start(&scene.world.net, (SERVER, 7000), TcpService::Echo).unwrap(),
+        close: TcpServer::start(&scene.world.net, (SERVER, 7001), TcpService::Close).unwrap(),
+        udp: UdpServer::start(&scene.world.net, (SERVER, 7002), UdpService::Echo).unwrap(),
+    };
+    let echo = servers.echo.address();
+    let pause = |ms| Duration::from_millis(ms);
+    let streams = [
+        Stream::start(&scene.guest, echo, 256 << 10, pause(10)),
+        Stream::start(&scene.guest, echo, 16 << 10, pause(3)),
+        Stream::start(&scene.guest, echo, 100, pause(200)),
+    ];
+    let mut idle = scene.guest.run(|| tcp::connect(echo, WAIT)).unwrap();
+    let idle_address = local_address(&idle);
+    let churn = Churn::start(&scene.guest, servers.close.address(), pause(15));
+    let mut outages = Vec::new();
+    for round in 1..=rounds() {
+        let live: Vec<SocketAddrV4> = streams.iter().map(|stream| stream.local).collect();
+        let live = [live, vec![idle_address]].concat();
+        let first = FIRST_PORT + (round as u16 - 1) * ENDING;
+        let ports = first..first + ENDING;
+        let random = &mut random;
+        let outage = one_outage(&mut scene, &servers, &streams, &live, ports, outage, random);
+        println!("round {round}: {:?} without slipgate", outage.1 - outage.0);
+        outages.push(outage);
+        let mut session = EchoSession::new(&mut idle);
+        scene.guest.run(|| session.round(100)).unwrap();
+    }
+    books.kills = rounds();
+    let connections = churn.finish(&outages);
+    println!("{connections} connections came and went");
+    assert!(connections as u64 > 10 * rounds());
+    streams.into_iter().for_each(Stream::finish);
+    drop(idle);
+    let closed = books.close(&mut scene);
+    assert!(closed.records.len() > connections);
+}
+
+/// Kills, looks at what goes on and what does not, starts again, and looks at what was adopted.
+fn one_outage(
+    scene: &mut Scene,
+    servers: &Servers,
+    streams: &[Stream],
+    live: &[SocketAddrV4],
+    ports: Range<u16>,
+    outage: Duration,
+    random: &mut SplitMix64,
+) -> (Instant, Instant) {
+    let echo = servers.echo.address();
+    let span = outage + Duration::from_secs(2);
+    let interval = Duration::from_millis(5);
+    let datagrams = paced(&scene.guest, servers.udp.address(), span, interval);
+    let ending: Vec<_> = ports
+        .map(|port| {
+            let connect = || tcp::connect_from(port, echo, WAIT);
+            let mut stream = scene.guest.run(connect).unwrap();
+            let mut session = EchoSession::new(&mut stream);
+            scene.guest.run(|| session.round(1_000)).unwrap();
+            stream
+        })
+        .collect();
+    let ended: Vec<_> = ending.iter().map(local_address).collect();
+    let known = |scene: &Scene, proto: &str| {
+        let flows = scene.slipgate.flows().unwrap();
+        flows.iter().filter(|flow| flow.proto == proto).count()
+    };
+    eventually("the flow of datagrams", || known(scene, "udp") > 0);
+
+    std::thread::sleep(Duration::from_micros(below(random, 700_000)));
+    let before = scene.slipgate.flows().unwrap();
+    let began = Instant::now();
+    let victim = ["engine", "broker", "both"][below(random, 3) as usize];
+    println!("kill -9: {victim}");
+    match victim {
+        "engine" => drop(scene.slipgate.kill_engine().unwrap()),
+        "broker" => drop(scene.slipgate.kill_broker().unwrap()),
+        _ => scene.slipgate.kill_both().unwrap(),
+    }
+    await_death(&mut scene.slipgate);
+
+    drop(ending);
+    let late = late_connections(scene, servers.close.address());
+    nothing_new_gets_in(scene, servers);
+    streams.iter().for_each(Stream::expect_progress);
+    the_gateway_answers(scene);
+    await_closed(scene, &ended);
+    std::thread::sleep(outage.saturating_sub(began.elapsed()));
+    streams.iter().for_each(Stream::expect_progress);
+
+    scene.restart();
+    let served = Instant::now();
+    all_adopted(&before, &scene.slipgate.flows().unwrap(), live);
+    streams.iter().for_each(Stream::expect_progress);
+    // What was asked in the outage is answered when it is asked again.
+    for connection in late {
+        connection.join().unwrap().unwrap();
+    }
+    let connect = || tcp::connect_close(servers.close.address(), WAIT);
+    scene.guest.run(connect).unwrap();
+    expect_whole(&datagrams.join().unwrap());
+    a_used_tuple_is_recorded_and_used_again(scene, echo, &ended);
+    (began, served)
+}
+
+/// Connections asked for while nobody can admit them; their SYNs are sent again for a minute.
+fn late_connections(scene: &Scene, to: SocketAddrV4) -> Vec<JoinHandle<Result<Duration>>> {
+    let patience = Duration::from_secs(400);
+    let connect = move || tcp::connect_close(to, patience);
+    let start = |_| scene.guest.ns.thread("late", connect);
+    (0..3).map(start).collect()
+}
+
+fn nothing_new_gets_in(scene: &Scene, servers: &Servers) {
+    let to = servers.echo.address();
+    let tcp = scene.guest.run(|| tcp::connect_outcome(to, BRIEFLY));
+    assert!(matches!(tcp, Ok(ConnectOutcome::TimedOut(_))), "{tcp:?}");
+    let to = servers.udp.address();
+    let udp = scene.guest.run(|| udp::probe(to, b"anybody?", BRIEFLY));
+    assert!(matches!(udp, Ok(UdpOutcome::TimedOut)), "{udp:?}");
+    let other = at(SERVER_2, 7000);
+    let refused = scene.guest.run(|| tcp::connect_outcome(other, BRIEFLY));
+    let timed_out = matches!(refused, Ok(ConnectOutcome::TimedOut(_)));
+    assert!(timed_out, "a packet reached the world: {refused:?}");
+}
+
+/// ARP for the gateway is answered by the kernel's program. The question is hand-made: a guest that
+/// forgets the MAC may also forget the packets that wait for it.
+fn the_gateway_answers(scene: &Scene) {
+    let frames = scene.guest.frames().unwrap();
+    let mac = scene.guest.config().mac;
+    let question = arp(1, (mac, GUEST), ([0; 6], GATEWAY));
+    scene.guest.inject(VnetHdr::default(), &question).unwrap();
+    let is_answer = |frame: &SeenFrame| {
+        let bytes = &frame.bytes;
+        bytes.len() >= 42
+            && bytes[12..14] == [8, 6]
+            && bytes[20..22] == [0, 2]
+            && bytes[28..32] == GATEWAY.octets()
+    };
+    let answer = frames.wait_for(WAIT, is_answer);
+    assert!(answer.is_some(), "no answer to ARP for the gateway");
+}
+
+fn await_closed(scene: &Scene, ended: &[SocketAddrV4]) {
+    eventually("the end of connections in the outage", || {
+        let flows = scene.slipgate.flows().unwrap();
+        ended.iter().all(|local| {
+            let local = local.to_string();
+            flows
+                .iter()
+                .any(|flow| flow.guest == local && flow.state == "closed")
+        })
+    });
+}
+
+/// Each flow is there as it was, and its counts have not gone back.
+fn all_adopted(before: &[FlowRow], after: &[FlowRow], live: &[SocketAddrV4]) {
+    for local in live {
+        let local = local.to_string();
+        let of = |flows: &[FlowRow]| flows.iter().find(|flow| flow.guest == local).cloned();
+        let (Some(was), Some(is)) = (of(before), of(after)) else {
+            panic!("{local} was not adopted: before {before:?}, after {after:?}");
+        };
+        assert_eq!((&was.nat, "fast"), (&is.nat, is.verdict.as_str()), "{is:?}");
+        assert!(is.age_ms >= was.age_ms, "{was:?} {is:?}");
+        let counts = |flow: &FlowRow| [flow.tx_packets, flow.tx_bytes, flow.rx_packets];
+        let mut grown = counts(&was).into_iter().zip(counts(&is));
+        assert!(grown.all(|(was, is)| was <= is), "{was:?} {is:?}");
+    }
+}
+
+/// A connection from the port of one that ended in the outage: the old flow is recorded for it.
+fn a_used_tuple_is_recorded_and_used_again(
+    scene: &Scene,
+    echo: SocketAddrV4,
+    ended: &[SocketAddrV4],
+) {
+    for local in ended {
+        let mut stream = scene
+            .guest
+            .run(|| tcp::connect_from(local.port(), echo, WAIT))
+            .unwrap();
+        let mut session = EchoSession::new(&mut stream);
+        scene.guest.run(|| session.round(1_000)).unwrap();
+        let local = local.to_string();
+        eventually("the record of an ended flow", || {
+            scene.records().iter().any(|record| record.guest == local)
+        });
+    }
+}

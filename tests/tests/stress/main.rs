@@ -1,0 +1,83 @@
+//! slipgate under stress: its processes killed, restarted and replaced under traffic, a bad link,
+//! verdicts changed under way, a host that changes, guests that flood, tables that are full.
+//!
+//! Each test keeps [books](books::Books): what the guest's link and the uplink carried, counted
+//! independently, against what slipgate says of each flow. They must agree to the packet and byte.
+//!
+//! Moments and victims are random. The seed is printed; set `SLIPGATE_STRESS_SEED` to repeat it.
+//!
+//! | variable | says | default |
+//! | --- | --- | --- |
+//! | `SLIPGATE_STRESS_ROUNDS` | kills, upgrades and restarts per test | 3 |
+//! | `SLIPGATE_STRESS_OUTAGE` | seconds without slipgate per kill | 3 |
+//! | `SLIPGATE_STRESS_CONNECTIONS` | streams over the bad link | 1500 |
+//!
+//! The long form, about two hours:
+//! ```text
+//! SLIPGATE_STRESS_ROUNDS=50 SLIPGATE_STRESS_OUTAGE=100 SLIPGATE_STRESS_CONNECTIONS=10000 \
+//!     cargo test --release -p slipgate-testbed --test stress -- --test-threads=1 --nocapture
+//! ```
+
+mod bad_link;
+mod books;
+mod crash;
+mod flips;
+mod host_changes;
+mod limits;
+mod neighbours;
+mod scene;
+mod traffic;
+mod upgrade;
+
+use std::{
+    env,
+    net::{Ipv4Addr, SocketAddrV4},
+    time::{Duration, Instant, SystemTime},
+};
+
+use slipgate_testbed::impairment::SplitMix64;
+
+/// Long enough for anything that will ever happen, on a machine busy with other things.
+const WAIT: Duration = Duration::from_secs(60);
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+
+fn at(address: Ipv4Addr, port: u16) -> SocketAddrV4 {
+    SocketAddrV4::new(address, port)
+}
+
+/// A number from the environment.
+fn knob(name: &str, default: u64) -> u64 {
+    let Ok(text) = env::var(name) else {
+        return default;
+    };
+    let number = text.parse();
+    number.unwrap_or_else(|_| panic!("{name}={text}: it takes a whole number"))
+}
+
+fn rounds() -> u64 {
+    knob("SLIPGATE_STRESS_ROUNDS", 3)
+}
+
+/// The test's random sequence; its seed is printed.
+fn random() -> SplitMix64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let fresh = since.unwrap_or_default().subsec_nanos().into();
+    let seed = knob("SLIPGATE_STRESS_SEED", fresh);
+    println!("SLIPGATE_STRESS_SEED={seed}");
+    SplitMix64(seed)
+}
+
+/// A random number below `end`.
+fn below(random: &mut SplitMix64, end: u64) -> u64 {
+    random.next() % end
+}
+
+/// Waits until `done`, looking often.
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + WAIT;
+    while !done() {
+        assert!(Instant::now() < until, "{what} did not happen in {WAIT:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,164 @@
+//! A world, a guest and slipgate between them, with a flow log and its maps in view.
+
+use std::{fs, path::PathBuf};
+
+use serde::Deserialize;
+use slipgate_control::{Paths, SharedMaps};
+use slipgate_testbed::{Guest, GuestConfig, PinDir, Slipgate, World, WorldConfig, world::UPLINK};
+
+use super::eventually;
+
+/// Frames a TAP may queue: more than any test can have under way, so none is lost there.
+const QUEUE_FRAMES: u32 = 20_000;
+
+/// One line of the flow log.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) id: String,
+    pub(crate) proto: String,
+    pub(crate) guest: String,
+    pub(crate) remote: String,
+    pub(crate) nat: String,
+    pub(crate) tx_packets: u64,
+    pub(crate) tx_bytes: u64,
+    pub(crate) rx_packets: u64,
+    pub(crate) rx_bytes: u64,
+}
+
+pub(crate) struct Scene {
+    pub(crate) slipgate: Slipgate,
+    pub(crate) guest: Guest,
+    pub(crate) world: World,
+    pub(crate) pins: PinDir,
+    log: tempfile::TempDir,
+    always: Vec<String>,
+}
+
+impl Scene {
+    /// slipgate serves one guest, with these flags too.
+    pub(crate) fn new(flags: &[&str]) -> Scene {
+        Scene::with(WorldConfig::default(), GuestConfig::new("tap0"), flags)
+    }
+
+    pub(crate) fn with(world: WorldConfig, guest: GuestConfig, flags: &[&str]) -> Scene {
+        let world = World::with(world).unwrap();
+        let guest = roomy_guest(&world, guest);
+        let pins = PinDir::new().unwrap();
+        let log = tempfile::tempdir().unwrap();
+        let file = log.path().join("flows.jsonl");
+        let always = ["--tap", guest.tap(), "--uplink", UPLINK, "--flow-log"];
+        let mut always = always.map(str::to_owned).to_vec();
+        always.push(file.to_str().unwrap().to_owned());
+        let slipgate = attach(&world, &pins, &always, flags);
+        Scene {
+            slipgate,
+            guest,
+            world,
+            pins,
+            log,
+            always,
+        }
+    }
+
+    /// Starts slipgate again, after it was killed or stopped.
+    pub(crate) fn restart(&mut self) {
+        self.slipgate = self.slipgate.again().unwrap();
+    }
+
+    /// The same with other flags.
+    pub(crate) fn restart_with(&mut self, flags: &[&str]) {
+        self.slipgate = attach(&self.world, &self.pins, &self.always, flags);
+    }
+
+    /// What the flow log has. Each line must be whole.
+    pub(crate) fn records(&self) -> Vec<Record> {
+        records_of(&self.log.path().join("flows.jsonl"))
+    }
+
+    /// The pinned maps; they stay in view after the pins are gone.
+    pub(crate) fn maps(&self) -> SharedMaps {
+        maps(&self.world, &self.pins)
+    }
+
+    /// Detaches in order, and looks for what is left over.
+    pub(crate) fn detach(&mut self) {
+        let maps = self.maps();
+        let status = self.slipgate.stop().unwrap();
+        assert!(
+            status.success(),
+            "{status}; stderr:\n{}",
+            self.slipgate.stderr()
+        );
+        assert_eq!(self.pins.pins(), Vec::<PathBuf>::new());
+        let links = self.world.host.ip("-br link").unwrap();
+        assert!(!links.contains("sgport"), "{links}");
+        let tap = format!("link show {}", self.guest.tap());
+        let tap = self.world.host.ip(&tap).unwrap();
+        assert!(tap.contains("state DOWN"), "{tap}");
+        assert_empty(&maps);
+    }
+}
+
+fn attach(world: &World, pins: &PinDir, always: &[String], flags: &[&str]) -> Slipgate {
+    let all: Vec<&str> = always
+        .iter()
+        .map(String::as_str)
+        .chain(flags.iter().copied())
+        .collect();
+    Slipgate::attach(&world.host, pins, &all).unwrap()
+}
+
+/// A guest whose queues lose nothing.
+pub(crate) fn roomy_guest(world: &World, config: GuestConfig) -> Guest {
+    let guest = Guest::new(world, config).unwrap();
+    let queue = |device: &str| format!("link set {device} txqueuelen {QUEUE_FRAMES}");
+    world.host.ip(&queue(guest.tap())).unwrap();
+    if !guest.config().hand_made {
+        let device = slipgate_testbed::GUEST_DEVICE;
+        guest.ns.ip(&queue(device)).unwrap();
+        // A tuple that the guest closed first may be used again after a second, not after a minute.
+        guest.ns.sysctl("net.ipv4.tcp_tw_reuse", "1").unwrap();
+    }
+    guest
+}
+
+/// The lines of a flow log.
+pub(crate) fn records_of(file: &std::path::Path) -> Vec<Record> {
+    let text = fs::read_to_string(file).unwrap();
+    assert!(text.is_empty() || text.ends_with('\n'), "a torn line");
+    let parsed = text.lines().map(|line| {
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in the record {line:?}"))
+    });
+    parsed.collect()
+}
+
+/// The maps pinned for a world's host.
+pub(crate) fn maps(world: &World, pins: &PinDir) -> SharedMaps {
+    let paths = world
+        .host
+        .run(|| Paths::with_pin_dir(pins.path().to_owned()))
+        .unwrap();
+    // The pins are directly in the directory, or in one per namespace.
+    let inside = pins.pins().into_iter().find(|pin| pin.ends_with("SLOTS"));
+    let slots = inside.unwrap_or_else(|| panic!("SLOTS is not pinned below {paths:?}"));
+    let dir = pins.path().join(slots);
+    SharedMaps::open_pinned(dir.parent().unwrap()).unwrap()
+}
+
+/// No tuple and no slot is in use.
+pub(crate) fn assert_empty(maps: &SharedMaps) {
+    let tuples = maps.flows.entries().unwrap();
+    assert!(tuples.is_empty(), "left in FLOWS: {tuples:?}");
+    let used = (0..maps.slots()).filter(|index| {
+        let slot = maps.slot(*index).unwrap();
+        slot.verdict().load(std::sync::atomic::Ordering::Acquire) != 0
+    });
+    assert_eq!(used.collect::<Vec<_>>(), Vec::<u32>::new(), "slots in use");
+}
+
+/// Both processes of a slipgate that was hit are gone.
+pub(crate) fn await_death(slipgate: &mut Slipgate) {
+    eventually("the end of broker and engine", || {
+        !slipgate.broker_runs() && slipgate.engine_pid().is_none()
+    });
+}
