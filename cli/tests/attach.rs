@@ -88,23 +88,22 @@ fn status_field(pid: u32, field: &str) -> String {
         .to_owned()
 }
 
-/// Directories with a control socket that belong to the host's network namespace.
-fn run_dirs_in_use(bed: &Bed) -> Vec<std::path::PathBuf> {
-    let namespace = bed
-        .world
-        .host
-        .run(|| fs::metadata("/proc/thread-self/ns/net"));
+/// The directory of the host's network namespace in /run. Processes that were killed leave theirs,
+/// and inodes are given out again: it is the one with the newest control socket.
+fn run_dir(bed: &Bed) -> std::path::PathBuf {
+    let host = &bed.world.host;
+    let namespace = host.run(|| fs::metadata("/proc/thread-self/ns/net"));
     let inode = std::os::unix::fs::MetadataExt::ino(&namespace.unwrap()).to_string();
     let dirs = fs::read_dir("/run/slipgate").unwrap();
-    dirs.map(|entry| entry.unwrap().path())
-        .filter(|dir| {
-            dir.file_name()
-                .unwrap()
-                .to_string_lossy()
-                .starts_with(&inode)
-        })
-        .filter(|dir| dir.join("0.sock").exists())
-        .collect()
+    dirs.filter_map(|entry| {
+        let dir = entry.ok()?.path();
+        let ours = dir.file_name()?.to_string_lossy().starts_with(&inode);
+        let socket = fs::metadata(dir.join("0.sock")).ok().filter(|_| ours)?;
+        Some((socket.modified().unwrap(), dir))
+    })
+    .max()
+    .expect("a directory with a control socket")
+    .1
 }
 
 #[track_caller]
@@ -155,15 +154,14 @@ fn a_guest_is_served_and_nothing_is_left_behind() {
 
     let host = &bed.world.host;
     assert!(host.ifindex("sgport0").is_some());
-    let run_dirs = run_dirs_in_use(&bed);
-    assert_eq!(run_dirs.len(), 1, "{run_dirs:?}");
+    let run_dir = run_dir(&bed);
     assert!(
         bed.slipgate.stop().unwrap().success(),
         "{}",
         bed.slipgate.stderr()
     );
     assert_eq!(bed.slipgate.pins().pins(), Vec::<std::path::PathBuf>::new());
-    assert!(!run_dirs[0].exists(), "{run_dirs:?}");
+    assert!(!run_dir.exists(), "{run_dir:?}");
     assert!(host.ifindex("sgport0").is_none());
     assert!(host.ip("link show tap0").unwrap().contains("state DOWN"));
 }

@@ -1,6 +1,6 @@
 //! The kernel's tables as the engine sees them.
 //!
-//! The real ones are map descriptors and mapped arrays; [`crate::fake`] has them in memory.
+//! The real ones are map descriptors and mapped arrays; `crate::fake` has them in memory.
 use slipgate_abi::{FlowRef, Ip4, NextHopRef, SlotRef, Tuple, VmRef};
 use thiserror::Error;
 

@@ -9,7 +9,7 @@
 //!
 //! No kernel facility is reached directly: frames go by [`port::FrameIo`], flows by
 //! [`datapath::FlowMap`] and [`datapath::Tables`], time by [`clock::Clock`]. So the whole engine
-//! runs under test with a simulated clock and an in-memory datapath ([`fake`]).
+//! runs under test with a simulated clock and an in-memory datapath (`fake`).
 //!
 //! Everything that comes over the port is hostile: it is parsed by bounds-checked views, work and
 //! memory per guest are bounded, and what is not served is counted ([`stats`]).

@@ -2,7 +2,7 @@
 //!
 //! CIDR prefixes nest or are disjoint, so they cut the address space into segments that each have
 //! one innermost prefix, and every prefix has at most one parent. A look-up is a binary search for
-//! the segment, then a walk outwards, at most 33 steps. Above [`TOP_INDEX_FROM`] segments a table
+//! the segment, then a walk outwards, at most 33 steps. Above `TOP_INDEX_FROM` segments a table
 //! over the upper 16 bits narrows the search, so that a hundred thousand prefixes are found about
 //! as fast as ten. The map is built whole and replaced whole.
 use std::net::Ipv4Addr;

@@ -172,7 +172,7 @@ impl Proxy {
         self.replies.pop_front()
     }
 
-    /// Goes on with a socket that is ready (a [`Subsystem::Dns`] token).
+    /// Goes on with a socket that is ready (a token of [`Dns`](crate::poll::Subsystem::Dns)).
     pub fn on_ready(&mut self, readiness: Readiness, poller: &Poller, now_ns: u64) {
         if let Some(index) = self.in_flight.by_token(readiness.token.key) {
             self.drive(index, poller, now_ns, Exchange::on_ready);

@@ -5,10 +5,10 @@
 //! its questions go to the [proxy](crate::dns); the answers come back by [`Relay::answer`]. And a
 //! *forward* from the host's own addresses or loopback, which no packet on the uplink stands for:
 //! the broker binds the socket, the relay accepts on it and opens a connection from the gateway's
-//! address to the guest ([`stream`]), or gives each client of a UDP port a port of the gateway
-//! ([`datagrams`]).
+//! address to the guest (`stream`), or gives each client of a UDP port a port of the gateway
+//! (`datagrams`).
 //!
-//! Toward the guest TCP is smoltcp's; each connection is a stack of its own ([`link`]), found by
+//! Toward the guest TCP is smoltcp's; each connection is a stack of its own (`link`), found by
 //! VM, our address and port, and the guest's port, so that a packet costs the same however many
 //! there are. A packet that belongs to none is handed back to be refused as any other.
 //!
