@@ -70,8 +70,9 @@ pub(crate) struct NatArgs {
     /// MTU given to guests, bytes [default: the TAP's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(576..=65521))]
     pub(crate) mtu: Option<u32>,
-    /// Resolver to forward guests' questions to; may be given several times [default: the host's]
-    #[arg(long, value_name = "A[:P]")]
+    /// Resolver to forward guests' questions to; may be given several times; or none, and every
+    /// question is refused [default: the host's]
+    #[arg(long, value_name = "A[:P]|none")]
     pub(crate) dns: Vec<String>,
 
     /// What happens to a flow that no rule matches

@@ -23,6 +23,17 @@ pub(crate) use self::{
 };
 use crate::args::{AttachArgs, DefaultRule, Mode, OnExit, Xdp};
 
+/// Who answers guests' questions.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Dns {
+    /// The host's resolvers.
+    Host,
+    /// These.
+    Resolvers(Vec<SocketAddrV4>),
+    /// Nobody: every question is refused.
+    Refused,
+}
+
 /// Everything `attach` was told, checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Config {
@@ -31,8 +42,7 @@ pub(crate) struct Config {
     pub(crate) uplink: Option<String>,
     pub(crate) network: GuestNetwork,
     pub(crate) vms: Vec<VmConfig>,
-    /// Resolvers; empty: the host's.
-    pub(crate) dns: Vec<SocketAddrV4>,
+    pub(crate) dns: Dns,
     /// In the order typed.
     pub(crate) rules: Vec<RuleFlag>,
     pub(crate) default_allow: bool,
@@ -83,11 +93,7 @@ impl Config {
             uplink: nat.uplink.clone(),
             network,
             vms,
-            dns: nat
-                .dns
-                .iter()
-                .map(|d| resolver(d))
-                .collect::<Result<_, _>>()?,
+            dns: dns(&nat.dns)?,
             rules: order,
             default_allow: nat.default == DefaultRule::Allow,
             new_flows_per_second: nat.new_flows_per_second,
@@ -108,6 +114,23 @@ impl Config {
     }
 }
 
+fn dns(given: &[String]) -> Result<Dns, ConfigError> {
+    const NONE: &str = "none";
+    match given {
+        [] => Ok(Dns::Host),
+        [one] if one == NONE => Ok(Dns::Refused),
+        some if some.iter().any(|d| d == NONE) => Err(ConfigError::new(
+            "--dns",
+            NONE,
+            "there is another --dns",
+            "give resolvers, or none alone to refuse every question",
+        )),
+        some => Ok(Dns::Resolvers(
+            some.iter().map(|d| resolver(d)).collect::<Result<_, _>>()?,
+        )),
+    }
+}
+
 /// `A` or `A:P`.
 fn resolver(given: &str) -> Result<SocketAddrV4, ConfigError> {
     let parsed = given
@@ -119,7 +142,7 @@ fn resolver(given: &str) -> Result<SocketAddrV4, ConfigError> {
             "--dns",
             given,
             "not a resolver's address",
-            "give one like 192.0.2.53 or 192.0.2.53:5353",
+            "give one like 192.0.2.53 or 192.0.2.53:5353, or none",
         )),
     }
 }

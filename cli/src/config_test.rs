@@ -213,12 +213,13 @@ fn forwards_are_one_per_port_and_know_their_vm() {
 fn the_rest_has_limits_too() {
     let c = config("--tap t --dns 192.0.2.53 --dns 192.0.2.54:5353 --nat-address 198.51.100.1")
         .unwrap();
-    assert_eq!(
-        c.dns,
-        [
-            "192.0.2.53:53".parse().unwrap(),
-            "192.0.2.54:5353".parse().unwrap()
-        ]
+    let resolvers = ["192.0.2.53:53", "192.0.2.54:5353"].map(|a| a.parse().unwrap());
+    assert_eq!(c.dns, Dns::Resolvers(resolvers.into()));
+    assert_eq!(config("--tap t").unwrap().dns, Dns::Host);
+    assert_eq!(config("--tap t --dns none").unwrap().dns, Dns::Refused);
+    refused(
+        "--tap t --dns none --dns 192.0.2.53",
+        &["--dns none", "alone"],
     );
     assert_eq!(c.nat_address, Some(Ipv4Addr::new(198, 51, 100, 1)));
     refused("--tap t --dns resolver", &["--dns resolver", "192.0.2.53"]);

@@ -56,7 +56,8 @@ pub(crate) struct Start {
     pub(crate) rule_base: u32,
     /// What follows the policy's texts there: the forwards'.
     pub(crate) forward_texts: Vec<String>,
-    pub(crate) resolvers: Vec<SocketAddrV4>,
+    /// `None`: questions are refused.
+    pub(crate) resolvers: Option<Vec<SocketAddrV4>>,
     /// First and last port of translated flows.
     pub(crate) nat_ports: (u16, u16),
     pub(crate) reserved_ports: Vec<(u8, u16)>,

@@ -62,13 +62,17 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
         recorded = record::recorded_ids(&mut log).context("reading the flow log's end")?;
         writer = Some(Box::new(log));
     }
+    let names: Box<dyn dns::NamePolicy> = match start.resolvers {
+        Some(_) => Box::new(dns::AllowAll),
+        None => Box::new(dns::RefuseAll),
+    };
     let parts = Parts {
         datapath: KernelDatapath::new(maps, start.owner_row, start.epoch, channel.clone()),
         port,
         clock: SystemClock,
         control: BrokerChannel::new(channel.clone()),
         services: HostServices::new(
-            dns::Proxy::new(&[], dns::Limits::default(), Box::new(dns::AllowAll)),
+            dns::Proxy::new(&[], dns::Limits::default(), names),
             Relay::new(relay::Limits::default()),
         ),
         policy,
@@ -78,6 +82,12 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     };
     let (mut engine, adoption) = Engine::start(parts, known(*start, forwards)?, &recorded)?;
     tracing::debug!(?adoption, "the engine serves");
+    if adoption.refused > 0 {
+        tracing::info!(
+            "{} adopted flows ended: the rules refuse them now",
+            adoption.refused
+        );
+    }
     let adopted = adoption.live as u64;
     channel.send(&ToBroker::Ready { adopted }, &[])?;
     engine.run()?;
@@ -134,7 +144,8 @@ fn known(
     let mut messages: Vec<_> = start.vms.into_iter().map(ControlMessage::Vm).collect();
     messages.push(control::routes(start.network));
     messages.push(control::reserved(start.reserved_ports));
-    let resolvers = start.resolvers.into_iter().map(SocketAddr::V4).collect();
+    let resolvers = start.resolvers.into_iter().flatten();
+    let resolvers = resolvers.map(SocketAddr::V4).collect();
     messages.push(ControlMessage::Resolvers(resolvers));
     let mut kernel = Vec::new();
     let mut relayed = Vec::new();

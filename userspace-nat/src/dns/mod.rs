@@ -39,7 +39,7 @@ mod rig;
 mod upstream;
 
 pub use name::Name;
-pub use policy::{AllowAll, NamePolicy, NameVerdict};
+pub use policy::{AllowAll, NamePolicy, NameVerdict, RefuseAll};
 pub use proxy::{Limits, Origin, Proxy, Reply};
 pub use resolvers::{ResolverError, parse_resolv_conf, parse_resolver};
 

@@ -41,3 +41,15 @@ impl NamePolicy for AllowAll {
 
     fn answer(&mut self, _: u32, _: Name<'_>, _: &mut dyn Iterator<Item = (IpAddr, u32)>) {}
 }
+
+/// No DNS: what a guest has to say to the owner of a name stays unsaid.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RefuseAll;
+
+impl NamePolicy for RefuseAll {
+    fn question(&mut self, _: u32, _: Name<'_>, _: u16) -> NameVerdict {
+        NameVerdict::Refuse
+    }
+
+    fn answer(&mut self, _: u32, _: Name<'_>, _: &mut dyn Iterator<Item = (IpAddr, u32)>) {}
+}

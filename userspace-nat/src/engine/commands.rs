@@ -1,7 +1,9 @@
 //! Doing what the broker says.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Verdict, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::{
+    Protocol, SlotRef, Verdict, slot::SlotFlags, timeout::CLOSING_GRACE_NS,
+};
 
 use super::{
     Context, Control, ControlMessage, ControlReply, Engine, EngineError, Services, core::Core,
@@ -12,6 +14,7 @@ use crate::{
     flow::{EndReason, Flows},
     port::FrameIo,
     route::{Route, RouteTable},
+    rules,
     vm::VmNet,
 };
 
@@ -144,6 +147,35 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
 }
 
 impl<D: Datapath> Core<D> {
+    /// Ends the flows that would not be admitted by the rules and forwards of now; how many.
+    pub(super) fn end_refused(&mut self, now_ns: u64) -> usize {
+        let mut refused = self.flows.all();
+        refused.retain(|slot| {
+            let live = self.datapath.slot(*slot);
+            live.verdict().load(Relaxed) != Verdict::Closing as u32 && !self.is_allowed(live)
+        });
+        for slot in &refused {
+            self.flows
+                .unlink(&mut self.datapath, *slot, EndReason::Policy, now_ns);
+        }
+        refused.len()
+    }
+
+    fn is_allowed(&self, live: SlotRef) -> bool {
+        if live.flags() & SlotFlags::INBOUND != 0 {
+            let forward = self.forward_for(&live.world_tuple(), live.vm());
+            return forward.is_some_and(|forward| forward.guest_port == live.guest_port());
+        }
+        Protocol::from_ip(live.protocol()).is_some_and(|protocol| {
+            let to = rules::Destination {
+                addr: live.remote().into(),
+                port: live.remote_port(),
+                protocol,
+            };
+            self.policy.decide(to).refusal.is_none()
+        })
+    }
+
     /// Flows follow the routes to a new next hop; those whose translated address is gone end.
     pub(super) fn follow_routes(&mut self, now_ns: u64) {
         for slot in self.flows.all() {

@@ -157,13 +157,15 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         let Core {
             flows, datapath, ..
         } = &mut self.core;
-        let adoption = flows
+        let mut adoption = flows
             .adopt(datapath, now_ns, &here, &mut |e| ended.push(*e))
             .map_err(EngineError::Adopt)?;
         self.record(&ended);
         self.log.flush();
         // What changed while nobody served.
         self.core.follow_routes(now_ns);
+        adoption.refused = self.core.end_refused(now_ns);
+        adoption.live -= adoption.refused;
         self.core
             .flows
             .free_finished(&mut self.core.datapath, now_ns);

@@ -29,6 +29,8 @@ pub struct Adoption {
     pub ended: usize,
     /// Tuples that led to no flow.
     pub dangling: usize,
+    /// Live flows that were ended because the rules or forwards are others now.
+    pub refused: usize,
 }
 
 /// What the adopter knows from elsewhere.

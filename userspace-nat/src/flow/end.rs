@@ -29,6 +29,8 @@ pub enum EndReason {
     VmRemoved,
     /// Its translated address is not the host's any more.
     AddressGone,
+    /// A successor's rules or forwards would not admit it.
+    Policy,
     /// slipgate detached.
     Detached,
     /// What an earlier process began to end.
@@ -45,6 +47,7 @@ impl EndReason {
             Self::TupleReused => "tuple-reused",
             Self::VmRemoved => "vm-removed",
             Self::AddressGone => "address-gone",
+            Self::Policy => "policy",
             Self::Detached => "detached",
             Self::Adopted => "adopted",
         }

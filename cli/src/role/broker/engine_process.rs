@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     channel::{Channel, ForwardSocket, MAX_FDS, Start, ToBroker, ToEngine},
+    config::Dns,
     host,
 };
 
@@ -247,9 +248,12 @@ fn reserve_forwards(attached: &Attached) -> anyhow::Result<Vec<(ForwardSocket, O
     forwards.collect()
 }
 
-fn resolvers(given: &[SocketAddrV4]) -> Vec<SocketAddrV4> {
-    if !given.is_empty() {
-        return given.to_vec();
+/// `None`: nobody is to be asked.
+fn resolvers(dns: &Dns) -> Option<Vec<SocketAddrV4>> {
+    match dns {
+        Dns::Refused => return None,
+        Dns::Resolvers(given) => return Some(given.clone()),
+        Dns::Host => {}
     }
     let hosts = host::resolvers();
     if hosts.is_empty() {
@@ -258,7 +262,7 @@ fn resolvers(given: &[SocketAddrV4]) -> Vec<SocketAddrV4> {
              --dns"
         );
     }
-    hosts
+    Some(hosts)
 }
 
 /// How a process ended, in words.

@@ -400,6 +400,16 @@ fn a_forward_opens_a_flow_from_the_world() {
     rig.world(&syn(client, (other, 8_080), 5));
     assert_eq!(rig.dropped(1, DropReason::NoFlow), before + 1);
     assert!(rig.at_guest().is_empty());
+    // A packet that the host would route to another machine is not the forward's.
+    let other = [203, 0, 113, 77].into_ip();
+    rig.kernel
+        .borrow_mut()
+        .forwards
+        .insert((other, 8_080, 6), (1, 101));
+    let before = rig.dropped(1, DropReason::NoFlow);
+    rig.world(&syn(client, (other, 8_080), 5));
+    assert_eq!(rig.dropped(1, DropReason::NoFlow), before + 1);
+    assert!(rig.at_guest().is_empty());
     // In the peer's name anybody can send a SYN: the connection lives on.
     assert_eq!(
         rig.world(&syn(client, host, 777)),

@@ -1,9 +1,15 @@
 //! The engine dies and another takes over; credits; a port that fails.
-use slipgate_abi::{DropReason, FlowRef, Tuple, Verdict};
+use slipgate_abi::{DropReason, FlowRef, Ip4, Tuple, Verdict};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::*;
-use crate::{clock::MILLISECOND_NS, fake::Faults, flow::adopt::Adoption, port::VirtioNetHdr};
+use crate::{
+    clock::MILLISECOND_NS,
+    fake::Faults,
+    flow::adopt::Adoption,
+    port::VirtioNetHdr,
+    rules::{Action, Rule},
+};
 
 fn adoption(live: usize, ending: usize, ended: usize, dangling: usize) -> Adoption {
     Adoption {
@@ -11,6 +17,7 @@ fn adoption(live: usize, ending: usize, ended: usize, dangling: usize) -> Adopti
         ending,
         ended,
         dangling,
+        refused: 0,
     }
 }
 
@@ -33,6 +40,37 @@ fn live_flows_are_adopted_and_go_on() {
     rig.pass(3 * 3_600_000 * MILLISECOND_NS);
     rig.assert_empty();
     assert_eq!(rig.records().len(), 105);
+}
+
+#[test]
+fn adopted_flows_that_the_rules_refuse_now_are_ended() {
+    let mut rig = Rig::new();
+    let octets = [203, 0, 113, 9];
+    let denied: At = (Ip4 { octets }, 443);
+    let nat = rig.connect(40_000, 7);
+    rig.guest(1, &syn((GUEST, 40_001), denied, 7));
+    let sent = rig.at_world().pop().unwrap();
+    let denied_nat = (NAT, u16::from_be_bytes([sent[20], sent[21]]));
+    let pattern = "203.0.113.0/24:443/tcp".parse().unwrap();
+    let (mut rig, found) = rig.restart(&Setup {
+        rules: vec![Rule::Match(Action::Deny, pattern)],
+        ..Setup::default()
+    });
+    let expected = Adoption {
+        refused: 1,
+        ..adoption(1, 0, 0, 0)
+    };
+    assert_eq!(found, expected);
+    assert_ne!(rig.world(&ack(denied, denied_nat, 0, 9_001, 8)), Way::Fast);
+    assert_eq!(rig.world(&ack(SERVER, nat, 0, 9_001, 8)), Way::Fast);
+    rig.pass(1_000 * MILLISECOND_NS);
+    rig.assert_paired();
+    assert_eq!(rig.flows(), 1);
+    let records = rig.records();
+    assert_eq!(records.len(), 1);
+    assert_eq!(records[0]["end"], "policy");
+    assert_eq!(records[0]["remote"], "203.0.113.9:443");
+    assert_eq!(records[0]["tx_packets"], 1);
 }
 
 #[test]
