@@ -92,7 +92,7 @@ impl Stand {
     /// The flow log so far.
     pub(crate) fn records(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.log_path()).unwrap();
-        let parsed = text.lines().map(|line| serde_json::from_str(line));
+        let parsed = text.lines().map(serde_json::from_str);
         parsed
             .collect::<Result<_, _>>()
             .unwrap_or_else(|error| panic!("{error} in the flow log:\n{text}"))
