@@ -255,10 +255,6 @@ impl<D: Datapath> Core<D> {
         if self.routes.lookup(world.local.into()) != Route::HostLocal {
             return Ok(None);
         }
-        // A host that routes sees packets of others: they are no forward's.
-        if self.routes.lookup(world.local.into()) != Route::HostLocal {
-            return Ok(None);
-        }
         let (uplink_ifindex, next_hop) = match self.routes.lookup(world.remote.into()) {
             Route::Via {
                 ifindex, next_hop, ..

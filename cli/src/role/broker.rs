@@ -53,8 +53,6 @@ use crate::{
 const READY: &str = "slipgate: ready";
 /// DNS.
 const DNS_PORT: u16 = 53;
-/// DNS.
-const DNS_PORT: u16 = 53;
 /// How long the engine may take to adopt, or to end flows.
 const ENGINE_WITHIN: Duration = Duration::from_secs(60);
 /// How often the host is looked at for what it sends no notice of: sockets bound to translated
