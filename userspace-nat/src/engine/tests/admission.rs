@@ -411,7 +411,7 @@ fn a_forward_opens_a_flow_from_the_world() {
     let gone = ControlMessage::VmGone { row: 1, id: 101 };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.pass(60 * crate::clock::MILLISECOND_NS);
-    assert_eq!(rig.records()[0]["rule"], "--forward tcp:8080:80");
+    assert_eq!(rig.records()[0]["rule_text"], "--forward tcp:8080:80");
 }
 
 #[test]
