@@ -174,7 +174,7 @@ impl<D: Datapath> Core<D> {
             nat_port: 0,
             rule: self.rule_base + decision.rule.0,
             uplink_ifindex,
-            next_hop: self.next_hop(uplink_ifindex, next_hop.into()),
+            next_hop: self.next_hop(uplink_ifindex, next_hop.into(), guest.remote),
             isn,
             inbound: false,
         };
@@ -282,7 +282,7 @@ impl<D: Datapath> Core<D> {
             nat_port: world.local_port,
             rule: forward.rule,
             uplink_ifindex,
-            next_hop: self.next_hop(uplink_ifindex, next_hop.into()),
+            next_hop: self.next_hop(uplink_ifindex, next_hop.into(), world.remote),
             isn,
             inbound: true,
         };

@@ -1,9 +1,7 @@
 //! Doing what the broker says.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{
-    Protocol, SlotRef, Verdict, slot::SlotFlags, timeout::CLOSING_GRACE_NS,
-};
+use slipgate_abi::{Protocol, SlotRef, Verdict, slot::SlotFlags, timeout::CLOSING_GRACE_NS};
 
 use super::{
     Context, Control, ControlMessage, ControlReply, Engine, EngineError, Services, core::Core,
@@ -195,7 +193,7 @@ impl<D: Datapath> Core<D> {
             } = self.routes.lookup(live.remote().into())
                 && live.nat() == source.into()
             {
-                let next_hop = self.next_hop(ifindex, next_hop.into());
+                let next_hop = self.next_hop(ifindex, next_hop.into(), live.remote());
                 live.next_hop().store(next_hop, Relaxed);
             }
         }

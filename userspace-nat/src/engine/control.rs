@@ -41,6 +41,8 @@ pub struct Link {
     pub ifindex: u32,
     /// Largest L3 packet, bytes.
     pub mtu: u32,
+    /// Whether its frames begin with an Ethernet header.
+    pub has_l2: bool,
 }
 
 /// What becomes of the flows when the engine stops.

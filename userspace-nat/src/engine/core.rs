@@ -1,6 +1,6 @@
 //! What decisions are made from: flows, VMs, rules, routes.
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     net::Ipv4Addr,
 };
 
@@ -56,12 +56,17 @@ pub(crate) struct Core<D> {
     departed: VecDeque<(u32, String)>,
     pub(super) forwards: HashMap<(Protocol, Ipv4Addr, u16), Forward>,
     pub(super) find_guests_at_ns: u64,
-    link_mtus: HashMap<u32, u32>,
+    links: HashMap<u32, Link>,
+    /// Neighbours that were claimed because a guest spoke to them, not because they route.
+    on_link_hops: HashSet<(u32, Ip4)>,
     next_hops: hashbrown::HashMap<(u32, Ip4), u32, foldhash::fast::RandomState>,
 }
 
 /// Most next hops remembered: on-link neighbours of a /20.
 const MAX_NEXT_HOPS: usize = 4_096;
+/// Most on-link destinations that get a next hop of their own. Each costs the host a neighbour
+/// entry that it keeps fresh, and guests choose them; the kernel resolves the rest by packet.
+const MAX_ON_LINK_HOPS: usize = 256;
 /// Largest packet of a link whose MTU is not known, bytes: Ethernet's.
 const DEFAULT_MTU: u32 = 1_500;
 
@@ -81,7 +86,8 @@ impl<D: Datapath> Core<D> {
             departed: VecDeque::new(),
             forwards: HashMap::new(),
             find_guests_at_ns: 0,
-            link_mtus: HashMap::new(),
+            links: HashMap::new(),
+            on_link_hops: HashSet::new(),
             next_hops: hashbrown::HashMap::default(),
         }
     }
@@ -197,14 +203,23 @@ impl<D: Datapath> Core<D> {
     }
 
     pub(crate) fn set_links(&mut self, links: &[Link]) {
-        self.link_mtus = links.iter().map(|link| (link.ifindex, link.mtu)).collect();
+        self.links = links.iter().map(|link| (link.ifindex, *link)).collect();
         self.next_hops.clear();
     }
 
-    /// The element of `NEXT_HOPS` for a neighbour, or 0.
-    pub(crate) fn next_hop(&mut self, ifindex: u32, neighbour: Ip4) -> u32 {
-        if let Some(index) = self.next_hops.get(&(ifindex, neighbour)) {
+    /// The element of `NEXT_HOPS` for a neighbour on the way to `destination`, or 0.
+    pub(crate) fn next_hop(&mut self, ifindex: u32, neighbour: Ip4, destination: Ip4) -> u32 {
+        let has_l2 = self.links.get(&ifindex).is_none_or(|link| link.has_l2);
+        // A link without L2 has one next hop, whoever is behind it.
+        let neighbour = Some(neighbour).filter(|_| has_l2);
+        let neighbour = neighbour.unwrap_or(Ip4::UNSPECIFIED);
+        let hop = (ifindex, neighbour);
+        if let Some(index) = self.next_hops.get(&hop) {
             return *index;
+        }
+        let on_link = neighbour == destination && !self.on_link_hops.contains(&hop);
+        if on_link && self.on_link_hops.len() >= MAX_ON_LINK_HOPS {
+            return 0;
         }
         let index = self.datapath.next_hop_for(ifindex, neighbour);
         // None to be had now may be one to be had later.
@@ -214,13 +229,17 @@ impl<D: Datapath> Core<D> {
         if self.next_hops.len() >= MAX_NEXT_HOPS {
             self.next_hops.clear();
         }
-        self.next_hops.insert((ifindex, neighbour), index);
+        self.next_hops.insert(hop, index);
+        if on_link {
+            self.on_link_hops.insert(hop);
+        }
         index
     }
 
     /// Largest packet by a link, bytes.
     pub(crate) fn link_mtu(&self, ifindex: u32) -> u32 {
-        self.link_mtus.get(&ifindex).copied().unwrap_or(DEFAULT_MTU)
+        let link = self.links.get(&ifindex);
+        link.map_or(DEFAULT_MTU, |link| link.mtu)
     }
 
     /// Largest packet that both of a flow's links carry, bytes.

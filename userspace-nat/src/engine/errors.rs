@@ -120,7 +120,7 @@ impl<D: Datapath> Core<D> {
         match self.routes.lookup(live.remote().into()) {
             crate::route::Route::Via {
                 ifindex, next_hop, ..
-            } => self.next_hop(ifindex, next_hop.into()),
+            } => self.next_hop(ifindex, next_hop.into(), live.remote()),
             _ => 0,
         }
     }

@@ -46,6 +46,7 @@ pub(super) fn view(
             .map(|link| engine::Link {
                 ifindex: link.ifindex,
                 mtu: link.mtu,
+                has_l2: link.has_l2,
             })
             .collect(),
     }

@@ -1,3 +1,5 @@
+use std::sync::atomic::Ordering::Relaxed;
+
 use slipgate_abi::{DropReason, Handover, Refusal, tcp::Flags};
 
 use super::rig::*;
@@ -412,6 +414,49 @@ fn a_forward_opens_a_flow_from_the_world() {
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.pass(60 * crate::clock::MILLISECOND_NS);
     assert_eq!(rig.records()[0]["rule_text"], "--forward tcp:8080:80");
+}
+
+#[test]
+fn guests_do_not_fill_the_next_hops() {
+    for (has_l2, most) in [(true, 256), (false, 1)] {
+        let mut rig = Rig::new();
+        let ControlMessage::Routes {
+            mut routes,
+            local,
+            mut links,
+        } = routes()
+        else {
+            panic!("routes")
+        };
+        // Every destination is on the link.
+        routes.routes[0].gateway = None;
+        links[0].has_l2 = has_l2;
+        let message = ControlMessage::Routes {
+            routes,
+            local,
+            links,
+        };
+        rig.broker.messages.borrow_mut().push_back(message);
+        rig.turn();
+        for i in 0..300u16 {
+            let [high, low] = i.to_be_bytes();
+            let to = [198, 51, 100 + high, low].into_ip();
+            rig.guest(1, &udp((GUEST, 5_000), (to, 9), b"x"));
+        }
+        assert_eq!(rig.flows(), 300);
+        let kernel = rig.kernel.borrow();
+        let slots = kernel.slots_in_use().into_iter();
+        let mut hops: Vec<u32> = slots
+            .map(|slot| kernel.slot(slot).next_hop().load(Relaxed))
+            .filter(|hop| *hop != 0)
+            .collect();
+        let named = hops.len();
+        hops.sort_unstable();
+        hops.dedup();
+        assert_eq!(hops.len(), most);
+        // By a link without L2 nobody is left to be resolved by packet.
+        assert_eq!(named, if has_l2 { 256 } else { 300 });
+    }
 }
 
 #[test]

@@ -367,6 +367,7 @@ pub(super) fn routes() -> ControlMessage {
         links: vec![Link {
             ifindex: UPLINK,
             mtu: 1_400,
+            has_l2: true,
         }],
     }
 }
