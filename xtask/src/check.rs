@@ -14,11 +14,12 @@ use crate::{
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     length::report(workspace)?;
-    let checks: [(&str, Check); 4] = [
+    let checks: [(&str, Check); 5] = [
         ("formatting", formatting),
         ("layers", layers::check),
         ("lints of the BPF programs", lint_programs),
         ("lints of the workspace", lint_workspace),
+        ("lints of the fuzz targets", lint_fuzz_targets),
     ];
     let mut failed = Vec::new();
     for (name, check) in checks {
@@ -41,6 +42,7 @@ fn formatting(workspace: &Workspace) -> Result<()> {
     for (what, manifest) in [
         ("--all", "Cargo.toml"),
         ("--package=slipgate-programs", "ebpf/programs/Cargo.toml"),
+        ("--package=slipgate-fuzz", "fuzz/Cargo.toml"),
     ] {
         run(workspace.cargo().args([
             "fmt",
@@ -65,6 +67,15 @@ fn lint_workspace(workspace: &Workspace) -> Result<()> {
         "--",
         "-Dwarnings",
     ]))
+}
+
+/// As they are without libFuzzer, whose C++ would take minutes.
+fn lint_fuzz_targets(workspace: &Workspace) -> Result<()> {
+    run(workspace
+        .cargo()
+        .args(["clippy", "--quiet", "--no-default-features"])
+        .args(["--manifest-path", "fuzz/Cargo.toml", "--", "-Dwarnings"])
+        .env("CARGO_TARGET_DIR", workspace.target.join("fuzz")))
 }
 
 /// Makes sure that the toolchain has rustfmt and clippy.

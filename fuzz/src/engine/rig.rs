@@ -315,6 +315,7 @@ pub(super) fn routes(mtu: u32) -> ControlMessage {
         links: vec![Link {
             ifindex: UPLINK,
             mtu,
+            has_l2: true,
         }],
     }
 }
