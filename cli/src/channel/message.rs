@@ -35,6 +35,8 @@ pub(crate) enum ToEngine {
         /// IP protocol number.
         protocol: u8,
     },
+    /// Another file for the flow log, the one descriptor.
+    FlowLog,
     /// Stop, and answer [`ToBroker::Stopped`].
     Shutdown(OnExit),
 }

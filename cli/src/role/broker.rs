@@ -11,7 +11,7 @@
 //! When the engine ends unasked, so does the broker, with an error: established flows go on in the
 //! kernel, pins stay, and the next start adopts them. When the broker dies the engine sees the end
 //! of the channel, and the kernel kills it in any case. SIGTERM and SIGINT end both in order, as
-//! `--on-exit` says; SIGHUP is reserved and ignored.
+//! `--on-exit` says; SIGHUP opens the flow log again.
 mod attached;
 mod bound_ports;
 mod engine_process;
@@ -162,8 +162,15 @@ impl Broker {
             }
             let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
             drop(fds);
-            if ready[0] && signals.read_signal()?.is_some() {
-                return Ok(self.attached.config.on_exit);
+            if ready[0] && let Some(signal) = signals.read_signal()? {
+                if signal.ssi_signo != Signal::SIGHUP as u32 {
+                    return Ok(self.attached.config.on_exit);
+                }
+                // The old file goes on being written to where the new one can't be opened.
+                match self.engine.reopen_flow_log(&self.attached) {
+                    Ok(()) => tracing::info!("opened the flow log again"),
+                    Err(e) => tracing::warn!("{e:#}"),
+                }
             }
             if ready[2] {
                 self.hear_engine()?;
@@ -345,13 +352,13 @@ impl Broker {
     }
 }
 
-/// Signals that end the loop, by descriptor.
+/// Signals that end the loop, or (SIGHUP) have the flow log opened again, by descriptor.
 fn signals() -> nix::Result<SignalFd> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGTERM);
     set.add(Signal::SIGINT);
+    set.add(Signal::SIGHUP);
     let mut blocked = set;
-    blocked.add(Signal::SIGHUP);
     blocked.add(Signal::SIGPIPE);
     blocked.thread_block()?;
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)

@@ -98,6 +98,14 @@ impl EngineProcess {
         Ok(self.channel.send(message, &[])?)
     }
 
+    /// Has it go on with another file of the flow log's name: the old one was moved away.
+    pub(super) fn reopen_flow_log(&self, attached: &Attached) -> anyhow::Result<()> {
+        let Some(file) = open_flow_log(attached)? else {
+            return Ok(());
+        };
+        Ok(self.channel.send(&ToEngine::FlowLog, &[file.as_fd()])?)
+    }
+
     /// Waits until it serves; how many flows it took over.
     pub(super) fn await_ready(&mut self, within: Duration) -> anyhow::Result<u64> {
         loop {
@@ -222,6 +230,8 @@ fn open_flow_log(attached: &Attached) -> anyhow::Result<Option<OwnedFd>> {
         .append(true)
         .create(true)
         .mode(0o640)
+        // A FIFO without a reader is not waited for.
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path);
     let file = file.with_context(|| {
         format!(
@@ -229,6 +239,13 @@ fn open_flow_log(attached: &Attached) -> anyhow::Result<Option<OwnedFd>> {
             path.display()
         )
     })?;
+    // Writing to anything else may block, and every VM waits with it.
+    if !file.metadata()?.is_file() {
+        bail!(
+            "--flow-log {}: it is no regular file; give one, and read it with `tail -F`",
+            path.display()
+        );
+    }
     Ok(Some(file.into()))
 }
 

@@ -1,5 +1,6 @@
 //! The channel to the broker as the engine's loop has it.
 use std::{
+    fs::File,
     io,
     os::fd::{AsFd, BorrowedFd},
     rc::Rc,
@@ -35,6 +36,12 @@ impl Control for BrokerChannel {
             {
                 Received::Nothing => return Ok(None),
                 Received::End => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Received::Message(ToEngine::FlowLog, mut fds) => {
+                    if let Some(file) = fds.pop().map(File::from) {
+                        let writer: Box<dyn io::Write + Send> = Box::new(file);
+                        return Ok(Some(ControlMessage::FlowLog(Some(writer))));
+                    }
+                }
                 Received::Message(message, _) => {
                     if let Some(message) = translate(message) {
                         return Ok(Some(message));
@@ -83,7 +90,9 @@ fn translate(message: ToEngine) -> Option<ControlMessage> {
             },
         },
         ToEngine::Shutdown(exit) => ControlMessage::Shutdown(exit),
-        ToEngine::Start(_) | ToEngine::Forwards(_) | ToEngine::Begin => return None,
+        ToEngine::Start(_) | ToEngine::Forwards(_) | ToEngine::Begin | ToEngine::FlowLog => {
+            return None;
+        }
     })
 }
 
