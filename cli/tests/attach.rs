@@ -116,6 +116,41 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 #[test]
+fn without_dns_questions_are_refused_by_udp_and_tcp() {
+    require_root_and_tun!();
+    const REFUSED: u8 = 5;
+    let mut bed = Bed::new(&["tap0"], &["--default", "deny", "--dns", "none"]);
+    let lease = bed.guests[0].dhcp(WAIT).unwrap();
+    let resolver = SocketAddrV4::new(lease.dns[0], 53);
+    let udp = bed.guests[0].run(|| dns::query_udp(resolver, "example.com", WAIT));
+    let tcp = bed.guests[0].run(|| dns::query_tcp(resolver, "example.com", WAIT));
+    assert_eq!(udp.unwrap().reply.code, REFUSED);
+    assert_eq!(tcp.unwrap().reply.code, REFUSED);
+    assert!(bed.slipgate.stop().unwrap().success());
+}
+
+#[test]
+fn sighup_opens_the_flow_log_again() {
+    require_root_and_tun!();
+    let name = format!("slipgate-flows-{}", std::process::id());
+    let log = std::env::temp_dir().join(name);
+    let moved = log.with_extension("1");
+    let mut bed = Bed::new(&["tap0"], &["--flow-log", log.to_str().unwrap()]);
+    bed.guests[0].dhcp(WAIT).unwrap();
+    fs::rename(&log, &moved).unwrap();
+    let pid = i32::try_from(bed.slipgate.broker_pid()).unwrap();
+    // SAFETY: numbers only; the process is ours and has not been waited for.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGHUP) }, 0);
+    eventually("a new flow log", || log.exists());
+    bed.upload(0, MEGABYTE);
+    assert!(bed.slipgate.stop().unwrap().success());
+    let lines = |file| fs::read_to_string(file).unwrap().lines().count();
+    assert_eq!((lines(&moved), lines(&log)), (0, 1));
+    fs::remove_file(&log).unwrap();
+    fs::remove_file(&moved).unwrap();
+}
+
+#[test]
 fn a_guest_is_served_and_nothing_is_left_behind() {
     require_root_and_tun!();
     let mut bed = Bed::new(&["tap0"], &["--dns", "198.18.0.1"]);
