@@ -56,7 +56,9 @@ fn streams_over_a_bad_link_are_whole() {
             })
             .collect();
         for worker in workers {
-            worker.join().unwrap().unwrap();
+            if let Err(error) = worker.join().unwrap() {
+                panic!("{error}; stats: {:#}", scene.slipgate.stats().unwrap());
+            }
         }
     });
     let flips = flips.finish();

@@ -1,8 +1,8 @@
 //! Slots to give out: ours by chunk, free after a rest.
 //!
 //! A chunk is claimed before the last quarter of ours is used, so that it is known early when there
-//! is none left; from then on that quarter is a [`Reserve`] among our VMs. What processes have of
-//! the table they have by who came first.
+//! is none left, and when all that are free still rest. From when none is left, that quarter is a
+//! [`Reserve`] among our VMs. What processes have of the table they have by who came first.
 use std::{collections::VecDeque, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Verdict, timeout::SLOT_REST_NS};
@@ -60,7 +60,12 @@ impl SlotPool {
         (held, vms): (usize, usize),
         now_ns: u64,
     ) -> Option<u32> {
-        if self.free() <= self.owned / 4 && self.may_claim(now_ns) {
+        if self.ready.is_empty() {
+            self.wake(now_ns);
+        }
+        // Resting ones are no help now, however many there are.
+        let wanted = self.ready.is_empty() || self.free() <= self.owned / 4;
+        if wanted && self.may_claim(now_ns) {
             match tables.claim_chunk() {
                 Some(chunk) => {
                     self.none_left_at_ns = None;
@@ -68,9 +73,6 @@ impl SlotPool {
                 }
                 None => self.none_left_at_ns = Some(now_ns),
             }
-        }
-        if self.ready.is_empty() {
-            self.wake(now_ns);
         }
         let shared = self.none_left_at_ns.is_some();
         if shared && !Reserve::new(self.owned, vms).allows(self.free(), || held) {

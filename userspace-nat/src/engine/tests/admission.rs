@@ -251,6 +251,24 @@ fn a_full_table_refuses_and_harms_nobody() {
 }
 
 #[test]
+fn slots_that_rest_are_no_reason_to_refuse_while_there_are_others() {
+    let mut rig = Rig::with(Setup {
+        slots: 4_096,
+        max_flows: 100_000,
+        ..Setup::default()
+    });
+    // Within a second: far fewer flows at once than there are slots, but many that have ended.
+    for isn in 1..=5 {
+        for port in 0..300 {
+            rig.guest(1, &syn((GUEST, 40_000 + port), SERVER, isn));
+        }
+        rig.pass(SECOND_NS / 10);
+    }
+    assert_eq!(rig.refused(1, Refusal::TableFull), 0);
+    assert_eq!((rig.flows(), rig.records().len()), (300, 1_200));
+}
+
+#[test]
 fn rfc6888_req_4_a_vm_s_flood_leaves_ports_to_another() {
     let mut rig = Rig::with(Setup {
         nat_ports: 61_000..=61_063,
