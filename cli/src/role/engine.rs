@@ -52,8 +52,13 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     let maps = Rc::new(SharedMaps::from_fds(maps)?);
     let port = PortIo::new(next()?);
     let flow_log = start.flow_log.then(next).transpose()?.map(File::from);
+    // The rest are the owner's locks: the row is ours to the last.
+    let _locks = fds;
     let policy = start.rules.compile()?;
 
+    // A static binary draws from /dev/urandom, which can't be opened once we are confined. It is
+    // opened at the first draw and kept.
+    rand::random::<u64>();
     sandbox::enter(broker)?;
 
     let mut recorded = hashbrown::HashSet::default();

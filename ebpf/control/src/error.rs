@@ -106,6 +106,18 @@ pub enum Error {
         /// Who serves it.
         pid: u32,
     },
+    /// Another process serves another VM by this TAP.
+    #[error(
+        "the TAP of the VM `{name}` is served already, as the VM `{other}`, by slipgate process {pid}: stop that one, or choose another TAP"
+    )]
+    TapInUse {
+        /// The VM that was to be served.
+        name: String,
+        /// The VM that is.
+        other: String,
+        /// Who serves it.
+        pid: u32,
+    },
     /// A name that doesn't fit its field.
     #[error("the VM name `{name}` is {bytes} bytes long, at most {max} fit and none is not enough")]
     VmName {

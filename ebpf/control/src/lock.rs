@@ -3,7 +3,10 @@
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io::ErrorKind,
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::{MetadataExt, OpenOptionsExt},
+    },
     path::Path,
 };
 
@@ -13,7 +16,7 @@ use crate::{Error, Result};
 /// descriptor keeps the lock.
 #[derive(Debug)]
 pub(crate) struct FileLock {
-    _file: File,
+    file: File,
 }
 
 impl FileLock {
@@ -26,9 +29,14 @@ impl FileLock {
                 other => other.map_err(Error::os(format!("lock {}", path.display())))?,
             }
             if is_current(&file, path) {
-                return Ok(Self { _file: file });
+                return Ok(Self { file });
             }
         }
+    }
+
+    /// The descriptor that holds it. Whoever has a copy holds the lock too.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// Takes the lock, or `None` when somebody holds it.
@@ -36,7 +44,7 @@ impl FileLock {
         loop {
             let file = open(path)?;
             match file.try_lock() {
-                Ok(()) if is_current(&file, path) => return Ok(Some(Self { _file: file })),
+                Ok(()) if is_current(&file, path) => return Ok(Some(Self { file })),
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Ok(None),
                 Err(TryLockError::Error(error)) => {

@@ -15,11 +15,13 @@
 mod sweep;
 
 use std::{
-    path::PathBuf,
+    os::fd::BorrowedFd,
+    path::{Path, PathBuf},
     sync::atomic::{
         AtomicU32,
         Ordering::{AcqRel, Acquire, Relaxed, Release},
     },
+    time::{Duration, Instant},
 };
 
 use slipgate_abi::maps::{MAX_OWNERS, MAX_VMS};
@@ -30,6 +32,9 @@ use crate::{
     Error, Paths, Result, load::Datapath, lock::FileLock, maps::SharedMaps, tap::EnginePort, vm,
 };
 
+/// How long after its broker a killed process's engine may hold the row.
+const ENGINE_DIES_WITHIN: Duration = Duration::from_secs(2);
+
 /// A held row of `OWNERS`.
 #[derive(Debug)]
 pub struct Owner {
@@ -38,7 +43,7 @@ pub struct Owner {
     adopted: bool,
     /// The row's own, and those of rows merged into it: until they are seen to be empty, nobody
     /// else may take them.
-    _locks: Vec<FileLock>,
+    locks: Vec<FileLock>,
 }
 
 impl Owner {
@@ -48,7 +53,7 @@ impl Owner {
         let _all = FileLock::wait(&paths.run_dir.join("lock"))?;
         let mut adopted = Vec::new();
         for row in rows_with_vms(maps, names) {
-            match FileLock::take(&lock_path(paths, row))? {
+            match take_of_the_dead(maps, paths, row)? {
                 Some(lock) => adopted.push((row, lock)),
                 None => return Err(in_use(maps, row, names)),
             }
@@ -73,7 +78,7 @@ impl Owner {
             row,
             epoch,
             adopted,
-            _locks: locks,
+            locks,
         })
     }
 
@@ -90,6 +95,12 @@ impl Owner {
     /// Whether it came with VMs or flows of a dead process.
     pub fn adopted(&self) -> bool {
         self.adopted
+    }
+
+    /// The descriptors that hold the row. A copy in the engine keeps the row for as long as the
+    /// engine lives: the kernel frees a killed broker's locks before it kills the engine.
+    pub fn lock_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.locks.iter().map(FileLock::as_fd)
     }
 
     /// Writes down the engine port.
@@ -134,6 +145,22 @@ impl Datapath {
             self.unpin_all()?;
         }
         Ok(true)
+    }
+}
+
+/// Takes the lock of a row that has VMs we want, unless its process lives. That of a process just
+/// killed may be held for a moment by its engine, which the kernel kills after it.
+fn take_of_the_dead(maps: &SharedMaps, paths: &Paths, row: u32) -> Result<Option<FileLock>> {
+    let path = lock_path(paths, row);
+    let deadline = Instant::now() + ENGINE_DIES_WITHIN;
+    loop {
+        let lock = FileLock::take(&path)?;
+        let pid = maps.owner_pid(row);
+        let lives = Path::new("/proc").join(pid.to_string()).exists();
+        if lock.is_some() || lives || Instant::now() >= deadline {
+            return Ok(lock);
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -88,7 +88,15 @@ pub fn follow_taps(
                     Ok(()) => changes.push((*vm_row, TapChange::Again { ifindex })),
                     // Gone again meanwhile: another notice follows.
                     Err(_) if Device::with_index(ifindex).is_err() => {}
-                    Err(error) => return Err(error),
+                    // Something else by its name: it stays shut, and everybody else is served.
+                    Err(error) => {
+                        tracing::warn!("{tap} can't be served: {error}");
+                        if let Ok(device) = Device::with_index(ifindex) {
+                            let _ = device.set_up(false);
+                        }
+                        vm::forget_tap(maps, *vm_row)?;
+                        changes.push((*vm_row, TapChange::Gone));
+                    }
                 }
             }
             Some(link) if vm::mtu_of(maps, *vm_row) != Some(link.mtu) => {

@@ -5,6 +5,7 @@
 
 use std::{
     net::Ipv4Addr,
+    path::Path,
     sync::atomic::{
         AtomicU32,
         Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -73,6 +74,7 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
         });
     }
     let found = row_named(maps, &spec.name);
+    free_tap(maps, spec, found)?;
     let (row, adopted) = match found {
         Some(row) if owner_of(maps, row) == Some(owner.row()) => (row, true),
         Some(row) => {
@@ -119,6 +121,27 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
         row,
         adopted,
     })
+}
+
+/// Sees to it that no other VM's row names the TAP: a living process's VM keeps it, a dead one's is
+/// of a time when the index was another interface's.
+fn free_tap(maps: &SharedMaps, spec: &VmSpec, own: Option<u32>) -> Result<()> {
+    let Some(TapEntry { vm, vm_row }) = maps.taps.get(&spec.tap_ifindex)? else {
+        return Ok(());
+    };
+    if own == Some(vm_row) || id_of(maps, vm_row) != Some(vm) {
+        return Ok(());
+    }
+    let owner = owner_of(maps, vm_row).unwrap_or(u32::MAX);
+    let pid = maps.owner_pid(owner);
+    if pid != std::process::id() && Path::new("/proc").join(pid.to_string()).exists() {
+        return Err(Error::TapInUse {
+            name: spec.name.clone(),
+            other: name_of(maps, vm_row).unwrap_or_default(),
+            pid,
+        });
+    }
+    forget_tap(maps, vm_row)
 }
 
 /// Says which interface is the VM's TAP, at first and when it was made anew. Flows keep working:

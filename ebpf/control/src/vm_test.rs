@@ -71,3 +71,37 @@ fn names_that_do_not_fit_are_refused() {
         open(datapath.maps(), &owner, &vm_spec(&"x".repeat(64))).unwrap();
     });
 }
+
+#[test]
+fn a_tap_is_one_vms() {
+    in_netns("a_tap_is_one_vms", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
+        let first = open(maps, &owner, &vm_spec("a")).unwrap();
+        let tap = vm_spec("a").tap_ifindex;
+        let other = VmSpec {
+            tap_ifindex: tap,
+            ..vm_spec("b")
+        };
+        // As if another process served it: init lives for sure.
+        let pid = |pid: u32| {
+            let element = maps.owner(owner.row()).unwrap();
+            // SAFETY: a word of a mapped element.
+            unsafe { (&raw mut (*element).pid).write_volatile(pid) };
+        };
+        pid(1);
+        let error = open(maps, &owner, &other).unwrap_err();
+        assert!(
+            matches!(&error, Error::TapInUse { other, pid: 1, .. } if other == "a"),
+            "{error}"
+        );
+        assert_eq!(tap_of(maps, first.row), Some(tap));
+
+        // No process has this number: the row is a dead one's, and the index is new.
+        pid(u32::MAX);
+        let second = open(maps, &owner, &other).unwrap();
+        assert_eq!(tap_of(maps, first.row), None);
+        assert_eq!(tap_of(maps, second.row), Some(tap));
+    });
+}

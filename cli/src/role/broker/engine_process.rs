@@ -72,6 +72,7 @@ impl EngineProcess {
         let mut fds = attached.datapath.maps().fds();
         fds.push(attached.port.fd.as_fd());
         fds.extend(flow_log.as_ref().map(AsFd::as_fd));
+        fds.extend(attached.owner.lock_fds());
         engine
             .channel
             .send(&ToEngine::Start(Box::new(start)), &fds)?;

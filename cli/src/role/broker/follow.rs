@@ -83,8 +83,13 @@ impl Attached {
             now.name,
             self.uplink.name
         );
-        self.uplink = now;
-        self.attach_uplink()
+        let before = std::mem::replace(&mut self.uplink, now);
+        if let Err(e) = self.attach_uplink() {
+            // Gone again already, most likely: the next notice tries again.
+            tracing::warn!("{e:#}");
+            self.uplink = before;
+        }
+        Ok(())
     }
 
     /// Takes all TAPs down.
