@@ -42,6 +42,9 @@ pub fn write(corpus: &Path) -> io::Result<()> {
 fn packet() -> Seeds {
     let (guest, peer) = ((GUEST, 1_000), (PEER, 443));
     let syn = packets::tcp(guest, peer, Flags::SYN, 1, 0, SYN_OPTIONS, &[]);
+    // The MSS at an odd place.
+    let odd = [&[1], &SYN_OPTIONS[..4], &[1, 1, 1]].concat();
+    let odd = packets::tcp(guest, peer, Flags::SYN, 1, 0, &odd, &[]);
     let data = packets::tcp(guest, peer, Flags::ACK, 1, 1, &[], &[7; 3_000]);
     let udp = packets::udp(guest, peer, b"question");
     let echo = packets::echo(GUEST, PEER, true, 7, b"data");
@@ -58,6 +61,7 @@ fn packet() -> Seeds {
     let with = |vnet: VirtioNetHdr, l3: &[u8]| [&[0], &vnet.encode()[..], l3].concat();
     vec![
         ("syn", with(plain, &syn)),
+        ("syn-odd", with(plain, &odd)),
         ("gso", with(gso, &data)),
         ("udp", with(plain, &udp)),
         ("echo", with(plain, &echo)),
@@ -96,6 +100,8 @@ fn dns() -> Seeds {
     let soa = b"\xc0\x0c\0\x06\0\x01\0\0\x01\x2c\0\x18\xc0\x0c\xc0\x0c\0\0\0\x01\0\0\0\x02\0\0\0\x03\0\0\0\x04\0\0\0\x05";
     let opt = b"\0\0\x29\x04\xd0\0\0\x80\0\0\0";
     let with_opt = answer([0x81, 0x80], [2, 0, 1], &[&a[..], a, opt].concat());
+    // Too long for a reply by UDP: by the OPT alone, and far.
+    let long = |records: u8| answer([0x81, 0x80], [records, 0, 0], &a.repeat(records.into()));
     let early_opt = answer([0x81, 0x80], [1, 0, 2], &[&a[..], opt, a].concat());
     vec![
         (
@@ -108,6 +114,8 @@ fn dns() -> Seeds {
         ),
         ("opt", ask(knob::ANSWERS, &query(true), &with_opt)),
         ("opt-not-last", ask(knob::ANSWERS, &query(true), &early_opt)),
+        ("just-long", ask(knob::ANSWERS, &query(true), &long(75))),
+        ("long", ask(knob::ANSWERS, &query(true), &long(90))),
         (
             "nxdomain",
             ask(
@@ -364,6 +372,9 @@ fn relay() -> Seeds {
         vec![relayed::TIME, 0x10, 0],
         segment(Flags::FIN | Flags::ACK, &[]),
     ];
+    let many: Vec<u8> = (0..8)
+        .flat_map(|port| [relayed::SEGMENT, port, Flags::SYN, 1, 0, 0, 0])
+        .collect();
     let syn = packets::syn((GUEST, 1_001), (RESOLVER, 53), 1);
     let forward = [
         [&[relayed::CLIENT, 0][..], &with_length(b"to the guest")].concat(),
@@ -372,6 +383,7 @@ fn relay() -> Seeds {
     ];
     vec![
         ("dns-stream", stream.concat()),
+        ("many", many),
         (
             "packet",
             [&[relayed::PACKET, bit::ALL][..], &with_length(&syn)].concat(),
