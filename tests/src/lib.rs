@@ -72,6 +72,7 @@ pub mod pcap;
 mod pins;
 pub mod pump;
 pub mod requirements;
+pub mod rig;
 pub mod servers;
 pub mod slipgate;
 mod sockets;

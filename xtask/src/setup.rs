@@ -6,6 +6,7 @@
 
 mod apt;
 mod compiler;
+mod kernels;
 mod linker;
 mod tools;
 
@@ -57,6 +58,11 @@ pub(crate) fn test_tools() -> Result<()> {
     tools::find_or_install()
 }
 
+/// Finds or fetches other kernels than this machine's, and QEMU to boot them.
+pub(crate) fn kernels(workspace: &Workspace) -> Result<()> {
+    kernels::find_or_fetch(workspace)
+}
+
 /// All of the above, said in words.
 pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     let BpfToolchain { compiler, linker } = bpf(workspace)?;
@@ -67,5 +73,13 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
         "test tools    {}",
         tools::names().collect::<Vec<_>>().join(" ")
     );
+    match kernels(workspace) {
+        Ok(()) => println!(
+            "kernels       {}",
+            kernels::names().collect::<Vec<_>>().join(" ")
+        ),
+        // The tests can do without, and say so.
+        Err(why) => println!("kernels       none: {why:#}"),
+    }
     Ok(())
 }

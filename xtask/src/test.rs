@@ -41,6 +41,9 @@ const LATE: [&str; 3] = ["slipgate-control", "slipgate-testbed", "slipgate-bench
 /// Crates whose tests each build a network and load every core: one test at a time.
 const ALONE: [&str; 2] = ["slipgate-testbed", "slipgate-bench"];
 
+/// The crate whose tests boot kernels.
+const BOOTS_KERNELS: &str = "slipgate-testbed";
+
 /// Sets up, builds, runs, and prints the tests' summaries; an error if any failed.
 pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
     if !what.no_setup {
@@ -54,6 +57,13 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         .map(|package| package.name.as_str())
         .collect();
     let rounds = rounds(&members, &what.package)?;
+    let boots_kernels = rounds.iter().flatten().any(|name| *name == BOOTS_KERNELS);
+    if boots_kernels
+        && !what.no_setup
+        && let Err(why) = setup::kernels(workspace)
+    {
+        say(format!("tests on other kernels will be skipped: {why:#}"));
+    }
 
     say("building the release binary and the tests");
     run(workspace

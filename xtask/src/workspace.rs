@@ -51,6 +51,11 @@ impl Workspace {
         self.root.join("target/tools")
     }
 
+    /// Kernels that tests boot, unpacked. Always in the checkout: the tests look there.
+    pub(crate) fn kernels(&self) -> PathBuf {
+        self.root.join("target/kernels")
+    }
+
     /// The cargo that runs us, in the checkout, without what `cargo run` told xtask about itself.
     pub(crate) fn cargo(&self) -> Command {
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

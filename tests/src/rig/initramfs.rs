@@ -1,0 +1,125 @@
+//! What the machine boots into: programs of this machine with their shared libraries, modules,
+//! folders to mount on.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use super::{Archive, Kernel};
+use crate::error::{Error, Result, Tried};
+
+/// Where the modules are inside, and the file that lists them in the order to load them.
+pub const MODULES: &str = "/modules/order";
+const MOUNT_POINTS: [&str; 5] = ["/dev", "/proc", "/sys", "/run", "/tmp"];
+
+/// An initramfs being put together.
+#[derive(Clone, Debug)]
+pub struct Initramfs {
+    archive: Archive,
+}
+
+impl Initramfs {
+    /// With `program` as its init.
+    pub fn new(program: &Path) -> Result<Self> {
+        let mut this = Initramfs {
+            archive: Archive::new(),
+        };
+        for folder in MOUNT_POINTS {
+            this.archive.folder(folder);
+        }
+        this.add("/init", program)?;
+        Ok(this)
+    }
+
+    /// A program of this machine as `/bin/NAME`, with all that it is linked against.
+    pub fn program(&mut self, program: &Path) -> Result<()> {
+        let Some(name) = program.file_name().and_then(|name| name.to_str()) else {
+            return Err(Error::unexpected(format!(
+                "{} has no name",
+                program.display()
+            )));
+        };
+        self.program_as(name, program)
+    }
+
+    /// [`Initramfs::program`] under another name.
+    pub fn program_as(&mut self, name: &str, program: &Path) -> Result<()> {
+        self.add(&format!("/bin/{name}"), program)
+    }
+
+    /// A file.
+    pub fn file(&mut self, path: &str, contents: &[u8]) {
+        self.archive.file(path, contents);
+    }
+
+    /// These modules of the kernel and those they need. What is built in is left out.
+    pub fn modules(&mut self, kernel: &Kernel, names: &[&str]) -> Result<()> {
+        let mut order = String::new();
+        for module in kernel.modules(names)? {
+            let path = format!("/modules/{}.ko", module.name);
+            self.archive.file(&path, &module.image);
+            order.push_str(&path);
+            order.push('\n');
+        }
+        self.archive.file(MODULES, order.as_bytes());
+        Ok(())
+    }
+
+    /// The archive.
+    pub fn finish(self) -> Vec<u8> {
+        self.archive.finish()
+    }
+
+    fn add(&mut self, path: &str, program: &Path) -> Result<()> {
+        let contents = fs::read(program).tried(format!("read {}", program.display()))?;
+        self.archive.program(path, &contents);
+        for library in libraries(program)? {
+            // A path without links: inside there is one folder only.
+            let inside = library.to_string_lossy().into_owned();
+            if !self.archive.contains(&inside) {
+                let contents = fs::read(&library).tried(format!("read {}", library.display()))?;
+                self.archive.program(&inside, &contents);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the dynamic linker would map for `program`, itself included; none for a static one.
+fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let listed = Command::new("ldd")
+        .arg(program)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output()
+        .tried(format!("run `ldd {}`", program.display()))?;
+    let text = String::from_utf8_lossy(&listed.stdout);
+    if !listed.status.success() {
+        let why = String::from_utf8_lossy(&listed.stderr);
+        if (text + why.clone()).contains("not a dynamic executable") {
+            return Ok(Vec::new());
+        }
+        return Err(Error::unexpected(format!(
+            "`ldd {}`: {}",
+            program.display(),
+            why.trim()
+        )));
+    }
+    if let Some(missing) = text.lines().find(|line| line.ends_with("not found")) {
+        return Err(Error::Missing(format!(
+            "{} can't run here: {}",
+            program.display(),
+            missing.trim()
+        )));
+    }
+    Ok(text.lines().filter_map(library).collect())
+}
+
+/// `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)`, `/lib64/ld-linux-x86-64.so.2 (0x…)`.
+fn library(line: &str) -> Option<PathBuf> {
+    line.split_whitespace()
+        .find(|word| word.starts_with('/'))
+        .map(PathBuf::from)
+}

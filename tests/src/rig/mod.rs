@@ -1,0 +1,36 @@
+//! Other kernels: QEMU boots one of Debian's, without hardware virtualisation, on an initramfs made
+//! here, and a program of ours is its init.
+//!
+//! ```text
+//!  Kernel      one that `cargo xtask setup` unpacked, and its modules in the order they load
+//!  Initramfs   programs with the libraries they need, files, folders: uncompressed cpio
+//!  Machine     QEMU under TCG: console to one file, the report to another, a status at the end
+//! ```
+//!
+//! What runs inside says lines on the second serial port ([`REPORT_DEVICE`]) and ends the machine
+//! through [`EXIT_PORT`]. A kernel that panics ends it too: reboot is off.
+
+mod cpio;
+mod initramfs;
+mod kernel;
+mod machine;
+
+pub use cpio::Archive;
+pub use initramfs::{Initramfs, MODULES};
+pub use kernel::{Kernel, Module};
+pub use machine::{Ended, Machine};
+
+/// The serial port that the report is written to.
+pub const REPORT_DEVICE: &str = "/dev/ttyS1";
+/// The I/O port of QEMU's `isa-debug-exit`: a byte n written to it ends QEMU with status 2n + 1.
+pub const EXIT_PORT: u16 = 0xf4;
+/// What is written there when all is well. Not 0, for QEMU ends with 1 on errors of its own.
+pub const WELL: u8 = 0x10;
+/// What is written there otherwise.
+pub const FAILED: u8 = 0x11;
+
+/// A file that, if it is there, has the command to run instead of the checks.
+pub const COMMAND: &str = "/command";
+
+#[cfg(test)]
+mod tests;

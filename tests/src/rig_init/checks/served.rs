@@ -1,0 +1,206 @@
+//! A guest served from its lease to the orderly stop, slipgate being killed in between.
+
+use std::{fs, process::Command, time::Duration};
+
+use slipgate_testbed::{
+    Error, Result, Uplink,
+    census::Census,
+    clients::{
+        dns,
+        tcp::{self, EchoSession},
+        udp,
+    },
+    error::Tried,
+    kernel_view, slipgate,
+    world::{SERVER, UPLINK},
+};
+
+use super::{
+    Report, expect, has_tcx,
+    stand::{DNS, NAME, Stand, WAIT},
+};
+
+/// The story, one check after another: it ends when slipgate can't be attached.
+pub(super) fn run(report: &mut Report) {
+    let mut made = None;
+    report.check("attach", || {
+        let stand = made.insert(Stand::new(Uplink::Veth, &[])?);
+        Ok(stand.slipgate.ready_line().to_owned())
+    });
+    let Some(mut stand) = made else { return };
+    report.check("doctor", || doctor(&stand));
+    report.check("hook", || hook(&stand));
+    report.check("engine confined", || confined(&mut stand));
+    report.check("services", || services(&stand));
+    report.check("all in the kernel", || in_the_kernel(&stand));
+    report.check("refusal", || refusal(&stand));
+    report.check("flows and stats", || accounting(&stand));
+    report.check("kill -9 and adoption", || adoption(&mut stand));
+    report.check("stop", || stand.stop().map(|()| "no pin, no port".into()));
+}
+
+/// It finds nothing missing, and of tcx what is true.
+fn doctor(stand: &Stand) -> Result<String> {
+    let mut command = Command::new(slipgate::binary()?);
+    command.args(["doctor", "--uplink", UPLINK]);
+    let output = stand.world.host.output(command)?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let tcx = said.lines().find(|line| line.contains("tcx"));
+    let without =
+        tcx.is_some_and(|line| line.contains("clsact")) || said.contains("clsact serves instead");
+    expect(tcx.is_some() && without != has_tcx(), || {
+        format!("it says of tcx, with tcx {}:\n{said}", has_tcx())
+    })?;
+    Ok(tcx
+        .unwrap_or_default()
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" "))
+}
+
+/// tcx links where there is tcx, clsact filters elsewhere; nothing in the logs of either.
+fn hook(stand: &Stand) -> Result<String> {
+    let pins = stand.pins();
+    for program in ["guest_egress", "uplink_ingress", "engine_port"] {
+        let attached: Vec<_> = pins
+            .iter()
+            .filter(|pin| pin.starts_with(&format!("{program}-")))
+            .collect();
+        let fits = |pin: &String| pin.ends_with("-clsact") != has_tcx();
+        expect(attached.len() == 1 && fits(attached[0]), || {
+            format!("{program} is attached as {attached:?}; all pins: {pins:?}")
+        })?;
+    }
+    Ok(if has_tcx() { "tcx" } else { "clsact" }.into())
+}
+
+/// No capability, no new privileges, seccomp's filter.
+fn confined(stand: &mut Stand) -> Result<String> {
+    let none = || Error::unexpected("the engine does not run");
+    let engine = stand.slipgate.engine_pid().ok_or_else(none)?;
+    let path = format!("/proc/{engine}/status");
+    let status = fs::read_to_string(&path).tried(format!("read {path}"))?;
+    for (field, value) in [
+        ("CapEff", "0000000000000000"),
+        ("CapBnd", "0000000000000000"),
+        ("NoNewPrivs", "1"),
+        ("Seccomp", "2"),
+    ] {
+        let line = status
+            .lines()
+            .find(|line| line.starts_with(&format!("{field}:")));
+        let found = line.and_then(|line| line.split_whitespace().nth(1));
+        expect(found == Some(value), || {
+            format!("the engine's status has {line:?}, not {value}")
+        })?;
+    }
+    Ok(format!("process {engine}"))
+}
+
+/// DHCP, and DNS by both transports.
+fn services(stand: &Stand) -> Result<String> {
+    let lease = stand.guest.dhcp(WAIT)?;
+    expect(lease.dns == [*DNS.ip()], || {
+        format!("the lease is {lease:?}")
+    })?;
+    for ask in [dns::query_udp, dns::query_tcp] {
+        let answer = stand.guest.run(|| ask(DNS, NAME, WAIT))?;
+        expect(answer.addresses() == [SERVER], || {
+            format!("{NAME} is {answer:?}")
+        })?;
+    }
+    let asked = stand.names.udp_queries(NAME);
+    expect(asked == 1, || {
+        format!("{asked} questions went out, the second is in the cache")
+    })?;
+    let took = lease.took.as_millis();
+    Ok(format!(
+        "{} after {took} ms, {NAME} over UDP and TCP",
+        lease.address
+    ))
+}
+
+/// Of TCP the engine gets SYNs; of a UDP flow and a ping the first packet.
+fn in_the_kernel(stand: &Stand) -> Result<String> {
+    let frames = || kernel_view::frames_sent(&stand.world.host, stand.slipgate.engine_port());
+    let census = Census::start(&stand.guest)?;
+    let before = frames()?;
+    let said = stand.traffic()?;
+    let server = stand.datagrams.address();
+    let pace = Duration::from_millis(5);
+    let echoed = stand
+        .guest
+        .run(|| udp::paced(server, 50, 1000, pace, WAIT))?;
+    expect(echoed.received == 50 && echoed.corrupt == 0, || {
+        format!("of 50 datagrams came back {echoed:?}")
+    })?;
+    let sent = census.finish(&stand.guest)?;
+    let (came, due) = (frames()? - before, sent.for_the_engine() + 2);
+    // A retransmitted SYN and a datagram before the flow was open are the engine's too.
+    expect(came >= due && came <= due + 4 && sent.data > 50, || {
+        format!("the engine got {came} frames, {due} being due; the guest sent {sent:?}")
+    })?;
+    Ok(format!(
+        "{said}; {came} frames to the engine, {} not",
+        sent.data
+    ))
+}
+
+/// What a rule denies is refused at once.
+fn refusal(stand: &Stand) -> Result<String> {
+    let to = stand.denied.address();
+    let took = stand.guest.run(|| tcp::expect_refused(to))?;
+    Ok(format!("by RST after {:.1} ms", took.as_secs_f64() * 1e3))
+}
+
+/// `slipgate flows` and `stats` know what passed.
+fn accounting(stand: &Stand) -> Result<String> {
+    let flows = stand.slipgate.flows()?;
+    let server = stand.streams.address().to_string();
+    let passed = |flow: &slipgate::FlowRow| flow.tx_bytes.max(flow.rx_bytes) > 4 << 20;
+    let bulk = flows
+        .iter()
+        .filter(|flow| flow.remote == server && passed(flow));
+    expect(bulk.count() == 2, || {
+        format!("`slipgate flows` shows {flows:?}")
+    })?;
+    let stats = stand.slipgate.stats()?;
+    let total = &stats["total"];
+    let number = |value: &serde_json::Value| value.as_u64().unwrap_or(u64::MAX);
+    let bytes = number(&total["kernel"]["tx_bytes"]);
+    expect(bytes > 4 << 20 && bytes < 8 << 20, || {
+        format!("`slipgate stats` shows {stats:#}")
+    })?;
+    let refused = number(&total["refused"]["rule"]);
+    let lost = number(&total["lost_after_redirect"]);
+    expect((refused, lost) == (1, 0), || {
+        format!("`slipgate stats` shows {stats:#}")
+    })?;
+    Ok(format!("{} flows, drops {}", flows.len(), total["drops"]))
+}
+
+/// A connection outlives both processes, and the next ones know it.
+fn adoption(stand: &mut Stand) -> Result<String> {
+    let to = stand.echo.address();
+    let mut stream = stand.guest.run(|| tcp::connect(to, WAIT))?;
+    let mut session = EchoSession::new(&mut stream);
+    session.round(1000)?;
+    stand.slipgate.kill_both()?;
+    for _ in 0..20 {
+        session.round(1000)?;
+    }
+    stand.slipgate = stand.slipgate.again()?;
+    session.round(1000)?;
+    let flows = stand.slipgate.flows()?;
+    let to = to.to_string();
+    let ours = flows
+        .iter()
+        .find(|flow| flow.remote == to && flow.proto == "tcp");
+    let counted = ours.is_some_and(|flow| flow.verdict == "fast" && flow.tx_bytes > 22_000);
+    expect(counted, || {
+        format!("afterwards `slipgate flows` shows {flows:?}")
+    })?;
+    let said = stand.traffic()?;
+    session.round(1000)?;
+    Ok(format!("{} flows kept; then {said}", flows.len()))
+}

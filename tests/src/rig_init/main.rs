@@ -1,0 +1,30 @@
+//! `slipgate-rig-init`: the init of the rig's machines. As process 1 it mounts, loads the modules,
+//! starts itself again for the checks, and ends the machine; the checks report by lines.
+//!
+//! ```text
+//! ok      NAME     TIME  WHAT WAS SEEN
+//! FAILED  NAME     TIME  WHY
+//! ```
+
+mod boot;
+mod checks;
+
+use std::{env, process::ExitCode};
+
+/// The argument that makes it the child of itself.
+const CHECKS: &str = "checks";
+
+fn main() -> ExitCode {
+    if env::args().nth(1).as_deref() == Some(CHECKS) {
+        let well = boot::given().unwrap_or_else(checks::run);
+        return match well {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        };
+    }
+    if std::process::id() != 1 {
+        eprintln!("slipgate-rig-init is the init of machines that the test `kernels` boots");
+        return ExitCode::FAILURE;
+    }
+    boot::run()
+}

@@ -1,0 +1,91 @@
+//! slipgate on the kernels that it supports, each booted by QEMU: the same binary, sandbox and
+//! programs, a guest's traffic, a kill -9. What is checked is in `src/rig_init/checks`.
+//!
+//! `SLIPGATE_RIG_RUN="PROGRAM ARGS"` runs a program of this machine there instead, with the files
+//! of `SLIPGATE_RIG_FILES=PATH:PATH` in their places.
+
+use std::{path::Path, time::Duration};
+
+use slipgate_testbed::{
+    rig::{COMMAND, Initramfs, Kernel, Machine},
+    skipped, slipgate,
+};
+
+/// What the checks use: devices, and the hooks before tcx.
+const MODULES: [&str; 4] = ["tun", "veth", "sch_ingress", "cls_bpf"];
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// As many as `src/rig_init/checks` makes: none may be left out in silence.
+const CHECKS: usize = 15;
+
+/// The oldest that is supported: no tcx, so it is clsact's.
+#[test]
+fn linux_6_1() {
+    works_on("6.1");
+}
+
+#[test]
+fn linux_6_12() {
+    works_on("6.12");
+}
+
+fn works_on(series: &str) {
+    let found = Machine::is_possible().and_then(|()| Kernel::find(series));
+    let kernel = match found {
+        Ok(kernel) => kernel,
+        Err(why) => return skipped!("{why}"),
+    };
+    let mut initramfs = Initramfs::new(env!("CARGO_BIN_EXE_slipgate-rig-init").as_ref()).unwrap();
+    initramfs.modules(&kernel, &MODULES).unwrap();
+    initramfs
+        .program_as("slipgate", &slipgate::binary().unwrap())
+        .unwrap();
+    initramfs.program(&on_path("ip")).unwrap();
+    let command = std::env::var("SLIPGATE_RIG_RUN").ok();
+    if let Some((program, args)) = command.as_deref().map(split) {
+        initramfs.program_as("given", program.as_ref()).unwrap();
+        initramfs.file(COMMAND, format!("/bin/given {args}").as_bytes());
+        let files = std::env::var("SLIPGATE_RIG_FILES").unwrap_or_default();
+        for path in files.split(':').filter(|path| !path.is_empty()) {
+            initramfs.file(path, &std::fs::read(path).unwrap());
+        }
+    }
+    let machine = Machine {
+        kernel: &kernel,
+        initramfs: &initramfs.finish(),
+        parameters: "",
+        timeout: TIMEOUT,
+    };
+    let ended = machine.run().unwrap();
+    println!("{}", ended.report);
+    println!("{}: {:.1} s", kernel.release(), ended.took.as_secs_f64());
+    assert!(
+        ended.well,
+        "{}: {}; the report:\n{}\nthe console:\n{}",
+        kernel.release(),
+        ended.how,
+        ended.report,
+        ended.console
+    );
+    if command.is_some() {
+        return;
+    }
+    let ok = ended
+        .report
+        .lines()
+        .filter(|line| line.starts_with("ok "))
+        .count();
+    assert_eq!(ok, CHECKS, "the report has other checks:\n{}", ended.report);
+}
+
+fn split(command: &str) -> (&str, &str) {
+    command.split_once(' ').unwrap_or((command, ""))
+}
+
+fn on_path(program: &str) -> std::path::PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(|folder| Path::new(folder).into()))
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file())
+        .unwrap_or_else(|| panic!("there is no program `{program}` here"))
+}

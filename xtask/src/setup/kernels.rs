@@ -1,0 +1,176 @@
+//! Other kernels than this machine's: Debian's cloud kernels, downloaded and unpacked into
+//! `target/kernels/SERIES`, never installed, and QEMU to boot them.
+//!
+//! A release of Debian has some of them. The others are in the neighbouring releases of the same
+//! archive, which are asked for with apt's lists in a folder of our own, so that this machine's
+//! sources stay as they are.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::apt;
+use crate::workspace::{Workspace, capture, on_path, say};
+
+/// Kernels by their first two numbers, and the release of Debian that is sure to have them.
+const KERNELS: [(&str, &str); 2] = [("6.1", "bookworm"), ("6.12", "trixie")];
+
+/// Programs that boot and unpack them, and their packages.
+const TOOLS: [(&str, &str); 2] = [
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("xz", "xz-utils"),
+];
+
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    KERNELS.iter().map(|(series, _)| *series)
+}
+
+pub(super) fn find_or_fetch(workspace: &Workspace) -> Result<()> {
+    if !cfg!(target_arch = "x86_64") {
+        bail!("the kernels are for x86-64");
+    }
+    let missing = |(program, _): &&(&str, &str)| on_path(program).is_none();
+    let packages: Vec<_> = TOOLS.iter().filter(missing).collect();
+    if !packages.is_empty() {
+        if !apt::is_here() {
+            let programs: Vec<_> = packages.iter().map(|(program, _)| *program).collect();
+            bail!("there is no {}: install it", programs.join(", no "));
+        }
+        let packages: Vec<_> = packages
+            .iter()
+            .map(|(_, package)| (*package).to_owned())
+            .collect();
+        apt::install(&packages)?;
+    }
+    let folder = workspace.kernels();
+    for (series, release) in KERNELS {
+        if !folder.join(series).is_dir() {
+            fetch(&folder, series, release)
+                .with_context(|| format!("could not fetch a Linux {series}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Leaves `folder/series` whole or not at all.
+fn fetch(folder: &Path, series: &str, release: &str) -> Result<()> {
+    if !apt::is_here() {
+        bail!("that takes apt, Debian's package manager");
+    }
+    fs::create_dir_all(folder).with_context(|| format!("could not make {}", folder.display()))?;
+    let scratch = tempfile::tempdir_in(folder)?;
+    let package = match Lists::of_this_machine().download(series, scratch.path()) {
+        Ok(package) => package,
+        Err(why) => {
+            say(format!("{why:#}; looking in Debian's {release}"));
+            Lists::of_release(release, scratch.path())?.download(series, scratch.path())?
+        }
+    };
+    let unpacked = scratch.path().join("unpacked");
+    capture(
+        Command::new("dpkg-deb")
+            .arg("-x")
+            .arg(&package)
+            .arg(&unpacked),
+    )?;
+    fs::rename(&unpacked, folder.join(series))?;
+    Ok(())
+}
+
+/// Package lists to look in: options for apt's programs.
+struct Lists(Vec<String>);
+
+impl Lists {
+    fn of_this_machine() -> Self {
+        Lists(Vec::new())
+    }
+
+    /// Fresh ones of another release, from the archive that this machine uses.
+    fn of_release(release: &str, scratch: &Path) -> Result<Self> {
+        let archive = capture(Command::new("apt-get").args([
+            "indextargets",
+            "--format",
+            "$(REPO_URI)",
+            "Origin: Debian",
+            "Created-By: Packages",
+        ]))?;
+        let archive = archive.lines().next().context(
+            "this machine's apt knows no archive of Debian's: see /etc/apt/sources.list.d",
+        )?;
+        let at = |name: &str| scratch.join(name);
+        for folder in ["lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(at(folder))?;
+        }
+        let signed = if Path::new(KEYRING).exists() {
+            format!("[signed-by={KEYRING}] ")
+        } else {
+            String::new()
+        };
+        fs::write(
+            at("sources.list"),
+            format!("deb {signed}{archive} {release} main\n"),
+        )?;
+        let option = |name: &str, value: &Path| format!("-o{name}={}", value.display());
+        let lists = Lists(vec![
+            option("Dir::Etc::SourceList", &at("sources.list")),
+            option("Dir::Etc::SourceParts", Path::new("-")),
+            option("Dir::State::Lists", &at("lists")),
+            option("Dir::Cache", &at("cache")),
+        ]);
+        capture(lists.apt("apt-get").arg("update"))?;
+        Ok(lists)
+    }
+
+    /// Downloads the newest kernel of that series into `into`.
+    fn download(&self, series: &str, into: &Path) -> Result<PathBuf> {
+        let listed = capture(
+            self.apt("apt-cache")
+                .args(["pkgnames", &format!("linux-image-{series}.")]),
+        )?;
+        let package = newest(&listed)
+            .with_context(|| format!("there is no cloud kernel {series} in apt's lists"))?;
+        say(format!("downloading the Debian package {package}"));
+        capture(
+            self.apt("apt-get")
+                .args(["download", package])
+                .current_dir(into),
+        )?;
+        let files = fs::read_dir(into)?.collect::<Result<Vec<_>, _>>()?;
+        files
+            .into_iter()
+            .map(|file| file.path())
+            .find(|file| file.extension().is_some_and(|extension| extension == "deb"))
+            .with_context(|| format!("apt-get left no {package} in {}", into.display()))
+    }
+
+    fn apt(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.arg("--quiet=2").args(&self.0);
+        command
+    }
+}
+
+/// The cloud kernel with the highest numbers in its name. Only the signed ones: each is there
+/// twice.
+fn newest(packages: &str) -> Option<&str> {
+    let numbers = |package: &&str| -> Vec<u64> {
+        package
+            .split(|character: char| !character.is_ascii_digit())
+            .filter_map(|digits| digits.parse().ok())
+            .collect()
+    };
+    packages
+        .lines()
+        .filter(|package| package.ends_with("-cloud-amd64"))
+        .max_by_key(numbers)
+}
+
+#[cfg(test)]
+#[path = "kernels_test.rs"]
+mod tests;
