@@ -162,7 +162,9 @@ impl Broker {
             }
             let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
             drop(fds);
-            if ready[0] && let Some(signal) = signals.read_signal()? {
+            if ready[0]
+                && let Some(signal) = signals.read_signal()?
+            {
                 if signal.ssi_signo != Signal::SIGHUP as u32 {
                     return Ok(self.attached.config.on_exit);
                 }
