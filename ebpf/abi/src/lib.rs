@@ -31,6 +31,7 @@ pub mod link;
 pub mod maps;
 pub mod portframe;
 pub mod segment;
+pub mod skb;
 pub mod slot;
 pub mod tcp;
 pub mod timeout;

@@ -22,5 +22,6 @@ pod!(
     VmCounters,
     maps::Meta,
     maps::Owner,
-    maps::RuleText
+    maps::RuleText,
+    skb::SkbLayout
 );

@@ -35,6 +35,7 @@
 pub mod attach;
 mod bpf;
 mod bpf_log;
+pub mod btf;
 pub mod device;
 mod error;
 pub mod host;

@@ -29,7 +29,7 @@ use aya::{
     Ebpf, EbpfLoader,
     programs::{Program as AyaProgram, ProgramError},
 };
-use slipgate_abi::{ABI_VERSION, maps as abi_maps};
+use slipgate_abi::{ABI_VERSION, maps as abi_maps, skb::SKB_LAYOUT};
 
 pub(crate) use self::build::BUILD_FILE;
 use self::build::{forget_build, is_this_build, keep_build, open_programs};
@@ -38,6 +38,7 @@ use crate::{
     attach::{self, Program},
     bpf,
     bpf_log::BpfLog,
+    btf,
     layout::{Kind, MapName},
     lock::FileLock,
     maps::{SharedMaps, check_pinned, open_pins},
@@ -236,7 +237,9 @@ fn whole_chunks(slots: u32) -> u32 {
 }
 
 fn load_object(paths: &Paths, logging: bool, slots: u32) -> Result<Ebpf> {
+    let skb = btf::skb_layout()?;
     let mut loader = EbpfLoader::new();
+    loader.override_global(SKB_LAYOUT, &skb, true);
     for map in MapName::ALL {
         loader.map_pin_path(map.name(), paths.pin(map.name()));
         loader.map_max_entries(map.name(), map.shape(slots).entries);

@@ -5,15 +5,25 @@ use aya_ebpf::{
         __sk_buff, BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NOT_FWDED, TC_ACT_REDIRECT,
         bpf_fib_lookup as bpf_fib_lookup_params,
     },
+    helpers::bpf_probe_read_kernel,
     helpers::generated::{
         bpf_check_mtu, bpf_fib_lookup, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh,
-        bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_pull_data,
+        bpf_skb_change_head, bpf_skb_pull_data,
     },
     programs::TcContext,
 };
 use slipgate_abi::{
     Ip4,
     segment::{self, Segments},
+    skb::SkbLayout,
+};
+
+/// Set by the loader.
+#[unsafe(no_mangle)]
+static SKB_LAYOUT: SkbLayout = SkbLayout {
+    csum_start: 0,
+    csum_offset: 0,
+    mac_header: 0,
 };
 
 /// The kernel refused.
@@ -127,12 +137,24 @@ impl Skb {
         if ret == 0 { Ok(()) } else { Err(Refused) }
     }
 
-    /// Cuts the frame; refused below what its checksum offload needs.
+    /// Where the kernel will store a partial checksum, bytes from the frame's start; negative
+    /// before it.
     #[inline(always)]
-    pub(crate) fn truncate(self, len: u32) -> Result<(), Refused> {
-        // SAFETY: a live context.
-        let ret = unsafe { bpf_skb_change_tail(self.0, len, 0) };
-        if ret == 0 { Ok(()) } else { Err(Refused) }
+    pub(crate) fn partial_checksum_place(self) -> Result<i32, Refused> {
+        // SAFETY: what the loader has set; volatile, for the compiler knows zeroes.
+        let layout = unsafe { (&raw const SKB_LAYOUT).read_volatile() };
+        let start = self.kernel_field(layout.csum_start)?;
+        let offset = self.kernel_field(layout.csum_offset)?;
+        let frame = self.kernel_field(layout.mac_header)?;
+        Ok(i32::from(start) + i32::from(offset) - i32::from(frame))
+    }
+
+    /// A field of the kernel's own struct, to which the context points when the program runs.
+    #[inline(always)]
+    fn kernel_field(self, offset: u32) -> Result<u16, Refused> {
+        let field = self.0.cast::<u8>().wrapping_add(offset as usize);
+        // SAFETY: the helper survives any address.
+        unsafe { bpf_probe_read_kernel(field.cast::<u16>()) }.map_err(|_| Refused)
     }
 
     /// The MTU of a device; `None` when it is gone.

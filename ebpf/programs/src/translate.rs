@@ -11,8 +11,8 @@
 //! only a lower bound is checked there: pointed at the IP header, the store would change the
 //! translated addresses behind our back. So a partial checksum from a guest must lie where its
 //! protocol has it, or after. Whether it is partial shows in the field: replacing a word outside
-//! the pseudo-header leaves it alone. Where it lies shows in `bpf_skb_change_tail`, which refuses
-//! to cut a frame below the end of the checksum's place.
+//! the pseudo-header leaves it alone. Where it lies no helper tells: the kernel's own struct does.
+//! (`bpf_skb_change_tail` refuses to cut the place off on some kernels, on others it does not.)
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use slipgate_abi::{Direction, DropReason, Ip4, Protocol, checksum};
 
@@ -149,11 +149,9 @@ fn checksum_at(skb: Skb, offset: usize) -> Result<u16, DropReason> {
 #[inline(always)]
 fn check_place(skb: Skb, packet: &Packet, offset: usize) -> Result<(), DropReason> {
     // ICMP has no pseudo-header, so nobody makes it partial; a zero UDP checksum means none.
-    // Cutting the frame by one byte less than the place needs succeeds only if the place is
-    // elsewhere, and then the frame is dropped.
     if packet.is_icmp()
         || (packet.is_udp() && packet.checksum == 0)
-        || skb.truncate(offset as u32 + 1).is_ok()
+        || skb.partial_checksum_place()? < offset as i32
     {
         return Err(DropReason::Malformed);
     }

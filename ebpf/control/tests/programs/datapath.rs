@@ -8,7 +8,7 @@ use aya::{
 };
 use slipgate_abi::{
     DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, Slot, SlotRef, TapEntry,
-    Tuple, Verdict, Vm, forward::DenyKey, tcp::TcpBits,
+    Tuple, Verdict, Vm, forward::DenyKey, skb::SKB_LAYOUT, tcp::TcpBits,
 };
 
 use crate::mapped::Mapped;
@@ -154,7 +154,9 @@ impl Datapath {
             return None;
         }
         let path = object();
+        let skb = slipgate_control::btf::skb_layout().expect("the kernel's BTF");
         let mut ebpf = EbpfLoader::new()
+            .override_global(SKB_LAYOUT, &skb, true)
             .map_max_entries("SLOTS", slots)
             .map_max_entries("FLOWS", slots * 2)
             .load_file(&path)
