@@ -105,7 +105,7 @@ pub(super) fn perform(rig: &mut Rig, tape: &mut Tape<'_>) {
         }
         what::FAULTS => {
             let mut some = || u32::from(tape.u8() % 4);
-            rig.kernel.borrow_mut().faults = Faults {
+            let faults = Faults {
                 insert_exists: some(),
                 insert_fails: some(),
                 remove_fails: some(),
@@ -114,6 +114,8 @@ pub(super) fn perform(rig: &mut Rig, tape: &mut Tape<'_>) {
                 port_ignores: false,
                 queue_len: 0,
             };
+            rig.failed_removals += faults.remove_fails as usize;
+            rig.kernel.borrow_mut().faults = faults;
         }
         what::BROKER => broker(rig, tape),
         what::RESTART => rig.start(),
