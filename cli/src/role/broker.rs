@@ -100,8 +100,17 @@ impl Broker {
         let socket = format!("{}.sock", attached.owner.row());
         let control = ControlServer::bind(&attached.datapath.paths().run_dir.join(socket), owner)?;
         let reserved_ports = bound_ports::bound(&attached.config.nat_ports);
-        let mut engine = EngineProcess::start(&attached, &reserved_ports, log)?;
-        let adopted = engine.await_ready(ENGINE_WITHIN)?;
+        let started = EngineProcess::start(&attached, &reserved_ports, log)
+            .and_then(|mut engine| Ok((engine.await_ready(ENGINE_WITHIN)?, engine)));
+        let (adopted, engine) = match started {
+            Ok(started) => started,
+            Err(e) => {
+                drop(control);
+                attached.give_up();
+                return Err(e);
+            }
+        };
+        attached.write_forwards()?;
         if attached.owner.adopted() {
             tracing::info!("took over {adopted} flows of a predecessor");
         }
@@ -195,6 +204,7 @@ impl Broker {
                 self.look_due = Instant::now() + LOOK_EVERY;
                 self.attached.keep_unrouted();
                 self.look_at_ports()?;
+                self.attached.look_at_guards();
             }
         }
     }

@@ -12,7 +12,7 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use slipgate_abi::{
-    DropReason, Ip4, VmRef,
+    DropReason, Ip4, Protocol, Tuple, VmRef,
     cell::{load32, load64, store64},
     forward::DenyKey,
     segment::Segments,
@@ -20,9 +20,12 @@ use slipgate_abi::{
 };
 
 use crate::{
-    drops, identity,
+    drops,
+    guest_egress::DNS_PORT,
+    identity::{self, same_network},
+    lookup,
     maps::{self, DENY, TAPS},
-    packet::{ETHERNET_LEN, Ethernet, Ipv4, ether_type},
+    packet::{ETHERNET_LEN, Ethernet, IPV4_LEN, Ipv4, L4, ether_type},
 };
 
 /// Denied packets that pass per window, so that the engine can answer them with RST or ICMP.
@@ -80,7 +83,7 @@ fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
     };
     // SAFETY: a live row whose identity is constant while its TAP is attached.
     let policy = unsafe { (*vm.as_ptr()).policy };
-    let (guest, ..) = identity::network(vm);
+    let (guest, gateway, prefix_len) = identity::network(vm);
     // DHCP is sent without an address; `guest_egress` looks closer.
     if source != guest && source != Ip4::UNSPECIFIED {
         return Some(DropReason::Spoofed);
@@ -93,7 +96,37 @@ fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
         },
     );
     DENY.get(&key)?;
+    let l4 = header::<L4>(ctx, ETHERNET_LEN + IPV4_LEN)?;
+    // SAFETY: `header` checked the bounds.
+    let (l4, protocol) = unsafe { (&*l4, (*ip).ttl_protocol.to_ne_bytes()[1]) };
+    // A deny rule is about new flows to the world: not about services of ours, and not about what
+    // was admitted all the same (a forward's answers).
+    if same_network(destination, gateway, prefix_len)
+        || u16::from_be(l4.ports[1]) == DNS_PORT
+        || lookup::is_guest_flow(&tuple_of(vm, source, destination, protocol, l4))
+    {
+        return None;
+    }
     (!allow_answer(vm)).then_some(DropReason::Denied)
+}
+
+/// The tuple of a packet without IP options; of one with options, some other.
+#[inline(always)]
+fn tuple_of(vm: VmRef, local: Ip4, remote: Ip4, protocol: u8, l4: &L4) -> Tuple {
+    let (local_port, remote_port) = if protocol == Protocol::Icmp as u8 {
+        (l4.rest[0], 0)
+    } else {
+        (l4.ports[0], l4.ports[1])
+    };
+    Tuple {
+        scope: load32(vm.id()),
+        local,
+        remote,
+        local_port: u16::from_be(local_port),
+        remote_port: u16::from_be(remote_port),
+        protocol,
+        pad: [0; 3],
+    }
 }
 
 /// Takes one of the window's allowance.

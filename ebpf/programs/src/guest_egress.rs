@@ -23,7 +23,8 @@ use crate::{
     way::way_of,
 };
 
-const DNS_PORT: u16 = 53;
+/// Every packet to it is the resolver's, whatever its address.
+pub(crate) const DNS_PORT: u16 = 53;
 const DHCP_SERVER_PORT: u16 = 67;
 const DHCP_CLIENT_PORT: u16 = 68;
 /// Shortest Ethernet frame without FCS, and with it: up to here a frame may be padded.

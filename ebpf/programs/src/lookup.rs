@@ -69,3 +69,9 @@ pub(crate) fn world_flow_by(tuple: &Tuple) -> Option<SlotRef> {
     let slot = slot_of(tuple)?;
     (slot.world_tuple() == *tuple).then_some(slot)
 }
+
+/// Whether a live flow has this tuple on its guest's link.
+#[inline(always)]
+pub(crate) fn is_guest_flow(tuple: &Tuple) -> bool {
+    slot_of(tuple).is_some_and(|slot| slot.guest_tuple() == *tuple)
+}

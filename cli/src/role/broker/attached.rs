@@ -122,7 +122,6 @@ impl Attached {
         attached.port.serve(&attached.datapath, hook)?;
         attached.open_vms()?;
         attached.write_denied()?;
-        attached.write_forwards()?;
         attached.attach_uplink()?;
         attached.refresh_next_hops()?;
         let local = attached.network_view().local;
@@ -201,7 +200,9 @@ impl Attached {
         Ok(())
     }
 
-    fn write_forwards(&self) -> anyhow::Result<()> {
+    /// Leads the world's first packets on forwarded ports to the engine. Their sockets are bound by
+    /// now: nobody else's port is taken.
+    pub(super) fn write_forwards(&self) -> anyhow::Result<()> {
         let forwards = &self.datapath.maps().forwards;
         let ours = |target: &ForwardTarget| self.vms.iter().any(|vm| vm.open.id == target.vm);
         forwards.remove_if(|_, target| ours(target))?;
@@ -327,6 +328,27 @@ impl Attached {
             self.config.nat_address,
             &self.config.network,
         )
+    }
+
+    /// Takes down what a start that failed has made. What a predecessor left stays: its flows go on.
+    pub(super) fn give_up(self) {
+        if self.owner.adopted() {
+            return;
+        }
+        if let Err(e) = self.detach() {
+            tracing::warn!("taking down what the start had made: {e:#}");
+        }
+    }
+
+    /// Puts the guard on TAPs whose VMM has turned segmentation off since, or takes it off.
+    pub(super) fn look_at_guards(&self) {
+        for vm in &self.vms {
+            if let Some(ifindex) = vm.tap_ifindex
+                && let Err(e) = xdp::guard(&self.datapath, &self.config, &vm.config.tap, ifindex)
+            {
+                tracing::debug!("the guard of {}: {e}", vm.config.tap);
+            }
+        }
     }
 
     /// Takes everything down: the engine has ended the flows by now. Whether the maps went too.

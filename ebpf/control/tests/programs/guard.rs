@@ -89,3 +89,28 @@ fn denied_destinations_pass_at_the_rate_that_is_answered() {
     assert!(datapath.guard(&frame));
     assert_eq!(datapath.vms.get(ROW).guard_passed, 1);
 }
+
+#[test]
+fn services_and_admitted_flows_are_not_denied() {
+    let mut datapath = loaded!();
+    datapath.deny(0, Ipv4Addr::UNSPECIFIED);
+    datapath.admit(Flow::new(Protocol::Tcp));
+    let question = Frame {
+        destination_port: 53,
+        ..Frame::tx(Protocol::Udp)
+    };
+    let to_gateway = Frame {
+        destination: GATEWAY,
+        ..Frame::tx(Protocol::Tcp)
+    };
+    for frame in [Frame::tx(Protocol::Tcp), question, to_gateway] {
+        assert!((0..200).all(|_| datapath.guard(&frame.bytes())));
+    }
+    assert_eq!(datapath.tally(), 0);
+    // The same destination by another port is a new flow.
+    let new = Frame {
+        source_port: 40_001,
+        ..Frame::tx(Protocol::Tcp)
+    };
+    assert!(!(0..1_000).all(|_| datapath.guard(&new.bytes())));
+}
