@@ -13,7 +13,8 @@ use slipgate_testbed::{
 
 /// What the checks use: devices, and the hooks before tcx.
 const MODULES: [&str; 4] = ["tun", "veth", "sch_ingress", "cls_bpf"];
-const TIMEOUT: Duration = Duration::from_secs(120);
+/// Several times what it takes: a machine under load emulates slowly.
+const TIMEOUT: Duration = Duration::from_secs(180);
 /// As many as `src/rig_init/checks` makes: none may be left out in silence.
 const CHECKS: usize = 15;
 

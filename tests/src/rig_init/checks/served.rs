@@ -31,8 +31,9 @@ pub(super) fn run(report: &mut Report) {
     report.check("doctor", || doctor(&stand));
     report.check("hook", || hook(&stand));
     report.check("engine confined", || confined(&mut stand));
-    report.check("services", || services(&stand));
+    // First of the traffic: nothing else is on its way to be counted.
     report.check("all in the kernel", || in_the_kernel(&stand));
+    report.check("services", || services(&stand));
     report.check("refusal", || refusal(&stand));
     report.check("flows and stats", || accounting(&stand));
     report.check("kill -9 and adoption", || adoption(&mut stand));
