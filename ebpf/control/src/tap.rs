@@ -56,7 +56,7 @@ pub struct EnginePort {
 }
 
 impl EnginePort {
-    /// Makes or reopens an owner's port. It is left down; [`EnginePort::serve`].
+    /// Makes or reopens an owner's port. A new one is left down; [`EnginePort::serve`].
     pub fn open(owner_row: u32) -> Result<Self> {
         let name = Self::name_for(owner_row);
         let fd = match open_queue(&name) {
@@ -96,9 +96,16 @@ impl EnginePort {
     }
 
     /// Attaches the port's program, and only then brings it up.
+    ///
+    /// One that a dead process left is up already, without a queue: the kernel took that away when
+    /// the descriptor was closed, and gives it back from a work queue some time after it is opened
+    /// again (`linkwatch_event`); until then what is redirected to it is lost. Brought up anew it
+    /// has its queue at once.
     pub fn serve(&self, datapath: &Datapath, hook: Hook) -> Result<()> {
         datapath.attach(Program::EnginePort, self.ifindex, hook)?;
-        Device::named(&self.name)?.set_up(true)
+        let device = Device::named(&self.name)?;
+        device.set_up(false)?;
+        device.set_up(true)
     }
 
     /// Removes an owner's port, when it is there and nobody has it open.
