@@ -6,7 +6,7 @@ use serde::Serialize;
 use slipgate_control::{NetworkWatch, host::HostFacts, probe};
 use userspace_nat::nat_ports::DEFAULT_RANGE;
 
-use crate::{args::DoctorArgs, show};
+use crate::{args::DoctorArgs, offloads::offers_tso, show};
 
 /// One thing that was looked at.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -47,7 +47,7 @@ impl Finding {
 }
 
 /// Capabilities that the broker needs, <linux/capability.h>.
-const NEEDED: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (39, "CAP_BPF")];
+const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
 
 /// Runs `slipgate doctor`. 0: everything needed is there.
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
@@ -82,7 +82,7 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
             None => finding,
         }
     }));
-    findings.push(uplink_found(uplink));
+    findings.extend(uplink_found(uplink));
     findings.extend(host());
     findings
 }
@@ -125,13 +125,15 @@ fn attached(pin_dir: &Path) -> Finding {
     Finding::ok(what, found)
 }
 
-fn uplink_found(given: Option<&str>) -> Finding {
+fn uplink_found(given: Option<&str>) -> Vec<Finding> {
     let what = "uplink";
     let watch = match NetworkWatch::open() {
         Ok(watch) => watch,
         Err(e) => {
-            return Finding::ok(what, e.to_string())
-                .with(State::Missing, "give the process netlink sockets");
+            return vec![
+                Finding::ok(what, e.to_string())
+                    .with(State::Missing, "give the process netlink sockets"),
+            ];
         }
     };
     let network = watch.network();
@@ -143,21 +145,37 @@ fn uplink_found(given: Option<&str>) -> Finding {
         (Some(link), _) => {
             let up = if link.up { "up" } else { "down" };
             let found = format!("{}, {up}, MTU {}", link.name, link.mtu);
-            if link.up {
+            let uplink = if link.up {
                 Finding::ok(what, found)
             } else {
                 let remedy = format!("bring it up: ip link set {} up", link.name);
                 Finding::ok(what, found).with(State::Missing, remedy)
-            }
+            };
+            vec![uplink, offloads(&link.name)]
         }
-        (None, Some(name)) => Finding::ok(what, format!("there is no device {name}")).with(
-            State::Missing,
-            "give --uplink a device that `ip link` shows",
-        ),
-        (None, None) => Finding::ok(what, "no default route").with(
+        (None, Some(name)) => vec![
+            Finding::ok(what, format!("there is no device {name}")).with(
+                State::Missing,
+                "give --uplink a device that `ip link` shows",
+            ),
+        ],
+        (None, None) => vec![Finding::ok(what, "no default route").with(
             State::Missing,
             "add a default route, or name the device that leads to the world with --uplink",
+        )],
+    }
+}
+
+/// Whether a guest's large frames leave the uplink whole.
+fn offloads(device: &str) -> Finding {
+    let what = "offloads";
+    match offers_tso(device) {
+        Ok(true) => Finding::ok(what, format!("{device} segments large frames itself")),
+        Ok(false) => Finding::ok(what, format!("{device} has no TCP segmentation")).with(
+            State::Note,
+            format!("the kernel cuts large frames for it; try: ethtool -K {device} tso on"),
         ),
+        Err(e) => Finding::ok(what, format!("{device} does not say: {e}")),
     }
 }
 

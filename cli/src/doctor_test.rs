@@ -17,8 +17,16 @@ fn a_report_says_what_is_missing_and_what_to_do() {
 
 #[test]
 fn an_uplink_that_is_not_there_is_named() {
-    let finding = uplink_found(Some("nosuchdev0"));
+    let finding = &uplink_found(Some("nosuchdev0"))[0];
     assert_eq!(finding.state, State::Missing);
     assert!(finding.found.contains("nosuchdev0"));
-    assert_ne!(uplink_found(Some("lo")).state, State::Missing);
+    assert_ne!(uplink_found(Some("lo"))[0].state, State::Missing);
+}
+
+#[test]
+fn an_uplink_s_offloads_are_told() {
+    let findings = uplink_found(Some("lo"));
+    assert_eq!(findings[1].what, "offloads");
+    // Loopback always has it.
+    assert_eq!(findings[1].state, State::Ok, "{:?}", findings[1]);
 }

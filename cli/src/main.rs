@@ -8,6 +8,7 @@ mod control_socket;
 mod doctor;
 mod host;
 mod log;
+mod offloads;
 mod role;
 mod sandbox;
 mod show;
