@@ -33,7 +33,7 @@ fn help_lists_what_there_is_and_hides_the_engine() {
         "--gateway <A>",
         "--prefix <N>",
         "--mtu <N>",
-        "--dns <A[:P]>",
+        "--dns <A[:P]|none>",
         "--default <DEFAULT>",
         "--allow <RULE>",
         "--deny <RULE>",
