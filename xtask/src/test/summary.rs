@@ -2,7 +2,8 @@
 //!
 //! A test that can't run here prints `skipped: <test>: <why>` to the real stderr and returns; to
 //! libtest it has passed, so it is taken from the passed ones. Tests marked `#[ignore]` count as
-//! skipped too. A suite that is started and gives no result has crashed, and counts as a failure.
+//! skipped too, unless their reason says that they are no tests of a run: measurements, and children
+//! that another test starts. A suite that is started and gives no result has crashed, and counts as a failure.
 
 use std::fmt;
 
@@ -28,6 +29,8 @@ struct Suite {
     results: Vec<LibtestResult>,
     /// `<test>: <why>`
     skips: Vec<String>,
+    /// Ignored ones that are no tests of a run.
+    aside: u32,
     failures: Vec<String>,
 }
 
@@ -58,6 +61,8 @@ impl Summary {
             suite.failures.push(failure.to_owned());
         } else if let Some(skip) = skip(line) {
             suite.skips.push(skip.to_owned());
+        } else if is_no_test(line) {
+            suite.aside += 1;
         }
     }
 
@@ -95,7 +100,7 @@ impl Suite {
         Count {
             passed: sum(|r| r.passed).saturating_sub(said),
             failed: sum(|r| r.failed) + u32::from(self.has_crashed()),
-            skipped: sum(|r| r.ignored) + said,
+            skipped: sum(|r| r.ignored).saturating_sub(self.aside) + said,
         }
     }
 
@@ -197,6 +202,12 @@ fn libtest_result(line: &str) -> Option<LibtestResult> {
 }
 
 /// `---- name stdout ----`, which heads the output of each failed test.
+/// Whether a line is of an ignored measurement or child: `test cost ... ignored, a measurement`.
+fn is_no_test(line: &str) -> bool {
+    line.split_once(" ... ignored, ")
+        .is_some_and(|(_, reason)| reason == "a measurement" || reason.starts_with("the child of "))
+}
+
 fn failure(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }

@@ -101,3 +101,17 @@ fn suites_not_run_by_cargo_count_too() {
             .contains("fuzz engine                     0       1        0     1.50\n")
     );
 }
+
+#[test]
+fn measurements_and_children_are_no_tests_of_a_run() {
+    let run = |reason| {
+        read(&format!(
+            "     Running unittests src/lib.rs (target/debug/deps/a-0123456789abcdef)
+test cost ... ignored, {reason}
+test result: ok. 1 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.10s"
+        ))
+    };
+    assert_eq!(run("a measurement").total(), count(1, 0, 0));
+    assert_eq!(run("the child of another").total(), count(1, 0, 0));
+    assert_eq!(run("flaky").total(), count(1, 0, 1));
+}
