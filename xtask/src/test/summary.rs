@@ -201,13 +201,13 @@ fn libtest_result(line: &str) -> Option<LibtestResult> {
     })
 }
 
-/// `---- name stdout ----`, which heads the output of each failed test.
 /// Whether a line is of an ignored measurement or child: `test cost ... ignored, a measurement`.
 fn is_no_test(line: &str) -> bool {
     line.split_once(" ... ignored, ")
         .is_some_and(|(_, reason)| reason == "a measurement" || reason.starts_with("the child of "))
 }
 
+/// `---- name stdout ----`, which heads the output of each failed test.
 fn failure(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
