@@ -16,7 +16,7 @@
 //! The grace ([`CLOSING_GRACE_NS`](slipgate_abi::timeout::CLOSING_GRACE_NS)) outlasts any program
 //! that read the verdict before it changed, so the counts read after it are final.
 //!
-//! Opening is in the order of DESIGN.md: slot filled, world tuple, guest tuple, verdict. A crash
+//! Opening is in this order: slot filled, world tuple, guest tuple, verdict. A crash
 //! anywhere leaves what [`adopt`] can tell apart: a free slot's tuples are dangling, a closing
 //! slot without tuples is to be recorded if its id is not in the log's tail.
 use std::collections::VecDeque;
