@@ -1,13 +1,16 @@
 //! A VM as tests of the services use it.
 use slipgate_abi::{DropCounters, VmCounters};
 
-use crate::{stats::VmStats, vm::VmNet};
+use crate::{
+    stats::VmStats,
+    vm::{VmNet, VmSpec},
+};
 
 /// 10.0.2.15/24 behind 10.0.2.2, whose MAC is not configured; counted in rows of its own.
 pub(crate) fn vm(id: u32) -> VmNet {
     let counters = Box::leak(Box::new(VmCounters::default()));
     let drops = Box::leak(Box::new(DropCounters::default()));
-    VmNet {
+    let spec = VmSpec {
         id,
         row: id as u16,
         name: format!("vm{id}"),
@@ -20,7 +23,7 @@ pub(crate) fn vm(id: u32) -> VmNet {
         mtu: 1500,
         max_flows: 100,
         new_flows_per_second: 100,
-        // SAFETY: the rows are leaked, so they stay.
-        stats: unsafe { VmStats::new(counters, drops) },
-    }
+    };
+    // SAFETY: the rows are leaked, so they stay.
+    VmNet::new(spec, unsafe { VmStats::new(counters, drops) })
 }

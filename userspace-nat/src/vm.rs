@@ -1,5 +1,8 @@
 //! What the engine's parts need to know of a VM.
-use std::net::Ipv4Addr;
+use std::{
+    net::Ipv4Addr,
+    ops::{Deref, DerefMut},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -8,35 +11,6 @@ use crate::stats::VmStats;
 /// A VM and its network, as the broker describes it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VmSpec {
-    /// See [`VmNet`].
-    pub id: u32,
-    /// See [`VmNet`].
-    pub row: u16,
-    /// See [`VmNet`].
-    pub name: String,
-    /// See [`VmNet`].
-    pub guest: Ipv4Addr,
-    /// See [`VmNet`].
-    pub gateway: Ipv4Addr,
-    /// See [`VmNet`].
-    pub dns: Ipv4Addr,
-    /// See [`VmNet`].
-    pub prefix_len: u8,
-    /// See [`VmNet`].
-    pub guest_mac: Option<[u8; 6]>,
-    /// See [`VmNet`].
-    pub gateway_mac: [u8; 6],
-    /// See [`VmNet`].
-    pub mtu: u16,
-    /// See [`VmNet`].
-    pub max_flows: u32,
-    /// See [`VmNet`].
-    pub new_flows_per_second: u32,
-}
-
-/// A VM and its network, as configured.
-#[derive(Clone, Debug)]
-pub struct VmNet {
     /// Its id, never reused.
     pub id: u32,
     /// Its row in `VMS`, `COUNTERS`, `DROPS`.
@@ -61,28 +35,34 @@ pub struct VmNet {
     pub max_flows: u32,
     /// Most flows admitted in a second.
     pub new_flows_per_second: u32,
+}
+
+/// A VM, its network, and where it is counted.
+#[derive(Clone, Debug)]
+pub struct VmNet {
+    spec: VmSpec,
     /// Where this VM is counted.
     pub stats: VmStats,
+}
+
+impl Deref for VmNet {
+    type Target = VmSpec;
+
+    fn deref(&self) -> &VmSpec {
+        &self.spec
+    }
+}
+
+impl DerefMut for VmNet {
+    fn deref_mut(&mut self) -> &mut VmSpec {
+        &mut self.spec
+    }
 }
 
 impl VmNet {
     /// From the broker's description and the rows where it is counted.
     pub fn new(spec: VmSpec, stats: VmStats) -> Self {
-        Self {
-            id: spec.id,
-            row: spec.row,
-            name: spec.name,
-            guest: spec.guest,
-            gateway: spec.gateway,
-            dns: spec.dns,
-            prefix_len: spec.prefix_len,
-            guest_mac: spec.guest_mac,
-            gateway_mac: spec.gateway_mac,
-            mtu: spec.mtu,
-            max_flows: spec.max_flows,
-            new_flows_per_second: spec.new_flows_per_second,
-            stats,
-        }
+        Self { spec, stats }
     }
 
     /// Whether an address is in the guest's own network.

@@ -155,13 +155,16 @@ fn take_of_the_dead(maps: &SharedMaps, paths: &Paths, row: u32) -> Result<Option
     let deadline = Instant::now() + ENGINE_DIES_WITHIN;
     loop {
         let lock = FileLock::take(&path)?;
-        let pid = maps.owner_pid(row);
-        let lives = Path::new("/proc").join(pid.to_string()).exists();
-        if lock.is_some() || lives || Instant::now() >= deadline {
+        if lock.is_some() || is_process(maps.owner_pid(row)) || Instant::now() >= deadline {
             return Ok(lock);
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Whether there is a process of this number.
+pub(crate) fn is_process(pid: u32) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
 }
 
 fn lock_path(paths: &Paths, row: u32) -> PathBuf {

@@ -5,7 +5,6 @@
 
 use std::{
     net::Ipv4Addr,
-    path::Path,
     sync::atomic::{
         AtomicU32,
         Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -17,7 +16,7 @@ use slipgate_abi::{TapEntry, VmRef, maps::MAX_VMS, vm::VmFlags};
 use crate::{
     Error, Result,
     maps::{Insert, InsertError, SharedMaps, fill_text, text_of},
-    owner::Owner,
+    owner::{Owner, is_process},
 };
 
 /// Size of `Vm::name`.
@@ -134,7 +133,7 @@ fn free_tap(maps: &SharedMaps, spec: &VmSpec, own: Option<u32>) -> Result<()> {
     }
     let owner = owner_of(maps, vm_row).unwrap_or(u32::MAX);
     let pid = maps.owner_pid(owner);
-    if pid != std::process::id() && Path::new("/proc").join(pid.to_string()).exists() {
+    if pid != std::process::id() && is_process(pid) {
         return Err(Error::TapInUse {
             name: spec.name.clone(),
             other: name_of(maps, vm_row).unwrap_or_default(),

@@ -159,7 +159,7 @@ impl<D: Datapath> Core<D> {
         if self.departed.len() >= MAX_VMS as usize {
             self.departed.pop_front();
         }
-        self.departed.push_back((id, vm.net.name));
+        self.departed.push_back((id, vm.net.name.clone()));
         true
     }
 
