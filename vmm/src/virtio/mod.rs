@@ -1,0 +1,5 @@
+//! Virtio devices (OASIS virtio 1.2), and their transport over PCI.
+mod device;
+pub mod net;
+
+pub use device::{ActivateError, Activation, EnabledQueue, Signals, VirtioDevice};
