@@ -1,3 +1,11 @@
 //! The built-in guest of `slipgate run`: a boot payload without an operating system.
+//!
+//! ```text
+//! workloads ──► platform (traits) ◄── machine + main (feature `image`): boot, traps, CPUs, clock
+//!                    ▲
+//!                    └── virtio ──► pci      the driver; runs in host tests over fakes
+//! ```
 #![cfg_attr(not(test), no_std)]
 extern crate alloc;
+
+pub mod platform;
