@@ -6,7 +6,7 @@ mod length;
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    bpf, setup,
+    bpf, guest, setup,
     workspace::{Workspace, capture, run, say},
 };
 
@@ -14,10 +14,11 @@ use crate::{
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     length::report(workspace)?;
-    let checks: [(&str, Check); 5] = [
+    let checks: [(&str, Check); 6] = [
         ("formatting", formatting),
         ("layers", layers::check),
         ("lints of the BPF programs", lint_programs),
+        ("lints of the built-in guest", guest::lint),
         ("lints of the workspace", lint_workspace),
         ("lints of the fuzz targets", lint_fuzz_targets),
     ];
@@ -58,7 +59,9 @@ fn formatting(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
+/// `cli` embeds the guest's image, and does not compile without.
 fn lint_workspace(workspace: &Workspace) -> Result<()> {
+    guest::build(workspace)?;
     run(workspace.cargo().args([
         "clippy",
         "--quiet",

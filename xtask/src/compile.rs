@@ -1,9 +1,9 @@
-//! `cargo xtask build`: the BPF object, then the binary that embeds it.
+//! `cargo xtask build`: the BPF object and the built-in guest, then the binary that embeds both.
 
 use anyhow::Result;
 
 use crate::{
-    bpf, setup,
+    bpf, guest, setup,
     workspace::{Workspace, run},
 };
 
@@ -13,6 +13,9 @@ pub(crate) struct Build {
     /// Only the BPF objects, target/bpf/slipgate.o and slipgate-log.o
     #[arg(long)]
     bpf_only: bool,
+    /// Only the built-in guest, target/guest/slipgate-guest
+    #[arg(long, conflicts_with = "bpf_only")]
+    guest_only: bool,
     /// The binary unoptimised, in target/debug
     #[arg(long)]
     debug: bool,
@@ -20,8 +23,13 @@ pub(crate) struct Build {
 
 /// Sets up what is missing and builds.
 pub(crate) fn build(workspace: &Workspace, what: &Build) -> Result<()> {
-    bpf::build(workspace, &setup::bpf(workspace)?)?;
-    if what.bpf_only {
+    if !what.guest_only {
+        bpf::build(workspace, &setup::bpf(workspace)?)?;
+    }
+    if !what.bpf_only {
+        guest::build(workspace)?;
+    }
+    if what.bpf_only || what.guest_only {
         return Ok(());
     }
     let mut cargo = workspace.cargo();

@@ -6,13 +6,14 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     bpf::{self, elf},
-    setup,
+    guest, setup,
     workspace::{Workspace, capture, run, rustc_version, say},
 };
 
 /// Builds `dist/slipgate` in the target folder and proves that it starts.
 pub(crate) fn dist(workspace: &Workspace) -> Result<()> {
     bpf::build(workspace, &setup::bpf(workspace)?)?;
+    guest::build(workspace)?;
     let host = rustc_version(workspace)?.host;
     // Naming the target keeps the flags away from build scripts and procedural macros, which
     // can't be linked statically. The C library is the host's own: its `libc.a` is there wherever

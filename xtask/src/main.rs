@@ -7,6 +7,7 @@ mod check;
 mod compile;
 mod dist;
 mod fuzz;
+mod guest;
 mod metadata;
 mod privilege;
 mod run;

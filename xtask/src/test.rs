@@ -17,14 +17,14 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    bpf, fuzz, metadata, privilege, setup,
+    bpf, fuzz, guest, metadata, privilege, setup,
     workspace::{Workspace, run, say},
 };
 
 /// Which tests, and whether to look after the machine first.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Test {
-    /// Take tools and BPF objects as they are
+    /// Take tools, BPF objects and the built-in guest as they are
     #[arg(long)]
     no_setup: bool,
     /// Only the tests of this crate (may be repeated)
@@ -50,6 +50,7 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         let toolchain = setup::bpf(workspace)?;
         setup::test_tools()?;
         bpf::build(workspace, &toolchain)?;
+        guest::build(workspace)?;
     }
     let members = metadata::packages(workspace, &workspace.root.join("Cargo.toml"))?;
     let members: Vec<&str> = members

@@ -46,6 +46,11 @@ impl Workspace {
         self.root.join("target/bpf")
     }
 
+    /// The built-in guest's folder. Always in the checkout: `cli` embeds it from there.
+    pub(crate) fn guest(&self) -> PathBuf {
+        self.root.join("target/guest")
+    }
+
     /// Tools that xtask builds for itself.
     pub(crate) fn tools(&self) -> PathBuf {
         self.root.join("target/tools")

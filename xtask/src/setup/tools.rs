@@ -6,7 +6,7 @@ use super::apt;
 use crate::workspace::on_path;
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 11] = [
+const TOOLS: [(&str, &str); 12] = [
     ("ip", "iproute2"),
     ("iperf3", "iperf3"),
     ("nft", "nftables"),
@@ -14,6 +14,7 @@ const TOOLS: [(&str, &str); 11] = [
     ("tcpdump", "tcpdump"),
     ("pasta", "passt"),
     ("slirp4netns", "slirp4netns"),
+    ("qemu-system-x86_64", "qemu-system-x86"),
     ("ethtool", "ethtool"),
     ("ping", "iputils-ping"),
     ("file", "file"),
