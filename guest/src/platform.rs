@@ -13,6 +13,11 @@
 //!     }
 //! }
 //! ```
+//! The image's `main` reads the command line into the workloads' `Shared`
+//! (`Shared::parse(command_line, cpus)`), runs the self-test first where it is asked for
+//! (`shared.selftest()`), then starts on every CPU
+//! `run(cpu, &platform, nic, &shared) -> u8`. What CPU 0 returns is the machine's exit status.
+//!
 //! A frame, a [`Platform::wake`] or a timer that comes between `arm` and `idle` makes `idle`
 //! return at once, so no wake-up is lost.
 
