@@ -1,0 +1,223 @@
+//! What the card counted, per queue pair.
+//!
+//! Each pair's counters have one writer, its worker, and lie on cache lines of their own.
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use serde::Serialize;
+
+/// A number that one thread counts up and any thread reads.
+#[derive(Debug, Default)]
+pub(super) struct Counter(AtomicU64);
+
+impl Counter {
+    /// Only the one writer may call this: it is no atomic addition.
+    pub(super) fn add(&self, more: u64) {
+        self.0
+            .store(self.get().wrapping_add(more), Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! drops {
+    ($($(#[$doc:meta])* $reason:ident = $name:literal),+ $(,)?) => {
+        /// Why a frame went no further. Each drop is counted under one reason.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum DropReason { $($(#[$doc])* $reason),+ }
+
+        impl DropReason {
+            /// All of them.
+            pub const ALL: &[DropReason] = &[$(DropReason::$reason),+];
+
+            /// Its name in reports.
+            pub fn name(self) -> &'static str {
+                match self { $(DropReason::$reason => $name),+ }
+            }
+        }
+    };
+}
+
+drops! {
+    /// From the guest: shorter than the virtio-net and Ethernet headers.
+    TxShort = "tx_short",
+    /// From the guest: longer than 65535 bytes behind the Ethernet header.
+    TxLong = "tx_long",
+    /// From the guest: in more pieces than one system call takes.
+    TxPieces = "tx_pieces",
+    /// From the guest: a checksum to be completed that was not negotiated, or lies outside the frame.
+    TxChecksum = "tx_checksum",
+    /// From the guest: a GSO type that is unknown or was not negotiated.
+    TxGsoType = "tx_gso_type",
+    /// From the guest: a GSO frame without checksum offload, segment size, or room for its headers.
+    TxGso = "tx_gso",
+    /// From the guest: headers longer than the frame.
+    TxHeaderLength = "tx_header_length",
+    /// From the guest: the TAP refused the frame as malformed (EINVAL).
+    TxRefused = "tx_refused",
+    /// From the guest: the TAP is down (EIO).
+    TxLinkDown = "tx_link_down",
+    /// From the guest: the queue's TAP descriptor is detached (EBADFD).
+    TxQueueOff = "tx_queue_off",
+    /// From the guest: the host had no memory for the frame.
+    TxNoMemory = "tx_no_memory",
+    /// From the guest: the TAP gave another error.
+    TxOther = "tx_other",
+    /// To the guest: its buffer is smaller than the frame, and buffers may not be merged.
+    RxBufferSize = "rx_buffer_size",
+    /// To the guest: all the buffers it has are smaller than the frame.
+    RxRingSize = "rx_ring_size",
+    /// To the guest: its filters (RX mode, MAC table) do not want it.
+    RxFiltered = "rx_filtered",
+    /// To the guest: the TAP gave less than the headers.
+    RxShort = "rx_short",
+    /// To the guest: in hand when the driver reset the device or turned the queue off.
+    RxReset = "rx_reset",
+}
+
+/// The counters of one queue pair. Traffic counts what arrived at the other end: the TAP, or the
+/// guest's buffers.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct PairCounters {
+    pub(super) tx_frames: Counter,
+    pub(super) tx_bytes: Counter,
+    pub(super) rx_frames: Counter,
+    pub(super) rx_bytes: Counter,
+    pub(super) rx_buffers: Counter,
+    pub(super) kicks: Counter,
+    pub(super) interrupts: Counter,
+    pub(super) interrupts_suppressed: Counter,
+    pub(super) syscalls: Counter,
+    pub(super) wakeups: Counter,
+    pub(super) rx_waits: Counter,
+    pub(super) tx_waits: Counter,
+    pub(super) rx_spilled_frames: Counter,
+    pub(super) rx_spilled_bytes: Counter,
+    pub(super) broken: Counter,
+    drops: [Counter; DropReason::ALL.len()],
+}
+
+impl PairCounters {
+    pub(super) fn dropped(&self, reason: DropReason) {
+        self.drops[reason as usize].add(1);
+    }
+
+    fn snapshot(&self) -> PairSnapshot {
+        let drops = DropReason::ALL
+            .iter()
+            .map(|reason| (reason.name(), self.drops[*reason as usize].get()));
+        PairSnapshot {
+            tx_frames: self.tx_frames.get(),
+            tx_bytes: self.tx_bytes.get(),
+            rx_frames: self.rx_frames.get(),
+            rx_bytes: self.rx_bytes.get(),
+            rx_buffers: self.rx_buffers.get(),
+            kicks: self.kicks.get(),
+            interrupts: self.interrupts.get(),
+            interrupts_suppressed: self.interrupts_suppressed.get(),
+            syscalls: self.syscalls.get(),
+            wakeups: self.wakeups.get(),
+            rx_waits: self.rx_waits.get(),
+            tx_waits: self.tx_waits.get(),
+            rx_spilled_frames: self.rx_spilled_frames.get(),
+            rx_spilled_bytes: self.rx_spilled_bytes.get(),
+            broken_rings: self.broken.get(),
+            drops: drops.collect(),
+        }
+    }
+}
+
+/// All that a card counts. It outlives resets.
+#[derive(Debug)]
+pub struct NetCounters {
+    pub(super) pairs: Vec<Arc<PairCounters>>,
+    pub(super) control: ControlCounters,
+}
+
+/// The control queue's.
+#[derive(Debug, Default)]
+pub(super) struct ControlCounters {
+    pub(super) commands: Counter,
+    pub(super) refused: Counter,
+    pub(super) broken: Counter,
+}
+
+impl NetCounters {
+    /// Counters at zero, for so many queue pairs.
+    pub fn new(pairs: usize) -> Arc<NetCounters> {
+        Arc::new(NetCounters {
+            pairs: (0..pairs).map(|_| Arc::default()).collect(),
+            control: ControlCounters::default(),
+        })
+    }
+
+    /// What they say now.
+    pub fn snapshot(&self) -> NetSnapshot {
+        NetSnapshot {
+            pairs: self.pairs.iter().map(|pair| pair.snapshot()).collect(),
+            control_commands: self.control.commands.get(),
+            control_refused: self.control.refused.get(),
+            control_broken_rings: self.control.broken.get(),
+        }
+    }
+}
+
+/// The card's counters at one time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NetSnapshot {
+    /// Per queue pair, in order.
+    pub pairs: Vec<PairSnapshot>,
+    /// Commands on the control queue.
+    pub control_commands: u64,
+    /// Of these, refused with VIRTIO_NET_ERR.
+    pub control_refused: u64,
+    /// How often the control queue's ring was found broken.
+    pub control_broken_rings: u64,
+}
+
+/// A queue pair's counters at one time. Bytes are those of frames, Ethernet header included,
+/// virtio-net header not; a GSO frame is one frame.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PairSnapshot {
+    /// Frames that the TAP took.
+    pub tx_frames: u64,
+    /// Their bytes.
+    pub tx_bytes: u64,
+    /// Frames that the guest was given.
+    pub rx_frames: u64,
+    /// Their bytes.
+    pub rx_bytes: u64,
+    /// Descriptor chains they took: above `rx_frames` when buffers were merged.
+    pub rx_buffers: u64,
+    /// Wakeups by a notification of the driver.
+    pub kicks: u64,
+    /// Interrupts sent.
+    pub interrupts: u64,
+    /// Times that something was used and the driver wanted no interrupt.
+    pub interrupts_suppressed: u64,
+    /// System calls of the worker, interrupts included.
+    pub syscalls: u64,
+    /// Times the worker slept and woke.
+    pub wakeups: u64,
+    /// Times that frames were left in the TAP as the guest had no buffers.
+    pub rx_waits: u64,
+    /// Times that frames were left in the ring as the TAP took no more.
+    pub tx_waits: u64,
+    /// Frames longer than expected, whose end was copied once more, by the VMM. All other frames
+    /// are copied once, by the kernel.
+    pub rx_spilled_frames: u64,
+    /// Bytes so copied.
+    pub rx_spilled_bytes: u64,
+    /// How often a ring was found broken, which ends in DEVICE_NEEDS_RESET.
+    pub broken_rings: u64,
+    /// Frames dropped, by [`DropReason::name`].
+    pub drops: BTreeMap<&'static str, u64>,
+}
