@@ -16,7 +16,10 @@ mod stand;
 use anyhow::Result;
 use slipgate_testbed::{GuestConfig, WorldConfig};
 
-pub(crate) use self::stand::{Link, Stand};
+pub(crate) use self::{
+    process::Scheduled,
+    stand::{Link, Stand},
+};
 use crate::conditions::Pinning;
 
 /// The contender that all are compared with.

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::contender::Stand;
+use crate::contender::{Scheduled, Stand};
 
 /// A reading: this thread's, and that of the process that decides about flows, if there is one.
 #[derive(Clone, Copy)]
 pub(crate) struct CpuTime {
     writer: Duration,
-    process: Option<Duration>,
+    process: Option<Scheduled>,
 }
 
 impl CpuTime {
@@ -21,25 +21,33 @@ impl CpuTime {
     pub(crate) fn now(stand: &Stand) -> Result<CpuTime> {
         Ok(CpuTime {
             writer: of_this_thread(),
-            process: stand.userspace_cpu_time()?,
+            process: stand.decider_scheduled()?,
         })
     }
 
     /// What both have used since.
     pub(crate) fn since(self, stand: &Stand) -> Result<Duration> {
         let now = CpuTime::now(stand)?;
-        // A thread that has ended takes its time with it.
-        let before = self.process.unwrap_or_default();
-        let process = now.process.unwrap_or_default().saturating_sub(before);
-        Ok(now.writer - self.writer + process)
+        let process = now.process_since(self).unwrap_or_default();
+        Ok(now.writer - self.writer + process.ran)
     }
 
-    /// What the process has used since, or the writer where there is no process.
-    pub(crate) fn decider_since(self, stand: &Stand) -> Result<Duration> {
+    /// What the process has had since, or the writer where there is no process.
+    pub(crate) fn decider_since(self, stand: &Stand) -> Result<Scheduled> {
         let now = CpuTime::now(stand)?;
-        Ok(match (now.process, self.process) {
-            (Some(now), Some(before)) => now.saturating_sub(before),
-            _ => now.writer - self.writer,
+        let writer = Scheduled {
+            ran: now.writer - self.writer,
+            waited: Duration::ZERO,
+        };
+        Ok(now.process_since(self).unwrap_or(writer))
+    }
+
+    /// A thread that has ended takes its time with it.
+    fn process_since(self, before: Self) -> Option<Scheduled> {
+        let (now, before) = self.process.zip(before.process)?;
+        Some(Scheduled {
+            ran: now.ran.saturating_sub(before.ran),
+            waited: now.waited.saturating_sub(before.waited),
         })
     }
 }

@@ -60,15 +60,20 @@ impl Plan {
     }
 
     fn round(&self, round: usize, cells: &mut Vec<Cell>) {
+        let set_up = |contender: &dyn Contender| {
+            let stand = contender.set_up(self.pinning)?;
+            stand.hold(true)?;
+            Ok(stand)
+        };
         let mut stands: Vec<Result<Stand>> = self
             .contenders
             .iter()
-            .map(|contender| contender.set_up(self.pinning))
+            .map(|contender| set_up(contender.as_ref()))
             .collect();
         for workload in &self.workloads {
             for (contender, stand) in self.contenders.iter().zip(&mut stands) {
                 let outcome = match stand {
-                    Ok(stand) => workload.run(stand, self.limits),
+                    Ok(stand) => measure(workload.as_ref(), stand, self.limits),
                     Err(error) => Err(anyhow::anyhow!("set-up: {error:#}")),
                 };
                 let outcome = outcome.map_err(|error| told_once(&error));
@@ -90,6 +95,14 @@ impl Plan {
             }
         }
     }
+}
+
+/// One contender goes on for the time of its measurement; the others stand still.
+fn measure(workload: &dyn Workload, stand: &Stand, limits: Limits) -> Result<Sample> {
+    stand.hold(false)?;
+    let outcome = workload.run(stand, limits);
+    stand.hold(true)?;
+    outcome
 }
 
 /// An error with its causes, but for those that its text has already.

@@ -97,19 +97,40 @@ pub(super) fn pin(pid: u32, cpu: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// CPU time of all threads of a process so far, user and system.
-pub(super) fn cpu_time(pid: u32) -> Result<Duration> {
-    let mut ns = 0;
+/// What all threads of a process have had of the CPUs so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Scheduled {
+    /// On a CPU, user and system.
+    pub(crate) ran: Duration,
+    /// Ready to run, while something else had the CPU.
+    pub(crate) waited: Duration,
+}
+
+/// Reads it.
+pub(super) fn scheduled(pid: u32) -> Result<Scheduled> {
+    let mut all = Scheduled::default();
     for thread in threads(pid)? {
-        // Its first field is the time on a CPU, ns (Documentation/scheduler/sched-stats.rst).
+        // Time on a CPU and time on a run queue, ns (Documentation/scheduler/sched-stats.rst).
         let path = format!("/proc/{pid}/task/{thread}/schedstat");
         let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-        let field = text.split_whitespace().next().unwrap_or_default();
-        ns += field
-            .parse::<u64>()
-            .with_context(|| format!("{path}: `{text}`"))?;
+        let mut fields = text.split_whitespace().map(str::parse);
+        let (Some(Ok(ran)), Some(Ok(waited))) = (fields.next(), fields.next()) else {
+            bail!("{path}: `{text}`");
+        };
+        all.ran += Duration::from_nanos(ran);
+        all.waited += Duration::from_nanos(waited);
     }
-    Ok(Duration::from_nanos(ns))
+    Ok(all)
+}
+
+/// Stops a process where it is, or lets it go on.
+pub(super) fn hold(pid: u32, held: bool) -> Result<()> {
+    let signal = if held { libc::SIGSTOP } else { libc::SIGCONT };
+    // SAFETY: numbers only; the process is a child of ours, or a child's, that was not waited for.
+    match unsafe { libc::kill(pid as i32, signal) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()).with_context(|| format!("signal process {pid}")),
+    }
 }
 
 fn threads(pid: u32) -> Result<Vec<u32>> {

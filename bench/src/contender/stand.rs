@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use slipgate_testbed::{GUEST_DEVICE, Guest, NetNs, Slipgate, World, frame::Mac};
 
-use super::process::{self, NatProcess};
+use super::process::{self, NatProcess, Scheduled};
 use crate::generator::Injector;
 
 const START_TIMEOUT: Duration = Duration::from_secs(5);
@@ -133,15 +133,27 @@ impl Stand {
         Ok(stats.transpose()?)
     }
 
-    /// CPU time of the process that decides about flows (slipgate's engine, pasta, slirp4netns).
-    pub(crate) fn userspace_cpu_time(&self) -> Result<Option<Duration>> {
+    /// The process that decides about flows: slipgate's engine, pasta, slirp4netns.
+    fn decider(&self) -> Option<u32> {
         let engine = self.slipgate.as_ref().map(|(_, engine)| *engine);
-        let pid = engine.or(self.process.as_ref().map(NatProcess::pid));
-        pid.map(process::cpu_time).transpose()
+        engine.or(self.process.as_ref().map(NatProcess::pid))
+    }
+
+    /// What that process has had of the CPUs so far.
+    pub(crate) fn decider_scheduled(&self) -> Result<Option<Scheduled>> {
+        self.decider().map(process::scheduled).transpose()
+    }
+
+    /// Stops that process while others are measured, or lets it go on: what it still has to do
+    /// (its queue, thousands of flows to look after) would be done at their cost.
+    pub(crate) fn hold(&self, held: bool) -> Result<()> {
+        self.decider()
+            .map_or(Ok(()), |pid| process::hold(pid, held))
     }
 
     /// Ends it in order, and says so when that fails.
     pub(crate) fn tear_down(mut self) -> Result<()> {
+        self.hold(false)?;
         if let Some((mut slipgate, _)) = self.slipgate.take() {
             let status = slipgate.stop()?;
             if !status.success() {

@@ -76,13 +76,19 @@ impl Workload for AdmitFlows {
         let seconds = offered.took.as_secs_f64();
         let rate = offered.arrived as f64 / seconds / 1e3;
         // What decides: the process, or the kernel in the writer's context.
-        let cpu = cpu.decider_since(stand)?.as_secs_f64();
+        let decider = cpu.decider_since(stand)?;
+        let cpu = decider.ran.as_secs_f64();
         let per_core = offered.arrived as f64 / cpu / 1e3;
         let [flows, core] = self.both();
         let mut sample = Sample::of(&[(flows.name, rate), (core.name, per_core)])
             .with("written", offered.written as f64)
             .with("arrived", offered.arrived as f64)
-            .with("decider_cpu_share", cpu / seconds);
+            .with("decider_cpu_share", cpu / seconds)
+            // Others had its CPU meanwhile: the rate by the clock is theirs too.
+            .with(
+                "decider_waited_share",
+                decider.waited.as_secs_f64() / seconds,
+            );
         if let (Some(before), Some(after)) = (admitted, self::admitted(stand)?) {
             sample = sample.with("admitted", (after - before) as f64);
         }
