@@ -8,4 +8,8 @@
 #![cfg_attr(not(test), no_std)]
 extern crate alloc;
 
+pub mod command;
+pub mod histogram;
+pub mod json;
+pub mod pattern;
 pub mod platform;

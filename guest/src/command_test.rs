@@ -1,0 +1,118 @@
+use alloc::{string::ToString, vec};
+
+use super::*;
+
+fn server(host: &str, port: u16) -> Server {
+    let host = match host.parse() {
+        Ok(address) => Host::Address(address),
+        Err(_) => Host::Name(host.into()),
+    };
+    Server { host, port }
+}
+
+#[test]
+fn every_workload_is_read() {
+    let line = " dns www.example.test.;ping 10.0.2.2 3; crr 10.1.0.2:80 1000 x2;\
+        crr a:7001 5; crr 10.1.0.2:7 9 echo ; rr 10.1.0.2:7 10 x3;\
+        stream 10.1.0.2:9 100000000 up; stream 10.1.0.2:9 1 down raw x2;\
+        flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; wait 0; selftest;;";
+    let target = || server("10.1.0.2", 9);
+    let connections = |server, count, at_once, exchange| Workload::Connections {
+        server,
+        count,
+        at_once,
+        exchange,
+    };
+    let stream = |bytes, direction, raw, at_once| Workload::Stream {
+        server: target(),
+        bytes,
+        direction,
+        raw,
+        at_once,
+    };
+    let flood = |frame_bytes, at_once| Workload::Flood {
+        server: target(),
+        count: 7,
+        frame_bytes,
+        at_once,
+    };
+    let read = parse(line).unwrap();
+    assert_eq!(read.address, None);
+    assert_eq!(
+        read.workloads,
+        vec![
+            Workload::Dns {
+                name: "www.example.test".into()
+            },
+            Workload::Ping {
+                host: Host::Address([10, 0, 2, 2].into()),
+                count: 3
+            },
+            connections(server("10.1.0.2", 80), 1000, 2, Exchange::Get),
+            connections(server("a", 7001), 5, 1, Exchange::Close),
+            connections(server("10.1.0.2", 7), 9, 1, Exchange::Echo),
+            Workload::RequestResponse {
+                server: server("10.1.0.2", 7),
+                count: 10,
+                at_once: 3
+            },
+            stream(100_000_000, Direction::Up, false, 1),
+            stream(1, Direction::Down, true, 2),
+            flood(64, 1),
+            flood(1500, 2),
+            Workload::Wait { ms: 0 },
+            Workload::SelfTest,
+        ]
+    );
+}
+
+#[test]
+fn an_address_of_its_own() {
+    let read = parse("address 10.0.2.15/24 10.0.2.2 10.0.2.3; wait 1").unwrap();
+    assert_eq!(
+        read.address,
+        Some(StaticAddress {
+            address: [10, 0, 2, 15].into(),
+            prefix: 24,
+            router: [10, 0, 2, 2].into(),
+            dns: Some([10, 0, 2, 3].into()),
+        })
+    );
+    assert_eq!(read.workloads.len(), 1);
+    assert_eq!(parse(" ; "), Ok(CommandLine::default()));
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let name = "a".repeat(64);
+    let cases = [
+        ("console=ttyS0", "`console=ttyS0` is no workload"),
+        ("wait 1; frob 2", "`frob` is no workload"),
+        ("dns", "a name is missing"),
+        ("dns a..b", "neither"),
+        (&*alloc::format!("dns {name}"), "neither"),
+        ("ping 10.0.0.1 0", "`0` is not how often"),
+        ("crr 10.0.0.1 5", "`10.0.0.1` is not HOST:PORT"),
+        ("crr 10.0.0.1:0 5", "is not HOST:PORT"),
+        ("crr 10.0.0.1:80 5 x0", "`x0` is not x1 to"),
+        ("crr 10.0.0.1:80 5 x9999", "`x9999` is not x1 to"),
+        ("crr 10.0.0.1:80 5 2", "`2` is one word too many"),
+        ("stream 10.0.0.1:80 5", "`up` or `down` is missing"),
+        (
+            "stream 10.0.0.1:80 5 sideways",
+            "is due where `sideways` is",
+        ),
+        ("stream 10.0.0.1:80 -5 up", "`-5` is not how many bytes"),
+        ("flood 10.0.0.1:80 5 59", "60 to 65535"),
+        ("flood 10.0.0.1:80 5 65536", "60 to 65535"),
+        ("wait 99999999999", "milliseconds"),
+        ("selftest now", "`now` is one word too many"),
+        ("address 10.0.2.15 10.0.2.2", "10.0.2.15/24"),
+        ("address 10.0.2.15/31 10.0.2.2", "10.0.2.15/24"),
+        ("wait 1; address 10.0.2.15/24 10.0.2.2", "first"),
+    ];
+    for (line, why) in cases {
+        let error = parse(line).unwrap_err();
+        assert!(error.to_string().contains(why), "{line}: {error}");
+    }
+}
