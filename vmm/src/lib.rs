@@ -8,7 +8,12 @@
 //!
 //! The library knows nothing of NAT, of policy, or of how its process is confined: it is handed
 //! descriptors, and calls [`ThreadSetup`] first on each thread that it starts.
+pub mod acpi;
+pub mod boot;
+pub mod cpuid;
 pub mod interrupt;
+pub mod layout;
+pub mod memory;
 pub mod pci;
 pub mod thread;
 pub mod virtio;

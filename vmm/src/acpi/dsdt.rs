@@ -1,0 +1,134 @@
+//! The differentiated description table, in AML: the PCI root and its windows, the devices that
+//! are not on PCI, and `_S5`.
+use acpi_tables::{
+    Aml,
+    aml::{
+        AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name,
+        ONE, Package, Path, ResourceTemplate, Scope, ZERO,
+    },
+    sdt::Sdt,
+};
+
+use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of};
+use crate::layout::{self, KEYBOARD_IRQ, SERIAL_IRQ, SLEEP_TYPE_S5, Window, ports};
+
+/// Length of a table's header.
+const HEADER: u32 = 36;
+/// From revision 2 on, integers have 64 bits.
+const REVISION: u8 = 2;
+
+pub(super) fn table(mmio64: Option<Window>) -> Sdt {
+    let mut table = Sdt::new(
+        *b"DSDT",
+        HEADER,
+        REVISION,
+        OEM_ID,
+        OEM_TABLE_ID,
+        OEM_REVISION,
+    );
+    for object in [system_bus(mmio64), power_off()] {
+        table.append_slice(&object);
+    }
+    table
+}
+
+/// `\_SB`
+fn system_bus(mmio64: Option<Window>) -> Vec<u8> {
+    let devices = [pci_root(mmio64), motherboard(), serial(), keyboard()];
+    Scope::raw("_SB_".into(), devices.concat())
+}
+
+/// `\_S5`: the sleep type that powers off.
+fn power_off() -> Vec<u8> {
+    bytes_of(&Name::new(
+        "_S5_".into(),
+        &Package::new(vec![&SLEEP_TYPE_S5, &ZERO]),
+    ))
+}
+
+fn pci_root(mmio64: Option<Window>) -> Vec<u8> {
+    let last_bus = u16::from(layout::LAST_BUS);
+    let buses = AddressSpace::new_bus_number(0, last_bus);
+    let config = IO::new(ports::PCI_ADDRESS, ports::PCI_ADDRESS, 1, 8);
+    let ports_below = AddressSpace::new_io(0, ports::PCI_ADDRESS - 1, None);
+    let ports_above = AddressSpace::new_io(0xD00u16, 0xFFFF, None);
+    let window32 = AddressSpace::new_memory(
+        AddressSpaceCacheable::NotCacheable,
+        true,
+        layout::MMIO32.start as u32,
+        (layout::MMIO32.end() - 1) as u32,
+        None,
+    );
+    let window64 = mmio64.map(|window| {
+        let last = window.end() - 1;
+        AddressSpace::new_memory(
+            AddressSpaceCacheable::NotCacheable,
+            true,
+            window.start,
+            last,
+            None,
+        )
+    });
+    let mut resources: Vec<&dyn Aml> = vec![&buses, &config, &ports_below, &ports_above, &window32];
+    if let Some(window64) = &window64 {
+        resources.push(window64);
+    }
+    bytes_of(&Device::new(
+        "PCI0".into(),
+        vec![
+            // A PCI Express root that also speaks CF8/CFC.
+            &Name::new("_HID".into(), &EISAName::new("PNP0A08")),
+            &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
+            &Name::new("_SEG".into(), &ZERO),
+            &Name::new("_BBN".into(), &ZERO),
+            &Name::new("_UID".into(), &ZERO),
+            // DMA is coherent; Linux asks on other machines than PCs only.
+            &Name::new("_CCA".into(), &ONE),
+            &Name::new("_CRS".into(), &ResourceTemplate::new(resources)),
+        ],
+    ))
+}
+
+/// Reserves ECAM (PCI Firmware specification 3.2, 4.1.2), sleep registers and exit port.
+fn motherboard() -> Vec<u8> {
+    let ecam = Memory32Fixed::new(true, layout::ECAM.start as u32, layout::ECAM.size as u32);
+    let sleep = IO::new(ports::SLEEP_CONTROL, ports::SLEEP_CONTROL, 1, 2);
+    let exit = IO::new(ports::EXIT, ports::EXIT, 1, 1);
+    bytes_of(&Device::new(
+        "MBRD".into(),
+        vec![
+            &Name::new("_HID".into(), &EISAName::new("PNP0C02")),
+            &Name::new("_UID".into(), &ZERO),
+            &Name::new(
+                "_CRS".into(),
+                &ResourceTemplate::new(vec![&ecam, &sleep, &exit]),
+            ),
+        ],
+    ))
+}
+
+fn serial() -> Vec<u8> {
+    let registers = IO::new(ports::SERIAL, ports::SERIAL, 1, 8);
+    legacy_device("COM1", "PNP0501", &[&registers], SERIAL_IRQ)
+}
+
+fn keyboard() -> Vec<u8> {
+    let data = IO::new(ports::I8042_DATA, ports::I8042_DATA, 1, 1);
+    let command = IO::new(ports::I8042_COMMAND, ports::I8042_COMMAND, 1, 1);
+    legacy_device("KBD_", "PNP0303", &[&data, &command], KEYBOARD_IRQ)
+}
+
+/// An ISA device: ports, and an interrupt that is edge-triggered and active high.
+fn legacy_device(name: &str, id: &str, registers: &[&dyn Aml], gsi: u32) -> Vec<u8> {
+    let interrupt = Interrupt::new(true, true, false, false, gsi);
+    let mut resources = registers.to_vec();
+    resources.push(&interrupt);
+    bytes_of(&Device::new(
+        Path::new(name),
+        vec![
+            &Name::new("_HID".into(), &EISAName::new(id)),
+            &Name::new("_UID".into(), &ZERO),
+            &Name::new("_CRS".into(), &ResourceTemplate::new(resources)),
+        ],
+    ))
+}

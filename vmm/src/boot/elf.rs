@@ -1,0 +1,161 @@
+//! ELF kernels: vmlinux, and anything with a PVH note.
+//!
+//! Segments go to their physical addresses. RAM that a segment has beyond its bytes in the file is
+//! zero already.
+use linux_loader::elf::{
+    EI_CLASS, EI_DATA, ELFCLASS64, ELFDATA2LSB, Elf64_Ehdr, Elf64_Nhdr, Elf64_Phdr, PT_LOAD,
+    PT_NOTE,
+};
+use vm_memory::ByteValued;
+
+use super::{
+    BootError, MAX_COMMAND_LINE, Placed, Protocol,
+    image::{Image, check_place},
+};
+use crate::{GuestMemory, layout::Window};
+
+/// EM_X86_64, e_machine.
+const X86_64: u16 = 62;
+/// ET_EXEC and ET_DYN, e_type.
+const EXECUTABLE: [u16; 2] = [2, 3];
+/// XEN_ELFNOTE_PHYS32_ENTRY.
+const PHYS32_ENTRY: u32 = 18;
+/// Notes are read up to this length; a Linux kernel's take a few hundred bytes.
+const MAX_NOTES: u64 = 64 << 10;
+/// The last address for an initrd: what x86-64 Linux says in a bzImage's `initrd_addr_max`.
+const INITRD_LAST: u64 = 0x7FFF_FFFF;
+
+pub(super) fn is_elf(image: &Image<'_>) -> bool {
+    let mut magic = [0; 4];
+    image.read_at(0, &mut magic, "the magic").is_ok() && magic == *b"\x7fELF"
+}
+
+pub(super) fn load(memory: &GuestMemory, image: &Image<'_>) -> Result<Placed, BootError> {
+    let header: Elf64_Ehdr = image.read(0, "the ELF header")?;
+    check_header(&header)?;
+    let mut segments: Vec<Window> = Vec::new();
+    let mut note_entry = None;
+    for index in 0..u64::from(header.e_phnum) {
+        let offset = header
+            .e_phoff
+            .saturating_add(index * size_of::<Elf64_Phdr>() as u64);
+        let segment: Elf64_Phdr = image.read(offset, "the program headers")?;
+        match segment.p_type {
+            PT_LOAD if segment.p_memsz > 0 => {
+                if segment.p_filesz > segment.p_memsz {
+                    return Err(BootError::Elf {
+                        what: "a segment larger in file than in memory",
+                    });
+                }
+                segments.push(check_place(memory, segment.p_paddr, segment.p_memsz)?);
+                image.copy_to(
+                    memory,
+                    segment.p_paddr,
+                    segment.p_offset,
+                    segment.p_filesz,
+                    "a segment",
+                )?;
+            }
+            PT_NOTE if note_entry.is_none() => note_entry = pvh_entry(image, &segment)?,
+            _ => {}
+        }
+    }
+    let start = segments.iter().map(|s| s.start).min();
+    let end = segments.iter().map(Window::end).max();
+    let (Some(start), Some(end)) = (start, end) else {
+        return Err(BootError::Elf {
+            what: "no segment to load",
+        });
+    };
+    let (protocol, which, entry) = match note_entry {
+        Some(entry) => (Protocol::Pvh, "PVH", entry),
+        None => (Protocol::Linux64, "ELF", header.e_entry),
+    };
+    if !segments.iter().any(|segment| segment.contains(entry)) {
+        return Err(BootError::Entry { which, entry });
+    }
+    Ok(Placed {
+        entry,
+        protocol,
+        taken: Window {
+            start,
+            size: end - start,
+        },
+        initrd_last: INITRD_LAST,
+        max_command_line: MAX_COMMAND_LINE,
+        header: None,
+    })
+}
+
+fn check_header(header: &Elf64_Ehdr) -> Result<(), BootError> {
+    let what = if header.e_ident[EI_CLASS] != ELFCLASS64 as u8 {
+        "a class other than 64-bit"
+    } else if header.e_ident[EI_DATA] != ELFDATA2LSB as u8 {
+        "big-endian data"
+    } else if header.e_machine != X86_64 {
+        "another machine's code"
+    } else if !EXECUTABLE.contains(&header.e_type) {
+        "a type that can't be started, such as an object file's"
+    } else if usize::from(header.e_phentsize) != size_of::<Elf64_Phdr>() {
+        "program headers of an unknown size"
+    } else {
+        return Ok(());
+    };
+    Err(BootError::Elf { what })
+}
+
+/// The PVH entry that a note segment names.
+fn pvh_entry(image: &Image<'_>, segment: &Elf64_Phdr) -> Result<Option<u64>, BootError> {
+    if segment.p_filesz > MAX_NOTES {
+        return Err(BootError::Elf {
+            what: "more notes than any kernel",
+        });
+    }
+    let mut notes = vec![0; segment.p_filesz as usize];
+    image.read_at(segment.p_offset, &mut notes, "a note segment")?;
+    // Linux pads its notes to four bytes, whatever alignment the linker gave to the segment; the
+    // ELF specification has eight where the segment says eight.
+    match find_note(&notes, 4) {
+        None if segment.p_align == 8 => find_note(&notes, 8),
+        found => found,
+    }
+    .map(entry_of)
+    .transpose()
+}
+
+/// What the note holds.
+fn find_note(mut notes: &[u8], align: usize) -> Option<&[u8]> {
+    loop {
+        let (head, rest) = notes.split_at_checked(size_of::<Elf64_Nhdr>())?;
+        let mut header = Elf64_Nhdr::default();
+        header.as_mut_slice().copy_from_slice(head);
+        let name_size = header.n_namesz as usize;
+        // The padding counts from the start of the note.
+        let described = (head.len() + name_size).next_multiple_of(align) - head.len();
+        let size = header.n_descsz as usize;
+        let name = rest.get(..name_size)?;
+        let description = rest.get(described..)?.get(..size)?;
+        if header.n_type == PHYS32_ENTRY && name == b"Xen\0" {
+            return Some(description);
+        }
+        notes = rest.get((described + size).next_multiple_of(align)..)?;
+    }
+}
+
+/// 32 bits, or a word of 64 as Linux writes it.
+fn entry_of(description: &[u8]) -> Result<u64, BootError> {
+    let entry = match description.len() {
+        4 => description
+            .try_into()
+            .map(u32::from_le_bytes)
+            .map(u64::from)
+            .ok(),
+        8 => description.try_into().map(u64::from_le_bytes).ok(),
+        _ => None,
+    };
+    entry
+        .filter(|&entry| u32::try_from(entry).is_ok())
+        .ok_or(BootError::Elf {
+            what: "a PVH note without a 32-bit entry",
+        })
+}

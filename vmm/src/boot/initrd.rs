@@ -1,0 +1,63 @@
+//! Where the initrd goes: as high as the kernel takes it, so that the kernel has room to unpack.
+use std::fs::File;
+
+use vm_memory::GuestAddress;
+
+use super::{
+    BootError, Placed,
+    image::{copy_file, file_size},
+};
+use crate::{
+    GuestMemory,
+    layout::{PAGE_SIZE, Window},
+    memory,
+};
+
+pub(super) fn load(
+    memory: &GuestMemory,
+    file: &File,
+    kernel: &Placed,
+) -> Result<Window, BootError> {
+    let size = file_size(file, "the initrd")?;
+    let place = place(
+        size,
+        kernel.taken,
+        kernel.initrd_last,
+        memory::low_end(memory),
+    )?;
+    copy_file(
+        memory,
+        GuestAddress(place.start),
+        file,
+        0,
+        size,
+        "the initrd",
+    )?;
+    Ok(place)
+}
+
+/// The highest whole pages below `low_end` and up to `last` that hold `size` bytes and are above
+/// the kernel.
+pub(super) fn place(
+    size: u64,
+    kernel: Window,
+    last: u64,
+    low_end: u64,
+) -> Result<Window, BootError> {
+    if size == 0 {
+        return Err(BootError::InitrdEmpty);
+    }
+    let limit = last.saturating_add(1).min(low_end) & !(PAGE_SIZE - 1);
+    let room = limit.saturating_sub(kernel.end().next_multiple_of(PAGE_SIZE));
+    if size > room {
+        return Err(BootError::InitrdSize {
+            bytes: size,
+            room,
+            limit,
+        });
+    }
+    Ok(Window {
+        start: (limit - size) & !(PAGE_SIZE - 1),
+        size,
+    })
+}

@@ -1,0 +1,186 @@
+//! What CPUID tells the guest: what KVM supports, with the machine's own topology.
+//!
+//! The machine has one package; each CPU is a core of one thread; APIC id and x2APIC id are the
+//! CPU's index. The performance counters are hidden: they are not virtualised here.
+//! Sources: Intel SDM 2A, CPUID; AMD APM 3, appendix E; Linux, Documentation/virt/kvm/api.rst.
+use kvm_bindings::{
+    CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2,
+};
+use kvm_ioctls::{Cap, Kvm};
+use thiserror::Error;
+
+/// Why there is no CPUID for the guest.
+#[derive(Debug, Error)]
+pub enum CpuidError {
+    /// KVM did not say what it supports.
+    #[error("asking KVM for its CPUID (KVM_GET_SUPPORTED_CPUID): {0}")]
+    Supported(kvm_ioctls::Error),
+    /// More entries than KVM takes.
+    #[error("{0} CPUID entries are more than KVM takes")]
+    Entries(usize),
+}
+
+/// What CPU `cpu` (from 0) of `cpus` is told.
+pub fn filtered(kvm: &Kvm, cpu: u8, cpus: u8) -> Result<CpuId, CpuidError> {
+    let supported = kvm
+        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(CpuidError::Supported)?;
+    // KVM reports this one as a capability, because its in-kernel APIC implements it.
+    let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
+    let entries = filter(supported.as_slice(), cpu, cpus, tsc_deadline);
+    CpuId::from_entries(&entries).map_err(|_| CpuidError::Entries(entries.len()))
+}
+
+/// How many bits a guest physical address has.
+pub fn physical_bits(cpuid: &CpuId) -> u8 {
+    let leaf = |function| {
+        cpuid
+            .as_slice()
+            .iter()
+            .find(|entry| entry.function == function)
+    };
+    match leaf(0x8000_0008) {
+        // GuestPhysAddrSize, where KVM says that fewer bits are mappable.
+        Some(entry) => match (entry.eax >> 16) as u8 {
+            0 => entry.eax as u8,
+            guest => guest.min(entry.eax as u8),
+        },
+        None => 36,
+    }
+}
+
+mod ecx1 {
+    pub(super) const PERF_CAPABILITIES: u32 = 1 << 15;
+    pub(super) const TSC_DEADLINE: u32 = 1 << 24;
+    pub(super) const HYPERVISOR: u32 = 1 << 31;
+}
+/// EBX of leaf 0: the first letters of AuthenticAMD and HygonGenuine.
+const AMD_VENDORS: [u32; 2] = [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"Hygo")];
+const EDX1_HTT: u32 = 1 << 28;
+/// CmpLegacy, AMD: the logical CPUs of a package are cores.
+const CMP_LEGACY: u32 = 1 << 1;
+/// Extended performance counters, AMD: core, north bridge, last-level cache.
+const AMD_COUNTERS: u32 = 1 << 23 | 1 << 24 | 1 << 28;
+
+/// Levels of leaf 0xB and 0x1F.
+const LEVEL_THREAD: u32 = 1;
+const LEVEL_CORE: u32 = 2;
+
+fn filter(
+    supported: &[kvm_cpuid_entry2],
+    cpu: u8,
+    cpus: u8,
+    tsc_deadline: bool,
+) -> Vec<kvm_cpuid_entry2> {
+    let first = supported
+        .iter()
+        .find(|e| e.function == 0)
+        .copied()
+        .unwrap_or_default();
+    let max_leaf = first.eax;
+    let amd = AMD_VENDORS.contains(&first.ebx);
+    let mut entries: Vec<_> = supported
+        .iter()
+        .copied()
+        .filter(|e| !is_replaced(e.function))
+        .collect();
+    for entry in &mut entries {
+        adjust(entry, cpu, cpus, tsc_deadline, amd);
+    }
+    for leaf in [0xB, 0x1F].into_iter().filter(|&leaf| leaf <= max_leaf) {
+        entries.extend(topology(leaf, cpu, cpus));
+    }
+    entries
+}
+
+/// Leaves that describe the host's topology, to be written anew or left out.
+fn is_replaced(function: u32) -> bool {
+    matches!(function, 0xB | 0x1F | 0x8000_0026)
+}
+
+fn adjust(entry: &mut kvm_cpuid_entry2, cpu: u8, cpus: u8, tsc_deadline: bool, amd: bool) {
+    let many = cpus > 1;
+    let set = |register: &mut u32, bits: u32, on: bool| {
+        *register = if on {
+            *register | bits
+        } else {
+            *register & !bits
+        };
+    };
+    match entry.function {
+        0x1 => {
+            // Cache line flush size stays in bits 8 to 15.
+            entry.ebx = entry.ebx & 0xFFFF | u32::from(cpus) << 16 | u32::from(cpu) << 24;
+            entry.ecx |= ecx1::HYPERVISOR;
+            entry.ecx &= !ecx1::PERF_CAPABILITIES;
+            set(&mut entry.ecx, ecx1::TSC_DEADLINE, tsc_deadline);
+            set(&mut entry.edx, EDX1_HTT, many);
+        }
+        // Intel's caches; a level of 0 ends the list.
+        0x4 if entry.eax & 0x1F != 0 => {
+            let level = entry.eax >> 5 & 7;
+            let sharing = if level >= 3 { id_space(cpus) - 1 } else { 0 };
+            let cores = id_space(cpus) - 1;
+            entry.eax = entry.eax & 0x3FFF | sharing << 14 | cores << 26;
+        }
+        // Performance counters, Intel and AMD.
+        0xA | 0x8000_0022 => {
+            (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
+        }
+        0x8000_0001 => {
+            set(&mut entry.ecx, AMD_COUNTERS, false);
+            set(&mut entry.ecx, CMP_LEGACY, many && amd);
+        }
+        // Number of cores, and how many bits of the APIC id number them (AMD).
+        0x8000_0008 if amd => {
+            entry.ecx = entry.ecx & !0xF0FF | u32::from(cpus - 1) | id_bits(cpus) << 12;
+        }
+        // AMD's caches.
+        0x8000_001D if entry.eax & 0x1F != 0 => {
+            let sharing = if entry.eax >> 5 & 7 >= 3 {
+                u32::from(cpus) - 1
+            } else {
+                0
+            };
+            entry.eax = entry.eax & 0x3FFF | sharing << 14;
+        }
+        // AMD: extended APIC id; one thread per core; one node.
+        0x8000_001E => {
+            (entry.eax, entry.ebx, entry.ecx, entry.edx) = (cpu.into(), cpu.into(), 0, 0);
+        }
+        _ => {}
+    }
+}
+
+/// The x2APIC id, and the levels: one thread per core, all cores in the package.
+fn topology(leaf: u32, cpu: u8, cpus: u8) -> [kvm_cpuid_entry2; 3] {
+    let level = |index, shift, count, kind: u32| kvm_cpuid_entry2 {
+        function: leaf,
+        index,
+        flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
+        eax: shift,
+        ebx: count,
+        ecx: index | kind << 8,
+        edx: cpu.into(),
+        ..Default::default()
+    };
+    [
+        level(0, 0, 1, LEVEL_THREAD),
+        level(1, id_bits(cpus), cpus.into(), LEVEL_CORE),
+        level(2, 0, 0, 0),
+    ]
+}
+
+/// Bits of an APIC id that number the CPUs of a package.
+fn id_bits(cpus: u8) -> u32 {
+    u32::from(cpus).next_power_of_two().trailing_zeros()
+}
+
+/// APIC ids that a package has room for.
+fn id_space(cpus: u8) -> u32 {
+    1 << id_bits(cpus)
+}
+
+#[cfg(test)]
+#[path = "cpuid_test.rs"]
+mod tests;
