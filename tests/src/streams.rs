@@ -165,6 +165,11 @@ pub(crate) fn drain(stream: &mut impl Read) -> io::Result<u64> {
     }
 }
 
+/// As `sha256sum` prints it.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 fn wrong(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }

@@ -23,14 +23,24 @@ pub struct Initramfs {
 impl Initramfs {
     /// With `program` as its init.
     pub fn new(program: &Path) -> Result<Self> {
-        let mut this = Initramfs {
-            archive: Archive::new(),
-        };
-        for folder in MOUNT_POINTS {
-            this.archive.folder(folder);
-        }
+        let mut this = Self::empty();
         this.add("/init", program)?;
         Ok(this)
+    }
+
+    /// With a script as its init.
+    pub fn with_script(script: &str) -> Self {
+        let mut this = Self::empty();
+        this.archive.program("/init", script.as_bytes());
+        this
+    }
+
+    fn empty() -> Self {
+        let mut archive = Archive::new();
+        for folder in MOUNT_POINTS {
+            archive.folder(folder);
+        }
+        Initramfs { archive }
     }
 
     /// A program of this machine as `/bin/NAME`, with all that it is linked against.
@@ -47,6 +57,11 @@ impl Initramfs {
     /// [`Initramfs::program`] under another name.
     pub fn program_as(&mut self, name: &str, program: &Path) -> Result<()> {
         self.add(&format!("/bin/{name}"), program)
+    }
+
+    /// A program as it is, at a path of its own.
+    pub fn program_file(&mut self, path: &str, contents: &[u8]) {
+        self.archive.program(path, contents);
     }
 
     /// A file.

@@ -9,10 +9,12 @@ use std::{
 };
 
 use super::{EXIT_PORT, Kernel, WELL};
-use crate::error::{Error, Result, Tried, checked};
+use crate::{
+    error::{Error, Result, Tried, checked},
+    netns::NetNs,
+};
 
 const QEMU: &str = "qemu-system-x86_64";
-const MEMORY_MIB: &str = "768";
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A machine to be started.
@@ -25,6 +27,36 @@ pub struct Machine<'a> {
     pub parameters: &'a str,
     /// How long it may run.
     pub timeout: Duration,
+    /// What it is made of.
+    pub hardware: Hardware<'a>,
+}
+
+/// The emulated machine beside its kernel.
+#[derive(Clone, Debug)]
+pub struct Hardware<'a> {
+    /// Virtual CPUs. With several, kernels of 6.12 and later now and then oops under TCG while code
+    /// is patched; 6.1 does not.
+    pub cpus: u8,
+    /// QEMU's model of them.
+    pub cpu_model: &'a str,
+    /// Memory.
+    pub memory_mib: u32,
+    /// More of QEMU's arguments: devices.
+    pub devices: &'a [String],
+    /// The network namespace that QEMU runs in.
+    pub namespace: Option<&'a NetNs>,
+}
+
+impl Default for Hardware<'_> {
+    fn default() -> Self {
+        Hardware {
+            cpus: 1,
+            cpu_model: "max",
+            memory_mib: 768,
+            devices: &[],
+            namespace: None,
+        }
+    }
 }
 
 /// How it ended.
@@ -32,6 +64,8 @@ pub struct Machine<'a> {
 pub struct Ended {
     /// Whether it said [`WELL`].
     pub well: bool,
+    /// Whether it turned itself off.
+    pub powered_off: bool,
     /// QEMU's exit status, or that it was killed.
     pub how: String,
     /// What was written to the report.
@@ -69,10 +103,11 @@ impl Machine<'_> {
         let (initramfs, console, report) = (at("initramfs"), at("console"), at("report"));
         fs::write(&initramfs, self.initramfs).tried("write the initramfs")?;
         let started = Instant::now();
-        let mut qemu = self
-            .command(&initramfs, &console, &report)
-            .spawn()
-            .tried(format!("start {QEMU}"))?;
+        let command = self.command(&initramfs, &console, &report);
+        let mut qemu = match self.hardware.namespace {
+            Some(namespace) => namespace.spawn(command)?,
+            None => spawn(command).tried(format!("start {QEMU}"))?,
+        };
         let status = wait(&mut qemu, started + self.timeout).tried(format!("wait for {QEMU}"))?;
         let took = started.elapsed();
         let read = |path: &PathBuf| {
@@ -81,6 +116,7 @@ impl Machine<'_> {
         };
         Ok(Ended {
             well: status == Some(i32::from(WELL) * 2 + 1),
+            powered_off: status == Some(0),
             how: match status {
                 Some(status) => format!("QEMU ended with {status}"),
                 None => format!("killed after {:.0} s", took.as_secs_f64()),
@@ -93,17 +129,13 @@ impl Machine<'_> {
 
     fn command(&self, initramfs: &Path, console: &Path, report: &Path) -> Command {
         let mut qemu = Command::new(QEMU);
-        // One CPU: with several, kernels of 6.12 and later now and then oops under TCG while code
-        // is patched.
-        qemu.args(["-M", "q35", "-accel", "tcg", "-cpu", "max", "-smp", "1"])
-            .args([
-                "-m",
-                MEMORY_MIB,
-                "-nodefaults",
-                "-display",
-                "none",
-                "-no-reboot",
-            ])
+        let hardware = &self.hardware;
+        qemu.args(["-M", "q35", "-accel", "tcg,thread=multi", "-nodefaults"])
+            .args(["-cpu", hardware.cpu_model])
+            .args(["-smp", &hardware.cpus.to_string()])
+            .args(["-m", &hardware.memory_mib.to_string()])
+            .args(["-display", "none", "-no-reboot"])
+            .args(hardware.devices)
             .arg("-kernel")
             .arg(self.kernel.image())
             .arg("-initrd")
@@ -122,14 +154,19 @@ impl Machine<'_> {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::inherit());
-        let die_with_us = || {
-            // SAFETY: prctl with numbers only, allowed between fork and exec.
-            checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }).map(drop)
-        };
-        // SAFETY: the closure makes one system call: no allocation, no lock.
-        unsafe { qemu.pre_exec(die_with_us) };
         qemu
     }
+}
+
+/// Starts it so that it dies with this process.
+fn spawn(mut qemu: Command) -> io::Result<Child> {
+    let die_with_us = || {
+        // SAFETY: prctl with numbers only, allowed between fork and exec.
+        checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }).map(drop)
+    };
+    // SAFETY: the closure makes one system call: no allocation, no lock.
+    unsafe { qemu.pre_exec(die_with_us) };
+    qemu.spawn()
 }
 
 /// Its exit status; `None` when it was killed at the deadline.

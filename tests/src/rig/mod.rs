@@ -4,21 +4,24 @@
 //! ```text
 //!  Kernel      one that `cargo xtask setup` unpacked, and its modules in the order they load
 //!  Initramfs   programs with the libraries they need, files, folders: uncompressed cpio
+//!  Client      an initramfs that is a Linux client: Debian's busybox, and a script as its init
 //!  Machine     QEMU under TCG: console to one file, the report to another, a status at the end
 //! ```
 //!
 //! What runs inside says lines on the second serial port ([`REPORT_DEVICE`]) and ends the machine
 //! through [`EXIT_PORT`]. A kernel that panics ends it too: reboot is off.
 
+mod client;
 mod cpio;
 mod initramfs;
 mod kernel;
 mod machine;
 
+pub use client::{Client, ClientReport, ClientServers};
 pub use cpio::Archive;
 pub use initramfs::{Initramfs, MODULES};
 pub use kernel::{Kernel, Module};
-pub use machine::{Ended, Machine};
+pub use machine::{Ended, Hardware, Machine};
 
 /// The serial port that the report is written to.
 pub const REPORT_DEVICE: &str = "/dev/ttyS1";

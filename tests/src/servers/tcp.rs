@@ -9,12 +9,14 @@ use std::{
     },
 };
 
+use sha2::{Digest, Sha256};
+
 use super::Running;
 use crate::{
     error::{Result, Tried, checked},
     netns::NetNs,
     pattern::Pattern,
-    streams::{BUFFER, Order, Receipt, drain, pour, receive, send},
+    streams::{BUFFER, Order, Receipt, drain, hexadecimal, pour, receive, send},
 };
 
 /// What a TCP server does with a connection.
@@ -25,6 +27,9 @@ pub enum TcpService {
     /// Takes an order for a stream of predictable bytes, either way: see
     /// [`crate::clients::tcp::download`] and [`upload`](crate::clients::tcp::upload).
     Streams,
+    /// Takes what comes until the client ends, and answers with its SHA-256 in hexadecimal digits
+    /// and a newline: for clients that know no orders.
+    Digest,
     /// Closes at once, in the accepting thread: the far end of connect-close measurements.
     Close,
     /// Accepts and holds, reading nothing.
@@ -173,6 +178,11 @@ fn serve(stream: &TcpStream, service: &TcpService) -> io::Result<()> {
                     len => stream.write_all(&buffer[..len])?,
                 }
             }
+        }
+        TcpService::Digest => {
+            let mut digest = Sha256::new();
+            io::copy(&mut stream, &mut digest)?;
+            writeln!(stream, "{}", hexadecimal(&digest.finalize()))
         }
         TcpService::Streams => match Order::read(&mut stream)? {
             Order::Send { len, seed } => {

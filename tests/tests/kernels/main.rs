@@ -4,10 +4,12 @@
 //! `SLIPGATE_RIG_RUN="PROGRAM ARGS"` runs a program of this machine there instead, with the files
 //! of `SLIPGATE_RIG_FILES=PATH:PATH` in their places.
 
+mod client;
+
 use std::{path::Path, time::Duration};
 
 use slipgate_testbed::{
-    rig::{COMMAND, Initramfs, Kernel, Machine},
+    rig::{COMMAND, Hardware, Initramfs, Kernel, Machine},
     skipped, slipgate,
 };
 
@@ -55,6 +57,7 @@ fn works_on(series: &str) {
         initramfs: &initramfs.finish(),
         parameters: "",
         timeout: TIMEOUT,
+        hardware: Hardware::default(),
     };
     let ended = machine.run().unwrap();
     println!("{}", ended.report);

@@ -1,5 +1,5 @@
 //! Other kernels than this machine's: Debian's cloud kernels, downloaded and unpacked into
-//! `target/kernels/SERIES`, never installed, and QEMU to boot them.
+//! `target/kernels/SERIES`, never installed, a busybox for what boots on them, and QEMU to boot them.
 //!
 //! A release of Debian has some of them. The others are in the neighbouring releases of the same
 //! archive, which are asked for with apt's lists in a folder of our own, so that this machine's
@@ -18,6 +18,9 @@ use crate::workspace::{Workspace, capture, on_path, say};
 
 /// Kernels by their first two numbers, and the release of Debian that is sure to have them.
 const KERNELS: [(&str, &str); 2] = [("6.1", "bookworm"), ("6.12", "trixie")];
+
+/// All that a Linux guest has besides its kernel: one program without libraries.
+const BUSYBOX: &str = "busybox-static";
 
 /// Programs that boot and unpack them, and their packages.
 const TOOLS: [(&str, &str); 2] = [
@@ -55,31 +58,49 @@ pub(super) fn find_or_fetch(workspace: &Workspace) -> Result<()> {
                 .with_context(|| format!("could not fetch a Linux {series}"))?;
         }
     }
+    if !folder.join("busybox").is_dir() {
+        fetch_busybox(&folder).context("could not fetch busybox")?;
+    }
     Ok(())
 }
 
-/// Leaves `folder/series` whole or not at all.
+fn fetch_busybox(folder: &Path) -> Result<()> {
+    let scratch = scratch_in(folder)?;
+    let package = Lists::of_this_machine().download(BUSYBOX, scratch.path())?;
+    unpack(&package, scratch.path(), &folder.join("busybox"))
+}
+
 fn fetch(folder: &Path, series: &str, release: &str) -> Result<()> {
+    let scratch = scratch_in(folder)?;
+    let package = match Lists::of_this_machine().download_kernel(series, scratch.path()) {
+        Ok(package) => package,
+        Err(why) => {
+            say(format!("{why:#}; looking in Debian's {release}"));
+            Lists::of_release(release, scratch.path())?.download_kernel(series, scratch.path())?
+        }
+    };
+    unpack(&package, scratch.path(), &folder.join(series))
+}
+
+/// A folder beside what is to be, so that it can be moved there.
+fn scratch_in(folder: &Path) -> Result<tempfile::TempDir> {
     if !apt::is_here() {
         bail!("that takes apt, Debian's package manager");
     }
     fs::create_dir_all(folder).with_context(|| format!("could not make {}", folder.display()))?;
-    let scratch = tempfile::tempdir_in(folder)?;
-    let package = match Lists::of_this_machine().download(series, scratch.path()) {
-        Ok(package) => package,
-        Err(why) => {
-            say(format!("{why:#}; looking in Debian's {release}"));
-            Lists::of_release(release, scratch.path())?.download(series, scratch.path())?
-        }
-    };
-    let unpacked = scratch.path().join("unpacked");
+    Ok(tempfile::tempdir_in(folder)?)
+}
+
+/// Leaves `target` whole or not at all.
+fn unpack(package: &Path, scratch: &Path, target: &Path) -> Result<()> {
+    let unpacked = scratch.join("unpacked");
     capture(
         Command::new("dpkg-deb")
             .arg("-x")
-            .arg(&package)
+            .arg(package)
             .arg(&unpacked),
     )?;
-    fs::rename(&unpacked, folder.join(series))?;
+    fs::rename(&unpacked, target)?;
     Ok(())
 }
 
@@ -128,13 +149,17 @@ impl Lists {
     }
 
     /// Downloads the newest kernel of that series into `into`.
-    fn download(&self, series: &str, into: &Path) -> Result<PathBuf> {
+    fn download_kernel(&self, series: &str, into: &Path) -> Result<PathBuf> {
         let listed = capture(
             self.apt("apt-cache")
                 .args(["pkgnames", &format!("linux-image-{series}.")]),
         )?;
         let package = newest(&listed)
             .with_context(|| format!("there is no cloud kernel {series} in apt's lists"))?;
+        self.download(package, into)
+    }
+
+    fn download(&self, package: &str, into: &Path) -> Result<PathBuf> {
         say(format!("downloading the Debian package {package}"));
         capture(
             self.apt("apt-get")

@@ -1,0 +1,160 @@
+//! A Linux client that nobody here wrote: Debian's kernel, Debian's busybox and its DHCP client,
+//! resolver, `wget` and `nc`, told by a script what to try.
+//!
+//! It says a line for each thing it tried, on its console: what runs it needs no other device.
+
+use std::{collections::HashMap, fmt::Write, fs, net::Ipv4Addr, path::Path};
+
+use sha2::{Digest, Sha256};
+
+use super::{Initramfs, Kernel};
+use crate::{
+    error::{Error, Result, Tried},
+    pattern::Pattern,
+    servers::{Answer, DnsServer, HttpServer, TcpServer, TcpService, Zone},
+    streams::hexadecimal,
+    world::World,
+};
+
+const SCRIPT: &str = include_str!("client_init.sh");
+const DHCP_SCRIPT: &str = include_str!("client_dhcp.sh");
+/// Where `cargo xtask setup` unpacks it.
+const BUSYBOX: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../target/kernels/busybox/bin/busybox"
+);
+/// A network card on PCI.
+const MODULES: [&str; 2] = ["virtio_pci", "virtio_net"];
+
+/// What the client is told.
+#[derive(Clone, Debug)]
+pub struct Client {
+    /// Its CPUs, and its card's queue pairs.
+    pub cpus: u8,
+    /// `ADDRESS/PREFIX via ROUTER dns RESOLVER mtu BYTES` as the lease must be.
+    pub lease: String,
+    /// Answers pings, and serves HTTP and digests.
+    pub server: Ipv4Addr,
+    /// A name of the server.
+    pub name: String,
+    /// Serves [`Client::HELLO`] at `/hello` and [`Client::blob`] at `/blob`.
+    pub http_port: u16,
+    /// Serves [`crate::servers::TcpService::Digest`].
+    pub digest_port: u16,
+    /// A server that policy denies, listening on the HTTP port too.
+    pub denied: Ipv4Addr,
+    /// Bytes per stream, a multiple of 64 KiB.
+    pub stream_bytes: u32,
+}
+
+impl Client {
+    /// What the page `/hello` says.
+    pub const HELLO: &str = "good day";
+
+    /// What is downloaded. Not compressible, nor the same in any two places.
+    pub fn blob(&self) -> Vec<u8> {
+        let mut blob = vec![0; self.stream_bytes as usize];
+        Pattern::new(u64::from(self.stream_bytes)).fill(&mut blob);
+        blob
+    }
+
+    /// What boots it.
+    pub fn initramfs(&self, kernel: &Kernel) -> Result<Vec<u8>> {
+        let busybox = Path::new(BUSYBOX);
+        if !busybox.is_file() {
+            return Err(Error::Missing(format!(
+                "there is no busybox at {}: `cargo xtask setup` fetches it where there is apt",
+                busybox.display()
+            )));
+        }
+        let busybox = fs::read(busybox).tried(format!("read {}", busybox.display()))?;
+        let mut initramfs = Initramfs::with_script(SCRIPT);
+        initramfs.program_file("/bin/busybox", &busybox);
+        initramfs.program_file("/dhcp", DHCP_SCRIPT.as_bytes());
+        initramfs.modules(kernel, &MODULES)?;
+        initramfs.file("/plan", self.plan().as_bytes());
+        initramfs.file("/etc/hostname", b"client\n");
+        Ok(initramfs.finish())
+    }
+
+    /// Serves what it will ask for.
+    pub fn serve(&self, world: &World) -> Result<ClientServers> {
+        let net = &world.net;
+        let zone = Zone::from([(self.name.clone(), Answer::a(self.server, 60))]);
+        let pages = HashMap::from([
+            ("/hello".to_owned(), Self::HELLO.into()),
+            ("/blob".to_owned(), self.blob()),
+        ]);
+        let (digest, denied) = (
+            (self.server, self.digest_port),
+            (self.denied, self.http_port),
+        );
+        Ok(ClientServers {
+            _names: DnsServer::start(net, (self.server, 53), zone)?,
+            _pages: HttpServer::start(net, (self.server, self.http_port), pages)?,
+            _digests: TcpServer::start(net, digest, TcpService::Digest)?,
+            _denied: TcpServer::start(net, denied, TcpService::Hold)?,
+        })
+    }
+
+    fn plan(&self) -> String {
+        let mut plan = String::new();
+        let mut set = |name: &str, value: &dyn std::fmt::Display| {
+            let _ = writeln!(plan, "{name}='{value}'");
+        };
+        set("CPUS", &self.cpus);
+        set("LEASE", &self.lease);
+        set("SERVER", &self.server);
+        set("NAME", &self.name);
+        set("HTTP_PORT", &self.http_port);
+        set("DIGEST_PORT", &self.digest_port);
+        set("DENIED", &self.denied);
+        set("UP_BYTES", &self.stream_bytes);
+        set("HELLO", &Self::HELLO);
+        set("BLOB", &hexadecimal(&Sha256::digest(self.blob())));
+        plan
+    }
+}
+
+/// Servers that go on until this is dropped.
+pub struct ClientServers {
+    _names: DnsServer,
+    _pages: HttpServer,
+    _digests: TcpServer,
+    _denied: TcpServer,
+}
+
+/// What the client said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientReport {
+    /// The names of what was as it should be, and what was seen.
+    pub ok: Vec<String>,
+    /// What was not.
+    pub failed: Vec<String>,
+    /// Whether it came to its end.
+    pub ended: bool,
+}
+
+impl ClientReport {
+    /// How many things a client tries.
+    pub const CHECKS: usize = 15;
+
+    /// Reads a console; what the kernel says in between is passed over.
+    pub fn read(console: &str) -> Self {
+        let mut report = ClientReport::default();
+        for line in console.lines().map(str::trim_end) {
+            if let Some(what) = line.strip_prefix("ok ") {
+                report.ok.push(what.to_owned());
+            } else if let Some(why) = line.strip_prefix("FAILED ") {
+                report.failed.push(why.to_owned());
+            }
+            report.ended |= line == "end";
+        }
+        report
+    }
+
+    /// Whether everything was tried and was as it should be.
+    pub fn is_whole(&self) -> bool {
+        self.ended && self.failed.is_empty() && self.ok.len() == Self::CHECKS
+    }
+}

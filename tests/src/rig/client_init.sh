@@ -1,0 +1,68 @@
+#!/bin/busybox sh
+# The init of the rig's Linux client. /plan says what it should find; each check is a line
+#     ok NAME WHAT WAS SEEN    or    FAILED NAME WHY
+# on the console, and the last line is `end`.
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+exec >/dev/console 2>&1
+. /plan
+while read -r module; do insmod "$module"; done </modules/order
+
+ok() { echo "ok $*"; }
+failed() { echo "FAILED $*"; }
+# same NAME GOT WANTED
+same() { if [ "$2" = "$3" ]; then ok "$1 $2"; else failed "$1 got '$2', not '$3'"; fi; }
+digest() { sha256sum | cut -d ' ' -f 1; }
+# Interrupts of the line that ends in $1, of all CPUs.
+interrupts() {
+    awk -v name="$1" '$NF ~ name"$" { for (i = 2; i <= NF; i++) if ($i ~ /^[0-9]+$/) n += $i } END { print n + 0 }' /proc/interrupts
+}
+
+same cpus "$(grep -c ^processor /proc/cpuinfo)" "$CPUS"
+queues=/sys/class/net/eth0/queues
+same queues "$(ls -d $queues/rx-* | wc -l) $(ls -d $queues/tx-* | wc -l)" "$CPUS $CPUS"
+
+ip link set lo up
+ip link set eth0 up
+udhcpc -i eth0 -f -q -n -t 10 -T 1 -s /dhcp >/tmp/dhcp.log 2>&1 || failed lease "$(tail -n 1 /tmp/dhcp.log)"
+same lease "$(cat /tmp/lease)" "$LEASE"
+
+ping -c 3 -i 0.2 -W 5 -q "$SERVER" >/tmp/ping.log 2>&1
+same ping "$(grep -o '[0-9]* packets received' /tmp/ping.log)" "3 packets received"
+
+resolved=$(nslookup "$NAME" 2>/tmp/dns.log | grep -A 9 "$NAME" | grep -o 'Address.*' | grep -o '[0-9.]*$' | head -n 1)
+same dns "$resolved" "$SERVER"
+
+same http "$(timeout 10 wget -q -O - "http://$NAME:$HTTP_PORT/hello")" "$HELLO"
+
+# Each way twice at once, each from a CPU of its own, so that both queue pairs work.
+for cpu in 0 1; do
+    taskset $((1 << cpu)) timeout 30 wget -q -O - "http://$SERVER:$HTTP_PORT/blob" | digest >/tmp/down.$cpu &
+done
+wait
+for cpu in 0 1; do same "down.$cpu" "$(cat /tmp/down.$cpu)" "$BLOB"; done
+
+for cpu in 0 1; do
+    dd if=/dev/urandom of=/tmp/blob.$cpu bs=64k count=$((UP_BYTES / 65536)) 2>/dev/null
+done
+for cpu in 0 1; do
+    taskset $((1 << cpu)) nc "$SERVER" "$DIGEST_PORT" </tmp/blob.$cpu >/tmp/up.$cpu &
+done
+wait
+for cpu in 0 1; do same "up.$cpu" "$(cat /tmp/up.$cpu)" "$(digest </tmp/blob.$cpu)"; done
+
+if nc -w 5 "$DENIED" "$HTTP_PORT" </dev/null >/tmp/denied 2>&1; then
+    failed denied "a connection to $DENIED"
+else
+    ok denied "$(tail -n 1 /tmp/denied)"
+fi
+
+for line in input.0 output.0 input.1 output.1; do
+    n=$(interrupts "virtio[0-9]*-$line")
+    if [ "$n" -gt 0 ]; then ok "$line $n interrupts"; else failed "$line no interrupts: $(grep virtio /proc/interrupts)"; fi
+done
+echo end
+poweroff -f
