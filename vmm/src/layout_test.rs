@@ -6,7 +6,10 @@ fn ram_goes_around_the_hole() {
     let window = |start, size| Window { start, size };
     assert_eq!(ram(64 << 20), [window(0, 64 << 20)]);
     assert_eq!(ram(3 * GIB), [window(0, 3 * GIB)]);
-    assert_eq!(ram(3 * GIB + PAGE_SIZE), [window(0, 3 * GIB), window(4 * GIB, PAGE_SIZE)]);
+    assert_eq!(
+        ram(3 * GIB + PAGE_SIZE),
+        [window(0, 3 * GIB), window(4 * GIB, PAGE_SIZE)]
+    );
     assert_eq!(ram(8 * GIB), [window(0, 3 * GIB), window(4 * GIB, 5 * GIB)]);
 }
 
@@ -25,21 +28,45 @@ fn large_bars_go_above_ram_and_within_the_address_bits() {
 #[test]
 fn nothing_lies_on_something_else() {
     let low = [
-        Window { start: GDT, size: 0x100 },
+        Window {
+            start: GDT,
+            size: 0x100,
+        },
         START_INFO,
         ZERO_PAGE,
         PAGE_TABLES,
         COMMAND_LINE,
-        Window { start: BASE_RAM_END, size: 0xA_0000 - BASE_RAM_END },
+        Window {
+            start: BASE_RAM_END,
+            size: 0xA_0000 - BASE_RAM_END,
+        },
         ACPI_TABLES,
-        Window { start: KERNEL_MIN, size: LOW_RAM_LIMIT - KERNEL_MIN },
+        Window {
+            start: KERNEL_MIN,
+            size: LOW_RAM_LIMIT - KERNEL_MIN,
+        },
         MMIO32,
         ECAM,
-        Window { start: IO_APIC.into(), size: PAGE_SIZE },
-        Window { start: LOCAL_APIC.into(), size: 1 << 20 },
-        Window { start: KVM_IDENTITY_MAP, size: PAGE_SIZE },
-        Window { start: KVM_TSS, size: 3 * PAGE_SIZE },
-        Window { start: HIGH_RAM_START, size: 1 << 40 },
+        Window {
+            start: IO_APIC.into(),
+            size: PAGE_SIZE,
+        },
+        Window {
+            start: LOCAL_APIC.into(),
+            size: 1 << 20,
+        },
+        Window {
+            start: KVM_IDENTITY_MAP,
+            size: PAGE_SIZE,
+        },
+        Window {
+            start: KVM_TSS,
+            size: 3 * PAGE_SIZE,
+        },
+        Window {
+            start: HIGH_RAM_START,
+            size: 1 << 40,
+        },
     ];
     for pair in low.windows(2) {
         assert!(pair[0].end() <= pair[1].start, "{pair:x?}");

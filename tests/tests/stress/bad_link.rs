@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[test]
 fn streams_over_a_bad_link_are_whole() {
     require_root_and_tun!();
-    let connections = knob("SLIPGATE_STRESS_CONNECTIONS", 1_500);
+    let connections = knob("SLIPGATE_STRESS_CONNECTIONS", 10_000);
     let mut random = random();
     let world = WorldConfig {
         uplink: Uplink::Impaired(Impairment::rough(random.next())),

@@ -51,6 +51,7 @@ fn killed_at_any_moment_nothing_is_lost() {
     let mut random = random();
     let outage = Duration::from_secs(knob("SLIPGATE_STRESS_OUTAGE", 3));
     let mut scene = Scene::new(&[]);
+    ask_often(&scene);
     let mut books = Books::open(&scene);
     let servers = Servers {
         echo: TcpServer::start(&scene.world.net, (SERVER, 7000), TcpService::Echo).unwrap(),
@@ -156,7 +157,16 @@ fn one_outage(
     (began, served)
 }
 
-/// Connections asked for while nobody can admit them; their SYNs are sent again for a minute.
+/// Has the guest send a SYN again each second and not give up: its own way, in ever longer waits
+/// for two minutes, may have no SYN left for the moment after a long outage.
+fn ask_often(scene: &Scene) {
+    let guest = &scene.guest.ns;
+    guest.sysctl("net.ipv4.tcp_syn_retries", "127").unwrap();
+    // Linux 6.5; older ones wait longer.
+    let _ = guest.sysctl("net.ipv4.tcp_syn_linear_timeouts", "120");
+}
+
+/// Connections asked for while nobody can admit them.
 fn late_connections(scene: &Scene, to: SocketAddrV4) -> Vec<JoinHandle<Result<Duration>>> {
     let patience = Duration::from_secs(400);
     let connect = move || tcp::connect_close(to, patience);

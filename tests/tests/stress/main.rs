@@ -10,11 +10,11 @@
 //! | --- | --- | --- |
 //! | `SLIPGATE_STRESS_ROUNDS` | kills, upgrades and restarts per test | 3 |
 //! | `SLIPGATE_STRESS_OUTAGE` | seconds without slipgate per kill | 3 |
-//! | `SLIPGATE_STRESS_CONNECTIONS` | streams over the bad link | 1500 |
+//! | `SLIPGATE_STRESS_CONNECTIONS` | streams over the bad link | 10000 |
 //!
 //! The long form, about two hours:
 //! ```text
-//! SLIPGATE_STRESS_ROUNDS=50 SLIPGATE_STRESS_OUTAGE=100 SLIPGATE_STRESS_CONNECTIONS=10000 \
+//! SLIPGATE_STRESS_ROUNDS=50 SLIPGATE_STRESS_OUTAGE=100 \
 //!     cargo test --release -p slipgate-testbed --test stress -- --test-threads=1 --nocapture
 //! ```
 
