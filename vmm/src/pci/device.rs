@@ -1,17 +1,31 @@
 //! What the PCI root asks of a function.
 
+/// A range of guest addresses that a function decodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The BAR's number, 0 to 5. A 64-bit BAR goes by its lower half's.
+    pub bar: u8,
+    /// Guest physical address of its first byte.
+    pub start: u64,
+    /// Length in bytes, a power of two. `start + len` does not overflow.
+    pub len: u64,
+}
+
 /// A PCI function. All accesses come from vCPU threads, one at a time per function, with offsets
-/// and widths of the guest's choice: none may panic.
+/// and widths (1 to 8 bytes, unaligned too) of the guest's choice: none may panic.
 pub trait PciDevice: Send {
-    /// Reads `into.len()` (1, 2 or 4) bytes of configuration space at `offset` (0 to 4095).
+    /// Reads configuration space from `offset` (0 to 4095). What lies beyond its end is left as
+    /// it is.
     fn config_read(&mut self, offset: u16, into: &mut [u8]);
-    /// Writes configuration space. BARs that moved are to be seen by [`PciDevice::bars`] after it.
+    /// Writes configuration space. BARs that moved are to be seen by [`PciDevice::windows`] after
+    /// it.
     fn config_write(&mut self, offset: u16, bytes: &[u8]);
-    /// The memory windows that the function decodes now: BAR number, guest address, length.
-    /// Empty while memory decoding is off.
-    fn bars(&self) -> Vec<(u8, u64, u64)>;
-    /// Reads from a BAR; `offset` is within it.
+    /// The windows that the function wants to decode now. Empty while memory decoding is off.
+    fn windows(&self) -> Vec<Window>;
+    /// Says which of its windows the root forwards from now on; called after each change.
+    fn forwarded(&mut self, windows: &[Window]);
+    /// Reads from a BAR; all of `into` lies within it.
     fn bar_read(&mut self, bar: u8, offset: u64, into: &mut [u8]);
-    /// Writes to a BAR.
+    /// Writes to a BAR; all of `bytes` lies within it.
     fn bar_write(&mut self, bar: u8, offset: u64, bytes: &[u8]);
 }

@@ -1,0 +1,45 @@
+//! Function 0: the bridge that the bus hangs from. It decodes nothing; operating systems look for
+//! it before they believe that there is PCI.
+use super::{
+    PciDevice, Window,
+    config::{ConfigSpace, Identity},
+};
+
+/// The host bridge.
+pub(super) struct HostBridge(ConfigSpace);
+
+impl HostBridge {
+    pub(super) fn new() -> Self {
+        Self(ConfigSpace::new(Identity {
+            // Red Hat's id for a PCI Express host bridge that has no registers of its own.
+            vendor: 0x1b36,
+            device: 0x0008,
+            revision: 0,
+            class: 0x06_00_00,
+            subsystem_vendor: 0,
+            subsystem: 0,
+        }))
+    }
+}
+
+impl PciDevice for HostBridge {
+    fn config_read(&mut self, offset: u16, into: &mut [u8]) {
+        self.0.read(offset, into);
+    }
+
+    fn config_write(&mut self, offset: u16, bytes: &[u8]) {
+        self.0.write(offset, bytes);
+    }
+
+    fn windows(&self) -> Vec<Window> {
+        Vec::new()
+    }
+
+    fn forwarded(&mut self, _windows: &[Window]) {}
+
+    fn bar_read(&mut self, _bar: u8, _offset: u64, into: &mut [u8]) {
+        into.fill(0xff);
+    }
+
+    fn bar_write(&mut self, _bar: u8, _offset: u64, _bytes: &[u8]) {}
+}

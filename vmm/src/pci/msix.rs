@@ -1,0 +1,247 @@
+//! MSI-X (PCI Local Bus 3.0 section 6.8.2): the capability, the table of messages and the array of
+//! pending bits. How a vector is signalled is in [`super::Vectors`].
+//!
+//! Every vector has an interrupt line of its own in the [`MsiFabric`] from the start. What the line
+//! sends is told to the fabric when the vector is about to be released or is written while it is not
+//! held, and only if it differs from what was told before: a driver that masks, moves and unmasks a
+//! vector costs one change of routes, one that only masks and unmasks costs none.
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use super::{Vectors, config::ConfigSpace};
+use crate::interrupt::{MsiFabric, MsiMessage};
+
+/// Bytes per vector in the table.
+const ENTRY: usize = 16;
+const CAPABILITY_ID: u8 = 0x11;
+/// Message control: the function is enabled, all its vectors are masked.
+const ENABLE: u16 = 1 << 15;
+const FUNCTION_MASK: u16 = 1 << 14;
+/// Vector control: this vector is masked.
+const MASKED: u8 = 1;
+/// Message address (dword aligned), data, vector control: which bits of an entry can be written.
+const WRITABLE: [u8; ENTRY] = [
+    0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, MASKED, 0, 0, 0,
+];
+
+/// MSI-X of one function. Its accessors are called under the function's lock.
+pub struct Msix {
+    vectors: Arc<Vectors>,
+    fabric: Arc<dyn MsiFabric>,
+    entries: Vec<Entry>,
+    /// Offset of the capability, 0 until there is one.
+    capability: usize,
+    enabled: bool,
+    function_masked: bool,
+    bus_master: bool,
+    /// Routes that the fabric refused.
+    refused: Arc<AtomicU64>,
+}
+
+struct Entry {
+    bytes: [u8; ENTRY],
+    gsi: u32,
+    /// What the fabric was told last, and whether it agreed.
+    routed: Option<(MsiMessage, bool)>,
+}
+
+impl Entry {
+    fn message(&self) -> MsiMessage {
+        let [address, data] = [&self.bytes[..8], &self.bytes[8..12]];
+        MsiMessage {
+            address: u64::from_le_bytes(address.try_into().expect("8 bytes")),
+            data: u32::from_le_bytes(data.try_into().expect("4 bytes")),
+        }
+    }
+
+    fn is_masked(&self) -> bool {
+        self.bytes[12] & MASKED != 0
+    }
+}
+
+const RESET_ENTRY: [u8; ENTRY] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, MASKED, 0, 0, 0];
+
+impl Msix {
+    /// `count` vectors (1 to 2048), masked, each connected to the fabric.
+    pub fn new(count: u16, fabric: Arc<dyn MsiFabric>) -> io::Result<Self> {
+        assert!((1..=2048).contains(&count), "what the capability can say");
+        let vectors = Arc::new(Vectors::new(count)?);
+        let mut msix = Self {
+            vectors,
+            fabric,
+            entries: Vec::with_capacity(count.into()),
+            capability: 0,
+            enabled: false,
+            function_masked: false,
+            bus_master: false,
+            refused: Arc::default(),
+        };
+        for vector in 0..count {
+            let gsi = msix.fabric.connect(msix.vectors.irqfd(vector))?;
+            msix.entries.push(Entry {
+                bytes: RESET_ENTRY,
+                gsi,
+                routed: None,
+            });
+        }
+        Ok(msix)
+    }
+
+    /// What signals the vectors, for the device's threads.
+    pub fn vectors(&self) -> &Arc<Vectors> {
+        &self.vectors
+    }
+
+    /// Counts the routes that the fabric refused: messages that no interrupt can be.
+    pub fn refused(&self) -> &Arc<AtomicU64> {
+        &self.refused
+    }
+
+    /// Bytes of the table.
+    pub fn table_len(&self) -> u64 {
+        (self.entries.len() * ENTRY) as u64
+    }
+
+    /// Bytes of the pending bit array: whole qwords.
+    pub fn pba_len(&self) -> u64 {
+        (self.entries.len().div_ceil(64) * 8) as u64
+    }
+
+    /// Appends the capability: the table at `table` and the pending bits at `pba` in BAR `bar`.
+    pub fn add_capability(&mut self, config: &mut ConfigSpace, bar: u8, table: u32, pba: u32) {
+        let size = u16::try_from(self.entries.len() - 1).expect("at most 2047");
+        let mut body = [0; 10];
+        body[..2].copy_from_slice(&size.to_le_bytes());
+        body[2..6].copy_from_slice(&(table | u32::from(bar)).to_le_bytes());
+        body[6..].copy_from_slice(&(pba | u32::from(bar)).to_le_bytes());
+        let mut writable = [0; 10];
+        writable[..2].copy_from_slice(&(ENABLE | FUNCTION_MASK).to_le_bytes());
+        self.capability = config.add_capability(CAPABILITY_ID, &body, &writable);
+    }
+
+    /// Follows what configuration space says now: call after each write to it.
+    pub fn follow(&mut self, config: &ConfigSpace) {
+        let control = u16::from_le_bytes(config.array(self.capability + 2));
+        let now = (
+            control & ENABLE != 0,
+            control & FUNCTION_MASK != 0,
+            config.is_bus_master(),
+        );
+        if now == (self.enabled, self.function_masked, self.bus_master) {
+            return;
+        }
+        (self.enabled, self.function_masked, self.bus_master) = now;
+        for vector in 0..self.entries.len() {
+            self.update(vector);
+        }
+    }
+
+    /// Reads the table.
+    pub fn table_read(&self, offset: u64, into: &mut [u8]) {
+        for (at, byte) in (offset..).zip(into) {
+            let entry = usize::try_from(at / ENTRY as u64)
+                .ok()
+                .and_then(|at| self.entries.get(at));
+            *byte = entry.map_or(0, |entry| entry.bytes[(at % ENTRY as u64) as usize]);
+        }
+    }
+
+    /// Writes the table.
+    pub fn table_write(&mut self, offset: u64, bytes: &[u8]) {
+        let mut touched = None;
+        for (at, byte) in (offset..).zip(bytes) {
+            let Ok(vector) = usize::try_from(at / ENTRY as u64) else {
+                return;
+            };
+            if touched.is_some_and(|touched| touched != vector) {
+                touched.take().map(|touched| self.update(touched));
+            }
+            let Some(entry) = self.entries.get_mut(vector) else {
+                return;
+            };
+            let (at, mask) = (at as usize % ENTRY, WRITABLE[at as usize % ENTRY]);
+            entry.bytes[at] = entry.bytes[at] & !mask | byte & mask;
+            touched = Some(vector);
+        }
+        if let Some(vector) = touched {
+            self.update(vector);
+        }
+    }
+
+    /// Reads the pending bits. They can't be written.
+    pub fn pba_read(&self, offset: u64, into: &mut [u8]) {
+        for (at, byte) in (offset..).zip(into) {
+            let bit = |bit: u64| {
+                let vector = at
+                    .checked_mul(8)
+                    .and_then(|at| u16::try_from(at + bit).ok());
+                vector.is_some_and(|vector| self.vectors.is_pending(vector))
+            };
+            *byte = (0..8).map(|n| u8::from(bit(n)) << n).sum();
+        }
+    }
+
+    /// Holds a vector, or tells the fabric its message and releases it.
+    fn update(&mut self, vector: usize) {
+        let number = u16::try_from(vector).expect("at most 2047");
+        let entry = &mut self.entries[vector];
+        let usable = self.enabled && !self.function_masked && self.bus_master;
+        if !usable || entry.is_masked() {
+            self.vectors.hold(number);
+            return;
+        }
+        let message = entry.message();
+        let agreed = match entry.routed {
+            Some((told, agreed)) if told == message => agreed,
+            _ => {
+                let agreed = self.fabric.route(entry.gsi, message).is_ok();
+                self.refused.fetch_add((!agreed).into(), Relaxed);
+                entry.routed = Some((message, agreed));
+                agreed
+            }
+        };
+        if agreed {
+            self.vectors.release(number);
+        } else {
+            self.vectors.hold(number);
+        }
+    }
+
+    /// Forgets what is pending: the device was reset, what it had to say is void.
+    pub fn forget_pending(&self) {
+        for vector in 0..self.entries.len() {
+            self.vectors
+                .forget(u16::try_from(vector).expect("at most 2047"));
+        }
+    }
+
+    /// As after power-on, for a function level reset. Configuration space is reset by its owner.
+    pub fn reset(&mut self, config: &ConfigSpace) {
+        for entry in &mut self.entries {
+            entry.bytes = RESET_ENTRY;
+        }
+        for vector in 0..self.entries.len() {
+            self.update(vector);
+        }
+        self.follow(config);
+        self.forget_pending();
+    }
+}
+
+impl Drop for Msix {
+    fn drop(&mut self) {
+        for (vector, entry) in (0..).zip(&self.entries) {
+            self.fabric
+                .disconnect(entry.gsi, self.vectors.irqfd(vector));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "msix_test.rs"]
+mod tests;

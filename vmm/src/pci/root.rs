@@ -1,0 +1,279 @@
+//! The root: takes accesses to ports, to ECAM and to memory, and gives them to functions.
+//!
+//! There is one lock per function, held while the function handles an access, and one for the list
+//! of windows, held while it is searched or changed. The second is taken inside the first when a
+//! configuration write moves a BAR, and alone otherwise.
+use std::{
+    ops::Range,
+    sync::{
+        Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+};
+
+use super::{PciDevice, Window, config::BAR0, host_bridge::HostBridge};
+
+/// The guest addresses that belong to PCI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// Below 4 GiB, for 32-bit BARs.
+    pub mmio32: Range<u64>,
+    /// For 64-bit BARs.
+    pub mmio64: Range<u64>,
+}
+
+/// Why a device can't be added.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum PciError {
+    /// All 32 device numbers are taken.
+    #[error("the PCI bus has 32 devices, and no number for another")]
+    BusFull,
+    /// A window is too small.
+    #[error("no room for BAR {bar} of {len:#x} bytes in the PCI window {window:x?}")]
+    NoRoom {
+        /// The BAR's number.
+        bar: u8,
+        /// Its length in bytes.
+        len: u64,
+        /// The window.
+        window: Range<u64>,
+    },
+}
+
+/// The address port, 0xCF8: reached by whole, aligned dwords only.
+const ADDRESS_PORT: u16 = 0xcf8;
+/// The data ports, 0xCFC to 0xCFF.
+const DATA_PORT: u16 = 0xcfc;
+/// What can be set in the address register: enable, bus, device, function, dword.
+const ADDRESS_BITS: u32 = 0x80ff_fffc;
+const ADDRESS_ENABLE: u32 = 1 << 31;
+/// Bytes of ECAM per function.
+const ECAM_FUNCTION: u64 = 4096;
+
+/// The PCI root complex: one bus with a host bridge as device 0.
+pub struct Root {
+    functions: Vec<Mutex<Box<dyn PciDevice>>>,
+    windows: Windows,
+    /// Where the next BAR is put.
+    free: Windows,
+    /// The address register.
+    address: AtomicU32,
+    /// What is forwarded, sorted by device number.
+    forwarded: RwLock<Vec<Forwarded>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Forwarded {
+    device: usize,
+    window: Window,
+}
+
+impl Root {
+    /// A bus with nothing but its host bridge.
+    pub fn new(windows: Windows) -> Self {
+        Self {
+            functions: vec![Mutex::new(Box::new(HostBridge::new()))],
+            free: windows.clone(),
+            windows,
+            address: AtomicU32::new(0),
+            forwarded: RwLock::new(Vec::new()),
+        }
+    }
+
+    /// Adds a function as the next device, and gives its BARs addresses as firmware does; decoding
+    /// stays off until the guest turns it on. Returns the device number, 1 to 31.
+    pub fn add(&mut self, mut device: Box<dyn PciDevice>) -> Result<u8, PciError> {
+        if self.functions.len() == 32 {
+            return Err(PciError::BusFull);
+        }
+        self.assign_bars(device.as_mut())?;
+        self.functions.push(Mutex::new(device));
+        Ok(u8::try_from(self.functions.len() - 1).expect("at most 31"))
+    }
+
+    fn assign_bars(&mut self, device: &mut dyn PciDevice) -> Result<(), PciError> {
+        let mut bar = 0;
+        while bar < 6 {
+            let at = u16::try_from(BAR0).expect("an offset") + 4 * u16::from(bar);
+            let mut size = [0xff; 8];
+            let halves = [at, at + 4];
+            device.config_write(at, &size[..4]);
+            device.config_read(at, &mut size[..4]);
+            let is_64 = size[0] & 0b110 == 0b100;
+            if is_64 {
+                device.config_write(halves[1], &[0xff; 4]);
+                device.config_read(halves[1], &mut size[4..]);
+            }
+            let mask = u64::from_le_bytes(size) & !0xf;
+            let len = mask.wrapping_neg();
+            if size[..4] != [0; 4] {
+                let free = if is_64 {
+                    &mut self.free.mmio64
+                } else {
+                    &mut self.free.mmio32
+                };
+                let start = free.start.next_multiple_of(len);
+                let end = start.checked_add(len).filter(|end| *end <= free.end);
+                free.start = end.ok_or_else(|| PciError::NoRoom {
+                    bar,
+                    len,
+                    window: if is_64 {
+                        self.windows.mmio64.clone()
+                    } else {
+                        self.windows.mmio32.clone()
+                    },
+                })?;
+                let address = start.to_le_bytes();
+                device.config_write(halves[0], &address[..4]);
+                if is_64 {
+                    device.config_write(halves[1], &address[4..]);
+                }
+            }
+            bar += if is_64 { 2 } else { 1 };
+        }
+        Ok(())
+    }
+
+    /// Reads a port, 0xCF8 to 0xCFF. What answers to nothing reads as ones.
+    pub fn port_read(&self, port: u16, into: &mut [u8]) {
+        into.fill(0xff);
+        if port == ADDRESS_PORT && into.len() == 4 {
+            into.copy_from_slice(&self.address.load(Relaxed).to_le_bytes());
+        } else if let Some((device, offset, room)) = self.selected(port) {
+            let len = into.len().min(room);
+            self.config_read(device, offset, &mut into[..len]);
+        }
+    }
+
+    /// Writes a port, 0xCF8 to 0xCFF.
+    pub fn port_write(&self, port: u16, bytes: &[u8]) {
+        if let (ADDRESS_PORT, Ok(address)) = (port, bytes.try_into()) {
+            let address = u32::from_le_bytes(address) & ADDRESS_BITS;
+            self.address.store(address, Relaxed);
+        } else if let Some((device, offset, room)) = self.selected(port) {
+            self.config_write(device, offset, &bytes[..bytes.len().min(room)]);
+        }
+    }
+
+    /// What the address register selects for this data port: the device, the offset, and how many
+    /// bytes there are up to the last port.
+    fn selected(&self, port: u16) -> Option<(usize, u16, usize)> {
+        let within = port.checked_sub(DATA_PORT).filter(|within| *within < 4)?;
+        let address = self.address.load(Relaxed);
+        if address & ADDRESS_ENABLE == 0 {
+            return None;
+        }
+        let device = self.device_at(address >> 8 & 0xffff)?;
+        let offset = (address & 0xfc) as u16 + within;
+        Some((device, offset, 4 - usize::from(within)))
+    }
+
+    /// The device with this bus (8 bits), device (5 bits) and function (3 bits).
+    fn device_at(&self, bdf: u32) -> Option<usize> {
+        let device = (bdf >> 3) as usize;
+        (bdf & 7 == 0 && device < self.functions.len()).then_some(device)
+    }
+
+    /// Reads at an offset into the ECAM window. What answers to nothing reads as ones.
+    pub fn ecam_read(&self, offset: u64, into: &mut [u8]) {
+        into.fill(0xff);
+        if let Some((device, register, room)) = self.ecam(offset) {
+            let len = into.len().min(room);
+            self.config_read(device, register, &mut into[..len]);
+        }
+    }
+
+    /// Writes at an offset into the ECAM window.
+    pub fn ecam_write(&self, offset: u64, bytes: &[u8]) {
+        if let Some((device, register, room)) = self.ecam(offset) {
+            self.config_write(device, register, &bytes[..bytes.len().min(room)]);
+        }
+    }
+
+    fn ecam(&self, offset: u64) -> Option<(usize, u16, usize)> {
+        let device = self.device_at(u32::try_from(offset / ECAM_FUNCTION).ok()?)?;
+        let register = (offset % ECAM_FUNCTION) as u16;
+        Some((device, register, usize::from(4096 - register)))
+    }
+
+    /// Reads guest memory that is not RAM. False, and `into` untouched, when no function answers.
+    pub fn mmio_read(&self, address: u64, into: &mut [u8]) -> bool {
+        let Some((device, bar, offset)) = self.claimed(address, into.len()) else {
+            return false;
+        };
+        self.lock(device).bar_read(bar, offset, into);
+        true
+    }
+
+    /// Writes guest memory that is not RAM. False when no function answers.
+    pub fn mmio_write(&self, address: u64, bytes: &[u8]) -> bool {
+        let Some((device, bar, offset)) = self.claimed(address, bytes.len()) else {
+            return false;
+        };
+        self.lock(device).bar_write(bar, offset, bytes);
+        true
+    }
+
+    /// Who decodes these bytes: device, BAR, offset into it.
+    fn claimed(&self, address: u64, len: usize) -> Option<(usize, u8, u64)> {
+        let forwarded = self
+            .forwarded
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        forwarded.iter().find_map(|Forwarded { device, window }| {
+            let offset = address.checked_sub(window.start)?;
+            let end = offset.checked_add(len as u64)?;
+            (end <= window.len).then_some((*device, window.bar, offset))
+        })
+    }
+
+    fn config_read(&self, device: usize, offset: u16, into: &mut [u8]) {
+        self.lock(device).config_read(offset, into);
+    }
+
+    fn config_write(&self, device: usize, offset: u16, bytes: &[u8]) {
+        let mut function = self.lock(device);
+        function.config_write(offset, bytes);
+        let wanted = function.windows();
+        let inside = |window: &Window| {
+            let end = window.start + window.len;
+            [&self.windows.mmio32, &self.windows.mmio64]
+                .iter()
+                .any(|range| range.start <= window.start && end <= range.end)
+        };
+        let now: Vec<Window> = wanted.into_iter().filter(inside).collect();
+        let changed = {
+            let of = |entry: &&Forwarded| entry.device == device;
+            let old = self
+                .forwarded
+                .read()
+                .unwrap_or_else(PoisonError::into_inner);
+            !old.iter().filter(of).map(|entry| &entry.window).eq(&now)
+        };
+        if changed {
+            let mut list = self
+                .forwarded
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            list.retain(|entry| entry.device != device);
+            list.extend(now.iter().map(|window| Forwarded {
+                device,
+                window: *window,
+            }));
+            list.sort_by_key(|entry| entry.device);
+            drop(list);
+            function.forwarded(&now);
+        }
+    }
+
+    fn lock(&self, device: usize) -> MutexGuard<'_, Box<dyn PciDevice>> {
+        // A function that panicked is a bug of ours; the others need not suffer for it.
+        self.functions[device]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+#[path = "root_test.rs"]
+mod tests;
