@@ -1,0 +1,11 @@
+//! KVM: the VM with its in-kernel interrupt controllers, the routes from eventfds to MSIs, and
+//! the eventfds behind guest addresses.
+mod doorbells;
+mod error;
+mod routes;
+mod vm;
+
+pub(crate) use doorbells::KvmDoorbells;
+pub use error::KvmError;
+pub(crate) use routes::GsiRoutes;
+pub(crate) use vm::{create, open};

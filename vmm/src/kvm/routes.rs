@@ -1,0 +1,146 @@
+//! The VM's interrupt lines (GSIs): the pins of the IOAPIC and PICs, and one line per MSI-X
+//! vector, raised by an eventfd (irqfd).
+//!
+//! KVM takes the table of routes as a whole (`KVM_SET_GSI_ROUTING`), so one lock covers the table
+//! and the call that hands it over: two vCPUs that program two vectors at once must not lose one.
+use std::{collections::BTreeMap, io, sync::Arc, sync::Mutex};
+
+use kvm_bindings::{
+    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
+    KVM_IRQCHIP_PIC_SLAVE, KvmIrqRouting, kvm_irq_routing_entry,
+};
+use kvm_ioctls::VmFd;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::interrupt::{MsiFabric, MsiMessage};
+
+/// Lines below this one are the IOAPIC's pins.
+const IOAPIC_PINS: u32 = 24;
+/// Of which the first so many are a PIC's too.
+const PIC_PINS: u32 = 16;
+const PINS_PER_PIC: u32 = 8;
+/// `KVM_MAX_IRQ_ROUTES` of x86, less the pins' own routes.
+const MAX_MSI_LINES: u32 = 4096 - IOAPIC_PINS - PIC_PINS;
+
+/// Implements [`MsiFabric`] with irqfds and the VM's table of routes.
+pub(crate) struct GsiRoutes {
+    vm: Arc<VmFd>,
+    /// The connected lines, and what each sends; `None` before its first route.
+    lines: Mutex<BTreeMap<u32, Option<MsiMessage>>>,
+}
+
+impl GsiRoutes {
+    /// The table as `KVM_CREATE_IRQCHIP` leaves it: the pins, no MSI.
+    pub(crate) fn new(vm: Arc<VmFd>) -> Self {
+        Self {
+            vm,
+            lines: Mutex::new(BTreeMap::new()),
+        }
+    }
+
+    /// Has `signal` pulse the IOAPIC's (and PIC's) pin: an edge.
+    pub(crate) fn connect_pin(&self, pin: u32, signal: &EventFd) -> io::Result<()> {
+        debug_assert!(pin < IOAPIC_PINS);
+        Ok(self.vm.register_irqfd(signal, pin)?)
+    }
+
+    /// Hands the whole table over. The lock on `lines` must be held.
+    fn commit(&self, lines: &BTreeMap<u32, Option<MsiMessage>>) -> io::Result<()> {
+        let routes = KvmIrqRouting::from_entries(&entries(lines)).map_err(|error| {
+            io::Error::other(format!("a table of {} MSI routes: {error:?}", lines.len()))
+        })?;
+        Ok(self.vm.set_gsi_routing(&routes)?)
+    }
+}
+
+impl MsiFabric for GsiRoutes {
+    fn connect(&self, signal: &EventFd) -> io::Result<u32> {
+        let mut lines = self.lines.lock().expect("no holder panics");
+        let gsi = first_free(&lines).ok_or_else(|| {
+            io::Error::other(format!("all {MAX_MSI_LINES} interrupt lines are taken"))
+        })?;
+        // Without a route, KVM drops the signal.
+        self.vm.register_irqfd(signal, gsi)?;
+        lines.insert(gsi, None);
+        Ok(gsi)
+    }
+
+    fn route(&self, gsi: u32, message: MsiMessage) -> io::Result<()> {
+        let mut lines = self.lines.lock().expect("no holder panics");
+        let before = *lines.get(&gsi).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("interrupt line {gsi} is not connected"),
+            )
+        })?;
+        // The call waits out a grace period in the kernel: not for nothing.
+        if before == Some(message) {
+            return Ok(());
+        }
+        lines.insert(gsi, Some(message));
+        self.commit(&lines).inspect_err(|_| {
+            lines.insert(gsi, before);
+        })
+    }
+
+    fn disconnect(&self, gsi: u32, signal: &EventFd) {
+        let mut lines = self.lines.lock().expect("no holder panics");
+        if let Some(route) = lines.remove(&gsi) {
+            // Either call can only fail on a line that is not there; then there is nothing to undo.
+            let _ = self.vm.unregister_irqfd(signal, gsi);
+            if route.is_some() {
+                let _ = self.commit(&lines);
+            }
+        }
+    }
+}
+
+fn first_free(lines: &BTreeMap<u32, Option<MsiMessage>>) -> Option<u32> {
+    (IOAPIC_PINS..IOAPIC_PINS + MAX_MSI_LINES).find(|gsi| !lines.contains_key(gsi))
+}
+
+/// The pins' routes as KVM sets them up itself (`arch/x86/kvm/irq_comm.c`, `default_routing`), then
+/// the MSIs'.
+fn entries(lines: &BTreeMap<u32, Option<MsiMessage>>) -> Vec<kvm_irq_routing_entry> {
+    let mut entries = Vec::with_capacity((IOAPIC_PINS + PIC_PINS) as usize + lines.len());
+    for pin in 0..IOAPIC_PINS {
+        entries.push(pin_entry(pin, KVM_IRQCHIP_IOAPIC, pin));
+        if pin < PIC_PINS {
+            let chip = match pin / PINS_PER_PIC {
+                0 => KVM_IRQCHIP_PIC_MASTER,
+                _ => KVM_IRQCHIP_PIC_SLAVE,
+            };
+            entries.push(pin_entry(pin, chip, pin % PINS_PER_PIC));
+        }
+    }
+    let routed = lines.iter().filter_map(|(&gsi, route)| Some((gsi, (*route)?)));
+    entries.extend(routed.map(|(gsi, message)| msi_entry(gsi, message)));
+    entries
+}
+
+fn pin_entry(gsi: u32, irqchip: u32, pin: u32) -> kvm_irq_routing_entry {
+    let mut entry = kvm_irq_routing_entry {
+        gsi,
+        type_: KVM_IRQ_ROUTING_IRQCHIP,
+        ..Default::default()
+    };
+    entry.u.irqchip.irqchip = irqchip;
+    entry.u.irqchip.pin = pin;
+    entry
+}
+
+fn msi_entry(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
+    let mut entry = kvm_irq_routing_entry {
+        gsi,
+        type_: KVM_IRQ_ROUTING_MSI,
+        ..Default::default()
+    };
+    entry.u.msi.address_lo = message.address as u32;
+    entry.u.msi.address_hi = (message.address >> 32) as u32;
+    entry.u.msi.data = message.data;
+    entry
+}
+
+#[cfg(test)]
+#[path = "routes_test.rs"]
+mod tests;

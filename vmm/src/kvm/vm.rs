@@ -1,0 +1,79 @@
+//! A VM as a PC has it: local APICs, IOAPIC, PICs and PIT in the kernel, guest memory in slots.
+use std::os::fd::{IntoRawFd, OwnedFd};
+
+use kvm_bindings::{
+    KVM_API_VERSION, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Cap, Kvm, VmFd};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
+
+use super::KvmError;
+use crate::{GuestMemory, layout};
+
+/// What is needed of KVM, and its name in the KVM API.
+const NEEDED: [(Cap, &str); 9] = [
+    (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+    (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
+    (Cap::Pit2, "KVM_CAP_PIT2"),
+    (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
+    (Cap::IrqRouting, "KVM_CAP_IRQ_ROUTING"),
+    (Cap::Irqfd, "KVM_CAP_IRQFD"),
+    (Cap::Ioeventfd, "KVM_CAP_IOEVENTFD"),
+    (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+    (Cap::MpState, "KVM_CAP_MP_STATE"),
+];
+
+/// Takes `/dev/kvm` over, and checks that it is one and has what a machine needs.
+pub(crate) fn open(descriptor: OwnedFd) -> Result<Kvm, KvmError> {
+    // SAFETY: the descriptor is owned, and ownership goes to the Kvm.
+    let kvm = unsafe { kvm_ioctls::Kvm::from_raw_fd(descriptor.into_raw_fd()) };
+    let found = kvm.get_api_version();
+    if found != KVM_API_VERSION as i32 {
+        return Err(KvmError::Version { found });
+    }
+    for (capability, what) in NEEDED {
+        if !kvm.check_extension(capability) {
+            return Err(KvmError::Missing { what });
+        }
+    }
+    // KVM_CAP_IOEVENTFD_ANY_LENGTH, which kvm-ioctls does not name.
+    if kvm.check_extension_raw(u64::from(kvm_bindings::KVM_CAP_IOEVENTFD_ANY_LENGTH)) <= 0 {
+        return Err(KvmError::Missing {
+            what: "KVM_CAP_IOEVENTFD_ANY_LENGTH",
+        });
+    }
+    Ok(kvm)
+}
+
+/// Makes a VM with its interrupt controllers, and gives it `memory`.
+///
+/// The memory must stay mapped for as long as a vCPU of the VM may run.
+pub(crate) fn create(kvm: &Kvm, memory: &GuestMemory) -> Result<VmFd, KvmError> {
+    let vm = kvm.create_vm().map_err(KvmError::call("creating a VM"))?;
+    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
+        .map_err(KvmError::call("placing the identity map"))?;
+    vm.set_tss_address(layout::KVM_TSS as usize)
+        .map_err(KvmError::call("placing the TSS"))?;
+    vm.create_irq_chip()
+        .map_err(KvmError::call("creating the interrupt controllers"))?;
+    let pit = kvm_pit_config {
+        // Port 0x61 too: guests calibrate their TSC with it.
+        flags: KVM_PIT_SPEAKER_DUMMY,
+        ..Default::default()
+    };
+    vm.create_pit2(pit)
+        .map_err(KvmError::call("creating the PIT"))?;
+    for (slot, region) in memory.iter().enumerate() {
+        let slot = kvm_userspace_memory_region {
+            slot: slot as u32,
+            flags: 0,
+            guest_phys_addr: region.start_addr().raw_value(),
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr() as u64,
+        };
+        // SAFETY: the region is mapped, and the caller keeps it so for the life of the VM.
+        unsafe { vm.set_user_memory_region(slot) }
+            .map_err(KvmError::call("giving the VM its memory"))?;
+    }
+    Ok(vm)
+}

@@ -1,0 +1,231 @@
+//! The console's output: a bounded buffer, and the thread that empties it.
+use std::{
+    collections::VecDeque,
+    io::{self, Write},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::{borrowed, ready};
+use crate::{
+    ThreadKind, ThreadSetup,
+    counters::{Count, Counters},
+    kick, thread,
+};
+
+/// What may wait for the reader.
+const BUFFER_BYTES: usize = 64 << 10;
+/// Never more in one write: what a pipe that polls as writable takes without blocking (PIPE_BUF).
+const WRITE_BYTES: usize = 4096;
+/// How long a line may lie unfinished (a prompt has no end of line).
+const UNFINISHED_LINE: Duration = Duration::from_millis(5);
+/// How long a vCPU waits for room, and an ending machine for its last words to be taken.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The buffer. Written a byte at a time, by the UART.
+pub(super) struct Output {
+    state: Mutex<State>,
+    /// Signalled for the thread: a line is whole, a first byte came, or it is over.
+    filled: Condvar,
+    /// Signalled for a vCPU: there is room, or it is over.
+    room: Condvar,
+    counters: Arc<Counters>,
+}
+
+#[derive(Default)]
+struct State {
+    bytes: VecDeque<u8>,
+    /// Since when the first byte waits.
+    since: Option<Instant>,
+    /// A line is whole, or much is there.
+    due: bool,
+    /// The reader let a vCPU wait in vain, and has taken nothing since.
+    stuck: bool,
+    /// No vCPU is to wait any more.
+    let_go: bool,
+    /// Nothing more comes.
+    closed: bool,
+}
+
+impl Output {
+    pub(super) fn new(counters: Arc<Counters>) -> Self {
+        Self {
+            state: Mutex::default(),
+            filled: Condvar::new(),
+            room: Condvar::new(),
+            counters,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+
+    pub(super) fn let_go(&self) {
+        self.lock().let_go = true;
+        self.room.notify_all();
+    }
+
+    fn push(&self, byte: u8) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.bytes.len() >= BUFFER_BYTES && !state.stuck && !state.let_go {
+            let full = |state: &mut State| state.bytes.len() >= BUFFER_BYTES && !state.let_go;
+            (state, _) = self
+                .room
+                .wait_timeout_while(state, PATIENCE, full)
+                .expect("no holder panics");
+            state.stuck = full(&mut state);
+        }
+        if state.bytes.len() >= BUFFER_BYTES {
+            self.counters.serial.output_lost_bytes.one();
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        state.bytes.push_back(byte);
+        let first = state.since.is_none();
+        if first {
+            state.since = Some(Instant::now());
+        }
+        let due = byte == b'\n' || state.bytes.len() >= WRITE_BYTES;
+        if first || (due && !state.due) {
+            self.filled.notify_one();
+        }
+        state.due |= due;
+        Ok(())
+    }
+
+    /// Waits for something to write. `None` at the end.
+    fn next(&self) -> Option<Vec<u8>> {
+        let mut state = self.lock();
+        loop {
+            let left = state.since.map(|at| UNFINISHED_LINE.saturating_sub(at.elapsed()));
+            let now = state.due || state.closed || left == Some(Duration::ZERO);
+            if now && !state.bytes.is_empty() {
+                // Left in the buffer until it is written: its room is not free before.
+                let some = state.bytes.len().min(WRITE_BYTES);
+                return Some(state.bytes.range(..some).copied().collect());
+            }
+            if state.closed {
+                return None;
+            }
+            state = match left {
+                None => self.filled.wait(state),
+                Some(left) => self.filled.wait_timeout(state, left).map(|(s, _)| s).map_err(|e| {
+                    std::sync::PoisonError::new(e.into_inner().0)
+                }),
+            }
+            .expect("no holder panics");
+        }
+    }
+
+    /// So many bytes were taken by the reader (or never will be).
+    fn took(&self, bytes: usize) {
+        let mut state = self.lock();
+        state.bytes.drain(..bytes);
+        state.stuck = false;
+        state.due = state.bytes.len() >= WRITE_BYTES || state.bytes.contains(&b'\n');
+        state.since = (!state.bytes.is_empty()).then(Instant::now);
+        self.room.notify_all();
+    }
+}
+
+impl Write for Arc<Output> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for &byte in bytes {
+            self.counters.serial.output_bytes.one();
+            self.push(byte)?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The thread that writes.
+pub(super) struct Writer {
+    output: Arc<Output>,
+    give_up: EventFd,
+    thread: JoinHandle<()>,
+}
+
+impl Writer {
+    pub(super) fn start(
+        output: Arc<Output>,
+        to: OwnedFd,
+        threads: &ThreadSetup,
+    ) -> io::Result<Self> {
+        let give_up = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
+        let (source, over) = (output.clone(), give_up.try_clone()?);
+        let thread = thread::spawn("console-out", ThreadKind::Device, threads, move || {
+            write_all_of(&source, &to, &over);
+        })?;
+        Ok(Self {
+            output,
+            give_up,
+            thread,
+        })
+    }
+
+    /// Ends the thread once all is written, or nothing was taken for [`PATIENCE`].
+    pub(super) fn close(self) {
+        let mut state = self.output.lock();
+        state.closed = true;
+        state.let_go = true;
+        self.output.filled.notify_all();
+        while !state.bytes.is_empty() {
+            let before = state.bytes.len();
+            let waited;
+            (state, waited) = self
+                .output
+                .room
+                .wait_timeout_while(state, PATIENCE, |state| state.bytes.len() == before)
+                .expect("no holder panics");
+            if waited.timed_out() {
+                let lost = state.bytes.len() as u64;
+                self.output.counters.serial.output_lost_bytes.add(lost);
+                break;
+            }
+        }
+        drop(state);
+        // Fails only when the count is at its limit: then it is known.
+        let _ = self.give_up.write(1);
+        kick::until_joined(self.thread);
+    }
+}
+
+/// A terminal may be stopped (^S) between the poll and the write: the kick that
+/// [`Writer::close`] sends interrupts such a write.
+fn write_all_of(output: &Output, to: &OwnedFd, over: &EventFd) {
+    while let Some(bytes) = output.next() {
+        let writable = match ready([(to.as_fd(), true), (borrowed(over), false)], -1) {
+            Ok([_, true]) => return,
+            Ok([writable, _]) => writable,
+            Err(_) => false,
+        };
+        if !writable {
+            continue;
+        }
+        // SAFETY: the pointer and the length are those of `bytes`.
+        let wrote = unsafe { libc::write(to.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
+        match usize::try_from(wrote) {
+            Ok(wrote) => output.took(wrote),
+            Err(_) => match io::Error::last_os_error().kind() {
+                io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
+                // Nobody will ever read it.
+                _ => {
+                    output.counters.serial.output_lost_bytes.add(bytes.len() as u64);
+                    output.took(bytes.len());
+                }
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "output_test.rs"]
+mod tests;

@@ -1,0 +1,140 @@
+//! A machine: made from its description, run once, and taken apart.
+//!
+//! # Theory of operation
+//! [`Machine::new`] does all that can fail: it makes the VM, loads the kernel, and starts every
+//! thread; the vCPUs' wait at a gate. [`Machine::run`] opens the gate and sleeps until something
+//! ends the machine: a device (power off, reset, exit status), a crash, or a [`StopHandle`]. The
+//! first reason counts. Then the vCPUs are kicked out of the guest and joined; after that nothing
+//! moves in the guest's memory but the devices' threads, which end with the devices.
+use std::{io, os::fd::OwnedFd, sync::Arc, sync::atomic::AtomicBool, thread::JoinHandle};
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
+
+mod bus;
+mod ending;
+mod error;
+mod gate;
+
+pub(crate) use bus::{Answer, Bus};
+pub(crate) use ending::Ending;
+pub use ending::{Outcome, StopHandle};
+pub use error::MachineError;
+pub(crate) use gate::Gate;
+
+use crate::{
+    ThreadSetup, acpi,
+    boot::{self, BootSource},
+    counters::Counters,
+    kick, kvm,
+    layout,
+    legacy::serial::Console,
+    memory,
+    vcpu,
+    virtio::net::NetConfig,
+};
+pub use crate::legacy::serial::SerialIo;
+
+/// What to make a machine of.
+pub struct MachineConfig {
+    /// vCPUs, 1 to [`layout::MAX_CPUS`].
+    pub cpus: u8,
+    /// RAM in bytes, whole pages.
+    pub memory_bytes: u64,
+    /// Kernel, initrd, command line.
+    pub boot: BootSource,
+    /// The network card, if there is to be one.
+    pub net: Option<NetConfig>,
+    /// The serial console.
+    pub serial: SerialIo,
+    /// `/dev/kvm`, opened for reading and writing.
+    pub kvm: OwnedFd,
+    /// Called first on each thread that the machine starts.
+    pub threads: ThreadSetup,
+}
+
+/// A machine that is ready to run. Dropped without that, it ends its threads.
+pub struct Machine {
+    vcpus: Vec<JoinHandle<()>>,
+    shared: Arc<vcpu::Shared>,
+}
+
+impl Machine {
+    /// Makes the machine. All its threads are started, and confined, when this returns; the guest
+    /// has not run yet.
+    pub fn new(config: MachineConfig) -> Result<Machine, MachineError> {
+        let cpus = config.cpus;
+        if cpus == 0 || cpus > layout::MAX_CPUS {
+            return Err(MachineError::Cpus(cpus));
+        }
+        kick::install().map_err(MachineError::host("installing a signal handler"))?;
+        let counters = Arc::new(Counters::new(cpus));
+
+        let kvm = kvm::open(config.kvm)?;
+        let memory = Arc::new(memory::create(config.memory_bytes)?);
+        let vm = Arc::new(kvm::create(&kvm, &memory)?);
+        let routes = Arc::new(kvm::GsiRoutes::new(vm.clone()));
+        let kernel = boot::load(&memory, &config.boot)?;
+
+        let serial_irq = new_eventfd()?;
+        routes
+            .connect_pin(layout::SERIAL_IRQ, &serial_irq)
+            .map_err(MachineError::host("connecting the serial port's interrupt"))?;
+        let console = Console::start(config.serial, serial_irq, &counters, &config.threads)
+            .map_err(MachineError::host("starting the serial console"))?;
+        let shared = Arc::new(vcpu::Shared {
+            memory,
+            bus: Bus { console },
+            counters,
+            ending: Ending::new().map_err(MachineError::host("making an eventfd"))?,
+            gate: Gate::default(),
+            stopping: AtomicBool::new(false),
+        });
+        let mut machine = Machine {
+            vcpus: Vec::new(),
+            shared,
+        };
+        for index in 0..cpus {
+            let fd = vcpu::create(&kvm, &vm, index, cpus, &kernel)?;
+            let thread = vcpu::start(index, fd, machine.shared.clone(), &config.threads)
+                .map_err(MachineError::host("starting a vCPU's thread"))?;
+            machine.vcpus.push(thread);
+        }
+        Ok(machine)
+    }
+
+    /// What the machine counts. It stays when the machine has ended.
+    pub fn counters(&self) -> Arc<Counters> {
+        self.shared.counters.clone()
+    }
+
+    /// Something to stop the machine with, now or while it runs.
+    pub fn stop_handle(&self) -> io::Result<StopHandle> {
+        self.shared.ending.stop_handle()
+    }
+
+    /// Runs the guest to its end, which this says. When it returns, no thread of the machine runs
+    /// any more, and what the guest printed was written.
+    pub fn run(mut self) -> Outcome {
+        self.shared.gate.open();
+        let outcome = self.shared.ending.wait();
+        self.shut_down();
+        outcome
+    }
+
+    fn shut_down(&mut self) {
+        self.shared.stop();
+        self.shared.gate.open();
+        self.vcpus.iter().for_each(kick::kick);
+        self.vcpus.drain(..).for_each(kick::until_joined);
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+fn new_eventfd() -> Result<EventFd, MachineError> {
+    EventFd::new(EFD_CLOEXEC).map_err(MachineError::host("making an eventfd"))
+}

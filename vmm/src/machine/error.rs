@@ -1,0 +1,39 @@
+//! Why a machine could not be made.
+use std::io;
+
+use crate::{boot::BootError, kvm::KvmError, layout, memory::MemoryError, vcpu::VcpuError};
+
+/// Why a machine could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// A number of vCPUs that can't be.
+    #[error("{0} vCPUs were asked for: give 1 to {max}", max = layout::MAX_CPUS)]
+    Cpus(u8),
+    /// The host's KVM, or what is taken for it.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// A vCPU.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// The guest's memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Kernel, initrd or command line.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// A thread or a descriptor could not be had.
+    #[error("{what}")]
+    Host {
+        /// What was tried.
+        what: &'static str,
+        /// What the host said.
+        source: io::Error,
+    },
+}
+
+impl MachineError {
+    /// For `map_err`.
+    pub(crate) fn host(what: &'static str) -> impl Fn(io::Error) -> MachineError {
+        move |source| MachineError::Host { what, source }
+    }
+}

@@ -1,0 +1,150 @@
+//! Serves the exits of a vCPU.
+use std::slice;
+
+use kvm_bindings::{
+    KVM_EXIT_IO_IN, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_run,
+};
+use kvm_ioctls::VcpuExit;
+
+use super::Vcpu;
+use crate::{
+    counters::{Count, VcpuCounters},
+    machine::{Answer, Bus, Outcome},
+    report::{Access, Cause, Space},
+};
+
+impl Vcpu {
+    /// One `KVM_RUN` and what it asks for. An outcome ends the machine, as does a cause.
+    pub(super) fn run_guest(&mut self) -> Result<Option<Outcome>, Cause> {
+        let shared = &self.shared;
+        let counters = &shared.counters.vcpus[usize::from(self.index)];
+        let (access, answer) = match self.fd.run() {
+            Ok(VcpuExit::IoIn(..) | VcpuExit::IoOut(..)) => {
+                port_access(self.fd.get_kvm_run(), &shared.bus, counters)
+            }
+            Ok(VcpuExit::MmioRead(address, into)) => {
+                counters.mmio_reads.one();
+                let access = mmio(address, into.len(), false);
+                (access, shared.bus.mmio_read(address, into))
+            }
+            Ok(VcpuExit::MmioWrite(address, bytes)) => {
+                counters.mmio_writes.one();
+                let access = mmio(address, bytes.len(), true);
+                (access, shared.bus.mmio_write(address, bytes))
+            }
+            Ok(VcpuExit::Intr) => {
+                counters.interrupted.one();
+                return Ok(None);
+            }
+            // Not `Ok(exit)` to be matched by another function: the exit borrows the descriptor.
+            Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN, _)) => {
+                counters.other.one();
+                return Ok(Some(Outcome::PoweredOff));
+            }
+            Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _)) => {
+                counters.other.one();
+                return Ok(Some(Outcome::Reset));
+            }
+            Ok(VcpuExit::SystemEvent(kind, _)) => {
+                counters.other.one();
+                return Err(Cause::SystemEvent { kind });
+            }
+            Ok(VcpuExit::Shutdown) => {
+                counters.other.one();
+                return Err(Cause::TripleFault);
+            }
+            Ok(VcpuExit::FailEntry(hardware_reason, _)) => {
+                counters.other.one();
+                return Err(Cause::FailedEntry { hardware_reason });
+            }
+            Ok(VcpuExit::MemoryFault { gpa: address, .. }) => {
+                counters.other.one();
+                return Err(Cause::MemoryFault { address });
+            }
+            Ok(VcpuExit::InternalError) => {
+                counters.other.one();
+                return Err(internal_error(self.fd.get_kvm_run()));
+            }
+            Ok(_) => {
+                counters.other.one();
+                let reason = self.fd.get_kvm_run().exit_reason;
+                return Err(Cause::UnknownExit { reason });
+            }
+            Err(error) => match error.errno() {
+                // A kick, or another signal; or an AP that got its SIPI.
+                libc::EINTR | libc::EAGAIN => {
+                    counters.interrupted.one();
+                    // Set again by the next kick; `stopping` is looked at before the next run.
+                    self.fd.set_kvm_immediate_exit(0);
+                    return Ok(None);
+                }
+                errno => {
+                    counters.other.one();
+                    return Err(Cause::RunFailed { errno });
+                }
+            },
+        };
+        self.last_access = Some(access);
+        match answer {
+            Answer::Served => Ok(None),
+            Answer::Unclaimed => {
+                counters.unclaimed.one();
+                Ok(None)
+            }
+            Answer::End(outcome) => Ok(Some(outcome)),
+        }
+    }
+}
+
+fn mmio(address: u64, size: usize, write: bool) -> Access {
+    Access {
+        space: Space::Mmio,
+        write,
+        address,
+        size: size as u8,
+    }
+}
+
+/// `KVM_EXIT_IO`: `count` elements of `size` bytes, all to or from one port (a string instruction
+/// moves many). What kvm-ioctls gives does not tell the two apart.
+fn port_access(run: &mut kvm_run, bus: &Bus, counters: &VcpuCounters) -> (Access, Answer) {
+    // SAFETY: the exit reason is KVM_EXIT_IO, so this is the union's member.
+    let io = unsafe { run.__bindgen_anon_1.io };
+    let size = usize::from(io.size).max(1);
+    let total = size * io.count as usize;
+    let start = (&raw mut *run).cast::<u8>();
+    // SAFETY: KVM puts the data at this offset of the mapping that `run` begins, all of it inside;
+    // `run` is borrowed for as long as the slice is used, and is not used itself.
+    let data = unsafe { slice::from_raw_parts_mut(start.add(io.data_offset as usize), total) };
+    let write = u32::from(io.direction) != KVM_EXIT_IO_IN;
+    let access = Access {
+        space: Space::Port,
+        write,
+        address: io.port.into(),
+        size: io.size,
+    };
+    let mut answer = Answer::Served;
+    for element in data.chunks_exact_mut(size) {
+        answer = if write {
+            counters.port_writes.one();
+            bus.port_write(io.port, element)
+        } else {
+            counters.port_reads.one();
+            bus.port_read(io.port, element)
+        };
+        if let Answer::End(_) = answer {
+            break;
+        }
+    }
+    (access, answer)
+}
+
+fn internal_error(run: &mut kvm_run) -> Cause {
+    // SAFETY: the exit reason is KVM_EXIT_INTERNAL_ERROR, so this is the union's member.
+    let internal = unsafe { run.__bindgen_anon_1.internal };
+    let given = (internal.ndata as usize).min(internal.data.len());
+    Cause::InternalError {
+        suberror: internal.suberror,
+        data: internal.data[..given].to_vec(),
+    }
+}

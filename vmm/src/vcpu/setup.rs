@@ -1,0 +1,82 @@
+//! Makes the vCPUs, and puts each into the state in which its guest code begins.
+use kvm_bindings::{Msrs, kvm_lapic_state};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+
+use crate::{
+    boot::{self, registers},
+    cpuid::{self, CpuidError},
+    kvm::KvmError,
+};
+
+/// Local vector table entries of the local APIC's two pins (Intel SDM vol. 3, 11.5.1).
+const LVT_LINT0: usize = 0x350;
+const LVT_LINT1: usize = 0x360;
+const DELIVER_NMI: u32 = 0b100 << 8;
+const DELIVER_EXTINT: u32 = 0b111 << 8;
+
+/// Why a vCPU could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum VcpuError {
+    /// KVM refused something.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// There is no CPUID for it.
+    #[error(transparent)]
+    Cpuid(#[from] CpuidError),
+}
+
+/// vCPU `index` of `cpus`. The first stands at the kernel's entry; the others wait for INIT and
+/// SIPI.
+pub(crate) fn create(
+    kvm: &Kvm,
+    vm: &VmFd,
+    index: u8,
+    cpus: u8,
+    kernel: &boot::Loaded,
+) -> Result<VcpuFd, VcpuError> {
+    let vcpu = vm
+        .create_vcpu(index.into())
+        .map_err(KvmError::call("creating a vCPU"))?;
+    vcpu.set_cpuid2(&cpuid::filtered(kvm, index, cpus)?)
+        .map_err(KvmError::call("setting a vCPU's CPUID"))?;
+    set_msrs(&vcpu)?;
+    wire_local_apic(&vcpu)?;
+    if index == 0 {
+        let initial = vcpu
+            .get_sregs()
+            .map_err(KvmError::call("reading a vCPU's segments"))?;
+        vcpu.set_sregs(&registers::special(kernel, &initial))
+            .map_err(KvmError::call("setting a vCPU's segments"))?;
+        vcpu.set_regs(&registers::general(kernel))
+            .map_err(KvmError::call("setting a vCPU's registers"))?;
+    }
+    Ok(vcpu)
+}
+
+/// What firmware leaves in the model-specific registers. KVM takes them one by one up to the first
+/// that it doesn't know; the guest does without that one.
+fn set_msrs(vcpu: &VcpuFd) -> Result<(), KvmError> {
+    for entry in registers::msrs() {
+        let one = Msrs::from_entries(&[entry]).expect("one entry is not too many");
+        vcpu.set_msrs(&one)
+            .map_err(KvmError::call("setting a vCPU's MSRs"))?;
+    }
+    Ok(())
+}
+
+/// Virtual wire mode, as a PC's firmware leaves it: the PICs at LINT0, NMI at LINT1.
+fn wire_local_apic(vcpu: &VcpuFd) -> Result<(), KvmError> {
+    let mut apic = vcpu
+        .get_lapic()
+        .map_err(KvmError::call("reading a local APIC"))?;
+    set_register(&mut apic, LVT_LINT0, DELIVER_EXTINT);
+    set_register(&mut apic, LVT_LINT1, DELIVER_NMI);
+    vcpu.set_lapic(&apic)
+        .map_err(KvmError::call("setting a local APIC"))
+}
+
+fn set_register(apic: &mut kvm_lapic_state, offset: usize, value: u32) {
+    for (register, byte) in apic.regs[offset..].iter_mut().zip(value.to_le_bytes()) {
+        *register = byte as _;
+    }
+}
