@@ -10,14 +10,24 @@
 //! descriptors, and calls [`ThreadSetup`] first on each thread that it starts.
 pub mod acpi;
 pub mod boot;
+pub mod counters;
 pub mod cpuid;
 pub mod interrupt;
+mod kick;
+pub mod kvm;
 pub mod layout;
+mod legacy;
+pub mod machine;
 pub mod memory;
 pub mod pci;
+pub mod report;
 pub mod thread;
+pub mod vcpu;
 pub mod virtio;
 
+pub use counters::Counters;
+pub use machine::{Machine, MachineConfig, MachineError, Outcome, SerialIo, StopHandle};
+pub use report::Report;
 pub use thread::{ThreadKind, ThreadSetup};
 
 /// The guest's memory, in one or two pieces around the hole below 4 GiB.

@@ -21,18 +21,16 @@ pub use ending::{Outcome, StopHandle};
 pub use error::MachineError;
 pub(crate) use gate::Gate;
 
+pub use crate::legacy::serial::SerialIo;
 use crate::{
-    ThreadSetup, acpi,
+    ThreadSetup,
     boot::{self, BootSource},
     counters::Counters,
-    kick, kvm,
-    layout,
+    kick, kvm, layout,
     legacy::serial::Console,
-    memory,
-    vcpu,
+    memory, vcpu,
     virtio::net::NetConfig,
 };
-pub use crate::legacy::serial::SerialIo;
 
 /// What to make a machine of.
 pub struct MachineConfig {

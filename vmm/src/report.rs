@@ -145,10 +145,16 @@ impl fmt::Display for Cause {
                 "the host could not give the guest its page at {address:#x}"
             ),
             Cause::SystemEvent { kind } => {
-                write!(f, "KVM reported system event {kind}, which this machine has no use for")
+                write!(
+                    f,
+                    "KVM reported system event {kind}, which this machine has no use for"
+                )
             }
             Cause::UnknownExit { reason } => {
-                write!(f, "KVM left the guest for reason {reason}, which was never asked for")
+                write!(
+                    f,
+                    "KVM left the guest for reason {reason}, which was never asked for"
+                )
             }
             Cause::RunFailed { errno } => write!(
                 f,
@@ -227,7 +233,11 @@ impl fmt::Display for Access {
             Space::Mmio => "address",
         };
         let what = if self.write { "wrote" } else { "read" };
-        write!(f, "{what} {} bytes at {space} {:#x}", self.size, self.address)
+        write!(
+            f,
+            "{what} {} bytes at {space} {:#x}",
+            self.size, self.address
+        )
     }
 }
 

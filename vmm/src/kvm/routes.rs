@@ -113,7 +113,9 @@ fn entries(lines: &BTreeMap<u32, Option<MsiMessage>>) -> Vec<kvm_irq_routing_ent
             entries.push(pin_entry(pin, chip, pin % PINS_PER_PIC));
         }
     }
-    let routed = lines.iter().filter_map(|(&gsi, route)| Some((gsi, (*route)?)));
+    let routed = lines
+        .iter()
+        .filter_map(|(&gsi, route)| Some((gsi, (*route)?)));
     entries.extend(routed.map(|(gsi, message)| msi_entry(gsi, message)));
     entries
 }

@@ -1,5 +1,5 @@
 //! A VM as a PC has it: local APICs, IOAPIC, PICs and PIT in the kernel, guest memory in slots.
-use std::os::fd::{IntoRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 
 use kvm_bindings::{
     KVM_API_VERSION, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region,
@@ -26,7 +26,7 @@ const NEEDED: [(Cap, &str); 9] = [
 /// Takes `/dev/kvm` over, and checks that it is one and has what a machine needs.
 pub(crate) fn open(descriptor: OwnedFd) -> Result<Kvm, KvmError> {
     // SAFETY: the descriptor is owned, and ownership goes to the Kvm.
-    let kvm = unsafe { kvm_ioctls::Kvm::from_raw_fd(descriptor.into_raw_fd()) };
+    let kvm = unsafe { Kvm::from_raw_fd(descriptor.into_raw_fd()) };
     let found = kvm.get_api_version();
     if found != KVM_API_VERSION as i32 {
         return Err(KvmError::Version { found });

@@ -26,7 +26,7 @@ use crate::{
 mod input;
 mod output;
 
-use output::{Output, Writer};
+use output::{Feed, Output, Writer};
 
 /// Where the console's bytes come from and go to.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(crate) struct Console {
     input: Option<input::Reader>,
 }
 
-type Uart = Serial<Interrupt, Drained, Arc<Output>>;
+type Uart = Serial<Interrupt, Drained, Feed>;
 
 impl Console {
     /// Starts the console's threads. `interrupt` is IRQ 4's.
@@ -57,12 +57,16 @@ impl Console {
         threads: &ThreadSetup,
     ) -> io::Result<Self> {
         let drained = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
-        let output = Arc::new(Output::new(counters.clone()));
+        let output = Arc::new(Output::new(counters.clone(), output::PATIENCE));
         let interrupt = Interrupt {
             line: interrupt,
             counters: counters.clone(),
         };
-        let uart = Serial::with_events(interrupt, Drained(drained.try_clone()?), output.clone());
+        let uart = Serial::with_events(
+            interrupt,
+            Drained(drained.try_clone()?),
+            Feed(output.clone()),
+        );
         let uart = Arc::new(Mutex::new(uart));
         let writer = Writer::start(output.clone(), io.output, threads)?;
         let input = match io.input {

@@ -40,11 +40,19 @@ fn registers(vcpu: &VcpuFd) -> Option<Registers> {
 
 /// The bytes at CS:RIP through the guest's own page tables, up to the first that can't be read.
 fn code(vcpu: &VcpuFd, memory: &GuestMemory, registers: &Registers) -> Vec<u8> {
-    let start = registers.special.cs.base.wrapping_add(registers.general.rip);
+    let start = registers
+        .special
+        .cs
+        .base
+        .wrapping_add(registers.general.rip);
     let byte_at = |offset: usize| {
         let translation = vcpu.translate_gva(start.wrapping_add(offset as u64)).ok()?;
         (translation.valid != 0)
-            .then(|| memory.read_obj::<u8>(GuestAddress(translation.physical_address)).ok())
+            .then(|| {
+                memory
+                    .read_obj::<u8>(GuestAddress(translation.physical_address))
+                    .ok()
+            })
             .flatten()
     };
     (0..INSTRUCTION_BYTES).map_while(byte_at).collect()

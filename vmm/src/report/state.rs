@@ -21,12 +21,37 @@ impl fmt::Display for Registers {
         let g = &self.general;
         let s = &self.special;
         let rows: [[(&str, u64); 4]; 6] = [
-            [("rip", g.rip), ("rflags", g.rflags), ("rsp", g.rsp), ("rbp", g.rbp)],
-            [("rax", g.rax), ("rbx", g.rbx), ("rcx", g.rcx), ("rdx", g.rdx)],
+            [
+                ("rip", g.rip),
+                ("rflags", g.rflags),
+                ("rsp", g.rsp),
+                ("rbp", g.rbp),
+            ],
+            [
+                ("rax", g.rax),
+                ("rbx", g.rbx),
+                ("rcx", g.rcx),
+                ("rdx", g.rdx),
+            ],
             [("rsi", g.rsi), ("rdi", g.rdi), ("r8", g.r8), ("r9", g.r9)],
-            [("r10", g.r10), ("r11", g.r11), ("r12", g.r12), ("r13", g.r13)],
-            [("r14", g.r14), ("r15", g.r15), ("cr0", s.cr0), ("cr2", s.cr2)],
-            [("cr3", s.cr3), ("cr4", s.cr4), ("cr8", s.cr8), ("efer", s.efer)],
+            [
+                ("r10", g.r10),
+                ("r11", g.r11),
+                ("r12", g.r12),
+                ("r13", g.r13),
+            ],
+            [
+                ("r14", g.r14),
+                ("r15", g.r15),
+                ("cr0", s.cr0),
+                ("cr2", s.cr2),
+            ],
+            [
+                ("cr3", s.cr3),
+                ("cr4", s.cr4),
+                ("cr8", s.cr8),
+                ("efer", s.efer),
+            ],
         ];
         for row in rows {
             let mut gap = "";

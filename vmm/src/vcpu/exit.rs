@@ -1,9 +1,7 @@
 //! Serves the exits of a vCPU.
 use std::slice;
 
-use kvm_bindings::{
-    KVM_EXIT_IO_IN, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_run,
-};
+use kvm_bindings::{KVM_EXIT_IO_IN, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_run};
 use kvm_ioctls::VcpuExit;
 
 use super::Vcpu;

@@ -9,7 +9,10 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::{Acquire, Release}},
+        atomic::{
+            AtomicBool,
+            Ordering::{Acquire, Release},
+        },
     },
     thread::JoinHandle,
 };
@@ -61,7 +64,12 @@ pub(crate) fn start(
         shared,
         last_access: None,
     };
-    thread::spawn(&format!("vcpu{index}"), ThreadKind::Vcpu, threads, move || vcpu.run())
+    thread::spawn(
+        &format!("vcpu{index}"),
+        ThreadKind::Vcpu,
+        threads,
+        move || vcpu.run(),
+    )
 }
 
 struct Vcpu {

@@ -24,7 +24,7 @@ const WRITE_BYTES: usize = 4096;
 /// How long a line may lie unfinished (a prompt has no end of line).
 const UNFINISHED_LINE: Duration = Duration::from_millis(5);
 /// How long a vCPU waits for room, and an ending machine for its last words to be taken.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The buffer. Written a byte at a time, by the UART.
 pub(super) struct Output {
@@ -33,6 +33,7 @@ pub(super) struct Output {
     filled: Condvar,
     /// Signalled for a vCPU: there is room, or it is over.
     room: Condvar,
+    patience: Duration,
     counters: Arc<Counters>,
 }
 
@@ -52,8 +53,9 @@ struct State {
 }
 
 impl Output {
-    pub(super) fn new(counters: Arc<Counters>) -> Self {
+    pub(super) fn new(counters: Arc<Counters>, patience: Duration) -> Self {
         Self {
+            patience,
             state: Mutex::default(),
             filled: Condvar::new(),
             room: Condvar::new(),
@@ -76,7 +78,7 @@ impl Output {
             let full = |state: &mut State| state.bytes.len() >= BUFFER_BYTES && !state.let_go;
             (state, _) = self
                 .room
-                .wait_timeout_while(state, PATIENCE, full)
+                .wait_timeout_while(state, self.patience, full)
                 .expect("no holder panics");
             state.stuck = full(&mut state);
         }
@@ -101,7 +103,9 @@ impl Output {
     fn next(&self) -> Option<Vec<u8>> {
         let mut state = self.lock();
         loop {
-            let left = state.since.map(|at| UNFINISHED_LINE.saturating_sub(at.elapsed()));
+            let left = state
+                .since
+                .map(|at| UNFINISHED_LINE.saturating_sub(at.elapsed()));
             let now = state.due || state.closed || left == Some(Duration::ZERO);
             if now && !state.bytes.is_empty() {
                 // Left in the buffer until it is written: its room is not free before.
@@ -113,9 +117,11 @@ impl Output {
             }
             state = match left {
                 None => self.filled.wait(state),
-                Some(left) => self.filled.wait_timeout(state, left).map(|(s, _)| s).map_err(|e| {
-                    std::sync::PoisonError::new(e.into_inner().0)
-                }),
+                Some(left) => self
+                    .filled
+                    .wait_timeout(state, left)
+                    .map(|(s, _)| s)
+                    .map_err(|e| std::sync::PoisonError::new(e.into_inner().0)),
             }
             .expect("no holder panics");
         }
@@ -132,11 +138,14 @@ impl Output {
     }
 }
 
-impl Write for Arc<Output> {
+/// The UART's end of the buffer.
+pub(super) struct Feed(pub(super) Arc<Output>);
+
+impl Write for Feed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         for &byte in bytes {
-            self.counters.serial.output_bytes.one();
-            self.push(byte)?;
+            self.0.counters.serial.output_bytes.one();
+            self.0.push(byte)?;
         }
         Ok(bytes.len())
     }
@@ -171,7 +180,7 @@ impl Writer {
         })
     }
 
-    /// Ends the thread once all is written, or nothing was taken for [`PATIENCE`].
+    /// Ends the thread once all is written, or nothing was taken for the output's patience.
     pub(super) fn close(self) {
         let mut state = self.output.lock();
         state.closed = true;
@@ -183,7 +192,9 @@ impl Writer {
             (state, waited) = self
                 .output
                 .room
-                .wait_timeout_while(state, PATIENCE, |state| state.bytes.len() == before)
+                .wait_timeout_while(state, self.output.patience, |state| {
+                    state.bytes.len() == before
+                })
                 .expect("no holder panics");
             if waited.timed_out() {
                 let lost = state.bytes.len() as u64;
@@ -218,7 +229,11 @@ fn write_all_of(output: &Output, to: &OwnedFd, over: &EventFd) {
                 io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
                 // Nobody will ever read it.
                 _ => {
-                    output.counters.serial.output_lost_bytes.add(bytes.len() as u64);
+                    output
+                        .counters
+                        .serial
+                        .output_lost_bytes
+                        .add(bytes.len() as u64);
                     output.took(bytes.len());
                 }
             },
