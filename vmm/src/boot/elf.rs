@@ -20,6 +20,8 @@ const X86_64: u16 = 62;
 const EXECUTABLE: [u16; 2] = [2, 3];
 /// XEN_ELFNOTE_PHYS32_ENTRY.
 const PHYS32_ENTRY: u32 = 18;
+/// More program headers than any kernel has; each is read.
+const MAX_PROGRAM_HEADERS: u16 = 256;
 /// Notes are read up to this length; a Linux kernel's take a few hundred bytes.
 const MAX_NOTES: u64 = 64 << 10;
 /// The last address for an initrd: what x86-64 Linux says in a bzImage's `initrd_addr_max`.
@@ -98,6 +100,8 @@ fn check_header(header: &Elf64_Ehdr) -> Result<(), BootError> {
         "a type that can't be started, such as an object file's"
     } else if usize::from(header.e_phentsize) != size_of::<Elf64_Phdr>() {
         "program headers of an unknown size"
+    } else if header.e_phnum > MAX_PROGRAM_HEADERS {
+        "more program headers than any kernel"
     } else {
         return Ok(());
     };
@@ -126,19 +130,19 @@ fn pvh_entry(image: &Image<'_>, segment: &Elf64_Phdr) -> Result<Option<u64>, Boo
 /// What the note holds.
 fn find_note(mut notes: &[u8], align: usize) -> Option<&[u8]> {
     loop {
-        let (head, rest) = notes.split_at_checked(size_of::<Elf64_Nhdr>())?;
         let mut header = Elf64_Nhdr::default();
-        header.as_mut_slice().copy_from_slice(head);
-        let name_size = header.n_namesz as usize;
-        // The padding counts from the start of the note.
-        let described = (head.len() + name_size).next_multiple_of(align) - head.len();
-        let size = header.n_descsz as usize;
-        let name = rest.get(..name_size)?;
-        let description = rest.get(described..)?.get(..size)?;
+        let head = header.as_mut_slice();
+        head.copy_from_slice(notes.get(..head.len())?);
+        let name_at = head.len();
+        let name_end = name_at + header.n_namesz as usize;
+        let described_at = name_end.next_multiple_of(align);
+        let described_end = described_at + header.n_descsz as usize;
+        let name = notes.get(name_at..name_end)?;
+        let description = notes.get(described_at..described_end)?;
         if header.n_type == PHYS32_ENTRY && name == b"Xen\0" {
             return Some(description);
         }
-        notes = rest.get((described + size).next_multiple_of(align)..)?;
+        notes = notes.get(described_end.next_multiple_of(align)..)?;
     }
 }
 

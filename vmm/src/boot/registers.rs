@@ -22,7 +22,8 @@ const RFLAGS_RESERVED: u64 = 1 << 1;
 const CODE_SELECTOR: u16 = 0x10;
 const DATA_SELECTOR: u16 = 0x18;
 const TSS_SELECTOR: u16 = 0x20;
-const GDT_ENTRIES: usize = 5;
+/// Null, unused, code, data, and a TSS, which takes two in long mode.
+const GDT_ENTRIES: usize = 6;
 
 const MSR_MISC_ENABLE: u32 = 0x1A0;
 const MISC_ENABLE_FAST_STRING: u64 = 1;
@@ -95,16 +96,17 @@ pub fn msrs() -> [kvm_msr_entry; 2] {
 /// Writes the GDT that [`special`] names.
 pub(super) fn write_gdt(memory: &GuestMemory, protocol: Protocol) -> Result<(), BootError> {
     let code = code_segment(protocol == Protocol::Linux64);
-    let table = [
+    let table: [u64; GDT_ENTRIES] = [
         0,
         0,
         descriptor(&code),
         descriptor(&data_segment()),
         descriptor(&task_segment()),
+        0,
     ];
     for (entry, address) in table.into_iter().zip((layout::GDT..).step_by(8)) {
         memory
-            .write_obj::<u64>(entry, GuestAddress(address))
+            .write_obj(entry, GuestAddress(address))
             .map_err(|e| BootError::write("the GDT", e))?;
     }
     Ok(())
