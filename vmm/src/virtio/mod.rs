@@ -1,5 +1,6 @@
 //! Virtio devices (OASIS virtio 1.2), and their transport over PCI.
 mod device;
 pub mod net;
+pub mod transport;
 
 pub use device::{ActivateError, Activation, EnabledQueue, Signals, VirtioDevice};

@@ -1,0 +1,273 @@
+//! From power-on to DRIVER_OK and back: features, queues, activation, reset.
+//!
+//! # Theory of operation
+//! The device is either stopped or active. It becomes active in one place, at DRIVER_OK, when bus
+//! mastering is on, every enabled queue checks out and the device agrees; it becomes stopped in one
+//! place, [`Lifecycle::stop`], for a write of 0 to the status, a function level reset, bus mastering
+//! taken away, or the end of the machine. So activations and resets of the device alternate whatever
+//! the driver does, and nothing a driver writes in between reaches the device's queues: an enabled
+//! queue's registers don't change, and the device has copies.
+use std::sync::{Arc, atomic::Ordering::AcqRel};
+
+use virtio_bindings::{
+    virtio_config::{VIRTIO_F_RING_RESET, VIRTIO_F_VERSION_1},
+    virtio_ring::VIRTIO_RING_F_EVENT_IDX,
+};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{
+    counters::{TransportCounters, count},
+    queue::QueueRegisters,
+    signals::Shared,
+    status,
+};
+use crate::{
+    GuestMemory,
+    virtio::{ActivateError, Activation, EnabledQueue, Signals, VirtioDevice},
+};
+
+/// The device, and all that a driver negotiates with it.
+pub(super) struct Lifecycle {
+    pub(super) device: Box<dyn VirtioDevice>,
+    memory: Arc<GuestMemory>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) counters: Arc<TransportCounters>,
+    /// What is offered.
+    offered: u64,
+    /// What the driver wants; at FEATURES_OK, what it gets.
+    pub(super) wanted: u64,
+    pub(super) queues: Vec<QueueState>,
+    active: bool,
+}
+
+/// A queue's registers, and what the driver never sees of it.
+pub(super) struct QueueState {
+    pub(super) registers: QueueRegisters,
+    service: Service,
+    /// Signalled for each notification.
+    pub(super) kick: EventFd,
+}
+
+/// What the device does with a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Service {
+    /// Nothing, and before the device's next activation it won't.
+    Never,
+    Served,
+    /// It was served, and reset on its own; it may be enabled again.
+    Reset,
+}
+
+impl Lifecycle {
+    pub(super) fn new(
+        device: Box<dyn VirtioDevice>,
+        memory: Arc<GuestMemory>,
+        shared: Arc<Shared>,
+        counters: Arc<TransportCounters>,
+        kicks: Vec<EventFd>,
+    ) -> Self {
+        let offered = device.features() | 1 << VIRTIO_F_VERSION_1;
+        let queue = |(size, kick): (&u16, EventFd)| QueueState {
+            registers: QueueRegisters::new(*size),
+            service: Service::Never,
+            kick,
+        };
+        let queues = device.queue_sizes().iter().zip(kicks).map(queue).collect();
+        Self {
+            device,
+            memory,
+            shared,
+            counters,
+            offered,
+            wanted: 0,
+            queues,
+            active: false,
+        }
+    }
+
+    pub(super) fn is_active(&self) -> bool {
+        self.active
+    }
+
+    pub(super) fn offered(&self) -> u64 {
+        self.offered
+    }
+
+    fn has(&self, bit: u32) -> bool {
+        self.shared.status() & status::FEATURES_OK != 0 && self.wanted >> bit & 1 != 0
+    }
+
+    /// The driver's features are its own until it says FEATURES_OK.
+    pub(super) fn want(&mut self, window: u32, bits: u32) {
+        let settled = self.shared.status() & status::FEATURES_OK != 0;
+        match (window, settled) {
+            (0, false) => self.wanted = self.wanted & !0xffff_ffff | u64::from(bits),
+            (1, false) => self.wanted = self.wanted & 0xffff_ffff | u64::from(bits) << 32,
+            // Zeroes for the features after the 64th are what drivers write.
+            (_, false) if bits == 0 => {}
+            _ => count(&self.counters.writes_ignored),
+        }
+    }
+
+    pub(super) fn write_status(&mut self, written: u8, bus_master: bool) {
+        if written == 0 {
+            self.reset();
+            return;
+        }
+        let (steps, skipped) = status::steps(self.shared.status(), written);
+        if skipped {
+            count(&self.counters.status_refused);
+        }
+        for step in steps {
+            if step == status::FEATURES_OK && !self.features_agree() {
+                count(&self.counters.features_refused);
+                break;
+            }
+            self.shared.status.fetch_or(step, AcqRel);
+            if step == status::DRIVER_OK {
+                self.activate(bus_master);
+            }
+        }
+        self.shared
+            .status
+            .fetch_or(written & status::FAILED, AcqRel);
+    }
+
+    fn features_agree(&self) -> bool {
+        let offered = self.wanted & !self.offered == 0;
+        offered && self.wanted >> VIRTIO_F_VERSION_1 & 1 != 0 && self.device.accepts(self.wanted)
+    }
+
+    fn activate(&mut self, bus_master: bool) {
+        if !bus_master {
+            // A device that may not do DMA could only be silent.
+            count(&self.counters.activations_failed);
+            self.shared.needs_reset();
+            return;
+        }
+        let enabled = (0..)
+            .zip(&self.queues)
+            .filter(|(_, queue)| queue.registers.enabled);
+        let Some(queues) = enabled.map(|(index, _)| self.ready(index)).collect() else {
+            self.shared.needs_reset();
+            return;
+        };
+        let activation = Activation {
+            memory: self.memory.clone(),
+            features: self.wanted,
+            queues,
+            signals: self.shared.clone(),
+        };
+        if let Err(error) = self.device.activate(activation) {
+            return self.refused(&error);
+        }
+        self.active = true;
+        count(&self.counters.activations);
+        for queue in &mut self.queues {
+            if queue.registers.enabled {
+                queue.service = Service::Served;
+            }
+        }
+    }
+
+    fn refused(&self, error: &ActivateError) {
+        tracing::debug!(%error, device = self.device.device_id(), "the device needs a reset");
+        count(&self.counters.activations_failed);
+        self.shared.needs_reset();
+    }
+
+    /// A queue to hand to the device; none, counted, if it can't be one.
+    fn ready(&self, index: u16) -> Option<EnabledQueue> {
+        let state = &self.queues[usize::from(index)];
+        let queue = match state
+            .registers
+            .build(&self.memory, self.has(VIRTIO_RING_F_EVENT_IDX))
+        {
+            Ok(queue) => queue,
+            Err(error) => {
+                tracing::debug!(%error, index, "the driver enabled a queue that can't be");
+                count(&self.counters.bad_queues);
+                return None;
+            }
+        };
+        match state.kick.try_clone() {
+            Ok(kick) => Some(EnabledQueue { index, queue, kick }),
+            Err(source) => {
+                let what = "the notification eventfd can't be duplicated";
+                tracing::debug!(error = %ActivateError::Host { what, source }, index);
+                count(&self.counters.activations_failed);
+                None
+            }
+        }
+    }
+
+    /// A write of 1 to queue_enable.
+    pub(super) fn enable_queue(&mut self, index: u16) {
+        let Some(state) = self.queues.get_mut(usize::from(index)) else {
+            return count(&self.counters.writes_ignored);
+        };
+        if state.registers.enabled {
+            return;
+        }
+        if self.shared.status() & status::DRIVER_OK == 0 {
+            state.registers.enabled = true;
+        } else if state.service == Service::Reset {
+            state.registers.enabled = true;
+            state.service = Service::Never;
+            let Some(queue) = self.ready(index) else {
+                self.shared.needs_reset();
+                return;
+            };
+            match self.device.enable_queue(queue) {
+                Ok(()) => self.queues[usize::from(index)].service = Service::Served,
+                Err(error) => self.refused(&error),
+            }
+        } else {
+            // After DRIVER_OK it is too late for a queue that was not there.
+            count(&self.counters.writes_ignored);
+        }
+    }
+
+    /// A write of 1 to queue_reset (section 2.6.1). It is over when this returns, so queue_reset and
+    /// queue_enable both read as 0 then.
+    pub(super) fn reset_queue(&mut self, index: u16) {
+        let allowed = self.has(VIRTIO_F_RING_RESET);
+        let queue = self.queues.get_mut(usize::from(index));
+        let served = queue.filter(|queue| queue.service == Service::Served);
+        let (true, Some(state)) = (allowed, served) else {
+            return count(&self.counters.writes_ignored);
+        };
+        state.registers = QueueRegisters::new(state.registers.max_size);
+        state.service = Service::Reset;
+        self.device.reset_queue(index);
+    }
+
+    /// Takes the device off its queues, if it is on them.
+    pub(super) fn stop(&mut self) {
+        if self.active {
+            self.active = false;
+            for queue in &mut self.queues {
+                queue.service = Service::Never;
+            }
+            self.device.reset();
+        }
+    }
+
+    /// All but MSI-X as at power-on.
+    pub(super) fn reset(&mut self) {
+        self.stop();
+        count(&self.counters.resets);
+        for queue in &mut self.queues {
+            queue.registers = QueueRegisters::new(queue.registers.max_size);
+            queue.service = Service::Never;
+        }
+        self.wanted = 0;
+        self.shared.reset();
+    }
+}
+
+impl Drop for Lifecycle {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,292 @@
+//! Virtio over PCI (OASIS virtio 1.2, section 4.1), modern only.
+//!
+//! # Theory of operation
+//! A device is a PCI function with MSI-X and two BARs ([`layout`](self)). Its registers are reached
+//! from vCPU threads, under the function's lock. They drive a state machine whose two states that
+//! count, stopped and active, are in `lifecycle.rs`; the status bits that a driver sees are in
+//! `status.rs`.
+//!
+//! Once active, neither direction needs the lock. The driver's notification is an ioeventfd of the
+//! queue, which the device's worker waits for. The device's interrupt goes from [`Signals`]
+//! (crate::virtio::Signals) by an atomic vector number to an atomic vector state
+//! ([`Vectors`](crate::pci::Vectors)), then to an irqfd. ISR status is kept too, for drivers that
+//! poll without MSI-X; there is no INTx.
+//!
+//! What the driver gets wrong while it sets up is ignored and counted where the specification has it
+//! read back (features, vectors, status); where it can't see it (a queue outside memory), the device
+//! goes to DEVICE_NEEDS_RESET.
+//!
+//! Bus mastering is the guest's switch for DMA and MSI: off, vectors are held, a device does not
+//! become active, and an active one is stopped and needs a reset.
+mod common;
+mod counters;
+mod doorbells;
+mod layout;
+mod lifecycle;
+mod queue;
+mod signals;
+mod status;
+
+use std::{io, sync::Arc};
+
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+pub use self::counters::{TransportCounters, TransportSnapshot};
+use self::{
+    common::Selectors,
+    counters::count,
+    doorbells::Bells,
+    layout::{MSIX_BAR, NOTIFY, NOTIFY_MULTIPLIER, Offsets, VIRTIO_BAR},
+    lifecycle::Lifecycle,
+    signals::Shared,
+};
+use crate::{
+    GuestMemory,
+    interrupt::{Doorbells, MsiFabric},
+    pci::{
+        PciDevice, Window,
+        config::{ConfigSpace, Identity},
+        msix::Msix,
+    },
+    virtio::{Signals, VirtioDevice},
+};
+
+/// The virtio vendor, and the first device number of those that are not transitional.
+const VENDOR: u16 = 0x1af4;
+const FIRST_DEVICE: u16 = 0x1040;
+
+/// A virtio device as a PCI function.
+pub struct VirtioPci {
+    config: ConfigSpace,
+    offsets: Offsets,
+    msix: Msix,
+    selectors: Selectors,
+    lifecycle: Lifecycle,
+    bells: Bells,
+    /// Where the root forwards the notification page from.
+    notify: Option<u64>,
+}
+
+/// Why a device can't be put behind PCI.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// It has too many queues, or sizes that none can have.
+    #[error(
+        "a virtio device with queues of sizes {0:?}: at most 1024 of them, each a power of two up to 32768"
+    )]
+    Queues(Vec<u16>),
+    /// An eventfd or an interrupt line could not be had.
+    #[error("{what} of a virtio device")]
+    Host {
+        /// What was tried.
+        what: &'static str,
+        /// What the host said.
+        source: io::Error,
+    },
+}
+
+impl VirtioPci {
+    /// Puts `device` behind PCI, with a vector for each of its queues and one for its configuration.
+    pub fn new(
+        device: Box<dyn VirtioDevice>,
+        memory: Arc<GuestMemory>,
+        msi: Arc<dyn MsiFabric>,
+        doorbells: Arc<dyn Doorbells>,
+    ) -> Result<Self, TransportError> {
+        let host = |what| move |source| TransportError::Host { what, source };
+        let sizes = device.queue_sizes();
+        let possible = |size: &u16| size.is_power_of_two() && *size <= 32768;
+        if sizes.len() > layout::MAX_QUEUES || !sizes.iter().all(possible) {
+            return Err(TransportError::Queues(sizes.to_vec()));
+        }
+        let queues = sizes.len();
+        let count = u16::try_from(queues + 1).expect("at most 1025");
+        let mut msix = Msix::new(count, msi).map_err(host("the MSI-X vectors"))?;
+        let mut config = ConfigSpace::new(Identity {
+            vendor: VENDOR,
+            device: FIRST_DEVICE + device.device_id(),
+            revision: 1,
+            class: device.pci_class(),
+            subsystem_vendor: VENDOR,
+            subsystem: FIRST_DEVICE + device.device_id(),
+        });
+        let offsets = layout::lay_out(&mut config, &mut msix, queues);
+        let counters = TransportCounters::new(msix.vectors().clone(), msix.refused().clone());
+        let counters = Arc::new(counters);
+        let shared = Shared::new(queues, msix.vectors().clone(), counters.clone());
+        let kicks: io::Result<Vec<_>> = (0..queues).map(|_| EventFd::new(EFD_NONBLOCK)).collect();
+        let kicks = kicks.map_err(host("the notification eventfds"))?;
+        Ok(Self {
+            config,
+            offsets,
+            msix,
+            selectors: Selectors::default(),
+            lifecycle: Lifecycle::new(device, memory, Arc::new(shared), counters.clone(), kicks),
+            bells: Bells::new(doorbells, counters, queues),
+            notify: None,
+        })
+    }
+
+    /// What is counted. It outlives the device.
+    pub fn counters(&self) -> Arc<TransportCounters> {
+        self.lifecycle.counters.clone()
+    }
+
+    fn virtio_read(&mut self, offset: u64, into: &mut [u8]) {
+        into.fill(0);
+        match offset {
+            ..layout::ISR => self
+                .selectors
+                .read(&self.lifecycle, offset - layout::COMMON, into),
+            layout::ISR => {
+                if let Some(isr) = into.first_mut() {
+                    *isr = self.lifecycle.shared.take_isr();
+                }
+            }
+            layout::DEVICE..NOTIFY => {
+                let at = (offset - layout::DEVICE) as usize;
+                self.lifecycle.device.read_config(at, into);
+            }
+            // The rest of the ISR page, and notifications, which are written only.
+            _ => {}
+        }
+    }
+
+    fn virtio_write(&mut self, offset: u64, bytes: &[u8]) {
+        match offset {
+            ..layout::ISR => {
+                let before = self.lifecycle.shared.status();
+                let bus_master = self.config.is_bus_master();
+                self.selectors.write(
+                    &mut self.lifecycle,
+                    offset - layout::COMMON,
+                    bytes,
+                    bus_master,
+                );
+                if before != 0 && self.lifecycle.shared.status() == 0 {
+                    self.msix.forget_pending();
+                }
+                self.follow_bells();
+            }
+            layout::DEVICE..NOTIFY => {
+                let at = (offset - layout::DEVICE) as usize;
+                self.lifecycle.device.write_config(at, bytes);
+            }
+            NOTIFY.. => self.notify(offset - NOTIFY),
+            _ => count(&self.lifecycle.counters.writes_ignored),
+        }
+    }
+
+    /// A notification that no ioeventfd caught. The value written is the queue's number; the address
+    /// says as much.
+    fn notify(&self, offset: u64) {
+        let index = usize::try_from(offset / NOTIFY_MULTIPLIER).unwrap_or(usize::MAX);
+        match self.lifecycle.queues.get(index) {
+            Some(queue) if offset % NOTIFY_MULTIPLIER == 0 => {
+                count(&self.lifecycle.counters.notify_exits);
+                // It fails only if 2^64 - 2 notifications wait, and then one does.
+                let _ = queue.kick.write(1);
+            }
+            _ => count(&self.lifecycle.counters.writes_ignored),
+        }
+    }
+
+    fn follow_bells(&mut self) {
+        let base = self.notify.filter(|_| self.lifecycle.is_active());
+        self.bells.follow(base, &self.lifecycle.queues);
+    }
+
+    /// The access that the PCI configuration access capability describes (section 4.1.4.9): BAR,
+    /// offset, length; none if there is no such place.
+    fn window_access(&self) -> Option<(u8, u64, usize)> {
+        let [bar] = self.config.array(self.offsets.access);
+        let offset = u32::from_le_bytes(self.config.array(self.offsets.access + 4));
+        let len = u32::from_le_bytes(self.config.array(self.offsets.access + 8));
+        let fits = self.config.bar_len(bar)? >= u64::from(offset) + u64::from(len);
+        let possible = matches!(len, 1 | 2 | 4) && offset % len == 0 && fits;
+        possible.then_some((bar, offset.into(), len as usize))
+    }
+
+    /// Whether an access to configuration space touches the data of that capability.
+    fn touches_data(&self, offset: u16, len: usize) -> bool {
+        let data = self.offsets.access + 12;
+        let offset = usize::from(offset);
+        offset < data + 4 && offset + len > data
+    }
+
+    /// What a write to configuration space changed, beyond the bytes.
+    fn follow_config(&mut self) {
+        if self.config.array(self.offsets.reset) == [1] {
+            self.lifecycle.reset();
+            self.selectors.reset();
+            self.config.reset();
+            self.msix.reset(&self.config);
+        }
+        if !self.config.is_bus_master() && self.lifecycle.is_active() {
+            self.lifecycle.stop();
+            self.lifecycle.shared.needs_reset();
+        }
+        self.msix.follow(&self.config);
+        self.follow_bells();
+    }
+}
+
+impl PciDevice for VirtioPci {
+    fn config_read(&mut self, offset: u16, into: &mut [u8]) {
+        if self.touches_data(offset, into.len())
+            && let Some((bar, at, len)) = self.window_access()
+        {
+            let mut data = [0; 4];
+            self.bar_read(bar, at, &mut data[..len]);
+            self.config.set(self.offsets.access + 12, &data[..len]);
+        }
+        self.config.read(offset, into);
+    }
+
+    fn config_write(&mut self, offset: u16, bytes: &[u8]) {
+        self.config.write(offset, bytes);
+        if self.touches_data(offset, bytes.len())
+            && let Some((bar, at, len)) = self.window_access()
+        {
+            let data: [u8; 4] = self.config.array(self.offsets.access + 12);
+            self.bar_write(bar, at, &data[..len]);
+        }
+        self.follow_config();
+    }
+
+    fn windows(&self) -> Vec<Window> {
+        self.config.windows()
+    }
+
+    fn forwarded(&mut self, windows: &[Window]) {
+        let virtio = windows.iter().find(|window| window.bar == VIRTIO_BAR);
+        self.notify = virtio.map(|window| window.start + NOTIFY);
+        self.follow_bells();
+    }
+
+    fn bar_read(&mut self, bar: u8, offset: u64, into: &mut [u8]) {
+        match bar {
+            MSIX_BAR if offset >= self.offsets.pba => {
+                self.msix.pba_read(offset - self.offsets.pba, into);
+            }
+            MSIX_BAR => self.msix.table_read(offset, into),
+            _ => self.virtio_read(offset, into),
+        }
+    }
+
+    fn bar_write(&mut self, bar: u8, offset: u64, bytes: &[u8]) {
+        match bar {
+            MSIX_BAR if offset < self.offsets.pba => self.msix.table_write(offset, bytes),
+            // The pending bits are read only.
+            MSIX_BAR => {}
+            _ => self.virtio_write(offset, bytes),
+        }
+    }
+}
+
+impl Drop for VirtioPci {
+    fn drop(&mut self) {
+        self.lifecycle.stop();
+        self.follow_bells();
+    }
+}

@@ -1,0 +1,134 @@
+//! What the driver's vCPUs and the device's threads share: the status, the vectors' numbers, the
+//! ISR byte. All atomic; no thread of the device ever takes the function's lock.
+use std::sync::{
+    Arc,
+    atomic::{
+        AtomicU8, AtomicU16,
+        Ordering::{AcqRel, Acquire, Relaxed, Release},
+    },
+};
+
+use super::{counters::TransportCounters, counters::count, status};
+use crate::{pci::Vectors, virtio::Signals};
+
+/// The vector number that means none (section 4.1.5.1.2).
+pub(super) const NO_VECTOR: u16 = 0xffff;
+
+/// ISR status: a queue was used.
+pub(super) const ISR_QUEUE: u8 = 1;
+/// ISR status: the configuration changed.
+pub(super) const ISR_CONFIG: u8 = 2;
+
+/// One device's.
+pub(super) struct Shared {
+    pub(super) status: AtomicU8,
+    generation: AtomicU8,
+    isr: AtomicU8,
+    config_vector: AtomicU16,
+    queue_vectors: Box<[AtomicU16]>,
+    vectors: Arc<Vectors>,
+    counters: Arc<TransportCounters>,
+}
+
+impl Shared {
+    pub(super) fn new(
+        queues: usize,
+        vectors: Arc<Vectors>,
+        counters: Arc<TransportCounters>,
+    ) -> Self {
+        Self {
+            status: AtomicU8::new(0),
+            generation: AtomicU8::new(0),
+            isr: AtomicU8::new(0),
+            config_vector: AtomicU16::new(NO_VECTOR),
+            queue_vectors: (0..queues).map(|_| AtomicU16::new(NO_VECTOR)).collect(),
+            vectors,
+            counters,
+        }
+    }
+
+    pub(super) fn status(&self) -> u8 {
+        self.status.load(Acquire)
+    }
+
+    pub(super) fn generation(&self) -> u8 {
+        self.generation.load(Acquire)
+    }
+
+    /// Reads the ISR status, which clears it.
+    pub(super) fn take_isr(&self) -> u8 {
+        self.isr.swap(0, AcqRel)
+    }
+
+    pub(super) fn config_vector(&self) -> u16 {
+        self.config_vector.load(Relaxed)
+    }
+
+    /// A vector that does not exist becomes NO_VECTOR, as the driver is to find out by reading it
+    /// back.
+    pub(super) fn set_config_vector(&self, vector: u16) {
+        self.config_vector.store(self.existing(vector), Release);
+    }
+
+    pub(super) fn queue_vector(&self, queue: u16) -> u16 {
+        let vector = self.queue_vectors.get(usize::from(queue));
+        vector.map_or(NO_VECTOR, |vector| vector.load(Relaxed))
+    }
+
+    pub(super) fn set_queue_vector(&self, queue: u16, vector: u16) {
+        if let Some(of_queue) = self.queue_vectors.get(usize::from(queue)) {
+            of_queue.store(self.existing(vector), Release);
+        }
+    }
+
+    fn existing(&self, vector: u16) -> u16 {
+        if usize::from(vector) < self.vectors.count() {
+            vector
+        } else {
+            NO_VECTOR
+        }
+    }
+
+    /// As at power-on. The device is stopped, so nobody signals.
+    pub(super) fn reset(&self) {
+        self.config_vector.store(NO_VECTOR, Release);
+        for vector in &self.queue_vectors {
+            vector.store(NO_VECTOR, Release);
+        }
+        self.isr.store(0, Release);
+        self.status.store(0, Release);
+    }
+
+    fn set_isr(&self, bit: u8) {
+        // With MSI-X nobody reads it: look before writing, so that queues don't fight for the line.
+        if self.isr.load(Relaxed) & bit == 0 {
+            self.isr.fetch_or(bit, AcqRel);
+        }
+    }
+}
+
+impl Signals for Shared {
+    fn queue(&self, index: u16) {
+        self.set_isr(ISR_QUEUE);
+        if let Some(vector) = self.queue_vectors.get(usize::from(index)) {
+            // NO_VECTOR is no vector that exists.
+            self.vectors.signal(vector.load(Acquire));
+        }
+    }
+
+    fn config(&self) {
+        self.generation.fetch_add(1, AcqRel);
+        self.set_isr(ISR_CONFIG);
+        self.vectors.signal(self.config_vector.load(Acquire));
+    }
+
+    fn needs_reset(&self) {
+        let before = self.status.fetch_or(status::NEEDS_RESET, AcqRel);
+        if before & status::NEEDS_RESET == 0 {
+            count(&self.counters.needs_reset);
+            if before & status::DRIVER_OK != 0 {
+                self.config();
+            }
+        }
+    }
+}
