@@ -25,6 +25,17 @@ macro_rules! require_root_and_tun {
     };
 }
 
+/// Returns from a test, saying why, on a machine without a usable `/dev/kvm`.
+#[macro_export]
+macro_rules! require_kvm {
+    () => {
+        if let Err(why) = $crate::requirements::kvm() {
+            $crate::skipped!("{why}");
+            return;
+        }
+    };
+}
+
 /// What `skipped!` does.
 pub fn say_skipped(why: &str) {
     let thread = std::thread::current();
@@ -44,4 +55,12 @@ pub fn root_and_tun() -> Result<(), String> {
     opened
         .map(drop)
         .map_err(|error| format!("it needs /dev/net/tun: {error}"))
+}
+
+/// Whether this process may make virtual machines; else why not.
+pub fn kvm() -> Result<(), String> {
+    let opened = File::options().read(true).write(true).open("/dev/kvm");
+    opened
+        .map(drop)
+        .map_err(|error| format!("it needs /dev/kvm: {error}"))
 }

@@ -11,6 +11,7 @@ use std::{io, os::fd::OwnedFd, sync::Arc, sync::atomic::AtomicBool, thread::Join
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
 mod bus;
+mod devices;
 mod ending;
 mod error;
 mod gate;
@@ -24,9 +25,10 @@ pub(crate) use gate::Gate;
 pub use crate::legacy::serial::SerialIo;
 use crate::{
     ThreadSetup,
+    acpi::{self, AcpiConfig},
     boot::{self, BootSource},
     counters::Counters,
-    kick, kvm, layout,
+    cpuid, kick, kvm, layout,
     legacy::serial::Console,
     memory, vcpu,
     virtio::net::NetConfig,
@@ -70,8 +72,11 @@ impl Machine {
         let kvm = kvm::open(config.kvm)?;
         let memory = Arc::new(memory::create(config.memory_bytes)?);
         let vm = Arc::new(kvm::create(&kvm, &memory)?);
-        let routes = Arc::new(kvm::GsiRoutes::new(vm.clone()));
         let kernel = boot::load(&memory, &config.boot)?;
+        let physical_bits = cpuid::physical_bits(&cpuid::filtered(&kvm, 0, cpus)?);
+        let mmio64 = layout::mmio64(config.memory_bytes, physical_bits);
+        acpi::write(&memory, &AcpiConfig { cpus, mmio64 })?;
+        let routes = Arc::new(kvm::GsiRoutes::new(vm.clone()));
 
         let serial_irq = new_eventfd()?;
         routes
@@ -79,9 +84,10 @@ impl Machine {
             .map_err(MachineError::host("connecting the serial port's interrupt"))?;
         let console = Console::start(config.serial, serial_irq, &counters, &config.threads)
             .map_err(MachineError::host("starting the serial console"))?;
+        let pci = devices::root(mmio64)?;
         let shared = Arc::new(vcpu::Shared {
             memory,
-            bus: Bus { console },
+            bus: Bus { console, pci },
             counters,
             ending: Ending::new().map_err(MachineError::host("making an eventfd"))?,
             gate: Gate::default(),

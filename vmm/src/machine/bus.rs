@@ -3,14 +3,16 @@
 //! A port of an old device is a byte wide, and the bus splits a wider access into bytes, as a PC's
 //! does. What no device claims reads as all ones, and writes to it are lost.
 use crate::{
-    layout::ports,
+    layout::{self, ports},
     legacy::{i8042, power, serial::Console},
     machine::Outcome,
+    pci,
 };
 
 /// The devices that vCPUs reach by an exit.
 pub(crate) struct Bus {
     pub(crate) console: Console,
+    pub(crate) pci: pci::Root,
 }
 
 /// What an access came to.
@@ -26,10 +28,16 @@ pub(crate) enum Answer {
 
 /// The serial port's registers.
 const SERIAL_LAST: u16 = ports::SERIAL + 7;
+/// PCI's configuration address and data, each four bytes.
+const PCI_LAST: u16 = ports::PCI_DATA + 3;
 
 impl Bus {
     /// Reads from a port; `into` has 1, 2 or 4 bytes.
     pub(crate) fn port_read(&self, port: u16, into: &mut [u8]) -> Answer {
+        if let ports::PCI_ADDRESS..=PCI_LAST = port {
+            self.pci.port_read(port, into);
+            return Answer::Served;
+        }
         let mut served = false;
         for (place, byte) in into.iter_mut().enumerate() {
             let read = self.port_read_byte(port.wrapping_add(place as u16));
@@ -54,6 +62,10 @@ impl Bus {
 
     /// Writes to a port; `bytes` are 1, 2 or 4.
     pub(crate) fn port_write(&self, port: u16, bytes: &[u8]) -> Answer {
+        if let ports::PCI_ADDRESS..=PCI_LAST = port {
+            self.pci.port_write(port, bytes);
+            return Answer::Served;
+        }
         let mut answer = Answer::Unclaimed;
         for (place, &byte) in bytes.iter().enumerate() {
             match self.port_write_byte(port.wrapping_add(place as u16), byte) {
@@ -85,13 +97,32 @@ impl Bus {
     }
 
     /// Reads from an address without memory; `into` has 1 to 8 bytes.
-    pub(crate) fn mmio_read(&self, _address: u64, into: &mut [u8]) -> Answer {
+    pub(crate) fn mmio_read(&self, address: u64, into: &mut [u8]) -> Answer {
+        let served = if layout::ECAM.contains(address) {
+            self.pci.ecam_read(address - layout::ECAM.start, into);
+            true
+        } else {
+            self.pci.mmio_read(address, into)
+        };
+        if served {
+            return Answer::Served;
+        }
         into.fill(0xff);
         Answer::Unclaimed
     }
 
     /// Writes to an address without memory; `bytes` are 1 to 8.
-    pub(crate) fn mmio_write(&self, _address: u64, _bytes: &[u8]) -> Answer {
-        Answer::Unclaimed
+    pub(crate) fn mmio_write(&self, address: u64, bytes: &[u8]) -> Answer {
+        let served = if layout::ECAM.contains(address) {
+            self.pci.ecam_write(address - layout::ECAM.start, bytes);
+            true
+        } else {
+            self.pci.mmio_write(address, bytes)
+        };
+        if served {
+            Answer::Served
+        } else {
+            Answer::Unclaimed
+        }
     }
 }

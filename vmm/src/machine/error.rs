@@ -1,7 +1,10 @@
 //! Why a machine could not be made.
 use std::io;
 
-use crate::{boot::BootError, kvm::KvmError, layout, memory::MemoryError, vcpu::VcpuError};
+use crate::{
+    acpi::AcpiError, boot::BootError, cpuid::CpuidError, kvm::KvmError, layout,
+    memory::MemoryError, pci::PciError, vcpu::VcpuError, virtio::net::NetError,
+};
 
 /// Why a machine could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +24,18 @@ pub enum MachineError {
     /// Kernel, initrd or command line.
     #[error(transparent)]
     Boot(#[from] BootError),
+    /// The ACPI tables.
+    #[error(transparent)]
+    Acpi(#[from] AcpiError),
+    /// The CPUs' description.
+    #[error(transparent)]
+    Cpuid(#[from] CpuidError),
+    /// The PCI bus.
+    #[error(transparent)]
+    Pci(#[from] PciError),
+    /// The network card.
+    #[error("the network card: {0}")]
+    Net(#[from] NetError),
     /// A thread or a descriptor could not be had.
     #[error("{what}")]
     Host {
