@@ -9,6 +9,7 @@
 extern crate alloc;
 
 pub mod command;
+pub mod firmware;
 pub mod histogram;
 pub mod json;
 pub mod pattern;

@@ -1,0 +1,152 @@
+//! The local APIC: interrupts to other CPUs, their start, and the timer. By MSRs where the CPU has
+//! x2APIC and by memory otherwise (QEMU without KVM).
+use core::{
+    ptr,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use super::{
+    clock,
+    cpu::{self, SPURIOUS_VECTOR, Slot},
+    cpuid,
+};
+
+const BASE: u64 = 0xFEE0_0000;
+const BASE_MSR: u32 = 0x1B;
+const BASE_ENABLED: u64 = 1 << 11;
+const BASE_X2APIC: u64 = 1 << 10;
+const TSC_DEADLINE_MSR: u32 = 0x6E0;
+
+const ID: u32 = 0x20;
+const SPURIOUS: u32 = 0xF0;
+const SPURIOUS_ENABLE: u64 = 1 << 8;
+const COMMAND: u32 = 0x300;
+const TIMER: u32 = 0x320;
+const TIMER_TSC_DEADLINE: u64 = 2 << 17;
+const TIMER_INITIAL: u32 = 0x380;
+const TIMER_CURRENT: u32 = 0x390;
+const TIMER_DIVIDE: u32 = 0x3E0;
+const DIVIDE_BY_1: u64 = 0b1011;
+
+const INIT: u64 = 5 << 8;
+const STARTUP: u64 = 6 << 8;
+const ASSERT: u64 = 1 << 14;
+
+static X2APIC: AtomicBool = AtomicBool::new(false);
+/// The timer's ticks per 2^20 ns; 0: it counts in TSC deadlines.
+static TICKS_PER_2_20_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Whether the CPU has x2APIC. Before [`start`].
+pub(crate) fn x2apic_offered() -> bool {
+    cpuid::leaf(1).ecx & 1 << 21 != 0
+}
+
+/// Masks the two 8259s, which firmware left with the timer on an exception's vector. Once.
+pub(crate) fn mask_legacy_interrupts() {
+    for mask in [0x21, 0xA1] {
+        // SAFETY: a PC's interrupt controllers, of which nothing here makes use.
+        unsafe { cpu::port::write8(mask, 0xFF) };
+    }
+}
+
+/// Turns the calling CPU's local APIC on.
+pub(crate) fn start() {
+    let x2apic = x2apic_offered();
+    X2APIC.store(x2apic, Ordering::Relaxed);
+    // SAFETY: every x86-64 CPU has this register.
+    unsafe {
+        let base = cpu::read_msr(BASE_MSR) | BASE_ENABLED;
+        cpu::write_msr(BASE_MSR, base);
+        if x2apic {
+            cpu::write_msr(BASE_MSR, base | BASE_X2APIC);
+        }
+    }
+    write(SPURIOUS, SPURIOUS_ENABLE | u64::from(SPURIOUS_VECTOR));
+    write(TIMER_DIVIDE, DIVIDE_BY_1);
+    let mode = if clock::has_tsc_deadline() {
+        TIMER_TSC_DEADLINE
+    } else {
+        0
+    };
+    write(TIMER, mode | u64::from(Slot::Timer.vector()));
+}
+
+/// Measures the timer against the clock, where it does not count in TSC deadlines. Once, on CPU 0.
+pub(crate) fn calibrate_timer() {
+    if clock::has_tsc_deadline() {
+        return;
+    }
+    write(TIMER_INITIAL, 0xFFFF_FFFF);
+    let start = clock::now_ns();
+    let first = read(TIMER_CURRENT);
+    while clock::now_ns() - start < 2_000_000 {}
+    let ticks = first - read(TIMER_CURRENT);
+    let elapsed = clock::now_ns() - start;
+    write(TIMER_INITIAL, 0);
+    TICKS_PER_2_20_NS.store(((ticks << 20) / elapsed).max(1), Ordering::Relaxed);
+}
+
+/// Has the calling CPU's timer interrupt at `at_ns`, or before that if that is too far ahead.
+pub(crate) fn set_timer(at_ns: u64) {
+    match TICKS_PER_2_20_NS.load(Ordering::Relaxed) {
+        // SAFETY: the CPU has the register: `calibrate_timer` asked.
+        0 => unsafe { cpu::write_msr(TSC_DEADLINE_MSR, clock::tsc_at(at_ns)) },
+        rate => {
+            let ns = at_ns.saturating_sub(clock::now_ns()).min(1 << 32);
+            write(TIMER_INITIAL, ((ns * rate) >> 20).clamp(1, 0xFFFF_FFFF));
+        }
+    }
+}
+
+/// The calling CPU's id.
+pub(crate) fn id() -> u32 {
+    let id = read(ID) as u32;
+    if X2APIC.load(Ordering::Relaxed) {
+        id
+    } else {
+        id >> 24
+    }
+}
+
+/// Interrupts another CPU.
+pub(crate) fn interrupt(apic_id: u32, slot: Slot) {
+    command(apic_id, ASSERT | u64::from(slot.vector()));
+}
+
+/// Resets another CPU and has it start at `page`, below 1 MiB.
+pub(crate) fn start_cpu(apic_id: u32, page: u64) {
+    command(apic_id, INIT | ASSERT);
+    clock::spin_ns(200_000);
+    for _ in 0..2 {
+        command(apic_id, STARTUP | ASSERT | page >> 12);
+        clock::spin_ns(200_000);
+    }
+}
+
+fn command(apic_id: u32, command: u64) {
+    if X2APIC.load(Ordering::Relaxed) {
+        write(COMMAND, u64::from(apic_id) << 32 | command);
+    } else {
+        write(COMMAND + 0x10, u64::from(apic_id) << 24);
+        write(COMMAND, command);
+    }
+}
+
+fn read(register: u32) -> u64 {
+    if X2APIC.load(Ordering::Relaxed) {
+        // SAFETY: a register of the x2APIC, which is on.
+        return unsafe { cpu::read_msr(0x800 + (register >> 4)) };
+    }
+    // SAFETY: a register of the local APIC, mapped uncached.
+    u64::from(unsafe { ptr::read_volatile((BASE + u64::from(register)) as *const u32) })
+}
+
+fn write(register: u32, value: u64) {
+    if X2APIC.load(Ordering::Relaxed) {
+        // SAFETY: a register of the x2APIC, which is on.
+        unsafe { cpu::write_msr(0x800 + (register >> 4), value) };
+    } else {
+        // SAFETY: a register of the local APIC, mapped uncached.
+        unsafe { ptr::write_volatile((BASE + u64::from(register)) as *mut u32, value as u32) };
+    }
+}

@@ -1,0 +1,179 @@
+//! Time from the TSC, whose rate comes from whoever knows it: kvm-clock, CPUID (0x15, or a
+//! hypervisor's 0x4000_0010), or else a measurement against the PIT.
+use core::{
+    arch::x86_64::_rdtsc,
+    hint, ptr,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use super::{
+    cpu::{self, port},
+    cpuid,
+};
+
+/// ns = ticks * SCALE >> SCALE_SHIFT.
+static SCALE: AtomicU64 = AtomicU64::new(0);
+const SCALE_SHIFT: u32 = 40;
+static START_TSC: AtomicU64 = AtomicU64::new(0);
+
+/// Where the clock's rate came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// kvm-clock's scale.
+    KvmClock,
+    /// CPUID.
+    Cpuid,
+    /// Measured against the PIT.
+    Pit,
+}
+
+impl Source {
+    /// Its name, for the boot line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Source::KvmClock => "kvm-clock",
+            Source::Cpuid => "cpuid",
+            Source::Pit => "pit",
+        }
+    }
+}
+
+/// Finds the rate and starts the clock at 0.
+pub(crate) fn start() -> Source {
+    let (scale, source) = if let Some(scale) = kvm_clock_scale() {
+        (scale, Source::KvmClock)
+    } else if let Some(hz) = cpuid_hz() {
+        (scale_of_hz(hz), Source::Cpuid)
+    } else {
+        (scale_of_hz(pit_hz()), Source::Pit)
+    };
+    SCALE.store(scale, Ordering::Relaxed);
+    START_TSC.store(tsc(), Ordering::Relaxed);
+    source
+}
+
+/// Nanoseconds since [`start`]; the same on all CPUs, as their TSCs are.
+pub(crate) fn now_ns() -> u64 {
+    let ticks = tsc().saturating_sub(START_TSC.load(Ordering::Relaxed));
+    (u128::from(ticks) * u128::from(SCALE.load(Ordering::Relaxed)) >> SCALE_SHIFT) as u64
+}
+
+/// The TSC's value at a time of [`now_ns`].
+pub(crate) fn tsc_at(ns: u64) -> u64 {
+    let ticks = (u128::from(ns) << SCALE_SHIFT) / u128::from(SCALE.load(Ordering::Relaxed).max(1));
+    START_TSC
+        .load(Ordering::Relaxed)
+        .saturating_add(u64::try_from(ticks).unwrap_or(u64::MAX))
+}
+
+/// Waits without halting.
+pub(crate) fn spin_ns(ns: u64) {
+    let end = now_ns() + ns;
+    while now_ns() < end {
+        hint::spin_loop();
+    }
+}
+
+/// Whether the local APIC's timer can count in TSC deadlines.
+pub(crate) fn has_tsc_deadline() -> bool {
+    cpuid::leaf(1).ecx & 1 << 24 != 0
+}
+
+/// The time stamp counter.
+pub(crate) fn tsc() -> u64 {
+    // SAFETY: every x86-64 CPU has it, and CR4.TSD is clear.
+    unsafe { _rdtsc() }
+}
+
+fn scale_of_hz(hz: u64) -> u64 {
+    (u128::from(1_000_000_000_u64) << SCALE_SHIFT)
+        .checked_div(u128::from(hz))
+        .map_or(0, |scale| scale as u64)
+}
+
+/// pvclock_vcpu_time_info (Linux: Documentation/virt/kvm/x86/msr.rst, MSR_KVM_SYSTEM_TIME_NEW).
+#[repr(C, align(64))]
+struct KvmTime {
+    version: u32,
+    pad: u32,
+    tsc: u64,
+    ns: u64,
+    multiplier: u32,
+    shift: i8,
+    flags: u8,
+    pad2: [u8; 2],
+}
+
+fn kvm_clock_scale() -> Option<u64> {
+    const CLOCKSOURCE2: u32 = 1 << 3;
+    const SYSTEM_TIME: u32 = 0x4B56_4D01;
+    if cpuid::kvm_features() & CLOCKSOURCE2 == 0 {
+        return None;
+    }
+    let mut time = KvmTime {
+        version: 0,
+        pad: 0,
+        tsc: 0,
+        ns: 0,
+        multiplier: 0,
+        shift: 0,
+        flags: 0,
+        pad2: [0; 2],
+    };
+    let at = &raw mut time;
+    // SAFETY: KVM offers the register; it is turned off again before `time` goes.
+    let (multiplier, shift) = unsafe {
+        cpu::write_msr(SYSTEM_TIME, at as u64 | 1);
+        // KVM fills it in on the next entry into the guest; the write itself has left it.
+        let read = (
+            ptr::read_volatile(&raw const (*at).multiplier),
+            ptr::read_volatile(&raw const (*at).shift),
+        );
+        cpu::write_msr(SYSTEM_TIME, 0);
+        read
+    };
+    // ns = (ticks << shift) * multiplier >> 32
+    let scale = u64::from(multiplier) << (SCALE_SHIFT - 32);
+    let scale = if shift >= 0 {
+        scale.checked_shl(shift as u32)?
+    } else {
+        scale >> -i32::from(shift)
+    };
+    (scale != 0).then_some(scale)
+}
+
+fn cpuid_hz() -> Option<u64> {
+    let ratio = cpuid::leaf(0x15);
+    if ratio.eax != 0 && ratio.ebx != 0 && ratio.ecx != 0 {
+        return Some(u64::from(ratio.ecx) * u64::from(ratio.ebx) / u64::from(ratio.eax));
+    }
+    let khz = if cpuid::virtual_machine() {
+        cpuid::leaf(0x4000_0010).eax
+    } else {
+        0
+    };
+    (khz != 0).then_some(u64::from(khz) * 1000)
+}
+
+/// Counts the TSC over 20 ms of the PIT's channel 2, whose output shows in port 0x61.
+fn pit_hz() -> u64 {
+    const HZ: u64 = 1_193_182;
+    const COUNT: u16 = 23_864;
+    // SAFETY: a PC's timer and its gate; the speaker stays off.
+    unsafe {
+        let gate = port::read8(0x61) & !0b10;
+        port::write8(0x61, gate & !1);
+        port::write8(0x43, 0b1011_0000); // channel 2, both bytes, mode 0
+        port::write8(0x42, COUNT as u8);
+        port::write8(0x42, (COUNT >> 8) as u8);
+        port::write8(0x61, gate | 1);
+        let start = tsc();
+        while port::read8(0x61) & 1 << 5 == 0 {
+            // A machine without a PIT reads all ones, or nothing for ever: give up after 2^33 ticks.
+            if tsc() - start > 1 << 33 {
+                break;
+            }
+        }
+        (tsc() - start) * HZ / u64::from(COUNT)
+    }
+}
