@@ -1,6 +1,7 @@
 //! Virtio devices (OASIS virtio 1.2), and their transport over PCI.
 mod device;
 pub mod net;
+pub mod rng;
 pub mod transport;
 
 pub use device::{ActivateError, Activation, EnabledQueue, Signals, VirtioDevice};

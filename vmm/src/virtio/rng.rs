@@ -1,0 +1,330 @@
+//! The entropy device (OASIS virtio 1.2, section 5.4): fills what the driver offers with the host's
+//! random bytes.
+//!
+//! One thread, started when the device is made and asleep until the driver asks. A request is
+//! answered with at most [`MAX_REQUEST_BYTES`], as the specification allows, and all of them together
+//! with [`BYTES_PER_SECOND`]: a guest that asks without end costs the host a bounded, small share of
+//! a CPU, and waits. Every request is charged [`MIN_CHARGE_BYTES`] at least, so empty ones are no way
+//! around that.
+use std::{
+    io,
+    os::fd::{AsRawFd, RawFd},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtio_queue::{QueueOwnedT, QueueT};
+use vm_memory::Bytes;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::{ActivateError, Activation, EnabledQueue, VirtioDevice};
+use crate::{ThreadKind, ThreadSetup};
+
+/// The most that one request gets.
+pub const MAX_REQUEST_BYTES: usize = 4096;
+/// The most that all requests get, once a burst of [`BURST_BYTES`] is used up.
+pub const BYTES_PER_SECOND: u64 = 1 << 20;
+/// What can be had at once.
+pub const BURST_BYTES: u64 = 1 << 16;
+/// What a request costs at least.
+pub const MIN_CHARGE_BYTES: u64 = 256;
+/// How many descriptors of a request are looked at; those after it get nothing.
+pub const MAX_DESCRIPTORS: usize = 64;
+
+const QUEUE_SIZES: &[u16] = &[64];
+/// How long a driver that used up its allowance waits before it is looked at again.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The entropy device.
+pub struct Rng {
+    control: Arc<Control>,
+    worker: Option<JoinHandle<()>>,
+}
+
+/// What the device and its thread share.
+struct Control {
+    phase: Mutex<Phase>,
+    changed: Condvar,
+    /// Wakes the thread out of its poll.
+    wake: EventFd,
+}
+
+/// Who may do what next.
+enum Phase {
+    /// The thread waits for work.
+    Idle,
+    /// For the thread to take.
+    Start(Box<Activation>),
+    Serving,
+    /// The thread is to let go of the queue and become idle.
+    Stop,
+    /// The thread is to end.
+    Quit,
+}
+
+impl Rng {
+    /// Starts the device's thread, which calls `threads` first.
+    pub fn new(threads: ThreadSetup) -> io::Result<Self> {
+        let control = Arc::new(Control {
+            phase: Mutex::new(Phase::Idle),
+            changed: Condvar::new(),
+            wake: EventFd::new(EFD_NONBLOCK)?,
+        });
+        let (ready, is_ready) = mpsc::channel();
+        let worker = {
+            let control = control.clone();
+            thread::Builder::new().name("rng".into()).spawn(move || {
+                let set_up = threads(ThreadKind::Device);
+                let failed = set_up.is_err();
+                if ready.send(set_up).is_ok() && !failed {
+                    control.work();
+                }
+            })?
+        };
+        let gone = |_| Err(io::Error::other("the entropy device's thread died"));
+        is_ready.recv().unwrap_or_else(gone)?;
+        Ok(Self {
+            control,
+            worker: Some(worker),
+        })
+    }
+}
+
+impl Drop for Rng {
+    fn drop(&mut self) {
+        self.control.set(Phase::Quit);
+        if let Some(worker) = self.worker.take() {
+            // A panic of the thread is not this thread's to have.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl VirtioDevice for Rng {
+    fn device_id(&self) -> u16 {
+        4
+    }
+
+    fn pci_class(&self) -> u32 {
+        // Unassigned, as the PCI classes know no entropy.
+        0xff_00_00
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        QUEUE_SIZES
+    }
+
+    fn features(&self) -> u64 {
+        1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC
+    }
+
+    fn read_config(&self, _offset: usize, into: &mut [u8]) {
+        into.fill(0);
+    }
+
+    fn write_config(&mut self, _offset: usize, _bytes: &[u8]) {}
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        if activation.queues.len() != 1 {
+            let why = "the entropy device has one";
+            return Err(ActivateError::Queues {
+                enabled: activation.queues.len(),
+                why,
+            });
+        }
+        self.control.set(Phase::Start(Box::new(activation)));
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.control.set(Phase::Stop);
+        let stopping = |phase: &mut Phase| matches!(phase, Phase::Stop);
+        drop(
+            self.control
+                .changed
+                .wait_while(self.control.lock(), stopping),
+        );
+    }
+}
+
+impl Control {
+    fn lock(&self) -> MutexGuard<'_, Phase> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, phase: Phase) {
+        *self.lock() = phase;
+        self.changed.notify_all();
+        // It fails only when it is signalled already.
+        let _ = self.wake.write(1);
+    }
+
+    /// The thread.
+    fn work(&self) {
+        loop {
+            let activation = {
+                let mut phase = self.lock();
+                loop {
+                    match std::mem::replace(&mut *phase, Phase::Serving) {
+                        Phase::Start(activation) => break activation,
+                        Phase::Quit => return,
+                        Phase::Stop | Phase::Idle | Phase::Serving => {
+                            *phase = Phase::Idle;
+                            self.changed.notify_all();
+                        }
+                    }
+                    phase = self
+                        .changed
+                        .wait(phase)
+                        .unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            self.serve(*activation);
+        }
+    }
+
+    /// Serves until told otherwise; what was served with is dropped when it returns.
+    fn serve(&self, mut activation: Activation) {
+        let Some(mut queue) = activation.queues.pop() else {
+            return;
+        };
+        let mut allowance = Allowance::new(Instant::now());
+        let mut is_throttled = false;
+        while self.is_serving() {
+            // What the driver wants is not looked at while it can't be had.
+            let kick = (!is_throttled).then_some(queue.kick.as_raw_fd());
+            let waited = wait(self.wake.as_raw_fd(), kick, is_throttled.then_some(PAUSE));
+            // Both only say that there may be something; empty ones are no error.
+            let _ = self.wake.read();
+            let _ = queue.kick.read();
+            allowance.refill(Instant::now());
+            let answered = waited
+                .map_err(|_| Broken)
+                .and_then(|()| answer(&mut queue, &activation, &mut allowance));
+            match answered {
+                Ok(done) => is_throttled = !done,
+                Err(Broken) => {
+                    activation.signals.needs_reset();
+                    self.wait_for_orders();
+                }
+            }
+        }
+    }
+
+    fn is_serving(&self) -> bool {
+        matches!(*self.lock(), Phase::Serving)
+    }
+
+    fn wait_for_orders(&self) {
+        let serving = |phase: &mut Phase| matches!(phase, Phase::Serving);
+        drop(self.changed.wait_while(self.lock(), serving));
+    }
+}
+
+/// The driver's rings make no sense, or the host failed.
+struct Broken;
+
+/// Answers what is in the ring, as far as the allowance goes. True if nothing is left.
+fn answer(
+    EnabledQueue { queue, index, .. }: &mut EnabledQueue,
+    Activation {
+        memory, signals, ..
+    }: &Activation,
+    allowance: &mut Allowance,
+) -> Result<bool, Broken> {
+    let memory = &**memory;
+    let mut bytes = [0; MAX_REQUEST_BYTES];
+    let mut used_any = false;
+    let done = loop {
+        queue.disable_notification(memory).map_err(|_| Broken)?;
+        while allowance.is_left() {
+            let chain = queue.iter(memory).map_err(|_| Broken)?.next();
+            let Some(chain) = chain else { break };
+            let head = chain.head_index();
+            let mut written = 0;
+            for buffer in chain.take(MAX_DESCRIPTORS) {
+                let len = (MAX_REQUEST_BYTES - written).min(buffer.len() as usize);
+                if len == 0 || !buffer.is_write_only() {
+                    continue;
+                }
+                let bytes = &mut bytes[..len];
+                getrandom::fill(bytes).map_err(|_| Broken)?;
+                memory
+                    .write_slice(bytes, buffer.addr())
+                    .map_err(|_| Broken)?;
+                written += len;
+            }
+            allowance.charge(written as u64);
+            let written = u32::try_from(written).expect("at most 4096");
+            queue.add_used(memory, head, written).map_err(|_| Broken)?;
+            used_any = true;
+        }
+        if !allowance.is_left() {
+            break false;
+        }
+        if !queue.enable_notification(memory).map_err(|_| Broken)? {
+            break true;
+        }
+    };
+    if used_any && queue.needs_notification(memory).map_err(|_| Broken)? {
+        signals.queue(*index);
+    }
+    Ok(done)
+}
+
+/// Bytes that may be given away now.
+struct Allowance {
+    bytes: u64,
+    at: Instant,
+}
+
+impl Allowance {
+    fn new(now: Instant) -> Self {
+        Self {
+            bytes: BURST_BYTES,
+            at: now,
+        }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let micros = now.saturating_duration_since(self.at).as_micros();
+        // A second fills any burst.
+        let micros = u64::try_from(micros).unwrap_or(u64::MAX).min(1_000_000);
+        self.bytes = (self.bytes + micros * BYTES_PER_SECOND / 1_000_000).min(BURST_BYTES);
+        self.at = now;
+    }
+
+    fn is_left(&self) -> bool {
+        self.bytes > 0
+    }
+
+    fn charge(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_sub(bytes.max(MIN_CHARGE_BYTES));
+    }
+}
+
+/// Waits until either can be read, or for a time.
+fn wait(wake: RawFd, kick: Option<RawFd>, time: Option<Duration>) -> io::Result<()> {
+    // A negative descriptor is passed over.
+    let readable = |fd| libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut fds = [readable(wake), readable(kick.unwrap_or(-1))];
+    let millis = time.map_or(-1, |time| {
+        i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
+    });
+    // SAFETY: the array is valid for its two elements, and outlives the call.
+    let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, millis) };
+    match io::Error::last_os_error() {
+        error if ready < 0 && error.kind() != io::ErrorKind::Interrupted => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[path = "rng_test.rs"]
+mod tests;
