@@ -89,20 +89,16 @@ fn pci_root(mmio64: Option<Window>) -> Vec<u8> {
     ))
 }
 
-/// Reserves ECAM (PCI Firmware specification 3.2, 4.1.2), sleep registers and exit port.
+/// Reserves ECAM (PCI Firmware specification 3.2, 4.1.2) and the sleep registers.
 fn motherboard() -> Vec<u8> {
     let ecam = Memory32Fixed::new(true, layout::ECAM.start as u32, layout::ECAM.size as u32);
     let sleep = IO::new(ports::SLEEP_CONTROL, ports::SLEEP_CONTROL, 1, 2);
-    let exit = IO::new(ports::EXIT, ports::EXIT, 1, 1);
     bytes_of(&Device::new(
         "MBRD".into(),
         vec![
             &Name::new("_HID".into(), &EISAName::new("PNP0C02")),
             &Name::new("_UID".into(), &ZERO),
-            &Name::new(
-                "_CRS".into(),
-                &ResourceTemplate::new(vec![&ecam, &sleep, &exit]),
-            ),
+            &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ecam, &sleep])),
         ],
     ))
 }
