@@ -1,29 +1,49 @@
 //! What a machine counted: exits by kind and vCPU, the console's bytes, and the devices' figures.
 //! Threads add with relaxed atomics, each to its own; a snapshot is read without stopping them.
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use serde::Serialize;
 
+use crate::virtio::{
+    net::{NetCounters, NetSnapshot},
+    transport::{TransportCounters, TransportSnapshot},
+};
+
 /// The counters of one machine.
-#[derive(Debug)]
 pub struct Counters {
     pub(crate) vcpus: Box<[VcpuCounters]>,
-    pub(crate) serial: SerialCounters,
+    pub(crate) serial: Arc<SerialCounters>,
+    pub(crate) devices: DeviceCounters,
+}
+
+/// Those of the PCI devices.
+#[derive(Default)]
+pub(crate) struct DeviceCounters {
+    pub(crate) net: Option<(Arc<NetCounters>, Arc<TransportCounters>)>,
+    pub(crate) rng: Option<Arc<TransportCounters>>,
 }
 
 impl Counters {
-    pub(crate) fn new(cpus: u8) -> Self {
+    pub(crate) fn new(cpus: u8, serial: Arc<SerialCounters>, devices: DeviceCounters) -> Self {
         Self {
             vcpus: (0..cpus).map(|_| VcpuCounters::default()).collect(),
-            serial: SerialCounters::default(),
+            serial,
+            devices,
         }
     }
 
     /// The figures now. Each is exact by itself; they are not of one instant.
     pub fn snapshot(&self) -> Snapshot {
+        let net = self.devices.net.as_ref();
         Snapshot {
             vcpus: self.vcpus.iter().map(VcpuCounters::snapshot).collect(),
             serial: self.serial.snapshot(),
+            net: net.map(|(card, _)| card.snapshot()),
+            net_transport: net.map(|(_, transport)| transport.snapshot()),
+            rng_transport: self.devices.rng.as_ref().map(|rng| rng.snapshot()),
         }
     }
 }
@@ -90,6 +110,12 @@ pub struct Snapshot {
     pub vcpus: Vec<VcpuSnapshot>,
     /// The serial console.
     pub serial: SerialSnapshot,
+    /// The network card, if there is one.
+    pub net: Option<NetSnapshot>,
+    /// Its registers and interrupts.
+    pub net_transport: Option<TransportSnapshot>,
+    /// The entropy device's registers and interrupts.
+    pub rng_transport: Option<TransportSnapshot>,
 }
 
 /// Adds one, or more.

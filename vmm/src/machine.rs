@@ -23,6 +23,8 @@ pub use error::MachineError;
 pub(crate) use gate::Gate;
 
 pub use crate::legacy::serial::SerialIo;
+use devices::Platform;
+
 use crate::{
     ThreadSetup,
     acpi::{self, AcpiConfig},
@@ -67,8 +69,6 @@ impl Machine {
             return Err(MachineError::Cpus(cpus));
         }
         kick::install().map_err(MachineError::host("installing a signal handler"))?;
-        let counters = Arc::new(Counters::new(cpus));
-
         let kvm = kvm::open(config.kvm)?;
         let memory = Arc::new(memory::create(config.memory_bytes)?);
         let vm = Arc::new(kvm::create(&kvm, &memory)?);
@@ -82,13 +82,21 @@ impl Machine {
         routes
             .connect_pin(layout::SERIAL_IRQ, &serial_irq)
             .map_err(MachineError::host("connecting the serial port's interrupt"))?;
-        let console = Console::start(config.serial, serial_irq, &counters, &config.threads)
+        let serial = Arc::default();
+        let console = Console::start(config.serial, serial_irq, &serial, &config.threads)
             .map_err(MachineError::host("starting the serial console"))?;
-        let pci = devices::root(mmio64)?;
+        let doorbells = Arc::new(kvm::KvmDoorbells(vm.clone()));
+        let platform = Platform {
+            memory: memory.clone(),
+            msi: routes,
+            doorbells,
+            mmio64,
+        };
+        let (pci, devices) = devices::root(&platform, config.net, &config.threads)?;
         let shared = Arc::new(vcpu::Shared {
             memory,
             bus: Bus { console, pci },
-            counters,
+            counters: Arc::new(Counters::new(cpus, serial, devices)),
             ending: Ending::new().map_err(MachineError::host("making an eventfd"))?,
             gate: Gate::default(),
             stopping: AtomicBool::new(false),

@@ -20,7 +20,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::{
     ThreadSetup,
-    counters::{Count, Counters},
+    counters::{Count, SerialCounters},
 };
 
 mod input;
@@ -53,7 +53,7 @@ impl Console {
     pub(crate) fn start(
         io: SerialIo,
         interrupt: EventFd,
-        counters: &Arc<Counters>,
+        counters: &Arc<SerialCounters>,
         threads: &ThreadSetup,
     ) -> io::Result<Self> {
         let drained = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
@@ -127,14 +127,14 @@ impl Drop for Console {
 /// IRQ 4.
 struct Interrupt {
     line: EventFd,
-    counters: Arc<Counters>,
+    counters: Arc<SerialCounters>,
 }
 
 impl Trigger for Interrupt {
     type E = io::Error;
 
     fn trigger(&self) -> io::Result<()> {
-        self.counters.serial.interrupts.one();
+        self.counters.interrupts.one();
         self.line.write(1)
     }
 }

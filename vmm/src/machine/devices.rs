@@ -1,16 +1,66 @@
-//! Puts the machine's PCI devices together.
+//! Puts the machine's PCI devices together: the network card, then the entropy device.
+use std::sync::Arc;
+
 use super::MachineError;
 use crate::{
+    GuestMemory, ThreadSetup,
+    counters::DeviceCounters,
+    interrupt::{Doorbells, MsiFabric},
     layout::{self, Window},
     pci::{self, Windows},
+    virtio::{
+        VirtioDevice,
+        net::{Net, NetConfig, NetCounters},
+        rng::Rng,
+        transport::{TransportCounters, VirtioPci},
+    },
 };
 
-/// The PCI root with all devices.
-pub(super) fn root(mmio64: Option<Window>) -> Result<pci::Root, MachineError> {
+/// What devices need of the machine.
+pub(super) struct Platform {
+    pub(super) memory: Arc<GuestMemory>,
+    pub(super) msi: Arc<dyn MsiFabric>,
+    pub(super) doorbells: Arc<dyn Doorbells>,
+    pub(super) mmio64: Option<Window>,
+}
+
+/// The PCI root with all devices, and what they count.
+pub(super) fn root(
+    platform: &Platform,
+    net: Option<NetConfig>,
+    threads: &ThreadSetup,
+) -> Result<(pci::Root, DeviceCounters), MachineError> {
     let range = |window: Window| window.start..window.end();
-    let root = pci::Root::new(Windows {
+    let mut root = pci::Root::new(Windows {
         mmio32: range(layout::MMIO32),
-        mmio64: mmio64.map_or(0..0, range),
+        mmio64: platform.mmio64.map_or(0..0, range),
     });
-    Ok(root)
+    let mut counters = DeviceCounters::default();
+    if let Some(config) = net {
+        let counted = NetCounters::new(config.taps.len());
+        let card = Net::new(config, threads.clone(), counted.clone())?;
+        let transport = add(&mut root, platform, Box::new(card))?;
+        counters.net = Some((counted, transport));
+    }
+    let rng =
+        Rng::new(threads.clone()).map_err(MachineError::host("starting the entropy device"))?;
+    counters.rng = Some(add(&mut root, platform, Box::new(rng))?);
+    Ok((root, counters))
+}
+
+fn add(
+    root: &mut pci::Root,
+    platform: &Platform,
+    device: Box<dyn VirtioDevice>,
+) -> Result<Arc<TransportCounters>, MachineError> {
+    let Platform {
+        memory,
+        msi,
+        doorbells,
+        ..
+    } = platform;
+    let function = VirtioPci::new(device, memory.clone(), msi.clone(), doorbells.clone())?;
+    let counters = function.counters();
+    root.add(Box::new(function))?;
+    Ok(counters)
 }

@@ -2,8 +2,15 @@
 use std::io;
 
 use crate::{
-    acpi::AcpiError, boot::BootError, cpuid::CpuidError, kvm::KvmError, layout,
-    memory::MemoryError, pci::PciError, vcpu::VcpuError, virtio::net::NetError,
+    acpi::AcpiError,
+    boot::BootError,
+    cpuid::CpuidError,
+    kvm::KvmError,
+    layout,
+    memory::MemoryError,
+    pci::PciError,
+    vcpu::VcpuError,
+    virtio::{net::NetError, transport::TransportError},
 };
 
 /// Why a machine could not be made.
@@ -36,6 +43,9 @@ pub enum MachineError {
     /// The network card.
     #[error("the network card: {0}")]
     Net(#[from] NetError),
+    /// A virtio device's place on the PCI bus.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
     /// A thread or a descriptor could not be had.
     #[error("{what}")]
     Host {

@@ -2,52 +2,52 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 /// Where the code is loaded and entered.
-pub const ENTRY: u32 = 0x10_0000;
+pub(crate) const ENTRY: u32 = 0x10_0000;
 
 /// 32-bit protected-mode code without paging, flat segments, no IDT.
 #[derive(Clone, Default)]
-pub struct Code(pub Vec<u8>);
+pub(crate) struct Code(Vec<u8>);
 
 impl Code {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
     /// Appends instructions as they are.
-    pub fn raw(mut self, bytes: &[u8]) -> Self {
+    pub(crate) fn raw(mut self, bytes: &[u8]) -> Self {
         self.0.extend_from_slice(bytes);
         self
     }
 
     /// `mov dx, port; mov al, byte; out dx, al`
-    pub fn out(self, port: u16, byte: u8) -> Self {
+    pub(crate) fn out(self, port: u16, byte: u8) -> Self {
         self.port(port).raw(&[0xb0, byte, 0xee])
     }
 
     /// `mov edx, port`
-    pub fn port(self, port: u16) -> Self {
+    pub(crate) fn port(self, port: u16) -> Self {
         self.raw(&[0xba]).raw(&u32::from(port).to_le_bytes())
     }
 
     /// `mov eax, [address]`
-    pub fn load(self, address: u32) -> Self {
+    pub(crate) fn load(self, address: u32) -> Self {
         self.raw(&[0xa1]).raw(&address.to_le_bytes())
     }
 
     /// `mov eax, value`
-    pub fn eax(self, value: u32) -> Self {
+    pub(crate) fn eax(self, value: u32) -> Self {
         self.raw(&[0xb8]).raw(&value.to_le_bytes())
     }
 
     /// `mov dword [address], value`
-    pub fn store(self, address: u32, value: u32) -> Self {
+    pub(crate) fn store(self, address: u32, value: u32) -> Self {
         self.raw(&[0xc7, 0x05])
             .raw(&address.to_le_bytes())
             .raw(&value.to_le_bytes())
     }
 
     /// Stores code (or anything) at an address, four bytes at a time.
-    pub fn place(mut self, address: u32, bytes: &[u8]) -> Self {
+    pub(crate) fn place(mut self, address: u32, bytes: &[u8]) -> Self {
         for (word, at) in bytes.chunks(4).zip((address..).step_by(4)) {
             let mut four = [0x90; 4];
             four[..word.len()].copy_from_slice(word);
@@ -57,7 +57,7 @@ impl Code {
     }
 
     /// Ends the machine with exit status 0 if EAX has this value, else with 1.
-    pub fn expect_eax(self, value: u32) -> Self {
+    pub(crate) fn expect_eax(self, value: u32) -> Self {
         // cmp eax, value; setne al; mov edx, 0xf4; out dx, al
         self.raw(&[0x3d])
             .raw(&value.to_le_bytes())
@@ -67,7 +67,7 @@ impl Code {
     }
 
     /// Waits until the byte at an address has a value.
-    pub fn await_byte(self, address: u32, value: u8) -> Self {
+    pub(crate) fn await_byte(self, address: u32, value: u8) -> Self {
         // again: pause; cmp byte [address], value; jne again
         self.raw(&[0xf3, 0x90, 0x80, 0x3d])
             .raw(&address.to_le_bytes())
@@ -75,17 +75,17 @@ impl Code {
     }
 
     /// `jmp $`
-    pub fn spin(self) -> Self {
+    pub(crate) fn spin(self) -> Self {
         self.raw(&[0xeb, 0xfe])
     }
 
     /// The address of what is appended next.
-    pub fn here(&self) -> u32 {
+    pub(crate) fn here(&self) -> u32 {
         ENTRY + self.0.len() as u32
     }
 
     /// As an ELF image with the PVH note, for the life of the process.
-    pub fn image(&self) -> &'static [u8] {
+    pub(crate) fn image(&self) -> &'static [u8] {
         const HEADERS: u64 = 64 + 2 * 56;
         const NOTE: u64 = 20;
         let mut elf = Vec::new();

@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::{Uart, borrowed, ready};
 use crate::{
     ThreadKind, ThreadSetup,
-    counters::{Count, Counters},
+    counters::{Count, SerialCounters},
     kick, thread,
 };
 
@@ -27,7 +27,7 @@ impl Reader {
         from: OwnedFd,
         uart: Arc<Mutex<Uart>>,
         drained: EventFd,
-        counters: Arc<Counters>,
+        counters: Arc<SerialCounters>,
         threads: &ThreadSetup,
     ) -> io::Result<Self> {
         let over = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
@@ -58,7 +58,7 @@ fn read_all_of(
     uart: &Mutex<Uart>,
     drained: &EventFd,
     over: &EventFd,
-    counters: &Counters,
+    counters: &SerialCounters,
 ) {
     let lock = || uart.lock().expect("no holder panics");
     let mut buffer = [0; 64];
@@ -84,7 +84,7 @@ fn read_all_of(
         match usize::try_from(read) {
             Ok(0) => return,
             Ok(read) => {
-                counters.serial.input_bytes.add(read as u64);
+                counters.input_bytes.add(read as u64);
                 // Fails in loopback mode, where the line is cut off, or when the FIFO was filled by
                 // that mode meanwhile: bytes on a cut line are lost.
                 let _ = lock().enqueue_raw_bytes(&buffer[..read]);

@@ -13,7 +13,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::{borrowed, ready};
 use crate::{
     ThreadKind, ThreadSetup,
-    counters::{Count, Counters},
+    counters::{Count, SerialCounters},
     kick, thread,
 };
 
@@ -34,7 +34,7 @@ pub(super) struct Output {
     /// Signalled for a vCPU: there is room, or it is over.
     room: Condvar,
     patience: Duration,
-    counters: Arc<Counters>,
+    counters: Arc<SerialCounters>,
 }
 
 #[derive(Default)]
@@ -53,7 +53,7 @@ struct State {
 }
 
 impl Output {
-    pub(super) fn new(counters: Arc<Counters>, patience: Duration) -> Self {
+    pub(super) fn new(counters: Arc<SerialCounters>, patience: Duration) -> Self {
         Self {
             patience,
             state: Mutex::default(),
@@ -83,7 +83,7 @@ impl Output {
             state.stuck = full(&mut state);
         }
         if state.bytes.len() >= BUFFER_BYTES {
-            self.counters.serial.output_lost_bytes.one();
+            self.counters.output_lost_bytes.one();
             return Err(io::ErrorKind::WouldBlock.into());
         }
         state.bytes.push_back(byte);
@@ -144,7 +144,7 @@ pub(super) struct Feed(pub(super) Arc<Output>);
 impl Write for Feed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         for &byte in bytes {
-            self.0.counters.serial.output_bytes.one();
+            self.0.counters.output_bytes.one();
             self.0.push(byte)?;
         }
         Ok(bytes.len())
@@ -198,7 +198,7 @@ impl Writer {
                 .expect("no holder panics");
             if waited.timed_out() {
                 let lost = state.bytes.len() as u64;
-                self.output.counters.serial.output_lost_bytes.add(lost);
+                self.output.counters.output_lost_bytes.add(lost);
                 break;
             }
         }

@@ -7,7 +7,7 @@ const TOO_MUCH: usize = (64 << 10) + BUFFER_BYTES + 5_000;
 
 fn start(patience: Duration) -> (Arc<Output>, Writer, File) {
     let (reader, writer) = io::pipe().unwrap();
-    let output = Arc::new(Output::new(Arc::new(Counters::new(1)), patience));
+    let output = Arc::new(Output::new(Arc::default(), patience));
     kick::install().unwrap();
     let setup: ThreadSetup = Arc::new(|_| Ok(()));
     let writer = Writer::start(output.clone(), writer.into(), &setup).unwrap();
@@ -15,7 +15,7 @@ fn start(patience: Duration) -> (Arc<Output>, Writer, File) {
 }
 
 fn lost(output: &Output) -> u64 {
-    output.counters.serial.output_lost_bytes.load(Relaxed)
+    output.counters.output_lost_bytes.load(Relaxed)
 }
 
 #[test]
