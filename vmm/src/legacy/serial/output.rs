@@ -229,11 +229,7 @@ fn write_all_of(output: &Output, to: &OwnedFd, over: &EventFd) {
                 io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
                 // Nobody will ever read it.
                 _ => {
-                    output
-                        .counters
-                        .serial
-                        .output_lost_bytes
-                        .add(bytes.len() as u64);
+                    output.counters.output_lost_bytes.add(bytes.len() as u64);
                     output.took(bytes.len());
                 }
             },
