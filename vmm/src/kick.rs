@@ -35,7 +35,7 @@ pub(crate) struct Kickable(());
 impl Kickable {
     /// For the thread that runs `vcpu`, which must outlive the guard.
     pub(crate) fn new(vcpu: &mut VcpuFd) -> Self {
-        // The caller's caller may have blocked it; then a kick comes late, no worse.
+        // A thread inherits its maker's mask. It fails for numbers that are no signals only.
         let _ = unblock_signal(SIGRTMIN());
         IMMEDIATE_EXIT.set(&raw mut vcpu.get_kvm_run().immediate_exit);
         Self(())

@@ -9,3 +9,6 @@ pub(crate) use doorbells::KvmDoorbells;
 pub use error::KvmError;
 pub(crate) use routes::GsiRoutes;
 pub(crate) use vm::{create, open};
+
+#[cfg(test)]
+mod fabric_test;
