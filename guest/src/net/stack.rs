@@ -1,0 +1,218 @@
+//! One CPU's stack, and the loop that drives it.
+
+use alloc::{vec, vec::Vec};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use smoltcp::{
+    iface::{Config, Interface, PollIngressSingleResult, PollResult, SocketHandle, SocketSet},
+    socket::tcp,
+    time::{Duration, Instant},
+    wire::{EthernetAddress, IpCidr},
+};
+
+use super::{
+    lease::Lease,
+    ports::Ports,
+    steering::{Lanes, Steered},
+};
+use crate::platform::{Nic, Platform};
+
+/// Frames taken in before the workload has a look at what they brought.
+const FRAMES_A_TURN: usize = 64;
+/// How long to wait for a full transmit queue to drain, when nothing else ends the wait.
+const FULL_RETRY_NS: u64 = 50_000;
+/// A connection on which nothing comes for so long has failed.
+pub const STALL_NS: u64 = 10_000_000_000;
+
+/// What a workload has to say after its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn<T> {
+    /// It is over, with this.
+    Done(T),
+    /// It did something, and may have more to do at once.
+    Worked,
+    /// It waits for frames, and for this time if there is one.
+    Waiting(Option<u64>),
+}
+
+/// One CPU's device, interface and sockets.
+pub struct Stack<'s, P, N: Nic> {
+    /// The machine.
+    pub platform: &'s P,
+    /// Which CPU this is.
+    pub cpu: usize,
+    /// The queue pair behind its steering.
+    pub device: Steered<'s, P, N>,
+    /// The interface.
+    pub interface: Interface,
+    /// All sockets.
+    pub sockets: SocketSet<'static>,
+    /// This CPU's local ports.
+    pub ports: Ports,
+    lanes: &'s Lanes,
+}
+
+impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
+    /// A stack without an address.
+    pub fn new(platform: &'s P, nic: N, cpu: usize, lanes: &'s Lanes) -> Self {
+        let mut device = Steered::new(nic, cpu, platform, lanes);
+        let interface = interface(platform, &mut device);
+        let mut random = [0; 2];
+        platform.random(&mut random);
+        Stack {
+            platform,
+            cpu,
+            device,
+            interface,
+            sockets: SocketSet::new(Vec::new()),
+            ports: Ports::new(cpu, lanes.cpus(), u16::from_le_bytes(random)),
+            lanes,
+        }
+    }
+
+    /// Takes the address, routes and MTU of a lease.
+    pub fn configure(&mut self, lease: &Lease) {
+        if let Some(mtu) = lease.mtu {
+            self.device.limit_mtu(mtu);
+        }
+        self.interface = interface(self.platform, &mut self.device);
+        self.interface.update_ip_addrs(|addresses| {
+            // An empty list has room for one.
+            let _ = addresses.push(IpCidr::new(lease.address.into(), lease.prefix));
+        });
+        if let Some(router) = lease.router {
+            let routes = self.interface.routes_mut();
+            let _ = routes.add_default_ipv4_route(router);
+        }
+    }
+
+    /// Bytes of an IP packet, at most.
+    pub fn mtu(&mut self) -> usize {
+        use smoltcp::phy::Device;
+        self.device.capabilities().ip_mtu()
+    }
+
+    /// Nanoseconds, on the platform's clock.
+    pub fn now_ns(&self) -> u64 {
+        self.platform.now_ns()
+    }
+
+    /// Adds a TCP socket as all workloads want it: no delayed acknowledgements, no Nagle.
+    pub fn add_tcp(&mut self, receive_bytes: usize, send_bytes: usize) -> SocketHandle {
+        let mut socket = tcp::Socket::new(
+            tcp::SocketBuffer::new(vec![0; receive_bytes]),
+            tcp::SocketBuffer::new(vec![0; send_bytes]),
+        );
+        socket.set_ack_delay(None);
+        socket.set_nagle_enabled(false);
+        socket.set_congestion_control(tcp::CongestionControl::Reno);
+        socket.set_timeout(Some(Duration::from_micros(STALL_NS / 1000)));
+        self.sockets.add(socket)
+    }
+
+    /// A TCP socket.
+    pub fn tcp(&mut self, handle: SocketHandle) -> &mut tcp::Socket<'static> {
+        self.sockets.get_mut(handle)
+    }
+
+    /// Drives the stack and gives `step` its turn between the frames that came and those that go,
+    /// until it is done; what it sent last is on its way then.
+    pub fn drive<T>(&mut self, step: impl FnMut(&mut Self) -> Turn<T>) -> T {
+        self.drive_until(step, || false)
+    }
+
+    /// [`Stack::drive`] of a step that also waits for what another CPU writes, which then calls
+    /// [`Lanes::nudge`]: `ready` says that it was written.
+    pub fn drive_until<T>(
+        &mut self,
+        mut step: impl FnMut(&mut Self) -> Turn<T>,
+        ready: impl Fn() -> bool,
+    ) -> T {
+        loop {
+            let received = self.take_in();
+            let turn = step(self);
+            self.send_out();
+            let until_ns = match turn {
+                Turn::Done(result) => return result,
+                Turn::Worked => continue,
+                Turn::Waiting(_) if received => continue,
+                Turn::Waiting(until_ns) => until_ns,
+            };
+            let now_ns = self.now_ns();
+            let timer = self.interface.poll_at(instant(now_ns), &self.sockets);
+            let timer_ns = timer.map(|at| (at.total_micros().max(0) as u64) * 1000);
+            let mut until_ns = [until_ns, timer_ns].into_iter().flatten().min();
+            if self.device.take_full() {
+                until_ns = Some(
+                    until_ns
+                        .unwrap_or(u64::MAX)
+                        .clamp(now_ns, now_ns + FULL_RETRY_NS),
+                );
+                if until_ns <= Some(now_ns) {
+                    until_ns = Some(now_ns + FULL_RETRY_NS);
+                }
+            } else if until_ns.is_some_and(|until| until <= now_ns) {
+                continue;
+            }
+            if self.device.nic.arm() {
+                self.lanes.sleep(self.cpu, self.platform, until_ns, &ready);
+            }
+        }
+    }
+
+    fn take_in(&mut self) -> bool {
+        let now = self.tick();
+        let mut received = false;
+        for _ in 0..FRAMES_A_TURN {
+            let result =
+                self.interface
+                    .poll_ingress_single(now, &mut self.device, &mut self.sockets);
+            if result == PollIngressSingleResult::None {
+                break;
+            }
+            received = true;
+        }
+        received
+    }
+
+    fn send_out(&mut self) {
+        let now = self.tick();
+        loop {
+            let sent = self
+                .interface
+                .poll_egress(now, &mut self.device, &mut self.sockets);
+            if sent == PollResult::None {
+                break;
+            }
+        }
+        self.device.nic.flush();
+    }
+
+    /// The time, which the timestamps of TCP see too.
+    fn tick(&self) -> Instant {
+        let now_ns = self.now_ns();
+        TIMESTAMP_MS.store((now_ns / 1_000_000) as u32, Ordering::Relaxed);
+        instant(now_ns)
+    }
+}
+
+/// Milliseconds, for TCP timestamps: smoltcp asks a plain function for them.
+static TIMESTAMP_MS: AtomicU32 = AtomicU32::new(0);
+
+/// The clock of TCP timestamps (RFC 7323). With them, a server that holds a tuple in TIME-WAIT takes
+/// a new connection from the same port, whatever its initial sequence number.
+pub fn timestamp_ms() -> u32 {
+    TIMESTAMP_MS.load(Ordering::Relaxed)
+}
+
+fn instant(now_ns: u64) -> Instant {
+    Instant::from_micros((now_ns / 1000) as i64)
+}
+
+fn interface<P: Platform, N: Nic>(platform: &P, device: &mut Steered<'_, P, N>) -> Interface {
+    let mut config = Config::new(EthernetAddress(device.nic.mac()).into());
+    let mut seed = [0; 8];
+    platform.random(&mut seed);
+    config.random_seed = u64::from_le_bytes(seed);
+    Interface::new(config, device, instant(platform.now_ns()))
+}

@@ -1,0 +1,347 @@
+//! A queue pair as smoltcp sees it: only with the frames that are this CPU's.
+
+use alloc::vec::Vec;
+use core::{
+    net::{Ipv4Addr, SocketAddrV4},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use smoltcp::{
+    phy::{Device, DeviceCapabilities, PacketMeta, RxToken},
+    time::Instant,
+};
+
+use super::{
+    inbox::{Inbox, InboxCounters},
+    ports,
+};
+use crate::platform::{Nic, Platform};
+
+/// The ways between the CPUs: an inbox each, and who is asleep.
+pub struct Lanes {
+    lanes: Vec<Lane>,
+}
+
+#[derive(Default)]
+struct Lane {
+    inbox: Inbox,
+    asleep: AtomicBool,
+}
+
+impl Lanes {
+    /// For so many CPUs.
+    pub fn new(cpus: usize) -> Self {
+        Lanes {
+            lanes: (0..cpus).map(|_| Lane::default()).collect(),
+        }
+    }
+
+    /// How many CPUs there are.
+    pub fn cpus(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// What came through a CPU's inbox.
+    pub fn counters(&self, cpu: usize) -> InboxCounters {
+        self.lanes[cpu].inbox.counters()
+    }
+
+    /// Wakes a CPU if it sleeps, after something that it is to see was written.
+    pub fn nudge(&self, cpu: usize, platform: &impl Platform) {
+        if self.lanes[cpu].asleep.swap(false, Ordering::SeqCst) {
+            platform.wake(cpu);
+        }
+    }
+
+    /// Idles unless there is a frame in the inbox or `ready` says so. Who writes what `ready` looks
+    /// at and then calls [`Lanes::nudge`] ends it.
+    pub fn sleep(
+        &self,
+        cpu: usize,
+        platform: &impl Platform,
+        until_ns: Option<u64>,
+        ready: impl FnOnce() -> bool,
+    ) {
+        let lane = &self.lanes[cpu];
+        lane.asleep.store(true, Ordering::SeqCst);
+        if lane.inbox.is_empty() && !ready() {
+            platform.idle(until_ns);
+        }
+        lane.asleep.store(false, Ordering::SeqCst);
+    }
+
+    fn pass(&self, cpu: usize, frame: &[u8], platform: &impl Platform) {
+        self.lanes[cpu].inbox.put(frame);
+        self.nudge(cpu, platform);
+    }
+}
+
+/// An ICMP error about a packet that this CPU sent (RFC 792).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcmpError {
+    /// Its type: 3 is Destination Unreachable.
+    pub kind: u8,
+    /// Its code.
+    pub code: u8,
+    /// IP protocol of the packet.
+    pub protocol: u8,
+    /// Local port of the packet.
+    pub port: u16,
+    /// Where it was to go.
+    pub remote: SocketAddrV4,
+}
+
+/// ICMP errors that are kept until somebody asks.
+const ERRORS_KEPT: usize = 256;
+
+/// The device.
+pub struct Steered<'s, P, N> {
+    /// The queue pair.
+    pub nic: N,
+    cpu: usize,
+    platform: &'s P,
+    lanes: &'s Lanes,
+    /// Largest frame, Ethernet header included, if less than the device's.
+    mtu_limit: usize,
+    /// The frame last taken from the inbox, and whether it is still to be delivered.
+    passed: Vec<u8>,
+    held: bool,
+    errors: Vec<IcmpError>,
+    /// The transmit queue was full.
+    full: bool,
+}
+
+impl<'s, P: Platform, N: Nic> Steered<'s, P, N> {
+    /// CPU `cpu`'s device over its queue pair.
+    pub fn new(nic: N, cpu: usize, platform: &'s P, lanes: &'s Lanes) -> Self {
+        Steered {
+            nic,
+            cpu,
+            platform,
+            lanes,
+            mtu_limit: usize::MAX,
+            passed: Vec::new(),
+            held: false,
+            errors: Vec::with_capacity(ERRORS_KEPT),
+            full: false,
+        }
+    }
+
+    /// Limits packets to so many bytes from the IP header on; the interface must be made anew.
+    pub fn limit_mtu(&mut self, mtu: u16) {
+        self.mtu_limit = usize::from(mtu) + 14;
+    }
+
+    /// The ICMP errors that came since it was last asked.
+    pub fn take_errors(&mut self) -> impl Iterator<Item = IcmpError> + '_ {
+        self.errors.drain(..)
+    }
+
+    /// Whether a frame found the transmit queue full since it was last asked.
+    pub fn take_full(&mut self) -> bool {
+        core::mem::take(&mut self.full)
+    }
+}
+
+impl<'s, P: Platform, N: Nic> Device for Steered<'s, P, N> {
+    type RxToken<'a>
+        = SteeredRx<'a, P, N::RxToken<'a>>
+    where
+        Self: 'a;
+    type TxToken<'a>
+        = N::TxToken<'a>
+    where
+        Self: 'a;
+
+    fn receive(&mut self, now: Instant) -> Option<(Self::RxToken<'_>, Self::TxToken<'_>)> {
+        let route = Route {
+            cpu: self.cpu,
+            platform: self.platform,
+            lanes: self.lanes,
+            errors: &mut self.errors,
+        };
+        if self.held || self.lanes.lanes[self.cpu].inbox.take(&mut self.passed) {
+            let tx = self.nic.transmit(now);
+            self.held = tx.is_none();
+            let frame = &self.passed;
+            return tx.map(|tx| (SteeredRx::Passed { frame, route }, tx));
+        }
+        let (rx, tx) = self.nic.receive(now)?;
+        Some((SteeredRx::Received { rx, route }, tx))
+    }
+
+    fn transmit(&mut self, now: Instant) -> Option<Self::TxToken<'_>> {
+        let tx = self.nic.transmit(now);
+        self.full |= tx.is_none();
+        tx
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = self.nic.capabilities();
+        capabilities.max_transmission_unit = capabilities.max_transmission_unit.min(self.mtu_limit);
+        capabilities
+    }
+}
+
+/// A frame; whose it is is found out when smoltcp looks at it.
+pub enum SteeredRx<'a, P, R> {
+    /// It came in by this CPU's queue.
+    Received {
+        /// The queue's own token.
+        rx: R,
+        /// Where it may go.
+        route: Route<'a, P>,
+    },
+    /// Another CPU passed it on.
+    Passed {
+        /// The frame.
+        frame: &'a [u8],
+        /// To note ICMP errors.
+        route: Route<'a, P>,
+    },
+}
+
+impl<P: Platform, R: RxToken> RxToken for SteeredRx<'_, P, R> {
+    /// A frame that is another CPU's is passed there, and an empty one shown to smoltcp, which
+    /// ignores it.
+    fn consume<T, F: FnOnce(&[u8]) -> T>(self, f: F) -> T {
+        match self {
+            SteeredRx::Received { rx, mut route } => rx.consume(|frame| {
+                let here = route.deliver(frame);
+                f(if here { frame } else { &[] })
+            }),
+            SteeredRx::Passed { frame, mut route } => {
+                route.note(frame);
+                f(frame)
+            }
+        }
+    }
+
+    fn meta(&self) -> PacketMeta {
+        match self {
+            SteeredRx::Received { rx, .. } => rx.meta(),
+            SteeredRx::Passed { .. } => PacketMeta::default(),
+        }
+    }
+}
+
+/// Where a frame may go.
+pub struct Route<'a, P> {
+    cpu: usize,
+    platform: &'a P,
+    lanes: &'a Lanes,
+    errors: &'a mut Vec<IcmpError>,
+}
+
+impl<P: Platform> Route<'_, P> {
+    /// Passes a frame on; true if it is (also) for this CPU.
+    fn deliver(&mut self, frame: &[u8]) -> bool {
+        let cpus = self.lanes.cpus();
+        match whose(frame, cpus) {
+            Whose::Anyones => true,
+            Whose::Everyones => {
+                for cpu in (0..cpus).filter(|cpu| *cpu != self.cpu) {
+                    self.lanes.pass(cpu, frame, self.platform);
+                }
+                true
+            }
+            Whose::Of(cpu) if cpu != self.cpu => {
+                self.lanes.pass(cpu, frame, self.platform);
+                false
+            }
+            Whose::Of(_) => {
+                self.note(frame);
+                true
+            }
+        }
+    }
+
+    /// Keeps what an ICMP error says.
+    fn note(&mut self, frame: &[u8]) {
+        if self.errors.len() < ERRORS_KEPT
+            && let Some(error) = icmp_error(frame)
+        {
+            self.errors.push(error);
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    /// Who receives it may keep it.
+    Anyones,
+    /// All are to see it.
+    Everyones,
+    /// This CPU's alone.
+    Of(usize),
+}
+
+const ETHERNET: usize = 14;
+const PROTOCOL_ICMP: u8 = 1;
+const PROTOCOL_TCP: u8 = 6;
+const PROTOCOL_UDP: u8 = 17;
+
+/// By ARP operation, destination port, or the source port of the packet that an ICMP error is
+/// about; what is neither, or cut short, is anyone's. Fragments go to CPU 0: only the first has a
+/// port.
+fn whose(frame: &[u8], cpus: usize) -> Whose {
+    match frame.get(12..14) {
+        Some([0x08, 0x06]) if frame.get(20..22) == Some(&[0, 2]) => Whose::Everyones,
+        Some([0x08, 0x00]) => ip_owner(&frame[ETHERNET..], cpus).map_or(Whose::Anyones, Whose::Of),
+        _ => Whose::Anyones,
+    }
+}
+
+fn ip_owner(packet: &[u8], cpus: usize) -> Option<usize> {
+    let (protocol, payload) = ipv4(packet)?;
+    match protocol {
+        _ if u16::from_be_bytes([packet[6], packet[7]]) & 0x3fff != 0 => Some(0),
+        PROTOCOL_TCP | PROTOCOL_UDP => Some(ports::owner(port(payload, 2)?, cpus)),
+        PROTOCOL_ICMP => match payload.first()? {
+            // Echo reply: CPU 0 is the one that asks.
+            0 => Some(0),
+            3 | 11 | 12 => Some(ports::owner(port(ipv4(payload.get(8..)?)?.1, 0)?, cpus)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn icmp_error(frame: &[u8]) -> Option<IcmpError> {
+    if frame.get(12..14)? != [0x08, 0x00] {
+        return None;
+    }
+    let (protocol, icmp) = ipv4(&frame[ETHERNET..])?;
+    let (kind, code) = (*icmp.first()?, *icmp.get(1)?);
+    if protocol != PROTOCOL_ICMP || !matches!(kind, 3 | 11 | 12) {
+        return None;
+    }
+    let about = icmp.get(8..)?;
+    let (protocol, payload) = ipv4(about)?;
+    let remote = Ipv4Addr::new(about[16], about[17], about[18], about[19]);
+    Some(IcmpError {
+        kind,
+        code,
+        protocol,
+        port: port(payload, 0)?,
+        remote: SocketAddrV4::new(remote, port(payload, 2)?),
+    })
+}
+
+/// The protocol and payload of an IPv4 packet, which may be cut short behind its header.
+fn ipv4(packet: &[u8]) -> Option<(u8, &[u8])> {
+    let header_len = usize::from(packet.first()? & 0x0f) * 4;
+    if packet[0] >> 4 != 4 || header_len < 20 {
+        return None;
+    }
+    Some((*packet.get(9)?, packet.get(header_len..)?))
+}
+
+fn port(transport: &[u8], at: usize) -> Option<u16> {
+    let bytes = transport.get(at..at + 2)?;
+    Some(u16::from_be_bytes([bytes[0], bytes[1]]))
+}
+
+#[cfg(test)]
+#[path = "steering_test.rs"]
+mod tests;

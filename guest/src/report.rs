@@ -1,0 +1,169 @@
+//! What is printed of each workload.
+
+use alloc::format;
+use core::net::Ipv4Addr;
+
+use crate::{
+    command::Workload,
+    histogram::Histogram,
+    json::Object,
+    net::{InboxCounters, Lease},
+    platform::NicCounters,
+    workload::{Answer, DnsError, Failure, Outcome, Pinged, Plan},
+};
+
+/// The guest is up.
+pub(crate) fn boot(cpus: usize, pairs: u16, mac: [u8; 6], uptime_ns: u64) -> Object {
+    let [a, b, c, d, e, f] = mac;
+    let mac = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
+    Object::default()
+        .truth("boot", true)
+        .number("cpus", cpus as u64)
+        .number("pairs", pairs.into())
+        .text("mac", &mac)
+        .microseconds("uptime_us", uptime_ns)
+}
+
+/// It has an address.
+pub(crate) fn lease(lease: &Lease, mtu: usize, took_ns: u64) -> Object {
+    let mut line = Object::about("workload", "lease").shown(
+        "address",
+        format_args!("{}/{}", lease.address, lease.prefix),
+    );
+    if let Some(router) = lease.router {
+        line = line.shown("router", router);
+    }
+    if let Some(server) = lease.server {
+        line = line.shown("server", server);
+    }
+    line.shown_list("dns", &lease.dns)
+        .number("mtu", mtu as u64)
+        .truth("mtu_by_dhcp", lease.mtu.is_some())
+        .microseconds("took_us", took_ns)
+}
+
+/// A question and its answer.
+pub(crate) fn dns(name: &str, answer: &Result<Answer, DnsError>) -> Object {
+    let line = Object::about("workload", "dns").text("name", name);
+    match answer {
+        Ok(answer) => line
+            .shown_list("addresses", &answer.addresses)
+            .number("questions", answer.questions)
+            .microseconds("ttfb_us", answer.ttfb_ns),
+        Err(error) => line.shown("error", error),
+    }
+}
+
+/// Echo requests.
+pub(crate) fn ping(to: Ipv4Addr, count: u32, pinged: &Pinged) -> Object {
+    let line = Object::about("workload", "ping")
+        .shown("to", to)
+        .number("n", count.into())
+        .number("lost", pinged.lost);
+    latency(line, &pinged.latency)
+}
+
+/// A workload that all CPUs worked on.
+pub(crate) fn shared_out(plan: &Plan, outcome: &Outcome) -> Object {
+    let line = Object::about("workload", plan.workload.name()).shown("server", plan.server);
+    let took_ns = outcome.ended_ns.saturating_sub(plan.started_ns);
+    let line = match &plan.workload {
+        Workload::Connections {
+            count,
+            at_once,
+            exchange,
+            ..
+        } => asked(
+            line.text("exchange", exchange.name()),
+            (*count).into(),
+            *at_once,
+        ),
+        Workload::RequestResponse { count, at_once, .. } => asked(line, (*count).into(), *at_once),
+        Workload::Stream {
+            bytes,
+            direction,
+            raw,
+            at_once,
+            ..
+        } => {
+            let line = line.text("direction", direction.name()).truth("raw", *raw);
+            asked(
+                line.number("bytes_each", *bytes),
+                (*at_once).into(),
+                *at_once,
+            )
+        }
+        Workload::Flood {
+            count,
+            frame_bytes,
+            at_once,
+            ..
+        } => {
+            let line = line.number("frame_bytes", (*frame_bytes).into());
+            asked(line, (*count).into(), *at_once)
+        }
+        _ => line,
+    };
+    let mut failures = Object::default();
+    for ((_, name), count) in Failure::ALL.iter().zip(outcome.failures) {
+        if count > 0 {
+            failures = failures.number(name, count);
+        }
+    }
+    let mut line = line
+        .number("done", outcome.done)
+        .number("failed", outcome.failed())
+        .object("failures", failures)
+        .number("bytes", outcome.bytes)
+        .microseconds("took_us", took_ns);
+    if let Some(note) = &outcome.note {
+        line = line.text("note", note);
+    }
+    line = match &plan.workload {
+        Workload::Stream { .. } => line.ratio("gbit_per_s", outcome.bytes * 8, took_ns),
+        _ => line.ratio("per_second", outcome.done * 1_000_000_000, took_ns),
+    };
+    if outcome.latency.count() > 0 {
+        line = latency(line, &outcome.latency);
+    }
+    if outcome.connect.count() > 0 {
+        line = line.microseconds("connect_p50_us", outcome.connect.quantile_ns(500));
+    }
+    if outcome.port_waits > 0 {
+        line = line.number("port_waits", outcome.port_waits);
+    }
+    frames(line, outcome.nic)
+}
+
+/// A queue pair at the end, and the inbox of its CPU.
+pub(crate) fn pair(pair: usize, counters: NicCounters, inbox: InboxCounters) -> Object {
+    frames(Object::default().number("pair", pair as u64), counters)
+        .number("rx_bytes", counters.rx_bytes)
+        .number("tx_bytes", counters.tx_bytes)
+        .number("rx_merged", counters.rx_merged)
+        .number("rx_checksum_offloaded", counters.rx_checksum_offloaded)
+        .number("rx_dropped", counters.rx_dropped)
+        .number("passed_in", inbox.passed)
+        .number("passed_in_dropped", inbox.dropped)
+}
+
+fn asked(line: Object, count: u64, at_once: u32) -> Object {
+    line.number("n", count).number("at_once", at_once.into())
+}
+
+fn latency(line: Object, latency: &Histogram) -> Object {
+    line.microseconds("p50_us", latency.quantile_ns(500))
+        .microseconds("p99_us", latency.quantile_ns(990))
+        .microseconds("min_us", latency.min_ns())
+        .microseconds("max_us", latency.max_ns())
+        .microseconds("mean_us", latency.mean_ns())
+}
+
+fn frames(line: Object, nic: NicCounters) -> Object {
+    line.number("rx_frames", nic.rx_frames)
+        .number("tx_frames", nic.tx_frames)
+        .number("tx_segmented", nic.tx_segmented)
+        .number("tx_full", nic.tx_full)
+        .number("interrupts", nic.interrupts)
+        .number("kicks", nic.kicks)
+}

@@ -1,0 +1,290 @@
+//! From the command line to the exit status: every CPU runs [`run`].
+//!
+//! # Theory of operation
+//! The CPUs go through the workloads in lockstep. CPU 0 looks names up, publishes a
+//! [`Plan`](crate::workload::Plan), and all meet; each does its share, and all meet again; CPU 0
+//! prints what came of it. Who waits at a meeting drives its stack: frames that are another's are
+//! passed on, ARP and echo requests answered. `dns`, `ping` and `wait` are CPU 0's alone.
+//!
+//! Everything is printed as JSON objects, one a line:
+//! ```text
+//! {"boot":true,"cpus":2,"pairs":2,"mac":"02:…","uptime_us":…}
+//! {"workload":"lease","address":"10.0.2.15/24","router":"10.0.2.2","dns":["10.0.2.3"],"mtu":1500,…}
+//! {"workload":"crr","server":"…","n":1000,"done":1000,"failed":0,"p50_us":…,"interrupts":…,…}
+//! {"pair":0,"rx_frames":…,"tx_frames":…,"interrupts":…,"kicks":…,"passed_in":…}
+//! {"end":true,"status":0}
+//! ```
+
+use alloc::{format, sync::Arc, vec::Vec};
+use core::{
+    net::{Ipv4Addr, SocketAddrV4},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use spin::mutex::SpinMutex;
+
+use crate::{
+    command::{CommandError, CommandLine, Host, Server, Workload, parse},
+    json::Object,
+    net::{Lanes, Lease, Stack, Turn, lease},
+    platform::{Nic, NicCounters, Platform},
+    report,
+    workload::{DnsError, Plan, ping, resolve},
+};
+
+/// All went well.
+pub const STATUS_PASSED: u8 = 0;
+/// A workload failed, or a part of one.
+pub const STATUS_FAILED: u8 = 1;
+/// The command line is wrong.
+pub const STATUS_COMMAND_LINE: u8 = 2;
+/// No lease came.
+pub const STATUS_NO_LEASE: u8 = 3;
+
+/// How long the lease may take.
+const LEASE_NS: u64 = 15_000_000_000;
+
+/// What the CPUs share.
+pub struct Shared {
+    command_line: Result<CommandLine, CommandError>,
+    lanes: Lanes,
+    /// CPUs that came to a meeting, over all meetings.
+    met: AtomicUsize,
+    /// What CPU 0 has to say at the next meeting.
+    word: SpinMutex<Option<Word>>,
+    /// Each pair's counters at the end.
+    counters: SpinMutex<Vec<Option<NicCounters>>>,
+}
+
+/// What CPU 0 tells the others.
+#[derive(Clone)]
+enum Word {
+    Configure(Lease),
+    Work(Arc<Plan>),
+    End,
+}
+
+impl Shared {
+    /// For so many CPUs. What is wrong with the command line is printed, and returned, by [`run`].
+    pub fn parse(command_line: &str, cpus: usize) -> Self {
+        Shared {
+            command_line: parse(command_line),
+            lanes: Lanes::new(cpus),
+            met: AtomicUsize::new(0),
+            word: SpinMutex::new(None),
+            counters: SpinMutex::new(alloc::vec![None; cpus]),
+        }
+    }
+
+    /// Whether the command line asks for the platform's test of itself, which comes before all.
+    pub fn selftest(&self) -> bool {
+        let asks = |line: &CommandLine| line.workloads.contains(&Workload::SelfTest);
+        self.command_line.as_ref().is_ok_and(asks)
+    }
+}
+
+/// Runs the workloads on this CPU, with all the others. What CPU 0 returns is the exit status.
+pub fn run<P: Platform, N: Nic>(cpu: usize, platform: &P, nic: N, shared: &Shared) -> u8 {
+    let (_, pairs) = nic.pair();
+    let mac = nic.mac();
+    let mut cpu = Cpu {
+        stack: Stack::new(platform, nic, cpu, &shared.lanes),
+        shared,
+        meetings: 0,
+    };
+    if cpu.stack.cpu != 0 {
+        cpu.follow();
+        return STATUS_PASSED;
+    }
+    let boot = report::boot(shared.lanes.cpus(), pairs, mac, platform.now_ns());
+    platform.print_line(&boot.into_line());
+    let status = cpu.lead();
+    cpu.tell(Word::End);
+    cpu.count();
+    cpu.meet();
+    let counters = shared.counters.lock().clone();
+    for (pair, counters) in counters.into_iter().enumerate() {
+        let line = report::pair(
+            pair,
+            counters.unwrap_or_default(),
+            shared.lanes.counters(pair),
+        );
+        platform.print_line(&line.into_line());
+    }
+    let end = Object::default().truth("end", true);
+    platform.print_line(&end.number("status", status.into()).into_line());
+    status
+}
+
+/// A CPU on its way through the workloads.
+struct Cpu<'s, P, N: Nic> {
+    stack: Stack<'s, P, N>,
+    shared: &'s Shared,
+    meetings: usize,
+}
+
+impl<P: Platform, N: Nic> Cpu<'_, P, N> {
+    /// Waits until all CPUs have come here.
+    fn meet(&mut self) {
+        let cpus = self.shared.lanes.cpus();
+        self.meetings += 1;
+        let due = self.meetings * cpus;
+        let met = &self.shared.met;
+        if met.fetch_add(1, Ordering::SeqCst) + 1 == due {
+            for other in (0..cpus).filter(|other| *other != self.stack.cpu) {
+                self.shared.lanes.nudge(other, self.stack.platform);
+            }
+            return;
+        }
+        let all_came = || met.load(Ordering::SeqCst) >= due;
+        self.stack.drive_until(
+            |_| match all_came() {
+                true => Turn::Done(()),
+                false => Turn::Waiting(None),
+            },
+            all_came,
+        );
+    }
+
+    /// CPU 0: says what is next; all have heard it when this returns.
+    fn tell(&mut self, word: Word) {
+        *self.shared.word.lock() = Some(word);
+        self.meet();
+    }
+
+    /// The other CPUs.
+    fn follow(&mut self) {
+        loop {
+            self.meet();
+            let word = self.shared.word.lock().clone();
+            match word {
+                Some(Word::Configure(lease)) => self.stack.configure(&lease),
+                Some(Word::Work(plan)) => plan.work(&mut self.stack),
+                Some(Word::End) | None => break,
+            }
+            self.meet();
+        }
+        self.count();
+        self.meet();
+    }
+
+    fn count(&mut self) {
+        let counters = self.stack.device.nic.counters();
+        if let Some(slot) = self.shared.counters.lock().get_mut(self.stack.cpu) {
+            *slot = Some(counters);
+        }
+    }
+
+    /// CPU 0: all of it.
+    fn lead(&mut self) -> u8 {
+        let command_line = match &self.shared.command_line {
+            Ok(command_line) => command_line,
+            Err(error) => {
+                let line = Object::about("error", &error.why).text("command", &error.command);
+                self.print(line);
+                return STATUS_COMMAND_LINE;
+            }
+        };
+        let started_ns = self.stack.now_ns();
+        let lease = match command_line.address {
+            Some(given) => {
+                let lease = Lease::from(given);
+                self.stack.configure(&lease);
+                Some(lease)
+            }
+            None => lease::acquire(&mut self.stack, started_ns + LEASE_NS),
+        };
+        let Some(lease) = lease else {
+            let seconds = LEASE_NS / 1_000_000_000;
+            let why = format!("no DHCP lease within {seconds} s; is a DHCP server on the network?");
+            self.print(Object::about("error", &why));
+            return STATUS_NO_LEASE;
+        };
+        let took_ns = self.stack.now_ns() - started_ns;
+        let mtu = self.stack.mtu();
+        self.print(report::lease(&lease, mtu, took_ns));
+        self.tell(Word::Configure(lease.clone()));
+        self.meet();
+        let mut status = STATUS_PASSED;
+        for workload in &command_line.workloads {
+            if !self.one(workload, &lease) {
+                status = STATUS_FAILED;
+            }
+        }
+        status
+    }
+
+    /// One workload; whether it went well.
+    fn one(&mut self, workload: &Workload, lease: &Lease) -> bool {
+        match workload {
+            Workload::SelfTest => true,
+            Workload::Wait { ms } => {
+                let until_ns = self.stack.now_ns() + u64::from(*ms) * 1_000_000;
+                self.stack.drive(|stack| match stack.now_ns() {
+                    now_ns if now_ns >= until_ns => Turn::Done(()),
+                    _ => Turn::Waiting(Some(until_ns)),
+                });
+                self.print(Object::about("workload", "wait").number("ms", (*ms).into()));
+                true
+            }
+            Workload::Dns { name } => {
+                let answer = resolve(&mut self.stack, &lease.dns, name);
+                let well = answer.is_ok();
+                self.print(report::dns(name, &answer));
+                well
+            }
+            Workload::Ping { host, count } => match self.address(host, lease) {
+                Ok(address) => {
+                    let pinged = ping(&mut self.stack, address, *count);
+                    self.print(report::ping(address, *count, &pinged));
+                    pinged.lost == 0
+                }
+                Err(error) => self.unresolved(workload, &error),
+            },
+            Workload::Connections { server, .. }
+            | Workload::RequestResponse { server, .. }
+            | Workload::Stream { server, .. }
+            | Workload::Flood { server, .. } => match self.server(server, lease) {
+                Ok(server) => self.together(workload, server),
+                Err(error) => self.unresolved(workload, &error),
+            },
+        }
+    }
+
+    /// A workload for all CPUs.
+    fn together(&mut self, workload: &Workload, server: SocketAddrV4) -> bool {
+        let (cpus, now_ns) = (self.shared.lanes.cpus(), self.stack.now_ns());
+        let plan = Arc::new(Plan::new(workload.clone(), server, cpus, now_ns));
+        self.tell(Word::Work(plan.clone()));
+        plan.work(&mut self.stack);
+        self.meet();
+        let outcome = plan.outcome();
+        self.print(report::shared_out(&plan, &outcome));
+        outcome.failed() == 0
+    }
+
+    fn server(&mut self, server: &Server, lease: &Lease) -> Result<SocketAddrV4, DnsError> {
+        let address = self.address(&server.host, lease)?;
+        Ok(SocketAddrV4::new(address, server.port))
+    }
+
+    fn address(&mut self, host: &Host, lease: &Lease) -> Result<Ipv4Addr, DnsError> {
+        match host {
+            Host::Address(address) => Ok(*address),
+            Host::Name(name) => {
+                let answer = resolve(&mut self.stack, &lease.dns, name)?;
+                answer.addresses.first().copied().ok_or(DnsError::NoRecord)
+            }
+        }
+    }
+
+    fn unresolved(&mut self, workload: &Workload, error: &DnsError) -> bool {
+        let line = Object::about("workload", workload.name());
+        self.print(line.text("error", &format!("look the host up: {error}")));
+        false
+    }
+
+    fn print(&self, object: Object) {
+        self.stack.platform.print_line(&object.into_line());
+    }
+}

@@ -1,0 +1,220 @@
+//! What the guest does: one module a workload.
+//!
+//! Every CPU runs every workload that can be shared out, each on its own stack; they draw what is
+//! left to do from one counter ([`Plan::draw`]) and add what came of it to one [`Outcome`].
+
+pub mod connection;
+mod connections;
+mod dns;
+mod flood;
+mod ping;
+mod request_response;
+mod stream;
+
+use alloc::{string::String, sync::Arc};
+use core::{
+    net::SocketAddrV4,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use spin::mutex::SpinMutex;
+
+pub use self::{
+    dns::{Answer, DnsError},
+    ping::Pinged,
+};
+use crate::{
+    command::Workload,
+    histogram::Histogram,
+    net::Stack,
+    platform::{Nic, NicCounters, Platform},
+};
+
+/// A workload with its name looked up, which all CPUs work on.
+pub struct Plan {
+    /// What to do.
+    pub workload: Workload,
+    /// With whom.
+    pub server: SocketAddrV4,
+    /// On how many CPUs.
+    pub cpus: usize,
+    /// When it began.
+    pub started_ns: u64,
+    left: AtomicU64,
+    outcome: SpinMutex<Outcome>,
+}
+
+impl Plan {
+    /// A plan for a workload that is shared out.
+    pub fn new(workload: Workload, server: SocketAddrV4, cpus: usize, started_ns: u64) -> Self {
+        let left = match &workload {
+            Workload::Connections { count, .. }
+            | Workload::RequestResponse { count, .. }
+            | Workload::Flood { count, .. } => u64::from(*count),
+            Workload::Stream { at_once, .. } => u64::from(*at_once),
+            _ => 0,
+        };
+        Plan {
+            workload,
+            server,
+            cpus,
+            started_ns,
+            left: AtomicU64::new(left),
+            outcome: SpinMutex::default(),
+        }
+    }
+
+    /// Up to `most` of what is left to do; 0 when all is done or under way.
+    pub fn draw(&self, most: u64) -> u64 {
+        let take = |left: u64| Some(left.saturating_sub(most));
+        match self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+        {
+            Ok(left) | Err(left) => left.min(most),
+        }
+    }
+
+    /// How many of `at_once` are CPU `cpu`'s.
+    fn share(&self, at_once: u32, cpu: usize) -> usize {
+        let at_once = at_once as usize;
+        at_once / self.cpus + usize::from(cpu < at_once % self.cpus)
+    }
+
+    /// What came of it.
+    pub fn outcome(&self) -> Outcome {
+        self.outcome.lock().clone()
+    }
+
+    /// Does this CPU's share.
+    pub fn work<P: Platform, N: Nic>(self: &Arc<Self>, stack: &mut Stack<'_, P, N>) {
+        let before = stack.device.nic.counters();
+        let mut outcome = match &self.workload {
+            Workload::Connections { .. } => connections::work(self, stack),
+            Workload::RequestResponse { .. } => request_response::work(self, stack),
+            Workload::Stream { .. } => stream::work(self, stack),
+            Workload::Flood { .. } => flood::work(self, stack),
+            Workload::Dns { .. }
+            | Workload::Ping { .. }
+            | Workload::Wait { .. }
+            | Workload::SelfTest => return,
+        };
+        outcome.nic = difference(stack.device.nic.counters(), before);
+        self.outcome.lock().merge(outcome);
+    }
+}
+
+pub(crate) use self::{dns::resolve, ping::ping};
+
+/// Why a connection came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// RST for a SYN.
+    Refused,
+    /// ICMP Destination Unreachable for a SYN.
+    Unreachable,
+    /// Nothing came.
+    TimedOut,
+    /// RST in the midst of it.
+    Reset,
+    /// The end came before it was due.
+    Short,
+    /// Other bytes than those that were due.
+    Wrong,
+    /// The device can't send such frames.
+    Unable,
+}
+
+impl Failure {
+    /// All of them, with their names in the output.
+    pub const ALL: [(Failure, &str); 7] = [
+        (Failure::Refused, "refused"),
+        (Failure::Unreachable, "unreachable"),
+        (Failure::TimedOut, "timed_out"),
+        (Failure::Reset, "reset"),
+        (Failure::Short, "short"),
+        (Failure::Wrong, "wrong"),
+        (Failure::Unable, "unable"),
+    ];
+}
+
+/// What came of a workload, on one CPU or on all.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// From the beginning to the end of each: connection, message.
+    pub latency: Histogram,
+    /// From SYN to SYN-ACK of each connection.
+    pub connect: Histogram,
+    /// What went well: connections, messages, streams, frames.
+    pub done: u64,
+    /// What did not, in the order of [`Failure::ALL`].
+    pub failures: [u64; Failure::ALL.len()],
+    /// Payload bytes: received, or acknowledged by the receiver.
+    pub bytes: u64,
+    /// Times that a connection had to wait for a port out of TIME-WAIT.
+    pub port_waits: u64,
+    /// When the last of it ended.
+    pub ended_ns: u64,
+    /// What the queue pairs did meanwhile.
+    pub nic: NicCounters,
+    /// What was wrong with the first that failed.
+    pub note: Option<String>,
+}
+
+impl Outcome {
+    /// Counts one that failed.
+    pub fn fail(&mut self, failure: Failure) {
+        self.fail_many(failure, 1);
+    }
+
+    /// Counts many that failed.
+    pub fn fail_many(&mut self, failure: Failure, count: u64) {
+        let index = Failure::ALL.iter().position(|(kind, _)| *kind == failure);
+        if let Some(index) = index {
+            self.failures[index] += count;
+        }
+    }
+
+    /// All that failed.
+    pub fn failed(&self) -> u64 {
+        self.failures.iter().sum()
+    }
+
+    fn merge(&mut self, other: Outcome) {
+        self.latency.merge(&other.latency);
+        self.connect.merge(&other.connect);
+        self.done += other.done;
+        for (ours, theirs) in self.failures.iter_mut().zip(other.failures) {
+            *ours += theirs;
+        }
+        self.bytes += other.bytes;
+        self.port_waits += other.port_waits;
+        self.ended_ns = self.ended_ns.max(other.ended_ns);
+        self.nic = sum(self.nic, other.nic);
+        self.note = self.note.take().or(other.note);
+    }
+}
+
+fn sum(a: NicCounters, b: NicCounters) -> NicCounters {
+    combine(a, b, u64::wrapping_add)
+}
+
+fn difference(a: NicCounters, b: NicCounters) -> NicCounters {
+    combine(a, b, u64::wrapping_sub)
+}
+
+fn combine(a: NicCounters, b: NicCounters, each: fn(u64, u64) -> u64) -> NicCounters {
+    NicCounters {
+        rx_frames: each(a.rx_frames, b.rx_frames),
+        rx_bytes: each(a.rx_bytes, b.rx_bytes),
+        rx_merged: each(a.rx_merged, b.rx_merged),
+        rx_checksum_offloaded: each(a.rx_checksum_offloaded, b.rx_checksum_offloaded),
+        rx_dropped: each(a.rx_dropped, b.rx_dropped),
+        tx_frames: each(a.tx_frames, b.tx_frames),
+        tx_bytes: each(a.tx_bytes, b.tx_bytes),
+        tx_segmented: each(a.tx_segmented, b.tx_segmented),
+        tx_full: each(a.tx_full, b.tx_full),
+        kicks: each(a.kicks, b.kicks),
+        interrupts: each(a.interrupts, b.interrupts),
+    }
+}

@@ -1,0 +1,184 @@
+//! `dns`: an A record by UDP (RFC 1035).
+
+use alloc::{vec, vec::Vec};
+use core::net::Ipv4Addr;
+
+use smoltcp::wire::{DnsOpcode, DnsQuestion};
+use smoltcp::{
+    iface::SocketHandle,
+    socket::udp,
+    wire::{DnsFlags, DnsPacket, DnsQueryType, DnsRcode, DnsRecord, DnsRecordData, DnsRepr},
+};
+
+use crate::{
+    net::{Stack, Turn},
+    platform::{Nic, Platform},
+};
+
+/// How often a question is sent, and how long each may take.
+const TRIES: u64 = 4;
+const TRY_NS: u64 = 1_000_000_000;
+const PORT: u16 = 53;
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The A records.
+    pub addresses: Vec<Ipv4Addr>,
+    /// From the first question to the answer's first byte.
+    pub ttfb_ns: u64,
+    /// Questions sent.
+    pub questions: u64,
+}
+
+/// Why there is no address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DnsError {
+    /// The lease names no resolver.
+    NoResolver,
+    /// No local port is left.
+    NoPort,
+    /// Nothing came.
+    TimedOut,
+    /// Another code than NOERROR: 2 is SERVFAIL, 3 NXDOMAIN, 5 REFUSED.
+    Code(u8),
+    /// An answer without an A record.
+    NoRecord,
+    /// An answer with the TC bit: it would have to be asked by TCP.
+    Truncated,
+}
+
+impl core::fmt::Display for DnsError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            DnsError::NoResolver => f.write_str("the network has no resolver"),
+            DnsError::NoPort => f.write_str("no local port is free"),
+            DnsError::TimedOut => f.write_str("no answer"),
+            DnsError::Code(2) => f.write_str("SERVFAIL"),
+            DnsError::Code(3) => f.write_str("NXDOMAIN"),
+            DnsError::Code(5) => f.write_str("REFUSED"),
+            DnsError::Code(code) => write!(f, "response code {code}"),
+            DnsError::NoRecord => f.write_str("no A record"),
+            DnsError::Truncated => f.write_str("a truncated answer"),
+        }
+    }
+}
+
+impl core::error::Error for DnsError {}
+
+/// Asks the first resolver for a name of valid labels.
+pub(crate) fn resolve<P: Platform, N: Nic>(
+    stack: &mut Stack<'_, P, N>,
+    resolvers: &[Ipv4Addr],
+    name: &str,
+) -> Result<Answer, DnsError> {
+    let resolver = *resolvers.first().ok_or(DnsError::NoResolver)?;
+    let now_ns = stack.now_ns();
+    let port = stack.ports.take(now_ns).ok_or(DnsError::NoPort)?;
+    let buffer = || udp::PacketBuffer::new(vec![udp::PacketMetadata::EMPTY; 4], vec![0; 4096]);
+    let mut socket = udp::Socket::new(buffer(), buffer());
+    // It is not bound yet, and the port is not 0.
+    let _ = socket.bind(port);
+    let handle = stack.sockets.add(socket);
+    let answer = ask(stack, handle, resolver, name);
+    stack.sockets.remove(handle);
+    stack.ports.give_back(port, 0);
+    answer
+}
+
+fn ask<P: Platform, N: Nic>(
+    stack: &mut Stack<'_, P, N>,
+    handle: SocketHandle,
+    resolver: Ipv4Addr,
+    name: &str,
+) -> Result<Answer, DnsError> {
+    let mut id = [0; 2];
+    stack.platform.random(&mut id);
+    let id = u16::from_le_bytes(id);
+    let question = question(id, name);
+    let started_ns = stack.now_ns();
+    let mut questions = 0;
+    stack.drive(|stack| {
+        let now_ns = stack.now_ns();
+        let socket = stack.sockets.get_mut::<udp::Socket>(handle);
+        while let Ok((data, from)) = socket.recv() {
+            if from.endpoint != (resolver, PORT).into() {
+                continue;
+            }
+            if let Some(read) = read(data, id) {
+                return Turn::Done(read.map(|addresses| Answer {
+                    addresses,
+                    ttfb_ns: now_ns - started_ns,
+                    questions,
+                }));
+            }
+        }
+        let due_ns = started_ns + questions * TRY_NS;
+        if now_ns < due_ns {
+            return Turn::Waiting(Some(due_ns));
+        }
+        if questions == TRIES {
+            return Turn::Done(Err(DnsError::TimedOut));
+        }
+        questions += 1;
+        // There is room for all tries.
+        let _ = socket.send_slice(&question, (resolver, PORT));
+        Turn::Waiting(Some(due_ns + TRY_NS))
+    })
+}
+
+fn question(id: u16, name: &str) -> Vec<u8> {
+    let mut encoded = Vec::with_capacity(name.len() + 2);
+    for label in name.split('.') {
+        // A label has at most 63 bytes.
+        encoded.push(label.len() as u8);
+        encoded.extend_from_slice(label.as_bytes());
+    }
+    encoded.push(0);
+    let repr = DnsRepr {
+        transaction_id: id,
+        flags: DnsFlags::RECURSION_DESIRED,
+        opcode: DnsOpcode::Query,
+        question: DnsQuestion {
+            name: &encoded,
+            type_: DnsQueryType::A,
+        },
+    };
+    let mut message = vec![0; repr.buffer_len()];
+    repr.emit(&mut DnsPacket::new_unchecked(&mut message));
+    message
+}
+
+/// The A records of an answer to question `id`; none if it is not that. CNAMEs in between are the
+/// resolver's to follow, so every A record in the answer is one for the name.
+fn read(data: &[u8], id: u16) -> Option<Result<Vec<Ipv4Addr>, DnsError>> {
+    let packet = DnsPacket::new_checked(data).ok()?;
+    if packet.transaction_id() != id || !packet.flags().contains(DnsFlags::RESPONSE) {
+        return None;
+    }
+    if packet.rcode() != DnsRcode::NoError {
+        return Some(Err(DnsError::Code(packet.rcode().into())));
+    }
+    let mut left = packet.payload();
+    for _ in 0..packet.question_count() {
+        (left, _) = DnsQuestion::parse(left).ok()?;
+    }
+    let mut addresses = Vec::new();
+    for _ in 0..packet.answer_record_count() {
+        let (rest, record) = DnsRecord::parse(left).ok()?;
+        left = rest;
+        if let DnsRecordData::A(address) = record.data {
+            addresses.push(address);
+        }
+    }
+    Some(
+        match (
+            addresses.is_empty(),
+            packet.flags().contains(DnsFlags::TRUNCATED),
+        ) {
+            (false, _) => Ok(addresses),
+            (true, true) => Err(DnsError::Truncated),
+            (true, false) => Err(DnsError::NoRecord),
+        },
+    )
+}

@@ -1,0 +1,95 @@
+//! `ping`: ICMP echo (RFC 792), one request after the other.
+
+use alloc::vec;
+use core::net::Ipv4Addr;
+
+use smoltcp::{
+    socket::icmp,
+    wire::{IcmpRepr, Icmpv4Packet, Icmpv4Repr},
+};
+
+use crate::{
+    histogram::Histogram,
+    net::{Stack, Turn},
+    platform::{Nic, Platform},
+};
+
+/// How long an answer may take.
+const TIMEOUT_NS: u64 = 1_000_000_000;
+const DATA: [u8; 56] = *b"0123456789abcdefghijklmnopqrstuvwxyz0123456789abcdefghij";
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Pinged {
+    /// Answers.
+    pub latency: Histogram,
+    /// Requests without one.
+    pub lost: u64,
+}
+
+/// On CPU 0, whose echo replies are.
+pub(crate) fn ping<P: Platform, N: Nic>(
+    stack: &mut Stack<'_, P, N>,
+    to: Ipv4Addr,
+    count: u32,
+) -> Pinged {
+    let buffer = || icmp::PacketBuffer::new(vec![icmp::PacketMetadata::EMPTY; 4], vec![0; 1024]);
+    let mut socket = icmp::Socket::new(buffer(), buffer());
+    let mut ident = [0; 2];
+    stack.platform.random(&mut ident);
+    let ident = u16::from_le_bytes(ident);
+    // It is not bound yet.
+    let _ = socket.bind(icmp::Endpoint::Ident(ident));
+    let handle = stack.sockets.add(socket);
+    let mut pinged = Pinged::default();
+    for seq_no in 0..count {
+        let seq_no = seq_no as u16;
+        let sent_ns = stack.now_ns();
+        send(stack.sockets.get_mut(handle), to, ident, seq_no);
+        let took_ns = stack.drive(|stack| {
+            let socket = stack.sockets.get_mut::<icmp::Socket>(handle);
+            while let Ok((packet, _)) = socket.recv() {
+                if is_answer(packet, ident, seq_no) {
+                    return Turn::Done(Some(stack.now_ns() - sent_ns));
+                }
+            }
+            match stack.now_ns() - sent_ns {
+                TIMEOUT_NS.. => Turn::Done(None),
+                _ => Turn::Waiting(Some(sent_ns + TIMEOUT_NS)),
+            }
+        });
+        match took_ns {
+            Some(took_ns) => pinged.latency.record(took_ns),
+            None => pinged.lost += 1,
+        }
+    }
+    stack.sockets.remove(handle);
+    pinged
+}
+
+fn send(socket: &mut icmp::Socket<'_>, to: Ipv4Addr, ident: u16, seq_no: u16) {
+    let request = Icmpv4Repr::EchoRequest {
+        ident,
+        seq_no,
+        data: &DATA,
+    };
+    // The request before was answered or given up: there is room.
+    if let Ok(room) = socket.send(request.buffer_len(), to.into()) {
+        let mut packet = Icmpv4Packet::new_unchecked(room);
+        request.emit(&mut packet, &Default::default());
+    }
+}
+
+fn is_answer(packet: &[u8], ident: u16, seq_no: u16) -> bool {
+    let Ok(packet) = Icmpv4Packet::new_checked(packet) else {
+        return false;
+    };
+    // The stack has checked the sum.
+    let read = Icmpv4Repr::parse(&packet, &smoltcp::phy::ChecksumCapabilities::ignored());
+    let due = Icmpv4Repr::EchoReply {
+        ident,
+        seq_no,
+        data: &DATA,
+    };
+    matches!(read.map(IcmpRepr::Ipv4), Ok(IcmpRepr::Ipv4(read)) if read == due)
+}

@@ -1,0 +1,242 @@
+//! `stream`: predictable bytes, or zeroes, in one direction.
+//!
+//! The client's order is 17 bytes: `S` (the server sends) or `R` (it receives), then length and
+//! seed as big-endian u64; for raw streams `P` (zeroes without end) or `D` (takes whatever comes).
+//! After `R` and `D` the server sends a receipt: 8 bytes of length, big-endian, and a SHA-256. The
+//! receiver of `R` checks each byte and sends no receipt if one is wrong, so the hash, which is
+//! not looked at here, adds nothing to that.
+
+use alloc::vec::Vec;
+
+use super::{
+    Failure, Outcome, Plan,
+    connection::{Condition, Connection, Pool, note_errors},
+};
+use crate::{
+    command::{Direction, Workload},
+    net::{Stack, Turn},
+    pattern::Pattern,
+    platform::{Nic, Platform},
+};
+
+/// Bytes on their way: what the product of bandwidth and delay may come to.
+const WINDOW_BYTES: usize = 2 << 20;
+const SMALL_BYTES: usize = 64 * 1024;
+const RECEIPT_BYTES: usize = 40;
+/// The seeds of checked streams: one for each direction.
+const DOWN_SEED: u64 = 1;
+const UP_SEED: u64 = 2;
+
+pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>) -> Outcome {
+    let Workload::Stream {
+        bytes,
+        direction,
+        raw,
+        at_once,
+        ..
+    } = plan.workload
+    else {
+        return Outcome::default();
+    };
+    let mut outcome = Outcome::default();
+    let share = plan.share(at_once, stack.cpu);
+    let (receive_bytes, send_bytes) = match direction {
+        Direction::Up => (SMALL_BYTES, WINDOW_BYTES),
+        Direction::Down => (WINDOW_BYTES, SMALL_BYTES),
+    };
+    let mut pool = Pool::new(stack, share, receive_bytes, send_bytes);
+    let mut transfers = Vec::with_capacity(share);
+    for _ in 0..share {
+        match pool.open(stack, plan.server) {
+            Ok(connection) => transfers.push(Transfer {
+                connection,
+                bytes,
+                direction,
+                pattern: (!raw).then(|| match direction {
+                    Direction::Up => Pattern::new(UP_SEED),
+                    Direction::Down => Pattern::new(DOWN_SEED),
+                }),
+                moved: 0,
+                receipt: Vec::with_capacity(RECEIPT_BYTES),
+                closed: false,
+            }),
+            Err(_) => outcome.fail(Failure::Unable),
+        }
+    }
+    stack.drive(|stack| {
+        let connections = transfers
+            .iter_mut()
+            .map(|transfer| &mut transfer.connection);
+        note_errors(stack, plan.server, connections);
+        let mut at = 0;
+        while let Some(transfer) = transfers.get_mut(at) {
+            let Some(end) = transfer.advance(stack, &mut outcome) else {
+                at += 1;
+                continue;
+            };
+            let transfer = transfers.swap_remove(at);
+            let now_ns = stack.now_ns();
+            match end {
+                Ok(()) => {
+                    outcome.done += 1;
+                    outcome.ended_ns = now_ns;
+                    outcome
+                        .latency
+                        .record(now_ns - transfer.connection.opened_ns);
+                    match (direction, raw) {
+                        // The server pours on.
+                        (Direction::Down, true) => pool.abort(stack, transfer.connection),
+                        _ => pool.close(stack, transfer.connection),
+                    }
+                }
+                Err(failure) => {
+                    outcome.fail(failure);
+                    outcome.note.get_or_insert_with(|| {
+                        alloc::format!("{failure:?} at byte {} of {bytes}", transfer.moved)
+                    });
+                    pool.abort(stack, transfer.connection);
+                }
+            }
+        }
+        match transfers.is_empty() {
+            true => Turn::Done(()),
+            false => Turn::Waiting(None),
+        }
+    });
+    pool.remove(stack);
+    outcome
+}
+
+struct Transfer {
+    connection: Connection,
+    bytes: u64,
+    direction: Direction,
+    /// None for zeroes.
+    pattern: Option<Pattern>,
+    /// Bytes received, or handed to the socket.
+    moved: u64,
+    receipt: Vec<u8>,
+    /// The FIN is queued.
+    closed: bool,
+}
+
+impl Transfer {
+    fn order(&self) -> [u8; 17] {
+        let (kind, len, seed) = match (self.direction, &self.pattern) {
+            (Direction::Up, Some(_)) => (b'R', self.bytes, UP_SEED),
+            (Direction::Down, Some(_)) => (b'S', self.bytes, DOWN_SEED),
+            (Direction::Up, None) => (b'D', 0, 0),
+            (Direction::Down, None) => (b'P', 0, 0),
+        };
+        let mut order = [0; 17];
+        order[0] = kind;
+        order[1..9].copy_from_slice(&len.to_be_bytes());
+        order[9..].copy_from_slice(&seed.to_be_bytes());
+        order
+    }
+
+    fn advance<P: Platform, N: Nic>(
+        &mut self,
+        stack: &mut Stack<'_, P, N>,
+        outcome: &mut Outcome,
+    ) -> Option<Result<(), Failure>> {
+        match self.connection.condition(stack) {
+            Condition::Opening => return None,
+            Condition::Failed(failure) => return Some(Err(failure)),
+            Condition::Opened => {
+                let opened = &self.connection;
+                outcome.connect.record(opened.moved_ns - opened.opened_ns);
+                let _ = stack.tcp(opened.handle).send_slice(&self.order());
+            }
+            Condition::Open => {}
+        }
+        match self.direction {
+            Direction::Up => self.send(stack, outcome),
+            Direction::Down => self.receive(stack, outcome),
+        }
+    }
+
+    fn send<P: Platform, N: Nic>(
+        &mut self,
+        stack: &mut Stack<'_, P, N>,
+        outcome: &mut Outcome,
+    ) -> Option<Result<(), Failure>> {
+        let now_ns = stack.now_ns();
+        let socket = stack.tcp(self.connection.handle);
+        while self.moved < self.bytes && socket.can_send() {
+            let left = self.bytes - self.moved;
+            let pattern = &mut self.pattern;
+            let filled = socket.send(|room| {
+                let len = left.min(room.len() as u64) as usize;
+                match pattern {
+                    Some(pattern) => pattern.fill(&mut room[..len]),
+                    None => room[..len].fill(0),
+                }
+                (len, len)
+            });
+            self.moved += filled.unwrap_or(0) as u64;
+            self.connection.moved_ns = now_ns;
+        }
+        if self.moved == self.bytes && !self.closed {
+            socket.close();
+            self.closed = true;
+        }
+        while socket.can_recv() {
+            let receipt = &mut self.receipt;
+            let _ = socket.recv(|data| {
+                let room = RECEIPT_BYTES - receipt.len();
+                receipt.extend_from_slice(&data[..data.len().min(room)]);
+                (data.len(), ())
+            });
+            self.connection.moved_ns = now_ns;
+        }
+        let received = match self.receipt.first_chunk() {
+            Some(bytes) if self.receipt.len() == RECEIPT_BYTES => u64::from_be_bytes(*bytes),
+            _ => return (!socket.may_recv()).then_some(Err(Failure::Short)),
+        };
+        outcome.bytes += received;
+        Some(match received == self.bytes {
+            true => Ok(()),
+            false => Err(Failure::Wrong),
+        })
+    }
+
+    fn receive<P: Platform, N: Nic>(
+        &mut self,
+        stack: &mut Stack<'_, P, N>,
+        outcome: &mut Outcome,
+    ) -> Option<Result<(), Failure>> {
+        let now_ns = stack.now_ns();
+        let socket = stack.tcp(self.connection.handle);
+        let before = self.moved;
+        let mut wrong = false;
+        while socket.can_recv() && !wrong {
+            let (pattern, moved) = (&mut self.pattern, &mut self.moved);
+            let _ = socket.recv(|data| {
+                *moved += data.len() as u64;
+                if let Some(pattern) = pattern
+                    && let Err(at) = pattern.check(data)
+                {
+                    *moved = at;
+                    wrong = true;
+                }
+                (data.len(), ())
+            });
+        }
+        if wrong {
+            return Some(Err(Failure::Wrong));
+        }
+        if self.moved > before {
+            outcome.bytes += self.moved - before;
+            self.connection.moved_ns = now_ns;
+        }
+        let ended = !socket.may_recv();
+        match &self.pattern {
+            None if self.moved >= self.bytes => Some(Ok(())),
+            Some(_) if self.moved > self.bytes => Some(Err(Failure::Wrong)),
+            Some(_) if ended && self.moved == self.bytes => Some(Ok(())),
+            _ if ended => Some(Err(Failure::Short)),
+            _ => None,
+        }
+    }
+}
