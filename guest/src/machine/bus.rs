@@ -17,7 +17,9 @@ impl Config {
     /// By memory where ACPI says so: an exit less than the ports take.
     pub(crate) fn new(ecam: Option<u64>) -> Self {
         const BUS_BYTES: u64 = 1 << 20;
-        ecam.map_or(Config::Ports, |base| Config::Memory(memory::map_registers(base, BUS_BYTES)))
+        ecam.map_or(Config::Ports, |base| {
+            Config::Memory(memory::map_registers(base, BUS_BYTES))
+        })
     }
 }
 
@@ -25,11 +27,16 @@ const PORT_ADDRESS: u16 = 0xCF8;
 const PORT_DATA: u16 = 0xCFC;
 
 fn port_address(function: Function, offset: u16) -> u32 {
-    1 << 31 | u32::from(function.device) << 11 | u32::from(function.function) << 8 | u32::from(offset & 0xFC)
+    1 << 31
+        | u32::from(function.device) << 11
+        | u32::from(function.function) << 8
+        | u32::from(offset & 0xFC)
 }
 
 fn memory_offset(function: Function, offset: u16) -> usize {
-    usize::from(function.device) << 15 | usize::from(function.function) << 12 | usize::from(offset & 0xFFC)
+    usize::from(function.device) << 15
+        | usize::from(function.function) << 12
+        | usize::from(offset & 0xFFC)
 }
 
 impl ConfigSpace for Config {
@@ -37,7 +44,9 @@ impl ConfigSpace for Config {
         // SAFETY: configuration space, mapped or by its ports; reading has no effect.
         unsafe {
             match self {
-                Config::Memory(base) => ptr::read_volatile(base.add(memory_offset(function, offset)).cast()),
+                Config::Memory(base) => {
+                    ptr::read_volatile(base.add(memory_offset(function, offset)).cast())
+                }
                 Config::Ports => {
                     port::write32(PORT_ADDRESS, port_address(function, offset));
                     port::read32(PORT_DATA)
@@ -75,11 +84,18 @@ unsafe impl Send for Window {}
 impl Window {
     /// Maps `bytes` at a physical address.
     pub(crate) fn map(address: u64, bytes: usize) -> Self {
-        Window { start: memory::map_registers(address, bytes as u64), bytes }
+        Window {
+            start: memory::map_registers(address, bytes as u64),
+            bytes,
+        }
     }
 
     fn at<T>(&self, offset: usize) -> *mut T {
-        assert!(offset + size_of::<T>() <= self.bytes, "register {offset:#x} of {:#x}", self.bytes);
+        assert!(
+            offset + size_of::<T>() <= self.bytes,
+            "register {offset:#x} of {:#x}",
+            self.bytes
+        );
         self.start.wrapping_add(offset).cast()
     }
 }

@@ -22,7 +22,11 @@ pub(crate) struct Machine {
 impl Machine {
     /// A machine whose first `cpus` CPUs run workloads.
     pub(crate) fn new(cpus: usize) -> Self {
-        Machine { cpus, has_rdrand: cpuid::leaf(1).ecx & 1 << 30 != 0, seed: AtomicU64::new(clock::tsc()) }
+        Machine {
+            cpus,
+            has_rdrand: cpuid::leaf(1).ecx & 1 << 30 != 0,
+            seed: AtomicU64::new(clock::tsc()),
+        }
     }
 
     /// 64 random bits: the CPU's, if it has some, stirred into SplitMix64 (Steele et al., 2014).
@@ -31,9 +35,13 @@ impl Machine {
         let mut stir = unsafe { _rdtsc() };
         if self.has_rdrand {
             // SAFETY: the CPU has the instruction; where it fails, the time stamp has to do.
-            unsafe { asm!("rdrand {0}", "cmovnc {0}, {1}", out(reg) stir, in(reg) stir, options(nomem, nostack)) };
+            unsafe {
+                asm!("rdrand {0}", "cmovnc {0}, {1}", out(reg) stir, in(reg) stir, options(nomem, nostack))
+            };
         }
-        let seed = self.seed.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
+        let seed = self
+            .seed
+            .fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
         let mut word = seed ^ stir;
         word = (word ^ word >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         word = (word ^ word >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);

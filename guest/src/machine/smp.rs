@@ -43,13 +43,21 @@ pub(crate) fn start(apic_ids: &[u32], entry: fn(usize) -> !) -> usize {
         let stack = Box::leak(Box::<Stack>::new_uninit());
         // SAFETY: this CPU has not been started.
         unsafe {
-            cpu::prepare(index, *apic_id, begin, ptr::from_mut(stack).addr() as u64 + STACK_BYTES as u64);
+            cpu::prepare(
+                index,
+                *apic_id,
+                begin,
+                ptr::from_mut(stack).addr() as u64 + STACK_BYTES as u64,
+            );
             ap_cpu.store(index as u32, Ordering::Release);
         }
         apic::start_cpu(*apic_id, START_PAGE);
         let deadline = clock::now_ns() + PATIENCE_NS;
         while STARTED.load(Ordering::Acquire) as usize != index + 1 {
-            assert!(clock::now_ns() < deadline, "CPU {index}, APIC id {apic_id}, did not start");
+            assert!(
+                clock::now_ns() < deadline,
+                "CPU {index}, APIC id {apic_id}, did not start"
+            );
             hint::spin_loop();
         }
     }

@@ -60,7 +60,10 @@ const STATUS_CAPABILITIES: u32 = 1 << 20;
 pub fn functions(config: &impl ConfigSpace) -> impl Iterator<Item = Function> + '_ {
     const MULTI_FUNCTION: u8 = 1 << 7;
     (0..32).flat_map(move |device| {
-        let first = Function { device, function: 0 };
+        let first = Function {
+            device,
+            function: 0,
+        };
         let count = match config.read16(first, 0) {
             0xFFFF => 0,
             _ if config.read8(first, 0x0E) & MULTI_FUNCTION != 0 => 8,
@@ -81,7 +84,11 @@ pub fn id(config: &impl ConfigSpace, function: Function) -> (u16, u16) {
 pub fn enable(config: &impl ConfigSpace, function: Function) {
     // The upper half is the status, whose bits are cleared by ones: none is written.
     let command = config.read(function, COMMAND) & 0xFFFF;
-    config.write(function, COMMAND, command | COMMAND_MEMORY | COMMAND_MASTER | COMMAND_NO_INTX);
+    config.write(
+        function,
+        COMMAND,
+        command | COMMAND_MEMORY | COMMAND_MASTER | COMMAND_NO_INTX,
+    );
 }
 
 /// The address in base address register `index`; none if it is not memory, or was not assigned.
@@ -97,17 +104,28 @@ pub fn memory_bar(config: &impl ConfigSpace, function: Function, index: u8) -> O
     if low & IO != 0 {
         return None;
     }
-    let high = if low & WIDTH == WIDTH_64 { u64::from(config.read(function, register + 4)) } else { 0 };
+    let high = if low & WIDTH == WIDTH_64 {
+        u64::from(config.read(function, register + 4))
+    } else {
+        0
+    };
     let address = high << 32 | u64::from(low & !0xF);
     (address != 0).then_some(address)
 }
 
 /// The function's capabilities: id and offset. A list that runs in circles ends.
-pub fn capabilities(config: &impl ConfigSpace, function: Function) -> impl Iterator<Item = (u8, u16)> + '_ {
+pub fn capabilities(
+    config: &impl ConfigSpace,
+    function: Function,
+) -> impl Iterator<Item = (u8, u16)> + '_ {
     /// As many as fit, four bytes each, behind the header.
     const MOST: usize = 48;
     let present = config.read(function, COMMAND) & STATUS_CAPABILITIES != 0;
-    let mut next = if present { config.read8(function, 0x34) & !3 } else { 0 };
+    let mut next = if present {
+        config.read8(function, 0x34) & !3
+    } else {
+        0
+    };
     core::iter::from_fn(move || {
         if next < 0x40 {
             return None;

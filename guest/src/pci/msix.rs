@@ -36,12 +36,21 @@ impl<R: Registers> Msix<R> {
     ) -> Option<Self> {
         let place = |offset| {
             let value = config.read(function, capability + offset);
-            Place { bar: value as u8 & 7, offset: value & !7 }
+            Place {
+                bar: value as u8 & 7,
+                offset: value & !7,
+            }
         };
         let vectors = (config.read16(function, capability + 2) & 0x7FF) + 1;
         let table = map(place(4), usize::from(vectors) * ENTRY_BYTES)?;
         let pending = map(place(8), usize::from(vectors).div_ceil(64) * 8)?;
-        Some(Msix { table, pending, vectors, capability, function })
+        Some(Msix {
+            table,
+            pending,
+            vectors,
+            capability,
+            function,
+        })
     }
 
     /// How many vectors there are.
@@ -72,7 +81,8 @@ impl<R: Registers> Msix<R> {
     pub fn route(&self, vector: u16, apic_id: u32, interrupt: u8) {
         let entry = usize::from(vector) * ENTRY_BYTES;
         self.mask(vector, true);
-        self.table.write32(entry, 0xFEE0_0000 | (apic_id & 0xFF) << 12);
+        self.table
+            .write32(entry, 0xFEE0_0000 | (apic_id & 0xFF) << 12);
         self.table.write32(entry + 4, 0);
         self.table.write32(entry + 8, interrupt.into());
         self.mask(vector, false);
@@ -82,7 +92,8 @@ impl<R: Registers> Msix<R> {
     pub fn mask(&self, vector: u16, masked: bool) {
         let control = usize::from(vector) * ENTRY_BYTES + 12;
         let value = self.table.read32(control) & !ENTRY_MASKED;
-        self.table.write32(control, value | if masked { ENTRY_MASKED } else { 0 });
+        self.table
+            .write32(control, value | if masked { ENTRY_MASKED } else { 0 });
     }
 
     /// Whether a masked vector has an interrupt waiting.

@@ -20,7 +20,10 @@ impl Dma {
         let layout = Layout::from_size_align(bytes.max(1), ALIGN).expect("a length below 2^63");
         // SAFETY: the layout has a length.
         let start = unsafe { alloc_zeroed(layout) };
-        Dma { start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)), layout }
+        Dma {
+            start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)),
+            layout,
+        }
     }
 
     /// The device's address of the byte at `offset`.

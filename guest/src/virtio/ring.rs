@@ -71,7 +71,10 @@ pub struct Ring {
 impl Ring {
     /// A ring of `size` (a power of two up to 32768) for a device with these features.
     pub fn new(size: u16, features: u64) -> Self {
-        assert!(size.is_power_of_two() && size <= 1 << 15, "a ring of {size}");
+        assert!(
+            size.is_power_of_two() && size <= 1 << 15,
+            "a ring of {size}"
+        );
         let length = usize::from(size);
         let available = length * 16;
         let used = (available + 6 + 2 * length).next_multiple_of(4);
@@ -98,7 +101,11 @@ impl Ring {
 
     /// The device's addresses of descriptors, available ring and used ring.
     pub fn addresses(&self) -> [u64; 3] {
-        [self.memory.address(0), self.memory.address(self.available), self.memory.address(self.used)]
+        [
+            self.memory.address(0),
+            self.memory.address(self.available),
+            self.memory.address(self.used),
+        ]
     }
 
     /// Descriptors that are free.
@@ -151,7 +158,12 @@ impl Ring {
             length: segments.len() as u32 * 16,
             device_writes: false,
         };
-        write_descriptor(self.memory.pointer(usize::from(head) * 16), &table, INDIRECT, None);
+        write_descriptor(
+            self.memory.pointer(usize::from(head) * 16),
+            &table,
+            INDIRECT,
+            None,
+        );
         self.lengths[usize::from(head)] = 1;
         self.offer_again(head);
         Some(head)
@@ -164,7 +176,8 @@ impl Ring {
     /// Offers a chain as it is, after the device returned it.
     pub fn offer_again(&mut self, head: u16) {
         let slot = usize::from(self.offered % self.size);
-        self.half(self.available + 4 + 2 * slot).store(head, Ordering::Relaxed);
+        self.half(self.available + 4 + 2 * slot)
+            .store(head, Ordering::Relaxed);
         self.offered = self.offered.wrapping_add(1);
     }
 
@@ -173,14 +186,18 @@ impl Ring {
         let mut index = head;
         for _ in 0..self.lengths[usize::from(head)] {
             self.free.push(index);
-            index = self.half(usize::from(index) * 16 + 14).load(Ordering::Relaxed) % self.size;
+            index = self
+                .half(usize::from(index) * 16 + 14)
+                .load(Ordering::Relaxed)
+                % self.size;
         }
         self.lengths[usize::from(head)] = 0;
     }
 
     /// Shows the device what was offered.
     pub fn publish(&mut self) {
-        self.half(self.available + 2).store(self.offered, Ordering::Release);
+        self.half(self.available + 2)
+            .store(self.offered, Ordering::Release);
     }
 
     /// Publishes, and says whether the device wants to be told.
@@ -193,7 +210,9 @@ impl Ring {
         let (old, new) = (self.kicked, self.offered);
         self.kicked = new;
         if self.event_idx {
-            let event = self.half(self.used + 4 + 8 * usize::from(self.size)).load(Ordering::Relaxed);
+            let event = self
+                .half(self.used + 4 + 8 * usize::from(self.size))
+                .load(Ordering::Relaxed);
             crosses(event, old, new)
         } else {
             self.half(self.used).load(Ordering::Relaxed) & NO_NOTIFY == 0
@@ -215,10 +234,20 @@ impl Ring {
         while self.has_used() {
             let entry = self.used + 4 + 8 * usize::from(self.seen % self.size);
             let (head, written) = (self.word(entry), self.word(entry + 4));
-            let (head, written) = (head.load(Ordering::Relaxed), written.load(Ordering::Relaxed));
+            let (head, written) = (
+                head.load(Ordering::Relaxed),
+                written.load(Ordering::Relaxed),
+            );
             self.seen = self.seen.wrapping_add(1);
-            if self.lengths.get(head as usize).is_some_and(|length| *length != 0) {
-                return Some(Used { head: head as u16, written });
+            if self
+                .lengths
+                .get(head as usize)
+                .is_some_and(|length| *length != 0)
+            {
+                return Some(Used {
+                    head: head as u16,
+                    written,
+                });
             }
         }
         None
@@ -249,7 +278,8 @@ impl Ring {
             let event = self.half(self.available + 4 + 2 * usize::from(self.size));
             event.store(self.seen.wrapping_sub(1), Ordering::Relaxed);
         } else {
-            self.half(self.available).store(NO_INTERRUPT, Ordering::Relaxed);
+            self.half(self.available)
+                .store(NO_INTERRUPT, Ordering::Relaxed);
         }
     }
 
@@ -270,8 +300,9 @@ fn crosses(event: u16, old: u16, new: u16) -> bool {
 }
 
 fn write_descriptor(at: *mut u8, segment: &Segment, flags: u16, next: Option<u16>) {
-    let flags =
-        flags | if segment.device_writes { WRITE } else { 0 } | if next.is_some() { NEXT } else { 0 };
+    let flags = flags
+        | if segment.device_writes { WRITE } else { 0 }
+        | if next.is_some() { NEXT } else { 0 };
     let rest =
         u64::from(segment.length) | u64::from(flags) << 32 | u64::from(next.unwrap_or(0)) << 48;
     // SAFETY: a descriptor of this ring, aligned to 16; the device looks at it after `publish`.

@@ -98,14 +98,20 @@ impl<R: Registers + Clone> Transport<R> {
                 continue;
             }
             // struct virtio_pci_cap: kind at 3, bar at 4, offset at 8, length at 12.
-            let Some(bar) = pci::memory_bar(config, function, config.read8(function, at + 4)) else {
+            let Some(bar) = pci::memory_bar(config, function, config.read8(function, at + 4))
+            else {
                 continue;
             };
-            let (offset, length) = (config.read(function, at + 8), config.read(function, at + 12));
+            let (offset, length) = (
+                config.read(function, at + 8),
+                config.read(function, at + 12),
+            );
             let mut registers = || Some(map(bar + u64::from(offset), length as usize));
             // The first of each kind is the one the device prefers.
             match config.read8(function, at + 3) {
-                COMMON if common.is_none() && length as usize >= common::LENGTH => common = registers(),
+                COMMON if common.is_none() && length as usize >= common::LENGTH => {
+                    common = registers()
+                }
                 NOTIFY if notify.is_none() => {
                     notify = registers();
                     notify_multiplier = config.read(function, at + 16) as usize;
@@ -128,7 +134,10 @@ impl<R: Registers + Clone> Transport<R> {
         /// Each look is an exit, of a microsecond at least.
         const PATIENCE: usize = 1_000_000;
         self.common.write8(common::STATUS, 0);
-        (0..PATIENCE).any(|_| self.status() == 0).then_some(()).ok_or(DeviceError::Reset)
+        (0..PATIENCE)
+            .any(|_| self.status() == 0)
+            .then_some(())
+            .ok_or(DeviceError::Reset)
     }
 
     /// The device's status.
@@ -162,7 +171,8 @@ impl<R: Registers + Clone> Transport<R> {
         let features = offered & (wanted | VERSION_1);
         for select in [0, 1] {
             self.common.write32(common::DRIVER_FEATURE_SELECT, select);
-            self.common.write32(common::DRIVER_FEATURE, (features >> (32 * select)) as u32);
+            self.common
+                .write32(common::DRIVER_FEATURE, (features >> (32 * select)) as u32);
         }
         self.add_status(status::FEATURES_OK);
         if self.status() & status::FEATURES_OK == 0 {
@@ -191,8 +201,13 @@ impl<R: Registers + Clone> Transport<R> {
         }
         let ring = Ring::new(size.min(most), features);
         self.common.write16(common::QUEUE_SIZE, ring.size());
-        for (register, address) in
-            [common::QUEUE_DESCRIPTORS, common::QUEUE_AVAILABLE, common::QUEUE_USED].into_iter().zip(ring.addresses())
+        for (register, address) in [
+            common::QUEUE_DESCRIPTORS,
+            common::QUEUE_AVAILABLE,
+            common::QUEUE_USED,
+        ]
+        .into_iter()
+        .zip(ring.addresses())
         {
             self.common.write64(register, address);
         }
@@ -200,16 +215,26 @@ impl<R: Registers + Clone> Transport<R> {
         if self.common.read16(common::QUEUE_VECTOR) != vector {
             return Err(DeviceError::Missing("interrupt vector for a queue"));
         }
-        let offset = usize::from(self.common.read16(common::QUEUE_NOTIFY_OFFSET)) * self.notify_multiplier;
+        let offset =
+            usize::from(self.common.read16(common::QUEUE_NOTIFY_OFFSET)) * self.notify_multiplier;
         self.common.write16(common::QUEUE_ENABLE, 1);
-        Ok((ring, Doorbell { registers: self.notify.clone(), offset, queue: index }))
+        Ok((
+            ring,
+            Doorbell {
+                registers: self.notify.clone(),
+                offset,
+                queue: index,
+            },
+        ))
     }
 
     /// Has configuration changes interrupt by `vector`.
     pub fn set_config_vector(&self, vector: u16) -> Result<(), DeviceError> {
         self.common.write16(common::CONFIG_VECTOR, vector);
         let took = self.common.read16(common::CONFIG_VECTOR) == vector;
-        took.then_some(()).ok_or(DeviceError::Missing("interrupt vector for the configuration"))
+        took.then_some(()).ok_or(DeviceError::Missing(
+            "interrupt vector for the configuration",
+        ))
     }
 
     /// Tells the device to start.

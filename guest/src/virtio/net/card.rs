@@ -52,7 +52,9 @@ impl Config {
             if features & feature::MAC != 0 {
                 mac = core::array::from_fn(|at| device.read8(at));
             }
-            let when = |bit, value: &dyn Fn() -> u16, other| if features & bit != 0 { value() } else { other };
+            let when = |bit, value: &dyn Fn() -> u16, other| {
+                if features & bit != 0 { value() } else { other }
+            };
             Config {
                 mac,
                 most_pairs: when(feature::MQ, &|| device.read16(8), 1),
@@ -72,10 +74,15 @@ impl<R: Registers + Clone> Card<R> {
         size: u16,
         vectors: Vectors<'_>,
     ) -> Result<Self, DeviceError> {
-        let features = transport.negotiate(without_orphans(wanted, transport.offered_features()))?;
+        let features =
+            transport.negotiate(without_orphans(wanted, transport.offered_features()))?;
         let config = Config::read(transport, features);
         let most_vectors = transport.msix.vectors();
-        let pairs = config.most_pairs.min(vectors.apic_ids.len() as u16).min(most_vectors - 1).max(1);
+        let pairs = config
+            .most_pairs
+            .min(vectors.apic_ids.len() as u16)
+            .min(most_vectors - 1)
+            .max(1);
 
         transport.msix.enable(config_space);
         transport.msix.route(0, vectors.apic_ids[0], vectors.config);
@@ -88,12 +95,23 @@ impl<R: Registers + Clone> Card<R> {
             let vector = if most_vectors > 1 { index + 1 } else { 0 };
             let receive = transport.make_queue(index * 2, size, vector, features)?;
             let send = transport.make_queue(index * 2 + 1, size, vector, features)?;
-            made.push(Pair::new((index, pairs), &config, features, receive, send, vectors.taken));
+            made.push(Pair::new(
+                (index, pairs),
+                &config,
+                features,
+                receive,
+                send,
+                vectors.taken,
+            ));
         }
         let mut control = None;
         if features & feature::CTRL_VQ != 0 {
             // Behind all pairs that the device has, used or not.
-            let index = if features & feature::MQ != 0 { config.most_pairs * 2 } else { 2 };
+            let index = if features & feature::MQ != 0 {
+                config.most_pairs * 2
+            } else {
+                2
+            };
             let (ring, doorbell) = transport.make_queue(index, 64, NO_VECTOR, features)?;
             control = Some(Control::new(ring, doorbell));
         }
@@ -101,7 +119,12 @@ impl<R: Registers + Clone> Card<R> {
         for pair in &mut made {
             pair.start();
         }
-        let mut card = Card { features, pairs: made, most_pairs: config.most_pairs, control };
+        let mut card = Card {
+            features,
+            pairs: made,
+            most_pairs: config.most_pairs,
+            control,
+        };
         if pairs > 1 {
             card.set_pairs(pairs)?;
         }
@@ -110,7 +133,10 @@ impl<R: Registers + Clone> Card<R> {
 
     /// Has the device use this many pairs.
     pub fn set_pairs(&mut self, pairs: u16) -> Result<(), DeviceError> {
-        let control = self.control.as_mut().ok_or(DeviceError::Missing("control queue"))?;
+        let control = self
+            .control
+            .as_mut()
+            .ok_or(DeviceError::Missing("control queue"))?;
         control.send(command::QUEUE_PAIRS, &pairs.to_le_bytes(), patience())
     }
 }
@@ -135,7 +161,10 @@ fn without_orphans(wanted: u64, offered: u64) -> u64 {
         (GUEST_CSUM, GUEST_TSO4),
         (MRG_RXBUF, GUEST_TSO4),
         (GUEST_TSO4, GUEST_ECN),
-        (CTRL_VQ, CTRL_RX | CTRL_VLAN | CTRL_MAC_ADDR | CTRL_GUEST_OFFLOADS | GUEST_ANNOUNCE | MQ),
+        (
+            CTRL_VQ,
+            CTRL_RX | CTRL_VLAN | CTRL_MAC_ADDR | CTRL_GUEST_OFFLOADS | GUEST_ANNOUNCE | MQ,
+        ),
         (STATUS, GUEST_ANNOUNCE),
     ] {
         if features & needs == 0 {

@@ -42,7 +42,11 @@ const ANSWER: usize = DATA + DATA_MOST;
 
 impl<R: Registers> Control<R> {
     pub(super) fn new(ring: Ring, doorbell: Doorbell<R>) -> Self {
-        Control { ring, doorbell, memory: Dma::new(ANSWER + 1) }
+        Control {
+            ring,
+            doorbell,
+            memory: Dma::new(ANSWER + 1),
+        }
     }
 
     /// Sends a command and waits for the device's answer; `relax` is called while it is not there,
@@ -58,7 +62,9 @@ impl<R: Registers> Control<R> {
         // SAFETY: the device has nothing in flight: every command is waited for.
         unsafe {
             memory.bytes_mut(0, DATA).copy_from_slice(&[class, command]);
-            memory.bytes_mut(DATA, data.len().min(DATA_MOST)).copy_from_slice(&data[..data.len().min(DATA_MOST)]);
+            memory
+                .bytes_mut(DATA, data.len().min(DATA_MOST))
+                .copy_from_slice(&data[..data.len().min(DATA_MOST)]);
             memory.bytes_mut(ANSWER, 1)[0] = PENDING;
         }
         let segment = |offset, length: usize, device_writes| Segment {
@@ -66,10 +72,20 @@ impl<R: Registers> Control<R> {
             length: length as u32,
             device_writes,
         };
-        let whole = [segment(0, DATA, false), segment(DATA, data.len(), false), segment(ANSWER, 1, true)];
+        let whole = [
+            segment(0, DATA, false),
+            segment(DATA, data.len(), false),
+            segment(ANSWER, 1, true),
+        ];
         let without_data = [whole[0], whole[2]];
-        let segments = if data.is_empty() { &without_data[..] } else { &whole };
-        let offered = ring.offer_indirect(segments).or_else(|| ring.offer(segments));
+        let segments = if data.is_empty() {
+            &without_data[..]
+        } else {
+            &whole
+        };
+        let offered = ring
+            .offer_indirect(segments)
+            .or_else(|| ring.offer(segments));
         offered.ok_or(DeviceError::Missing("room in the control queue"))?;
         if ring.wants_kick() {
             self.doorbell.ring();

@@ -43,24 +43,42 @@ fn layers(frame: &[u8]) -> Option<Layers> {
         return None;
     }
     let pseudo = sum(&ip[12..20]) + u64::from(protocol) + (total - header) as u64;
-    Some(Layers { protocol, transport: ETHERNET + header, end: ETHERNET + total, pseudo })
+    Some(Layers {
+        protocol,
+        transport: ETHERNET + header,
+        end: ETHERNET + total,
+        pseudo,
+    })
 }
 
 /// Makes the header for a frame to be sent: the TCP or UDP checksum is the device's, and it cuts
 /// the frame into pieces of `segment_bytes`, if that is given.
 pub(super) fn prepare(frame: &mut [u8], segment_bytes: Option<u16>) -> [u8; BYTES] {
     let mut header = [0; BYTES];
-    let Some(Layers { protocol, transport, pseudo, .. }) = layers(frame) else {
+    let Some(Layers {
+        protocol,
+        transport,
+        pseudo,
+        ..
+    }) = layers(frame)
+    else {
         return header;
     };
-    let (at, length) =
-        if protocol == TCP { (16, usize::from(frame[transport + 12] >> 4) * 4) } else { (6, 8) };
+    let (at, length) = if protocol == TCP {
+        (16, usize::from(frame[transport + 12] >> 4) * 4)
+    } else {
+        (6, 8)
+    };
     frame[transport + at..transport + at + 2].copy_from_slice(&fold(pseudo).to_be_bytes());
     header[0] = NEEDS_CSUM;
     header[6..8].copy_from_slice(&(transport as u16).to_le_bytes());
     header[8..10].copy_from_slice(&(at as u16).to_le_bytes());
     if let Some(segment_bytes) = segment_bytes {
-        header[1] = if protocol == TCP { GSO_TCPV4 } else { GSO_UDP_L4 };
+        header[1] = if protocol == TCP {
+            GSO_TCPV4
+        } else {
+            GSO_UDP_L4
+        };
         header[2..4].copy_from_slice(&((transport + length) as u16).to_le_bytes());
         header[4..6].copy_from_slice(&segment_bytes.to_le_bytes());
     }
@@ -79,7 +97,13 @@ pub(super) fn vouched(header: &[u8]) -> bool {
 
 /// Checks the TCP or UDP checksum of a received frame. True for what has none.
 pub(super) fn is_intact(frame: &[u8]) -> bool {
-    let Some(Layers { protocol, transport, end, pseudo }) = layers(frame) else {
+    let Some(Layers {
+        protocol,
+        transport,
+        end,
+        pseudo,
+    }) = layers(frame)
+    else {
         return true;
     };
     if protocol == UDP && frame[transport + 6..transport + 8] == [0, 0] {
@@ -91,8 +115,10 @@ pub(super) fn is_intact(frame: &[u8]) -> bool {
 /// The ones' complement sum of big-endian 16-bit words, unfolded.
 fn sum(bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(4);
-    let total: u64 =
-        words.by_ref().map(|word| u64::from(u32::from_be_bytes([word[0], word[1], word[2], word[3]]))).sum();
+    let total: u64 = words
+        .by_ref()
+        .map(|word| u64::from(u32::from_be_bytes([word[0], word[1], word[2], word[3]])))
+        .sum();
     let mut last = [0; 4];
     last[..words.remainder().len()].copy_from_slice(words.remainder());
     total + u64::from(u32::from_be_bytes(last))

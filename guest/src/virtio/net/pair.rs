@@ -105,7 +105,9 @@ impl<R: Registers> Pair<R> {
                 doorbell: send_bell,
                 memory: Dma::new(large_start + LARGE_SLOTS * LARGE),
                 free_small: (0..slots).map(|slot| (slot * SMALL) as u32).collect(),
-                free_large: (0..LARGE_SLOTS).map(|slot| (large_start + slot * LARGE) as u32).collect(),
+                free_large: (0..LARGE_SLOTS)
+                    .map(|slot| (large_start + slot * LARGE) as u32)
+                    .collect(),
                 large_start: large_start as u32,
                 offload: features & feature::CSUM != 0,
                 blocked: false,
@@ -164,7 +166,11 @@ impl<R: Registers> Receive<R> {
             }
             // SAFETY: the device has returned the buffer.
             let bytes = unsafe { self.memory.bytes(start, written) };
-            let buffers = if self.mergeable { header::buffers(bytes).max(1) } else { 1 };
+            let buffers = if self.mergeable {
+                header::buffers(bytes).max(1)
+            } else {
+                1
+            };
             let vouched = header::vouched(bytes);
             let mut length = written - header::BYTES;
             if buffers == 1 {
@@ -182,8 +188,15 @@ impl<R: Registers> Receive<R> {
                 self.counters.rx_merged += 1;
             }
             // SAFETY: as above; it is offered again after the frame was looked at.
-            let bytes = unsafe { self.memory.bytes(start + header::BYTES, written - header::BYTES) };
-            let frame = if buffers == 1 { bytes } else { &self.merged[..length] };
+            let bytes = unsafe {
+                self.memory
+                    .bytes(start + header::BYTES, written - header::BYTES)
+            };
+            let frame = if buffers == 1 {
+                bytes
+            } else {
+                &self.merged[..length]
+            };
             if self.check && !vouched && !header::is_intact(frame) {
                 self.counters.rx_dropped += 1;
                 continue;
@@ -236,7 +249,11 @@ impl<R: Registers> Send<R> {
         while let Some(used) = self.ring.take_used() {
             self.ring.release(used.head);
             let slot = self.in_flight[usize::from(used.head)];
-            let free = if slot < self.large_start { &mut self.free_small } else { &mut self.free_large };
+            let free = if slot < self.large_start {
+                &mut self.free_small
+            } else {
+                &mut self.free_large
+            };
             free.push(slot);
         }
     }
@@ -258,17 +275,32 @@ impl<R: Registers> Send<R> {
         true
     }
 
-    fn send<T>(&mut self, length: usize, segment: Option<u16>, fill: impl FnOnce(&mut [u8]) -> T) -> T {
+    fn send<T>(
+        &mut self,
+        length: usize,
+        segment: Option<u16>,
+        fill: impl FnOnce(&mut [u8]) -> T,
+    ) -> T {
         let small = length <= SMALL - header::BYTES;
-        let free = if small { &mut self.free_small } else { &mut self.free_large };
-        let slot = free.pop().expect("a token is given only when there are slots");
+        let free = if small {
+            &mut self.free_small
+        } else {
+            &mut self.free_large
+        };
+        let slot = free
+            .pop()
+            .expect("a token is given only when there are slots");
         let start = slot as usize;
         assert!(length <= FRAME_MOST, "a frame of {length} bytes");
         // SAFETY: a free slot: the device has no business there.
         let buffer = unsafe { self.memory.bytes_mut(start, header::BYTES + length) };
         let (head, frame) = buffer.split_at_mut(header::BYTES);
         let result = fill(frame);
-        let prepared = if self.offload { header::prepare(frame, segment) } else { [0; header::BYTES] };
+        let prepared = if self.offload {
+            header::prepare(frame, segment)
+        } else {
+            [0; header::BYTES]
+        };
         head.copy_from_slice(&prepared);
         let offered = self.ring.offer_one(Segment {
             address: self.memory.address(start),
@@ -342,11 +374,20 @@ impl<R: Registers> Device for Pair<R> {
             return None;
         }
         let frame = self.receive.next()?;
-        Some((Received(frame), Slot { send: &mut self.send, segment: None }))
+        Some((
+            Received(frame),
+            Slot {
+                send: &mut self.send,
+                segment: None,
+            },
+        ))
     }
 
     fn transmit(&mut self, _: Instant) -> Option<Slot<'_, R>> {
-        self.send.ready().then_some(Slot { send: &mut self.send, segment: None })
+        self.send.ready().then_some(Slot {
+            send: &mut self.send,
+            segment: None,
+        })
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
