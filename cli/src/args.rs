@@ -1,7 +1,11 @@
 //! What was typed: the command line as clap sees it. Meaning and limits are [`crate::config`]'s.
+mod run;
+
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use self::run::RunArgs;
 
 /// Where pins are kept unless told otherwise.
 pub(crate) const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/slipgate";
@@ -20,6 +24,8 @@ pub(crate) struct CommandLine {
 pub(crate) enum Command {
     /// Give one or more TAP devices a network, until stopped
     Attach(Box<AttachArgs>),
+    /// Boot a microVM with a network of its own
+    Run(Box<RunArgs>),
     /// List live flows
     Flows(FlowsArgs),
     /// Show packets, bytes, drops, refusals and ports
@@ -28,9 +34,12 @@ pub(crate) enum Command {
     Why(WhyArgs),
     /// Say what this machine lacks, and how to get it
     Doctor(DoctorArgs),
-    /// The engine process, started by `attach`
+    /// The engine process, started by `attach` and `run`
     #[command(hide = true)]
-    Engine(EngineArgs),
+    Engine(ChildArgs),
+    /// The VMM process, started by `run`
+    #[command(hide = true)]
+    Vmm(ChildArgs),
 }
 
 #[derive(Args, Debug)]
@@ -237,7 +246,7 @@ pub(crate) struct DoctorArgs {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct EngineArgs {
+pub(crate) struct ChildArgs {
     /// The channel to the broker, an inherited descriptor
     #[arg(long)]
     pub(crate) fd: i32,

@@ -1,9 +1,12 @@
-//! The wire between broker and engine: one `SOCK_SEQPACKET` pair, made before the engine starts.
+//! The wire between the broker and another process of ours: one `SOCK_SEQPACKET` pair, made before
+//! that one starts.
 //!
 //! A packet is a version byte, a form byte and JSON. JSON, because a debugger can read it and
 //! nothing here is on a packet's way. What is larger than a packet may be goes in a memfd,
-//! whose descriptor comes first among those attached. End of file means that the peer is dead.
+//! whose descriptor comes first among those attached; the broker takes none, for reading a file of
+//! another's choice could keep it waiting. End of file means that the peer is dead.
 mod message;
+mod vmm;
 
 use std::{
     fs::File,
@@ -24,6 +27,7 @@ use nix::{
 use serde::{Serialize, de::DeserializeOwned};
 
 pub(crate) use message::*;
+pub(crate) use vmm::*;
 
 /// Version of every message; both ends are one binary, unless it was replaced in between.
 const VERSION: u8 = 1;
@@ -40,7 +44,7 @@ pub(crate) const MAX_FDS: usize = 128;
 #[derive(thiserror::Error, Debug)]
 pub(crate) enum ChannelError {
     /// The kernel refused.
-    #[error("{what} on the channel between broker and engine")]
+    #[error("{what} on the channel between slipgate's processes")]
     Io {
         what: &'static str,
         #[source]
@@ -55,10 +59,13 @@ pub(crate) enum ChannelError {
 #[derive(Debug)]
 pub(crate) struct Channel {
     socket: OwnedFd,
+    /// Whether what comes may be in a file.
+    takes_files: bool,
 }
 
 impl Channel {
-    /// Two connected ends; the second one survives an `execve` only when its flag is cleared.
+    /// Two connected ends, the broker's first; the other one survives an `execve` only when its flag
+    /// is cleared.
     pub(crate) fn pair() -> Result<(Self, Self), ChannelError> {
         let (a, b) = socketpair(
             AddressFamily::Unix,
@@ -67,12 +74,19 @@ impl Channel {
             SockFlag::SOCK_CLOEXEC,
         )
         .map_err(io_error("making a socket pair"))?;
-        Ok((Self { socket: a }, Self { socket: b }))
+        let ours = Self {
+            socket: a,
+            takes_files: false,
+        };
+        Ok((ours, Self::from_fd(b)))
     }
 
     /// From an inherited descriptor.
     pub(crate) fn from_fd(socket: OwnedFd) -> Self {
-        Self { socket }
+        Self {
+            socket,
+            takes_files: true,
+        }
     }
 
     /// Sends one message with descriptors, waiting for room.
@@ -167,7 +181,7 @@ impl Channel {
         let inline = match buffer[..length] {
             [] => return Ok(Received::End),
             [VERSION, INLINE, ref json @ ..] => Some(json),
-            [VERSION, IN_MEMFD] if !fds.is_empty() => None,
+            [VERSION, IN_MEMFD] if self.takes_files && !fds.is_empty() => None,
             [VERSION, ..] => return Err(ChannelError::Foreign("a malformed packet".into())),
             [other, ..] => {
                 return Err(ChannelError::Foreign(format!(

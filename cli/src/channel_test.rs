@@ -47,6 +47,16 @@ fn a_message_larger_than_a_packet_goes_by_memfd() {
     assert_eq!(fds.len(), 1, "the memfd itself is not handed on");
 }
 
+/// The broker reads no file of another process's choice: one without an end would hold it up.
+#[test]
+fn the_broker_takes_no_file() {
+    let (broker, engine) = Channel::pair().unwrap();
+    let text = "x".repeat(MAX_PACKET);
+    engine.send(&text, &[]).unwrap();
+    let error = broker.receive::<String>().unwrap_err().to_string();
+    assert!(error.contains("malformed"), "{error}");
+}
+
 #[test]
 fn a_dead_peer_is_the_end() {
     let (broker, engine) = Channel::pair().unwrap();

@@ -2,6 +2,7 @@
 //! on the machine (does the TAP exist, is the port free) is found out by the roles.
 mod error;
 mod forward;
+mod machine;
 mod network;
 mod rules;
 mod vm;
@@ -17,11 +18,12 @@ use slipgate_abi::maps::{MAX_CHUNKS, SLOTS_PER_CHUNK};
 pub(crate) use self::{
     error::ConfigError,
     forward::Forward,
+    machine::{MachineSpec, RunConfig},
     network::GuestNetwork,
     rules::{LoadedRules, RuleFlag},
     vm::VmConfig,
 };
-use crate::args::{AttachArgs, DefaultRule, Mode, OnExit, Xdp};
+use crate::args::{AttachArgs, DefaultRule, Mode, NatArgs, OnExit, Xdp};
 
 /// Who answers guests' questions.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,7 +36,7 @@ pub(crate) enum Dns {
     Refused,
 }
 
-/// Everything `attach` was told, checked.
+/// Everything the NAT was told, checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Config {
     pub(crate) mode: Mode,
@@ -59,12 +61,27 @@ pub(crate) struct Config {
     pub(crate) xdp: Xdp,
     pub(crate) bpf_log: bool,
     pub(crate) on_exit: OnExit,
+    /// The VMs begin with us: what a predecessor left of their names is others'.
+    pub(crate) new_vms: bool,
 }
 
 impl Config {
-    /// Checks what was typed. `order`: the rule flags as typed, see [`RuleFlag::in_order`].
+    /// Checks what `attach` was told. `order`: the rule flags as typed, see [`RuleFlag::in_order`].
     pub(crate) fn new(args: &AttachArgs, order: Vec<RuleFlag>) -> Result<Self, ConfigError> {
         let nat = &args.nat;
+        let network = GuestNetwork::new(nat)?;
+        let vms = vm::parse(&args.vm, &args.tap, &network, nat.max_flows)?;
+        Self::checked(nat, network, vms, args.on_exit, order)
+    }
+
+    /// Checks what is said of the NAT, whosever its VMs are.
+    fn checked(
+        nat: &NatArgs,
+        network: GuestNetwork,
+        vms: Vec<VmConfig>,
+        on_exit: OnExit,
+        order: Vec<RuleFlag>,
+    ) -> Result<Self, ConfigError> {
         if nat.mode == Mode::Userspace {
             return Err(ConfigError::new(
                 "--mode",
@@ -76,8 +93,6 @@ impl Config {
         if let Some(uplink) = &nat.uplink {
             vm::check_device("--uplink", uplink, uplink)?;
         }
-        let network = GuestNetwork::new(nat)?;
-        let vms = vm::parse(&args.vm, &args.tap, &network, nat.max_flows)?;
         if let Some(vm) = vms.iter().find(|v| nat.uplink.as_ref() == Some(&v.tap)) {
             return Err(ConfigError::new(
                 "--uplink",
@@ -109,7 +124,8 @@ impl Config {
             flow_log: nat.flow_log.clone(),
             xdp: nat.xdp,
             bpf_log: nat.bpf_log,
-            on_exit: args.on_exit,
+            on_exit,
+            new_vms: false,
         })
     }
 }

@@ -4,6 +4,7 @@
 //! on top: root is *admin*, the user that started the broker is a *reader*, anybody else is sent
 //! away. A client that sends too much, or does not read, is closed: it can't hold the broker up.
 use std::{
+    collections::BTreeMap,
     fs, io,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     os::{
@@ -36,6 +37,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 pub(crate) enum Request {
     /// What would become of a flow.
     Why(WhyQuestion),
+    /// The counters of the machines that the broker runs.
+    Machines,
     /// Stop in order, as by SIGTERM. `keep`: leave flows running for a successor.
     Stop { keep: bool },
 }
@@ -45,6 +48,8 @@ pub(crate) enum Request {
 #[serde(rename_all = "snake_case", tag = "answer")]
 pub(crate) enum Answer {
     Why(WhyAnswer),
+    /// By the VM's name; none for a VM that is another's.
+    Machines(BTreeMap<String, serde_json::Value>),
     /// Understood, and being done.
     Done,
     Error {
@@ -63,7 +68,7 @@ impl Request {
     /// The least role that may ask this.
     fn needs(&self) -> Role {
         match self {
-            Self::Why(_) => Role::Reader,
+            Self::Why(_) | Self::Machines => Role::Reader,
             Self::Stop { .. } => Role::Admin,
         }
     }

@@ -1,6 +1,6 @@
-//! The binary `slipgate`: what was typed becomes a checked configuration, and one of three roles
+//! The binary `slipgate`: what was typed becomes a checked configuration, and one of the roles
 //! runs: the broker (privileged, never sees a packet), the engine (sees packets, has no
-//! privileges), or a reader of what they pinned.
+//! privileges), the VMM (runs a guest, has no privileges), or a reader of what they pinned.
 mod args;
 mod channel;
 mod config;
@@ -19,7 +19,7 @@ use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 
 use crate::{
     args::{Command, CommandLine},
-    config::{Config, RuleFlag},
+    config::{Config, ConfigError, RuleFlag, RunConfig},
 };
 
 /// For a command line that can't be used, as clap has it.
@@ -35,7 +35,10 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(e) => {
             eprintln!("slipgate: {e:#}");
-            ExitCode::FAILURE
+            match e.is::<ConfigError>() {
+                true => ExitCode::from(EXIT_USAGE),
+                false => ExitCode::FAILURE,
+            }
         }
     }
 }
@@ -44,24 +47,25 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
     match &typed.command {
         Command::Attach(args) => {
-            let order = matches
-                .subcommand_matches("attach")
-                .map(RuleFlag::in_order)
-                .unwrap_or_default();
-            let config = match Config::new(args, order) {
-                Ok(config) => config,
-                Err(e) => {
-                    eprintln!("slipgate: {e}");
-                    return Ok(ExitCode::from(EXIT_USAGE));
-                }
-            };
+            let config = Config::new(args, rules_of("attach", matches))?;
             log::to_stderr(&args.nat.log)?;
             role::broker::run(config, &args.nat.log).map(done)
+        }
+        Command::Run(args) => {
+            let config = RunConfig::new(args, rules_of("run", matches))?;
+            log::to_stderr(&args.nat.log)?;
+            role::broker::run_vm(config, &args.nat.log)
         }
         Command::Flows(args) => show::flows::run(args).map(done),
         Command::Stats(args) => show::stats::run(args).map(done),
         Command::Why(args) => show::why::run(args).map(done),
         Command::Doctor(args) => doctor::run(args),
         Command::Engine(args) => role::engine::run(args.fd).map(done),
+        Command::Vmm(args) => role::vmm::run(args.fd).map(done),
     }
+}
+
+fn rules_of(command: &str, matches: &ArgMatches) -> Vec<RuleFlag> {
+    let matches = matches.subcommand_matches(command);
+    matches.map(RuleFlag::in_order).unwrap_or_default()
 }

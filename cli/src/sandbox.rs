@@ -1,11 +1,13 @@
-//! What the two processes give up: the engine before it reads the first frame, the broker once
-//! everything is in place.
+//! What the processes give up: the engine before it reads the first frame, the VMM before it reads
+//! the kernel, the broker once everything is in place.
 //!
-//! The engine parses what hostile guests send, so it keeps only what it was handed: descriptors.
-//! It changes to nobody, drops every capability for good (bounding and ambient sets included),
-//! can't be traced, dumped or outlive the broker, and then confines itself to the system calls of
-//! its event loop ([`filter`]): any other ends the process.
+//! Engine and VMM handle what hostile guests send, so they keep only what they were handed:
+//! descriptors. They change to nobody, drop every capability for good (bounding and ambient sets
+//! included), can't be traced, dumped or outlive the broker, and then confine themselves to the
+//! system calls of their loops ([`filter`], [`vmm`]): any other ends the process.
 mod filter;
+mod rules;
+pub(crate) mod vmm;
 
 use std::io;
 
@@ -26,20 +28,29 @@ const LAST_CAPABILITY: libc::c_ulong = 63;
 /// `_LINUX_CAPABILITY_VERSION_3`, <linux/capability.h>.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
 
-/// A step of confinement that failed. The engine does not run then.
+/// A step of confinement that failed. The process does not run then.
 #[derive(thiserror::Error, Debug)]
-#[error("confining the engine: {step}")]
+#[error("confining the process: {step}")]
 pub(crate) struct SandboxError {
     step: &'static str,
     #[source]
     source: io::Error,
 }
 
-/// Confines the calling process for good. `broker`: the parent, whose death ends us.
+/// Descriptors that the engine may have: relays need two a connection.
+const ENGINE_FILES: u64 = 65_536;
+
+/// Confines the engine for good. `broker`: the parent, whose death ends us.
 pub(crate) fn enter(broker: Pid) -> Result<(), SandboxError> {
     let filters = Filters::compile()?;
+    give_up_privileges(broker, ENGINE_FILES)?;
+    filters.apply()
+}
+
+/// Leaves the calling process without privileges. `files`: how many descriptors it may have.
+fn give_up_privileges(broker: Pid, files: u64) -> Result<(), SandboxError> {
     prctl("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1)?;
-    limit_resources()?;
+    limit_resources(files)?;
     drop_bounding_set(0)?;
     become_nobody()?;
     keep_capabilities(0)?;
@@ -56,7 +67,7 @@ pub(crate) fn enter(broker: Pid) -> Result<(), SandboxError> {
             source: io::ErrorKind::BrokenPipe.into(),
         });
     }
-    filters.apply()
+    Ok(())
 }
 
 /// What the broker needs while it serves: devices, routes and neighbours (`CAP_NET_ADMIN`),
@@ -74,15 +85,14 @@ pub(crate) fn limit_broker() -> Result<(), SandboxError> {
     keep_capabilities(keep)
 }
 
-fn limit_resources() -> Result<(), SandboxError> {
+fn limit_resources(files: u64) -> Result<(), SandboxError> {
     let limit = |step, resource, most| {
         let (_, hard) = getrlimit(resource).map_err(failed(step))?;
         let most = hard.min(most);
         setrlimit(resource, most, most).map_err(failed(step))
     };
     limit("RLIMIT_CORE", Resource::RLIMIT_CORE, 0)?;
-    // Relays need two descriptors a connection.
-    limit("RLIMIT_NOFILE", Resource::RLIMIT_NOFILE, 65_536)?;
+    limit("RLIMIT_NOFILE", Resource::RLIMIT_NOFILE, files)?;
     limit("RLIMIT_MSGQUEUE", Resource::RLIMIT_MSGQUEUE, 0)?;
     limit("RLIMIT_STACK", Resource::RLIMIT_STACK, 8 << 20)
 }

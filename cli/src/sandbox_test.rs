@@ -5,22 +5,30 @@ use nix::{
         signal::Signal,
         wait::{WaitStatus, waitpid},
     },
-    unistd::{ForkResult, fork, getpid},
+    unistd::{ForkResult, Pid, fork, getpid},
 };
 
 use super::{Filters, enter};
 
-/// How a child ended that entered the sandbox and ran `call`.
+/// How a child ended that entered the engine's sandbox and ran `call`.
 fn confined(call: impl FnOnce() -> bool) -> WaitStatus {
+    confined_by(|parent| enter(parent).is_ok(), call)
+}
+
+/// How a child ended that entered a sandbox and ran `call`.
+pub(super) fn confined_by(
+    enter: impl FnOnce(Pid) -> bool,
+    call: impl FnOnce() -> bool,
+) -> WaitStatus {
     let parent = getpid();
     // SAFETY: the child makes system calls and allocates; glibc's fork leaves malloc usable, and
     // it ends without returning to the test harness.
     match unsafe { fork() }.expect("fork") {
         ForkResult::Child => {
             let code = match enter(parent) {
-                Err(_) => 99,
-                Ok(()) if call() => 0,
-                Ok(()) => 1,
+                false => 99,
+                true if call() => 0,
+                true => 1,
             };
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(code) }
@@ -44,7 +52,7 @@ fn assert_passes(call: impl FnOnce() -> bool) {
     assert!(matches!(end, WaitStatus::Exited(_, 0)), "{end:?}");
 }
 
-fn syscall(number: libc::c_long, arguments: [u64; 4]) -> bool {
+pub(super) fn syscall(number: libc::c_long, arguments: [u64; 4]) -> bool {
     let [a, b, c, d] = arguments;
     // SAFETY: the tests pass numbers and pointers to constants only.
     unsafe { libc::syscall(number, a, b, c, d) >= 0 }
@@ -52,7 +60,7 @@ fn syscall(number: libc::c_long, arguments: [u64; 4]) -> bool {
 
 const PATH: &std::ffi::CStr = c"/tmp/slipgate-sandbox-test";
 
-fn open(flags: libc::c_int) -> bool {
+pub(super) fn open(flags: libc::c_int) -> bool {
     let path = PATH.as_ptr() as u64;
     syscall(
         libc::SYS_openat,

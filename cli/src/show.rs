@@ -5,7 +5,12 @@ pub(crate) mod stats;
 mod table;
 pub(crate) mod why;
 
-use std::{io::Write as _, path::Path, thread, time::Duration};
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use slipgate_control::{Paths, maps::ReadOnlyMaps, paths::netns_inode};
@@ -40,6 +45,28 @@ fn open(pin_dir: &Path) -> anyhow::Result<ReadOnlyMaps> {
         }
     }
     ReadOnlyMaps::open_pinned(&paths.pin_dir).context("reading the pinned maps")
+}
+
+/// The control sockets of this network namespace's brokers.
+fn sockets(pin_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let dir = paths(pin_dir)?.run_dir;
+    let entries = match dir.read_dir() {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => {
+            return Err(e).with_context(|| {
+                format!(
+                    "looking for control sockets in {}: they are for root",
+                    dir.display()
+                )
+            });
+        }
+    };
+    Ok(entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|e| e == "sock"))
+        .collect())
 }
 
 /// Prints once, or again every second until stopped. A reader that has gone ends it quietly.

@@ -11,10 +11,11 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn help_lists_what_there_is_and_hides_the_engine() {
+fn help_lists_what_there_is_and_hides_engine_and_vmm() {
     let help = text(&slipgate(&["--help"]).stdout);
     for line in [
         "  attach  Give one or more TAP devices a network, until stopped",
+        "  run     Boot a microVM with a network of its own",
         "  flows   List live flows",
         "  stats   Show packets, bytes, drops, refusals and ports",
         "  why     Say which rule decides about a destination, and what would happen",
@@ -23,6 +24,25 @@ fn help_lists_what_there_is_and_hides_the_engine() {
         assert!(help.contains(line), "{help}\n  lacks {line:?}");
     }
     assert!(!help.contains("engine process"), "{help}");
+    assert!(!help.contains("VMM process"), "{help}");
+    let run = text(&slipgate(&["run", "--help"]).stdout);
+    for flag in [
+        "--kernel <FILE>",
+        "--initrd <FILE>",
+        "--cmdline <TEXT>",
+        "--cpus <N>",
+        "--memory <MIB>",
+        "--queues <N>",
+        "--tap <IF>",
+        "--name <NAME>",
+        "--mac <MAC>",
+        "--report <FILE>",
+        "--mode <MODE>",
+        "--forward <SPEC>",
+        "121      the guest crashed",
+    ] {
+        assert!(run.contains(flag), "{run}\n  lacks {flag:?}");
+    }
     let help = text(&slipgate(&["attach", "--help"]).stdout);
     for flag in [
         "--vm <SPEC>",
@@ -87,7 +107,7 @@ fn readers_say_that_nothing_is_attached() {
 fn an_engine_is_not_for_people() {
     let output = slipgate(&["engine", "--fd", "999"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("`slipgate attach` starts engines"));
+    assert!(text(&output.stderr).contains("slipgate starts these by itself"));
 }
 
 #[test]

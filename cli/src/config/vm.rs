@@ -114,14 +114,7 @@ fn parse_spec(spec: &str, network: &GuestNetwork, max_flows: u32) -> Result<VmCo
     }
     let tap = tap.ok_or_else(|| err("no TAP".into(), "add tap=IF"))?;
     check_device("--vm", spec, tap)?;
-    let name = name.unwrap_or(tap);
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(plain) {
-        return Err(err(
-            format!("{name:?} can't be a name"),
-            "give 1 to 63 letters, digits, '-', '_' or '.'",
-        ));
-    }
+    let name = check_name("--vm", spec, name.unwrap_or(tap))?;
     let ip = match ip {
         None => network.guest,
         Some(text) => {
@@ -132,12 +125,7 @@ fn parse_spec(spec: &str, network: &GuestNetwork, max_flows: u32) -> Result<VmCo
     };
     let mac = match mac {
         None => None,
-        Some(text) => Some(parse_mac(text).ok_or_else(|| {
-            err(
-                format!("{text:?} is not the MAC of one device"),
-                "give six bytes like 52:54:00:12:34:56, the first one even",
-            )
-        })?),
+        Some(text) => Some(self::mac("--vm", spec, text)?),
     };
     let max_flows = match flows {
         None => max_flows,
@@ -154,6 +142,36 @@ fn parse_spec(spec: &str, network: &GuestNetwork, max_flows: u32) -> Result<VmCo
         mac,
         ip,
         max_flows,
+    })
+}
+
+/// A name for a VM.
+pub(super) fn check_name<'a>(
+    flag: &'static str,
+    given: &str,
+    name: &'a str,
+) -> Result<&'a str, ConfigError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(plain) {
+        return Err(ConfigError::new(
+            flag,
+            given,
+            format!("{name:?} can't be a name"),
+            "give 1 to 63 letters, digits, '-', '_' or '.'",
+        ));
+    }
+    Ok(name)
+}
+
+/// The MAC of a guest.
+pub(super) fn mac(flag: &'static str, given: &str, text: &str) -> Result<[u8; 6], ConfigError> {
+    parse_mac(text).ok_or_else(|| {
+        ConfigError::new(
+            flag,
+            given,
+            format!("{text:?} is not the MAC of one device"),
+            "give six bytes like 52:54:00:12:34:56, the first one even",
+        )
     })
 }
 

@@ -1,5 +1,5 @@
-//! The broker: the process that `slipgate attach` starts in. It has CAP_NET_ADMIN and CAP_BPF and
-//! never sees a guest's packet.
+//! The broker: the process that `slipgate attach` and `slipgate run` start in. It has CAP_NET_ADMIN
+//! and CAP_BPF and never sees a guest's packet.
 //!
 //! # Theory of operation
 //! 1. Everything in the kernel is made or joined, but no TAP is brought up ([`attached`]).
@@ -12,17 +12,27 @@
 //! kernel, pins stay, and the next start adopts them. When the broker dies the engine sees the end
 //! of the channel, and the kernel kills it in any case. SIGTERM and SIGINT end both in order, as
 //! `--on-exit` says; SIGHUP opens the flow log again.
+//!
+//! With `run` there is a third process, the VMM, which is started before all of this and let go
+//! after step 3 ([`vm`]). The loop watches it too, and its end is the loop's.
+mod answers;
 mod attached;
 mod bound_ports;
+mod child;
+mod console;
 mod engine_process;
 mod follow;
 mod network_view;
 mod reserve;
 mod rule_texts;
+mod terminal;
+mod vm;
+mod vmm_process;
 mod xdp;
 
+pub(crate) use self::vm::run as run_vm;
+
 use std::{
-    collections::HashMap,
     io::Write as _,
     os::fd::AsFd as _,
     time::{Duration, Instant},
@@ -36,56 +46,84 @@ use nix::{
         signalfd::{SfdFlags, SignalFd},
     },
 };
-use slipgate_abi::Protocol;
 use slipgate_control::{BpfLog, host::HostFacts};
-use userspace_nat::{engine::OnExit as EngineExit, rules::Destination};
+use userspace_nat::engine::OnExit as EngineExit;
 
-use self::{attached::Attached, engine_process::EngineProcess};
+use self::{
+    answers::Asked, attached::Attached, console::Typed, engine_process::EngineProcess, vm::Vm,
+};
 use crate::{
     args::{Mode, OnExit},
-    channel::{Received, ToBroker, ToEngine, WhyAnswer, WhyQuestion},
-    config::{Config, Dns},
-    control_socket::{Answer, ClientId, ControlServer, Request},
+    channel::{FromVmm, Received, ToBroker, ToEngine, VmmEnd},
+    config::Config,
+    control_socket::ControlServer,
     host, sandbox,
 };
 
 /// The line that says that guests are served.
 const READY: &str = "slipgate: ready";
-/// DNS.
-const DNS_PORT: u16 = 53;
 /// How long the engine may take to adopt, or to end flows.
 const ENGINE_WITHIN: Duration = Duration::from_secs(60);
 /// How often the host is looked at for what it sends no notice of: sockets bound to translated
 /// ports, forwarding turned on for the TAPs.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// Runs until stopped.
+/// Messages of another process that are heard at a time: one that never ends to talk keeps nobody
+/// else waiting.
+const HEARD_AT_ONCE: usize = 64;
+
+/// Serves TAPs of others' until stopped.
 pub(crate) fn run(config: Config, log: &str) -> anyhow::Result<()> {
-    let signals = signals().context("waiting for signals")?;
+    let signals = signals(&[]).context("waiting for signals")?;
+    warn_of_host(&config);
+    let attached = attach(config)?;
+    let mut broker = Broker::start(attached, log, None)?;
+    broker.announce()?;
+    match broker.serve(&signals) {
+        Ok(End::Asked { exit, .. }) => broker.stop(exit),
+        Ok(End::Vm(_) | End::VmmGone) => bail!("a VM has ended that is not there"),
+        Err(e) => Err(match broker.engine_end() {
+            Some(end) => anyhow!(
+                "{end}; established flows go on in the kernel and new ones are refused: run \
+                 `slipgate attach` again, which takes them over"
+            ),
+            None => e,
+        }),
+    }
+}
+
+fn warn_of_host(config: &Config) {
     for warning in host::warnings(&HostFacts::read(), &config.nat_ports) {
         tracing::warn!("{warning}");
     }
+}
+
+fn attach(config: Config) -> anyhow::Result<Attached> {
     let mode = config.mode;
-    let attached = Attached::new(config).with_context(|| match mode {
+    Attached::new(config).with_context(|| match mode {
         Mode::Auto => "--mode auto: the hybrid NAT can't run, and there is no other mode yet",
         Mode::Hybrid | Mode::Userspace => "the hybrid NAT can't run",
-    })?;
-    let mut broker = Broker::start(attached, log)?;
-    broker.announce()?;
-    let exit = match broker.serve(&signals) {
-        Ok(exit) => exit,
-        Err(e) => return Err(broker.engine_end().unwrap_or(e)),
-    };
-    broker.stop(exit)
+    })
+}
+
+/// Why the loop ended in order.
+#[derive(Debug)]
+enum End {
+    /// By a signal, over the control socket, or by the escape.
+    Asked { exit: OnExit, signal: Signal },
+    /// The guest ended.
+    Vm(Box<VmmEnd>),
+    /// The VMM died, or fell silent.
+    VmmGone,
 }
 
 struct Broker {
     attached: Attached,
     engine: EngineProcess,
     control: ControlServer,
-    /// Questions that the engine has not answered yet.
-    asked: HashMap<u64, (ClientId, Destination)>,
-    next_question: u64,
+    asked: Asked,
+    /// With `run`.
+    vm: Option<Vm>,
     reserved_ports: Vec<(u8, u16)>,
     look_due: Instant,
     /// With `--bpf-log`.
@@ -93,7 +131,7 @@ struct Broker {
 }
 
 impl Broker {
-    fn start(mut attached: Attached, log: &str) -> anyhow::Result<Self> {
+    fn start(mut attached: Attached, log: &str, vm: Option<Vm>) -> anyhow::Result<Self> {
         let owner = std::env::var("SUDO_UID").ok();
         let owner = owner.and_then(|uid| uid.parse().ok());
         let owner = owner.unwrap_or_else(|| nix::unistd::getuid().as_raw());
@@ -119,8 +157,8 @@ impl Broker {
             attached,
             engine,
             control,
-            asked: HashMap::new(),
-            next_question: 0,
+            asked: Asked::default(),
+            vm,
             reserved_ports,
             look_due: Instant::now() + LOOK_EVERY,
         };
@@ -147,35 +185,17 @@ impl Broker {
         .context("writing to stdout")
     }
 
-    /// The loop. Returns when it is asked to stop.
-    fn serve(&mut self, signals: &SignalFd) -> anyhow::Result<OnExit> {
+    /// The loop. Returns when it is asked to stop, or the VM has ended.
+    fn serve(&mut self, signals: &SignalFd) -> anyhow::Result<End> {
         loop {
-            let wait = self.look_due.saturating_duration_since(Instant::now());
-            let timeout = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
-            let mut fds = vec![
-                PollFd::new(signals.as_fd(), PollFlags::POLLIN),
-                PollFd::new(self.engine.pidfd(), PollFlags::POLLIN),
-                PollFd::new(self.engine.channel().as_fd(), PollFlags::POLLIN),
-                PollFd::new(self.attached.watch.as_fd(), PollFlags::POLLIN),
-            ];
-            fds.extend(
-                self.control
-                    .fds()
-                    .map(|fd| PollFd::new(fd, PollFlags::POLLIN)),
-            );
-            let log = self.programs_log.as_ref();
-            fds.extend(log.map(|log| PollFd::new(log.as_fd(), PollFlags::POLLIN)));
-            match poll(&mut fds, timeout) {
-                Ok(_) | Err(nix::Error::EINTR) => {}
-                Err(e) => return Err(e).context("waiting for something to do"),
-            }
-            let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
-            drop(fds);
-            if ready[0]
-                && let Some(signal) = signals.read_signal()?
+            let ready = self.wait(signals)?;
+            if ready.signals
+                && let Some(info) = signals.read_signal()?
             {
-                if signal.ssi_signo != Signal::SIGHUP as u32 {
-                    return Ok(self.attached.config.on_exit);
+                let signal = Signal::try_from(info.ssi_signo as i32).unwrap_or(Signal::SIGTERM);
+                if signal != Signal::SIGHUP {
+                    let exit = self.attached.config.on_exit;
+                    return Ok(End::Asked { exit, signal });
                 }
                 // The old file goes on being written to where the new one can't be opened.
                 match self.engine.reopen_flow_log(&self.attached) {
@@ -183,19 +203,35 @@ impl Broker {
                     Err(e) => tracing::warn!("{e:#}"),
                 }
             }
-            if ready[2] {
+            // Before the network: its TAP goes with it.
+            if ready.vmm
+                && let Some(end) = self.hear_vmm()
+            {
+                return Ok(end);
+            }
+            if ready.typed
+                && let Some(vm) = &mut self.vm
+                && vm.console.turn() == Typed::Quit
+            {
+                return Ok(End::Asked {
+                    exit: OnExit::Detach,
+                    signal: Signal::SIGINT,
+                });
+            }
+            if ready.channel {
                 self.hear_engine()?;
             }
-            if ready[1] {
+            if ready.engine {
                 bail!("the engine has ended");
             }
-            if ready[3] {
+            if ready.network {
                 self.follow_network()?;
             }
-            if ready[4..].contains(&true)
+            if ready.control
                 && let Some(exit) = self.answer_control()?
             {
-                return Ok(exit);
+                let signal = Signal::SIGTERM;
+                return Ok(End::Asked { exit, signal });
             }
             if let Some(log) = &mut self.programs_log {
                 log.flush();
@@ -209,15 +245,72 @@ impl Broker {
         }
     }
 
+    /// Waits until there is something to do, or to look after.
+    fn wait(&self, signals: &SignalFd) -> anyhow::Result<Ready> {
+        let wait = self.look_due.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
+        let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut fds = vec![
+            input(signals.as_fd()),
+            input(self.engine.pidfd()),
+            input(self.engine.channel().as_fd()),
+            input(self.attached.watch.as_fd()),
+        ];
+        let mut typed = None;
+        if let Some(vm) = &self.vm {
+            fds.extend([input(vm.vmm.pidfd()), input(vm.vmm.channel().as_fd())]);
+            let wants = vm.console.wants();
+            typed = wants.map(|_| fds.len());
+            fds.extend(wants.map(|(fd, flags)| PollFd::new(fd, flags)));
+        }
+        let others = fds.len();
+        fds.extend(self.control.fds().map(input));
+        fds.extend(self.programs_log.as_ref().map(|log| input(log.as_fd())));
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(e) => return Err(e).context("waiting for something to do"),
+        }
+        let is = |at: usize| fds[at].any().unwrap_or(true);
+        Ok(Ready {
+            signals: is(0),
+            engine: is(1),
+            channel: is(2),
+            network: is(3),
+            vmm: self.vm.is_some() && (is(4) || is(5)),
+            typed: typed.is_some_and(is),
+            control: (others..fds.len()).any(is),
+        })
+    }
+
+    /// What the VMM has said; how the VM ended, if it did.
+    fn hear_vmm(&mut self) -> Option<End> {
+        for _ in 0..HEARD_AT_ONCE {
+            match self.vm.as_ref()?.vmm.heard() {
+                Ok(Received::Nothing) => break,
+                Ok(Received::Message(FromVmm::Ended(end), _)) => return Some(End::Vm(end)),
+                Ok(Received::Message(FromVmm::Counters { request, counters }, _)) => {
+                    self.answer_machine(request, counters);
+                }
+                Ok(Received::Message(FromVmm::Ready | FromVmm::Failed(_), _)) => {}
+                Ok(Received::End) => return Some(End::VmmGone),
+                Err(e) => {
+                    tracing::warn!("the VMM: {e:#}");
+                    return Some(End::VmmGone);
+                }
+            }
+        }
+        None
+    }
+
     fn hear_engine(&mut self) -> anyhow::Result<()> {
         let mut refresh = false;
-        loop {
+        for _ in 0..HEARD_AT_ONCE {
             match self.engine.channel().try_receive::<ToBroker>()? {
                 Received::Nothing => break,
                 Received::End => bail!("the engine has closed its channel"),
                 Received::Message(ToBroker::NextHopsWanted, _) => refresh = true,
                 Received::Message(ToBroker::Why { request, answer }, _) => {
-                    self.pass_on(request, answer);
+                    self.answer_why(request, answer);
                 }
                 Received::Message(ToBroker::Ready { .. } | ToBroker::Stopped, _) => {}
             }
@@ -228,35 +321,16 @@ impl Broker {
         Ok(())
     }
 
-    /// Gives the engine's answer to who asked, with the reason from the rules.
-    fn pass_on(&mut self, request: u64, answer: WhyAnswer) {
-        if let Some((client, to)) = self.asked.remove(&request) {
-            let explanation = self.attached.policy.explain(to).to_string();
-            let mut answer = WhyAnswer {
-                explanation,
-                ..answer
-            };
-            if to.port == DNS_PORT && self.attached.config.dns == Dns::Refused {
-                answer.admitted = false;
-                answer.rule = "--dns none".into();
-                answer.outcome = "answered REFUSED, whatever is asked".into();
-            }
-            self.control.answer(client, &Answer::Why(answer));
-        }
-    }
-
-    /// When the loop failed because the engine has ended: how, and what now.
-    fn engine_end(&mut self) -> Option<anyhow::Error> {
+    /// When the loop failed because the engine has ended: how.
+    fn engine_end(&mut self) -> Option<String> {
         let end = self.engine.end()?;
-        Some(anyhow!(
-            "the engine {end}; established flows go on in the kernel and new ones are refused: \
-             run `slipgate attach` again, which takes them over"
-        ))
+        Some(format!("the engine {end}"))
     }
 
     fn follow_network(&mut self) -> anyhow::Result<()> {
         let changes = self.attached.watch.update()?;
-        if changes.links {
+        // A TAP of ours goes with its VM, whose end is about to be seen.
+        if changes.links && self.vm.is_none() {
             for vm in self.attached.follow_taps()? {
                 self.engine.tell(&ToEngine::Vm(vm))?;
             }
@@ -273,52 +347,6 @@ impl Broker {
             self.attached.refresh_next_hops()?;
         }
         Ok(())
-    }
-
-    fn answer_control(&mut self) -> anyhow::Result<Option<OnExit>> {
-        for (client, request) in self.control.serve() {
-            match request {
-                Request::Why(question) => self.ask_why(client, question)?,
-                Request::Stop { keep } => {
-                    self.control.answer(client, &Answer::Done);
-                    return Ok(Some(if keep { OnExit::Keep } else { OnExit::Detach }));
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    fn ask_why(&mut self, client: ClientId, question: WhyQuestion) -> anyhow::Result<()> {
-        let vms = &self.attached.vms;
-        let Some(vm) = vms.iter().find(|vm| vm.config.name == question.vm) else {
-            let names: Vec<_> = vms.iter().map(|vm| vm.config.name.as_str()).collect();
-            let error = format!(
-                "no VM {:?} is served; there is {}",
-                question.vm,
-                names.join(", ")
-            );
-            self.control.answer(client, &Answer::Error { error });
-            return Ok(());
-        };
-        let Some(protocol) = Protocol::from_ip(question.protocol) else {
-            let error = format!("IP protocol {} has no flows", question.protocol);
-            self.control.answer(client, &Answer::Error { error });
-            return Ok(());
-        };
-        self.next_question += 1;
-        let to = Destination {
-            addr: question.address,
-            port: question.port,
-            protocol,
-        };
-        self.asked.insert(self.next_question, (client, to));
-        self.engine.tell(&ToEngine::Why {
-            request: self.next_question,
-            row: vm.open.row as u16,
-            address: question.address,
-            port: question.port,
-            protocol: question.protocol,
-        })
     }
 
     fn look_at_ports(&mut self) -> anyhow::Result<()> {
@@ -364,14 +392,30 @@ impl Broker {
     }
 }
 
+/// What there is to do.
+struct Ready {
+    signals: bool,
+    engine: bool,
+    channel: bool,
+    network: bool,
+    vmm: bool,
+    typed: bool,
+    control: bool,
+}
+
 /// Signals that end the loop, or (SIGHUP) have the flow log opened again, by descriptor.
-fn signals() -> nix::Result<SignalFd> {
+fn signals(more: &[Signal]) -> nix::Result<SignalFd> {
     let mut set = SigSet::empty();
-    set.add(Signal::SIGTERM);
-    set.add(Signal::SIGINT);
-    set.add(Signal::SIGHUP);
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]
+        .iter()
+        .chain(more)
+    {
+        set.add(*signal);
+    }
     let mut blocked = set;
     blocked.add(Signal::SIGPIPE);
+    // A terminal is put back from the background, too.
+    blocked.add(Signal::SIGTTOU);
     blocked.thread_block()?;
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }

@@ -6,17 +6,9 @@ mod control;
 mod kernel;
 mod port_io;
 
-use std::{
-    collections::VecDeque,
-    fs::File,
-    io,
-    net::SocketAddr,
-    os::fd::{FromRawFd, OwnedFd},
-    rc::Rc,
-};
+use std::{collections::VecDeque, fs::File, io, net::SocketAddr, os::fd::OwnedFd, rc::Rc};
 
 use anyhow::{Context as _, bail};
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use slipgate_abi::Protocol;
 use slipgate_control::{layout::MAPS, maps::SharedMaps};
 use userspace_nat::{
@@ -28,6 +20,7 @@ use userspace_nat::{
 };
 
 use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};
+use super::inherited;
 use crate::{
     channel::{Channel, ForwardSocket, Start, ToBroker, ToEngine},
     log, sandbox,
@@ -36,7 +29,7 @@ use crate::{
 /// Runs until the broker says stop.
 pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
-    let channel = Rc::new(inherited(fd)?);
+    let channel = Rc::new(inherited::channel("engine", fd)?);
     let Handed {
         start,
         mut fds,
@@ -98,19 +91,6 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     engine.run()?;
     channel.send(&ToBroker::Stopped, &[])?;
     Ok(())
-}
-
-/// The channel that the broker left open for us.
-fn inherited(fd: i32) -> anyhow::Result<Channel> {
-    let what = || format!("engine --fd {fd}: not a descriptor; `slipgate attach` starts engines");
-    if fd <= libc::STDERR_FILENO {
-        bail!(what());
-    }
-    // SAFETY: only asks; a number that is no descriptor is answered by an error.
-    let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-    fcntl(borrowed, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).with_context(what)?;
-    // SAFETY: it is open, the broker left it for us, and nobody else here has it.
-    Ok(Channel::from_fd(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// What the broker sends at the start.

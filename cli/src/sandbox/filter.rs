@@ -6,12 +6,12 @@
 //! tuning) and does without.
 use std::{collections::BTreeMap, io};
 
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule,
-};
+use seccompiler::{BpfProgram, SeccompAction, SeccompRule};
 
-use super::SandboxError;
+use super::{
+    SandboxError,
+    rules::{Compiled, Rules, broken, equal, masked, no_new_code, own_signals, program, rule},
+};
 
 /// Commands of bpf(2): look up, update, delete, next key, look up a batch; nothing that loads,
 /// attaches or makes. Numbers from `enum bpf_cmd`, <linux/bpf.h>.
@@ -102,21 +102,6 @@ impl Filters {
     }
 }
 
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
-type Compiled<T> = Result<T, seccompiler::BackendError>;
-
-fn broken(e: seccompiler::BackendError) -> SandboxError {
-    SandboxError {
-        step: "compiling the seccomp filter",
-        source: io::Error::other(e),
-    }
-}
-
-fn program(rules: Rules, otherwise: SeccompAction, listed: SeccompAction) -> Compiled<BpfProgram> {
-    let arch = std::env::consts::ARCH.try_into()?;
-    SeccompFilter::new(rules, otherwise, listed, arch)?.try_into()
-}
-
 /// Calls that open a file by name and have their flags in a register.
 fn open_calls(rules: impl Fn() -> Compiled<Vec<SeccompRule>>) -> Compiled<Rules> {
     Ok(BTreeMap::from([(libc::SYS_openat, rules()?)]))
@@ -149,11 +134,6 @@ fn allow_list() -> Compiled<Rules> {
         vec![rule([masked(3, empty_path, empty_path)?])?],
     );
 
-    // No new code.
-    let executable = libc::PROT_EXEC as u64;
-    only(libc::SYS_mmap, vec![rule([masked(2, executable, 0)?])?]);
-    only(libc::SYS_mprotect, vec![rule([masked(2, executable, 0)?])?]);
-
     // UDP and TCP; no packet, raw, netlink, or other socket.
     let mut sockets = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
@@ -175,27 +155,7 @@ fn allow_list() -> Compiled<Rules> {
     only(libc::SYS_fcntl, vec![rule([equal(1, is_open)?])?]);
     only(libc::SYS_ioctl, vec![rule([equal(1, libc::FIONBIO)?])?]);
 
-    // abort(3) signals its own process.
-    only(
-        libc::SYS_tgkill,
-        vec![rule([equal(0, u64::from(std::process::id()))?])?],
-    );
+    no_new_code(&mut rules)?;
+    own_signals(&mut rules)?;
     Ok(rules)
-}
-
-fn rule<const N: usize>(conditions: [SeccompCondition; N]) -> Compiled<SeccompRule> {
-    SeccompRule::new(conditions.to_vec())
-}
-
-fn equal(argument: u8, value: u64) -> Compiled<SeccompCondition> {
-    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
-}
-
-fn masked(argument: u8, mask: u64, value: u64) -> Compiled<SeccompCondition> {
-    SeccompCondition::new(
-        argument,
-        SeccompCmpArgLen::Dword,
-        SeccompCmpOp::MaskedEq(mask),
-        value,
-    )
 }

@@ -1,15 +1,22 @@
 //! `slipgate stats`: counters of each VM and in all, read from the pinned maps.
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    path::Path,
+};
 
 use serde::Serialize;
+use serde_json::Value;
 use slipgate_abi::{Counter, DropCounters, DropReason, Refusal, VmCounters};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
 
 use super::{
-    open, print,
+    open, print, sockets,
     table::{amount, table},
 };
-use crate::args::StatsArgs;
+use crate::{
+    args::StatsArgs,
+    control_socket::{Answer, Request, ask},
+};
 
 /// How often a reading is repeated that a flow's end fell into.
 const ATTEMPTS: usize = 5;
@@ -53,6 +60,9 @@ pub(crate) struct VmStats {
     /// Answered by the engine and in the kernel.
     arp_answers: u64,
     echo_answers: u64,
+    /// The machine's own counters, when `slipgate run` runs it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vmm: Option<Value>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -140,6 +150,7 @@ impl VmStats {
             dhcp_messages: counters.dhcp_messages,
             arp_answers: counters.arp_answers,
             echo_answers: counters.echo_answers,
+            vmm: None,
         }
     }
 
@@ -181,13 +192,34 @@ impl VmStats {
 pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
     print(args.watch, || {
-        let stats = read(&maps, args.vm.as_deref());
+        let mut stats = read(&maps, args.vm.as_deref());
+        let mut machines = machines(&args.pin_dir);
+        for vm in &mut stats.vms {
+            vm.vmm = machines.remove(&vm.vm);
+        }
         if args.json {
             Ok(serde_json::to_string_pretty(&stats)? + "\n")
         } else {
             Ok(text(&stats))
         }
     })
+}
+
+/// One VM's counters, while its broker serves it; `None` when they can't be read.
+pub(crate) fn of_vm(pin_dir: &Path, name: &str) -> Option<VmStats> {
+    let maps = open(pin_dir).ok()?;
+    read(&maps, Some(name)).vms.pop()
+}
+
+/// The counters of the machines that `slipgate run` runs, by VM. Whoever may not ask sees none.
+fn machines(pin_dir: &Path) -> BTreeMap<String, Value> {
+    let mut machines = BTreeMap::new();
+    for socket in sockets(pin_dir).unwrap_or_default() {
+        if let Ok(Answer::Machines(some)) = ask(&socket, &Request::Machines) {
+            machines.extend(some);
+        }
+    }
+    machines
 }
 
 fn read(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {

@@ -1,13 +1,10 @@
 //! `slipgate why`: which rule decides about a destination, and what would happen.
-use std::{
-    net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _},
-    path::PathBuf,
-};
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _};
 
 use anyhow::{Context as _, bail};
 use slipgate_abi::Protocol;
 
-use super::paths;
+use super::sockets;
 use crate::{
     args::{Proto, WhyArgs},
     channel::{WhyAnswer, WhyQuestion},
@@ -55,41 +52,24 @@ fn text(answer: &WhyAnswer) -> String {
 
 /// Several brokers may serve VMs here; the one that serves this VM answers.
 fn ask_all(args: &WhyArgs, request: &Request) -> anyhow::Result<WhyAnswer> {
-    let sockets = sockets(args)?;
+    let sockets = sockets(&args.pin_dir)?;
     if sockets.is_empty() {
-        bail!("no slipgate runs in this network namespace: start `slipgate attach`");
+        bail!(
+            "no slipgate runs in this network namespace: start `slipgate attach` or `slipgate run`"
+        );
     }
     let mut errors = Vec::new();
     for socket in sockets {
         match ask(&socket, request) {
             Ok(Answer::Why(answer)) => return Ok(answer),
             Ok(Answer::Error { error }) => errors.push(error),
-            Ok(Answer::Done) => errors.push("an answer to another question".into()),
+            Ok(Answer::Done | Answer::Machines(_)) => {
+                errors.push("an answer to another question".into())
+            }
             Err(e) => errors.push(format!("{e:#}")),
         }
     }
     bail!("{}", errors.join("; "))
-}
-
-fn sockets(args: &WhyArgs) -> anyhow::Result<Vec<PathBuf>> {
-    let dir = paths(&args.pin_dir)?.run_dir;
-    let entries = match dir.read_dir() {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => {
-            return Err(e).with_context(|| {
-                format!(
-                    "looking for control sockets in {}: they are for root",
-                    dir.display()
-                )
-            });
-        }
-    };
-    Ok(entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|e| e == "sock"))
-        .collect())
 }
 
 /// `HOST:PORT`, or `HOST` for ICMP. A name is looked up here, as this host sees it.

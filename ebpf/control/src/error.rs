@@ -131,6 +131,11 @@ pub enum Error {
     /// An interface is not there.
     #[error("there is no interface {0} in this network namespace")]
     NoInterface(String),
+    /// An interface is there that was to be made.
+    #[error(
+        "there is a device {0} already: give another name, or remove it with `ip link delete {0}`"
+    )]
+    DeviceExists(String),
     /// A program that another process of slipgate attached to this interface would be doubled.
     #[error("ifindex {ifindex} already carries slipgate's {program} by {hook}: detach it first")]
     OtherHook {

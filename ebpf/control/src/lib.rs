@@ -13,6 +13,7 @@
 //! port.serve(&datapath, hook)?                                  attach, then up; hook: probe::best_hook()
 //! vm::open(datapath.maps(), &owner, &VmSpec { .. })?            row and id; TAPS entry
 //! serve::serve_tap(&datapath, tap_ifindex, hook)?               attach, forwarding 0, and only then up
+//! guest_tap::GuestTap::make(name, queues)?                      for a VMM of ours, before all of this; left down
 //! datapath.attach(Program::uplink(has_l2), ifindex, hook)?
 //! NetworkWatch::open()?   .network()  .update()?                in the poll loop, by .as_fd()
 //! NextHops::new(owner.row())? .refresh(maps, watch.network())?  after each update and engine request
@@ -38,6 +39,7 @@ mod bpf_log;
 pub mod btf;
 pub mod device;
 mod error;
+pub mod guest_tap;
 pub mod host;
 pub mod layout;
 pub mod load;

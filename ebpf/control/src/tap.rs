@@ -6,6 +6,7 @@
 //! queue then drops, and the link counts what.
 
 use std::{
+    ffi::CStr,
     fs::{File, OpenOptions},
     io,
     os::{
@@ -59,11 +60,11 @@ impl EnginePort {
     /// Makes or reopens an owner's port. A new one is left down; [`EnginePort::serve`].
     pub fn open(owner_row: u32) -> Result<Self> {
         let name = Self::name_for(owner_row);
-        let fd = match open_queue(&name) {
+        let (fd, _) = match open_queue(&name, 0) {
             // One that another build made with other flags.
             Err(error) if error.errno() == Some(libc::EINVAL) => {
                 Self::remove(owner_row)?;
-                open_queue(&name)?
+                open_queue(&name, 0)?
             }
             other => other?,
         };
@@ -129,7 +130,8 @@ impl EnginePort {
     }
 }
 
-fn open_queue(name: &str) -> Result<File> {
+/// Opens a queue, non-blocking, and makes the TAP if there is none; its name. `more`: `IFF_*`.
+pub(crate) fn open_queue(name: &str, more: libc::c_int) -> Result<(File, String)> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -144,14 +146,16 @@ fn open_queue(name: &str) -> Result<File> {
         *to = from as libc::c_char;
     }
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
-    request.ifr_ifru.ifru_flags = flags as i16;
+    request.ifr_ifru.ifru_flags = (flags | more) as i16;
     // SAFETY: the request with its struct.
     if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) } < 0 {
-        return Err(Error::os(format!("open the engine port {name}"))(
+        return Err(Error::os(format!("open the TAP {name}"))(
             io::Error::last_os_error(),
         ));
     }
-    Ok(file)
+    // SAFETY: filled and terminated by the call.
+    let name = unsafe { CStr::from_ptr(request.ifr_name.as_ptr()) };
+    Ok((file, name.to_string_lossy().into_owned()))
 }
 
 /// A request whose argument is a number.

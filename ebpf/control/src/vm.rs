@@ -224,6 +224,19 @@ pub fn close(maps: &SharedMaps, row: u32) -> Result<()> {
     Ok(())
 }
 
+/// Takes its name from a VM that is gone, for another one to have. Its row and id stay its own until
+/// its flows have ended.
+pub fn retire(maps: &SharedMaps, row: u32) {
+    let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
+        return;
+    };
+    let mut name = [0; NAME_BYTES];
+    // No name that a user can give.
+    fill_text(&mut name, &format!("(gone {id})"));
+    // SAFETY: bytes of a mapped row that is ours.
+    unsafe { (&raw mut (*vm.as_ptr()).name).write_volatile(name) };
+}
+
 /// The open rows of an owner.
 pub fn rows_of(maps: &SharedMaps, owner_row: u32) -> impl Iterator<Item = u32> + '_ {
     (1..MAX_VMS).filter(move |row| is_open(maps, *row) && owner_of(maps, *row) == Some(owner_row))

@@ -33,6 +33,21 @@ fn ids_are_never_given_out_again_and_rows_are() {
 }
 
 #[test]
+fn a_retired_vms_name_is_free_and_its_row_is_not() {
+    in_netns("a_retired_vms_name_is_free_and_its_row_is_not", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
+        let first = open(maps, &owner, &vm_spec("a")).unwrap();
+        retire(maps, first.row);
+        let second = open(maps, &owner, &vm_spec("a")).unwrap();
+        assert!(!second.adopted && second.id != first.id && second.row != first.row);
+        assert_eq!(id_of(maps, first.row), Some(first.id));
+        assert_eq!(name_of(maps, first.row).unwrap(), "(gone 1)");
+    });
+}
+
+#[test]
 fn an_adopted_row_keeps_its_counts_and_takes_the_spec() {
     in_netns("an_adopted_row_keeps_its_counts_and_takes_the_spec", || {
         let datapath = datapath();

@@ -93,6 +93,12 @@ impl Attached {
         let hook = probe::best_hook();
         let names: Vec<&str> = config.vms.iter().map(|vm| vm.name.as_str()).collect();
         let owner = Owner::take(datapath.maps(), &paths, &names)?;
+        if config.new_vms {
+            // Their flows are ended by the engine.
+            for row in vm::rows_of(datapath.maps(), owner.row()) {
+                vm::retire(datapath.maps(), row);
+            }
+        }
         let swept = owner::sweep(datapath.maps(), &paths, &owner)?;
         tracing::debug!(
             ?swept,
@@ -273,7 +279,7 @@ impl Attached {
                     .with_context(what)?;
             }
             vm::close(maps, row).with_context(what)?;
-            tracing::info!("{name} is not served any more: its TAP is down");
+            tracing::info!("{name} is not served any more: its TAP is shut");
         }
         Ok(())
     }

@@ -1,24 +1,20 @@
-//! The engine process as the broker has it: this very binary, started with one end of the channel
-//! and nothing else, then handed descriptors.
+//! The engine process as the broker has it: handed descriptors and how to work, then told of
+//! changes.
 use std::{
     fs::OpenOptions,
     net::SocketAddrV4,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
-        unix::{
-            fs::OpenOptionsExt as _,
-            process::{CommandExt, ExitStatusExt as _},
-        },
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::OpenOptionsExt as _,
     },
-    process::{Child, Command, ExitStatus, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context as _, anyhow, bail};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use anyhow::{Context as _, bail};
 
 use super::{
     attached::{self, Attached},
+    child::{ChildProcess, Role},
     reserve,
 };
 use crate::{
@@ -27,15 +23,10 @@ use crate::{
     host,
 };
 
-/// How long an ended engine's exit status may take to show, ms.
-const STATUS_WITHIN: u16 = 500;
-
 /// A running engine. It is killed when this is dropped.
 #[derive(Debug)]
 pub(super) struct EngineProcess {
-    child: Child,
-    pidfd: OwnedFd,
-    channel: Channel,
+    process: ChildProcess,
 }
 
 impl EngineProcess {
@@ -48,11 +39,8 @@ impl EngineProcess {
         // What may fail for the user's reasons comes first.
         let flow_log = open_flow_log(attached)?;
         let forwards = reserve_forwards(attached)?;
-        let (child, channel) = spawn()?;
         let engine = Self {
-            pidfd: pidfd_of(&child)?,
-            child,
-            channel,
+            process: ChildProcess::start(Role::Engine)?,
         };
         let config = &attached.config;
         let start = Start {
@@ -74,29 +62,29 @@ impl EngineProcess {
         fds.extend(flow_log.as_ref().map(AsFd::as_fd));
         fds.extend(attached.owner.lock_fds());
         engine
-            .channel
+            .channel()
             .send(&ToEngine::Start(Box::new(start)), &fds)?;
         for some in forwards.chunks(MAX_FDS) {
             let names = some.iter().map(|(name, _)| name.clone()).collect();
             let fds: Vec<_> = some.iter().map(|(_, fd)| fd.as_fd()).collect();
-            engine.channel.send(&ToEngine::Forwards(names), &fds)?;
+            engine.channel().send(&ToEngine::Forwards(names), &fds)?;
         }
-        engine.channel.send(&ToEngine::Begin, &[])?;
+        engine.channel().send(&ToEngine::Begin, &[])?;
         Ok(engine)
     }
 
     /// Readable when the engine has ended.
     pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
+        self.process.pidfd()
     }
 
     pub(super) fn channel(&self) -> &Channel {
-        &self.channel
+        self.process.channel()
     }
 
     /// Sends a message.
     pub(super) fn tell(&self, message: &ToEngine) -> anyhow::Result<()> {
-        Ok(self.channel.send(message, &[])?)
+        Ok(self.channel().send(message, &[])?)
     }
 
     /// Has it go on with another file of the flow log's name: the old one was moved away.
@@ -104,121 +92,34 @@ impl EngineProcess {
         let Some(file) = open_flow_log(attached)? else {
             return Ok(());
         };
-        Ok(self.channel.send(&ToEngine::FlowLog, &[file.as_fd()])?)
+        Ok(self.channel().send(&ToEngine::FlowLog, &[file.as_fd()])?)
     }
 
     /// Waits until it serves; how many flows it took over.
     pub(super) fn await_ready(&mut self, within: Duration) -> anyhow::Result<u64> {
         loop {
-            match self.next(within)? {
+            match self.process.next(within)? {
                 Some(ToBroker::Ready { adopted }) => return Ok(adopted),
                 Some(_) => {}
-                None => return Err(self.ended_before("it was ready")),
+                None => return Err(self.process.ended_before("it was ready")),
             }
         }
     }
 
     /// Waits until it has stopped as asked.
     pub(super) fn await_stopped(&mut self, within: Duration) -> anyhow::Result<()> {
-        while let Some(message) = self.next(within)? {
+        while let Some(message) = self.process.next::<ToBroker>(within)? {
             if message == ToBroker::Stopped {
                 return Ok(());
             }
         }
-        Err(self.ended_before("it had stopped in order"))
+        Err(self.process.ended_before("it had stopped in order"))
     }
 
     /// How the engine ended, in words; `None` while it runs.
     pub(super) fn end(&mut self) -> Option<String> {
-        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
-        // What it said or closed last is heard a moment before its end is seen.
-        let _ = poll(&mut fds, STATUS_WITHIN);
-        match self.child.try_wait() {
-            Ok(status) => status.map(describe),
-            Err(e) => Some(format!("ended somehow ({e})")),
-        }
+        self.process.end()
     }
-
-    fn ended_before(&mut self, what: &str) -> anyhow::Error {
-        let end = self.end();
-        let end = end.unwrap_or_else(|| "closed its channel".into());
-        anyhow!("the engine {end} before {what}")
-    }
-
-    fn next(&self, within: Duration) -> anyhow::Result<Option<ToBroker>> {
-        let until = Instant::now() + within;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                bail!("the engine says nothing for {} s", within.as_secs());
-            }
-            let mut fds = [PollFd::new(self.channel.as_fd(), PollFlags::POLLIN)];
-            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-            match poll(&mut fds, timeout) {
-                Ok(0) | Err(nix::Error::EINTR) => {}
-                Ok(_) => return Ok(self.channel.receive()?.map(|(message, _)| message)),
-                Err(e) => return Err(e).context("waiting for the engine"),
-            }
-        }
-    }
-}
-
-impl Drop for EngineProcess {
-    fn drop(&mut self) {
-        // An error means that it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Starts it. It inherits the channel's other end and stderr; its environment is empty but for
-/// what changes how it logs.
-fn spawn() -> anyhow::Result<(Child, Channel)> {
-    let (ours, theirs) = Channel::pair()?;
-    let inherited = theirs.as_raw_fd();
-    let mut command = Command::new("/proc/self/exe");
-    command
-        .arg0("slipgate-engine")
-        .args(["engine", "--fd", &inherited.to_string()])
-        .env_clear()
-        .stdin(Stdio::null())
-        .stdout(Stdio::null());
-    for name in ["RUST_BACKTRACE", "NO_COLOR"] {
-        if let Some(value) = std::env::var_os(name) {
-            command.env(name, value);
-        }
-    }
-    // SAFETY: between fork and exec only async-signal-safe calls are made.
-    unsafe { command.pre_exec(move || keep(inherited)) };
-    let child = command
-        .spawn()
-        .context("starting the engine process (/proc/self/exe)")?;
-    Ok((child, ours))
-}
-
-/// Lets a descriptor survive the execve, and gives the child a clean signal mask and a process
-/// group of its own: a ^C at the terminal is for the broker, which ends the engine in order.
-fn keep(fd: RawFd) -> std::io::Result<()> {
-    // SAFETY: numbers only, and a set that is initialised here.
-    unsafe {
-        let mut none: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut none);
-        let masked = libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
-        if libc::fcntl(fd, libc::F_SETFD, 0) < 0 || masked < 0 || libc::setpgid(0, 0) < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-    }
-    Ok(())
-}
-
-fn pidfd_of(child: &Child) -> anyhow::Result<OwnedFd> {
-    // SAFETY: numbers only; the child has not been waited for, so the pid is its.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id() as libc::pid_t, 0) };
-    if fd < 0 {
-        return Err(std::io::Error::last_os_error()).context("watching the engine process");
-    }
-    // SAFETY: the kernel made it for us just now.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
 /// Readable too: an adopting engine looks for what its predecessor recorded last.
@@ -281,16 +182,4 @@ fn resolvers(dns: &Dns) -> Option<Vec<SocketAddrV4>> {
         );
     }
     Some(hosts)
-}
-
-/// How a process ended, in words.
-fn describe(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (_, Some(libc::SIGSYS)) => "made a system call that its sandbox forbids, and was killed \
-                                    for it; please report this"
-            .into(),
-        (_, Some(signal)) => format!("was killed by signal {signal}"),
-        (Some(code), _) => format!("ended with code {code}"),
-        (None, None) => "ended".into(),
-    }
 }

@@ -1,0 +1,60 @@
+//! The flags of `slipgate run`.
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::NatArgs;
+
+#[derive(Args, Debug)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct RunArgs {
+    /// Kernel to boot: a bzImage, a vmlinux, or any ELF with a PVH note [default: the built-in
+    /// guest]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernel: Option<PathBuf>,
+    /// Initial RAM disk for the kernel
+    #[arg(long, value_name = "FILE", requires = "kernel")]
+    pub(crate) initrd: Option<PathBuf>,
+    /// The kernel's command line; the built-in guest's is its work, like "dns example.com; crr
+    /// 192.0.2.1:80 100" [default: selftest; for a kernel: console=ttyS0 panic=-1]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) cmdline: Option<String>,
+    /// Virtual CPUs, 1 to 32
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) cpus: u32,
+    /// Memory, MiB
+    #[arg(long, value_name = "MIB", default_value_t = 512)]
+    pub(crate) memory: u64,
+    /// Queue pairs of the network card, 1 to 16 [default: as many as virtual CPUs]
+    #[arg(long, value_name = "N")]
+    pub(crate) queues: Option<u32>,
+    /// Name for the TAP, which is made and goes with the VM [default: sgvmN]
+    #[arg(long, value_name = "IF")]
+    pub(crate) tap: Option<String>,
+    /// The VM's name in flows, stats and rules [default: the TAP's]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// The guest's MAC, and frames from another are dropped [default: 02:53:4c:47:00:02, and the
+    /// guest may change it]
+    #[arg(long, value_name = "MAC")]
+    pub(crate) mac: Option<String>,
+    /// Write how it ended, times and counters to this file, as one JSON object
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) nat: NatArgs,
+}
+
+const EXIT_CODES: &str = "\
+Exit status:
+  0        the guest powered off, or ended with status 0
+  1        the VM could not be started
+  2        the command line can't be used
+  N        the guest ended with status N (a byte written to port 0xf4)
+  120      the guest reset itself
+  121      the guest crashed: a triple fault, or an exit that KVM can't handle
+  122      the VMM process was killed
+  123      the NAT failed, and the VM was stopped
+  130, 143 stopped by Ctrl-C or the escape, by SIGTERM
+
+With --kernel, a terminal is the guest's console: Ctrl-A x quits, Ctrl-A Ctrl-A sends Ctrl-A.";

@@ -1,0 +1,169 @@
+//! What `slipgate run` was told: the machine, and the NAT of its one VM.
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::{Config, ConfigError, GuestNetwork, RuleFlag, VmConfig, vm};
+use crate::args::{OnExit, RunArgs};
+
+/// Virtual CPUs at most.
+const MAX_CPUS: u32 = 32;
+/// Queue pairs at most.
+const MAX_QUEUES: u32 = 16;
+/// Memory, MiB: what the built-in guest needs, and what fits 40 bits of guest-physical address
+/// beside the holes.
+const MEMORY_MIB: std::ops::RangeInclusive<u64> = 32..=524_288;
+/// Longest command line, bytes: x86 Linux's `COMMAND_LINE_SIZE` less the final zero.
+const MAX_CMDLINE: usize = 2_047;
+/// What the built-in guest does unless told otherwise.
+const BUILT_IN_WORK: &str = "selftest";
+/// How a kernel is started unless told otherwise: its messages are seen, and a panic ends the VM.
+const KERNEL_CMDLINE: &str = "console=ttyS0 panic=-1";
+/// For the kernel to put a number in the place of `%d`.
+const TAP_PATTERN: &str = "sgvm%d";
+/// The guest's MAC, locally administered; all VMs may have the same.
+const GUEST_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x02];
+
+/// Everything `run` was told, checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct RunConfig {
+    pub(crate) machine: MachineSpec,
+    /// Of one VM, whose TAP is not there yet.
+    pub(crate) nat: Config,
+    /// Where to write how it ended.
+    pub(crate) report: Option<PathBuf>,
+}
+
+/// The machine.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct MachineSpec {
+    /// `None`: the built-in guest.
+    pub(crate) kernel: Option<PathBuf>,
+    pub(crate) initrd: Option<PathBuf>,
+    pub(crate) cmdline: String,
+    pub(crate) cpus: u8,
+    pub(crate) memory_mib: u64,
+    /// Queue pairs.
+    pub(crate) queues: u16,
+    pub(crate) mac: [u8; 6],
+    /// The TAP's name, or a pattern with `%d` for the kernel to choose.
+    pub(crate) tap: String,
+    /// Whether the VM is called as its TAP.
+    #[serde(skip)]
+    named_by_tap: bool,
+}
+
+impl RunConfig {
+    /// Checks what was typed. `order`: the rule flags as typed, see [`RuleFlag::in_order`].
+    pub(crate) fn new(args: &RunArgs, order: Vec<RuleFlag>) -> Result<Self, ConfigError> {
+        let tap = match &args.tap {
+            Some(tap) => {
+                vm::check_device("--tap", tap, tap)?;
+                if tap.contains('%') {
+                    let problem = "the kernel would put a number in the place of %";
+                    let remedy = "give a name, or leave --tap out";
+                    return Err(ConfigError::new("--tap", tap, problem, remedy));
+                }
+                tap.clone()
+            }
+            None => TAP_PATTERN.into(),
+        };
+        let name = match &args.name {
+            Some(name) => vm::check_name("--name", name, name)?,
+            None => &tap,
+        };
+        let mac = match &args.mac {
+            Some(text) => Some(vm::mac("--mac", text, text)?),
+            None => None,
+        };
+        let cpus = in_range("--cpus", args.cpus, 1..=MAX_CPUS)? as u8;
+        let queues = args.queues.unwrap_or(args.cpus.min(MAX_QUEUES));
+        let machine = MachineSpec {
+            kernel: args.kernel.clone(),
+            initrd: args.initrd.clone(),
+            cmdline: cmdline(args)?,
+            cpus,
+            memory_mib: in_range("--memory", args.memory, MEMORY_MIB)?,
+            queues: in_range("--queues", queues, 1..=MAX_QUEUES)? as u16,
+            mac: mac.unwrap_or(GUEST_MAC),
+            named_by_tap: args.name.is_none(),
+            tap: tap.clone(),
+        };
+        let network = GuestNetwork::new(&args.nat)?;
+        let vm = VmConfig {
+            name: name.to_owned(),
+            tap,
+            mac,
+            ip: network.guest,
+            max_flows: args.nat.max_flows,
+        };
+        Ok(Self {
+            machine,
+            nat: Config {
+                new_vms: true,
+                // The VM ends with us: no flow has anybody to go on for.
+                ..Config::checked(&args.nat, network, vec![vm], OnExit::Detach, order)?
+            },
+            report: args.report.clone(),
+        })
+    }
+
+    /// Takes in the name that the TAP has got.
+    pub(crate) fn set_tap(&mut self, name: &str) {
+        self.machine.tap = name.to_owned();
+        for vm in &mut self.nat.vms {
+            vm.tap = name.to_owned();
+            if self.machine.named_by_tap {
+                vm.name = name.to_owned();
+            }
+        }
+    }
+}
+
+fn cmdline(args: &RunArgs) -> Result<String, ConfigError> {
+    let text = match (&args.cmdline, &args.kernel) {
+        (Some(text), _) => text,
+        (None, Some(_)) => KERNEL_CMDLINE,
+        (None, None) => BUILT_IN_WORK,
+    };
+    let err = |problem: String, remedy| Err(ConfigError::new("--cmdline", text, problem, remedy));
+    if text.len() > MAX_CMDLINE {
+        let problem = format!("it has {} bytes", text.len());
+        let remedy = format!("give {MAX_CMDLINE} at most");
+        return Err(ConfigError::new("--cmdline", "(long)", problem, remedy));
+    }
+    match text.chars().find(|c| c.is_control() || !c.is_ascii()) {
+        Some(c) => err(format!("{c:?} is not printable ASCII"), "leave it out"),
+        None if text.trim().is_empty() && args.kernel.is_none() => err(
+            "the built-in guest would have nothing to do".into(),
+            "give it work, like selftest or \"dns example.com\"",
+        ),
+        None => Ok(text.to_owned()),
+    }
+}
+
+fn in_range<N: Copy + PartialOrd + std::fmt::Display>(
+    flag: &'static str,
+    given: N,
+    range: std::ops::RangeInclusive<N>,
+) -> Result<N, ConfigError> {
+    if range.contains(&given) {
+        return Ok(given);
+    }
+    let (least, most) = (range.start(), range.end());
+    let (problem, near) = if given < *least {
+        (format!("it must be at least {least}"), least)
+    } else {
+        (format!("{most} is the most"), most)
+    };
+    Err(ConfigError::new(
+        flag,
+        given,
+        problem,
+        format!("give {near}"),
+    ))
+}
+
+#[cfg(test)]
+#[path = "machine_test.rs"]
+mod tests;

@@ -1,0 +1,128 @@
+use clap::{CommandFactory as _, FromArgMatches as _};
+
+use super::*;
+use crate::args::{Command, CommandLine};
+
+fn config(words: &[&str]) -> Result<RunConfig, String> {
+    let words = ["slipgate", "run"].iter().chain(words);
+    let matches = CommandLine::command()
+        .try_get_matches_from(words)
+        .map_err(|e| e.to_string())?;
+    let typed = CommandLine::from_arg_matches(&matches).map_err(|e| e.to_string())?;
+    let Command::Run(args) = typed.command else {
+        panic!("not run");
+    };
+    let order = matches.subcommand_matches("run").expect("run");
+    RunConfig::new(&args, RuleFlag::in_order(order)).map_err(|e| e.to_string())
+}
+
+#[track_caller]
+fn refused(words: &[&str], parts: &[&str]) {
+    let error = config(words).expect_err("refused");
+    for part in parts {
+        assert!(
+            error.contains(part),
+            "{words:?} says {error:?}, not {part:?}"
+        );
+    }
+}
+
+#[test]
+fn nothing_said_is_a_small_machine_that_tests_itself() {
+    let c = config(&[]).unwrap();
+    let m = &c.machine;
+    assert_eq!((m.cpus, m.queues, m.memory_mib), (1, 1, 512));
+    assert_eq!((m.kernel.as_ref(), m.cmdline.as_str()), (None, "selftest"));
+    assert_eq!(m.tap, "sgvm%d");
+    // Its MAC is known, but the guest may take another.
+    assert_eq!(c.nat.vms[0].mac, None);
+    assert_eq!(c.nat.on_exit, OnExit::Detach);
+}
+
+#[test]
+fn queues_follow_cpus_unless_told() {
+    let queues = |words: &[&str]| config(words).unwrap().machine.queues;
+    assert_eq!(queues(&["--cpus", "4"]), 4);
+    assert_eq!(queues(&["--cpus", "32"]), 16);
+    assert_eq!(queues(&["--cpus", "4", "--queues", "2"]), 2);
+}
+
+#[test]
+fn the_vm_is_called_as_its_tap_unless_it_has_a_name() {
+    let mut c = config(&[]).unwrap();
+    c.set_tap("sgvm7");
+    assert_eq!(c.nat.vms[0].name, "sgvm7");
+    assert_eq!(
+        (c.nat.vms[0].tap.as_str(), c.machine.tap.as_str()),
+        ("sgvm7", "sgvm7")
+    );
+    let mut c = config(&["--name", "a", "--tap", "t"]).unwrap();
+    assert_eq!(c.nat.vms[0].tap, "t");
+    c.set_tap("t");
+    assert_eq!(c.nat.vms[0].name, "a");
+}
+
+#[test]
+fn a_mac_that_is_given_is_enforced() {
+    let c = config(&["--mac", "52:54:00:12:34:56"]).unwrap();
+    assert_eq!(c.machine.mac, [0x52, 0x54, 0, 0x12, 0x34, 0x56]);
+    assert_eq!(c.nat.vms[0].mac, Some(c.machine.mac));
+    refused(
+        &["--mac", "01:00:00:00:00:01"],
+        &["--mac 01:", "not the MAC of one device"],
+    );
+}
+
+#[test]
+fn a_kernel_has_its_own_command_line() {
+    let of = |words: &[&str]| config(words).unwrap().machine.cmdline;
+    assert_eq!(of(&["--kernel", "k"]), "console=ttyS0 panic=-1");
+    assert_eq!(of(&["--kernel", "k", "--cmdline", ""]), "");
+    refused(
+        &["--cmdline", " "],
+        &["--cmdline", "nothing to do", "selftest"],
+    );
+    refused(&["--cmdline", "a\nb"], &["'\\n' is not printable ASCII"]);
+    refused(
+        &["--cmdline", &"x".repeat(2_048)],
+        &["2048 bytes", "2047 at most"],
+    );
+    refused(&["--initrd", "i"], &["--kernel"]);
+}
+
+#[test]
+fn what_is_out_of_range_says_what_would_do() {
+    refused(&["--cpus", "0"], &["--cpus 0", "at least 1", "give 1"]);
+    refused(
+        &["--cpus", "33"],
+        &["--cpus 33", "32 is the most", "give 32"],
+    );
+    refused(&["--queues", "17"], &["--queues 17", "give 16"]);
+    refused(&["--memory", "31"], &["--memory 31", "at least 32"]);
+    refused(&["--memory", "524289"], &["524288 is the most"]);
+    refused(
+        &["--tap", "a/b"],
+        &["--tap a/b", "can't be a network device"],
+    );
+    refused(&["--tap", "t%d"], &["--tap t%d", "leave --tap out"]);
+    refused(&["--name", "a b"], &["--name a b", "can't be a name"]);
+}
+
+#[test]
+fn nat_flags_are_those_of_attach() {
+    let c = config(&[
+        "--deny",
+        "203.0.113.0/24",
+        "--forward",
+        "tcp:8080:80",
+        "--name",
+        "v",
+    ])
+    .unwrap();
+    assert_eq!((c.nat.rules.len(), c.nat.forwards.len()), (1, 1));
+    refused(&["--guest-ip", "10.0.2.2"], &["--guest-ip"]);
+    refused(
+        &["--uplink", "t0", "--tap", "t0"],
+        &["--uplink t0", "it is the TAP"],
+    );
+}

@@ -1,0 +1,134 @@
+//! What the control socket is asked, and who knows the answer.
+use std::collections::{BTreeMap, HashMap};
+
+use slipgate_abi::Protocol;
+use userspace_nat::rules::Destination;
+
+use super::Broker;
+use crate::{
+    args::OnExit,
+    channel::{ToEngine, WhyAnswer, WhyQuestion},
+    config::Dns,
+    control_socket::{Answer, ClientId, Request},
+};
+
+/// DNS.
+const DNS_PORT: u16 = 53;
+/// Questions to the VMM that may wait for an answer.
+const MOST_WAITING: usize = 64;
+
+/// Questions that another process has not answered yet.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    why: HashMap<u64, (ClientId, Destination)>,
+    machine: BTreeMap<u64, ClientId>,
+    last: u64,
+}
+
+impl Asked {
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+}
+
+impl Broker {
+    /// Answers what can be answered, and asks on. How to stop, when it is asked to.
+    pub(super) fn answer_control(&mut self) -> anyhow::Result<Option<OnExit>> {
+        for (client, request) in self.control.serve() {
+            match request {
+                Request::Why(question) => self.ask_why(client, question)?,
+                Request::Machines => self.ask_machine(client)?,
+                Request::Stop { keep } => {
+                    if keep && self.vm.is_some() {
+                        let error = "the VM of `slipgate run` ends with it: there is nothing to \
+                                     keep flows for";
+                        let error = error.to_owned();
+                        self.control.answer(client, &Answer::Error { error });
+                        continue;
+                    }
+                    self.control.answer(client, &Answer::Done);
+                    return Ok(Some(if keep { OnExit::Keep } else { OnExit::Detach }));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn ask_why(&mut self, client: ClientId, question: WhyQuestion) -> anyhow::Result<()> {
+        let vms = &self.attached.vms;
+        let Some(vm) = vms.iter().find(|vm| vm.config.name == question.vm) else {
+            let names: Vec<_> = vms.iter().map(|vm| vm.config.name.as_str()).collect();
+            let error = format!(
+                "no VM {:?} is served; there is {}",
+                question.vm,
+                names.join(", ")
+            );
+            self.control.answer(client, &Answer::Error { error });
+            return Ok(());
+        };
+        let Some(protocol) = Protocol::from_ip(question.protocol) else {
+            let error = format!("IP protocol {} has no flows", question.protocol);
+            self.control.answer(client, &Answer::Error { error });
+            return Ok(());
+        };
+        let to = Destination {
+            addr: question.address,
+            port: question.port,
+            protocol,
+        };
+        let request = self.asked.next();
+        self.asked.why.insert(request, (client, to));
+        self.engine.tell(&ToEngine::Why {
+            request,
+            row: vm.open.row as u16,
+            address: question.address,
+            port: question.port,
+            protocol: question.protocol,
+        })
+    }
+
+    /// Gives the engine's answer to who asked, with the reason from the rules.
+    pub(super) fn answer_why(&mut self, request: u64, answer: WhyAnswer) {
+        if let Some((client, to)) = self.asked.why.remove(&request) {
+            let explanation = self.attached.policy.explain(to).to_string();
+            let mut answer = WhyAnswer {
+                explanation,
+                ..answer
+            };
+            if to.port == DNS_PORT && self.attached.config.dns == Dns::Refused {
+                answer.admitted = false;
+                answer.rule = "--dns none".into();
+                answer.outcome = "answered REFUSED, whatever is asked".into();
+            }
+            self.control.answer(client, &Answer::Why(answer));
+        }
+    }
+
+    fn ask_machine(&mut self, client: ClientId) -> anyhow::Result<()> {
+        let request = self.asked.next();
+        let asked = match &self.vm {
+            Some(vm) => vm.vmm.ask_counters(request)?,
+            None => false,
+        };
+        if !asked {
+            let none = Answer::Machines(BTreeMap::new());
+            self.control.answer(client, &none);
+            return Ok(());
+        }
+        self.asked.machine.insert(request, client);
+        if self.asked.machine.len() > MOST_WAITING {
+            self.asked.machine.pop_first();
+        }
+        Ok(())
+    }
+
+    /// Gives the VMM's answer to who asked.
+    pub(super) fn answer_machine(&mut self, request: u64, counters: serde_json::Value) {
+        if let Some(client) = self.asked.machine.remove(&request) {
+            let names = self.attached.vms.iter().map(|vm| vm.config.name.clone());
+            let machines = names.map(|name| (name, counters.clone())).collect();
+            self.control.answer(client, &Answer::Machines(machines));
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! `slipgate run`: the one VM that is ours, from its files to its exit status.
+//!
+//! The machine is made before anything is in the kernel, so that a kernel that can't be booted
+//! leaves nothing behind; the guest runs once its TAP is served. It ends before the NAT does. When
+//! the NAT fails the VM is stopped: nobody would admit its flows any more.
+use std::{
+    fs::File,
+    io::Write as _,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use nix::sys::signal::Signal;
+use serde::Serialize;
+use slipgate_control::guest_tap::GuestTap;
+
+use super::{
+    Broker, End,
+    console::Console,
+    vmm_process::{self, Handed, VmmProcess},
+};
+use crate::{
+    channel::{GuestEnd, VmmEnd},
+    config::{ConfigError, MachineSpec, RunConfig},
+    show::stats::{self, VmStats},
+};
+
+/// The MTU of a TAP that nobody gave one, L3 bytes.
+const TAP_MTU: u16 = 1_500;
+
+/// Exit statuses: see the help of `slipgate run`.
+mod status {
+    pub(super) const RESET: u8 = 120;
+    pub(super) const CRASHED: u8 = 121;
+    pub(super) const VMM_KILLED: u8 = 122;
+    pub(super) const NAT_FAILED: u8 = 123;
+    /// And the signal's number, as a shell has it.
+    pub(super) const SIGNAL: u8 = 128;
+}
+
+/// The VM that is ours.
+#[derive(Debug)]
+pub(super) struct Vm {
+    pub(super) vmm: VmmProcess,
+    pub(super) console: Console,
+}
+
+/// How it all ended.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    name: &'a str,
+    tap: &'a str,
+    machine: &'a MachineSpec,
+    #[serde(flatten)]
+    how: How,
+    exit_code: u8,
+    /// From the start of the command to the guest's first instruction, µs.
+    prepared_us: u64,
+    /// From there to its end, µs.
+    ran_us: Option<u64>,
+    /// The machine's counters; none when it was killed.
+    vmm: Option<serde_json::Value>,
+    /// What `slipgate stats` shows of the VM.
+    nat: Option<VmStats>,
+}
+
+/// What ended it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case", tag = "outcome")]
+enum How {
+    PoweredOff,
+    Reset,
+    Exited { status: u8 },
+    Crashed { report: String },
+    Stopped { signal: i32 },
+    VmmKilled { how: String },
+    NatFailed { why: String },
+}
+
+/// Runs one VM to its end.
+pub(crate) fn run(mut config: RunConfig, log: &str) -> anyhow::Result<ExitCode> {
+    let began = Instant::now();
+    let signals = super::signals(&[Signal::SIGQUIT]).context("waiting for signals")?;
+    let mut report = config.report.as_deref().map(open_report).transpose()?;
+    let vm = prepare(&mut config, log)?;
+    super::warn_of_host(&config.nat);
+    let attached = super::attach(config.nat)?;
+    let mut broker = Broker::start(attached, log, Some(vm))?;
+    let vm = &broker.attached.vms[0].config;
+    let (name, tap) = (vm.name.clone(), vm.tap.clone());
+    tracing::info!("{} on {tap}, by {}", name, broker.attached.uplink.name);
+    let prepared = began.elapsed();
+    broker.boot()?;
+
+    let served = broker.serve(&signals);
+    let (how, vmm) = broker.end_vm(served);
+    let nat = stats::of_vm(&broker.attached.config.pin_dir, &name);
+    let stopped = match how {
+        // What is left is for the next one of its name to end.
+        How::NatFailed { .. } => Ok(()),
+        _ => broker.stop(crate::args::OnExit::Detach),
+    };
+    let exit_code = how.exit_code();
+    how.tell(&name);
+    if let Some(file) = &mut report {
+        let report = Report {
+            name: &name,
+            tap: &tap,
+            machine: &config.machine,
+            exit_code,
+            prepared_us: micros(prepared),
+            ran_us: vmm.as_ref().map(|end| end.ran_us),
+            vmm: vmm.map(|end| end.counters),
+            nat,
+            how,
+        };
+        let mut json = serde_json::to_vec_pretty(&report)?;
+        json.push(b'\n');
+        file.write_all(&json).context("writing the report")?;
+    }
+    stopped?;
+    Ok(ExitCode::from(exit_code))
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn open_report(path: &std::path::Path) -> Result<File, ConfigError> {
+    File::create(path).map_err(|e| {
+        ConfigError::new(
+            "--report",
+            path.display(),
+            format!("it can't be written ({e})"),
+            "give a file in a directory that is there",
+        )
+    })
+}
+
+/// Opens what the VMM is handed, the TAP last; takes in its name; makes the machine.
+fn prepare(config: &mut RunConfig, log: &str) -> anyhow::Result<Vm> {
+    let machine = &config.machine;
+    let image = |flag, path: &Option<std::path::PathBuf>| {
+        let opened = path
+            .as_ref()
+            .map(|path| vmm_process::open_image(flag, path));
+        opened.transpose()
+    };
+    let kernel = image("--kernel", &machine.kernel)?;
+    let initrd = image("--initrd", &machine.initrd)?;
+    let kvm = vmm_process::open_kvm()?;
+    let (console, input) = Console::open(kernel.is_some())?;
+    let output = vmm_process::stdout()?;
+    let tap = GuestTap::make(&machine.tap, machine.queues).context("making the guest's TAP")?;
+    config.set_tap(&tap.name);
+    let handed = Handed {
+        kvm,
+        kernel,
+        initrd,
+        input,
+        output,
+        taps: tap.queues,
+    };
+    let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
+    let vmm = VmmProcess::start(&config.machine, handed, mtu, log)?;
+    Ok(Vm { vmm, console })
+}
+
+impl Broker {
+    /// Lets the guest run.
+    fn boot(&mut self) -> anyhow::Result<()> {
+        match &mut self.vm {
+            Some(vm) => {
+                vm.console.begin();
+                vm.vmm.go()
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Sees to the VM's end, whatever ended the loop.
+    fn end_vm(&mut self, served: anyhow::Result<End>) -> (How, Option<VmmEnd>) {
+        let how = match served {
+            Ok(End::Vm(end)) => return (How::of(&end.outcome), Some(*end)),
+            Ok(End::VmmGone) => {
+                let end = self.vm.as_mut().and_then(|vm| vm.vmm.end());
+                let how = end.unwrap_or_else(|| "closed its channel".into());
+                self.vm = None;
+                return (How::VmmKilled { how }, None);
+            }
+            Ok(End::Asked { signal, .. }) => How::Stopped {
+                signal: signal as i32,
+            },
+            Err(e) => {
+                let why = self.engine_end().map_or(e, |end| anyhow::anyhow!(end));
+                How::NatFailed {
+                    why: format!("{why:#}"),
+                }
+            }
+        };
+        let end = self.vm.as_mut().and_then(|vm| vm.vmm.stop());
+        // Killed, if it did not stop; and the terminal is put back.
+        self.vm = None;
+        (how, end)
+    }
+}
+
+impl How {
+    fn of(end: &GuestEnd) -> Self {
+        match end {
+            GuestEnd::PoweredOff => Self::PoweredOff,
+            GuestEnd::Reset => Self::Reset,
+            GuestEnd::Exited { status } => Self::Exited { status: *status },
+            GuestEnd::Crashed { report } => Self::Crashed {
+                report: report.clone(),
+            },
+            // Unasked: the VMM took a lost channel for a request.
+            GuestEnd::Stopped => Self::VmmKilled {
+                how: "stopped by itself".into(),
+            },
+        }
+    }
+
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::PoweredOff => 0,
+            Self::Exited { status } => *status,
+            Self::Reset => status::RESET,
+            Self::Crashed { .. } => status::CRASHED,
+            Self::VmmKilled { .. } => status::VMM_KILLED,
+            Self::NatFailed { .. } => status::NAT_FAILED,
+            Self::Stopped { signal } => status::SIGNAL + (*signal as u8 & 0x7f),
+        }
+    }
+
+    /// Says it on stderr, where it is not what was wanted.
+    fn tell(&self, name: &str) {
+        match self {
+            Self::PoweredOff => tracing::info!("{name} powered off"),
+            Self::Exited { status: 0 } => tracing::info!("{name} ended with status 0"),
+            Self::Exited { status } => tracing::warn!("{name} ended with status {status}"),
+            Self::Reset => tracing::warn!("{name} reset itself, which ends a microVM"),
+            // Lines of their own, whatever the level of messages.
+            Self::Crashed { report } => eprintln!("slipgate: {name}: {}", printable(report)),
+            Self::Stopped { .. } => tracing::info!("{name} was stopped"),
+            Self::VmmKilled { how } => eprintln!("slipgate: the VMM of {name} {}", printable(how)),
+            Self::NatFailed { why } => eprintln!(
+                "slipgate: {why}; {name} was stopped, for nobody would admit its flows. Those it \
+                 had are left in the kernel: the next `slipgate run --name {name}` ends them"
+            ),
+        }
+    }
+}
+
+/// Without control characters: it comes from a process that a guest may have taken over.
+fn printable(text: &str) -> String {
+    let keep = |c: char| if c.is_control() && c != '\n' { '?' } else { c };
+    text.chars().map(keep).collect()
+}

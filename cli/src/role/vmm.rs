@@ -1,0 +1,151 @@
+//! The VMM process: runs one guest, and owns nothing but what it was handed: KVM, the queues of the
+//! guest's TAP, a kernel, a console.
+//!
+//! It confines itself for good before it reads the first byte of a kernel
+//! ([`crate::sandbox::vmm`]), makes the machine, and waits until the broker says that the TAP is
+//! served. Two threads are its own: the main one waits for the guest's end, the other one listens
+//! to the broker.
+use std::{collections::VecDeque, fs::File, os::fd::OwnedFd, sync::Arc, time::Instant};
+
+use anyhow::{Context as _, bail};
+use slipgate_vmm::{
+    Counters, Machine, MachineConfig, Outcome, SerialIo, StopHandle,
+    boot::{BootSource, Kernel},
+    virtio::net::NetConfig,
+};
+
+use super::inherited;
+use crate::{
+    channel::{Channel, FromVmm, GuestEnd, ToVmm, VmmEnd, VmmStart},
+    log,
+    sandbox::vmm as sandbox,
+};
+
+/// The built-in guest: an ELF file with a PVH note.
+static BUILT_IN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/slipgate-guest"));
+
+/// Runs until the guest ends or the broker says stop.
+pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
+    let broker = nix::unistd::getppid();
+    let channel = Arc::new(inherited::channel("vmm", fd)?);
+    let Some((ToVmm::Start(start), fds)) = channel.receive()? else {
+        bail!("the broker is gone before it said what to run");
+    };
+    log::to_stderr(&start.log)?;
+    write_from_the_background();
+    sandbox::enter(broker)?;
+    let machine = match make(&start, fds.into()) {
+        Ok(machine) => machine,
+        Err(e) => {
+            channel.send(&FromVmm::Failed(format!("{e:#}")), &[])?;
+            return Ok(());
+        }
+    };
+    channel.send(&FromVmm::Ready, &[])?;
+    if !await_go(&channel)? {
+        return Ok(());
+    }
+    let counters = machine.counters();
+    listen(channel.clone(), counters.clone(), machine.stop_handle()?)?;
+    // No thread is made from here on.
+    sandbox::narrow(sandbox::Thread::Main)?;
+    let began = Instant::now();
+    let outcome = machine.run();
+    let ran = began.elapsed();
+    let end = VmmEnd {
+        outcome: guest_end(outcome),
+        counters: serde_json::to_value(counters.snapshot())?,
+        ran_us: u64::try_from(ran.as_micros()).unwrap_or(u64::MAX),
+    };
+    channel.send(&FromVmm::Ended(Box::new(end)), &[])?;
+    Ok(())
+}
+
+/// The terminal would stop a process of another group that writes to it, if it was told to.
+fn write_from_the_background() {
+    let ignored = nix::sys::signal::SigHandler::SigIgn;
+    // SAFETY: no handler is installed.
+    let _ = unsafe { nix::sys::signal::signal(nix::sys::signal::Signal::SIGTTOU, ignored) };
+}
+
+fn make(start: &VmmStart, mut fds: VecDeque<OwnedFd>) -> anyhow::Result<Machine> {
+    let mut next = || {
+        fds.pop_front()
+            .context("the broker sent too few descriptors")
+    };
+    let (kvm, input, output) = (next()?, next()?, next()?);
+    let kernel = match start.kernel {
+        true => Kernel::File(File::from(next()?)),
+        false => Kernel::Bytes(BUILT_IN),
+    };
+    let initrd = start.initrd.then(next).transpose()?.map(File::from);
+    let taps = fds.into();
+    Ok(Machine::new(MachineConfig {
+        cpus: start.cpus,
+        memory_bytes: start.memory_bytes,
+        boot: BootSource {
+            kernel,
+            initrd,
+            cmdline: start.cmdline.clone(),
+        },
+        net: Some(NetConfig::new(start.mac, start.mtu, taps)),
+        serial: SerialIo {
+            input: Some(input),
+            output,
+        },
+        kvm,
+        threads: Arc::new(|kind| sandbox::narrow(sandbox::Thread::Of(kind))),
+    })?)
+}
+
+/// Whether the guest is to run.
+fn await_go(channel: &Channel) -> anyhow::Result<bool> {
+    loop {
+        match channel.receive()? {
+            Some((ToVmm::Go, _)) => return Ok(true),
+            Some((ToVmm::Stop, _)) | None => return Ok(false),
+            // Nothing is counted yet.
+            Some((ToVmm::Start(_) | ToVmm::Counters { .. }, _)) => {}
+        }
+    }
+}
+
+/// Starts the thread that listens to the broker.
+fn listen(channel: Arc<Channel>, counters: Arc<Counters>, stop: StopHandle) -> anyhow::Result<()> {
+    let listen = move || {
+        if let Err(e) = sandbox::narrow(sandbox::Thread::Channel) {
+            tracing::error!("{e}");
+            stop.stop();
+            return;
+        }
+        loop {
+            match channel.receive::<ToVmm>() {
+                Ok(Some((ToVmm::Counters { request }, _))) => {
+                    let counters = serde_json::to_value(counters.snapshot()).unwrap_or_default();
+                    // It does not wait: an answer that finds no room is one that nobody reads.
+                    let _ = channel.try_send(&FromVmm::Counters { request, counters });
+                }
+                Ok(Some((ToVmm::Start(_) | ToVmm::Go, _))) => {}
+                // The broker's end is ours.
+                Ok(Some((ToVmm::Stop, _)) | None) | Err(_) => return stop.stop(),
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("channel".into())
+        .spawn(listen)
+        .context("starting a thread")?;
+    Ok(())
+}
+
+fn guest_end(outcome: Outcome) -> GuestEnd {
+    match outcome {
+        Outcome::PoweredOff => GuestEnd::PoweredOff,
+        Outcome::Reset => GuestEnd::Reset,
+        Outcome::GuestExit(status) => GuestEnd::Exited { status },
+        Outcome::Stopped => GuestEnd::Stopped,
+        Outcome::Crashed(report) => GuestEnd::Crashed {
+            report: report.to_string(),
+        },
+    }
+}

@@ -1,0 +1,61 @@
+//! How a filter is put together: rules by system call, and conditions on arguments.
+use std::{collections::BTreeMap, io};
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
+
+use super::SandboxError;
+
+pub(super) type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+pub(super) type Compiled<T> = Result<T, seccompiler::BackendError>;
+
+pub(super) fn broken(e: seccompiler::BackendError) -> SandboxError {
+    SandboxError {
+        step: "compiling the seccomp filter",
+        source: io::Error::other(e),
+    }
+}
+
+pub(super) fn program(
+    rules: Rules,
+    otherwise: SeccompAction,
+    listed: SeccompAction,
+) -> Compiled<BpfProgram> {
+    let arch = std::env::consts::ARCH.try_into()?;
+    SeccompFilter::new(rules, otherwise, listed, arch)?.try_into()
+}
+
+/// Memory that is not executable: for `mmap` and `mprotect`.
+pub(super) fn no_new_code(rules: &mut Rules) -> Compiled<()> {
+    let executable = libc::PROT_EXEC as u64;
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        rules.insert(call, vec![rule([masked(2, executable, 0)?])?]);
+    }
+    Ok(())
+}
+
+/// Signals to threads of this very process: for abort(3), and to interrupt one.
+pub(super) fn own_signals(rules: &mut Rules) -> Compiled<()> {
+    let own = rule([equal(0, u64::from(std::process::id()))?])?;
+    rules.insert(libc::SYS_tgkill, vec![own]);
+    Ok(())
+}
+
+pub(super) fn rule<const N: usize>(conditions: [SeccompCondition; N]) -> Compiled<SeccompRule> {
+    SeccompRule::new(conditions.to_vec())
+}
+
+pub(super) fn equal(argument: u8, value: u64) -> Compiled<SeccompCondition> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
+}
+
+pub(super) fn masked(argument: u8, mask: u64, value: u64) -> Compiled<SeccompCondition> {
+    SeccompCondition::new(
+        argument,
+        SeccompCmpArgLen::Dword,
+        SeccompCmpOp::MaskedEq(mask),
+        value,
+    )
+}

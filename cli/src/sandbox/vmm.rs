@@ -1,0 +1,346 @@
+//! The VMM's seccomp filters: one for the process, and one more for each kind of thread.
+//!
+//! A thread has the filters of the thread that made it, and the kernel takes the strictest answer
+//! of all. So the process's filter, put on before the first thread is made, is what making a
+//! machine takes and any thread needs; and each thread narrows it for itself before it touches
+//! anything of the guest's, the main one last, once the machine is made. From then on no thread is
+//! made, no ring, no descriptor but an eventfd's copy.
+//!
+//! An io_uring would go round all of this: what is submitted to it is no system call. The network
+//! card's rings are restricted to reads and writes of their TAP queue while the machine is made,
+//! before the guest runs; afterwards none can be made, nor freed of its restrictions.
+use std::io;
+
+use nix::unistd::Pid;
+use seccompiler::{BpfProgram, SeccompAction};
+use slipgate_vmm::ThreadKind;
+
+use super::{
+    SandboxError, give_up_privileges,
+    rules::{Compiled, Rules, broken, equal, masked, no_new_code, own_signals, program, rule},
+};
+
+/// Descriptors that the VMM may have: 16 queue pairs have some ten each.
+const FILES: u64 = 1_024;
+
+/// What a thread of the VMM is for, to the sandbox.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Thread {
+    /// Waits for the guest's end.
+    Main,
+    /// Listens to the broker.
+    Channel,
+    /// One of the library's.
+    Of(ThreadKind),
+}
+
+/// Confines the calling process for good. `broker`: the parent, whose death ends us.
+pub(crate) fn enter(broker: Pid) -> Result<(), SandboxError> {
+    let filters = [
+        soft(libc::SYS_openat, libc::EACCES),
+        soft(libc::SYS_clone3, libc::ENOSYS),
+        hard(Calls::making()),
+    ];
+    give_up_privileges(broker, FILES)?;
+    for filter in filters {
+        apply(&filter.map_err(broken)?)?;
+    }
+    Ok(())
+}
+
+/// Confines the calling thread further, for good.
+pub(crate) fn narrow(thread: Thread) -> io::Result<()> {
+    let filter = hard(Calls::of(thread)).map_err(|e| io::Error::other(broken(e)))?;
+    apply(&filter).map_err(io::Error::other)
+}
+
+fn apply(filter: &BpfProgram) -> Result<(), SandboxError> {
+    seccompiler::apply_filter(filter).map_err(|e| SandboxError {
+        step: "seccomp filter",
+        source: io::Error::other(e),
+    })
+}
+
+/// A call that libraries make on their own account and do without: opening a file for reading
+/// (time zones, memory tuning), and making a thread in the way whose flags no filter can see.
+fn soft(call: libc::c_long, errno: i32) -> Compiled<BpfProgram> {
+    let rules = Rules::from([(call, Vec::new())]);
+    let refuse = SeccompAction::Errno(errno as u32);
+    program(rules, SeccompAction::Allow, refuse)
+}
+
+/// Anything that is not listed ends the process.
+fn hard(calls: Calls) -> Compiled<BpfProgram> {
+    let mut rules: Rules = EVERYBODY
+        .iter()
+        .chain(calls.calls.iter().copied().flatten())
+        .map(|&call| (call, Vec::new()))
+        .collect();
+    no_new_code(&mut rules)?;
+    own_signals(&mut rules)?;
+    // A debug build looks whether a descriptor is open before it closes it.
+    let mut commands = vec![libc::F_GETFD];
+    commands.extend(calls.fcntl);
+    rules.insert(
+        libc::SYS_fcntl,
+        any_of(1, commands.iter().map(|&c| c as u64))?,
+    );
+    for (call, argument, values) in [
+        (libc::SYS_ioctl, 1, calls.ioctl),
+        (libc::SYS_io_uring_register, 1, calls.ring_register),
+        (libc::SYS_prctl, 0, calls.prctl),
+    ] {
+        if !values.is_empty() {
+            let values = values.iter().copied().flatten().copied();
+            rules.insert(call, any_of(argument, values)?);
+        }
+    }
+    if calls.threads {
+        // Of this process, sharing all of it.
+        let shared = (libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND) as u64;
+        rules.insert(libc::SYS_clone, vec![rule([masked(0, shared, shared)?])?]);
+    }
+    // Passed by the first filter's refusal; listed, or this one would be stricter.
+    let writing = libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_APPEND;
+    rules.insert(
+        libc::SYS_openat,
+        vec![rule([masked(2, writing as u64, 0)?])?],
+    );
+    rules.insert(libc::SYS_clone3, Vec::new());
+    // Metadata of an open file, not of a name.
+    let empty_path = libc::AT_EMPTY_PATH as u64;
+    for (call, argument) in [(libc::SYS_statx, 2), (libc::SYS_newfstatat, 3)] {
+        rules.insert(
+            call,
+            vec![rule([masked(argument, empty_path, empty_path)?])?],
+        );
+    }
+    program(rules, SeccompAction::KillProcess, SeccompAction::Allow)
+}
+
+fn any_of(
+    argument: u8,
+    values: impl Iterator<Item = u64>,
+) -> Compiled<Vec<seccompiler::SeccompRule>> {
+    values
+        .map(|value| rule([equal(argument, value)?]))
+        .collect()
+}
+
+/// What every thread needs.
+const EVERYBODY: &[libc::c_long] = &[
+    // descriptors it has
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_close,
+    libc::SYS_fstat,
+    // waiting
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_futex,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_sched_yield,
+    // memory
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    // time, randomness, identity
+    libc::SYS_clock_gettime,
+    libc::SYS_getrandom,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    // signals and the end
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// To make a machine: what `Machine::new` calls, and starting threads.
+const MAKING: &[libc::c_long] = &[
+    // kernel and initrd
+    libc::SYS_lseek,
+    libc::SYS_pread64,
+    libc::SYS_readv,
+    libc::SYS_preadv,
+    // eventfds, epolls, rings
+    libc::SYS_eventfd2,
+    libc::SYS_epoll_create1,
+    libc::SYS_io_uring_setup,
+    // a thread's beginning
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_prlimit64,
+    libc::SYS_seccomp,
+];
+
+/// The channel to the broker.
+const CHANNEL: &[libc::c_long] = &[libc::SYS_recvmsg, libc::SYS_sendmsg];
+
+/// Frames.
+const FRAMES: &[libc::c_long] = &[libc::SYS_readv, libc::SYS_writev, libc::SYS_io_uring_enter];
+
+/// A device that the driver resets, or brings up.
+const DEVICES: &[libc::c_long] = &[libc::SYS_eventfd2];
+
+/// KVM's requests, <linux/kvm.h>: direction, size of the argument, 0xae, number.
+mod kvm {
+    const fn number(direction: u64, size: u64, number: u64) -> u64 {
+        direction << 30 | size << 16 | 0xae << 8 | number
+    }
+
+    const fn none(request: u64) -> u64 {
+        number(0, 0, request)
+    }
+
+    const fn write(size: u64, request: u64) -> u64 {
+        number(1, size, request)
+    }
+
+    const fn read(size: u64, request: u64) -> u64 {
+        number(2, size, request)
+    }
+
+    const fn both(size: u64, request: u64) -> u64 {
+        number(3, size, request)
+    }
+
+    /// To make a machine.
+    pub(super) const MAKING: &[u64] = &[
+        none(0x00),        // KVM_GET_API_VERSION
+        none(0x01),        // KVM_CREATE_VM
+        none(0x03),        // KVM_CHECK_EXTENSION
+        none(0x04),        // KVM_GET_VCPU_MMAP_SIZE
+        both(8, 0x05),     // KVM_GET_SUPPORTED_CPUID
+        none(0x41),        // KVM_CREATE_VCPU
+        write(32, 0x46),   // KVM_SET_USER_MEMORY_REGION
+        none(0x47),        // KVM_SET_TSS_ADDR
+        write(8, 0x48),    // KVM_SET_IDENTITY_MAP_ADDR
+        none(0x60),        // KVM_CREATE_IRQCHIP
+        write(64, 0x77),   // KVM_CREATE_PIT2
+        write(144, 0x82),  // KVM_SET_REGS
+        write(312, 0x84),  // KVM_SET_SREGS
+        write(8, 0x89),    // KVM_SET_MSRS
+        write(416, 0x8d),  // KVM_SET_FPU
+        read(1024, 0x8e),  // KVM_GET_LAPIC
+        write(1024, 0x8f), // KVM_SET_LAPIC
+        write(8, 0x90),    // KVM_SET_CPUID2
+        write(4, 0x99),    // KVM_SET_MP_STATE
+    ];
+
+    /// Lines and doorbells, which the driver moves.
+    pub(super) const WIRING: &[u64] = &[
+        none(0x03),      // KVM_CHECK_EXTENSION
+        write(8, 0x6a),  // KVM_SET_GSI_ROUTING
+        write(32, 0x76), // KVM_IRQFD
+        write(64, 0x79), // KVM_IOEVENTFD
+    ];
+
+    /// To run a virtual CPU, and to say what it was at when it crashed.
+    pub(super) const RUNNING: &[u64] = &[
+        none(0x80),      // KVM_RUN
+        read(144, 0x81), // KVM_GET_REGS
+        read(312, 0x83), // KVM_GET_SREGS
+        both(24, 0x85),  // KVM_TRANSLATE
+    ];
+}
+
+/// Requests to the TAP's queues, <linux/if_tun.h>.
+mod tun {
+    /// TUNSETOFFLOAD and TUNSETQUEUE: what the guest takes, and by which queues.
+    pub(super) const DRIVER: &[u64] = &[0x4004_54d0, 0x4004_54d9];
+    /// TUNGETIFF, TUNGETFEATURES, TUNSETVNETHDRSZ, TUNSETVNETLE, TUNSETSNDBUF.
+    pub(super) const MAKING: &[u64] = &[
+        0x8004_54d2,
+        0x8004_54cf,
+        0x4004_54d8,
+        0x4004_54dc,
+        0x4004_54d4,
+    ];
+}
+
+/// IORING_REGISTER_FILES, IORING_REGISTER_RESTRICTIONS.
+const RINGS_MADE: &[u64] = &[2, 11];
+/// IORING_REGISTER_ENABLE_RINGS.
+const RINGS_ENABLED: &[u64] = &[12];
+
+/// What a filter lets through beside [`EVERYBODY`].
+#[derive(Default)]
+struct Calls {
+    calls: Vec<&'static [libc::c_long]>,
+    /// Requests.
+    ioctl: Vec<&'static [u64]>,
+    /// Operations of `io_uring_register`.
+    ring_register: Vec<&'static [u64]>,
+    /// Options.
+    prctl: Vec<&'static [u64]>,
+    /// Commands.
+    fcntl: Vec<i32>,
+    /// Whether it may make threads.
+    threads: bool,
+}
+
+impl Calls {
+    /// All of it, while the machine is made.
+    fn making() -> Self {
+        const PRCTL: &[u64] = &[libc::PR_SET_NAME as u64, libc::PR_SET_NO_NEW_PRIVS as u64];
+        Self {
+            calls: vec![MAKING, CHANNEL, FRAMES, DEVICES],
+            ioctl: vec![
+                kvm::MAKING,
+                kvm::WIRING,
+                kvm::RUNNING,
+                tun::MAKING,
+                tun::DRIVER,
+            ],
+            ring_register: vec![RINGS_MADE, RINGS_ENABLED],
+            prctl: vec![PRCTL],
+            fcntl: vec![libc::F_DUPFD_CLOEXEC, libc::F_GETFL, libc::F_SETFL],
+            threads: true,
+        }
+    }
+
+    fn of(thread: Thread) -> Self {
+        match thread {
+            // A card whose driver starts it anew wires its vectors and bells again.
+            Thread::Of(ThreadKind::Vcpu) => Self {
+                calls: vec![DEVICES],
+                ioctl: vec![kvm::RUNNING, kvm::WIRING, tun::DRIVER],
+                fcntl: vec![libc::F_DUPFD_CLOEXEC],
+                ..Self::default()
+            },
+            Thread::Of(ThreadKind::NetWorker) => Self {
+                calls: vec![FRAMES],
+                ring_register: vec![RINGS_ENABLED],
+                ..Self::default()
+            },
+            Thread::Of(ThreadKind::Device) => Self {
+                ioctl: vec![tun::DRIVER],
+                ..Self::default()
+            },
+            Thread::Channel => Self {
+                calls: vec![CHANNEL],
+                ..Self::default()
+            },
+            // It takes the machine down, and says how it ended.
+            Thread::Main => Self {
+                calls: vec![CHANNEL],
+                ioctl: vec![kvm::WIRING, tun::DRIVER],
+                ..Self::default()
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "vmm_test.rs"]
+mod tests;

@@ -1,0 +1,174 @@
+//! As the engine's: a forked child enters the very sandbox, narrows itself as one of the threads,
+//! and makes one raw call. A forbidden one ends the process by SIGSYS.
+use nix::sys::{signal::Signal, wait::WaitStatus};
+
+use super::{
+    super::tests::{confined_by, open, syscall},
+    *,
+};
+
+const THREADS: [Thread; 5] = [
+    Thread::Main,
+    Thread::Channel,
+    Thread::Of(ThreadKind::Vcpu),
+    Thread::Of(ThreadKind::NetWorker),
+    Thread::Of(ThreadKind::Device),
+];
+
+/// `None`: while the machine is made.
+fn confined(thread: Option<Thread>, call: impl FnOnce() -> bool) -> WaitStatus {
+    let narrowed = |thread: Option<Thread>| thread.is_none_or(|thread| narrow(thread).is_ok());
+    confined_by(|parent| enter(parent).is_ok() && narrowed(thread), call)
+}
+
+#[track_caller]
+fn assert_killed(thread: Option<Thread>, call: impl FnOnce() -> bool) {
+    let end = confined(thread, call);
+    assert!(
+        matches!(end, WaitStatus::Signaled(_, Signal::SIGSYS, _)),
+        "{thread:?} was not killed by the filter: {end:?}"
+    );
+}
+
+#[track_caller]
+fn assert_passes(thread: Option<Thread>, call: impl FnOnce() -> bool) {
+    let end = confined(thread, call);
+    assert!(
+        matches!(end, WaitStatus::Exited(_, 0)),
+        "{thread:?}: {end:?}"
+    );
+}
+
+/// The kernel's answer to a call that a filter let through.
+fn errno_of(number: libc::c_long, arguments: [u64; 4]) -> i32 {
+    match syscall(number, arguments) {
+        true => 0,
+        false => io::Error::last_os_error().raw_os_error().unwrap_or(0),
+    }
+}
+
+/// A descriptor that is none: what comes through says EBADF.
+const NONE: u64 = u32::MAX as u64;
+
+#[test]
+fn nobody_executes_traces_or_makes_sockets_or_programs() {
+    let path = c"/bin/true".as_ptr() as u64;
+    let (packet, inet) = (libc::AF_PACKET as u64, libc::AF_INET as u64);
+    let raw = libc::SOCK_RAW as u64;
+    let calls: [(libc::c_long, [u64; 4]); 13] = [
+        (libc::SYS_execve, [path, 0, 0, 0]),
+        (libc::SYS_execveat, [0, path, 0, 0]),
+        (libc::SYS_socket, [packet, raw, 0, 0]),
+        (libc::SYS_socket, [inet, libc::SOCK_STREAM as u64, 0, 0]),
+        (libc::SYS_connect, [NONE, 0, 0, 0]),
+        (libc::SYS_bpf, [1, 0, 0, 0]),
+        (libc::SYS_bpf, [5, 0, 0, 0]),
+        (libc::SYS_ptrace, [0, 0, 0, 0]),
+        (libc::SYS_process_vm_readv, [1, 0, 0, 0]),
+        (libc::SYS_kill, [1, 0, 0, 0]),
+        (libc::SYS_unlink, [path, 0, 0, 0]),
+        (libc::SYS_fork, [0, 0, 0, 0]),
+        (libc::SYS_memfd_create, [path, 0, 0, 0]),
+    ];
+    for thread in THREADS.into_iter().map(Some).chain([None]) {
+        for (call, arguments) in calls {
+            assert_killed(thread, || syscall(call, arguments));
+        }
+    }
+}
+
+#[test]
+fn nobody_opens_for_writing_and_reading_is_refused() {
+    for thread in THREADS.into_iter().map(Some).chain([None]) {
+        for flags in [libc::O_WRONLY, libc::O_RDWR, libc::O_CREAT, libc::O_TRUNC] {
+            assert_killed(thread, || open(flags));
+        }
+        assert_passes(thread, || {
+            !open(libc::O_RDONLY) && io::Error::last_os_error().raw_os_error() == Some(libc::EACCES)
+        });
+    }
+}
+
+#[test]
+fn no_new_code() {
+    let private = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    let prot = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+    for thread in THREADS.into_iter().map(Some).chain([None]) {
+        assert_killed(thread, || syscall(libc::SYS_mmap, [0, 4096, prot, private]));
+    }
+}
+
+/// KVM_RUN is for vCPUs, the channel for who talks to the broker, frames for the workers.
+#[test]
+fn each_thread_has_its_own_calls() {
+    const KVM_RUN: u64 = 0xae80;
+    const KVM_IRQFD: u64 = 0x4020_ae76;
+    const TUNSETOFFLOAD: u64 = 0x4004_54d0;
+    let run = |request| move || errno_of(libc::SYS_ioctl, [NONE, request, 0, 0]) == libc::EBADF;
+    let receive = || errno_of(libc::SYS_recvmsg, [NONE, 0, 0, 0]) == libc::EBADF;
+    let write = || errno_of(libc::SYS_writev, [NONE, 0, 0, 0]) == libc::EBADF;
+    let may = |allowed: &[Thread], call: &dyn Fn() -> bool| {
+        for thread in THREADS {
+            match allowed.contains(&thread) {
+                true => assert_passes(Some(thread), call),
+                false => assert_killed(Some(thread), call),
+            }
+        }
+    };
+    let (vcpu, worker) = (
+        Thread::Of(ThreadKind::Vcpu),
+        Thread::Of(ThreadKind::NetWorker),
+    );
+    let device = Thread::Of(ThreadKind::Device);
+    may(&[vcpu], &run(KVM_RUN));
+    may(&[vcpu, Thread::Main], &run(KVM_IRQFD));
+    may(&[vcpu, Thread::Main, device], &run(TUNSETOFFLOAD));
+    may(&[Thread::Main, Thread::Channel], &receive);
+    may(&[worker], &write);
+}
+
+/// Once the machine is made: no thread, no virtual machine, no TAP that outlives us, and no ring,
+/// by which all of this could be gone round.
+#[test]
+fn what_making_took_is_over() {
+    const KVM_CREATE_VM: u64 = 0xae01;
+    const TUNSETPERSIST: u64 = 0x4004_54cb;
+    const TUNSETIFF: u64 = 0x4004_54ca;
+    const TIOCSTI: u64 = 0x5412;
+    let ioctl = |request| move || syscall(libc::SYS_ioctl, [NONE, request, 0, 0]);
+    let thread_flags = (libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND) as u64;
+    for thread in THREADS {
+        let thread = Some(thread);
+        assert_killed(thread, ioctl(KVM_CREATE_VM));
+        assert_killed(thread, || syscall(libc::SYS_io_uring_setup, [1, 0, 0, 0]));
+        // IORING_REGISTER_FILES
+        assert_killed(thread, || {
+            syscall(libc::SYS_io_uring_register, [NONE, 2, 0, 0])
+        });
+        assert_killed(thread, || syscall(libc::SYS_clone, [thread_flags, 0, 0, 0]));
+        assert_killed(thread, || syscall(libc::SYS_seccomp, [1, 0, 0, 0]));
+    }
+    for thread in THREADS.into_iter().map(Some).chain([None]) {
+        for request in [TUNSETPERSIST, TUNSETIFF, TIOCSTI] {
+            assert_killed(thread, ioctl(request));
+        }
+        // IORING_REGISTER_PERSONALITY
+        assert_killed(thread, || {
+            syscall(libc::SYS_io_uring_register, [NONE, 9, 0, 0])
+        });
+        assert_killed(thread, || {
+            syscall(libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0, 0])
+        });
+    }
+}
+
+#[test]
+fn threads_are_made_while_the_machine_is_and_narrow_themselves() {
+    assert_passes(None, || {
+        let worker = std::thread::spawn(|| {
+            let narrowed = narrow(Thread::Of(ThreadKind::NetWorker)).is_ok();
+            narrowed && errno_of(libc::SYS_writev, [NONE, 0, 0, 0]) == libc::EBADF
+        });
+        worker.join().unwrap_or(false) && narrow(Thread::Main).is_ok()
+    });
+}
