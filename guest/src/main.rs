@@ -1,14 +1,43 @@
-//! The built-in guest's image: brings the machine up and runs the workloads on every CPU.
+//! The built-in guest's image: brings the machine up and runs the workloads on every CPU that has
+//! a queue pair.
 #![no_std]
 #![no_main]
 extern crate alloc;
 
 mod machine;
 
+use alloc::vec::Vec;
 use core::panic::PanicInfo;
 
-use machine::{apic, clock, console, cpu, memory};
-use slipgate_guest::firmware::{acpi, pvh};
+use machine::{
+    apic, bus, clock, console,
+    cpu::{self, Cpu, Slot},
+    memory,
+    platform::Machine,
+    smp,
+};
+use slipgate_guest::{
+    firmware::{acpi, pvh},
+    pci,
+    run::{Shared, run},
+    virtio::{
+        net::{Card, Pair, Vectors, WANTED},
+        transport::{NETWORK_CARD, NETWORK_CARD_TRANSITIONAL, Transport},
+    },
+};
+use spin::{Mutex, Once};
+
+/// The largest queue that is made.
+const QUEUE_SIZE: u16 = 256;
+
+/// What CPU 0 has prepared for the others.
+struct Work {
+    machine: Machine,
+    shared: Shared,
+    pairs: Vec<Mutex<Option<Pair<bus::Window>>>>,
+}
+
+static WORK: Once<Work> = Once::new();
 
 /// Ring 3 starts here, on CPU 0, with interrupts off and without a heap.
 #[unsafe(no_mangle)]
@@ -24,19 +53,80 @@ extern "C" fn start(start_info: u64) -> ! {
     let info = pvh::read(&memory, start_info, memory::image_end_address())
         .unwrap_or_else(|why| panic!("{why}"));
     let tables = acpi::read(&memory, info.rsdp).unwrap_or_else(|why| panic!("{why}"));
-    // SAFETY: free memory, says the loader; the tables have been read.
-    unsafe { memory::claim_heap(info.heap.0, info.heap.1) };
+    // SAFETY: free memory, says the loader; the tables have been read, and the command line lies
+    // below the image or is copied before anything else is allocated.
+    let command_line = unsafe {
+        memory::claim_heap(info.heap.0, info.heap.1);
+        alloc::string::String::from(info.command_line)
+    };
+    let apic_ids = cpu::name_boot_cpu(tables.apic_ids());
+    let cpus = smp::start(&apic_ids, serve);
     console::print_line(&alloc::format!(
-        r#"{{"boot":"slipgate-guest","cpus":{},"memory_mib":{},"clock":"{}","x2apic":{},"tsc_deadline":{},"ecam":{},"ns":{}}}"#,
-        tables.apic_ids().len(),
+        r#"{{"machine":"slipgate-guest","cpus":{cpus},"memory_mib":{},"clock":"{}","x2apic":{},"tsc_deadline":{},"ecam":{},"uptime_us":{}}}"#,
         info.heap.1 >> 20,
         clock_source.name(),
         apic::x2apic_offered(),
         clock::has_tsc_deadline(),
         tables.ecam.is_some(),
-        clock::now_ns()
+        clock::now_ns() / 1000,
     ));
-    console::exit(0)
+
+    let config = bus::Config::new(tables.ecam);
+    let card = pci::functions(&config).find(|function| {
+        [NETWORK_CARD, NETWORK_CARD_TRANSITIONAL].contains(&pci::id(&config, *function))
+    });
+    let Some(card) = card else {
+        if command_line.trim().is_empty() {
+            console::exit(0);
+        }
+        panic!("no virtio network card on PCI bus 0");
+    };
+    let transport =
+        Transport::find(&config, card, bus::Window::map).unwrap_or_else(|why| panic!("{why}"));
+    let vectors = Vectors {
+        apic_ids: &apic_ids,
+        queue: Slot::Queue.vector(),
+        config: Slot::Config.vector(),
+        taken: || Cpu::current().interrupts()[Slot::Queue as usize],
+    };
+    let card = Card::bring_up(&transport, &config, WANTED, QUEUE_SIZE, vectors)
+        .unwrap_or_else(|why| panic!("{why}"));
+    let pairs: Vec<_> = card
+        .pairs
+        .into_iter()
+        .map(|pair| Mutex::new(Some(pair)))
+        .collect();
+    let work = WORK.call_once(|| Work {
+        machine: Machine::new(pairs.len()),
+        shared: Shared::parse(&command_line, pairs.len()),
+        pairs,
+    });
+    for index in 1..cpus {
+        apic::interrupt(Cpu::number(index).apic_id, Slot::Wake);
+    }
+    console::exit(work.run(0))
+}
+
+/// What every other CPU does.
+fn serve(index: usize) -> ! {
+    loop {
+        if let Some(work) = WORK.get() {
+            work.run(index);
+            // What there was to do has been done; another time there will be none.
+            loop {
+                Cpu::current().halt();
+            }
+        }
+        Cpu::current().halt();
+    }
+}
+
+impl Work {
+    /// The workloads on CPU `index`, if there is a queue pair for it.
+    fn run(&self, index: usize) -> u8 {
+        let pair = self.pairs.get(index).and_then(|pair| pair.lock().take());
+        pair.map_or(0, |pair| run(index, &self.machine, pair, &self.shared))
+    }
 }
 
 /// An exception: nothing here expects one.
@@ -44,7 +134,7 @@ extern "C" fn start(start_info: u64) -> ! {
 extern "C" fn fault(vector: u64, error_code: u64, instruction: u64, address: u64, stack: u64) -> ! {
     console::die(format_args!(
         "exception {vector} at {instruction:#x}, error code {error_code:#x}, cr2 {address:#x}, rsp {stack:#x}, cpu {}",
-        cpu::Cpu::current().index()
+        Cpu::current().index()
     ))
 }
 

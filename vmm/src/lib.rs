@@ -12,6 +12,8 @@ pub mod acpi;
 pub mod boot;
 pub mod counters;
 pub mod cpuid;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
 pub mod interrupt;
 mod kick;
 pub mod kvm;

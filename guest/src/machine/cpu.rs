@@ -218,6 +218,18 @@ impl Cpu {
     }
 }
 
+/// Gives CPU 0 its local APIC id; returns all of them with its first. Before the others start.
+pub(crate) fn name_boot_cpu(apic_ids: &[u32]) -> alloc::vec::Vec<u32> {
+    let own = super::apic::id();
+    // SAFETY: nobody else looks at CPU 0's yet.
+    unsafe { (*CPUS.0.get().cast::<Cpu>()).apic_id = own };
+    let others = apic_ids.iter().copied().filter(|id| *id != own);
+    core::iter::once(own)
+        .chain(others)
+        .take(CPU_LIMIT)
+        .collect()
+}
+
 /// Prepares the state of CPU `index`, whose ring 3 starts at `entry` on `stack_top`.
 ///
 /// # Safety

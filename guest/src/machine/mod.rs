@@ -7,8 +7,11 @@
 //! interrupts only count and return (`traps.s`). Hosts that emulate ring 0 still run all the rest at
 //! full speed.
 pub(crate) mod apic;
+pub(crate) mod bus;
 pub(crate) mod clock;
 pub(crate) mod console;
 pub(crate) mod cpu;
 pub(crate) mod cpuid;
 pub(crate) mod memory;
+pub(crate) mod platform;
+pub(crate) mod smp;

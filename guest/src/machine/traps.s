@@ -15,8 +15,8 @@ trap_general_protection:
     jne 1f
     inc qword ptr [rsp + 8]             # past the hlt
     sti                                 # takes effect after the hlt: no interrupt slips between
-    hlt                                 # an interrupt stub leaves for ring 3 directly
-    ud2
+3:  hlt                                 # an interrupt stub leaves for ring 3 directly
+    jmp 3b                              # woken by something else, such as a second SIPI
 1:  cmp r10d, CALL
     jne 2f
     inc qword ptr [rsp + 8]

@@ -112,17 +112,18 @@ impl Root {
                 } else {
                     &mut self.free.mmio32
                 };
-                let start = free.start.next_multiple_of(len);
-                let end = start.checked_add(len).filter(|end| *end <= free.end);
-                free.start = end.ok_or_else(|| PciError::NoRoom {
-                    bar,
-                    len,
-                    window: if is_64 {
-                        self.windows.mmio64.clone()
+                let start = free.start.checked_next_multiple_of(len);
+                let end = start.and_then(|start| start.checked_add(len));
+                let (Some(start), Some(end)) = (start, end.filter(|end| *end <= free.end)) else {
+                    let window = if is_64 {
+                        &self.windows.mmio64
                     } else {
-                        self.windows.mmio32.clone()
-                    },
-                })?;
+                        &self.windows.mmio32
+                    };
+                    let window = window.clone();
+                    return Err(PciError::NoRoom { bar, len, window });
+                };
+                free.start = end;
                 let address = start.to_le_bytes();
                 device.config_write(halves[0], &address[..4]);
                 if is_64 {

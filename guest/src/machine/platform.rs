@@ -1,0 +1,92 @@
+//! The machine as the workloads see it.
+use core::{
+    arch::{asm, x86_64::_rdtsc},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use slipgate_guest::platform::Platform;
+
+use super::{
+    apic, clock, console,
+    cpu::{Cpu, Slot},
+    cpuid,
+};
+
+/// The bare machine.
+pub(crate) struct Machine {
+    cpus: usize,
+    has_rdrand: bool,
+    seed: AtomicU64,
+}
+
+impl Machine {
+    /// A machine whose first `cpus` CPUs run workloads.
+    pub(crate) fn new(cpus: usize) -> Self {
+        Machine {
+            cpus,
+            has_rdrand: cpuid::leaf(1).ecx & 1 << 30 != 0,
+            seed: AtomicU64::new(clock::tsc()),
+        }
+    }
+
+    /// 64 random bits: the CPU's, if it has some, stirred into SplitMix64 (Steele et al., 2014).
+    fn random_word(&self) -> u64 {
+        // SAFETY: every x86-64 CPU has it.
+        let mut stir = unsafe { _rdtsc() };
+        if self.has_rdrand {
+            // SAFETY: the CPU has the instruction; where it fails, the time stamp has to do.
+            unsafe {
+                asm!("rdrand {0}", "cmovnc {0}, {1}", out(reg) stir, in(reg) stir, options(nomem, nostack))
+            };
+        }
+        let seed = self
+            .seed
+            .fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
+        let mut word = seed ^ stir;
+        word = (word ^ word >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        word = (word ^ word >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        word ^ word >> 31
+    }
+}
+
+impl Platform for Machine {
+    fn cpus(&self) -> usize {
+        self.cpus
+    }
+
+    fn now_ns(&self) -> u64 {
+        clock::now_ns()
+    }
+
+    /// The timer stays set when it fires before `until_ns`: to set it again is an exit, and to
+    /// wake up once too early costs less.
+    fn idle(&self, until_ns: Option<u64>) {
+        let cpu = Cpu::current();
+        if let Some(until) = until_ns {
+            let now = clock::now_ns();
+            if until <= now {
+                return;
+            }
+            let set = cpu.timer_ns.load(Ordering::Relaxed);
+            if set <= now || set > until {
+                apic::set_timer(until);
+                cpu.timer_ns.store(until, Ordering::Relaxed);
+            }
+        }
+        cpu.halt();
+    }
+
+    fn wake(&self, cpu: usize) {
+        apic::interrupt(Cpu::number(cpu).apic_id, Slot::Wake);
+    }
+
+    fn random(&self, out: &mut [u8]) {
+        for bytes in out.chunks_mut(8) {
+            bytes.copy_from_slice(&self.random_word().to_le_bytes()[..bytes.len()]);
+        }
+    }
+
+    fn print_line(&self, line: &str) {
+        console::print_line(line);
+    }
+}

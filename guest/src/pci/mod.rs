@@ -1,0 +1,143 @@
+//! PCI, as much as a driver needs: functions of bus 0, base addresses, capabilities, MSI-X.
+//! Addresses were assigned by firmware or the VMM; we turn decoding on, and assign none.
+pub mod msix;
+
+/// A function on bus 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// Device number, 0..32.
+    pub device: u8,
+    /// Function number, 0..8.
+    pub function: u8,
+}
+
+/// Access to configuration space, in aligned double words.
+pub trait ConfigSpace {
+    /// Reads the double word at `offset`.
+    fn read(&self, function: Function, offset: u16) -> u32;
+    /// Writes the double word at `offset`.
+    fn write(&self, function: Function, offset: u16, value: u32);
+
+    /// Reads one byte.
+    fn read8(&self, function: Function, offset: u16) -> u8 {
+        (self.read(function, offset & !3) >> ((offset & 3) * 8)) as u8
+    }
+    /// Reads two bytes, at an even offset.
+    fn read16(&self, function: Function, offset: u16) -> u16 {
+        (self.read(function, offset & !3) >> ((offset & 2) * 8)) as u16
+    }
+}
+
+/// Device registers, by their offset in some window.
+pub trait Registers {
+    /// Reads a byte.
+    fn read8(&self, offset: usize) -> u8;
+    /// Reads 16 bits.
+    fn read16(&self, offset: usize) -> u16;
+    /// Reads 32 bits.
+    fn read32(&self, offset: usize) -> u32;
+    /// Writes a byte.
+    fn write8(&self, offset: usize, value: u8);
+    /// Writes 16 bits.
+    fn write16(&self, offset: usize, value: u16);
+    /// Writes 32 bits.
+    fn write32(&self, offset: usize, value: u32);
+
+    /// Writes 64 bits, the lower half first.
+    fn write64(&self, offset: usize, value: u64) {
+        self.write32(offset, value as u32);
+        self.write32(offset + 4, (value >> 32) as u32);
+    }
+}
+
+const COMMAND: u16 = 0x04;
+const COMMAND_MEMORY: u32 = 1 << 1;
+const COMMAND_MASTER: u32 = 1 << 2;
+const COMMAND_NO_INTX: u32 = 1 << 10;
+const STATUS_CAPABILITIES: u32 = 1 << 20;
+
+/// The functions of bus 0.
+pub fn functions(config: &impl ConfigSpace) -> impl Iterator<Item = Function> + '_ {
+    const MULTI_FUNCTION: u8 = 1 << 7;
+    (0..32).flat_map(move |device| {
+        let first = Function {
+            device,
+            function: 0,
+        };
+        let count = match config.read16(first, 0) {
+            0xFFFF => 0,
+            _ if config.read8(first, 0x0E) & MULTI_FUNCTION != 0 => 8,
+            _ => 1,
+        };
+        (0..count)
+            .map(move |function| Function { device, function })
+            .filter(|function| config.read16(*function, 0) != 0xFFFF)
+    })
+}
+
+/// A function's vendor and device id.
+pub fn id(config: &impl ConfigSpace, function: Function) -> (u16, u16) {
+    (config.read16(function, 0), config.read16(function, 2))
+}
+
+/// Turns memory decoding and bus mastering on, and interrupt pins off.
+pub fn enable(config: &impl ConfigSpace, function: Function) {
+    // The upper half is the status, whose bits are cleared by ones: none is written.
+    let command = config.read(function, COMMAND) & 0xFFFF;
+    config.write(
+        function,
+        COMMAND,
+        command | COMMAND_MEMORY | COMMAND_MASTER | COMMAND_NO_INTX,
+    );
+}
+
+/// The address in base address register `index`; none if it is not memory, or was not assigned.
+pub fn memory_bar(config: &impl ConfigSpace, function: Function, index: u8) -> Option<u64> {
+    const IO: u32 = 1;
+    const WIDTH: u32 = 0b110;
+    const WIDTH_64: u32 = 0b100;
+    if index > 5 {
+        return None;
+    }
+    let register = 0x10 + u16::from(index) * 4;
+    let low = config.read(function, register);
+    if low & IO != 0 {
+        return None;
+    }
+    let high = if low & WIDTH == WIDTH_64 {
+        u64::from(config.read(function, register + 4))
+    } else {
+        0
+    };
+    let address = high << 32 | u64::from(low & !0xF);
+    (address != 0).then_some(address)
+}
+
+/// The function's capabilities: id and offset. A list that runs in circles ends.
+pub fn capabilities(
+    config: &impl ConfigSpace,
+    function: Function,
+) -> impl Iterator<Item = (u8, u16)> + '_ {
+    /// As many as fit, four bytes each, behind the header.
+    const MOST: usize = 48;
+    let present = config.read(function, COMMAND) & STATUS_CAPABILITIES != 0;
+    let mut next = if present {
+        config.read8(function, 0x34) & !3
+    } else {
+        0
+    };
+    core::iter::from_fn(move || {
+        if next < 0x40 {
+            return None;
+        }
+        let offset = u16::from(next);
+        let head = config.read16(function, offset);
+        next = (head >> 8) as u8 & !3;
+        Some((head as u8, offset))
+    })
+    .take(MOST)
+}
+
+#[cfg(test)]
+#[path = "pci_test.rs"]
+mod tests;

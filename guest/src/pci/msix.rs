@@ -1,0 +1,104 @@
+//! MSI-X: a table of messages, each with a mask, and an array of pending bits (PCI 3.0, 6.8.2).
+use super::{ConfigSpace, Function, Registers};
+
+/// MSI-X's capability id.
+pub const CAPABILITY: u8 = 0x11;
+const ENABLE: u32 = 1 << 31;
+const MASK_ALL: u32 = 1 << 30;
+const ENTRY_BYTES: usize = 16;
+const ENTRY_MASKED: u32 = 1;
+
+/// Where a part of it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The base address register.
+    pub bar: u8,
+    /// The offset in it.
+    pub offset: u32,
+}
+
+/// A function's MSI-X.
+pub struct Msix<R> {
+    table: R,
+    pending: R,
+    vectors: u16,
+    capability: u16,
+    function: Function,
+}
+
+impl<R: Registers> Msix<R> {
+    /// The capability at `capability`; `map` makes a part's registers accessible.
+    pub fn new(
+        config: &impl ConfigSpace,
+        function: Function,
+        capability: u16,
+        mut map: impl FnMut(Place, usize) -> Option<R>,
+    ) -> Option<Self> {
+        let place = |offset| {
+            let value = config.read(function, capability + offset);
+            Place {
+                bar: value as u8 & 7,
+                offset: value & !7,
+            }
+        };
+        let vectors = (config.read16(function, capability + 2) & 0x7FF) + 1;
+        let table = map(place(4), usize::from(vectors) * ENTRY_BYTES)?;
+        let pending = map(place(8), usize::from(vectors).div_ceil(64) * 8)?;
+        Some(Msix {
+            table,
+            pending,
+            vectors,
+            capability,
+            function,
+        })
+    }
+
+    /// How many vectors there are.
+    pub fn vectors(&self) -> u16 {
+        self.vectors
+    }
+
+    /// Turns MSI-X on, with every vector masked.
+    pub fn enable(&self, config: &impl ConfigSpace) {
+        self.control(config, ENABLE | MASK_ALL);
+        for vector in 0..self.vectors {
+            self.mask(vector, true);
+        }
+        self.control(config, ENABLE);
+    }
+
+    /// Masks all vectors at once, or lets each have its own mask again.
+    pub fn mask_all(&self, config: &impl ConfigSpace, masked: bool) {
+        self.control(config, if masked { ENABLE | MASK_ALL } else { ENABLE });
+    }
+
+    fn control(&self, config: &impl ConfigSpace, bits: u32) {
+        let value = config.read(self.function, self.capability) & !(ENABLE | MASK_ALL);
+        config.write(self.function, self.capability, value | bits);
+    }
+
+    /// Sends `vector` to the CPU with this local APIC id, as interrupt `interrupt`, and unmasks it.
+    pub fn route(&self, vector: u16, apic_id: u32, interrupt: u8) {
+        let entry = usize::from(vector) * ENTRY_BYTES;
+        self.mask(vector, true);
+        self.table
+            .write32(entry, 0xFEE0_0000 | (apic_id & 0xFF) << 12);
+        self.table.write32(entry + 4, 0);
+        self.table.write32(entry + 8, interrupt.into());
+        self.mask(vector, false);
+    }
+
+    /// Masks or unmasks a vector.
+    pub fn mask(&self, vector: u16, masked: bool) {
+        let control = usize::from(vector) * ENTRY_BYTES + 12;
+        let value = self.table.read32(control) & !ENTRY_MASKED;
+        self.table
+            .write32(control, value | if masked { ENTRY_MASKED } else { 0 });
+    }
+
+    /// Whether a masked vector has an interrupt waiting.
+    pub fn is_pending(&self, vector: u16) -> bool {
+        let word = self.pending.read32(usize::from(vector) / 32 * 4);
+        word & 1 << (vector % 32) != 0
+    }
+}

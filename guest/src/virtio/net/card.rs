@@ -1,0 +1,175 @@
+//! Bringing a card up: features, queues, vectors, number of pairs.
+use alloc::vec::Vec;
+
+use super::{
+    super::{
+        DeviceError,
+        transport::{NO_VECTOR, Transport},
+    },
+    Control, Pair, command, feature,
+};
+use crate::pci::{ConfigSpace, Registers};
+
+/// Where a card's interrupts go: CPU `n` gets those of queue pair `n`, CPU 0 those of the
+/// configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct Vectors<'a> {
+    /// The CPUs' local APIC ids.
+    pub apic_ids: &'a [u32],
+    /// The interrupt for a queue pair.
+    pub queue: u8,
+    /// The interrupt for a change of the configuration.
+    pub config: u8,
+    /// How many interrupts of its queue pair the calling CPU has taken.
+    pub taken: fn() -> u64,
+}
+
+/// A card that is up.
+pub struct Card<R> {
+    /// What was agreed on.
+    pub features: u64,
+    /// Its queue pairs, until each goes to its CPU.
+    pub pairs: Vec<Pair<R>>,
+    /// The most pairs that the card has.
+    pub most_pairs: u16,
+    /// The control queue, if there is one.
+    pub control: Option<Control<R>>,
+}
+
+/// What the configuration says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Config {
+    pub(super) mac: [u8; 6],
+    pub(super) most_pairs: u16,
+    pub(super) mtu: u16,
+}
+
+impl Config {
+    fn read<R: Registers + Clone>(transport: &Transport<R>, features: u64) -> Self {
+        transport.device_config(|device| {
+            // Locally administered, where the device has none.
+            let mut mac = [0x02, 0, 0, 0, 0, 1];
+            if features & feature::MAC != 0 {
+                mac = core::array::from_fn(|at| device.read8(at));
+            }
+            let when = |bit, value: &dyn Fn() -> u16, other| {
+                if features & bit != 0 { value() } else { other }
+            };
+            Config {
+                mac,
+                most_pairs: when(feature::MQ, &|| device.read16(8), 1),
+                mtu: when(feature::MTU, &|| device.read16(10), 1500),
+            }
+        })
+    }
+}
+
+impl<R: Registers + Clone> Card<R> {
+    /// Resets the card, and brings it up with those of the `wanted` features that it has and at
+    /// most as many pairs as there are CPUs, queues of `size` at most.
+    pub fn bring_up(
+        transport: &Transport<R>,
+        config_space: &impl ConfigSpace,
+        wanted: u64,
+        size: u16,
+        vectors: Vectors<'_>,
+    ) -> Result<Self, DeviceError> {
+        let features =
+            transport.negotiate(without_orphans(wanted, transport.offered_features()))?;
+        let config = Config::read(transport, features);
+        let most_vectors = transport.msix.vectors();
+        let pairs = config
+            .most_pairs
+            .min(vectors.apic_ids.len() as u16)
+            .min(most_vectors - 1)
+            .max(1);
+
+        transport.msix.enable(config_space);
+        transport.msix.route(0, vectors.apic_ids[0], vectors.config);
+        transport.set_config_vector(0)?;
+        for (vector, apic_id) in (1..).zip(&vectors.apic_ids[..usize::from(pairs)]) {
+            transport.msix.route(vector, *apic_id, vectors.queue);
+        }
+        let mut made = Vec::new();
+        for index in 0..pairs {
+            let vector = if most_vectors > 1 { index + 1 } else { 0 };
+            let receive = transport.make_queue(index * 2, size, vector, features)?;
+            let send = transport.make_queue(index * 2 + 1, size, vector, features)?;
+            made.push(Pair::new(
+                (index, pairs),
+                &config,
+                features,
+                receive,
+                send,
+                vectors.taken,
+            ));
+        }
+        let mut control = None;
+        if features & feature::CTRL_VQ != 0 {
+            // Behind all pairs that the device has, used or not.
+            let index = if features & feature::MQ != 0 {
+                config.most_pairs * 2
+            } else {
+                2
+            };
+            let (ring, doorbell) = transport.make_queue(index, 64, NO_VECTOR, features)?;
+            control = Some(Control::new(ring, doorbell));
+        }
+        transport.start();
+        for pair in &mut made {
+            pair.start();
+        }
+        let mut card = Card {
+            features,
+            pairs: made,
+            most_pairs: config.most_pairs,
+            control,
+        };
+        if pairs > 1 {
+            card.set_pairs(pairs)?;
+        }
+        Ok(card)
+    }
+
+    /// Has the device use this many pairs.
+    pub fn set_pairs(&mut self, pairs: u16) -> Result<(), DeviceError> {
+        let control = self
+            .control
+            .as_mut()
+            .ok_or(DeviceError::Missing("control queue"))?;
+        control.send(command::QUEUE_PAIRS, &pairs.to_le_bytes(), patience())
+    }
+}
+
+/// Gives up waiting after a while; without a clock, by counting.
+pub(super) fn patience() -> impl FnMut() -> bool {
+    let mut left = 400_000_000_u64;
+    move || {
+        core::hint::spin_loop();
+        left -= 1;
+        left > 0
+    }
+}
+
+/// Leaves out what needs something that is not there (virtio 1.2, 5.1.3.1), and large received
+/// frames without mergeable buffers: ours are small.
+fn without_orphans(wanted: u64, offered: u64) -> u64 {
+    use feature::*;
+    let mut features = wanted & offered;
+    for (needs, what) in [
+        (CSUM, HOST_TSO4 | HOST_USO),
+        (GUEST_CSUM, GUEST_TSO4),
+        (MRG_RXBUF, GUEST_TSO4),
+        (GUEST_TSO4, GUEST_ECN),
+        (
+            CTRL_VQ,
+            CTRL_RX | CTRL_VLAN | CTRL_MAC_ADDR | CTRL_GUEST_OFFLOADS | GUEST_ANNOUNCE | MQ,
+        ),
+        (STATUS, GUEST_ANNOUNCE),
+    ] {
+        if features & needs == 0 {
+            features &= !what;
+        }
+    }
+    features
+}

@@ -1,0 +1,136 @@
+//! `struct virtio_net_hdr`: what is left to do to a frame. Made for frames that we send, and looked
+//! at for those that we get.
+
+/// Its length, with VERSION_1.
+pub(super) const BYTES: usize = 12;
+const NEEDS_CSUM: u8 = 1;
+const DATA_VALID: u8 = 2;
+const GSO_TCPV4: u8 = 1;
+const GSO_UDP_L4: u8 = 5;
+
+const ETHERNET: usize = 14;
+const IPV4: [u8; 2] = [0x08, 0x00];
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// What an IPv4 frame carries, and where.
+struct Layers {
+    protocol: u8,
+    /// Offset of the TCP or UDP header.
+    transport: usize,
+    /// Where the IP packet ends.
+    end: usize,
+    /// Sum of the pseudo header.
+    pseudo: u64,
+}
+
+/// Finds TCP or UDP in an unfragmented IPv4 frame.
+fn layers(frame: &[u8]) -> Option<Layers> {
+    let ip = frame.get(ETHERNET..)?;
+    if frame.get(12..14)? != IPV4 || ip.len() < 20 || ip[0] >> 4 != 4 {
+        return None;
+    }
+    let header = usize::from(ip[0] & 0xF) * 4;
+    let total = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
+    let fragment = u16::from_be_bytes([ip[6], ip[7]]) & 0x3FFF;
+    let protocol = ip[9];
+    let least = match protocol {
+        TCP => 20,
+        UDP => 8,
+        _ => return None,
+    };
+    if header < 20 || fragment != 0 || total < header + least || total > ip.len() {
+        return None;
+    }
+    let pseudo = sum(&ip[12..20]) + u64::from(protocol) + (total - header) as u64;
+    Some(Layers {
+        protocol,
+        transport: ETHERNET + header,
+        end: ETHERNET + total,
+        pseudo,
+    })
+}
+
+/// Makes the header for a frame to be sent: the TCP or UDP checksum is the device's, and it cuts
+/// the frame into pieces of `segment_bytes`, if that is given.
+pub(super) fn prepare(frame: &mut [u8], segment_bytes: Option<u16>) -> [u8; BYTES] {
+    let mut header = [0; BYTES];
+    let Some(Layers {
+        protocol,
+        transport,
+        pseudo,
+        ..
+    }) = layers(frame)
+    else {
+        return header;
+    };
+    let (at, length) = if protocol == TCP {
+        (16, usize::from(frame[transport + 12] >> 4) * 4)
+    } else {
+        (6, 8)
+    };
+    frame[transport + at..transport + at + 2].copy_from_slice(&fold(pseudo).to_be_bytes());
+    header[0] = NEEDS_CSUM;
+    header[6..8].copy_from_slice(&(transport as u16).to_le_bytes());
+    header[8..10].copy_from_slice(&(at as u16).to_le_bytes());
+    if let Some(segment_bytes) = segment_bytes {
+        header[1] = if protocol == TCP {
+            GSO_TCPV4
+        } else {
+            GSO_UDP_L4
+        };
+        header[2..4].copy_from_slice(&((transport + length) as u16).to_le_bytes());
+        header[4..6].copy_from_slice(&segment_bytes.to_le_bytes());
+    }
+    header
+}
+
+/// How many receive buffers the frame takes, by its header.
+pub(super) fn buffers(header: &[u8]) -> u16 {
+    u16::from_le_bytes([header[10], header[11]])
+}
+
+/// Whether the sender, or the device, vouches for the frame's checksum.
+pub(super) fn vouched(header: &[u8]) -> bool {
+    header[0] & (NEEDS_CSUM | DATA_VALID) != 0
+}
+
+/// Checks the TCP or UDP checksum of a received frame. True for what has none.
+pub(super) fn is_intact(frame: &[u8]) -> bool {
+    let Some(Layers {
+        protocol,
+        transport,
+        end,
+        pseudo,
+    }) = layers(frame)
+    else {
+        return true;
+    };
+    if protocol == UDP && frame[transport + 6..transport + 8] == [0, 0] {
+        return true;
+    }
+    fold(pseudo + sum(&frame[transport..end])) == 0xFFFF
+}
+
+/// The ones' complement sum of big-endian 16-bit words, unfolded.
+fn sum(bytes: &[u8]) -> u64 {
+    let mut words = bytes.chunks_exact(4);
+    let total: u64 = words
+        .by_ref()
+        .map(|word| u64::from(u32::from_be_bytes([word[0], word[1], word[2], word[3]])))
+        .sum();
+    let mut last = [0; 4];
+    last[..words.remainder().len()].copy_from_slice(words.remainder());
+    total + u64::from(u32::from_be_bytes(last))
+}
+
+fn fold(mut sum: u64) -> u16 {
+    while sum >> 16 != 0 {
+        sum = (sum & 0xFFFF) + (sum >> 16);
+    }
+    sum as u16
+}
+
+#[cfg(test)]
+#[path = "header_test.rs"]
+mod tests;

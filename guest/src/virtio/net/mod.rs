@@ -1,0 +1,74 @@
+//! The virtio network card (virtio 1.2, 5.1).
+mod card;
+mod control;
+mod header;
+mod pair;
+
+pub use card::{Card, Vectors};
+pub use control::{Control, command};
+pub use pair::Pair;
+
+/// Feature bits.
+pub mod feature {
+    /// The device completes checksums.
+    pub const CSUM: u64 = 1 << 0;
+    /// We take frames whose checksums are to be completed.
+    pub const GUEST_CSUM: u64 = 1 << 1;
+    /// What we take can be changed while running.
+    pub const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
+    /// The device says its MTU.
+    pub const MTU: u64 = 1 << 3;
+    /// The device says its MAC address.
+    pub const MAC: u64 = 1 << 5;
+    /// We take TCP/IPv4 frames of up to 64 KiB.
+    pub const GUEST_TSO4: u64 = 1 << 7;
+    /// We take TCP/IPv6 frames of up to 64 KiB.
+    pub const GUEST_TSO6: u64 = 1 << 8;
+    /// And such with ECN.
+    pub const GUEST_ECN: u64 = 1 << 9;
+    /// The device cuts TCP/IPv4 frames.
+    pub const HOST_TSO4: u64 = 1 << 11;
+    /// A frame may take several receive buffers.
+    pub const MRG_RXBUF: u64 = 1 << 15;
+    /// The device says the state of its link.
+    pub const STATUS: u64 = 1 << 16;
+    /// There is a control queue.
+    pub const CTRL_VQ: u64 = 1 << 17;
+    /// With receive modes.
+    pub const CTRL_RX: u64 = 1 << 18;
+    /// With VLAN filters.
+    pub const CTRL_VLAN: u64 = 1 << 19;
+    /// The device may ask for announcements.
+    pub const GUEST_ANNOUNCE: u64 = 1 << 21;
+    /// Several queue pairs.
+    pub const MQ: u64 = 1 << 22;
+    /// The MAC address can be set.
+    pub const CTRL_MAC_ADDR: u64 = 1 << 23;
+    /// We take UDP/IPv4 frames that stand for several.
+    pub const GUEST_USO4: u64 = 1 << 54;
+    /// We take UDP/IPv6 frames that stand for several.
+    pub const GUEST_USO6: u64 = 1 << 55;
+    /// The device cuts UDP frames.
+    pub const HOST_USO: u64 = 1 << 56;
+}
+
+/// All that the driver makes use of. Not the guest-side USO: no stack here takes a UDP frame apart.
+pub const WANTED: u64 = feature::CSUM
+    | feature::GUEST_CSUM
+    | feature::CTRL_GUEST_OFFLOADS
+    | feature::MTU
+    | feature::MAC
+    | feature::GUEST_TSO4
+    | feature::GUEST_ECN
+    | feature::HOST_TSO4
+    | feature::MRG_RXBUF
+    | feature::STATUS
+    | feature::CTRL_VQ
+    | feature::CTRL_RX
+    | feature::CTRL_VLAN
+    | feature::GUEST_ANNOUNCE
+    | feature::MQ
+    | feature::CTRL_MAC_ADDR
+    | feature::HOST_USO
+    | super::ring::feature::EVENT_IDX
+    | super::ring::feature::INDIRECT_DESC;

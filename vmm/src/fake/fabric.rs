@@ -1,0 +1,116 @@
+//! Interrupt lines and doorbells without a hypervisor.
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::interrupt::{Doorbells, MsiFabric, MsiMessage};
+
+/// Keeps what it was told, and hands out what was signalled. As strict as KVM: no line or address
+/// twice, and no message outside the local APICs' window.
+#[derive(Default)]
+pub struct Fabric(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    next: u32,
+    lines: BTreeMap<u32, Line>,
+    bells: BTreeMap<u64, EventFd>,
+    routes: u64,
+}
+
+struct Line {
+    signal: EventFd,
+    message: Option<MsiMessage>,
+}
+
+impl Fabric {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Interrupts of the `vector`th line that was connected, since last asked: how many (signals
+    /// that came together count each), and what they say.
+    pub fn take(&self, vector: u16) -> (u64, Option<MsiMessage>) {
+        let state = self.lock();
+        let line = &state.lines[&vector.into()];
+        (line.signal.read().unwrap_or(0), line.message)
+    }
+
+    /// How many lines are connected.
+    pub fn lines(&self) -> usize {
+        self.lock().lines.len()
+    }
+
+    /// How often a line was told what to send.
+    pub fn routes(&self) -> u64 {
+        self.lock().routes
+    }
+
+    /// Where the doorbells are.
+    pub fn bells(&self) -> Vec<u64> {
+        self.lock().bells.keys().copied().collect()
+    }
+
+    /// What a guest's write to `address` does before any exit. False if nothing.
+    pub fn ring(&self, address: u64) -> bool {
+        let state = self.lock();
+        let bell = state.bells.get(&address);
+        bell.is_some_and(|bell| bell.write(1).is_ok())
+    }
+}
+
+impl MsiFabric for Fabric {
+    fn connect(&self, signal: &EventFd) -> io::Result<u32> {
+        let mut state = self.lock();
+        let gsi = state.next;
+        state.next += 1;
+        let signal = signal.try_clone()?;
+        state.lines.insert(
+            gsi,
+            Line {
+                signal,
+                message: None,
+            },
+        );
+        Ok(gsi)
+    }
+
+    fn route(&self, gsi: u32, message: MsiMessage) -> io::Result<()> {
+        if message.address >> 20 != 0xfee {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut state = self.lock();
+        state.routes += 1;
+        let line = state
+            .lines
+            .get_mut(&gsi)
+            .expect("a line that was connected");
+        line.message = Some(message);
+        Ok(())
+    }
+
+    fn disconnect(&self, gsi: u32, _signal: &EventFd) {
+        let line = self.lock().lines.remove(&gsi);
+        assert!(line.is_some(), "line {gsi} was connected");
+    }
+}
+
+impl Doorbells for Fabric {
+    fn connect(&self, address: u64, bell: &EventFd) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.bells.contains_key(&address) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        state.bells.insert(address, bell.try_clone()?);
+        Ok(())
+    }
+
+    fn disconnect(&self, address: u64, _bell: &EventFd) {
+        let bell = self.lock().bells.remove(&address);
+        assert!(bell.is_some(), "a bell at {address:#x} was connected");
+    }
+}
