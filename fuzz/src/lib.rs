@@ -6,6 +6,7 @@
 mod dns;
 mod dress;
 mod engine;
+mod kernel;
 mod messages;
 mod packet;
 mod relay;
@@ -16,8 +17,8 @@ mod tape;
 mod vms;
 
 pub use {
-    dns::dns, engine::engine, messages::messages, packet::packet, relay::relay, rules::rules,
-    services::services,
+    dns::dns, engine::engine, kernel::kernel, messages::messages, packet::packet, relay::relay,
+    rules::rules, services::services,
 };
 
 /// The binary's sources, as far as they read what another process wrote.

@@ -1,4 +1,6 @@
 //! First inputs of each target: what ordinary guests, servers and users send.
+mod kernel;
+
 use std::{fs, io, path::Path};
 
 use serde_json::json;
@@ -28,6 +30,7 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("engine", engine()),
         ("relay", relay()),
         ("messages", messages()),
+        ("kernel", kernel::kernel()),
     ];
     for (target, seeds) in all {
         let folder = corpus.join(target);
