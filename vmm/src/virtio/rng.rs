@@ -25,11 +25,11 @@ use crate::{ThreadKind, ThreadSetup};
 /// The most that one request gets.
 pub const MAX_REQUEST_BYTES: usize = 4096;
 /// The most that all requests get, once a burst of [`BURST_BYTES`] is used up.
-pub const BYTES_PER_SECOND: u64 = 1 << 20;
+pub const BYTES_PER_SECOND: i64 = 1 << 20;
 /// What can be had at once.
-pub const BURST_BYTES: u64 = 1 << 16;
+pub const BURST_BYTES: i64 = 1 << 16;
 /// What a request costs at least.
-pub const MIN_CHARGE_BYTES: u64 = 256;
+pub const MIN_CHARGE_BYTES: i64 = 256;
 /// How many descriptors of a request are looked at; those after it get nothing.
 pub const MAX_DESCRIPTORS: usize = 64;
 
@@ -256,7 +256,7 @@ fn answer(
                     .map_err(|_| Broken)?;
                 written += len;
             }
-            allowance.charge(written as u64);
+            allowance.charge(written);
             let written = u32::try_from(written).expect("at most 4096");
             queue.add_used(memory, head, written).map_err(|_| Broken)?;
             used_any = true;
@@ -274,9 +274,9 @@ fn answer(
     Ok(done)
 }
 
-/// Bytes that may be given away now.
+/// Bytes that may be given away now. What the last request took too much is owed.
 struct Allowance {
-    bytes: u64,
+    bytes: i64,
     at: Instant,
 }
 
@@ -291,8 +291,9 @@ impl Allowance {
     fn refill(&mut self, now: Instant) {
         let micros = now.saturating_duration_since(self.at).as_micros();
         // A second fills any burst.
-        let micros = u64::try_from(micros).unwrap_or(u64::MAX).min(1_000_000);
-        self.bytes = (self.bytes + micros * BYTES_PER_SECOND / 1_000_000).min(BURST_BYTES);
+        let micros = i64::try_from(micros).unwrap_or(i64::MAX).min(1_000_000);
+        let more = micros * BYTES_PER_SECOND / 1_000_000;
+        self.bytes = self.bytes.saturating_add(more).min(BURST_BYTES);
         self.at = now;
     }
 
@@ -300,7 +301,8 @@ impl Allowance {
         self.bytes > 0
     }
 
-    fn charge(&mut self, bytes: u64) {
+    fn charge(&mut self, bytes: usize) {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         self.bytes = self.bytes.saturating_sub(bytes.max(MIN_CHARGE_BYTES));
     }
 }

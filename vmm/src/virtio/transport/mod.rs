@@ -222,11 +222,11 @@ impl VirtioPci {
             self.config.reset();
             self.msix.reset(&self.config);
         }
+        self.msix.follow(&self.config);
         if !self.config.is_bus_master() && self.lifecycle.is_active() {
             self.lifecycle.stop();
             self.lifecycle.shared.needs_reset();
         }
-        self.msix.follow(&self.config);
         self.follow_bells();
     }
 }
@@ -290,3 +290,7 @@ impl Drop for VirtioPci {
         self.follow_bells();
     }
 }
+
+#[cfg(test)]
+#[path = "transport_test.rs"]
+mod tests;

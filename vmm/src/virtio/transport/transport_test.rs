@@ -1,0 +1,567 @@
+use std::sync::atomic::Ordering::Relaxed;
+
+use vm_memory::GuestAddress;
+
+use super::*;
+use crate::{
+    fake::{Device, Driver, Fabric, Witness},
+    interrupt::MsiMessage,
+    pci::{Root, Windows},
+};
+
+const VERSION_1: u64 = 1 << 32;
+const RING_RESET: u64 = 1 << 40;
+const FEATURES: u64 = 0b111 | 1 << 29 | RING_RESET;
+const RINGS: [u64; 3] = [0x1000, 0x2000, 0x3000];
+const CONFIG: u16 = 0;
+const NONE: [u64; 0] = [];
+
+struct Rig {
+    root: Root,
+    fabric: Arc<Fabric>,
+    witness: Witness,
+    counters: Arc<TransportCounters>,
+}
+
+fn message(vector: u16) -> MsiMessage {
+    MsiMessage {
+        address: 0xfee0_0000,
+        data: 0x20 + u32::from(vector),
+    }
+}
+
+impl Rig {
+    /// Three queues, the last of 16.
+    fn new() -> Self {
+        let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
+        let fabric: Arc<Fabric> = Arc::default();
+        let (device, witness) = Device::new(&[256, 256, 16], FEATURES);
+        let device = Box::new(device);
+        let function =
+            VirtioPci::new(device, Arc::new(memory), fabric.clone(), fabric.clone()).unwrap();
+        let counters = function.counters();
+        let windows = Windows {
+            mmio32: 0xc000_0000..0xc100_0000,
+            mmio64: 1 << 36..1 << 37,
+        };
+        let mut root = Root::new(windows);
+        assert_eq!(root.add(Box::new(function)), Ok(1));
+        Self {
+            root,
+            fabric,
+            witness,
+            counters,
+        }
+    }
+
+    fn driver(&self) -> Driver<'_> {
+        Driver::find(&self.root, 1)
+    }
+
+    /// Up with two queues, a vector each, and messages for all.
+    fn up(&self) -> Driver<'_> {
+        let driver = self.driver();
+        for vector in 0..4 {
+            driver.set_message(vector, message(vector));
+        }
+        driver.set_msix(true, false);
+        self.bring_up(&driver);
+        driver
+    }
+
+    fn bring_up(&self, driver: &Driver<'_>) {
+        assert!(driver.negotiate(FEATURES | VERSION_1));
+        driver.set_config_vector(CONFIG);
+        driver.set_up_queue(0, 256, RINGS, 1);
+        driver.set_up_queue(2, 8, RINGS, 3);
+        assert!(driver.driver_ok());
+    }
+
+    fn signals(&self) -> Arc<dyn Signals> {
+        let seen = self.witness.seen();
+        seen.activation
+            .as_ref()
+            .expect("it is active")
+            .signals
+            .clone()
+    }
+
+    fn is_active(&self) -> bool {
+        self.witness.seen().activation.is_some()
+    }
+
+    /// Notifications that waited for the device: of the `at`th queue that it serves.
+    fn kicks(&self, at: usize) -> u64 {
+        let seen = self.witness.seen();
+        seen.activation.as_ref().expect("active").queues[at]
+            .kick
+            .read()
+            .unwrap_or(0)
+    }
+}
+
+#[test]
+fn a_driver_brings_the_device_up() {
+    let rig = Rig::new();
+    let driver = rig.driver();
+    assert_eq!(driver.offered(), FEATURES | VERSION_1);
+    assert_eq!(driver.read(driver.common + 18), [3, 0], "queues");
+    let driver = rig.up();
+    {
+        use virtio_queue::QueueT;
+        let seen = rig.witness.seen();
+        let activation = seen.activation.as_ref().unwrap();
+        assert_eq!(activation.features, FEATURES | VERSION_1);
+        let [first, last] = &activation.queues[..] else {
+            panic!("two queues")
+        };
+        assert_eq!((first.index, last.index), (0, 2));
+        assert_eq!((first.queue.size(), last.queue.size()), (256, 8));
+        assert_eq!(first.queue.used_ring(), RINGS[2]);
+        assert!(first.queue.event_idx_enabled());
+    }
+    driver.reset();
+    assert!(!rig.is_active());
+    driver.reset();
+    rig.bring_up(&driver);
+    let seen = rig.witness.seen();
+    assert_eq!((seen.activations, seen.resets), (2, 1));
+}
+
+#[test]
+fn signals_become_messages() {
+    let rig = Rig::new();
+    let driver = rig.up();
+    let signals = rig.signals();
+    signals.queue(0);
+    signals.queue(2);
+    assert_eq!(rig.fabric.take(1), (1, Some(message(1))));
+    assert_eq!(rig.fabric.take(3), (1, Some(message(3))));
+    // A queue without a vector, and none at all.
+    signals.queue(1);
+    signals.queue(77);
+    let [before] = driver.read(driver.common + 21);
+    signals.config();
+    assert_eq!(
+        driver.read(driver.common + 21),
+        [before.wrapping_add(1)],
+        "the generation"
+    );
+    assert_eq!(rig.fabric.take(0), (1, Some(message(0))));
+    driver.mask(1, true);
+    signals.queue(0);
+    assert!(driver.is_pending(1));
+    driver.mask(1, false);
+    assert_eq!(rig.fabric.take(1).0, 1);
+    assert_eq!(rig.counters.snapshot().interrupts, [1, 2, 0, 1]);
+}
+
+#[test]
+fn isr_is_cleared_by_reading() {
+    let rig = Rig::new();
+    let driver = rig.up();
+    driver.set_msix(false, false);
+    rig.signals().queue(1);
+    rig.signals().config();
+    assert_eq!(driver.read(driver.isr), [3]);
+    assert_eq!(driver.read(driver.isr), [0]);
+}
+
+#[test]
+fn notifications_ring_and_exit() {
+    let rig = Rig::new();
+    let driver = rig.up();
+    for (queue, at) in [(0, 0), (2, 1)] {
+        assert!(rig.fabric.ring(driver.bell(queue)));
+        assert_eq!(rig.kicks(at), 1);
+        driver.write(driver.bell(queue), &queue.to_le_bytes());
+        assert_eq!(rig.kicks(at), 1);
+    }
+    assert_eq!(rig.counters.notify_exits.load(Relaxed), 2);
+    // Between two, and past the last.
+    driver.write(driver.notify + 1, &[0]);
+    driver.write(driver.notify + 12, &[0]);
+    driver.write(driver.notify + 0xfff, &[0]);
+    assert_eq!(rig.counters.writes_ignored.load(Relaxed), 3);
+}
+
+#[test]
+fn bells_follow_the_bar() {
+    let rig = Rig::new();
+    let driver = rig.driver();
+    assert_eq!(rig.fabric.bells(), NONE);
+    rig.bring_up(&driver);
+    let at = |base: u64| [0, 4, 8].map(|offset| base + 0x3000 + offset);
+    let home = driver.bar(2);
+    assert_eq!(rig.fabric.bells(), at(home));
+    driver.config_write(0x18, &(home + 0x10_0000).to_le_bytes());
+    assert_eq!(rig.fabric.bells(), at(home + 0x10_0000));
+    driver.config_write(0x18, &0_u64.to_le_bytes());
+    assert_eq!(rig.fabric.bells(), NONE, "over RAM");
+    driver.config_write(0x18, &home.to_le_bytes());
+    driver.config_write(4, &[0b100]);
+    assert_eq!(rig.fabric.bells(), NONE, "not decoded");
+    driver.config_write(4, &[0b110]);
+    assert_eq!(rig.fabric.bells(), at(home));
+    driver.reset();
+    assert_eq!(rig.fabric.bells(), NONE, "not active");
+    rig.bring_up(&driver);
+    drop(rig.root);
+    assert_eq!(
+        (rig.fabric.bells(), rig.fabric.lines()),
+        (vec![], 0),
+        "all is given back"
+    );
+}
+
+#[test]
+fn a_bell_that_can_not_be_had_is_an_exit() {
+    let rig = Rig::new();
+    let driver = rig.driver();
+    let taken = EventFd::new(0).unwrap();
+    Doorbells::connect(&*rig.fabric, driver.bell(2), &taken).unwrap();
+    rig.bring_up(&driver);
+    assert_eq!(rig.counters.doorbells_failed.load(Relaxed), 1);
+    driver.write(driver.bell(2), &[2, 0]);
+    assert_eq!(rig.kicks(1), 1);
+    driver.reset();
+    assert_eq!(
+        rig.fabric.bells(),
+        [driver.bell(2)],
+        "somebody else's is left alone"
+    );
+}
+
+#[test]
+fn features_that_do_not_agree() {
+    let rig = Rig::new();
+    let driver = rig.driver();
+    // Not offered; without VERSION_1; one without the other that it needs.
+    for features in [
+        VERSION_1 | 8,
+        FEATURES,
+        VERSION_1 | 0b10,
+        VERSION_1 | 1 << 63,
+    ] {
+        assert!(!driver.negotiate(features), "{features:#x}");
+        assert_eq!(driver.status(), 3);
+        assert!(!driver.driver_ok(), "DRIVER_OK needs FEATURES_OK");
+        assert_eq!(driver.status(), 3);
+    }
+    let counters = rig.counters.snapshot();
+    assert_eq!((counters.features_refused, counters.status_refused), (4, 4));
+    assert!(driver.negotiate(VERSION_1));
+    driver.write(driver.common + 12, &[0xff; 4]);
+    assert_eq!(driver.read(driver.common + 12), [1, 0, 0, 0], "settled");
+    // Windows that there are not.
+    driver.reset();
+    driver.write(driver.common + 8, &[2, 0, 0, 0]);
+    driver.write(driver.common + 12, &[0xff; 4]);
+    driver.write(driver.common, &[2, 0, 0, 0]);
+    assert_eq!(driver.read(driver.common + 4), [0; 4]);
+    assert_eq!(driver.read(driver.common + 12), [0; 4]);
+}
+
+#[test]
+fn the_status_goes_step_by_step() {
+    let rig = Rig::new();
+    let driver = rig.driver();
+    assert_eq!(driver.add_status(2), 0, "not before ACKNOWLEDGE");
+    assert_eq!(driver.add_status(1), 1);
+    driver.write(driver.common + 20, &[2]);
+    assert_eq!(driver.status(), 3, "a bit is not cleared by a write");
+    assert_eq!(driver.add_status(0x40 | 0x30), 3, "not the driver's bits");
+    assert_eq!(driver.add_status(128), 131, "FAILED");
+    driver.reset();
+    driver.write(driver.common + 8, &[1, 0, 0, 0]);
+    driver.write(driver.common + 12, &[1, 0, 0, 0]);
+    assert_eq!(driver.add_status(15), 15, "all at once");
+    assert!(rig.is_active());
+}
+
+#[test]
+fn queues_that_can_not_be() {
+    let rig = Rig::new();
+    let driver = rig.up();
+    let bad = [
+        (0, RINGS),
+        (3, RINGS),
+        (512, RINGS),
+        (256, [0x1008, 0x2000, 0x3000]),
+        (256, [0x1000, 0x2001, 0x3000]),
+        (256, [0x1000, 0x2000, 0x3002]),
+        (256, [0xf010, 0x2000, 0x3000]),
+        (256, [u64::MAX - 15, 0x2000, 0x3000]),
+        (256, [0x1000, 1 << 40, 0x3000]),
+    ];
+    for (count, (size, rings)) in (1..).zip(bad) {
+        assert!(driver.negotiate(VERSION_1));
+        driver.set_config_vector(CONFIG);
+        driver.set_up_queue(0, 16, RINGS, 1);
+        driver.set_up_queue(1, size, rings, 2);
+        assert!(!driver.driver_ok(), "{size} {rings:x?}");
+        assert_eq!(driver.status(), 0b0100_1111, "DEVICE_NEEDS_RESET");
+        assert!(!rig.is_active());
+        assert_eq!(rig.fabric.take(0).0, 1, "the driver is told");
+        let counters = rig.counters.snapshot();
+        assert_eq!((counters.bad_queues, counters.needs_reset), (count, count));
+    }
+    rig.bring_up(&driver);
+}
+
+#[test]
+fn a_device_that_refuses() {
+    let rig = Rig::new();
+    let driver = rig.driver();
+    assert!(driver.negotiate(VERSION_1));
+    rig.witness.seen().refuse = true;
+    assert!(!driver.driver_ok());
+    assert!(!rig.is_active());
+    rig.bring_up(&driver);
+    rig.signals().needs_reset();
+    rig.signals().needs_reset();
+    assert_eq!(driver.status(), 0b0100_1111);
+    assert!(rig.is_active(), "until the driver resets it");
+    driver.reset();
+    assert_eq!(rig.counters.needs_reset.load(Relaxed), 2);
+}
+
+#[test]
+fn without_bus_mastering_there_is_neither_dma_nor_msi() {
+    let rig = Rig::new();
+    let driver = rig.up();
+    let signals = rig.signals();
+    driver.config_write(4, &[0b010]);
+    assert!(!rig.is_active());
+    assert_eq!(driver.status(), 0b0100_1111);
+    assert!(driver.is_pending(0), "the driver is told once it may be");
+    signals.queue(0);
+    assert_eq!((rig.fabric.take(0).0, rig.fabric.take(1).0), (0, 0));
+    driver.config_write(4, &[0b110]);
+    assert_eq!((rig.fabric.take(0).0, rig.fabric.take(1).0), (1, 1));
+    driver.config_write(4, &[0b010]);
+    assert!(driver.negotiate(VERSION_1));
+    assert!(!driver.driver_ok());
+    driver.config_write(4, &[0b110]);
+    rig.bring_up(&driver);
+}
+
+#[test]
+fn an_enabled_queue_stays_as_it_is() {
+    let rig = Rig::new();
+    let driver = rig.driver();
+    assert!(driver.negotiate(VERSION_1));
+    driver.set_up_queue(0, 64, RINGS, 1);
+    for (at, bytes) in [
+        (24, vec![1, 0]),
+        (28, vec![0, 0]),
+        (32, vec![0; 4]),
+        (52, vec![0; 4]),
+    ] {
+        driver.write(driver.common + at, &bytes);
+    }
+    assert_eq!(driver.read(driver.common + 24), [64, 0]);
+    assert_eq!(driver.read(driver.common + 28), [1, 0]);
+    assert_eq!(driver.read(driver.common + 32), RINGS[0].to_le_bytes());
+    assert!(driver.driver_ok());
+    driver.set_up_queue(1, 64, RINGS, 2);
+    assert_eq!(
+        driver.read(driver.common + 28),
+        [0, 0],
+        "too late for another"
+    );
+    assert_eq!(
+        rig.witness.seen().activation.as_ref().unwrap().queues.len(),
+        1
+    );
+    driver.reset();
+    driver.write(driver.common + 22, &[0, 0]);
+    let registers: [u8; 28] = driver.read(driver.common + 24);
+    assert_eq!(
+        registers[..8],
+        [0, 1, 0xff, 0xff, 0, 0, 0, 0],
+        "as at power-on"
+    );
+    assert_eq!(registers[8..], [0; 20]);
+}
+
+#[test]
+fn queues_and_vectors_that_do_not_exist() {
+    let rig = Rig::new();
+    let driver = rig.driver();
+    driver.write(driver.common + 22, &[3, 0]);
+    driver.write(driver.common + 24, &[8, 0]);
+    driver.write(driver.common + 28, &[1, 0]);
+    assert_eq!(driver.read(driver.common + 24), [0; 36]);
+    driver.write(driver.common + 22, &[0, 0]);
+    for (vector, taken) in [(3_u16, 3_u16), (4, 0xffff), (2, 2), (0xffff, 0xffff)] {
+        for register in [16, 26] {
+            driver.write(driver.common + register, &vector.to_le_bytes());
+            assert_eq!(driver.read(driver.common + register), taken.to_le_bytes());
+        }
+    }
+}
+
+#[test]
+fn one_queue_is_reset() {
+    let rig = Rig::new();
+    let driver = rig.up();
+    let served = || rig.witness.seen().activation.as_ref().unwrap().queues.len();
+    let select_and_reset = |queue: u16| {
+        driver.write(driver.common + 22, &queue.to_le_bytes());
+        driver.write(driver.common + 58, &[1, 0]);
+    };
+    select_and_reset(1);
+    select_and_reset(9);
+    assert_eq!(served(), 2, "those are not served");
+    select_and_reset(2);
+    select_and_reset(2);
+    assert_eq!(served(), 1);
+    assert_eq!(driver.read(driver.common + 58), [0, 0], "over");
+    assert_eq!(driver.read(driver.common + 28), [0, 0], "not enabled");
+    assert_eq!(driver.read(driver.common + 24), [16, 0], "the default");
+    driver.set_up_queue(2, 16, RINGS, 3);
+    assert_eq!(served(), 2);
+    rig.signals().queue(2);
+    assert_eq!(rig.fabric.take(3).0, 1);
+    // Enabled as what can't be a queue.
+    select_and_reset(2);
+    driver.set_up_queue(2, 5, RINGS, 3);
+    assert_eq!((served(), driver.status()), (1, 0b0100_1111));
+    select_and_reset(2);
+    driver.reset();
+    // Not negotiated.
+    assert!(driver.negotiate(VERSION_1));
+    driver.set_up_queue(0, 16, RINGS, 1);
+    assert!(driver.driver_ok());
+    select_and_reset(0);
+    assert_eq!(served(), 1);
+}
+
+#[test]
+fn only_natural_widths_are_written() {
+    let rig = Rig::new();
+    let driver = rig.driver();
+    let before: [u8; 60] = driver.read(driver.common);
+    for (at, len) in [
+        (0, 2),
+        (1, 4),
+        (20, 2),
+        (22, 4),
+        (24, 1),
+        (33, 4),
+        (56, 2),
+        (60, 4),
+        (4, 4),
+    ] {
+        driver.write(driver.common + at, &vec![1; len]);
+        assert_eq!(
+            driver.read::<60>(driver.common),
+            before,
+            "{len} bytes at {at}"
+        );
+    }
+    assert_eq!(rig.counters.writes_ignored.load(Relaxed), 9);
+    driver.write(driver.common + 40, &0x1122_3344_5566_7788_u64.to_le_bytes());
+    assert_eq!(driver.read(driver.common + 44), [0x44, 0x33, 0x22, 0x11]);
+}
+
+#[test]
+fn the_device_has_its_own_configuration() {
+    let rig = Rig::new();
+    let driver = rig.driver();
+    driver.write(driver.device + 14, &[1, 2, 3, 4]);
+    assert_eq!(driver.read(driver.device + 13), [0, 1, 2, 0, 0]);
+    assert_eq!(driver.read(driver.device + 0xffc), [0; 8]);
+}
+
+#[test]
+fn access_by_configuration_space() {
+    let rig = Rig::new();
+    let driver = rig.driver();
+    let at = driver.access;
+    let aim = |bar: u8, offset: u32, len: u32| {
+        driver.config_write(at + 4, &[bar]);
+        driver.config_write(at + 8, &offset.to_le_bytes());
+        driver.config_write(at + 12, &len.to_le_bytes());
+    };
+    // With memory decoding off, as firmware uses it.
+    driver.config_write(4, &[0]);
+    aim(2, 20, 1);
+    driver.config_write(at + 16, &[1]);
+    assert_eq!(driver.config(at + 16), [1, 0, 0, 0], "the status");
+    aim(2, 18, 2);
+    assert_eq!(driver.config(at + 16), [3, 0], "queues");
+    aim(2, 0x3008, 4);
+    driver.config_write(at + 16, &[2, 0, 0, 0]);
+    assert_eq!(rig.counters.notify_exits.load(Relaxed), 1);
+    aim(0, 12, 4);
+    assert_eq!(driver.config(at + 16), [1, 0, 0, 0], "a vector is masked");
+    let ignored = rig.counters.writes_ignored.load(Relaxed);
+    for (bar, offset, len) in [
+        (1, 0, 4),
+        (3, 0, 4),
+        (9, 0, 4),
+        (2, 20, 0),
+        (2, 20, 3),
+        (2, 20, 8),
+        (2, 1, 4),
+        (2, 0x4000, 4),
+        (2, u32::MAX, 1),
+        (0, u32::MAX - 3, 4),
+    ] {
+        aim(bar, offset, len);
+        driver.config_write(at + 16, &[7; 4]);
+        assert_eq!(driver.config(at + 16), [7; 4], "bytes, no access");
+    }
+    assert_eq!(rig.counters.writes_ignored.load(Relaxed), ignored);
+}
+
+#[test]
+fn a_function_level_reset() {
+    let rig = Rig::new();
+    let driver = rig.up();
+    driver.mask(1, true);
+    rig.signals().queue(0);
+    let home = driver.bar(2);
+    let mut at = driver.config::<1>(0x34)[0].into();
+    while driver.config(at) != [0x13] {
+        at = driver.config::<2>(at)[1].into();
+    }
+    assert_eq!(driver.config(at + 2), [6, 3]);
+    driver.config_write(at + 4, &[1]);
+    assert!(!rig.is_active());
+    assert_eq!(driver.config(4), [0, 0]);
+    assert_eq!(driver.bar(2), 0);
+    assert_eq!(driver.config(driver.msix + 2), [3, 0], "MSI-X is off");
+    assert_eq!(rig.fabric.bells(), NONE);
+    // A driver that saved the BARs puts them back.
+    driver.config_write(0x10, &0xc000_0000_u32.to_le_bytes());
+    driver.config_write(0x18, &home.to_le_bytes());
+    let driver = rig.driver();
+    assert_eq!(driver.status(), 0);
+    assert!(!driver.is_pending(1));
+    let driver = rig.up();
+    assert_eq!(rig.fabric.take(1).0, 0, "what was pending is void");
+    driver.reset();
+}
+
+#[test]
+fn devices_that_can_not_be() {
+    let memory = Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), 4096)]).unwrap());
+    let fabric: Arc<Fabric> = Arc::default();
+    for sizes in [&[3][..], &[0], &[1; 1025], &[16, 0x8001]] {
+        let (device, _) = Device::new(sizes, 0);
+        let made = VirtioPci::new(
+            Box::new(device),
+            memory.clone(),
+            fabric.clone(),
+            fabric.clone(),
+        );
+        assert!(matches!(made, Err(TransportError::Queues(found)) if found == sizes));
+    }
+    let (device, _) = Device::new(&[2; 1024], 0);
+    let most = VirtioPci::new(Box::new(device), memory, fabric.clone(), fabric.clone());
+    assert_eq!(fabric.lines(), 1025);
+    drop(most);
+}
