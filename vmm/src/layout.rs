@@ -110,6 +110,10 @@ pub mod ports {
     pub const I8042_DATA: u16 = 0x60;
     /// Command and status register of the keyboard controller.
     pub const I8042_COMMAND: u16 = 0x64;
+    /// Selects a register of the clock.
+    pub const RTC_INDEX: u16 = 0x70;
+    /// The register of the clock that was selected.
+    pub const RTC_DATA: u16 = 0x71;
     /// PCI configuration address.
     pub const PCI_ADDRESS: u16 = 0xCF8;
     /// PCI configuration data, four bytes.
@@ -118,6 +122,8 @@ pub mod ports {
     pub const SLEEP_CONTROL: u16 = 0x600;
     /// ACPI sleep status register (one byte).
     pub const SLEEP_STATUS: u16 = 0x601;
+    /// ACPI PM timer (four bytes).
+    pub const PM_TIMER: u16 = 0x608;
     /// A byte written here is the guest's own exit status.
     pub const EXIT: u16 = 0xF4;
 }
@@ -130,8 +136,6 @@ pub const POWER_OFF: u8 = (SLEEP_TYPE_S5 << 2) | 0x20;
 pub const SLEEP_TYPE_S5: u8 = 5;
 /// Interrupt line (GSI) of the serial port.
 pub const SERIAL_IRQ: u32 = 4;
-/// Interrupt line (GSI) of the keyboard.
-pub const KEYBOARD_IRQ: u32 = 1;
 
 /// The pieces of RAM of a machine with `memory_bytes` of it.
 pub fn ram(memory_bytes: u64) -> Vec<Window> {

@@ -31,7 +31,7 @@ use crate::{
     boot::{self, BootSource},
     counters::Counters,
     cpuid, kick, kvm, layout,
-    legacy::serial::Console,
+    legacy::{pm_timer::PmTimer, rtc::Rtc, serial::Console},
     memory, vcpu,
     virtio::net::NetConfig,
 };
@@ -95,7 +95,12 @@ impl Machine {
         let (pci, devices) = devices::root(&platform, config.net, &config.threads)?;
         let shared = Arc::new(vcpu::Shared {
             memory,
-            bus: Bus { console, pci },
+            bus: Bus {
+                console,
+                pm_timer: PmTimer::start(),
+                rtc: Rtc::default(),
+                pci,
+            },
             counters: Arc::new(Counters::new(cpus, serial, devices)),
             ending: Ending::new().map_err(MachineError::host("making an eventfd"))?,
             gate: Gate::default(),

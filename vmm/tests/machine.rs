@@ -349,3 +349,25 @@ fn what_is_no_kvm_is_refused() {
 }
 
 const _: () = assert!(ENTRY >= 1 << 20);
+
+#[test]
+fn clocks_tell_time_without_the_hypervisors_help() {
+    require_kvm!();
+    // in eax, dx; mov ebx, eax; in eax, dx; sub eax, ebx: how far the PM timer went.
+    let code = Code::new()
+        .port(0x608)
+        .raw(&[0xed, 0x89, 0xc3, 0xed, 0x29, 0xd8])
+        // Not backwards, and no more than a second: cmp eax, 3579545; seta al; mov bl, al.
+        .raw(&[0x3d])
+        .raw(&3_579_545u32.to_le_bytes())
+        .raw(&[0x0f, 0x97, 0xc0, 0x88, 0xc3])
+        // The clock's century: out 0x70, 0x32; in al, 0x71; BCD 20; sub al, 0x20; or al, bl.
+        .out(0x70, 0x32)
+        .port(0x71)
+        .raw(&[0xec, 0x2c, 0x20, 0x08, 0xd8])
+        .port(0xf4)
+        .raw(&[0xee])
+        .spin();
+    let (outcome, _) = run(&code, 1);
+    assert!(matches!(outcome, Outcome::GuestExit(0)), "{outcome:?}");
+}

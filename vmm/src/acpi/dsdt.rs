@@ -10,7 +10,7 @@ use acpi_tables::{
 };
 
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of};
-use crate::layout::{self, KEYBOARD_IRQ, SERIAL_IRQ, SLEEP_TYPE_S5, Window, ports};
+use crate::layout::{self, SERIAL_IRQ, SLEEP_TYPE_S5, Window, ports};
 
 /// Length of a table's header.
 const HEADER: u32 = 36;
@@ -34,7 +34,7 @@ pub(super) fn table(mmio64: Option<Window>) -> Sdt {
 
 /// `\_SB`
 fn system_bus(mmio64: Option<Window>) -> Vec<u8> {
-    let devices = [pci_root(mmio64), motherboard(), serial(), keyboard()];
+    let devices = [pci_root(mmio64), motherboard(), serial()];
     Scope::raw("_SB_".into(), devices.concat())
 }
 
@@ -89,16 +89,20 @@ fn pci_root(mmio64: Option<Window>) -> Vec<u8> {
     ))
 }
 
-/// Reserves ECAM (PCI Firmware specification 3.2, 4.1.2) and the sleep registers.
+/// Reserves ECAM (PCI Firmware specification 3.2, 4.1.2) the sleep registers and the PM timer.
 fn motherboard() -> Vec<u8> {
     let ecam = Memory32Fixed::new(true, layout::ECAM.start as u32, layout::ECAM.size as u32);
     let sleep = IO::new(ports::SLEEP_CONTROL, ports::SLEEP_CONTROL, 1, 2);
+    let timer = IO::new(ports::PM_TIMER, ports::PM_TIMER, 1, 4);
     bytes_of(&Device::new(
         "MBRD".into(),
         vec![
             &Name::new("_HID".into(), &EISAName::new("PNP0C02")),
             &Name::new("_UID".into(), &ZERO),
-            &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ecam, &sleep])),
+            &Name::new(
+                "_CRS".into(),
+                &ResourceTemplate::new(vec![&ecam, &sleep, &timer]),
+            ),
         ],
     ))
 }
@@ -106,12 +110,6 @@ fn motherboard() -> Vec<u8> {
 fn serial() -> Vec<u8> {
     let registers = IO::new(ports::SERIAL, ports::SERIAL, 1, 8);
     legacy_device("COM1", "PNP0501", &[&registers], SERIAL_IRQ)
-}
-
-fn keyboard() -> Vec<u8> {
-    let data = IO::new(ports::I8042_DATA, ports::I8042_DATA, 1, 1);
-    let command = IO::new(ports::I8042_COMMAND, ports::I8042_COMMAND, 1, 1);
-    legacy_device("KBD_", "PNP0303", &[&data, &command], KEYBOARD_IRQ)
 }
 
 /// An ISA device: ports, and an interrupt that is edge-triggered and active high.

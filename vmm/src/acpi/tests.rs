@@ -115,8 +115,8 @@ fn the_machine_is_hardware_reduced_and_says_how_it_ends() {
     assert_eq!(flags >> 10 & 1, 1, "RESET_REG_SUP");
     assert_eq!(
         fadt[109..111],
-        [0x26, 0],
-        "IAPC_BOOT_ARCH: 8042, no VGA, no CMOS clock"
+        [0x24, 0],
+        "IAPC_BOOT_ARCH: no keyboard, no VGA, no CMOS clock"
     );
     let register = |offset: usize| {
         let place = &fadt[offset..offset + 12];
@@ -127,8 +127,13 @@ fn the_machine_is_hardware_reduced_and_says_how_it_ends() {
     assert_eq!((register(116), fadt[128]), (0x64, 0xFE));
     assert_eq!((register(244), register(256)), (0x600, 0x601));
     assert_eq!(layout::POWER_OFF, 0x34);
-    // No event or control block, no timer, no FACS, and only the wide pointer to the DSDT.
-    assert!(fadt[148..244].iter().all(|&byte| byte == 0));
+    // The PM timer, 32 bits of system I/O by dwords.
+    assert_eq!(fadt[208..212], [1, 32, 0, 3]);
+    assert_eq!(u64_at(&fadt, 212), 0x608);
+    assert_eq!(flags >> 8 & 1, 1, "TMR_VAL_EXT");
+    // No event or control block, no FACS, and only the wide pointer to the DSDT.
+    let others = fadt[148..208].iter().chain(&fadt[220..244]);
+    assert!(others.copied().all(|byte| byte == 0));
     assert_eq!(
         (u32_at(&fadt, 36), u32_at(&fadt, 40), fadt.len()),
         (0, 0, 276)
@@ -247,11 +252,11 @@ fn the_dsdt_says_which_windows_and_devices_there_are() {
         let board = vec![
             Fixed(ECAM.start as u32, ECAM.size as u32),
             Ports(ports::SLEEP_CONTROL, 2),
+            Ports(ports::PM_TIMER, 4),
         ];
         // Edge-triggered, active high, not shared, consumed.
         let serial = vec![Ports(0x3F8, 8), Interrupt(3, 4)];
-        let keyboard = vec![Ports(0x60, 1), Ports(0x64, 1), Interrupt(3, 1)];
-        assert_eq!(resources(&dsdt[36..]), [pci, board, serial, keyboard]);
+        assert_eq!(resources(&dsdt[36..]), [pci, board, serial]);
         // _S5 is a package of two: sleep type 5, and 0.
         let s5 = b"\x08_S5_\x12\x05\x02\x0A\x05\x00";
         assert!(dsdt.windows(s5.len()).any(|window| window == s5));

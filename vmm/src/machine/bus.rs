@@ -4,7 +4,7 @@
 //! does. What no device claims reads as all ones, and writes to it are lost.
 use crate::{
     layout::{self, ports},
-    legacy::{i8042, power, serial::Console},
+    legacy::{i8042, pm_timer::PmTimer, power, rtc::Rtc, serial::Console},
     machine::Outcome,
     pci,
 };
@@ -12,6 +12,8 @@ use crate::{
 /// The devices that vCPUs reach by an exit.
 pub(crate) struct Bus {
     pub(crate) console: Console,
+    pub(crate) pm_timer: PmTimer,
+    pub(crate) rtc: Rtc,
     pub(crate) pci: pci::Root,
 }
 
@@ -31,11 +33,22 @@ const SERIAL_LAST: u16 = ports::SERIAL + 7;
 /// PCI's configuration address and data, each four bytes.
 const PCI_LAST: u16 = ports::PCI_DATA + 3;
 
+/// The PM timer's bytes.
+const PM_TIMER_LAST: u16 = ports::PM_TIMER + 3;
+
 impl Bus {
     /// Reads from a port; `into` has 1, 2 or 4 bytes.
     pub(crate) fn port_read(&self, port: u16, into: &mut [u8]) -> Answer {
         if let ports::PCI_ADDRESS..=PCI_LAST = port {
             self.pci.port_read(port, into);
+            return Answer::Served;
+        }
+        if let ports::PM_TIMER..=PM_TIMER_LAST = port {
+            // All bytes of one moment.
+            let bytes = self.pm_timer.read().to_le_bytes();
+            let rest = &bytes[usize::from(port - ports::PM_TIMER)..];
+            into.fill(0xff);
+            into.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
             return Answer::Served;
         }
         let mut served = false;
@@ -56,6 +69,7 @@ impl Bus {
             ports::SERIAL..=SERIAL_LAST => Some(self.console.read((port - ports::SERIAL) as u8)),
             ports::I8042_DATA | ports::I8042_COMMAND => Some(i8042::read(port)),
             ports::SLEEP_CONTROL | ports::SLEEP_STATUS => Some(power::read(port)),
+            ports::RTC_DATA => Some(self.rtc.read()),
             _ => None,
         }
     }
@@ -88,6 +102,10 @@ impl Bus {
             }
             ports::SLEEP_CONTROL | ports::SLEEP_STATUS => {
                 power::write(port, byte).then_some(Outcome::PoweredOff)
+            }
+            ports::RTC_INDEX => {
+                self.rtc.select(byte);
+                None
             }
             // As QEMU's isa-debug-exit, which makes status * 2 + 1 of it; here it stays as written.
             ports::EXIT => Some(Outcome::GuestExit(byte)),
