@@ -18,5 +18,6 @@ pub mod pci;
 pub mod platform;
 mod report;
 pub mod run;
+pub mod selftest;
 pub mod virtio;
 pub mod workload;

@@ -19,7 +19,8 @@ use machine::{
 use slipgate_guest::{
     firmware::{acpi, pvh},
     pci,
-    run::{Shared, run},
+    run::{STATUS_FAILED, STATUS_PASSED, Shared, run},
+    selftest::{self, Bench},
     virtio::{
         net::{Card, Pair, Vectors, WANTED},
         transport::{NETWORK_CARD, NETWORK_CARD_TRANSITIONAL, Transport},
@@ -83,6 +84,23 @@ extern "C" fn start(start_info: u64) -> ! {
     };
     let transport =
         Transport::find(&config, card, bus::Window::map).unwrap_or_else(|why| panic!("{why}"));
+    let only_selftest = command_line.trim() == "selftest";
+    if Shared::parse(&command_line, 1).selftest() {
+        let bench = Bench {
+            transport: &transport,
+            config: &config,
+            platform: &Machine::new(1),
+            apic_id: apic_ids[0],
+            interrupt: Slot::Test.vector(),
+            taken: || Cpu::current().interrupts()[Slot::Test as usize],
+        };
+        if !selftest::run(&bench) {
+            console::exit(STATUS_FAILED);
+        }
+        if only_selftest {
+            console::exit(STATUS_PASSED);
+        }
+    }
     let vectors = Vectors {
         apic_ids: &apic_ids,
         queue: Slot::Queue.vector(),

@@ -229,6 +229,11 @@ impl Ring {
         self.half(self.used + 2).load(Ordering::Acquire)
     }
 
+    /// Our index of what was published, modulo 2^16.
+    pub fn published_index(&self) -> u16 {
+        self.half(self.available + 2).load(Ordering::Relaxed)
+    }
+
     /// Takes what the device returned next, if it is a buffer that it had.
     pub fn take_used(&mut self) -> Option<Used> {
         while self.has_used() {

@@ -126,7 +126,9 @@ impl<R: Registers + Clone> Card<R> {
             control,
         };
         if pairs > 1 {
-            card.set_pairs(pairs)?;
+            // A card that is up must not outlive its memory.
+            card.set_pairs(pairs)
+                .inspect_err(|_| transport.reset().unwrap_or(()))?;
         }
         Ok(card)
     }

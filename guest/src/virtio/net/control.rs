@@ -41,7 +41,8 @@ const DATA_MOST: usize = 1024;
 const ANSWER: usize = DATA + DATA_MOST;
 
 impl<R: Registers> Control<R> {
-    pub(super) fn new(ring: Ring, doorbell: Doorbell<R>) -> Self {
+    /// Over a ring that has been made.
+    pub fn new(ring: Ring, doorbell: Doorbell<R>) -> Self {
         Control {
             ring,
             doorbell,

@@ -7,7 +7,7 @@
 //! the stack behind their header: into a small slot, or a large one that the device cuts. Nothing
 //! is told to the device before [`Nic::flush`] or [`Nic::arm`].
 use alloc::{vec, vec::Vec};
-use core::num::NonZeroUsize;
+use core::{mem::ManuallyDrop, num::NonZeroUsize};
 
 use smoltcp::{
     phy::{Checksum, Device, DeviceCapabilities, Medium, PacketMeta, RxToken, TxToken},
@@ -38,7 +38,8 @@ const FRAME_MOST: usize = 65_535;
 const LARGE: usize = (FRAME_MOST + header::BYTES).next_multiple_of(128);
 const LARGE_SLOTS: usize = 32;
 
-/// One queue pair.
+/// One queue pair. Its memory is never freed: to the device it is there until the next reset, which
+/// one pair alone can't ask for.
 pub struct Pair<R> {
     receive: Receive<R>,
     send: Send<R>,
@@ -50,9 +51,9 @@ pub struct Pair<R> {
 }
 
 struct Receive<R> {
-    ring: Ring,
+    ring: ManuallyDrop<Ring>,
     doorbell: Doorbell<R>,
-    memory: Dma,
+    memory: ManuallyDrop<Dma>,
     /// The chain whose frame was handed out last.
     lent: Option<u16>,
     merged: Vec<u8>,
@@ -63,9 +64,9 @@ struct Receive<R> {
 }
 
 struct Send<R> {
-    ring: Ring,
+    ring: ManuallyDrop<Ring>,
     doorbell: Doorbell<R>,
-    memory: Dma,
+    memory: ManuallyDrop<Dma>,
     free_small: Vec<u32>,
     free_large: Vec<u32>,
     /// The offset of the slot that a chain in flight sends from, by its head.
@@ -90,8 +91,8 @@ impl<R: Registers> Pair<R> {
         let large_start = slots * SMALL;
         Pair {
             receive: Receive {
-                memory: Dma::new(usize::from(receive.size()) * RECEIVE),
-                ring: receive,
+                memory: ManuallyDrop::new(Dma::new(usize::from(receive.size()) * RECEIVE)),
+                ring: ManuallyDrop::new(receive),
                 doorbell: receive_bell,
                 lent: None,
                 merged: vec![0; FRAME_MOST + RECEIVE],
@@ -101,9 +102,9 @@ impl<R: Registers> Pair<R> {
             },
             send: Send {
                 in_flight: vec![0; slots],
-                ring: send,
+                ring: ManuallyDrop::new(send),
                 doorbell: send_bell,
-                memory: Dma::new(large_start + LARGE_SLOTS * LARGE),
+                memory: ManuallyDrop::new(Dma::new(large_start + LARGE_SLOTS * LARGE)),
                 free_small: (0..slots).map(|slot| (slot * SMALL) as u32).collect(),
                 free_large: (0..LARGE_SLOTS)
                     .map(|slot| (large_start + slot * LARGE) as u32)
@@ -119,6 +120,16 @@ impl<R: Registers> Pair<R> {
             features,
             taken,
         }
+    }
+
+    /// Frames that were sent and not returned yet.
+    pub fn in_flight(&self) -> usize {
+        let ring = &self.send.ring;
+        usize::from(
+            ring.used_index()
+                .wrapping_sub(ring.published_index())
+                .wrapping_neg(),
+        )
     }
 
     /// Offers all receive buffers. Once the device has been started.

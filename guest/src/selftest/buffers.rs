@@ -1,0 +1,134 @@
+//! How buffers are described, and what is in them.
+use super::{
+    Bench, Check, Miss, must, question,
+    rig::{HEADER, PLAIN, Rig, Setup, Shape},
+};
+use crate::{
+    pci::{ConfigSpace, Registers},
+    platform::Platform,
+    virtio::{
+        net::feature::{CSUM, MRG_RXBUF},
+        ring::feature::{EVENT_IDX, INDIRECT_DESC},
+    },
+};
+
+const ROUNDS: usize = 40;
+
+/// Frames each way, a descriptor for each; more often than there are buffers.
+pub(super) fn plain<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+) -> Check {
+    exchange(
+        bench,
+        Setup {
+            features: PLAIN,
+            shape: Shape::One,
+            buffer: 2048,
+        },
+        0,
+        "",
+    )
+}
+
+/// In chains of three descriptors.
+pub(super) fn chained<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+) -> Check {
+    exchange(
+        bench,
+        Setup {
+            features: PLAIN,
+            shape: Shape::Chain,
+            buffer: 2048,
+        },
+        0,
+        "",
+    )
+}
+
+/// In indirect tables of three.
+pub(super) fn indirect<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+) -> Check {
+    let setup = Setup {
+        features: PLAIN | INDIRECT_DESC | EVENT_IDX,
+        shape: Shape::Indirect,
+        buffer: 2048,
+    };
+    exchange(bench, setup, INDIRECT_DESC, "INDIRECT_DESC")
+}
+
+fn exchange<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+    setup: Setup,
+    needs: u64,
+    name: &'static str,
+) -> Check {
+    if bench.transport.offered_features() & needs != needs {
+        return Err(Miss::Lacks(name));
+    }
+    let mut rig = Rig::new(bench, setup)?;
+    for _ in 0..ROUNDS {
+        rig.ask(|_| [0; HEADER])?;
+    }
+    must!(
+        rig.send.room() == usize::from(rig.send.size()),
+        "send descriptors are lost"
+    );
+    Ok(())
+}
+
+/// A frame that is larger than a buffer comes in several.
+pub(super) fn mergeable<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+) -> Check {
+    const BUFFER: usize = 128;
+    let mut rig = Rig::new(
+        bench,
+        Setup {
+            features: PLAIN | MRG_RXBUF,
+            shape: Shape::One,
+            buffer: BUFFER,
+        },
+    )?;
+    if rig.features & MRG_RXBUF == 0 {
+        return Err(Miss::Lacks("MRG_RXBUF"));
+    }
+    for _ in 0..ROUNDS {
+        let (frame, buffers) = rig.ask(|_| [0; HEADER])?;
+        let least = frame.len().div_ceil(BUFFER);
+        must!(
+            buffers == least,
+            "{} bytes came in {buffers} buffers of {BUFFER}",
+            frame.len()
+        );
+    }
+    Ok(())
+}
+
+/// The device completes a checksum: a wrong one would get no answer.
+pub(super) fn checksum<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+) -> Check {
+    let mut rig = Rig::new(
+        bench,
+        Setup {
+            features: PLAIN | CSUM,
+            shape: Shape::One,
+            buffer: 2048,
+        },
+    )?;
+    if rig.features & CSUM == 0 {
+        return Err(Miss::Lacks("CSUM"));
+    }
+    rig.ask(|frame| {
+        const NEEDS_CSUM: u8 = 1;
+        question::leave_checksum(frame);
+        let mut header = [0; HEADER];
+        header[0] = NEEDS_CSUM;
+        header[6..8].copy_from_slice(&question::CHECKSUM.0.to_le_bytes());
+        header[8..10].copy_from_slice(&question::CHECKSUM.1.to_le_bytes());
+        header
+    })?;
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! MSI-X's masks and pending bits; when a queue interrupts.
+use super::{
+    Bench, Check, Miss, must,
+    rig::{PLAIN, Rig, SETTLE_NS, Setup, Shape, VECTOR},
+};
+use crate::{
+    pci::{ConfigSpace, Registers},
+    platform::Platform,
+    virtio::ring::feature::EVENT_IDX,
+};
+
+const ORDINARY: Setup = Setup {
+    features: PLAIN,
+    shape: Shape::One,
+    buffer: 2048,
+};
+
+/// A vector beyond the table is not taken; one within is.
+pub(super) fn vectors<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+) -> Check {
+    let transport = bench.transport;
+    transport.negotiate(PLAIN)?;
+    transport.msix.enable(bench.config);
+    let vectors = transport.msix.vectors();
+    transport.set_config_vector(vectors - 1)?;
+    must!(
+        transport.set_config_vector(vectors).is_err(),
+        "vector {vectors} of {vectors} was taken"
+    );
+    Ok(())
+}
+
+/// A masked vector's interrupt waits in its pending bit, and comes once when it is unmasked.
+pub(super) fn pending<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+) -> Check {
+    masked(bench, |masked| bench.transport.msix.mask(VECTOR, masked))
+}
+
+/// The same with the mask of all vectors.
+pub(super) fn function_mask<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+) -> Check {
+    masked(bench, |masked| {
+        bench.transport.msix.mask_all(bench.config, masked)
+    })
+}
+
+fn masked<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+    mask: impl Fn(bool),
+) -> Check {
+    let mut rig = Rig::new(bench, ORDINARY)?;
+    let msix = &bench.transport.msix;
+    let before = (bench.taken)();
+    rig.send.arm();
+    rig.send_and_wait()?;
+    bench.expect_interrupts(before, 1, "unmasked")?;
+    must!(!msix.is_pending(VECTOR), "pending after it was delivered");
+
+    let before = (bench.taken)();
+    mask(true);
+    for _ in 0..2 {
+        rig.send.arm();
+        rig.send_and_wait()?;
+    }
+    must!(
+        bench.wait(SETTLE_NS * 20, || msix.is_pending(VECTOR)),
+        "masked, but not pending"
+    );
+    bench.expect_interrupts(before, 0, "while masked")?;
+    mask(false);
+    bench.expect_interrupts(before, 1, "after it was unmasked")?;
+    must!(
+        !msix.is_pending(VECTOR),
+        "still pending after it was unmasked"
+    );
+
+    // And no less than before.
+    let before = (bench.taken)();
+    rig.send.arm();
+    rig.send_and_wait()?;
+    bench.expect_interrupts(before, 1, "unmasked again")
+}
+
+/// Without EVENT_IDX: the flag in the available ring.
+pub(super) fn no_interrupt_flag<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+) -> Check {
+    let mut rig = Rig::new(bench, ORDINARY)?;
+    let before = (bench.taken)();
+    rig.send.disarm();
+    for _ in 0..3 {
+        rig.send_and_wait()?;
+    }
+    bench.expect_interrupts(before, 0, "with NO_INTERRUPT set")?;
+    rig.send.arm();
+    rig.send_and_wait()?;
+    bench.expect_interrupts(before, 1, "with NO_INTERRUPT cleared")
+}
+
+/// With EVENT_IDX: an interrupt when the index passes the one asked for, neither before nor after.
+pub(super) fn event_idx<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+) -> Check {
+    let mut rig = Rig::new(
+        bench,
+        Setup {
+            features: PLAIN | EVENT_IDX,
+            ..ORDINARY
+        },
+    )?;
+    if rig.features & EVENT_IDX == 0 {
+        return Err(Miss::Lacks("EVENT_IDX"));
+    }
+    // The index starts at 0, where it points: the first buffer passes it.
+    rig.send_and_wait()?;
+    bench.wait(SETTLE_NS, || false);
+    for more in [0, 3] {
+        let before = (bench.taken)();
+        rig.send.arm_after(more);
+        for _ in 0..more {
+            rig.send_and_wait()?;
+        }
+        bench.expect_interrupts(before, 0, "before the index that was asked for")?;
+        rig.send_and_wait()?;
+        bench.expect_interrupts(before, 1, "at the index that was asked for")?;
+        for _ in 0..3 {
+            rig.send_and_wait()?;
+        }
+        bench.expect_interrupts(before, 1, "behind the index that was asked for")?;
+    }
+    Ok(())
+}

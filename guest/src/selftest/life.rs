@@ -1,0 +1,75 @@
+//! Reset, and up again.
+use super::{
+    Bench, Check, must, question,
+    rig::{HEADER, PLAIN, Rig, Setup, Shape},
+};
+use crate::{
+    pci::{ConfigSpace, Registers},
+    platform::Platform,
+    virtio::{
+        net::WANTED,
+        ring::feature::{EVENT_IDX, INDIRECT_DESC},
+        transport::status,
+    },
+};
+
+/// After a reset the status is 0, and features are offered as before.
+pub(super) fn reset<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+) -> Check {
+    let transport = bench.transport;
+    let offered = transport.offered_features();
+    transport.negotiate(WANTED)?;
+    let expected = status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK;
+    must!(
+        transport.status() == expected,
+        "status {:#x} instead of {expected:#x}",
+        transport.status()
+    );
+    transport.reset()?;
+    must!(
+        transport.status() == 0,
+        "status {:#x} after a reset",
+        transport.status()
+    );
+    let again = transport.offered_features();
+    must!(
+        again == offered,
+        "features {offered:#x} before, {again:#x} after a reset"
+    );
+    Ok(())
+}
+
+/// Up and reset again and again, in every way, with frames in flight; each time it works.
+pub(super) fn reset_and_again<R: Registers + Clone, C: ConfigSpace, P: Platform>(
+    bench: &Bench<'_, R, C, P>,
+) -> Check {
+    let offered = bench.transport.offered_features();
+    for round in 0..24 {
+        let (shape, features) = match round % 4 {
+            0 => (Shape::One, PLAIN),
+            1 => (Shape::Chain, PLAIN | EVENT_IDX),
+            2 if offered & INDIRECT_DESC != 0 => {
+                (Shape::Indirect, PLAIN | EVENT_IDX | INDIRECT_DESC)
+            }
+            _ => (Shape::Chain, PLAIN),
+        };
+        let mut rig = Rig::new(
+            bench,
+            Setup {
+                features,
+                shape,
+                buffer: 2048,
+            },
+        )?;
+        rig.ask(|_| [0; HEADER])?;
+        // In flight when the reset comes: one that was sent, and its answer.
+        rig.send([0; HEADER], &question::ask(rig.mac, round))?;
+        bench.transport.reset()?;
+        let (sent, received) = (rig.send.used_index(), rig.receive.used_index());
+        bench.wait(1_000_000, || false);
+        let quiet = (sent, received) == (rig.send.used_index(), rig.receive.used_index());
+        must!(quiet, "the device wrote to a ring after its reset");
+    }
+    Ok(())
+}

@@ -1,0 +1,339 @@
+//! A card brought up by hand: queue pair 0, all buffers in one's own control.
+use alloc::{format, vec::Vec};
+
+use super::{Bench, Check, Miss, must, question};
+use crate::{
+    pci::{ConfigSpace, Registers},
+    platform::Platform,
+    virtio::{
+        dma::Dma,
+        net::{Control, WANTED, feature},
+        ring::{Ring, Segment, Used},
+        transport::{Doorbell, NO_VECTOR, Transport, status},
+    },
+};
+
+/// The vector that the send queue interrupts by.
+pub(super) const VECTOR: u16 = 1;
+/// `struct virtio_net_hdr`'s length.
+pub(super) const HEADER: usize = 12;
+const QUEUE_SIZE: u16 = 64;
+/// Receive buffers that are offered.
+const BUFFERS: usize = 16;
+/// Memory per receive buffer.
+const BUFFER_ROOM: usize = 2048;
+const ANSWER_NS: u64 = 3_000_000_000;
+const ASK_AGAIN_NS: u64 = 500_000_000;
+/// How long an interrupt that must not come is waited for.
+pub(super) const SETTLE_NS: u64 = 5_000_000;
+
+/// How a buffer is described to the device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// By one descriptor.
+    One,
+    /// By three in a chain.
+    Chain,
+    /// By an indirect table of three.
+    Indirect,
+}
+
+/// How the card is brought up.
+#[derive(Clone, Copy)]
+pub(super) struct Setup {
+    /// Of these features, those that are offered.
+    pub(super) features: u64,
+    /// How buffers of both directions are described.
+    pub(super) shape: Shape,
+    /// A receive buffer's bytes, up to 2048.
+    pub(super) buffer: usize,
+}
+
+/// The features of a check that is about something else.
+pub(super) const PLAIN: u64 = feature::MAC | feature::STATUS | feature::CTRL_VQ;
+
+/// Resets the card when it goes: before the memory that the card writes to.
+pub(super) struct Running<'a, R: Registers + Clone>(pub(super) &'a Transport<R>);
+
+impl<R: Registers + Clone> Drop for Running<'_, R> {
+    fn drop(&mut self) {
+        // If even that fails, the next check's own reset says so.
+        let _ = self.0.reset();
+    }
+}
+
+/// A card that is up.
+pub(super) struct Rig<'a, R: Registers + Clone, C, P> {
+    _running: Running<'a, R>,
+    pub(super) bench: &'a Bench<'a, R, C, P>,
+    pub(super) features: u64,
+    pub(super) mac: [u8; 6],
+    pub(super) receive: Ring,
+    receive_bell: Doorbell<R>,
+    pub(super) send: Ring,
+    send_bell: Doorbell<R>,
+    pub(super) control: Option<Control<R>>,
+    receive_memory: Dma,
+    send_memory: Dma,
+    /// By head: which receive buffer.
+    buffers: Vec<usize>,
+    setup: Setup,
+}
+
+impl<'a, R: Registers + Clone, C: ConfigSpace, P: Platform> Rig<'a, R, C, P> {
+    pub(super) fn new(bench: &'a Bench<'a, R, C, P>, setup: Setup) -> Result<Self, Miss> {
+        let transport = bench.transport;
+        let features = transport.negotiate(setup.features & (WANTED | setup.features))?;
+        must!(
+            transport.msix.vectors() > VECTOR,
+            "only {} MSI-X vectors",
+            transport.msix.vectors()
+        );
+        transport.msix.enable(bench.config);
+        transport.msix.route(VECTOR, bench.apic_id, bench.interrupt);
+        let (receive, receive_bell) = transport.make_queue(0, QUEUE_SIZE, NO_VECTOR, features)?;
+        let (send, send_bell) = transport.make_queue(1, QUEUE_SIZE, VECTOR, features)?;
+        let (mac, most_pairs) = transport.device_config(|device| {
+            (
+                core::array::from_fn(|at| device.read8(at)),
+                device.read16(8),
+            )
+        });
+        let mut control = None;
+        if features & feature::CTRL_VQ != 0 {
+            let index = if features & feature::MQ != 0 {
+                most_pairs * 2
+            } else {
+                2
+            };
+            let (ring, bell) = transport.make_queue(index, QUEUE_SIZE, NO_VECTOR, features)?;
+            control = Some(Control::new(ring, bell));
+        }
+        transport.start();
+        must!(
+            transport.status() & status::NEEDS_RESET == 0,
+            "the device needs a reset after DRIVER_OK"
+        );
+        let mut rig = Rig {
+            _running: Running(transport),
+            bench,
+            features,
+            mac,
+            buffers: alloc::vec![usize::MAX; usize::from(receive.size())],
+            receive,
+            receive_bell,
+            send,
+            send_bell,
+            control,
+            receive_memory: Dma::new(BUFFERS * BUFFER_ROOM),
+            send_memory: Dma::new(4096),
+            setup,
+        };
+        for buffer in 0..BUFFERS {
+            rig.offer_buffer(buffer)?;
+        }
+        rig.send.disarm();
+        Ok(rig)
+    }
+
+    /// Splits a buffer the way that `Shape` says: off the header's end, then in two.
+    fn segments(&self, start: u64, length: usize, device_writes: bool) -> Vec<Segment> {
+        let piece = |offset: usize, length: usize| Segment {
+            address: start + offset as u64,
+            length: length as u32,
+            device_writes,
+        };
+        match self.setup.shape {
+            Shape::One => alloc::vec![piece(0, length)],
+            _ => alloc::vec![
+                piece(0, HEADER),
+                piece(HEADER, 100),
+                piece(HEADER + 100, length - HEADER - 100),
+            ],
+        }
+    }
+
+    fn offer_buffer(&mut self, buffer: usize) -> Check {
+        let start = self.receive_memory.address(buffer * BUFFER_ROOM);
+        let segments = self.segments(start, self.setup.buffer, true);
+        let head = match self.setup.shape {
+            Shape::Indirect => self.receive.offer_indirect(&segments),
+            _ => self.receive.offer(&segments),
+        };
+        let head = head.ok_or("no room in the receive queue")?;
+        self.buffers[usize::from(head)] = buffer;
+        if self.receive.wants_kick() {
+            self.receive_bell.ring();
+        }
+        Ok(())
+    }
+
+    /// Sends the frame with a header before it. Does not wait.
+    pub(super) fn send(&mut self, header: [u8; HEADER], frame: &[u8]) -> Check {
+        // SAFETY: the frame before has been waited for.
+        unsafe {
+            self.send_memory
+                .bytes_mut(0, HEADER)
+                .copy_from_slice(&header);
+            self.send_memory
+                .bytes_mut(HEADER, frame.len())
+                .copy_from_slice(frame);
+        }
+        let segments = self.segments(self.send_memory.address(0), HEADER + frame.len(), false);
+        let head = match self.setup.shape {
+            Shape::Indirect => self.send.offer_indirect(&segments),
+            _ => self.send.offer(&segments),
+        };
+        head.ok_or("no room in the send queue")?;
+        if self.send.wants_kick() {
+            self.send_bell.ring();
+        }
+        Ok(())
+    }
+
+    /// Sends the question, and waits until the device has returned the buffer.
+    pub(super) fn send_and_wait(&mut self) -> Check {
+        self.send([0; HEADER], &question::ask(self.mac, 0))?;
+        self.await_sent()
+    }
+
+    /// Waits until the device has returned the buffer that was sent.
+    pub(super) fn await_sent(&mut self) -> Check {
+        let send = &self.send;
+        must!(
+            self.bench.wait(ANSWER_NS, || send.has_used()),
+            "a frame that was sent is not returned"
+        );
+        let used = self
+            .send
+            .take_used()
+            .ok_or("the device returned what it did not have")?;
+        self.send.release(used.head);
+        Ok(())
+    }
+
+    /// Asks for a lease until an offer comes, and returns it with its header and in how many
+    /// buffers it came.
+    pub(super) fn ask(
+        &mut self,
+        prepare: impl Fn(&mut [u8; question::BYTES]) -> [u8; HEADER],
+    ) -> Result<(Vec<u8>, usize), Miss> {
+        let mut transaction = [0; 4];
+        self.bench.platform.random(&mut transaction);
+        let transaction = u32::from_ne_bytes(transaction);
+        let end = self.bench.platform.now_ns() + ANSWER_NS;
+        while self.bench.platform.now_ns() < end {
+            let mut frame = question::ask(self.mac, transaction);
+            let header = prepare(&mut frame);
+            self.send(header, &frame)?;
+            self.await_sent()?;
+            let again = self.bench.platform.now_ns() + ASK_AGAIN_NS;
+            while self.bench.platform.now_ns() < again {
+                let left = again.saturating_sub(self.bench.platform.now_ns());
+                let receive = &self.receive;
+                if !self.bench.wait(left, || receive.has_used()) {
+                    break;
+                }
+                let (frame, buffers) = self.take()?;
+                if question::is_answer(&frame[HEADER..], transaction) {
+                    return Ok((frame, buffers));
+                }
+            }
+        }
+        Err(format!("no DHCP offer within {} s", ANSWER_NS / 1_000_000_000).into())
+    }
+
+    /// A received frame behind its header, out of its buffers, which are offered again.
+    fn take(&mut self) -> Result<(Vec<u8>, usize), Miss> {
+        let mut frame = self.take_buffer()?;
+        must!(
+            frame.len() >= HEADER,
+            "a received buffer of {} bytes",
+            frame.len()
+        );
+        let mut buffers = 1;
+        if self.features & feature::MRG_RXBUF != 0 {
+            buffers = usize::from(u16::from_le_bytes([frame[10], frame[11]]));
+            must!(
+                (1..=BUFFERS).contains(&buffers),
+                "a frame of {buffers} buffers"
+            );
+            for _ in 1..buffers {
+                // All of a frame's buffers are returned at once.
+                must!(
+                    self.receive.has_used(),
+                    "a frame of {buffers} buffers has fewer"
+                );
+                frame.extend(self.take_buffer()?);
+            }
+        }
+        Ok((frame, buffers))
+    }
+
+    fn take_buffer(&mut self) -> Result<Vec<u8>, Miss> {
+        let Used { head, written } = self
+            .receive
+            .take_used()
+            .ok_or("the device returned what it did not have")?;
+        let buffer = self.buffers[usize::from(head)];
+        let written = written as usize;
+        must!(
+            written <= self.setup.buffer,
+            "{written} bytes in a buffer of {}",
+            self.setup.buffer
+        );
+        // SAFETY: the device has returned it.
+        let bytes = unsafe { self.receive_memory.bytes(buffer * BUFFER_ROOM, written) }.to_vec();
+        self.receive.release(head);
+        self.offer_buffer(buffer)?;
+        Ok(bytes)
+    }
+
+    /// Sends a control command.
+    pub(super) fn command(
+        &mut self,
+        command: (u8, u8),
+        data: &[u8],
+    ) -> Result<(), crate::virtio::DeviceError> {
+        let bench = self.bench;
+        let end = bench.platform.now_ns() + ANSWER_NS;
+        let control = self
+            .control
+            .as_mut()
+            .ok_or(crate::virtio::DeviceError::Missing("control queue"))?;
+        control.send(command, data, || {
+            bench.platform.idle(Some(bench.platform.now_ns() + 50_000));
+            bench.platform.now_ns() < end
+        })
+    }
+}
+
+impl<R, C, P: Platform> Bench<'_, R, C, P> {
+    /// Waits until `done`, or until `ns` have passed: false.
+    pub(super) fn wait(&self, ns: u64, done: impl Fn() -> bool) -> bool {
+        let end = self.platform.now_ns() + ns;
+        while !done() {
+            let now = self.platform.now_ns();
+            if now >= end {
+                return done();
+            }
+            self.platform.idle(Some(end.min(now + 50_000)));
+        }
+        true
+    }
+
+    /// Waits for the interrupts since `before` to be `count`, and for no more to come.
+    pub(super) fn expect_interrupts(&self, before: u64, count: u64, when: &str) -> Check {
+        let since = || (self.taken)() - before;
+        if count > 0 {
+            self.wait(ANSWER_NS, || since() >= count);
+        }
+        self.wait(SETTLE_NS, || since() > count);
+        must!(
+            since() == count,
+            "{} interrupts instead of {count} {when}",
+            since()
+        );
+        Ok(())
+    }
+}
