@@ -292,5 +292,8 @@ impl Drop for VirtioPci {
 }
 
 #[cfg(test)]
+#[path = "hostile_test.rs"]
+mod hostile_tests;
+#[cfg(test)]
 #[path = "transport_test.rs"]
 mod tests;

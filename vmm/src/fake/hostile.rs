@@ -1,0 +1,470 @@
+//! A guest that does anything to two virtio functions, and what must hold after each thing it did.
+//!
+//! The functions have a register file each that can be looked at without any BAR: the PCI
+//! configuration access capability. So the checks see the state wherever the guest moved things.
+use std::sync::Arc;
+
+use virtio_queue::QueueT;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{Device, Driver, Fabric, Witness};
+use crate::{
+    GuestMemory,
+    interrupt::MsiMessage,
+    pci::{Root, Windows},
+    virtio::transport::{TransportCounters, VirtioPci},
+};
+
+/// Functions on the bus, besides the host bridge.
+pub const FUNCTIONS: u8 = 2;
+/// Queues of each.
+pub const QUEUES: u16 = 3;
+const VECTORS: u16 = QUEUES + 1;
+/// Bytes of guest memory, from address 0.
+pub const MEMORY_BYTES: usize = 0x2_0000;
+/// What the devices offer: two of their own, indirect descriptors, event index, ring reset.
+pub const FEATURES: u64 = 0b11 | 1 << 28 | 1 << 29 | 1 << 40;
+const WINDOWS: Windows = Windows {
+    mmio32: 0xc000_0000..0xc010_0000,
+    mmio64: 1 << 36..(1 << 36) + 0x10_0000,
+};
+const NOTIFY_PAGE: u64 = 0x3000;
+
+const DRIVER_OK: u8 = 4;
+const NEEDS_RESET: u8 = 64;
+
+/// One thing that happens. Functions are taken modulo [`FUNCTIONS`].
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// A write to ECAM.
+    Ecam(u64, Vec<u8>),
+    /// A read of ECAM, of so many bytes.
+    EcamRead(u64, usize),
+    /// A write to a port from 0xCF8.
+    Port(u16, Vec<u8>),
+    /// A read of a port from 0xCF8, of so many bytes.
+    PortRead(u16, usize),
+    /// A write to wherever a function's BAR is: function, BAR, offset.
+    Bar(u8, u8, u64, Vec<u8>),
+    /// A read, likewise.
+    BarRead(u8, u8, u64, usize),
+    /// A write anywhere.
+    Mmio(u64, Vec<u8>),
+    /// A read anywhere.
+    MmioRead(u64, usize),
+    /// A write to guest memory, modulo its size.
+    Memory(u32, Vec<u8>),
+    /// A driver's whole sequence to DRIVER_OK: function, features, which queues, their size.
+    BringUp(u8, u64, u8, u16),
+    /// A vector's message, unmasked, MSI-X on: function, vector, data.
+    Message(u8, u8, u8),
+    /// The device interrupts: function, queue or, for [`QUEUES`], its configuration.
+    Signal(u8, u16),
+    /// The device says that it needs a reset.
+    NeedsReset(u8),
+    /// The device serves a queue.
+    Serve(u8, u16),
+    /// The device will refuse what it is asked next.
+    Refuse(u8),
+}
+
+/// Two functions, their devices and their fabric.
+pub struct Machine {
+    root: Root,
+    fabric: Arc<Fabric>,
+    memory: Arc<GuestMemory>,
+    functions: Vec<Function>,
+    /// The functions' windows overlapped once, so a bell may be missing.
+    overlapped: bool,
+}
+
+struct Function {
+    witness: Witness,
+    counters: Arc<TransportCounters>,
+    base: u64,
+    /// Offsets of the MSI-X and the access capabilities.
+    msix: u16,
+    access: u16,
+    before: View,
+}
+
+/// What a function's registers say.
+#[derive(Clone, Debug, Default)]
+struct View {
+    status: u8,
+    /// Resets until now.
+    resets: u64,
+    bus_master: bool,
+    /// MSI-X is on and not masked as a whole.
+    msix: bool,
+    vectors: Vec<Vector>,
+    /// The queues', then the configuration's.
+    queue_vectors: Vec<u16>,
+    /// The notification page, if it is to be forwarded.
+    notify: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+struct Vector {
+    masked: bool,
+    pending: bool,
+    message: MsiMessage,
+}
+
+impl View {
+    fn is_held(&self, vector: usize) -> bool {
+        let Vector {
+            masked, message, ..
+        } = &self.vectors[vector];
+        !self.msix || !self.bus_master || *masked || message.address >> 20 != 0xfee
+    }
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Machine {
+    /// As at power-on, with BARs decoded and bus mastering on.
+    ///
+    /// # Panics
+    /// This and [`Machine::step`]: when something does not hold.
+    pub fn new() -> Self {
+        let memory = GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY_BYTES)]);
+        let memory = Arc::new(memory.expect("memory for a test"));
+        let fabric: Arc<Fabric> = Arc::default();
+        let mut root = Root::new(WINDOWS);
+        let mut witnesses = Vec::new();
+        for _ in 0..FUNCTIONS {
+            let (device, witness) = Device::new(&[16; QUEUES as usize], FEATURES);
+            let (device, memory) = (Box::new(device), memory.clone());
+            let function = VirtioPci::new(device, memory, fabric.clone(), fabric.clone());
+            let function = function.expect("eventfds");
+            witnesses.push((witness, function.counters()));
+            root.add(Box::new(function)).expect("room");
+        }
+        let function = |(number, (witness, counters)): (u8, (Witness, _))| {
+            let driver = Driver::find(&root, number);
+            let base = u64::from(number) << 15;
+            let (msix, access) = (driver.msix, driver.access);
+            Function {
+                witness,
+                counters,
+                base,
+                msix,
+                access,
+                before: View::default(),
+            }
+        };
+        let functions = (1..).zip(witnesses).map(function).collect();
+        let mut machine = Self {
+            root,
+            fabric,
+            memory,
+            functions,
+            overlapped: false,
+        };
+        for at in 0..machine.functions.len() {
+            machine.functions[at].before = machine.look(at);
+        }
+        machine
+    }
+
+    /// Does one thing, and checks everything.
+    pub fn step(&mut self, step: &Step) {
+        self.act(step);
+        for at in 0..self.functions.len() {
+            let after = self.look(at);
+            self.check(at, &after, step);
+            self.functions[at].before = after;
+        }
+        self.check_bells();
+    }
+
+    fn act(&self, step: &Step) {
+        let room = |len: &usize| vec![0; (*len).min(8)];
+        match step {
+            Step::Ecam(offset, bytes) => self.root.ecam_write(*offset, bytes),
+            Step::EcamRead(offset, len) => self.root.ecam_read(*offset, &mut room(len)),
+            Step::Port(port, bytes) => self.root.port_write(0xcf8 + port % 8, bytes),
+            Step::PortRead(port, len) => self.root.port_read(0xcf8 + port % 8, &mut room(len)),
+            Step::Bar(function, bar, offset, bytes) => {
+                let at = self
+                    .bar(self.function(*function), *bar)
+                    .wrapping_add(*offset);
+                self.root.mmio_write(at, bytes);
+            }
+            Step::BarRead(function, bar, offset, len) => {
+                let at = self
+                    .bar(self.function(*function), *bar)
+                    .wrapping_add(*offset);
+                self.root.mmio_read(at, &mut room(len));
+            }
+            Step::Mmio(address, bytes) => drop(self.root.mmio_write(*address, bytes)),
+            Step::MmioRead(address, len) => drop(self.root.mmio_read(*address, &mut room(len))),
+            Step::Memory(at, bytes) => {
+                let at = GuestAddress(u64::from(*at) % (MEMORY_BYTES - 8) as u64);
+                self.memory
+                    .write_slice(&bytes[..bytes.len().min(8)], at)
+                    .expect("inside");
+            }
+            Step::BringUp(function, features, queues, size) => {
+                self.bring_up(self.function(*function), *features, *queues, *size);
+            }
+            Step::Message(function, vector, data) => {
+                let function = self.function(*function);
+                let entry = u64::from(u16::from(*vector) % VECTORS) * 16;
+                let at = self.bar(function, 0) + entry;
+                self.root.mmio_write(at, &0xfee0_0000_u64.to_le_bytes());
+                self.root
+                    .mmio_write(at + 8, &u64::from(*data).to_le_bytes());
+                self.root
+                    .ecam_write(function.base + u64::from(function.msix) + 2, &[0, 0x80]);
+            }
+            Step::Signal(function, queue) => self.signal(self.function(*function), *queue),
+            Step::NeedsReset(function) => {
+                let seen = self.function(*function).witness.seen();
+                if let Some(activation) = &seen.activation {
+                    activation.signals.needs_reset();
+                }
+            }
+            Step::Serve(function, queue) => self.serve(self.function(*function), *queue),
+            Step::Refuse(function) => self.function(*function).witness.seen().refuse = true,
+        }
+    }
+
+    fn function(&self, number: u8) -> &Function {
+        &self.functions[usize::from(number % FUNCTIONS)]
+    }
+
+    fn config<const N: usize>(&self, function: &Function, at: u16) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.root
+            .ecam_read(function.base + u64::from(at), &mut bytes);
+        bytes
+    }
+
+    /// Where a BAR is: 0 has 32 bits, all others mean BAR 2, which has 64.
+    fn bar(&self, function: &Function, bar: u8) -> u64 {
+        let raw = match bar {
+            0 => u64::from(u32::from_le_bytes(self.config(function, 0x10))),
+            _ => u64::from_le_bytes(self.config(function, 0x18)),
+        };
+        raw & !0xf
+    }
+
+    fn bring_up(&self, function: &Function, features: u64, queues: u8, size: u16) {
+        let common = self.bar(function, 2);
+        let write =
+            |at: u64, bytes: &[u8]| drop(self.root.mmio_write(common.wrapping_add(at), bytes));
+        write(20, &[0]);
+        write(20, &[3]);
+        for (select, bits) in [(0, features as u32), (1, (features >> 32) as u32)] {
+            write(8, &[select, 0, 0, 0]);
+            write(12, &bits.to_le_bytes());
+        }
+        write(20, &[11]);
+        write(16, &[0, 0]);
+        for queue in 0..QUEUES {
+            let rings = u64::from(queue) * 0x1000;
+            write(22, &queue.to_le_bytes());
+            write(24, &size.to_le_bytes());
+            write(26, &(queue + 1).to_le_bytes());
+            for (at, address) in [(32, rings), (40, rings + 0x400), (48, rings + 0x800)] {
+                write(at, &address.to_le_bytes());
+            }
+            write(28, &[queues >> queue & 1, 0]);
+        }
+        write(20, &[15]);
+    }
+
+    fn signal(&self, function: &Function, queue: u16) {
+        let seen = function.witness.seen();
+        if let Some(activation) = &seen.activation {
+            match queue {
+                QUEUES => activation.signals.config(),
+                queue => activation.signals.queue(queue),
+            }
+        }
+    }
+
+    /// As a simple device would: fills what can be written of each chain.
+    fn serve(&self, function: &Function, queue: u16) {
+        let mut seen = function.witness.seen();
+        let Some(activation) = &mut seen.activation else {
+            return;
+        };
+        let signals = activation.signals.clone();
+        let served = activation
+            .queues
+            .iter_mut()
+            .find(|served| served.index == queue);
+        let Some(served) = served else { return };
+        let _ = served.kick.read();
+        let memory = &*self.memory;
+        // What can be popped at once is at most the queue's size, and a chain at most 64 Ki.
+        while let Some(chain) = served.queue.pop_descriptor_chain(memory) {
+            let head = chain.head_index();
+            for buffer in chain.writable().take(4) {
+                // Outside of memory it is an error, not a write.
+                let _ = memory.write_slice(&[0x5a; 8], buffer.addr());
+            }
+            if served.queue.add_used(memory, head, 8).is_err() {
+                signals.needs_reset();
+                return;
+            }
+            signals.queue(queue);
+        }
+    }
+
+    /// Reads a register by way of configuration space.
+    fn peek<const N: usize>(&self, function: &Function, bar: u8, offset: u32) -> [u8; N] {
+        let at = function.base + u64::from(function.access);
+        self.root.ecam_write(at + 4, &[bar]);
+        self.root.ecam_write(at + 8, &offset.to_le_bytes());
+        self.root.ecam_write(at + 12, &(N as u32).to_le_bytes());
+        self.config(function, function.access + 16)
+    }
+
+    fn look(&self, at: usize) -> View {
+        let function = &self.functions[at];
+        let aim: [u8; 12] = self.config(function, function.access + 4);
+        let vector = |vector: u16| {
+            let entry = u32::from(vector) * 16;
+            let dword = |at: u32| u32::from_le_bytes(self.peek(function, 0, entry + at));
+            let [pending] = self.peek(function, 0, 0x1000);
+            Vector {
+                masked: dword(12) & 1 != 0,
+                pending: pending >> vector & 1 != 0,
+                message: MsiMessage {
+                    address: u64::from(dword(4)) << 32 | u64::from(dword(0)),
+                    data: dword(8),
+                },
+            }
+        };
+        let [status] = self.peek(function, 2, 20);
+        let selected: [u8; 2] = self.peek(function, 2, 22);
+        let queue_vector = |queue: u16| {
+            self.poke(function, 22, &queue.to_le_bytes());
+            u16::from_le_bytes(self.peek(function, 2, 26))
+        };
+        let mut queue_vectors: Vec<u16> = (0..QUEUES).map(queue_vector).collect();
+        self.poke(function, 22, &selected);
+        queue_vectors.push(u16::from_le_bytes(self.peek(function, 2, 16)));
+        let vectors = (0..VECTORS).map(vector).collect();
+        self.root
+            .ecam_write(function.base + u64::from(function.access) + 4, &aim);
+        let [command, _, _, _] = self.config(function, 4);
+        let control = u16::from_le_bytes(self.config(function, function.msix + 2));
+        let (bar, len) = (self.bar(function, 2), 0x4000);
+        let inside = WINDOWS.mmio64.start <= bar && bar <= WINDOWS.mmio64.end - len
+            || WINDOWS.mmio32.start <= bar && bar <= WINDOWS.mmio32.end - len;
+        View {
+            status,
+            resets: function.counters.snapshot().resets,
+            bus_master: command & 4 != 0,
+            msix: control >> 14 == 0b10,
+            vectors,
+            queue_vectors,
+            notify: (command & 2 != 0 && inside).then_some(bar + NOTIFY_PAGE),
+        }
+    }
+
+    /// Writes two bytes of the common configuration by way of configuration space.
+    fn poke(&self, function: &Function, offset: u32, bytes: &[u8; 2]) {
+        self.peek::<2>(function, 2, offset);
+        let data = function.base + u64::from(function.access) + 16;
+        self.root.ecam_write(data, bytes);
+    }
+
+    fn check(&self, at: usize, after: &View, step: &Step) {
+        let Function {
+            witness, before, ..
+        } = &self.functions[at];
+        let is_active = {
+            let seen = witness.seen();
+            let is_active = seen.activation.is_some();
+            assert_eq!(
+                seen.activations,
+                seen.resets + u64::from(is_active),
+                "they alternate"
+            );
+            is_active
+        };
+        let status = after.status;
+        // ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK: none without those before it.
+        let steps = status & 15;
+        assert!(
+            [0, 1, 3, 11, 15].contains(&steps),
+            "status {status:#x} after {step:?}"
+        );
+        assert_eq!(status & 0x30, 0);
+        if is_active {
+            assert!(
+                steps == 15 && after.bus_master,
+                "active in {after:?} after {step:?}"
+            );
+        }
+        if status & (DRIVER_OK | NEEDS_RESET) == DRIVER_OK {
+            assert!(is_active, "{after:?} after {step:?}");
+        }
+        for vector in 0..usize::from(VECTORS) {
+            let line = at as u16 * VECTORS + vector as u16;
+            let (interrupts, message) = self.fabric.take(line);
+            let (was, is) = (&before.vectors[vector], &after.vectors[vector]);
+            let held = after.is_held(vector);
+            assert!(!is.pending || held, "pending and not held after {step:?}");
+            assert!(interrupts <= 2, "{interrupts} interrupts of one {step:?}");
+            if interrupts > 0 {
+                assert!(
+                    !held || !before.is_held(vector),
+                    "{vector} was held in {step:?}"
+                );
+                assert!(message == Some(is.message) || message == Some(was.message));
+            }
+            if was.pending && !is.pending {
+                assert!(
+                    interrupts > 0 || after.resets > before.resets,
+                    "{vector} was lost in {step:?}"
+                );
+            }
+            if let Step::Signal(function, queue) = step
+                && usize::from(function % FUNCTIONS) == at
+                && is_active
+                && after.queue_vectors.get(usize::from(*queue)) == Some(&(vector as u16))
+            {
+                let expected = if held { (0, true) } else { (1, false) };
+                assert_eq!((interrupts, is.pending), expected, "{step:?}");
+            }
+        }
+    }
+
+    fn check_bells(&mut self) {
+        let is_active = |function: &&Function| function.witness.seen().activation.is_some();
+        let pages = self
+            .functions
+            .iter()
+            .filter(is_active)
+            .filter_map(|f| f.before.notify);
+        let pages: Vec<u64> = pages.collect();
+        let mut expected: Vec<u64> = pages
+            .iter()
+            .flat_map(|page| (0..u64::from(QUEUES)).map(move |queue| page + 4 * queue))
+            .collect();
+        expected.sort_unstable();
+        if let [first, second] = pages[..] {
+            self.overlapped |= first == second;
+        }
+        let bells = self.fabric.bells();
+        if self.overlapped {
+            assert!(
+                bells.iter().all(|bell| expected.contains(bell)),
+                "{bells:x?}"
+            );
+        } else {
+            assert_eq!(bells, expected);
+        }
+    }
+}
