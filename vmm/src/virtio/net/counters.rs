@@ -78,6 +78,8 @@ drops! {
     RxFiltered = "rx_filtered",
     /// To the guest: the TAP gave less than the headers.
     RxShort = "rx_short",
+    /// To the guest: longer than any frame of Ethernet (from a socket only).
+    RxLong = "rx_long",
     /// To the guest: in hand when the driver reset the device or turned the queue off.
     RxReset = "rx_reset",
 }
@@ -102,6 +104,7 @@ pub(super) struct PairCounters {
     pub(super) rx_spilled_frames: Counter,
     pub(super) rx_spilled_bytes: Counter,
     pub(super) broken: Counter,
+    pub(super) host_failures: Counter,
     drops: [Counter; DropReason::ALL.len()],
 }
 
@@ -130,6 +133,7 @@ impl PairCounters {
             rx_spilled_frames: self.rx_spilled_frames.get(),
             rx_spilled_bytes: self.rx_spilled_bytes.get(),
             broken_rings: self.broken.get(),
+            host_failures: self.host_failures.get(),
             drops: drops.collect(),
         }
     }
@@ -218,6 +222,8 @@ pub struct PairSnapshot {
     pub rx_spilled_bytes: u64,
     /// How often a ring was found broken, which ends in DEVICE_NEEDS_RESET.
     pub broken_rings: u64,
+    /// How often the host refused what the worker can't do without, which ends likewise.
+    pub host_failures: u64,
     /// Frames dropped, by [`DropReason::name`].
     pub drops: BTreeMap<&'static str, u64>,
 }

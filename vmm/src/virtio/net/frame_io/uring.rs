@@ -1,0 +1,89 @@
+//! io_uring: a system call for a batch of frames.
+//!
+//! The descriptor is non-blocking, so each request is done while it is submitted, in order, and a
+//! batch is complete when the one call returns. Nothing stays in flight between batches.
+//!
+//! The ring is made on the thread that makes the card, is restricted there to reads and writes of
+//! the one registered TAP descriptor, and only then enabled, by the worker. What could take the
+//! worker over can do with it no more than with readv and writev.
+use std::{io, os::fd::RawFd, thread};
+
+use io_uring::{IoUring, opcode, register::Restriction, squeue, types::Fixed};
+
+use super::{FrameIo, MAX_TRANSFERS, Transfer, Way};
+
+/// How often a call that the kernel has no memory for is tried again.
+const ATTEMPTS: u32 = 1_000;
+
+/// One queue.
+pub(super) struct Uring {
+    ring: IoUring,
+}
+
+impl Uring {
+    pub(super) fn new(descriptor: RawFd) -> io::Result<Uring> {
+        let ring = IoUring::builder()
+            .setup_r_disabled()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_submit_all()
+            .build(MAX_TRANSFERS as u32)?;
+        let submitter = ring.submitter();
+        submitter.register_files(&[descriptor])?;
+        let fixed = squeue::Flags::FIXED_FILE.bits();
+        submitter.register_restrictions(&mut [
+            Restriction::sqe_op(opcode::Readv::CODE),
+            Restriction::sqe_op(opcode::Writev::CODE),
+            Restriction::sqe_flags_allowed(fixed),
+            Restriction::sqe_flags_required(fixed),
+        ])?;
+        Ok(Uring { ring })
+    }
+}
+
+impl FrameIo for Uring {
+    fn begin(&mut self) -> io::Result<()> {
+        self.ring.submitter().register_enable_rings()
+    }
+
+    unsafe fn transfer(&mut self, transfers: &mut [Transfer]) -> io::Result<u64> {
+        let mut queue = self.ring.submission();
+        for (index, transfer) in transfers.iter().enumerate() {
+            let (pieces, count) = (transfer.pieces, transfer.count);
+            let entry = match transfer.way {
+                Way::Read => opcode::Readv::new(Fixed(0), pieces, count).build(),
+                Way::Write => opcode::Writev::new(Fixed(0), pieces, count).build(),
+            };
+            // SAFETY: the caller keeps the pieces mapped until all are done.
+            let pushed = unsafe { queue.push(&entry.user_data(index as u64)) };
+            pushed.map_err(|_| io::Error::from(io::ErrorKind::StorageFull))?;
+        }
+        drop(queue);
+        let (mut calls, mut done, mut attempts) = (0, 0, 0);
+        while done < transfers.len() {
+            calls += 1;
+            let answer = self.ring.submit_and_wait(transfers.len() - done);
+            for completion in self.ring.completion() {
+                let transfer = transfers.get_mut(completion.user_data() as usize);
+                if let Some(transfer) = transfer {
+                    transfer.result = completion.result();
+                    done += 1;
+                }
+            }
+            match answer {
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                Err(error) if is_passing(&error) && attempts < ATTEMPTS => {
+                    attempts += 1;
+                    thread::yield_now();
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(calls)
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
+}

@@ -1,0 +1,58 @@
+//! readv and writev: a system call for each frame.
+use std::{io, os::fd::RawFd};
+
+use super::{FrameIo, Transfer, Way};
+
+/// One queue.
+pub(super) struct Vectored {
+    descriptor: RawFd,
+}
+
+impl Vectored {
+    pub(super) fn new(descriptor: RawFd) -> Vectored {
+        Vectored { descriptor }
+    }
+}
+
+impl FrameIo for Vectored {
+    fn begin(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    unsafe fn transfer(&mut self, transfers: &mut [Transfer]) -> io::Result<u64> {
+        let mut calls = 0;
+        // After the first EAGAIN of a way the rest would give the same.
+        let (mut drained, mut full) = (false, false);
+        for transfer in transfers {
+            let blocked = match transfer.way {
+                Way::Read => &mut drained,
+                Way::Write => &mut full,
+            };
+            if *blocked {
+                transfer.result = -libc::EAGAIN;
+                continue;
+            }
+            let count = transfer.count as libc::c_int;
+            loop {
+                calls += 1;
+                let done = match transfer.way {
+                    // SAFETY: the caller's promise; the descriptor is the TAP's, which outlives us.
+                    Way::Read => unsafe { libc::readv(self.descriptor, transfer.pieces, count) },
+                    // SAFETY: as above.
+                    Way::Write => unsafe { libc::writev(self.descriptor, transfer.pieces, count) },
+                };
+                transfer.result = match i32::try_from(done) {
+                    Ok(done) if done >= 0 => done,
+                    _ => -io::Error::last_os_error()
+                        .raw_os_error()
+                        .unwrap_or(libc::EIO),
+                };
+                if transfer.result != -libc::EINTR {
+                    break;
+                }
+            }
+            *blocked = transfer.result == -libc::EAGAIN;
+        }
+        Ok(calls)
+    }
+}

@@ -1,0 +1,108 @@
+//! The header in front of each frame (`struct virtio_net_hdr`, virtio 1.2 section 5.1.6), and what
+//! a guest may write into it.
+//!
+//! The guest's header is copied, checked and rewritten to what was understood of it; the TAP gets
+//! the copy. So what was checked is what the kernel reads, and what means nothing is zero.
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6,
+    VIRTIO_NET_F_HOST_USO, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_ECN,
+    VIRTIO_NET_HDR_GSO_NONE, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
+    VIRTIO_NET_HDR_GSO_UDP_L4,
+};
+
+use super::{DropReason, features::Features, tap::HEADER_BYTES};
+
+/// Ethernet, without a tag.
+pub(super) const ETHERNET_BYTES: usize = 14;
+/// The longest frame: the longest IP packet behind its Ethernet header.
+pub(super) const MAX_FRAME_BYTES: usize = ETHERNET_BYTES + 65_535;
+/// Where the number of merged buffers stands.
+pub(super) const NUM_BUFFERS_AT: usize = 10;
+
+const NEEDS_CSUM: u8 = VIRTIO_NET_HDR_F_NEEDS_CSUM as u8;
+const GSO_NONE: u8 = VIRTIO_NET_HDR_GSO_NONE as u8;
+const GSO_TCPV4: u8 = VIRTIO_NET_HDR_GSO_TCPV4 as u8;
+const GSO_TCPV6: u8 = VIRTIO_NET_HDR_GSO_TCPV6 as u8;
+const GSO_UDP_L4: u8 = VIRTIO_NET_HDR_GSO_UDP_L4 as u8;
+const GSO_ECN: u8 = VIRTIO_NET_HDR_GSO_ECN as u8;
+
+/// Checks the header of a frame of so many bytes, and rewrites it.
+pub(super) fn check(
+    header: &mut [u8; HEADER_BYTES],
+    frame_bytes: usize,
+    negotiated: Features,
+) -> Result<(), DropReason> {
+    if frame_bytes < ETHERNET_BYTES {
+        return Err(DropReason::TxShort);
+    }
+    if frame_bytes > MAX_FRAME_BYTES {
+        return Err(DropReason::TxLong);
+    }
+    let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+    let (hdr_len, gso_size) = (half(2), half(4));
+    let (csum_start, csum_offset) = (half(6), half(8));
+    let gso_type = header[1];
+
+    let mut out = [0; HEADER_BYTES];
+    let mut put = |at: usize, value: u16| out[at..at + 2].copy_from_slice(&value.to_le_bytes());
+    let checksum = header[0] & NEEDS_CSUM != 0;
+    if checksum {
+        let start = usize::from(csum_start);
+        let end = start + usize::from(csum_offset) + 2;
+        if !negotiated.has(VIRTIO_NET_F_CSUM) || start < ETHERNET_BYTES || end > frame_bytes {
+            return Err(DropReason::TxChecksum);
+        }
+        put(6, csum_start);
+        put(8, csum_offset);
+    }
+    if gso_type != GSO_NONE {
+        let l4 = L4::of(gso_type, negotiated).ok_or(DropReason::TxGsoType)?;
+        // The first byte of payload, at the earliest.
+        let payload = usize::from(csum_start) + l4.header_bytes;
+        if !checksum || gso_size == 0 || csum_offset != l4.checksum_at || payload > frame_bytes {
+            return Err(DropReason::TxGso);
+        }
+        if usize::from(hdr_len) > frame_bytes {
+            return Err(DropReason::TxHeaderLength);
+        }
+        put(2, hdr_len);
+        put(4, gso_size);
+        out[1] = gso_type;
+    }
+    out[0] = if checksum { NEEDS_CSUM } else { 0 };
+    *header = out;
+    Ok(())
+}
+
+/// What is segmented.
+struct L4 {
+    header_bytes: usize,
+    checksum_at: u16,
+}
+
+impl L4 {
+    /// `None` when the type is unknown, or not what was negotiated.
+    fn of(gso_type: u8, negotiated: Features) -> Option<L4> {
+        const TCP: L4 = L4 {
+            header_bytes: 20,
+            checksum_at: 16,
+        };
+        const UDP: L4 = L4 {
+            header_bytes: 8,
+            checksum_at: 6,
+        };
+        let ecn = gso_type & GSO_ECN != 0;
+        let (l4, feature) = match gso_type & !GSO_ECN {
+            GSO_TCPV4 => (TCP, VIRTIO_NET_F_HOST_TSO4),
+            GSO_TCPV6 => (TCP, VIRTIO_NET_F_HOST_TSO6),
+            GSO_UDP_L4 if !ecn => (UDP, VIRTIO_NET_F_HOST_USO),
+            _ => return None,
+        };
+        let allowed = negotiated.has(feature) && (!ecn || negotiated.has(VIRTIO_NET_F_HOST_ECN));
+        allowed.then_some(l4)
+    }
+}
+
+#[cfg(test)]
+#[path = "header_test.rs"]
+mod tests;

@@ -1,0 +1,150 @@
+//! Guest addresses to host addresses, and the pieces of memory that a system call takes.
+use std::sync::Arc;
+
+use libc::iovec;
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
+
+use super::ring::Broken;
+use crate::GuestMemory;
+
+/// The guest's memory as the host sees it. Keeps it mapped.
+#[derive(Debug)]
+pub(super) struct Translation {
+    regions: Vec<Region>,
+    _mapped: Arc<GuestMemory>,
+}
+
+#[derive(Debug)]
+struct Region {
+    guest: u64,
+    bytes: u64,
+    host: *mut u8,
+}
+
+impl Translation {
+    pub(super) fn new(memory: Arc<GuestMemory>) -> Translation {
+        let region = |region: &vm_memory::GuestRegionMmap<()>| {
+            Some(Region {
+                guest: region.start_addr().raw_value(),
+                bytes: region.len(),
+                host: region.get_host_address(MemoryRegionAddress(0)).ok()?,
+            })
+        };
+        Translation {
+            regions: memory.iter().filter_map(region).collect(),
+            _mapped: memory,
+        }
+    }
+
+    /// Where the `bytes` at a guest address lie, when they lie in one region.
+    pub(super) fn host(&self, guest: u64, bytes: u64) -> Option<*mut u8> {
+        let (host, there) = self.locate(guest)?;
+        (bytes <= there).then_some(host)
+    }
+
+    /// The host address, and the bytes from there to the region's end.
+    fn locate(&self, guest: u64) -> Option<(*mut u8, u64)> {
+        self.regions.iter().find_map(|region| {
+            let offset = guest.checked_sub(region.guest)?;
+            let there = region
+                .bytes
+                .checked_sub(offset)
+                .filter(|there| *there > 0)?;
+            Some((region.host.wrapping_add(offset as usize), there))
+        })
+    }
+
+    /// Appends the memory at a guest address: one piece, or several where regions touch.
+    /// An empty one adds none.
+    pub(super) fn append(
+        &self,
+        mut guest: u64,
+        bytes: u32,
+        pieces: &mut Vec<iovec>,
+    ) -> Result<(), Broken> {
+        let mut left = u64::from(bytes);
+        while left > 0 {
+            let (host, there) = self.locate(guest).ok_or(Broken::Address)?;
+            let part = left.min(there);
+            pieces.push(iovec {
+                iov_base: host.cast(),
+                iov_len: part as usize,
+            });
+            left -= part;
+            guest = guest.checked_add(part).ok_or(Broken::Address)?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes in all pieces.
+pub(super) fn total(pieces: &[iovec]) -> usize {
+    pieces.iter().map(|piece| piece.iov_len).sum()
+}
+
+/// Copies from the pieces, beginning `offset` bytes in; returns how many bytes there were.
+///
+/// # Safety
+/// The pieces are memory that is mapped. The guest may be writing to it: each byte is read once.
+pub(super) unsafe fn read(pieces: &[iovec], offset: usize, into: &mut [u8]) -> usize {
+    let mut bytes = into.iter_mut();
+    // SAFETY: as of this function.
+    unsafe {
+        each(pieces, offset, bytes.len(), |at| {
+            if let Some(byte) = bytes.next() {
+                *byte = at.read_volatile();
+            }
+        })
+    }
+}
+
+/// Copies into the pieces, beginning `offset` bytes in; returns how many bytes had room.
+///
+/// # Safety
+/// The pieces are memory that is mapped and that may be written to.
+pub(super) unsafe fn write(pieces: &[iovec], offset: usize, from: &[u8]) -> usize {
+    let mut done = 0;
+    let mut skip = offset;
+    for piece in pieces {
+        if done == from.len() {
+            break;
+        }
+        let here = skip.min(piece.iov_len);
+        skip -= here;
+        let part = (piece.iov_len - here).min(from.len() - done);
+        // SAFETY: `here + part` lies within the piece and `done + part` within `from`; the VMM's own
+        // memory and the guest's do not overlap.
+        unsafe {
+            let to = piece.iov_base.cast::<u8>().add(here);
+            std::ptr::copy_nonoverlapping(from[done..].as_ptr(), to, part);
+        }
+        done += part;
+    }
+    done
+}
+
+/// Calls for the address of each of `count` bytes from `offset` on, as far as there are.
+///
+/// # Safety
+/// The pieces are mapped.
+unsafe fn each(
+    pieces: &[iovec],
+    offset: usize,
+    count: usize,
+    mut call: impl FnMut(*mut u8),
+) -> usize {
+    let (mut skip, mut done) = (offset, 0);
+    for piece in pieces {
+        let here = skip.min(piece.iov_len);
+        skip -= here;
+        for at in here..piece.iov_len {
+            if done == count {
+                return done;
+            }
+            // SAFETY: within the piece.
+            call(unsafe { piece.iov_base.cast::<u8>().add(at) });
+            done += 1;
+        }
+    }
+    done
+}

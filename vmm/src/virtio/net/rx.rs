@@ -1,0 +1,363 @@
+//! From the TAP to the guest.
+//!
+//! A batch of reads is laid out before any frame's length is known ([`Rx::prepare`]). With
+//! MRG_RXBUF each read gets chains for the longest frame seen lately, without it one chain; and
+//! behind them a piece of the VMM's own memory, the spill, so that no frame is cut short. When the
+//! reads are done ([`Rx::complete`]), chains that hold nothing go back to the [`Stock`], and frames
+//! are given to the driver in the order they came. The end of a frame that went into the spill is
+//! copied into further chains: a second copy, of a frame longer than those before it.
+//!
+//! When a spilled frame lacks chains it is held, and all behind it, until the driver adds some. It
+//! is dropped, and counted, when the driver can't add enough, or did not in [`HOLD`].
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use libc::iovec;
+use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_CSUM;
+
+use super::{
+    DropReason,
+    counters::PairCounters,
+    features::Features,
+    filter::Filter,
+    frame_io::{Transfer, Way},
+    header::{ETHERNET_BYTES, MAX_FRAME_BYTES, NUM_BUFFERS_AT},
+    pieces::{self, Translation},
+    ring::{Broken, Ring},
+    stock::{Chain, MAX_CHAIN_PIECES, Stock},
+    tap::HEADER_BYTES,
+    tx::MAX_PIECES,
+};
+
+/// Frames read in one go.
+pub(super) const BATCH: usize = 64;
+/// How long a frame waits for the driver to add the buffers it lacks.
+pub(super) const HOLD: Duration = Duration::from_millis(100);
+/// The longest frame with a tag and a header; one byte more is too long.
+const LONGEST_BYTES: usize = HEADER_BYTES + MAX_FRAME_BYTES + 4;
+const SPILL_BYTES: usize = LONGEST_BYTES + 1;
+/// What a read is laid out for at least: a frame of the usual MTU.
+const USUAL_BYTES: usize = HEADER_BYTES + ETHERNET_BYTES + 1500;
+/// Room for a batch's pieces, one read's being of any length.
+const ROOM: usize = 8 * 1024;
+
+/// The queue, and the batch in hand.
+pub(super) struct Rx {
+    pub(super) ring: Ring,
+    mergeable: bool,
+    checksum_flags: bool,
+    /// `None` lets all through.
+    filter: Option<Arc<Filter>>,
+    stock: Stock,
+    /// What a read is laid out for, bytes with header.
+    expected: usize,
+    reads: Vec<Read>,
+    chains: Vec<Chain>,
+    pieces: Vec<iovec>,
+    /// Pieces of one chain.
+    scratch: Vec<iovec>,
+    spill: Vec<u8>,
+    /// The next of `reads` to be given to the driver, and when it began to lack buffers.
+    next: usize,
+    held_since: Option<Instant>,
+}
+
+/// One read: where its chains and pieces lie, and what became of it.
+#[derive(Clone, Copy, Debug)]
+struct Read {
+    chain: usize,
+    /// Chains that it holds: at first all, then those with something in them.
+    chains: usize,
+    piece: usize,
+    /// Without the spill.
+    pieces: usize,
+    room: usize,
+    /// Bytes read, with the header; 0 for nothing to deliver.
+    filled: usize,
+}
+
+impl Rx {
+    pub(super) fn new(ring: Ring, features: Features) -> Rx {
+        Rx {
+            stock: Stock::new(ring.size()),
+            ring,
+            mergeable: features.mergeable(),
+            checksum_flags: features.has(VIRTIO_NET_F_GUEST_CSUM),
+            filter: None,
+            expected: USUAL_BYTES,
+            reads: Vec::with_capacity(BATCH),
+            chains: Vec::with_capacity(2 * MAX_PIECES),
+            pieces: Vec::with_capacity(ROOM),
+            scratch: Vec::with_capacity(2 * MAX_PIECES),
+            // Zeroed by the kernel when first touched, which most of it never is.
+            spill: vec![0; BATCH * SPILL_BYTES],
+            next: 0,
+            held_since: None,
+        }
+    }
+
+    pub(super) fn set_filter(&mut self, filter: Option<Arc<Filter>>) {
+        self.filter = filter;
+    }
+
+    /// Since when a frame has been waiting for buffers.
+    pub(super) fn held_since(&self) -> Option<Instant> {
+        self.held_since
+    }
+
+    /// Lays out reads, at most `wanted`; fewer when the driver has no more buffers.
+    pub(super) fn prepare(&mut self, wanted: usize, memory: &Translation) -> Result<usize, Broken> {
+        debug_assert!(self.reads.is_empty(), "the last batch was delivered");
+        while self.reads.len() < wanted.min(BATCH) && self.pieces.len() + 2 * MAX_PIECES <= ROOM {
+            let (chain, piece) = (self.chains.len(), self.pieces.len());
+            let room = self.lay_out(memory)?;
+            let short = self.mergeable && room < self.expected;
+            if room == 0 || (short && !self.reads.is_empty()) {
+                // Let the reads before it do with what there is.
+                self.stock
+                    .put_back(&self.chains[chain..], &self.pieces[piece..]);
+                self.chains.truncate(chain);
+                self.pieces.truncate(piece);
+                break;
+            }
+            let read = Read {
+                chain,
+                chains: self.chains.len() - chain,
+                piece,
+                pieces: self.pieces.len() - piece,
+                room,
+                filled: 0,
+            };
+            let spill = &mut self.spill[self.reads.len() * SPILL_BYTES..][..SPILL_BYTES];
+            self.pieces.push(iovec {
+                iov_base: spill.as_mut_ptr().cast(),
+                iov_len: spill.len(),
+            });
+            self.reads.push(read);
+        }
+        Ok(self.reads.len())
+    }
+
+    /// Takes chains for one read. Their bytes.
+    fn lay_out(&mut self, memory: &Translation) -> Result<usize, Broken> {
+        let piece = self.pieces.len();
+        let mut room = 0;
+        while room == 0 || (self.mergeable && room < self.expected) {
+            let taken = self.stock.take(&mut self.ring, memory, &mut self.pieces)?;
+            let Some(taken) = taken else { break };
+            if self.pieces.len() - piece > MAX_CHAIN_PIECES {
+                let from = self.pieces.len() - taken.pieces as usize;
+                self.stock.put_back(&[taken], &self.pieces[from..]);
+                self.pieces.truncate(from);
+                break;
+            }
+            self.chains.push(taken);
+            room += taken.bytes as usize;
+        }
+        Ok(room)
+    }
+
+    /// What is to be read.
+    pub(super) fn transfers(&self, transfers: &mut Vec<Transfer>) {
+        transfers.extend(self.reads.iter().map(|read| Transfer {
+            pieces: &raw const self.pieces[read.piece],
+            count: read.pieces as u32 + 1,
+            way: Way::Read,
+            result: -libc::EAGAIN,
+        }));
+    }
+
+    /// Takes the results and delivers what it can. How many reads had a frame.
+    pub(super) fn complete(
+        &mut self,
+        results: &[Transfer],
+        memory: &Translation,
+        counters: &PairCounters,
+    ) -> Result<usize, Broken> {
+        let (mut frames, mut longest) = (0, 0);
+        // Backwards, so that chains go back in order.
+        for (index, transfer) in results.iter().enumerate().rev() {
+            let Some(read) = self.reads.get(index).copied() else {
+                continue;
+            };
+            let mut filled = 0;
+            if let Ok(bytes) = usize::try_from(transfer.result)
+                && bytes > 0
+            {
+                frames += 1;
+                longest = longest.max(bytes);
+                match self.refuse(&read, bytes) {
+                    Some(reason) => counters.dropped(reason),
+                    None => filled = bytes,
+                }
+            }
+            let held = self.chains_for(&read, filled);
+            self.put_back_of(index, held);
+            self.reads[index].filled = filled;
+        }
+        if frames > 0 {
+            // Up at once, down slowly.
+            let slowly = self.expected - self.expected / 8;
+            self.expected = longest.max(slowly).max(USUAL_BYTES);
+        }
+        self.deliver(memory, counters)?;
+        Ok(frames)
+    }
+
+    /// Why a frame does not go to the guest.
+    fn refuse(&self, read: &Read, bytes: usize) -> Option<DropReason> {
+        if bytes < HEADER_BYTES + ETHERNET_BYTES {
+            return Some(DropReason::RxShort);
+        }
+        if bytes > LONGEST_BYTES {
+            return Some(DropReason::RxLong);
+        }
+        if !self.mergeable && bytes > read.room {
+            return Some(DropReason::RxBufferSize);
+        }
+        let filter = self.filter.as_deref()?;
+        let mut to = [0; 6];
+        // SAFETY: `prepare` listed these pieces: the guest's, which the translation keeps mapped,
+        // and the spill.
+        unsafe {
+            let pieces = &self.pieces[read.piece..=read.piece + read.pieces];
+            pieces::read(pieces, HEADER_BYTES, &mut to);
+        }
+        (!filter.wants(&to)).then_some(DropReason::RxFiltered)
+    }
+
+    /// How many of a read's chains so many bytes take.
+    fn chains_for(&self, read: &Read, bytes: usize) -> usize {
+        let mut left = bytes;
+        let chains = &self.chains[read.chain..read.chain + read.chains];
+        let taken = chains.iter().take_while(|chain| {
+            let needed = left > 0;
+            left = left.saturating_sub(chain.bytes as usize);
+            needed
+        });
+        taken.count()
+    }
+
+    /// Keeps a read's first chains and puts the others back.
+    fn put_back_of(&mut self, index: usize, keep: usize) {
+        let read = &mut self.reads[index];
+        let kept = &self.chains[read.chain..read.chain + keep];
+        let pieces: usize = kept.iter().map(|chain| chain.pieces as usize).sum();
+        self.stock.put_back(
+            &self.chains[read.chain + keep..read.chain + read.chains],
+            &self.pieces[read.piece + pieces..read.piece + read.pieces],
+        );
+        read.chains = keep;
+    }
+
+    /// Gives frames to the driver in order, until all are or one lacks buffers.
+    pub(super) fn deliver(
+        &mut self,
+        memory: &Translation,
+        counters: &PairCounters,
+    ) -> Result<(), Broken> {
+        while let Some(read) = self.reads.get(self.next).copied() {
+            if read.filled > 0 {
+                let spilled = read.filled.saturating_sub(read.room);
+                if spilled == 0 || self.has_room_for(spilled, memory)? {
+                    self.give(&read, spilled, memory, counters)?;
+                } else if self.is_hopeless() {
+                    counters.dropped(DropReason::RxRingSize);
+                    self.put_back_of(self.next, 0);
+                } else {
+                    self.held_since.get_or_insert_with(Instant::now);
+                    return Ok(());
+                }
+                self.held_since = None;
+            }
+            self.next += 1;
+        }
+        self.next = 0;
+        self.reads.clear();
+        self.chains.clear();
+        self.pieces.clear();
+        Ok(())
+    }
+
+    fn has_room_for(&mut self, bytes: usize, memory: &Translation) -> Result<bool, Broken> {
+        let (ring, scratch) = (&mut self.ring, &mut self.scratch);
+        self.stock.gather(bytes as u64, ring, memory, scratch)
+    }
+
+    /// Whether the driver can add no more buffers, or has had its time to.
+    fn is_hopeless(&self) -> bool {
+        let late = |since: Instant| since.elapsed() >= HOLD;
+        !self.stock.may_grow(&self.ring) || self.held_since.is_some_and(late)
+    }
+
+    /// Gives one frame to the driver.
+    fn give(
+        &mut self,
+        read: &Read,
+        spilled: usize,
+        memory: &Translation,
+        counters: &PairCounters,
+    ) -> Result<(), Broken> {
+        let mut left = read.filled;
+        let mut count: u16 = 0;
+        for at in read.chain..read.chain + read.chains {
+            let chain = self.chains[at];
+            let bytes = left.min(chain.bytes as usize);
+            self.use_up(chain, bytes);
+            left -= bytes;
+            count += 1;
+        }
+        let spill_at = self.next * SPILL_BYTES;
+        while left > 0 {
+            self.scratch.clear();
+            let taken = self.stock.take(&mut self.ring, memory, &mut self.scratch)?;
+            let Some(chain) = taken else { break };
+            let bytes = left.min(chain.bytes as usize);
+            let from = &self.spill[spill_at + spilled - left..][..bytes];
+            // SAFETY: the pieces are the guest's, writable and kept mapped by the translation.
+            unsafe { pieces::write(&self.scratch, 0, from) };
+            self.use_up(chain, bytes);
+            left -= bytes;
+            count += 1;
+        }
+        let listed = &self.pieces[read.piece..read.piece + read.pieces];
+        // SAFETY: as above.
+        unsafe {
+            // The kernel leaves it alone (`tun_put_user`).
+            pieces::write(listed, NUM_BUFFERS_AT, &count.to_le_bytes());
+            if !self.checksum_flags {
+                pieces::write(listed, 0, &[0]);
+            }
+        }
+        counters.rx_frames.add(1);
+        counters.rx_bytes.add((read.filled - HEADER_BYTES) as u64);
+        counters.rx_buffers.add(count.into());
+        if spilled > 0 {
+            counters.rx_spilled_frames.add(1);
+            counters.rx_spilled_bytes.add(spilled as u64);
+        }
+        Ok(())
+    }
+
+    fn use_up(&mut self, chain: Chain, bytes: usize) {
+        self.ring.push_used(chain.head, bytes as u32);
+        self.stock.used();
+    }
+
+    /// Drops what is in hand, counted; its chains hold nothing again.
+    pub(super) fn abandon(&mut self, counters: &PairCounters) {
+        for index in (self.next..self.reads.len()).rev() {
+            if self.reads[index].filled > 0 {
+                counters.dropped(DropReason::RxReset);
+            }
+            self.put_back_of(index, 0);
+        }
+        self.next = 0;
+        self.held_since = None;
+        self.reads.clear();
+        self.chains.clear();
+        self.pieces.clear();
+    }
+}

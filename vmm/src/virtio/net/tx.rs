@@ -1,0 +1,203 @@
+//! From the guest to the TAP.
+use libc::iovec;
+
+use super::{
+    DropReason,
+    counters::PairCounters,
+    features::Features,
+    frame_io::{Transfer, Way},
+    header,
+    pieces::{self, Translation},
+    ring::{Broken, Ring},
+    tap::HEADER_BYTES,
+};
+
+/// Frames taken in one go. Above 64 the cost per frame falls no further.
+pub(super) const BATCH: usize = 64;
+/// What readv and writev take (`UIO_MAXIOV`).
+pub(super) const MAX_PIECES: usize = 1024;
+/// Room for a batch of usual frames (Linux: 19 pieces) and one of any length, each of its buffers
+/// across two regions of memory.
+const ROOM: usize = BATCH * 20 + 2 * MAX_PIECES + 1;
+
+/// The queue, and the batch in hand.
+pub(super) struct Tx {
+    pub(super) ring: Ring,
+    features: Features,
+    /// Each frame's, in order: a piece for the header's copy, then the guest's.
+    pieces: Vec<iovec>,
+    headers: Box<[[u8; HEADER_BYTES]; BATCH]>,
+    batch: Vec<Frame>,
+    /// Those of the batch that the TAP has yet to take.
+    left: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Frame {
+    head: u16,
+    first: u32,
+    count: u32,
+    bytes: u32,
+    done: bool,
+}
+
+impl Tx {
+    pub(super) fn new(ring: Ring, features: Features) -> Tx {
+        Tx {
+            ring,
+            features,
+            pieces: Vec::with_capacity(ROOM),
+            headers: Box::new([[0; HEADER_BYTES]; BATCH]),
+            batch: Vec::with_capacity(BATCH),
+            left: 0,
+        }
+    }
+
+    /// Whether the TAP took less than it was given.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.left > 0
+    }
+
+    /// Takes frames off the ring, unless some are left from before. Bad ones are counted and given
+    /// back. Says whether there were any.
+    pub(super) fn gather(
+        &mut self,
+        memory: &Translation,
+        counters: &PairCounters,
+    ) -> Result<bool, Broken> {
+        if self.left > 0 {
+            return Ok(false);
+        }
+        self.pieces.clear();
+        self.batch.clear();
+        let mut any = false;
+        for _ in 0..BATCH {
+            if self.pieces.len() + 2 * usize::from(self.ring.size()) + 1 > ROOM {
+                break;
+            }
+            let Some(head) = self.ring.next()? else { break };
+            any = true;
+            match self.take(head, memory)? {
+                Ok(frame) => self.batch.push(frame),
+                Err(reason) => {
+                    counters.dropped(reason);
+                    self.ring.push_used(head, 0);
+                }
+            }
+        }
+        self.left = self.batch.len();
+        Ok(any)
+    }
+
+    /// Lists a chain's pieces behind a checked copy of its header.
+    fn take(
+        &mut self,
+        head: u16,
+        memory: &Translation,
+    ) -> Result<Result<Frame, DropReason>, Broken> {
+        let start = self.pieces.len();
+        // Room for the header's copy, should the guest's not have a piece to itself.
+        self.pieces.push(piece(&mut []));
+        let list = &mut self.pieces;
+        let mut bytes: u64 = 0;
+        self.ring.walk(head, memory, |buffer| {
+            if buffer.writable {
+                return Err(Broken::Direction);
+            }
+            bytes += u64::from(buffer.bytes);
+            memory.append(buffer.guest, buffer.bytes, list)
+        })?;
+        let checked = self.check(start, bytes);
+        if checked.is_err() {
+            self.pieces.truncate(start);
+        }
+        Ok(checked.map(|(first, bytes)| Frame {
+            head,
+            first: first as u32,
+            count: (self.pieces.len() - first) as u32,
+            bytes,
+            done: false,
+        }))
+    }
+
+    /// Replaces the header by its checked copy. Where the frame's pieces begin, and its bytes
+    /// without the header.
+    fn check(&mut self, start: usize, bytes: u64) -> Result<(usize, u32), DropReason> {
+        let frame_bytes = usize::try_from(bytes)
+            .ok()
+            .and_then(|bytes| bytes.checked_sub(HEADER_BYTES))
+            .ok_or(DropReason::TxShort)?;
+        let copy = &mut self.headers[self.batch.len()];
+        // SAFETY: `Translation` gave the pieces, which it keeps mapped.
+        unsafe { pieces::read(&self.pieces[start + 1..], 0, copy) };
+        header::check(copy, frame_bytes, self.features)?;
+        // Cut the guest's header off; the copy goes where its last whole piece was.
+        let mut first = start;
+        let mut left = HEADER_BYTES;
+        while let Some(next) = self.pieces.get_mut(first + 1).filter(|_| left > 0) {
+            if next.iov_len <= left {
+                left -= next.iov_len;
+                first += 1;
+            } else {
+                next.iov_base = next.iov_base.wrapping_byte_add(left);
+                next.iov_len -= left;
+                left = 0;
+            }
+        }
+        self.pieces[first] = piece(copy);
+        if self.pieces.len() - first > MAX_PIECES {
+            return Err(DropReason::TxPieces);
+        }
+        Ok((first, frame_bytes as u32))
+    }
+
+    /// What is to be written.
+    pub(super) fn transfers(&self, transfers: &mut Vec<Transfer>) {
+        let left = self.batch.iter().filter(|frame| !frame.done);
+        transfers.extend(left.map(|frame| Transfer {
+            pieces: &raw const self.pieces[frame.first as usize],
+            count: frame.count,
+            way: Way::Write,
+            result: -libc::EAGAIN,
+        }));
+    }
+
+    /// Gives back what was written or refused; the rest stays for another try.
+    pub(super) fn complete(&mut self, results: &[Transfer], counters: &PairCounters) {
+        let (mut frames, mut bytes) = (0, 0);
+        let waiting = self.batch.iter_mut().filter(|frame| !frame.done);
+        for (frame, transfer) in waiting.zip(results) {
+            match transfer.result {
+                done if done >= 0 => {
+                    frames += 1;
+                    bytes += u64::from(frame.bytes);
+                }
+                error if error == -libc::EAGAIN || error == -libc::EINTR => continue,
+                error => counters.dropped(reason(-error)),
+            }
+            frame.done = true;
+            self.left -= 1;
+            self.ring.push_used(frame.head, 0);
+        }
+        counters.tx_frames.add(frames);
+        counters.tx_bytes.add(bytes);
+    }
+}
+
+/// What an error of the TAP means (`tun_get_user` of Linux).
+fn reason(errno: i32) -> DropReason {
+    match errno {
+        libc::EINVAL => DropReason::TxRefused,
+        libc::EIO => DropReason::TxLinkDown,
+        libc::EBADFD => DropReason::TxQueueOff,
+        libc::ENOBUFS | libc::ENOMEM => DropReason::TxNoMemory,
+        _ => DropReason::TxOther,
+    }
+}
+
+fn piece(bytes: &mut [u8]) -> iovec {
+    iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    }
+}

@@ -1,0 +1,395 @@
+//! The thread of a queue pair.
+//!
+//! It lives as long as the card and sleeps while the driver is away. While it serves, it makes
+//! passes: take what the guest sent and lay out reads, hand all of it to the kernel in one batch,
+//! give the results to the driver, publish both used indices. While passes find work, the driver
+//! is asked not to notify. After the last one it looks at the ring a few times more, as often as
+//! that has paid off lately ([`Patience`]); then it asks for notifications, looks once more, and
+//! sleeps.
+//!
+//! While frames go out, each batch also tries to read, so that one way can't starve the other.
+use std::{
+    hint, io,
+    os::fd::{AsRawFd, RawFd},
+    sync::Arc,
+};
+
+use vmm_sys_util::{epoll::EventSet, eventfd::EventFd};
+
+use super::{
+    counters::PairCounters,
+    features::Features,
+    filter::Filter,
+    frame_io::{FrameIo, MAX_TRANSFERS, Transfer},
+    mailbox::Inbox,
+    pieces::Translation,
+    ring::{Broken, Published, Ring},
+    rx::{self, Rx},
+    tx::Tx,
+    waits::{Source, Waits},
+};
+use crate::{
+    GuestMemory,
+    virtio::{EnabledQueue, Signals},
+};
+
+/// What a worker is told.
+pub(super) enum Command {
+    /// The driver is there.
+    Start(Box<Start>),
+    /// Read from the TAP, or no longer.
+    Active(bool),
+    /// Which frames the guest wants from now on; `None`: all.
+    Filter(Option<Arc<Filter>>),
+    /// The driver is gone.
+    Stop,
+    /// The card is.
+    Exit,
+}
+
+/// What a worker serves.
+pub(super) struct Start {
+    pub(super) memory: Arc<GuestMemory>,
+    pub(super) features: Features,
+    pub(super) rx: EnabledQueue,
+    pub(super) tx: EnabledQueue,
+    pub(super) signals: Arc<dyn Signals>,
+    pub(super) active: bool,
+}
+
+/// A worker's own.
+pub(super) struct Worker {
+    pub(super) tap: RawFd,
+    pub(super) io: Box<dyn FrameIo>,
+    pub(super) waits: Waits,
+    pub(super) inbox: Inbox<Command>,
+    pub(super) counters: Arc<PairCounters>,
+}
+
+/// Why serving ended.
+enum End {
+    /// The driver broke a ring.
+    Broken,
+    /// The host refused what it may not refuse.
+    Host,
+}
+
+impl From<Broken> for End {
+    fn from(_: Broken) -> End {
+        End::Broken
+    }
+}
+
+impl From<io::Error> for End {
+    fn from(_: io::Error) -> End {
+        End::Host
+    }
+}
+
+impl Worker {
+    /// Runs until the card is gone.
+    pub(super) fn run(mut self) {
+        let usable = self.io.begin().is_ok();
+        let mut serving: Option<Serving> = None;
+        loop {
+            let told = match &mut serving {
+                None => self.inbox.wait(),
+                Some(served) => match self.serve(served) {
+                    Ok(command) => Some(command),
+                    Err(end) => {
+                        self.fail(served.signals.as_ref(), &end);
+                        self.leave(&mut serving);
+                        continue;
+                    }
+                },
+            };
+            match told {
+                None => return,
+                Some(Command::Exit) => {
+                    self.leave(&mut serving);
+                    return self.inbox.answer();
+                }
+                Some(Command::Stop) => self.leave(&mut serving),
+                Some(Command::Start(start)) => {
+                    let signals = Arc::clone(&start.signals);
+                    match self.enter(*start, usable) {
+                        Ok(served) => serving = Some(served),
+                        Err(end) => self.fail(signals.as_ref(), &end),
+                    }
+                }
+                Some(Command::Active(active)) => {
+                    if let Some(served) = &mut serving {
+                        served.set_active(active, &self.counters);
+                    }
+                }
+                Some(Command::Filter(filter)) => {
+                    if let Some(served) = &mut serving {
+                        served.rx.set_filter(filter);
+                    }
+                }
+            }
+            self.inbox.answer();
+        }
+    }
+
+    fn enter(&mut self, start: Start, usable: bool) -> Result<Serving, End> {
+        if !usable {
+            return Err(End::Host);
+        }
+        self.waits.add(start.tx.kick.as_raw_fd(), Source::TxKick)?;
+        self.waits.add(start.rx.kick.as_raw_fd(), Source::RxKick)?;
+        Serving::new(start)
+    }
+
+    fn fail(&self, signals: &dyn Signals, end: &End) {
+        match end {
+            End::Broken => self.counters.broken.add(1),
+            End::Host => self.counters.host_failures.add(1),
+        }
+        signals.needs_reset();
+    }
+
+    /// Lets go of the queues. Closing an eventfd would not take it off the epoll: the transport
+    /// has it too.
+    fn leave(&mut self, serving: &mut Option<Serving>) {
+        if let Some(mut served) = serving.take() {
+            served.rx.abandon(&self.counters);
+            let _ = self.waits.watch_tap(None);
+            for kick in [&served.tx_kick, &served.rx_kick] {
+                let _ = self.waits.remove(kick.as_raw_fd());
+            }
+        }
+    }
+
+    /// Serves until there is a command.
+    fn serve(&mut self, served: &mut Serving) -> Result<Command, End> {
+        loop {
+            if self.inbox.rung()
+                && let Some(command) = self.inbox.take()
+            {
+                return Ok(command);
+            }
+            if self.pass(served)? {
+                continue;
+            }
+            if served.looks_again(|| self.inbox.rung())? {
+                continue;
+            }
+            self.sleep(served)?;
+        }
+    }
+
+    /// One batch. Says whether there was anything to do.
+    fn pass(&mut self, served: &mut Serving) -> Result<bool, End> {
+        let counters = &*self.counters;
+        let mut worked = served.tx.gather(&served.memory, counters)?;
+        if served.rx.held_since().is_some() {
+            served.rx.deliver(&served.memory, counters)?;
+        }
+        served.transfers.clear();
+        served.tx.transfers(&mut served.transfers);
+        let writes = served.transfers.len();
+        let reads = served.lay_out_reads(writes > 0, counters)?;
+        if !served.transfers.is_empty() {
+            // SAFETY: the pieces are the guest's, kept mapped by `memory`, and ours in `tx` and
+            // `rx`, none of which moves before the call returns.
+            let calls = unsafe { self.io.transfer(&mut served.transfers) };
+            counters.syscalls.add(calls?);
+        }
+        let (written, read) = served.transfers.split_at(writes);
+        let stalled = served.tx.is_stalled();
+        served.tx.complete(written, counters);
+        worked |= stalled && !served.tx.is_stalled();
+        if reads > 0 {
+            let frames = served.rx.complete(read, &served.memory, counters)?;
+            served.depth.learn(reads, frames);
+            // An empty read says that there is nothing more.
+            served.tap_ready = frames == reads;
+            worked |= frames > 0;
+        }
+        served.tell(counters);
+        Ok(worked)
+    }
+
+    /// Asks to be notified, and sleeps unless something came up meanwhile.
+    fn sleep(&mut self, served: &mut Serving) -> Result<(), End> {
+        let held = served.rx.held_since();
+        let stalled = served.tx.is_stalled();
+        let mut more = !stalled && served.tx.ring.listen()?;
+        if served.starved || held.is_some() {
+            more |= served.rx.ring.listen()?;
+        }
+        if !more {
+            let counters = &self.counters;
+            let mut events = EventSet::empty();
+            events.set(EventSet::IN, !served.starved && held.is_none());
+            events.set(EventSet::OUT, stalled);
+            let wanted = served.active.then_some((self.tap, events));
+            counters.syscalls.add(self.waits.watch_tap(wanted)? + 1);
+            counters.tx_waits.add(stalled.into());
+            let woken = self.waits.sleep(held.map(|since| since + rx::HOLD))?;
+            counters.wakeups.add(1);
+            counters.kicks.add(woken.kicks);
+            served.tap_ready |= woken.tap;
+        }
+        served.tx.ring.quiet();
+        served.rx.ring.quiet();
+        Ok(())
+    }
+}
+
+/// A queue pair while the driver is there.
+struct Serving {
+    /// Behind `tx` and `rx` in no order of dropping: they only hold addresses of it.
+    memory: Translation,
+    tx: Tx,
+    rx: Rx,
+    tx_index: u16,
+    rx_index: u16,
+    tx_kick: EventFd,
+    rx_kick: EventFd,
+    signals: Arc<dyn Signals>,
+    active: bool,
+    /// Whether the TAP may have frames.
+    tap_ready: bool,
+    /// Whether reading waits for buffers.
+    starved: bool,
+    depth: Depth,
+    patience: Patience,
+    transfers: Vec<Transfer>,
+}
+
+impl Serving {
+    fn new(start: Start) -> Result<Serving, End> {
+        let Start {
+            rx, tx, features, ..
+        } = start;
+        let memory = Translation::new(start.memory);
+        let rx_ring = Ring::new(&rx.queue, features, &memory)?;
+        let tx_ring = Ring::new(&tx.queue, features, &memory)?;
+        Ok(Serving {
+            memory,
+            tx: Tx::new(tx_ring, features),
+            rx: Rx::new(rx_ring, features),
+            tx_index: tx.index,
+            rx_index: rx.index,
+            tx_kick: tx.kick,
+            rx_kick: rx.kick,
+            signals: start.signals,
+            active: start.active,
+            tap_ready: true,
+            starved: false,
+            depth: Depth::default(),
+            patience: Patience::default(),
+            transfers: Vec::with_capacity(MAX_TRANSFERS),
+        })
+    }
+
+    fn set_active(&mut self, active: bool, counters: &PairCounters) {
+        if !active {
+            self.rx.abandon(counters);
+        }
+        self.active = active;
+        self.starved = false;
+        self.tap_ready = true;
+    }
+
+    /// Lists reads, as many as may find something.
+    fn lay_out_reads(&mut self, sending: bool, counters: &PairCounters) -> Result<usize, Broken> {
+        let wanted = match (
+            self.active && self.rx.held_since().is_none(),
+            self.tap_ready,
+        ) {
+            (true, true) => self.depth.0,
+            (true, false) if sending => 1,
+            _ => return Ok(0),
+        };
+        let reads = self.rx.prepare(wanted, &self.memory)?;
+        self.rx.transfers(&mut self.transfers);
+        let starved = reads == 0;
+        if starved {
+            counters.rx_waits.add((!self.starved).into());
+            self.tap_ready = true;
+        }
+        self.starved = starved;
+        Ok(reads)
+    }
+
+    /// Shows the driver what is done.
+    fn tell(&mut self, counters: &PairCounters) {
+        for (published, index) in [
+            (self.rx.ring.publish(), self.rx_index),
+            (self.tx.ring.publish(), self.tx_index),
+        ] {
+            match published {
+                Published::Nothing => {}
+                Published::Quiet => counters.interrupts_suppressed.add(1),
+                Published::Interrupt => {
+                    self.signals.queue(index);
+                    counters.interrupts.add(1);
+                    counters.syscalls.add(1);
+                }
+            }
+        }
+    }
+
+    /// Looks at the rings some times more. Says whether there is something.
+    fn looks_again(&mut self, rung: impl Fn() -> bool) -> Result<bool, Broken> {
+        for _ in 0..self.patience.looks {
+            hint::spin_loop();
+            let sent = !self.tx.is_stalled() && self.tx.ring.waiting()? > 0;
+            let room = self.starved && self.rx.ring.waiting()? > 0;
+            if sent || room || rung() {
+                self.patience.rewarded();
+                return Ok(true);
+            }
+        }
+        self.patience.wasted();
+        Ok(false)
+    }
+}
+
+/// How many frames to try to read at once: an empty read costs a little, a short batch more.
+struct Depth(usize);
+
+impl Default for Depth {
+    fn default() -> Depth {
+        Depth(4)
+    }
+}
+
+impl Depth {
+    fn learn(&mut self, reads: usize, frames: usize) {
+        if frames == reads {
+            self.0 = (self.0 * 2).min(rx::BATCH);
+        } else if frames < reads / 2 {
+            self.0 = (self.0 / 2).max(2);
+        }
+    }
+}
+
+/// How often to look at the rings before sleeping. A look is a pause instruction, some 40 ns.
+struct Patience {
+    looks: u32,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience { looks: Self::LEAST }
+    }
+}
+
+impl Patience {
+    const LEAST: u32 = 8;
+    /// About 10 µs: what a notification costs a guest. More would starve a vCPU that shares the
+    /// core.
+    const MOST: u32 = 256;
+
+    fn rewarded(&mut self) {
+        self.looks = (self.looks * 2).min(Self::MOST);
+    }
+
+    fn wasted(&mut self) {
+        self.looks = (self.looks / 2).max(Self::LEAST);
+    }
+}

@@ -1,0 +1,521 @@
+//! A virtio-net driver over real guest memory, and a socket or a TAP behind the card.
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering, fence},
+    },
+    time::{Duration, Instant},
+};
+
+use slipgate_vmm::{
+    GuestMemory, ThreadSetup,
+    virtio::{
+        Activation, EnabledQueue, Signals, VirtioDevice,
+        net::{IoMethod, Net, NetConfig, NetCounters, PairSnapshot},
+    },
+};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{GuestAddress, GuestMemoryBackend};
+use vmm_sys_util::{
+    epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
+    eventfd::{EFD_NONBLOCK, EventFd},
+};
+
+pub const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+pub const HEADER: usize = 12;
+/// Ring features.
+pub const INDIRECT: u64 = 1 << 28;
+pub const EVENT_IDX: u64 = 1 << 29;
+/// Device features, by number.
+pub const MRG_RXBUF: u64 = 1 << 15;
+pub const CTRL_VQ: u64 = 1 << 17;
+pub const MQ: u64 = 1 << 22;
+
+const MEMORY: usize = 128 << 20;
+const RINGS: u64 = 0x1_0000;
+/// Where buffers may lie.
+pub const BUFFERS: u64 = 0x100_0000;
+/// Long enough for anything that is to happen.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Interrupts, per queue.
+pub struct Interrupts {
+    queues: Vec<(AtomicU64, EventFd)>,
+    pub config: AtomicU64,
+    pub needs_reset: AtomicBool,
+}
+
+impl Interrupts {
+    pub fn count(&self, queue: usize) -> u64 {
+        self.queues[queue].0.load(Ordering::Acquire)
+    }
+
+    pub fn descriptor(&self, queue: usize) -> &EventFd {
+        &self.queues[queue].1
+    }
+}
+
+impl Signals for Interrupts {
+    fn queue(&self, index: u16) {
+        let (count, event) = &self.queues[usize::from(index)];
+        count.fetch_add(1, Ordering::AcqRel);
+        event.write(1).unwrap();
+    }
+
+    fn config(&self) {
+        self.config.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn needs_reset(&self) {
+        self.needs_reset.store(true, Ordering::Release);
+    }
+}
+
+/// A card, its memory, and the driver's side of its queues.
+pub struct Rig {
+    pub memory: Arc<GuestMemory>,
+    pub net: Net,
+    pub counters: Arc<NetCounters>,
+    pub interrupts: Arc<Interrupts>,
+    pub queues: Vec<DriverQueue>,
+    pub features: u64,
+}
+
+pub fn unconfined() -> ThreadSetup {
+    Arc::new(|_| Ok(()))
+}
+
+/// A pair of connected sockets that keep messages apart.
+pub fn sockets() -> (OwnedFd, OwnedFd) {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt};
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let (a, b) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+    for socket in [&a, &b] {
+        setsockopt(socket, sockopt::SndBuf, &(1 << 20)).unwrap();
+    }
+    (a, b)
+}
+
+impl Rig {
+    /// A card on these descriptors; the driver is not there yet.
+    pub fn new(taps: Vec<OwnedFd>, io: IoMethod) -> Rig {
+        let pairs = taps.len();
+        let counters = NetCounters::new(pairs);
+        let mut config = NetConfig::new(MAC, 1500, taps);
+        config.io = io;
+        let net = Net::new(config, unconfined(), Arc::clone(&counters)).expect("a card");
+        let interrupt = || (AtomicU64::new(0), EventFd::new(EFD_NONBLOCK).unwrap());
+        Rig {
+            memory: Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap()),
+            net,
+            counters,
+            interrupts: Arc::new(Interrupts {
+                queues: (0..=2 * pairs).map(|_| interrupt()).collect(),
+                config: AtomicU64::new(0),
+                needs_reset: AtomicBool::new(false),
+            }),
+            queues: Vec::new(),
+            features: 0,
+        }
+    }
+
+    /// A card with one pair on a socket; the driver is there and negotiated `features` of what was
+    /// offered. Also the other end.
+    pub fn on_socket(io: IoMethod, features: u64, queue_size: u16) -> (Rig, OwnedFd) {
+        let (ours, theirs) = sockets();
+        let mut rig = Rig::new(vec![ours], io);
+        rig.start(features, queue_size);
+        (rig, theirs)
+    }
+
+    /// Brings the driver up with these of the features that are offered.
+    pub fn start(&mut self, features: u64, queue_size: u16) {
+        self.features = self.net.features() & features;
+        let count = self.net.queue_sizes().len();
+        self.queues = (0..count)
+            .map(|index| {
+                let size = queue_size.min(self.net.queue_sizes()[index]);
+                DriverQueue::new(&self.memory, index, size, self.features)
+            })
+            .collect();
+        self.activate();
+    }
+
+    fn activate(&mut self) {
+        let enabled = self.queues.iter().map(DriverQueue::enabled).collect();
+        let activation = Activation {
+            memory: Arc::clone(&self.memory),
+            features: self.features,
+            queues: enabled,
+            signals: self.interrupts.clone(),
+        };
+        self.net.activate(activation).expect("the card starts");
+    }
+
+    pub fn rx(&mut self) -> &mut DriverQueue {
+        &mut self.queues[0]
+    }
+
+    pub fn tx(&mut self) -> &mut DriverQueue {
+        &mut self.queues[1]
+    }
+
+    pub fn control(&mut self) -> &mut DriverQueue {
+        self.queues.last_mut().unwrap()
+    }
+
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        use vm_memory::Bytes;
+        self.memory.write_slice(bytes, GuestAddress(at)).unwrap();
+    }
+
+    pub fn read(&self, at: u64, len: usize) -> Vec<u8> {
+        use vm_memory::Bytes;
+        let mut bytes = vec![0; len];
+        self.memory
+            .read_slice(&mut bytes, GuestAddress(at))
+            .unwrap();
+        bytes
+    }
+
+    /// Adds `count` RX buffers of `bytes`, and notifies.
+    pub fn post(&mut self, count: u64, bytes: u32) {
+        for _ in 0..count {
+            let at = self.rx().next_buffer(bytes);
+            self.rx().add(&[(at, bytes, true)]);
+        }
+        self.rx().kick();
+    }
+
+    /// Sends one frame from one buffer, header in front, and waits until it was given back.
+    pub fn send(&mut self, header: [u8; HEADER], frame: &[u8]) {
+        let bytes = [&header[..], frame].concat();
+        let at = self.tx().next_buffer(bytes.len() as u32);
+        self.write(at, &bytes);
+        self.tx().add(&[(at, bytes.len() as u32, false)]);
+        self.tx().kick();
+        self.tx().wait_used();
+    }
+
+    /// Waits for the next received frame: its bytes with the header, from all its buffers.
+    pub fn receive(&mut self) -> Vec<u8> {
+        let (head, len) = self.rx().wait_used();
+        let at = self.rx().buffers[&head];
+        let mut bytes = self.read(at, len as usize);
+        for _ in 1..u16::from_le_bytes([bytes[10], bytes[11]]) {
+            let (head, len) = self.rx().wait_used();
+            let at = self.rx().buffers[&head];
+            bytes.extend(self.read(at, len as usize));
+        }
+        bytes
+    }
+
+    pub fn pair(&self) -> PairSnapshot {
+        self.counters.snapshot().pairs[0].clone()
+    }
+
+    pub fn dropped(&self, reason: &str) -> u64 {
+        self.pair().drops[reason]
+    }
+
+    /// Sends a command on the control queue; its answer.
+    pub fn command(&mut self, class: u8, command: u8, data: &[u8]) -> u8 {
+        let bytes = [&[class, command], data].concat();
+        let at = self.control().next_buffer(8192);
+        self.write(at, &bytes);
+        self.write(at + 8191, &[0xff]);
+        let len = bytes.len() as u32;
+        self.control().add(&[
+            (at, 2, false),
+            (at + 2, len - 2, false),
+            (at + 8191, 1, true),
+        ]);
+        self.control().kick();
+        self.control().wait_used();
+        self.read(at + 8191, 1)[0]
+    }
+
+    pub fn needs_reset(&self) -> bool {
+        self.interrupts.needs_reset.load(Ordering::Acquire)
+    }
+}
+
+/// Waits until it is so.
+pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !so() {
+        assert!(
+            begin.elapsed() < PATIENCE,
+            "{what}: not within {PATIENCE:?}"
+        );
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// The driver's side of a queue. Descriptors are used one after the other.
+pub struct DriverQueue {
+    pub index: usize,
+    pub size: u16,
+    pub descriptors: u64,
+    pub available: u64,
+    pub used: u64,
+    base: *mut u8,
+    pub kick_event: EventFd,
+    event_idx: bool,
+    indirect: bool,
+    next_descriptor: u16,
+    pub available_idx: u16,
+    kicked_idx: u16,
+    pub used_idx: u16,
+    next_buffer: u64,
+    /// First buffer of each chain by its head.
+    pub buffers: BTreeMap<u16, u64>,
+    pub notified: u64,
+}
+
+// SAFETY: the pointer is to memory that the rig keeps mapped.
+unsafe impl Send for DriverQueue {}
+
+impl DriverQueue {
+    pub fn new(memory: &Arc<GuestMemory>, index: usize, size: u16, features: u64) -> DriverQueue {
+        let at = RINGS + index as u64 * 0x1_0000;
+        let base = memory.get_host_address(GuestAddress(0)).unwrap();
+        let queue = DriverQueue {
+            index,
+            size,
+            descriptors: at,
+            available: at + 0x8000,
+            used: at + 0xa000,
+            base,
+            kick_event: EventFd::new(EFD_NONBLOCK).unwrap(),
+            event_idx: features & EVENT_IDX != 0,
+            indirect: false,
+            next_descriptor: 0,
+            available_idx: 0,
+            kicked_idx: 0,
+            used_idx: 0,
+            next_buffer: BUFFERS + index as u64 * 0x100_0000,
+            buffers: BTreeMap::new(),
+            notified: 0,
+        };
+        // SAFETY: the rings lie within the memory.
+        unsafe { base.add(at as usize).write_bytes(0, 0x1_0000) };
+        queue
+    }
+
+    /// As the transport hands it over.
+    pub fn enabled(&self) -> EnabledQueue {
+        let mut queue = Queue::new(1024).unwrap();
+        queue.set_size(self.size);
+        queue.set_desc_table_address(Some(self.descriptors as u32), Some(0));
+        queue.set_avail_ring_address(Some(self.available as u32), Some(0));
+        queue.set_used_ring_address(Some(self.used as u32), Some(0));
+        queue.set_ready(true);
+        EnabledQueue {
+            index: self.index as u16,
+            queue,
+            kick: self.kick_event.try_clone().unwrap(),
+        }
+    }
+
+    /// From now on chains go through indirect tables.
+    pub fn use_indirect(&mut self) {
+        self.indirect = true;
+    }
+
+    /// An address for a buffer; the area is used again and again.
+    pub fn next_buffer(&mut self, bytes: u32) -> u64 {
+        let area = BUFFERS + self.index as u64 * 0x100_0000;
+        if self.next_buffer + u64::from(bytes) > area + 0x100_0000 {
+            self.next_buffer = area;
+        }
+        let at = self.next_buffer;
+        self.next_buffer += u64::from(bytes).next_multiple_of(16);
+        at
+    }
+
+    pub fn half(&self, at: u64) -> &AtomicU16 {
+        // SAFETY: within the memory, aligned.
+        unsafe { AtomicU16::from_ptr(self.base.add(at as usize).cast()) }
+    }
+
+    pub fn put<T>(&self, at: u64, value: T) {
+        // SAFETY: within the memory.
+        unsafe {
+            self.base
+                .add(at as usize)
+                .cast::<T>()
+                .write_unaligned(value)
+        };
+    }
+
+    pub fn get<T: Copy>(&self, at: u64) -> T {
+        // SAFETY: within the memory; any bits are a value of the integers read.
+        unsafe { self.base.add(at as usize).cast::<T>().read_unaligned() }
+    }
+
+    pub fn descriptor(
+        &self,
+        table: u64,
+        index: u16,
+        (at, bytes, flags, next): (u64, u32, u16, u16),
+    ) {
+        let here = table + 16 * u64::from(index);
+        self.put(here, at);
+        self.put(here + 8, bytes);
+        self.put(here + 12, flags);
+        self.put(here + 14, next);
+    }
+
+    /// Makes a chain of (address, bytes, writable) available, without a notification.
+    pub fn add(&mut self, buffers: &[(u64, u32, bool)]) -> u16 {
+        let flags = |index: usize, writable: bool| {
+            u16::from(index + 1 < buffers.len()) | u16::from(writable) << 1
+        };
+        let head = self.next_descriptor % self.size;
+        if self.indirect {
+            let table = self.descriptors + 0xc000 + u64::from(head % 64) * 256;
+            for (index, (at, bytes, writable)) in buffers.iter().enumerate() {
+                let next = index as u16 + 1;
+                self.descriptor(
+                    table,
+                    index as u16,
+                    (*at, *bytes, flags(index, *writable), next),
+                );
+            }
+            self.descriptor(
+                self.descriptors,
+                head,
+                (table, 16 * buffers.len() as u32, 4, 0),
+            );
+            self.next_descriptor = self.next_descriptor.wrapping_add(1);
+        } else {
+            for (index, (at, bytes, writable)) in buffers.iter().enumerate() {
+                let here = self.next_descriptor % self.size;
+                self.next_descriptor = self.next_descriptor.wrapping_add(1);
+                let next = self.next_descriptor % self.size;
+                let flags = flags(index, *writable);
+                self.descriptor(self.descriptors, here, (*at, *bytes, flags, next));
+            }
+        }
+        if let Some((at, ..)) = buffers.first() {
+            self.buffers.insert(head, *at);
+        }
+        self.offer(head);
+        head
+    }
+
+    /// Puts a chain on the available ring.
+    pub fn offer(&mut self, head: u16) {
+        let entry = u64::from(self.available_idx & (self.size - 1));
+        self.put(self.available + 4 + 2 * entry, head);
+        self.available_idx = self.available_idx.wrapping_add(1);
+        self.half(self.available + 2)
+            .store(self.available_idx, Ordering::Release);
+    }
+
+    /// Notifies, if the device wants it.
+    pub fn kick(&mut self) {
+        fence(Ordering::SeqCst);
+        let (old, new) = (self.kicked_idx, self.available_idx);
+        self.kicked_idx = new;
+        let wanted = if self.event_idx {
+            let at = self.used + 4 + 8 * u64::from(self.size);
+            let event = self.half(at).load(Ordering::Acquire);
+            new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+        } else {
+            self.half(self.used).load(Ordering::Acquire) & 1 == 0
+        };
+        if wanted {
+            self.notified += 1;
+            self.kick_event.write(1).unwrap();
+        }
+    }
+
+    pub fn used_idx_now(&self) -> u16 {
+        self.half(self.used + 2).load(Ordering::Acquire)
+    }
+
+    /// The next chain that was given back, and the bytes written.
+    pub fn take_used(&mut self) -> Option<(u16, u32)> {
+        if self.used_idx == self.used_idx_now() {
+            return None;
+        }
+        let at = self.used + 4 + 8 * u64::from(self.used_idx & (self.size - 1));
+        self.used_idx = self.used_idx.wrapping_add(1);
+        let head = self.get::<u32>(at);
+        Some((u16::try_from(head).unwrap(), self.get::<u32>(at + 4)))
+    }
+
+    pub fn wait_used(&mut self) -> (u16, u32) {
+        let mut taken = None;
+        eventually("a chain is given back", || {
+            taken = self.take_used();
+            taken.is_some()
+        });
+        taken.unwrap()
+    }
+
+    /// Asks for an interrupt when the used index passes this.
+    pub fn set_used_event(&self, event: u16) {
+        let at = self.available + 4 + 2 * u64::from(self.size);
+        self.half(at).store(event, Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Without EVENT_IDX: asks for no interrupts.
+    pub fn set_no_interrupt(&self, none: bool) {
+        self.half(self.available)
+            .store(none.into(), Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// Reads one message; `None` when there is none now.
+pub fn receive(from: &OwnedFd) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; 70_000];
+    match nix::unistd::read(from, &mut bytes) {
+        Ok(count) => {
+            bytes.truncate(count);
+            Some(bytes)
+        }
+        Err(nix::Error::EAGAIN) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+pub fn wait_receive(from: &OwnedFd) -> Vec<u8> {
+    let mut got = None;
+    eventually("a frame arrives", || {
+        got = receive(from);
+        got.is_some()
+    });
+    got.unwrap()
+}
+
+pub fn transmit(to: &OwnedFd, bytes: &[u8]) {
+    let sent = nix::unistd::write(to, bytes).unwrap();
+    assert_eq!(sent, bytes.len());
+}
+
+/// Sleeps until one of the eventfds is signalled or the time is over.
+pub struct Sleeper(Epoll);
+
+impl Sleeper {
+    pub fn new(events: &[&EventFd]) -> io::Result<Sleeper> {
+        let epoll = Epoll::new()?;
+        for event in events {
+            let set = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);
+            epoll.ctl(ControlOperation::Add, event.as_raw_fd(), set)?;
+        }
+        Ok(Sleeper(epoll))
+    }
+
+    pub fn sleep(&self, millis: i32) {
+        let mut events = [EpollEvent::default(); 2];
+        let _ = self.0.wait(millis, &mut events);
+    }
+}
