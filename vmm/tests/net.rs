@@ -1,6 +1,8 @@
 //! The network card against a driver that behaves, and one that does not.
 mod net {
+    mod control;
     #[allow(dead_code)]
     pub mod driver;
+    mod hostile;
     mod traffic;
 }

@@ -1,7 +1,8 @@
 //! io_uring: a system call for a batch of frames.
 //!
-//! The descriptor is non-blocking, so each request is done while it is submitted, in order, and a
-//! batch is complete when the one call returns. Nothing stays in flight between batches.
+//! No request may wait (RWF_NOWAIT: a non-blocking descriptor alone would have io_uring poll it), so
+//! each is done while it is submitted, in order, and a batch is complete when the one call returns.
+//! Nothing stays in flight between batches.
 //!
 //! The ring is made on the thread that makes the card, is restricted there to reads and writes of
 //! the one registered TAP descriptor, and only then enabled, by the worker. What could take the
@@ -51,8 +52,12 @@ impl FrameIo for Uring {
         for (index, transfer) in transfers.iter().enumerate() {
             let (pieces, count) = (transfer.pieces, transfer.count);
             let entry = match transfer.way {
-                Way::Read => opcode::Readv::new(Fixed(0), pieces, count).build(),
-                Way::Write => opcode::Writev::new(Fixed(0), pieces, count).build(),
+                Way::Read => opcode::Readv::new(Fixed(0), pieces, count)
+                    .rw_flags(libc::RWF_NOWAIT)
+                    .build(),
+                Way::Write => opcode::Writev::new(Fixed(0), pieces, count)
+                    .rw_flags(libc::RWF_NOWAIT)
+                    .build(),
             };
             // SAFETY: the caller keeps the pieces mapped until all are done.
             let pushed = unsafe { queue.push(&entry.user_data(index as u64)) };
