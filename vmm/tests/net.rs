@@ -2,7 +2,7 @@
 mod net {
     mod control;
     #[allow(dead_code)]
-    pub mod driver;
+    pub(crate) mod driver;
     mod hostile;
     mod traffic;
 }

@@ -67,8 +67,8 @@ fn the_configuration_space_is_read_at_any_offset() {
     assert_eq!(whole[6..12], [1, 0, 1, 0, 0xdc, 5]);
     assert_eq!(whole[12..17], [0x10, 0x27, 0, 0, 1]);
     assert_eq!(whole[17..], [0; 7]);
-    for at in 0..24 {
-        assert_eq!(config::<1>(&rig.net, at)[0], whole[at]);
+    for (at, byte) in whole.iter().enumerate() {
+        assert_eq!(config::<1>(&rig.net, at), [*byte]);
     }
     assert_eq!(config::<4>(&rig.net, usize::MAX - 1), [0; 4]);
     rig.net.write_config(0, &[0xff; 17]);
@@ -80,7 +80,8 @@ fn filters_let_through_what_the_guest_wants() {
     let (mut rig, peer) = Rig::on_socket(IoMethod::Auto, ALL, 64);
     rig.post(60, 2_000);
     assert_eq!(let_through(&mut rig, &peer), [MAC, OTHER, GROUP, BROADCAST]);
-    let steps: [(u8, u8, &[u8], &[[u8; 6]]); 9] = [
+    type Step = (u8, u8, &'static [u8], &'static [[u8; 6]]);
+    let steps: [Step; 9] = [
         (0, 0, &[0], &[MAC, BROADCAST]),
         (0, 1, &[1], &[MAC, GROUP, BROADCAST]),
         (0, 2, &[1], &[MAC, OTHER, GROUP, BROADCAST]),

@@ -24,36 +24,36 @@ use vmm_sys_util::{
     eventfd::{EFD_NONBLOCK, EventFd},
 };
 
-pub const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-pub const HEADER: usize = 12;
+pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+pub(crate) const HEADER: usize = 12;
 /// Ring features.
-pub const INDIRECT: u64 = 1 << 28;
-pub const EVENT_IDX: u64 = 1 << 29;
+pub(crate) const INDIRECT: u64 = 1 << 28;
+pub(crate) const EVENT_IDX: u64 = 1 << 29;
 /// Device features, by number.
-pub const MRG_RXBUF: u64 = 1 << 15;
-pub const CTRL_VQ: u64 = 1 << 17;
-pub const MQ: u64 = 1 << 22;
+pub(crate) const MRG_RXBUF: u64 = 1 << 15;
+pub(crate) const CTRL_VQ: u64 = 1 << 17;
+pub(crate) const MQ: u64 = 1 << 22;
 
 const MEMORY: usize = 128 << 20;
 const RINGS: u64 = 0x1_0000;
 /// Where buffers may lie.
-pub const BUFFERS: u64 = 0x100_0000;
+pub(crate) const BUFFERS: u64 = 0x100_0000;
 /// Long enough for anything that is to happen.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Interrupts, per queue.
-pub struct Interrupts {
+pub(crate) struct Interrupts {
     queues: Vec<(AtomicU64, EventFd)>,
-    pub config: AtomicU64,
-    pub needs_reset: AtomicBool,
+    pub(crate) config: AtomicU64,
+    pub(crate) needs_reset: AtomicBool,
 }
 
 impl Interrupts {
-    pub fn count(&self, queue: usize) -> u64 {
+    pub(crate) fn count(&self, queue: usize) -> u64 {
         self.queues[queue].0.load(Ordering::Acquire)
     }
 
-    pub fn descriptor(&self, queue: usize) -> &EventFd {
+    pub(crate) fn descriptor(&self, queue: usize) -> &EventFd {
         &self.queues[queue].1
     }
 }
@@ -75,21 +75,21 @@ impl Signals for Interrupts {
 }
 
 /// A card, its memory, and the driver's side of its queues.
-pub struct Rig {
-    pub memory: Arc<GuestMemory>,
-    pub net: Net,
-    pub counters: Arc<NetCounters>,
-    pub interrupts: Arc<Interrupts>,
-    pub queues: Vec<DriverQueue>,
-    pub features: u64,
+pub(crate) struct Rig {
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) net: Net,
+    pub(crate) counters: Arc<NetCounters>,
+    pub(crate) interrupts: Arc<Interrupts>,
+    pub(crate) queues: Vec<DriverQueue>,
+    pub(crate) features: u64,
 }
 
-pub fn unconfined() -> ThreadSetup {
+pub(crate) fn unconfined() -> ThreadSetup {
     Arc::new(|_| Ok(()))
 }
 
 /// A pair of connected sockets that keep messages apart.
-pub fn sockets() -> (OwnedFd, OwnedFd) {
+pub(crate) fn sockets() -> (OwnedFd, OwnedFd) {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt};
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let (a, b) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
@@ -101,7 +101,7 @@ pub fn sockets() -> (OwnedFd, OwnedFd) {
 
 impl Rig {
     /// A card on these descriptors; the driver is not there yet.
-    pub fn new(taps: Vec<OwnedFd>, io: IoMethod) -> Rig {
+    pub(crate) fn new(taps: Vec<OwnedFd>, io: IoMethod) -> Rig {
         let pairs = taps.len();
         let counters = NetCounters::new(pairs);
         let mut config = NetConfig::new(MAC, 1500, taps);
@@ -124,7 +124,7 @@ impl Rig {
 
     /// A card with one pair on a socket; the driver is there and negotiated `features` of what was
     /// offered. Also the other end.
-    pub fn on_socket(io: IoMethod, features: u64, queue_size: u16) -> (Rig, OwnedFd) {
+    pub(crate) fn on_socket(io: IoMethod, features: u64, queue_size: u16) -> (Rig, OwnedFd) {
         let (ours, theirs) = sockets();
         let mut rig = Rig::new(vec![ours], io);
         rig.start(features, queue_size);
@@ -132,7 +132,7 @@ impl Rig {
     }
 
     /// Brings the driver up with these of the features that are offered.
-    pub fn start(&mut self, features: u64, queue_size: u16) {
+    pub(crate) fn start(&mut self, features: u64, queue_size: u16) {
         self.features = self.net.features() & features;
         let count = self.net.queue_sizes().len();
         self.queues = (0..count)
@@ -155,24 +155,24 @@ impl Rig {
         self.net.activate(activation).expect("the card starts");
     }
 
-    pub fn rx(&mut self) -> &mut DriverQueue {
+    pub(crate) fn rx(&mut self) -> &mut DriverQueue {
         &mut self.queues[0]
     }
 
-    pub fn tx(&mut self) -> &mut DriverQueue {
+    pub(crate) fn tx(&mut self) -> &mut DriverQueue {
         &mut self.queues[1]
     }
 
-    pub fn control(&mut self) -> &mut DriverQueue {
+    pub(crate) fn control(&mut self) -> &mut DriverQueue {
         self.queues.last_mut().unwrap()
     }
 
-    pub fn write(&self, at: u64, bytes: &[u8]) {
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) {
         use vm_memory::Bytes;
         self.memory.write_slice(bytes, GuestAddress(at)).unwrap();
     }
 
-    pub fn read(&self, at: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn read(&self, at: u64, len: usize) -> Vec<u8> {
         use vm_memory::Bytes;
         let mut bytes = vec![0; len];
         self.memory
@@ -182,7 +182,7 @@ impl Rig {
     }
 
     /// Adds `count` RX buffers of `bytes`, and notifies.
-    pub fn post(&mut self, count: u64, bytes: u32) {
+    pub(crate) fn post(&mut self, count: u64, bytes: u32) {
         for _ in 0..count {
             let at = self.rx().next_buffer(bytes);
             self.rx().add(&[(at, bytes, true)]);
@@ -191,7 +191,7 @@ impl Rig {
     }
 
     /// Sends one frame from one buffer, header in front, and waits until it was given back.
-    pub fn send(&mut self, header: [u8; HEADER], frame: &[u8]) {
+    pub(crate) fn send(&mut self, header: [u8; HEADER], frame: &[u8]) {
         let bytes = [&header[..], frame].concat();
         let at = self.tx().next_buffer(bytes.len() as u32);
         self.write(at, &bytes);
@@ -201,7 +201,7 @@ impl Rig {
     }
 
     /// Waits for the next received frame: its bytes with the header, from all its buffers.
-    pub fn receive(&mut self) -> Vec<u8> {
+    pub(crate) fn receive(&mut self) -> Vec<u8> {
         let (head, len) = self.rx().wait_used();
         let at = self.rx().buffers[&head];
         let mut bytes = self.read(at, len as usize);
@@ -213,16 +213,16 @@ impl Rig {
         bytes
     }
 
-    pub fn pair(&self) -> PairSnapshot {
+    pub(crate) fn pair(&self) -> PairSnapshot {
         self.counters.snapshot().pairs[0].clone()
     }
 
-    pub fn dropped(&self, reason: &str) -> u64 {
+    pub(crate) fn dropped(&self, reason: &str) -> u64 {
         self.pair().drops[reason]
     }
 
     /// Sends a command on the control queue; its answer.
-    pub fn command(&mut self, class: u8, command: u8, data: &[u8]) -> u8 {
+    pub(crate) fn command(&mut self, class: u8, command: u8, data: &[u8]) -> u8 {
         let bytes = [&[class, command], data].concat();
         let at = self.control().next_buffer(8192);
         self.write(at, &bytes);
@@ -238,13 +238,13 @@ impl Rig {
         self.read(at + 8191, 1)[0]
     }
 
-    pub fn needs_reset(&self) -> bool {
+    pub(crate) fn needs_reset(&self) -> bool {
         self.interrupts.needs_reset.load(Ordering::Acquire)
     }
 }
 
 /// Waits until it is so.
-pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !so() {
         assert!(
@@ -256,31 +256,36 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 }
 
 /// The driver's side of a queue. Descriptors are used one after the other.
-pub struct DriverQueue {
-    pub index: usize,
-    pub size: u16,
-    pub descriptors: u64,
-    pub available: u64,
-    pub used: u64,
+pub(crate) struct DriverQueue {
+    pub(crate) index: usize,
+    pub(crate) size: u16,
+    pub(crate) descriptors: u64,
+    pub(crate) available: u64,
+    pub(crate) used: u64,
     base: *mut u8,
-    pub kick_event: EventFd,
+    pub(crate) kick_event: EventFd,
     event_idx: bool,
     indirect: bool,
     next_descriptor: u16,
-    pub available_idx: u16,
+    pub(crate) available_idx: u16,
     kicked_idx: u16,
-    pub used_idx: u16,
+    pub(crate) used_idx: u16,
     next_buffer: u64,
     /// First buffer of each chain by its head.
-    pub buffers: BTreeMap<u16, u64>,
-    pub notified: u64,
+    pub(crate) buffers: BTreeMap<u16, u64>,
+    pub(crate) notified: u64,
 }
 
 // SAFETY: the pointer is to memory that the rig keeps mapped.
 unsafe impl Send for DriverQueue {}
 
 impl DriverQueue {
-    pub fn new(memory: &Arc<GuestMemory>, index: usize, size: u16, features: u64) -> DriverQueue {
+    pub(crate) fn new(
+        memory: &Arc<GuestMemory>,
+        index: usize,
+        size: u16,
+        features: u64,
+    ) -> DriverQueue {
         let at = RINGS + index as u64 * 0x1_0000;
         let base = memory.get_host_address(GuestAddress(0)).unwrap();
         let queue = DriverQueue {
@@ -307,7 +312,7 @@ impl DriverQueue {
     }
 
     /// As the transport hands it over.
-    pub fn enabled(&self) -> EnabledQueue {
+    pub(crate) fn enabled(&self) -> EnabledQueue {
         let mut queue = Queue::new(1024).unwrap();
         queue.set_size(self.size);
         queue.set_desc_table_address(Some(self.descriptors as u32), Some(0));
@@ -322,12 +327,12 @@ impl DriverQueue {
     }
 
     /// From now on chains go through indirect tables.
-    pub fn use_indirect(&mut self) {
+    pub(crate) fn use_indirect(&mut self) {
         self.indirect = true;
     }
 
     /// An address for a buffer; the area is used again and again.
-    pub fn next_buffer(&mut self, bytes: u32) -> u64 {
+    pub(crate) fn next_buffer(&mut self, bytes: u32) -> u64 {
         let area = BUFFERS + self.index as u64 * 0x100_0000;
         if self.next_buffer + u64::from(bytes) > area + 0x100_0000 {
             self.next_buffer = area;
@@ -337,12 +342,12 @@ impl DriverQueue {
         at
     }
 
-    pub fn half(&self, at: u64) -> &AtomicU16 {
+    pub(crate) fn half(&self, at: u64) -> &AtomicU16 {
         // SAFETY: within the memory, aligned.
         unsafe { AtomicU16::from_ptr(self.base.add(at as usize).cast()) }
     }
 
-    pub fn put<T>(&self, at: u64, value: T) {
+    pub(crate) fn put<T>(&self, at: u64, value: T) {
         // SAFETY: within the memory.
         unsafe {
             self.base
@@ -352,12 +357,12 @@ impl DriverQueue {
         };
     }
 
-    pub fn get<T: Copy>(&self, at: u64) -> T {
+    pub(crate) fn get<T: Copy>(&self, at: u64) -> T {
         // SAFETY: within the memory; any bits are a value of the integers read.
         unsafe { self.base.add(at as usize).cast::<T>().read_unaligned() }
     }
 
-    pub fn descriptor(
+    pub(crate) fn descriptor(
         &self,
         table: u64,
         index: u16,
@@ -371,7 +376,7 @@ impl DriverQueue {
     }
 
     /// Makes a chain of (address, bytes, writable) available, without a notification.
-    pub fn add(&mut self, buffers: &[(u64, u32, bool)]) -> u16 {
+    pub(crate) fn add(&mut self, buffers: &[(u64, u32, bool)]) -> u16 {
         let flags = |index: usize, writable: bool| {
             u16::from(index + 1 < buffers.len()) | u16::from(writable) << 1
         };
@@ -409,7 +414,7 @@ impl DriverQueue {
     }
 
     /// Puts a chain on the available ring.
-    pub fn offer(&mut self, head: u16) {
+    pub(crate) fn offer(&mut self, head: u16) {
         let entry = u64::from(self.available_idx & (self.size - 1));
         self.put(self.available + 4 + 2 * entry, head);
         self.available_idx = self.available_idx.wrapping_add(1);
@@ -418,7 +423,7 @@ impl DriverQueue {
     }
 
     /// Notifies, if the device wants it.
-    pub fn kick(&mut self) {
+    pub(crate) fn kick(&mut self) {
         fence(Ordering::SeqCst);
         let (old, new) = (self.kicked_idx, self.available_idx);
         self.kicked_idx = new;
@@ -435,12 +440,12 @@ impl DriverQueue {
         }
     }
 
-    pub fn used_idx_now(&self) -> u16 {
+    pub(crate) fn used_idx_now(&self) -> u16 {
         self.half(self.used + 2).load(Ordering::Acquire)
     }
 
     /// The next chain that was given back, and the bytes written.
-    pub fn take_used(&mut self) -> Option<(u16, u32)> {
+    pub(crate) fn take_used(&mut self) -> Option<(u16, u32)> {
         if self.used_idx == self.used_idx_now() {
             return None;
         }
@@ -450,7 +455,7 @@ impl DriverQueue {
         Some((u16::try_from(head).unwrap(), self.get::<u32>(at + 4)))
     }
 
-    pub fn wait_used(&mut self) -> (u16, u32) {
+    pub(crate) fn wait_used(&mut self) -> (u16, u32) {
         let mut taken = None;
         eventually("a chain is given back", || {
             taken = self.take_used();
@@ -460,14 +465,14 @@ impl DriverQueue {
     }
 
     /// Asks for an interrupt when the used index passes this.
-    pub fn set_used_event(&self, event: u16) {
+    pub(crate) fn set_used_event(&self, event: u16) {
         let at = self.available + 4 + 2 * u64::from(self.size);
         self.half(at).store(event, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
     /// Without EVENT_IDX: asks for no interrupts.
-    pub fn set_no_interrupt(&self, none: bool) {
+    pub(crate) fn set_no_interrupt(&self, none: bool) {
         self.half(self.available)
             .store(none.into(), Ordering::Release);
         fence(Ordering::SeqCst);
@@ -475,7 +480,7 @@ impl DriverQueue {
 }
 
 /// Reads one message; `None` when there is none now.
-pub fn receive(from: &OwnedFd) -> Option<Vec<u8>> {
+pub(crate) fn receive(from: &OwnedFd) -> Option<Vec<u8>> {
     let mut bytes = vec![0; 70_000];
     match nix::unistd::read(from, &mut bytes) {
         Ok(count) => {
@@ -487,7 +492,7 @@ pub fn receive(from: &OwnedFd) -> Option<Vec<u8>> {
     }
 }
 
-pub fn wait_receive(from: &OwnedFd) -> Vec<u8> {
+pub(crate) fn wait_receive(from: &OwnedFd) -> Vec<u8> {
     let mut got = None;
     eventually("a frame arrives", || {
         got = receive(from);
@@ -496,16 +501,16 @@ pub fn wait_receive(from: &OwnedFd) -> Vec<u8> {
     got.unwrap()
 }
 
-pub fn transmit(to: &OwnedFd, bytes: &[u8]) {
+pub(crate) fn transmit(to: &OwnedFd, bytes: &[u8]) {
     let sent = nix::unistd::write(to, bytes).unwrap();
     assert_eq!(sent, bytes.len());
 }
 
 /// Sleeps until one of the eventfds is signalled or the time is over.
-pub struct Sleeper(Epoll);
+pub(crate) struct Sleeper(Epoll);
 
 impl Sleeper {
-    pub fn new(events: &[&EventFd]) -> io::Result<Sleeper> {
+    pub(crate) fn new(events: &[&EventFd]) -> io::Result<Sleeper> {
         let epoll = Epoll::new()?;
         for event in events {
             let set = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);
@@ -514,7 +519,7 @@ impl Sleeper {
         Ok(Sleeper(epoll))
     }
 
-    pub fn sleep(&self, millis: i32) {
+    pub(crate) fn sleep(&self, millis: i32) {
         let mut events = [EpollEvent::default(); 2];
         let _ = self.0.wait(millis, &mut events);
     }

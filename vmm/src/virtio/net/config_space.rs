@@ -56,9 +56,10 @@ impl ConfigSpace {
         bytes[10..12].copy_from_slice(&self.mtu.to_le_bytes());
         bytes[12..16].copy_from_slice(&SPEED_MBPS.to_le_bytes());
         bytes[16] = FULL_DUPLEX;
-        for (at, byte) in (offset..).zip(into) {
-            *byte = bytes.get(at).copied().unwrap_or(0);
-        }
+        let from = bytes.get(offset..).unwrap_or(&[]);
+        let there = from.len().min(into.len());
+        into[..there].copy_from_slice(&from[..there]);
+        into[there..].fill(0);
     }
 
     /// Whether the link is up; says whether that is a change.

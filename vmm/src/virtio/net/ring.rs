@@ -86,7 +86,7 @@ impl Ring {
         let entries = u64::from(size);
         let at = |guest: u64, bytes: u64, alignment: u64| {
             let host = memory.host(guest, bytes).ok_or(Broken::Rings)?;
-            let aligned = host.addr() as u64 % alignment == 0;
+            let aligned = (host.addr() as u64).is_multiple_of(alignment);
             aligned.then_some(host).ok_or(Broken::Rings)
         };
         if !size.is_power_of_two() {
@@ -256,7 +256,7 @@ unsafe fn atomic<'a>(ring: *mut u16, at: usize) -> &'a AtomicU16 {
 /// Checks a descriptor that refers to a table; its address and number of entries.
 fn indirect(descriptor: Descriptor, memory: &Translation) -> Result<(*const u128, u32), Broken> {
     let bytes = descriptor.bytes();
-    if bytes == 0 || bytes % DESCRIPTOR_BYTES != 0 {
+    if bytes == 0 || !bytes.is_multiple_of(DESCRIPTOR_BYTES) {
         return Err(Broken::Indirect);
     }
     let host = memory
