@@ -21,6 +21,7 @@
 //! | counting as if segmented | [`Capture`], [`Guest::flows`], [`accounting`] |
 //! | a link that loses, duplicates, reorders | [`impairment::Impairment`] |
 //! | slipgate itself and its pins | [`Slipgate`], [`PinDir`] |
+//! | a microVM under slipgate's own VMM | [`MicroVm`] |
 //! | what the kernel and the guest's link say of it | [`kernel_view`], [`census`] |
 //! | what it is compared with | [`baseline`] |
 //! | threads that stay on a CPU | [`affinity`], [`GuestConfig::pump_cpu`] |
@@ -65,6 +66,7 @@ pub mod frame;
 mod guest;
 pub mod impairment;
 pub mod kernel_view;
+mod microvm;
 mod netns;
 mod owner;
 pub mod pattern;
@@ -83,6 +85,7 @@ pub mod world;
 pub use capture::{Capture, Captured};
 pub use error::{Error, Result};
 pub use guest::{GUEST_DEVICE, Guest, GuestConfig};
+pub use microvm::{Line, MicroVm, MicroVmEnd};
 pub use netns::NetNs;
 pub use pins::PinDir;
 pub use pump::Direction;

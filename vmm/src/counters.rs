@@ -100,6 +100,8 @@ counters! {
         input_bytes,
         /// Interrupts raised on IRQ 4.
         interrupts,
+        /// When the guest had written its first whole line: CLOCK_MONOTONIC, µs; 0 before that.
+        first_line_at_us,
     }
 }
 

@@ -55,6 +55,8 @@ pub(crate) struct VmmEnd {
     pub(crate) counters: serde_json::Value,
     /// From Go to the end, µs.
     pub(crate) ran_us: u64,
+    /// From Go to the end of the console's first line, µs.
+    pub(crate) first_line_us: Option<u64>,
 }
 
 /// Why it ended.

@@ -5,7 +5,7 @@
 //! ([`crate::sandbox::vmm`]), makes the machine, and waits until the broker says that the TAP is
 //! served. Two threads are its own: the main one waits for the guest's end, the other one listens
 //! to the broker.
-use std::{collections::VecDeque, fs::File, os::fd::OwnedFd, sync::Arc, time::Instant};
+use std::{collections::VecDeque, fs::File, os::fd::OwnedFd, sync::Arc};
 
 use anyhow::{Context as _, bail};
 use slipgate_vmm::{
@@ -49,16 +49,25 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     listen(channel.clone(), counters.clone(), machine.stop_handle()?)?;
     // No thread is made from here on.
     sandbox::narrow(sandbox::Thread::Main)?;
-    let began = Instant::now();
+    let began_us = monotonic_us();
     let outcome = machine.run();
-    let ran = began.elapsed();
+    let ran_us = monotonic_us() - began_us;
+    let counters = counters.snapshot();
+    let line_at_us = counters.serial.first_line_at_us;
     let end = VmmEnd {
         outcome: guest_end(outcome),
-        counters: serde_json::to_value(counters.snapshot())?,
-        ran_us: u64::try_from(ran.as_micros()).unwrap_or(u64::MAX),
+        first_line_us: (line_at_us > 0).then(|| line_at_us.saturating_sub(began_us)),
+        counters: serde_json::to_value(counters)?,
+        ran_us,
     };
     channel.send(&FromVmm::Ended(Box::new(end)), &[])?;
     Ok(())
+}
+
+/// The scale of the console's counters.
+fn monotonic_us() -> u64 {
+    use userspace_nat::clock::{Clock as _, SystemClock};
+    SystemClock.now_ns() / 1_000
 }
 
 /// The terminal would stop a process of another group that writes to it, if it was told to.

@@ -1,4 +1,6 @@
 //! `slipgate stats`: counters of each VM and in all, read from the pinned maps.
+mod machines;
+
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     path::Path,
@@ -10,13 +12,10 @@ use slipgate_abi::{Counter, DropCounters, DropReason, Refusal, VmCounters};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
 
 use super::{
-    open, print, sockets,
+    open, print,
     table::{amount, table},
 };
-use crate::{
-    args::StatsArgs,
-    control_socket::{Answer, Request, ask},
-};
+use crate::args::StatsArgs;
 
 /// How often a reading is repeated that a flow's end fell into.
 const ATTEMPTS: usize = 5;
@@ -193,7 +192,7 @@ pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
     print(args.watch, || {
         let mut stats = read(&maps, args.vm.as_deref());
-        let mut machines = machines(&args.pin_dir);
+        let mut machines = machines::ask_all(&args.pin_dir);
         for vm in &mut stats.vms {
             vm.vmm = machines.remove(&vm.vm);
         }
@@ -209,17 +208,6 @@ pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
 pub(crate) fn of_vm(pin_dir: &Path, name: &str) -> Option<VmStats> {
     let maps = open(pin_dir).ok()?;
     read(&maps, Some(name)).vms.pop()
-}
-
-/// The counters of the machines that `slipgate run` runs, by VM. Whoever may not ask sees none.
-fn machines(pin_dir: &Path) -> BTreeMap<String, Value> {
-    let mut machines = BTreeMap::new();
-    for socket in sockets(pin_dir).unwrap_or_default() {
-        if let Ok(Answer::Machines(some)) = ask(&socket, &Request::Machines) {
-            machines.extend(some);
-        }
-    }
-    machines
 }
 
 fn read(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {
@@ -343,6 +331,7 @@ fn text(stats: &Stats) -> String {
         text.push('\n');
         text.push_str(&table(&["VM", "WHAT", "COUNT", "BYTES"], &reasons, &[2, 3]));
     }
+    text.push_str(&machines::text(&stats.vms));
     text
 }
 

@@ -57,6 +57,8 @@ struct Report<'a> {
     exit_code: u8,
     /// From the start of the command to the guest's first instruction, µs.
     prepared_us: u64,
+    /// From there to the end of the first line on its console, µs.
+    first_line_us: Option<u64>,
     /// From there to its end, µs.
     ran_us: Option<u64>,
     /// The machine's counters; none when it was killed.
@@ -110,6 +112,7 @@ pub(crate) fn run(mut config: RunConfig, log: &str) -> anyhow::Result<ExitCode> 
             machine: &config.machine,
             exit_code,
             prepared_us: micros(prepared),
+            first_line_us: vmm.as_ref().and_then(|end| end.first_line_us),
             ran_us: vmm.as_ref().map(|end| end.ran_us),
             vmm: vmm.map(|end| end.counters),
             nat,

@@ -3,7 +3,7 @@ use std::{
     collections::VecDeque,
     io::{self, Write},
     os::fd::{AsFd, AsRawFd, OwnedFd},
-    sync::{Arc, Condvar, Mutex, MutexGuard},
+    sync::{Arc, Condvar, Mutex, MutexGuard, atomic::Ordering::Relaxed},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -72,6 +72,14 @@ impl Output {
         self.room.notify_all();
     }
 
+    /// The first line ends now, unless it did before.
+    fn note_line(&self) {
+        let at = &self.counters.first_line_at_us;
+        if at.load(Relaxed) == 0 {
+            at.store(monotonic_us(), Relaxed);
+        }
+    }
+
     fn push(&self, byte: u8) -> io::Result<()> {
         let mut state = self.lock();
         if state.bytes.len() >= BUFFER_BYTES && !state.stuck && !state.let_go {
@@ -138,6 +146,16 @@ impl Output {
     }
 }
 
+fn monotonic_us() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: room for the answer. It can't fail for a clock that every kernel has.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1_000
+}
+
 /// The UART's end of the buffer.
 pub(super) struct Feed(pub(super) Arc<Output>);
 
@@ -145,6 +163,9 @@ impl Write for Feed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         for &byte in bytes {
             self.0.counters.output_bytes.one();
+            if byte == b'\n' {
+                self.0.note_line();
+            }
             self.0.push(byte)?;
         }
         Ok(bytes.len())

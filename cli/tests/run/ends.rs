@@ -1,0 +1,186 @@
+//! However a guest ends, its way has a status of its own, and the TAP and the NAT are gone.
+use std::time::Duration;
+
+use slipgate_testbed::{MicroVm, MicroVmEnd, require_kvm, require_root_and_tun};
+
+use crate::{Bed, WAIT, payload::Payload};
+
+fn payload() -> Payload {
+    Payload::default().say("here\n")
+}
+
+/// The exit status, and what the report says of it.
+#[track_caller]
+fn assert_ended(end: &MicroVmEnd, status: i32, outcome: &str) {
+    assert_eq!(end.status.code(), Some(status), "{}", end.stderr);
+    assert_eq!(end.report["outcome"], outcome, "{:#}", end.report);
+    assert_eq!(end.report["exit_code"], status);
+}
+
+#[test]
+fn a_guest_has_its_own_exit_status_and_a_report() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    for status in [0, 7, 255] {
+        let end = bed.run(&payload().exit(status));
+        assert_ended(&end, status.into(), "exited");
+        assert_eq!(end.report["status"], status);
+        let said: Vec<_> = end.lines.iter().map(|line| line.text.as_str()).collect();
+        assert_eq!(said, ["here"]);
+        bed.assert_nothing_is_left();
+    }
+    let end = bed.run(&payload().exit(0));
+    let report = &end.report;
+    assert_eq!(report["machine"]["memory_mib"], 32);
+    let (line, ran) = (report["first_line_us"].as_u64(), report["ran_us"].as_u64());
+    assert!(line.is_some() && line <= ran, "{report:#}");
+    assert!(report["vmm"]["vcpus"][0]["port_writes"].as_u64() >= Some(6));
+    assert_eq!(report["vmm"]["net"]["pairs"].as_array().unwrap().len(), 1);
+    assert_eq!(report["nat"]["vm"], report["name"]);
+}
+
+#[test]
+fn power_off_is_success_and_a_reset_is_not() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    // ACPI: SLP_EN and SLP_TYP of S5 to the sleep control register; i8042: pulse the reset line.
+    assert_ended(
+        &bed.run(&payload().out(0x600, 0x20 | 5 << 2).halt()),
+        0,
+        "powered_off",
+    );
+    assert_ended(&bed.run(&payload().out(0x64, 0xfe).halt()), 120, "reset");
+    bed.assert_nothing_is_left();
+}
+
+#[test]
+fn a_crash_ends_in_a_report_with_registers_and_what_to_do() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let end = bed.run(&payload().crash());
+    assert_ended(&end, 121, "crashed");
+    for part in [
+        "a triple fault",
+        "what to do:",
+        "rip ",
+        "cr0 ",
+        "code at rip: 0f 0b",
+    ] {
+        assert!(end.stderr.contains(part), "{}", end.stderr);
+        assert!(end.report["report"].as_str().unwrap().contains(part));
+    }
+    bed.assert_nothing_is_left();
+}
+
+#[test]
+fn a_signal_stops_the_vm_then_the_nat() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    // Asleep or at work: it is stopped at once.
+    for (image, signal) in [
+        (payload().halt(), libc::SIGTERM),
+        (payload().spin(), libc::SIGINT),
+    ] {
+        let mut vm = bed.start(&image, &["--cpus", "2"]);
+        vm.await_line("here", WAIT).unwrap();
+        MicroVm::signal(vm.broker_pid(), signal);
+        let end = vm.finish(Duration::from_secs(10)).unwrap();
+        assert_ended(&end, 128 + signal, "stopped");
+        assert!(end.report["vmm"].is_object(), "{:#}", end.report);
+        bed.assert_nothing_is_left();
+    }
+}
+
+#[test]
+fn a_killed_vmm_is_reported_and_taken_down_after() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let mut vm = bed.start(&payload().halt(), &["--name", "victim"]);
+    vm.await_line("here", WAIT).unwrap();
+    MicroVm::signal(vm.vmm_pid().unwrap(), libc::SIGKILL);
+    let end = vm.finish(WAIT).unwrap();
+    assert_ended(&end, 122, "vmm_killed");
+    let said = "the VMM of victim was killed by signal 9";
+    assert!(end.stderr.contains(said), "{}", end.stderr);
+    bed.assert_nothing_is_left();
+}
+
+#[test]
+fn a_vm_ends_with_its_engine_and_the_next_of_its_name_takes_the_rest_down() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let mut vm = bed.start(&payload().halt(), &["--name", "orphan"]);
+    vm.await_line("here", WAIT).unwrap();
+    MicroVm::signal(vm.engine_pid().unwrap(), libc::SIGKILL);
+    let end = vm.finish(WAIT).unwrap();
+    assert_ended(&end, 123, "nat_failed");
+    for part in [
+        "the engine was killed by signal 9",
+        "orphan was stopped",
+        "--name orphan",
+    ] {
+        assert!(end.stderr.contains(part), "{}", end.stderr);
+    }
+    // The VM and its TAP are gone; pins are left.
+    assert!(!bed.world.host.ip("-brief link").unwrap().contains("sgvm"));
+    assert!(!bed.pins.pins().is_empty());
+    let next = bed.start(&payload().exit(0), &["--name", "orphan"]);
+    assert_ended(&next.finish(WAIT).unwrap(), 0, "exited");
+    bed.assert_nothing_is_left();
+}
+
+#[test]
+fn nothing_outlives_a_killed_broker() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let mut vm = bed.start(&payload().spin(), &["--name", "left"]);
+    vm.await_line("here", WAIT).unwrap();
+    let (vmm, engine) = (vm.vmm_pid().unwrap(), vm.engine_pid().unwrap());
+    MicroVm::signal(vm.broker_pid(), libc::SIGKILL);
+    drop(vm.finish(WAIT).unwrap());
+    let runs = |pid: u32| std::path::Path::new(&format!("/proc/{pid}/exe")).exists();
+    let until = std::time::Instant::now() + WAIT;
+    while runs(vmm) || runs(engine) {
+        assert!(std::time::Instant::now() < until, "they live on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!bed.world.host.ip("-brief link").unwrap().contains("sgvm"));
+    let next = bed.start(&payload().exit(0), &["--name", "left"]);
+    assert_ended(&next.finish(WAIT).unwrap(), 0, "exited");
+    bed.assert_nothing_is_left();
+}
+
+#[test]
+fn two_at_once_share_the_maps_and_nothing_else() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let image = payload().halt();
+    let mut first = bed.start(&image, &[]);
+    first.await_line("here", WAIT).unwrap();
+    let mut second = bed.start(&image, &[]);
+    second.await_line("here", WAIT).unwrap();
+    let stats = first.run(&["stats", "--json"]).unwrap().stdout;
+    let stats: serde_json::Value = serde_json::from_slice(&stats).unwrap();
+    let names: Vec<_> = stats["vms"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|vm| &vm["vm"])
+        .collect();
+    assert_eq!(names, ["sgvm0", "sgvm1"]);
+    for (vm, other_is_left) in [(first, true), (second, false)] {
+        MicroVm::signal(vm.broker_pid(), libc::SIGTERM);
+        assert_ended(&vm.finish(WAIT).unwrap(), 143, "stopped");
+        let links = bed.world.host.ip("-brief link").unwrap();
+        assert_eq!(links.contains("sgvm1"), other_is_left, "{links}");
+    }
+    bed.assert_nothing_is_left();
+}

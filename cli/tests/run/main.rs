@@ -1,0 +1,76 @@
+//! `slipgate run`, in the testbed: how guests end, what is left then, and who may do what meanwhile.
+mod console;
+mod ends;
+mod payload;
+mod processes;
+mod refused;
+
+use std::{path::PathBuf, sync::Once, time::Duration};
+
+use slipgate_testbed::{MicroVm, MicroVmEnd, PinDir, World, world::UPLINK};
+
+/// For what takes a second or two on a machine that does nothing else.
+const WAIT: Duration = Duration::from_secs(30);
+
+/// The testbed is to run the binary that was built with this test.
+fn this_build() {
+    static ONCE: Once = Once::new();
+    // SAFETY: every test begins here and waits for the first; nothing else in the process looks at
+    // the environment by then.
+    ONCE.call_once(|| unsafe {
+        std::env::set_var("SLIPGATE_BIN", env!("CARGO_BIN_EXE_slipgate"));
+    });
+}
+
+/// A world, pins, and a folder for kernels.
+struct Bed {
+    world: World,
+    pins: PinDir,
+    folder: tempfile::TempDir,
+}
+
+impl Bed {
+    fn new() -> Self {
+        this_build();
+        Self {
+            world: World::new().unwrap(),
+            pins: PinDir::new().unwrap(),
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn kernel(&self, name: &str, image: &[u8]) -> PathBuf {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, image).unwrap();
+        path
+    }
+
+    /// Starts a guest of this image.
+    fn start(&self, image: &[u8], flags: &[&str]) -> MicroVm {
+        let kernel = self.kernel("kernel", image);
+        let mut all = vec!["--kernel", kernel.to_str().unwrap(), "--memory", "32"];
+        all.extend(flags);
+        self.start_with(&all)
+    }
+
+    fn start_with(&self, flags: &[&str]) -> MicroVm {
+        let mut all = vec!["--uplink", UPLINK];
+        all.extend(flags);
+        MicroVm::start(&self.world.host, &self.pins, &all).unwrap()
+    }
+
+    /// Runs a guest of this image to its end.
+    fn run(&self, image: &[u8]) -> MicroVmEnd {
+        self.start(image, &[]).finish(WAIT).unwrap()
+    }
+
+    /// Nothing of slipgate's is there: no TAP, no engine port, no pin.
+    #[track_caller]
+    fn assert_nothing_is_left(&self) {
+        let links = self.world.host.ip("-brief link").unwrap();
+        for prefix in ["sgvm", "sgport"] {
+            assert!(!links.contains(prefix), "{links}");
+        }
+        assert_eq!(self.pins.pins(), Vec::<PathBuf>::new());
+    }
+}

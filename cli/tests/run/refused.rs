@@ -1,0 +1,87 @@
+//! What can't be run says so, says what would do, and leaves nothing.
+use std::process::Command;
+
+use slipgate_testbed::{require_kvm, require_root_and_tun, world::UPLINK};
+
+use crate::{Bed, WAIT, payload::Payload};
+
+#[test]
+fn files_that_can_not_be_used_are_named() {
+    require_root_and_tun!();
+    let bed = Bed::new();
+    let empty = bed.kernel("empty", b"");
+    let (empty, folder) = (empty.to_str().unwrap(), bed.folder.path().to_str().unwrap());
+    for (flags, part) in [
+        (
+            vec!["--kernel", "/nowhere/k"],
+            "--kernel /nowhere/k: it can't be read",
+        ),
+        (vec!["--kernel", folder], "it is no regular file"),
+        (vec!["--kernel", empty], "it is empty"),
+    ] {
+        let end = bed.start_with(&flags).finish(WAIT).unwrap();
+        assert_eq!(end.status.code(), Some(2), "{}", end.stderr);
+        assert!(end.stderr.contains(part), "{}", end.stderr);
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slipgate"));
+    command.args(["run", "--report", "/nowhere/r"]);
+    let said = bed.world.host.output(command).unwrap_err().to_string();
+    assert!(
+        said.contains("--report /nowhere/r: it can't be written"),
+        "{said}"
+    );
+    bed.assert_nothing_is_left();
+}
+
+#[test]
+fn what_is_no_kernel_is_refused_before_anything_is_in_the_kernel() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    for image in [&b"#!/bin/sh\nexit 0\n"[..], b"\x7fELF", &[0x90; 70_000]] {
+        let end = bed.run(image);
+        assert_eq!(end.status.code(), Some(1), "{}", end.stderr);
+        assert!(
+            end.stderr.contains("the machine can't be made: "),
+            "{}",
+            end.stderr
+        );
+        bed.assert_nothing_is_left();
+    }
+}
+
+#[test]
+fn a_tap_of_that_name_is_somebody_elses() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    bed.world
+        .host
+        .ip("tuntap add taken mode tap multi_queue vnet_hdr")
+        .unwrap();
+    let image = Payload::default().exit(0);
+    let end = bed.start(&image, &["--tap", "taken"]).finish(WAIT).unwrap();
+    assert_eq!(end.status.code(), Some(1), "{}", end.stderr);
+    assert!(
+        end.stderr.contains("a device taken already"),
+        "{}",
+        end.stderr
+    );
+    assert!(bed.world.host.ifindex("taken").is_some());
+}
+
+#[test]
+fn without_kvm_it_says_what_to_do() {
+    require_root_and_tun!();
+    let bed = Bed::new();
+    let mut command = Command::new("unshare");
+    // A /dev with nothing in it, for this command only.
+    let script = "mount -t tmpfs none /dev && exec \"$0\" run --uplink \"$1\" 2>&1";
+    command.args(["--mount", "sh", "-c", script]);
+    command.args([env!("CARGO_BIN_EXE_slipgate"), UPLINK]);
+    let said = bed.world.host.output(command).unwrap_err().to_string();
+    for part in ["/dev/kvm", "modprobe kvm_intel", "nested virtualisation"] {
+        assert!(said.contains(part), "{said}");
+    }
+    bed.assert_nothing_is_left();
+}

@@ -1,0 +1,231 @@
+//! `slipgate run`: a microVM under slipgate's own VMM, from its first line to its report.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    error::{Error, Result, Tried},
+    netns::NetNs,
+    owner,
+    pins::PinDir,
+    slipgate::binary,
+};
+
+/// A running `slipgate run`. All its processes are killed on drop; pins go with the [`PinDir`].
+pub struct MicroVm {
+    ns: NetNs,
+    pins: PinDir,
+    broker: Child,
+    started: Instant,
+    lines: mpsc::Receiver<Line>,
+    seen: Vec<Line>,
+    stderr: Arc<Mutex<String>>,
+    scratch: tempfile::TempDir,
+}
+
+/// A line on the guest's console.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Since the start of `slipgate run`.
+    pub after: Duration,
+    /// Without its end.
+    pub text: String,
+}
+
+impl Line {
+    /// What the built-in guest said, if it is JSON.
+    pub fn json(&self) -> Option<serde_json::Value> {
+        serde_json::from_str(&self.text).ok()
+    }
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub struct MicroVmEnd {
+    /// Of the broker.
+    pub status: ExitStatus,
+    /// Since its start.
+    pub after: Duration,
+    /// All of the guest's console.
+    pub lines: Vec<Line>,
+    /// What slipgate wrote to stderr.
+    pub stderr: String,
+    /// What it wrote by `--report`; null when there is none.
+    pub report: serde_json::Value,
+}
+
+impl MicroVmEnd {
+    /// The console's lines that are JSON objects and have this key.
+    pub fn said(&self, key: &str) -> Vec<serde_json::Value> {
+        let objects = self.lines.iter().filter_map(Line::json);
+        objects.filter(|object| object.get(key).is_some()).collect()
+    }
+}
+
+impl MicroVm {
+    /// Starts `slipgate run --pin-dir PINS --report FILE ARGS…` in `ns`.
+    pub fn start(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<MicroVm> {
+        let scratch = tempfile::tempdir().tried("make a directory for the report")?;
+        let mut command = Command::new(binary()?);
+        command
+            .arg("run")
+            .arg("--pin-dir")
+            .arg(pins.path())
+            .arg("--report")
+            .arg(scratch.path().join("report.json"))
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let started = Instant::now();
+        let mut broker = ns.spawn(command)?;
+        let stderr = Arc::new(Mutex::new(String::new()));
+        let (to, lines) = mpsc::channel();
+        if let (Some(out), Some(err)) = (broker.stdout.take(), broker.stderr.take()) {
+            // Both read on after nobody listens: the guest must not wait for a full pipe.
+            std::thread::spawn(move || read_lines(out, started, &to));
+            let kept = stderr.clone();
+            std::thread::spawn(move || keep(err, &kept));
+        }
+        Ok(MicroVm {
+            ns: ns.clone(),
+            pins: pins.clone(),
+            broker,
+            started,
+            lines,
+            seen: Vec::new(),
+            stderr,
+            scratch,
+        })
+    }
+
+    /// Waits for a line of the console that contains `part`.
+    pub fn await_line(&mut self, part: &str, within: Duration) -> Result<Line> {
+        let deadline = Instant::now() + within;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) => {
+                    self.seen.push(line.clone());
+                    if line.text.contains(part) {
+                        return Ok(line);
+                    }
+                }
+                Err(_) => {
+                    return Err(Error::unexpected(format!(
+                        "the guest did not say {part:?}, but {:?}; stderr:\n{}",
+                        self.seen,
+                        self.stderr()
+                    )));
+                }
+            }
+        }
+    }
+
+    /// Waits for its end. Not ending in time is an error, and then it is killed.
+    pub fn finish(mut self, within: Duration) -> Result<MicroVmEnd> {
+        let deadline = Instant::now() + within;
+        let status = loop {
+            if let Some(status) = self.broker.try_wait().tried("wait for slipgate")? {
+                break status;
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::unexpected(format!(
+                    "`slipgate run` did not end within {} s; its guest said {:?}; stderr:\n{}",
+                    within.as_secs(),
+                    self.lines.try_iter().collect::<Vec<_>>(),
+                    self.stderr()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        let after = self.started.elapsed();
+        // To their ends: all writers are gone.
+        self.seen.extend(self.lines.iter());
+        let report = std::fs::read(self.scratch.path().join("report.json")).unwrap_or_default();
+        Ok(MicroVmEnd {
+            status,
+            after,
+            lines: std::mem::take(&mut self.seen),
+            stderr: self.stderr(),
+            report: serde_json::from_slice(&report).unwrap_or_default(),
+        })
+    }
+
+    /// What it has written to stderr so far.
+    pub fn stderr(&self) -> String {
+        let text = self.stderr.lock();
+        text.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Runs `slipgate ARGS… --pin-dir PINS` beside it, in its namespace.
+    pub fn run(&self, args: &[&str]) -> Result<std::process::Output> {
+        crate::slipgate::run(&self.ns, &self.pins, args)
+    }
+
+    /// The process that was started.
+    pub fn broker_pid(&self) -> u32 {
+        self.broker.id()
+    }
+
+    /// The process of the VMM, while it runs.
+    pub fn vmm_pid(&self) -> Option<u32> {
+        self.child("slipgate-vmm")
+    }
+
+    /// The process of the engine, while it runs.
+    pub fn engine_pid(&self) -> Option<u32> {
+        self.child("slipgate-engine")
+    }
+
+    fn child(&self, title: &str) -> Option<u32> {
+        let is = |pid: &u32| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline"));
+            line.is_ok_and(|line| line.starts_with(title.as_bytes()))
+        };
+        owner::children(self.broker.id()).into_iter().find(is)
+    }
+
+    /// Sends a signal to one of its processes.
+    pub fn signal(pid: u32, signal: i32) {
+        // SAFETY: kill takes numbers only.
+        unsafe { libc::kill(pid as i32, signal) };
+    }
+}
+
+impl Drop for MicroVm {
+    fn drop(&mut self) {
+        // The others die with it, by the kernel's hand.
+        let _ = self.broker.kill();
+        let _ = self.broker.wait();
+        if std::thread::panicking() {
+            eprintln!("--- slipgate's stderr:\n{}---", self.stderr());
+        }
+    }
+}
+
+fn read_lines(from: impl Read, started: Instant, to: &mpsc::Sender<Line>) {
+    for line in BufReader::new(from)
+        .split(b'\n')
+        .map_while(std::result::Result::ok)
+    {
+        let text = String::from_utf8_lossy(&line);
+        let _ = to.send(Line {
+            after: started.elapsed(),
+            text: text.trim_end_matches('\r').to_owned(),
+        });
+    }
+}
+
+fn keep(mut from: impl Read, kept: &Mutex<String>) {
+    let mut buffer = [0; 4096];
+    while let Ok(len @ 1..) = from.read(&mut buffer) {
+        let text = String::from_utf8_lossy(&buffer[..len]);
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_str(&text);
+    }
+}
