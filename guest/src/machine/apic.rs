@@ -2,7 +2,7 @@
 //! x2APIC and by memory otherwise (QEMU without KVM).
 use core::{
     ptr,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
 use super::{
@@ -110,6 +110,8 @@ pub(crate) fn id() -> u32 {
 
 /// Interrupts another CPU.
 pub(crate) fn interrupt(apic_id: u32, slot: Slot) {
+    // What the other CPU is to find must be there before it looks: an MSR's write orders nothing.
+    fence(Ordering::SeqCst);
     command(apic_id, ASSERT | u64::from(slot.vector()));
 }
 

@@ -66,8 +66,10 @@ pub(crate) struct Cpu {
     seen: AtomicU64,
     /// Each slot's total.
     totals: [AtomicU64; SLOTS],
-    /// When the timer fires, in ns; 0: not set.
+    /// When the timer fires, in ns.
     pub(crate) timer_ns: AtomicU64,
+    /// How often it had fired when it was set.
+    pub(crate) timer_fired: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Cpu>() == 1 << CPU_SHIFT);
@@ -160,6 +162,7 @@ impl Cpu {
             seen: AtomicU64::new(COUNTERS_MAGIC),
             totals: [const { AtomicU64::new(0) }; SLOTS],
             timer_ns: AtomicU64::new(0),
+            timer_fired: AtomicU64::new(0),
         }
     }
 

@@ -80,19 +80,30 @@ unsafe fn next_table(table: *mut [u64; 512], index: u64) -> *mut [u64; 512] {
     }
 }
 
-/// What the compiler calls for. A `rep` of the string instructions is as fast as anything larger
-/// on the CPUs that matter, and they can't be turned back into calls of themselves.
+/// What the compiler calls for. The string instructions are as fast as anything on the CPUs that
+/// matter, and can't be turned back into calls of themselves; by eight bytes, since some emulators
+/// take them one by one.
 mod compiler {
     use core::arch::asm;
 
     #[unsafe(no_mangle)]
     unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, bytes: usize) -> *mut u8 {
+        let words = bytes / 8;
         // SAFETY: as memcpy's.
         unsafe {
-            if bytes >= 64 {
-                asm!("rep movsb", inout("rcx") bytes => _, inout("rdi") to => _, inout("rsi") from => _, options(nostack, preserves_flags));
+            // `rep` costs some 30 cycles to start.
+            if words >= 8 {
+                asm!("rep movsq", inout("rcx") words => _, inout("rdi") to => _, inout("rsi") from => _,
+                    options(nostack, preserves_flags));
             } else {
-                copy_forward(to, from, bytes);
+                for at in (0..words * 8).step_by(8) {
+                    let word = from.add(at).cast::<u64>().read_unaligned();
+                    asm!("mov [{}], {}", in(reg) to.add(at), in(reg) word, options(nostack, preserves_flags));
+                }
+            }
+            for at in words * 8..bytes {
+                // Volatile, or it would become a call of memcpy.
+                to.add(at).write_volatile(from.add(at).read_volatile());
             }
         }
         to
@@ -114,9 +125,11 @@ mod compiler {
 
     #[unsafe(no_mangle)]
     unsafe extern "C" fn memset(to: *mut u8, value: i32, bytes: usize) -> *mut u8 {
+        let word = u64::from(value as u8) * 0x0101_0101_0101_0101;
         // SAFETY: as memset's.
         unsafe {
-            asm!("rep stosb", inout("rcx") bytes => _, inout("rdi") to => _, in("al") value as u8, options(nostack, preserves_flags));
+            asm!("rep stosq", "mov ecx, {rest:e}", "rep stosb", rest = in(reg) bytes & 7,
+                inout("rcx") bytes / 8 => _, inout("rdi") to => _, in("rax") word, options(nostack, preserves_flags));
         }
         to
     }
@@ -138,22 +151,5 @@ mod compiler {
     unsafe extern "C" fn bcmp(left: *const u8, right: *const u8, bytes: usize) -> i32 {
         // SAFETY: as memcmp's.
         unsafe { memcmp(left, right, bytes) }
-    }
-
-    /// Eight bytes at a time: `rep` costs some 30 cycles to start.
-    unsafe fn copy_forward(to: *mut u8, from: *const u8, bytes: usize) {
-        let mut at = 0;
-        // SAFETY: below `bytes`. Volatile, or it would become a call of memcpy.
-        unsafe {
-            while at + 8 <= bytes {
-                let word = from.add(at).cast::<u64>().read_unaligned();
-                asm!("mov [{}], {}", in(reg) to.add(at), in(reg) word, options(nostack, preserves_flags));
-                at += 8;
-            }
-            while at < bytes {
-                to.add(at).write_volatile(from.add(at).read_volatile());
-                at += 1;
-            }
-        }
     }
 }

@@ -68,9 +68,12 @@ impl Platform for Machine {
                 return;
             }
             let set = cpu.timer_ns.load(Ordering::Relaxed);
-            if set <= now || set > until {
-                apic::set_timer(until);
+            // It may fire before its time by our clock: then it is not set any more.
+            let fired = cpu.interrupts()[Slot::Timer as usize];
+            if set <= now || set > until || fired != cpu.timer_fired.load(Ordering::Relaxed) {
                 cpu.timer_ns.store(until, Ordering::Relaxed);
+                cpu.timer_fired.store(fired, Ordering::Relaxed);
+                apic::set_timer(until);
             }
         }
         cpu.halt();
