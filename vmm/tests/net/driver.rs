@@ -34,7 +34,9 @@ pub(crate) const MRG_RXBUF: u64 = 1 << 15;
 pub(crate) const CTRL_VQ: u64 = 1 << 17;
 pub(crate) const MQ: u64 = 1 << 22;
 
-const MEMORY: usize = 128 << 20;
+const MEMORY: usize = 192 << 20;
+/// Each queue's.
+const BUFFER_AREA: u64 = 0x40_0000;
 const RINGS: u64 = 0x1_0000;
 /// Where buffers may lie.
 pub(crate) const BUFFERS: u64 = 0x100_0000;
@@ -302,7 +304,7 @@ impl DriverQueue {
             available_idx: 0,
             kicked_idx: 0,
             used_idx: 0,
-            next_buffer: BUFFERS + index as u64 * 0x100_0000,
+            next_buffer: BUFFERS + index as u64 * BUFFER_AREA,
             buffers: BTreeMap::new(),
             notified: 0,
         };
@@ -333,8 +335,8 @@ impl DriverQueue {
 
     /// An address for a buffer; the area is used again and again.
     pub(crate) fn next_buffer(&mut self, bytes: u32) -> u64 {
-        let area = BUFFERS + self.index as u64 * 0x100_0000;
-        if self.next_buffer + u64::from(bytes) > area + 0x100_0000 {
+        let area = BUFFERS + self.index as u64 * BUFFER_AREA;
+        if self.next_buffer + u64::from(bytes) > area + BUFFER_AREA {
             self.next_buffer = area;
         }
         let at = self.next_buffer;
@@ -438,6 +440,11 @@ impl DriverQueue {
             self.notified += 1;
             self.kick_event.write(1).unwrap();
         }
+    }
+
+    /// Address of a chain's first buffer, as its descriptor has it.
+    pub(crate) fn buffer_of(&self, head: u16) -> u64 {
+        self.get(self.descriptors + 16 * u64::from(head))
     }
 
     pub(crate) fn used_idx_now(&self) -> u16 {

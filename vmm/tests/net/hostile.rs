@@ -53,7 +53,7 @@ const ATTACKS: &[(&str, Attack)] = &[
     }),
     ("address over the end", |rig, queue| {
         let flags = if queue == 0 { WRITE } else { 0 };
-        one(rig, queue, ((128 << 20) - 100, 2_000, flags, 0));
+        one(rig, queue, ((192 << 20) - 100, 2_000, flags, 0));
     }),
     ("address wraps", |rig, queue| {
         let flags = if queue == 0 { WRITE } else { 0 };

@@ -1,0 +1,209 @@
+//! What a frame costs from the guest's ring through the TAP and back into the guest's ring, by
+//! each method, at three lengths, with one and two pairs.
+//!
+//! The driver sleeps on its interrupts as a guest would, and there is a filter on the TAP that
+//! turns each frame around: see `tap`.
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use slipgate_testbed::require_root_and_tun;
+use slipgate_vmm::virtio::{
+    VirtioDevice,
+    net::{IoMethod, PairSnapshot},
+};
+
+use super::{
+    driver::{DriverQueue, HEADER, Interrupts, Rig, Sleeper},
+    tap::{datagram, header, segment, turning},
+};
+
+const ALL: u64 = u64::MAX;
+const QUEUE: u16 = 256;
+const RUN: Duration = Duration::from_millis(1_500);
+/// Frames on their way at once, per pair: as many as the TAP's queue keeps without loss.
+const IN_FLIGHT: u32 = 192;
+
+struct Row {
+    frames_per_s: f64,
+    cpu_ns: f64,
+    driver_ns: f64,
+    syscalls: f64,
+    interrupts: f64,
+    kicks: f64,
+    spilled: f64,
+    lost: u64,
+}
+
+fn cpu(clock: libc::clockid_t) -> Duration {
+    // SAFETY: a timespec is plain data.
+    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
+    // SAFETY: the time outlives the call.
+    assert_eq!(unsafe { libc::clock_gettime(clock, &raw mut time) }, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Keeps frames on their way until told to stop. CPU time used.
+fn drive(
+    rx: &mut DriverQueue,
+    tx: &mut DriverQueue,
+    frame_bytes: u32,
+    interrupts: &Interrupts,
+    stop: &AtomicBool,
+) -> Duration {
+    let begin = cpu(libc::CLOCK_THREAD_CPUTIME_ID);
+    let sleeper = Sleeper::new(&[
+        interrupts.descriptor(rx.index),
+        interrupts.descriptor(tx.index),
+    ])
+    .unwrap();
+    let buffer_bytes: u32 = if frame_bytes > 2_000 { 4_096 } else { 1_536 };
+    // Each descriptor has its buffer for good.
+    for index in 0..QUEUE {
+        let at = rx.next_buffer(buffer_bytes);
+        rx.descriptor(rx.descriptors, index, (at, buffer_bytes, 2, 0));
+        rx.offer(index);
+        let at = tx.buffers[&0];
+        tx.descriptor(
+            tx.descriptors,
+            index,
+            (at, frame_bytes + HEADER as u32, 0, 0),
+        );
+    }
+    rx.kick();
+    let (mut free, mut flying) = (u32::from(QUEUE), 0_u32);
+    let mut head: u16 = 0;
+    let mut touched = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let mut any = false;
+        let (free_before, flying_before) = (free, flying);
+        while tx.take_used().is_some() {
+            free += 1;
+        }
+        while let Some((head, len)) = rx.take_used() {
+            // As a driver would, look at the frame.
+            touched += rx.get::<u16>(rx.buffer_of(head)) as u64 + u64::from(len);
+            flying = flying.saturating_sub(1);
+            rx.offer(head);
+            any = true;
+        }
+        any |= free != free_before || flying != flying_before;
+        let per_frame = (frame_bytes + HEADER as u32).div_ceil(buffer_bytes);
+        while free > 0 && flying + per_frame <= IN_FLIGHT {
+            tx.offer(head);
+            head = (head + 1) % QUEUE;
+            free -= 1;
+            flying += per_frame;
+            any = true;
+        }
+        if any {
+            rx.kick();
+            tx.kick();
+            continue;
+        }
+        // Interrupt for the next of either.
+        rx.set_used_event(rx.used_idx);
+        tx.set_used_event(tx.used_idx.wrapping_add(64));
+        if rx.used_idx == rx.used_idx_now() {
+            sleeper.sleep(50);
+            // What was lost on the way does not come back.
+            if rx.used_idx == rx.used_idx_now() && tx.used_idx == tx.used_idx_now() {
+                flying = 0;
+            }
+        }
+    }
+    std::hint::black_box(touched);
+    cpu(libc::CLOCK_THREAD_CPUTIME_ID) - begin
+}
+
+fn run(io: IoMethod, frame_bytes: usize, pairs: usize) -> Row {
+    let (ns, taps) = turning("vmmnetrun", pairs);
+    let mut rig = Rig::new(taps, io);
+    rig.start(ALL, QUEUE);
+    if pairs > 1 {
+        assert_eq!(rig.command(4, 0, &(pairs as u16).to_le_bytes()), 0);
+    }
+    let (head, mut frame) = if frame_bytes > 2_000 {
+        (header(1, 1, [54, 1_448, 34, 16]), segment(frame_bytes))
+    } else {
+        (header(0, 0, [0; 4]), datagram(frame_bytes))
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut threads = Vec::new();
+    let mut queues = std::mem::take(&mut rig.queues).into_iter();
+    let process = cpu(libc::CLOCK_PROCESS_CPUTIME_ID);
+    let begin = Instant::now();
+    for pair in 0..pairs {
+        let (mut rx, mut tx) = (queues.next().unwrap(), queues.next().unwrap());
+        // A flow for each pair.
+        frame[35] = pair as u8;
+        let at = tx.next_buffer(frame_bytes as u32 + 12);
+        rig.write(at, &[&head[..], &frame].concat());
+        tx.buffers.insert(0, at);
+        let (interrupts, stop) = (Arc::clone(&rig.interrupts), Arc::clone(&stop));
+        threads.push(thread::spawn(move || {
+            drive(&mut rx, &mut tx, frame_bytes as u32, &interrupts, &stop)
+        }));
+    }
+    thread::sleep(RUN);
+    stop.store(true, Ordering::Relaxed);
+    let drivers: Duration = threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap())
+        .sum();
+    let elapsed = begin.elapsed();
+    let all = cpu(libc::CLOCK_PROCESS_CPUTIME_ID) - process;
+    rig.net.reset();
+    let counted = rig.counters.snapshot();
+    let sum = |of: fn(&PairSnapshot) -> u64| counted.pairs.iter().map(of).sum::<u64>() as f64;
+    let frames = sum(|pair| pair.rx_frames);
+    assert!(frames > 100.0, "{counted:?}");
+    assert!(!rig.needs_reset());
+    drop(ns);
+    Row {
+        frames_per_s: frames / elapsed.as_secs_f64(),
+        cpu_ns: (all - drivers).as_nanos() as f64 / frames,
+        driver_ns: drivers.as_nanos() as f64 / frames,
+        // Out and in are two.
+        syscalls: sum(|pair| pair.syscalls) / (frames + sum(|pair| pair.tx_frames)),
+        interrupts: sum(|pair| pair.interrupts) / frames,
+        kicks: sum(|pair| pair.kicks) / frames,
+        spilled: sum(|pair| pair.rx_spilled_frames) / frames,
+        lost: (sum(|pair| pair.tx_frames) - frames) as u64,
+    }
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn ring_to_tap_to_ring() {
+    require_root_and_tun!();
+    println!(
+        "bytes pairs method    frames/s  worker-ns/frame driver-ns  syscalls/frame interrupts kicks spilled lost"
+    );
+    for pairs in [1, 2] {
+        for bytes in [64, 1_500, 60_000] {
+            for _ in 0..3 {
+                for io in [IoMethod::Vectored, IoMethod::IoUring] {
+                    let row = run(io, bytes, pairs);
+                    println!(
+                        "{bytes:>5} {pairs:>5} {:<9} {:>8.0} {:>15.0} {:>9.0} {:>15.3} {:>10.4} {:>5.4} {:>7.4} {}",
+                        format!("{io:?}"),
+                        row.frames_per_s,
+                        row.cpu_ns,
+                        row.driver_ns,
+                        row.syscalls,
+                        row.interrupts,
+                        row.kicks,
+                        row.spilled,
+                        row.lost,
+                    );
+                }
+            }
+        }
+    }
+}
