@@ -29,7 +29,7 @@ pub const STALL_NS: u64 = 10_000_000_000;
 pub enum Turn<T> {
     /// It is over, with this.
     Done(T),
-    /// It did something, and may have more to do at once.
+    /// It wants another turn as soon as what is queued could be sent.
     Worked,
     /// It waits for frames, and for this time if there is one.
     Waiting(Option<u64>),
@@ -131,29 +131,25 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
         loop {
             let received = self.take_in();
             let turn = step(self);
-            self.send_out();
+            let sent = self.send_out();
+            let full = self.device.take_full();
             let until_ns = match turn {
                 Turn::Done(result) => return result,
-                Turn::Worked => continue,
-                Turn::Waiting(_) if received => continue,
+                Turn::Worked if !full => continue,
+                // Also what was sent may have changed a socket: a RST ends it.
+                Turn::Waiting(_) if received || (sent && !full) => continue,
+                Turn::Worked => None,
                 Turn::Waiting(until_ns) => until_ns,
             };
             let now_ns = self.now_ns();
             let timer = self.interface.poll_at(instant(now_ns), &self.sockets);
             let timer_ns = timer.map(|at| (at.total_micros().max(0) as u64) * 1000);
-            let mut until_ns = [until_ns, timer_ns].into_iter().flatten().min();
-            if self.device.take_full() {
-                until_ns = Some(
-                    until_ns
-                        .unwrap_or(u64::MAX)
-                        .clamp(now_ns, now_ns + FULL_RETRY_NS),
-                );
-                if until_ns <= Some(now_ns) {
-                    until_ns = Some(now_ns + FULL_RETRY_NS);
-                }
-            } else if until_ns.is_some_and(|until| until <= now_ns) {
-                continue;
-            }
+            let until_ns = match [until_ns, timer_ns].into_iter().flatten().min() {
+                // Whatever is due can't be sent.
+                _ if full => Some(now_ns + FULL_RETRY_NS),
+                Some(until_ns) if until_ns <= now_ns => continue,
+                until_ns => until_ns,
+            };
             if self.device.nic.arm() {
                 self.lanes.sleep(self.cpu, self.platform, until_ns, &ready);
             }
@@ -175,17 +171,19 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
         received
     }
 
-    fn send_out(&mut self) {
+    /// Whether there was anything to send.
+    fn send_out(&mut self) -> bool {
         let now = self.tick();
-        loop {
-            let sent = self
-                .interface
-                .poll_egress(now, &mut self.device, &mut self.sockets);
-            if sent == PollResult::None {
-                break;
-            }
+        let mut sent = false;
+        while self
+            .interface
+            .poll_egress(now, &mut self.device, &mut self.sockets)
+            == PollResult::SocketStateChanged
+        {
+            sent = true;
         }
         self.device.nic.flush();
+        sent
     }
 
     /// The time, which the timestamps of TCP see too.

@@ -85,7 +85,7 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
         }
         match (queued, drawn) {
             (0, 0) => Turn::Done(()),
-            _ => Turn::Waiting(None),
+            _ => Turn::Worked,
         }
     });
     outcome.ended_ns = stack.now_ns();

@@ -1,0 +1,112 @@
+//! A DHCP server for one client, on a socket of the kernel's.
+
+use std::{
+    net::{Ipv4Addr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use slipgate_testbed::NetNs;
+use smoltcp::wire::{DhcpMessageType, DhcpOption, DhcpPacket, DhcpRepr};
+
+/// What it gives.
+#[derive(Clone, Copy)]
+pub(crate) struct Offer {
+    pub(crate) address: Ipv4Addr,
+    pub(crate) mask: Ipv4Addr,
+    pub(crate) server: Ipv4Addr,
+    pub(crate) mtu: Option<u16>,
+}
+
+/// Stops on drop.
+pub(crate) struct DhcpServer {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl DhcpServer {
+    /// Broadcasts need a route: `device` is to have one.
+    pub(crate) fn start(ns: &NetNs, device: &str, offer: Offer) -> DhcpServer {
+        let socket = ns.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67)).unwrap());
+        socket.set_broadcast(true).unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_millis(20)))
+            .unwrap();
+        ns.ip(&format!(
+            "route replace broadcast 255.255.255.255 dev {device}"
+        ))
+        .unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let serve = move || {
+            let mut buffer = [0; 2048];
+            while !stopped.load(Ordering::Relaxed) {
+                let Ok((len, _)) = socket.recv_from(&mut buffer) else {
+                    continue;
+                };
+                if let Some(answer) = answer(&buffer[..len], offer) {
+                    socket
+                        .send_to(&answer, (Ipv4Addr::BROADCAST, 68))
+                        .expect("broadcast an answer");
+                }
+            }
+        };
+        DhcpServer {
+            stop,
+            thread: Some(ns.thread("dhcp-server", serve)),
+        }
+    }
+}
+
+impl Drop for DhcpServer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn answer(request: &[u8], offer: Offer) -> Option<Vec<u8>> {
+    let packet = DhcpPacket::new_checked(request).ok()?;
+    let asked = DhcpRepr::parse(&packet).ok()?;
+    let message_type = match asked.message_type {
+        DhcpMessageType::Discover => DhcpMessageType::Offer,
+        DhcpMessageType::Request => DhcpMessageType::Ack,
+        _ => return None,
+    };
+    let mtu = offer.mtu.map(u16::to_be_bytes);
+    let options: Vec<DhcpOption<'_>> = mtu
+        .iter()
+        .map(|mtu| DhcpOption {
+            kind: 26,
+            data: mtu,
+        })
+        .collect();
+    let given = DhcpRepr {
+        message_type,
+        client_ip: Ipv4Addr::UNSPECIFIED,
+        your_ip: offer.address,
+        server_ip: offer.server,
+        router: Some(offer.server),
+        subnet_mask: Some(offer.mask),
+        server_identifier: Some(offer.server),
+        client_identifier: None,
+        requested_ip: None,
+        parameter_request_list: None,
+        dns_servers: Some([offer.server].into_iter().collect()),
+        max_size: None,
+        lease_duration: Some(3600),
+        additional_options: &options,
+        ..asked
+    };
+    let mut bytes = vec![0; given.buffer_len()];
+    given
+        .emit(&mut DhcpPacket::new_unchecked(&mut bytes))
+        .expect("emit a DHCP message");
+    Some(bytes)
+}

@@ -1,0 +1,339 @@
+//! The workloads against Linux: the other side of a TAP in a network namespace.
+
+mod dhcp_server;
+mod machine;
+
+use std::{
+    collections::HashMap,
+    io::{Read, Write},
+    net::{Ipv4Addr, TcpListener},
+};
+
+use serde_json::{Value, json};
+use slipgate_guest::pattern::Pattern;
+use slipgate_testbed::{
+    NetNs, require_root_and_tun,
+    servers::{Answer, DnsServer, HttpServer, TcpServer, TcpService, UdpServer, UdpService, Zone},
+};
+
+use dhcp_server::{DhcpServer, Offer};
+use machine::{Config, Faults, Ran, Tap, run_over};
+
+const HOST: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 15);
+const TAP: &str = "tap0";
+const NAME: &str = "www.example.test";
+/// What a guest without DHCP is told first.
+const ADDRESS: &str = "address 10.99.0.15/24 10.99.0.1 10.99.0.1;";
+
+/// A host with a TAP and all servers.
+struct Stage {
+    ns: NetNs,
+    tap: Tap,
+    close: TcpServer,
+    echo: TcpServer,
+    sink: UdpServer,
+    _servers: (DnsServer, HttpServer, Vec<TcpServer>),
+}
+
+impl Stage {
+    fn new(queues: usize) -> Stage {
+        let ns = NetNs::new("host").unwrap();
+        let tap = Tap::new(&ns, TAP, queues);
+        ns.ip(&format!("addr add {HOST}/24 dev {TAP}")).unwrap();
+        let zone = Zone::from([
+            (NAME.to_owned(), Answer::a(HOST, 60)),
+            ("broken.test".to_owned(), Answer::code(2)),
+        ]);
+        let pages = HashMap::from([("/".to_owned(), vec![b'x'; 20_000])]);
+        let tcp = |port, service| TcpServer::start(&ns, (HOST, port), service).unwrap();
+        Stage {
+            close: tcp(7001, TcpService::Close),
+            echo: tcp(7, TcpService::Echo),
+            sink: UdpServer::start(&ns, (HOST, 9), UdpService::Sink).unwrap(),
+            _servers: (
+                DnsServer::start(&ns, (HOST, 53), zone).unwrap(),
+                HttpServer::start(&ns, (HOST, 80), pages).unwrap(),
+                vec![
+                    tcp(7000, TcpService::Streams),
+                    tcp(7002, TcpService::Reset),
+                    tcp(7003, TcpService::Hold),
+                ],
+            ),
+            ns,
+            tap,
+        }
+    }
+
+    fn run(&self, command_line: &str, config: Config) -> Ran {
+        run_over(&self.tap, command_line, config)
+    }
+}
+
+fn only<'r>(ran: &'r Ran, name: &str) -> &'r Value {
+    let lines = ran.workload(name);
+    assert_eq!(lines.len(), 1, "{name}: {lines:?}");
+    lines[0]
+}
+
+/// Asserts that a line says these things, among others.
+fn assert_says(line: &Value, due: Value) {
+    for (key, value) in due.as_object().unwrap() {
+        assert_eq!(&line[key], value, "{key} of {line}");
+    }
+}
+
+#[test]
+fn every_workload_on_two_cpus_by_a_lease() {
+    require_root_and_tun!();
+    let stage = Stage::new(2);
+    let offer = Offer {
+        address: GUEST,
+        mask: Ipv4Addr::new(255, 255, 255, 0),
+        server: HOST,
+        mtu: Some(1400),
+    };
+    let _dhcp = DhcpServer::start(&stage.ns, TAP, offer);
+    let line = "dns www.example.test; ping 10.99.0.1 3; crr www.example.test:7001 500 x4;\
+        crr 10.99.0.1:80 50 x2; crr 10.99.0.1:7 300 x2 echo; rr 10.99.0.1:7 300 x2;\
+        stream 10.99.0.1:7000 3000000 up x2; stream 10.99.0.1:7000 3000001 down;\
+        flood 10.99.0.1:9 2000 64 x2; wait 10";
+    let ran = stage.run(line, Config::cpus(2));
+    assert_eq!(ran.status, 0);
+
+    assert_says(&ran.lines[0], json!({"boot": true, "cpus": 2, "pairs": 2}));
+    let lease = json!({
+        "address": "10.99.0.15/24", "router": "10.99.0.1", "dns": ["10.99.0.1"], "mtu": 1400,
+        "mtu_by_dhcp": true,
+    });
+    assert_says(only(&ran, "lease"), lease);
+    let dns = only(&ran, "dns");
+    assert_says(dns, json!({"addresses": ["10.99.0.1"], "questions": 1}));
+    assert!(dns["ttfb_us"].as_f64().unwrap() > 0.0);
+    assert_says(only(&ran, "ping"), json!({"n": 3, "lost": 0}));
+    let connections = ran.workload("crr");
+    let [close, get, echo] = connections[..] else {
+        panic!("{connections:?}");
+    };
+    assert_says(
+        close,
+        json!({"exchange": "close", "done": 500, "failed": 0, "bytes": 0}),
+    );
+    assert_eq!(stage.close.accepted(), 500);
+    let page = 50
+        * (20_000 + "HTTP/1.1 200 OK\r\nContent-Length: 20000\r\nConnection: close\r\n\r\n".len());
+    assert_says(
+        get,
+        json!({"exchange": "get", "done": 50, "failed": 0, "bytes": page}),
+    );
+    assert_says(
+        echo,
+        json!({"exchange": "echo", "done": 300, "failed": 0, "bytes": 300 * 64}),
+    );
+    for line in [close, get, echo, only(&ran, "rr")] {
+        let [p50, p99, max] = ["p50_us", "p99_us", "max_us"].map(|key| line[key].as_f64().unwrap());
+        assert!(0.0 < p50 && p50 <= p99 && p99 <= max, "{line}");
+    }
+    assert_says(
+        only(&ran, "rr"),
+        json!({"done": 300, "failed": 0, "bytes": 300 * 64}),
+    );
+    let streams = ran.workload("stream");
+    let [up, down] = streams[..] else {
+        panic!("{streams:?}");
+    };
+    assert_says(
+        up,
+        json!({"direction": "up", "done": 2, "failed": 0, "bytes": 6_000_000}),
+    );
+    assert_says(
+        down,
+        json!({"direction": "down", "done": 1, "failed": 0, "bytes": 3_000_001}),
+    );
+    assert_says(
+        only(&ran, "flood"),
+        json!({"done": 2000, "failed": 0, "frame_bytes": 64}),
+    );
+    let last = ran.lines.last().unwrap();
+    assert_says(last, json!({"end": true, "status": 0}));
+
+    let pairs: Vec<_> = ran
+        .lines
+        .iter()
+        .filter(|line| line.get("pair").is_some())
+        .collect();
+    assert_eq!(pairs.len(), 2);
+    for pair in pairs {
+        assert!(pair["rx_frames"].as_u64().unwrap() > 1000, "{pair}");
+        assert!(pair["tx_frames"].as_u64().unwrap() > 1000, "{pair}");
+    }
+    assert_eq!(ran.pairs("passed_in_dropped"), 0);
+    assert_eq!(ran.largest_sent, 1414, "the lease's MTU, and no more");
+
+    let mut ports: Vec<u16> = stage.echo.peers().iter().map(|peer| peer.port()).collect();
+    let count = ports.len();
+    ports.sort();
+    ports.dedup();
+    assert_eq!(
+        (ports.len(), count),
+        (302, 302),
+        "no port twice in TIME-WAIT"
+    );
+}
+
+#[test]
+fn frames_on_the_wrong_queue_find_their_cpu() {
+    require_root_and_tun!();
+    let stage = Stage::new(3);
+    let line = "dns www.example.test; crr 10.99.0.1:7001 300 x3; rr 10.99.0.1:7 300 x3;\
+        stream 10.99.0.1:7000 2000000 up x3; stream 10.99.0.1:7000 2000000 down x3;\
+        ping 10.99.0.1 2";
+    let mut config = Config::cpus(3);
+    config.crossed = true;
+    let ran = stage.run(&format!("{ADDRESS}{line}"), config);
+    assert_eq!(ran.status, 0);
+    assert_says(only(&ran, "crr"), json!({"done": 300, "failed": 0}));
+    assert!(ran.pairs("passed_in") > 1000, "every unicast frame");
+    assert_eq!(ran.pairs("passed_in_dropped"), 0);
+}
+
+/// A server that reads 64 bytes from each of `count` connections, gives this answer and closes.
+fn answer_with(ns: &NetNs, port: u16, answer: Vec<u8>, count: usize) {
+    let listener = ns.run(|| TcpListener::bind((HOST, port)).unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().take(count).flatten() {
+            stream.read_exact(&mut [0; 64]).unwrap();
+            stream.write_all(&answer).unwrap();
+        }
+    });
+}
+
+fn echo_message() -> [u8; 64] {
+    let mut message = [0; 64];
+    Pattern::new(1).fill(&mut message);
+    message
+}
+
+#[test]
+fn failures_are_told_apart() {
+    require_root_and_tun!();
+    let stage = Stage::new(2);
+    stage.ns.sysctl("net.ipv4.ip_forward", "1").unwrap();
+    stage.ns.sysctl("net.ipv4.icmp_ratelimit", "0").unwrap();
+    stage.ns.ip("route add prohibit 10.98.0.0/16").unwrap();
+    stage.ns.ip("route add blackhole 10.97.0.0/16").unwrap();
+    answer_with(&stage.ns, 7005, vec![0; 64], 5);
+    answer_with(&stage.ns, 7006, echo_message()[..63].to_vec(), 5);
+    let cases = [
+        ("crr 10.99.0.1:6999 20 x2", json!({"refused": 20}), 0),
+        ("crr 10.98.0.1:80 4 x2", json!({"unreachable": 4}), 0),
+        ("crr 10.97.0.1:80 4 x4", json!({"timed_out": 4}), 0),
+        ("crr 10.99.0.1:7003 4 x4", json!({"timed_out": 4}), 0),
+        ("crr 10.99.0.1:7005 5 echo", json!({"wrong": 5}), 0),
+        ("crr 10.99.0.1:7006 5 echo", json!({"short": 5}), 0),
+        ("stream 10.99.0.1:7 5000 down", json!({"wrong": 1}), 0),
+        ("flood 10.99.0.1:9 10 1515", json!({"unable": 10}), 0),
+        ("crr 10.99.0.1:7001 3", json!({}), 3),
+    ];
+    let line: Vec<&str> = cases.iter().map(|(command, ..)| *command).collect();
+    let mut config = Config::cpus(2);
+    config.speed = 20;
+    let ran = stage.run(&format!("{ADDRESS}{}", line.join(";")), config);
+    assert_eq!(ran.status, 1);
+    let lines: Vec<_> = ran
+        .lines
+        .iter()
+        .filter(|line| line.get("failures").is_some())
+        .collect();
+    assert_eq!(lines.len(), cases.len());
+    for (line, (command, failures, done)) in lines.into_iter().zip(&cases) {
+        assert_eq!(
+            (&line["failures"], &line["done"]),
+            (failures, &json!(done)),
+            "{command}"
+        );
+    }
+}
+
+#[test]
+fn a_reset_in_the_midst_of_it() {
+    require_root_and_tun!();
+    let stage = Stage::new(1);
+    let ran = stage.run(&format!("{ADDRESS}crr 10.99.0.1:7002 5"), Config::cpus(1));
+    assert_says(
+        only(&ran, "crr"),
+        json!({"done": 0, "failures": {"reset": 5}}),
+    );
+}
+
+#[test]
+fn streams_are_whole_on_a_bad_link() {
+    require_root_and_tun!();
+    let stage = Stage::new(2);
+    let mut config = Config::cpus(2);
+    config.faults = Some(Faults {
+        lose: 50,
+        duplicate: 50,
+        reorder: 200,
+    });
+    let line = "dns www.example.test; stream 10.99.0.1:7000 2000000 up x2;\
+        stream 10.99.0.1:7000 2000000 down x2; rr 10.99.0.1:7 50 x2; crr 10.99.0.1:7001 50 x4";
+    let ran = stage.run(&format!("{ADDRESS}{line}"), config);
+    assert_eq!(ran.status, 0);
+    for stream in ran.workload("stream") {
+        assert_says(stream, json!({"done": 2, "bytes": 4_000_000}));
+    }
+}
+
+#[test]
+fn raw_streams_and_many_at_once() {
+    require_root_and_tun!();
+    let stage = Stage::new(2);
+    let line = "stream 10.99.0.1:7000 4000000 up raw x2; stream 10.99.0.1:7000 4000000 down raw;\
+        crr 10.99.0.1:7001 2000 x100; flood 10.99.0.1:9 100 1514";
+    let ran = stage.run(&format!("{ADDRESS}{line}"), Config::cpus(2));
+    assert_eq!(ran.status, 0);
+    let streams = ran.workload("stream");
+    assert_says(streams[0], json!({"raw": true, "bytes": 8_000_000}));
+    assert!(streams[1]["bytes"].as_u64().unwrap() >= 4_000_000);
+    assert_says(only(&ran, "crr"), json!({"done": 2000, "failed": 0}));
+    assert_eq!(ran.largest_sent, 1514);
+    let arrived = stage.sink.payload_bytes();
+    assert_eq!((arrived, stage.sink.datagrams()), (100 * (1514 - 42), 100));
+}
+
+#[test]
+fn names_that_are_none() {
+    require_root_and_tun!();
+    let stage = Stage::new(1);
+    let line = "dns nowhere.test; dns broken.test; crr nowhere.test:80 5";
+    let ran = stage.run(&format!("{ADDRESS}{line}"), Config::cpus(1));
+    assert_eq!(ran.status, 1);
+    let errors: Vec<_> = ran
+        .workload("dns")
+        .iter()
+        .map(|line| &line["error"])
+        .collect();
+    assert_eq!(errors, ["NXDOMAIN", "SERVFAIL"]);
+    assert_eq!(only(&ran, "crr")["error"], "look the host up: NXDOMAIN");
+}
+
+#[test]
+fn without_a_lease_and_with_a_wrong_command_line() {
+    require_root_and_tun!();
+    let stage = Stage::new(2);
+    let mut config = Config::cpus(2);
+    config.speed = 50;
+    let ran = stage.run("dns www.example.test", config);
+    assert_eq!(ran.status, 3);
+    assert!(
+        ran.lines[1]["error"]
+            .as_str()
+            .unwrap()
+            .contains("no DHCP lease")
+    );
+    let ran = stage.run("wait 1; frobnicate now", config);
+    assert_eq!(ran.status, 2);
+    assert_says(&ran.lines[1], json!({"command": "frobnicate now"}));
+    assert_says(ran.lines.last().unwrap(), json!({"end": true, "status": 2}));
+}
