@@ -90,9 +90,9 @@ pub(super) fn load(memory: &GuestMemory, image: &Image<'_>) -> Result<Placed, Bo
 }
 
 fn check_header(header: &Elf64_Ehdr) -> Result<(), BootError> {
-    let what = if header.e_ident[EI_CLASS] != ELFCLASS64 as u8 {
+    let what = if header.e_ident[EI_CLASS] != ELFCLASS64 {
         "a class other than 64-bit"
-    } else if header.e_ident[EI_DATA] != ELFDATA2LSB as u8 {
+    } else if header.e_ident[EI_DATA] != ELFDATA2LSB {
         "big-endian data"
     } else if header.e_machine != X86_64 {
         "another machine's code"
