@@ -9,16 +9,18 @@ mod engine;
 mod kernel;
 mod messages;
 mod packet;
+mod pci;
 mod relay;
 mod rules;
 pub mod seeds;
 mod services;
 mod tape;
+mod transport;
 mod vms;
 
 pub use {
-    dns::dns, engine::engine, kernel::kernel, messages::messages, packet::packet, relay::relay,
-    rules::rules, services::services,
+    dns::dns, engine::engine, kernel::kernel, messages::messages, packet::packet, pci::pci,
+    relay::relay, rules::rules, services::services, transport::transport,
 };
 
 /// The binary's sources, as far as they read what another process wrote.

@@ -1,5 +1,6 @@
 //! First inputs of each target: what ordinary guests, servers and users send.
 mod kernel;
+mod virtio;
 
 use std::{fs, io, path::Path};
 
@@ -31,6 +32,8 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("relay", relay()),
         ("messages", messages()),
         ("kernel", kernel::kernel()),
+        ("pci", virtio::pci()),
+        ("transport", virtio::transport()),
     ];
     for (target, seeds) in all {
         let folder = corpus.join(target);

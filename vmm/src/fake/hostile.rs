@@ -202,8 +202,12 @@ impl Machine {
                     .wrapping_add(*offset);
                 self.root.mmio_read(at, &mut room(len));
             }
-            Step::Mmio(address, bytes) => drop(self.root.mmio_write(*address, bytes)),
-            Step::MmioRead(address, len) => drop(self.root.mmio_read(*address, &mut room(len))),
+            Step::Mmio(address, bytes) => {
+                self.root.mmio_write(*address, bytes);
+            }
+            Step::MmioRead(address, len) => {
+                self.root.mmio_read(*address, &mut room(len));
+            }
             Step::Memory(at, bytes) => {
                 let at = GuestAddress(u64::from(*at) % (MEMORY_BYTES - 8) as u64);
                 self.memory
@@ -257,8 +261,9 @@ impl Machine {
 
     fn bring_up(&self, function: &Function, features: u64, queues: u8, size: u16) {
         let common = self.bar(function, 2);
-        let write =
-            |at: u64, bytes: &[u8]| drop(self.root.mmio_write(common.wrapping_add(at), bytes));
+        let write = |at: u64, bytes: &[u8]| {
+            self.root.mmio_write(common.wrapping_add(at), bytes);
+        };
         write(20, &[0]);
         write(20, &[3]);
         for (select, bits) in [(0, features as u32), (1, (features >> 32) as u32)] {

@@ -141,34 +141,27 @@ impl Msix {
         }
     }
 
-    /// Reads the table.
+    /// Reads the table; `offset` and what follows is inside the BAR.
     pub fn table_read(&self, offset: u64, into: &mut [u8]) {
         for (at, byte) in (offset..).zip(into) {
-            let entry = usize::try_from(at / ENTRY as u64)
-                .ok()
-                .and_then(|at| self.entries.get(at));
+            let entry = self.entries.get((at / ENTRY as u64) as usize);
             *byte = entry.map_or(0, |entry| entry.bytes[(at % ENTRY as u64) as usize]);
         }
     }
 
     /// Writes the table.
     pub fn table_write(&mut self, offset: u64, bytes: &[u8]) {
-        let mut touched = None;
         for (at, byte) in (offset..).zip(bytes) {
-            let Ok(vector) = usize::try_from(at / ENTRY as u64) else {
-                return;
-            };
-            if touched.is_some_and(|touched| touched != vector) {
-                touched.take().map(|touched| self.update(touched));
+            if let Some(entry) = self.entries.get_mut((at / ENTRY as u64) as usize) {
+                let at = (at % ENTRY as u64) as usize;
+                let mask = WRITABLE[at];
+                entry.bytes[at] = entry.bytes[at] & !mask | byte & mask;
             }
-            let Some(entry) = self.entries.get_mut(vector) else {
-                return;
-            };
-            let (at, mask) = (at as usize % ENTRY, WRITABLE[at as usize % ENTRY]);
-            entry.bytes[at] = entry.bytes[at] & !mask | byte & mask;
-            touched = Some(vector);
         }
-        if let Some(vector) = touched {
+        // All of an access takes effect at once.
+        let touched = offset..offset + bytes.len() as u64;
+        let vectors = touched.start / ENTRY as u64..touched.end.div_ceil(ENTRY as u64);
+        for vector in vectors.start as usize..self.entries.len().min(vectors.end as usize) {
             self.update(vector);
         }
     }

@@ -182,7 +182,7 @@ impl VirtioPci {
     fn notify(&self, offset: u64) {
         let index = usize::try_from(offset / NOTIFY_MULTIPLIER).unwrap_or(usize::MAX);
         match self.lifecycle.queues.get(index) {
-            Some(queue) if offset % NOTIFY_MULTIPLIER == 0 => {
+            Some(queue) if offset.is_multiple_of(NOTIFY_MULTIPLIER) => {
                 count(&self.lifecycle.counters.notify_exits);
                 // It fails only if 2^64 - 2 notifications wait, and then one does.
                 let _ = queue.kick.write(1);
@@ -203,7 +203,7 @@ impl VirtioPci {
         let offset = u32::from_le_bytes(self.config.array(self.offsets.access + 4));
         let len = u32::from_le_bytes(self.config.array(self.offsets.access + 8));
         let fits = self.config.bar_len(bar)? >= u64::from(offset) + u64::from(len);
-        let possible = matches!(len, 1 | 2 | 4) && offset % len == 0 && fits;
+        let possible = matches!(len, 1 | 2 | 4) && offset.is_multiple_of(len) && fits;
         possible.then_some((bar, offset.into(), len as usize))
     }
 

@@ -1,0 +1,90 @@
+//! Two PCI functions: configuration by ports and ECAM, BARs wherever the guest moves them, MSI-X.
+//!
+//! Input: steps, each `what (1) | its operands`, see [`what`]. What must hold is checked after each
+//! of them, by the VMM's own [`hostile`](slipgate_vmm::fake::hostile).
+use slipgate_vmm::fake::hostile::{Machine, Step};
+
+use crate::tape::Tape;
+
+/// Each step is followed by a look at all registers, so many of them are slow and find no more.
+pub(crate) const MAX_STEPS: usize = 200;
+
+/// What a step does. Bytes are behind their number, 1.
+pub(crate) mod what {
+    /// Device (1), register (2), bytes.
+    pub(crate) const CONFIG: u8 = 0;
+    /// Device (1), register (2), number (1).
+    pub(crate) const CONFIG_READ: u8 = 1;
+    /// Port (1), bytes.
+    pub(crate) const PORT: u8 = 2;
+    /// Port (1), number (1).
+    pub(crate) const PORT_READ: u8 = 3;
+    /// Function and BAR (1), offset (2), bytes.
+    pub(crate) const BAR: u8 = 4;
+    /// Function and BAR (1), offset (2), number (1).
+    pub(crate) const BAR_READ: u8 = 5;
+    /// Address (8), bytes.
+    pub(crate) const MEMORY: u8 = 6;
+    /// Address (8), number (1).
+    pub(crate) const MEMORY_READ: u8 = 7;
+    /// Function (1), queue (1): the device interrupts.
+    pub(crate) const SIGNAL: u8 = 8;
+    /// Any offset (8) of ECAM, bytes.
+    pub(crate) const ECAM: u8 = 9;
+    pub(super) const ALL: u8 = 10;
+}
+
+/// Takes the steps.
+pub fn pci(input: &[u8]) {
+    let mut tape = Tape::new(input);
+    let mut machine = Machine::new();
+    for _ in 0..MAX_STEPS {
+        if tape.is_at_end() {
+            break;
+        }
+        machine.step(&step(&mut tape));
+    }
+}
+
+fn step(tape: &mut Tape) -> Step {
+    match tape.u8() % what::ALL {
+        what::CONFIG => Step::Ecam(register(tape), few(tape)),
+        what::CONFIG_READ => Step::EcamRead(register(tape), number(tape)),
+        what::PORT => Step::Port(tape.u8().into(), few(tape)),
+        what::PORT_READ => Step::PortRead(tape.u8().into(), number(tape)),
+        what::BAR => {
+            let (function, bar, offset) = place(tape);
+            Step::Bar(function, bar, offset, few(tape))
+        }
+        what::BAR_READ => {
+            let (function, bar, offset) = place(tape);
+            Step::BarRead(function, bar, offset, number(tape))
+        }
+        what::MEMORY => Step::Mmio(u64::from_be_bytes(tape.array()), few(tape)),
+        what::MEMORY_READ => Step::MmioRead(u64::from_be_bytes(tape.array()), number(tape)),
+        what::SIGNAL => Step::Signal(tape.u8(), tape.u8().into()),
+        what::ECAM.. => Step::Ecam(u64::from_be_bytes(tape.array()), few(tape)),
+    }
+}
+
+/// At most eight bytes, behind their number.
+pub(crate) fn few(tape: &mut Tape) -> Vec<u8> {
+    let number = number(tape);
+    tape.take(number).to_vec()
+}
+
+fn number(tape: &mut Tape) -> usize {
+    usize::from(tape.u8() % 9)
+}
+
+/// A register of one of four devices, as ECAM has it.
+fn register(tape: &mut Tape) -> u64 {
+    let device = u64::from(tape.u8() % 4);
+    device << 15 | u64::from(tape.u16() % 4096)
+}
+
+/// Function, BAR and offset into it.
+pub(crate) fn place(tape: &mut Tape) -> (u8, u8, u64) {
+    let both = tape.u8();
+    (both & 1, both & 2, tape.u16().into())
+}
