@@ -43,7 +43,7 @@ static WORK: Once<Work> = Once::new();
 /// Ring 3 starts here, on CPU 0, with interrupts off and without a heap.
 #[unsafe(no_mangle)]
 extern "C" fn start(start_info: u64) -> ! {
-    cpu::fill_idt(apic::x2apic_offered());
+    cpu::fill_idt();
     let clock_source = clock::start();
     apic::mask_legacy_interrupts();
     apic::start();
@@ -63,10 +63,9 @@ extern "C" fn start(start_info: u64) -> ! {
     let apic_ids = cpu::name_boot_cpu(tables.apic_ids());
     let cpus = smp::start(&apic_ids, serve);
     console::print_line(&alloc::format!(
-        r#"{{"machine":"slipgate-guest","cpus":{cpus},"memory_mib":{},"clock":"{}","x2apic":{},"tsc_deadline":{},"ecam":{},"uptime_us":{}}}"#,
+        r#"{{"machine":"slipgate-guest","cpus":{cpus},"memory_mib":{},"clock":"{}","tsc_deadline":{},"ecam":{},"uptime_us":{}}}"#,
         info.heap.1 >> 20,
         clock_source.name(),
-        apic::x2apic_offered(),
         clock::has_tsc_deadline(),
         tables.ecam.is_some(),
         clock::now_ns() / 1000,

@@ -4,7 +4,7 @@ use core::{
     arch::{asm, global_asm},
     cell::UnsafeCell,
     mem::{offset_of, size_of},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
 /// The most CPUs that are started.
@@ -66,6 +66,8 @@ pub(crate) struct Cpu {
     seen: AtomicU64,
     /// Each slot's total.
     totals: [AtomicU64; SLOTS],
+    /// The CPU that an interrupt was last sent to, by its local APIC id; at first none.
+    pub(crate) last_destination: AtomicU32,
     /// When the timer fires, in ns.
     pub(crate) timer_ns: AtomicU64,
     /// How often it had fired when it was set.
@@ -127,8 +129,7 @@ global_asm!(
 
 unsafe extern "C" {
     static exception_stubs: [u64; 22];
-    static interrupt_stubs_xapic: [u64; SLOTS];
-    static interrupt_stubs_x2apic: [u64; SLOTS];
+    static interrupt_stubs: [u64; SLOTS];
     static mut gdt_tss: [[u16; 8]; CPU_LIMIT];
     fn interrupt_spurious();
     fn call_nothing();
@@ -161,6 +162,7 @@ impl Cpu {
             },
             seen: AtomicU64::new(COUNTERS_MAGIC),
             totals: [const { AtomicU64::new(0) }; SLOTS],
+            last_destination: AtomicU32::new(u32::MAX),
             timer_ns: AtomicU64::new(0),
             timer_fired: AtomicU64::new(0),
         }
@@ -276,7 +278,7 @@ pub(crate) unsafe fn prepare(
 }
 
 /// Fills the interrupt descriptor table. Before that any trap is a triple fault.
-pub(crate) fn fill_idt(x2apic: bool) {
+pub(crate) fn fill_idt() {
     let idt = IDT.0.get().cast::<[u64; 2]>();
     let set = |vector: usize, stub: u64| {
         // An interrupt gate to ring 0; its privilege (0) matters to `int n` only.
@@ -285,16 +287,7 @@ pub(crate) fn fill_idt(x2apic: bool) {
         unsafe { idt.add(vector).write_volatile([low, stub >> 32]) };
     };
     // SAFETY: tables of constants in traps.s.
-    let (exceptions, interrupts) = unsafe {
-        (
-            &exception_stubs,
-            if x2apic {
-                &interrupt_stubs_x2apic
-            } else {
-                &interrupt_stubs_xapic
-            },
-        )
-    };
+    let (exceptions, interrupts) = unsafe { (&exception_stubs, &interrupt_stubs) };
     for (vector, &stub) in exceptions
         .iter()
         .enumerate()

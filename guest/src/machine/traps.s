@@ -26,9 +26,9 @@ trap_general_protection:
 
 # Interrupt slot k: counted in its byte of the counters, EOI. The frame of one that ended a halt,
 # and the #GP's error code above it, are dropped: the next frame is ring 3's.
-.macro interrupt_stubs slot
+.macro interrupt slot
 .balign 16
-interrupt_xapic_\slot:
+interrupt_\slot:
     inc byte ptr gs:[CPU_INTERRUPTS + \slot]
     mov dword ptr ds:[-0x11FFF50], 0    # 0xFEE000B0: EOI
     test byte ptr [rsp + 8], 3
@@ -36,30 +36,12 @@ interrupt_xapic_\slot:
     iretq
 1:  add rsp, 48
     iretq
-.balign 16
-interrupt_x2apic_\slot:
-    inc byte ptr gs:[CPU_INTERRUPTS + \slot]
-    push rax
-    push rcx
-    push rdx
-    mov ecx, 0x80B                      # EOI
-    xor eax, eax
-    xor edx, edx
-    wrmsr
-    pop rdx
-    pop rcx
-    pop rax
-    test byte ptr [rsp + 8], 3
-    jz 1f
-    iretq
-1:  add rsp, 48
-    iretq
 .endm
-    interrupt_stubs 0
-    interrupt_stubs 1
-    interrupt_stubs 2
-    interrupt_stubs 3
-    interrupt_stubs 4
+    interrupt 0
+    interrupt 1
+    interrupt 2
+    interrupt 3
+    interrupt 4
 
 # A spurious interrupt takes no EOI.
 .balign 16
@@ -146,14 +128,12 @@ exception_\vector:
 
 .section .rodata
 .balign 8
-.global exception_stubs, interrupt_stubs_xapic, interrupt_stubs_x2apic
+.global exception_stubs, interrupt_stubs
 exception_stubs:                        # by vector, 0..=21
     .quad exception_0, exception_1, exception_2, exception_3, exception_4, exception_5, exception_6
     .quad exception_7, exception_8, exception_9, exception_10, exception_11, exception_12
     .quad trap_general_protection, exception_14, 0, exception_16, exception_17, exception_18
     .quad exception_19, exception_20, exception_21
-interrupt_stubs_xapic:
-    .quad interrupt_xapic_0, interrupt_xapic_1, interrupt_xapic_2, interrupt_xapic_3, interrupt_xapic_4
-interrupt_stubs_x2apic:
-    .quad interrupt_x2apic_0, interrupt_x2apic_1, interrupt_x2apic_2, interrupt_x2apic_3, interrupt_x2apic_4
+interrupt_stubs:
+    .quad interrupt_0, interrupt_1, interrupt_2, interrupt_3, interrupt_4
 .text
