@@ -189,7 +189,12 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
     /// The time, which the timestamps of TCP see too.
     fn tick(&self) -> Instant {
         let now_ns = self.now_ns();
-        TIMESTAMP_MS.store((now_ns / 1_000_000) as u32, Ordering::Relaxed);
+        let now_ms = (now_ns / 1_000_000) as u32;
+        if now_ms > TIMESTAMP_MS.load(Ordering::Relaxed) {
+            // Not a store: a CPU that was held up here must not turn the clock back for the others,
+            // whose segments their peers would then refuse (PAWS).
+            TIMESTAMP_MS.fetch_max(now_ms, Ordering::Relaxed);
+        }
         instant(now_ns)
     }
 }
