@@ -1,6 +1,8 @@
 //! What whoever loaded us says of the machine: the PVH start-of-day structure and the ACPI tables.
 pub mod acpi;
 pub mod pvh;
+#[cfg(test)]
+mod test_memory;
 
 /// The machine's memory, by physical address.
 pub trait PhysicalMemory {

@@ -55,7 +55,7 @@ pub(crate) fn start() -> Source {
 /// Nanoseconds since [`start`]; the same on all CPUs, as their TSCs are.
 pub(crate) fn now_ns() -> u64 {
     let ticks = tsc().saturating_sub(START_TSC.load(Ordering::Relaxed));
-    (u128::from(ticks) * u128::from(SCALE.load(Ordering::Relaxed)) >> SCALE_SHIFT) as u64
+    ((u128::from(ticks) * u128::from(SCALE.load(Ordering::Relaxed))) >> SCALE_SHIFT) as u64
 }
 
 /// The TSC's value at a time of [`now_ns`].

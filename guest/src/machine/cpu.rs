@@ -40,7 +40,7 @@ impl Slot {
 }
 
 /// In the counters' upper bytes, so that no register holds their value by chance.
-const COUNTERS_MAGIC: u64 = 0x5A17_C3 << 40;
+const COUNTERS_MAGIC: u64 = 0x005A_17C3 << 40;
 const CALL: u32 = 0x51A9_CA11;
 /// Bytes of a CPU's stack.
 pub(crate) const STACK_BYTES: usize = 256 << 10;

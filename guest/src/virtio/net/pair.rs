@@ -230,9 +230,7 @@ impl<R: Registers> Receive<R> {
         let mut end = length;
         let mut whole = true;
         for _ in 0..buffers {
-            let Some(used) = self.ring.take_used() else {
-                return None;
-            };
+            let used = self.ring.take_used()?;
             let written = (used.written as usize).min(RECEIVE);
             whole &= end + written <= FRAME_MOST;
             if whole {
