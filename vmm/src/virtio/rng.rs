@@ -250,7 +250,7 @@ fn answer(
                     continue;
                 }
                 let bytes = &mut bytes[..len];
-                getrandom::fill(bytes).map_err(|_| Broken)?;
+                fill(bytes).map_err(|_| Broken)?;
                 memory
                     .write_slice(bytes, buffer.addr())
                     .map_err(|_| Broken)?;
@@ -305,6 +305,24 @@ impl Allowance {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         self.bytes = self.bytes.saturating_sub(bytes.max(MIN_CHARGE_BYTES));
     }
+}
+
+/// The host's random bytes, by getrandom(2) and nothing else: a fallback to a file would be refused
+/// to a confined thread, and where it is not, would wait for entropy that a young host may not
+/// gather.
+fn fill(mut bytes: &mut [u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        // SAFETY: the pointer and the length are those of `bytes`.
+        let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        match usize::try_from(got) {
+            Ok(got) => bytes = &mut bytes[got..],
+            Err(_) => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error => return Err(error),
+            },
+        }
+    }
+    Ok(())
 }
 
 /// Waits until either can be read, or for a time.
