@@ -114,13 +114,7 @@ impl Control {
     /// Serves until there is a command; an error is a broken ring.
     fn serve(&self, start: &Start) -> io::Result<Command> {
         let memory = Translation::new(Arc::clone(&start.memory));
-        let mut session = Session {
-            shared: &self.shared,
-            features: start.features,
-            pairs: start.pairs,
-            active: 1,
-            filter: Filter::new(self.shared.config.mac()),
-        };
+        let mut session = Session::new(Arc::clone(&self.shared), start.features, start.pairs);
         let mut ring =
             Ring::new(&start.queue.queue, start.features, &memory).map_err(io::Error::other)?;
         loop {
@@ -151,17 +145,28 @@ impl Control {
 }
 
 /// What one driver set.
-struct Session<'a> {
-    shared: &'a Shared,
+pub(super) struct Session {
+    shared: Arc<Shared>,
     features: Features,
+    /// Queue pairs that it set up.
     pairs: usize,
     active: usize,
     filter: Filter,
 }
 
-impl Session<'_> {
+impl Session {
+    pub(super) fn new(shared: Arc<Shared>, features: Features, pairs: usize) -> Session {
+        Session {
+            filter: Filter::new(shared.config.mac()),
+            shared,
+            features,
+            pairs,
+            active: 1,
+        }
+    }
+
     /// Carries one command out and acknowledges it.
-    fn carry_out(
+    pub(super) fn carry_out(
         &mut self,
         head: u16,
         ring: &mut Ring,
@@ -288,7 +293,7 @@ impl Session<'_> {
         if wanted == 0 || wanted > self.pairs {
             return None;
         }
-        let Shared { tap, workers, .. } = self.shared;
+        let Shared { tap, workers, .. } = &*self.shared;
         while self.active < wanted {
             tap.set_attached(self.active, true).ok()?;
             workers
@@ -305,8 +310,13 @@ impl Session<'_> {
         Some(())
     }
 
+    /// As the workers have it: `None` lets all through.
+    pub(super) fn filter(&self) -> Option<Arc<Filter>> {
+        (!self.filter.promiscuous).then(|| Arc::new(self.filter.clone()))
+    }
+
     fn tell_filter(&self) {
-        let filter = (!self.filter.promiscuous).then(|| Arc::new(self.filter.clone()));
+        let filter = self.filter();
         for worker in &self.shared.workers {
             worker.send(worker::Command::Filter(filter.clone()));
         }

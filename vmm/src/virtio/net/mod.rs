@@ -41,6 +41,8 @@ mod mailbox;
 mod pieces;
 mod ring;
 mod rx;
+#[cfg(any(test, feature = "fake"))]
+pub mod stepped;
 mod stock;
 mod tap;
 mod tx;

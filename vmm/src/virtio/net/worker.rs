@@ -67,7 +67,7 @@ pub(super) struct Worker {
 }
 
 /// Why serving ended.
-enum End {
+pub(super) enum End {
     /// The driver broke a ring.
     Broken,
     /// The host refused what it may not refuse.
@@ -132,7 +132,7 @@ impl Worker {
         }
     }
 
-    fn enter(&mut self, start: Start, usable: bool) -> Result<Serving, End> {
+    pub(super) fn enter(&mut self, start: Start, usable: bool) -> Result<Serving, End> {
         if !usable {
             return Err(End::Host);
         }
@@ -151,7 +151,7 @@ impl Worker {
 
     /// Lets go of the queues. Closing an eventfd would not take it off the epoll: the transport
     /// has it too.
-    fn leave(&mut self, serving: &mut Option<Serving>) {
+    pub(super) fn leave(&mut self, serving: &mut Option<Serving>) {
         if let Some(mut served) = serving.take() {
             served.rx.abandon(&self.counters);
             let _ = self.waits.watch_tap(None);
@@ -180,7 +180,7 @@ impl Worker {
     }
 
     /// One batch. Says whether there was anything to do.
-    fn pass(&mut self, served: &mut Serving) -> Result<bool, End> {
+    pub(super) fn pass(&mut self, served: &mut Serving) -> Result<bool, End> {
         let counters = &*self.counters;
         let mut worked = served.tx.gather(&served.memory, counters)?;
         if served.rx.held_since().is_some() {
@@ -239,11 +239,11 @@ impl Worker {
 }
 
 /// A queue pair while the driver is there.
-struct Serving {
-    /// Behind `tx` and `rx` in no order of dropping: they only hold addresses of it.
+pub(super) struct Serving {
+    /// Keeps mapped what `tx` and `rx` hold addresses of.
     memory: Translation,
     tx: Tx,
-    rx: Rx,
+    pub(super) rx: Rx,
     tx_index: u16,
     rx_index: u16,
     tx_kick: EventFd,
@@ -285,12 +285,18 @@ impl Serving {
         })
     }
 
-    fn set_active(&mut self, active: bool, counters: &PairCounters) {
+    pub(super) fn set_active(&mut self, active: bool, counters: &PairCounters) {
         if !active {
             self.rx.abandon(counters);
         }
         self.active = active;
         self.starved = false;
+        self.tap_ready = true;
+    }
+
+    /// As if the TAP had said that it has frames.
+    #[cfg(any(test, feature = "fake"))]
+    pub(super) fn wake(&mut self) {
         self.tap_ready = true;
     }
 
