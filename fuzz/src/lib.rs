@@ -16,11 +16,13 @@ pub mod seeds;
 mod services;
 mod tape;
 mod transport;
+mod virtio_net;
 mod vms;
 
 pub use {
     dns::dns, engine::engine, kernel::kernel, messages::messages, packet::packet, pci::pci,
     relay::relay, rules::rules, services::services, transport::transport,
+    virtio_net::virtio_net,
 };
 
 /// The binary's sources, as far as they read what another process wrote.
