@@ -153,3 +153,7 @@ fn parts(tap: &Tap, commands: i32) -> io::Result<(Box<dyn FrameIo>, Waits)> {
     let io = frame_io::new(IoMethod::Vectored, tap.descriptor(0))?;
     Ok((io, Waits::new(commands)?))
 }
+
+#[cfg(test)]
+#[path = "stepped_test.rs"]
+mod tests;

@@ -9,7 +9,7 @@ use std::{
     os::fd::{AsRawFd, OwnedFd, RawFd},
 };
 
-use super::{NetError, features::Offloads};
+use super::{NetError, features::Offloads, tried};
 
 /// `struct virtio_net_hdr_v1`: as on the ring, so that it passes through untouched.
 pub(super) const HEADER_BYTES: usize = 12;
@@ -164,10 +164,6 @@ fn set_non_blocking(fd: &OwnedFd) -> io::Result<()> {
     check(flags)?;
     // SAFETY: F_SETFL takes an int.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) })
-}
-
-fn tried(what: &'static str) -> impl FnOnce(io::Error) -> NetError {
-    move |source| NetError::Host { what, source }
 }
 
 fn check(answer: libc::c_int) -> io::Result<()> {

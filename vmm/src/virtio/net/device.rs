@@ -1,0 +1,286 @@
+//! The device: its threads, activation and reset.
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    thread,
+};
+
+use super::{
+    CONTROL_QUEUE_SIZE, MAX_QUEUE_PAIRS, NetConfig, NetCounters, NetError, QUEUE_SIZE,
+    config_space::ConfigSpace,
+    control::{self, Control, Shared},
+    features::{Features, Offloads},
+    frame_io,
+    mailbox::{Mailbox, mailbox},
+    pieces::Translation,
+    queues::Queues,
+    ring::Ring,
+    tap::Tap,
+    tried,
+    waits::Waits,
+    worker::{self, Worker},
+};
+use crate::{
+    ThreadKind, ThreadSetup,
+    virtio::{ActivateError, Activation, Signals, VirtioDevice},
+};
+
+/// The card.
+pub struct Net {
+    shared: Arc<Shared>,
+    link: Arc<Link>,
+    control: Mailbox<control::Command>,
+    threads: Vec<thread::JoinHandle<()>>,
+    offered: Features,
+    queue_sizes: Vec<u16>,
+}
+
+/// Changes a card from outside the guest.
+#[derive(Clone)]
+pub struct NetHandle(Arc<Link>);
+
+struct Link {
+    shared: Arc<Shared>,
+    /// While the driver is there.
+    signals: Mutex<Option<Arc<dyn Signals>>>,
+}
+
+impl NetHandle {
+    /// Asks the driver to announce itself to the network, as after a move.
+    pub fn announce(&self) {
+        let changed = self.0.shared.config.set_announce(true);
+        self.0.tell(changed);
+    }
+
+    /// Plugs the cable in, or out. It only tells the driver.
+    pub fn set_link(&self, up: bool) {
+        let changed = self.0.shared.config.set_link(up);
+        self.0.tell(changed);
+    }
+}
+
+impl Link {
+    fn tell(&self, changed: bool) {
+        let signals = self.signals.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(signals) = signals.as_ref().filter(|_| changed) {
+            signals.config();
+        }
+    }
+
+    fn set_signals(&self, signals: Option<Arc<dyn Signals>>) {
+        *self.signals.lock().unwrap_or_else(PoisonError::into_inner) = signals;
+    }
+}
+
+impl Net {
+    /// Makes a card, and starts its threads, which sleep until the driver is there: one per queue
+    /// pair and one for the control queue, each calling `setup` first.
+    pub fn new(
+        config: NetConfig,
+        setup: ThreadSetup,
+        counters: Arc<NetCounters>,
+    ) -> Result<Net, NetError> {
+        let pairs = config.taps.len();
+        if pairs > MAX_QUEUE_PAIRS {
+            return Err(NetError::TooManyQueues(pairs));
+        }
+        if config.mtu < 68 {
+            return Err(NetError::Mtu(config.mtu));
+        }
+        if config.mac[0] & 1 != 0 || config.mac == [0; 6] {
+            return Err(NetError::Mac(config.mac));
+        }
+        if counters.pairs.len() != pairs {
+            return Err(NetError::Counters {
+                counters: counters.pairs.len(),
+                pairs,
+            });
+        }
+        let tap = Tap::new(config.taps)?;
+        for queue in 1..pairs {
+            tap.set_attached(queue, false)
+                .map_err(tried("detach a TAP's queue"))?;
+        }
+        let mut starting = Starting::default();
+        let mut workers = Vec::with_capacity(pairs);
+        for (index, counters) in counters.pairs.iter().enumerate() {
+            let (mailbox, inbox) = mailbox().map_err(tried("make an eventfd"))?;
+            let worker = Worker {
+                tap: tap.descriptor(index),
+                io: frame_io::new(config.io, tap.descriptor(index))
+                    .map_err(tried("set io_uring up"))?,
+                waits: Waits::new(inbox.descriptor()).map_err(tried("make an epoll"))?,
+                inbox,
+                counters: Arc::clone(counters),
+            };
+            workers.push(mailbox);
+            let name = format!("net-{index}");
+            starting.thread(name, ThreadKind::NetWorker, &setup, || worker.run())?;
+        }
+        let offered = Features::offered(tap.offloads(), pairs);
+        let shared = Arc::new(Shared {
+            tap,
+            config: ConfigSpace::new(config.mac, config.mtu, pairs as u16),
+            workers,
+            counters,
+        });
+        let (control, inbox) = mailbox().map_err(tried("make an eventfd"))?;
+        let thread = Control::new(inbox, Arc::clone(&shared)).map_err(tried("make an epoll"))?;
+        starting.thread("net-control".into(), ThreadKind::Device, &setup, || {
+            thread.run()
+        })?;
+        let mut queue_sizes = vec![QUEUE_SIZE; 2 * pairs];
+        queue_sizes.push(CONTROL_QUEUE_SIZE);
+        Ok(Net {
+            link: Arc::new(Link {
+                shared: Arc::clone(&shared),
+                signals: Mutex::new(None),
+            }),
+            shared,
+            control,
+            threads: starting.0,
+            offered,
+            queue_sizes,
+        })
+    }
+
+    /// To change the card from outside.
+    pub fn handle(&self) -> NetHandle {
+        NetHandle(Arc::clone(&self.link))
+    }
+
+    /// Has all threads let go of the driver, and the card as it was made.
+    fn stop(&mut self) {
+        self.link.set_signals(None);
+        // It may be waiting for a worker, so it is first.
+        self.control.send(control::Command::Stop);
+        for worker in &self.shared.workers {
+            worker.send(worker::Command::Stop);
+        }
+        // What fails here fails again, and is reported, on activation.
+        let _ = self.shared.tap.set_offloads(Offloads::default());
+        for queue in 1..self.shared.tap.queues() {
+            let _ = self.shared.tap.set_attached(queue, false);
+        }
+        self.shared.config.reset();
+    }
+}
+impl VirtioDevice for Net {
+    fn device_id(&self) -> u16 {
+        1
+    }
+
+    fn pci_class(&self) -> u32 {
+        // Network controller, Ethernet.
+        0x02_00_00
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &self.queue_sizes
+    }
+
+    fn features(&self) -> u64 {
+        self.offered.0
+    }
+
+    fn read_config(&self, offset: usize, into: &mut [u8]) {
+        self.shared.config.read(offset, into);
+    }
+
+    fn write_config(&mut self, _offset: usize, _bytes: &[u8]) {
+        // All of it is read-only to a driver of virtio 1; the MAC is set by the control queue.
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let features = Features(activation.features & self.offered.0);
+        let queues = Queues::sort(activation.queues, features, self.shared.tap.queues())?;
+        let memory = Translation::new(Arc::clone(&activation.memory));
+        let all = queues.pairs.iter().flat_map(|(rx, tx)| [rx, tx]);
+        for queue in all.chain(&queues.control) {
+            // The workers make their own.
+            Ring::new(&queue.queue, features, &memory).map_err(|_| ActivateError::Queues {
+                enabled: queues.enabled,
+                why: "a ring lies outside the guest's memory",
+            })?;
+        }
+        let offloads = features.guest_offloads();
+        let host = |what| move |source| ActivateError::Host { what, source };
+        self.shared
+            .tap
+            .set_offloads(offloads)
+            .map_err(host("could not set the TAP's offloads"))?;
+        self.link.set_signals(Some(Arc::clone(&activation.signals)));
+        let pairs = queues.pairs.len();
+        for (index, (rx, tx)) in queues.pairs.into_iter().enumerate() {
+            let start = worker::Start {
+                memory: Arc::clone(&activation.memory),
+                features,
+                rx,
+                tx,
+                signals: Arc::clone(&activation.signals),
+                active: index == 0,
+            };
+            self.shared.workers[index].send(worker::Command::Start(Box::new(start)));
+        }
+        if let Some(queue) = queues.control {
+            let start = control::Start {
+                memory: activation.memory,
+                features,
+                queue,
+                signals: activation.signals,
+                pairs,
+            };
+            self.control.send(control::Command::Start(Box::new(start)));
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.stop();
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        self.stop();
+        self.control.send(control::Command::Exit);
+        for worker in &self.shared.workers {
+            worker.send(worker::Command::Exit);
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The threads of a card that is being made. Should that fail, they end as their mailboxes go.
+#[derive(Default)]
+struct Starting(Vec<thread::JoinHandle<()>>);
+
+impl Starting {
+    /// Starts a thread, and waits until it was confined.
+    fn thread(
+        &mut self,
+        name: String,
+        kind: ThreadKind,
+        setup: &ThreadSetup,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<(), NetError> {
+        let (ready, is_ready) = mpsc::channel();
+        let setup = Arc::clone(setup);
+        let body = move || {
+            let confined = setup(kind);
+            let go = confined.is_ok();
+            let _ = ready.send(confined);
+            if go {
+                run();
+            }
+        };
+        let thread = thread::Builder::new().name(name).spawn(body);
+        self.0.push(thread.map_err(tried("start a thread"))?);
+        let confined = is_ready
+            .recv()
+            .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()));
+        confined.map_err(tried("confine a thread"))
+    }
+}
