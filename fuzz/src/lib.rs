@@ -21,8 +21,7 @@ mod vms;
 
 pub use {
     dns::dns, engine::engine, kernel::kernel, messages::messages, packet::packet, pci::pci,
-    relay::relay, rules::rules, services::services, transport::transport,
-    virtio_net::virtio_net,
+    relay::relay, rules::rules, services::services, transport::transport, virtio_net::virtio_net,
 };
 
 /// The binary's sources, as far as they read what another process wrote.
