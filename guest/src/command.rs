@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! address A/PREFIX ROUTER [DNS]      no DHCP, but this; first, if at all
-//! dns NAME                           look an A record up
+//! dns NAME [RESOLVER]                look an A record up, with the network's resolver or another
 //! ping A N                           N echo requests, one after the other
 //! crr HOST:PORT N [xM] [close|get|echo]
 //!                                    N connections, M at once, over all CPUs: open, exchange, close
@@ -56,6 +56,8 @@ pub enum Workload {
     Dns {
         /// The name.
         name: String,
+        /// Whom to ask, if not the network's resolver.
+        resolver: Option<Ipv4Addr>,
     },
     /// ICMP echo.
     Ping {
@@ -257,10 +259,7 @@ fn static_address(words: &mut Words<'_>) -> Result<StaticAddress, String> {
         address,
         prefix,
         router: words.parsed("the router's IPv4 address")?,
-        dns: match words.peek() {
-            None => None,
-            Some(_) => Some(words.parsed("a resolver's IPv4 address")?),
-        },
+        dns: words.rest("a resolver's IPv4 address")?,
     })
 }
 
@@ -268,6 +267,7 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
     Ok(match word {
         "dns" => Workload::Dns {
             name: name(words.next("a name")?)?,
+            resolver: words.rest("a resolver's IPv4 address")?,
         },
         "ping" => Workload::Ping {
             host: host(words.next("an address")?)?,
@@ -411,6 +411,14 @@ impl<'a> Words<'a> {
         let word = self.next(what)?;
         word.parse()
             .map_err(|_| alloc::format!("`{word}` is not {what}"))
+    }
+
+    /// The last word, if there is one more.
+    fn rest<T: FromStr>(&mut self, what: &str) -> Result<Option<T>, String> {
+        match self.peek() {
+            None => Ok(None),
+            Some(_) => self.parsed(what).map(Some),
+        }
     }
 
     fn count(&mut self, what: &str) -> Result<u32, String> {

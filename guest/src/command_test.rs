@@ -12,7 +12,7 @@ fn server(host: &str, port: u16) -> Server {
 
 #[test]
 fn every_workload_is_read() {
-    let line = " dns www.example.test.;ping 10.0.2.2 3; crr 10.1.0.2:80 1000 x2;\
+    let line = " dns www.example.test.; dns a.test 192.0.2.53;ping 10.0.2.2 3; crr 10.1.0.2:80 1000 x2;\
         crr a:7001 5; crr 10.1.0.2:7 9 echo ; rr 10.1.0.2:7 10 x3;\
         stream 10.1.0.2:9 100000000 up; stream 10.1.0.2:9 1 down raw x2;\
         flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; wait 0; selftest;;";
@@ -42,7 +42,12 @@ fn every_workload_is_read() {
         read.workloads,
         vec![
             Workload::Dns {
-                name: "www.example.test".into()
+                name: "www.example.test".into(),
+                resolver: None,
+            },
+            Workload::Dns {
+                name: "a.test".into(),
+                resolver: Some([192, 0, 2, 53].into()),
             },
             Workload::Ping {
                 host: Host::Address([10, 0, 2, 2].into()),
@@ -90,6 +95,7 @@ fn what_is_wrong_is_named() {
         ("wait 1; frob 2", "`frob` is no workload"),
         ("dns", "a name is missing"),
         ("dns a..b", "neither"),
+        ("dns a.test b.test", "is not a resolver's"),
         (&*alloc::format!("dns {name}"), "neither"),
         ("ping 10.0.0.1 0", "`0` is not how often"),
         ("crr 10.0.0.1 5", "`10.0.0.1` is not HOST:PORT"),

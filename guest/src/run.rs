@@ -18,6 +18,7 @@
 use alloc::{format, sync::Arc, vec::Vec};
 use core::{
     net::{Ipv4Addr, SocketAddrV4},
+    slice,
     sync::atomic::{AtomicUsize, Ordering},
 };
 
@@ -227,8 +228,9 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
                 self.print(Object::about("workload", "wait").number("ms", (*ms).into()));
                 true
             }
-            Workload::Dns { name } => {
-                let answer = resolve(&mut self.stack, &lease.dns, name);
+            Workload::Dns { name, resolver } => {
+                let resolvers = resolver.as_ref().map_or(&*lease.dns, slice::from_ref);
+                let answer = resolve(&mut self.stack, resolvers, name);
                 let well = answer.is_ok();
                 self.print(report::dns(name, &answer));
                 well

@@ -312,7 +312,7 @@ fn raw_streams_and_many_at_once() {
 fn names_that_are_none() {
     require_root_and_tun!();
     let stage = Stage::new(1);
-    let line = "dns nowhere.test; dns broken.test; crr nowhere.test:80 5";
+    let line = "dns nowhere.test; dns broken.test 10.99.0.1; crr nowhere.test:80 5";
     let ran = stage.run(&format!("{ADDRESS}{line}"), Config::cpus(1));
     assert_eq!(ran.status, 1);
     let errors: Vec<_> = ran
