@@ -12,7 +12,9 @@
 //! sequence number on a tuple in use is a new connection: the old flow is unlinked and recorded,
 //! the new one decided on its own.
 //!
-//! Rules come before quotas, so that what may never be does not use up what may.
+//! Rules come before quotas, so that what may never be does not use up what may. What is refused
+//! after them was work all the same, and keeps its token of the rate. What forwards let in may use
+//! its share of a quota, so that the world can't use up a guest's own.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
@@ -32,6 +34,7 @@ use crate::{
         icmp::ECHO_REQUEST,
         transport::{OPTION_TIMESTAMPS, tcp_options},
     },
+    quota::worlds_share,
     route::Route,
     rules,
 };
@@ -151,6 +154,7 @@ impl<D: Datapath> Core<D> {
         };
         let decision = self.policy.decide(to);
         if let Some(refusal) = decision.refusal {
+            vm.net.stats.refused_by(self.rule_base + decision.rule.0);
             return Err(refusal);
         }
         let (uplink_ifindex, next_hop, source) = match self.routes.lookup(to.addr) {
@@ -165,7 +169,7 @@ impl<D: Datapath> Core<D> {
                 return Err(Refusal::NoRoute);
             }
         };
-        self.charge(vm, now_ns)?;
+        self.charge(vm, Direction::Tx, now_ns)?;
         let flow = NewFlow {
             guest,
             vm_row: vm.net.row,
@@ -261,7 +265,7 @@ impl<D: Datapath> Core<D> {
             } => (ifindex, next_hop),
             _ => return Err(Refusal::NoRoute),
         };
-        self.charge(vm, now_ns)?;
+        self.charge(vm, Direction::Rx, now_ns)?;
         let guest = Tuple {
             scope: vm.net.id,
             local: vm.net.guest.into(),
@@ -302,32 +306,38 @@ impl<D: Datapath> Core<D> {
         vm.settle(opened).map(Some)
     }
 
-    /// Cap and rate.
-    fn charge(&mut self, vm: &mut VmState, now_ns: u64) -> Result<(), Refusal> {
-        let cap = vm.net.max_flows as usize;
-        if self.flows.count(vm.net.row) >= cap {
+    /// Cap and rate, of what the guest opens (`Tx`) or the world (`Rx`).
+    fn charge(&mut self, vm: &mut VmState, by: Direction, now_ns: u64) -> Result<(), Refusal> {
+        if self.is_at_cap(vm, by) {
             if now_ns >= vm.collect_after_ns {
                 vm.collect_after_ns = now_ns + CAP_COLLECT_INTERVAL_NS;
                 self.flows
                     .collect_vm(&mut self.datapath, vm.net.row, now_ns);
             }
-            if self.flows.count(vm.net.row) >= cap {
+            if self.is_at_cap(vm, by) {
                 return Err(Refusal::FlowCap);
             }
         }
-        if !vm.new_flows.take(now_ns) {
+        let within_share = by == Direction::Tx || vm.from_world.take(now_ns);
+        if !within_share || !vm.new_flows.take(now_ns) {
             return Err(Refusal::FlowRate);
         }
         Ok(())
     }
+
+    fn is_at_cap(&self, vm: &VmState, by: Direction) -> bool {
+        let (row, cap) = (vm.net.row, vm.net.max_flows);
+        let worlds = worlds_share(cap) as usize;
+        self.flows.count(row) >= cap as usize
+            || by == Direction::Rx && self.flows.count_from_world(row) >= worlds
+    }
 }
 
 impl VmState {
-    /// Counts an admission, or gives back what was charged for it.
-    fn settle(&mut self, opened: Result<u32, Refusal>) -> Result<u32, Refusal> {
-        match opened {
-            Ok(_) => self.net.stats.tally(crate::stats::Tally::Admitted, 1),
-            Err(_) => self.new_flows.give_back(),
+    /// Counts an admission.
+    fn settle(&self, opened: Result<u32, Refusal>) -> Result<u32, Refusal> {
+        if opened.is_ok() {
+            self.net.stats.tally(crate::stats::Tally::Admitted, 1);
         }
         opened
     }

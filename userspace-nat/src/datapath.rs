@@ -36,6 +36,8 @@ pub trait FlowMap {
 pub trait Tables {
     /// Our row in `OWNERS`.
     fn owner(&self) -> u32;
+    /// What slots and generations are unique within: another number whenever the maps are made.
+    fn instance(&self) -> u32;
     /// Our epoch in that row.
     fn epoch(&self) -> u32;
     /// Elements of `SLOTS`.
@@ -55,6 +57,10 @@ pub trait Tables {
     /// The element for a neighbour on an uplink, claimed when there is none yet, whereupon the
     /// broker will keep it fresh. 0 ("let the kernel resolve") when there is none to be had.
     fn next_hop_for(&mut self, uplink_ifindex: u32, neighbour: Ip4) -> u32;
+    /// The elements of `NEXT_HOPS` that are our row's.
+    fn own_next_hops(&self) -> Vec<u32>;
+    /// Gives one of them back: no slot names it, nor does anything under way.
+    fn release_next_hop(&mut self, index: u32);
 }
 
 /// Both.

@@ -202,6 +202,15 @@ impl<'a> Frame<'a> {
     }
 }
 
+/// By what a packet leaves for the world as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Exit {
+    /// An element of `NEXT_HOPS`.
+    NextHop(u32),
+    /// An uplink, by its ifindex; the kernel finds the neighbour.
+    Uplink(u32),
+}
+
 /// Frames that the engine's parts want sent, in order; bounded.
 #[derive(Debug)]
 pub struct Outbox {
@@ -248,19 +257,23 @@ impl Outbox {
         Ok(())
     }
 
-    /// Sends an IPv4 packet as it is by a next hop, for a VM, counted as [`Traffic::TxToWorld`].
+    /// Sends an IPv4 packet as it is to the world, for a VM, counted as [`Traffic::TxToWorld`].
     pub fn emit(
         &mut self,
         vm: &VmNet,
-        next_hop: u32,
+        exit: Exit,
         vnet: VirtioNetHdr,
         l3: &[u8],
     ) -> Result<(), OutboxFull> {
+        let (command, id) = match exit {
+            Exit::NextHop(index) => (Command::Emit, index),
+            Exit::Uplink(ifindex) => (Command::EmitBy, ifindex),
+        };
         let header = PortHeader {
-            code: Command::Emit as u8,
+            code: command as u8,
             flags: 0,
             vm_row: vm.row,
-            id: next_hop,
+            id,
         };
         self.push(header, ETHERTYPE_IPV4, vnet, l3)?;
         vm.stats.traffic(Traffic::TxToWorld, 1, l3.len() as u64);

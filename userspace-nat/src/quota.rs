@@ -39,12 +39,14 @@ impl TokenBucket {
         self.full_at_ns = full_at_ns;
         true
     }
+}
 
-    /// Gives a token back that was taken in vain.
-    pub fn give_back(&mut self) {
-        if self.interval_ns != u64::MAX {
-            self.full_at_ns = self.full_at_ns.saturating_sub(self.interval_ns);
-        }
+/// How much of a VM's quota its forwards may use: all but a quarter, which nobody outside can take
+/// from it. One is not shared.
+pub const fn worlds_share(quota: u32) -> u32 {
+    match quota {
+        0 | 1 => quota,
+        _ => quota - quota.div_ceil(4),
     }
 }
 

@@ -25,12 +25,9 @@ fn a_rate_of_zero_lets_nothing_through() {
 }
 
 #[test]
-fn a_token_given_back_is_there_again() {
-    let mut bucket = TokenBucket::new(1, 1);
-    assert!(bucket.take(7));
-    assert!(!bucket.take(7));
-    bucket.give_back();
-    assert!(bucket.take(7));
+fn the_world_never_has_all_but_of_one() {
+    let shares = [0, 1, 2, 3, 4, 8, 16_384, u32::MAX].map(worlds_share);
+    assert_eq!(shares, [0, 1, 1, 2, 3, 6, 12_288, 3_221_225_471]);
 }
 
 proptest! {

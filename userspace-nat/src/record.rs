@@ -1,14 +1,14 @@
 //! The flow log: one JSON line per flow, at its end.
 //!
 //! ```json
-//! {"id":"17-3","vm":"a","proto":"tcp","guest":"10.0.2.15:40000","remote":"198.51.100.1:443",
+//! {"id":"5f3a91c2-17-3","vm":"a","proto":"tcp","guest":"10.0.2.15:40000","remote":"198.51.100.1:443",
 //!  "nat":"192.0.2.1:61234","rule":2,"rule_text":"allow 198.51.100.0/24","verdict":"fast",
 //!  "started":"2026-01-31T12:00:00.000Z","duration_ms":1500,"tx_packets":10,"tx_bytes":1200,
 //!  "rx_packets":9,"rx_bytes":40000,"end":"closed","tcp":"closed","direction":"outbound",
 //!  "path":"kernel"}
 //! ```
-//! `id` is slot and generation: unique while the maps live, which is how an adopter knows what was
-//! recorded. Packets and bytes are L3, as if segmented. `tcp` is absent for other protocols.
+//! `id` is what the maps were numbered when they were made, slot and generation: unique, so that a
+//! log may outlive the maps, and an adopter knows what of these was recorded. Packets and bytes are L3, as if segmented. `tcp` is absent for other protocols.
 //!
 //! Lines are buffered and written once per turn of the loop, always whole lines in one write, so a
 //! file opened for appending can be rotated at any time and be given anew
@@ -38,6 +38,7 @@ pub struct FlowLog {
     torn: bool,
     written: u64,
     failed: u64,
+    instance: u32,
 }
 
 impl std::fmt::Debug for FlowLog {
@@ -95,7 +96,13 @@ impl FlowLog {
             torn: false,
             written: 0,
             failed: 0,
+            instance: 0,
         }
+    }
+
+    /// Says what the slots to be recorded are unique within.
+    pub fn set_instance(&mut self, instance: u32) {
+        self.instance = instance;
     }
 
     /// Goes on with another writer (rotation). What is buffered goes to the old one.
@@ -116,6 +123,7 @@ impl FlowLog {
         let at = |addr: Ip4, port| SocketAddrV4::new(addr.into(), port);
         let line = Line {
             id: Id {
+                instance: self.instance,
                 slot: ended.slot,
                 generation: slot.generation,
             },
@@ -184,6 +192,8 @@ impl FlowLog {
 /// A record's id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Id {
+    /// What the maps were numbered when they were made.
+    pub instance: u32,
     /// The slot's index.
     pub slot: u32,
     /// Its generation.
@@ -192,14 +202,19 @@ pub struct Id {
 
 impl Serialize for Id {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!("{}-{}", self.slot, self.generation))
+        serializer.collect_str(&format_args!(
+            "{:08x}-{}-{}",
+            self.instance, self.slot, self.generation
+        ))
     }
 }
 
 impl Id {
     fn parse(text: &str) -> Option<Self> {
-        let (slot, generation) = text.split_once('-')?;
+        let (instance, rest) = text.split_once('-')?;
+        let (slot, generation) = rest.split_once('-')?;
         Some(Self {
+            instance: u32::from_str_radix(instance, 16).ok()?,
             slot: slot.parse().ok()?,
             generation: generation.parse().ok()?,
         })

@@ -88,6 +88,7 @@ fn at(seconds: u64, millis: u64) -> SystemTime {
 fn a_line_is_json_with_every_field() {
     let sink = Sink::default();
     let mut log = FlowLog::new(Some(Box::new(sink.clone())));
+    log.set_instance(0x5f3a_91c2);
     log.record(&ended(17), NAMES, at(1_700_000_001, 500));
     log.flush();
     let text = sink.bytes.lock().unwrap().clone();
@@ -95,7 +96,7 @@ fn a_line_is_json_with_every_field() {
     assert_eq!(
         line,
         serde_json::json!({
-            "id": "17-3", "vm": "a \"b\"", "proto": "udp",
+            "id": "5f3a91c2-17-3", "vm": "a \"b\"", "proto": "udp",
             "guest": "10.0.2.15:5000", "remote": "198.51.100.1:443", "nat": "192.0.2.1:61000",
             "rule": 2, "rule_text": "--allow 198.51.100.0/24", "verdict": "fast",
             "started": "2023-11-14T22:13:20.000Z", "duration_ms": 1500,
@@ -123,6 +124,7 @@ fn what_can_t_be_written_is_counted_and_the_next_line_is_whole() {
     assert_eq!(
         ids.into_iter().collect::<Vec<_>>(),
         [Id {
+            instance: 0,
             slot: 3,
             generation: 3
         }]
@@ -140,10 +142,12 @@ fn rotation_loses_no_record() {
     let ids =
         |sink: &Sink| recorded_ids(&mut Cursor::new(sink.bytes.lock().unwrap().clone())).unwrap();
     assert!(ids(&old).contains(&Id {
+        instance: 0,
         slot: 1,
         generation: 3
     }));
     assert!(ids(&new).contains(&Id {
+        instance: 0,
         slot: 2,
         generation: 3
     }));
@@ -151,11 +155,12 @@ fn rotation_loses_no_record() {
 
 #[test]
 fn garbage_in_a_log_is_passed_over() {
-    let text = b"\xff\xfe\n{\"id\":\"1-2\"}\n{\"id\":\"x\"}\n{\"id\":7}\nnot json\n{\"id\":\"3-4\"";
+    let text = b"\xff\xfe\n{\"id\":\"00000000-1-2\"}\n{\"id\":\"x\"}\n{\"id\":7}\nnot json\n{\"id\":\"00000000-3-4\"";
     let ids = recorded_ids(&mut Cursor::new(&text[..])).unwrap();
     assert_eq!(
         ids.into_iter().collect::<Vec<_>>(),
         [Id {
+            instance: 0,
             slot: 1,
             generation: 2
         }]

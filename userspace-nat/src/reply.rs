@@ -11,7 +11,7 @@ use crate::{
         icmp::{ECHO_REPLY, TIME_EXCEEDED, UNREACHABLE, Unreachable},
         transport::Tcp,
     },
-    port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr},
+    port::{ETHERTYPE_IPV4, Exit, Outbox, VirtioNetHdr},
     quota::TokenBucket,
     vm::VmNet,
 };
@@ -120,14 +120,14 @@ impl Answers {
         vm: &VmNet,
         packet: &Packet<'_>,
         error: IcmpError,
-        next_hop: u32,
+        exit: Exit,
         out: &mut Outbox,
         now_ns: u64,
     ) -> bool {
         let source = packet.ip.destination;
         self.icmp(packet, source, error, now_ns)
             && out
-                .emit(vm, next_hop, VirtioNetHdr::default(), &self.packet)
+                .emit(vm, exit, VirtioNetHdr::default(), &self.packet)
                 .is_ok()
     }
 

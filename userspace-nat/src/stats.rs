@@ -1,7 +1,14 @@
 //! Where the engine counts: the mapped rows of `COUNTERS` and `DROPS`.
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
-use slipgate_abi::{DropCounters, DropReason, Refusal, VmCounters, count, segment::Segments};
+use slipgate_abi::{
+    Counter, DropCounters, DropReason, EndedBefore, Refusal, RuleRefusals, VmCounters,
+    count::{self, COUNTED_RULES},
+    segment::Segments,
+};
 
 /// A VM's two rows. Cheap to copy.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +45,8 @@ pub enum Tally {
     EchoAnswer,
     /// An RST or ICMP error sent for a refused flow.
     RefusalAnswered,
+    /// A record that the flow log did not take.
+    RecordLost,
 }
 
 /// A packet-and-byte count of `COUNTERS`.
@@ -87,6 +96,7 @@ impl VmStats {
                 Tally::ArpAnswer => &raw mut (*c).arp_answers,
                 Tally::EchoAnswer => &raw mut (*c).echo_answers,
                 Tally::RefusalAnswered => &raw mut (*c).refusals_answered,
+                Tally::RecordLost => &raw mut (*c).records_lost,
             }
         };
         // SAFETY: as above; the field has the atomic's size and alignment.
@@ -116,6 +126,69 @@ impl VmStats {
         unsafe {
             let first = (&raw mut (*self.counters).refused).cast::<u64>();
             AtomicU64::from_ptr(first.add(reason as usize)).fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Counts a flow that this element of `RULES` refused. The row's owner is the only one who does.
+    pub fn refused_by(&self, rule: u32) {
+        let named = rule.saturating_add(1);
+        // SAFETY: `new`'s promise; elements of an array of the row, changed by atomics.
+        unsafe {
+            let first = (&raw mut (*self.counters).refused_by_rule).cast::<RuleRefusals>();
+            for place in 0..COUNTED_RULES {
+                let place = first.add(place);
+                let of = AtomicU32::from_ptr(&raw mut (*place).rule);
+                if of.load(Relaxed) == 0 {
+                    of.store(named, Release);
+                }
+                if of.load(Relaxed) == named {
+                    AtomicU64::from_ptr(&raw mut (*place).flows).fetch_add(1, Relaxed);
+                    return;
+                }
+            }
+            let other = &raw mut (*self.counters).refused_by_other_rules;
+            AtomicU64::from_ptr(other).fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Adds the counts of a flow that ends, and one more that has ended. Whoever dies before the
+    /// flow's slot is free leaves it to [`VmStats::take_back_ended`].
+    pub fn ended(&self, slot: u32, generation: u32, tx: Counter, rx: Counter) {
+        let c = self.counters;
+        // SAFETY: `new`'s promise; only the row's owner changes these, so a copy is as good as an
+        // atomic load, and the stores are in this order.
+        unsafe {
+            let before = &raw mut (*c).ended_before;
+            let of = AtomicU32::from_ptr(&raw mut (*before).slot);
+            of.store(0, Release);
+            std::sync::atomic::fence(Release);
+            (&raw mut (*before).generation).write_volatile(generation);
+            (&raw mut (*before).tx).write_volatile((&raw const (*c).ended_tx).read_volatile());
+            (&raw mut (*before).rx).write_volatile((&raw const (*c).ended_rx).read_volatile());
+            (&raw mut (*before).ended).write_volatile((&raw const (*c).ended).read_volatile());
+            of.store(slot.saturating_add(1), Release);
+            std::sync::atomic::fence(Release);
+        }
+        self.traffic(Traffic::EndedTx, tx.packets, tx.bytes);
+        self.traffic(Traffic::EndedRx, rx.packets, rx.bytes);
+        self.tally(Tally::Ended, 1);
+    }
+
+    /// Undoes what an owner who died had begun to add for a flow whose slot is not free.
+    pub fn take_back_ended(&self, slot: u32, generation: u32) {
+        let c = self.counters;
+        // SAFETY: as above; who wrote it is dead.
+        unsafe {
+            let before: *mut EndedBefore = &raw mut (*c).ended_before;
+            let of = AtomicU32::from_ptr(&raw mut (*before).slot);
+            let same = (&raw const (*before).generation).read_volatile() == generation;
+            if of.load(Acquire) != slot.saturating_add(1) || !same {
+                return;
+            }
+            (&raw mut (*c).ended_tx).write_volatile((&raw const (*before).tx).read_volatile());
+            (&raw mut (*c).ended_rx).write_volatile((&raw const (*before).rx).read_volatile());
+            (&raw mut (*c).ended).write_volatile((&raw const (*before).ended).read_volatile());
+            of.store(0, Release);
         }
     }
 

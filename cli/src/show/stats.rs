@@ -1,5 +1,7 @@
 //! `slipgate stats`: counters of each VM and in all, read from the pinned maps.
+mod links;
 mod machines;
+mod rules;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -11,6 +13,7 @@ use serde_json::Value;
 use slipgate_abi::{Counter, DropCounters, DropReason, Refusal, VmCounters};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
 
+use self::{links::Links, rules::RefusedBy};
 use super::{
     open, print,
     table::{amount, table},
@@ -40,6 +43,10 @@ pub(crate) struct VmStats {
     drops: BTreeMap<&'static str, Packets>,
     /// Frames handed over that never came out at the engine.
     lost_after_redirect: u64,
+    /// Packets that the TAP itself did not take, after they were counted, as the device says; absent
+    /// while there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tap_tx_dropped: Option<u64>,
     /// Live flows.
     flows: u64,
     /// Flows admitted so far.
@@ -48,6 +55,10 @@ pub(crate) struct VmStats {
     ended: u64,
     /// Refused flows by reason; reasons that did not happen are left out.
     refused: BTreeMap<&'static str, u64>,
+    /// Those that a rule refused, by rule, the most frequent first.
+    refused_by: Vec<RefusedBy>,
+    /// Those that further rules refused: 16 are told apart per VM.
+    refused_by_others: u64,
     /// RST and ICMP errors sent for them.
     refusals_answered: u64,
     /// Translated ports (address, port and protocol) in use by live flows.
@@ -59,6 +70,8 @@ pub(crate) struct VmStats {
     /// Answered by the engine and in the kernel.
     arp_answers: u64,
     echo_answers: u64,
+    /// Records of ended flows that the flow log did not take, whoever's.
+    records_lost: u64,
     /// The machine's own counters, when `slipgate run` runs it.
     #[serde(skip_serializing_if = "Option::is_none")]
     vmm: Option<Value>,
@@ -137,10 +150,13 @@ impl VmStats {
             },
             drops: drops.collect(),
             lost_after_redirect: counters.lost_after_redirect,
+            tap_tx_dropped: None,
             flows: live.len() as u64,
             admitted: counters.admitted,
             ended: counters.ended,
             refused: refused.collect(),
+            refused_by: Vec::new(),
+            refused_by_others: counters.refused_by_other_rules,
             refusals_answered: counters.refusals_answered,
             ports: ports.len() as u64,
             dns_queries: counters.dns_queries,
@@ -149,6 +165,7 @@ impl VmStats {
             dhcp_messages: counters.dhcp_messages,
             arp_answers: counters.arp_answers,
             echo_answers: counters.echo_answers,
+            records_lost: counters.records_lost,
             vmm: None,
         }
     }
@@ -168,7 +185,13 @@ impl VmStats {
         for (&reason, &count) in &other.refused {
             *self.refused.entry(reason).or_default() += count;
         }
+        rules::add(&mut self.refused_by, &other.refused_by);
+        if let Some(dropped) = other.tap_tx_dropped {
+            *self.tap_tx_dropped.get_or_insert(0) += dropped;
+        }
         for (to, from) in [
+            (&mut self.refused_by_others, other.refused_by_others),
+            (&mut self.records_lost, other.records_lost),
             (&mut self.lost_after_redirect, other.lost_after_redirect),
             (&mut self.flows, other.flows),
             (&mut self.admitted, other.admitted),
@@ -236,6 +259,7 @@ fn read_once(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {
             maps.drops(row).unwrap_or_default(),
         )
     };
+    let links = Links::read();
     let mut vms = Vec::new();
     for (row, vm) in maps.vms() {
         let name = ReadOnlyMaps::name(&vm);
@@ -246,6 +270,8 @@ fn read_once(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {
         let flows = live.get(&vm.id).map_or(&[][..], Vec::as_slice);
         let mut of_vm = VmStats::new(name, &counters, &drops, flows);
         of_vm.arp_answers += vm.arp_answered;
+        of_vm.refused_by = rules::of(&counters, |rule| maps.rule(rule));
+        of_vm.tap_tx_dropped = links.tx_dropped(vm.tap_ifindex);
         vms.push(of_vm);
     }
     // Row 0 is nobody's: what can't be attributed to a VM.
@@ -265,7 +291,7 @@ fn read_once(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {
 }
 
 fn text(stats: &Stats) -> String {
-    const HEAD: [&str; 11] = [
+    const HEAD: [&str; 12] = [
         "VM",
         "KERNEL-TX",
         "BYTES",
@@ -273,6 +299,7 @@ fn text(stats: &Stats) -> String {
         "BYTES",
         "ENGINE-RX",
         "ENGINE-TX",
+        "LOST",
         "FLOWS",
         "ADMITTED",
         "REFUSED",
@@ -290,6 +317,7 @@ fn text(stats: &Stats) -> String {
                 amount(s.kernel.rx_bytes),
                 amount(e.from_guest.packets + e.from_world.packets),
                 amount(e.to_guest.packets + e.to_world.packets),
+                amount(s.lost_after_redirect + s.tap_tx_dropped.unwrap_or(0)),
                 s.flows.to_string(),
                 s.admitted.to_string(),
                 s.refused.values().sum::<u64>().to_string(),
@@ -297,7 +325,7 @@ fn text(stats: &Stats) -> String {
             ]
         })
         .collect();
-    let mut text = table(&HEAD, &rows, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+    let mut text = table(&HEAD, &rows, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
     let mut reasons = Vec::new();
     for s in all() {
         for (reason, count) in &s.drops {
@@ -311,11 +339,15 @@ fn text(stats: &Stats) -> String {
                 count.to_string(),
             ]);
         }
-        if s.lost_after_redirect > 0 {
-            let lost = s.lost_after_redirect.to_string();
-            reasons.push(vec![s.vm.clone(), "lost after redirect".into(), lost]);
+        for by in &s.refused_by {
+            let what = format!("refused by {}", by.text);
+            reasons.push(vec![s.vm.clone(), what, by.flows.to_string()]);
         }
-        let services = [
+        let counts = [
+            ("refused by further rules", s.refused_by_others),
+            ("lost after redirect", s.lost_after_redirect),
+            ("not taken by the TAP", s.tap_tx_dropped.unwrap_or(0)),
+            ("flow records lost", s.records_lost),
             ("DNS questions", s.dns_queries),
             ("DNS from cache", s.dns_cache_hits),
             ("DNS failures", s.dns_failures),
@@ -323,7 +355,7 @@ fn text(stats: &Stats) -> String {
             ("ARP answers", s.arp_answers),
             ("pings answered", s.echo_answers),
         ];
-        for (what, count) in services.into_iter().filter(|(_, count)| *count > 0) {
+        for (what, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
             reasons.push(vec![s.vm.clone(), what.into(), count.to_string()]);
         }
     }

@@ -46,6 +46,53 @@ fn json_has_the_documented_fields() {
 }
 
 #[test]
+fn rules_that_refused_are_named() {
+    let mut counters = VmCounters {
+        refused_by_other_rules: 4,
+        records_lost: 2,
+        ..VmCounters::default()
+    };
+    for (place, rule, flows) in [(0, 11, 1), (1, 13, 3)] {
+        counters.refused_by_rule[place].rule = rule + 1;
+        counters.refused_by_rule[place].flows = flows;
+    }
+    let texts = |rule: u32| Some(format!("--deny {rule}"));
+    let mut one = VmStats::new("a".into(), &counters, &DropCounters::default(), &[]);
+    one.refused_by = rules::of(&counters, texts);
+    one.tap_tx_dropped = Some(5);
+    let json = serde_json::to_value(&one).unwrap();
+    let expected = json!([
+        {"rule": 13, "text": "--deny 13", "flows": 3},
+        {"rule": 11, "text": "--deny 11", "flows": 1},
+    ]);
+    assert_eq!(json["refused_by"], expected);
+    assert_eq!(json["refused_by_others"], 4);
+    assert_eq!(json["tap_tx_dropped"], 5);
+    let mut total = one.clone();
+    total.vm = "(all)".into();
+    total.add(&one);
+    assert_eq!(total.refused_by[0].flows, 6);
+    assert_eq!((total.records_lost, total.tap_tx_dropped), (4, Some(10)));
+    let text = text(&Stats {
+        vms: vec![one],
+        total,
+    });
+    let lines: Vec<String> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    for line in [
+        "a refused by --deny 13 3",
+        "a refused by further rules 4",
+        "a not taken by the TAP 5",
+        "(all) refused by --deny 11 2",
+        "(all) flow records lost 4",
+    ] {
+        assert!(lines.iter().any(|l| l == line), "`{line}` in:\n{text}");
+    }
+}
+
+#[test]
 fn a_total_is_the_sum() {
     let counters = VmCounters {
         admitted: 2,

@@ -104,6 +104,8 @@ reasons! {
     ServiceReject service_reject,
     /// Over the VM's packet or query rate.
     OverRate over_rate,
+    /// The TAP's program was gone; what stands behind it dropped the frame.
+    Unserved unserved,
 }
 
 reasons! {
@@ -129,6 +131,38 @@ reasons! {
     NoRoute no_route,
     /// The kernel refused an insertion.
     Insertion insertion,
+}
+
+/// How many rules are told apart in a row of `COUNTERS`.
+pub const COUNTED_RULES: usize = 16;
+
+/// New flows that a rule refused.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RuleRefusals {
+    /// The rule's element of `RULES` + 1; 0: free.
+    pub rule: u32,
+    /// Zero.
+    pub pad: u32,
+    /// How many flows.
+    pub flows: u64,
+}
+
+/// What a row of `COUNTERS` said before the counts of a flow that ends were added: whoever dies in
+/// between leaves it, and the adopter restores it before the flow's end is told again.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct EndedBefore {
+    /// The flow's slot + 1, while counts are being added; else 0.
+    pub slot: u32,
+    /// The slot's generation.
+    pub generation: u32,
+    /// [`VmCounters::ended_tx`].
+    pub tx: Counter,
+    /// [`VmCounters::ended_rx`].
+    pub rx: Counter,
+    /// [`VmCounters::ended`].
+    pub ended: u64,
 }
 
 /// One row of `COUNTERS`: what userspace counted for a VM. It outlives the engine.
@@ -169,6 +203,14 @@ pub struct VmCounters {
     pub refusals_answered: u64,
     /// Flows refused, by reason.
     pub refused: RefusalCounters,
+    /// Flows refused by the first rules that refused any.
+    pub refused_by_rule: [RuleRefusals; COUNTED_RULES],
+    /// Flows refused by all further rules.
+    pub refused_by_other_rules: u64,
+    /// Records of ended flows that could not be written to the flow log.
+    pub records_lost: u64,
+    /// See there.
+    pub ended_before: EndedBefore,
 }
 
 /// Adds to a live counter.

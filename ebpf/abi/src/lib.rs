@@ -38,7 +38,10 @@ pub mod timeout;
 pub mod tuple;
 pub mod vm;
 
-pub use count::{Counter, DropCounters, DropReason, Refusal, RefusalCounters, VmCounters};
+pub use count::{
+    Counter, DropCounters, DropReason, EndedBefore, Refusal, RefusalCounters, RuleRefusals,
+    VmCounters,
+};
 pub use forward::{ForwardKey, ForwardTarget};
 pub use link::{NextHop, NextHopRef};
 pub use portframe::{Command, Handover, PortHeader};
@@ -48,7 +51,7 @@ pub use vm::{TapEntry, Vm, VmRef};
 
 /// Version of everything in this crate. Raise it with any change of layout or meaning; a process
 /// refuses pinned maps of another version.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 #[cfg(feature = "user")]
 mod pod;

@@ -51,8 +51,8 @@ pub struct Meta {
     pub slots: u32,
     /// The next VM id to give out, by atomic increment. Starts at 1.
     pub next_vm_id: u32,
-    /// Zero.
-    pub pad: u32,
+    /// Random, drawn when the maps are made: what slots and generations are unique within.
+    pub instance: u32,
 }
 
 /// One element of `OWNERS`: a process that serves VMs. It holds a lock on a file of its row's

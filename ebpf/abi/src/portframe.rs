@@ -19,7 +19,8 @@ pub struct PortHeader {
     pub flags: u8,
     /// Row in `VMS`.
     pub vm_row: u16,
-    /// The VM's id; with [`Command::Emit`], an index into `NEXT_HOPS`.
+    /// The VM's id; with [`Command::Emit`] an index into `NEXT_HOPS`, with
+    /// [`Command::EmitBy`] an ifindex.
     pub id: u32,
 }
 
@@ -140,6 +141,9 @@ pub enum Command {
     Deliver = 3,
     /// Send as it is by the next hop in the header's `id`.
     Emit = 4,
+    /// Send as it is by the uplink whose ifindex is the header's `id`; the kernel resolves the
+    /// neighbour.
+    EmitBy = 5,
 }
 
 impl Command {
@@ -151,6 +155,7 @@ impl Command {
             2 => Self::Forward,
             3 => Self::Deliver,
             4 => Self::Emit,
+            5 => Self::EmitBy,
             _ => return None,
         })
     }

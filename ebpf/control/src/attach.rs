@@ -28,6 +28,8 @@ use crate::{
 pub enum Program {
     /// TC ingress of a guest's TAP.
     GuestEgress,
+    /// TC ingress of a guest's TAP, behind all others: drops.
+    GuestShut,
     /// TC ingress of an uplink with L2 headers.
     UplinkIngress,
     /// TC ingress of an uplink without.
@@ -40,8 +42,9 @@ pub enum Program {
 
 impl Program {
     /// Every program.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::GuestEgress,
+        Self::GuestShut,
         Self::UplinkIngress,
         Self::UplinkIngressL3,
         Self::EnginePort,
@@ -61,6 +64,7 @@ impl Program {
     pub const fn name(self) -> &'static str {
         match self {
             Self::GuestEgress => "guest_egress",
+            Self::GuestShut => "guest_shut",
             Self::UplinkIngress => "uplink_ingress",
             Self::UplinkIngressL3 => "uplink_ingress_l3",
             Self::EnginePort => "engine_port",
@@ -72,7 +76,7 @@ impl Program {
 /// How a TC program is attached.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Hook {
-    /// A link, first in the chain; Linux 6.6.
+    /// A link, first in the chain ([`Program::GuestShut`]: last); Linux 6.6.
     Tcx,
     /// A filter of the clsact qdisc.
     Clsact,
@@ -151,7 +155,13 @@ impl Datapath {
         let fd = self.program(program)?;
         let pin = self.paths.pin(&attached.pin_name());
         match hook {
-            Hook::Tcx => link::attach(&pin, fd, ifindex, || bpf::link_create_tcx(fd, ifindex)),
+            Hook::Tcx => link::attach(&pin, fd, ifindex, || {
+                let place = match program {
+                    Program::GuestShut => bpf::Place::Last,
+                    _ => bpf::Place::First,
+                };
+                bpf::link_create_tcx(fd, ifindex, place)
+            }),
             Hook::Clsact => clsact::attach(&pin, fd, program, ifindex),
         }
         .map_err(|error| explain(error, program, ifindex))?;
@@ -257,7 +267,7 @@ impl Datapath {
     pub(crate) fn detach_all(&self) -> Result<()> {
         for attached in self.attached()? {
             match (attached.program, Device::with_index(attached.ifindex)) {
-                (Program::GuestEgress, Ok(tap)) => tap.set_up(false)?,
+                (Program::GuestEgress | Program::GuestShut, Ok(tap)) => tap.set_up(false)?,
                 // An index that came again is somebody else's device.
                 (Program::EnginePort, Ok(port)) if EnginePort::is_name(port.name()) => {
                     crate::netlink::remove_link(attached.ifindex, port.name())?;
@@ -282,7 +292,7 @@ impl Datapath {
                         .map_err(Error::os(format!("detach {}", pin.display())))?;
                 }
             }
-            AttachedBy::Clsact => clsact::detach(attached.ifindex)?,
+            AttachedBy::Clsact => clsact::detach(attached.program, attached.ifindex)?,
         }
         paths::remove_if_there(&pin, |p| fs::remove_file(p))
     }

@@ -63,14 +63,14 @@ fn is_first_in_the_chain() {
     in_netns("is_first_in_the_chain", || {
         let (datapath, tap) = (datapath(), make_tap("t0"));
         let other = probe::pass_program().unwrap();
-        let _link = bpf::link_create_tcx(other.as_fd(), tap).unwrap();
+        let _link = bpf::link_create_tcx(other.as_fd(), tap, bpf::Place::First).unwrap();
         datapath
             .attach(Program::UplinkIngress, tap, Hook::Tcx)
             .unwrap();
         assert_eq!(bpf::tcx_programs(tap).unwrap().len(), 2);
         assert!(datapath.is_first(Program::UplinkIngress, tap).unwrap());
         let other = probe::pass_program().unwrap();
-        let _before = bpf::link_create_tcx(other.as_fd(), tap).unwrap();
+        let _before = bpf::link_create_tcx(other.as_fd(), tap, bpf::Place::First).unwrap();
         assert!(!datapath.is_first(Program::UplinkIngress, tap).unwrap());
     });
 }

@@ -14,7 +14,8 @@ use std::{
 };
 
 use aya_obj::generated::{
-    BPF_F_BEFORE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_info, bpf_prog_info,
+    BPF_F_AFTER, BPF_F_BEFORE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_info,
+    bpf_prog_info,
 };
 
 fn call(cmd: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i64> {
@@ -94,14 +95,28 @@ pub(crate) fn link_info(fd: BorrowedFd<'_>) -> io::Result<bpf_link_info> {
     info(fd)
 }
 
-/// Attaches a program to an interface, first in the chain.
-pub(crate) fn link_create_tcx(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
+/// Where in a chain of programs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    First,
+    Last,
+}
+
+/// Attaches a program to an interface.
+pub(crate) fn link_create_tcx(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    place: Place,
+) -> io::Result<OwnedFd> {
     let mut attr = zeroed();
     attr.link_create.__bindgen_anon_1.prog_fd = number(program);
     attr.link_create.__bindgen_anon_2.target_ifindex = ifindex;
     attr.link_create.attach_type = bpf_attach_type::BPF_TCX_INGRESS as u32;
-    // Before nobody in particular: the head of the chain.
-    attr.link_create.flags = BPF_F_BEFORE;
+    // Before or after nobody in particular: an end of the chain.
+    attr.link_create.flags = match place {
+        Place::First => BPF_F_BEFORE,
+        Place::Last => BPF_F_AFTER,
+    };
     call(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(owned)
 }
 

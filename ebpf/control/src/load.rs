@@ -98,7 +98,7 @@ impl Datapath {
             (load_programs(&mut ebpf)?, log)
         };
         let maps = SharedMaps::assemble(open_pins(&paths.pin_dir)?)?;
-        initialise(&maps);
+        initialise(&maps)?;
         let datapath = Self {
             paths,
             maps,
@@ -279,14 +279,27 @@ fn make_missing_maps(paths: &Paths, slots: u32) -> Result<()> {
 }
 
 /// Fills META. The version comes last: with it, the maps are in use.
-fn initialise(maps: &SharedMaps) {
+fn initialise(maps: &SharedMaps) -> Result<()> {
     let first = maps
         .next_vm_id()
         .compare_exchange(0, 1, AcqRel, Acquire)
         .is_ok();
     if first || maps.meta_abi_version().load(Acquire) == 0 {
         maps.meta_slots().store(maps.slots(), Release);
+        maps.meta_instance().store(random_word()?, Release);
         maps.meta_abi_version().store(ABI_VERSION, Release);
+    }
+    Ok(())
+}
+
+fn random_word() -> Result<u32> {
+    let mut word = [0; size_of::<u32>()];
+    // SAFETY: room for as many bytes.
+    match unsafe { libc::getrandom(word.as_mut_ptr().cast(), word.len(), 0) } {
+        4 => Ok(u32::from_ne_bytes(word)),
+        _ => Err(Error::os("draw a random number")(
+            std::io::Error::last_os_error(),
+        )),
     }
 }
 

@@ -19,13 +19,17 @@ use std::{
     mem::offset_of,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
-    sync::atomic::{AtomicU32, Ordering::Acquire},
+    sync::atomic::{
+        AtomicU32, AtomicU64,
+        Ordering::{AcqRel, Acquire, Release},
+    },
 };
 
 use aya::Pod;
 use slipgate_abi::{
-    ABI_VERSION, DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, NextHopRef, Slot,
-    SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRef, forward::DenyKey, maps,
+    ABI_VERSION, DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, NextHopRef,
+    RuleRefusals, Slot, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRef, count::COUNTED_RULES,
+    forward::DenyKey, maps,
 };
 
 use self::mapped::{Mapped, Protection};
@@ -198,6 +202,28 @@ impl SharedMaps {
         true
     }
 
+    /// What these elements of `RULES` refused so far is counted as other rules' from now on: they
+    /// are about to mean something else.
+    pub fn forget_refusals_by(&self, rules: std::ops::Range<u32>) {
+        for counters in (0..maps::MAX_VMS).filter_map(|row| self.counters(row)) {
+            // SAFETY: an element of COUNTERS, whose words all sides change by atomics. A refusal
+            // counted in between is another rule's in the end.
+            unsafe {
+                let other = AtomicU64::from_ptr(&raw mut (*counters).refused_by_other_rules);
+                let first = (&raw mut (*counters).refused_by_rule).cast::<RuleRefusals>();
+                for place in (0..COUNTED_RULES).map(|place| first.add(place)) {
+                    let rule = AtomicU32::from_ptr(&raw mut (*place).rule);
+                    let flows = AtomicU64::from_ptr(&raw mut (*place).flows);
+                    let named = rule.load(Acquire).checked_sub(1);
+                    if named.is_some_and(|rule| rules.contains(&rule)) {
+                        other.fetch_add(flows.swap(0, AcqRel), AcqRel);
+                        rule.store(0, Release);
+                    }
+                }
+            }
+        }
+    }
+
     /// A rule's text.
     pub fn rule(&self, index: u32) -> Option<String> {
         self.memory.rule(index)
@@ -209,6 +235,15 @@ impl SharedMaps {
 
     pub(crate) fn meta_slots(&self) -> &AtomicU32 {
         self.memory.meta_word(offset_of!(maps::Meta, slots))
+    }
+
+    /// What slots and generations are unique within: another number whenever the maps are made.
+    pub fn instance(&self) -> u32 {
+        self.meta_instance().load(Acquire)
+    }
+
+    pub(crate) fn meta_instance(&self) -> &AtomicU32 {
+        self.memory.meta_word(offset_of!(maps::Meta, instance))
     }
 
     pub(crate) fn next_vm_id(&self) -> &AtomicU32 {

@@ -259,7 +259,7 @@ fn mappable_array() -> io::Result<OwnedFd> {
 fn tcx() -> io::Result<()> {
     const NO_INTERFACE: u32 = i32::MAX as u32;
     let program = pass_program()?;
-    match bpf::link_create_tcx(program.as_fd(), NO_INTERFACE) {
+    match bpf::link_create_tcx(program.as_fd(), NO_INTERFACE, bpf::Place::First) {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
         Err(error) => Err(error),
         Ok(_) => Err(io::Error::other(format!(

@@ -2,7 +2,9 @@
 //! makes it anew.
 //!
 //! A TAP without its program carries nothing: it is brought up after attach, and taken down before
-//! detach. A TAP that is removed and made again under its name is another interface, with another
+//! detach; and should somebody else take the program away while it is up, one that drops all stands
+//! behind it. That one is a clsact filter also where there is tcx: it lives with the interface, and
+//! removing all pins leaves it. A TAP that is removed and made again under its name is another interface, with another
 //! index and no program; it is served again as soon as the notice comes. Its VM's flows go on,
 //! since slots name the VM's row and the row names the TAP.
 
@@ -46,8 +48,20 @@ pub fn serve_tap(datapath: &Datapath, ifindex: u32, hook: Hook) -> Result<()> {
     let tap = Device::with_index(ifindex)?;
     tap.set_forwarding(false)?;
     tap.disable_ipv6()?;
+    shut_behind(datapath, ifindex, hook)?;
     datapath.attach(Program::GuestEgress, ifindex, hook)?;
     tap.set_up(true)
+}
+
+/// A kernel with tcx may be without clsact: there it is the last link, which falls with its pin.
+fn shut_behind(datapath: &Datapath, ifindex: u32, hook: Hook) -> Result<()> {
+    match datapath.attach(Program::GuestShut, ifindex, Hook::Clsact) {
+        Err(error) if hook == Hook::Tcx => {
+            tracing::debug!("{error}");
+            datapath.attach(Program::GuestShut, ifindex, Hook::Tcx)
+        }
+        other => other,
+    }
 }
 
 /// Ends serving a TAP: takes it down first, so that nothing passes without the program. A TAP that
@@ -57,6 +71,7 @@ pub fn shut_tap(datapath: &Datapath, ifindex: u32) -> Result<()> {
         tap.set_up(false)?;
     }
     datapath.detach(Program::GuestEgress, ifindex)?;
+    datapath.detach(Program::GuestShut, ifindex)?;
     Ok(())
 }
 

@@ -1,3 +1,9 @@
+use std::{
+    fs::{self, File},
+    io::Write,
+    os::fd::AsRawFd,
+};
+
 use super::*;
 use crate::{
     Owner,
@@ -94,4 +100,107 @@ fn a_shut_tap_is_down_and_without_program() {
         run("ip link del t0");
         shut_tap(&datapath, tap).unwrap();
     });
+}
+
+/// Opens a TAP as its VMM does.
+fn open_tap(name: &str) -> File {
+    const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+    let tun = File::options().read(true).write(true).open("/dev/net/tun");
+    let tun = tun.unwrap();
+    // SAFETY: plain data.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as i16;
+    // SAFETY: the argument is what the request wants.
+    let set = unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETIFF, &raw mut request) };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+    tun
+}
+
+/// A UDP packet of the guest's to `192.0.2.9`, in a frame to this MAC.
+fn frame_to(mac: [u8; 6]) -> Vec<u8> {
+    let mut ip = vec![0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0];
+    ip.extend([10, 0, 2, 15, 192, 0, 2, 9]);
+    let sum: u32 = ip
+        .chunks(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+        .sum();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    let udp = [0x0f, 0xa0, 0, 9, 0, 8, 0, 0];
+    [&mac[..], &[2, 0, 0, 0, 0, 1], &[8, 0], &ip, &udp].concat()
+}
+
+/// The trap: on a host that routes, a TAP without its program is a way out, un-NATed.
+#[test]
+fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
+    in_netns(
+        "a_tap_that_lost_its_program_by_hand_carries_nothing",
+        || {
+            for command in [
+                "sysctl -qw net.ipv6.conf.all.disable_ipv6=1",
+                "sysctl -qw net.ipv4.ip_forward=1",
+                "sysctl -qw net.ipv4.conf.all.rp_filter=0",
+                "ip link add out0 type veth peer name out1",
+                "ip link set out1 up",
+                "ip addr add 192.0.2.1/24 dev out0",
+                "ip link set out0 up",
+                "ip neigh add 192.0.2.9 lladdr 02:00:00:00:00:09 dev out0",
+            ] {
+                run(command);
+            }
+            let sent = || {
+                let shown = run("ip -s link show out0");
+                let counts = shown.lines().last().unwrap().split_whitespace();
+                counts.map(|n| n.parse::<u64>().unwrap()).nth(1).unwrap()
+            };
+            let datapath = datapath();
+            let maps = datapath.maps();
+            let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
+            for hook in [Hook::Tcx, Hook::Clsact] {
+                let tap = make_tap("t0");
+                let spec = VmSpec {
+                    tap_ifindex: tap,
+                    ..vm_spec("a")
+                };
+                let vm = vm::open(maps, &owner, &spec).unwrap();
+                serve_tap(&datapath, tap, hook).unwrap();
+                let vmm = open_tap("t0");
+                // As if somebody had put that back, too.
+                for key in ["forwarding=1", "rp_filter=0"] {
+                    run(&format!("sysctl -qw net.ipv4.conf.t0.{key}"));
+                }
+                let link = run("ip -br link show t0");
+                let mac = link.split_whitespace().nth(2).unwrap();
+                let mut bytes = mac.split(':').map(|b| u8::from_str_radix(b, 16).unwrap());
+                let frame = frame_to(std::array::from_fn(|_| bytes.next().unwrap()));
+                // SAFETY: a row of mapped counters.
+                let unserved = || unsafe { maps.drops(vm.row).unwrap().read_volatile() }.unserved;
+                let before = (sent(), unserved().packets);
+
+                match hook {
+                    Hook::Tcx => {
+                        fs::remove_file(datapath.paths().pin(&format!("guest_egress-{tap}")))
+                            .unwrap()
+                    }
+                    Hook::Clsact => drop(run("tc filter del dev t0 ingress pref 1")),
+                }
+                assert_eq!(attached_at("t0", Program::GuestEgress), 0);
+                (&vmm).write_all(&frame).unwrap();
+                assert_eq!((sent(), unserved().packets), (before.0, before.1 + 1));
+                assert_eq!(unserved().bytes % 28, 0);
+
+                // And without it, it is one.
+                datapath.detach(Program::GuestShut, tap).unwrap();
+                (&vmm).write_all(&frame).unwrap();
+                assert_eq!((sent(), unserved().packets), (before.0 + 1, before.1 + 1));
+                drop(vmm);
+                run("ip link del t0");
+                vm::forget_tap(maps, vm.row).unwrap();
+                datapath.remove_defunct().unwrap();
+            }
+        },
+    );
 }

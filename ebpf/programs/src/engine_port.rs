@@ -26,6 +26,7 @@ pub(crate) fn run(skb: Skb) -> i32 {
     let row = u32::from(header.vm_row);
     match Command::from_u8(header.code) {
         Some(Command::Emit) => emit(skb, row, header.id),
+        Some(Command::EmitBy) => emit_by(skb, row, header.id),
         Some(command) => {
             let Some(vm) = maps::vm(row, header.id) else {
                 return drop_frame::<ETHERNET_LEN>(skb, NOBODY, DropReason::StaleVm);
@@ -56,15 +57,13 @@ fn to_guest(skb: Skb, row: u32, vm: VmRef) -> i32 {
     redirect(tap)
 }
 
-/// As it is, to the world.
+/// As it is, to the world, by a next hop.
 #[inline(always)]
 fn emit(skb: Skb, row: u32, index: u32) -> i32 {
-    // The header's id is the next hop's, so the row is all that names the VM.
-    let vm = maps::vm_row(row).filter(|vm| load32(vm.id()) != 0);
-    let row = if vm.is_some() { row } else { NOBODY };
-    if vm.is_some_and(|vm| load32(vm.flags()) & VmFlags::FROZEN != 0) {
-        return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Frozen);
-    }
+    let row = match emitting_row(row) {
+        Ok(row) => row,
+        Err(row) => return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Frozen),
+    };
     let hop = if index == 0 {
         None
     } else {
@@ -83,10 +82,35 @@ fn emit(skb: Skb, row: u32, index: u32) -> i32 {
     }
     // SAFETY: a live element; a u32 does not tear.
     let ifindex = unsafe { (&raw const (*hop.as_ptr()).ifindex).read_volatile() };
+    by_neighbour(skb, row, ifindex)
+}
+
+/// As it is, to the world, to whom no next hop leads.
+#[inline(always)]
+fn emit_by(skb: Skb, row: u32, ifindex: u32) -> i32 {
+    match emitting_row(row) {
+        Ok(row) => by_neighbour(skb, row, ifindex),
+        Err(row) => drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Frozen),
+    }
+}
+
+#[inline(always)]
+fn by_neighbour(skb: Skb, row: u32, ifindex: u32) -> i32 {
     if ifindex == 0 {
         return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::BadCommand);
     }
     redirect_by_neighbour(ifindex)
+}
+
+/// Where an emission is counted, as an error when its VM is frozen. The header's id is the way's, so
+/// the row is all that names the VM.
+#[inline(always)]
+fn emitting_row(row: u32) -> Result<u32, u32> {
+    match maps::vm_row(row).filter(|vm| load32(vm.id()) != 0) {
+        None => Ok(NOBODY),
+        Some(vm) if load32(vm.flags()) & VmFlags::FROZEN != 0 => Err(row),
+        Some(_) => Ok(row),
+    }
 }
 
 /// By its flow.

@@ -5,6 +5,7 @@
 //! | [`guest_egress`] | TC ingress of a guest's TAP | translates established flows, hands the rest to the engine |
 //! | [`uplink_ingress`] | TC ingress of an uplink with L2 header | translates established flows, lets the rest pass |
 //! | [`uplink_ingress_l3`] | TC ingress of an uplink without | as above |
+//! | [`guest_shut`] | TC ingress of a guest's TAP, behind `guest_egress` | drops all: what comes here came by no program |
 //! | [`engine_port`] | TC ingress of the engine's own TAP | does with the engine's frames what their header says |
 //! | [`guard`] | XDP of a guest's TAP | drops early |
 //!
@@ -20,13 +21,16 @@ mod drops;
 mod engine_port;
 mod guard;
 mod guest_egress;
+mod guest_shut;
 mod handover;
 mod identity;
 mod lookup;
 mod maps;
 mod packet;
+mod pieces;
 mod skb;
 mod translate;
+mod uncommon;
 mod uplink_ingress;
 mod way;
 
@@ -41,6 +45,12 @@ use crate::skb::Skb;
 #[classifier]
 pub fn guest_egress(ctx: TcContext) -> i32 {
     guest_egress::run(Skb::new(&ctx))
+}
+
+/// From a guest whose TAP has lost the program above.
+#[classifier]
+pub fn guest_shut(ctx: TcContext) -> i32 {
+    guest_shut::run(Skb::new(&ctx))
 }
 
 /// From the world, on a device with an Ethernet header.

@@ -59,6 +59,7 @@ pub(crate) struct Ipv4 {
 
 /// The first half of a TCP, the whole of a UDP header, or an ICMP echo's.
 #[repr(C, packed(2))]
+#[derive(Clone, Copy)]
 pub(crate) struct L4 {
     /// Source and destination port; ICMP: type with code, checksum.
     pub(crate) ports: [u16; 2],

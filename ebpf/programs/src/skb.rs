@@ -8,7 +8,7 @@ use aya_ebpf::{
     helpers::bpf_probe_read_kernel,
     helpers::generated::{
         bpf_check_mtu, bpf_fib_lookup, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh,
-        bpf_skb_change_head, bpf_skb_pull_data,
+        bpf_skb_change_head, bpf_skb_load_bytes, bpf_skb_pull_data,
     },
     programs::TcContext,
 };
@@ -102,6 +102,20 @@ impl Skb {
             return None;
         }
         self.header(offset)
+    }
+
+    /// A copy of what stands at an offset that only the packet tells.
+    #[inline(always)]
+    pub(crate) fn load<T: Copy>(self, offset: usize) -> Option<T> {
+        let mut copy = core::mem::MaybeUninit::<T>::uninit();
+        let len = size_of::<T>() as u32;
+        // SAFETY: a live context and room for `len` bytes.
+        let ret = unsafe {
+            bpf_skb_load_bytes(self.0.cast(), offset as u32, copy.as_mut_ptr().cast(), len)
+        };
+        // SAFETY: the helper has filled it; used with header structs only, for which any bits are
+        // valid.
+        (ret == 0).then(|| unsafe { copy.assume_init() })
     }
 
     /// What it counts as while its headers are unknown: those of a plain TCP segment are taken.

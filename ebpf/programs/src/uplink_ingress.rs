@@ -21,6 +21,7 @@ use crate::{
     packet::{IPV4_LEN, Ipv4, L4, Packet, ether_type, icmp},
     skb::{Skb, redirect},
     translate::{self, Rewrite},
+    uncommon,
 };
 
 /// `skb->pkt_type` of a frame for this host.
@@ -36,8 +37,9 @@ pub(crate) fn run<const L2: usize>(skb: Skb) -> i32 {
     if L2 != 0 && skb.pkt_type() != PACKET_HOST {
         return TC_ACT_UNSPEC;
     }
-    let Ok(mut packet) = Packet::parse_network::<L2>(skb) else {
-        return TC_ACT_UNSPEC;
+    let mut packet = match Packet::parse_network::<L2>(skb) {
+        Ok(packet) => packet,
+        Err(reason) => return uncommon::run::<L2>(skb, reason),
     };
     if packet.parse_transport::<L2>(skb).is_err() {
         return TC_ACT_UNSPEC;

@@ -7,10 +7,13 @@ mod counting;
 mod forwards;
 mod guest_errors;
 mod hostile;
+mod namespaces;
 mod records;
 mod refusals;
+mod reverse;
 mod services;
 mod stand;
+mod taps;
 mod traps;
 mod uplinks;
 

@@ -77,6 +77,15 @@ fn a_denied_destination_is_refused_by_rst_and_icmp_and_the_rule_is_named() {
     assert_eq!(servers.0.1.datagrams(), 0);
     all_pass(&stand, SERVER);
     assert_eq!((stand.refused("rule"), stand.dropped("refused")), (3, 3));
+    let total = stand.total();
+    let by = &total["refused_by"];
+    assert_eq!(by.as_array().unwrap().len(), 1, "{by}");
+    assert_eq!(by[0]["flows"], 3);
+    let text = by[0]["text"].as_str().unwrap();
+    assert!(text.contains("--deny 203.0.113.20"), "{by}");
+    let shown = stand.slipgate.run(&["stats"]).unwrap().stdout;
+    let shown = String::from_utf8(shown).unwrap();
+    assert!(shown.contains(&format!("refused by {text}")), "{shown}");
     for proto in ["tcp", "udp", "icmp"] {
         let (passes, said) = stand
             .slipgate

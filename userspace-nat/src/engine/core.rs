@@ -1,15 +1,22 @@
 //! What decisions are made from: flows, VMs, rules, routes.
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     net::Ipv4Addr,
 };
 
-use slipgate_abi::{Ip4, Protocol, Tuple, maps::MAX_VMS};
+use slipgate_abi::{Protocol, Tuple, maps::MAX_VMS};
 
 use super::control::{Forward, Link};
 use crate::{
-    datapath::Datapath, flow::Flows, port::Outbox, quota::TokenBucket, reply::Answers,
-    route::RouteTable, rules::Policy, stats::VmStats, vm::VmNet,
+    datapath::Datapath,
+    flow::Flows,
+    port::Outbox,
+    quota::{self, TokenBucket},
+    reply::Answers,
+    route::RouteTable,
+    rules::Policy,
+    stats::VmStats,
+    vm::VmNet,
 };
 
 /// A VM as the engine keeps it.
@@ -17,6 +24,8 @@ use crate::{
 pub(crate) struct VmState {
     pub(crate) net: VmNet,
     pub(crate) new_flows: TokenBucket,
+    /// What of it the world may use.
+    pub(crate) from_world: TokenBucket,
     pub(crate) answers: Answers,
     pub(crate) collect_after_ns: u64,
     pub(crate) credits: super::credits::Snapshot,
@@ -24,16 +33,24 @@ pub(crate) struct VmState {
 
 impl VmState {
     fn new(net: VmNet) -> Self {
-        // A second's worth at once: a browser's or a build's burst is no attack.
-        let rate = net.new_flows_per_second;
+        let (new_flows, from_world) = rates(&net);
         Self {
-            new_flows: TokenBucket::new(rate, rate),
+            new_flows,
+            from_world,
             net,
             answers: Answers::new(),
             collect_after_ns: 0,
             credits: super::credits::Snapshot::default(),
         }
     }
+}
+
+/// New flows in all, and those that the world opens. A second's worth at once: a browser's or a
+/// build's burst is no attack.
+fn rates(net: &VmNet) -> (TokenBucket, TokenBucket) {
+    let all = net.new_flows_per_second;
+    let world = quota::worlds_share(all);
+    (TokenBucket::new(all, all), TokenBucket::new(world, world))
 }
 
 /// Everything a decision needs, and what it changes.
@@ -57,16 +74,9 @@ pub(crate) struct Core<D> {
     pub(super) forwards: HashMap<(Protocol, Ipv4Addr, u16), Forward>,
     pub(super) find_guests_at_ns: u64,
     links: HashMap<u32, Link>,
-    /// Neighbours that were claimed because a guest spoke to them, not because they route.
-    on_link_hops: HashSet<(u32, Ip4)>,
-    next_hops: hashbrown::HashMap<(u32, Ip4), u32, foldhash::fast::RandomState>,
+    pub(super) hops: super::hops::Hops,
 }
 
-/// Most next hops remembered: on-link neighbours of a /20.
-const MAX_NEXT_HOPS: usize = 4_096;
-/// Most on-link destinations that get a next hop of their own. Each costs the host a neighbour
-/// entry that it keeps fresh, and guests choose them; the kernel resolves the rest by packet.
-const MAX_ON_LINK_HOPS: usize = 256;
 /// Largest packet of a link whose MTU is not known, bytes: Ethernet's.
 const DEFAULT_MTU: u32 = 1_500;
 
@@ -87,8 +97,7 @@ impl<D: Datapath> Core<D> {
             forwards: HashMap::new(),
             find_guests_at_ns: 0,
             links: HashMap::new(),
-            on_link_hops: HashSet::new(),
-            next_hops: hashbrown::HashMap::default(),
+            hops: super::hops::Hops::default(),
         }
     }
 
@@ -139,8 +148,7 @@ impl<D: Datapath> Core<D> {
         match place {
             Some(vm) if vm.net.id == net.id => {
                 if vm.net.new_flows_per_second != net.new_flows_per_second {
-                    vm.new_flows =
-                        TokenBucket::new(net.new_flows_per_second, net.new_flows_per_second);
+                    (vm.new_flows, vm.from_world) = rates(&net);
                 }
                 vm.net = net;
             }
@@ -204,36 +212,12 @@ impl<D: Datapath> Core<D> {
 
     pub(crate) fn set_links(&mut self, links: &[Link]) {
         self.links = links.iter().map(|link| (link.ifindex, *link)).collect();
-        self.next_hops.clear();
+        self.hops.forget_known();
     }
 
-    /// The element of `NEXT_HOPS` for a neighbour on the way to `destination`, or 0.
-    pub(crate) fn next_hop(&mut self, ifindex: u32, neighbour: Ip4, destination: Ip4) -> u32 {
-        let has_l2 = self.links.get(&ifindex).is_none_or(|link| link.has_l2);
-        // A link without L2 has one next hop, whoever is behind it.
-        let neighbour = Some(neighbour).filter(|_| has_l2);
-        let neighbour = neighbour.unwrap_or(Ip4::UNSPECIFIED);
-        let hop = (ifindex, neighbour);
-        if let Some(index) = self.next_hops.get(&hop) {
-            return *index;
-        }
-        let on_link = neighbour == destination && !self.on_link_hops.contains(&hop);
-        if on_link && self.on_link_hops.len() >= MAX_ON_LINK_HOPS {
-            return 0;
-        }
-        let index = self.datapath.next_hop_for(ifindex, neighbour);
-        // None to be had now may be one to be had later.
-        if index == 0 {
-            return 0;
-        }
-        if self.next_hops.len() >= MAX_NEXT_HOPS {
-            self.next_hops.clear();
-        }
-        self.next_hops.insert(hop, index);
-        if on_link {
-            self.on_link_hops.insert(hop);
-        }
-        index
+    /// Whether a link's packets have an L2 header.
+    pub(super) fn has_l2(&self, ifindex: u32) -> bool {
+        self.links.get(&ifindex).is_none_or(|link| link.has_l2)
     }
 
     /// Largest packet by a link, bytes.

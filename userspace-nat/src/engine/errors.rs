@@ -9,7 +9,7 @@ use crate::{
     datapath::Datapath,
     icmp::{self, Quoted, Untranslatable},
     packet::{Packet, ipv4, ipv4::End},
-    port::{ETHERTYPE_IPV4, VirtioNetHdr},
+    port::{ETHERTYPE_IPV4, Exit, VirtioNetHdr},
     reply::IcmpError,
 };
 
@@ -73,16 +73,13 @@ impl<D: Datapath> Core<D> {
         if packet.ip.ttl <= 1 {
             return Finish::Drop(DropReason::TtlExpired);
         }
-        let next_hop = self.next_hop_of(slot);
-        if next_hop == 0 {
-            return Finish::Drop(DropReason::EngineBusy);
-        }
+        let exit = self.exit_of(slot);
         let copy = self.copy(&packet);
         icmp::translate(copy, End::Destination, entry.nat, entry.nat_port);
         ipv4::decrement_ttl(copy);
         let sent = self
             .out
-            .emit(&vm.net, next_hop, VirtioNetHdr::default(), &self.scratch);
+            .emit(&vm.net, exit, VirtioNetHdr::default(), &self.scratch);
         sent_or_busy(sent)
     }
 
@@ -98,31 +95,33 @@ impl<D: Datapath> Core<D> {
         let Some(slot) = tuple.and_then(|t| self.flows.by_world(&t)) else {
             return;
         };
-        let next_hop = self.next_hop_of(slot);
-        if next_hop == 0 {
-            return;
-        }
+        let exit = self.exit_of(slot);
         let out = &mut self.out;
         vm.answers
-            .icmp_to_world(&vm.net, packet, error, next_hop, out, now_ns);
+            .icmp_to_world(&vm.net, packet, error, exit, out, now_ns);
     }
 
-    /// Where a flow leaves; asked for anew when there was none to be had at its admission. 0 when
-    /// there still is none: the kernel finds the way of what it translates, but what the engine
-    /// makes has none.
-    pub(super) fn next_hop_of(&mut self, slot: u32) -> u32 {
+    /// Where a flow leaves; a next hop is asked for anew when there was none to be had at its
+    /// admission.
+    pub(super) fn exit_of(&mut self, slot: u32) -> Exit {
         use std::sync::atomic::Ordering::Relaxed;
         let live = self.datapath.slot(slot);
         let next_hop = live.next_hop().load(Relaxed);
         if next_hop != 0 {
-            return next_hop;
+            return Exit::NextHop(next_hop);
         }
-        match self.routes.lookup(live.remote().into()) {
-            crate::route::Route::Via {
-                ifindex, next_hop, ..
-            } => self.next_hop(ifindex, next_hop.into(), live.remote()),
-            _ => 0,
+        let mut uplink = live.uplink_ifindex();
+        if let crate::route::Route::Via {
+            ifindex, next_hop, ..
+        } = self.routes.lookup(live.remote().into())
+        {
+            let index = self.next_hop(ifindex, next_hop.into(), live.remote());
+            if index != 0 {
+                return Exit::NextHop(index);
+            }
+            uplink = ifindex;
         }
+        Exit::Uplink(uplink)
     }
 
     /// Copies a packet to the scratch buffer, to be changed there.

@@ -30,6 +30,7 @@ use crate::{
     poll::{Interest, Poller, Readiness, Subsystem, Token},
     port::{Batch, Frame, FrameIo, single},
     record::{FlowLog, Id, Names},
+    stats::Tally,
     vm::VmNet,
 };
 
@@ -41,6 +42,7 @@ mod dispatch;
 mod errors;
 mod fairness;
 mod find_guests;
+mod hops;
 mod local;
 mod oversize;
 mod parts;
@@ -107,13 +109,15 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         let slots = parts.datapath.slots();
         let flows = Flows::new(slots, PortPool::new(parts.nat_ports));
         let rule_texts = parts.policy.texts().collect();
+        let mut log = parts.log;
+        log.set_instance(parts.datapath.instance());
         let mut engine = Self {
             core: Core::new(parts.datapath, flows, parts.policy, parts.rule_base),
             port: parts.port,
             clock: parts.clock,
             control: parts.control,
             services: parts.services,
-            log: parts.log,
+            log,
             rule_texts,
             poller,
             batch: Batch::new(),
@@ -138,13 +142,18 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         struct Here<'a> {
             vms: HashSet<(u32, u32)>,
             recorded: &'a HashSet<Id>,
+            instance: u32,
         }
         impl Known for Here<'_> {
             fn is_vm(&self, row: u32, vm: u32) -> bool {
                 self.vms.contains(&(row, vm))
             }
             fn is_recorded(&self, slot: u32, generation: u32) -> bool {
-                self.recorded.contains(&Id { slot, generation })
+                self.recorded.contains(&Id {
+                    instance: self.instance,
+                    slot,
+                    generation,
+                })
             }
         }
         let vms = self
@@ -152,7 +161,11 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             .vms()
             .map(|vm| (u32::from(vm.net.row), vm.net.id))
             .collect();
-        let here = Here { vms, recorded };
+        let here = Here {
+            vms,
+            recorded,
+            instance: self.core.datapath.instance(),
+        };
         let mut ended = Vec::new();
         let Core {
             flows, datapath, ..
@@ -161,7 +174,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             .adopt(datapath, now_ns, &here, &mut |e| ended.push(*e))
             .map_err(EngineError::Adopt)?;
         self.record(&ended);
-        self.log.flush();
+        self.flush_log();
         // What changed while nobody served.
         self.core.follow_routes(now_ns);
         adoption.refused = self.core.end_refused(now_ns);
@@ -333,6 +346,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             // A VM whose credits are all lost would never wake the port again.
             self.next_credits_ns.get_or_insert(0);
             self.core.find_guests(now_ns);
+            self.core.release_idle_hops(now_ns);
         }
         if self.next_credits_ns.is_some_and(|at| at <= now_ns) && !self.batch.is_full() {
             let out = self.core.settle_credits(now_ns);
@@ -352,7 +366,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.services.flush(core, cx);
         core.out = out;
         self.write_answers();
-        self.log.flush();
+        self.flush_log();
         self.core
             .flows
             .free_finished(&mut self.core.datapath, now_ns);
@@ -366,6 +380,17 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             }
         }
         self.core.out.clear();
+    }
+
+    fn flush_log(&mut self) {
+        let (_, lost_before) = self.log.counts();
+        self.log.flush();
+        let (_, lost) = self.log.counts();
+        if lost > lost_before {
+            self.core
+                .nobody()
+                .tally(Tally::RecordLost, lost - lost_before);
+        }
     }
 
     fn record(&mut self, ended: &[Ended]) {

@@ -45,10 +45,7 @@ impl<D: Datapath> Core<D> {
         let Some(entry) = self.flows.entry(slot).copied() else {
             return Finish::Drop(DropReason::NoFlow);
         };
-        let next_hop = self.next_hop_of(slot);
-        if next_hop == 0 {
-            return Finish::Drop(DropReason::EngineBusy);
-        }
+        let exit = self.exit_of(slot);
         self.copy(&packet);
         let (source, port) = (entry.nat, entry.nat_port);
         rewrite(&mut self.scratch, &packet, vnet, End::Source, source, port);
@@ -57,7 +54,7 @@ impl<D: Datapath> Core<D> {
         while let Some(fragment) = packets.next() {
             if self
                 .out
-                .emit(&vm.net, next_hop, VirtioNetHdr::default(), fragment)
+                .emit(&vm.net, exit, VirtioNetHdr::default(), fragment)
                 .is_err()
             {
                 return Finish::Drop(DropReason::EngineBusy);

@@ -1,9 +1,11 @@
 //! The engine over the in-memory kernel.
 mod admission;
+mod books;
 mod ends;
 mod errors;
 mod filtering;
 mod properties;
 mod rig;
+mod shares;
 mod speed;
 mod survival;

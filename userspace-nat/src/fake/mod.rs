@@ -108,6 +108,14 @@ pub struct Kernel {
     pub lost: u64,
     /// Packets that the programs themselves dropped.
     pub dropped: u64,
+    /// `META`'s `instance`.
+    pub instance: u32,
+    /// A deletion failed once, so pairs may be torn.
+    pub remove_failed: bool,
+    /// What was last written to the port.
+    pub last_written: Vec<u8>,
+    /// How often engines looked at a slot.
+    pub slots_looked_at: Cell<u64>,
 }
 
 /// A handle on the kernel.
@@ -132,6 +140,10 @@ impl Kernel {
             now_ns: 1_000_000_000_000,
             lost: 0,
             dropped: 0,
+            instance: 0x51_1b_6a_7e,
+            remove_failed: false,
+            last_written: Vec::new(),
+            slots_looked_at: Cell::new(0),
         }))
     }
 
@@ -176,6 +188,22 @@ impl Kernel {
             .collect()
     }
 
+    /// Whether the flow's answers are known.
+    fn has_reverse(&self, guest: &Tuple, flow: FlowRef) -> bool {
+        let slot = self.slot(flow.slot);
+        slot.guest_tuple() != *guest || self.flows.get(&slot.world_tuple()) == Some(&flow)
+    }
+
+    /// Whether a live flow whose answers are unknown from now on still has its guest's tuple.
+    fn leaves_forward(&self, removed: &Tuple, flow: FlowRef) -> bool {
+        use std::sync::atomic::Ordering::Relaxed;
+        let slot = self.slot(flow.slot);
+        let live = slot.verdict().load(Relaxed) != 0
+            && slot.generation().load(Relaxed) == flow.generation
+            && slot.world_tuple() == *removed;
+        live && self.flows.get(&slot.guest_tuple()) == Some(&flow)
+    }
+
     fn take_fault(fault: &mut u32) -> bool {
         let due = *fault > 0;
         *fault = fault.saturating_sub(1);
@@ -215,6 +243,10 @@ impl FlowMap for FakeDatapath {
         if kernel.faults.map_capacity != 0 && kernel.flows.len() >= kernel.faults.map_capacity {
             return Err(InsertError::Full);
         }
+        assert!(
+            tuple.scope == Tuple::WORLD || kernel.has_reverse(tuple, flow),
+            "the guest's packets would go out before the answers are known: the host would reset them"
+        );
         kernel.flows.insert(*tuple, flow);
         Ok(())
     }
@@ -222,9 +254,16 @@ impl FlowMap for FakeDatapath {
     fn remove(&mut self, tuple: &Tuple) -> io::Result<bool> {
         let kernel = &mut *self.kernel.borrow_mut();
         if Kernel::take_fault(&mut kernel.faults.remove_fails) {
+            kernel.remove_failed = true;
             return Err(io::Error::other("injected"));
         }
-        Ok(kernel.flows.remove(tuple).is_some())
+        let removed = kernel.flows.remove(tuple);
+        let last = removed.is_none_or(|flow| !kernel.leaves_forward(tuple, flow));
+        assert!(
+            last || kernel.remove_failed,
+            "the guest's packets would still go out when the answers are unknown"
+        );
+        Ok(removed.is_some())
     }
 
     fn get(&mut self, tuple: &Tuple) -> io::Result<Option<FlowRef>> {
@@ -244,6 +283,10 @@ impl Tables for FakeDatapath {
         self.owner
     }
 
+    fn instance(&self) -> u32 {
+        self.kernel.borrow().instance
+    }
+
     fn epoch(&self) -> u32 {
         self.epoch
     }
@@ -253,7 +296,9 @@ impl Tables for FakeDatapath {
     }
 
     fn slot(&self, index: u32) -> SlotRef {
-        self.kernel.borrow().slot(index)
+        let kernel = self.kernel.borrow();
+        kernel.slots_looked_at.set(kernel.slots_looked_at.get() + 1);
+        kernel.slot(index)
     }
 
     fn claim_chunk(&mut self) -> Option<Range<u32>> {
@@ -303,6 +348,25 @@ impl Tables for FakeDatapath {
         }
         0
     }
+
+    fn own_next_hops(&self) -> Vec<u32> {
+        let kernel = self.kernel.borrow();
+        let owner = |index: &u32| {
+            // SAFETY: in bounds; one thread.
+            unsafe { (*kernel.next_hops.at(*index as usize)).owner }
+        };
+        (1..MAX_NEXT_HOPS)
+            .filter(|index| owner(index) == self.owner + 1)
+            .collect()
+    }
+
+    fn release_next_hop(&mut self, index: u32) {
+        let kernel = self.kernel.borrow();
+        // SAFETY: in bounds; one thread.
+        let hop = unsafe { &mut *kernel.next_hops.at(index as usize) };
+        assert_eq!(hop.owner, self.owner + 1, "it is another's");
+        (hop.owner, hop.ifindex, hop.valid) = (0, 0, 0);
+    }
 }
 
 fn range(chunk: usize) -> Range<u32> {
@@ -341,6 +405,7 @@ impl FrameIo for FakePort {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         if !kernel.faults.port_ignores {
+            frame.clone_into(&mut kernel.last_written);
             kernel.engine_port(frame);
         }
         Ok(())

@@ -164,7 +164,7 @@ impl Kernel {
         let command = Command::from_u8(code).expect("the engine writes commands that exist");
         match command {
             Command::ToGuest => self.at_guest.push((id, frame.l3.to_vec())),
-            Command::Emit => self.at_world.push(frame.l3.to_vec()),
+            Command::Emit | Command::EmitBy => self.at_world.push(frame.l3.to_vec()),
             Command::Forward | Command::Deliver => {
                 let packet = parse(frame.l3).expect("the engine sends back what it could parse");
                 let segments = packet.segments(frame.vnet);

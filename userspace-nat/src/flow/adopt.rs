@@ -13,7 +13,7 @@
 use std::{io, sync::atomic::Ordering::Relaxed};
 
 use hashbrown::HashMap;
-use slipgate_abi::{FlowRef, SlotRef, Tuple, Verdict};
+use slipgate_abi::{FlowRef, SlotRef, Tuple, Verdict, slot::SlotFlags};
 
 use super::{EndReason, Ended, Entry, Flows, end};
 use crate::datapath::Datapath;
@@ -70,6 +70,10 @@ impl Flows {
             let closing = verdict == Verdict::Closing as u32;
             if closing && !seen.guest && !seen.world {
                 let generation = live.generation().load(Relaxed);
+                // It may have died between the counts' move and the slot's release.
+                datapath
+                    .stats(live.vm_row() as u16)
+                    .take_back_ended(slot, generation);
                 let ended = Ended {
                     slot,
                     content: end::read(live),
@@ -110,7 +114,8 @@ impl Flows {
             live.nat_port(),
             live.vm_row() as u16,
             live.generation().load(Relaxed),
-        );
+        )
+        .opened_by_world(live.flags() & SlotFlags::INBOUND != 0);
         self.table.insert(slot, entry);
         let vm = entry.guest.scope;
         self.ports.mark(entry.destination(), entry.nat_port, vm);

@@ -2,17 +2,13 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Protocol, Slot, SlotRef, Verdict,
+    Counter, Protocol, Slot, SlotRef, Verdict,
     tcp::{Phase, TcpBits},
     timeout::{self, CLOSING_GRACE_NS},
 };
 
 use super::{Entry, Flows, State};
-use crate::{
-    datapath::Datapath,
-    nat_ports::Freed,
-    stats::{Tally, Traffic},
-};
+use crate::{datapath::Datapath, nat_ports::Freed};
 
 /// Why a flow ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -252,10 +248,11 @@ impl Flows {
 /// Moves an ended flow's counts to its VM's row and marks the slot free.
 pub(super) fn free_slot(datapath: &impl Datapath, ended: &Ended) {
     let content = &ended.content;
+    let counter = |packets, bytes| Counter { packets, bytes };
+    let tx = counter(content.tx_packets, content.tx_bytes);
+    let rx = counter(content.rx_packets, content.rx_bytes);
     let stats = datapath.stats(content.vm_row as u16);
-    stats.traffic(Traffic::EndedTx, content.tx_packets, content.tx_bytes);
-    stats.traffic(Traffic::EndedRx, content.rx_packets, content.rx_bytes);
-    stats.tally(Tally::Ended, 1);
+    stats.ended(ended.slot, content.generation, tx, rx);
     datapath.slot(ended.slot).set_verdict(Verdict::Free);
 }
 

@@ -20,6 +20,9 @@ use crate::datapath::Datapath;
 
 /// Slots looked at in one go.
 const SCAN_BUDGET: usize = 65_536;
+/// Of those of a VM that ran into its cap.
+const VM_BUDGET: usize = 256;
+
 /// Where the scan stands.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Scan {
@@ -51,10 +54,11 @@ impl Flows {
         self.reclaim(datapath, now_ns);
     }
 
-    /// Looks at the flows of one VM: it ran into its cap, and closed ones do not count.
+    /// Looks at some flows of a VM, going on where it stopped: the VM ran into its cap, and closed
+    /// ones do not count.
     pub fn collect_vm(&mut self, datapath: &mut impl Datapath, row: u16, now_ns: u64) {
-        for at in 0..self.slots_of(row).len() {
-            if let Some(slot) = self.slots_of(row).get(at).copied() {
+        for _ in 0..self.slots_of(row).len().min(VM_BUDGET) {
+            if let Some(slot) = self.table.next_of(row) {
                 self.look_at(datapath, slot, now_ns);
             }
         }

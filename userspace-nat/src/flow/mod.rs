@@ -99,6 +99,11 @@ impl Flows {
         self.table.counted(row)
     }
 
+    /// Of these, how many the world opened.
+    pub fn count_from_world(&self, row: u16) -> usize {
+        self.table.counted_from_world(row)
+    }
+
     /// Slots in use.
     pub fn len(&self) -> usize {
         self.table.len()
@@ -127,6 +132,11 @@ impl Flows {
             .filter(|(_, e)| e.nat == nat)
             .map(|(slot, _)| slot)
             .collect()
+    }
+
+    /// Every own slot in use, with what is known of it.
+    pub fn entries(&self) -> impl Iterator<Item = (u32, &Entry)> {
+        self.table.iter()
     }
 
     /// Every own slot in use.

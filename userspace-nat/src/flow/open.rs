@@ -64,7 +64,8 @@ impl Flows {
         let slot = self.slots.take(datapath, share, now_ns);
         let slot = slot.ok_or(OpenError::NoSlot)?;
         let generation = fill(datapath, slot, flow, now_ns);
-        let entry = Entry::live(flow.guest, flow.nat, flow.nat_port, flow.vm_row, generation);
+        let entry = Entry::live(flow.guest, flow.nat, flow.nat_port, flow.vm_row, generation)
+            .opened_by_world(flow.inbound);
         let reference = FlowRef { slot, generation };
         if let Err(error) = datapath.insert_noexist(&entry.world(), reference) {
             self.slots.put_back(slot);

@@ -35,6 +35,8 @@ pub struct Entry {
     pub generation: u32,
     /// Where it stands.
     pub state: State,
+    /// A forward let it in.
+    pub(super) from_world: bool,
     /// TCP closed it on both sides, and it was found out.
     pub(super) closed: bool,
     /// Which of its ends is under way; older ones in the queue are void.
@@ -61,11 +63,17 @@ impl Entry {
             vm_row,
             generation,
             state: State::Live,
+            from_world: false,
             closed: false,
             end_id: 0,
             end_reason: EndReason::Idle,
             vm_position: 0,
         }
+    }
+
+    /// The same, opened by a forward if so.
+    pub(super) fn opened_by_world(self, from_world: bool) -> Self {
+        Self { from_world, ..self }
     }
 
     /// The flow on the world's links.
@@ -102,6 +110,10 @@ struct VmFlows {
     closed: u32,
     unlinked: u32,
     closed_limit: u32,
+    /// Neither closed nor unlinked, and let in by a forward.
+    from_world: u32,
+    /// Where the look at the flows of a VM at its cap goes on.
+    looked_at: usize,
 }
 
 /// The index.
@@ -141,6 +153,8 @@ impl FlowTable {
             closed: 0,
             unlinked: 0,
             closed_limit: u32::MAX,
+            from_world: 0,
+            looked_at: 0,
         };
         Self {
             chunks: vec![None; (slots as usize).div_ceil(PER_CHUNK)],
@@ -188,6 +202,7 @@ impl FlowTable {
         };
         entry.vm_position = vm.slots.len() as u32;
         vm.slots.push(slot);
+        vm.from_world += u32::from(entry.from_world);
         let chunk = chunk.get_or_insert_with(|| vec![None; PER_CHUNK].into_boxed_slice());
         chunk[slot as usize % PER_CHUNK] = Some(entry);
         self.len += 1;
@@ -238,6 +253,7 @@ impl FlowTable {
         vm.unlinked += 1;
         // From now on it is not counted for being unlinked.
         vm.closed -= u32::from(entry.closed);
+        vm.from_world -= u32::from(entry.from_world && !entry.closed);
         if let Some(entry) = self.get_mut(slot) {
             entry.closed = false;
         }
@@ -270,9 +286,10 @@ impl FlowTable {
             return (false, false);
         };
         let news = !std::mem::replace(&mut entry.closed, true);
-        let row = usize::from(entry.vm_row);
+        let (row, from_world) = (usize::from(entry.vm_row), entry.from_world);
         let vm = &mut self.vms[row];
         vm.closed += u32::from(news);
+        vm.from_world -= u32::from(news && from_world);
         (news, vm.closed > vm.closed_limit)
     }
 
@@ -290,6 +307,21 @@ impl FlowTable {
         self.vms
             .get(usize::from(row))
             .map_or(0, |vm| vm.slots.len() - (vm.closed + vm.unlinked) as usize)
+    }
+
+    pub(super) fn counted_from_world(&self, row: u16) -> usize {
+        let vm = self.vms.get(usize::from(row));
+        vm.map_or(0, |vm| vm.from_world as usize)
+    }
+
+    /// The next of a VM's slots to be looked at; they are taken in turn.
+    pub(super) fn next_of(&mut self, row: u16) -> Option<u32> {
+        let vm = self.vms.get_mut(usize::from(row))?;
+        if vm.looked_at >= vm.slots.len() {
+            vm.looked_at = 0;
+        }
+        vm.looked_at += 1;
+        vm.slots.get(vm.looked_at - 1).copied()
     }
 
     /// Chunks there can be.

@@ -35,7 +35,7 @@ pub(super) fn write(maps: &SharedMaps, run_dir: &Path, texts: &[String]) -> anyh
                 }
             })
             .collect();
-        place(&left, &texts)
+        place(&left, &texts).inspect(|run| maps.forget_refusals_by(run.clone()))
     });
     let Some(run) = run else {
         bail!(

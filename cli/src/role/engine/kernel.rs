@@ -83,6 +83,10 @@ impl Tables for KernelDatapath {
         self.owner_row
     }
 
+    fn instance(&self) -> u32 {
+        self.maps.instance()
+    }
+
     fn epoch(&self) -> u32 {
         self.epoch
     }
@@ -150,5 +154,16 @@ impl Tables for KernelDatapath {
         self.next_hops.insert(key, index);
         self.ask_for_next_hops();
         index
+    }
+
+    fn own_next_hops(&self) -> Vec<u32> {
+        self.maps.next_hops_of(self.owner_row).collect()
+    }
+
+    fn release_next_hop(&mut self, index: u32) {
+        self.maps.free_next_hop(index);
+        self.next_hops.retain(|_, ours| *ours != index);
+        // The broker lets the kernel forget the neighbour.
+        self.ask_for_next_hops();
     }
 }

@@ -1,4 +1,5 @@
-//! Attachments as filters of the clsact qdisc, for kernels before 6.6.
+//! Attachments as filters of the clsact qdisc, for kernels before 6.6, and for what must run behind
+//! all tcx links.
 
 use std::{
     fs,
@@ -16,7 +17,9 @@ use super::Program;
 use crate::{Error, Result, bpf, load::program_id, netlink::Requests, paths};
 
 /// The first priority there is.
-const PRIORITY: u32 = 1;
+const FIRST: u32 = 1;
+/// The last one.
+const LAST: u32 = 0xffff;
 /// "SG".
 const HANDLE: TcHandle = TcHandle {
     major: 0,
@@ -55,7 +58,7 @@ pub(super) fn attach(pin: &Path, fd: BorrowedFd<'_>, program: Program, ifindex: 
         other => other?,
     }
     let mut filter = message(ifindex, HANDLE, INGRESS, TcFilterBpf::KIND);
-    filter.header.info = filter_info();
+    filter.header.info = filter_info(program);
     filter.attributes.push(TcAttribute::Options(vec![
         TcOption::Bpf(TcFilterBpfOption::ProgFd(fd.as_raw_fd() as u32)),
         TcOption::Bpf(TcFilterBpfOption::ProgName(program.name().into())),
@@ -64,7 +67,10 @@ pub(super) fn attach(pin: &Path, fd: BorrowedFd<'_>, program: Program, ifindex: 
     requests.send(
         RouteNetlinkMessage::NewTrafficFilter(filter),
         NLM_F_CREATE | NLM_F_REPLACE,
-        "make the clsact filter with priority 1 (is there another kind of filter?)",
+        &format!(
+            "make the clsact filter with priority {} (is there another kind of filter?)",
+            priority(program)
+        ),
     )?;
     if let Ok(noted) = bpf::obj_get(pin) {
         if program_id(noted.as_fd())? == program_id(fd)? {
@@ -77,9 +83,9 @@ pub(super) fn attach(pin: &Path, fd: BorrowedFd<'_>, program: Program, ifindex: 
 
 /// Removes the filter; that it, the qdisc or the interface is gone is fine. The qdisc stays: it
 /// may carry others' filters.
-pub(super) fn detach(ifindex: u32) -> Result<()> {
+pub(super) fn detach(program: Program, ifindex: u32) -> Result<()> {
     let mut filter = message(ifindex, HANDLE, INGRESS, TcFilterBpf::KIND);
-    filter.header.info = filter_info();
+    filter.header.info = filter_info(program);
     let sent = Requests::open()?.send(
         RouteNetlinkMessage::DelTrafficFilter(filter),
         0,
@@ -106,7 +112,14 @@ fn message(ifindex: u32, handle: TcHandle, parent: TcHandle, kind: &str) -> TcMe
     message
 }
 
+const fn priority(program: Program) -> u32 {
+    match program {
+        Program::GuestShut => LAST,
+        _ => FIRST,
+    }
+}
+
 /// Priority and protocol, as `tcm_info` packs them.
-const fn filter_info() -> u32 {
-    (PRIORITY << 16) | ETH_P_ALL.to_be() as u32
+const fn filter_info(program: Program) -> u32 {
+    (priority(program) << 16) | ETH_P_ALL.to_be() as u32
 }

@@ -90,11 +90,18 @@ impl SharedMaps {
         };
         let index = elements.clone().find(free)?;
         let hop = self.next_hop(index)?.as_ptr();
+        // Its last owner's broker may have set it after it was given back.
+        self.next_hop(index)?.valid().store(0, Release);
         // SAFETY: ours since the exchange; programs look at `valid` (0) first, the broker at
         // `ifindex` first.
         unsafe { (&raw mut (*hop).neighbour).write(neighbour.into()) };
         self.hop_ifindex(index).store(ifindex, Release);
         Some(index)
+    }
+
+    /// An owner's next hops.
+    pub fn next_hops_of(&self, owner_row: u32) -> impl Iterator<Item = u32> + '_ {
+        crate::owner::next_hops_of(self, owner_row)
     }
 
     /// Frees a next hop. No slot may name it any more.

@@ -56,6 +56,7 @@ impl NextHops {
     /// of the network, and when an engine has claimed one.
     pub fn refresh(&mut self, maps: &SharedMaps, network: &Network) -> Result<usize> {
         let mut valid = 0;
+        let mut wanted_still = HashSet::new();
         for index in owner::next_hops_of(maps, self.owner_row) {
             let (Some(hop), ifindex) =
                 (maps.next_hop(index), maps.hop_ifindex(index).load(Acquire))
@@ -68,6 +69,7 @@ impl NextHops {
             // SAFETY: written before `ifindex`, and not again while the element is its owner's.
             let neighbour: Ipv4Addr =
                 unsafe { (&raw const (*hop.as_ptr()).neighbour).read_volatile() }.into();
+            wanted_still.insert((ifindex, neighbour));
             self.keep_known(network, ifindex, neighbour);
             match wanted(network, ifindex, neighbour) {
                 Some(wanted) => {
@@ -76,17 +78,27 @@ impl NextHops {
                 }
                 None => hop.valid().store(0, Release),
             }
+            // Given back meanwhile, by the engine: whoever claims it next finds it not valid.
+            if maps.hop_ifindex(index).load(Acquire) != ifindex {
+                hop.valid().store(0, Release);
+            }
         }
+        self.let_go(|hop| !wanted_still.contains(hop));
         Ok(valid)
     }
 
     /// Asks the kernel no more to keep the neighbours known.
     pub fn release(mut self) -> Result<()> {
-        for (ifindex, neighbour) in std::mem::take(&mut self.managed) {
+        self.let_go(|_| true);
+        Ok(())
+    }
+
+    fn let_go(&mut self, mut which: impl FnMut(&(u32, Ipv4Addr)) -> bool) {
+        let gone: Vec<_> = self.managed.extract_if(|hop| which(hop)).collect();
+        for (ifindex, neighbour) in gone {
             // A link or entry that is gone is fine.
             let _ = self.ask(ifindex, neighbour, NeighbourExtFlags::empty());
         }
-        Ok(())
     }
 
     /// Has the kernel resolve the neighbour, and keep it resolved. Where it refuses (its table is

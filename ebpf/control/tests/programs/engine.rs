@@ -191,9 +191,18 @@ fn emit_goes_by_its_next_hop_as_it_is() {
         ROW,
         DropReason::BadCommand,
     );
-    for index in [0, 1024, u32::MAX] {
+    // To whom no next hop leads: by an uplink.
+    let sent = command(Command::EmitBy, TAP, &frame);
+    let run = datapath.run(PORT, &sent);
+    assert_eq!((run.action, run.frame), (REDIRECT, sent));
+    for (what, id) in [
+        (Command::Emit, 0),
+        (Command::Emit, 1024),
+        (Command::Emit, u32::MAX),
+        (Command::EmitBy, 0),
+    ] {
         let datapath = loaded!();
-        let frame = command(Command::Emit, index, &frame);
+        let frame = command(what, id, &frame);
         datapath.expect_drop(PORT, &frame, ROW, DropReason::BadCommand);
     }
 }
@@ -220,7 +229,7 @@ fn frames_that_are_not_the_engines_are_dropped() {
         frame[at] ^= 0x40;
         datapath.expect_drop(PORT, &frame, 0, DropReason::BadCommand);
     }
-    for code in [0, 5, 255] {
+    for code in [0, 6, 255] {
         let datapath = loaded!();
         let header = PortHeader {
             code,
@@ -258,6 +267,7 @@ fn a_frozen_vm_gets_and_sends_nothing() {
         (Command::Forward, VM),
         (Command::Deliver, VM),
         (Command::Emit, HOP),
+        (Command::EmitBy, TAP),
     ] {
         let mut datapath = loaded!();
         datapath.admit(Flow::new(Protocol::Udp));

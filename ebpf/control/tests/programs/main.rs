@@ -18,6 +18,7 @@ mod mapped;
 mod random;
 mod refused;
 mod stale;
+mod uncommon;
 mod ways;
 mod wire;
 mod world;

@@ -103,7 +103,7 @@ fn each_frame_is_counted_once() {
                 let after = tallies(&datapath);
                 let changed = before.iter().zip(&after).filter(|(b, a)| b != a).count();
                 // A frame of the engine's that goes out as it is is the engine's to count.
-                let as_is = program == "engine_port" && matches!(input.frame[4], 1 | 4);
+                let as_is = program == "engine_port" && matches!(input.frame[4], 1 | 4 | 5);
                 match run.action {
                     UNSPEC => {
                         prop_assert_eq!(program, "uplink_ingress");

@@ -73,9 +73,10 @@ fn what_is_not_ours_passes_unnoticed() {
             .bytes(),
         ),
         (
-            "fragment",
+            "another port's fragment",
             Frame {
                 fragment: 0x2000,
+                source_port: 9,
                 ..rx()
             }
             .bytes(),

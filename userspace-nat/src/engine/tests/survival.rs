@@ -142,7 +142,8 @@ fn a_flow_is_recorded_once_whenever_the_engine_dies() {
             kernel.flows.clear();
         }
         if recorded {
-            let id = format!("{{\"id\":\"{slot}-1\"}}\n");
+            let instance = rig.kernel.borrow().instance;
+            let id = format!("{{\"id\":\"{instance:08x}-{slot}-1\"}}\n");
             rig.log.0.lock().unwrap().extend_from_slice(id.as_bytes());
         }
         let (rig, found) = rig.restart(&Setup::default());

@@ -1,0 +1,50 @@
+//! What the TAPs themselves lost: packets that were translated and counted, and then not taken.
+use std::{collections::HashMap, fs};
+
+/// `/proc/net/dev` of this network namespace.
+pub(super) struct Links {
+    dropped: HashMap<String, u64>,
+}
+
+impl Links {
+    /// Reads it; what can't be read is not known of any link.
+    pub(super) fn read() -> Self {
+        let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+        Self {
+            dropped: parse(&text),
+        }
+    }
+
+    /// Packets that a device dropped instead of sending them; `None` when there is no such device.
+    pub(super) fn tx_dropped(&self, ifindex: u32) -> Option<u64> {
+        let name = nix::net::if_::if_indextoname(ifindex).ok()?;
+        self.dropped.get(name.to_str().ok()?).copied()
+    }
+}
+
+/// A device's name, then eight counts of receiving and eight of sending, of each the fourth being
+/// what was dropped.
+fn parse(text: &str) -> HashMap<String, u64> {
+    const TX_DROPPED: usize = 8 + 3;
+    let line = |line: &str| {
+        let (name, counts) = line.split_once(':')?;
+        let dropped = counts.split_whitespace().nth(TX_DROPPED)?.parse().ok()?;
+        Some((name.trim().to_owned(), dropped))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_a_device_did_not_send_is_found() {
+        let text = "Inter-|   Receive                                                |  Transmit\n \
+             face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
+             lo:       0       1    2    3    4     5          6         7        8       9   10   11   12    13      14         15\n  \
+             tap0:0 0 0 7 0 0 0 0 0 0 0 42 0 0 0 0\n";
+        let found = super::parse(text);
+        assert_eq!(found["lo"], 11);
+        assert_eq!(found["tap0"], 42);
+        assert_eq!(found.len(), 2);
+    }
+}

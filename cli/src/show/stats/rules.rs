@@ -1,0 +1,48 @@
+//! Which rules refused new flows, and how many.
+use serde::Serialize;
+use slipgate_abi::{RuleRefusals, VmCounters};
+
+/// A rule that refused new flows.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct RefusedBy {
+    /// The rule's number, as in `flows` and the flow log.
+    rule: u32,
+    /// The rule as it was given.
+    pub(super) text: String,
+    /// How many flows.
+    pub(super) flows: u64,
+}
+
+/// A VM's, the most frequent first; `text_of` knows a rule's text by its number.
+pub(super) fn of(counters: &VmCounters, text_of: impl Fn(u32) -> Option<String>) -> Vec<RefusedBy> {
+    let refused_by = |counted: &RuleRefusals| {
+        let rule = counted.rule.checked_sub(1)?;
+        Some(RefusedBy {
+            rule,
+            text: text_of(rule).unwrap_or_default(),
+            flows: counted.flows,
+        })
+    };
+    let mut rules: Vec<_> = counters
+        .refused_by_rule
+        .iter()
+        .filter_map(refused_by)
+        .collect();
+    sort(&mut rules);
+    rules
+}
+
+/// Adds another VM's.
+pub(super) fn add(to: &mut Vec<RefusedBy>, from: &[RefusedBy]) {
+    for more in from {
+        match to.iter_mut().find(|known| known.rule == more.rule) {
+            Some(known) => known.flows += more.flows,
+            None => to.push(more.clone()),
+        }
+    }
+    sort(to);
+}
+
+fn sort(rules: &mut [RefusedBy]) {
+    rules.sort_by_key(|by| (std::cmp::Reverse(by.flows), by.rule));
+}

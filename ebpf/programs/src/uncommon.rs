@@ -1,0 +1,113 @@
+//! From the world, what is not translated yet: fragments, and packets with IP options.
+//!
+//! Those of a live flow are dropped and counted in its VM's row. The host has no socket for them:
+//! it would put a fragmented segment together and answer it with RST. A first fragment has the
+//! ports; that the later ones are its flow's is remembered ([`crate::pieces`]). What comes before
+//! its first fragment is the host's, which never completes it.
+use aya_ebpf::bindings::TC_ACT_UNSPEC;
+use slipgate_abi::{DropReason, Ip4, Protocol, Tuple, Verdict, cell::load32, segment::Segments};
+
+use crate::{
+    drops::drop_packet,
+    lookup, maps,
+    packet::{IPV4_LEN, Ipv4, L4, icmp},
+    pieces::{self, Datagram},
+    skb::Skb,
+};
+
+/// More fragments follow.
+const MORE: u16 = 0x2000;
+/// Where a fragment begins, units of 8 bytes.
+const OFFSET: u16 = 0x1fff;
+
+/// Takes a packet whose header at `L2` could not be parsed for one of these reasons.
+#[cold]
+#[inline(always)]
+pub(crate) fn run<const L2: usize>(skb: Skb, reason: DropReason) -> i32 {
+    if !matches!(reason, DropReason::Fragment | DropReason::IpOptions) {
+        return TC_ACT_UNSPEC;
+    }
+    if L2 == 0 { packet(skb) } else { frame(skb) }
+}
+
+#[inline(never)]
+fn frame(skb: Skb) -> i32 {
+    look::<{ crate::packet::ETHERNET_LEN }>(skb)
+}
+
+#[inline(never)]
+fn packet(skb: Skb) -> i32 {
+    look::<0>(skb)
+}
+
+#[inline(always)]
+fn look<const L2: usize>(skb: Skb) -> i32 {
+    let Some(ip) = skb.pulled_header::<Ipv4>(L2) else {
+        return TC_ACT_UNSPEC;
+    };
+    // SAFETY: `pulled_header` checked the bounds.
+    let ip = unsafe { &*ip };
+    let header_len = usize::from(ip.version_ihl & 0xf) * 4;
+    let fragment = u16::from_be(ip.fragment);
+    let [_, protocol] = ip.ttl_protocol.to_ne_bytes();
+    let datagram = Datagram {
+        source: ip.source,
+        destination: ip.destination,
+        id: ip.id,
+        protocol: u16::from(protocol),
+    };
+    let segments = Segments {
+        packets: 1,
+        bytes: u64::from(u16::from_be(ip.total_len)),
+    };
+    let is_fragment = fragment & (MORE | OFFSET) != 0;
+    let reason = if is_fragment {
+        DropReason::Fragment
+    } else {
+        DropReason::IpOptions
+    };
+    if fragment & OFFSET != 0 {
+        return match pieces::row_of(&datagram) {
+            Some(row) => drop_packet(skb, row, reason, segments),
+            None => TC_ACT_UNSPEC,
+        };
+    }
+    let row = flow_row::<L2>(skb, &datagram, header_len);
+    if is_fragment {
+        pieces::remember(&datagram, row);
+    }
+    match row {
+        Some(row) => drop_packet(skb, row, reason, segments),
+        None => TC_ACT_UNSPEC,
+    }
+}
+
+/// The row of the VM whose live flow a packet is, which has its ports behind `header_len` bytes.
+#[inline(always)]
+fn flow_row<const L2: usize>(skb: Skb, datagram: &Datagram, header_len: usize) -> Option<u32> {
+    let protocol = Protocol::from_ip(datagram.protocol as u8)?;
+    if header_len < IPV4_LEN {
+        return None;
+    }
+    let l4: L4 = skb.load(L2 + header_len)?;
+    let (ports, rest) = (l4.ports, l4.rest);
+    let (local_port, remote_port) = match protocol {
+        Protocol::Icmp if ports[0].to_ne_bytes()[0] != icmp::ECHO_REPLY => return None,
+        Protocol::Icmp => (u16::from_be(rest[0]), 0),
+        Protocol::Tcp | Protocol::Udp => (u16::from_be(ports[1]), u16::from_be(ports[0])),
+    };
+    let slot = lookup::world_flow_by(&Tuple {
+        scope: Tuple::WORLD,
+        local: Ip4::from_wire(datagram.destination),
+        remote: Ip4::from_wire(datagram.source),
+        local_port,
+        remote_port,
+        protocol: datagram.protocol as u8,
+        pad: [0; 3],
+    })?;
+    if load32(slot.verdict()) == Verdict::Free as u32 {
+        return None;
+    }
+    let row = slot.vm_row();
+    maps::vm(row, slot.vm()).map(|_| row)
+}

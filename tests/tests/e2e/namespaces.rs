@@ -1,0 +1,90 @@
+//! Ifindexes repeat across network namespaces, and so do guests' addresses and flows' tuples: what
+//! is pinned for one namespace is no other's.
+
+use slipgate_testbed::{
+    Guest, GuestConfig, PinDir, Slipgate, World,
+    clients::tcp::{self, EchoSession},
+    require_root_and_tun,
+    servers::{TcpServer, TcpService},
+    world::{SERVER, UPLINK},
+};
+
+use crate::WAIT;
+
+const PORTS: &str = "net.ipv4.ip_local_port_range";
+
+/// A host of its own, with the same names, indexes and addresses as the others.
+struct Host {
+    slipgate: Slipgate,
+    guest: Guest,
+    server: TcpServer,
+    world: World,
+}
+
+impl Host {
+    fn new(pins: &PinDir) -> Host {
+        let world = World::new().unwrap();
+        let server = TcpServer::start(&world.net, (SERVER, 7), TcpService::Echo).unwrap();
+        let guest = Guest::new(&world, GuestConfig::new("tap0")).unwrap();
+        guest.ns.sysctl(PORTS, "40000 40000").unwrap();
+        let args = ["--tap", "tap0", "--uplink", UPLINK];
+        Host {
+            slipgate: Slipgate::attach(&world.host, pins, &args).unwrap(),
+            guest,
+            server,
+            world,
+        }
+    }
+
+    /// Indexes of TAP, uplink and engine port.
+    fn indexes(&self) -> [Option<u32>; 3] {
+        ["tap0", UPLINK, self.slipgate.engine_port()].map(|name| self.world.host.ifindex(name))
+    }
+
+    fn packets(&self) -> Vec<u64> {
+        let flows = self.slipgate.flows().unwrap();
+        flows.iter().map(|flow| flow.tx_packets).collect()
+    }
+}
+
+#[test]
+fn two_hosts_with_the_same_indexes_are_apart() {
+    require_root_and_tun!();
+    // One --pin-dir for both, as by default.
+    let pins = PinDir::new().unwrap();
+    let [mut one, mut other] = [Host::new(&pins), Host::new(&pins)];
+    assert_eq!(one.indexes(), other.indexes());
+    assert!(one.indexes().iter().all(Option::is_some));
+
+    let connect = |host: &Host| host.guest.run(|| tcp::connect(host.server.address(), WAIT));
+    let mut stream = connect(&one).unwrap();
+    EchoSession::new(&mut stream).round(1_000).unwrap();
+    // Nothing of it is the other's.
+    assert_eq!(other.packets(), [] as [u64; 0]);
+    let nothing = other.slipgate.stats().unwrap()["total"]["kernel"]["tx_packets"].take();
+    assert_eq!(nothing, 0);
+    assert_eq!(other.server.accepted(), 0);
+
+    // The very same tuple, there.
+    let mut there = connect(&other).unwrap();
+    let mut session = EchoSession::new(&mut there);
+    for _ in 0..20 {
+        session.round(1_000).unwrap();
+    }
+    assert_eq!((one.server.accepted(), other.server.accepted()), (1, 1));
+    let (few, many) = (one.packets(), other.packets());
+    assert!(few.len() == 1 && many.len() == 1, "{few:?} {many:?}");
+    assert!(few[0] < 12 && many[0] >= 21, "{few:?} {many:?}");
+
+    // One's orderly stop takes nothing of the other's away; nor does its death.
+    assert!(one.slipgate.stop().unwrap().success());
+    session.round(1_000).unwrap();
+    assert!(!pins.pins().is_empty());
+    one.slipgate = one.slipgate.again().unwrap();
+    one.slipgate.kill_both().unwrap();
+    session.round(1_000).unwrap();
+    let more = connect(&other);
+    // Its only port is taken by the session.
+    assert!(more.is_err());
+    assert!(other.slipgate.stop().unwrap().success());
+}

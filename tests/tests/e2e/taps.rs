@@ -1,0 +1,155 @@
+//! TAPs that are not as they should be: nobody behind them, or no program before them.
+
+use std::{fs, net::UdpSocket, time::Duration};
+
+use slipgate_testbed::{
+    Guest, GuestConfig, NetNs, PinDir, Slipgate, World, WorldConfig,
+    clients::{udp, udp::UdpOutcome},
+    frame::{FrameBuilder, Mac},
+    kernel_view, require_root_and_tun,
+    servers::{UdpServer, UdpService},
+    world::{SERVER, UPLINK},
+};
+
+use crate::{GUEST, GUEST_MAC, Stand, WAIT, at, eventually};
+
+const LOST: u64 = 50;
+
+/// A persistent TAP outlives its VMM. What is redirected to it meanwhile no program sees again: it
+/// is the device's own count that tells.
+#[test]
+fn what_a_tap_without_its_vmm_loses_is_shown_and_nothing_else_breaks() {
+    require_root_and_tun!();
+    let world = World::new().unwrap();
+    world.host.ip("tuntap add tap0 mode tap vnet_hdr").unwrap();
+    let [mut guest, other] =
+        ["tap0", "tap1"].map(|tap| Guest::new(&world, GuestConfig::new(tap)).unwrap());
+    let pins = PinDir::new().unwrap();
+    let args = ["--tap", "tap0", "--tap", "tap1", "--uplink", UPLINK];
+    let slipgate = Slipgate::attach(&world.host, &pins, &args).unwrap();
+    let bind = |ns: &NetNs, address: &str| {
+        let socket = ns.run(|| UdpSocket::bind(address)).unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_millis(20)))
+            .unwrap();
+        socket
+    };
+    let server = bind(&world.net, &at(SERVER, 7).to_string());
+    let client = bind(&guest.ns, "0.0.0.0:5000");
+    let mut buffer = [0; 100];
+    let nat = eventually("the first datagram arrives", || {
+        client.send_to(b"first", at(SERVER, 7)).unwrap();
+        server.recv_from(&mut buffer).ok().map(|(_, nat)| nat)
+    });
+    let to_guest = || {
+        let flows = slipgate.flows().unwrap();
+        flows
+            .iter()
+            .find(|flow| flow.vm == "tap0")
+            .unwrap()
+            .rx_packets
+    };
+    let dropped = || {
+        let stats = slipgate.stats().unwrap();
+        let of = |vm: &serde_json::Value| vm["tap_tx_dropped"].as_u64();
+        assert_eq!(of(&stats["vms"][1]), Some(0), "{stats}");
+        assert_eq!(of(&stats["total"]), of(&stats["vms"][0]));
+        of(&stats["vms"][0]).unwrap()
+    };
+    let index = world.host.ifindex("tap0");
+    let before = dropped();
+
+    guest.unplug();
+    for _ in 0..LOST {
+        server.send_to(b"into the void", nat).unwrap();
+    }
+    let lost = eventually("the device says what it lost", || {
+        let lost = dropped() - before;
+        (lost >= LOST).then_some(lost)
+    });
+    assert_eq!((to_guest(), lost), (LOST, LOST));
+    let shown = slipgate.run(&["stats"]).unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("not taken by the TAP"), "{shown}");
+    let echo = UdpServer::start(&world.net, (SERVER, 8), UdpService::Echo).unwrap();
+    let served = other
+        .run(|| udp::probe(echo.address(), b"x", WAIT))
+        .unwrap();
+    assert!(matches!(served, UdpOutcome::Answered(_)), "{served:?}");
+
+    // A VMM opens it again: the same device, the same flow.
+    guest.plug().unwrap();
+    assert_eq!(world.host.ifindex("tap0"), index);
+    let mut sent = LOST;
+    eventually("the flow goes on", || {
+        server.send_to(b"again", nat).unwrap();
+        sent += 1;
+        client.recv_from(&mut buffer).ok()
+    });
+    // Each packet was counted in the flow, and what did not arrive by the device.
+    let mut arrived = 1;
+    while client.recv_from(&mut buffer).is_ok() {
+        arrived += 1;
+    }
+    assert_eq!((to_guest(), dropped() - before), (sent, sent - arrived));
+}
+
+/// A host that routes, and a TAP whose program somebody takes away.
+#[test]
+fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
+    require_root_and_tun!();
+    let world = WorldConfig {
+        ip_forward: true,
+        ..Default::default()
+    };
+    let stand = Stand::with(world, GuestConfig::new("tap0").hand_made(), &[]);
+    let host = &stand.world.host;
+    for key in ["all.rp_filter", "tap0.rp_filter"] {
+        host.sysctl(&format!("net.ipv4.conf.{key}"), "0").unwrap();
+    }
+    // As if somebody had put that back, too.
+    host.sysctl("net.ipv4.conf.tap0.forwarding", "1").unwrap();
+    let link = host.ip("-br link show tap0").unwrap();
+    let mac = link.split_whitespace().nth(2).unwrap();
+    let mut bytes = mac.split(':').map(|byte| u8::from_str_radix(byte, 16));
+    let mac: Mac = std::array::from_fn(|_| bytes.next().unwrap().unwrap());
+    let send = |port| {
+        let frame = FrameBuilder::udp(at(GUEST, port), at(SERVER, 9)).macs(GUEST_MAC, mac);
+        let (vnet, frame) = frame.payload(b"out").build();
+        stand.guest.inject(vnet, &frame).unwrap();
+    };
+    let left = || kernel_view::frames_sent(host, UPLINK).unwrap();
+    send(5_000);
+    eventually("the program sends it on", || {
+        (stand.flows_to(at(SERVER, 9)).len() == 1).then_some(())
+    });
+    let before = left();
+    send(5_000);
+    assert_eq!((left(), stand.dropped("unserved")), (before + 1, 0));
+
+    let pins = stand.slipgate.pins();
+    let pin = |name: &str| {
+        let mut all = pins.pins().into_iter();
+        all.find(|pin| pin.to_string_lossy().contains(name))
+            .unwrap()
+    };
+    let before = left();
+    fs::remove_file(pins.path().join(pin("/guest_egress-"))).unwrap();
+    for port in 5_000..5_010 {
+        send(port);
+    }
+    assert_eq!((left(), stand.dropped("unserved")), (before, 10));
+    // And all other pins are no way out either.
+    for pin in pins.pins() {
+        fs::remove_file(pins.path().join(pin)).unwrap();
+    }
+    send(5_000);
+    assert_eq!(left(), before);
+
+    // It is what stands behind that holds: without it the host routes the packet, un-NATed.
+    let mut tc = std::process::Command::new("tc");
+    tc.args("filter del dev tap0 ingress pref 65535".split(' '));
+    host.output(tc).unwrap();
+    send(5_000);
+    assert_eq!(left(), before + 1);
+}
