@@ -31,6 +31,25 @@ fn flow(slot: u32) -> FlowRef {
 }
 
 #[test]
+fn what_a_rule_refused_is_not_its_successors() {
+    in_netns("what_a_rule_refused_is_not_its_successors", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let counters = maps.counters(7).unwrap();
+        // SAFETY: a row that nobody else uses.
+        let row = unsafe { &mut *counters };
+        for (place, rule, flows) in [(0, 3, 10), (1, 4, 20), (2, 9, 40)] {
+            row.refused_by_rule[place].rule = rule + 1;
+            row.refused_by_rule[place].flows = flows;
+        }
+        maps.forget_refusals_by(3..9);
+        assert_eq!(row.refused_by_other_rules, 30);
+        let left = row.refused_by_rule.map(|by| (by.rule, by.flows));
+        assert_eq!(left[..4], [(0, 0), (0, 0), (10, 40), (0, 0)]);
+    });
+}
+
+#[test]
 fn a_process_without_capability_uses_what_it_was_handed() {
     in_netns(
         "a_process_without_capability_uses_what_it_was_handed",

@@ -1,4 +1,8 @@
-use std::{net::Ipv4Addr, os::fd::AsFd, os::fd::AsRawFd, sync::atomic::Ordering::Acquire};
+use std::{
+    net::Ipv4Addr,
+    os::fd::{AsFd, AsRawFd},
+    sync::atomic::Ordering::{Acquire, Release},
+};
 
 use slipgate_abi::link::NextHopFlags;
 
@@ -207,6 +211,39 @@ fn a_next_hop_is_valid_exactly_while_its_mac_is_known() {
         until(&mut watch, "down", |n| !n.links[&up0].up);
         hops.refresh(maps, watch.network()).unwrap();
         assert!(!valid());
+    });
+}
+
+#[test]
+fn a_next_hop_that_is_given_back_is_kept_known_no_more() {
+    in_netns("next_hop_given_back", || {
+        let up0 = uplink();
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let mut watch = NetworkWatch::open().unwrap();
+        let mut hops = NextHops::new(5).unwrap();
+        until(&mut watch, "up", |network| network.links[&up0].up);
+        let other = "192.0.2.7".parse().unwrap();
+        let index = maps.claim_next_hop(5, up0, ROUTER).unwrap();
+        let kept = maps.claim_next_hop(5, up0, other).unwrap();
+        hops.refresh(maps, watch.network()).unwrap();
+        let managed = |address: &str| {
+            let shown = run("ip neigh show dev up0");
+            let mut lines = shown.lines();
+            lines.any(|line| line.starts_with(address) && line.contains("managed"))
+        };
+        assert!(managed("192.0.2.1 ") && managed("192.0.2.7 "));
+
+        // As the engine does.
+        maps.free_next_hop(index);
+        assert_eq!(maps.next_hops_of(5).collect::<Vec<_>>(), [kept]);
+        hops.refresh(maps, watch.network()).unwrap();
+        assert!(!managed("192.0.2.1 ") && managed("192.0.2.7 "));
+
+        // Whoever claims it next finds it not valid, whatever a late writer left.
+        maps.next_hop(index).unwrap().valid().store(1, Release);
+        assert_eq!(maps.claim_next_hop(6, up0, other), Some(index));
+        assert_eq!(maps.next_hop(index).unwrap().valid().load(Acquire), 0);
     });
 }
 

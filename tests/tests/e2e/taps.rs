@@ -134,7 +134,10 @@ fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
             .unwrap()
     };
     let before = left();
-    fs::remove_file(pins.path().join(pin("/guest_egress-"))).unwrap();
+    let mut bpftool = std::process::Command::new("bpftool");
+    bpftool.args(["link", "detach", "pinned"]);
+    bpftool.arg(pins.path().join(pin("/guest_egress-")));
+    host.output(bpftool).unwrap();
     for port in 5_000..5_010 {
         send(port);
     }

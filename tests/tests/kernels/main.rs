@@ -18,7 +18,7 @@ const MODULES: [&str; 4] = ["tun", "veth", "sch_ingress", "cls_bpf"];
 /// Several times what it takes: a machine under load emulates slowly.
 const TIMEOUT: Duration = Duration::from_secs(180);
 /// As many as `src/rig_init/checks` makes: none may be left out in silence.
-const CHECKS: usize = 15;
+const CHECKS: usize = 16;
 
 /// The oldest that is supported: no tcx, so it is clsact's.
 #[test]
@@ -42,7 +42,9 @@ fn works_on(series: &str) {
     initramfs
         .program_as("slipgate", &slipgate::binary().unwrap())
         .unwrap();
-    initramfs.program(&on_path("ip")).unwrap();
+    for tool in ["ip", "tc"] {
+        initramfs.program(&on_path(tool)).unwrap();
+    }
     let command = std::env::var("SLIPGATE_RIG_RUN").ok();
     if let Some((program, args)) = command.as_deref().map(split) {
         initramfs.program_as("given", program.as_ref()).unwrap();

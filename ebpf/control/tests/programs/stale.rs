@@ -1,4 +1,5 @@
 //! What `FLOWS` answers is believed only when the slot agrees.
+use aya::maps::Map;
 use slipgate_abi::{FlowRef, Handover, Protocol, Slot};
 
 use crate::{datapath::*, frame::*, loaded};
@@ -83,4 +84,19 @@ fn another_vms_flow_with_the_same_addresses_is_not_found() {
     let run = datapath.run("guest_egress", &Frame::tx(Protocol::Udp).bytes());
     let header = handed(&run.frame).0;
     assert_eq!((header.code, header.id), (Handover::Miss as u8, VM + 1));
+}
+
+/// Two processes share the programs: each would steal the other's events.
+#[test]
+fn no_map_is_a_queue_of_events() {
+    let datapath = loaded!();
+    let maps: Vec<_> = datapath.ebpf.maps().collect();
+    assert!(maps.len() > 10);
+    for (name, map) in maps {
+        let is_queue = matches!(
+            map,
+            Map::RingBuf(_) | Map::PerfEventArray(_) | Map::Queue(_) | Map::Stack(_)
+        );
+        assert!(!is_queue, "{name}");
+    }
 }

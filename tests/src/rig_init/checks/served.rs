@@ -3,7 +3,7 @@
 use std::{fs, process::Command, time::Duration};
 
 use slipgate_testbed::{
-    Error, Result, Uplink,
+    Error, NetNs, Result, Uplink,
     census::Census,
     clients::{
         dns,
@@ -11,6 +11,7 @@ use slipgate_testbed::{
         udp,
     },
     error::Tried,
+    frame::FrameBuilder,
     kernel_view, slipgate,
     world::{SERVER, UPLINK},
 };
@@ -37,6 +38,7 @@ pub(super) fn run(report: &mut Report) {
     report.check("refusal", || refusal(&stand));
     report.check("flows and stats", || accounting(&stand));
     report.check("kill -9 and adoption", || adoption(&mut stand));
+    report.check("program taken away", || taken_away(&stand));
     report.check("stop", || stand.stop().map(|()| "no pin, no port".into()));
 }
 
@@ -178,6 +180,65 @@ fn accounting(stand: &Stand) -> Result<String> {
         format!("`slipgate stats` shows {stats:#}")
     })?;
     Ok(format!("{} flows, drops {}", flows.len(), total["drops"]))
+}
+
+/// A TAP whose program somebody removed carries nothing, on a host that routes.
+fn taken_away(stand: &Stand) -> Result<String> {
+    let host = &stand.world.host;
+    for (key, value) in [
+        ("ip_forward", "1"),
+        ("conf.tap0.forwarding", "1"),
+        ("conf.all.rp_filter", "0"),
+        ("conf.tap0.rp_filter", "0"),
+    ] {
+        host.sysctl(&format!("net.ipv4.{key}"), value)?;
+    }
+    if has_tcx() {
+        let pins = stand.slipgate.pins();
+        for pin in pins.pins() {
+            if pin.to_string_lossy().contains("/guest_egress-") {
+                fs::remove_file(pins.path().join(pin)).tried("remove the link's pin")?;
+            }
+        }
+    } else {
+        tc(host, "filter del dev tap0 ingress pref 1")?;
+    }
+    // The last reference to a link is dropped a moment later.
+    std::thread::sleep(Duration::from_millis(500));
+    let link = host.ip("-br link show tap0")?;
+    let mac = link.split_whitespace().nth(2).unwrap_or_default();
+    let bytes: Vec<_> = mac
+        .split(':')
+        .filter_map(|byte| u8::from_str_radix(byte, 16).ok())
+        .collect();
+    let mac = bytes
+        .try_into()
+        .map_err(|_| Error::unexpected(format!("no MAC in {link}")))?;
+    let config = stand.guest.config();
+    let source = std::net::SocketAddrV4::new(config.address, 5_000);
+    let to = std::net::SocketAddrV4::new(SERVER, 9);
+    let (vnet, frame) = FrameBuilder::udp(source, to).macs(config.mac, mac).build();
+    let left = || kernel_view::frames_sent(host, UPLINK);
+    let before = left()?;
+    for _ in 0..5 {
+        stand.guest.inject(vnet, &frame)?;
+    }
+    let unserved = stand.slipgate.stats()?["total"]["drops"]["unserved"]["packets"].as_u64();
+    let after = left()?;
+    expect(after == before && unserved >= Some(5), || {
+        format!("{} frames left, {unserved:?} were dropped", after - before)
+    })?;
+    // Without what stands behind it, the host routes them.
+    tc(host, "filter del dev tap0 ingress pref 65535")?;
+    stand.guest.inject(vnet, &frame)?;
+    expect(left()? > after, || "the check itself sees nothing".into())?;
+    Ok("5 of 5 dropped".into())
+}
+
+fn tc(host: &NetNs, args: &str) -> Result<()> {
+    let mut command = Command::new("tc");
+    command.args(args.split_whitespace());
+    host.output(command).map(drop)
 }
 
 /// A connection outlives both processes, and the next ones know it.
