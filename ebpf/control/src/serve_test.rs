@@ -1,8 +1,4 @@
-use std::{
-    fs::{self, File},
-    io::Write,
-    os::fd::AsRawFd,
-};
+use std::{fs::File, io::Write, os::fd::AsRawFd};
 
 use super::*;
 use crate::{
@@ -180,13 +176,11 @@ fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
                 let unserved = || unsafe { maps.drops(vm.row).unwrap().read_volatile() }.unserved;
                 let before = (sent(), unserved().packets);
 
-                match hook {
-                    Hook::Tcx => {
-                        fs::remove_file(datapath.paths().pin(&format!("guest_egress-{tap}")))
-                            .unwrap()
-                    }
-                    Hook::Clsact => drop(run("tc filter del dev t0 ingress pref 1")),
-                }
+                let pin = datapath.paths().pin(&format!("guest_egress-{tap}"));
+                drop(match hook {
+                    Hook::Tcx => run(&format!("bpftool link detach pinned {}", pin.display())),
+                    Hook::Clsact => run("tc filter del dev t0 ingress pref 1"),
+                });
                 assert_eq!(attached_at("t0", Program::GuestEgress), 0);
                 (&vmm).write_all(&frame).unwrap();
                 assert_eq!((sent(), unserved().packets), (before.0, before.1 + 1));
