@@ -1,18 +1,21 @@
-//! The built-in guest on a machine.
+//! The built-in guest on a machine with a network card, on a TAP in a namespace of its own.
 use std::{
     fs::File,
-    io::{Read, pipe},
+    io::{self, Read, Write, pipe},
+    net::TcpListener,
+    os::fd::{AsRawFd, OwnedFd},
     path::PathBuf,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
-use slipgate_testbed::{require_kvm, skipped};
+use slipgate_testbed::{NetNs, require_kvm, require_root_and_tun, skipped};
 use slipgate_vmm::{
     Machine, MachineConfig, Outcome, SerialIo,
     boot::{BootSource, Kernel},
     counters::Snapshot,
+    virtio::net::NetConfig,
 };
 
 /// Where xtask puts the image.
@@ -21,7 +24,33 @@ fn image() -> Option<File> {
     File::open(workspace.join("target/guest/slipgate-guest")).ok()
 }
 
-fn run(cpus: u8, memory_bytes: u64, cmdline: &str, image: File) -> (Outcome, String, Snapshot) {
+/// Queues of one new TAP in the calling thread's namespace.
+fn tap(name: &str, queues: usize) -> io::Result<Vec<OwnedFd>> {
+    const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
+    // SAFETY: an ifreq of zeroes is one.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as _;
+    }
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    (0..queues)
+        .map(|_| {
+            let queue = File::options()
+                .read(true)
+                .write(true)
+                .open("/dev/net/tun")?;
+            // SAFETY: TUNSETIFF reads and writes an ifreq.
+            match unsafe { libc::ioctl(queue.as_raw_fd(), TUNSETIFF, &raw mut request) } {
+                0 => Ok(queue.into()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        })
+        .collect()
+}
+
+/// Runs the guest to its end: how it ended, what it printed, what was counted.
+fn run(net: Option<NetConfig>, cmdline: &str, image: File) -> (Outcome, String, Snapshot) {
     let (mut printed, output) = pipe().unwrap();
     let kvm = File::options()
         .read(true)
@@ -29,14 +58,14 @@ fn run(cpus: u8, memory_bytes: u64, cmdline: &str, image: File) -> (Outcome, Str
         .open("/dev/kvm")
         .unwrap();
     let machine = Machine::new(MachineConfig {
-        cpus,
-        memory_bytes,
+        cpus: 2,
+        memory_bytes: 64 << 20,
         boot: BootSource {
             kernel: Kernel::File(image),
             initrd: None,
             cmdline: cmdline.into(),
         },
-        net: None,
+        net,
         serial: SerialIo {
             input: None,
             output: output.into(),
@@ -49,7 +78,7 @@ fn run(cpus: u8, memory_bytes: u64, cmdline: &str, image: File) -> (Outcome, Str
     let stop = machine.stop_handle().unwrap();
     let (ended, wait) = mpsc::channel::<()>();
     let watchdog = thread::spawn(move || {
-        if wait.recv_timeout(Duration::from_secs(20)).is_err() {
+        if wait.recv_timeout(Duration::from_secs(40)).is_err() {
             stop.stop();
         }
     });
@@ -64,19 +93,61 @@ fn run(cpus: u8, memory_bytes: u64, cmdline: &str, image: File) -> (Outcome, Str
     (outcome, reading.join().unwrap(), counters.snapshot())
 }
 
+/// Answers each connection with the bytes that came.
+fn echo(listener: TcpListener) {
+    for connection in listener.incoming() {
+        let Ok(mut connection) = connection else {
+            return;
+        };
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(read @ 1..) = connection.read(&mut bytes) {
+                if connection.write_all(&bytes[..read]).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
 #[test]
-fn boots_and_exits() {
+fn carries_its_connections_on_both_queue_pairs() {
     require_kvm!();
+    require_root_and_tun!();
     let Some(image) = image() else {
         return skipped!("it needs target/guest/slipgate-guest: cargo xtask build");
     };
-    let (outcome, printed, counters) = run(2, 64 << 20, "", image);
-    if let Outcome::Crashed(report) = &outcome {
-        println!("{report}");
+    let host = NetNs::new("guest-test").unwrap();
+    let queues = host.run(|| tap("vm0", 2)).unwrap();
+    host.ip("addr add 10.9.0.1/24 dev vm0").unwrap();
+    host.ip("link set vm0 up").unwrap();
+    let listener = host.run(|| TcpListener::bind("10.9.0.1:7")).unwrap();
+    // Sockets stay in the namespace that they were made in.
+    thread::spawn(move || echo(listener));
+
+    let net = NetConfig::new([0x02, 0, 0, 0, 0, 2], 1500, queues);
+    let workloads = "address 10.9.0.2/24 10.9.0.1; ping 10.9.0.1 5; \
+                     rr 10.9.0.1:7 200; crr 10.9.0.1:7 200 x4 echo; flood 10.9.0.1:9 2000 64 x2";
+    let (outcome, printed, counters) = run(Some(net), workloads, image);
+    let all = || format!("{outcome:?}\n{printed}\n{counters:#?}");
+    assert!(matches!(outcome, Outcome::GuestExit(0)), "{}", all());
+
+    let card = counters.net.as_ref().unwrap();
+    let drops: u64 = card.pairs.iter().flat_map(|pair| pair.drops.values()).sum();
+    assert_eq!(drops, 0, "{}", all());
+    assert_eq!(card.pairs.len(), 2);
+    for pair in &card.pairs {
+        assert!(pair.rx_frames > 100 && pair.tx_frames > 100, "{}", all());
+        assert!(pair.interrupts > 0 && pair.kicks > 0, "{}", all());
     }
-    println!(
-        "{printed}\n{}",
-        serde_json::to_string_pretty(&counters).unwrap()
-    );
-    assert!(matches!(outcome, Outcome::GuestExit(0)), "{outcome:?}");
+    let transport = counters.net_transport.as_ref().unwrap();
+    assert_eq!((transport.needs_reset, transport.bad_queues), (0, 0));
+    // Notifications are ioeventfds' work, interrupts irqfds'; exits are for what is rare.
+    assert_eq!(transport.notify_exits, 0, "{}", all());
+    let exits: u64 = counters
+        .vcpus
+        .iter()
+        .map(|vcpu| vcpu.mmio_reads + vcpu.mmio_writes)
+        .sum();
+    assert!(exits < 1000, "{}", all());
 }
