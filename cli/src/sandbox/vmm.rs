@@ -175,6 +175,8 @@ const MAKING: &[libc::c_long] = &[
     libc::SYS_eventfd2,
     libc::SYS_epoll_create1,
     libc::SYS_io_uring_setup,
+    // whether a TAP can be written without waiting
+    libc::SYS_pwritev2,
     // a thread's beginning
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
