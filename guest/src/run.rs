@@ -206,6 +206,7 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
         self.print(report::lease(&lease, mtu, took_ns));
         self.tell(Word::Configure(lease.clone()));
         self.meet();
+        self.stack.ask_neighbors(&lease);
         let mut status = STATUS_PASSED;
         for workload in &command_line.workloads {
             if !self.one(workload, &lease) {

@@ -5,9 +5,13 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use smoltcp::{
     iface::{Config, Interface, PollIngressSingleResult, PollResult, SocketHandle, SocketSet},
+    phy::{Device, TxToken},
     socket::tcp,
     time::{Duration, Instant},
-    wire::{EthernetAddress, IpCidr},
+    wire::{
+        ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetFrame, EthernetProtocol, IpCidr,
+        Ipv4Cidr,
+    },
 };
 
 use super::{
@@ -86,9 +90,39 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
         }
     }
 
+    /// Asks for the MACs of the router and the resolvers, on behalf of all CPUs: answers go to each
+    /// of them. smoltcp by itself asks when a packet waits, and for one neighbour a second only.
+    pub fn ask_neighbors(&mut self, lease: &Lease) {
+        let own = Ipv4Cidr::new(lease.address, lease.prefix);
+        let on_link = lease.router.iter().chain(&lease.dns);
+        for target in on_link.filter(|address| own.contains_addr(address)) {
+            let source_hardware_addr = EthernetAddress(self.device.nic.mac());
+            let request = ArpRepr::EthernetIpv4 {
+                operation: ArpOperation::Request,
+                source_hardware_addr,
+                source_protocol_addr: lease.address,
+                target_hardware_addr: EthernetAddress([0; 6]),
+                target_protocol_addr: *target,
+            };
+            let now = self.tick();
+            // With a full queue, smoltcp asks when it comes to that.
+            let Some(token) = self.device.transmit(now) else {
+                continue;
+            };
+            let len = EthernetFrame::<&[u8]>::buffer_len(request.buffer_len());
+            token.consume(len, |bytes| {
+                let mut frame = EthernetFrame::new_unchecked(bytes);
+                frame.set_src_addr(source_hardware_addr);
+                frame.set_dst_addr(EthernetAddress::BROADCAST);
+                frame.set_ethertype(EthernetProtocol::Arp);
+                request.emit(&mut ArpPacket::new_unchecked(frame.payload_mut()));
+            });
+        }
+        self.device.nic.flush();
+    }
+
     /// Bytes of an IP packet, at most.
     pub fn mtu(&mut self) -> usize {
-        use smoltcp::phy::Device;
         self.device.capabilities().ip_mtu()
     }
 

@@ -343,3 +343,23 @@ fn without_a_lease_and_with_a_wrong_command_line() {
     assert_says(&ran.lines[1], json!({"command": "frobnicate now"}));
     assert_says(ran.lines.last().unwrap(), json!({"end": true, "status": 2}));
 }
+
+#[test]
+fn two_neighbours_are_found_within_a_second() {
+    require_root_and_tun!();
+    let stage = Stage::new(2);
+    let (near, far) = (Ipv4Addr::new(10, 99, 0, 3), Ipv4Addr::new(192, 0, 2, 53));
+    stage
+        .ns
+        .ip(&format!("addr add {near}/24 dev {TAP}"))
+        .unwrap();
+    stage.ns.ip(&format!("addr add {far}/32 dev lo")).unwrap();
+    let zone = || Zone::from([(NAME.to_owned(), Answer::a(HOST, 60))]);
+    let _servers = [near, far].map(|at| DnsServer::start(&stage.ns, (at, 53), zone()).unwrap());
+    let line = format!("address {GUEST}/24 {HOST} {near}; dns {NAME}; dns {NAME} {far}");
+    let ran = stage.run(&line, Config::cpus(2));
+    assert_eq!(ran.status, 0);
+    for line in ran.workload("dns") {
+        assert_says(line, json!({"addresses": ["10.99.0.1"], "questions": 1}));
+    }
+}
