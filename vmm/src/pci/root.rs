@@ -18,7 +18,7 @@ use super::{PciDevice, Window, config::BAR0, host_bridge::HostBridge};
 pub struct Windows {
     /// Below 4 GiB, for 32-bit BARs.
     pub mmio32: Range<u64>,
-    /// For 64-bit BARs.
+    /// For 64-bit BARs. May be empty: then they share the other.
     pub mmio64: Range<u64>,
 }
 
@@ -28,14 +28,14 @@ pub enum PciError {
     /// All 32 device numbers are taken.
     #[error("the PCI bus has 32 devices, and no number for another")]
     BusFull,
-    /// A window is too small.
-    #[error("no room for BAR {bar} of {len:#x} bytes in the PCI window {window:x?}")]
+    /// The windows are too small.
+    #[error("no room for BAR {bar} of {len:#x} bytes in PCI's windows; the last is {window:x?}")]
     NoRoom {
         /// The BAR's number.
         bar: u8,
         /// Its length in bytes.
         len: u64,
-        /// The window.
+        /// The window that was tried last.
         window: Range<u64>,
     },
 }
@@ -107,24 +107,7 @@ impl Root {
             let mask = u64::from_le_bytes(size) & !0xf;
             let len = mask.wrapping_neg();
             if size[..4] != [0; 4] {
-                let free = if is_64 {
-                    &mut self.free.mmio64
-                } else {
-                    &mut self.free.mmio32
-                };
-                let start = free.start.checked_next_multiple_of(len);
-                let end = start.and_then(|start| start.checked_add(len));
-                let (Some(start), Some(end)) = (start, end.filter(|end| *end <= free.end)) else {
-                    let window = if is_64 {
-                        &self.windows.mmio64
-                    } else {
-                        &self.windows.mmio32
-                    };
-                    let window = window.clone();
-                    return Err(PciError::NoRoom { bar, len, window });
-                };
-                free.start = end;
-                let address = start.to_le_bytes();
+                let address = self.place(bar, len, is_64)?.to_le_bytes();
                 device.config_write(halves[0], &address[..4]);
                 if is_64 {
                     device.config_write(halves[1], &address[4..]);
@@ -133,6 +116,25 @@ impl Root {
             bar += if is_64 { 2 } else { 1 };
         }
         Ok(())
+    }
+
+    /// An address for a BAR: a 64-bit one goes below 4 GiB only when it has to.
+    fn place(&mut self, bar: u8, len: u64, is_64: bool) -> Result<u64, PciError> {
+        let Windows { mmio32, mmio64 } = &mut self.free;
+        let mut windows = [mmio64, mmio32].into_iter().skip(usize::from(!is_64));
+        let fitting = |window: &mut Range<u64>| {
+            let start = window.start.checked_next_multiple_of(len)?;
+            let end = start.checked_add(len)?;
+            (end <= window.end).then(|| {
+                window.start = end;
+                start
+            })
+        };
+        windows.find_map(fitting).ok_or_else(|| PciError::NoRoom {
+            bar,
+            len,
+            window: self.windows.mmio32.clone(),
+        })
     }
 
     /// Reads a port, 0xCF8 to 0xCFF. What answers to nothing reads as ones.

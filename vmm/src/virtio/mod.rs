@@ -5,3 +5,6 @@ pub mod rng;
 pub mod transport;
 
 pub use device::{ActivateError, Activation, EnabledQueue, Signals, VirtioDevice};
+
+#[cfg(test)]
+mod hostile_driver_test;
