@@ -175,3 +175,7 @@ fn without_orphans(wanted: u64, offered: u64) -> u64 {
     }
     features
 }
+
+#[cfg(test)]
+#[path = "card_test.rs"]
+mod tests;

@@ -1,6 +1,8 @@
 //! The virtio network card (virtio 1.2, 5.1).
 mod card;
 mod control;
+#[cfg(test)]
+mod fake;
 mod header;
 mod pair;
 
