@@ -24,10 +24,10 @@ use super::{
 };
 
 const ALL: u64 = u64::MAX;
-const QUEUE: u16 = 256;
+const QUEUE: u16 = 1024;
 const RUN: Duration = Duration::from_millis(1_500);
-/// Frames on their way at once, per pair: as many as the TAP's queue keeps without loss.
-const IN_FLIGHT: u32 = 192;
+/// Buffers on their way at once, per pair: fewer than the TAP keeps frames, so that none is lost.
+const IN_FLIGHT: u32 = 768;
 
 struct Row {
     frames_per_s: f64,

@@ -300,3 +300,7 @@ impl Descriptor {
         (self.0 >> 112) as u16
     }
 }
+
+#[cfg(test)]
+#[path = "ring_test.rs"]
+mod tests;
