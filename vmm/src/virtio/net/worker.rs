@@ -136,9 +136,12 @@ impl Worker {
         if !usable {
             return Err(End::Host);
         }
-        self.waits.add(start.tx.kick.as_raw_fd(), Source::TxKick)?;
-        self.waits.add(start.rx.kick.as_raw_fd(), Source::RxKick)?;
-        Serving::new(start)
+        let serving = Serving::new(start)?;
+        self.waits
+            .add(serving.tx_kick.as_raw_fd(), Source::TxKick)?;
+        self.waits
+            .add(serving.rx_kick.as_raw_fd(), Source::RxKick)?;
+        Ok(serving)
     }
 
     fn fail(&self, signals: &dyn Signals, end: &End) {
@@ -222,9 +225,10 @@ impl Worker {
         if !more {
             let counters = &self.counters;
             let mut events = EventSet::empty();
-            events.set(EventSet::IN, !served.starved && held.is_none());
+            let reads = served.active && !served.starved && held.is_none();
+            events.set(EventSet::IN, reads);
             events.set(EventSet::OUT, stalled);
-            let wanted = served.active.then_some((self.tap, events));
+            let wanted = (served.active || stalled).then_some((self.tap, events));
             counters.syscalls.add(self.waits.watch_tap(wanted)? + 1);
             counters.tx_waits.add(stalled.into());
             let woken = self.waits.sleep(held.map(|since| since + rx::HOLD))?;

@@ -108,3 +108,7 @@ fn takes_nowait(descriptor: RawFd) -> bool {
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
 }
+
+#[cfg(test)]
+#[path = "uring_test.rs"]
+mod tests;
