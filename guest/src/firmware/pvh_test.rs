@@ -72,7 +72,7 @@ fn what_can_not_be_read_is_said() {
     );
 
     let mut memory = machine(&good);
-    memory.put(COMMAND_LINE, &[b'x'; 4097 - 0x1001 + 0x1000]);
+    memory.put(COMMAND_LINE, &[b'x'; 4096]);
     assert!(read(&memory, START, FLOOR).unwrap_err().contains("no end"));
 
     let mut memory = machine(&good);

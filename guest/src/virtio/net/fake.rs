@@ -48,6 +48,9 @@ pub(super) struct Queue {
     used: u16,
 }
 
+/// Address, length, flags.
+type Descriptor = (u64, u32, u16);
+
 fn at<T>(address: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
@@ -64,7 +67,7 @@ fn store<T>(address: u64, value: T) {
 
 impl Queue {
     /// The next chain: its head, and address, length and flags of each descriptor.
-    fn next(&mut self) -> Option<(u16, Vec<(u64, u32, u16)>)> {
+    fn next(&mut self) -> Option<(u16, Vec<Descriptor>)> {
         let [descriptors, available, _] = self.addresses;
         if load::<u16>(available + 2) == self.seen {
             return None;
@@ -258,7 +261,7 @@ impl State {
             0x1C => self.queues[selected].enabled = value == 1,
             0x20..0x38 => {
                 let address = &mut self.queues[selected].addresses[(offset - 0x20) / 8];
-                let shift = if offset % 8 == 0 { 0 } else { 32 };
+                let shift = if offset.is_multiple_of(8) { 0 } else { 32 };
                 *address = *address & !(0xFFFF_FFFF << shift) | u64::from(value) << shift;
             }
             _ => panic!("a write to common configuration {offset:#x}"),
