@@ -64,8 +64,8 @@ drops! {
     TxRefused = "tx_refused",
     /// From the guest: the TAP is down (EIO).
     TxLinkDown = "tx_link_down",
-    /// From the guest: the queue's TAP descriptor is detached (EBADFD).
-    TxQueueOff = "tx_queue_off",
+    /// From the guest: the TAP is gone (EBADFD).
+    TxDeviceGone = "tx_device_gone",
     /// From the guest: the host had no memory for the frame.
     TxNoMemory = "tx_no_memory",
     /// From the guest: the TAP gave another error.

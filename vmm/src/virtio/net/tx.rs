@@ -189,7 +189,7 @@ fn reason(errno: i32) -> DropReason {
     match errno {
         libc::EINVAL => DropReason::TxRefused,
         libc::EIO => DropReason::TxLinkDown,
-        libc::EBADFD => DropReason::TxQueueOff,
+        libc::EBADFD => DropReason::TxDeviceGone,
         libc::ENOBUFS | libc::ENOMEM => DropReason::TxNoMemory,
         _ => DropReason::TxOther,
     }
