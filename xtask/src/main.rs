@@ -40,6 +40,10 @@ enum Task {
     Build(compile::Build),
     /// Show slipgate at work in a private network; with `-- ARGS`, run `slipgate ARGS` on this machine
     Run {
+        /// What the guest is: microvm, or linux (network namespaces) [default: microvm where there
+        /// is KVM]
+        #[arg(long, value_name = "KIND", value_parser = ["microvm", "linux"], conflicts_with = "args")]
+        guest: Option<String>,
         /// What to give to slipgate
         #[arg(last = true)]
         args: Vec<String>,
@@ -77,7 +81,7 @@ fn perform(task: &Task) -> Result<()> {
     let workspace = Workspace::find()?;
     match task {
         Task::Build(what) => compile::build(&workspace, what),
-        Task::Run { args } => match run::run(&workspace, args)? {},
+        Task::Run { guest, args } => match run::run(&workspace, guest.as_deref(), args)? {},
         Task::Test(what) => test::test(&workspace, what),
         Task::Fuzz(what) => fuzz::fuzz(&workspace, what),
         Task::Check => check::check(&workspace),

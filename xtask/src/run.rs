@@ -10,7 +10,11 @@ use crate::{
 };
 
 /// Builds, then becomes the program, so that signals and exit status are the program's own.
-pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<Infallible> {
+pub(crate) fn run(
+    workspace: &Workspace,
+    guest: Option<&str>,
+    args: &[String],
+) -> Result<Infallible> {
     compile::build(workspace, &compile::Build::default())?;
     let slipgate = workspace.target.join("release/slipgate");
     if !args.is_empty() {
@@ -24,7 +28,12 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<Infallible> 
         "--bin=slipgate-demo",
     ]))?;
     let demo = workspace.target.join("release/slipgate-demo");
-    become_program(privilege::as_root_with_environment(&demo)?.env("SLIPGATE_BIN", slipgate))
+    let mut demo = privilege::as_root_with_environment(&demo)?;
+    demo.env("SLIPGATE_BIN", slipgate);
+    if let Some(guest) = guest {
+        demo.args(["--guest", guest]);
+    }
+    become_program(&mut demo)
 }
 
 /// Replaces xtask.

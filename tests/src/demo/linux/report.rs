@@ -6,25 +6,24 @@ use serde_json::Value;
 use slipgate_testbed::{
     Result,
     clients::tcp::{ConnectOutcome, Transfer},
-    slipgate::FlowRow,
     streams::Receipt,
     world::SERVER,
 };
 
-use crate::{
-    progress::{Progress, bytes, grouped},
+use super::{
     stage::{DENIED, NAME, Stage},
     workload::{Bulk, DOWN_SEED, Seen, UP_SEED, ms},
 };
-
-/// How many flows are shown.
-const SHOWN_FLOWS: usize = 6;
+use crate::{
+    flow_table,
+    progress::{Progress, bytes, grouped},
+};
 
 pub(crate) fn print(stage: &Stage, seen: &Seen, progress: &mut Progress) -> Result<()> {
     let stats = stage.slipgate.stats()?;
     network(seen, progress);
     transfers(&seen.bulk, &seen.connects, progress);
-    flow_table(&seen.bulk.flows, progress);
+    flow_table::print(&seen.bulk.flows, progress);
     one_slot(&seen.bulk.slot, progress);
     who_worked(&stats["total"], &seen.bulk, progress);
     refusals(&stats["total"], seen, progress);
@@ -104,43 +103,6 @@ fn transfers(bulk: &Bulk, connects: &[Duration], progress: &mut Progress) {
 fn hash(transfer: &Transfer) -> String {
     let bytes = transfer.receipt.sha256.iter().take(12);
     bytes.map(|byte| format!("{byte:02x}")).collect::<String>() + "…"
-}
-
-fn flow_table(flows: &[FlowRow], progress: &mut Progress) {
-    progress.heading(&format!(
-        "Flows during the upload (slipgate flows; the {SHOWN_FLOWS} largest of {})",
-        grouped(flows.len() as u64)
-    ));
-    let mut largest: Vec<&FlowRow> = flows.iter().collect();
-    largest.sort_by_key(|flow| std::cmp::Reverse(flow.tx_bytes + flow.rx_bytes));
-    let row = |cells: [&str; 8]| {
-        let [proto, guest, remote, nat, verdict, state, tx, rx] = cells;
-        format!(
-            "  {proto:<5} {guest:<16} {remote:<17} {nat:<16} {verdict:<7} {state:<11} {tx:>9} {rx:>9}"
-        )
-    };
-    progress.line(&row([
-        "",
-        "guest",
-        "remote",
-        "translated",
-        "verdict",
-        "state",
-        "sent",
-        "got",
-    ]));
-    for flow in largest.iter().take(SHOWN_FLOWS) {
-        progress.line(&row([
-            &flow.proto,
-            &flow.guest,
-            &flow.remote,
-            &flow.nat,
-            &flow.verdict,
-            &flow.state,
-            &bytes(flow.tx_bytes),
-            &bytes(flow.rx_bytes),
-        ]));
-    }
 }
 
 fn one_slot(slot: &str, progress: &mut Progress) {

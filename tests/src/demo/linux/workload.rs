@@ -20,10 +20,8 @@ use slipgate_testbed::{
     world::SERVER,
 };
 
-use crate::{
-    progress::{Progress, bytes, grouped},
-    stage::{NAME, Stage, VM},
-};
+use super::stage::{NAME, Stage, VM};
+use crate::progress::{Progress, bytes, grouped};
 
 const WAIT: Duration = Duration::from_secs(5);
 const CONNECTIONS: usize = 1_000;

@@ -1,0 +1,205 @@
+//! A microVM with the built-in guest, two vCPUs and two queue pairs, under `slipgate run`.
+mod report;
+
+use std::{collections::HashMap, time::Duration};
+
+use serde_json::Value;
+use slipgate_testbed::{
+    Error, Line, MicroVm, MicroVmEnd, PinDir, Result, World,
+    servers::{Answer, DnsServer, HttpServer, TcpServer, TcpService, Zone},
+    slipgate::FlowRow,
+    world::{HOST, SERVER, SERVER_2, UPLINK},
+};
+
+use crate::progress::{Progress, bytes, grouped};
+
+/// The name that the guest looks up.
+const NAME: &str = "www.example.test";
+const VM: &str = "demo";
+/// The rule under which one server is out of reach.
+const DENIED: &str = "203.0.113.20";
+const CONNECTIONS: u64 = 2_000;
+/// On each of two connections.
+const STREAM_BYTES: u64 = 128 << 20;
+/// A pause in which counters are read.
+const PAUSE: &str = "wait 300";
+const WAIT: Duration = Duration::from_secs(60);
+
+/// What came of it.
+struct Seen {
+    lines: Lines,
+    /// `slipgate stats`, between the guest's workloads.
+    before_connections: Value,
+    after_connections: Value,
+    after_streams: Value,
+    /// During the upload.
+    flows: Vec<FlowRow>,
+    why_denied: String,
+    end: MicroVmEnd,
+    /// Whether a TAP, a port or a pin is left.
+    left: Vec<String>,
+}
+
+/// What the guest said, by workload.
+struct Lines {
+    boot: Line,
+    lease: Value,
+    dns: [Value; 2],
+    ping: Value,
+    connections: Value,
+    up: Value,
+    down: Value,
+}
+
+pub(crate) fn run(progress: &mut Progress) -> Result<()> {
+    progress.title("slipgate: a microVM, its NAT, and what became of each packet");
+    let world = World::new()?;
+    let zone = Zone::from([(NAME.to_owned(), Answer::a(SERVER, 60))]);
+    let names = DnsServer::start(&world.net, (SERVER, 53), zone)?;
+    let pages = HashMap::from([("/".to_owned(), b"Hello from the world.\n".to_vec())]);
+    let _web = HttpServer::start(&world.net, (SERVER, 80), pages)?;
+    let close = TcpServer::start(&world.net, (SERVER, 7001), TcpService::Close)?;
+    let streams = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Streams)?;
+    let _denied = TcpServer::start(&world.net, (SERVER_2, 443), TcpService::Close)?;
+    progress.step(
+        "world",
+        &format!("host {HOST}, servers {SERVER} and {SERVER_2}"),
+    );
+
+    let pins = PinDir::new()?;
+    let resolver = names.address().to_string();
+    let work = [
+        format!("dns {NAME}"),
+        format!("dns {NAME}"),
+        format!("ping {SERVER} 3"),
+        PAUSE.to_owned(),
+        format!("crr {} {CONNECTIONS} x2 close", close.address()),
+        PAUSE.to_owned(),
+        format!("stream {} {STREAM_BYTES} up x2", streams.address()),
+        format!("stream {} {STREAM_BYTES} down x2", streams.address()),
+        PAUSE.to_owned(),
+    ]
+    .join("; ");
+    let flags = [
+        "--name",
+        VM,
+        "--cpus",
+        "2",
+        "--queues",
+        "2",
+        "--uplink",
+        UPLINK,
+        "--dns",
+        &resolver,
+        "--deny",
+        DENIED,
+        "--cmdline",
+        &work,
+    ];
+    let vm = MicroVm::start(&world.host, &pins, &flags)?;
+    let seen = watch(vm, &world, &pins, progress)?;
+    report::print(&seen, names.udp_queries(NAME), progress);
+    Ok(())
+}
+
+/// Follows the guest's console to its end.
+fn watch(mut vm: MicroVm, world: &World, pins: &PinDir, progress: &mut Progress) -> Result<Seen> {
+    let stats = |vm: &MicroVm| -> Result<Value> {
+        let shown = vm.run(&["stats", "--json"])?.stdout;
+        parse(&String::from_utf8_lossy(&shown))
+    };
+    let boot = vm.await_line("\"boot\":true", WAIT)?;
+    progress.step(
+        "boot",
+        &format!("the guest is up {:.0} ms after the command", ms(boot.after)),
+    );
+    let mut said = |vm: &mut MicroVm, workload: &str| -> Result<Value> {
+        let line = vm.await_line(&format!("\"workload\":\"{workload}\""), WAIT)?;
+        parse(&line.text)
+    };
+    let lease = said(&mut vm, "lease")?;
+    progress.step("DHCP", lease["address"].as_str().unwrap_or("no address"));
+    let dns = [said(&mut vm, "dns")?, said(&mut vm, "dns")?];
+    let ping = said(&mut vm, "ping")?;
+    progress.step("DNS, ping", &format!("{NAME} is {}", dns[0]["addresses"]));
+    let before_connections = stats(&vm)?;
+    let connections = said(&mut vm, "crr")?;
+    let done = connections["done"].as_u64().unwrap_or(0);
+    progress.step(
+        "connections",
+        &format!("{} opened and closed", grouped(done)),
+    );
+    let after_connections = stats(&vm)?;
+    let why_denied = vm.run(&["why", VM, &format!("{DENIED}:443")])?.stdout;
+    let flows = flows_of_the_upload(&vm)?;
+    let up = said(&mut vm, "stream")?;
+    progress.step("upload", &rate(&up));
+    let down = said(&mut vm, "stream")?;
+    progress.step("download", &rate(&down));
+    let after_streams = stats(&vm)?;
+    let end = vm.finish(WAIT)?;
+    progress.step(
+        "end",
+        &format!("{}, after {:.1} s", end.status, end.after.as_secs_f64()),
+    );
+    let links = world.host.ip("-brief link")?;
+    let ours = |line: &&str| line.starts_with("sgvm") || line.starts_with("sgport");
+    let left = links.lines().filter(ours).map(str::to_owned);
+    let pinned = pins.pins();
+    let left = left.chain(pinned.iter().map(|pin| pin.display().to_string()));
+    Ok(Seen {
+        lines: Lines {
+            boot,
+            lease,
+            dns,
+            ping,
+            connections,
+            up,
+            down,
+        },
+        before_connections,
+        after_connections,
+        after_streams,
+        flows,
+        why_denied: String::from_utf8_lossy(&why_denied).trim().to_owned(),
+        end,
+        left: left.collect(),
+    })
+}
+
+/// The flow table in the midst of the upload.
+fn flows_of_the_upload(vm: &MicroVm) -> Result<Vec<FlowRow>> {
+    let deadline = std::time::Instant::now() + WAIT;
+    while std::time::Instant::now() < deadline {
+        let shown = vm.run(&["flows", "--json"])?.stdout;
+        let flows: Vec<FlowRow> = serde_json::from_slice(&shown)
+            .map_err(|error| Error::unexpected(format!("`slipgate flows --json`: {error}")))?;
+        if flows.iter().any(|flow| flow.tx_bytes > STREAM_BYTES / 8) {
+            return Ok(flows);
+        }
+    }
+    Err(Error::unexpected(
+        "`slipgate flows` never showed the upload",
+    ))
+}
+
+fn parse(json: &str) -> Result<Value> {
+    serde_json::from_str(json).map_err(|error| Error::unexpected(format!("{json}: {error}")))
+}
+
+fn rate(stream: &Value) -> String {
+    format!(
+        "{} in {:.2} s, {:.2} Gb/s, each byte checked",
+        bytes(number(&stream["bytes"])),
+        stream["took_us"].as_f64().unwrap_or(0.0) / 1e6,
+        stream["gbit_per_s"].as_f64().unwrap_or(0.0),
+    )
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}

@@ -1,0 +1,272 @@
+//! The report at the end, with the checks that decide over the exit status.
+
+use serde_json::Value;
+
+use super::{CONNECTIONS, DENIED, NAME, STREAM_BYTES, Seen, ms, number};
+use crate::{
+    flow_table,
+    progress::{Progress, bytes, grouped},
+};
+
+/// What the kernel must have of the bulk's packets.
+const KERNEL_SHARE_PERCENT: f64 = 99.0;
+
+pub(super) fn print(seen: &Seen, questions_upstream: u64, progress: &mut Progress) {
+    boot(seen, progress);
+    network(seen, questions_upstream, progress);
+    connections(seen, progress);
+    streams(seen, progress);
+    flow_table::print(&seen.flows, progress);
+    pairs(seen, progress);
+    who_worked(seen, progress);
+    end(seen, progress);
+}
+
+fn boot(seen: &Seen, progress: &mut Progress) {
+    progress.heading("Boot");
+    let report = &seen.end.report;
+    let of = |key: &str| report[key].as_f64().unwrap_or(0.0) / 1e3;
+    progress.line(&format!(
+        "  {:.0} ms from the command to the first instruction (BPF programs, engine, VMM), {:.1} ms \
+         to the first line, {:.0} ms in all until the stack is up",
+        of("prepared_us"),
+        of("first_line_us"),
+        ms(seen.lines.boot.after)
+    ));
+    let machine = seen.end.said("machine");
+    let guest = machine.first().map_or(&Value::Null, |line| line);
+    progress.line(&format!(
+        "  {} vCPUs, {} MiB, {}; network card with 2 queue pairs, MSI-X",
+        guest["cpus"],
+        guest["memory_mib"],
+        guest["clock"].as_str().unwrap_or("?")
+    ));
+}
+
+fn network(seen: &Seen, questions_upstream: u64, progress: &mut Progress) {
+    progress.heading("Lease and names");
+    let lease = &seen.lines.lease;
+    let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
+    progress.line(&format!(
+        "  {}  gateway {}  DNS {}  MTU {}  in {:.2} ms",
+        text(&lease["address"]),
+        text(&lease["router"]),
+        text(&lease["dns"][0]),
+        lease["mtu"],
+        lease["took_us"].as_f64().unwrap_or(0.0) / 1e3
+    ));
+    let [first, second] = &seen.lines.dns;
+    let took = |answer: &Value| answer["ttfb_us"].as_f64().unwrap_or(0.0) / 1e3;
+    progress.line(&format!(
+        "  {NAME} is {}: {:.2} ms asked, {:.2} ms from the cache; ping p50 {} µs",
+        text(&first["addresses"][0]),
+        took(first),
+        took(second),
+        seen.lines.ping["p50_us"]
+    ));
+    let answered = [first, second]
+        .iter()
+        .all(|answer| answer["addresses"][0] == super::SERVER.to_string());
+    progress.check(
+        answered && questions_upstream == 1 && seen.lines.ping["lost"] == 0,
+        "two questions, one went upstream, both answers right; three echoes",
+    );
+    let why = seen.why_denied.lines().next().unwrap_or_default();
+    progress.line(&format!("  why {DENIED}:443 is denied: {why}"));
+    progress.check(
+        why.starts_with("no") && seen.why_denied.contains(DENIED),
+        "`slipgate why` names the rule while the guest runs",
+    );
+}
+
+fn connections(seen: &Seen, progress: &mut Progress) {
+    progress.heading("Connections (connect, wait for the server's end, close; two at once)");
+    let crr = &seen.lines.connections;
+    let done = number(&crr["done"]);
+    progress.line(&format!(
+        "  {}   p50 {} µs   p99 {} µs   {:.0} a second",
+        grouped(done),
+        crr["p50_us"],
+        crr["p99_us"],
+        crr["per_second"].as_f64().unwrap_or(0.0)
+    ));
+    let before = Machine::of(&seen.before_connections);
+    let after = Machine::of(&seen.after_connections);
+    let each = |after: u64, before: u64| (after - before) as f64 / done.max(1) as f64;
+    progress.line(&format!(
+        "  per connection: {:.2} interrupts, {:.2} exits to the VMM (but for the console's)",
+        each(after.interrupts, before.interrupts),
+        each(after.exits, before.exits),
+    ));
+    progress.check(
+        done == CONNECTIONS && number(&crr["failed"]) == 0,
+        "every connection was made and ended in order",
+    );
+}
+
+fn streams(seen: &Seen, progress: &mut Progress) {
+    progress.heading("Bytes (two connections each way, each byte checked by its receiver)");
+    for (name, stream) in [("up", &seen.lines.up), ("down", &seen.lines.down)] {
+        progress.line(&format!(
+            "  {name:<5} {:>10}   {:6.2} Gb/s",
+            bytes(number(&stream["bytes"])),
+            stream["gbit_per_s"].as_f64().unwrap_or(0.0)
+        ));
+        progress.check(
+            number(&stream["done"]) == 2
+                && number(&stream["failed"]) == 0
+                && number(&stream["bytes"]) == 2 * STREAM_BYTES,
+            &format!("both streams {name} came whole"),
+        );
+    }
+}
+
+/// Both queue pairs, as the VMM counted them.
+fn pairs(seen: &Seen, progress: &mut Progress) {
+    progress.heading("Queue pairs (the VMM's counters at the end)");
+    let columns = [
+        ("tx frames", "tx_frames"),
+        ("rx frames", "rx_frames"),
+        ("kicks", "kicks"),
+        ("interrupts", "interrupts"),
+        ("suppressed", "interrupts_suppressed"),
+        ("system calls", "syscalls"),
+    ];
+    let head = columns.map(|(name, _)| format!("{name:>14}")).concat();
+    progress.line(&format!("  pair{head}{:>14}", "drops"));
+    let pairs = seen.end.report["vmm"]["net"]["pairs"].as_array();
+    let pairs = pairs.map_or(&[][..], Vec::as_slice);
+    for (index, pair) in pairs.iter().enumerate() {
+        let cells = columns.map(|(_, key)| format!("{:>14}", grouped(number(&pair[key]))));
+        let drops = sum(&pair["drops"]);
+        progress.line(&format!("  {index:<4}{}{drops:>14}", cells.concat()));
+    }
+    let carried =
+        |pair: &Value| number(&pair["tx_frames"]) > 100 && number(&pair["rx_frames"]) > 100;
+    progress.check(
+        pairs.len() == 2 && pairs.iter().all(carried),
+        "both queue pairs carried traffic, both ways",
+    );
+    progress.check(
+        pairs.iter().all(|pair| sum(&pair["drops"]) == 0),
+        "the network card dropped nothing",
+    );
+}
+
+/// Kernel and engine shares.
+fn who_worked(seen: &Seen, progress: &mut Progress) {
+    progress.heading("Packets, as if segmented (slipgate stats)");
+    let (start, bulk) = (
+        Nat::of(&seen.after_connections),
+        Nat::of(&seen.after_streams),
+    );
+    let all = Nat::of_vm(&seen.end.report["nat"]);
+    let share = |nat: &Nat| nat.kernel as f64 * 100.0 / (nat.kernel + nat.engine).max(1) as f64;
+    let bulk = Nat {
+        kernel: bulk.kernel - start.kernel,
+        engine: bulk.engine - start.engine,
+    };
+    for (what, nat) in [("bulk", &bulk), ("in all", &all)] {
+        progress.line(&format!(
+            "  {what:<7} kernel {:>10}   engine {:>8}   {:.3} % by the kernel",
+            grouped(nat.kernel),
+            grouped(nat.engine),
+            share(nat)
+        ));
+    }
+    progress.check(
+        share(&bulk) > KERNEL_SHARE_PERCENT,
+        "over 99 % of the bulk's packets went by the kernel",
+    );
+    let nat = &seen.end.report["nat"];
+    let drops = nat["drops"].as_object().into_iter().flatten();
+    let drops: Vec<String> = drops
+        .map(|(reason, count)| format!("{reason} {}", number(&count["packets"])))
+        .collect();
+    let lost = number(&nat["lost_after_redirect"]);
+    progress.line(&format!(
+        "  drops: {}; lost after redirect: {lost}",
+        match drops.is_empty() {
+            true => "none".to_owned(),
+            false => drops.join(", "),
+        }
+    ));
+    progress.check(lost == 0, "nothing was lost on the way to the engine");
+}
+
+fn end(seen: &Seen, progress: &mut Progress) {
+    progress.heading("End");
+    let end = &seen.end;
+    progress.check(
+        end.status.code() == Some(0) && end.report["outcome"] == "exited",
+        &format!("the guest ended with its own status, {}", end.status),
+    );
+    progress.check(
+        seen.left.is_empty(),
+        &match seen.left.is_empty() {
+            true => "no pin and no device is left".to_owned(),
+            false => format!("left: {}", seen.left.join(", ")),
+        },
+    );
+}
+
+/// The machine's counters out of `slipgate stats`.
+struct Machine {
+    interrupts: u64,
+    /// But for the console's bytes.
+    exits: u64,
+}
+
+impl Machine {
+    fn of(stats: &Value) -> Self {
+        let vmm = &stats["vms"][0]["vmm"];
+        let list = |list: &Value| list.as_array().cloned().unwrap_or_default();
+        let exits = |vcpu: &Value| {
+            let kinds = [
+                "port_reads",
+                "port_writes",
+                "mmio_reads",
+                "mmio_writes",
+                "other",
+            ];
+            kinds.iter().map(|kind| number(&vcpu[*kind])).sum::<u64>()
+        };
+        let console = number(&vmm["serial"]["output_bytes"]);
+        Self {
+            interrupts: list(&vmm["net"]["pairs"])
+                .iter()
+                .map(|pair| number(&pair["interrupts"]))
+                .sum(),
+            exits: list(&vmm["vcpus"]).iter().map(exits).sum::<u64>() - console,
+        }
+    }
+}
+
+/// Packets by who handled them.
+struct Nat {
+    kernel: u64,
+    engine: u64,
+}
+
+impl Nat {
+    fn of(stats: &Value) -> Self {
+        Self::of_vm(&stats["vms"][0])
+    }
+
+    fn of_vm(vm: &Value) -> Self {
+        let (kernel, engine) = (&vm["kernel"], &vm["engine"]);
+        let ways = ["from_guest", "to_guest", "from_world", "to_world"];
+        Self {
+            kernel: number(&kernel["tx_packets"]) + number(&kernel["rx_packets"]),
+            engine: ways
+                .iter()
+                .map(|way| number(&engine[*way]["packets"]))
+                .sum(),
+        }
+    }
+}
+
+fn sum(object: &Value) -> u64 {
+    let values = object.as_object().into_iter().flatten();
+    values.map(|(_, value)| number(value)).sum()
+}
