@@ -48,8 +48,10 @@ pub(crate) enum Request {
 #[serde(rename_all = "snake_case", tag = "answer")]
 pub(crate) enum Answer {
     Why(WhyAnswer),
-    /// By the VM's name; none for a VM that is another's.
-    Machines(BTreeMap<String, serde_json::Value>),
+    Machines {
+        /// By the VM's name; none for a VM that is another's.
+        machines: BTreeMap<String, serde_json::Value>,
+    },
     /// Understood, and being done.
     Done,
     Error {

@@ -1,5 +1,5 @@
-//! What processes of ours say to each other: the channel between broker and engine, and the
-//! control socket. The engine is the one that a guest might take over.
+//! What processes of ours say to each other: the channels between broker and engine and between
+//! broker and VMM, and the control socket. Engine and VMM are those that a guest might take over.
 //!
 //! Input: `kind (1) | bytes …`, see [`kind`]. The sources of the binary are compiled in here: its
 //! parsers are no library's.
@@ -12,7 +12,7 @@ use nix::sys::socket::{MsgFlags, send};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    channel::{Channel, Received, ToBroker, ToEngine},
+    channel::{Channel, FromVmm, Received, ToBroker, ToEngine, ToVmm},
     control_socket::{Answer, ControlServer, Request},
 };
 
@@ -26,7 +26,11 @@ pub(crate) mod kind {
     pub(crate) const CONTROL: u8 = 2;
     /// An answer of the control socket.
     pub(crate) const ANSWER: u8 = 3;
-    pub(crate) const COUNT: u8 = 4;
+    /// A packet of the channel to the VMM.
+    pub(crate) const TO_VMM: u8 = 4;
+    /// A packet of the channel from the VMM.
+    pub(crate) const FROM_VMM: u8 = 5;
+    pub(crate) const COUNT: u8 = 6;
 }
 
 /// Hands the bytes to one of the readers.
@@ -37,6 +41,8 @@ pub fn messages(input: &[u8]) {
     match kind % kind::COUNT {
         kind::TO_ENGINE => over_the_channel::<ToEngine>(bytes),
         kind::TO_BROKER => over_the_channel::<ToBroker>(bytes),
+        kind::TO_VMM => over_the_channel::<ToVmm>(bytes),
+        kind::FROM_VMM => over_the_channel::<FromVmm>(bytes),
         kind::CONTROL => over_the_control_socket(bytes),
         _ => {
             if let Ok(answer) = serde_json::from_slice::<Answer>(bytes) {

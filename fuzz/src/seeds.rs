@@ -452,6 +452,25 @@ fn messages() -> Seeds {
                 json!({"Why": {"request": 1, "answer": answer}}),
             ),
         ),
+        ("go", packet(kind::TO_VMM, json!("Go"))),
+        (
+            "counters",
+            packet(kind::TO_VMM, json!({"Counters": {"request": 1}})),
+        ),
+        (
+            "counted",
+            packet(
+                kind::FROM_VMM,
+                json!({"Counters": {"request": 1, "counters": {"vcpus": [{"other": 0}]}}}),
+            ),
+        ),
+        (
+            "ended",
+            packet(
+                kind::FROM_VMM,
+                json!({"Ended": {"outcome": {"how": "exited", "status": 7}, "counters": null, "ran_us": 1, "first_line_us": null}}),
+            ),
+        ),
         ("question", line(kind::CONTROL, why).into_bytes()),
         (
             "stop",

@@ -63,7 +63,7 @@ fn ask_all(args: &WhyArgs, request: &Request) -> anyhow::Result<WhyAnswer> {
         match ask(&socket, request) {
             Ok(Answer::Why(answer)) => return Ok(answer),
             Ok(Answer::Error { error }) => errors.push(error),
-            Ok(Answer::Done | Answer::Machines(_)) => {
+            Ok(Answer::Done | Answer::Machines { .. }) => {
                 errors.push("an answer to another question".into())
             }
             Err(e) => errors.push(format!("{e:#}")),

@@ -112,7 +112,9 @@ impl Broker {
             None => false,
         };
         if !asked {
-            let none = Answer::Machines(BTreeMap::new());
+            let none = Answer::Machines {
+                machines: BTreeMap::new(),
+            };
             self.control.answer(client, &none);
             return Ok(());
         }
@@ -128,7 +130,7 @@ impl Broker {
         if let Some(client) = self.asked.machine.remove(&request) {
             let names = self.attached.vms.iter().map(|vm| vm.config.name.clone());
             let machines = names.map(|name| (name, counters.clone())).collect();
-            self.control.answer(client, &Answer::Machines(machines));
+            self.control.answer(client, &Answer::Machines { machines });
         }
     }
 }

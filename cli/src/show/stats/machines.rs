@@ -16,7 +16,7 @@ use crate::control_socket::{Answer, Request, ask};
 pub(super) fn ask_all(pin_dir: &Path) -> BTreeMap<String, Value> {
     let mut machines = BTreeMap::new();
     for socket in sockets(pin_dir).unwrap_or_default() {
-        if let Ok(Answer::Machines(some)) = ask(&socket, &Request::Machines) {
+        if let Ok(Answer::Machines { machines: some }) = ask(&socket, &Request::Machines) {
             machines.extend(some);
         }
     }
