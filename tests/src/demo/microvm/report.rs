@@ -58,11 +58,11 @@ fn network(seen: &Seen, questions_upstream: u64, progress: &mut Progress) {
     let [first, second] = &seen.lines.dns;
     let took = |answer: &Value| answer["ttfb_us"].as_f64().unwrap_or(0.0) / 1e3;
     progress.line(&format!(
-        "  {NAME} is {}: {:.2} ms asked, {:.2} ms from the cache; ping p50 {} µs",
+        "  {NAME} is {}: {:.2} ms asked, {:.2} ms from the cache; ping p50 {:.0} µs",
         text(&first["addresses"][0]),
         took(first),
         took(second),
-        seen.lines.ping["p50_us"]
+        seen.lines.ping["p50_us"].as_f64().unwrap_or(0.0)
     ));
     let answered = [first, second]
         .iter()
@@ -84,10 +84,10 @@ fn connections(seen: &Seen, progress: &mut Progress) {
     let crr = &seen.lines.connections;
     let done = number(&crr["done"]);
     progress.line(&format!(
-        "  {}   p50 {} µs   p99 {} µs   {:.0} a second",
+        "  {}   p50 {:.0} µs   p99 {:.0} µs   {:.0} a second",
         grouped(done),
-        crr["p50_us"],
-        crr["p99_us"],
+        crr["p50_us"].as_f64().unwrap_or(0.0),
+        crr["p99_us"].as_f64().unwrap_or(0.0),
         crr["per_second"].as_f64().unwrap_or(0.0)
     ));
     let before = Machine::of(&seen.before_connections);
@@ -197,6 +197,13 @@ fn who_worked(seen: &Seen, progress: &mut Progress) {
 fn end(seen: &Seen, progress: &mut Progress) {
     progress.heading("End");
     let end = &seen.end;
+    if end.status.code() != Some(0) {
+        progress.line("  what the guest and slipgate said:");
+        let console = end.lines.iter().map(|line| line.text.as_str());
+        for line in console.chain(end.stderr.lines()) {
+            progress.line(&format!("    {line}"));
+        }
+    }
     progress.check(
         end.status.code() == Some(0) && end.report["outcome"] == "exited",
         &format!("the guest ended with its own status, {}", end.status),
