@@ -71,6 +71,8 @@ pub(crate) fn run(progress: &mut Progress) -> Result<()> {
     let work = [
         format!("dns {NAME}"),
         format!("dns {NAME}"),
+        // smoltcp asks for one neighbour a second: the resolver's turn was just now.
+        "wait 1000".to_owned(),
         format!("ping {SERVER} 3"),
         PAUSE.to_owned(),
         format!("crr {} {CONNECTIONS} x2 close", close.address()),

@@ -1,5 +1,7 @@
 //! Changes of the host that the broker goes along with: TAPs that go and come again, MTUs, another
 //! uplink.
+use std::time::{Duration, Instant};
+
 use anyhow::Context as _;
 use slipgate_control::{
     device::Device,
@@ -90,6 +92,23 @@ impl Attached {
             self.uplink = before;
         }
         Ok(())
+    }
+
+    /// Waits until TAPs that go with their VMM are gone.
+    pub(super) fn await_taps_end(&mut self, within: Duration) {
+        let until = Instant::now() + within;
+        for vm in &mut self.vms {
+            while let Some(ifindex) = vm.tap_ifindex {
+                if Device::with_index(ifindex).is_err() {
+                    vm.tap_ifindex = None;
+                } else if Instant::now() >= until {
+                    tracing::warn!("the TAP {} is still there", vm.config.tap);
+                    break;
+                } else {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
     }
 
     /// Takes all TAPs down.

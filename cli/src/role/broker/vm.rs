@@ -29,6 +29,10 @@ use crate::{
 /// The MTU of a TAP that nobody gave one, L3 bytes.
 const TAP_MTU: u16 = 1_500;
 
+/// How long a TAP may outlive its VMM: the kernel closes what a ring of io_uring had open a moment
+/// after the process has ended.
+const TAP_GONE_WITHIN: Duration = Duration::from_secs(5);
+
 /// Exit statuses: see the help of `slipgate run`.
 mod status {
     pub(super) const RESET: u8 = 120;
@@ -182,14 +186,21 @@ impl Broker {
         }
     }
 
-    /// Sees to the VM's end, whatever ended the loop.
+    /// Sees to the VM's end, whatever ended the loop, and to its TAP's.
     fn end_vm(&mut self, served: anyhow::Result<End>) -> (How, Option<VmmEnd>) {
+        let ended = self.stop_vm(served);
+        // Killed, if it did not stop; and the terminal is put back.
+        self.vm = None;
+        self.attached.await_taps_end(TAP_GONE_WITHIN);
+        ended
+    }
+
+    fn stop_vm(&mut self, served: anyhow::Result<End>) -> (How, Option<VmmEnd>) {
         let how = match served {
             Ok(End::Vm(end)) => return (How::of(&end.outcome), Some(*end)),
             Ok(End::VmmGone) => {
                 let end = self.vm.as_mut().and_then(|vm| vm.vmm.end());
                 let how = end.unwrap_or_else(|| "closed its channel".into());
-                self.vm = None;
                 return (How::VmmKilled { how }, None);
             }
             Ok(End::Asked { signal, .. }) => How::Stopped {
@@ -203,8 +214,6 @@ impl Broker {
             }
         };
         let end = self.vm.as_mut().and_then(|vm| vm.vmm.stop());
-        // Killed, if it did not stop; and the terminal is put back.
-        self.vm = None;
         (how, end)
     }
 }

@@ -71,10 +71,11 @@ fn network(seen: &Seen, questions_upstream: u64, progress: &mut Progress) {
         answered && questions_upstream == 1 && seen.lines.ping["lost"] == 0,
         "two questions, one went upstream, both answers right; three echoes",
     );
-    let why = seen.why_denied.lines().next().unwrap_or_default();
-    progress.line(&format!("  why {DENIED}:443 is denied: {why}"));
+    for line in seen.why_denied.lines() {
+        progress.line(&format!("  why {DENIED}:443: {}", line.trim_start()));
+    }
     progress.check(
-        why.starts_with("no") && seen.why_denied.contains(DENIED),
+        seen.why_denied.starts_with("no") && seen.why_denied.contains(DENIED),
         "`slipgate why` names the rule while the guest runs",
     );
 }
