@@ -115,7 +115,7 @@ fn watch(mut vm: MicroVm, world: &World, pins: &PinDir, progress: &mut Progress)
         "boot",
         &format!("the guest is up {:.0} ms after the command", ms(boot.after)),
     );
-    let mut said = |vm: &mut MicroVm, workload: &str| -> Result<Value> {
+    let said = |vm: &mut MicroVm, workload: &str| -> Result<Value> {
         let line = vm.await_line(&format!("\"workload\":\"{workload}\""), WAIT)?;
         parse(&line.text)
     };
