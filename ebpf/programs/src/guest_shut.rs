@@ -15,6 +15,10 @@ pub(crate) fn run(skb: Skb) -> i32 {
     let tap = TAPS.get_ptr(skb.ifindex());
     // SAFETY: the entry may be recycled under us; the row's id tells.
     let (id, row) = tap.map_or((0, NOBODY), |tap| unsafe { ((*tap).vm, (*tap).vm_row) });
-    let row = if maps::vm(row, id).is_some() { row } else { NOBODY };
+    let row = if maps::vm(row, id).is_some() {
+        row
+    } else {
+        NOBODY
+    };
     drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Unserved)
 }

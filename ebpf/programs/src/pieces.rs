@@ -6,6 +6,8 @@
 //! at once; what comes of that is another datagram than any that is looked for.
 use aya_ebpf::{btf_maps::Array, helpers::generated::bpf_ktime_get_coarse_ns, macros::btf_map};
 
+use crate::drops::NOBODY;
+
 /// Places; a power of two.
 const PLACES: usize = 1_024;
 /// How long a datagram's fragments may take, ns: as long as Linux would wait for them
@@ -44,33 +46,39 @@ fn place(datagram: &Datagram) -> Option<*mut Piece> {
     PIECES.get_ptr_mut(place)
 }
 
-/// Says whose the datagram is of which the first fragment came; `None`: not a flow's.
+/// Says whose the datagram is of which the first fragment came; `NOBODY`: not a flow's.
 #[inline(always)]
-pub(crate) fn remember(datagram: &Datagram, row: Option<u32>) {
+pub(crate) fn remember(datagram: &Datagram, row: u32) {
     let Some(place) = place(datagram) else { return };
     // SAFETY: an array's element never moves; any bits are valid.
     unsafe {
-        match row {
-            Some(row) => place.write(Piece {
+        if row != NOBODY {
+            place.write(Piece {
                 datagram: *datagram,
                 row,
                 first_seen_ns: bpf_ktime_get_coarse_ns(),
-            }),
-            None if (*place).datagram == *datagram => (*place).first_seen_ns = 0,
-            None => {}
+            });
+        } else if (*place).datagram == *datagram {
+            (*place).first_seen_ns = 0;
         }
     }
 }
 
-/// The row of the VM whose datagram it is, if its first fragment was a flow's.
+/// The row of the VM whose datagram it is, if its first fragment was a flow's; else `NOBODY`.
 #[inline(always)]
-pub(crate) fn row_of(datagram: &Datagram) -> Option<u32> {
+pub(crate) fn row_of(datagram: &Datagram) -> u32 {
+    let Some(place) = place(datagram) else {
+        return NOBODY;
+    };
     // SAFETY: as above.
-    let piece = unsafe { place(datagram)?.read() };
+    let (of, row, seen_ns) = unsafe { ((*place).datagram, (*place).row, (*place).first_seen_ns) };
     // SAFETY: no arguments.
-    let now_ns = unsafe { bpf_ktime_get_coarse_ns() };
-    let fresh = piece.first_seen_ns != 0 && now_ns - piece.first_seen_ns < LIFETIME_NS;
-    (fresh && piece.datagram == *datagram).then_some(piece.row)
+    let age_ns = unsafe { bpf_ktime_get_coarse_ns() }.wrapping_sub(seen_ns);
+    if seen_ns != 0 && age_ns < LIFETIME_NS && of == *datagram {
+        row
+    } else {
+        NOBODY
+    }
 }
 
 const _: () = assert!(PLACES == 1 << 10);

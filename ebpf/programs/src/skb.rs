@@ -104,18 +104,12 @@ impl Skb {
         self.header(offset)
     }
 
-    /// A copy of what stands at an offset that only the packet tells.
+    /// Copies a header from an offset that only the packet tells; `false` if the frame ends before.
     #[inline(always)]
-    pub(crate) fn load<T: Copy>(self, offset: usize) -> Option<T> {
-        let mut copy = core::mem::MaybeUninit::<T>::uninit();
-        let len = size_of::<T>() as u32;
-        // SAFETY: a live context and room for `len` bytes.
-        let ret = unsafe {
-            bpf_skb_load_bytes(self.0.cast(), offset as u32, copy.as_mut_ptr().cast(), len)
-        };
-        // SAFETY: the helper has filled it; used with header structs only, for which any bits are
-        // valid.
-        (ret == 0).then(|| unsafe { copy.assume_init() })
+    pub(crate) fn load(self, offset: usize, header: &mut crate::packet::L4) -> bool {
+        let (to, len) = ((&raw mut *header).cast(), size_of_val(header) as u32);
+        // SAFETY: a live context and room for `len` bytes, any of which are valid.
+        unsafe { bpf_skb_load_bytes(self.0.cast(), offset as u32, to, len) == 0 }
     }
 
     /// What it counts as while its headers are unknown: those of a plain TCP segment are taken.

@@ -4,11 +4,13 @@
 //! it would put a fragmented segment together and answer it with RST. A first fragment has the
 //! ports; that the later ones are its flow's is remembered ([`crate::pieces`]). What comes before
 //! its first fragment is the host's, which never completes it.
+//!
+//! "No VM" is row 0 here, not a `None`: on Linux 6.1 the verifier refuses the spilled payload of one.
 use aya_ebpf::bindings::TC_ACT_UNSPEC;
 use slipgate_abi::{DropReason, Ip4, Protocol, Tuple, Verdict, cell::load32, segment::Segments};
 
 use crate::{
-    drops::drop_packet,
+    drops::{NOBODY, drop_packet},
     lookup, maps,
     packet::{IPV4_LEN, Ipv4, L4, icmp},
     pieces::{self, Datagram},
@@ -68,8 +70,8 @@ fn look<const L2: usize>(skb: Skb) -> i32 {
     };
     if fragment & OFFSET != 0 {
         return match pieces::row_of(&datagram) {
-            Some(row) => drop_packet(skb, row, reason, segments),
-            None => TC_ACT_UNSPEC,
+            NOBODY => TC_ACT_UNSPEC,
+            row => drop_packet(skb, row, reason, segments),
         };
     }
     let row = flow_row::<L2>(skb, &datagram, header_len);
@@ -77,26 +79,32 @@ fn look<const L2: usize>(skb: Skb) -> i32 {
         pieces::remember(&datagram, row);
     }
     match row {
-        Some(row) => drop_packet(skb, row, reason, segments),
-        None => TC_ACT_UNSPEC,
+        NOBODY => TC_ACT_UNSPEC,
+        row => drop_packet(skb, row, reason, segments),
     }
 }
 
-/// The row of the VM whose live flow a packet is, which has its ports behind `header_len` bytes.
+/// The row of the VM whose live flow a packet is, which has its ports behind `header_len` bytes;
+/// `NOBODY`: no flow's.
 #[inline(always)]
-fn flow_row<const L2: usize>(skb: Skb, datagram: &Datagram, header_len: usize) -> Option<u32> {
-    let protocol = Protocol::from_ip(datagram.protocol as u8)?;
-    if header_len < IPV4_LEN {
-        return None;
+fn flow_row<const L2: usize>(skb: Skb, datagram: &Datagram, header_len: usize) -> u32 {
+    let Some(protocol) = Protocol::from_ip(datagram.protocol as u8) else {
+        return NOBODY;
+    };
+    let mut l4 = L4 {
+        ports: [0; 2],
+        rest: [0; 2],
+    };
+    if header_len < IPV4_LEN || !skb.load(L2 + header_len, &mut l4) {
+        return NOBODY;
     }
-    let l4: L4 = skb.load(L2 + header_len)?;
     let (ports, rest) = (l4.ports, l4.rest);
     let (local_port, remote_port) = match protocol {
-        Protocol::Icmp if ports[0].to_ne_bytes()[0] != icmp::ECHO_REPLY => return None,
+        Protocol::Icmp if ports[0].to_ne_bytes()[0] != icmp::ECHO_REPLY => return NOBODY,
         Protocol::Icmp => (u16::from_be(rest[0]), 0),
         Protocol::Tcp | Protocol::Udp => (u16::from_be(ports[1]), u16::from_be(ports[0])),
     };
-    let slot = lookup::world_flow_by(&Tuple {
+    let found = lookup::world_flow_by(&Tuple {
         scope: Tuple::WORLD,
         local: Ip4::from_wire(datagram.destination),
         remote: Ip4::from_wire(datagram.source),
@@ -104,10 +112,13 @@ fn flow_row<const L2: usize>(skb: Skb, datagram: &Datagram, header_len: usize) -
         remote_port,
         protocol: datagram.protocol as u8,
         pad: [0; 3],
-    })?;
-    if load32(slot.verdict()) == Verdict::Free as u32 {
-        return None;
-    }
+    });
+    let Some(slot) = found else { return NOBODY };
     let row = slot.vm_row();
-    maps::vm(row, slot.vm()).map(|_| row)
+    let live = load32(slot.verdict()) != Verdict::Free as u32;
+    if live && maps::vm(row, slot.vm()).is_some() {
+        row
+    } else {
+        NOBODY
+    }
 }
