@@ -13,7 +13,7 @@ use crate::{
     pattern::Pattern,
     servers::{Answer, DnsServer, HttpServer, TcpServer, TcpService, Zone},
     streams::hexadecimal,
-    world::World,
+    world::{SERVER, SERVER_2, World},
 };
 
 const SCRIPT: &str = include_str!("client_init.sh");
@@ -48,6 +48,26 @@ pub struct Client {
 }
 
 impl Client {
+    /// Two CPUs behind slipgate's own defaults, and the world's servers.
+    pub fn new() -> Self {
+        Client {
+            cpus: 2,
+            lease: "10.0.2.15/24 via 10.0.2.2 dns 10.0.2.3 mtu 1500".into(),
+            server: SERVER,
+            name: "www.example.test".into(),
+            http_port: 80,
+            digest_port: 81,
+            denied: SERVER_2,
+            stream_bytes: 8 << 20,
+        }
+    }
+
+    /// What slipgate is told beside the TAP and the uplink.
+    pub fn nat_flags(&self) -> [String; 4] {
+        let (resolver, denied) = (self.server.to_string(), self.denied.to_string());
+        ["--dns".into(), resolver, "--deny".into(), denied]
+    }
+
     /// What the page `/hello` says.
     pub const HELLO: &str = "good day";
 
@@ -113,6 +133,12 @@ impl Client {
         set("HELLO", &Self::HELLO);
         set("BLOB", &hexadecimal(&Sha256::digest(self.blob())));
         plan
+    }
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -32,6 +32,9 @@ pub const WELL: u8 = 0x10;
 /// What is written there otherwise.
 pub const FAILED: u8 = 0x11;
 
+/// A folder that, if it is there, has a kernel and an initramfs to boot by `slipgate run` instead
+/// of the checks.
+pub const NESTED: &str = "/nested";
 /// A file that, if it is there, has the command to run instead of the checks.
 pub const COMMAND: &str = "/command";
 

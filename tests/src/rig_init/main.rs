@@ -8,6 +8,7 @@
 
 mod boot;
 mod checks;
+mod nested;
 
 use std::{env, process::ExitCode};
 
@@ -16,7 +17,9 @@ const CHECKS: &str = "checks";
 
 fn main() -> ExitCode {
     if env::args().nth(1).as_deref() == Some(CHECKS) {
-        let well = boot::given().unwrap_or_else(checks::run);
+        let well = boot::given()
+            .or_else(nested::run)
+            .unwrap_or_else(checks::run);
         return match well {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,

@@ -5,13 +5,12 @@ use slipgate_testbed::{
     PinDir, Slipgate, World,
     rig::{Client, ClientReport, Hardware, Kernel, Machine},
     skipped,
-    world::{SERVER, SERVER_2, UPLINK},
+    world::UPLINK,
 };
 
 use super::TIMEOUT;
 
 const TAP: &str = "tap0";
-const NAME: &str = "www.example.test";
 
 #[test]
 fn debian_6_1_behind_qemu() {
@@ -21,16 +20,7 @@ fn debian_6_1_behind_qemu() {
         Ok(kernel) => kernel,
         Err(why) => return skipped!("{why}"),
     };
-    let client = Client {
-        cpus: 2,
-        lease: "10.0.2.15/24 via 10.0.2.2 dns 10.0.2.3 mtu 1500".into(),
-        server: SERVER,
-        name: NAME.into(),
-        http_port: 80,
-        digest_port: 81,
-        denied: SERVER_2,
-        stream_bytes: 8 << 20,
-    };
+    let client = Client::new();
     let initramfs = client.initramfs(&kernel).unwrap();
 
     let world = World::new().unwrap();
@@ -39,9 +29,9 @@ fn debian_6_1_behind_qemu() {
         .host
         .ip(&format!("tuntap add {TAP} mode tap multi_queue vnet_hdr"))
         .unwrap();
-    let (resolver, denied) = (SERVER.to_string(), SERVER_2.to_string());
-    let mut args = vec!["--tap", TAP, "--uplink", UPLINK, "--dns", &resolver];
-    args.extend(["--deny", &denied]);
+    let flags = client.nat_flags();
+    let mut args = vec!["--tap", TAP, "--uplink", UPLINK];
+    args.extend(flags.iter().map(String::as_str));
     let slipgate = Slipgate::attach(&world.host, &PinDir::new().unwrap(), &args).unwrap();
 
     let net = format!("tap,id=n,ifname={TAP},script=no,downscript=no,vhost=off,queues=2");

@@ -5,6 +5,7 @@
 //! of `SLIPGATE_RIG_FILES=PATH:PATH` in their places.
 
 mod client;
+mod nested;
 
 use std::{path::Path, time::Duration};
 

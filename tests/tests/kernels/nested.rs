@@ -1,0 +1,52 @@
+//! A stock Linux as the guest of `slipgate run`: QEMU emulates a machine with SVM, Debian's 6.1
+//! runs on it and has KVM, and under that runs the same Debian's 6.1 once more.
+
+use slipgate_testbed::{
+    rig::{Client, ClientReport, Hardware, Initramfs, Kernel, Machine, NESTED},
+    skipped, slipgate,
+};
+
+use super::{TIMEOUT, on_path};
+
+/// KVM, the datapath's devices, and the hooks of 6.1.
+const MODULES: [&str; 5] = ["kvm_amd", "tun", "veth", "sch_ingress", "cls_bpf"];
+
+#[test]
+fn debian_6_1_under_slipgate_run() {
+    let found = Machine::is_possible().and_then(|()| Kernel::find("6.1"));
+    let kernel = match found {
+        Ok(kernel) => kernel,
+        Err(why) => return skipped!("{why}"),
+    };
+    let mut outer = Initramfs::new(env!("CARGO_BIN_EXE_slipgate-rig-init").as_ref()).unwrap();
+    outer.modules(&kernel, &MODULES).unwrap();
+    let binary = slipgate::binary().unwrap();
+    outer.program_as("slipgate", &binary).unwrap();
+    outer.program(&on_path("ip")).unwrap();
+    let image = std::fs::read(kernel.image()).unwrap();
+    outer.file(&format!("{NESTED}/vmlinuz"), &image);
+    let inner = Client::new().initramfs(&kernel).unwrap();
+    outer.file(&format!("{NESTED}/initramfs"), &inner);
+    let machine = Machine {
+        kernel: &kernel,
+        initramfs: &outer.finish(),
+        parameters: "",
+        timeout: TIMEOUT,
+        hardware: Hardware {
+            cpus: 2,
+            cpu_model: "qemu64,+svm,+npt",
+            memory_mib: 1536,
+            ..Default::default()
+        },
+    };
+    let ended = machine.run().unwrap();
+    println!("{}\n{:.1} s", ended.report, ended.took.as_secs_f64());
+    let report = ClientReport::read(&ended.report);
+    assert!(
+        report.is_whole() && ended.well,
+        "{}; the report:\n{}\nthe console:\n{}",
+        ended.how,
+        ended.report,
+        ended.console
+    );
+}
