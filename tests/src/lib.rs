@@ -25,6 +25,7 @@
 //! | what the kernel and the guest's link say of it | [`kernel_view`], [`census`] |
 //! | what it is compared with | [`baseline`] |
 //! | threads that stay on a CPU | [`affinity`], [`GuestConfig::pump_cpu`] |
+//! | the built-in guest under `slipgate run` or QEMU | [`builtin_guest`] |
 //! | tests that can't run here | [`require_root_and_tun!`], [`skipped!`] |
 //!
 //! # Example
@@ -55,6 +56,7 @@
 pub mod accounting;
 pub mod affinity;
 pub mod baseline;
+pub mod builtin_guest;
 mod capture;
 pub mod census;
 pub mod clients;

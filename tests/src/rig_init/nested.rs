@@ -18,8 +18,8 @@ use slipgate_testbed::{
     world::UPLINK,
 };
 
-/// A kernel under two emulations: no kvmclock, whose time jumps there.
-const PARAMETERS: &str = "console=ttyS0 quiet panic=-1 no-kvmclock mitigations=off";
+/// A kernel under two emulations.
+const PARAMETERS: &str = "console=ttyS0 quiet panic=-1 mitigations=off";
 
 /// Whether all is well; `None` when this machine is for something else.
 pub(crate) fn run() -> Option<bool> {

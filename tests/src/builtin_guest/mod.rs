@@ -1,0 +1,75 @@
+//! The built-in guest as a program that is run: under `slipgate run`, and under QEMU, with QEMU's
+//! own networks. It says what it measured in JSON lines on its console.
+
+mod output;
+mod qemu;
+mod under_slipgate;
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+pub use output::GuestOutput;
+pub use qemu::{Accelerator, Network, Passt, Qemu};
+pub use under_slipgate::SlipgateRun;
+
+use crate::{
+    error::{Error, Result},
+    netns::NetNs,
+};
+
+/// What is booted, and where.
+#[derive(Clone, Debug)]
+pub struct Boot<'a> {
+    /// Where the VMM runs.
+    pub namespace: &'a NetNs,
+    /// The guest's workloads.
+    pub command_line: &'a str,
+    /// Virtual CPUs, and queue pairs.
+    pub cpus: u8,
+    /// Memory.
+    pub memory_mib: u32,
+    /// How long it may run.
+    pub timeout: Duration,
+}
+
+impl<'a> Boot<'a> {
+    /// Two CPUs, 128 MiB and a minute.
+    pub fn new(namespace: &'a NetNs, command_line: &'a str) -> Self {
+        Boot {
+            namespace,
+            command_line,
+            cpus: 2,
+            memory_mib: 128,
+            timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// The guest's image: `$SLIPGATE_GUEST_DIR/slipgate-guest`, or that of the workspace's target folder.
+pub fn image() -> Result<PathBuf> {
+    let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/guest");
+    let folder = env::var_os("SLIPGATE_GUEST_DIR").map_or_else(|| built.into(), PathBuf::from);
+    let image = folder.join("slipgate-guest");
+    match image.is_file() {
+        true => Ok(image),
+        false => Err(Error::Missing(format!(
+            "there is no guest at {}: run `cargo xtask build`, or set SLIPGATE_GUEST_DIR",
+            image.display()
+        ))),
+    }
+}
+
+/// Whether this machine has KVM for us; else what to do.
+pub fn kvm_is_possible() -> Result<()> {
+    let kvm = Path::new("/dev/kvm");
+    match std::fs::File::options().read(true).write(true).open(kvm) {
+        Ok(_) => Ok(()),
+        Err(why) => Err(Error::Missing(format!(
+            "{} can't be opened ({why}): KVM is needed",
+            kvm.display()
+        ))),
+    }
+}

@@ -1,0 +1,120 @@
+//! What a guest said, and how the program that ran it ended.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Child, ExitStatus},
+    sync::mpsc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::error::{Error, Result, Tried};
+
+/// A guest's output from its start to its end.
+#[derive(Clone, Debug)]
+pub struct GuestOutput {
+    /// Its console, line by line.
+    pub console: Vec<String>,
+    /// The VMM's stderr.
+    pub stderr: String,
+    /// The VMM's exit status; `None` when it was killed because its time was over.
+    pub status: Option<ExitStatus>,
+    /// From the start of the VMM to the first line of the guest.
+    pub to_first_line: Option<Duration>,
+    /// From the start of the VMM to its end.
+    pub took: Duration,
+}
+
+impl GuestOutput {
+    /// The lines that are JSON objects.
+    pub fn lines(&self) -> impl Iterator<Item = Value> + '_ {
+        let objects = self.console.iter().filter(|line| line.starts_with('{'));
+        objects.filter_map(|line| serde_json::from_str(line).ok())
+    }
+
+    /// The results of a workload, in order.
+    pub fn results(&self, workload: &str) -> Vec<Value> {
+        let of = |line: &Value| line["workload"] == workload;
+        self.lines().filter(of).collect()
+    }
+
+    /// Whether the guest came to its end and all its workloads did well.
+    pub fn is_well(&self) -> bool {
+        self.lines()
+            .any(|line| line["end"] == true && line["status"] == 0)
+    }
+
+    /// An error that shows everything, unless [`GuestOutput::is_well`].
+    pub fn expect_well(self) -> Result<Self> {
+        match self.is_well() {
+            true => Ok(self),
+            false => Err(Error::unexpected(self.to_string())),
+        }
+    }
+}
+
+impl std::fmt::Display for GuestOutput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.status {
+            Some(status) => writeln!(f, "the VMM ended with {status}")?,
+            None => writeln!(f, "the VMM was killed after {:?}", self.took)?,
+        }
+        writeln!(f, "console:\n{}", self.console.join("\n"))?;
+        write!(f, "stderr:\n{}", self.stderr)
+    }
+}
+
+/// Reads a VMM's output until it ends; kills it when it runs longer than `timeout`.
+pub(super) fn follow(mut vmm: Child, timeout: Duration) -> Result<GuestOutput> {
+    let started = Instant::now();
+    let (Some(out), Some(err)) = (vmm.stdout.take(), vmm.stderr.take()) else {
+        return Err(Error::unexpected(
+            "the VMM was started without pipes".to_owned(),
+        ));
+    };
+    let (said, lines) = mpsc::channel();
+    let reader = thread::spawn(move || {
+        let lines = BufReader::new(out).split(b'\n').map_while(|line| line.ok());
+        for line in lines {
+            let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+            if said.send((started.elapsed(), line)).is_err() {
+                return;
+            }
+        }
+    });
+    let stderr = all_of(err);
+    let status = loop {
+        if let Some(status) = vmm.try_wait().tried("wait for the VMM")? {
+            break Some(status);
+        }
+        if started.elapsed() > timeout {
+            vmm.kill().tried("kill the VMM")?;
+            vmm.wait().tried("wait for the VMM")?;
+            break None;
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let took = started.elapsed();
+    let _ = reader.join();
+    let (times, console): (Vec<_>, Vec<_>) = lines.iter().unzip();
+    let first = console
+        .iter()
+        .position(|line: &String| line.starts_with('{'));
+    Ok(GuestOutput {
+        to_first_line: first.map(|at| times[at]),
+        console,
+        stderr: stderr.join().unwrap_or_default(),
+        status,
+        took,
+    })
+}
+
+fn all_of(mut source: impl Read + Send + 'static) -> JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = source.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}

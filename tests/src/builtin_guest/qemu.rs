@@ -1,0 +1,153 @@
+//! QEMU as the VMM of the built-in guest: a device that nobody here wrote, and QEMU's ways to the
+//! world, each as its users set it up.
+
+use std::{
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use super::{Boot, GuestOutput, image, output};
+use crate::{
+    error::{Error, Result, Tried},
+    netns::NetNs,
+    rig::EXIT_PORT,
+};
+
+const QEMU: &str = "qemu-system-x86_64";
+
+/// What runs the guest's instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accelerator {
+    /// The host's KVM.
+    Kvm,
+    /// QEMU's own translator.
+    Tcg,
+}
+
+/// The other end of the guest's network card.
+#[derive(Clone, Debug)]
+pub enum Network {
+    /// libslirp, in QEMU's process. One queue pair.
+    User,
+    /// A TAP that is there; a queue pair per CPU.
+    Tap(String),
+    /// passt, by its socket. One queue pair.
+    Passt(PathBuf),
+}
+
+/// A guest to be run by QEMU.
+#[derive(Clone, Debug)]
+pub struct Qemu<'a> {
+    /// What is booted.
+    pub boot: Boot<'a>,
+    /// By what.
+    pub accelerator: Accelerator,
+    /// On what.
+    pub network: Network,
+}
+
+impl Qemu<'_> {
+    /// Boots the guest and waits for its end.
+    pub fn run(&self) -> Result<GuestOutput> {
+        let child = self.boot.namespace.spawn(self.command()?)?;
+        output::follow(child, self.boot.timeout)
+    }
+
+    fn command(&self) -> Result<Command> {
+        let Boot {
+            command_line,
+            cpus,
+            memory_mib,
+            ..
+        } = &self.boot;
+        let accelerator = match self.accelerator {
+            Accelerator::Kvm => "kvm",
+            Accelerator::Tcg => "tcg,thread=multi",
+        };
+        let (back_end, queues) = match &self.network {
+            Network::User => ("user,id=n".to_owned(), 1),
+            Network::Tap(name) => {
+                let tap = format!("tap,id=n,ifname={name},script=no,downscript=no,vhost=off");
+                match cpus {
+                    1 => (tap, 1),
+                    queues => (format!("{tap},queues={queues}"), *queues),
+                }
+            }
+            Network::Passt(socket) => {
+                let path = socket.display();
+                let stream = format!("stream,id=n,server=off,addr.type=unix,addr.path={path}");
+                (stream, 1)
+            }
+        };
+        let mut card = "virtio-net-pci,netdev=n".to_owned();
+        if queues > 1 {
+            card = format!("{card},mq=on,vectors={}", 2 * u32::from(queues) + 2);
+        }
+        let exit = format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=1");
+        let mut command = Command::new(QEMU);
+        command
+            .args(["-M", "q35", "-accel", accelerator, "-cpu", "qemu64"])
+            .args(["-smp", &cpus.to_string(), "-m", &memory_mib.to_string()])
+            .args(["-nodefaults", "-display", "none", "-no-reboot"])
+            .args(["-serial", "stdio", "-device", &exit])
+            .args(["-netdev", &back_end, "-device", &card])
+            .arg("-kernel")
+            .arg(image()?)
+            .args(["-append", command_line])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        Ok(command)
+    }
+}
+
+/// A running passt, with its socket in a folder of its own. Killed on drop.
+pub struct Passt {
+    process: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Passt {
+    /// Starts it in `namespace`: the guest is 10.0.2.15/24 behind 10.0.2.2, of this MTU.
+    pub fn start(namespace: &NetNs, mtu: u32) -> Result<Passt> {
+        let folder = tempfile::tempdir().tried("make a folder for passt's socket")?;
+        let socket = folder.path().join("socket");
+        let mut command = Command::new("passt");
+        command
+            .args(["--foreground", "--quiet", "--runas", "0", "--ipv4-only"])
+            .args(["--address", "10.0.2.15", "--netmask", "24"])
+            .args(["--gateway", "10.0.2.2", "--mtu", &mtu.to_string()])
+            .args(["--tcp-ports", "none", "--udp-ports", "none"])
+            .arg("--socket")
+            .arg(&socket)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit());
+        let process = namespace.spawn(command)?;
+        let mut passt = Passt { process, folder };
+        let until = Instant::now() + Duration::from_secs(5);
+        while !socket.exists() {
+            if let Some(status) = passt.process.try_wait().tried("wait for passt")? {
+                return Err(Error::unexpected(format!("passt ended with {status}")));
+            }
+            if Instant::now() > until {
+                return Err(Error::unexpected("passt made no socket in 5 s".to_owned()));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(passt)
+    }
+
+    /// How QEMU reaches it.
+    pub fn network(&self) -> Network {
+        Network::Passt(self.folder.path().join("socket"))
+    }
+}
+
+impl Drop for Passt {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
