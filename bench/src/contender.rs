@@ -17,7 +17,7 @@ use anyhow::Result;
 use slipgate_testbed::{GuestConfig, WorldConfig};
 
 pub(crate) use self::{
-    process::Scheduled,
+    process::{Scheduled, version},
     stand::{Link, Stand},
 };
 use crate::conditions::Pinning;
@@ -60,7 +60,7 @@ pub(crate) fn all() -> Vec<Box<dyn Contender>> {
 }
 
 /// The world of a contender that forwards in the kernel, or of one that does not.
-fn world(ip_forward: bool) -> WorldConfig {
+pub(crate) fn world(ip_forward: bool) -> WorldConfig {
     WorldConfig {
         ip_forward,
         mtu: MTU,

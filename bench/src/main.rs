@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! main ─► run ─► contender × workload ─► results ─► goals, report, plot
+//!              ├ microvm        the built-in guest under slipgate run and QEMU
 //!              └ program_cost
 //! ```
 #![cfg(target_os = "linux")]
@@ -11,6 +12,7 @@ mod contender;
 mod cpu_time;
 mod generator;
 mod goals;
+mod microvm;
 mod plot;
 mod program_cost;
 mod report;
@@ -29,19 +31,21 @@ use crate::{
     conditions::{Conditions, Pinning},
     contender::Contender,
     report::Report,
-    run::Plan,
+    run::{Cell, Plan},
     workload::{Limits, Workload},
 };
 
-/// `--only` knows it beside the workloads.
+/// `--only` knows them beside the workloads.
 const PROGRAMS: &str = "programs";
+const MICROVM: &str = "microvm";
 
 /// Measures slipgate, nftables, plain forwarding, pasta, slirp4netns and einat side by side.
 #[derive(Parser, Debug)]
 #[command(name = "cargo xtask bench --", max_term_width = 100)]
 struct CommandLine {
     /// Only these workloads: bulk-up, bulk-down, connect-close, request-response, udp-64,
-    /// new-flows-udp, new-flows-tcp, programs
+    /// new-flows-udp, new-flows-tcp, microvm,
+    /// programs
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
     /// Only these contenders; ratios are to nftables
@@ -85,10 +89,17 @@ fn main() -> Result<()> {
         true => Pinning::none(),
         false => Pinning::of_this_machine(),
     };
-    let programs = args.only.is_empty() || args.only.iter().any(|name| name == PROGRAMS);
+    let wanted = |part: &str| args.only.is_empty() || args.only.iter().any(|name| name == part);
+    let programs = wanted(PROGRAMS);
     let workloads = chosen_workloads(&args.only)?;
     let mut conditions = Conditions::now(pinning, limits);
     let contenders = present(chosen_contenders(&args.contenders)?, &mut conditions);
+    let rounds = args.rounds.map_or(rounds, usize::from);
+    // Before anything is pinned: a machine's threads are the scheduler's to place.
+    let microvm = match wanted(MICROVM) {
+        true => microvm::measure(rounds, args.quick, &mut conditions),
+        false => Vec::new(),
+    };
     if let Some(cpu) = pinning.ends {
         // Threads and processes started from now on inherit it; those in the middle are moved.
         affinity::pin_thread(cpu)?;
@@ -96,18 +107,23 @@ fn main() -> Result<()> {
     let plan = Plan {
         contenders,
         workloads,
-        rounds: args.rounds.map_or(rounds, usize::from),
+        rounds,
         limits,
         pinning,
         budget: Duration::from_secs(args.budget),
     };
-    let report = measure(&plan, conditions, programs)?;
+    let report = measure(&plan, conditions, programs, microvm)?;
     print!("{}", report.text());
     write(&report, args.out)
 }
 
-fn measure(plan: &Plan, conditions: Conditions, programs: bool) -> Result<Report> {
-    let cells = if plan.workloads.is_empty() {
+fn measure(
+    plan: &Plan,
+    conditions: Conditions,
+    programs: bool,
+    microvm: Vec<Cell>,
+) -> Result<Report> {
+    let mut cells = if plan.workloads.is_empty() {
         Vec::new()
     } else {
         plan.run()
@@ -117,7 +133,11 @@ fn measure(plan: &Plan, conditions: Conditions, programs: bool) -> Result<Report
         .iter()
         .map(|contender| contender.name())
         .collect();
-    let tables = results::tables(&plan.workloads, &names, &cells);
+    let workloads = plan.workloads.iter().map(|workload| workload.measured());
+    let workloads: Vec<_> = workloads.collect();
+    let mut tables = results::tables(&workloads, &names, contender::REFERENCE, &cells);
+    tables.extend(microvm::tables(&microvm));
+    cells.extend(microvm);
     Ok(Report {
         conditions,
         goals: goals::judge(&tables),
@@ -155,9 +175,10 @@ fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
     let all = workload::all();
     let known: Vec<_> = all.iter().map(|workload| workload.name()).collect();
     for name in only {
-        if name != PROGRAMS && !known.contains(&name.as_str()) {
+        let name = name.as_str();
+        if name != PROGRAMS && name != MICROVM && !known.contains(&name) {
             bail!(
-                "--only {name}: give some of {}, {PROGRAMS}",
+                "--only {name}: give some of {}, {MICROVM}, {PROGRAMS}",
                 known.join(", ")
             );
         }

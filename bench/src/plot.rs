@@ -11,7 +11,6 @@ use plotters::{
 };
 
 use crate::{
-    contender::REFERENCE,
     report::{Report, number},
     results::{Row, Table},
 };
@@ -85,7 +84,7 @@ fn header(root: &Area, report: &Report) -> Result<()> {
     );
     text(root, &machine, (20, 44), 12, FAINT, HPos::Left)?;
     let key = "bar: median · line: least to most round · dot: a round · at the right: ratio to \
-               nftables, median of the rounds' ratios";
+               the blue one, median of the rounds' ratios";
     text(root, key, (20, 62), 12, FAINT, HPos::Left)
 }
 
@@ -115,14 +114,14 @@ fn panel(area: &Area, table: &Table) -> Result<()> {
             HPos::Center,
         )?;
     }
-    if let Some(reference) = table.row(REFERENCE).and_then(|row| row.summary) {
+    if let Some(reference) = table.row(table.reference).and_then(|row| row.summary) {
         let x = scale.x(reference.median);
         let bottom = PANEL_HEADER + table.rows.len() as i32 * ROW_HEIGHT - 6;
         line(
             area,
             (x, PANEL_HEADER - 4),
             (x, bottom),
-            colour(REFERENCE),
+            colour(table.reference),
             1,
         )?;
     }
@@ -243,11 +242,11 @@ fn tick_label(tick: f64) -> String {
 /// slipgate stands out; kernel, other eBPF, and userspace each have a family.
 fn colour(contender: &str) -> RGBColor {
     match contender {
-        "slipgate" => RGBColor(0xe0, 0x7a, 0x1f),
-        "nftables" => RGBColor(0x3b, 0x6f, 0xa5),
+        "slipgate" | "slipgate-run" => RGBColor(0xe0, 0x7a, 0x1f),
+        "nftables" | "qemu-tap" => RGBColor(0x3b, 0x6f, 0xa5),
         "forwarding" => RGBColor(0xa9, 0xc1, 0xd9),
         "einat" => RGBColor(0x7b, 0x5e, 0xa7),
-        name if name.starts_with("pasta") => RGBColor(0x5f, 0x9e, 0x6e),
+        name if name.starts_with("pasta") || name == "qemu-passt" => RGBColor(0x5f, 0x9e, 0x6e),
         _ => RGBColor(0x9c, 0xc8, 0xa5),
     }
 }

@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use crate::{
     conditions::Conditions,
-    contender::REFERENCE,
     goals::Goal,
     program_cost::Cost,
     results::{Row, Table},
@@ -110,7 +109,7 @@ fn metric(table: &Table) -> String {
         "median",
         "min – max",
         "ratio",
-        format!("to {REFERENCE}")
+        format!("to {}", table.reference)
     );
     for row in &table.rows {
         let _ = writeln!(out, "  {:<18} {}", row.contender, cells(row));

@@ -2,12 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{
-    contender::REFERENCE,
-    run::Cell,
-    statistics::Summary,
-    workload::{Metric, Workload},
-};
+use crate::{run::Cell, statistics::Summary, workload::Metric};
 
 /// One metric of one contender over all rounds.
 #[derive(Clone, Debug, Serialize)]
@@ -30,6 +25,8 @@ pub(crate) struct Row {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Table {
     pub(crate) metric: Metric,
+    /// The contender that ratios are to.
+    pub(crate) reference: &'static str,
     pub(crate) rows: Vec<Row>,
 }
 
@@ -45,24 +42,30 @@ impl Table {
     }
 }
 
+/// What a workload is called, and what it comes to.
+pub(crate) type Measured = (&'static str, &'static [Metric]);
+
 /// A table per metric, in the order of the workloads.
 pub(crate) fn tables(
-    workloads: &[Box<dyn Workload>],
+    workloads: &[Measured],
     contenders: &[&'static str],
+    reference: &'static str,
     cells: &[Cell],
 ) -> Vec<Table> {
-    let of_workload = |workload: &dyn Workload| {
-        let name = workload.name();
-        let table = |metric: &Metric| table(*metric, name, contenders, cells);
-        workload.metrics().iter().map(table).collect::<Vec<_>>()
+    let of_workload = |(name, metrics): &Measured| {
+        let table = |metric: &Metric| table(*metric, name, contenders, reference, cells);
+        metrics.iter().map(table).collect::<Vec<_>>()
     };
-    workloads
-        .iter()
-        .flat_map(|workload| of_workload(workload.as_ref()))
-        .collect()
+    workloads.iter().flat_map(of_workload).collect()
 }
 
-fn table(metric: Metric, workload: &str, contenders: &[&'static str], cells: &[Cell]) -> Table {
+fn table(
+    metric: Metric,
+    workload: &str,
+    contenders: &[&'static str],
+    reference: &'static str,
+    cells: &[Cell],
+) -> Table {
     let rows = contenders.iter().map(|contender| {
         let cells = cells
             .iter()
@@ -70,13 +73,17 @@ fn table(metric: Metric, workload: &str, contenders: &[&'static str], cells: &[C
         row(metric, contender, cells)
     });
     let mut rows: Vec<Row> = rows.collect();
-    let reference = rows.iter().find(|row| row.contender == REFERENCE);
-    if let Some(reference) = reference.map(|row| row.values.clone()) {
+    let compared = rows.iter().find(|row| row.contender == reference);
+    if let Some(compared) = compared.map(|row| row.values.clone()) {
         for row in &mut rows {
-            row.ratio = ratios(&row.values, &reference);
+            row.ratio = ratios(&row.values, &compared);
         }
     }
-    Table { metric, rows }
+    Table {
+        metric,
+        reference,
+        rows,
+    }
 }
 
 fn row<'a>(

@@ -1,5 +1,8 @@
 use super::*;
-use crate::workload::{self, Sample};
+use crate::{
+    contender::REFERENCE,
+    workload::{self, Sample},
+};
 
 fn cell(round: usize, contender: &'static str, value: Result<f64, &str>) -> Cell {
     let outcome = value
@@ -16,10 +19,14 @@ fn cell(round: usize, contender: &'static str, value: Result<f64, &str>) -> Cell
     }
 }
 
+fn measured() -> Vec<Measured> {
+    let all = workload::all();
+    all.iter().map(|workload| workload.measured()).collect()
+}
+
 fn bulk_up(cells: &[Cell]) -> Table {
-    let mut workloads = workload::all();
-    workloads.truncate(1);
-    let mut tables = tables(&workloads, &["slipgate", REFERENCE], cells);
+    let workloads = &measured()[..1];
+    let mut tables = tables(workloads, &["slipgate", REFERENCE], REFERENCE, cells);
     assert_eq!(tables.len(), 1);
     tables.remove(0)
 }
@@ -57,7 +64,7 @@ fn a_failed_round_has_no_ratio_and_is_told() {
 
 #[test]
 fn all_that_a_workload_comes_to_has_a_table() {
-    let tables = tables(&workload::all(), &["slipgate"], &[]);
+    let tables = tables(&measured(), &["slipgate"], REFERENCE, &[]);
     let names: Vec<_> = tables.iter().map(|table| table.metric.name).collect();
     let mut unique = names.clone();
     unique.sort_unstable();

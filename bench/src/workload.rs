@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::{contender::Stand, generator::FirstPacket};
+use crate::{contender::Stand, generator::FirstPacket, results::Measured};
 
 /// How long a workload may take on one contender, once.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -65,14 +65,14 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    fn of(values: &[(&'static str, f64)]) -> Sample {
+    pub(crate) fn of(values: &[(&'static str, f64)]) -> Sample {
         Sample {
             values: values.iter().copied().collect(),
             details: BTreeMap::new(),
         }
     }
 
-    fn with(mut self, name: &'static str, value: f64) -> Sample {
+    pub(crate) fn with(mut self, name: &'static str, value: f64) -> Sample {
         self.details.insert(name, value);
         self
     }
@@ -85,6 +85,11 @@ pub(crate) trait Workload {
 
     /// What it comes to.
     fn metrics(&self) -> &'static [Metric];
+
+    /// Both, for the tables.
+    fn measured(&self) -> Measured {
+        (self.name(), self.metrics())
+    }
 
     /// Does it.
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample>;

@@ -12,6 +12,17 @@ use crate::{
 /// NAT by `nft … masquerade` for this guest.
 pub fn masquerade(world: &World, guest: &Guest) -> Result<()> {
     gateway(world, guest)?;
+    masquerade_all(world)
+}
+
+/// The same for the guest of some VMM: 10.0.2.2/24 is its gateway on the TAP.
+pub fn masquerade_tap(world: &World, tap: &str) -> Result<()> {
+    world.host.ip(&format!("addr add 10.0.2.2/24 dev {tap}"))?;
+    world.host.ip(&format!("link set {tap} up"))?;
+    masquerade_all(world)
+}
+
+fn masquerade_all(world: &World) -> Result<()> {
     world.host.nft(&format!(
         "table ip testbed {{
             chain postrouting {{

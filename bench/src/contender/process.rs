@@ -143,7 +143,7 @@ fn threads(pid: u32) -> Result<Vec<u32>> {
 }
 
 /// The version of a program that must be on PATH, as the package manager or itself has it.
-pub(super) fn version(program: &str, package: &str) -> Result<String> {
+pub(crate) fn version(program: &str, package: &str) -> Result<String> {
     let itself = Command::new(program).arg("--version").output();
     let itself = itself.with_context(|| format!("`{program}` is not installed"))?;
     let text = String::from_utf8_lossy(&itself.stdout).into_owned();

@@ -1,0 +1,167 @@
+//! Whole microVMs: the built-in guest, its driver and its TCP stack the same for all, under
+//! `slipgate run` and under QEMU with each of the ways to the world that QEMU's users have.
+//!
+//! A boot does all workloads, one after the other; the contenders take turns boot by boot. Nothing
+//! is pinned: a VMM's threads are many, and placing them well is part of its work.
+
+mod contender;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use slipgate_testbed::{
+    microvm::{self, GuestOutput},
+    servers::{TcpServer, TcpService},
+    world::SERVER,
+};
+
+use self::contender::{Contender, Stand};
+use crate::{
+    conditions::Conditions,
+    results::{self, Measured, Table},
+    run::Cell,
+    workload::{Metric, Sample, Unit},
+};
+
+/// Whom the others are compared with: the usual way to have a fast microVM.
+const REFERENCE: &str = "qemu-tap";
+/// Of a boot with all workloads.
+const TIMEOUT: Duration = Duration::from_secs(90);
+
+const fn metric(name: &'static str, unit: Unit) -> Metric {
+    Metric { name, unit }
+}
+
+const CONNECTIONS: &[Metric] = &[
+    metric("vm connect-close ×1 p50", Unit::Microseconds),
+    metric("vm connect-close ×1 p99", Unit::Microseconds),
+    metric("vm connect-close ×2 p50", Unit::Microseconds),
+    metric("vm connect-close ×4 p50", Unit::Microseconds),
+    metric("vm connect-close ×8 p50", Unit::Microseconds),
+    metric("vm connect-close ×8 rate", Unit::ThousandPerSecond),
+];
+const MESSAGES: &[Metric] = &[metric("vm request-response p50", Unit::Microseconds)];
+const STREAMS: &[Metric] = &[
+    metric("vm stream up", Unit::GigabitsPerSecond),
+    metric("vm stream down", Unit::GigabitsPerSecond),
+];
+const MEASURED: [Measured; 3] = [
+    ("vm connect-close", CONNECTIONS),
+    ("vm request-response", MESSAGES),
+    ("vm streams", STREAMS),
+];
+
+/// All rounds; a contender that this machine has not is noted in the conditions.
+pub(crate) fn measure(rounds: usize, quick: bool, conditions: &mut Conditions) -> Vec<Cell> {
+    let mut present = Vec::new();
+    for contender in contender::ALL {
+        let possible = microvm::kvm_is_possible().map_err(anyhow::Error::from);
+        match possible.and_then(|()| contender.version()) {
+            Ok(version) => {
+                conditions.versions.push((contender.name(), version));
+                present.push(contender);
+            }
+            Err(why) => conditions
+                .missing
+                .push((contender.name(), format!("{why:#}"))),
+        }
+    }
+    let mut cells = Vec::new();
+    for round in 1..=rounds {
+        for contender in &present {
+            let outcome = one_boot(*contender, quick);
+            if let Err(why) = &outcome {
+                eprintln!("round {round}: {}: {why:#}", contender.name());
+            }
+            for (workload, metrics) in MEASURED {
+                cells.push(Cell {
+                    round,
+                    contender: contender.name(),
+                    workload,
+                    outcome: match &outcome {
+                        Ok(sample) => Ok(only(sample, metrics)),
+                        Err(why) => Err(format!("{why:#}")),
+                    },
+                });
+            }
+        }
+    }
+    cells
+}
+
+/// A table per metric.
+pub(crate) fn tables(cells: &[Cell]) -> Vec<Table> {
+    if cells.is_empty() {
+        return Vec::new();
+    }
+    let names = contender::ALL.map(Contender::name);
+    results::tables(&MEASURED, &names, REFERENCE, cells)
+}
+
+fn only(sample: &Sample, metrics: &[Metric]) -> Sample {
+    let mut of = sample.clone();
+    of.values
+        .retain(|name, _| metrics.iter().any(|metric| metric.name == *name));
+    of
+}
+
+fn one_boot(contender: Contender, quick: bool) -> Result<Sample> {
+    let stand = Stand::new(contender)?;
+    let serve = |port, service| TcpServer::start(&stand.world.net, (SERVER, port), service);
+    let _streams = serve(7000, TcpService::Streams)?;
+    let _close = serve(7001, TcpService::Close)?;
+    let _echo = serve(7002, TcpService::Echo)?;
+    let (connections, megabytes) = if quick { (200, 8) } else { (2000, 128) };
+    let mut line = format!("crr {SERVER}:7001 50 x2 close");
+    for at_once in [1, 2, 4, 8] {
+        line += &format!("; crr {SERVER}:7001 {connections} x{at_once} close");
+    }
+    line += &format!("; rr {SERVER}:7002 {connections}");
+    for way in ["up", "down"] {
+        line += &format!("; stream {SERVER}:7000 {}000000 {way} raw", megabytes);
+    }
+    let output = stand.boot(&line, TIMEOUT)?.expect_well()?;
+    sample(&output).with_context(|| output.to_string())
+}
+
+fn sample(output: &GuestOutput) -> Result<Sample> {
+    let mut values = BTreeMap::new();
+    let closed = output.results("crr");
+    // The first ones warm the way up.
+    for (at, name) in [
+        "vm connect-close ×1 p50",
+        "vm connect-close ×2 p50",
+        "vm connect-close ×4 p50",
+        "vm connect-close ×8 p50",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        values.insert(name, number(closed.get(at + 1), "p50_us")?);
+    }
+    values.insert("vm connect-close ×1 p99", number(closed.get(1), "p99_us")?);
+    let rate = number(closed.get(4), "per_second")?;
+    values.insert("vm connect-close ×8 rate", rate / 1e3);
+    let messages = output.results("rr");
+    values.insert(
+        "vm request-response p50",
+        number(messages.first(), "p50_us")?,
+    );
+    let streams = output.results("stream");
+    for (at, name) in ["vm stream up", "vm stream down"].into_iter().enumerate() {
+        let bits = number(streams.get(at), "mbit_per_second")?;
+        values.insert(name, bits / 1e3);
+    }
+    Ok(Sample {
+        values,
+        ..Sample::default()
+    })
+}
+
+fn number(result: Option<&Value>, field: &str) -> Result<f64> {
+    let result = result.context("the guest left a result out")?;
+    result[field]
+        .as_f64()
+        .with_context(|| format!("no {field} in {result}"))
+}
