@@ -150,8 +150,8 @@ fn sample(output: &GuestOutput) -> Result<Sample> {
     );
     let streams = output.results("stream");
     for (at, name) in ["vm stream up", "vm stream down"].into_iter().enumerate() {
-        let bits = number(streams.get(at), "mbit_per_second")?;
-        values.insert(name, bits / 1e3);
+        let bits = number(streams.get(at), "gbit_per_s")?;
+        values.insert(name, bits);
     }
     Ok(Sample {
         values,
