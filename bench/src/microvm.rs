@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context, Result};
 use serde_json::Value;
 use slipgate_testbed::{
-    microvm::{self, GuestOutput},
+    builtin_guest::{self, GuestOutput},
     servers::{TcpServer, TcpService},
     world::SERVER,
 };
@@ -56,7 +56,7 @@ const MEASURED: [Measured; 3] = [
 pub(crate) fn measure(rounds: usize, quick: bool, conditions: &mut Conditions) -> Vec<Cell> {
     let mut present = Vec::new();
     for contender in contender::ALL {
-        let possible = microvm::kvm_is_possible().map_err(anyhow::Error::from);
+        let possible = builtin_guest::kvm_is_possible().map_err(anyhow::Error::from);
         match possible.and_then(|()| contender.version()) {
             Ok(version) => {
                 conditions.versions.push((contender.name(), version));
@@ -70,10 +70,12 @@ pub(crate) fn measure(rounds: usize, quick: bool, conditions: &mut Conditions) -
     let mut cells = Vec::new();
     for round in 1..=rounds {
         for contender in &present {
-            let outcome = one_boot(*contender, quick);
-            if let Err(why) = &outcome {
+            let outcome = one_boot(*contender, quick).map_err(|why| {
                 eprintln!("round {round}: {}: {why:#}", contender.name());
-            }
+                // All that it said is above.
+                let why = format!("{why:#}");
+                why.lines().next().unwrap_or_default().to_owned()
+            });
             for (workload, metrics) in MEASURED {
                 cells.push(Cell {
                     round,
@@ -81,7 +83,7 @@ pub(crate) fn measure(rounds: usize, quick: bool, conditions: &mut Conditions) -
                     workload,
                     outcome: match &outcome {
                         Ok(sample) => Ok(only(sample, metrics)),
-                        Err(why) => Err(format!("{why:#}")),
+                        Err(why) => Err(why.clone()),
                     },
                 });
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use slipgate_testbed::{
     World, baseline,
-    microvm::{Accelerator, Boot, GuestOutput, Network, Passt, Qemu, SlipgateRun},
+    builtin_guest::{Accelerator, Boot, GuestOutput, Network, Passt, Qemu, SlipgateRun},
     world::UPLINK,
 };
 
