@@ -72,6 +72,9 @@ struct CommandLine {
 }
 
 fn main() -> Result<()> {
+    if let Some(ended) = microvm::ring::as_vmm() {
+        return ended;
+    }
     let args = CommandLine::parse();
     requirements::root_and_tun()
         .map_err(|why| anyhow::anyhow!("the benchmarks can't run: {why}"))?;

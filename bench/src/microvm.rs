@@ -5,6 +5,7 @@
 //! is pinned: a VMM's threads are many, and placing them well is part of its work.
 
 mod contender;
+pub(crate) mod ring;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -88,6 +89,7 @@ pub(crate) fn measure(rounds: usize, quick: bool, conditions: &mut Conditions) -
                 });
             }
         }
+        ring::round(round, quick, &mut cells);
     }
     cells
 }
@@ -98,7 +100,9 @@ pub(crate) fn tables(cells: &[Cell]) -> Vec<Table> {
         return Vec::new();
     }
     let names = contender::ALL.map(Contender::name);
-    results::tables(&MEASURED, &names, REFERENCE, cells)
+    let mut tables = results::tables(&MEASURED, &names, REFERENCE, cells);
+    tables.extend(ring::tables(cells));
+    tables
 }
 
 fn only(sample: &Sample, metrics: &[Metric]) -> Sample {

@@ -108,7 +108,7 @@ impl Stand {
                 };
                 run.run()?.0
             }
-            (Contender::QemuTap, _) => qemu(Network::Tap(TAP.to_owned())).run()?,
+            (Contender::QemuTap, _) => qemu(Network::Tap(TAP.to_owned(), MTU)).run()?,
             (_, Some(passt)) => qemu(passt.network()).run()?,
             (_, None) => qemu(Network::User).run()?,
         };

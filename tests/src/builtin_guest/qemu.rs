@@ -30,8 +30,8 @@ pub enum Accelerator {
 pub enum Network {
     /// libslirp, in QEMU's process. One queue pair.
     User,
-    /// A TAP that is there; a queue pair per CPU.
-    Tap(String),
+    /// A TAP that is there, of this MTU; a queue pair per CPU.
+    Tap(String, u32),
     /// passt, by its socket. One queue pair.
     Passt(PathBuf),
 }
@@ -54,7 +54,8 @@ impl Qemu<'_> {
         output::follow(child, self.boot.timeout)
     }
 
-    fn command(&self) -> Result<Command> {
+    /// The command that boots it, its console on stdout.
+    pub fn command(&self) -> Result<Command> {
         let Boot {
             command_line,
             cpus,
@@ -67,7 +68,7 @@ impl Qemu<'_> {
         };
         let (back_end, queues) = match &self.network {
             Network::User => ("user,id=n".to_owned(), 1),
-            Network::Tap(name) => {
+            Network::Tap(name, _) => {
                 let tap = format!("tap,id=n,ifname={name},script=no,downscript=no,vhost=off");
                 match cpus {
                     1 => (tap, 1),
@@ -83,6 +84,9 @@ impl Qemu<'_> {
         let mut card = "virtio-net-pci,netdev=n".to_owned();
         if queues > 1 {
             card = format!("{card},mq=on,vectors={}", 2 * u32::from(queues) + 2);
+        }
+        if let Network::Tap(_, mtu) = self.network {
+            card = format!("{card},host_mtu={mtu}");
         }
         let exit = format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=1");
         let mut command = Command::new(QEMU);

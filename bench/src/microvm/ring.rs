@@ -1,0 +1,338 @@
+//! The network card alone, ours beside QEMU's: guest's ring → TAP → guest's ring.
+//!
+//! A filter on the TAP turns each IP packet around, so what the guest floods comes back to it; the
+//! kernel does nothing else. The VMM is a process without NAT: this program started again, or QEMU.
+//! A frame's cost is what all threads of the VMM have had of the CPUs meanwhile, but for the vCPUs'.
+
+use std::{
+    env,
+    fs::{self, File},
+    io::{BufRead, BufReader, Read},
+    os::fd::{AsRawFd, OwnedFd},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use slipgate_testbed::{
+    NetNs,
+    builtin_guest::{self, Accelerator, Boot, Network, Qemu},
+};
+use slipgate_vmm::{
+    Machine, MachineConfig, Outcome, SerialIo,
+    boot::{BootSource, Kernel},
+    virtio::net::NetConfig,
+};
+
+use super::metric;
+use crate::{
+    results::{self, Measured, Table},
+    run::Cell,
+    workload::{Metric, Sample, Unit},
+};
+
+/// Makes this program a VMM: `slipgate-bench vmm CPUS COMMAND-LINE`.
+const VMM: &str = "vmm";
+const OURS: &str = "slipgate-vmm";
+const QEMU: &str = "qemu";
+const TAP: &str = "ring0";
+/// For frames of 60,000 bytes.
+const MTU: u16 = 62_000;
+const MEMORY_MIB: u32 = 128;
+const MAC: [u8; 6] = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
+const TIMEOUT: Duration = Duration::from_secs(40);
+
+/// Frame bytes and queue pairs, and the two metrics of it.
+const CASES: [(u32, u8, Measured); 6] = [
+    (
+        64,
+        1,
+        ("ring 64 ×1", &rates("ring 64 B ×1", "ring 64 B ×1 CPU")),
+    ),
+    (
+        64,
+        2,
+        ("ring 64 ×2", &rates("ring 64 B ×2", "ring 64 B ×2 CPU")),
+    ),
+    (
+        1500,
+        1,
+        (
+            "ring 1500 ×1",
+            &rates("ring 1500 B ×1", "ring 1500 B ×1 CPU"),
+        ),
+    ),
+    (
+        1500,
+        2,
+        (
+            "ring 1500 ×2",
+            &rates("ring 1500 B ×2", "ring 1500 B ×2 CPU"),
+        ),
+    ),
+    (
+        60000,
+        1,
+        (
+            "ring 60000 ×1",
+            &rates("ring 60 KB ×1", "ring 60 KB ×1 CPU"),
+        ),
+    ),
+    (
+        60000,
+        2,
+        (
+            "ring 60000 ×2",
+            &rates("ring 60 KB ×2", "ring 60 KB ×2 CPU"),
+        ),
+    ),
+];
+
+const fn rates(rate: &'static str, cost: &'static str) -> [Metric; 2] {
+    [
+        metric(rate, Unit::ThousandPerSecond),
+        metric(cost, Unit::Nanoseconds),
+    ]
+}
+
+/// Each case on both VMMs.
+pub(super) fn round(round: usize, quick: bool, cells: &mut Vec<Cell>) {
+    for (frame_bytes, pairs, (workload, metrics)) in &CASES {
+        for contender in [OURS, QEMU] {
+            let outcome = one(contender, *frame_bytes, *pairs, quick, metrics);
+            if let Err(why) = &outcome {
+                eprintln!("round {round}: {contender}: {workload}: {why:#}");
+            }
+            cells.push(Cell {
+                round,
+                contender,
+                workload,
+                outcome: outcome.map_err(|why| format!("{why:#}")),
+            });
+        }
+    }
+}
+
+pub(super) fn tables(cells: &[Cell]) -> Vec<Table> {
+    let measured = CASES.map(|(_, _, measured)| measured);
+    results::tables(&measured, &[OURS, QEMU], QEMU, cells)
+}
+
+fn one(
+    contender: &str,
+    frame_bytes: u32,
+    pairs: u8,
+    quick: bool,
+    metrics: &[Metric],
+) -> Result<Sample> {
+    let frames = match (frame_bytes, quick) {
+        (60000, true) => 5_000,
+        (60000, false) => 40_000,
+        (_, true) => 50_000,
+        (_, false) => 500_000,
+    };
+    let ns = NetNs::new("ring")?;
+    let made = format!("tuntap add {TAP} mode tap multi_queue vnet_hdr");
+    ns.ip(&made)?;
+    // Answers ARP; what the guest floods is turned around before it gets there.
+    ns.ip(&format!("addr add 10.0.2.2/24 dev {TAP}"))?;
+    ns.ip(&format!("link set {TAP} mtu {MTU} up"))?;
+    turn_around(&ns)?;
+    let line = format!(
+        "address 10.0.2.15/24 10.0.2.2; flood 10.0.2.2:9 {frames} {frame_bytes} x{pairs}; wait 100"
+    );
+    let command = match contender {
+        OURS => ours(pairs, &line)?,
+        _ => qemu(&ns, pairs, &line)?,
+    };
+    let measured = watch(ns.spawn(command)?)?;
+    let carried = measured.result["rx_frames"].as_f64().unwrap_or(0.0);
+    let sent = measured.result["done"].as_f64().unwrap_or(0.0);
+    let took_us = measured.result["took_us"].as_f64().unwrap_or(f64::NAN);
+    // Out and in is two.
+    let moved = sent + carried;
+    let values = [
+        (metrics[0].name, moved / took_us * 1e3),
+        (metrics[1].name, measured.cpu_ns as f64 / moved),
+    ];
+    Ok(Sample::of(&values)
+        .with("sent", sent)
+        .with("came back", carried))
+}
+
+fn turn_around(ns: &NetNs) -> Result<()> {
+    let filter = format!(
+        "filter add dev {TAP} ingress protocol ip u32 match u32 0 0 \
+         action mirred egress redirect dev {TAP}"
+    );
+    for words in [format!("qdisc add dev {TAP} clsact"), filter] {
+        let mut tc = Command::new("tc");
+        tc.args(words.split_whitespace());
+        let done = ns.output(tc)?;
+        if !done.status.success() {
+            bail!("tc {words}: {}", String::from_utf8_lossy(&done.stderr));
+        }
+    }
+    Ok(())
+}
+
+fn ours(pairs: u8, line: &str) -> Result<Command> {
+    let me = env::current_exe().context("find this program")?;
+    let mut command = Command::new(me);
+    command
+        .args([VMM, &pairs.to_string(), line])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit());
+    Ok(command)
+}
+
+fn qemu(ns: &NetNs, pairs: u8, line: &str) -> Result<Command> {
+    let qemu = Qemu {
+        boot: Boot {
+            cpus: pairs,
+            memory_mib: MEMORY_MIB,
+            ..Boot::new(ns, line)
+        },
+        accelerator: Accelerator::Kvm,
+        network: Network::Tap(TAP.to_owned(), MTU.into()),
+    };
+    let mut command = qemu.command()?;
+    command.stderr(Stdio::null());
+    Ok(command)
+}
+
+/// A flood's result, and what it cost the VMM.
+struct Flood {
+    result: Value,
+    cpu_ns: u64,
+}
+
+/// Reads the guest's lines: from that it is up to the flood's result, the VMM's threads are timed.
+fn watch(mut vmm: Child) -> Result<Flood> {
+    let pid = vmm.id();
+    let stdout = vmm.stdout.take().context("the VMM has no stdout")?;
+    let (ended, waiting) = mpsc::channel::<()>();
+    let watchdog = thread::spawn(move || {
+        if waiting.recv_timeout(TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+            drop(vmm.kill());
+        }
+        vmm.wait()
+    });
+    let flood = read(pid, stdout);
+    drop(ended);
+    drop(watchdog.join());
+    flood
+}
+
+fn read(pid: u32, stdout: impl Read) -> Result<Flood> {
+    let (mut before, mut measured, mut said) = (0, None, String::new());
+    for line in BufReader::new(stdout).lines() {
+        let line = line.context("read the guest's console")?;
+        said += &line;
+        said.push('\n');
+        let Ok(line) = serde_json::from_str::<Value>(&line) else {
+            continue;
+        };
+        if line["boot"] == true {
+            before = cpu_ns(pid)?;
+        } else if line["workload"] == "flood" {
+            measured = Some(Flood {
+                cpu_ns: cpu_ns(pid)?.saturating_sub(before),
+                result: line,
+            });
+        }
+    }
+    measured.with_context(|| format!("the guest did not flood:\n{said}"))
+}
+
+/// What a VMM's threads have had of the CPUs, but for those that run vCPUs.
+fn cpu_ns(pid: u32) -> Result<u64> {
+    let folder = format!("/proc/{pid}/task");
+    let tasks = fs::read_dir(&folder).with_context(|| format!("list {folder}"))?;
+    let mut total = 0;
+    for task in tasks {
+        let task = task?.path();
+        let name = fs::read_to_string(task.join("comm")).unwrap_or_default();
+        // QEMU's are `CPU 0/KVM`, ours `vcpu0`.
+        if name.starts_with("CPU ") || name.starts_with("vcpu") {
+            continue;
+        }
+        let times = fs::read_to_string(task.join("schedstat")).unwrap_or_default();
+        let on_cpu = times
+            .split(' ')
+            .next()
+            .and_then(|ns| ns.parse::<u64>().ok());
+        total += on_cpu.unwrap_or(0);
+    }
+    Ok(total)
+}
+
+/// Runs a guest when this program was started to be a VMM.
+pub(crate) fn as_vmm() -> Option<Result<()>> {
+    let mut args = env::args().skip(1);
+    if args.next().as_deref() != Some(VMM) {
+        return None;
+    }
+    Some((|| {
+        let cpus = args.next().context("no number of CPUs")?;
+        let line = args.next().context("no command line")?;
+        run_machine(cpus.parse().context("the number of CPUs")?, line)
+    })())
+}
+
+fn run_machine(cpus: u8, cmdline: String) -> Result<()> {
+    let taps = (0..cpus).map(|_| open_queue()).collect::<Result<_>>()?;
+    let open = |path: &str| File::options().read(true).write(true).open(path);
+    let image = builtin_guest::image()?;
+    let machine = Machine::new(MachineConfig {
+        cpus,
+        memory_bytes: u64::from(MEMORY_MIB) << 20,
+        boot: BootSource {
+            kernel: Kernel::File(File::open(image)?),
+            initrd: None,
+            cmdline,
+        },
+        net: Some(NetConfig::new(MAC, MTU, taps)),
+        serial: SerialIo {
+            input: None,
+            output: OwnedFd::from(File::options().write(true).open("/dev/stdout")?),
+        },
+        kvm: open("/dev/kvm").context("open /dev/kvm")?.into(),
+        threads: Arc::new(|_| Ok(())),
+    })?;
+    match machine.run() {
+        Outcome::PoweredOff | Outcome::Reset | Outcome::GuestExit(0) => Ok(()),
+        other => bail!("the guest ended otherwise: {other:?}"),
+    }
+}
+
+/// A queue of the TAP.
+fn open_queue() -> Result<OwnedFd> {
+    const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+    let queue = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+        .context("open /dev/net/tun")?;
+    // SAFETY: an ifreq is plain data, for which zeroes are valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(TAP.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    // SAFETY: TUNSETIFF reads and writes an ifreq.
+    let done = unsafe { libc::ioctl(queue.as_raw_fd(), TUNSETIFF, &raw mut request) };
+    if done != 0 {
+        let why = std::io::Error::last_os_error();
+        return Err(why).with_context(|| format!("open a queue of {TAP}"));
+    }
+    Ok(queue.into())
+}
