@@ -127,7 +127,7 @@ impl Passt {
             .arg(&socket)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::inherit());
+            .stderr(Stdio::null());
         let process = namespace.spawn(command)?;
         let mut passt = Passt { process, folder };
         let until = Instant::now() + Duration::from_secs(5);

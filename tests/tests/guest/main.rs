@@ -1,0 +1,155 @@
+//! The built-in guest under a VMM that nobody here wrote: its driver agrees with QEMU's
+//! virtio-net-pci, and it reaches the world through QEMU's own networks. That slipgate's card
+//! agrees with the same driver is what the tests of `slipgate run` show.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use slipgate_testbed::{
+    PinDir, Slipgate, World,
+    builtin_guest::{Accelerator, Boot, GuestOutput, Network, Passt, Qemu},
+    require_kvm, require_root_and_tun,
+    rig::Machine,
+    servers::{TcpServer, TcpService},
+    skipped,
+    world::{SERVER, UPLINK},
+};
+
+/// Several times what it takes on a machine under load.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// As many as the guest makes: none may be left out in silence.
+const CHECKS: usize = 18;
+const MTU: u32 = 1500;
+
+/// The world, and what the guest talks to in it.
+struct Stand {
+    world: World,
+    _servers: [TcpServer; 3],
+}
+
+impl Stand {
+    fn new() -> Stand {
+        let world = World::new().unwrap();
+        let servers = [
+            (7000, TcpService::Streams),
+            (7001, TcpService::Close),
+            (7002, TcpService::Echo),
+        ]
+        .map(|(port, service)| TcpServer::start(&world.net, (SERVER, port), service).unwrap());
+        Stand {
+            world,
+            _servers: servers,
+        }
+    }
+
+    fn boot(&self, accelerator: Accelerator, network: Network, line: &str) -> GuestOutput {
+        let boot = Boot {
+            timeout: TIMEOUT,
+            ..Boot::new(&self.world.host, line)
+        };
+        let qemu = Qemu {
+            boot,
+            accelerator,
+            network,
+        };
+        qemu.run().unwrap().expect_well().unwrap()
+    }
+}
+
+/// Connections, messages and checked streams each way.
+fn to_the_world() -> String {
+    format!(
+        "crr {SERVER}:7001 100 x4 close; rr {SERVER}:7002 50; \
+         stream {SERVER}:7000 2000000 up; stream {SERVER}:7000 2000000 down"
+    )
+}
+
+/// All checks were made and hold; the features that the device has not.
+fn lacking(output: &GuestOutput) -> Vec<String> {
+    let checks: Vec<Value> = output
+        .lines()
+        .filter(|line| line.get("selftest").is_some())
+        .collect();
+    assert_eq!(checks.len(), CHECKS, "{output}");
+    assert!(checks.iter().all(|check| check["ok"] == true), "{output}");
+    let lacks = checks.iter().filter_map(|check| check["lacks"].as_str());
+    lacks.map(str::to_owned).collect()
+}
+
+/// libslirp, in QEMU's process.
+#[test]
+fn under_qemu_with_libslirp() {
+    require_root_and_tun!();
+    require_kvm!();
+    if let Err(why) = Machine::is_possible() {
+        return skipped!("{why}");
+    }
+    let stand = Stand::new();
+    let line = format!("selftest; ping 10.0.2.2 2; {}", to_the_world());
+    let output = stand.boot(Accelerator::Kvm, Network::User, &line);
+    assert!(
+        lacking(&output).iter().any(|lacks| lacks == "MQ"),
+        "libslirp has one queue pair: {output}"
+    );
+}
+
+/// passt, by its socket.
+#[test]
+fn under_qemu_with_passt() {
+    require_root_and_tun!();
+    require_kvm!();
+    if let Err(why) = Machine::is_possible() {
+        return skipped!("{why}");
+    }
+    let stand = Stand::new();
+    let passt = Passt::start(&stand.world.host, MTU).unwrap();
+    stand.boot(Accelerator::Kvm, passt.network(), &to_the_world());
+}
+
+/// A TAP with two queue pairs and all offloads, served by `slipgate attach`.
+fn on_a_tap(accelerator: Accelerator) {
+    let stand = Stand::new();
+    let made = "tuntap add tap0 mode tap multi_queue vnet_hdr";
+    stand.world.host.ip(made).unwrap();
+    let pins = PinDir::new().unwrap();
+    let args = ["--tap", "tap0", "--uplink", UPLINK];
+    let _slipgate = Slipgate::attach(&stand.world.host, &pins, &args).unwrap();
+    let line = format!("selftest; {}", to_the_world());
+    let output = stand.boot(accelerator, Network::Tap("tap0".into(), MTU), &line);
+    let lacks = lacking(&output);
+    assert!(lacks.iter().all(|lacks| lacks == "CTRL_VLAN"), "{output}");
+    let carried: Vec<u64> = output
+        .lines()
+        .filter(|line| line.get("pair").is_some())
+        .map(|pair| {
+            pair["rx_frames"]
+                .as_u64()
+                .unwrap()
+                .min(pair["tx_frames"].as_u64().unwrap())
+        })
+        .collect();
+    assert!(
+        carried.len() == 2 && carried.iter().all(|frames| *frames > 0),
+        "each pair carries frames each way: {output}"
+    );
+}
+
+#[test]
+fn under_qemu_on_a_tap() {
+    require_root_and_tun!();
+    require_kvm!();
+    if let Err(why) = Machine::is_possible() {
+        return skipped!("{why}");
+    }
+    on_a_tap(Accelerator::Kvm);
+}
+
+/// Without KVM: another implementation of the processor, too.
+#[test]
+fn under_qemu_s_translator_on_a_tap() {
+    require_root_and_tun!();
+    if let Err(why) = Machine::is_possible() {
+        return skipped!("{why}");
+    }
+    on_a_tap(Accelerator::Tcg);
+}
