@@ -61,6 +61,46 @@ const GOALS: [(&str, Measure, Side); 15] = [
     ("new-flows-tcp", Measure::Own, Side::AtLeast(120.0)),
 ];
 
+/// Connections of a guest, how many at once.
+const CONNECTIONS: &[&str] = &[
+    "vm connect-close ×1 p50",
+    "vm connect-close ×2 p50",
+    "vm connect-close ×4 p50",
+    "vm connect-close ×8 p50",
+];
+/// Frames through the network card.
+const FRAMES: &[&str] = &[
+    "ring 64 B ×1",
+    "ring 64 B ×2",
+    "ring 1500 B ×1",
+    "ring 1500 B ×2",
+    "ring 60 KB ×1",
+    "ring 60 KB ×2",
+];
+/// What one costs.
+const FRAME_COSTS: &[&str] = &[
+    "ring 64 B ×1 CPU",
+    "ring 64 B ×2 CPU",
+    "ring 1500 B ×1 CPU",
+    "ring 1500 B ×2 CPU",
+    "ring 60 KB ×1 CPU",
+    "ring 60 KB ×2 CPU",
+];
+
+/// Of whole microVMs: metrics, ours, to whom, and the ratio.
+const MICROVM_GOALS: [(&[&str], &str, &str, Side); 5] = [
+    (CONNECTIONS, "slipgate-run", "qemu-passt", Side::AtMost(0.6)),
+    (
+        CONNECTIONS,
+        "slipgate-run",
+        "qemu-libslirp",
+        Side::AtMost(0.5),
+    ),
+    (CONNECTIONS, "slipgate-run", "qemu-tap", Side::AtMost(1.0)),
+    (FRAMES, "slipgate-vmm", "qemu", Side::AtLeast(1.0)),
+    (FRAME_COSTS, "slipgate-vmm", "qemu", Side::AtMost(1.0)),
+];
+
 /// A goal and what came of it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Goal {
@@ -73,24 +113,34 @@ pub(crate) struct Goal {
 
 /// The goals about which something was measured.
 pub(crate) fn judge(tables: &[Table]) -> Vec<Goal> {
-    GOALS
+    let of_the_nat = GOALS
         .iter()
-        .filter_map(|goal| judge_one(tables, *goal))
-        .collect()
+        .filter_map(|(metric, measure, side)| judge_one(tables, OURS, metric, *measure, *side));
+    let of_the_vmm = MICROVM_GOALS.iter().flat_map(|(metrics, ours, to, side)| {
+        let judge = |metric: &&str| judge_one(tables, ours, metric, Measure::To(to), *side);
+        metrics.iter().filter_map(judge).collect::<Vec<_>>()
+    });
+    of_the_nat.chain(of_the_vmm).collect()
 }
 
-fn judge_one(tables: &[Table], (metric, measure, side): (&str, Measure, Side)) -> Option<Goal> {
+fn judge_one(
+    tables: &[Table],
+    ours: &str,
+    metric: &str,
+    measure: Measure,
+    side: Side,
+) -> Option<Goal> {
     let table = tables.iter().find(|table| table.metric.name == metric)?;
     let (what, unit, measured) = match measure {
         Measure::To(other) => (
             format!("{metric} to {other}"),
             "×",
-            table.ratio(OURS, other)?,
+            table.ratio(ours, other)?,
         ),
         Measure::Own => (
             metric.to_owned(),
             table.metric.unit.symbol(),
-            table.row(OURS)?.summary?,
+            table.row(ours)?.summary?,
         ),
     };
     let (wanted, met) = match side {

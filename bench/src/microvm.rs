@@ -1,7 +1,8 @@
 //! Whole microVMs: the built-in guest, its driver and its TCP stack the same for all, under
 //! `slipgate run` and under QEMU with each of the ways to the world that QEMU's users have.
 //!
-//! A boot does all workloads, one after the other; the contenders take turns boot by boot. Nothing
+//! One vCPU and one queue pair each, for that is what libslirp and passt have; slipgate and QEMU's
+//! TAP once more with two. A boot does all workloads, one after the other; the contenders take turns boot by boot. Nothing
 //! is pinned: a VMM's threads are many, and placing them well is part of its work.
 
 mod contender;
@@ -116,12 +117,15 @@ fn one_boot(contender: Contender, quick: bool) -> Result<Sample> {
     let stand = Stand::new(contender)?;
     let serve = |port, service| TcpServer::start(&stand.world.net, (SERVER, port), service);
     let _streams = serve(7000, TcpService::Streams)?;
-    let _close = serve(7001, TcpService::Close)?;
     let _echo = serve(7002, TcpService::Echo)?;
+    // Each with ports of its own to come from: a NAT has only so many for one server.
+    let mut closing = vec![serve(7001, TcpService::Close)?];
     let (connections, megabytes) = if quick { (200, 8) } else { (2000, 128) };
     let mut line = format!("crr {SERVER}:7001 50 x2 close");
     for at_once in [1, 2, 4, 8] {
-        line += &format!("; crr {SERVER}:7001 {connections} x{at_once} close");
+        let port = 7100 + at_once;
+        closing.push(serve(port, TcpService::Close)?);
+        line += &format!("; crr {SERVER}:{port} {connections} x{at_once} close");
     }
     line += &format!("; rr {SERVER}:7002 {connections}");
     for way in ["up", "down"] {

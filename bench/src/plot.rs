@@ -242,8 +242,8 @@ fn tick_label(tick: f64) -> String {
 /// slipgate stands out; kernel, other eBPF, and userspace each have a family.
 fn colour(contender: &str) -> RGBColor {
     match contender {
-        "slipgate" | "slipgate-run" => RGBColor(0xe0, 0x7a, 0x1f),
-        "nftables" | "qemu-tap" => RGBColor(0x3b, 0x6f, 0xa5),
+        name if name.starts_with("slipgate") => RGBColor(0xe0, 0x7a, 0x1f),
+        "nftables" | "qemu-tap" | "qemu-tap ×2" | "qemu" => RGBColor(0x3b, 0x6f, 0xa5),
         "forwarding" => RGBColor(0xa9, 0xc1, 0xd9),
         "einat" => RGBColor(0x7b, 0x5e, 0xa7),
         name if name.starts_with("pasta") || name == "qemu-passt" => RGBColor(0x5f, 0x9e, 0x6e),

@@ -11,21 +11,23 @@ use slipgate_testbed::{
 
 use crate::contender::{self, MTU};
 
-/// A VMM and its way to the world.
+/// A VMM and its way to the world; how many vCPUs and queue pairs, where it can have several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
-    SlipgateRun,
-    QemuTap,
+    SlipgateRun(u8),
+    QemuTap(u8),
     QemuUser,
     QemuPasst,
 }
 
 /// In the order in which they take turns.
-pub(super) const ALL: [Contender; 4] = [
-    Contender::SlipgateRun,
-    Contender::QemuTap,
+pub(super) const ALL: [Contender; 6] = [
+    Contender::SlipgateRun(1),
+    Contender::QemuTap(1),
     Contender::QemuUser,
     Contender::QemuPasst,
+    Contender::SlipgateRun(2),
+    Contender::QemuTap(2),
 ];
 
 const TAP: &str = "tap0";
@@ -34,8 +36,10 @@ impl Contender {
     /// As in the tables.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Contender::SlipgateRun => "slipgate-run",
-            Contender::QemuTap => "qemu-tap",
+            Contender::SlipgateRun(1) => "slipgate-run",
+            Contender::SlipgateRun(_) => "slipgate-run ×2",
+            Contender::QemuTap(1) => "qemu-tap",
+            Contender::QemuTap(_) => "qemu-tap ×2",
             Contender::QemuUser => "qemu-libslirp",
             Contender::QemuPasst => "qemu-passt",
         }
@@ -45,8 +49,8 @@ impl Contender {
     pub(super) fn version(self) -> Result<String> {
         let qemu = || contender::version("qemu-system-x86_64", "qemu-system-x86");
         Ok(match self {
-            Contender::SlipgateRun => "this commit, hybrid".to_owned(),
-            Contender::QemuTap => format!("{}, TAP, nftables masquerade", qemu()?),
+            Contender::SlipgateRun(_) => "this commit, hybrid".to_owned(),
+            Contender::QemuTap(_) => format!("{}, TAP, nftables masquerade", qemu()?),
             Contender::QemuUser => format!("{}, -netdev user", qemu()?),
             Contender::QemuPasst => {
                 let passt = contender::version("passt", "passt")?;
@@ -65,10 +69,17 @@ pub(super) struct Stand {
 
 impl Stand {
     pub(super) fn new(contender: Contender) -> Result<Stand> {
-        let world = World::with(contender::world(contender == Contender::QemuTap))?;
-        if contender == Contender::QemuTap {
-            let made = format!("tuntap add {TAP} mode tap multi_queue vnet_hdr");
-            world.host.ip(&made)?;
+        let tap = match contender {
+            Contender::QemuTap(pairs) => Some(pairs),
+            _ => None,
+        };
+        let world = World::with(contender::world(tap.is_some()))?;
+        if let Some(pairs) = tap {
+            // QEMU does not open a single queue of a device made for many.
+            let many = if pairs > 1 { "multi_queue" } else { "" };
+            world
+                .host
+                .ip(&format!("tuntap add {TAP} mode tap vnet_hdr {many}"))?;
             baseline::masquerade_tap(&world, TAP)?;
         }
         let passt = match contender {
@@ -87,11 +98,16 @@ impl Stand {
         // Where nobody leases addresses, the guest brings its own.
         let own = "address 10.0.2.15/24 10.0.2.2; ";
         let line = match self.contender {
-            Contender::QemuTap => format!("{own}{line}"),
+            Contender::QemuTap(_) => format!("{own}{line}"),
             _ => line.to_owned(),
+        };
+        let cpus = match self.contender {
+            Contender::SlipgateRun(cpus) | Contender::QemuTap(cpus) => cpus,
+            _ => 1,
         };
         let boot = Boot {
             timeout,
+            cpus,
             ..Boot::new(&self.world.host, &line)
         };
         let qemu = |network| Qemu {
@@ -100,7 +116,7 @@ impl Stand {
             network,
         };
         let output = match (self.contender, &self.passt) {
-            (Contender::SlipgateRun, _) => {
+            (Contender::SlipgateRun(_), _) => {
                 let flags = ["--uplink", UPLINK];
                 let run = SlipgateRun {
                     boot,
@@ -108,7 +124,7 @@ impl Stand {
                 };
                 run.run()?.0
             }
-            (Contender::QemuTap, _) => qemu(Network::Tap(TAP.to_owned(), MTU)).run()?,
+            (Contender::QemuTap(_), _) => qemu(Network::Tap(TAP.to_owned(), MTU)).run()?,
             (_, Some(passt)) => qemu(passt.network()).run()?,
             (_, None) => qemu(Network::User).run()?,
         };
