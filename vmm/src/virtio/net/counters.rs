@@ -80,6 +80,9 @@ drops! {
     RxShort = "rx_short",
     /// To the guest: longer than any frame of Ethernet (from a socket only).
     RxLong = "rx_long",
+    /// To the guest: with an offload that its driver did not negotiate: in the TAP since another one
+    /// that did.
+    RxOffload = "rx_offload",
     /// To the guest: in hand when the driver reset the device or turned the queue off.
     RxReset = "rx_reset",
 }

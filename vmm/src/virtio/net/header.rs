@@ -4,10 +4,11 @@
 //! The guest's header is copied, checked and rewritten to what was understood of it; the TAP gets
 //! the copy. So what was checked is what the kernel reads, and what means nothing is zero.
 use virtio_bindings::virtio_net::{
-    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6,
-    VIRTIO_NET_F_HOST_USO, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_ECN,
-    VIRTIO_NET_HDR_GSO_NONE, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
-    VIRTIO_NET_HDR_GSO_UDP_L4,
+    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
+    VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6,
+    VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_USO,
+    VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_NONE,
+    VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6, VIRTIO_NET_HDR_GSO_UDP_L4,
 };
 
 use super::{DropReason, features::Features, tap::HEADER_BYTES};
@@ -72,6 +73,24 @@ pub(super) fn check(
     out[0] = if checksum { NEEDS_CSUM } else { 0 };
     *header = out;
     Ok(())
+}
+
+/// Whether a frame of the TAP's whose header begins with these flags and this GSO type may go to a
+/// guest that negotiated so. The TAP was told what the guest takes, but what was in it before that
+/// was for another driver.
+pub(super) fn may_receive([flags, gso_type]: [u8; 2], negotiated: Features) -> bool {
+    let checksum = flags & NEEDS_CSUM == 0 || negotiated.has(VIRTIO_NET_F_GUEST_CSUM);
+    let ecn = gso_type & GSO_ECN == 0 || negotiated.has(VIRTIO_NET_F_GUEST_ECN);
+    // Which of the two a UDP frame needs is in its IP header; the TAP takes both or none.
+    let uso = [VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6];
+    let gso = match gso_type & !GSO_ECN {
+        GSO_NONE => true,
+        GSO_TCPV4 => negotiated.has(VIRTIO_NET_F_GUEST_TSO4),
+        GSO_TCPV6 => negotiated.has(VIRTIO_NET_F_GUEST_TSO6),
+        GSO_UDP_L4 => uso.iter().all(|bit| negotiated.has(*bit)),
+        _ => false,
+    };
+    checksum && ecn && gso
 }
 
 /// What is segmented.

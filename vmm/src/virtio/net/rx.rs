@@ -23,7 +23,7 @@ use super::{
     features::Features,
     filter::Filter,
     frame_io::{Transfer, Way},
-    header::{ETHERNET_BYTES, MAX_FRAME_BYTES, NUM_BUFFERS_AT},
+    header::{self, ETHERNET_BYTES, MAX_FRAME_BYTES, NUM_BUFFERS_AT},
     pieces::{self, Translation},
     ring::{Broken, Ring},
     stock::{Chain, MAX_CHAIN_PIECES, Stock},
@@ -46,6 +46,7 @@ const ROOM: usize = 8 * 1024;
 /// The queue, and the batch in hand.
 pub(super) struct Rx {
     pub(super) ring: Ring,
+    features: Features,
     mergeable: bool,
     checksum_flags: bool,
     /// `None` lets all through.
@@ -83,6 +84,7 @@ impl Rx {
         Rx {
             stock: Stock::new(ring.size()),
             ring,
+            features,
             mergeable: features.mergeable(),
             checksum_flags: features.has(VIRTIO_NET_F_GUEST_CSUM),
             filter: None,
@@ -206,7 +208,7 @@ impl Rx {
         Ok(frames)
     }
 
-    /// Why a frame does not go to the guest.
+    /// Why a frame does not go to the guest. `read`'s pieces hold so many bytes.
     fn refuse(&self, read: &Read, bytes: usize) -> Option<DropReason> {
         if bytes < HEADER_BYTES + ETHERNET_BYTES {
             return Some(DropReason::RxShort);
@@ -217,14 +219,18 @@ impl Rx {
         if !self.mergeable && bytes > read.room {
             return Some(DropReason::RxBufferSize);
         }
-        let filter = self.filter.as_deref()?;
-        let mut to = [0; 6];
+        let pieces = &self.pieces[read.piece..=read.piece + read.pieces];
+        let mut header = [0; 2];
         // SAFETY: `prepare` listed these pieces: the guest's, which the translation keeps mapped,
         // and the spill.
-        unsafe {
-            let pieces = &self.pieces[read.piece..=read.piece + read.pieces];
-            pieces::read(pieces, HEADER_BYTES, &mut to);
+        unsafe { pieces::read(pieces, 0, &mut header) };
+        if !header::may_receive(header, self.features) {
+            return Some(DropReason::RxOffload);
         }
+        let filter = self.filter.as_deref()?;
+        let mut to = [0; 6];
+        // SAFETY: as above.
+        unsafe { pieces::read(pieces, HEADER_BYTES, &mut to) };
         (!filter.wants(&to)).then_some(DropReason::RxFiltered)
     }
 

@@ -19,6 +19,9 @@ const ATTEMPTS: u32 = 1_000;
 /// One queue.
 pub(super) struct Uring {
     ring: IoUring,
+    /// A call failed for good. What it was to submit is still in the queue, and points to memory
+    /// that may be another's by now: nothing is submitted any more.
+    failed: bool,
 }
 
 impl Uring {
@@ -41,7 +44,10 @@ impl Uring {
             Restriction::sqe_flags_allowed(fixed),
             Restriction::sqe_flags_required(fixed),
         ])?;
-        Ok(Uring { ring })
+        Ok(Uring {
+            ring,
+            failed: false,
+        })
     }
 }
 
@@ -51,6 +57,20 @@ impl FrameIo for Uring {
     }
 
     unsafe fn transfer(&mut self, transfers: &mut [Transfer]) -> io::Result<u64> {
+        if self.failed {
+            return Err(io::Error::other("this io_uring has failed before"));
+        }
+        // SAFETY: as the caller promises.
+        let calls = unsafe { self.submit(transfers) };
+        self.failed = calls.is_err();
+        calls
+    }
+}
+
+impl Uring {
+    /// # Safety
+    /// As of [`FrameIo::transfer`].
+    unsafe fn submit(&mut self, transfers: &mut [Transfer]) -> io::Result<u64> {
         let mut queue = self.ring.submission();
         for (index, transfer) in transfers.iter().enumerate() {
             let (pieces, count) = (transfer.pieces, transfer.count);

@@ -36,3 +36,46 @@ fn only_reads_and_writes_of_the_one_descriptor_are_possible() {
     let file = uring.ring.submitter().register_files(&[other.as_raw_fd()]);
     assert_eq!(file.unwrap_err().raw_os_error(), Some(libc::EACCES));
 }
+
+/// A call that the kernel refuses leaves its requests in the queue. They point to buffers of a
+/// driver that may be gone: the next call must not submit them.
+#[test]
+fn after_a_failure_nothing_is_submitted_again() {
+    let flags = SockFlag::SOCK_NONBLOCK;
+    let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags);
+    let (ours, other) = pair.unwrap();
+    let mut uring = Uring::new(ours.as_raw_fd()).unwrap();
+    uring.begin().unwrap();
+    let mut bytes = *b"stale";
+    let piece = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    let write = |piece: &libc::iovec| Transfer {
+        pieces: piece,
+        count: 1,
+        way: Way::Write,
+        result: 0,
+    };
+    // The ring is this thread's: the kernel takes nothing from another one.
+    let at = &raw const piece as usize;
+    let mut uring = thread::spawn(move || {
+        // SAFETY: the piece outlives the thread, which is joined.
+        let piece = unsafe { &*(at as *const libc::iovec) };
+        // SAFETY: the piece is mapped.
+        let failed = unsafe { uring.transfer(&mut [write(piece)]) };
+        assert!(failed.is_err());
+        uring
+    })
+    .join()
+    .unwrap();
+    // SAFETY: as above.
+    let again = unsafe { uring.transfer(&mut [write(&piece)]) };
+    assert!(again.is_err(), "it can't be used further");
+    let got = nix::sys::socket::recv(
+        other.as_raw_fd(),
+        &mut [0; 16],
+        nix::sys::socket::MsgFlags::MSG_DONTWAIT,
+    );
+    assert_eq!(got, Err(nix::Error::EAGAIN), "nothing was sent");
+}
