@@ -132,6 +132,9 @@ fn cells(row: &Row) -> String {
     if let Some(ratio) = row.ratio {
         let _ = write!(out, " {:>7.2}×  {:<13}", ratio.median, spread(ratio));
     }
+    if row.stalled > 0 {
+        let _ = write!(out, "  {} stalled", row.stalled);
+    }
     if row.failures > 0 {
         let _ = write!(out, "  {} failed", row.failures);
     }

@@ -13,6 +13,8 @@ pub(crate) struct Row {
     pub(crate) summary: Option<Summary>,
     /// To the reference, taken within each round.
     pub(crate) ratio: Option<Summary>,
+    /// Rounds in which it stood still, and was measured by what went until then.
+    pub(crate) stalled: usize,
     /// Rounds that failed.
     pub(crate) failures: usize,
     /// Why the first of them did.
@@ -109,6 +111,10 @@ fn row<'a>(
             .collect();
         Some((name, Summary::of(&all)?.median))
     });
+    let stalled = samples.clone();
+    let stalled = stalled
+        .filter(|(_, sample)| sample.details.get("stalled") == Some(&1.0))
+        .count();
     let mut failed = cells
         .filter_map(|cell| cell.outcome.as_ref().err())
         .peekable();
@@ -119,6 +125,7 @@ fn row<'a>(
         values,
         ratio: None,
         details: details.collect(),
+        stalled,
         failures: failed.count(),
         failure,
     }

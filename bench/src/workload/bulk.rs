@@ -12,7 +12,7 @@ use slipgate_testbed::{
 use super::{Limits, Metric, Sample, Unit, Workload};
 use crate::contender::Stand;
 
-/// A stream that stands still for so long has failed.
+/// A stream that stands still for so long is over; the time counts, for it is what a user gets.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy)]
@@ -52,6 +52,9 @@ impl Workload for Bulk {
             run(limits.bulk)
         })?;
         let sample = Sample::of(&[(self.name(), rate.bits_per_second() / 1e9)]);
-        Ok(sample.with("bytes", rate.bytes as f64))
+        let stalled = f64::from(u8::from(rate.stalled));
+        Ok(sample
+            .with("bytes", rate.bytes as f64)
+            .with("stalled", stalled))
     }
 }

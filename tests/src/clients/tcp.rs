@@ -3,11 +3,12 @@
 use std::{
     io::{self, Read, Write},
     net::{Shutdown, SocketAddrV4, TcpStream},
+    os::fd::AsRawFd,
     time::{Duration, Instant},
 };
 
 use crate::{
-    error::{Error, Result, Tried},
+    error::{Error, Result, Tried, checked},
     pattern::Pattern,
     sockets,
     streams::{BUFFER, Order, Receipt, receive, send},
@@ -238,6 +239,8 @@ pub struct Rate {
     pub bytes: u64,
     /// In this time.
     pub took: Duration,
+    /// Whether it stood still for as long as was waited for it; that time is part of `took`.
+    pub stalled: bool,
 }
 
 impl Rate {
@@ -247,35 +250,82 @@ impl Rate {
     }
 }
 
-/// Takes unchecked bytes from a `Streams` server for `duration`: a measurement.
+/// Takes unchecked bytes from a `Streams` server for `duration`: a measurement. A stream that stands
+/// still for `timeout` ends it.
 pub fn rate_down(address: SocketAddrV4, duration: Duration, timeout: Duration) -> Result<Rate> {
     let what = || format!("measure from {address}");
     let mut stream = connect(address, timeout)?;
     Order::Pour.write(&mut stream).tried(what())?;
     let (mut buffer, mut bytes, started) = (vec![0; BUFFER], 0, Instant::now());
-    while started.elapsed() < duration {
-        bytes += stream.read(&mut buffer).tried(what())? as u64;
+    let mut stalled = false;
+    while !stalled && started.elapsed() < duration {
+        match stream.read(&mut buffer) {
+            Ok(read) => bytes += read as u64,
+            Err(error) => {
+                stalled = true;
+                expect_stall(error).tried(what())?;
+            }
+        }
     }
     Ok(Rate {
         bytes,
         took: started.elapsed(),
+        stalled,
     })
 }
 
 /// Sends unchecked bytes to a `Streams` server for `duration`, and waits for its receipt: a
-/// measurement of what arrived.
+/// measurement of what arrived; of a stream that stands still for `timeout`, of what was acknowledged.
 pub fn rate_up(address: SocketAddrV4, duration: Duration, timeout: Duration) -> Result<Rate> {
     let what = || format!("measure to {address}");
     let mut stream = connect(address, timeout)?;
     Order::Drain.write(&mut stream).tried(what())?;
     let (buffer, started) = (vec![0; BUFFER], Instant::now());
-    while started.elapsed() < duration {
-        stream.write_all(&buffer).tried(what())?;
-    }
-    stream.shutdown(Shutdown::Write).tried(what())?;
-    let bytes = Receipt::read(&mut stream).tried(what())?.bytes;
+    let received = (|| {
+        while started.elapsed() < duration {
+            stream.write_all(&buffer)?;
+        }
+        stream.shutdown(Shutdown::Write)?;
+        Ok(Receipt::read(&mut stream)?.bytes)
+    })();
+    let stalled = received.is_err();
+    let bytes = match received {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            expect_stall(error).tried(what())?;
+            acknowledged(&stream).tried(what())?
+        }
+    };
     Ok(Rate {
         bytes,
         took: started.elapsed(),
+        stalled,
     })
+}
+
+/// An error, unless it is that of a socket's timeout.
+fn expect_stall(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Ok(()),
+        _ => Err(error),
+    }
+}
+
+/// Bytes that the peer has acknowledged: `tcpi_bytes_acked` of Linux's `struct tcp_info`.
+fn acknowledged(stream: &TcpStream) -> io::Result<u64> {
+    const BYTES_ACKED: std::ops::Range<usize> = 120..128;
+    let mut info = [0_u8; BYTES_ACKED.end];
+    let mut len = info.len() as libc::socklen_t;
+    // SAFETY: the buffer is writable for `len` bytes.
+    checked(unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    })?;
+    let bytes = info[BYTES_ACKED].try_into().expect("eight bytes");
+    Ok(u64::from_ne_bytes(bytes))
 }

@@ -30,6 +30,23 @@ fn both_ways(world: &World, guest: &Guest, len: u64) {
     assert_eq!(server.accepted(), 6);
 }
 
+/// A stream that stands still is measured by what was taken until then.
+#[test]
+fn a_stalled_stream_has_a_rate() {
+    require_root_and_tun!();
+    let world = World::new().unwrap();
+    let server = TcpServer::start(&world.net, (SERVER, 7001), TcpService::Hold).unwrap();
+    let still = Duration::from_millis(300);
+    let measure = || tcp::rate_up(server.address(), WAIT, still);
+    let rate = world.host.run(measure).unwrap();
+    assert!(rate.stalled && rate.took >= still, "{rate:?}");
+    // What the server's buffer holds, at least a few segments.
+    assert!(rate.bytes > 10_000, "{rate:?}");
+    let measure = || tcp::rate_down(server.address(), WAIT, still);
+    let rate = world.host.run(measure).unwrap();
+    assert!(rate.stalled && rate.bytes == 0, "{rate:?}");
+}
+
 #[test]
 fn gso_frames_stay_whole() {
     require_root_and_tun!();
