@@ -2,15 +2,18 @@
 //!
 //! A router's element stays: it is wanted again. One toward a neighbour on the link was claimed
 //! because a guest spoke to it; each costs the host a neighbour entry that it keeps fresh, so there
-//! are [`MAX_ON_LINK`] at most, and one that no flow has named for a whole interval between two
-//! looks is given back. That long, so that nothing under way by it is left. What a predecessor
-//! claimed is found by its owner's row.
+//! are [`MAX_ON_LINK`] at most, and one that nothing has used for a whole interval between two looks
+//! is given back. That long, so that nothing under way by it is left. What a predecessor claimed is
+//! found by its owner's row.
+//!
+//! A look goes through all flows, some slots at a time: one VM's many must not keep the others
+//! waiting. What is asked for while it is under way is in use, wherever the look stands.
 use std::{
     collections::{HashMap, HashSet},
     sync::atomic::Ordering::Relaxed,
 };
 
-use slipgate_abi::Ip4;
+use slipgate_abi::{Ip4, maps::SLOTS_PER_CHUNK};
 
 use super::core::Core;
 use crate::{clock::SECOND_NS, datapath::Datapath};
@@ -22,6 +25,8 @@ const MAX_KNOWN: usize = 4_096;
 pub(super) const MAX_ON_LINK: usize = 256;
 /// Between two looks, ns.
 const INTERVAL_NS: u64 = 10 * SECOND_NS;
+/// Slots looked at in one go.
+pub(super) const LOOK_BUDGET: u32 = 8 * SLOTS_PER_CHUNK;
 
 /// An uplink's ifindex and a neighbour there.
 type Hop = (u32, Ip4);
@@ -32,15 +37,33 @@ pub(super) struct Hops {
     known: hashbrown::HashMap<Hop, u32, foldhash::fast::RandomState>,
     /// Those that were claimed because a guest spoke to them, not because they route.
     on_link: HashMap<Hop, u32>,
-    /// Elements that nothing named at the last look.
+    /// Elements that nothing named at the last look, nor asked for since.
     idle: HashSet<u32>,
+    look: Option<Look>,
     next_look_ns: u64,
+}
+
+/// A look under way.
+#[derive(Debug)]
+struct Look {
+    /// Elements that nothing has been found to name.
+    unnamed: HashSet<u32>,
+    /// The chunk of slots that comes next.
+    chunk: usize,
 }
 
 impl Hops {
     /// The links are others now.
     pub(super) fn forget_known(&mut self) {
         self.known.clear();
+    }
+
+    /// It is asked for.
+    fn note_use(&mut self, index: u32) {
+        self.idle.remove(&index);
+        if let Some(look) = &mut self.look {
+            look.unnamed.remove(&index);
+        }
     }
 
     fn forget(&mut self, index: u32) {
@@ -57,8 +80,9 @@ impl<D: Datapath> Core<D> {
         let neighbour = Some(neighbour).filter(|_| has_l2);
         let neighbour = neighbour.unwrap_or(Ip4::UNSPECIFIED);
         let hop = (ifindex, neighbour);
-        if let Some(index) = self.hops.known.get(&hop) {
-            return *index;
+        if let Some(index) = self.hops.known.get(&hop).copied() {
+            self.hops.note_use(index);
+            return index;
         }
         let on_link = neighbour == destination && !self.hops.on_link.contains_key(&hop);
         if on_link && self.hops.on_link.len() >= MAX_ON_LINK {
@@ -76,34 +100,50 @@ impl<D: Datapath> Core<D> {
         if on_link {
             self.hops.on_link.insert(hop, index);
         }
+        self.hops.note_use(index);
         index
     }
 
-    /// Gives back what has been idle since the last look; looks at most once an interval.
+    /// Goes on with a look, or begins one when it is time, and at its end gives back what has been
+    /// idle since the one before.
     pub(super) fn release_idle_hops(&mut self, now_ns: u64) {
-        if now_ns < self.hops.next_look_ns {
+        let Some(mut look) = self.hops.look.take().or_else(|| self.begin_look(now_ns)) else {
             return;
-        }
-        self.hops.next_look_ns = now_ns + INTERVAL_NS;
-        let mut idle: HashSet<u32> = self.datapath.own_next_hops().into_iter().collect();
-        for (hop, index) in &self.hops.known {
-            if !self.hops.on_link.contains_key(hop) {
-                idle.remove(index);
+        };
+        let mut left = LOOK_BUDGET;
+        while left > 0 && !look.unnamed.is_empty() && look.chunk < self.flows.chunks() {
+            if let Some(slots) = self.flows.in_chunk(look.chunk) {
+                for slot in slots {
+                    let named = self.datapath.slot(slot).next_hop().load(Relaxed);
+                    look.unnamed.remove(&named);
+                }
+                left = left.saturating_sub(SLOTS_PER_CHUNK);
             }
+            look.chunk += 1;
         }
-        if idle.is_empty() {
-            self.hops.idle = idle;
+        if !look.unnamed.is_empty() && look.chunk < self.flows.chunks() {
+            self.hops.look = Some(look);
             return;
-        }
-        for (slot, _) in self.flows.entries() {
-            idle.remove(&self.datapath.slot(slot).next_hop().load(Relaxed));
         }
         let before = std::mem::take(&mut self.hops.idle);
-        for index in idle.extract_if(|index| before.contains(index)) {
+        for index in look.unnamed.extract_if(|index| before.contains(index)) {
             self.datapath.release_next_hop(index);
             self.hops.forget(index);
         }
-        // Named anew since, it is not idle at the next look.
-        self.hops.idle = idle;
+        self.hops.idle = look.unnamed;
+    }
+
+    fn begin_look(&mut self, now_ns: u64) -> Option<Look> {
+        if now_ns < self.hops.next_look_ns {
+            return None;
+        }
+        self.hops.next_look_ns = now_ns + INTERVAL_NS;
+        let mut unnamed: HashSet<u32> = self.datapath.own_next_hops().into_iter().collect();
+        for (hop, index) in &self.hops.known {
+            if !self.hops.on_link.contains_key(hop) {
+                unnamed.remove(index);
+            }
+        }
+        Some(Look { unnamed, chunk: 0 })
     }
 }

@@ -21,7 +21,10 @@
 //! slot without tuples is to be recorded if its id is not in the log's tail.
 use std::collections::VecDeque;
 
-use slipgate_abi::{Ip4, Tuple, maps::MAX_VMS};
+use slipgate_abi::{
+    Ip4, Tuple,
+    maps::{MAX_VMS, SLOTS_PER_CHUNK},
+};
 
 use crate::nat_ports::PortPool;
 
@@ -134,9 +137,17 @@ impl Flows {
             .collect()
     }
 
-    /// Every own slot in use, with what is known of it.
-    pub fn entries(&self) -> impl Iterator<Item = (u32, &Entry)> {
-        self.table.iter()
+    /// Chunks of slots there can be.
+    pub fn chunks(&self) -> usize {
+        self.table.chunks()
+    }
+
+    /// The slots in use of a chunk, if it ever had any.
+    pub fn in_chunk(&self, chunk: usize) -> Option<impl Iterator<Item = u32>> {
+        let entries = self.table.chunk(chunk)?;
+        let first = chunk as u32 * SLOTS_PER_CHUNK;
+        let used = (first..).zip(entries).filter(|(_, entry)| entry.is_some());
+        Some(used.map(|(slot, _)| slot))
     }
 
     /// Every own slot in use.

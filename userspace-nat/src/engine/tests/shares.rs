@@ -6,7 +6,8 @@ use slipgate_abi::{Command, Handover, Ip4, PortHeader, Protocol, Refusal};
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    engine::{ControlMessage, Forward},
+    datapath::Tables as _,
+    engine::{ControlMessage, Forward, core::Core, hops::LOOK_BUDGET},
     port::PORT_HEADER_AT,
 };
 
@@ -159,7 +160,11 @@ fn what_is_refused_for_want_of_ports_has_cost_its_token() {
 
 /// Every destination is on the link.
 fn on_link() -> Rig {
-    let mut rig = Rig::new();
+    on_link_with(Setup::default())
+}
+
+fn on_link_with(setup: Setup) -> Rig {
+    let mut rig = Rig::with(setup);
     rig.broker.messages.borrow_mut().push_back(on_link_routes());
     rig.turn();
     rig
@@ -190,7 +195,6 @@ fn neighbour(number: u16) -> Ip4 {
 }
 
 fn hops_of(rig: &Rig) -> Vec<u32> {
-    use crate::datapath::Tables as _;
     rig.engine.core.datapath.own_next_hops()
 }
 
@@ -231,13 +235,68 @@ fn a_next_hop_is_not_given_back_before_a_whole_interval_has_passed() {
 }
 
 #[test]
+fn a_next_hop_that_is_asked_for_between_two_looks_is_not_given_back() {
+    let mut rig = on_link();
+    let core = &mut rig.engine.core;
+    let now_ns = 3_600 * SECOND_NS;
+    let ask = |core: &mut Core<_>| core.next_hop(UPLINK, neighbour(7), neighbour(7));
+    let index = ask(core);
+    core.release_idle_hops(now_ns);
+    // What was sent by it may still be under way at the next look.
+    assert_eq!(ask(core), index);
+    core.release_idle_hops(now_ns + 10 * SECOND_NS);
+    assert_eq!(core.datapath.own_next_hops(), [index]);
+    core.release_idle_hops(now_ns + 20 * SECOND_NS);
+    assert!(core.datapath.own_next_hops().is_empty());
+}
+
+#[test]
+fn a_look_for_idle_next_hops_takes_some_flows_at_a_time() {
+    const FLOWS: u16 = 10_000;
+    let mut rig = on_link_with(Setup {
+        slots: 32_768,
+        max_flows: 32_768,
+        rate: 32_768,
+        ..Setup::default()
+    });
+    for port in 0..FLOWS {
+        // A translated port serves each destination once.
+        let to = (neighbour(7), 9 + port / 1_000);
+        rig.guest(1, &udp((GUEST, 5_000 + port), to, b"x"));
+    }
+    assert_eq!(rig.flows(), usize::from(FLOWS));
+    let looks = |rig: &Rig| rig.kernel.borrow().slots_looked_at.get();
+    let core = &mut rig.engine.core;
+    let [named, asked_for] = [7, 8].map(|n| core.next_hop(UPLINK, neighbour(n), neighbour(n)));
+    core.next_hop(UPLINK, neighbour(9), neighbour(9));
+    let (mut now_ns, mut most) = (3_600 * SECOND_NS, 0);
+    let mut release = |rig: &mut Rig, now_ns: u64| {
+        let before = looks(rig);
+        rig.engine.core.release_idle_hops(now_ns);
+        most = most.max(looks(rig) - before);
+    };
+    // Two looks, in the middle of the second of which a flow asks for one.
+    for _ in 0..2 {
+        release(&mut rig, now_ns);
+    }
+    now_ns += 10 * SECOND_NS;
+    release(&mut rig, now_ns);
+    let core = &mut rig.engine.core;
+    assert_eq!(core.next_hop(UPLINK, neighbour(8), neighbour(8)), asked_for);
+    assert_eq!(core.datapath.own_next_hops().len(), 3);
+    release(&mut rig, now_ns);
+    assert!((1..=u64::from(LOOK_BUDGET)).contains(&most), "{most}");
+    let left = rig.engine.core.datapath.own_next_hops();
+    assert_eq!(left, [named, asked_for]);
+}
+
+#[test]
 fn a_router_stays_and_a_predecessors_remains_go() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
     let router = hops_of(&rig);
     assert_eq!(router.len(), 1);
     // A predecessor had claimed another, for a flow that is no more.
-    use crate::datapath::Tables as _;
     let left = rig.engine.core.datapath.next_hop_for(UPLINK, neighbour(1));
     assert_ne!(left, 0);
     let (mut rig, _) = rig.restart(&Setup::default());

@@ -1,0 +1,65 @@
+//! What a new engine takes over: its predecessor's flows, as far as VMs, rules and routes still
+//! have them. [`crate::flow::adopt`] says how they are told apart.
+use hashbrown::HashSet;
+
+use super::{Control, Engine, EngineError, Services, core::Core};
+use crate::{
+    clock::Clock,
+    datapath::Datapath,
+    flow::adopt::{Adoption, Known},
+    port::FrameIo,
+    record::Id,
+};
+
+impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
+    pub(super) fn adopt(
+        &mut self,
+        recorded: &HashSet<Id>,
+        now_ns: u64,
+    ) -> Result<Adoption, EngineError> {
+        struct Here<'a> {
+            vms: HashSet<(u32, u32)>,
+            recorded: &'a HashSet<Id>,
+            instance: u32,
+        }
+        impl Known for Here<'_> {
+            fn is_vm(&self, row: u32, vm: u32) -> bool {
+                self.vms.contains(&(row, vm))
+            }
+            fn is_recorded(&self, slot: u32, generation: u32) -> bool {
+                self.recorded.contains(&Id {
+                    instance: self.instance,
+                    slot,
+                    generation,
+                })
+            }
+        }
+        let vms = self
+            .core
+            .vms()
+            .map(|vm| (u32::from(vm.net.row), vm.net.id))
+            .collect();
+        let here = Here {
+            vms,
+            recorded,
+            instance: self.core.datapath.instance(),
+        };
+        let mut ended = Vec::new();
+        let Core {
+            flows, datapath, ..
+        } = &mut self.core;
+        let mut adoption = flows
+            .adopt(datapath, now_ns, &here, &mut |e| ended.push(*e))
+            .map_err(EngineError::Adopt)?;
+        self.record(&ended);
+        self.flush_log();
+        // What changed while nobody served.
+        self.core.follow_routes(now_ns);
+        adoption.refused = self.core.end_refused(now_ns);
+        adoption.live -= adoption.refused;
+        self.core
+            .flows
+            .free_finished(&mut self.core.datapath, now_ns);
+        Ok(adoption)
+    }
+}

@@ -1,0 +1,176 @@
+//! The tables as the engine reaches them: what the kernel promises of each call, and no more.
+use std::{io, ops::Range};
+
+use slipgate_abi::{
+    FlowRef, Ip4, NextHopRef, SlotRef, Tuple, VmRef,
+    maps::{MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
+};
+
+use super::{Kernel, KernelHandle};
+use crate::{
+    datapath::{FlowMap, InsertError, Tables},
+    stats::VmStats,
+};
+
+/// The tables as an owner's engine has them.
+#[derive(Clone, Debug)]
+pub struct FakeDatapath {
+    kernel: KernelHandle,
+    owner: u32,
+    epoch: u32,
+}
+
+impl FakeDatapath {
+    /// For the owner in this row.
+    pub fn new(kernel: &KernelHandle, owner: u32, epoch: u32) -> Self {
+        Self {
+            kernel: kernel.clone(),
+            owner,
+            epoch,
+        }
+    }
+}
+
+impl FlowMap for FakeDatapath {
+    fn insert_noexist(&mut self, tuple: &Tuple, flow: FlowRef) -> Result<(), InsertError> {
+        let kernel = &mut *self.kernel.borrow_mut();
+        if Kernel::take_fault(&mut kernel.faults.insert_fails) {
+            return Err(InsertError::Os(io::Error::other("injected")));
+        }
+        if Kernel::take_fault(&mut kernel.faults.insert_exists) || kernel.flows.contains_key(tuple)
+        {
+            return Err(InsertError::Exists);
+        }
+        if kernel.faults.map_capacity != 0 && kernel.flows.len() >= kernel.faults.map_capacity {
+            return Err(InsertError::Full);
+        }
+        assert!(
+            tuple.scope == Tuple::WORLD || kernel.has_reverse(tuple, flow),
+            "the guest's packets would go out before the answers are known: the host would reset them"
+        );
+        kernel.flows.insert(*tuple, flow);
+        Ok(())
+    }
+
+    fn remove(&mut self, tuple: &Tuple) -> io::Result<bool> {
+        let kernel = &mut *self.kernel.borrow_mut();
+        if Kernel::take_fault(&mut kernel.faults.remove_fails) {
+            kernel.remove_failed = true;
+            return Err(io::Error::other("injected"));
+        }
+        let removed = kernel.flows.remove(tuple);
+        let last = removed.is_none_or(|flow| !kernel.leaves_forward(tuple, flow));
+        assert!(
+            last || kernel.remove_failed,
+            "the guest's packets would still go out when the answers are unknown"
+        );
+        Ok(removed.is_some())
+    }
+
+    fn get(&mut self, tuple: &Tuple) -> io::Result<Option<FlowRef>> {
+        Ok(self.kernel.borrow().flows.get(tuple).copied())
+    }
+
+    fn for_each(&mut self, visit: &mut dyn FnMut(Tuple, FlowRef)) -> io::Result<()> {
+        for (tuple, flow) in &self.kernel.borrow().flows {
+            visit(*tuple, *flow);
+        }
+        Ok(())
+    }
+}
+
+impl Tables for FakeDatapath {
+    fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    fn instance(&self) -> u32 {
+        self.kernel.borrow().instance
+    }
+
+    fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn slots(&self) -> u32 {
+        self.kernel.borrow().slots.len() as u32
+    }
+
+    fn slot(&self, index: u32) -> SlotRef {
+        let kernel = self.kernel.borrow();
+        kernel.slots_looked_at.set(kernel.slots_looked_at.get() + 1);
+        kernel.slot(index)
+    }
+
+    fn claim_chunk(&mut self) -> Option<Range<u32>> {
+        let chunks = &mut self.kernel.borrow_mut().chunks;
+        let chunk = chunks.iter().position(|owner| *owner == 0)?;
+        chunks[chunk] = self.owner + 1;
+        Some(range(chunk))
+    }
+
+    fn own_chunks(&self) -> Vec<Range<u32>> {
+        let kernel = self.kernel.borrow();
+        let ours = kernel
+            .chunks
+            .iter()
+            .enumerate()
+            .filter(|(_, o)| **o == self.owner + 1);
+        ours.map(|(chunk, _)| range(chunk)).collect()
+    }
+
+    fn vm(&self, row: u16) -> Option<VmRef> {
+        (u32::from(row) < MAX_VMS).then(|| self.kernel.borrow().vm(row))
+    }
+
+    fn stats(&self, row: u16) -> VmStats {
+        self.kernel.borrow().stats(row)
+    }
+
+    fn next_hop(&self, index: u32) -> Option<NextHopRef> {
+        let kernel = self.kernel.borrow();
+        // SAFETY: in bounds; the allocation lives as long as the kernel.
+        (index > 0 && index < MAX_NEXT_HOPS)
+            .then(|| unsafe { NextHopRef::new(kernel.next_hops.at(index as usize)) })
+    }
+
+    fn next_hop_for(&mut self, uplink_ifindex: u32, neighbour: Ip4) -> u32 {
+        let kernel = self.kernel.borrow();
+        let ours = self.owner + 1;
+        // SAFETY: in bounds; one thread.
+        let hop = |index: u32| unsafe { &mut *kernel.next_hops.at(index as usize) };
+        let same = (1..MAX_NEXT_HOPS).find(|index| {
+            let hop = hop(*index);
+            hop.owner == ours && hop.ifindex == uplink_ifindex && hop.neighbour == neighbour
+        });
+        let index = same.or_else(|| (1..MAX_NEXT_HOPS).find(|index| hop(*index).owner == 0));
+        let Some(index) = index else { return 0 };
+        let hop = hop(index);
+        (hop.owner, hop.ifindex, hop.neighbour) = (ours, uplink_ifindex, neighbour);
+        index
+    }
+
+    fn own_next_hops(&self) -> Vec<u32> {
+        let kernel = self.kernel.borrow();
+        let owner = |index: &u32| {
+            // SAFETY: in bounds; one thread.
+            unsafe { (*kernel.next_hops.at(*index as usize)).owner }
+        };
+        (1..MAX_NEXT_HOPS)
+            .filter(|index| owner(index) == self.owner + 1)
+            .collect()
+    }
+
+    fn release_next_hop(&mut self, index: u32) {
+        let kernel = self.kernel.borrow();
+        // SAFETY: in bounds; one thread.
+        let hop = unsafe { &mut *kernel.next_hops.at(index as usize) };
+        assert_eq!(hop.owner, self.owner + 1, "it is another's");
+        (hop.owner, hop.ifindex, hop.valid) = (0, 0, 0);
+    }
+}
+
+fn range(chunk: usize) -> Range<u32> {
+    let first = chunk as u32 * SLOTS_PER_CHUNK;
+    first..first + SLOTS_PER_CHUNK
+}
