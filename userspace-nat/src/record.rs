@@ -8,7 +8,8 @@
 //!  "path":"kernel"}
 //! ```
 //! `id` is what the maps were numbered when they were made, slot and generation: unique, so that a
-//! log may outlive the maps, and an adopter knows what of these was recorded. Packets and bytes are L3, as if segmented. `tcp` is absent for other protocols.
+//! log may outlive the maps, and an adopter knows what of these was recorded. Packets and bytes are
+//! L3, as if segmented. `tcp` is absent for other protocols.
 //!
 //! Lines are buffered and written once per turn of the loop, always whole lines in one write, so a
 //! file opened for appending can be rotated at any time and be given anew

@@ -135,16 +135,15 @@ impl VmStats {
         // SAFETY: `new`'s promise; elements of an array of the row, changed by atomics.
         unsafe {
             let first = (&raw mut (*self.counters).refused_by_rule).cast::<RuleRefusals>();
-            for place in 0..COUNTED_RULES {
-                let place = first.add(place);
-                let of = AtomicU32::from_ptr(&raw mut (*place).rule);
-                if of.load(Relaxed) == 0 {
-                    of.store(named, Release);
-                }
-                if of.load(Relaxed) == named {
-                    AtomicU64::from_ptr(&raw mut (*place).flows).fetch_add(1, Relaxed);
-                    return;
-                }
+            let places = || (0..COUNTED_RULES).map(|place| first.add(place));
+            let of = |place: *mut RuleRefusals| AtomicU32::from_ptr(&raw mut (*place).rule);
+            // One before may have come free since this rule has its own.
+            let its = places().find(|place| of(*place).load(Relaxed) == named);
+            let place = its.or_else(|| places().find(|place| of(*place).load(Relaxed) == 0));
+            if let Some(place) = place {
+                of(place).store(named, Release);
+                AtomicU64::from_ptr(&raw mut (*place).flows).fetch_add(1, Relaxed);
+                return;
             }
             let other = &raw mut (*self.counters).refused_by_other_rules;
             AtomicU64::from_ptr(other).fetch_add(1, Relaxed);
@@ -198,3 +197,7 @@ impl VmStats {
         unsafe { (self.counters.read_volatile(), self.drops.read_volatile()) }
     }
 }
+
+#[cfg(test)]
+#[path = "stats_test.rs"]
+mod tests;
