@@ -3,7 +3,10 @@ use std::{env, os::fd::AsRawFd, process::Command};
 use slipgate_abi::{DropReason, Ip4, count::drop_packet};
 
 use super::*;
-use crate::testing::{datapath, in_netns};
+use crate::{
+    layout::MAPS,
+    testing::{datapath, in_netns},
+};
 
 const FDS: &str = "SLIPGATE_TEST_FDS";
 

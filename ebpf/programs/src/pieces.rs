@@ -3,7 +3,8 @@
 //! A small table in which a datagram's place follows from its header (RFC 791: source, destination,
 //! protocol, identification). Another one with the same place pushes it out, whereupon its later
 //! fragments are the host's, uncounted. Nothing is admitted by it. Several CPUs may write a place
-//! at once; what comes of that is another datagram than any that is looked for.
+//! at once: what comes of that is a datagram that nobody looks for, or one with the other's row,
+//! whose later fragments are counted there. They are dropped once in any case.
 use aya_ebpf::{btf_maps::Array, helpers::generated::bpf_ktime_get_coarse_ns, macros::btf_map};
 
 use crate::drops::NOBODY;

@@ -58,17 +58,12 @@ impl NextHops {
         let mut valid = 0;
         let mut wanted_still = HashSet::new();
         for index in owner::next_hops_of(maps, self.owner_row) {
-            let (Some(hop), ifindex) =
-                (maps.next_hop(index), maps.hop_ifindex(index).load(Acquire))
-            else {
+            let Some(hop) = maps.next_hop(index) else {
                 continue;
             };
-            if ifindex == 0 {
+            let Some((ifindex, neighbour)) = claimed_for(maps, index, hop) else {
                 continue;
-            }
-            // SAFETY: written before `ifindex`, and not again while the element is its owner's.
-            let neighbour: Ipv4Addr =
-                unsafe { (&raw const (*hop.as_ptr()).neighbour).read_volatile() }.into();
+            };
             wanted_still.insert((ifindex, neighbour));
             self.keep_known(network, ifindex, neighbour);
             match wanted(network, ifindex, neighbour) {
@@ -78,8 +73,9 @@ impl NextHops {
                 }
                 None => hop.valid().store(0, Release),
             }
-            // Given back meanwhile, by the engine: whoever claims it next finds it not valid.
-            if maps.hop_ifindex(index).load(Acquire) != ifindex {
+            // Given back by the engine meanwhile, and perhaps claimed anew: not to be used before
+            // the refresh that the claim asks for.
+            if claimed_for(maps, index, hop) != Some((ifindex, neighbour)) {
                 hop.valid().store(0, Release);
             }
         }
@@ -155,6 +151,15 @@ impl NextHops {
             &format!("have {neighbour} on ifindex {ifindex} resolved"),
         )
     }
+}
+
+/// By which interface and for whom an element was claimed; `None` when it is not, or not quite yet.
+fn claimed_for(maps: &SharedMaps, index: u32, hop: NextHopRef) -> Option<(u32, Ipv4Addr)> {
+    let ifindex = maps.hop_ifindex(index).load(Acquire);
+    // SAFETY: an element of NEXT_HOPS, whose words do not tear. It is written before `ifindex`; one
+    // that is claimed anew in between does not look the same a second time.
+    let neighbour = unsafe { (&raw const (*hop.as_ptr()).neighbour).read_volatile() };
+    (ifindex != 0).then(|| (ifindex, neighbour.into()))
 }
 
 /// What the programs may use by this interface and neighbour; `None` when nothing.
