@@ -38,7 +38,7 @@ impl Broker {
         for (client, request) in self.control.serve() {
             match request {
                 Request::Why(question) => self.ask_why(client, question)?,
-                Request::Machines => self.ask_machine(client)?,
+                Request::Machines => self.ask_machine(client),
                 Request::Stop { keep } => {
                     if keep && self.vm.is_some() {
                         let error = "the VM of `slipgate run` ends with it: there is nothing to \
@@ -105,24 +105,20 @@ impl Broker {
         }
     }
 
-    fn ask_machine(&mut self, client: ClientId) -> anyhow::Result<()> {
+    fn ask_machine(&mut self, client: ClientId) {
         let request = self.asked.next();
-        let asked = match &self.vm {
-            Some(vm) => vm.vmm.ask_counters(request)?,
-            None => false,
-        };
-        if !asked {
+        let vm = self.vm.as_ref();
+        if !vm.is_some_and(|vm| vm.vmm.ask_counters(request)) {
             let none = Answer::Machines {
                 machines: BTreeMap::new(),
             };
             self.control.answer(client, &none);
-            return Ok(());
+            return;
         }
         self.asked.machine.insert(request, client);
         if self.asked.machine.len() > MOST_WAITING {
             self.asked.machine.pop_first();
         }
-        Ok(())
     }
 
     /// Gives the VMM's answer to who asked.

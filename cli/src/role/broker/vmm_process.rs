@@ -89,10 +89,11 @@ impl VmmProcess {
         Ok(self.channel().send(&ToVmm::Go, &[])?)
     }
 
-    /// Asks for the counters; answered by [`FromVmm::Counters`]. It does not wait for a VMM that
-    /// does not listen.
-    pub(super) fn ask_counters(&self, request: u64) -> anyhow::Result<bool> {
-        Ok(self.channel().try_send(&ToVmm::Counters { request })?)
+    /// Asks for the counters; answered by [`FromVmm::Counters`]. `false` when it does not listen:
+    /// it is not waited for, and one that has ended is heard of in its turn.
+    pub(super) fn ask_counters(&self, request: u64) -> bool {
+        let asked = self.channel().try_send(&ToVmm::Counters { request });
+        asked.unwrap_or(false)
     }
 
     /// Readable when the VMM has ended.
