@@ -13,7 +13,8 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context, Result};
 use serde_json::Value;
 use slipgate_testbed::{
-    builtin_guest::{self, GuestOutput},
+    builtin_guest::GuestOutput,
+    requirements,
     servers::{TcpServer, TcpService},
     world::SERVER,
 };
@@ -58,7 +59,7 @@ const MEASURED: [Measured; 3] = [
 pub(crate) fn measure(rounds: usize, quick: bool, conditions: &mut Conditions) -> Vec<Cell> {
     let mut present = Vec::new();
     for contender in contender::ALL {
-        let possible = builtin_guest::kvm_is_possible().map_err(anyhow::Error::from);
+        let possible = requirements::kvm().map_err(anyhow::Error::msg);
         match possible.and_then(|()| contender.version()) {
             Ok(version) => {
                 conditions.versions.push((contender.name(), version));

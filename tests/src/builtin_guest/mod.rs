@@ -5,11 +5,7 @@ mod output;
 mod qemu;
 mod under_slipgate;
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{env, path::PathBuf, time::Duration};
 
 pub use output::GuestOutput;
 pub use qemu::{Accelerator, Network, Passt, Qemu};
@@ -58,18 +54,6 @@ pub fn image() -> Result<PathBuf> {
         false => Err(Error::Missing(format!(
             "there is no guest at {}: run `cargo xtask build`, or set SLIPGATE_GUEST_DIR",
             image.display()
-        ))),
-    }
-}
-
-/// Whether this machine has KVM for us; else what to do.
-pub fn kvm_is_possible() -> Result<()> {
-    let kvm = Path::new("/dev/kvm");
-    match std::fs::File::options().read(true).write(true).open(kvm) {
-        Ok(_) => Ok(()),
-        Err(why) => Err(Error::Missing(format!(
-            "{} can't be opened ({why}): KVM is needed",
-            kvm.display()
         ))),
     }
 }
