@@ -1,11 +1,15 @@
 use std::process::Command;
 
 use super::*;
+use crate::testing::skipped;
 
 #[test]
 fn the_layout_of_the_running_kernel_is_bpftools() {
     let Ok(bytes) = fs::read(VMLINUX) else {
-        println!("skipped: this kernel has no {VMLINUX}");
+        skipped(
+            "the_layout_of_the_running_kernel_is_bpftools",
+            &format!("this kernel has no {VMLINUX}"),
+        );
         return;
     };
     let layout = layout_of(&bytes).unwrap();
@@ -32,7 +36,10 @@ fn the_layout_of_the_running_kernel_is_bpftools() {
 #[test]
 fn damaged_btf_is_refused() {
     let Ok(bytes) = fs::read(VMLINUX) else {
-        println!("skipped: this kernel has no {VMLINUX}");
+        skipped(
+            "damaged_btf_is_refused",
+            &format!("this kernel has no {VMLINUX}"),
+        );
         return;
     };
     for len in [0, 1, 2, 23, 24, 1000, bytes.len() - 1] {

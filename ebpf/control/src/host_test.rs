@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{in_netns, run};
+use crate::testing::{in_netns, run, skipped};
 
 #[test]
 fn a_bare_namespace_has_nothing_to_warn_of() {
@@ -44,7 +44,7 @@ fn forward_rules_are_found() {
 fn ipsec_policies_are_counted() {
     in_netns("ipsec_policies_are_counted", || {
         if !std::path::Path::new("/proc/net/xfrm_stat").exists() {
-            println!("skipped: ipsec_policies_are_counted: this kernel has no xfrm");
+            skipped("ipsec_policies_are_counted", "this kernel has no xfrm");
             return;
         }
         assert_eq!(HostFacts::read().xfrm_policies, Some(0));

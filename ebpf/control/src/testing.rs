@@ -1,6 +1,10 @@
 //! What this crate's tests share: a network namespace that goes away, and what is pinned for it.
 
+mod skipped;
+
 use std::{panic, thread};
+
+pub(crate) use skipped::skipped;
 
 use crate::{Datapath, LoadOptions, Paths, Program, bpf, device::Device, load};
 
@@ -8,8 +12,7 @@ use crate::{Datapath, LoadOptions, Paths, Program, bpf, device::Device, load};
 pub(crate) fn in_netns(test: &str, body: impl FnOnce() + Send + 'static) {
     // SAFETY: no arguments.
     if unsafe { libc::geteuid() } != 0 {
-        println!("skipped: {test}: needs root");
-        return;
+        return skipped(test, "needs root");
     }
     let outcome = thread::spawn(move || {
         // SAFETY: only this thread moves.

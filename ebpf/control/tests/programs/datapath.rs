@@ -11,7 +11,7 @@ use slipgate_abi::{
     Tuple, Verdict, Vm, forward::DenyKey, skb::SKB_LAYOUT, tcp::TcpBits,
 };
 
-use crate::mapped::Mapped;
+use crate::{mapped::Mapped, skipped::skipped};
 
 /// Row of the VM under test.
 pub(crate) const ROW: u32 = 3;
@@ -150,7 +150,7 @@ impl Datapath {
     pub(crate) fn with_slots(test: &str, slots: u32) -> Option<Self> {
         // SAFETY: no arguments.
         if unsafe { libc::geteuid() } != 0 {
-            println!("skipped: {test}: loading BPF programs needs root");
+            skipped(test, "loading BPF programs needs root");
             return None;
         }
         let path = object();

@@ -14,6 +14,7 @@ use slipgate_abi::Protocol;
 use crate::{
     datapath::*,
     frame::{Frame, sum16},
+    skipped::skipped,
 };
 
 /// How long a frame that should come is waited for, ms. One that should not is known not to come
@@ -169,8 +170,7 @@ pub(crate) fn between_devices(test: &str, uplink: Uplink, run: impl FnOnce(Bed) 
             // SAFETY: concerns this thread only, which ends with the test.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                 let error = io::Error::last_os_error();
-                println!("skipped: {test}: no network namespace: {error}");
-                return;
+                return skipped(test, &format!("no network namespace: {error}"));
             }
             // The kernel would send frames of its own. Without IPv6 there is no such file.
             for scope in ["all", "default"] {
@@ -178,7 +178,7 @@ pub(crate) fn between_devices(test: &str, uplink: Uplink, run: impl FnOnce(Bed) 
             }
             match bed(datapath, uplink) {
                 Ok(bed) => run(bed),
-                Err(error) => println!("skipped: {test}: no TAP: {error}"),
+                Err(error) => skipped(test, &format!("no TAP: {error}")),
             }
         });
         if let Err(panic) = thread.join() {

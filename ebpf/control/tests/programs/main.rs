@@ -17,6 +17,8 @@ mod liar;
 mod mapped;
 mod random;
 mod refused;
+#[path = "../../src/testing/skipped.rs"]
+mod skipped;
 mod stale;
 mod uncommon;
 mod ways;

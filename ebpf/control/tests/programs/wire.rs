@@ -1,7 +1,7 @@
 //! Between real devices: checksums and GSO frames, which a test run can't show whole.
 use slipgate_abi::{Command, Handover, PortHeader, Protocol, Verdict, cell};
 
-use crate::{datapath::*, devices::*, frame::*, test_name};
+use crate::{datapath::*, devices::*, frame::*, skipped::skipped, test_name};
 
 const BOTH: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
@@ -140,7 +140,7 @@ fn gso_frames_stay_whole_both_ways() {
             (2, Protocol::Udp, Vnet::UDP_L4),
         ] {
             if protocol == Protocol::Udp && !bed.guest.uso {
-                println!("skipped: UDP GSO: this kernel's TAPs do not take it");
+                skipped(test_name!(), "UDP GSO: this kernel's TAPs do not take it");
                 continue;
             }
             let flow = bed.datapath.admit(Flow {
