@@ -66,7 +66,7 @@ pub fn transport(input: &[u8]) {
 
 fn steps(tape: &mut Tape) -> Vec<Step> {
     let config =
-        |function: u8, register: u8| u64::from(function & 1) + 1 << 15 | u64::from(register);
+        |function: u8, register: u8| (u64::from(function & 1) + 1) << 15 | u64::from(register);
     let one = match tape.u8() % what::ALL {
         what::BRING_UP => {
             let function = tape.u8();
