@@ -1,12 +1,17 @@
 //! `slipgate doctor`: what this machine has and lacks for the hybrid NAT, and how to get it. Runs
 //! as any user; what only root can see is said to be unknown, not missing.
-use std::{fs, path::Path, process::ExitCode};
+use std::{fs, os::fd::OwnedFd, path::Path, process::ExitCode};
 
 use serde::Serialize;
 use slipgate_control::{NetworkWatch, host::HostFacts, probe};
 use userspace_nat::nat_ports::DEFAULT_RANGE;
 
-use crate::{args::DoctorArgs, offloads::offers_tso, show};
+use crate::{
+    args::DoctorArgs,
+    kvm::{self, KvmUnavailable},
+    offloads::offers_tso,
+    show,
+};
 
 /// One thing that was looked at.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -82,9 +87,27 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
             None => finding,
         }
     }));
+    findings.push(kvm_found(kvm::open().map(Into::into)));
     findings.extend(uplink_found(uplink));
     findings.extend(host());
     findings
+}
+
+/// What `slipgate run` needs, and nothing else does.
+fn kvm_found(opened: Result<OwnedFd, KvmUnavailable>) -> Finding {
+    const FOR: &str = "for `slipgate run` only";
+    let what = "KVM";
+    let fd = match opened {
+        Ok(fd) => fd,
+        Err(e) => {
+            let found = format!("/dev/kvm can't be opened: {}", e.why);
+            return Finding::ok(what, found).with(State::Note, format!("{FOR}: {}", e.remedy));
+        }
+    };
+    match slipgate_vmm::kvm::check(fd) {
+        Ok(()) => Finding::ok(what, "/dev/kvm, with all that `slipgate run` needs"),
+        Err(e) => Finding::ok(what, e.to_string()).with(State::Note, FOR),
+    }
 }
 
 /// EPERM and EACCES, as the standard library shows them.

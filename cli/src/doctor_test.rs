@@ -30,3 +30,22 @@ fn an_uplink_s_offloads_are_told() {
     // Loopback always has it.
     assert_eq!(findings[1].state, State::Ok, "{:?}", findings[1]);
 }
+
+#[test]
+fn kvm_is_looked_at_for_those_who_run_vms() {
+    let gone = KvmUnavailable {
+        why: std::io::ErrorKind::NotFound.into(),
+        remedy: "load the module",
+    };
+    let missing = kvm_found(Err(gone));
+    // NAT for others' VMs needs none.
+    assert_eq!(missing.state, State::Note);
+    assert!(missing.remedy.unwrap().ends_with("load the module"));
+    let another = fs::File::open("/dev/null").unwrap();
+    let another = kvm_found(Ok(another.into()));
+    assert_eq!(another.state, State::Note);
+    assert!(another.found.contains("is it /dev/kvm?"), "{another:?}");
+    if let Ok(kvm) = kvm::open() {
+        assert_eq!(kvm_found(Ok(kvm.into())).state, State::Ok);
+    }
+}

@@ -7,6 +7,7 @@ mod config;
 mod control_socket;
 mod doctor;
 mod host;
+mod kvm;
 mod log;
 mod offloads;
 mod role;

@@ -1,8 +1,8 @@
 //! The ACPI tables: which CPUs, interrupt controllers, PCI windows and legacy devices there are,
 //! and how the guest resets the machine or powers it off.
 //!
-//! The machine is of the hardware-reduced kind (ACPI 6.5, 4.1): no SCI, no PM timer, power-off by
-//! the sleep registers. All tables lie in [`layout::ACPI_TABLES`], the RSDP first:
+//! The machine is of the hardware-reduced kind (ACPI 6.5, 4.1): no SCI, power-off by the sleep
+//! registers, and of a PC's fixed hardware the PM timer alone. All tables lie in [`layout::ACPI_TABLES`], the RSDP first:
 //!
 //! ```text
 //! RSDP → XSDT → FADT → DSDT (AML)
@@ -50,7 +50,7 @@ pub enum AcpiError {
     #[error("the ACPI tables do not fit {max} bytes", max = layout::ACPI_TABLES.size)]
     Size,
     /// The guest's memory took no write.
-    #[error("writing ACPI tables: {0}")]
+    #[error("writing ACPI tables to guest memory")]
     Write(#[from] vm_memory::GuestMemoryError),
 }
 

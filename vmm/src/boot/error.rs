@@ -13,7 +13,7 @@ pub enum BootError {
     )]
     UnknownFormat,
     /// Reading a file failed.
-    #[error("reading {what}: {source}")]
+    #[error("reading {what}")]
     Read {
         /// Kernel or initrd, and which part of it.
         what: &'static str,
@@ -101,7 +101,7 @@ pub enum BootError {
     #[error("the command line contains a NUL character: remove it")]
     CommandLineNul,
     /// The guest's memory took no write: too little memory.
-    #[error("writing {what} to guest memory: {source}; give the machine more memory")]
+    #[error("writing {what} to guest memory, which may be too little: give the machine more")]
     Write {
         /// What was written.
         what: &'static str,

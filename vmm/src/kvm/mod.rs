@@ -8,6 +8,7 @@ mod vm;
 pub(crate) use doorbells::KvmDoorbells;
 pub use error::KvmError;
 pub(crate) use routes::GsiRoutes;
+pub use vm::check;
 pub(crate) use vm::{create, open};
 
 #[cfg(test)]

@@ -23,6 +23,11 @@ const NEEDED: [(Cap, &str); 9] = [
     (Cap::MpState, "KVM_CAP_MP_STATE"),
 ];
 
+/// Whether this is a `/dev/kvm`, opened for reading and writing, with all that a machine needs.
+pub fn check(descriptor: OwnedFd) -> Result<(), KvmError> {
+    open(descriptor).map(drop)
+}
+
 /// Takes `/dev/kvm` over, and checks that it is one and has what a machine needs.
 pub(crate) fn open(descriptor: OwnedFd) -> Result<Kvm, KvmError> {
     // SAFETY: the descriptor is owned, and ownership goes to the Kvm.

@@ -41,7 +41,7 @@ pub enum MachineError {
     #[error(transparent)]
     Pci(#[from] PciError),
     /// The network card.
-    #[error("the network card: {0}")]
+    #[error("the network card")]
     Net(#[from] NetError),
     /// A virtio device's place on the PCI bus.
     #[error(transparent)]
@@ -62,3 +62,7 @@ impl MachineError {
         move |source| MachineError::Host { what, source }
     }
 }
+
+#[cfg(test)]
+#[path = "error_test.rs"]
+mod tests;

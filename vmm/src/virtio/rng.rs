@@ -9,8 +9,8 @@
 use std::{
     io,
     os::fd::{AsRawFd, RawFd},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
-    thread::{self, JoinHandle},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -20,7 +20,7 @@ use vm_memory::Bytes;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{ActivateError, Activation, EnabledQueue, VirtioDevice};
-use crate::{ThreadKind, ThreadSetup};
+use crate::{ThreadKind, ThreadSetup, thread};
 
 /// The most that one request gets.
 pub const MAX_REQUEST_BYTES: usize = 4096;
@@ -72,19 +72,8 @@ impl Rng {
             changed: Condvar::new(),
             wake: EventFd::new(EFD_NONBLOCK)?,
         });
-        let (ready, is_ready) = mpsc::channel();
-        let worker = {
-            let control = control.clone();
-            thread::Builder::new().name("rng".into()).spawn(move || {
-                let set_up = threads(ThreadKind::Device);
-                let failed = set_up.is_err();
-                if ready.send(set_up).is_ok() && !failed {
-                    control.work();
-                }
-            })?
-        };
-        let gone = |_| Err(io::Error::other("the entropy device's thread died"));
-        is_ready.recv().unwrap_or_else(gone)?;
+        let shared = control.clone();
+        let worker = thread::spawn("rng", ThreadKind::Device, &threads, move || shared.work())?;
         Ok(Self {
             control,
             worker: Some(worker),

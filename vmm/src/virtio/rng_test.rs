@@ -110,7 +110,7 @@ impl Rig {
         let begin = Instant::now();
         while !done(self) {
             assert!(begin.elapsed() < Duration::from_secs(10), "{what}");
-            thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -240,7 +240,7 @@ fn a_greedy_guest_gets_so_much_a_second() {
         // All buffers are available again.
         rig.set_available(rig.used().wrapping_add(64));
         bell.write(1).unwrap();
-        thread::sleep(Duration::from_micros(200));
+        std::thread::sleep(Duration::from_micros(200));
     }
     let given = i64::from(rig.used()) * 0x1000;
     let seconds = begin.elapsed().as_secs_f64();

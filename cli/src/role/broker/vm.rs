@@ -23,6 +23,7 @@ use super::{
 use crate::{
     channel::{GuestEnd, VmmEnd},
     config::{ConfigError, MachineSpec, RunConfig},
+    kvm,
     show::stats::{self, VmStats},
 };
 
@@ -97,9 +98,11 @@ pub(crate) fn run(mut config: RunConfig, log: &str) -> anyhow::Result<ExitCode> 
     let (name, tap) = (vm.name.clone(), vm.tap.clone());
     tracing::info!("{} on {tap}, by {}", name, broker.attached.uplink.name);
     let prepared = began.elapsed();
-    broker.boot()?;
-
-    let served = broker.serve(&signals);
+    let served = match broker.boot() {
+        Ok(()) => broker.serve(&signals),
+        // It died while the TAP was being served: what was made is taken down all the same.
+        Err(_) => Ok(End::VmmGone),
+    };
     let (how, vmm) = broker.end_vm(served);
     let nat = stats::of_vm(&broker.attached.config.pin_dir, &name);
     let stopped = match how {
@@ -156,7 +159,7 @@ fn prepare(config: &mut RunConfig, log: &str) -> anyhow::Result<Vm> {
     };
     let kernel = image("--kernel", &machine.kernel)?;
     let initrd = image("--initrd", &machine.initrd)?;
-    let kvm = vmm_process::open_kvm()?;
+    let kvm = kvm::open()?;
     let (console, input) = Console::open(kernel.is_some())?;
     let output = vmm_process::stdout()?;
     let tap = GuestTap::make(&machine.tap, machine.queues).context("making the guest's TAP")?;

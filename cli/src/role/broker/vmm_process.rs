@@ -1,7 +1,6 @@
 //! The VMM process as the broker has it: handed descriptors, told when to run and when to stop.
 use std::{
     fs::{File, OpenOptions},
-    io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::OpenOptionsExt as _,
@@ -10,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 
 use super::child::{ChildProcess, Role};
 use crate::{
@@ -131,24 +130,6 @@ impl VmmProcess {
     }
 }
 
-/// Opens `/dev/kvm`.
-pub(super) fn open_kvm() -> anyhow::Result<File> {
-    const KVM: &str = "/dev/kvm";
-    let opened = OpenOptions::new().read(true).write(true).open(KVM);
-    opened.map_err(|e| {
-        let remedy = match e.kind() {
-            io::ErrorKind::NotFound => {
-                "load the module (`modprobe kvm_intel` or `modprobe kvm_amd`); if that fails turn \
-                 virtualisation on in the firmware, or, when this is itself a virtual machine, \
-                 nested virtualisation on its host"
-            }
-            io::ErrorKind::PermissionDenied => "run as root",
-            _ => "see the host's log (dmesg)",
-        };
-        anyhow!("a VM needs {KVM}, which can't be opened ({e}): {remedy}")
-    })
-}
-
 /// Opens a file that the user named.
 pub(super) fn open_image(flag: &'static str, path: &Path) -> Result<File, ConfigError> {
     let refused = |problem: String, remedy| ConfigError::new(flag, path.display(), problem, remedy);
@@ -184,3 +165,7 @@ pub(super) fn stdout() -> anyhow::Result<OwnedFd> {
         .try_clone_to_owned()
         .context("giving stdout to the VMM")
 }
+
+#[cfg(test)]
+#[path = "vmm_process_test.rs"]
+mod tests;

@@ -1,8 +1,7 @@
 //! The device: its threads, activation and reset.
 use std::{
-    io,
-    sync::{Arc, Mutex, PoisonError, mpsc},
-    thread,
+    sync::{Arc, Mutex, PoisonError},
+    thread::JoinHandle,
 };
 
 use super::{
@@ -21,7 +20,7 @@ use super::{
     worker::{self, Worker},
 };
 use crate::{
-    ThreadKind, ThreadSetup,
+    ThreadKind, ThreadSetup, thread,
     virtio::{ActivateError, Activation, Signals, VirtioDevice},
 };
 
@@ -30,7 +29,7 @@ pub struct Net {
     shared: Arc<Shared>,
     link: Arc<Link>,
     control: Mailbox<control::Command>,
-    threads: Vec<thread::JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
     offered: Features,
     queue_sizes: Vec<u16>,
 }
@@ -101,7 +100,8 @@ impl Net {
             tap.set_attached(queue, false)
                 .map_err(tried("detach a TAP's queue"))?;
         }
-        let mut starting = Starting::default();
+        // Should the card not come to be, they end as their mailboxes go.
+        let mut threads = Vec::with_capacity(pairs + 1);
         let mut workers = Vec::with_capacity(pairs);
         for (index, counters) in counters.pairs.iter().enumerate() {
             let (mailbox, inbox) = mailbox().map_err(tried("make an eventfd"))?;
@@ -115,7 +115,8 @@ impl Net {
             };
             workers.push(mailbox);
             let name = format!("net-{index}");
-            starting.thread(name, ThreadKind::NetWorker, &setup, || worker.run())?;
+            let thread = thread::spawn(&name, ThreadKind::NetWorker, &setup, || worker.run());
+            threads.push(thread.map_err(tried("start a queue pair's thread"))?);
         }
         let offered = Features::offered(tap.offloads(), pairs);
         let shared = Arc::new(Shared {
@@ -126,9 +127,8 @@ impl Net {
         });
         let (control, inbox) = mailbox().map_err(tried("make an eventfd"))?;
         let thread = Control::new(inbox, Arc::clone(&shared)).map_err(tried("make an epoll"))?;
-        starting.thread("net-control".into(), ThreadKind::Device, &setup, || {
-            thread.run()
-        })?;
+        let thread = thread::spawn("net-control", ThreadKind::Device, &setup, || thread.run());
+        threads.push(thread.map_err(tried("start the control queue's thread"))?);
         let mut queue_sizes = vec![QUEUE_SIZE; 2 * pairs];
         queue_sizes.push(CONTROL_QUEUE_SIZE);
         Ok(Net {
@@ -138,7 +138,7 @@ impl Net {
             }),
             shared,
             control,
-            threads: starting.0,
+            threads,
             offered,
             queue_sizes,
         })
@@ -165,6 +165,7 @@ impl Net {
         self.shared.config.reset();
     }
 }
+
 impl VirtioDevice for Net {
     fn device_id(&self) -> u16 {
         1
@@ -250,37 +251,5 @@ impl Drop for Net {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-    }
-}
-
-/// The threads of a card that is being made. Should that fail, they end as their mailboxes go.
-#[derive(Default)]
-struct Starting(Vec<thread::JoinHandle<()>>);
-
-impl Starting {
-    /// Starts a thread, and waits until it was confined.
-    fn thread(
-        &mut self,
-        name: String,
-        kind: ThreadKind,
-        setup: &ThreadSetup,
-        run: impl FnOnce() + Send + 'static,
-    ) -> Result<(), NetError> {
-        let (ready, is_ready) = mpsc::channel();
-        let setup = Arc::clone(setup);
-        let body = move || {
-            let confined = setup(kind);
-            let go = confined.is_ok();
-            let _ = ready.send(confined);
-            if go {
-                run();
-            }
-        };
-        let thread = thread::Builder::new().name(name).spawn(body);
-        self.0.push(thread.map_err(tried("start a thread"))?);
-        let confined = is_ready
-            .recv()
-            .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()));
-        confined.map_err(tried("confine a thread"))
     }
 }

@@ -1,0 +1,37 @@
+//! `/dev/kvm`: opened, or what to do about it.
+use std::{
+    fs::{File, OpenOptions},
+    io,
+};
+
+const PATH: &str = "/dev/kvm";
+
+/// It can't be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("a VM needs {PATH}, which can't be opened ({why}): {remedy}")]
+pub(crate) struct KvmUnavailable {
+    pub(crate) why: io::Error,
+    /// What to do.
+    pub(crate) remedy: &'static str,
+}
+
+/// Opens it for a VMM.
+pub(crate) fn open() -> Result<File, KvmUnavailable> {
+    let opened = OpenOptions::new().read(true).write(true).open(PATH);
+    opened.map_err(|why| KvmUnavailable {
+        remedy: remedy(why.kind()),
+        why,
+    })
+}
+
+fn remedy(kind: io::ErrorKind) -> &'static str {
+    match kind {
+        io::ErrorKind::NotFound => {
+            "load the module (`modprobe kvm_intel` or `modprobe kvm_amd`); if that fails turn \
+             virtualisation on in the firmware, or, when this is itself a virtual machine, nested \
+             virtualisation on its host"
+        }
+        io::ErrorKind::PermissionDenied => "run as root",
+        _ => "see the host's log (dmesg)",
+    }
+}
