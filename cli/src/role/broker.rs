@@ -165,7 +165,15 @@ impl Broker {
         // Adopted flows and the engine's first ones may have claimed next hops.
         broker.attached.refresh_next_hops()?;
         broker.attached.close_departed()?;
-        broker.attached.serve_taps()?;
+        if let Err(e) = broker.attached.serve_taps() {
+            let Some(vm) = &mut broker.vm else {
+                return Err(e);
+            };
+            let e = vm.blame(e);
+            // No flow goes on for a guest that never ran. What fails here is not what went wrong.
+            let _ = broker.stop(OnExit::Detach);
+            return Err(e);
+        }
         sandbox::limit_broker().context("giving up what the broker does not need")?;
         Ok(broker)
     }

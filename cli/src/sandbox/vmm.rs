@@ -191,9 +191,6 @@ const CHANNEL: &[libc::c_long] = &[libc::SYS_recvmsg, libc::SYS_sendmsg];
 /// Frames.
 const FRAMES: &[libc::c_long] = &[libc::SYS_readv, libc::SYS_writev, libc::SYS_io_uring_enter];
 
-/// A device that the driver resets, or brings up.
-const DEVICES: &[libc::c_long] = &[libc::SYS_eventfd2];
-
 /// KVM's requests, <linux/kvm.h>: direction, size of the argument, 0xae, number.
 mod kvm {
     const fn number(direction: u64, size: u64, number: u64) -> u64 {
@@ -232,11 +229,9 @@ mod kvm {
         write(144, 0x82),  // KVM_SET_REGS
         write(312, 0x84),  // KVM_SET_SREGS
         write(8, 0x89),    // KVM_SET_MSRS
-        write(416, 0x8d),  // KVM_SET_FPU
         read(1024, 0x8e),  // KVM_GET_LAPIC
         write(1024, 0x8f), // KVM_SET_LAPIC
         write(8, 0x90),    // KVM_SET_CPUID2
-        write(4, 0x99),    // KVM_SET_MP_STATE
     ];
 
     /// Lines and doorbells, which the driver moves.
@@ -260,14 +255,8 @@ mod kvm {
 mod tun {
     /// TUNSETOFFLOAD and TUNSETQUEUE: what the guest takes, and by which queues.
     pub(super) const DRIVER: &[u64] = &[0x4004_54d0, 0x4004_54d9];
-    /// TUNGETIFF, TUNGETFEATURES, TUNSETVNETHDRSZ, TUNSETVNETLE, TUNSETSNDBUF.
-    pub(super) const MAKING: &[u64] = &[
-        0x8004_54d2,
-        0x8004_54cf,
-        0x4004_54d8,
-        0x4004_54dc,
-        0x4004_54d4,
-    ];
+    /// TUNGETIFF, TUNSETVNETHDRSZ, TUNSETVNETLE.
+    pub(super) const MAKING: &[u64] = &[0x8004_54d2, 0x4004_54d8, 0x4004_54dc];
 }
 
 /// IORING_REGISTER_FILES, IORING_REGISTER_RESTRICTIONS.
@@ -296,7 +285,7 @@ impl Calls {
     fn making() -> Self {
         const PRCTL: &[u64] = &[libc::PR_SET_NAME as u64, libc::PR_SET_NO_NEW_PRIVS as u64];
         Self {
-            calls: vec![MAKING, CHANNEL, FRAMES, DEVICES],
+            calls: vec![MAKING, CHANNEL, FRAMES],
             ioctl: vec![
                 kvm::MAKING,
                 kvm::WIRING,
@@ -315,7 +304,6 @@ impl Calls {
         match thread {
             // A card whose driver starts it anew wires its vectors and bells again.
             Thread::Of(ThreadKind::Vcpu) => Self {
-                calls: vec![DEVICES],
                 ioctl: vec![kvm::RUNNING, kvm::WIRING, tun::DRIVER],
                 fcntl: vec![libc::F_DUPFD_CLOEXEC],
                 ..Self::default()

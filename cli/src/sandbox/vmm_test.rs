@@ -141,6 +141,7 @@ fn what_making_took_is_over() {
         let thread = Some(thread);
         assert_killed(thread, ioctl(KVM_CREATE_VM));
         assert_killed(thread, || syscall(libc::SYS_io_uring_setup, [1, 0, 0, 0]));
+        assert_killed(thread, || syscall(libc::SYS_eventfd2, [0, 0, 0, 0]));
         // IORING_REGISTER_FILES
         assert_killed(thread, || {
             syscall(libc::SYS_io_uring_register, [NONE, 2, 0, 0])

@@ -110,6 +110,46 @@ fn a_killed_vmm_is_reported_and_taken_down_after() {
     bed.assert_nothing_is_left();
 }
 
+/// It waits for its TAP to be served then, and the broker is at work on that.
+#[test]
+fn a_vmm_killed_before_its_guest_ran_is_named_and_the_next_run_tidies_up() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let vm = bed.start(&payload().halt(), &["--name", "stillborn"]);
+    let until = std::time::Instant::now() + WAIT;
+    let vmm = loop {
+        assert!(std::time::Instant::now() < until, "no VMM is ready");
+        if let Some(pid) = vm.vmm_pid()
+            && is_ready(pid)
+        {
+            break pid;
+        }
+    };
+    MicroVm::signal(vmm, libc::SIGKILL);
+    let end = vm.finish(WAIT).unwrap();
+    // 122 should it have been told to run by then.
+    assert!(matches!(end.status.code(), Some(1 | 122)), "{}", end.stderr);
+    let said = "was killed by signal 9";
+    assert!(end.stderr.contains(said), "{}", end.stderr);
+    let next = bed.start(&payload().exit(0), &["--name", "stillborn"]);
+    assert_ended(&next.finish(WAIT).unwrap(), 0, "exited");
+    bed.assert_nothing_is_left();
+}
+
+/// Whether the machine is made: its vCPU is there, and the main thread receives (47) or, should it
+/// be late, waits for the guest's end by a read (0).
+fn is_ready(vmm: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{vmm}/task"));
+    let mut tasks = tasks.into_iter().flatten().flatten();
+    let is_vcpu = |task: std::fs::DirEntry| {
+        let name = std::fs::read_to_string(task.path().join("comm"));
+        name.is_ok_and(|name| name == "vcpu0\n")
+    };
+    let call = std::fs::read_to_string(format!("/proc/{vmm}/syscall")).unwrap_or_default();
+    tasks.any(is_vcpu) && (call.starts_with("47 ") || call.starts_with("0 "))
+}
+
 #[test]
 fn a_vm_ends_with_its_engine_and_the_next_of_its_name_takes_the_rest_down() {
     require_root_and_tun!();

@@ -90,9 +90,9 @@ pub(crate) fn run(mut config: RunConfig, log: &str) -> anyhow::Result<ExitCode> 
     let began = Instant::now();
     let signals = super::signals(&[Signal::SIGQUIT]).context("waiting for signals")?;
     let mut report = config.report.as_deref().map(open_report).transpose()?;
-    let vm = prepare(&mut config, log)?;
+    let mut vm = prepare(&mut config, log)?;
     super::warn_of_host(&config.nat);
-    let attached = super::attach(config.nat)?;
+    let attached = super::attach(config.nat).map_err(|e| vm.blame(e))?;
     let mut broker = Broker::start(attached, log, Some(vm))?;
     let vm = &broker.attached.vms[0].config;
     let (name, tap) = (vm.name.clone(), vm.tap.clone());
@@ -175,6 +175,16 @@ fn prepare(config: &mut RunConfig, log: &str) -> anyhow::Result<Vm> {
     let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
     let vmm = VmmProcess::start(&config.machine, handed, mtu, log)?;
     Ok(Vm { vmm, console })
+}
+
+impl Vm {
+    /// An error before the guest ran, or the VMM's end where that is behind it: its TAP goes too.
+    pub(super) fn blame(&mut self, error: anyhow::Error) -> anyhow::Error {
+        match self.vmm.end() {
+            Some(end) => anyhow::anyhow!("the VMM {end} before its guest ran"),
+            None => error,
+        }
+    }
 }
 
 impl Broker {
