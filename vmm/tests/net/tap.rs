@@ -224,6 +224,28 @@ fn queues_are_attached_to_the_tap_and_detached() {
     rig.start(ALL, 64);
 }
 
+/// Each takes a lock of the whole host's, and a guest may reset its card as often as it likes. A
+/// flag that somebody else has changed meanwhile shows that the card did not set it again.
+#[test]
+fn what_the_tap_has_been_told_is_not_told_again() {
+    require_root_and_tun!();
+    let (ns, taps) = turning("vmmnetonce", 2);
+    let own = taps[1].try_clone().unwrap();
+    let mut rig = Rig::new(taps, IoMethod::Auto);
+    // SAFETY: an ifreq is plain data, for which zeroes are valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_ifru.ifru_flags = libc::IFF_ATTACH_QUEUE as libc::c_short;
+    // SAFETY: the request outlives the call and is the type TUNSETQUEUE takes.
+    let done = unsafe { libc::ioctl(own.as_raw_fd(), libc::TUNSETQUEUE, &raw mut request) };
+    assert_eq!(done, 0);
+    for _ in 0..10 {
+        rig.start(ALL, 64);
+        rig.net.reset();
+    }
+    let link = ns.ip("-d -j link show tap0").unwrap();
+    assert!(link.contains("\"numqueues\":2"), "{link}");
+}
+
 #[test]
 fn a_tap_that_is_down_is_counted() {
     require_root_and_tun!();

@@ -7,6 +7,7 @@
 use std::{
     io, mem,
     os::fd::{AsRawFd, OwnedFd, RawFd},
+    sync::{Mutex, PoisonError},
 };
 
 use super::{NetError, features::Offloads, tried};
@@ -20,6 +21,10 @@ pub(super) struct Tap {
     queues: Vec<OwnedFd>,
     kind: Kind,
     can: Offloads,
+    /// What is set. The kernel takes a lock of the whole host's (RTNL) to be told either, and to
+    /// detach a queue waits for its CPUs: not for a driver that resets the card for nothing.
+    offloads: Mutex<Option<Offloads>>,
+    attached: Mutex<Vec<bool>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,9 +52,11 @@ impl Tap {
             set_non_blocking(queue).map_err(tried("make a TAP descriptor non-blocking"))?;
         }
         let mut tap = Tap {
+            attached: Mutex::new(vec![true; queues.len()]),
             queues,
             kind,
             can: Offloads::default(),
+            offloads: Mutex::default(),
         };
         if kind != Kind::Socket {
             tap.point_to_int(libc::TUNSETVNETHDRSZ, HEADER_BYTES as libc::c_int)
@@ -82,15 +89,22 @@ impl Tap {
         if self.kind == Kind::Socket {
             return Ok(());
         }
+        let mut set = self.offloads.lock().unwrap_or_else(PoisonError::into_inner);
+        if *set == Some(offloads) {
+            return Ok(());
+        }
         let bits = libc::c_ulong::from(offloads.0);
         // SAFETY: TUNSETOFFLOAD takes its argument by value.
-        check(unsafe { libc::ioctl(self.descriptor(0), libc::TUNSETOFFLOAD, bits) })
+        check(unsafe { libc::ioctl(self.descriptor(0), libc::TUNSETOFFLOAD, bits) })?;
+        *set = Some(offloads);
+        Ok(())
     }
 
     /// Attaches a queue, so that the kernel gives it flows, or detaches it, which empties it.
     /// The first stays as it is: a device with one queue can't do either.
     pub(super) fn set_attached(&self, queue: usize, attached: bool) -> io::Result<()> {
-        if queue == 0 || self.kind == Kind::Socket {
+        let mut all = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue == 0 || self.kind == Kind::Socket || all[queue] == attached {
             return Ok(());
         }
         let flag = if attached {
@@ -106,9 +120,11 @@ impl Tap {
         let done = check(unsafe { libc::ioctl(fd, libc::TUNSETQUEUE, &raw mut request) });
         match done {
             // It is so already.
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
-            other => other,
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            other => other?,
         }
+        all[queue] = attached;
+        Ok(())
     }
 
     /// Tries each offload: a kernel that does not know one refuses it.
