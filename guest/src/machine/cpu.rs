@@ -1,5 +1,7 @@
 //! One CPU: its state that both rings share, the descriptor tables, and the way from ring 3 into
 //! ring 0 and back (see `traps.s`).
+pub(crate) mod port;
+
 use core::{
     arch::{asm, global_asm},
     cell::UnsafeCell,
