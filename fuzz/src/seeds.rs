@@ -1,6 +1,8 @@
 //! First inputs of each target: what ordinary guests, servers and users send.
+mod engine;
 mod kernel;
 mod virtio;
+mod virtio_net;
 
 use std::{fs, io, path::Path};
 
@@ -11,12 +13,10 @@ use userspace_nat::{fake::packets, port::VirtioNetHdr};
 use crate::{
     dns::knob,
     dress::bit,
-    engine::step::what as step,
     messages::kind,
     relay::what as relayed,
     services::MAC,
     tape::with_length,
-    virtio_net::what as card,
     vms::{GATEWAY, GUEST, PEER, RESOLVER, ip},
 };
 
@@ -29,10 +29,10 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("dns", dns()),
         ("services", services()),
         ("rules", rules()),
-        ("engine", engine()),
+        ("engine", engine::engine()),
         ("relay", relay()),
         ("messages", messages()),
-        ("virtio_net", virtio_net()),
+        ("virtio_net", virtio_net::virtio_net()),
         ("kernel", kernel::kernel()),
         ("pci", virtio::pci()),
         ("transport", virtio::transport()),
@@ -234,137 +234,6 @@ fn rules() -> Seeds {
     ]
 }
 
-fn engine() -> Seeds {
-    let syn = [step::TCP, 0, 0, Flags::SYN, 1];
-    let ack = [step::TCP, 0, 0, Flags::ACK, 2];
-    let fin = [step::TCP, 0, 0, Flags::FIN | Flags::ACK, 2];
-    let answer = |flags| [step::REPLY, 0, flags, 0, 0];
-    let silence = [step::TIME, 3, 0x20, 0];
-    let connection = [
-        &[0][..],
-        &syn,
-        &answer(Flags::SYN | Flags::ACK),
-        &ack,
-        &fin,
-        &answer(Flags::FIN | Flags::ACK),
-        &ack,
-        &silence,
-    ];
-    let question = with_length(&query(true));
-    let udp = |to: u8, data: &[u8]| [&[step::UDP, 1, to][..], &with_length(data)].concat();
-    let dressed = |packet: &[u8]| {
-        let head = [step::GUEST, 0, bit::ALL, 0];
-        [&head[..], &with_length(packet)].concat()
-    };
-    let discover = [
-        &[step::HAND_OVER, 1, 7, 2, 0, 0][..],
-        &with_length(&dhcp(1, &[])),
-    ]
-    .concat();
-    let big = packets::may_fragment(packets::udp((GUEST, 1_000), (PEER, 443), &[7; 1_450]));
-    let fragments = [
-        &[0][..],
-        &udp(0, b"first"),
-        &dressed(&big),
-        &[step::REPLY, 0, 0x80, 8, 0],
-    ];
-    let length = [0, u8::try_from(query(true).len()).unwrap_or(0)];
-    let framed = with_length(&[&length[..], &query(true)].concat());
-    let dns_stream = [
-        &[0, step::TCP, 0, 2, Flags::SYN, 1][..],
-        &[step::DNS_STREAM, 0, Flags::ACK, 0, 0],
-        &[step::DNS_STREAM, 0, Flags::ACK],
-        &framed,
-        &silence,
-    ];
-    vec![
-        ("connection", connection.concat()),
-        (
-            "dns",
-            [&[0][..], &udp(4, &question[2..]), &udp(2, &question[2..])].concat(),
-        ),
-        ("dns-stream", dns_stream.concat()),
-        (
-            "dhcp-arp",
-            [&[0][..], &discover, &[step::ARP, 0], &with_length(&arp())].concat(),
-        ),
-        ("fragments", fragments.concat()),
-        (
-            "errors",
-            [
-                &[0][..],
-                &udp(0, b"x"),
-                &[step::ERROR_FROM_WORLD, 3, 3, 0],
-                &[step::REPLY, 0, 0, 0, 4],
-                &[step::ERROR_FROM_GUEST, 1, 3, 3, 0],
-                &[step::ECHO, 1, 0, step::REPLY, 0, 0, 0, 4],
-            ]
-            .concat(),
-        ),
-        (
-            "faults",
-            [
-                &[1, step::FAULTS, 1, 1, 1, 1, 1][..],
-                &syn,
-                &udp(0, b"x"),
-                &silence,
-                &[step::RESTART],
-            ]
-            .concat(),
-        ),
-        (
-            "broker",
-            [
-                &[0][..],
-                &syn,
-                &[
-                    step::BROKER,
-                    0,
-                    6,
-                    0,
-                    step::BROKER,
-                    0,
-                    4,
-                    1,
-                    198,
-                    51,
-                    100,
-                    7,
-                    1,
-                    0xbb,
-                ],
-                &[
-                    step::BROKER,
-                    0,
-                    0,
-                    step::BROKER,
-                    0,
-                    1,
-                    step::BROKER,
-                    0,
-                    2,
-                    5,
-                    0,
-                ],
-                &[step::BROKER, 0, 3, 0, step::BROKER, 0, 5, 1],
-                &syn,
-            ]
-            .concat(),
-        ),
-        (
-            "world",
-            [
-                &[0, step::BROKER, 0, 6, 0][..],
-                &[step::WORLD | step::LATER, bit::ALL, 0],
-                &with_length(&packets::syn((PEER, 9_000), (crate::vms::HOST, 8_000), 5)),
-                &[step::PORT_FRAME],
-                &with_length(&[0; 40]),
-            ]
-            .concat(),
-        ),
-    ]
-}
-
 fn relay() -> Seeds {
     let segment = |flags: u8, data: &[u8]| {
         [&[relayed::SEGMENT, 0, flags, 0, 0][..], &with_length(data)].concat()
@@ -479,154 +348,6 @@ fn messages() -> Seeds {
         (
             "answer",
             line(kind::ANSWER, json!({"answer": "error", "error": "no"})).into_bytes(),
-        ),
-    ]
-}
-
-/// Ring features, all device features that a socket has, and 64 entries.
-fn virtio_net() -> Seeds {
-    let begin = |features: u64| [&features.to_le_bytes()[..], &[6]].concat();
-    let all = begin(u64::MAX);
-    let plain = begin(0);
-    // One descriptor, and the chain that begins with it.
-    let buffer = |queue: u8, index: u8, at: u16, bytes: u16, flags: u8| {
-        let (at, bytes) = (at.to_be_bytes(), bytes.to_be_bytes());
-        [
-            &[card::DESCRIPTOR, queue, index, 0][..],
-            &at,
-            &bytes,
-            &[flags, index + 1],
-        ]
-        .concat()
-    };
-    let offer = |queue: u8, head: u8| [card::OFFER, queue, head];
-    let frame = |bytes: u16| [&[card::FRAME][..], &[0; 12], &bytes.to_be_bytes(), &[7]].concat();
-    let write = |at: u16, bytes: &[u8]| {
-        [
-            &[card::WRITE][..],
-            &(at / 8).to_be_bytes(),
-            &with_length(bytes),
-        ]
-        .concat()
-    };
-    let posted: Vec<u8> = (0..20)
-        .flat_map(|index| {
-            let at = 0x2000 + u16::from(index) * 1_024;
-            [buffer(0, index, at, 1_000, 2), offer(0, index).to_vec()].concat()
-        })
-        .collect();
-    let mut gso = [0; 12];
-    gso[..2].copy_from_slice(&[1, 1]);
-    for (at, half) in [(2, 54_u16), (4, 1_448), (6, 34), (8, 16)] {
-        gso[at..at + 2].copy_from_slice(&half.to_le_bytes());
-    }
-    // Written below the buffers' base, which the addresses above are relative to.
-    let in_table = |index: u8, next: bool| {
-        let flags = u8::from(next);
-        [
-            &[card::DESCRIPTOR, 1, index, 2, 0x20, 0, 0, 40][..],
-            &[flags, index + 1],
-        ]
-        .concat()
-    };
-    let to_table = [
-        &[card::DESCRIPTOR, 1, 0, 1][..],
-        &0xf000_u64.to_le_bytes(),
-        &32_u32.to_le_bytes(),
-        &[4, 0],
-    ]
-    .concat();
-    let command = |bytes: &[u8]| {
-        let length = u16::try_from(bytes.len()).unwrap_or(0);
-        [
-            &buffer(2, 0, 0, length, 1)[..],
-            &buffer(2, 1, 0x1000, 1, 2),
-            // 0x1_0000 is where addresses begin: beyond what a write reaches, so as eighths.
-            &[card::WRITE, 0x20, 0],
-            &with_length(bytes),
-            &offer(2, 0),
-            &[card::COMMAND],
-        ]
-        .concat()
-    };
-    vec![
-        (
-            "send",
-            [
-                &all[..],
-                &buffer(1, 0, 0, 1_526, 0),
-                &offer(1, 0),
-                &[card::PASS],
-            ]
-            .concat(),
-        ),
-        (
-            "send-gso",
-            [
-                &all[..],
-                &buffer(1, 0, 0, 12, 1),
-                &buffer(1, 1, 64, 9_000, 0),
-                &[card::WRITE, 0x20, 0],
-                &with_length(&gso),
-                &offer(1, 0),
-                &[card::PASS],
-            ]
-            .concat(),
-        ),
-        (
-            "send-indirect",
-            [
-                &all[..],
-                &in_table(0, true),
-                &in_table(1, false),
-                &to_table,
-                &offer(1, 0),
-                &[card::PASS],
-            ]
-            .concat(),
-        ),
-        (
-            "receive",
-            [&plain[..], &posted, &frame(60), &frame(900), &[card::PASS]].concat(),
-        ),
-        (
-            "receive-merged",
-            [
-                &all[..],
-                &posted,
-                &frame(60),
-                &frame(9_000),
-                &frame(60),
-                &[card::PASS],
-            ]
-            .concat(),
-        ),
-        (
-            "receive-later",
-            [&all[..], &frame(60), &[card::PASS], &posted, &[card::PASS]].concat(),
-        ),
-        (
-            "commands",
-            [
-                &all[..],
-                &command(&[0, 0, 0]),
-                &command(&[1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0x5e, 0, 0, 1]),
-                &command(&[1, 1, 2, 0, 0, 0, 0, 3]),
-                &command(&[5, 0, 2, 0, 0, 0, 0, 0, 0, 0]),
-                &posted,
-                &frame(60),
-                &[card::PASS, card::RESET],
-            ]
-            .concat(),
-        ),
-        (
-            "jump",
-            [
-                &all[..],
-                &[card::INDEX, 1, 0, 70, card::PASS],
-                &write(0, &[0xff; 64]),
-            ]
-            .concat(),
         ),
     ]
 }

@@ -26,6 +26,7 @@ mod network_view;
 mod reserve;
 mod rule_texts;
 mod terminal;
+mod uplink;
 mod vm;
 mod vmm_process;
 mod xdp;

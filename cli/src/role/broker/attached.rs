@@ -14,7 +14,11 @@ use slipgate_control::{
 };
 use userspace_nat::{rules::Policy, vm::VmSpec};
 
-use super::{network_view, rule_texts, xdp};
+use super::{
+    network_view, rule_texts,
+    uplink::{self, Uplink},
+    xdp,
+};
 use crate::{
     channel::NetworkView,
     config::{Config, Forward, LoadedRules, VmConfig},
@@ -56,14 +60,6 @@ pub(super) struct Attached {
     pub(super) hook: Hook,
 }
 
-/// The device that leads to the world.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Uplink {
-    pub(super) name: String,
-    pub(super) ifindex: u32,
-    pub(super) has_l2: bool,
-}
-
 impl Attached {
     /// Loads or joins, takes an owner's row, makes the port, opens the VMs' rows, attaches to the
     /// port and the uplink. TAPs are not served yet: that waits for the engine.
@@ -71,11 +67,11 @@ impl Attached {
         let rules = LoadedRules::load(&config.rules, config.default_allow)?;
         let policy = rules.compile()?;
         let watch = NetworkWatch::open()?;
-        let uplink = find_uplink(&config, watch.network())?;
+        let uplink = uplink::find(&config, watch.network())?;
         for vm in &config.vms {
             tap_of(vm, watch.network())?;
         }
-        check_source(&config, &uplink, watch.network())?;
+        uplink::check_source(&config, &uplink, watch.network())?;
         let paths: Paths = show::paths(&config.pin_dir)?;
         let datapath = Datapath::open(&LoadOptions {
             paths: paths.clone(),
@@ -399,46 +395,6 @@ pub(super) fn forward_texts(config: &Config) -> impl Iterator<Item = String> {
 
 fn forward_text(forward: &Forward) -> String {
     format!("--forward {}", forward.spec)
-}
-
-/// The device that was named, or the default route's.
-pub(super) fn find_uplink(config: &Config, network: &Network) -> anyhow::Result<Uplink> {
-    let link = match &config.uplink {
-        Some(name) => network.link_by_name(name).ok_or_else(|| {
-            anyhow!("--uplink {name}: there is no such device; give one that `ip link` shows")
-        })?,
-        None => network.default_uplink().ok_or_else(|| {
-            anyhow!(
-                "there is no default route: name the device that leads to the world by --uplink"
-            )
-        })?,
-    };
-    if config.vms.iter().any(|vm| vm.tap == link.name) {
-        bail!(
-            "the default route leads out of {}, which is a guest's TAP: give --uplink",
-            link.name
-        );
-    }
-    Ok(Uplink {
-        name: link.name.clone(),
-        ifindex: link.ifindex,
-        has_l2: link.has_l2,
-    })
-}
-
-/// Answers come back only to an address that is the host's.
-fn check_source(config: &Config, uplink: &Uplink, network: &Network) -> anyhow::Result<()> {
-    let Some(source) = config.nat_address else {
-        return Ok(());
-    };
-    if network.addresses.iter().any(|a| a.address == source) {
-        return Ok(());
-    }
-    bail!(
-        "--nat-address {source}: it is not an address of this host; add it to the uplink: ip \
-         address add {source}/32 dev {}",
-        uplink.name
-    )
 }
 
 fn tap_of(vm: &VmConfig, network: &Network) -> anyhow::Result<u32> {

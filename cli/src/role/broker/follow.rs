@@ -9,10 +9,7 @@ use slipgate_control::{
 };
 use userspace_nat::vm::VmSpec;
 
-use super::{
-    attached::{Attached, find_uplink},
-    xdp,
-};
+use super::{attached::Attached, uplink, xdp};
 
 impl Attached {
     /// Serves TAPs that were made anew under their name (they have another index and no program),
@@ -70,7 +67,7 @@ impl Attached {
 
     /// Attaches to the uplink when it is another device than before.
     pub(super) fn follow_uplink(&mut self) -> anyhow::Result<()> {
-        let now = match find_uplink(&self.config, self.watch.network()) {
+        let now = match uplink::find(&self.config, self.watch.network()) {
             Ok(uplink) => uplink,
             Err(e) => {
                 tracing::debug!("no uplink now: {e:#}");

@@ -2,9 +2,7 @@
 //!
 //! # Safety
 //! The port must be one that a PC has, and what it does must be wanted.
-use super::{
-    call_in_8, call_in_32, call_out_8, call_out_32, call_out_string, ring0,
-};
+use super::{call_in_8, call_in_32, call_out_8, call_out_32, call_out_string, ring0};
 
 /// Reads a byte.
 ///

@@ -1,0 +1,240 @@
+//! Reads a command line, word by word.
+use alloc::string::String;
+use core::{num::NonZeroU32, str::FromStr};
+
+use super::{
+    AT_ONCE_MAX, CommandError, CommandLine, Direction, Exchange, FRAME_BYTES, Host, Server,
+    StaticAddress, Workload,
+};
+
+/// Reads a command line. An empty one is right: the guest boots, takes a lease and ends.
+pub fn parse(line: &str) -> Result<CommandLine, CommandError> {
+    let mut read = CommandLine::default();
+    let parts = line.split(';').map(str::trim);
+    for part in parts.filter(|part| !part.is_empty()) {
+        let wrong = |why: String| CommandError {
+            command: part.into(),
+            why,
+        };
+        let mut words = Words::of(part);
+        match words.next("a workload").map_err(wrong)? {
+            "address" if read.address.is_none() && read.workloads.is_empty() => {
+                read.address = Some(static_address(&mut words).map_err(wrong)?);
+            }
+            "address" => return Err(wrong("an address is given once, and first".into())),
+            word => read
+                .workloads
+                .push(workload(word, &mut words).map_err(wrong)?),
+        }
+        words.end().map_err(wrong)?;
+    }
+    Ok(read)
+}
+
+fn static_address(words: &mut Words<'_>) -> Result<StaticAddress, String> {
+    let cidr = words.next("an address with its prefix, as 10.0.2.15/24")?;
+    let split = cidr
+        .split_once('/')
+        .and_then(|(address, prefix)| Some((address.parse().ok()?, prefix.parse().ok()?)));
+    let Some((address, prefix @ 1..=30)) = split else {
+        let why = alloc::format!(
+            "`{cidr}` is not an IPv4 address with a prefix of 1 to 30, as 10.0.2.15/24"
+        );
+        return Err(why);
+    };
+    Ok(StaticAddress {
+        address,
+        prefix,
+        router: words.parsed("the router's IPv4 address")?,
+        dns: words.rest("a resolver's IPv4 address")?,
+    })
+}
+
+fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
+    Ok(match word {
+        "dns" => Workload::Dns {
+            name: name(words.next("a name")?)?,
+            resolver: words.rest("a resolver's IPv4 address")?,
+        },
+        "ping" => Workload::Ping {
+            host: host(words.next("an address")?)?,
+            count: words.count("how often")?,
+        },
+        "crr" => {
+            let server = server(words)?;
+            let count = words.count("how many connections")?;
+            let at_once = words.at_once()?;
+            let exchange = match words.take(&["close", "get", "echo"]) {
+                Some("get") => Exchange::Get,
+                Some("echo") => Exchange::Echo,
+                None if server.port == 80 => Exchange::Get,
+                _ => Exchange::Close,
+            };
+            Workload::Connections {
+                server,
+                count,
+                at_once,
+                exchange,
+            }
+        }
+        "rr" => Workload::RequestResponse {
+            server: server(words)?,
+            count: words.count("how many messages")?,
+            at_once: words.at_once()?,
+        },
+        "stream" => {
+            let server = server(words)?;
+            let bytes = words.parsed("how many bytes")?;
+            let direction = match words.take(&["up", "down"]) {
+                Some("up") => Direction::Up,
+                Some(_) => Direction::Down,
+                None => return Err(words.expected("`up` or `down`")),
+            };
+            Workload::Stream {
+                server,
+                bytes,
+                direction,
+                raw: words.take(&["raw"]).is_some(),
+                at_once: words.at_once()?,
+            }
+        }
+        "flood" => {
+            let server = server(words)?;
+            let count = words.count("how many frames")?;
+            let frame_bytes = match words.peek() {
+                Some(size) if !size.starts_with('x') => words.parsed("the size of a frame")?,
+                _ => 64,
+            };
+            if !FRAME_BYTES.contains(&frame_bytes) {
+                let (least, most) = (FRAME_BYTES.start(), FRAME_BYTES.end());
+                return Err(alloc::format!("a frame is of {least} to {most} bytes"));
+            }
+            Workload::Flood {
+                server,
+                count,
+                frame_bytes,
+                at_once: words.at_once()?,
+            }
+        }
+        "wait" => Workload::Wait {
+            ms: words.parsed("milliseconds")?,
+        },
+        "selftest" => Workload::SelfTest,
+        _ => {
+            let known = "dns, ping, crr, rr, stream, flood, wait, selftest, address";
+            return Err(alloc::format!("`{word}` is no workload; there are {known}"));
+        }
+    })
+}
+
+fn server(words: &mut Words<'_>) -> Result<Server, String> {
+    let word = words.next("HOST:PORT")?;
+    let read = word
+        .split_once(':')
+        .map(|(host, port)| (host, port.parse::<u16>()));
+    match read {
+        Some((name, Ok(port))) if port != 0 => Ok(Server {
+            host: host(name)?,
+            port,
+        }),
+        _ => Err(alloc::format!("`{word}` is not HOST:PORT")),
+    }
+}
+
+fn host(word: &str) -> Result<Host, String> {
+    match word.parse() {
+        Ok(address) => Ok(Host::Address(address)),
+        Err(_) => name(word).map(Host::Name),
+    }
+}
+
+/// A name that fits a DNS question (RFC 1035, 2.3.4).
+fn name(word: &str) -> Result<String, String> {
+    let name = word.strip_suffix('.').unwrap_or(word);
+    let label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+    };
+    if name.len() <= 253 && name.split('.').all(label) {
+        Ok(name.into())
+    } else {
+        Err(alloc::format!(
+            "`{word}` is neither an IPv4 address nor a name"
+        ))
+    }
+}
+
+/// The words of one command, one after the other.
+struct Words<'a> {
+    left: core::iter::Peekable<core::str::SplitWhitespace<'a>>,
+}
+
+impl<'a> Words<'a> {
+    fn of(command: &'a str) -> Self {
+        Words {
+            left: command.split_whitespace().peekable(),
+        }
+    }
+
+    fn peek(&mut self) -> Option<&'a str> {
+        self.left.peek().copied()
+    }
+
+    fn next(&mut self, what: &str) -> Result<&'a str, String> {
+        match self.left.next() {
+            Some(word) => Ok(word),
+            None => Err(self.expected(what)),
+        }
+    }
+
+    /// The next word, if it is one of these.
+    fn take(&mut self, words: &[&str]) -> Option<&'a str> {
+        self.left.next_if(|word| words.contains(word))
+    }
+
+    fn parsed<T: FromStr>(&mut self, what: &str) -> Result<T, String> {
+        let word = self.next(what)?;
+        word.parse()
+            .map_err(|_| alloc::format!("`{word}` is not {what}"))
+    }
+
+    /// The last word, if there is one more.
+    fn rest<T: FromStr>(&mut self, what: &str) -> Result<Option<T>, String> {
+        match self.peek() {
+            None => Ok(None),
+            Some(_) => self.parsed(what).map(Some),
+        }
+    }
+
+    fn count(&mut self, what: &str) -> Result<u32, String> {
+        self.parsed::<NonZeroU32>(what).map(NonZeroU32::get)
+    }
+
+    /// `xM`, or 1 if there is none.
+    fn at_once(&mut self) -> Result<u32, String> {
+        let is_at_once = |word: &&str| word.starts_with('x');
+        let Some(word) = self.left.next_if(is_at_once) else {
+            return Ok(1);
+        };
+        match word[1..].parse() {
+            Ok(at_once @ 1..=AT_ONCE_MAX) => Ok(at_once),
+            _ => Err(alloc::format!("`{word}` is not x1 to x{AT_ONCE_MAX}")),
+        }
+    }
+
+    fn expected(&mut self, what: &str) -> String {
+        match self.peek() {
+            Some(word) => alloc::format!("{what} is due where `{word}` is"),
+            None => alloc::format!("{what} is missing"),
+        }
+    }
+
+    fn end(mut self) -> Result<(), String> {
+        match self.peek() {
+            None => Ok(()),
+            Some(word) => Err(alloc::format!("`{word}` is one word too many")),
+        }
+    }
+}
