@@ -154,6 +154,12 @@ pub fn ram(memory_bytes: u64) -> Vec<Window> {
     pieces
 }
 
+/// Whether a CPU with `physical_bits` of address reaches all RAM of a machine with `memory_bytes`.
+pub fn is_reached(memory_bytes: u64, physical_bits: u8) -> bool {
+    let limit = 1u64.checked_shl(physical_bits.into()).unwrap_or(u64::MAX);
+    ram(memory_bytes).iter().all(|piece| piece.end() <= limit)
+}
+
 /// For BARs of 64 bits: above RAM, below what a CPU with `physical_bits` of address can reach, at
 /// most 64 GiB. `None` if nothing is left there.
 pub fn mmio64(memory_bytes: u64, physical_bits: u8) -> Option<Window> {

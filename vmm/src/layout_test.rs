@@ -73,3 +73,12 @@ fn nothing_lies_on_something_else() {
         assert!(!pair[0].overlaps(&pair[1]) && !pair[1].overlaps(&pair[0]));
     }
 }
+
+#[test]
+fn ram_lies_within_the_address_bits() {
+    const GIB: u64 = 1 << 30;
+    // A GiB of the 64 that 36 bits reach is the hole's.
+    assert!(is_reached(63 * GIB, 36) && !is_reached(64 * GIB, 36));
+    assert!(is_reached(512 * GIB, 40) && !is_reached(512 * GIB, 39));
+    assert!(is_reached(GIB, 32) && is_reached(1 << 50, 64));
+}

@@ -70,10 +70,16 @@ impl Machine {
         }
         kick::install().map_err(MachineError::host("installing a signal handler"))?;
         let kvm = kvm::open(config.kvm)?;
+        let physical_bits = cpuid::physical_bits(&cpuid::filtered(&kvm, 0, cpus)?);
+        if !layout::is_reached(config.memory_bytes, physical_bits) {
+            return Err(MachineError::AddressBits {
+                bytes: config.memory_bytes,
+                physical_bits,
+            });
+        }
         let memory = Arc::new(memory::create(config.memory_bytes)?);
         let vm = Arc::new(kvm::create(&kvm, &memory)?);
         let kernel = boot::load(&memory, &config.boot)?;
-        let physical_bits = cpuid::physical_bits(&cpuid::filtered(&kvm, 0, cpus)?);
         let mmio64 = layout::mmio64(config.memory_bytes, physical_bits);
         acpi::write(&memory, &AcpiConfig { cpus, mmio64 })?;
         let routes = Arc::new(kvm::GsiRoutes::new(vm.clone()));

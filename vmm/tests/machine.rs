@@ -351,6 +351,18 @@ fn what_is_no_kvm_is_refused() {
 const _: () = assert!(ENTRY >= 1 << 20);
 
 #[test]
+fn more_memory_than_a_cpu_can_address_is_refused() {
+    require_kvm!();
+    let (mut config, _host) = config(&Code::new().spin(), 1);
+    config.memory_bytes = 1 << 52;
+    let refused = Machine::new(config).err().unwrap();
+    assert!(
+        matches!(refused, MachineError::AddressBits { bytes, .. } if bytes == 1 << 52),
+        "{refused}"
+    );
+}
+
+#[test]
 fn clocks_tell_time_without_the_hypervisors_help() {
     require_kvm!();
     // in eax, dx; mov ebx, eax; in eax, dx; sub eax, ebx: how far the PM timer went.

@@ -28,6 +28,17 @@ pub enum MachineError {
     /// The guest's memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// More memory than the CPU has addresses for.
+    #[error(
+        "{bytes} bytes of memory were asked for; the addresses of this host's guests have \
+         {physical_bits} bits: give less"
+    )]
+    AddressBits {
+        /// Asked for.
+        bytes: u64,
+        /// As CPUID has it.
+        physical_bits: u8,
+    },
     /// Kernel, initrd or command line.
     #[error(transparent)]
     Boot(#[from] BootError),
