@@ -62,6 +62,8 @@ enum Phase {
     Stop,
     /// The thread is to end.
     Quit,
+    /// It has ended, by a panic perhaps: nobody is to wait for it. Stays so.
+    Gone,
 }
 
 impl Rng {
@@ -124,7 +126,13 @@ impl VirtioDevice for Rng {
             });
         }
         self.control.set(Phase::Start(Box::new(activation)));
-        Ok(())
+        match *self.control.lock() {
+            Phase::Gone => Err(ActivateError::Host {
+                what: "starting to serve entropy",
+                source: io::Error::other("the device's thread has ended"),
+            }),
+            _ => Ok(()),
+        }
     }
 
     fn reset(&mut self) {
@@ -143,8 +151,12 @@ impl Control {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, phase: Phase) {
-        *self.lock() = phase;
+    fn set(&self, to: Phase) {
+        let mut phase = self.lock();
+        if !matches!(*phase, Phase::Gone) {
+            *phase = to;
+        }
+        drop(phase);
         self.changed.notify_all();
         // It fails only when it is signalled already.
         let _ = self.wake.write(1);
@@ -152,13 +164,20 @@ impl Control {
 
     /// The thread.
     fn work(&self) {
+        struct End<'a>(&'a Control);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.set(Phase::Gone);
+            }
+        }
+        let _end = End(self);
         loop {
             let activation = {
                 let mut phase = self.lock();
                 loop {
                     match std::mem::replace(&mut *phase, Phase::Serving) {
                         Phase::Start(activation) => break activation,
-                        Phase::Quit => return,
+                        Phase::Quit | Phase::Gone => return,
                         Phase::Stop | Phase::Idle | Phase::Serving => {
                             *phase = Phase::Idle;
                             self.changed.notify_all();

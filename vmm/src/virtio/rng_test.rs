@@ -23,11 +23,14 @@ const NEXT: u16 = VRING_DESC_F_NEXT as u16;
 struct Told {
     interrupts: AtomicU64,
     needs_reset: AtomicBool,
+    /// An interrupt is a bug, which ends the device's thread.
+    panics: AtomicBool,
 }
 
 impl Signals for Told {
     fn queue(&self, index: u16) {
         assert_eq!(index, 0);
+        assert!(!self.panics.load(SeqCst), "as the test wants it");
         self.interrupts.fetch_add(1, SeqCst);
     }
     fn config(&self) {}
@@ -274,4 +277,29 @@ fn what_can_not_be_served() {
         refused.err().map(|error| error.kind()),
         Some(io::ErrorKind::PermissionDenied)
     );
+}
+
+/// A bug of ours is to cost the guest its entropy, not its machine: a vCPU that resets the device
+/// does not wait for a thread that is gone.
+#[test]
+fn a_thread_that_died_keeps_nobody_waiting() {
+    let mut rig = Rig::new();
+    rig.told.panics.store(true, SeqCst);
+    let bell = rig.activate();
+    rig.offer(&[descriptor(BUFFERS, 64, WRITE, 0)], &[0]);
+    bell.write(1).unwrap();
+    let worker = rig.rng.worker.as_ref().unwrap();
+    let begin = Instant::now();
+    while !worker.is_finished() {
+        assert!(begin.elapsed() < Duration::from_secs(10), "it lives");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (done, is_done) = std::sync::mpsc::channel();
+    let mut rng = rig.rng;
+    std::thread::spawn(move || {
+        rng.reset();
+        done.send(rng).unwrap();
+    });
+    let mut rng = is_done.recv_timeout(Duration::from_secs(10)).unwrap();
+    rng.reset();
 }
