@@ -80,8 +80,17 @@ impl Waits {
             let left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             i32::try_from(left.as_millis()).unwrap_or(i32::MAX)
         });
+        self.wait(timeout)
+    }
+
+    /// What has happened by now.
+    pub(super) fn look(&self) -> io::Result<Woken> {
+        self.wait(0)
+    }
+
+    fn wait(&self, timeout_ms: i32) -> io::Result<Woken> {
         let mut events = [EpollEvent::default(); 4];
-        let count = match self.epoll.wait(timeout, &mut events) {
+        let count = match self.epoll.wait(timeout_ms, &mut events) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
             other => other?,
         };

@@ -3,15 +3,17 @@
 //! It lives as long as the card and sleeps while the driver is away. While it serves, it makes
 //! passes: take what the guest sent and lay out reads, hand all of it to the kernel in one batch,
 //! give the results to the driver, publish both used indices. While passes find work, the driver
-//! is asked not to notify. After the last one it looks at the ring a few times more, as often as
-//! that has paid off lately ([`Patience`]); then it asks for notifications, looks once more, and
-//! sleeps.
+//! is asked not to notify. After the last one it looks at the rings and at the TAP for some time
+//! more, as long as that has paid off lately ([`Patience`]), and gives the core away between looks;
+//! then it asks for notifications, looks once more, and sleeps.
 //!
 //! While frames go out, each batch also tries to read, so that one way can't starve the other.
 use std::{
     hint, io,
     os::fd::{AsRawFd, RawFd},
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
 use vmm_sys_util::{epoll::EventSet, eventfd::EventFd};
@@ -175,7 +177,7 @@ impl Worker {
             if self.pass(served)? {
                 continue;
             }
-            if served.looks_again(|| self.inbox.rung())? {
+            if self.looks_again(served)? {
                 continue;
             }
             self.sleep(served)?;
@@ -214,6 +216,45 @@ impl Worker {
         Ok(worked)
     }
 
+    /// Looks at rings and TAP for as long as that has paid off lately, the driver not notifying
+    /// meanwhile. Says whether there is something.
+    fn looks_again(&mut self, served: &mut Serving) -> Result<bool, End> {
+        served.idle_since = Instant::now();
+        loop {
+            for _ in 0..LOOKS {
+                hint::spin_loop();
+                if served.ring_has_work()? || self.inbox.rung() {
+                    return Ok(true);
+                }
+            }
+            if served.idle_since.elapsed() >= served.patience.window {
+                return Ok(false);
+            }
+            // Whoever works toward the next frame may need this very core.
+            thread::yield_now();
+            self.watch(served)?;
+            let seen = self.waits.look()?;
+            self.counters.syscalls.add(2);
+            self.counters.kicks.add(seen.kicks);
+            if seen.tap {
+                served.tap_ready = true;
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Has the TAP's events say what is waited for now.
+    fn watch(&mut self, served: &Serving) -> io::Result<()> {
+        let stalled = served.tx.is_stalled();
+        let mut events = EventSet::empty();
+        let reads = served.active && !served.starved && served.rx.held_since().is_none();
+        events.set(EventSet::IN, reads);
+        events.set(EventSet::OUT, stalled);
+        let wanted = (served.active || stalled).then_some((self.tap, events));
+        self.counters.syscalls.add(self.waits.watch_tap(wanted)?);
+        Ok(())
+    }
+
     /// Asks to be notified, and sleeps unless something came up meanwhile.
     fn sleep(&mut self, served: &mut Serving) -> Result<(), End> {
         let held = served.rx.held_since();
@@ -223,18 +264,15 @@ impl Worker {
             more |= served.rx.ring.listen()?;
         }
         if !more {
+            self.watch(served)?;
             let counters = &self.counters;
-            let mut events = EventSet::empty();
-            let reads = served.active && !served.starved && held.is_none();
-            events.set(EventSet::IN, reads);
-            events.set(EventSet::OUT, stalled);
-            let wanted = (served.active || stalled).then_some((self.tap, events));
-            counters.syscalls.add(self.waits.watch_tap(wanted)? + 1);
+            counters.syscalls.add(1);
             counters.tx_waits.add(stalled.into());
             let woken = self.waits.sleep(held.map(|since| since + rx::HOLD))?;
             counters.wakeups.add(1);
             counters.kicks.add(woken.kicks);
             served.tap_ready |= woken.tap;
+            served.patience.slept(served.idle_since.elapsed());
         }
         served.tx.ring.quiet();
         served.rx.ring.quiet();
@@ -260,6 +298,8 @@ pub(super) struct Serving {
     starved: bool,
     depth: Depth,
     patience: Patience,
+    /// When the last pass ended that found something.
+    idle_since: Instant,
     transfers: Vec<Transfer>,
 }
 
@@ -285,6 +325,7 @@ impl Serving {
             starved: false,
             depth: Depth::default(),
             patience: Patience::default(),
+            idle_since: Instant::now(),
             transfers: Vec::with_capacity(MAX_TRANSFERS),
         })
     }
@@ -343,19 +384,10 @@ impl Serving {
         }
     }
 
-    /// Looks at the rings some times more. Says whether there is something.
-    fn looks_again(&mut self, rung: impl Fn() -> bool) -> Result<bool, Broken> {
-        for _ in 0..self.patience.looks {
-            hint::spin_loop();
-            let sent = !self.tx.is_stalled() && self.tx.ring.waiting()? > 0;
-            let room = self.starved && self.rx.ring.waiting()? > 0;
-            if sent || room || rung() {
-                self.patience.rewarded();
-                return Ok(true);
-            }
-        }
-        self.patience.wasted();
-        Ok(false)
+    /// Whether the driver has put something on a ring that is waited for.
+    fn ring_has_work(&self) -> Result<bool, Broken> {
+        let sent = !self.tx.is_stalled() && self.tx.ring.waiting()? > 0;
+        Ok(sent || (self.starved && self.rx.ring.waiting()? > 0))
     }
 }
 
@@ -378,28 +410,32 @@ impl Depth {
     }
 }
 
-/// How often to look at the rings before sleeping. A look is a pause instruction, some 40 ns.
-struct Patience {
-    looks: u32,
-}
+/// Looks at the rings between system calls: a pause instruction each, some 40 ns.
+const LOOKS: u32 = 16;
 
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience { looks: Self::LEAST }
-    }
+/// How long to look before sleeping, after the rule of KVM's `halt_poll_ns`: longer when what ended
+/// a sleep came so soon that looking would have found it, not at all when it came later.
+#[derive(Default)]
+struct Patience {
+    window: Duration,
 }
 
 impl Patience {
-    const LEAST: u32 = 8;
-    /// About 10 µs: what a notification costs a guest. More would starve a vCPU that shares the
-    /// core.
-    const MOST: u32 = 256;
+    const LEAST: Duration = Duration::from_micros(10);
+    /// About what waking an idle core takes twice, on a virtual machine: falling asleep in vain
+    /// costs as much.
+    const MOST: Duration = Duration::from_micros(50);
 
-    fn rewarded(&mut self) {
-        self.looks = (self.looks * 2).min(Self::MOST);
-    }
-
-    fn wasted(&mut self) {
-        self.looks = (self.looks / 2).max(Self::LEAST);
+    /// What came after a sleep came so long after the last frame.
+    fn slept(&mut self, idle: Duration) {
+        self.window = if idle > Self::MOST {
+            Duration::ZERO
+        } else {
+            (self.window * 2).clamp(Self::LEAST, Self::MOST)
+        };
     }
 }
+
+#[cfg(test)]
+#[path = "worker_test.rs"]
+mod tests;
