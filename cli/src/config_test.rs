@@ -67,6 +67,10 @@ fn a_vm_that_cannot_be_names_the_flag_the_value_and_the_remedy() {
     refused("--vm tap=tap0,colour=red", &["\"colour\"", "max-flows"]);
     refused("--vm tap=tap0,tap=tap1", &["tap is given twice"]);
     refused("--vm tap=a/b", &["\"a/b\"", "ip link"]);
+    refused("--tap sgport7", &["--tap sgport7", "own devices"]);
+    refused("--vm name=a,tap=sgport0", &["own devices", "sgvm0"]);
+    refused("--tap ü0", &["\"ü0\" can't be a name", "name=NAME,tap=ü0"]);
+    assert_eq!(config("--vm name=a,tap=ü0").unwrap().vms[0].tap, "ü0");
     refused("--vm tap=abcdefghijklmnop", &["1 to 15"]);
     refused("--vm name=a*,tap=tap0", &["\"a*\" can't be a name"]);
     refused(

@@ -58,12 +58,14 @@ impl RunConfig {
     pub(crate) fn new(args: &RunArgs, order: Vec<RuleFlag>) -> Result<Self, ConfigError> {
         let tap = match &args.tap {
             Some(tap) => {
-                vm::check_device("--tap", tap, tap)?;
+                vm::check_tap("--tap", tap, tap)?;
                 if tap.contains('%') {
                     let problem = "the kernel would put a number in the place of %";
                     let remedy = "give a name, or leave --tap out";
                     return Err(ConfigError::new("--tap", tap, problem, remedy));
                 }
+                // The VM may be called as it.
+                vm::check_name("--tap", tap, tap)?;
                 tap.clone()
             }
             None => TAP_PATTERN.into(),

@@ -105,6 +105,8 @@ fn what_is_out_of_range_says_what_would_do() {
         &["--tap a/b", "can't be a network device"],
     );
     refused(&["--tap", "t%d"], &["--tap t%d", "leave --tap out"]);
+    refused(&["--tap", "sgport0"], &["--tap sgport0", "own devices"]);
+    refused(&["--tap", "überTAP"], &["--tap überTAP", "can't be a name"]);
     refused(&["--name", "a b"], &["--name a b", "can't be a name"]);
 }
 

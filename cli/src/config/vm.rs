@@ -2,6 +2,7 @@
 use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
+use slipgate_control::tap::EnginePort;
 
 use super::{ConfigError, GuestNetwork, network};
 
@@ -38,7 +39,8 @@ pub(super) fn parse(
         push(&mut vms, "--vm", spec, vm)?;
     }
     for tap in taps {
-        check_device("--tap", tap, tap)?;
+        check_tap("--tap", tap, tap)?;
+        check_name_of_tap("--tap", tap, tap)?;
         let vm = VmConfig {
             name: tap.clone(),
             tap: tap.clone(),
@@ -113,8 +115,11 @@ fn parse_spec(spec: &str, network: &GuestNetwork, max_flows: u32) -> Result<VmCo
         }
     }
     let tap = tap.ok_or_else(|| err("no TAP".into(), "add tap=IF"))?;
-    check_device("--vm", spec, tap)?;
-    let name = check_name("--vm", spec, name.unwrap_or(tap))?;
+    check_tap("--vm", spec, tap)?;
+    let name = match name {
+        Some(name) => check_name("--vm", spec, name)?,
+        None => check_name_of_tap("--vm", spec, tap)?,
+    };
     let ip = match ip {
         None => network.guest,
         Some(text) => {
@@ -187,6 +192,30 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
         *byte = u8::from_str_radix(part, 16).ok()?;
     }
     (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
+}
+
+/// The name of a VM that is called as its TAP.
+fn check_name_of_tap<'a>(
+    flag: &'static str,
+    given: &str,
+    tap: &'a str,
+) -> Result<&'a str, ConfigError> {
+    check_name(flag, given, tap).map_err(|e| {
+        let remedy = format!("name the VM: --vm name=NAME,tap={tap}");
+        let problem = format!("{}, as the VM would be called", e.problem);
+        ConfigError::new(flag, given, problem, remedy)
+    })
+}
+
+/// Whether it can be a guest's TAP: a device's name that is not one of our own devices'.
+pub(super) fn check_tap(flag: &'static str, given: &str, tap: &str) -> Result<(), ConfigError> {
+    check_device(flag, given, tap)?;
+    if EnginePort::is_name(tap) {
+        let problem = format!("{tap} is a name of slipgate's own devices");
+        let remedy = "call the TAP something else, like sgvm0";
+        return Err(ConfigError::new(flag, given, problem, remedy));
+    }
+    Ok(())
 }
 
 /// Whether the kernel would take it as a device's name.

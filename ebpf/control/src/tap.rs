@@ -15,6 +15,8 @@ use std::{
     },
 };
 
+use slipgate_abi::maps::MAX_OWNERS;
+
 use crate::{
     Error, Result,
     attach::{Hook, Program},
@@ -24,8 +26,11 @@ use crate::{
 
 /// Frames that wait for the engine at most. Credits per VM keep it from filling.
 pub const QUEUE_FRAMES: u32 = 16_384;
-/// Of the port's name, before its owner's row.
+/// Of the port's name, before its number: its owner's row, or that and a multiple of
+/// [`MAX_OWNERS`] when somebody else's device has the name.
 const PREFIX: &str = "sgport";
+/// Names that are tried.
+const NAMES: u32 = 8;
 /// The largest MTU of a TAP: 65,535 less an Ethernet header.
 const MTU_BYTES: u32 = 65_521;
 /// Size of the legacy `virtio_net_hdr`, which precedes each frame on the descriptor, bytes.
@@ -46,7 +51,7 @@ mod offload {
 /// An open engine port.
 #[derive(Debug)]
 pub struct EnginePort {
-    /// `sgport<owner's row>`.
+    /// `sgport<owner's row>`, or a higher number.
     pub name: String,
     /// Its index.
     pub ifindex: u32,
@@ -59,15 +64,7 @@ pub struct EnginePort {
 impl EnginePort {
     /// Makes or reopens an owner's port. A new one is left down; [`EnginePort::serve`].
     pub fn open(owner_row: u32) -> Result<Self> {
-        let name = Self::name_for(owner_row);
-        let (fd, _) = match open_queue(&name, 0) {
-            // One that another build made with other flags.
-            Err(error) if error.errno() == Some(libc::EINVAL) => {
-                Self::remove(owner_row)?;
-                open_queue(&name, 0)?
-            }
-            other => other?,
-        };
+        let (fd, name) = open_or_make(owner_row)?;
         let failed = |what: &str| Error::os(format!("{what} the engine port {name}"));
         set(&fd, libc::TUNSETPERSIST, 1).map_err(failed("make persistent"))?;
         set_pointed(&fd, libc::TUNSETVNETHDRSZ, VNET_HEADER_BYTES)
@@ -111,23 +108,60 @@ impl EnginePort {
 
     /// Removes an owner's port, when it is there and nobody has it open.
     pub fn remove(owner_row: u32) -> Result<bool> {
-        let name = Self::name_for(owner_row);
-        let Ok(device) = Device::named(&name) else {
-            return Ok(false);
-        };
-        crate::netlink::remove_link(device.ifindex()?, &name)?;
-        Ok(true)
+        let mut removed = false;
+        for name in names_for(owner_row) {
+            if let Some(device) = Device::named(&name).ok().filter(is_port) {
+                crate::netlink::remove_link(device.ifindex()?, &name)?;
+                removed = true;
+            }
+        }
+        Ok(removed)
     }
 
-    fn name_for(owner_row: u32) -> String {
-        format!("{PREFIX}{owner_row}")
+    /// Whether a device of this name may be an engine port: no other device should be called so.
+    pub fn is_name(name: &str) -> bool {
+        let number = name.strip_prefix(PREFIX);
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
     }
+}
 
-    /// Whether a device of this name is an engine port.
-    pub(crate) fn is_name(name: &str) -> bool {
-        let row = name.strip_prefix(PREFIX);
-        row.is_some_and(|row| row.parse::<u32>().is_ok())
+fn names_for(owner_row: u32) -> impl Iterator<Item = String> {
+    (0..NAMES).map(move |turn| format!("{PREFIX}{}", owner_row + turn * MAX_OWNERS))
+}
+
+/// Whether a device of such a name is one that [`EnginePort::open`] made: its MTU and its silence
+/// are nobody else's.
+fn is_port(device: &Device) -> bool {
+    let silent = device.flags().is_ok_and(|f| f & libc::IFF_NOARP != 0);
+    silent && device.mtu().is_ok_and(|mtu| mtu == MTU_BYTES)
+}
+
+/// The owner's port, opened, or made under the first name that no device has.
+fn open_or_make(owner_row: u32) -> Result<(File, String)> {
+    for name in names_for(owner_row) {
+        if !Device::named(&name).is_ok_and(|device| is_port(&device)) {
+            continue;
+        }
+        match open_queue(&name, 0) {
+            // One that another build made with other flags.
+            Err(error) if error.errno() == Some(libc::EINVAL) => {
+                EnginePort::remove(owner_row)?;
+            }
+            other => return other,
+        }
     }
+    let mut last = String::new();
+    for name in names_for(owner_row) {
+        if Device::named(&name).is_err() {
+            match open_queue(&name, libc::IFF_TUN_EXCL) {
+                // Somebody made one just now.
+                Err(error) if error.errno() == Some(libc::EBUSY) => {}
+                other => return other,
+            }
+        }
+        last = name;
+    }
+    Err(Error::DeviceExists(last))
 }
 
 /// Opens a queue, non-blocking, and makes the TAP if there is none; its name. `more`: `IFF_*`.

@@ -96,8 +96,28 @@ fn the_host_sends_nothing_of_its_own_on_it() {
 fn a_port_made_with_other_flags_is_made_anew() {
     in_netns("a_port_made_with_other_flags_is_made_anew", || {
         run("ip tuntap add sgport1 mode tap");
+        run("ip link set sgport1 mtu 65521 arp off");
         let before = Device::named("sgport1").unwrap().ifindex().unwrap();
         let port = EnginePort::open(1).unwrap();
         assert_ne!(port.ifindex, before);
+        assert_eq!(port.name, "sgport1");
+    });
+}
+
+#[test]
+fn a_device_of_somebody_elses_is_left_alone() {
+    in_netns("a_device_of_somebody_elses_is_left_alone", || {
+        run("ip tuntap add sgport1 mode tap multi_queue vnet_hdr");
+        let before = Device::named("sgport1").unwrap().ifindex().unwrap();
+        let port = EnginePort::open(1).unwrap();
+        assert_eq!(port.name, format!("sgport{}", 1 + MAX_OWNERS));
+        let ifindex = port.ifindex;
+        drop(port);
+        let again = EnginePort::open(1).unwrap();
+        assert_eq!(again.ifindex, ifindex, "it persists");
+        drop(again);
+        assert!(EnginePort::remove(1).unwrap());
+        let there = Device::named("sgport1").unwrap().ifindex().unwrap();
+        assert_eq!(there, before);
     });
 }
