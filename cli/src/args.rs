@@ -206,6 +206,7 @@ pub(crate) struct StatsArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = WHY_EXIT_STATUS)]
 pub(crate) struct WhyArgs {
     /// The VM's name
     pub(crate) vm: String,
@@ -221,6 +222,13 @@ pub(crate) struct WhyArgs {
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
     pub(crate) pin_dir: PathBuf,
 }
+
+const WHY_EXIT_STATUS: &str = "\
+Exit status:
+  0  yes: the flow would be admitted
+  1  it could not be found out
+  2  the command line can't be used
+  3  no: the flow would be refused";
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Proto {

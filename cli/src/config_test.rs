@@ -269,7 +269,9 @@ fn deny_files_are_read_and_compiled() {
         .unwrap()
         .compile()
         .unwrap_err();
-    assert!(format!("{error:#}").contains(":2:"), "{error:#}");
+    let said = error.to_string();
+    assert!(said.contains(":2: \"nonsense\""), "{said}");
+    assert_eq!(said.matches("is not an IPv4 address").count(), 1, "{said}");
     let missing = [RuleFlag::DenyFile("/nonexistent/deny".into())];
     let error = LoadedRules::load(&missing, true).unwrap_err();
     assert!(

@@ -60,9 +60,9 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     findings.push(attached(&args.pin_dir));
     let missing = findings.iter().any(|f| f.state == State::Missing);
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&findings)?);
+        show::print_once(&format!("{}\n", serde_json::to_string_pretty(&findings)?))?;
     } else {
-        print!("{}", report(&findings));
+        show::print_once(&report(&findings))?;
     }
     Ok(if missing {
         ExitCode::FAILURE

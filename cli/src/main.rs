@@ -23,8 +23,10 @@ use crate::{
     config::{Config, ConfigError, RuleFlag, RunConfig},
 };
 
-/// For a command line that can't be used, as clap has it.
+/// For a command line that can't be used, as clap has it: flags, or the files and devices that they
+/// name.
 const EXIT_USAGE: u8 = 2;
+const EXIT_FAILURE: u8 = 1;
 
 fn main() -> ExitCode {
     let matches = CommandLine::command().get_matches();
@@ -35,12 +37,17 @@ fn main() -> ExitCode {
     match run(&typed, &matches) {
         Ok(code) => code,
         Err(e) => {
-            eprintln!("slipgate: {e:#}");
-            match e.is::<ConfigError>() {
-                true => ExitCode::from(EXIT_USAGE),
-                false => ExitCode::FAILURE,
-            }
+            log::say(format_args!("{e:#}"));
+            ExitCode::from(exit_status(&e))
         }
+    }
+}
+
+/// Of a command that failed.
+fn exit_status(error: &anyhow::Error) -> u8 {
+    match error.is::<ConfigError>() {
+        true => EXIT_USAGE,
+        false => EXIT_FAILURE,
     }
 }
 
@@ -59,7 +66,7 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         }
         Command::Flows(args) => show::flows::run(args).map(done),
         Command::Stats(args) => show::stats::run(args).map(done),
-        Command::Why(args) => show::why::run(args).map(done),
+        Command::Why(args) => show::why::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Engine(args) => role::engine::run(args.fd).map(done),
         Command::Vmm(args) => role::vmm::run(args.fd).map(done),

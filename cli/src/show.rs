@@ -6,7 +6,7 @@ mod table;
 pub(crate) mod why;
 
 use std::{
-    io::Write as _,
+    io::Write,
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -76,15 +76,24 @@ fn print(watch: bool, text: impl Fn() -> anyhow::Result<String>) -> anyhow::Resu
     loop {
         let text = text()?;
         let home = if clear { "\x1b[H\x1b[2J" } else { "" };
-        match write!(out, "{home}{text}").and_then(|()| out.flush()) {
-            Ok(()) => {}
-            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
-            Err(e) => return Err(e).context("writing to stdout"),
-        }
-        if !watch {
+        if !write_all(&mut out, &format!("{home}{text}"))? || !watch {
             return Ok(());
         }
         thread::sleep(WATCH_EVERY);
+    }
+}
+
+/// Prints. A reader that has gone is no error.
+pub(crate) fn print_once(text: &str) -> anyhow::Result<()> {
+    write_all(&mut std::io::stdout().lock(), text).map(drop)
+}
+
+/// Whether anybody reads.
+fn write_all(out: &mut impl Write, text: &str) -> anyhow::Result<bool> {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(e).context("writing to stdout"),
     }
 }
 

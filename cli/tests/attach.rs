@@ -328,6 +328,9 @@ fn why_and_stats_name_the_rule_that_refused() {
     assert!(bed.can_ping(SERVER));
     let text = bed.run(&["why", "vm-tap0", "203.0.113.10:7000"]);
     assert!(text.starts_with("no: "), "{text}");
+    let status = |to: &str| bed.slipgate.run(&["why", "vm-tap0", to]).unwrap().status;
+    assert_eq!(status("203.0.113.10:7000").code(), Some(3));
+    assert_eq!(status("203.0.113.10:7001").code(), Some(0));
     assert!(
         text.contains("refused by rule 1, `--deny 203.0.113.10:7000/tcp`"),
         "{text}"

@@ -290,11 +290,17 @@ impl Drop for Slipgate {
     }
 }
 
+/// The exit status of `slipgate why` for no.
+const WHY_REFUSED: i32 = 3;
+
 /// Runs `slipgate ARGS… --pin-dir PINS` in `ns` to its end.
 pub fn run(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Output> {
     let mut command = Command::new(binary()?);
     command.args(args).arg("--pin-dir").arg(pins.path());
-    ns.output(command)
+    match args {
+        ["why", ..] => ns.output_with(command, &[WHY_REFUSED]),
+        _ => ns.output(command),
+    }
 }
 
 fn keep(mut from: impl Read, kept: &Mutex<String>) {

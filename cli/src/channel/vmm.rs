@@ -37,7 +37,11 @@ pub(crate) enum FromVmm {
     /// Confined; the machine is made, and waits for [`ToVmm::Go`].
     Ready,
     /// The machine can't be made, and why. The last message.
-    Failed(String),
+    Failed {
+        why: String,
+        /// It is for the kernel, the initrd or what they were given.
+        image: bool,
+    },
     /// The answer to [`ToVmm::Counters`].
     Counters {
         request: u64,

@@ -45,6 +45,7 @@ pub(crate) struct MachineSpec {
     pub(crate) memory_mib: u64,
     /// Queue pairs.
     pub(crate) queues: u16,
+    #[serde(serialize_with = "mac_as_text")]
     pub(crate) mac: [u8; 6],
     /// The TAP's name, or a pattern with `%d` for the kernel to choose.
     pub(crate) tap: String,
@@ -120,6 +121,10 @@ impl RunConfig {
             }
         }
     }
+}
+
+fn mac_as_text<S: serde::Serializer>(mac: &[u8; 6], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&mac.map(|byte| format!("{byte:02x}")).join(":"))
 }
 
 fn cmdline(args: &RunArgs) -> Result<String, ConfigError> {

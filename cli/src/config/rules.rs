@@ -1,12 +1,15 @@
 //! `--allow`, `--deny` and `--deny-file`, in the order typed across all three.
 use std::path::PathBuf;
 
-use anyhow::Context as _;
 use clap::ArgMatches;
 use serde::{Deserialize, Serialize};
-use userspace_nat::rules::{Action, DenyFile, Pattern, Policy, Rule};
+use userspace_nat::rules::{Action, DenyFile, DenyFileError, Pattern, Policy, Rule};
 
 use super::ConfigError;
+
+const DENY_FILE: &str = "--deny-file";
+/// What a rule looks like.
+const REMEDY: &str = "give CIDR[:PORT[-PORT]][/tcp|udp|icmp], like 192.0.2.0/24:80-90/tcp";
 
 /// One rule flag as typed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,14 +57,7 @@ pub(super) fn check(rules: &[RuleFlag]) -> Result<(), ConfigError> {
             RuleFlag::Deny(text) => ("--deny", text),
             RuleFlag::DenyFile(_) => continue,
         };
-        if let Err(e) = text.parse::<Pattern>() {
-            return Err(ConfigError::new(
-                flag,
-                text,
-                e.to_string(),
-                "give CIDR[:PORT[-PORT]][/tcp|udp|icmp], like 192.0.2.0/24:80-90/tcp",
-            ));
-        }
+        pattern(flag, text)?;
     }
     Ok(())
 }
@@ -82,17 +78,19 @@ pub(crate) enum LoadedRule {
 
 impl LoadedRules {
     /// Reads the deny files.
-    pub(crate) fn load(rules: &[RuleFlag], default_allow: bool) -> anyhow::Result<Self> {
+    pub(crate) fn load(rules: &[RuleFlag], default_allow: bool) -> Result<Self, ConfigError> {
         let rules = rules.iter().map(|rule| {
             Ok(match rule {
                 RuleFlag::Allow(text) => LoadedRule::Match(Action::Allow, text.clone()),
                 RuleFlag::Deny(text) => LoadedRule::Match(Action::Deny, text.clone()),
                 RuleFlag::DenyFile(path) => LoadedRule::DenyFile {
                     name: path.to_string_lossy().into_owned(),
-                    text: std::fs::read_to_string(path).with_context(|| {
-                        format!(
-                            "--deny-file {}: can't read it; give a text file with one RULE a line",
-                            path.display()
+                    text: std::fs::read_to_string(path).map_err(|e| {
+                        ConfigError::new(
+                            DENY_FILE,
+                            path.display(),
+                            format!("it can't be read ({e})"),
+                            "give a text file with one RULE a line",
                         )
                     })?,
                 },
@@ -104,23 +102,44 @@ impl LoadedRules {
             } else {
                 Action::Deny
             },
-            rules: rules.collect::<anyhow::Result<_>>()?,
+            rules: rules.collect::<Result<_, _>>()?,
         })
     }
 
     /// Compiles them.
-    pub(crate) fn compile(&self) -> anyhow::Result<Policy> {
+    pub(crate) fn compile(&self) -> Result<Policy, ConfigError> {
         let rules = self.rules.iter().map(|rule| {
             Ok(match rule {
-                LoadedRule::Match(action, text) => Rule::Match(*action, text.parse()?),
-                LoadedRule::DenyFile { name, text } => Rule::DenyFile(
-                    DenyFile::parse(name, text).with_context(|| format!("--deny-file {name}"))?,
-                ),
+                LoadedRule::Match(action, text) => {
+                    Rule::Match(*action, pattern(flag_of(*action), text)?)
+                }
+                LoadedRule::DenyFile { name, text } => {
+                    let parsed = DenyFile::parse(name, text);
+                    Rule::DenyFile(parsed.map_err(|e| bad_line(name, &e))?)
+                }
             })
         });
-        Ok(Policy::new(
-            self.default,
-            rules.collect::<anyhow::Result<_>>()?,
-        ))
+        Ok(Policy::new(self.default, rules.collect::<Result<_, _>>()?))
     }
+}
+
+fn bad_line(name: &str, error: &DenyFileError) -> ConfigError {
+    let (given, problem) = match error {
+        DenyFileError::Line { line, source, .. } => (format!("{name}:{line}"), source.to_string()),
+        other => (name.to_owned(), other.to_string()),
+    };
+    let remedy = "correct the line, or put a # before it";
+    ConfigError::new(DENY_FILE, given, problem, remedy)
+}
+
+fn flag_of(action: Action) -> &'static str {
+    match action {
+        Action::Allow => "--allow",
+        Action::Deny => "--deny",
+    }
+}
+
+fn pattern(flag: &'static str, text: &str) -> Result<Pattern, ConfigError> {
+    let parsed = text.parse::<Pattern>();
+    parsed.map_err(|e| ConfigError::new(flag, text, e.to_string(), REMEDY))
 }

@@ -22,7 +22,9 @@ mod child;
 mod console;
 mod engine_process;
 mod follow;
+mod inputs;
 mod network_view;
+mod report;
 mod reserve;
 mod rule_texts;
 mod terminal;
@@ -51,7 +53,8 @@ use slipgate_control::{BpfLog, host::HostFacts};
 use userspace_nat::engine::OnExit as EngineExit;
 
 use self::{
-    answers::Asked, attached::Attached, console::Typed, engine_process::EngineProcess, vm::Vm,
+    answers::Asked, attached::Attached, console::Typed, engine_process::EngineProcess,
+    inputs::Inputs, vm::Vm,
 };
 use crate::{
     args::{Mode, OnExit},
@@ -77,9 +80,10 @@ const HEARD_AT_ONCE: usize = 64;
 pub(crate) fn run(config: Config, log: &str) -> anyhow::Result<()> {
     let signals = signals(&[]).context("waiting for signals")?;
     warn_of_host(&config);
-    let attached = attach(config)?;
+    let inputs = Inputs::open(&config)?;
+    let attached = attach(config, inputs)?;
     let mut broker = Broker::start(attached, log, None)?;
-    broker.announce()?;
+    broker.announce();
     match broker.serve(&signals) {
         Ok(End::Asked { exit, .. }) => broker.stop(exit),
         Ok(End::Vm(_) | End::VmmGone) => bail!("a VM has ended that is not there"),
@@ -99,12 +103,21 @@ fn warn_of_host(config: &Config) {
     }
 }
 
-fn attach(config: Config) -> anyhow::Result<Attached> {
+fn attach(config: Config, inputs: Inputs) -> anyhow::Result<Attached> {
     let mode = config.mode;
-    Attached::new(config).with_context(|| match mode {
-        Mode::Auto => "--mode auto: the hybrid NAT can't run, and there is no other mode yet",
-        Mode::Hybrid | Mode::Userspace => "the hybrid NAT can't run",
+    Attached::new(config, inputs).map_err(|e| match lacks_support(&e) {
+        false => e,
+        true if mode == Mode::Auto => {
+            e.context("--mode auto: the hybrid NAT can't run, and there is no other mode yet")
+        }
+        true => e.context("the hybrid NAT can't run"),
     })
+}
+
+/// Whether it is for want of privileges or of a kernel that can: not for what the user asked.
+fn lacks_support(error: &anyhow::Error) -> bool {
+    let ours = error.downcast_ref::<slipgate_control::Error>();
+    ours.is_some_and(slipgate_control::Error::is_unsupported)
 }
 
 /// Why the loop ended in order.
@@ -179,19 +192,22 @@ impl Broker {
         Ok(broker)
     }
 
-    fn announce(&self) -> anyhow::Result<()> {
+    fn announce(&self) {
         let a = &self.attached;
         let names: Vec<_> = a.vms.iter().map(|vm| vm.config.name.as_str()).collect();
         let mut out = std::io::stdout().lock();
-        writeln!(
+        let written = writeln!(
             out,
             "{READY}: {} by {}, engine port {}",
             names.join(", "),
             a.uplink.name,
             a.port.name
         )
-        .and_then(|()| out.flush())
-        .context("writing to stdout")
+        .and_then(|()| out.flush());
+        // Guests are served all the same.
+        if let Err(e) = written {
+            tracing::warn!("saying on stdout that guests are served: {e}");
+        }
     }
 
     /// The loop. Returns when it is asked to stop, or the VM has ended.
@@ -300,7 +316,7 @@ impl Broker {
                 Ok(Received::Message(FromVmm::Counters { request, counters }, _)) => {
                     self.answer_machine(request, counters);
                 }
-                Ok(Received::Message(FromVmm::Ready | FromVmm::Failed(_), _)) => {}
+                Ok(Received::Message(FromVmm::Ready | FromVmm::Failed { .. }, _)) => {}
                 Ok(Received::End) => return Some(End::VmmGone),
                 Err(e) => {
                     tracing::warn!("the VMM: {e:#}");

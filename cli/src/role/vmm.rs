@@ -9,7 +9,7 @@ use std::{collections::VecDeque, fs::File, os::fd::OwnedFd, sync::Arc};
 
 use anyhow::{Context as _, bail};
 use slipgate_vmm::{
-    Counters, Machine, MachineConfig, Outcome, SerialIo, StopHandle,
+    Counters, Machine, MachineConfig, MachineError, Outcome, SerialIo, StopHandle,
     boot::{BootSource, Kernel},
     virtio::net::NetConfig,
 };
@@ -37,7 +37,9 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     let machine = match make(&start, fds.into()) {
         Ok(machine) => machine,
         Err(e) => {
-            channel.send(&FromVmm::Failed(format!("{e:#}")), &[])?;
+            let image = matches!(e.downcast_ref(), Some(MachineError::Boot(_)));
+            let why = format!("{e:#}");
+            channel.send(&FromVmm::Failed { why, image }, &[])?;
             return Ok(());
         }
     };

@@ -1,18 +1,24 @@
 //! `slipgate why`: which rule decides about a destination, and what would happen.
-use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _};
+use std::{
+    net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _},
+    process::ExitCode,
+};
 
 use anyhow::{Context as _, bail};
 use slipgate_abi::Protocol;
 
-use super::sockets;
+use super::{print_once, sockets};
 use crate::{
     args::{Proto, WhyArgs},
     channel::{WhyAnswer, WhyQuestion},
     control_socket::{Answer, Request, ask},
 };
 
+/// For scripts: the flow would be refused. 1 is an error, 2 a command line that can't be used.
+const EXIT_REFUSED: u8 = 3;
+
 /// Runs `slipgate why`.
-pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<ExitCode> {
     let protocol = match args.proto {
         Proto::Tcp => Protocol::Tcp,
         Proto::Udp => Protocol::Udp,
@@ -27,11 +33,14 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
     });
     let answer = ask_all(args, &request)?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&answer)?);
+        print_once(&format!("{}\n", serde_json::to_string_pretty(&answer)?))?;
     } else {
-        print!("{}", text(&answer));
+        print_once(&text(&answer))?;
     }
-    Ok(())
+    Ok(match answer.admitted {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(EXIT_REFUSED),
+    })
 }
 
 fn text(answer: &WhyAnswer) -> String {

@@ -1,7 +1,7 @@
 //! However a guest ends, its way has a status of its own, and the TAP and the NAT are gone.
 use std::time::Duration;
 
-use slipgate_testbed::{MicroVm, MicroVmEnd, require_kvm, require_root_and_tun};
+use slipgate_testbed::{MicroVm, MicroVmEnd, require_kvm, require_root_and_tun, world::UPLINK};
 
 use crate::{Bed, WAIT, payload::Payload};
 
@@ -38,6 +38,35 @@ fn a_guest_has_its_own_exit_status_and_a_report() {
     assert!(report["vmm"]["vcpus"][0]["port_writes"].as_u64() >= Some(6));
     assert_eq!(report["vmm"]["net"]["pairs"].as_array().unwrap().len(), 1);
     assert_eq!(report["nat"]["vm"], report["name"]);
+}
+
+#[test]
+fn nobody_has_to_read_what_is_said() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let kernel = bed.kernel("kernel", &payload().exit(7));
+    let report = bed.folder.path().join("report");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slipgate"));
+    command
+        .args([
+            "run", "--memory", "32", "--log", "trace", "--uplink", UPLINK,
+        ])
+        .arg("--kernel")
+        .arg(&kernel)
+        .arg("--report")
+        .arg(&report)
+        .arg("--pin-dir")
+        .arg(bed.pins.path())
+        .stdin(std::process::Stdio::null());
+    // Both are pipes without a reader.
+    let unread = || std::io::pipe().unwrap().1;
+    command.stdout(unread()).stderr(unread());
+    let status = bed.world.host.spawn(command).unwrap().wait().unwrap();
+    let report = std::fs::read_to_string(report).unwrap();
+    assert_eq!(status.code(), Some(7), "{report}");
+    assert!(report.contains("\"outcome\": \"exited\""), "{report}");
+    bed.assert_nothing_is_left();
 }
 
 #[test]

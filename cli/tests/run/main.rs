@@ -55,8 +55,10 @@ impl Bed {
     }
 
     fn start_with(&self, flags: &[&str]) -> MicroVm {
-        let mut all = vec!["--uplink", UPLINK];
-        all.extend(flags);
+        let mut all = flags.to_vec();
+        if !flags.contains(&"--uplink") {
+            all.extend(["--uplink", UPLINK]);
+        }
         MicroVm::start(&self.world.host, &self.pins, &all).unwrap()
     }
 

@@ -317,9 +317,9 @@ fn explain(error: Error, program: Program, ifindex: u32) -> Error {
         |device| device.name().to_owned(),
     );
     match error {
-        Error::Os { what, source } => Error::Os {
+        Error::Os { what, answer } => Error::Os {
             what: format!("attach {} to {name}: {what}", program.name()),
-            source,
+            answer,
         },
         other => other,
     }

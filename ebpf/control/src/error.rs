@@ -10,12 +10,21 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A system call failed.
-    #[error("can't {what}: {source}{}", hint(.source))]
+    #[error("can't {what}: {answer}{}", hint(.answer))]
     Os {
         /// What was tried, on what.
         what: String,
-        /// The kernel's answer.
-        source: io::Error,
+        /// The kernel's.
+        answer: io::Error,
+    },
+    /// Pins can't be where they are to be.
+    #[error(
+        "{dir} is not on a bpffs: give a --pin-dir that is, such as below {bpffs}",
+        bpffs = crate::paths::BPFFS
+    )]
+    NotBpffs {
+        /// Where they were to be.
+        dir: PathBuf,
     },
     /// Pinned state was made by a build with another ABI.
     #[error(
@@ -154,21 +163,34 @@ pub enum Error {
 impl Error {
     pub(crate) fn os(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
-        move |source| Self::Os { what, source }
+        move |answer| Self::Os { what, answer }
+    }
+
+    /// Whether privileges or a feature of the kernel are missing.
+    pub fn is_unsupported(&self) -> bool {
+        const REFUSALS: [i32; 4] = [libc::EPERM, libc::EACCES, libc::ENOSYS, libc::EOPNOTSUPP];
+        match self {
+            Self::Os { answer, .. } => {
+                let errno = answer.raw_os_error();
+                errno.is_some_and(|errno| REFUSALS.contains(&errno))
+            }
+            Self::Load { .. } => true,
+            _ => false,
+        }
     }
 
     /// The kernel's error number, when there is one.
     pub fn errno(&self) -> Option<i32> {
         match self {
-            Self::Os { source, .. } => source.raw_os_error(),
+            Self::Os { answer, .. } => answer.raw_os_error(),
             _ => None,
         }
     }
 }
 
 /// What helps against the commonest refusals.
-fn hint(source: &io::Error) -> &'static str {
-    match source.raw_os_error() {
+fn hint(answer: &io::Error) -> &'static str {
+    match answer.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => " (needs CAP_BPF and CAP_NET_ADMIN: run it as root)",
         _ => "",
     }

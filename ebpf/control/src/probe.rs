@@ -122,10 +122,9 @@ pub(crate) fn ensure_bpffs(pin_dir: &Path) -> Result<()> {
         return Ok(());
     }
     if !pin_dir.starts_with(BPFFS) {
-        return Err(Error::os(format!(
-            "pin in {}: choose a --pin-dir on a bpffs, such as below {BPFFS}",
-            pin_dir.display()
-        ))(io::Error::other("it is not on a bpffs")));
+        return Err(Error::NotBpffs {
+            dir: pin_dir.to_owned(),
+        });
     }
     let target = CString::new(BPFFS).unwrap_or_default();
     // SAFETY: terminated strings, no data.

@@ -34,7 +34,7 @@ pub enum DenyFileError {
         source: io::Error,
     },
     /// A line could not be understood.
-    #[error("{file}:{line}: {source}")]
+    #[error("{file}:{line}")]
     Line {
         /// The file.
         file: String,

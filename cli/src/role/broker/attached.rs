@@ -1,6 +1,8 @@
 //! Everything the broker has in the kernel: made in order at the start, taken down in order at the
 //! end, followed in between.
-use anyhow::{Context as _, anyhow, bail};
+use std::fs::File;
+
+use anyhow::{Context as _, anyhow};
 use slipgate_abi::{ForwardKey, ForwardTarget, forward::DenyKey};
 use slipgate_control::{
     Datapath, LoadOptions, Owner, Paths,
@@ -15,13 +17,14 @@ use slipgate_control::{
 use userspace_nat::{rules::Policy, vm::VmSpec};
 
 use super::{
+    inputs::Inputs,
     network_view, rule_texts,
     uplink::{self, Uplink},
     xdp,
 };
 use crate::{
     channel::NetworkView,
-    config::{Config, Forward, LoadedRules, VmConfig},
+    config::{Config, ConfigError, Forward, LoadedRules, VmConfig},
     show,
 };
 
@@ -55,6 +58,7 @@ pub(super) struct Attached {
     pub(super) next_hops: NextHops,
     pub(super) rules: LoadedRules,
     pub(super) policy: Policy,
+    pub(super) flow_log: Option<File>,
     pub(super) rule_base: u32,
     pub(super) uplink: Uplink,
     pub(super) hook: Hook,
@@ -63,14 +67,17 @@ pub(super) struct Attached {
 impl Attached {
     /// Loads or joins, takes an owner's row, makes the port, opens the VMs' rows, attaches to the
     /// port and the uplink. TAPs are not served yet: that waits for the engine.
-    pub(super) fn new(config: Config) -> anyhow::Result<Self> {
-        let rules = LoadedRules::load(&config.rules, config.default_allow)?;
-        let policy = rules.compile()?;
+    pub(super) fn new(config: Config, inputs: Inputs) -> anyhow::Result<Self> {
+        let Inputs {
+            rules,
+            policy,
+            flow_log,
+        } = inputs;
         let watch = NetworkWatch::open()?;
-        let uplink = uplink::find(&config, watch.network())?;
         for vm in &config.vms {
             tap_of(vm, watch.network())?;
         }
+        let uplink = uplink::find(&config, watch.network())?;
         uplink::check_source(&config, &uplink, watch.network())?;
         let paths: Paths = show::paths(&config.pin_dir)?;
         let datapath = Datapath::open(&LoadOptions {
@@ -116,6 +123,7 @@ impl Attached {
             watch,
             rules,
             policy,
+            flow_log,
             rule_base,
             uplink,
             hook,
@@ -397,22 +405,29 @@ fn forward_text(forward: &Forward) -> String {
     format!("--forward {}", forward.spec)
 }
 
-fn tap_of(vm: &VmConfig, network: &Network) -> anyhow::Result<u32> {
+/// The TAP that is to be served: a device of the tun driver with Ethernet frames. Another one's users
+/// would not expect to have it taken down and put behind our programs.
+fn tap_of(vm: &VmConfig, network: &Network) -> Result<u32, ConfigError> {
+    let refused =
+        |problem: String, remedy: String| Err(ConfigError::new("--tap", &vm.tap, problem, remedy));
     let Some(link) = network.link_by_name(&vm.tap) else {
-        bail!(
-            "the TAP {} of {} is not there: start its VMM first, or make it with `ip tuntap add \
-             {} mode tap`",
-            vm.tap,
-            vm.name,
-            vm.tap
+        return refused(
+            format!("the TAP of {} is not there", vm.name),
+            format!(
+                "start its VMM first, or make it with `ip tuntap add {} mode tap`",
+                vm.tap
+            ),
         );
     };
-    if !link.has_l2 || link.loopback {
-        bail!(
-            "{} can't be the TAP of {}: it has no Ethernet frames",
-            vm.tap,
-            vm.name
-        );
-    }
-    Ok(link.ifindex)
+    let is = match link.kind.as_deref() {
+        Some("tun") if link.has_l2 => return Ok(link.ifindex),
+        Some("tun") => "a TUN device, without Ethernet frames",
+        Some(kind) => &format!("a {kind} device"),
+        None if link.loopback => "the loopback device",
+        None => "no virtual device",
+    };
+    refused(
+        format!("it is {is}, not a TAP"),
+        "give the one that the VMM has open, as `ip tuntap` shows it".into(),
+    )
 }

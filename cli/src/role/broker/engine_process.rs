@@ -1,20 +1,15 @@
 //! The engine process as the broker has it: handed descriptors and how to work, then told of
 //! changes.
 use std::{
-    fs::OpenOptions,
     net::SocketAddrV4,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::OpenOptionsExt as _,
-    },
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::Duration,
 };
-
-use anyhow::{Context as _, bail};
 
 use super::{
     attached::{self, Attached},
     child::{ChildProcess, Role},
+    inputs::open_flow_log,
     reserve,
 };
 use crate::{
@@ -37,7 +32,6 @@ impl EngineProcess {
         log: &str,
     ) -> anyhow::Result<Self> {
         // What may fail for the user's reasons comes first.
-        let flow_log = open_flow_log(attached)?;
         let forwards = reserve_forwards(attached)?;
         let engine = Self {
             process: ChildProcess::start(Role::Engine)?,
@@ -46,7 +40,7 @@ impl EngineProcess {
         let start = Start {
             owner_row: attached.owner.row(),
             epoch: attached.owner.epoch(),
-            flow_log: flow_log.is_some(),
+            flow_log: attached.flow_log.is_some(),
             vms: attached.vms.iter().map(|vm| attached.vm_spec(vm)).collect(),
             rules: attached.rules.clone(),
             rule_base: attached.rule_base,
@@ -59,7 +53,7 @@ impl EngineProcess {
         };
         let mut fds = attached.datapath.maps().fds();
         fds.push(attached.port.fd.as_fd());
-        fds.extend(flow_log.as_ref().map(AsFd::as_fd));
+        fds.extend(attached.flow_log.as_ref().map(AsFd::as_fd));
         fds.extend(attached.owner.lock_fds());
         engine
             .channel()
@@ -89,9 +83,10 @@ impl EngineProcess {
 
     /// Has it go on with another file of the flow log's name: the old one was moved away.
     pub(super) fn reopen_flow_log(&self, attached: &Attached) -> anyhow::Result<()> {
-        let Some(file) = open_flow_log(attached)? else {
+        let Some(path) = &attached.config.flow_log else {
             return Ok(());
         };
+        let file = open_flow_log(path)?;
         Ok(self.channel().send(&ToEngine::FlowLog, &[file.as_fd()])?)
     }
 
@@ -120,35 +115,6 @@ impl EngineProcess {
     pub(super) fn end(&mut self) -> Option<String> {
         self.process.end()
     }
-}
-
-/// Readable too: an adopting engine looks for what its predecessor recorded last.
-fn open_flow_log(attached: &Attached) -> anyhow::Result<Option<OwnedFd>> {
-    let Some(path) = &attached.config.flow_log else {
-        return Ok(None);
-    };
-    let file = OpenOptions::new()
-        .read(true)
-        .append(true)
-        .create(true)
-        .mode(0o640)
-        // A FIFO without a reader is not waited for.
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path);
-    let file = file.with_context(|| {
-        format!(
-            "--flow-log {}: can't append to it; give a file in a directory that is there",
-            path.display()
-        )
-    })?;
-    // Writing to anything else may block, and every VM waits with it.
-    if !file.metadata()?.is_file() {
-        bail!(
-            "--flow-log {}: it is no regular file; give one, and read it with `tail -F`",
-            path.display()
-        );
-    }
-    Ok(Some(file.into()))
 }
 
 fn reserve_forwards(attached: &Attached) -> anyhow::Result<Vec<(ForwardSocket, OwnedFd)>> {

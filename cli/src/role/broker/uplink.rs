@@ -1,8 +1,8 @@
 //! The device that leads to the world.
-use anyhow::{anyhow, bail};
+use anyhow::anyhow;
 use slipgate_control::netlink::Network;
 
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 
 /// The device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -15,20 +15,37 @@ pub(super) struct Uplink {
 /// The device that was named, or the default route's.
 pub(super) fn find(config: &Config, network: &Network) -> anyhow::Result<Uplink> {
     let link = match &config.uplink {
-        Some(name) => network.link_by_name(name).ok_or_else(|| {
-            anyhow!("--uplink {name}: there is no such device; give one that `ip link` shows")
-        })?,
+        Some(name) => {
+            let refused = |problem, remedy| ConfigError::new("--uplink", name, problem, remedy);
+            let link = network.link_by_name(name).ok_or_else(|| {
+                refused(
+                    "there is no such device",
+                    "give one that `ip link` shows, or leave it out for the default route's",
+                )
+            })?;
+            if link.loopback {
+                return Err(refused(
+                    "it is the loopback device, which leads nowhere",
+                    "give the device that leads to the world; the host itself guests reach at \
+                     its addresses there",
+                )
+                .into());
+            }
+            link
+        }
         None => network.default_uplink().ok_or_else(|| {
             anyhow!(
                 "there is no default route: name the device that leads to the world by --uplink"
             )
         })?,
     };
-    if config.vms.iter().any(|vm| vm.tap == link.name) {
-        bail!(
-            "the default route leads out of {}, which is a guest's TAP: give --uplink",
-            link.name
-        );
+    if let Some(vm) = config.vms.iter().find(|vm| vm.tap == link.name) {
+        return Err(anyhow!(
+            "the default route leads out of {}, which is the TAP of {}: name the device that \
+             leads to the world by --uplink",
+            link.name,
+            vm.name
+        ));
     }
     Ok(Uplink {
         name: link.name.clone(),
@@ -42,16 +59,20 @@ pub(super) fn check_source(
     config: &Config,
     uplink: &Uplink,
     network: &Network,
-) -> anyhow::Result<()> {
+) -> Result<(), ConfigError> {
     let Some(source) = config.nat_address else {
         return Ok(());
     };
     if network.addresses.iter().any(|a| a.address == source) {
         return Ok(());
     }
-    bail!(
-        "--nat-address {source}: it is not an address of this host; add it to the uplink: ip \
-         address add {source}/32 dev {}",
-        uplink.name
-    )
+    Err(ConfigError::new(
+        "--nat-address",
+        source,
+        "it is not an address of this host",
+        format!(
+            "add it to the uplink: ip address add {source}/32 dev {}",
+            uplink.name
+        ),
+    ))
 }

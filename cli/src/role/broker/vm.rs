@@ -5,26 +5,27 @@
 //! the NAT fails the VM is stopped: nobody would admit its flows any more.
 use std::{
     fs::File,
-    io::Write as _,
     process::ExitCode,
     time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
-use serde::Serialize;
-use slipgate_control::guest_tap::GuestTap;
+use slipgate_control::{device::Device, guest_tap::GuestTap};
 
 use super::{
     Broker, End,
     console::Console,
+    inputs::Inputs,
+    report::{How, Report, ReportFile},
     vmm_process::{self, Handed, VmmProcess},
 };
 use crate::{
     channel::{GuestEnd, VmmEnd},
     config::{ConfigError, MachineSpec, RunConfig},
     kvm,
-    show::stats::{self, VmStats},
+    log::say,
+    show::stats,
 };
 
 /// The MTU of a TAP that nobody gave one, L3 bytes.
@@ -51,49 +52,27 @@ pub(super) struct Vm {
     pub(super) console: Console,
 }
 
-/// How it all ended.
-#[derive(Debug, Serialize)]
-struct Report<'a> {
-    name: &'a str,
-    tap: &'a str,
-    machine: &'a MachineSpec,
-    #[serde(flatten)]
-    how: How,
-    exit_code: u8,
-    /// From the start of the command to the guest's first instruction, µs.
-    prepared_us: u64,
-    /// From there to the end of the first line on its console, µs.
-    first_line_us: Option<u64>,
-    /// From there to its end, µs.
-    ran_us: Option<u64>,
-    /// The machine's counters; none when it was killed.
-    vmm: Option<serde_json::Value>,
-    /// What `slipgate stats` shows of the VM.
-    nat: Option<VmStats>,
-}
-
-/// What ended it.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "snake_case", tag = "outcome")]
-enum How {
-    PoweredOff,
-    Reset,
-    Exited { status: u8 },
-    Crashed { report: String },
-    Stopped { signal: i32 },
-    VmmKilled { how: String },
-    NatFailed { why: String },
-}
-
 /// Runs one VM to its end.
 pub(crate) fn run(mut config: RunConfig, log: &str) -> anyhow::Result<ExitCode> {
     let began = Instant::now();
     let signals = super::signals(&[Signal::SIGQUIT]).context("waiting for signals")?;
-    let mut report = config.report.as_deref().map(open_report).transpose()?;
-    let mut vm = prepare(&mut config, log)?;
-    super::warn_of_host(&config.nat);
-    let attached = super::attach(config.nat).map_err(|e| vm.blame(e))?;
-    let mut broker = Broker::start(attached, log, Some(vm))?;
+    let images = Images::open(&config.machine)?;
+    let inputs = Inputs::open(&config.nat)?;
+    let read: Vec<_> = images.named().chain(inputs.named()).collect();
+    let report = config.report.as_deref();
+    let mut report = report
+        .map(|path| ReportFile::open(path, &read))
+        .transpose()?;
+    let started = start(&mut config, images, inputs, log);
+    let mut broker = match started {
+        Ok(broker) => broker,
+        Err(e) => {
+            if let Some(report) = &mut report {
+                report.write(&Report::not_started(&config, &e))?;
+            }
+            return Err(e);
+        }
+    };
     let vm = &broker.attached.vms[0].config;
     let (name, tap) = (vm.name.clone(), vm.tap.clone());
     tracing::info!("{} on {tap}, by {}", name, broker.attached.uplink.name);
@@ -112,53 +91,87 @@ pub(crate) fn run(mut config: RunConfig, log: &str) -> anyhow::Result<ExitCode> 
     };
     let exit_code = how.exit_code();
     how.tell(&name);
-    if let Some(file) = &mut report {
-        let report = Report {
+    if let Some(report) = &mut report {
+        report.write(&Report {
             name: &name,
             tap: &tap,
             machine: &config.machine,
             exit_code,
-            prepared_us: micros(prepared),
+            prepared_us: Some(micros(prepared)),
             first_line_us: vmm.as_ref().and_then(|end| end.first_line_us),
             ran_us: vmm.as_ref().map(|end| end.ran_us),
             vmm: vmm.map(|end| end.counters),
             nat,
             how,
-        };
-        let mut json = serde_json::to_vec_pretty(&report)?;
-        json.push(b'\n');
-        file.write_all(&json).context("writing the report")?;
+        })?;
     }
     stopped?;
     Ok(ExitCode::from(exit_code))
+}
+
+/// Makes the machine and serves its TAP; the guest does not run yet.
+fn start(
+    config: &mut RunConfig,
+    images: Images,
+    inputs: Inputs,
+    log: &str,
+) -> anyhow::Result<Broker> {
+    let mut vm = prepare(config, images, log)?;
+    super::warn_of_host(&config.nat);
+    let served = match super::attach(config.nat.clone(), inputs) {
+        Ok(attached) => Broker::start(attached, log, Some(vm)),
+        Err(e) => {
+            let e = vm.blame(e);
+            drop(vm);
+            Err(e)
+        }
+    };
+    served.inspect_err(|_| await_tap_end(&config.machine.tap))
+}
+
+/// Waits until a TAP whose VMM was killed is gone.
+fn await_tap_end(name: &str) {
+    let until = Instant::now() + TAP_GONE_WITHIN;
+    while Device::named(name).is_ok() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn open_report(path: &std::path::Path) -> Result<File, ConfigError> {
-    File::create(path).map_err(|e| {
-        ConfigError::new(
-            "--report",
-            path.display(),
-            format!("it can't be written ({e})"),
-            "give a file in a directory that is there",
-        )
-    })
+/// What the VMM boots.
+struct Images {
+    kernel: Option<File>,
+    initrd: Option<File>,
+}
+
+impl Images {
+    fn open(machine: &MachineSpec) -> Result<Self, ConfigError> {
+        let image = |flag, path: &Option<std::path::PathBuf>| {
+            let path = path.as_deref();
+            path.map(|path| vmm_process::open_image(flag, path))
+                .transpose()
+        };
+        Ok(Self {
+            kernel: image("--kernel", &machine.kernel)?,
+            initrd: image("--initrd", &machine.initrd)?,
+        })
+    }
+
+    /// By flag.
+    fn named(&self) -> impl Iterator<Item = (&'static str, &File)> {
+        let all = [("--kernel", &self.kernel), ("--initrd", &self.initrd)];
+        all.into_iter()
+            .filter_map(|(flag, file)| Some((flag, file.as_ref()?)))
+    }
 }
 
 /// Opens what the VMM is handed, the TAP last; takes in its name; makes the machine.
-fn prepare(config: &mut RunConfig, log: &str) -> anyhow::Result<Vm> {
+fn prepare(config: &mut RunConfig, images: Images, log: &str) -> anyhow::Result<Vm> {
     let machine = &config.machine;
-    let image = |flag, path: &Option<std::path::PathBuf>| {
-        let opened = path
-            .as_ref()
-            .map(|path| vmm_process::open_image(flag, path));
-        opened.transpose()
-    };
-    let kernel = image("--kernel", &machine.kernel)?;
-    let initrd = image("--initrd", &machine.initrd)?;
+    let Images { kernel, initrd } = images;
     let kvm = kvm::open()?;
     let (console, input) = Console::open(kernel.is_some())?;
     let output = vmm_process::stdout()?;
@@ -249,6 +262,7 @@ impl How {
 
     fn exit_code(&self) -> u8 {
         match self {
+            Self::NotStarted { status, .. } => *status,
             Self::PoweredOff => 0,
             Self::Exited { status } => *status,
             Self::Reset => status::RESET,
@@ -262,18 +276,20 @@ impl How {
     /// Says it on stderr, where it is not what was wanted.
     fn tell(&self, name: &str) {
         match self {
+            // The command's own error.
+            Self::NotStarted { .. } => {}
             Self::PoweredOff => tracing::info!("{name} powered off"),
             Self::Exited { status: 0 } => tracing::info!("{name} ended with status 0"),
             Self::Exited { status } => tracing::warn!("{name} ended with status {status}"),
             Self::Reset => tracing::warn!("{name} reset itself, which ends a microVM"),
             // Lines of their own, whatever the level of messages.
-            Self::Crashed { report } => eprintln!("slipgate: {name}: {}", printable(report)),
+            Self::Crashed { report } => say(format_args!("{name}: {}", printable(report))),
             Self::Stopped { .. } => tracing::info!("{name} was stopped"),
-            Self::VmmKilled { how } => eprintln!("slipgate: the VMM of {name} {}", printable(how)),
-            Self::NatFailed { why } => eprintln!(
-                "slipgate: {why}; {name} was stopped, for nobody would admit its flows. Those it \
+            Self::VmmKilled { how } => say(format_args!("the VMM of {name} {}", printable(how))),
+            Self::NatFailed { why } => say(format_args!(
+                "{why}; {name} was stopped, for nobody would admit its flows. Those it \
                  had are left in the kernel: the next `slipgate run --name {name}` ends them"
-            ),
+            )),
         }
     }
 }

@@ -76,7 +76,14 @@ impl VmmProcess {
         loop {
             match vmm.process.next(MADE_WITHIN)? {
                 Some(FromVmm::Ready) => return Ok(vmm),
-                Some(FromVmm::Failed(why)) => bail!("the machine can't be made: {why}"),
+                Some(FromVmm::Failed { why, image }) => match &spec.kernel {
+                    Some(kernel) if image => {
+                        let remedy = "the machine can't be made with it";
+                        let kernel = kernel.display();
+                        return Err(ConfigError::new("--kernel", kernel, why, remedy).into());
+                    }
+                    _ => bail!("the machine can't be made: {why}"),
+                },
                 Some(FromVmm::Counters { .. } | FromVmm::Ended(_)) => {}
                 None => return Err(vmm.process.ended_before("the machine was made")),
             }

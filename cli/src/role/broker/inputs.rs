@@ -1,0 +1,64 @@
+//! The files that the NAT's flags name, opened before anything is made: what is wrong with one is
+//! the command line's fault.
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
+
+use userspace_nat::rules::Policy;
+
+use crate::config::{Config, ConfigError, LoadedRules};
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Inputs {
+    pub(super) rules: LoadedRules,
+    pub(super) policy: Policy,
+    pub(super) flow_log: Option<File>,
+}
+
+impl Inputs {
+    /// Reads the deny files, and opens the flow log.
+    pub(super) fn open(config: &Config) -> Result<Self, ConfigError> {
+        let rules = LoadedRules::load(&config.rules, config.default_allow)?;
+        let policy = rules.compile()?;
+        Ok(Self {
+            rules,
+            policy,
+            flow_log: config.flow_log.as_deref().map(open_flow_log).transpose()?,
+        })
+    }
+
+    /// Those that stay open, by flag.
+    pub(super) fn named(&self) -> impl Iterator<Item = (&'static str, &File)> {
+        self.flow_log.iter().map(|file| ("--flow-log", file))
+    }
+}
+
+/// Readable too: an adopting engine looks for what its predecessor recorded last.
+pub(super) fn open_flow_log(path: &Path) -> Result<File, ConfigError> {
+    let refused = |problem: String, remedy: &str| {
+        ConfigError::new("--flow-log", path.display(), problem, remedy)
+    };
+    let unusable = |e: io::Error| {
+        let remedy = "give a file in a directory that is there";
+        refused(format!("can't append to it ({e})"), remedy)
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .append(true)
+        .create(true)
+        .mode(0o640)
+        // A FIFO without a reader is not waited for.
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)
+        .map_err(unusable)?;
+    // Writing to anything else may block, and every VM waits with it.
+    if !file.metadata().map_err(unusable)?.is_file() {
+        let remedy = "give one, and read it with `tail -F`";
+        return Err(refused("it is no regular file".into(), remedy));
+    }
+    Ok(file)
+}
