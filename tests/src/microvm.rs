@@ -4,6 +4,7 @@ use std::{
     io::{BufRead, BufReader, Read},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError, mpsc},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -24,6 +25,7 @@ pub struct MicroVm {
     lines: mpsc::Receiver<Line>,
     seen: Vec<Line>,
     stderr: Arc<Mutex<String>>,
+    reading: Option<JoinHandle<()>>,
     scratch: tempfile::TempDir,
 }
 
@@ -85,11 +87,12 @@ impl MicroVm {
         let mut broker = ns.spawn(command)?;
         let stderr = Arc::new(Mutex::new(String::new()));
         let (to, lines) = mpsc::channel();
+        let mut reading = None;
         if let (Some(out), Some(err)) = (broker.stdout.take(), broker.stderr.take()) {
             // Both read on after nobody listens: the guest must not wait for a full pipe.
             std::thread::spawn(move || read_lines(out, started, &to));
             let kept = stderr.clone();
-            std::thread::spawn(move || keep(err, &kept));
+            reading = Some(std::thread::spawn(move || keep(err, &kept)));
         }
         Ok(MicroVm {
             ns: ns.clone(),
@@ -99,6 +102,7 @@ impl MicroVm {
             lines,
             seen: Vec::new(),
             stderr,
+            reading,
             scratch,
         })
     }
@@ -146,6 +150,9 @@ impl MicroVm {
         let after = self.started.elapsed();
         // To their ends: all writers are gone.
         self.seen.extend(self.lines.iter());
+        if let Some(reading) = self.reading.take() {
+            let _ = reading.join();
+        }
         let report = std::fs::read(self.scratch.path().join("report.json")).unwrap_or_default();
         Ok(MicroVmEnd {
             status,

@@ -1,7 +1,8 @@
 use super::rounds;
 
-const MEMBERS: [&str; 5] = [
+const MEMBERS: [&str; 6] = [
     "slipgate-abi",
+    "slipgate-guest",
     "slipgate-control",
     "slipgate-bench",
     "xtask",
@@ -14,6 +15,7 @@ fn quick_crates_go_first_and_together() {
         rounds(&MEMBERS, &[]).unwrap(),
         [
             vec!["slipgate-abi", "xtask"],
+            vec!["slipgate-guest"],
             vec!["slipgate-control"],
             vec!["slipgate-testbed"],
             vec!["slipgate-bench"]
