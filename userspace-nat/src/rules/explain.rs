@@ -50,14 +50,18 @@ impl Policy {
                     "`{text}` matches too, but is broader than {range} and so does not open it."
                 ));
             }
+            let never = space.never_opens();
             if decision.rule == RuleId::PROTECTED {
-                sentences.push(format!("`--allow {}` would open it.", narrow(to)));
+                sentences.push(match never {
+                    Some(why) => format!("No rule opens it: {why}."),
+                    None => format!("`--allow {}` would open it.", narrow(to)),
+                });
             } else if decision.is_allowed() {
-                sentences.push(format!(
-                    "{} is {}: the rule opens it on purpose.",
-                    to.addr,
-                    space.describe()
-                ));
+                let (addr, what) = (to.addr, space.describe());
+                sentences.push(match never {
+                    Some(why) => format!("{addr} is {what}, and no rule opens it: {why}."),
+                    None => format!("{addr} is {what}: the rule opens it on purpose."),
+                });
             }
         }
         Explanation {

@@ -10,7 +10,7 @@ fn why(rules: Vec<Rule>, destination: Destination) -> String {
     let mut policy = Policy::new(Action::Allow, rules);
     policy.set_local(&LocalAddresses {
         host: vec!["203.0.113.5".parse().unwrap()],
-        guests: Vec::new(),
+        guests: vec!["10.0.2.0/24".parse().unwrap()],
     });
     policy.explain(destination).to_string()
 }
@@ -63,18 +63,33 @@ fn says_why_a_broad_allow_does_not_open_and_what_would() {
 
 #[test]
 fn what_it_proposes_works() {
-    let destination = to(Protocol::Tcp, "203.0.113.5", 22);
-    let text = why(Vec::new(), destination);
-    let proposal = text
-        .split('`')
-        .nth(1)
-        .unwrap()
-        .strip_prefix("--allow ")
-        .unwrap();
-    let text = why(vec![allow(proposal)], destination);
-    assert_eq!(
-        text,
-        "TCP to 203.0.113.5:22 is allowed by rule 1, `--allow 203.0.113.5:22/tcp`.\n\
-         203.0.113.5 is an address of the host: the rule opens it on purpose."
-    );
+    for (destination, what) in [("10.0.0.9", "private (RFC 1918)"), ("224.0.0.9", "multicast")] {
+        let to = to(Protocol::Tcp, destination, 22);
+        let text = why(Vec::new(), to);
+        let proposal = text.split('`').nth(1).unwrap();
+        let proposal = proposal.strip_prefix("--allow ").unwrap();
+        assert_eq!(
+            why(vec![allow(proposal)], to),
+            format!(
+                "TCP to {destination}:22 is allowed by rule 1, `--allow {destination}:22/tcp`.\n\
+                 {destination} is {what}: the rule opens it on purpose."
+            )
+        );
+    }
+}
+
+#[test]
+fn nothing_is_proposed_where_nothing_opens() {
+    for (destination, because) in [
+        ("203.0.113.5", "No rule opens it: a flow to the host itself"),
+        ("127.0.0.1", "No rule opens it: a flow to the host itself"),
+        ("10.0.2.9", "No rule opens it: a VM's own network"),
+    ] {
+        let to = to(Protocol::Tcp, destination, 80);
+        let text = why(Vec::new(), to);
+        assert!(text.contains(because), "{text}");
+        assert!(!text.contains("would open it"), "{text}");
+        let opened = why(vec![allow(destination)], to);
+        assert!(opened.contains("and no rule opens it: a "), "{opened}");
+    }
 }

@@ -50,6 +50,21 @@ impl Space {
             Self::Broadcast => "the broadcast address",
         }
     }
+
+    /// Why no rule opens it, where none does: a flow to it has no link to leave by.
+    pub const fn never_opens(self) -> Option<&'static str> {
+        match self {
+            Self::Host | Self::Loopback => Some(
+                "a flow to the host itself has no link to leave by; by `--forward` the host opens \
+                 connections to the guest",
+            ),
+            Self::Guests => Some(
+                "a VM's own network ends at its TAP; in it the gateway answers ping, DHCP and DNS, \
+                 and the rest is refused",
+            ),
+            _ => None,
+        }
+    }
 }
 
 const ALWAYS: [([u8; 4], u8, Space); 16] = [
