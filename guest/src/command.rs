@@ -10,9 +10,12 @@
 //! stream HOST:PORT BYTES up|down [raw] [xM]
 //!                                    a stream of predictable bytes, checked; raw: zeroes, unchecked
 //! flood HOST:PORT N [SIZE] [xM]      N UDP frames of SIZE bytes, Ethernet header included (64)
-//! wait MS                            nothing, but for answering what comes
+//! serve PORT [PORT…] TIME            for so long, echo what comes to these ports, TCP and UDP
+//! wait TIME                          nothing, but for answering what comes
 //! selftest                           the driver's and the device's agreement, walked through
 //! ```
+//!
+//! TIME is `60ms` or `2s`; a bare number is milliseconds, for `wait` alone.
 //!
 //! HOST is an IPv4 address or a name. What a connection of `crr` exchanges: `close` sends nothing
 //! and reads until the server ends; `get` does the same after an HTTP/1.0 request for `/`; `echo`
@@ -30,6 +33,25 @@ pub use parse::parse;
 pub const AT_ONCE_MAX: u32 = 1024;
 /// Frames of `flood`, Ethernet header included: from the smallest to the largest there is.
 pub const FRAME_BYTES: core::ops::RangeInclusive<u32> = 60..=65_535;
+
+/// Ports that `serve` takes: CPU 0's, below all that connections of the guest's own leave by.
+pub const SERVED_PORTS: core::ops::RangeInclusive<u16> = 1..=16_383;
+/// Ports of one `serve`, at most.
+pub const SERVED_PORTS_MAX: usize = 16;
+
+/// What the words of each command are, for errors.
+const USAGES: &[&str] = &[
+    "address A/PREFIX ROUTER [DNS]",
+    "dns NAME [RESOLVER]",
+    "ping HOST N",
+    "crr HOST:PORT N [xM] [close|get|echo]",
+    "rr HOST:PORT N [xM]",
+    "stream HOST:PORT BYTES up|down [raw] [xM]",
+    "flood HOST:PORT N [SIZE] [xM]",
+    "serve PORT [PORT…] TIME, as serve 7 5s",
+    "wait TIME, as wait 60ms",
+    "selftest",
+];
 
 /// Everything on a command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -114,6 +136,13 @@ pub enum Workload {
         /// Senders.
         at_once: u32,
     },
+    /// Echo what comes, TCP and UDP.
+    Serve {
+        /// To which ports.
+        ports: Vec<u16>,
+        /// For how many milliseconds.
+        ms: u32,
+    },
     /// Do nothing for a while.
     Wait {
         /// Milliseconds.
@@ -133,6 +162,7 @@ impl Workload {
             Workload::RequestResponse { .. } => "rr",
             Workload::Stream { .. } => "stream",
             Workload::Flood { .. } => "flood",
+            Workload::Serve { .. } => "serve",
             Workload::Wait { .. } => "wait",
             Workload::SelfTest => "selftest",
         }

@@ -15,7 +15,8 @@ fn every_workload_is_read() {
     let line = " dns www.example.test.; dns a.test 192.0.2.53;ping 10.0.2.2 3; crr 10.1.0.2:80 1000 x2;\
         crr a:7001 5; crr 10.1.0.2:7 9 echo ; rr 10.1.0.2:7 10 x3;\
         stream 10.1.0.2:9 100000000 up; stream 10.1.0.2:9 1 down raw x2;\
-        flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; wait 0; selftest;;";
+        flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; wait 0; wait 60ms;\
+        wait 2s; serve 7 5s; serve 7 80 250ms; selftest;;";
     let target = || server("10.1.0.2", 9);
     let connections = |server, count, at_once, exchange| Workload::Connections {
         server,
@@ -66,6 +67,16 @@ fn every_workload_is_read() {
             flood(64, 1),
             flood(1500, 2),
             Workload::Wait { ms: 0 },
+            Workload::Wait { ms: 60 },
+            Workload::Wait { ms: 2000 },
+            Workload::Serve {
+                ports: vec![7],
+                ms: 5000
+            },
+            Workload::Serve {
+                ports: vec![7, 80],
+                ms: 250
+            },
             Workload::SelfTest,
         ]
     );
@@ -111,7 +122,17 @@ fn what_is_wrong_is_named() {
         ("stream 10.0.0.1:80 -5 up", "`-5` is not how many bytes"),
         ("flood 10.0.0.1:80 5 59", "60 to 65535"),
         ("flood 10.0.0.1:80 5 65536", "60 to 65535"),
-        ("wait 99999999999", "milliseconds"),
+        (
+            "stream 10.0.0.1:80 up 5",
+            "`up` is not how many bytes; it is `stream HOST:PORT BYTES up|down [raw] [xM]`",
+        ),
+        ("wait 99999999999", "no time in milliseconds or seconds"),
+        ("wait 5000000s", "no time in milliseconds or seconds"),
+        ("wait 5m", "as 60ms or 2s; it is `wait TIME"),
+        ("wait", "a time, as 60ms or 2s, is missing"),
+        ("serve 5s", "`5s` is not a port; it is `serve PORT"),
+        ("serve 7", "a time, as 60ms or 2s, is missing"),
+        ("serve 7 20000 5s", "ports from 1 to 16383"),
         ("selftest now", "`now` is one word too many"),
         ("address 10.0.2.15 10.0.2.2", "10.0.2.15/24"),
         ("address 10.0.2.15/31 10.0.2.2", "10.0.2.15/24"),

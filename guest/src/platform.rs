@@ -27,6 +27,9 @@ pub trait Platform: Sync {
     fn cpus(&self) -> usize;
     /// Nanoseconds since some moment before boot; never goes back, the same on all CPUs.
     fn now_ns(&self) -> u64;
+    /// The time of day at 0 of [`Platform::now_ns`], in milliseconds since 1970, or 0 where nobody
+    /// knows it. Not exact: TCP timestamps begin with it.
+    fn booted_unix_ms(&self) -> u64;
     /// Halts the calling CPU until an interrupt, a [`Platform::wake`], or the time `until_ns` (on
     /// the clock of [`Platform::now_ns`]). May return early, for no reason.
     fn idle(&self, until_ns: Option<u64>);

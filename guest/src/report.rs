@@ -9,7 +9,7 @@ use crate::{
     json::Object,
     net::{InboxCounters, Lease},
     platform::NicCounters,
-    workload::{Answer, DnsError, Failure, Outcome, Pinged, Plan},
+    workload::{Answer, DnsError, Failure, Outcome, Pinged, Plan, Served},
 };
 
 /// The guest is up.
@@ -61,6 +61,22 @@ pub(crate) fn ping(to: Ipv4Addr, count: u32, pinged: &Pinged) -> Object {
         .number("n", count.into())
         .number("lost", pinged.lost);
     latency(line, &pinged.latency)
+}
+
+/// From now on, what comes to these ports is echoed.
+pub(crate) fn serving(ports: &[u16], ms: u32) -> Object {
+    let line = Object::default().shown_list("serving", ports);
+    line.number("ms", ms.into())
+}
+
+/// What came to them.
+pub(crate) fn served(ports: &[u16], ms: u32, served: &Served) -> Object {
+    Object::about("workload", "serve")
+        .shown_list("ports", ports)
+        .number("ms", ms.into())
+        .number("connections", served.connections)
+        .number("datagrams", served.datagrams)
+        .number("bytes", served.bytes)
 }
 
 /// A workload that all CPUs worked on.

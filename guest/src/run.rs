@@ -4,7 +4,7 @@
 //! The CPUs go through the workloads in lockstep. CPU 0 looks names up, publishes a
 //! [`Plan`](crate::workload::Plan), and all meet; each does its share, and all meet again; CPU 0
 //! prints what came of it. Who waits at a meeting drives its stack: frames that are another's are
-//! passed on, ARP and echo requests answered. `dns`, `ping` and `wait` are CPU 0's alone.
+//! passed on, ARP and echo requests answered. `dns`, `ping`, `serve` and `wait` are CPU 0's alone.
 //!
 //! Everything is printed as JSON objects, one a line:
 //! ```text
@@ -30,7 +30,7 @@ use crate::{
     net::{Lanes, Lease, Stack, Turn, lease},
     platform::{Nic, NicCounters, Platform},
     report,
-    workload::{DnsError, Plan, ping, resolve},
+    workload::{DnsError, Plan, ping, resolve, serve},
 };
 
 /// All went well.
@@ -227,6 +227,12 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
                     _ => Turn::Waiting(Some(until_ns)),
                 });
                 self.print(Object::about("workload", "wait").number("ms", (*ms).into()));
+                true
+            }
+            Workload::Serve { ports, ms } => {
+                self.print(report::serving(ports, *ms));
+                let served = serve(&mut self.stack, ports, u64::from(*ms) * 1_000_000);
+                self.print(report::served(ports, *ms, &served));
                 true
             }
             Workload::Dns { name, resolver } => {

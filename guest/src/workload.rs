@@ -9,6 +9,7 @@ mod dns;
 mod flood;
 mod ping;
 mod request_response;
+mod serve;
 mod stream;
 
 use alloc::{string::String, sync::Arc};
@@ -22,6 +23,7 @@ use spin::mutex::SpinMutex;
 pub use self::{
     dns::{Answer, DnsError},
     ping::Pinged,
+    serve::Served,
 };
 use crate::{
     command::Workload,
@@ -96,6 +98,7 @@ impl Plan {
             Workload::Flood { .. } => flood::work(self, stack),
             Workload::Dns { .. }
             | Workload::Ping { .. }
+            | Workload::Serve { .. }
             | Workload::Wait { .. }
             | Workload::SelfTest => return,
         };
@@ -104,7 +107,7 @@ impl Plan {
     }
 }
 
-pub(crate) use self::{dns::resolve, ping::ping};
+pub(crate) use self::{dns::resolve, ping::ping, serve::serve};
 
 /// Why a connection came to nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

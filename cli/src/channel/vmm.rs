@@ -36,12 +36,8 @@ pub(crate) struct VmmStart {
 pub(crate) enum FromVmm {
     /// Confined; the machine is made, and waits for [`ToVmm::Go`].
     Ready,
-    /// The machine can't be made, and why. The last message.
-    Failed {
-        why: String,
-        /// It is for the kernel, the initrd or what they were given.
-        image: bool,
-    },
+    /// The machine can't be made, by which flag if by one, and why. The last message.
+    Failed { flag: Option<String>, why: String },
     /// The answer to [`ToVmm::Counters`].
     Counters {
         request: u64,

@@ -10,7 +10,7 @@ use std::{collections::VecDeque, fs::File, os::fd::OwnedFd, sync::Arc};
 use anyhow::{Context as _, bail};
 use slipgate_vmm::{
     Counters, Machine, MachineConfig, MachineError, Outcome, SerialIo, StopHandle,
-    boot::{BootSource, Kernel},
+    boot::{BootInput, BootSource, Kernel},
     virtio::net::NetConfig,
 };
 
@@ -37,9 +37,8 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     let machine = match make(&start, fds.into()) {
         Ok(machine) => machine,
         Err(e) => {
-            let image = matches!(e.downcast_ref(), Some(MachineError::Boot(_)));
-            let why = format!("{e:#}");
-            channel.send(&FromVmm::Failed { why, image }, &[])?;
+            let (flag, why) = (blamed_flag(&e), format!("{e:#}"));
+            channel.send(&FromVmm::Failed { flag, why }, &[])?;
             return Ok(());
         }
     };
@@ -107,6 +106,19 @@ fn make(start: &VmmStart, mut fds: VecDeque<OwnedFd>) -> anyhow::Result<Machine>
         kvm,
         threads: Arc::new(|kind| sandbox::narrow(sandbox::Thread::Of(kind))),
     })?)
+}
+
+/// The flag that gave what the machine can't be made of.
+fn blamed_flag(error: &anyhow::Error) -> Option<String> {
+    let Some(MachineError::Boot(error)) = error.downcast_ref() else {
+        return None;
+    };
+    let flag = match error.about()? {
+        BootInput::Kernel => "--kernel",
+        BootInput::Initrd => "--initrd",
+        BootInput::CommandLine => "--cmdline",
+    };
+    Some(flag.to_owned())
 }
 
 /// Whether the guest is to run.

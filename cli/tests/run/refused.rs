@@ -108,6 +108,13 @@ fn what_is_no_kernel_is_refused_before_anything_is_in_the_kernel() {
         assert!(end.stderr.contains(why), "{}\n{why}", end.stderr);
         bed.assert_nothing_is_left();
     }
+    let end = bed
+        .start_with(&["--kernel", "/bin/sh"])
+        .finish(WAIT)
+        .unwrap();
+    let due = "--kernel /bin/sh: this ELF file is no kernel but a program";
+    assert!(end.stderr.contains(due), "{}", end.stderr);
+    bed.assert_nothing_is_left();
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Reads a command line, word by word.
-use alloc::string::String;
+use alloc::{string::String, vec::Vec};
 use core::{num::NonZeroU32, str::FromStr};
 
 use super::{
-    AT_ONCE_MAX, CommandError, CommandLine, Direction, Exchange, FRAME_BYTES, Host, Server,
-    StaticAddress, Workload,
+    AT_ONCE_MAX, CommandError, CommandLine, Direction, Exchange, FRAME_BYTES, Host, SERVED_PORTS,
+    SERVED_PORTS_MAX, Server, StaticAddress, USAGES, Workload,
 };
 
 /// Reads a command line. An empty one is right: the guest boots, takes a lease and ends.
@@ -14,7 +14,10 @@ pub fn parse(line: &str) -> Result<CommandLine, CommandError> {
     for part in parts.filter(|part| !part.is_empty()) {
         let wrong = |why: String| CommandError {
             command: part.into(),
-            why,
+            why: match part.split_whitespace().next().and_then(usage) {
+                Some(usage) => alloc::format!("{why}; it is `{usage}`"),
+                None => why,
+            },
         };
         let mut words = Words::of(part);
         match words.next("a workload").map_err(wrong)? {
@@ -29,6 +32,12 @@ pub fn parse(line: &str) -> Result<CommandLine, CommandError> {
         words.end().map_err(wrong)?;
     }
     Ok(read)
+}
+
+/// How a word goes on.
+fn usage(word: &str) -> Option<&'static str> {
+    let of = |usage: &&&str| usage.split_whitespace().next() == Some(word);
+    USAGES.iter().find(of).copied()
 }
 
 fn static_address(words: &mut Words<'_>) -> Result<StaticAddress, String> {
@@ -117,14 +126,34 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
             }
         }
         "wait" => Workload::Wait {
-            ms: words.parsed("milliseconds")?,
+            ms: words.milliseconds()?,
         },
+        "serve" => {
+            let mut ports = Vec::new();
+            while ports.is_empty() || words.peek().is_some_and(|word| !word.ends_with('s')) {
+                match words.parsed("a port")? {
+                    port if SERVED_PORTS.contains(&port) && ports.len() < SERVED_PORTS_MAX => {
+                        ports.push(port);
+                    }
+                    _ => return Err(served_ports_limits()),
+                }
+            }
+            Workload::Serve {
+                ports,
+                ms: words.milliseconds()?,
+            }
+        }
         "selftest" => Workload::SelfTest,
         _ => {
-            let known = "dns, ping, crr, rr, stream, flood, wait, selftest, address";
+            let known = "dns, ping, crr, rr, stream, flood, serve, wait, selftest, address";
             return Err(alloc::format!("`{word}` is no workload; there are {known}"));
         }
     })
+}
+
+fn served_ports_limits() -> String {
+    let (first, last) = (SERVED_PORTS.start(), SERVED_PORTS.end());
+    alloc::format!("up to {SERVED_PORTS_MAX} ports from {first} to {last} can be served")
 }
 
 fn server(words: &mut Words<'_>) -> Result<Server, String> {
@@ -206,6 +235,19 @@ impl<'a> Words<'a> {
             None => Ok(None),
             Some(_) => self.parsed(what).map(Some),
         }
+    }
+
+    /// `60ms`, `2s`, or `60`, which is milliseconds.
+    fn milliseconds(&mut self) -> Result<u32, String> {
+        let word = self.next("a time, as 60ms or 2s,")?;
+        let (number, each) = match word.strip_suffix("ms") {
+            Some(number) => (number, 1),
+            None => word.strip_suffix('s').map_or((word, 1), |s| (s, 1000)),
+        };
+        let number: Option<u32> = number.parse().ok();
+        number.and_then(|n| n.checked_mul(each)).ok_or_else(|| {
+            alloc::format!("`{word}` is no time in milliseconds or seconds, as 60ms or 2s")
+        })
     }
 
     fn count(&mut self, what: &str) -> Result<u32, String> {

@@ -15,6 +15,7 @@ use super::{
 static SCALE: AtomicU64 = AtomicU64::new(0);
 const SCALE_SHIFT: u32 = 40;
 static START_TSC: AtomicU64 = AtomicU64::new(0);
+static BOOTED_UNIX_MS: AtomicU64 = AtomicU64::new(0);
 
 /// Where the clock's rate came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +50,14 @@ pub(crate) fn start() -> Source {
     };
     SCALE.store(scale, Ordering::Relaxed);
     START_TSC.store(tsc(), Ordering::Relaxed);
+    BOOTED_UNIX_MS.store(kvm_wall_clock_ms().unwrap_or(0), Ordering::Relaxed);
     source
+}
+
+/// The time of day when the machine was made, shortly before [`start`], in milliseconds since 1970;
+/// 0 where there is no kvm-clock.
+pub(crate) fn booted_unix_ms() -> u64 {
+    BOOTED_UNIX_MS.load(Ordering::Relaxed)
 }
 
 /// Nanoseconds since [`start`]; the same on all CPUs, as their TSCs are.
@@ -104,8 +112,40 @@ struct KvmTime {
     pad2: [u8; 2],
 }
 
+/// KVM_FEATURE_CLOCKSOURCE2: both registers of kvm-clock are there.
+const CLOCKSOURCE2: u32 = 1 << 3;
+
+/// pvclock_wall_clock (the same, MSR_KVM_WALL_CLOCK_NEW).
+#[repr(C, align(16))]
+struct KvmWallClock {
+    version: u32,
+    s: u32,
+    ns: u32,
+}
+
+fn kvm_wall_clock_ms() -> Option<u64> {
+    const WALL_CLOCK: u32 = 0x4B56_4D00;
+    if cpuid::kvm_features() & CLOCKSOURCE2 == 0 {
+        return None;
+    }
+    let mut time = KvmWallClock {
+        version: 0,
+        s: 0,
+        ns: 0,
+    };
+    let at = &raw mut time;
+    // SAFETY: KVM offers the register; it fills `time` in by the write, and never again.
+    let (s, ns) = unsafe {
+        cpu::write_msr(WALL_CLOCK, at as u64);
+        (
+            ptr::read_volatile(&raw const (*at).s),
+            ptr::read_volatile(&raw const (*at).ns),
+        )
+    };
+    Some(u64::from(s) * 1000 + u64::from(ns) / 1_000_000)
+}
+
 fn kvm_clock_scale() -> Option<u64> {
-    const CLOCKSOURCE2: u32 = 1 << 3;
     const SYSTEM_TIME: u32 = 0x4B56_4D01;
     if cpuid::kvm_features() & CLOCKSOURCE2 == 0 {
         return None;

@@ -58,6 +58,10 @@ impl Platform for Machine {
         clock::now_ns()
     }
 
+    fn booted_unix_ms(&self) -> u64 {
+        clock::booted_unix_ms()
+    }
+
     /// The timer stays set when it fires before `until_ns`: to set it again is an exit, and to
     /// wake up once too early costs less.
     fn idle(&self, until_ns: Option<u64>) {

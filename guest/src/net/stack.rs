@@ -63,6 +63,7 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
         let interface = interface(platform, &mut device);
         let mut random = [0; 2];
         platform.random(&mut random);
+        BOOTED_UNIX_MS.store(platform.booted_unix_ms() as u32, Ordering::Relaxed);
         Stack {
             platform,
             cpu,
@@ -236,10 +237,16 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
 /// Milliseconds, for TCP timestamps: smoltcp asks a plain function for them.
 static TIMESTAMP_MS: AtomicU32 = AtomicU32::new(0);
 
+/// What they begin with: the lower bits of the time of day.
+static BOOTED_UNIX_MS: AtomicU32 = AtomicU32::new(0);
+
 /// The clock of TCP timestamps (RFC 7323). With them, a server that holds a tuple in TIME-WAIT takes
-/// a new connection from the same port, whatever its initial sequence number.
+/// a new connection from the same port, whatever its initial sequence number. Also one of another
+/// boot: were the clock to begin anew with each, a guest that comes soon after another one would
+/// seem to be of the past (PAWS), and its SYN would have to be sent again after a second.
 pub fn timestamp_ms() -> u32 {
-    TIMESTAMP_MS.load(Ordering::Relaxed)
+    let booted = BOOTED_UNIX_MS.load(Ordering::Relaxed);
+    booted.wrapping_add(TIMESTAMP_MS.load(Ordering::Relaxed))
 }
 
 fn instant(now_ns: u64) -> Instant {

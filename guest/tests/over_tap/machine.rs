@@ -179,6 +179,10 @@ fn receive_queue(cpu: usize, config: Config) -> usize {
 }
 
 impl Platform for Machine {
+    fn booted_unix_ms(&self) -> u64 {
+        1_800_000_000_000
+    }
+
     fn cpus(&self) -> usize {
         self.cpus.len()
     }

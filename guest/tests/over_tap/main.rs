@@ -6,7 +6,7 @@ mod machine;
 use std::{
     collections::HashMap,
     io::{Read, Write},
-    net::{Ipv4Addr, TcpListener},
+    net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket},
     time::{Duration, Instant},
 };
 
@@ -306,6 +306,54 @@ fn raw_streams_and_many_at_once() {
     }
     let arrived = stage.sink.payload_bytes();
     assert_eq!((arrived, stage.sink.datagrams()), (100 * (1514 - 42), 100));
+}
+
+#[test]
+fn what_comes_to_a_served_port_is_echoed() {
+    require_root_and_tun!();
+    let stage = Stage::new(2);
+    let sent: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
+    let client = || {
+        let until = Instant::now() + Duration::from_secs(10);
+        let connect = || TcpStream::connect((GUEST, 7));
+        // Until the guest serves, it resets.
+        let first = std::iter::repeat_with(connect).find(|tried| {
+            std::thread::sleep(Duration::from_millis(5));
+            tried.is_ok() || Instant::now() > until
+        });
+        let again = (0..40).map(|_| connect());
+        for mut stream in first.into_iter().chain(again).flatten() {
+            let mut back = Vec::new();
+            let mut writer = stream.try_clone().unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    writer.write_all(&sent).unwrap();
+                    writer.shutdown(Shutdown::Write).unwrap();
+                });
+                stream.read_to_end(&mut back).unwrap();
+            });
+            assert!(back == sent, "{} bytes came back", back.len());
+        }
+        let socket = UdpSocket::bind((HOST, 0)).unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
+        socket.send_to(b"hello", (GUEST, 9)).unwrap();
+        let mut back = [0; 16];
+        assert_eq!(socket.recv(&mut back).unwrap(), 5);
+        assert_eq!(&back[..5], b"hello");
+    };
+    let ran = std::thread::scope(|scope| {
+        let clients = scope.spawn(|| stage.ns.run(client));
+        let ran = stage.run(&format!("{ADDRESS}serve 7 9 3s"), Config::cpus(2));
+        clients.join().unwrap();
+        ran
+    });
+    assert_eq!(ran.status, 0);
+    let due = json!({
+        "ports": ["7", "9"], "ms": 3000, "connections": 41, "datagrams": 1, "bytes": 4_100_005,
+    });
+    assert_says(only(&ran, "serve"), due);
 }
 
 #[test]

@@ -7,10 +7,11 @@ use crate::progress::{Progress, bytes, grouped};
 /// How many flows are shown.
 const SHOWN_FLOWS: usize = 6;
 
-/// The largest flows, as of the upload.
+/// The largest flows, as of the moment in the upload at which they were asked for.
 pub(crate) fn print(flows: &[FlowRow], progress: &mut Progress) {
     progress.heading(&format!(
-        "Flows during the upload (slipgate flows; the {SHOWN_FLOWS} largest of {})",
+        "Flows at a moment in the upload, not at its end (slipgate flows; the {SHOWN_FLOWS} largest \
+         of {})",
         grouped(flows.len() as u64)
     ));
     let mut largest: Vec<&FlowRow> = flows.iter().collect();

@@ -63,7 +63,10 @@ fn says_why_a_broad_allow_does_not_open_and_what_would() {
 
 #[test]
 fn what_it_proposes_works() {
-    for (destination, what) in [("10.0.0.9", "private (RFC 1918)"), ("224.0.0.9", "multicast")] {
+    for (destination, what) in [
+        ("10.0.0.9", "private (RFC 1918)"),
+        ("224.0.0.9", "multicast"),
+    ] {
         let to = to(Protocol::Tcp, destination, 22);
         let text = why(Vec::new(), to);
         let proposal = text.split('`').nth(1).unwrap();

@@ -3,8 +3,8 @@
 //! Segments go to their physical addresses. RAM that a segment has beyond its bytes in the file is
 //! zero already.
 use linux_loader::elf::{
-    EI_CLASS, EI_DATA, ELFCLASS64, ELFDATA2LSB, Elf64_Ehdr, Elf64_Nhdr, Elf64_Phdr, PT_LOAD,
-    PT_NOTE,
+    EI_CLASS, EI_DATA, ELFCLASS64, ELFDATA2LSB, Elf64_Ehdr, Elf64_Nhdr, Elf64_Phdr, PT_INTERP,
+    PT_LOAD, PT_NOTE,
 };
 use vm_memory::ByteValued;
 
@@ -12,7 +12,10 @@ use super::{
     BootError, MAX_COMMAND_LINE, Placed, Protocol,
     image::{Image, check_place},
 };
-use crate::{GuestMemory, layout::Window};
+use crate::{
+    GuestMemory,
+    layout::{self, Window},
+};
 
 /// EM_X86_64, e_machine.
 const X86_64: u16 = 62;
@@ -35,8 +38,8 @@ pub(super) fn is_elf(image: &Image<'_>) -> bool {
 pub(super) fn load(memory: &GuestMemory, image: &Image<'_>) -> Result<Placed, BootError> {
     let header: Elf64_Ehdr = image.read(0, "the ELF header")?;
     check_header(&header)?;
-    let mut segments: Vec<Window> = Vec::new();
-    let mut note_entry = None;
+    let mut loads: Vec<Elf64_Phdr> = Vec::new();
+    let (mut note_entry, mut interpreted) = (None, false);
     for index in 0..u64::from(header.e_phnum) {
         let offset = header
             .e_phoff
@@ -49,18 +52,27 @@ pub(super) fn load(memory: &GuestMemory, image: &Image<'_>) -> Result<Placed, Bo
                         what: "a segment larger in file than in memory",
                     });
                 }
-                segments.push(check_place(memory, segment.p_paddr, segment.p_memsz)?);
-                image.copy_to(
-                    memory,
-                    segment.p_paddr,
-                    segment.p_offset,
-                    segment.p_filesz,
-                    "a segment",
-                )?;
+                loads.push(segment);
             }
             PT_NOTE if note_entry.is_none() => note_entry = pvh_entry(image, &segment)?,
+            PT_INTERP => interpreted = true,
             _ => {}
         }
+    }
+    let low = |segment: &Elf64_Phdr| segment.p_paddr < layout::KERNEL_MIN;
+    if note_entry.is_none() && (interpreted || loads.iter().any(low)) {
+        return Err(BootError::UserProgram);
+    }
+    let mut segments: Vec<Window> = Vec::with_capacity(loads.len());
+    for segment in &loads {
+        segments.push(check_place(memory, segment.p_paddr, segment.p_memsz)?);
+        image.copy_to(
+            memory,
+            segment.p_paddr,
+            segment.p_offset,
+            segment.p_filesz,
+            "a segment",
+        )?;
     }
     let start = segments.iter().map(|s| s.start).min();
     let end = segments.iter().map(Window::end).max();

@@ -3,6 +3,9 @@ use std::io;
 
 use thiserror::Error;
 
+/// What a [`BootError`] calls the initrd.
+pub(super) const INITRD: &str = "the initrd";
+
 /// What was wrong with kernel, initrd or command line.
 #[derive(Debug, Error)]
 pub enum BootError {
@@ -12,6 +15,14 @@ pub enum BootError {
          distribution's /boot/vmlinuz-*) or an ELF with a PVH note, unpacked"
     )]
     UnknownFormat,
+    /// An ELF file that an operating system runs.
+    #[error(
+        "this ELF file is no kernel but a program or library of an operating system: it has no PVH \
+         note, and an interpreter or a place below {:#x}. Give vmlinux, bzImage (a distribution's \
+         /boot/vmlinuz-*) or an ELF with a PVH note",
+        crate::layout::KERNEL_MIN
+    )]
+    UserProgram,
     /// Reading a file failed.
     #[error("reading {what}")]
     Read {
@@ -110,7 +121,38 @@ pub enum BootError {
     },
 }
 
+/// What of a [`BootSource`](super::BootSource) an error is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BootInput {
+    /// The kernel.
+    Kernel,
+    /// The initrd.
+    Initrd,
+    /// The command line.
+    CommandLine,
+}
+
 impl BootError {
+    /// What it is about; `None`: about the machine.
+    pub fn about(&self) -> Option<BootInput> {
+        match self {
+            Self::UnknownFormat
+            | Self::UserProgram
+            | Self::Truncated { .. }
+            | Self::Elf { .. }
+            | Self::BzImage { .. }
+            | Self::KernelPlace { .. }
+            | Self::Entry { .. } => Some(BootInput::Kernel),
+            Self::Read { what, .. } | Self::NotAFile { what } if *what == INITRD => {
+                Some(BootInput::Initrd)
+            }
+            Self::Read { .. } | Self::NotAFile { .. } => Some(BootInput::Kernel),
+            Self::InitrdSize { .. } | Self::InitrdEmpty => Some(BootInput::Initrd),
+            Self::CommandLineLength { .. } | Self::CommandLineNul => Some(BootInput::CommandLine),
+            Self::Write { .. } => None,
+        }
+    }
+
     pub(super) fn write(what: &'static str, source: vm_memory::GuestMemoryError) -> Self {
         Self::Write { what, source }
     }

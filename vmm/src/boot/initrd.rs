@@ -5,6 +5,7 @@ use vm_memory::GuestAddress;
 
 use super::{
     BootError, Placed,
+    error::INITRD,
     image::{copy_file, file_size},
 };
 use crate::{
@@ -18,21 +19,14 @@ pub(super) fn load(
     file: &File,
     kernel: &Placed,
 ) -> Result<Window, BootError> {
-    let size = file_size(file, "the initrd")?;
+    let size = file_size(file, INITRD)?;
     let place = place(
         size,
         kernel.taken,
         kernel.initrd_last,
         memory::low_end(memory),
     )?;
-    copy_file(
-        memory,
-        GuestAddress(place.start),
-        file,
-        0,
-        size,
-        "the initrd",
-    )?;
+    copy_file(memory, GuestAddress(place.start), file, 0, size, INITRD)?;
     Ok(place)
 }
 

@@ -34,7 +34,7 @@ use crate::{
     layout::{self, Window},
     memory,
 };
-pub use error::BootError;
+pub use error::{BootError, BootInput};
 use image::Image;
 pub use memory_map::{MemoryKind, memory_map};
 

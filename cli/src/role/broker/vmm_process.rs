@@ -76,14 +76,14 @@ impl VmmProcess {
         loop {
             match vmm.process.next(MADE_WITHIN)? {
                 Some(FromVmm::Ready) => return Ok(vmm),
-                Some(FromVmm::Failed { why, image }) => match &spec.kernel {
-                    Some(kernel) if image => {
-                        let remedy = "the machine can't be made with it";
-                        let kernel = kernel.display();
-                        return Err(ConfigError::new("--kernel", kernel, why, remedy).into());
-                    }
-                    _ => bail!("the machine can't be made: {why}"),
-                },
+                Some(FromVmm::Failed { flag, why }) => {
+                    let given = flag.and_then(|flag| given(spec, &flag));
+                    let Some((flag, value)) = given else {
+                        bail!("the machine can't be made: {why}");
+                    };
+                    let remedy = "the machine can't be made with it";
+                    return Err(ConfigError::new(flag, value, why, remedy).into());
+                }
                 Some(FromVmm::Counters { .. } | FromVmm::Ended(_)) => {}
                 None => return Err(vmm.process.ended_before("the machine was made")),
             }
@@ -135,6 +135,17 @@ impl VmmProcess {
     pub(super) fn end(&mut self) -> Option<String> {
         self.process.end()
     }
+}
+
+/// A flag, and what was given by it.
+fn given(spec: &MachineSpec, flag: &str) -> Option<(&'static str, String)> {
+    let shown = |path: &std::path::PathBuf| path.display().to_string();
+    Some(match flag {
+        "--kernel" => ("--kernel", shown(spec.kernel.as_ref()?)),
+        "--initrd" => ("--initrd", shown(spec.initrd.as_ref()?)),
+        "--cmdline" => ("--cmdline", spec.cmdline.chars().take(40).collect()),
+        _ => return None,
+    })
 }
 
 /// Opens a file that the user named.

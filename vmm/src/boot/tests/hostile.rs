@@ -45,7 +45,9 @@ fn elf_kernels_of_other_kinds_are_refused() {
         (24, &[0xFF; 8], "entry 0xffffffffffffffff"),
         // p_offset, p_paddr, p_filesz, p_memsz of the segment.
         (64 + 8, &[0xFF; 8], "cut off"),
-        (64 + 24, &[0; 8], "needs memory at 0x0"),
+        (64 + 24, &[0; 8], "is no kernel but a program"),
+        // PT_INTERP instead of PT_NOTE.
+        (64 + 56, &[3], "is no kernel but a program"),
         (64 + 24, &[0xFF; 8], "needs memory at 0xffff"),
         (64 + 32, &[0xFF; 8], "larger in file"),
         (64 + 40, &[0xFF; 8], "give more memory"),
@@ -55,6 +57,29 @@ fn elf_kernels_of_other_kinds_are_refused() {
         let says_it = refusal(&with(elf(ELF_AT, &[]), offset, bytes));
         assert!(says_it.contains(says), "{offset}: {says_it}");
     }
+}
+
+#[test]
+fn a_kernel_with_a_note_may_lie_too_low() {
+    let low = with(pvh_elf(), 64 + 24, &[0; 8]);
+    assert!(refusal(&low).contains("needs memory at 0x0"));
+}
+
+#[test]
+fn an_error_knows_what_it_is_about() {
+    let memory = memory::create(64 * MIB).unwrap();
+    let about = |kernel: &[u8], initrd: Option<&File>, line: &str| {
+        let error = load_bytes(&memory, kernel, initrd, line).unwrap_err();
+        error.about().unwrap()
+    };
+    let folder = File::open("/").unwrap();
+    assert_eq!(about(b"#!", None, ""), BootInput::Kernel);
+    assert_eq!(about(&pvh_elf(), None, "\0"), BootInput::CommandLine);
+    assert_eq!(about(&pvh_elf(), Some(&folder), ""), BootInput::Initrd);
+    assert_eq!(
+        about(&pvh_elf(), Some(&file_of(b"")), ""),
+        BootInput::Initrd
+    );
 }
 
 #[test]
