@@ -94,11 +94,11 @@ impl Place {
         let room = socket.send_capacity() - socket.send_queue();
         let most = room.min(buffer.len());
         if socket.may_send()
-            && let Ok(count @ 1..) = socket.peek_slice(&mut buffer[..most])
-            && let Ok(sent) = socket.send_slice(&buffer[..count])
+            && let Ok(count @ 1..) = socket.recv_slice(&mut buffer[..most])
         {
-            let _ = socket.recv(|_| (sent, ()));
-            served.bytes += sent as u64;
+            // There is room for all of it.
+            let _ = socket.send_slice(&buffer[..count]);
+            served.bytes += count as u64;
         }
         // The client has ended, and has all that it sent back or on its way.
         if socket.state() == tcp::State::CloseWait && socket.recv_queue() == 0 {
