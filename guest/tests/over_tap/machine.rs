@@ -9,7 +9,7 @@ use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU32, AtomicUsize, Ordering},
     },
     time::Instant,
 };
@@ -20,7 +20,10 @@ use slipgate_guest::{
     run::{Shared, run},
 };
 use slipgate_testbed::{NetNs, impairment::SplitMix64};
-use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
+use smoltcp::{
+    phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken},
+    wire::{EthernetFrame, IpProtocol, Ipv4Packet, TcpOption, TcpPacket},
+};
 
 pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 15];
 
@@ -55,12 +58,23 @@ pub(crate) struct Faults {
     pub(crate) reorder: u64,
 }
 
+/// Every machine's time of day at its 0.
+pub(crate) const BOOTED_UNIX_MS: u64 = 1_800_000_000_000;
+
 /// What came of a run.
 pub(crate) struct Ran {
     pub(crate) status: u8,
     pub(crate) lines: Vec<Value>,
     /// Bytes of the largest frame sent, Ethernet header included.
     pub(crate) largest_sent: usize,
+    /// The TCP timestamp that was sent last.
+    pub(crate) timestamp_ms: u32,
+}
+
+#[derive(Default)]
+struct Sent {
+    largest: AtomicUsize,
+    timestamp_ms: AtomicU32,
 }
 
 impl Ran {
@@ -115,11 +129,11 @@ fn open_queue(name: &str) -> OwnedFd {
 pub(crate) fn run_over(tap: &Tap, command_line: &str, config: Config) -> Ran {
     let shared = Shared::parse(command_line, config.cpus);
     let machine = Machine::new(tap, config);
-    let largest_sent = Arc::new(AtomicUsize::new(0));
+    let sent = Arc::new(Sent::default());
     let status = std::thread::scope(|scope| {
         let cpus: Vec<_> = (0..config.cpus)
             .map(|cpu| {
-                let nic = TapNic::new(tap, cpu, config, largest_sent.clone());
+                let nic = TapNic::new(tap, cpu, config, sent.clone());
                 let (machine, shared) = (&machine, &shared);
                 scope.spawn(move || {
                     CPU.set(cpu);
@@ -135,7 +149,8 @@ pub(crate) fn run_over(tap: &Tap, command_line: &str, config: Config) -> Ran {
     Ran {
         status,
         lines: lines.iter().map(read).collect(),
-        largest_sent: largest_sent.load(Ordering::Relaxed),
+        largest_sent: sent.largest.load(Ordering::Relaxed),
+        timestamp_ms: sent.timestamp_ms.load(Ordering::Relaxed),
     }
 }
 
@@ -180,7 +195,7 @@ fn receive_queue(cpu: usize, config: Config) -> usize {
 
 impl Platform for Machine {
     fn booted_unix_ms(&self) -> u64 {
-        1_800_000_000_000
+        BOOTED_UNIX_MS
     }
 
     fn cpus(&self) -> usize {
@@ -240,11 +255,11 @@ struct TapNic {
     incoming: Faulty,
     outgoing: Faulty,
     counters: NicCounters,
-    largest_sent: Arc<AtomicUsize>,
+    sent: Arc<Sent>,
 }
 
 impl TapNic {
-    fn new(tap: &Tap, cpu: usize, config: Config, largest_sent: Arc<AtomicUsize>) -> Self {
+    fn new(tap: &Tap, cpu: usize, config: Config, sent: Arc<Sent>) -> Self {
         let clone = |queue: usize| tap.0[queue].try_clone().unwrap();
         TapNic {
             receive: clone(receive_queue(cpu, config)),
@@ -254,7 +269,7 @@ impl TapNic {
             incoming: Faulty::new(config.faults, 2 * cpu as u64),
             outgoing: Faulty::new(config.faults, 2 * cpu as u64 + 1),
             counters: NicCounters::default(),
-            largest_sent,
+            sent,
         }
     }
 
@@ -324,7 +339,7 @@ impl Device for TapNic {
         let tx = Tx {
             outgoing: &mut self.outgoing,
             counters: &mut self.counters,
-            largest_sent: &self.largest_sent,
+            sent: &self.sent,
         };
         Some((Rx(&self.buffer), tx))
     }
@@ -336,7 +351,7 @@ impl Device for TapNic {
         Some(Tx {
             outgoing: &mut self.outgoing,
             counters: &mut self.counters,
-            largest_sent: &self.largest_sent,
+            sent: &self.sent,
         })
     }
 
@@ -359,14 +374,17 @@ impl RxToken for Rx<'_> {
 struct Tx<'a> {
     outgoing: &'a mut Faulty,
     counters: &'a mut NicCounters,
-    largest_sent: &'a AtomicUsize,
+    sent: &'a Sent,
 }
 
 impl TxToken for Tx<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
         let mut frame = vec![0; len];
         let result = f(&mut frame);
-        self.largest_sent.fetch_max(len, Ordering::Relaxed);
+        self.sent.largest.fetch_max(len, Ordering::Relaxed);
+        if let Some(ms) = timestamp_of(&frame) {
+            self.sent.timestamp_ms.store(ms, Ordering::Relaxed);
+        }
         self.counters.tx_frames += 1;
         self.counters.tx_bytes += len as u64;
         self.outgoing.push(frame);
@@ -416,4 +434,20 @@ impl Faulty {
     fn settle(&mut self) {
         self.ready.extend(self.held.take());
     }
+}
+
+/// The TSval of a TCP segment.
+fn timestamp_of(frame: &[u8]) -> Option<u32> {
+    let frame = EthernetFrame::new_checked(frame).ok()?;
+    let packet = Ipv4Packet::new_checked(frame.payload()).ok()?;
+    let segment = TcpPacket::new_checked(packet.payload()).ok()?;
+    let mut options = (packet.next_header() == IpProtocol::Tcp).then(|| segment.options())?;
+    while !options.is_empty() {
+        let (rest, option) = TcpOption::parse(options).ok()?;
+        if let TcpOption::TimeStamp { tsval, .. } = option {
+            return Some(tsval);
+        }
+        options = rest;
+    }
+    None
 }

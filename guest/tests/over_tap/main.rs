@@ -257,6 +257,23 @@ fn failures_are_told_apart() {
     }
 }
 
+/// A server's TIME-WAIT, left by a guest before this one, takes a SYN of the same port only from
+/// the future (PAWS): the clock of the timestamps must not begin anew with each boot.
+#[test]
+fn timestamps_follow_the_time_of_day() {
+    require_root_and_tun!();
+    let stage = Stage::new(1);
+    let ran = stage.run(
+        &format!("{ADDRESS}wait 20ms; crr 10.99.0.1:7001 5"),
+        Config::cpus(1),
+    );
+    assert_eq!(ran.status, 0);
+    let since_boot_ms = ran
+        .timestamp_ms
+        .wrapping_sub(machine::BOOTED_UNIX_MS as u32);
+    assert!((20..600_000).contains(&since_boot_ms), "{since_boot_ms} ms");
+}
+
 #[test]
 fn a_reset_in_the_midst_of_it() {
     require_root_and_tun!();
