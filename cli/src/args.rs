@@ -7,6 +7,15 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::run::RunArgs;
 
+/// Least and most of an MTU, L3 bytes: RFC 791's, and a TAP's.
+const MTU_BYTES: std::ops::RangeInclusive<u32> = 576..=65_521;
+
+fn mtu(text: &str) -> Result<u32, String> {
+    let (least, most) = (MTU_BYTES.start(), MTU_BYTES.end());
+    let mtu = text.parse().ok().filter(|mtu| MTU_BYTES.contains(mtu));
+    mtu.ok_or_else(|| format!("give {least} to {most} bytes, like 1500"))
+}
+
 /// Where pins are kept unless told otherwise.
 pub(crate) const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/slipgate";
 
@@ -77,7 +86,7 @@ pub(crate) struct NatArgs {
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u8).range(1..=30))]
     pub(crate) prefix: u8,
     /// MTU given to guests, bytes [default: the TAP's]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(576..=65521))]
+    #[arg(long, value_name = "N", value_parser = mtu, allow_negative_numbers = true)]
     pub(crate) mtu: Option<u32>,
     /// Resolver to forward guests' questions to; may be given several times; or none, and every
     /// question is refused [default: the host's]

@@ -13,20 +13,20 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,
     /// Initial RAM disk for the kernel
-    #[arg(long, value_name = "FILE", requires = "kernel")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) initrd: Option<PathBuf>,
     /// The kernel's command line; the built-in guest's is its work, like "dns example.com; crr
     /// 192.0.2.1:80 100" [default: selftest; for a kernel: console=ttyS0 panic=-1]
     #[arg(long, value_name = "TEXT")]
     pub(crate) cmdline: Option<String>,
     /// Virtual CPUs, 1 to 32
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole_number, allow_negative_numbers = true)]
     pub(crate) cpus: u32,
-    /// Memory, MiB
-    #[arg(long, value_name = "MIB", default_value_t = 512)]
+    /// Memory, MiB; or with a unit, like 2G
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = mebibytes, allow_negative_numbers = true)]
     pub(crate) memory: u64,
     /// Queue pairs of the network card, 1 to 16 [default: as many as virtual CPUs]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
     pub(crate) queues: Option<u32>,
     /// Name for the TAP, which is made and goes with the VM [default: sgvmN]
     #[arg(long, value_name = "IF")]
@@ -45,11 +45,31 @@ pub(crate) struct RunArgs {
     pub(crate) nat: NatArgs,
 }
 
+/// How many there are of something; the limits are [`crate::config`]'s.
+fn whole_number(text: &str) -> Result<u32, String> {
+    let number = text.parse();
+    number.map_err(|_| "give a whole number, like 2".into())
+}
+
+/// `1024`, `1024M` or `1G`, in MiB.
+fn mebibytes(text: &str) -> Result<u64, String> {
+    let lower = text.to_ascii_lowercase();
+    let plain = lower.trim_end_matches("ib");
+    let (number, unit) = match plain.strip_suffix('g') {
+        Some(number) => (number, 1_024),
+        None => (plain.strip_suffix('m').unwrap_or(plain), 1),
+    };
+    let number = number.parse::<u64>().ok();
+    number
+        .and_then(|number| number.checked_mul(unit))
+        .ok_or_else(|| "give MiB, like 1024, or a whole number with a unit, like 1G".into())
+}
+
 const EXIT_CODES: &str = "\
 Exit status:
   0        the guest powered off, or ended with status 0
   1        the VM could not be started
-  2        the command line can't be used
+  2        the command line can't be used, or a file or device that it names
   N        the guest ended with status N (a byte written to port 0xf4)
   120      the guest reset itself
   121      the guest crashed: a triple fault, or an exit that KVM can't handle

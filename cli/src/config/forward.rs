@@ -44,7 +44,12 @@ pub(super) fn parse(specs: &[String], vms: &[VmConfig]) -> Result<Vec<Forward>, 
                     spec,
                     format!(
                         "port {} leads to port {} of {} already",
-                        other.host_port, other.guest_port, vms[other.vm].name
+                        other.host_port,
+                        other.guest_port,
+                        match vms {
+                            [_] => "the guest",
+                            _ => &vms[other.vm].name,
+                        }
                     ),
                     "give each host port once",
                 ));
@@ -72,10 +77,11 @@ fn parse_spec(spec: &str, vms: &[VmConfig]) -> Result<Vec<Forward>, ConfigError>
             let vm = vms.iter().position(|v| v.name == name);
             let vm = vm.ok_or_else(|| {
                 let names: Vec<_> = vms.iter().map(|v| v.name.as_str()).collect();
-                err(
-                    format!("there is no VM {name:?}"),
-                    format!("give one of {}", names.join(", ")),
-                )
+                let remedy = match names[..] {
+                    [_] => format!("there is only one, so leave {name}= out"),
+                    _ => format!("give one of {}", names.join(", ")),
+                };
+                err(format!("there is no VM {name:?}"), remedy)
             })?;
             (vm, rest)
         }

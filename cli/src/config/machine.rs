@@ -75,6 +75,12 @@ impl RunConfig {
             Some(name) => vm::check_name("--name", name, name)?,
             None => &tap,
         };
+        if let (Some(initrd), None) = (&args.initrd, &args.kernel) {
+            let problem = "the built-in guest has no use for it";
+            let remedy = "give its --kernel too, or leave it out";
+            let initrd = initrd.display();
+            return Err(ConfigError::new("--initrd", initrd, problem, remedy));
+        }
         let mac = match &args.mac {
             Some(text) => Some(vm::mac("--mac", text, text)?),
             None => None,

@@ -87,7 +87,7 @@ fn a_kernel_has_its_own_command_line() {
         &["--cmdline", &"x".repeat(2_048)],
         &["2048 bytes", "2047 at most"],
     );
-    refused(&["--initrd", "i"], &["--kernel"]);
+    refused(&["--initrd", "i"], &["--initrd i", "built-in", "--kernel"]);
 }
 
 #[test]
@@ -99,6 +99,16 @@ fn what_is_out_of_range_says_what_would_do() {
     );
     refused(&["--queues", "17"], &["--queues 17", "give 16"]);
     refused(&["--memory", "31"], &["--memory 31", "at least 32"]);
+    refused(&["--cpus", "two"], &["two", "give a whole number, like 2"]);
+    refused(&["--cpus", "-1"], &["-1", "give a whole number, like 2"]);
+    refused(&["--queues", "1.5"], &["give a whole number"]);
+    for text in ["1T", "G", "-5", "1.5G", "99999999999999999G", ""] {
+        refused(&["--memory", text], &["give MiB, like 1024", "1G"]);
+    }
+    for (text, mib) in [("1G", 1_024), ("64m", 64), ("2GiB", 2_048), ("100MiB", 100)] {
+        let given = config(&["--memory", text]).unwrap().machine.memory_mib;
+        assert_eq!(given, mib, "{text}");
+    }
     refused(&["--memory", "524289"], &["524288 is the most"]);
     refused(
         &["--tap", "a/b"],
@@ -122,6 +132,14 @@ fn nat_flags_are_those_of_attach() {
     ])
     .unwrap();
     assert_eq!((c.nat.rules.len(), c.nat.forwards.len()), (1, 1));
+    refused(
+        &["--forward", "zz=tcp:8080:80"],
+        &["no VM \"zz\"", "leave zz= out"],
+    );
+    refused(
+        &["--forward", "tcp:1:80", "--forward", "tcp:1:81"],
+        &["port 1 leads to port 80 of the guest already"],
+    );
     refused(&["--guest-ip", "10.0.2.2"], &["--guest-ip"]);
     refused(
         &["--uplink", "t0", "--tap", "t0"],

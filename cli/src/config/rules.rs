@@ -125,7 +125,7 @@ impl LoadedRules {
 
 fn bad_line(name: &str, error: &DenyFileError) -> ConfigError {
     let (given, problem) = match error {
-        DenyFileError::Line { line, source, .. } => (format!("{name}:{line}"), source.to_string()),
+        DenyFileError::Line { line, why, .. } => (format!("{name}:{line}"), why.to_string()),
         other => (name.to_owned(), other.to_string()),
     };
     let remedy = "correct the line, or put a # before it";

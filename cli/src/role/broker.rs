@@ -163,8 +163,14 @@ impl Broker {
             }
         };
         attached.write_forwards()?;
-        if attached.owner.adopted() {
-            tracing::info!("took over {adopted} flows of a predecessor");
+        if attached.owner.adopted() && !attached.config.new_vms {
+            match adopted {
+                0 => tracing::info!(
+                    "a predecessor had ended without an orderly stop; it left no live flow"
+                ),
+                1 => tracing::info!("took over 1 flow of a predecessor"),
+                flows => tracing::info!("took over {flows} flows of a predecessor"),
+            }
         }
         let mut broker = Self {
             programs_log: attached.datapath.take_log(),

@@ -4,22 +4,28 @@
 //! has a directory of its own, named by the namespace's inode number.
 
 use std::{
+    ffi::OsString,
     fs,
     hash::{DefaultHasher, Hash, Hasher},
     io,
     net::{Ipv4Addr, UdpSocket},
     os::fd::AsRawFd,
+    os::unix::ffi::{OsStrExt, OsStringExt},
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
-use crate::{Error, Result, load::BUILD_FILE};
+use slipgate_abi::maps::MAX_OWNERS;
+
+use crate::{Error, Result, load::BUILD_FILE, lock::FileLock, owner};
 
 /// Where bpffs is expected.
 pub const BPFFS: &str = "/sys/fs/bpf";
 const PINS: &str = "/sys/fs/bpf/slipgate";
 const COOKIE_FILE: &str = "netns-cookie";
 const RUN: &str = "/run/slipgate";
+/// Beside the locks: where the pins are that they guard.
+const PINS_FILE: &str = "pin-dir";
 
 /// The directories of one set of pinned state.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -74,8 +80,12 @@ impl Paths {
         };
         for entry in entries.flatten() {
             let name = entry.file_name();
-            let ours = [COOKIE_FILE, BUILD_FILE].iter().any(|own| name == *own)
-                || name.as_encoded_bytes().starts_with(b"owner-");
+            let ours = [COOKIE_FILE, BUILD_FILE, PINS_FILE]
+                .iter()
+                .any(|own| name == *own)
+                || name.as_encoded_bytes().starts_with(b"owner-")
+                // A killed process's: nobody lives.
+                || name.as_encoded_bytes().ends_with(b".sock");
             if ours {
                 remove_if_there(&entry.path(), |f| fs::remove_file(f))?;
             }
@@ -103,6 +113,9 @@ impl Paths {
     pub(crate) fn keep_cookie(&self) -> Result<()> {
         let path = self.cookie_path();
         fs::write(&path, netns_cookie()?.to_string())
+            .map_err(Error::os(format!("write {}", path.display())))?;
+        let path = self.run_dir.join(PINS_FILE);
+        fs::write(&path, self.pin_dir.as_os_str().as_bytes())
             .map_err(Error::os(format!("write {}", path.display())))
     }
 
@@ -113,6 +126,47 @@ impl Paths {
     pub(crate) fn pin(&self, name: &str) -> PathBuf {
         self.pin_dir.join(name)
     }
+}
+
+/// Removes the directories of locks whose pins are gone, with their namespace or by hand, and whose
+/// processes are dead: a killed process leaves its own. How many.
+pub fn sweep_run_dirs() -> usize {
+    sweep_run_dirs_in(Path::new(RUN))
+}
+
+fn sweep_run_dirs_in(run: &Path) -> usize {
+    let dirs = fs::read_dir(run).into_iter().flatten().flatten();
+    // What can't be looked at is not ours to remove.
+    dirs.filter(|dir| sweep_run_dir(&dir.path()).unwrap_or(false))
+        .count()
+}
+
+/// Whether it is gone. One who makes it again meanwhile waits for the lock, and begins anew.
+fn sweep_run_dir(run_dir: &Path) -> Result<bool> {
+    // Empty: nobody is in it, and who begins makes it again.
+    if fs::remove_dir(run_dir).is_ok() {
+        return Ok(true);
+    }
+    let Ok(pin_dir) = fs::read(run_dir.join(PINS_FILE)) else {
+        return Ok(false);
+    };
+    let paths = Paths {
+        pin_dir: OsString::from_vec(pin_dir).into(),
+        run_dir: run_dir.to_owned(),
+    };
+    let Some(_all) = FileLock::take(&run_dir.join("lock"))? else {
+        return Ok(false);
+    };
+    if !matches!(paths.pin_dir.try_exists(), Ok(false)) {
+        return Ok(false);
+    }
+    for row in 0..MAX_OWNERS {
+        if owner::is_alive(&paths, row)? {
+            return Ok(false);
+        }
+    }
+    paths.remove()?;
+    Ok(true)
 }
 
 /// The path without links, dots and relative parts, as far as it exists.

@@ -34,14 +34,14 @@ pub enum DenyFileError {
         source: io::Error,
     },
     /// A line could not be understood.
-    #[error("{file}:{line}")]
+    #[error("{file}:{line}: {why}")]
     Line {
         /// The file.
         file: String,
         /// The line, from 1.
         line: u32,
-        /// Why.
-        source: PatternError,
+        /// What is wrong with it.
+        why: PatternError,
     },
 }
 
@@ -63,10 +63,10 @@ impl DenyFile {
             if rule.is_empty() {
                 continue;
             }
-            let pattern = rule.parse().map_err(|source| DenyFileError::Line {
+            let pattern = rule.parse().map_err(|why| DenyFileError::Line {
                 file: name.to_owned(),
                 line: number,
-                source,
+                why,
             })?;
             patterns.push((number, pattern));
         }

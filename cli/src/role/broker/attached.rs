@@ -109,6 +109,8 @@ impl Attached {
             adopted = owner.adopted(),
             "took a row"
         );
+        let run_dirs = slipgate_control::paths::sweep_run_dirs();
+        tracing::debug!("removed {run_dirs} directories of locks that dead processes left");
         datapath.remove_defunct()?;
         let port = EnginePort::open(owner.row()).context("making the engine port")?;
         owner.set_port(datapath.maps(), port.ifindex);
@@ -283,7 +285,11 @@ impl Attached {
                     .with_context(what)?;
             }
             vm::close(maps, row).with_context(what)?;
-            tracing::info!("{name} is not served any more: its TAP is shut");
+            match self.config.new_vms {
+                // Of the name that is ours now.
+                true => tracing::info!("ended what an earlier VM of this name had left"),
+                false => tracing::info!("{name} is not served any more: its TAP is shut"),
+            }
         }
         Ok(())
     }

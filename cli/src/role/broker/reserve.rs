@@ -4,6 +4,7 @@ use std::{
     fs,
     net::{Ipv4Addr, SocketAddrV4},
     os::fd::{AsRawFd as _, OwnedFd},
+    path::Path,
 };
 
 use anyhow::{Context as _, anyhow};
@@ -116,14 +117,34 @@ fn holder(protocol: &str, host: Ipv4Addr, port: u16) -> Option<Holder> {
                     .any(|inode| target.as_os_str() == inode.as_str())
             });
         if has {
-            let command = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            return Some(Holder {
-                pid,
-                command: command.trim().to_owned(),
-            });
+            let command = command_of(&process.path());
+            return Some(Holder { pid, command });
         }
     }
     None
+}
+
+/// What a process is called: its first argument's last part, as it is what we give our own, and
+/// `comm` of these is `exe`; else `comm`.
+fn command_of(process: &Path) -> String {
+    let read = |file| fs::read(process.join(file)).unwrap_or_default();
+    let arguments = read("cmdline");
+    let first = arguments
+        .split(|byte| *byte == 0)
+        .next()
+        .unwrap_or_default();
+    let first = String::from_utf8_lossy(first);
+    let name = first.rsplit('/').next().unwrap_or_default();
+    let named = [name.trim(), String::from_utf8_lossy(&read("comm")).trim()]
+        .into_iter()
+        .find(|name| !name.is_empty())
+        .unwrap_or("a process")
+        .to_owned();
+    // Anybody may call himself anything.
+    named
+        .chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
 }
 
 /// Inodes of sockets bound to the port on this address or on any. The table's format is
