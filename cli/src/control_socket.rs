@@ -52,6 +52,11 @@ pub(crate) enum Answer {
         /// By the VM's name; none for a VM that is another's.
         machines: BTreeMap<String, serde_json::Value>,
     },
+    /// No VM of that name is served here.
+    UnknownVm {
+        /// Those that are.
+        served: Vec<String>,
+    },
     /// Understood, and being done.
     Done,
     Error {

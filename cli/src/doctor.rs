@@ -1,6 +1,6 @@
 //! `slipgate doctor`: what this machine has and lacks for the hybrid NAT, and how to get it. Runs
 //! as any user; what only root can see is said to be unknown, not missing.
-use std::{fs, os::fd::OwnedFd, path::Path, process::ExitCode};
+use std::{fs, net::SocketAddrV4, os::fd::OwnedFd, path::Path, process::ExitCode};
 
 use serde::Serialize;
 use slipgate_control::{NetworkWatch, host::HostFacts, probe};
@@ -8,6 +8,7 @@ use userspace_nat::nat_ports::DEFAULT_RANGE;
 
 use crate::{
     args::DoctorArgs,
+    host,
     kvm::{self, KvmUnavailable},
     offloads::offers_tso,
     show,
@@ -89,8 +90,30 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
     }));
     findings.push(kvm_found(kvm::open().map(Into::into)));
     findings.extend(uplink_found(uplink));
-    findings.extend(host());
+    findings.push(resolvers_found(&host::resolvers()));
+    findings.extend(host_found());
     findings
+}
+
+/// Who answers guests' questions unless `--dns` says it.
+fn resolvers_found(resolvers: &[SocketAddrV4]) -> Finding {
+    let what = "resolver";
+    let (mut usable, mut problems) = (Vec::new(), Vec::new());
+    for resolver in resolvers {
+        match host::resolver_problem(*resolver) {
+            None => usable.push(resolver.to_string()),
+            Some(problem) => problems.push(problem),
+        }
+    }
+    if !usable.is_empty() {
+        return Finding::ok(what, usable.join(", "));
+    }
+    let found = match problems.is_empty() {
+        true => "/etc/resolv.conf names none with an IPv4 address".into(),
+        false => problems.join("; "),
+    };
+    let remedy = "guests' questions will fail: give --dns a resolver that can be reached from here";
+    Finding::ok(what, found).with(State::Note, remedy)
 }
 
 /// What `slipgate run` needs, and nothing else does.
@@ -165,6 +188,11 @@ fn uplink_found(given: Option<&str>) -> Vec<Finding> {
         None => network.default_uplink(),
     };
     match (link, given) {
+        (Some(link), _) if link.loopback => {
+            let found = format!("{} is the loopback device, which leads nowhere", link.name);
+            let remedy = "give --uplink the device that leads to the world";
+            vec![Finding::ok(what, found).with(State::Missing, remedy)]
+        }
         (Some(link), _) => {
             let up = if link.up { "up" } else { "down" };
             let found = format!("{}, {up}, MTU {}", link.name, link.mtu);
@@ -202,7 +230,7 @@ fn offloads(device: &str) -> Finding {
     }
 }
 
-fn host() -> Vec<Finding> {
+fn host_found() -> Vec<Finding> {
     let facts = HostFacts::read();
     let forwarding = match facts.ip_forward {
         Some(true) => "on; slipgate needs none",

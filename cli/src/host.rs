@@ -1,12 +1,16 @@
 //! What of this host bears on a NAT that passes the host's own routing and firewall by.
 use std::{
-    fs,
-    net::{SocketAddr, SocketAddrV4},
+    fs, io,
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     ops::RangeInclusive,
+    time::Duration,
 };
 
 use slipgate_control::host::HostFacts;
 use userspace_nat::dns::parse_resolv_conf;
+
+/// How long the kernel may take to say that nobody listens on this host.
+const LISTENS_WITHIN: Duration = Duration::from_millis(20);
 
 /// What an operator should know before traffic passes, in sentences.
 pub(crate) fn warnings(facts: &HostFacts, nat_ports: &RangeInclusive<u16>) -> Vec<String> {
@@ -42,6 +46,31 @@ pub(crate) fn resolvers() -> Vec<SocketAddrV4> {
             SocketAddr::V6(_) => None,
         })
         .collect()
+}
+
+/// Why a resolver can't be asked from this network namespace, as far as it shows without asking it.
+pub(crate) fn resolver_problem(resolver: SocketAddrV4) -> Option<String> {
+    let reach = || -> io::Result<()> {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.connect(resolver)?;
+        if resolver.ip().is_loopback() {
+            // Nothing that wants an answer: where nobody listens the kernel says so at once.
+            socket.send(&[])?;
+            socket.set_read_timeout(Some(LISTENS_WITHIN))?;
+            match socket.recv(&mut [0; 1]) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                other => drop(other?),
+            }
+        }
+        Ok(())
+    };
+    match reach() {
+        Ok(()) => None,
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Some(format!(
+            "nobody listens at {resolver} in this network namespace"
+        )),
+        Err(e) => Some(format!("{resolver} can't be reached ({e})")),
+    }
 }
 
 #[cfg(test)]

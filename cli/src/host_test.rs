@@ -37,3 +37,20 @@ fn what_is_bypassed_and_what_overlaps_is_said() {
         assert!(all.contains(part), "{all}\n  not {part}");
     }
 }
+
+#[test]
+fn a_resolver_where_nobody_listens_is_known() {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let SocketAddr::V4(address) = socket.local_addr().unwrap() else {
+        panic!("not IPv4");
+    };
+    assert_eq!(resolver_problem(address), None);
+    drop(socket);
+    let problem = resolver_problem(address).unwrap();
+    assert!(
+        problem.contains("nobody listens at 127.0.0.1:"),
+        "{problem}"
+    );
+    let problem = resolver_problem("255.255.255.255:53".parse().unwrap()).unwrap();
+    assert!(problem.contains("can't be reached"), "{problem}");
+}

@@ -389,8 +389,56 @@ fn a_forward_leads_to_the_guest_from_the_world_and_from_the_host() {
     let said = slipgate::run(&bed.world.host, &pins, &flags)
         .unwrap_err()
         .to_string();
+    let by = format!("taken by slipgate (process {})", bed.slipgate.broker_pid());
+    assert!(said.contains(&by), "{said}");
+    assert!(!said.contains("--mode auto"), "{said}");
+}
+
+#[test]
+fn what_is_no_tap_is_left_alone() {
+    require_root_and_tun!();
+    this_build();
+    let world = World::new().unwrap();
+    let pins = PinDir::new().unwrap();
+    for (flags, parts) in [
+        (
+            ["--tap", UPLINK],
+            ["it is a veth device, not a TAP", "--tap"],
+        ),
+        (["--tap", "lo"], ["it is the loopback device", "not a TAP"]),
+        (["--tap", "sgport0"], ["--tap sgport0", "own devices"]),
+    ] {
+        let args = ["attach", flags[0], flags[1]];
+        let said = slipgate::run(&world.host, &pins, &args);
+        let said = said.unwrap_err().to_string();
+        for part in parts {
+            assert!(said.contains(part), "{said}");
+        }
+        assert!(!said.contains("--mode auto"), "{said}");
+    }
+    let link = world.host.ip(&format!("link show {UPLINK}")).unwrap();
+    assert!(link.contains("state UP"), "{link}");
+}
+
+#[test]
+fn after_a_killed_broker_why_says_one_thing() {
+    require_root_and_tun!();
+    let mut bed = Bed::new(&["tap0"], &[]);
+    let why = |bed: &Bed| {
+        let asked = bed.slipgate.run(&["why", "nope", "203.0.113.10:80"]);
+        asked.unwrap_err().to_string()
+    };
+    let said = why(&bed);
     assert!(
-        said.contains("taken by") && said.contains("slipgate"),
+        said.contains("no VM \"nope\" is served; there is vm-tap0"),
+        "{said}"
+    );
+    bed.slipgate.kill_broker().unwrap();
+    eventually("the engine's end", || bed.slipgate.engine_pid().is_none());
+    let said = why(&bed);
+    assert!(said.contains("no slipgate runs"), "{said}");
+    assert!(
+        !said.contains("refused") && !said.contains("nope\" is"),
         "{said}"
     );
 }

@@ -1,5 +1,6 @@
 //! `slipgate why`: which rule decides about a destination, and what would happen.
 use std::{
+    io,
     net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _},
     process::ExitCode,
 };
@@ -14,6 +15,8 @@ use crate::{
     control_socket::{Answer, Request, ask},
 };
 
+const NOBODY: &str =
+    "no slipgate runs in this network namespace: start `slipgate attach` or `slipgate run`";
 /// For scripts: the flow would be refused. 1 is an error, 2 a command line that can't be used.
 const EXIT_REFUSED: u8 = 3;
 
@@ -63,22 +66,42 @@ fn text(answer: &WhyAnswer) -> String {
 fn ask_all(args: &WhyArgs, request: &Request) -> anyhow::Result<WhyAnswer> {
     let sockets = sockets(&args.pin_dir)?;
     if sockets.is_empty() {
-        bail!(
-            "no slipgate runs in this network namespace: start `slipgate attach` or `slipgate run`"
-        );
+        bail!(NOBODY);
     }
-    let mut errors = Vec::new();
+    let (mut others, mut errors) = (Vec::new(), Vec::new());
     for socket in sockets {
         match ask(&socket, request) {
             Ok(Answer::Why(answer)) => return Ok(answer),
+            Ok(Answer::UnknownVm { served }) => others.extend(served),
             Ok(Answer::Error { error }) => errors.push(error),
             Ok(Answer::Done | Answer::Machines { .. }) => {
                 errors.push("an answer to another question".into())
             }
+            // One that was killed has left it.
+            Err(e) if is_nobodys(&e) => {}
             Err(e) => errors.push(format!("{e:#}")),
         }
     }
-    bail!("{}", errors.join("; "))
+    if !errors.is_empty() {
+        bail!("{}", errors.join("; "));
+    }
+    if others.is_empty() {
+        bail!(NOBODY);
+    }
+    others.sort();
+    let names = others.join(", ");
+    bail!("no VM {:?} is served; there is {names}", args.vm)
+}
+
+/// Whether nobody listens at the socket that was asked.
+fn is_nobodys(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<io::Error>();
+    io.is_some_and(|e| {
+        matches!(
+            e.kind(),
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+        )
+    })
 }
 
 /// `HOST:PORT`, or `HOST` for ICMP. A name is looked up here, as this host sees it.

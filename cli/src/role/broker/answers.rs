@@ -58,13 +58,8 @@ impl Broker {
     fn ask_why(&mut self, client: ClientId, question: WhyQuestion) -> anyhow::Result<()> {
         let vms = &self.attached.vms;
         let Some(vm) = vms.iter().find(|vm| vm.config.name == question.vm) else {
-            let names: Vec<_> = vms.iter().map(|vm| vm.config.name.as_str()).collect();
-            let error = format!(
-                "no VM {:?} is served; there is {}",
-                question.vm,
-                names.join(", ")
-            );
-            self.control.answer(client, &Answer::Error { error });
+            let served = vms.iter().map(|vm| vm.config.name.clone()).collect();
+            self.control.answer(client, &Answer::UnknownVm { served });
             return Ok(());
         };
         let Some(protocol) = Protocol::from_ip(question.protocol) else {

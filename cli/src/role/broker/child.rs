@@ -35,7 +35,7 @@ impl Role {
     }
 
     /// The name that `ps` shows.
-    fn title(self) -> &'static str {
+    pub(super) fn title(self) -> &'static str {
         match self {
             Self::Engine => "slipgate-engine",
             Self::Vmm => "slipgate-vmm",

@@ -147,5 +147,14 @@ fn resolvers(dns: &Dns) -> Option<Vec<SocketAddrV4>> {
              --dns"
         );
     }
+    let problems: Vec<_> = hosts.iter().map(|r| host::resolver_problem(*r)).collect();
+    if let Some(Some(problem)) = problems.first()
+        && problems.iter().all(Option::is_some)
+    {
+        tracing::warn!(
+            "guests' questions will fail: {problem} (/etc/resolv.conf); give --dns a resolver \
+             that can be reached from here"
+        );
+    }
     Some(hosts)
 }

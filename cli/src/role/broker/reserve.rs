@@ -14,6 +14,7 @@ use nix::sys::socket::{
 };
 use slipgate_abi::Protocol;
 
+use super::child::Role;
 use crate::config::Forward;
 
 /// Connections that may wait to be accepted.
@@ -83,6 +84,13 @@ pub(super) struct Holder {
     command: String,
 }
 
+impl Holder {
+    fn of(pid: u32) -> Self {
+        let command = command_of(&Path::new("/proc").join(pid.to_string()));
+        Self { pid, command }
+    }
+}
+
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} (process {})", self.command, self.pid)
@@ -117,11 +125,21 @@ fn holder(protocol: &str, host: Ipv4Addr, port: u16) -> Option<Holder> {
                     .any(|inode| target.as_os_str() == inode.as_str())
             });
         if has {
-            let command = command_of(&process.path());
-            return Some(Holder { pid, command });
+            let holder = Holder::of(pid);
+            // Who started an engine is the one to stop.
+            let broker = (holder.command == Role::Engine.title())
+                .then(|| parent_of(pid))
+                .flatten();
+            return Some(broker.map_or(holder, Holder::of));
         }
     }
     None
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    parent.trim().parse().ok().filter(|pid| *pid > 1)
 }
 
 /// What a process is called: its first argument's last part, as it is what we give our own, and
