@@ -96,11 +96,13 @@ pub(crate) struct NatArgs {
     /// What happens to a flow that no rule matches
     #[arg(long, value_enum, default_value_t = DefaultRule::Allow)]
     pub(crate) default: DefaultRule,
-    /// Allow flows to CIDR[:PORT[-PORT]][/tcp|udp|icmp]; may be given several times, and rules are
-    /// tried in the order typed
+    /// Allow flows to CIDR[:PORT[-PORT]][/tcp|udp|icmp], or to a name such as example.com or
+    /// *.example.com in place of the CIDR; may be given several times, and rules are tried in the
+    /// order typed
     #[arg(long, value_name = "RULE")]
     pub(crate) allow: Vec<String>,
-    /// Refuse flows to CIDR[:PORT[-PORT]][/tcp|udp|icmp]; may be given several times
+    /// Refuse flows to CIDR[:PORT[-PORT]][/tcp|udp|icmp], or questions for a name; may be given
+    /// several times
     #[arg(long, value_name = "RULE")]
     pub(crate) deny: Vec<String>,
     /// Refuse flows to what the file lists, one RULE per line; may be given several times
@@ -219,7 +221,8 @@ pub(crate) struct StatsArgs {
 pub(crate) struct WhyArgs {
     /// The VM's name
     pub(crate) vm: String,
-    /// Where it would connect to, ADDRESS:PORT; for icmp the address alone
+    /// Where it would connect to, HOST:PORT; for icmp the host alone. A name is judged as the VM
+    /// would come there: by asking for it first
     pub(crate) destination: String,
     /// Protocol of the flow
     #[arg(long, value_name = "P", value_enum, default_value_t = Proto::Tcp)]

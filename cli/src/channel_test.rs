@@ -15,6 +15,7 @@ fn a_message_and_its_descriptors_arrive_in_order() {
         address: [192, 0, 2, 1].into(),
         port: 443,
         protocol: 6,
+        name: None,
     };
     broker.send(&question, &[]).unwrap();
     broker

@@ -158,8 +158,8 @@ fn rules_keep_the_order_typed_across_flags() {
         ]
     );
     refused(
-        "--tap t --allow example",
-        &["--allow example", "CIDR[:PORT"],
+        "--tap t --allow exa$mple",
+        &["--allow exa$mple", "no label", "CIDR or NAME"],
     );
     refused(
         "--tap t --deny 192.0.2.0/24:90-80",

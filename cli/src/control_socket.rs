@@ -21,6 +21,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde::{Deserialize, Serialize};
+use userspace_nat::engine::NamesPage;
 
 use crate::channel::{WhyAnswer, WhyQuestion};
 
@@ -37,6 +38,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 pub(crate) enum Request {
     /// What would become of a flow.
     Why(WhyQuestion),
+    /// What the engine knows by name, from this place.
+    Names { from: u64 },
     /// The counters of the machines that the broker runs.
     Machines,
     /// Stop in order, as by SIGTERM. `keep`: leave flows running for a successor.
@@ -48,6 +51,9 @@ pub(crate) enum Request {
 #[serde(rename_all = "snake_case", tag = "answer")]
 pub(crate) enum Answer {
     Why(WhyAnswer),
+    Names {
+        page: NamesPage,
+    },
     Machines {
         /// By the VM's name; none for a VM that is another's.
         machines: BTreeMap<String, serde_json::Value>,
@@ -75,7 +81,7 @@ impl Request {
     /// The least role that may ask this.
     fn needs(&self) -> Role {
         match self {
-            Self::Why(_) | Self::Machines => Role::Reader,
+            Self::Why(_) | Self::Machines | Self::Names { .. } => Role::Reader,
             Self::Stop { .. } => Role::Admin,
         }
     }

@@ -8,6 +8,7 @@ fn question() -> Request {
         address: [192, 0, 2, 1].into(),
         port: 443,
         protocol: 6,
+        name: None,
     })
 }
 

@@ -1,6 +1,7 @@
 //! Readers of what is pinned and of what the broker tells: `flows`, `stats`, `why`. They change
 //! nothing and cost the packets' path nothing.
 pub(crate) mod flows;
+mod names;
 pub(crate) mod stats;
 mod table;
 pub(crate) mod why;

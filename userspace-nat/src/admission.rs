@@ -152,7 +152,8 @@ impl<D: Datapath> Core<D> {
             port: guest.remote_port,
             protocol,
         };
-        let decision = self.policy.decide(to);
+        let verdict = self.judge.borrow().decide(vm.net.id, to, now_ns);
+        let decision = verdict.decision;
         if let Some(refusal) = decision.refusal {
             vm.net.stats.refused_by(self.rule_base + decision.rule.0);
             return Err(refusal);
@@ -183,6 +184,10 @@ impl<D: Datapath> Core<D> {
             inbound: false,
         };
         let opened = self.open_with_port(flow, has_timestamps(packet), now_ns);
+        if let (Ok(slot), Some(name)) = (&opened, verdict.name) {
+            let generation = self.datapath.slot(*slot).generation().load(Relaxed);
+            self.opened_by.insert(*slot, (generation, name));
+        }
         vm.settle(opened)
     }
 

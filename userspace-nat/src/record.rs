@@ -10,6 +10,7 @@
 //! `id` is what the maps were numbered when they were made, slot and generation: unique, so that a
 //! log may outlive the maps, and an adopter knows what of these was recorded. Packets and bytes are
 //! L3, as if segmented. `tcp` is absent for other protocols.
+//! `dns_name` is there when a rule by name let the flow in: the name that opened its address.
 //!
 //! Lines are buffered and written once per turn of the loop, always whole lines in one write, so a
 //! file opened for appending can be rotated at any time and be given anew
@@ -64,6 +65,8 @@ struct Line<'a> {
     rule: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     rule_text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dns_name: Option<&'a str>,
     verdict: &'static str,
     started: Rfc3339,
     duration_ms: u64,
@@ -85,6 +88,8 @@ pub struct Names<'a> {
     pub vm: &'a str,
     /// The rule as typed, where it is known.
     pub rule: Option<&'a str>,
+    /// The name that DNS opened the address by, if one did.
+    pub dns: Option<&'a str>,
 }
 
 impl FlowLog {
@@ -135,6 +140,7 @@ impl FlowLog {
             nat: at(slot.nat, slot.nat_port),
             rule: slot.rule,
             rule_text: names.rule,
+            dns_name: names.dns,
             // What it was before it began to close.
             verdict: "fast",
             started: Rfc3339(now.checked_sub(duration).unwrap_or(SystemTime::UNIX_EPOCH)),

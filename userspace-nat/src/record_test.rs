@@ -78,6 +78,7 @@ fn ended(slot: u32) -> Ended {
 const NAMES: Names<'_> = Names {
     vm: "a \"b\"",
     rule: Some("--allow 198.51.100.0/24"),
+    dns: None,
 };
 
 fn at(seconds: u64, millis: u64) -> SystemTime {

@@ -3,7 +3,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use serde::{Deserialize, Serialize};
 use userspace_nat::{
-    engine::{Link, OnExit},
+    engine::{Link, NamesPage, OnExit},
     route::RouteSnapshot,
     rules::LocalAddresses,
     vm::VmSpec,
@@ -34,7 +34,12 @@ pub(crate) enum ToEngine {
         port: u16,
         /// IP protocol number.
         protocol: u8,
+        /// The name that the guest would ask for; then the address is 0.0.0.0 if this host finds
+        /// none.
+        name: Option<String>,
     },
+    /// What is known by name, from this place; answered by [`ToBroker::Names`].
+    Names { request: u64, from: u64 },
     /// Another file for the flow log, the one descriptor.
     FlowLog,
     /// Stop, and answer [`ToBroker::Stopped`].
@@ -101,6 +106,8 @@ pub(crate) enum ToBroker {
     NextHopsWanted,
     /// The answer to [`ToEngine::Why`].
     Why { request: u64, answer: WhyAnswer },
+    /// The answer to [`ToEngine::Names`].
+    Names { request: u64, page: NamesPage },
     /// The last message: the loop has ended as asked.
     Stopped,
 }
@@ -115,6 +122,9 @@ pub(crate) struct WhyQuestion {
     pub(crate) port: u16,
     /// IP protocol number.
     pub(crate) protocol: u8,
+    /// The name that the guest would ask for; then the address is 0.0.0.0 if this host finds none.
+    #[serde(default)]
+    pub(crate) name: Option<String>,
 }
 
 /// What would become of it.
@@ -128,7 +138,7 @@ pub(crate) struct WhyAnswer {
     pub(crate) refusal: Option<String>,
     /// In words: what would happen.
     pub(crate) outcome: String,
-    /// In sentences, one a line: why that rule, and no other. The broker's addition.
+    /// In sentences, one a line: why that rule, and no other.
     pub(crate) explanation: String,
     /// Where it would leave.
     pub(crate) via: Option<String>,

@@ -3,13 +3,14 @@ use std::path::PathBuf;
 
 use clap::ArgMatches;
 use serde::{Deserialize, Serialize};
-use userspace_nat::rules::{Action, DenyFile, DenyFileError, Pattern, Policy, Rule};
+use userspace_nat::rules::{Action, DenyFile, DenyFileError, Policy, Rule};
 
 use super::ConfigError;
 
 const DENY_FILE: &str = "--deny-file";
 /// What a rule looks like.
-const REMEDY: &str = "give CIDR[:PORT[-PORT]][/tcp|udp|icmp], like 192.0.2.0/24:80-90/tcp";
+const REMEDY: &str = "give CIDR or NAME[:PORT[-PORT]][/tcp|udp|icmp], like 192.0.2.0/24:80-90/tcp \
+                      or *.example.com:443";
 
 /// One rule flag as typed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,12 +53,12 @@ impl RuleFlag {
 /// Whether each pattern makes sense. Files are read later.
 pub(super) fn check(rules: &[RuleFlag]) -> Result<(), ConfigError> {
     for rule in rules {
-        let (flag, text) = match rule {
-            RuleFlag::Allow(text) => ("--allow", text),
-            RuleFlag::Deny(text) => ("--deny", text),
+        let (flag, action, text) = match rule {
+            RuleFlag::Allow(text) => ("--allow", Action::Allow, text),
+            RuleFlag::Deny(text) => ("--deny", Action::Deny, text),
             RuleFlag::DenyFile(_) => continue,
         };
-        pattern(flag, text)?;
+        parse(flag, action, text)?;
     }
     Ok(())
 }
@@ -110,9 +111,7 @@ impl LoadedRules {
     pub(crate) fn compile(&self) -> Result<Policy, ConfigError> {
         let rules = self.rules.iter().map(|rule| {
             Ok(match rule {
-                LoadedRule::Match(action, text) => {
-                    Rule::Match(*action, pattern(flag_of(*action), text)?)
-                }
+                LoadedRule::Match(action, text) => parse(flag_of(*action), *action, text)?,
                 LoadedRule::DenyFile { name, text } => {
                     let parsed = DenyFile::parse(name, text);
                     Rule::DenyFile(parsed.map_err(|e| bad_line(name, &e))?)
@@ -139,7 +138,7 @@ fn flag_of(action: Action) -> &'static str {
     }
 }
 
-fn pattern(flag: &'static str, text: &str) -> Result<Pattern, ConfigError> {
-    let parsed = text.parse::<Pattern>();
+fn parse(flag: &'static str, action: Action, text: &str) -> Result<Rule, ConfigError> {
+    let parsed = Rule::parse(action, text);
     parsed.map_err(|e| ConfigError::new(flag, text, e.to_string(), REMEDY))
 }

@@ -343,6 +343,9 @@ impl Broker {
                 Received::Message(ToBroker::Why { request, answer }, _) => {
                     self.answer_why(request, answer);
                 }
+                Received::Message(ToBroker::Names { request, page }, _) => {
+                    self.answer_names(request, page);
+                }
                 Received::Message(ToBroker::Ready { .. } | ToBroker::Stopped, _) => {}
             }
         }

@@ -17,6 +17,7 @@ use userspace_nat::{
     engine::{ControlMessage, Engine, Forward, HostServices, Parts},
     record::{self, FlowLog},
     relay::{self, Relay},
+    rules::{ByRules, Judge},
 };
 
 use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};
@@ -60,8 +61,9 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
         recorded = record::recorded_ids(&mut log).context("reading the flow log's end")?;
         writer = Some(Box::new(log));
     }
+    let judge = Judge::shared(policy);
     let names: Box<dyn dns::NamePolicy> = match start.resolvers {
-        Some(_) => Box::new(dns::AllowAll),
+        Some(_) => Box::new(ByRules(judge.clone())),
         None => Box::new(dns::RefuseAll),
     };
     let parts = Parts {
@@ -73,7 +75,7 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
             dns::Proxy::new(&[], dns::Limits::default(), names),
             Relay::new(relay::Limits::default()),
         ),
-        policy,
+        judge,
         rule_base: start.rule_base,
         nat_ports: start.nat_ports.0..=start.nat_ports.1,
         log: FlowLog::new(writer),

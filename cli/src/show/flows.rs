@@ -4,7 +4,7 @@ use slipgate_abi::Protocol;
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
 
 use super::{
-    now_ns, open, print,
+    names, now_ns, open, print,
     table::{amount, span, table},
 };
 use crate::args::FlowsArgs;
@@ -28,6 +28,9 @@ pub(crate) struct Flow {
     state: &'static str,
     /// The rule that admitted it.
     rule: String,
+    /// The name that opened its address, where a rule by name let it in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dns_name: Option<String>,
     /// From the guest, as if segmented.
     tx_packets: u64,
     /// L3.
@@ -59,6 +62,7 @@ impl Flow {
             verdict: slot.verdict.name(),
             state: state(slot),
             rule,
+            dns_name: None,
             tx_packets: slot.tx_packets,
             tx_bytes: slot.tx_bytes,
             rx_packets: slot.rx_packets,
@@ -83,7 +87,10 @@ impl Flow {
             amount(self.rx_bytes),
             span(self.age_ms),
             span(self.idle_ms),
-            self.rule.clone(),
+            match &self.dns_name {
+                Some(name) => format!("{} ({name})", self.rule),
+                None => self.rule.clone(),
+            },
         ]
     }
 }
@@ -101,7 +108,8 @@ fn state(slot: &SlotSnapshot) -> &'static str {
 pub(crate) fn run(args: &FlowsArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
     print(args.watch, || {
-        let flows = list(&maps, args.vm.as_deref());
+        let names = names::ask_all(&args.pin_dir);
+        let flows = list(&maps, &names, args.vm.as_deref());
         if args.json {
             return Ok(serde_json::to_string_pretty(&flows)? + "\n");
         }
@@ -114,12 +122,16 @@ pub(crate) fn run(args: &FlowsArgs) -> anyhow::Result<()> {
     })
 }
 
-fn list(maps: &ReadOnlyMaps, only: Option<&str>) -> Vec<Flow> {
+fn list(maps: &ReadOnlyMaps, names: &names::Known, only: Option<&str>) -> Vec<Flow> {
     let now = now_ns();
     maps.flows()
         .map(|slot| {
             let rule = maps.rule(slot.rule).unwrap_or_default();
-            Flow::new(&slot, vm_name(maps, &slot), rule, now)
+            let name = names.flows.get(&(slot.index, slot.generation));
+            Flow {
+                dns_name: name.cloned(),
+                ..Flow::new(&slot, vm_name(maps, &slot), rule, now)
+            }
         })
         .filter(|flow| only.is_none_or(|name| name == flow.vm))
         .collect()

@@ -12,10 +12,11 @@ use serde::Serialize;
 use serde_json::Value;
 use slipgate_abi::{Counter, DropCounters, DropReason, Refusal, VmCounters};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
+use userspace_nat::rules::NameCounts;
 
 use self::{links::Links, rules::RefusedBy};
 use super::{
-    open, print,
+    names, open, print,
     table::{amount, table},
 };
 use crate::args::StatsArgs;
@@ -66,6 +67,9 @@ pub(crate) struct VmStats {
     dns_queries: u64,
     dns_cache_hits: u64,
     dns_failures: u64,
+    /// What was refused in its DNS by name; absent while nothing was, nor is anything open by name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    names: Option<NameCounts>,
     dhcp_messages: u64,
     /// Answered by the engine and in the kernel.
     arp_answers: u64,
@@ -162,6 +166,7 @@ impl VmStats {
             dns_queries: counters.dns_queries,
             dns_cache_hits: counters.dns_cache_hits,
             dns_failures: counters.dns_failures,
+            names: None,
             dhcp_messages: counters.dhcp_messages,
             arp_answers: counters.arp_answers,
             echo_answers: counters.echo_answers,
@@ -216,7 +221,9 @@ pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
     print(args.watch, || {
         let mut stats = read(&maps, args.vm.as_deref());
         let mut machines = machines::ask_all(&args.pin_dir);
+        let mut known = names::ask_all(&args.pin_dir);
         for vm in &mut stats.vms {
+            vm.names = known.vms.remove(&vm.vm);
             vm.vmm = machines.remove(&vm.vm);
         }
         if args.json {
@@ -290,6 +297,29 @@ fn read_once(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {
     Stats { vms, total }
 }
 
+/// Rows about what was refused in a VM's DNS.
+fn by_name(vm: &str, names: &NameCounts) -> Vec<Vec<String>> {
+    let counts = [
+        ("addresses open by name".to_owned(), names.open),
+        ("DNS refused: name".into(), names.refused_names),
+        ("DNS refused: type".into(), names.refused_types),
+        (
+            "DNS refused: leads to a refused name".into(),
+            names.refused_chains,
+        ),
+        ("DNS refused: protected address".into(), names.rebinding),
+        ("DNS refused: no room".into(), names.full),
+    ];
+    let by_rule = names.refused_by.iter().map(|by| {
+        let what = format!("DNS refused by {}, last {}", by.rule, by.last);
+        (what, by.questions)
+    });
+    let all = counts.into_iter().chain(by_rule);
+    all.filter(|(_, count)| *count > 0)
+        .map(|(what, count)| vec![vm.to_owned(), what, count.to_string()])
+        .collect()
+}
+
 fn text(stats: &Stats) -> String {
     const HEAD: [&str; 12] = [
         "VM",
@@ -355,6 +385,9 @@ fn text(stats: &Stats) -> String {
             ("ARP answers", s.arp_answers),
             ("pings answered", s.echo_answers),
         ];
+        if let Some(names) = &s.names {
+            reasons.extend(by_name(&s.vm, names));
+        }
         for (what, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
             reasons.push(vec![s.vm.clone(), what.into(), count.to_string()]);
         }

@@ -7,6 +7,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use slipgate_abi::Protocol;
+use userspace_nat::rules::{NamePattern, wire};
 
 use super::{print_once, sockets};
 use crate::{
@@ -27,12 +28,13 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<ExitCode> {
         Proto::Udp => Protocol::Udp,
         Proto::Icmp => Protocol::Icmp,
     };
-    let (address, port) = destination(&args.destination, protocol)?;
+    let (address, port, name) = destination(&args.destination, protocol)?;
     let request = Request::Why(WhyQuestion {
         vm: args.vm.clone(),
         address,
         port,
         protocol: protocol as u8,
+        name,
     });
     let answer = ask_all(args, &request)?;
     if args.json {
@@ -74,7 +76,7 @@ fn ask_all(args: &WhyArgs, request: &Request) -> anyhow::Result<WhyAnswer> {
             Ok(Answer::Why(answer)) => return Ok(answer),
             Ok(Answer::UnknownVm { served }) => others.extend(served),
             Ok(Answer::Error { error }) => errors.push(error),
-            Ok(Answer::Done | Answer::Machines { .. }) => {
+            Ok(Answer::Done | Answer::Machines { .. } | Answer::Names { .. }) => {
                 errors.push("an answer to another question".into())
             }
             // One that was killed has left it.
@@ -104,8 +106,9 @@ fn is_nobodys(error: &anyhow::Error) -> bool {
     })
 }
 
-/// `HOST:PORT`, or `HOST` for ICMP. A name is looked up here, as this host sees it.
-fn destination(text: &str, protocol: Protocol) -> anyhow::Result<(Ipv4Addr, u16)> {
+/// `HOST:PORT`, or `HOST` for ICMP. With a name comes the address that this host finds for it, or
+/// 0.0.0.0: the engine judges the name, and the address only where no rule names it.
+fn destination(text: &str, protocol: Protocol) -> anyhow::Result<(Ipv4Addr, u16, Option<String>)> {
     let wants_port = protocol != Protocol::Icmp;
     let with_port = if wants_port {
         text.to_owned()
@@ -116,20 +119,33 @@ fn destination(text: &str, protocol: Protocol) -> anyhow::Result<(Ipv4Addr, u16)
     if !with_port.contains(':') {
         bail!("{text}: no port; give HOST:PORT, or --proto icmp");
     }
-    let mut found = with_port
-        .to_socket_addrs()
-        .with_context(|| format!("{text}: not HOST:PORT, or no such host"))?;
-    let address = found.find_map(|address| match address {
-        SocketAddr::V4(v4) => Some((*v4.ip(), v4.port())),
-        SocketAddr::V6(_) => None,
-    });
-    let Some((address, port)) = address else {
-        bail!("{text}: it has no IPv4 address, and IPv6 is not served yet");
-    };
+    let (host, port) = with_port.rsplit_once(':').unwrap_or((&with_port, ""));
+    let name = NamePattern::is_meant_by(host).then(|| host.to_owned());
+    if let Some(name) = &name {
+        wire(name)?;
+    }
+    let port: u16 = port
+        .parse()
+        .with_context(|| format!("{text}: not HOST:PORT"))?;
     if wants_port && port == 0 {
         bail!("{text}: port 0 can't be connected to");
     }
-    Ok((address, port))
+    let found = match with_port.to_socket_addrs() {
+        Ok(found) => found,
+        Err(_) if name.is_some() => return Ok((Ipv4Addr::UNSPECIFIED, port, name)),
+        Err(e) => {
+            return Err(e).with_context(|| format!("{text}: not HOST:PORT, or no such host"));
+        }
+    };
+    let address = found.into_iter().find_map(|address| match address {
+        SocketAddr::V4(v4) => Some(*v4.ip()),
+        SocketAddr::V6(_) => None,
+    });
+    match address {
+        Some(address) => Ok((address, port, name)),
+        None if name.is_some() => Ok((Ipv4Addr::UNSPECIFIED, port, name)),
+        None => bail!("{text}: it has no IPv4 address, and IPv6 is not served yet"),
+    }
 }
 
 #[cfg(test)]

@@ -5,12 +5,15 @@ fn destinations_are_host_and_port_but_for_ping() {
     let host = Ipv4Addr::new(192, 0, 2, 1);
     assert_eq!(
         destination("192.0.2.1:443", Protocol::Tcp).unwrap(),
-        (host, 443)
+        (host, 443, None)
     );
-    assert_eq!(destination("192.0.2.1", Protocol::Icmp).unwrap(), (host, 0));
+    assert_eq!(
+        destination("192.0.2.1", Protocol::Icmp).unwrap(),
+        (host, 0, None)
+    );
     assert_eq!(
         destination("192.0.2.1:7", Protocol::Icmp).unwrap(),
-        (host, 0)
+        (host, 0, None)
     );
     for (text, says) in [
         ("192.0.2.1", "no port"),

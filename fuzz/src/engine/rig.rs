@@ -19,7 +19,7 @@ use userspace_nat::{
     record::{FlowLog, recorded_ids},
     relay::{Limits, Relay},
     route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
-    rules::{Action, LocalAddresses, Policy, Rule},
+    rules::{Action, Judge, LocalAddresses, Policy, Rule},
 };
 
 use crate::vms::{GATEWAY, GUEST, HOST, ip, spec};
@@ -159,7 +159,7 @@ impl Rig {
                 dns::Proxy::new(&[], dns::Limits::default(), Box::new(dns::AllowAll)),
                 Relay::new(Limits::default()),
             ),
-            policy: Policy::new(Action::Allow, rules.to_vec()),
+            judge: Judge::shared(Policy::new(Action::Allow, rules.to_vec())),
             rule_base: 10,
             nat_ports: 61_000..=if few_ports { 61_003 } else { 61_999 },
             log: FlowLog::new(Some(Box::new(self.log.clone()))),

@@ -7,6 +7,7 @@ mod counting;
 mod forwards;
 mod guest_errors;
 mod hostile;
+mod names;
 mod namespaces;
 mod records;
 mod refusals;

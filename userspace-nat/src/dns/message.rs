@@ -66,12 +66,22 @@ pub struct Type;
 impl Type {
     /// IPv4 address.
     pub const A: u16 = 1;
+    /// Another name for the owner.
+    pub const CNAME: u16 = 5;
     /// Start of authority.
     pub const SOA: u16 = 6;
+    /// Anything (RFC 1035 section 3.3.10).
+    pub const NULL: u16 = 10;
+    /// Text.
+    pub const TXT: u16 = 16;
     /// IPv6 address.
     pub const AAAA: u16 = 28;
     /// EDNS (RFC 6891).
     pub const OPT: u16 = 41;
+    /// Where a service is, with addresses as hints (RFC 9460).
+    pub const SVCB: u16 = 64;
+    /// The same for HTTPS.
+    pub const HTTPS: u16 = 65;
     /// Incremental zone transfer: many messages, not served.
     pub const IXFR: u16 = 251;
     /// Zone transfer: many messages, not served.

@@ -21,7 +21,10 @@
 //! another asked the same before; it can't displace more than its share ([`cache`]).
 
 pub mod answer;
+#[cfg(test)]
+mod by_rules_test;
 pub mod cache;
+pub mod chain;
 pub mod datagram;
 mod exchange;
 #[cfg(test)]
@@ -39,7 +42,7 @@ mod rig;
 mod upstream;
 
 pub use name::Name;
-pub use policy::{AllowAll, NamePolicy, NameVerdict, RefuseAll};
+pub use policy::{AllowAll, ExtendedError, NamePolicy, NameVerdict, RefuseAll};
 pub use proxy::{Limits, Origin, Proxy, Reply};
 pub use resolvers::{ResolverError, parse_resolv_conf, parse_resolver};
 

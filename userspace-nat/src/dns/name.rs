@@ -22,6 +22,15 @@ impl<'n> Name<'n> {
             Some(label)
         })
     }
+
+    /// Presentation form without the dot at the end, as people write names.
+    pub fn without_dot(self) -> String {
+        let mut text = self.to_string();
+        if text.len() > 1 {
+            text.pop();
+        }
+        text
+    }
 }
 
 /// Presentation form with a dot at the end (RFC 1035 section 5.1; `\DDD` for what is not
@@ -75,6 +84,39 @@ pub(super) fn end(message: &[u8], at: usize) -> Option<usize> {
         }
         if end - at > MAX_LEN {
             return None;
+        }
+    }
+}
+
+/// The name at `at` in lower case, its compression pointers followed (RFC 1035 section 4.1.4).
+/// Each must lead to an earlier place than the last, so this ends.
+pub(super) fn expand(message: &[u8], at: usize) -> Option<Box<[u8]>> {
+    let mut name = Vec::with_capacity(64);
+    let (mut at, mut before) = (at, at);
+    loop {
+        let len = *message.get(at)?;
+        match len {
+            0 => {
+                name.push(0);
+                return (name.len() <= MAX_LEN).then(|| name.into());
+            }
+            1..=63 => {
+                let end = at + 1 + usize::from(len);
+                name.extend(message.get(at..end)?.iter().map(u8::to_ascii_lowercase));
+                if name.len() > MAX_LEN {
+                    return None;
+                }
+                at = end;
+            }
+            0xc0.. => {
+                let low = *message.get(at + 1)?;
+                let to = usize::from(u16::from_be_bytes([len & 0x3f, low]));
+                if to >= before {
+                    return None;
+                }
+                (at, before) = (to, to);
+            }
+            _ => return None,
         }
     }
 }

@@ -1,17 +1,41 @@
 //! Where rules by domain name attach.
-use std::net::IpAddr;
+use super::{answer::Answer, name::Name};
 
-use super::name::Name;
+/// Why a question gets no answer, for the guest to read (RFC 8914).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExtendedError {
+    /// The INFO-CODE.
+    pub code: u16,
+    /// The EXTRA-TEXT.
+    pub text: String,
+}
 
-/// What to do with a question.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+impl ExtendedError {
+    /// The operator's policy has a rule against it (RFC 8914 section 4.16).
+    pub const BLOCKED: u16 = 15;
+    /// The client may not ask for that (RFC 8914 section 4.19).
+    pub const PROHIBITED: u16 = 18;
+
+    /// A rule is against it.
+    pub fn blocked(text: String) -> Self {
+        let code = Self::BLOCKED;
+        Self { code, text }
+    }
+
+    /// Nothing is for it.
+    pub fn prohibited(text: String) -> Self {
+        let code = Self::PROHIBITED;
+        Self { code, text }
+    }
+}
+
+/// What to do with a question, or with its answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NameVerdict {
-    /// Ask.
+    /// Ask; hand it on.
     Allow,
     /// Answer REFUSED.
-    Refuse,
-    /// Answer that the name does not exist.
-    NxDomain,
+    Refuse(ExtendedError),
 }
 
 /// Decides about names. Called for every question and every answer of every guest, from the cache
@@ -20,14 +44,15 @@ pub trait NamePolicy {
     /// Before a question is looked up. `name` is in lower case.
     fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict;
 
-    /// Before an answer goes to the guest. The iterator gives the addresses in the answer section
-    /// with their remaining TTL, seconds; it reads them only when asked to.
+    /// Before an answer, `age_s` old, goes to the guest.
     fn answer(
         &mut self,
         vm: u32,
         name: Name<'_>,
-        addresses: &mut dyn Iterator<Item = (IpAddr, u32)>,
-    );
+        answer: &Answer,
+        age_s: u32,
+        now_ns: u64,
+    ) -> NameVerdict;
 }
 
 /// No rule by name.
@@ -39,17 +64,27 @@ impl NamePolicy for AllowAll {
         NameVerdict::Allow
     }
 
-    fn answer(&mut self, _: u32, _: Name<'_>, _: &mut dyn Iterator<Item = (IpAddr, u32)>) {}
+    fn answer(&mut self, _: u32, _: Name<'_>, _: &Answer, _: u32, _: u64) -> NameVerdict {
+        NameVerdict::Allow
+    }
 }
 
 /// No DNS: what a guest has to say to the owner of a name stays unsaid.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RefuseAll;
 
+impl RefuseAll {
+    fn verdict() -> NameVerdict {
+        NameVerdict::Refuse(ExtendedError::prohibited("refused by --dns none".into()))
+    }
+}
+
 impl NamePolicy for RefuseAll {
     fn question(&mut self, _: u32, _: Name<'_>, _: u16) -> NameVerdict {
-        NameVerdict::Refuse
+        Self::verdict()
     }
 
-    fn answer(&mut self, _: u32, _: Name<'_>, _: &mut dyn Iterator<Item = (IpAddr, u32)>) {}
+    fn answer(&mut self, _: u32, _: Name<'_>, _: &Answer, _: u32, _: u64) -> NameVerdict {
+        Self::verdict()
+    }
 }

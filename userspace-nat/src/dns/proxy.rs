@@ -17,7 +17,7 @@ use super::{
     exchange::{Exchange, Progress, Surroundings},
     in_flight::{InFlight, Waiter},
     message::Rcode,
-    policy::{NamePolicy, NameVerdict},
+    policy::{ExtendedError, NamePolicy, NameVerdict},
     query::{Key, Query, QueryError},
     reply::{self, Asked},
     resolvers::Resolvers,
@@ -222,22 +222,14 @@ impl Proxy {
         poller: &Poller,
         now_ns: u64,
     ) -> Result<(), DropReason> {
-        let rcode = match self.policy.question(waiter.vm, key.name(), key.qtype()) {
-            NameVerdict::Allow => None,
-            NameVerdict::Refuse => Some(Rcode::Refused),
-            NameVerdict::NxDomain => Some(Rcode::NxDomain),
-        };
-        if let Some(rcode) = rcode {
-            self.push(
-                waiter.vm,
-                waiter.origin,
-                reply::from_rcode(&waiter.asked, key, rcode),
-            );
+        let verdict = self.policy.question(waiter.vm, key.name(), key.qtype());
+        if let NameVerdict::Refuse(error) = verdict {
+            self.replies.push_back(refused(&waiter, key, &error));
             return Ok(());
         }
         if let Some((answer, age_s)) = self.cache.get(key.0, now_ns) {
             waiter.stats.tally(Tally::DnsCacheHit, 1);
-            let reply = answered(&mut *self.policy, &waiter, key, answer, age_s);
+            let reply = answered(&mut *self.policy, &waiter, key, (answer, age_s), now_ns);
             self.replies.push_back(reply);
             return Ok(());
         }
@@ -298,7 +290,7 @@ impl Proxy {
             let by_tcp = matches!(waiter.origin, Origin::Tcp { .. });
             match answer.as_ref().filter(|a| !(by_tcp && a.is_truncated())) {
                 Some(answer) => {
-                    let reply = answered(&mut *self.policy, waiter, key, answer, 0);
+                    let reply = answered(&mut *self.policy, waiter, key, (answer, 0), now_ns);
                     self.replies.push_back(reply);
                 }
                 None => self.fail(waiter, key),
@@ -340,22 +332,30 @@ impl Proxy {
     }
 }
 
+/// The reply to one of those who wait, from an answer of an age in seconds: what it opens is open
+/// before the guest can know.
 fn answered(
     policy: &mut dyn NamePolicy,
     waiter: &Waiter,
     key: Key<'_>,
-    answer: &Answer,
-    age_s: u32,
+    (answer, age_s): (&Answer, u32),
+    now_ns: u64,
 ) -> Reply {
-    let mut addresses = answer
-        .addresses()
-        .map(|(a, ttl)| (a, ttl.saturating_sub(age_s)));
-    policy.answer(waiter.vm, key.name(), &mut addresses);
-    let message = reply::from_answer(&waiter.asked, answer, age_s);
+    match policy.answer(waiter.vm, key.name(), answer, age_s, now_ns) {
+        NameVerdict::Refuse(error) => refused(waiter, key, &error),
+        NameVerdict::Allow => Reply {
+            vm: waiter.vm,
+            origin: waiter.origin,
+            message: reply::from_answer(&waiter.asked, answer, age_s),
+        },
+    }
+}
+
+fn refused(waiter: &Waiter, key: Key<'_>, error: &ExtendedError) -> Reply {
     Reply {
         vm: waiter.vm,
         origin: waiter.origin,
-        message,
+        message: reply::refused(&waiter.asked, key, error),
     }
 }
 

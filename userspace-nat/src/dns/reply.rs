@@ -1,8 +1,9 @@
 //! Writing DNS messages: the query that goes upstream, and the reply that a guest gets.
 
 use super::{
-    answer::Answer,
+    answer::{Answer, MAX_TTL_S},
     message::{Bits, HEADER_LEN, PLAIN_UDP_LEN, Rcode, word},
+    policy::ExtendedError,
     query::{Key, Query},
 };
 
@@ -10,6 +11,10 @@ use super::{
 /// path unfragmented (DNS flag day 2020).
 pub const EDNS_UDP_LEN: u16 = 1232;
 const OPT_LEN: usize = 11;
+/// Extended DNS Error, RFC 8914 section 2.
+const OPTION_EXTENDED_ERROR: u16 = 15;
+/// Longest EXTRA-TEXT sent, bytes.
+const MAX_EXTRA_TEXT: usize = 400;
 
 /// Of a guest's query, what its reply needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -90,7 +95,9 @@ pub fn from_answer(asked: &Asked, answer: &Answer, age_s: u32) -> Vec<u8> {
         let Some(ttl) = out.get_mut(at..at + 4) else {
             break;
         };
-        let left = u32::from_be_bytes([ttl[0], ttl[1], ttl[2], ttl[3]]).saturating_sub(age_s);
+        let ttl_s = u32::from_be_bytes([ttl[0], ttl[1], ttl[2], ttl[3]]);
+        // What a guest may keep for longer than we do would outlast what it opened.
+        let left = ttl_s.saturating_sub(age_s).min(MAX_TTL_S);
         ttl.copy_from_slice(&left.to_be_bytes());
     }
     if truncated {
@@ -123,6 +130,25 @@ pub fn from_rcode(asked: &Asked, key: Key<'_>, rcode: Rcode) -> Vec<u8> {
     if let Some(dnssec_ok) = asked.edns {
         push_opt(&mut out, (rcode as u16 >> 4) as u8, dnssec_ok);
     }
+    out
+}
+
+/// REFUSED, and to a client that speaks EDNS why, as far as it fits.
+pub fn refused(asked: &Asked, key: Key<'_>, error: &ExtendedError) -> Vec<u8> {
+    let mut out = from_rcode(asked, key, Rcode::Refused);
+    if asked.edns.is_none() {
+        return out;
+    }
+    // Option code and length, and the INFO-CODE.
+    let room = asked.limit.saturating_sub(out.len() + 6);
+    let text = &error.text[..error.text.floor_char_boundary(room.min(MAX_EXTRA_TEXT))];
+    let option_len = 2 + text.len() as u16;
+    let at = out.len() - 2;
+    out[at..].copy_from_slice(&(4 + option_len).to_be_bytes());
+    for word in [OPTION_EXTENDED_ERROR, option_len, error.code] {
+        out.extend_from_slice(&word.to_be_bytes());
+    }
+    out.extend_from_slice(text.as_bytes());
     out
 }
 

@@ -55,14 +55,15 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 local,
                 links,
             } => {
-                self.core.policy.set_local(&local);
+                self.core.judge.borrow_mut().policy.set_local(&local);
                 self.core.set_links(&links);
                 self.core.routes = RouteTable::new(&routes);
                 self.core.follow_routes(now_ns);
             }
             ControlMessage::Forwards(forwards) => self.core.set_forwards(forwards),
             ControlMessage::ForwardTexts(texts) => {
-                self.rule_texts = self.core.policy.texts().chain(texts).collect();
+                let judge = self.core.judge.borrow();
+                self.rule_texts = judge.policy.texts().chain(texts).collect();
             }
             ControlMessage::RelayForward(forward) => {
                 let cx = &mut Context {
@@ -78,9 +79,18 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             ControlMessage::Resolvers(resolvers) => self.services.set_resolvers(&resolvers),
             ControlMessage::ReservedPorts(ports) => self.core.flows.ports.set_reserved(ports),
             ControlMessage::FlowLog(writer) => self.log.set_writer(writer),
-            ControlMessage::Why { request, row, to } => {
-                let answer = self.core.why(row, to);
+            ControlMessage::Why {
+                request,
+                row,
+                to,
+                name,
+            } => {
+                let answer = self.core.why(row, to, name.as_deref(), now_ns);
                 self.answer(ControlReply::Why { request, answer })?;
+            }
+            ControlMessage::Names { request, from } => {
+                let page = self.core.names_page(from);
+                self.answer(ControlReply::Names { request, page })?;
             }
             // What has begun to end by now has ended a grace later.
             ControlMessage::Sync { request } => {
@@ -170,7 +180,9 @@ impl<D: Datapath> Core<D> {
                 port: live.remote_port(),
                 protocol,
             };
-            self.policy.decide(to).refusal.is_none()
+            let rule = live.rule().checked_sub(self.rule_base);
+            let rule = rules::RuleId(rule.unwrap_or(rules::RuleId::DEFAULT.0));
+            self.judge.borrow().policy.keeps(rule, to)
         })
     }
 

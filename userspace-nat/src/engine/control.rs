@@ -92,8 +92,17 @@ pub enum ControlMessage {
         request: u64,
         /// The VM's row.
         row: u16,
-        /// The destination.
+        /// The destination; its address is 0.0.0.0 when only a name is known.
         to: rules::Destination,
+        /// The name that the guest would ask for.
+        name: Option<String>,
+    },
+    /// What is known by name: a page of it.
+    Names {
+        /// Returned with the answer.
+        request: u64,
+        /// Where the page begins: 0, or [`NamesPage::next`] of the one before.
+        from: u64,
     },
     /// Answer when everything before this is done and every record is written.
     Sync {
@@ -113,6 +122,13 @@ pub enum ControlReply {
         request: u64,
         /// What would happen.
         answer: Why,
+    },
+    /// Answer to [`ControlMessage::Names`].
+    Names {
+        /// The question's.
+        request: u64,
+        /// What is known.
+        page: NamesPage,
     },
     /// Answer to [`ControlMessage::Sync`].
     Synced {
@@ -134,8 +150,21 @@ pub struct Why {
     pub refusal: Option<String>,
     /// In a sentence: what happens to the packet.
     pub outcome: String,
+    /// In sentences, one a line: why that rule, and no other.
+    pub explanation: String,
     /// Where it would leave.
     pub via: Option<String>,
+}
+
+/// Part of what the engine knows by name and the kernel's tables do not show.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NamesPage {
+    /// What was refused in each VM's DNS, by the VM's name.
+    pub vms: Vec<(String, rules::NameCounts)>,
+    /// Slot, generation and the name that opened its address, by slot.
+    pub flows: Vec<(u32, u32, String)>,
+    /// There is more, from here.
+    pub next: Option<u64>,
 }
 
 /// How the engine stands.

@@ -2,6 +2,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     net::Ipv4Addr,
+    rc::Rc,
 };
 
 use slipgate_abi::{Protocol, Tuple, maps::MAX_VMS};
@@ -14,7 +15,7 @@ use crate::{
     quota::{self, TokenBucket},
     reply::Answers,
     route::RouteTable,
-    rules::Policy,
+    rules::{LearntName, SharedJudge},
     stats::VmStats,
     vm::VmNet,
 };
@@ -58,7 +59,9 @@ fn rates(net: &VmNet) -> (TokenBucket, TokenBucket) {
 pub(crate) struct Core<D> {
     pub(crate) datapath: D,
     pub(crate) flows: Flows,
-    pub(crate) policy: Policy,
+    pub(crate) judge: SharedJudge,
+    /// The names that opened live flows' addresses, by slot, with its generation.
+    pub(crate) opened_by: HashMap<u32, (u32, Rc<LearntName>)>,
     pub(crate) routes: RouteTable,
     /// The first element of `RULES` that is ours.
     pub(crate) rule_base: u32,
@@ -81,11 +84,12 @@ pub(crate) struct Core<D> {
 const DEFAULT_MTU: u32 = 1_500;
 
 impl<D: Datapath> Core<D> {
-    pub(crate) fn new(datapath: D, flows: Flows, policy: Policy, rule_base: u32) -> Self {
+    pub(crate) fn new(datapath: D, flows: Flows, judge: SharedJudge, rule_base: u32) -> Self {
         Self {
             datapath,
             flows,
-            policy,
+            judge,
+            opened_by: HashMap::new(),
             routes: RouteTable::default(),
             rule_base,
             out: Outbox::new(4 << 20),
@@ -167,6 +171,7 @@ impl<D: Datapath> Core<D> {
         if self.departed.len() >= MAX_VMS as usize {
             self.departed.pop_front();
         }
+        self.judge.borrow_mut().forget(id);
         self.departed.push_back((id, vm.net.name.clone()));
         true
     }

@@ -42,12 +42,15 @@ mod fairness;
 mod find_guests;
 mod hops;
 mod local;
+mod names;
 mod oversize;
 mod parts;
 pub mod services;
 mod why;
 
-pub use control::{Control, ControlMessage, ControlReply, Forward, Link, OnExit, Status, Why};
+pub use control::{
+    Control, ControlMessage, ControlReply, Forward, Link, NamesPage, OnExit, Status, Why,
+};
 pub use dispatch::Disposition;
 pub use parts::{EngineError, Parts};
 pub use services::{Context, HostServices, Services, Vms};
@@ -106,11 +109,11 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         add(parts.control.fd(), Subsystem::Control).map_err(EngineError::Wait)?;
         let slots = parts.datapath.slots();
         let flows = Flows::new(slots, PortPool::new(parts.nat_ports));
-        let rule_texts = parts.policy.texts().collect();
+        let rule_texts = parts.judge.borrow().policy.texts().collect();
         let mut log = parts.log;
         log.set_instance(parts.datapath.instance());
         let mut engine = Self {
-            core: Core::new(parts.datapath, flows, parts.policy, parts.rule_base),
+            core: Core::new(parts.datapath, flows, parts.judge, parts.rule_base),
             port: parts.port,
             clock: parts.clock,
             control: parts.control,
@@ -353,7 +356,13 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             let rule = rule
                 .and_then(|r| self.rule_texts.get(r as usize))
                 .map(String::as_str);
-            self.log.record(ended, Names { vm, rule }, wall);
+            let dns = self.core.opened_by.get(&ended.slot);
+            let dns = dns.filter(|(generation, _)| *generation == content.generation);
+            let dns = dns.map(|(_, name)| &*name.name);
+            self.log.record(ended, Names { vm, rule, dns }, wall);
+            if dns.is_some() {
+                self.core.opened_by.remove(&ended.slot);
+            }
         }
     }
 }

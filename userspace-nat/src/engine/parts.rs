@@ -3,7 +3,7 @@ use std::{io, ops::RangeInclusive};
 
 use thiserror::Error;
 
-use crate::{record::FlowLog, rules::Policy};
+use crate::{record::FlowLog, rules::SharedJudge};
 
 /// What an engine is made of.
 #[derive(Debug)]
@@ -18,8 +18,8 @@ pub struct Parts<D, P, C, K, S> {
     pub control: K,
     /// ARP, DHCP, DNS, relays.
     pub services: S,
-    /// The rules.
-    pub policy: Policy,
+    /// The rules, shared with the DNS proxy among the services.
+    pub judge: SharedJudge,
     /// The first element of `RULES` that is ours.
     pub rule_base: u32,
     /// Translated ports.

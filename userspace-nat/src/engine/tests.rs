@@ -4,6 +4,7 @@ mod books;
 mod ends;
 mod errors;
 mod filtering;
+mod names;
 mod properties;
 mod rig;
 mod shares;

@@ -1,20 +1,128 @@
 //! What would become of a flow: the answer to `slipgate why`, from what admission decides by.
+use std::net::Ipv4Addr;
+
 use super::{control::Why, core::Core};
-use crate::{datapath::Datapath, route::Route, rules::Destination};
+use crate::{
+    datapath::Datapath,
+    dns::Name,
+    route::Route,
+    rules::{Decision, Destination, wire},
+};
 
 /// DNS.
 const DNS_PORT: u16 = 53;
 
 impl<D: Datapath> Core<D> {
-    /// Judges a destination as admission would now, without charging a quota.
-    pub(super) fn why(&self, row: u16, to: Destination) -> Why {
-        let decision = self.policy.decide(to);
-        let rule = self.policy.text(decision);
+    /// Judges a destination as admission would now, without charging a quota. With a name: as the
+    /// guest would come there, by asking for it first.
+    pub(super) fn why(
+        &self,
+        row: u16,
+        mut to: Destination,
+        name: Option<&str>,
+        now_ns: u64,
+    ) -> Why {
+        let mut found = None;
+        if let Some(name) = name {
+            match self.by_name(row, to, name, now_ns) {
+                Ok((addr, sentence)) => {
+                    to.addr = addr;
+                    found = Some(sentence);
+                }
+                Err(answer) => return *answer,
+            }
+        }
+        let mut answer = self.by_address(row, to, now_ns);
+        if let Some(sentence) = found {
+            answer.explanation = format!("{sentence}\n{}", answer.explanation);
+        }
+        answer
+    }
+
+    /// The address that a name stands for, and how it is known; or the answer, when there is none
+    /// to judge.
+    fn by_name(
+        &self,
+        row: u16,
+        to: Destination,
+        name: &str,
+        now_ns: u64,
+    ) -> Result<(Ipv4Addr, String), Box<Why>> {
+        let judge = self.judge.borrow();
+        let answer = |decision: Decision, refusal: Option<&str>, outcome: String| {
+            Box::new(Why {
+                admitted: decision.is_allowed(),
+                rule: judge.policy.text(decision),
+                refusal: refusal.map(str::to_owned),
+                outcome,
+                explanation: String::new(),
+                via: None,
+            })
+        };
+        let vm = self.vm(row).map_or(0, |vm| vm.net.id);
+        let nothing = |outcome| {
+            Box::new(Why {
+                admitted: false,
+                rule: String::new(),
+                refusal: None,
+                outcome,
+                explanation: String::new(),
+                via: None,
+            })
+        };
+        let wire = wire(name).map_err(|error| nothing(error.to_string()))?;
+        let (question, connection, open) = judge.name(vm, Name(&wire), to, now_ns);
+        if let Some(refusal) = question.refusal {
+            let outcome =
+                format!("{name} is not resolved: the guest's question is answered REFUSED");
+            return Err(answer(question, Some(refusal.name()), outcome));
+        }
+        if let Some(addr) = open.first() {
+            let all: Vec<String> = open.iter().map(Ipv4Addr::to_string).collect();
+            let sentence = format!("{name} is open to this VM at {}.", all.join(", "));
+            return Ok((*addr, sentence));
+        }
+        match connection {
+            Some(decision) if decision.is_allowed() => {
+                let outcome = format!(
+                    "opened by the answer when the guest asks for {name}, which it has not lately"
+                );
+                Err(answer(decision, None, outcome))
+            }
+            Some(decision) => {
+                let outcome = format!("{name} is resolved, but this port is refused by the rules");
+                Err(answer(
+                    decision,
+                    decision.refusal.map(|r| r.name()),
+                    outcome,
+                ))
+            }
+            None if to.addr.is_unspecified() => Err(nothing(format!(
+                "no rule names {name}, and this host finds no address for it: ask for an address"
+            ))),
+            None => {
+                let sentence = format!(
+                    "{name} is resolved, and no rule by name speaks of this port; this host finds \
+                     it at {}.",
+                    to.addr
+                );
+                Ok((to.addr, sentence))
+            }
+        }
+    }
+
+    fn by_address(&self, row: u16, to: Destination, now_ns: u64) -> Why {
+        let judge = self.judge.borrow();
+        let id = self.vm(row).map_or(0, |vm| vm.net.id);
+        let decision = judge.decide(id, to, now_ns).decision;
+        let rule = judge.policy.text(decision);
+        let explanation = judge.explain(id, to, now_ns);
         let answer = |admitted, refusal: Option<&str>, outcome: String, via| Why {
             admitted,
             rule: rule.clone(),
             refusal: refusal.map(str::to_owned),
             outcome,
+            explanation: explanation.clone(),
             via,
         };
         let Some(vm) = self.vm(row) else {

@@ -79,7 +79,7 @@ impl Policy {
                 file.name(),
                 file.pattern_at(line)?
             )),
-            Rule::Match(..) => None,
+            Rule::Match(..) | Rule::Name(..) => None,
         }
     }
 
@@ -96,7 +96,7 @@ impl Policy {
             {
                 Some(format!("--allow {pattern}"))
             }
-            Rule::Match(..) | Rule::DenyFile(_) => None,
+            Rule::Match(..) | Rule::Name(..) | Rule::DenyFile(_) => None,
         })
     }
 }
@@ -107,7 +107,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-fn target(to: Destination) -> String {
+pub(super) fn target(to: Destination) -> String {
     match to.protocol {
         Protocol::Icmp => format!("Ping to {}", to.addr),
         protocol => format!(

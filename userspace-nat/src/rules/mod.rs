@@ -14,12 +14,13 @@
 //! Everything is compiled when the policy is made ([`PrefixMap`](crate::prefix_map::PrefixMap), a
 //! port table per prefix), so a decision costs about the same with one rule and with thousands.
 //!
-//! # A place for names
+//! # Names
 //!
-//! Rules by domain name are a matter of *which rule a connection meets*, known only once a name is
-//! (from the DNS answer that gave the address, or from TLS SNI or HTTP Host). They enter as a
-//! further [`Rule`] variant with its own place in the order, and [`Policy::decide`] then takes the
-//! names known for the address along with the address.
+//! A rule by name matches a connection only by way of DNS: [`Judge`] refuses questions for names
+//! that no rule allows, and an answer for an allowed name opens its addresses to the VM that
+//! asked, under the rules about that name, for the answer's TTL. A destination is judged by
+//! address first, and what a rule by address denies or the safe defaults protect stays shut; only
+//! then by the names that opened it: any name that allows is enough.
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
@@ -28,13 +29,21 @@ use slipgate_abi::{Protocol, Refusal};
 
 mod deny_file;
 mod explain;
+mod judge;
+mod learnt;
 mod matcher;
+mod name_pattern;
+mod names;
 mod pattern;
 mod policy;
 mod protected;
+mod scope;
 
 pub use deny_file::{DenyFile, DenyFileError};
 pub use explain::Explanation;
+pub use judge::{ByRules, Judge, NameCounts, RefusedQuestions, SharedJudge, Verdict};
+pub use learnt::{CEILING_S, FLOOR_S, LearntName, MAX_PER_VM};
+pub use name_pattern::{NameError, NamePattern, wire};
 pub use pattern::{Pattern, PatternError};
 pub use policy::Policy;
 pub use protected::Space;
@@ -64,8 +73,21 @@ impl Action {
 pub enum Rule {
     /// `--allow` or `--deny` with a pattern.
     Match(Action, Pattern),
+    /// `--allow` or `--deny` with a name.
+    Name(Action, NamePattern),
     /// `--deny-file`.
     DenyFile(DenyFile),
+}
+
+impl Rule {
+    /// What was typed behind `--allow` or `--deny`: an address or a name.
+    pub fn parse(action: Action, text: &str) -> Result<Self, NameError> {
+        Ok(if NamePattern::is_meant_by(text) {
+            Self::Name(action, text.parse()?)
+        } else {
+            Self::Match(action, text.parse()?)
+        })
+    }
 }
 
 /// A rule's number: its row in the `RULES` map as far as this policy is concerned.

@@ -1,8 +1,6 @@
 //! What a rule matches: `CIDR[:PORT[-PORT]][/tcp|udp|icmp]`.
 //!
 //! `/` stands before a prefix length and before a protocol; the character after it tells which.
-//! Without a port every port matches, without a protocol every protocol; a port leaves out ICMP,
-//! which has none.
 use std::{fmt, net::Ipv4Addr, str::FromStr};
 
 use ipnet::Ipv4Net;
@@ -10,16 +8,17 @@ use serde::{Deserialize, Serialize};
 use slipgate_abi::Protocol;
 use thiserror::Error;
 
-use super::Destination;
+use super::{
+    Destination,
+    scope::{Scope, split_at},
+};
 
 /// Destinations: a prefix, ports, protocols. [`Display`](fmt::Display) writes the shortest form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Pattern {
     prefix: Ipv4Net,
-    /// First and last port.
-    ports: Option<(u16, u16)>,
-    protocol: Option<Protocol>,
+    scope: Scope,
 }
 
 impl Pattern {
@@ -30,29 +29,22 @@ impl Pattern {
 
     /// First and last port, or `None` for any.
     pub fn ports(&self) -> Option<(u16, u16)> {
-        self.ports
+        self.scope.ports
     }
 
     /// Whether flows of `protocol` can match.
     pub fn covers(&self, protocol: Protocol) -> bool {
-        match self.protocol {
-            Some(only) => only == protocol,
-            None => self.ports.is_none() || protocol != Protocol::Icmp,
-        }
+        self.scope.covers(protocol)
     }
 
     /// Whether every port and protocol matches.
     pub fn is_whole(&self) -> bool {
-        self.ports.is_none() && self.protocol.is_none()
+        self.scope.is_whole()
     }
 
     /// Whether `to` matches.
     pub fn matches(&self, to: Destination) -> bool {
-        self.prefix.contains(&to.addr)
-            && self.covers(to.protocol)
-            && self
-                .ports
-                .is_none_or(|(first, last)| (first..=last).contains(&to.port))
+        self.prefix.contains(&to.addr) && self.scope.matches(to.port, to.protocol)
     }
 }
 
@@ -158,33 +150,8 @@ impl FromStr for Pattern {
             });
         }
 
-        let (ports, rest) = match rest.strip_prefix(':') {
-            Some(after) => {
-                let (given, rest) = split_at(after, |c| c == '/');
-                let ports = parse_ports(given).ok_or_else(|| PatternError::Port {
-                    given: given.to_owned(),
-                    pattern: pattern(),
-                })?;
-                (Some(ports), rest)
-            }
-            None => (None, rest),
-        };
-
-        let protocol = match rest.strip_prefix('/') {
-            Some(given) => Some(parse_protocol(given).ok_or_else(|| PatternError::Protocol {
-                given: given.to_owned(),
-                pattern: pattern(),
-            })?),
-            None => None,
-        };
-        if protocol == Some(Protocol::Icmp) && ports.is_some() {
-            return Err(PatternError::IcmpPort(pattern()));
-        }
-        Ok(Self {
-            prefix,
-            ports,
-            protocol,
-        })
+        let scope = Scope::parse(rest, text)?;
+        Ok(Self { prefix, scope })
     }
 }
 
@@ -194,15 +161,7 @@ impl fmt::Display for Pattern {
             32 => write!(f, "{}", self.prefix.addr())?,
             _ => write!(f, "{}", self.prefix)?,
         }
-        match self.ports {
-            Some((first, last)) if first == last => write!(f, ":{first}")?,
-            Some((first, last)) => write!(f, ":{first}-{last}")?,
-            None => {}
-        }
-        match self.protocol {
-            Some(protocol) => write!(f, "/{}", protocol.name()),
-            None => Ok(()),
-        }
+        write!(f, "{}", self.scope)
     }
 }
 
@@ -218,28 +177,6 @@ impl From<Pattern> for String {
     fn from(pattern: Pattern) -> Self {
         pattern.to_string()
     }
-}
-
-/// The part before the first separator, and the rest with it.
-fn split_at(text: &str, separator: impl Fn(char) -> bool) -> (&str, &str) {
-    text.split_at(text.find(separator).unwrap_or(text.len()))
-}
-
-fn parse_ports(text: &str) -> Option<(u16, u16)> {
-    let (first, last) = text.split_once('-').unwrap_or((text, text));
-    let (first, last) = (parse_port(first)?, parse_port(last)?);
-    (first <= last).then_some((first, last))
-}
-
-fn parse_port(text: &str) -> Option<u16> {
-    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|port| digits && *port != 0)
-}
-
-fn parse_protocol(text: &str) -> Option<Protocol> {
-    [Protocol::Tcp, Protocol::Udp, Protocol::Icmp]
-        .into_iter()
-        .find(|protocol| protocol.name().eq_ignore_ascii_case(text))
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ fn each_part_may_be_left_out_but_the_address() {
             "{text}"
         );
         assert_eq!(pattern.ports(), ports, "{text}");
-        assert_eq!(pattern.protocol, protocol, "{text}");
+        assert_eq!(pattern.scope.protocol, protocol, "{text}");
     }
 }
 
@@ -108,8 +108,10 @@ proptest! {
         let protocol = [None, Some(Protocol::Tcp), Some(Protocol::Udp), Some(Protocol::Icmp)][protocol];
         let pattern = Pattern {
             prefix: Ipv4Net::new(Ipv4Addr::from_bits(bits), len).unwrap().trunc(),
-            ports: ports.filter(|_| protocol != Some(Protocol::Icmp)).map(|(a, b)| (a.min(b), a.max(b))),
-            protocol,
+            scope: Scope {
+                ports: ports.filter(|_| protocol != Some(Protocol::Icmp)).map(|(a, b)| (a.min(b), a.max(b))),
+                protocol,
+            },
         };
         prop_assert_eq!(pattern.to_string().parse::<Pattern>(), Ok(pattern));
     }

@@ -7,10 +7,11 @@ use slipgate_abi::Refusal;
 use super::{
     Action, Decision, DenyFile, Destination, LocalAddresses, Rule, RuleId, Space,
     matcher::{Entry, Matcher},
+    names::NameMatcher,
     pattern::Pattern,
     protected::Protected,
 };
-use crate::prefix_map::PrefixMap;
+use crate::{dns::Name, prefix_map::PrefixMap};
 
 /// A list of rules, compiled. One policy may serve any number of guests.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub struct Policy {
     /// Positions of the deny files, ascending.
     files: Vec<u32>,
     protected: Protected,
+    /// Rules by name, by position among the rules.
+    names: NameMatcher,
 }
 
 impl Policy {
@@ -39,12 +42,20 @@ impl Policy {
                             pattern: *pattern,
                             order,
                         }),
-                        Rule::Match(..) | Rule::DenyFile(_) => None,
+                        Rule::Match(..) | Rule::Name(..) | Rule::DenyFile(_) => None,
                     }),
             )
         };
+        let names = rules
+            .iter()
+            .zip(0..)
+            .filter_map(|(rule, order)| match rule {
+                Rule::Name(_, pattern) => Some((order, pattern)),
+                Rule::Match(..) | Rule::DenyFile(_) => None,
+            });
         Self {
             default,
+            names: NameMatcher::new(names),
             all: entries(|_| true),
             denies: entries(|action| action == Action::Deny),
             files: rules
@@ -85,11 +96,7 @@ impl Policy {
                 line: None,
                 refusal: Some(Refusal::Protected),
             },
-            None => Decision {
-                rule: RuleId::DEFAULT,
-                line: None,
-                refusal: (self.default == Action::Deny).then_some(Refusal::Default),
-            },
+            None => self.by_default(),
         }
     }
 
@@ -155,6 +162,96 @@ impl Policy {
         found
     }
 
+    /// Whether questions are judged by their names: there is a rule by name, or the default is
+    /// deny.
+    pub fn judges_names(&self) -> bool {
+        self.default == Action::Deny || !self.names.is_empty()
+    }
+
+    /// Places of the rules about a name (in lower case), ascending.
+    pub(super) fn about(&self, name: Name<'_>) -> Vec<u32> {
+        self.names.matching(name)
+    }
+
+    /// Whether a name with these rules is resolved: whether it may be connected to at all.
+    pub(super) fn resolves(&self, rules: &[u32]) -> Decision {
+        for &order in rules {
+            match &self.rules[order as usize] {
+                Rule::Name(Action::Allow, _) => return decision(order, None, Action::Allow),
+                Rule::Name(Action::Deny, pattern) if pattern.is_whole() => {
+                    return decision(order, None, Action::Deny);
+                }
+                _ => {}
+            }
+        }
+        self.by_default()
+    }
+
+    /// The first of these rules by name that speaks of a port and protocol.
+    pub(super) fn first_of(&self, rules: &[u32], to: Destination) -> Option<Decision> {
+        rules
+            .iter()
+            .find_map(|&order| match &self.rules[order as usize] {
+                Rule::Name(action, pattern) if pattern.covers(to.port, to.protocol) => {
+                    Some(decision(order, None, *action))
+                }
+                _ => None,
+            })
+    }
+
+    /// Whether two lists of rules by name decide alike.
+    pub(super) fn same_effect(&self, a: &[u32], b: &[u32]) -> bool {
+        let effect = |order: &u32| match &self.rules[*order as usize] {
+            Rule::Name(action, pattern) => Some((*action, pattern.scope())),
+            Rule::Match(..) | Rule::DenyFile(_) => None,
+        };
+        a == b || a.iter().map(effect).eq(b.iter().map(effect))
+    }
+
+    /// Whether this is a rule that denies.
+    pub(super) fn is_deny(&self, order: u32) -> bool {
+        self.action(order) == Action::Deny
+    }
+
+    /// The protected space around an address that no rule by address opens on purpose.
+    pub(super) fn shut_space(&self, addr: Ipv4Addr) -> Option<Space> {
+        let (range, space) = self.protected(addr)?;
+        let opens = self.rules.iter().any(|rule| match rule {
+            Rule::Match(Action::Allow, pattern) => {
+                let prefix = pattern.prefix();
+                prefix.contains(&addr) && prefix.prefix_len() >= range.prefix_len()
+            }
+            _ => false,
+        });
+        (!opens).then_some(space)
+    }
+
+    /// Whether a flow that `rule` let in may stay: for the rules by name, whose openings are not
+    /// known any more at a new start, what the rule says is enough.
+    pub fn keeps(&self, rule: RuleId, to: Destination) -> bool {
+        let decision = self.decide(to);
+        let by_name = || {
+            let order = rule.0.checked_sub(RuleId::FIRST_TYPED.0)?;
+            match self.rules.get(order as usize)? {
+                Rule::Name(Action::Allow, pattern) => Some(pattern.covers(to.port, to.protocol)),
+                _ => None,
+            }
+        };
+        match decision.refusal {
+            None => true,
+            Some(Refusal::Default) => by_name().unwrap_or(false),
+            Some(_) => false,
+        }
+    }
+
+    fn by_default(&self) -> Decision {
+        Decision {
+            rule: RuleId::DEFAULT,
+            line: None,
+            refusal: (self.default == Action::Deny).then_some(Refusal::Default),
+        }
+    }
+
     /// The first deny file with a line for `to`, if it comes before `matched`.
     fn in_files(&self, to: Destination, matched: Option<u32>) -> Option<(u32, u32)> {
         let before = matched.unwrap_or(u32::MAX);
@@ -163,13 +260,13 @@ impl Policy {
             .take_while(|order| **order < before)
             .find_map(|order| match &self.rules[*order as usize] {
                 Rule::DenyFile(file) => Some((*order, file.line_for(to)?)),
-                Rule::Match(..) => None,
+                Rule::Match(..) | Rule::Name(..) => None,
             })
     }
 
     fn action(&self, order: u32) -> Action {
         match &self.rules[order as usize] {
-            Rule::Match(action, _) => *action,
+            Rule::Match(action, _) | Rule::Name(action, _) => *action,
             Rule::DenyFile(_) => Action::Deny,
         }
     }
@@ -197,6 +294,7 @@ fn earliest(a: Option<u32>, b: Option<u32>) -> Option<u32> {
 fn rule_text(rule: &Rule) -> String {
     match rule {
         Rule::Match(action, pattern) => format!("--{} {pattern}", action.name()),
+        Rule::Name(action, pattern) => format!("--{} {pattern}", action.name()),
         Rule::DenyFile(file) => format!("--deny-file {}", file.name()),
     }
 }
@@ -205,7 +303,7 @@ fn denied_whole(rule: &Rule) -> Box<dyn Iterator<Item = Ipv4Net> + '_> {
     let whole = |pattern: &Pattern| pattern.is_whole().then_some(pattern.prefix());
     match rule {
         Rule::Match(Action::Deny, pattern) => Box::new(whole(pattern).into_iter()),
-        Rule::Match(Action::Allow, _) => Box::new(std::iter::empty()),
+        Rule::Match(Action::Allow, _) | Rule::Name(..) => Box::new(std::iter::empty()),
         Rule::DenyFile(file) => Box::new(DenyFile::patterns(file).filter_map(move |p| whole(&p))),
     }
 }

@@ -228,6 +228,7 @@ fn naive(policy: &Policy, to: Destination) -> Decision {
                     return decision(order, None, *action);
                 }
             }
+            Rule::Name(..) => {}
             Rule::DenyFile(file) => {
                 if let Some(index) = file.patterns().position(|p| p.matches(to)) {
                     // The test's files have neither comments nor blank lines.

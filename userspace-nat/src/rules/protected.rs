@@ -1,5 +1,5 @@
 //! Destinations that are refused unless a rule opens them.
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::Ipv4Net;
 
@@ -90,6 +90,32 @@ const ALWAYS: [([u8; 4], u8, Space); 16] = [
     ([240, 0, 0, 0], 4, Space::Reserved),
     ([255, 255, 255, 255], 32, Space::Broadcast),
 ];
+
+/// What is wrong with an IPv6 address in an answer about a name of the world; an IPv4 address
+/// inside it is the caller's to judge ([`embedded`]).
+pub(super) fn shut_v6(addr: Ipv6Addr) -> Option<&'static str> {
+    let first = addr.segments()[0];
+    match first {
+        _ if addr.is_loopback() || addr.is_unspecified() => Some("the host itself"),
+        _ if addr.is_multicast() => Some("multicast"),
+        0xfc00..=0xfdff => Some("private (RFC 4193)"),
+        0xfe80..=0xfebf => Some("link-local (RFC 4291)"),
+        0xfec0..=0xfeff => Some("site-local (RFC 3879)"),
+        _ => None,
+    }
+}
+
+/// The IPv4 address in a mapped, compatible or NAT64 (RFC 6052) or 6to4 (RFC 3056) address.
+pub(super) fn embedded(addr: Ipv6Addr) -> Option<Ipv4Addr> {
+    let s = addr.segments();
+    let v4 = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
+    match s {
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, low] if high != 0 => Some(v4(high, low)),
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(v4(high, low)),
+        [0x2002, high, low, ..] => Some(v4(high, low)),
+        _ => None,
+    }
+}
 
 /// Protected ranges, by prefix.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use slipgate_abi::Protocol;
-use userspace_nat::rules::Destination;
+use userspace_nat::engine::NamesPage;
 
 use super::Broker;
 use crate::{
@@ -20,7 +20,9 @@ const MOST_WAITING: usize = 64;
 /// Questions that another process has not answered yet.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
-    why: HashMap<u64, (ClientId, Destination)>,
+    /// With the port asked about.
+    why: HashMap<u64, (ClientId, u16)>,
+    names: BTreeMap<u64, ClientId>,
     machine: BTreeMap<u64, ClientId>,
     last: u64,
 }
@@ -39,6 +41,7 @@ impl Broker {
             match request {
                 Request::Why(question) => self.ask_why(client, question)?,
                 Request::Machines => self.ask_machine(client),
+                Request::Names { from } => self.ask_names(client, from)?,
                 Request::Stop { keep } => {
                     if keep && self.vm.is_some() {
                         let error = "the VM of `slipgate run` ends with it: there is nothing to \
@@ -62,41 +65,48 @@ impl Broker {
             self.control.answer(client, &Answer::UnknownVm { served });
             return Ok(());
         };
-        let Some(protocol) = Protocol::from_ip(question.protocol) else {
+        if Protocol::from_ip(question.protocol).is_none() {
             let error = format!("IP protocol {} has no flows", question.protocol);
             self.control.answer(client, &Answer::Error { error });
             return Ok(());
-        };
-        let to = Destination {
-            addr: question.address,
-            port: question.port,
-            protocol,
-        };
+        }
         let request = self.asked.next();
-        self.asked.why.insert(request, (client, to));
+        self.asked.why.insert(request, (client, question.port));
         self.engine.tell(&ToEngine::Why {
             request,
             row: vm.open.row as u16,
             address: question.address,
             port: question.port,
             protocol: question.protocol,
+            name: question.name,
         })
     }
 
-    /// Gives the engine's answer to who asked, with the reason from the rules.
-    pub(super) fn answer_why(&mut self, request: u64, answer: WhyAnswer) {
-        if let Some((client, to)) = self.asked.why.remove(&request) {
-            let explanation = self.attached.policy.explain(to).to_string();
-            let mut answer = WhyAnswer {
-                explanation,
-                ..answer
-            };
-            if to.port == DNS_PORT && self.attached.config.dns == Dns::Refused {
+    /// Gives the engine's answer to who asked.
+    pub(super) fn answer_why(&mut self, request: u64, mut answer: WhyAnswer) {
+        if let Some((client, port)) = self.asked.why.remove(&request) {
+            if port == DNS_PORT && self.attached.config.dns == Dns::Refused {
                 answer.admitted = false;
                 answer.rule = "--dns none".into();
                 answer.outcome = "answered REFUSED, whatever is asked".into();
             }
             self.control.answer(client, &Answer::Why(answer));
+        }
+    }
+
+    fn ask_names(&mut self, client: ClientId, from: u64) -> anyhow::Result<()> {
+        let request = self.asked.next();
+        self.asked.names.insert(request, client);
+        if self.asked.names.len() > MOST_WAITING {
+            self.asked.names.pop_first();
+        }
+        self.engine.tell(&ToEngine::Names { request, from })
+    }
+
+    /// Gives a page of the engine's names to who asked.
+    pub(super) fn answer_names(&mut self, request: u64, page: NamesPage) {
+        if let Some(client) = self.asked.names.remove(&request) {
+            self.control.answer(client, &Answer::Names { page });
         }
     }
 

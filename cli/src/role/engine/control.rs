@@ -57,6 +57,7 @@ impl Control for BrokerChannel {
                 request,
                 answer: why(answer),
             },
+            ControlReply::Names { request, page } => ToBroker::Names { request, page },
             // Not asked for.
             ControlReply::Synced { .. } => return Ok(()),
         };
@@ -80,15 +81,18 @@ fn translate(message: ToEngine) -> Option<ControlMessage> {
             address,
             port,
             protocol,
+            name,
         } => ControlMessage::Why {
             request,
             row,
+            name,
             to: Destination {
                 addr: address,
                 port,
                 protocol: Protocol::from_ip(protocol)?,
             },
         },
+        ToEngine::Names { request, from } => ControlMessage::Names { request, from },
         ToEngine::Shutdown(exit) => ControlMessage::Shutdown(exit),
         ToEngine::Start(_) | ToEngine::Forwards(_) | ToEngine::Begin | ToEngine::FlowLog => {
             return None;
@@ -115,7 +119,7 @@ fn why(answer: Why) -> WhyAnswer {
         rule: answer.rule,
         refusal: answer.refusal,
         outcome: answer.outcome,
-        explanation: String::new(),
+        explanation: answer.explanation,
         via: answer.via,
     }
 }

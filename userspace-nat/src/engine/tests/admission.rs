@@ -525,6 +525,7 @@ fn why_says_what_would_happen() {
             request,
             row: 1,
             to,
+            name: None,
         };
         rig.broker.messages.borrow_mut().push_back(message);
     }
@@ -534,7 +535,9 @@ fn why_says_what_would_happen() {
         .iter()
         .map(|reply| match reply {
             ControlReply::Why { answer, .. } => (answer.admitted, answer.refusal.as_deref()),
-            ControlReply::Synced { .. } => panic!("nothing was to be synced"),
+            ControlReply::Synced { .. } | ControlReply::Names { .. } => {
+                panic!("nothing was to be synced")
+            }
         })
         .collect();
     assert_eq!(

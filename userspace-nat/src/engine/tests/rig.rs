@@ -23,7 +23,7 @@ use crate::{
     record::FlowLog,
     relay::{self, Taken},
     route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
-    rules::{Action, LocalAddresses, Policy, Rule},
+    rules::{Action, Judge, LocalAddresses, Policy, Rule},
     vm::{VmNet, VmSpec},
 };
 
@@ -125,6 +125,7 @@ pub(super) struct Rig {
 
 pub(super) struct Setup {
     pub(super) slots: u32,
+    pub(super) default: Action,
     pub(super) rules: Vec<Rule>,
     pub(super) max_flows: u32,
     pub(super) rate: u32,
@@ -135,6 +136,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             slots: 2_048,
+            default: Action::Allow,
             rules: Vec::new(),
             max_flows: 1_000,
             rate: 1_000_000,
@@ -403,7 +405,7 @@ fn start(
         clock: FakeClock::new(kernel),
         control: broker.clone(),
         services: NoServices,
-        policy: Policy::new(Action::Allow, setup.rules.clone()),
+        judge: Judge::shared(Policy::new(setup.default, setup.rules.clone())),
         rule_base: 10,
         nat_ports: setup.nat_ports.clone(),
         log: FlowLog::new(Some(Box::new(log.clone()))),

@@ -1,0 +1,46 @@
+//! What the engines know by name, asked of the brokers: the kernel's tables have numbers only.
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+};
+
+use userspace_nat::{engine::NamesPage, rules::NameCounts};
+
+use super::sockets;
+use crate::control_socket::{Answer, Request, ask};
+
+/// Pages read of one engine at most: far more than a full table has.
+const MOST_PAGES: usize = 4_096;
+
+/// All that is known.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// What was refused in DNS, by VM.
+    pub(super) vms: BTreeMap<String, NameCounts>,
+    /// The names that opened flows' addresses, by slot and generation.
+    pub(super) flows: HashMap<(u32, u32), String>,
+}
+
+/// Asks every broker here. Who may not ask, or whose broker is gone, sees no names.
+pub(super) fn ask_all(pin_dir: &Path) -> Known {
+    let mut known = Known::default();
+    for socket in sockets(pin_dir).unwrap_or_default() {
+        let mut from = 0;
+        for _ in 0..MOST_PAGES {
+            let Ok(Answer::Names { page }) = ask(&socket, &Request::Names { from }) else {
+                break;
+            };
+            let NamesPage { vms, flows, next } = page;
+            known.vms.extend(vms);
+            let flows = flows.into_iter();
+            known
+                .flows
+                .extend(flows.map(|(slot, generation, name)| ((slot, generation), name)));
+            match next {
+                Some(next) if next > from => from = next,
+                _ => break,
+            }
+        }
+    }
+    known
+}

@@ -1,0 +1,58 @@
+//! What is known by name, for those who read the kernel's tables. It goes to the broker in pages,
+//! each well below what a message of the channel may have (64 KiB): first VMs by row, then flows
+//! by slot.
+use slipgate_abi::maps::MAX_VMS;
+
+use super::{control::NamesPage, core::Core};
+use crate::{datapath::Datapath, rules::NameCounts};
+
+/// Bytes of a page, roughly: JSON adds to each name.
+const PAGE_BYTES: usize = 24 * 1_024;
+/// What an entry takes beside its texts.
+const ENTRY_BYTES: usize = 60;
+/// Where slots begin in a page's place.
+const SLOTS: u64 = 1 << 32;
+
+impl<D: Datapath> Core<D> {
+    /// The page that begins at a row, or at [`SLOTS`] and a slot.
+    pub(super) fn names_page(&self, from: u64) -> NamesPage {
+        let mut page = NamesPage::default();
+        let mut room = PAGE_BYTES;
+        let judge = self.judge.borrow();
+        for row in from..u64::from(MAX_VMS) {
+            let Some(vm) = self.vm(row as u16) else {
+                continue;
+            };
+            let counts = judge.counts(vm.net.id);
+            if counts == NameCounts::default() {
+                continue;
+            }
+            let Some(left) = room.checked_sub(size(&counts)) else {
+                page.next = Some(row);
+                return page;
+            };
+            room = left;
+            page.vms.push((vm.net.name.clone(), counts));
+        }
+        let mut slots: Vec<u32> = self.opened_by.keys().copied().collect();
+        slots.retain(|slot| SLOTS + u64::from(*slot) >= from);
+        slots.sort_unstable();
+        for slot in slots {
+            let (generation, name) = &self.opened_by[&slot];
+            let Some(left) = room.checked_sub(2 * name.name.len() + ENTRY_BYTES) else {
+                page.next = Some(SLOTS + u64::from(slot));
+                return page;
+            };
+            room = left;
+            page.flows.push((slot, *generation, name.name.to_string()));
+        }
+        page
+    }
+}
+
+/// The backslashes of unusual names are doubled in JSON.
+fn size(counts: &NameCounts) -> usize {
+    let of =
+        |by: &crate::rules::RefusedQuestions| 2 * (by.rule.len() + by.last.len()) + ENTRY_BYTES;
+    10 * ENTRY_BYTES + counts.refused_by.iter().map(of).sum::<usize>()
+}

@@ -1,0 +1,173 @@
+//! Rules by name at admission: what an answer opened, to whom, and what is said of it.
+use super::rig::*;
+use crate::{
+    clock::SECOND_NS,
+    dns::{
+        Name, NamePolicy, NameVerdict,
+        chain::tests::{a, answer},
+    },
+    engine::*,
+    rules::{Action, ByRules, FLOOR_S, NameCounts, Rule, wire},
+};
+use slipgate_abi::{Protocol, Refusal};
+
+const NAME: &str = "api.ok.test";
+
+fn setup() -> Setup {
+    let rule = |text| Rule::parse(Action::Allow, text).unwrap();
+    Setup {
+        default: Action::Deny,
+        rules: vec![rule("*.ok.test:443/tcp")],
+        ..Setup::default()
+    }
+}
+
+/// The VM in a row is told that the peer is [`NAME`]'s.
+fn tell(rig: &Rig, row: u32, ttl: u32) {
+    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let name = wire(NAME).unwrap();
+    let now_ns = rig.kernel.borrow().now_ns;
+    let told = answer(NAME, &[a(NAME, ttl, PEER.octets)]);
+    assert_eq!(dns.question(100 + row, Name(&name), 1), NameVerdict::Allow);
+    let verdict = dns.answer(100 + row, Name(&name), &told, 0, now_ns);
+    assert_eq!(verdict, NameVerdict::Allow);
+}
+
+#[test]
+fn an_address_is_open_to_the_vm_that_was_told_for_as_long_as_it_was_told() {
+    let mut rig = Rig::with(setup());
+    rig.guest(1, &syn((GUEST, 40_000), SERVER, 7));
+    assert!(rig.at_world().is_empty(), "a pinned address");
+    tell(&rig, 1, 0);
+    let nat = rig.connect(40_001, 1);
+    rig.guest(1, &syn((GUEST, 40_002), (PEER, 80), 7));
+    rig.guest(2, &syn((GUEST, 40_003), SERVER, 7));
+    assert!(rig.at_world().is_empty(), "another port, another VM");
+    assert_eq!(rig.refused(1, Refusal::Default), 2);
+    assert_eq!(rig.refused(2, Refusal::Default), 1);
+
+    rig.pass(u64::from(FLOOR_S) * SECOND_NS);
+    rig.guest(1, &syn((GUEST, 40_004), SERVER, 7));
+    assert_eq!(rig.refused(1, Refusal::Default), 3, "the opening is over");
+    assert_eq!(
+        rig.guest(1, &ack((GUEST, 40_001), SERVER, 0, 2, 9_001)),
+        Way::Fast
+    );
+    assert_eq!(rig.flows(), 1, "what lives goes on");
+    rig.close(40_001, nat, true);
+    rig.pass(300 * SECOND_NS);
+    let records = rig.records();
+    assert_eq!(records.len(), 1);
+    assert_eq!(records[0]["dns_name"], NAME);
+    assert_eq!(records[0]["rule_text"], "--allow *.ok.test:443/tcp");
+    assert!(rig.engine.core.opened_by.is_empty());
+}
+
+#[test]
+fn flows_by_name_outlive_the_engine_and_new_ones_need_an_answer_again() {
+    let mut rig = Rig::with(setup());
+    tell(&rig, 1, 3_600);
+    rig.connect(40_001, 1);
+    let (mut rig, adoption) = rig.restart(&setup());
+    assert_eq!((adoption.live, adoption.refused), (1, 0));
+    assert_eq!(
+        rig.guest(1, &ack((GUEST, 40_001), SERVER, 0, 2, 9_001)),
+        Way::Fast
+    );
+    rig.guest(1, &syn((GUEST, 40_002), SERVER, 7));
+    assert_eq!(rig.flows(), 1);
+    let closed = Setup {
+        rules: Vec::new(),
+        ..setup()
+    };
+    let (_, adoption) = rig.restart(&closed);
+    assert_eq!(
+        (adoption.live, adoption.refused),
+        (0, 1),
+        "the rule is gone"
+    );
+}
+
+#[test]
+fn why_judges_a_name_as_the_guest_would_come_there() {
+    let mut rig = Rig::with(setup());
+    let why = |rig: &mut Rig, name: Option<&str>, port| {
+        let to = crate::rules::Destination {
+            addr: name.map_or(PEER.into(), |_| [0; 4].into()),
+            port,
+            protocol: Protocol::Tcp,
+        };
+        let message = ControlMessage::Why {
+            request: 1,
+            row: 1,
+            to,
+            name: name.map(str::to_owned),
+        };
+        rig.broker.messages.borrow_mut().push_back(message);
+        rig.turn();
+        match rig.broker.replies.borrow_mut().pop() {
+            Some(ControlReply::Why { answer, .. }) => answer,
+            other => panic!("{other:?}"),
+        }
+    };
+    let answer = why(&mut rig, Some(NAME), 443);
+    assert!(
+        answer.admitted && answer.outcome.contains("when the guest asks"),
+        "{answer:?}"
+    );
+    assert!(!why(&mut rig, None, 443).admitted);
+    let answer = why(&mut rig, Some("evil.test"), 443);
+    assert!(
+        !answer.admitted && answer.outcome.contains("not resolved"),
+        "{answer:?}"
+    );
+    tell(&rig, 1, 60);
+    for name in [Some("API.ok.test."), None] {
+        let answer = why(&mut rig, name, 443);
+        assert!(answer.admitted && answer.via.is_some(), "{answer:?}");
+        assert_eq!(answer.rule, "--allow *.ok.test:443/tcp");
+        assert!(answer.explanation.contains(NAME), "{answer:?}");
+    }
+    assert!(!why(&mut rig, Some(NAME), 80).admitted);
+}
+
+#[test]
+fn names_are_read_in_pages_that_fit_a_message() {
+    let mut rig = Rig::with(setup());
+    let long = format!(
+        "{}.ok.test",
+        ["a".repeat(60), "b".repeat(60), "c".repeat(60)].join(".")
+    );
+    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let asked: &'static str = long.leak();
+    let wired = wire(asked).unwrap();
+    let told = answer(asked, &[a(asked, 60, PEER.octets)]);
+    dns.answer(101, Name(&wired), &told, 0, rig.kernel.borrow().now_ns);
+    for port in 0..200 {
+        rig.guest(1, &syn((GUEST, 40_000 + port), SERVER, 7));
+    }
+    assert_eq!(rig.flows(), 200);
+    let (mut from, mut flows, mut pages) = (0, 0, 0);
+    loop {
+        let page = rig.engine.core.names_page(from);
+        assert!(serde_json::to_vec(&page).unwrap().len() < 60_000);
+        if pages == 0 {
+            assert_eq!(page.vms[0].0, "vm1");
+            assert_eq!(
+                page.vms[0].1,
+                NameCounts {
+                    open: 1,
+                    ..NameCounts::default()
+                }
+            );
+        }
+        flows += page.flows.len();
+        pages += 1;
+        match page.next {
+            Some(next) => from = next,
+            None => break,
+        }
+    }
+    assert!(pages > 1);
+    assert_eq!(flows, 200);
+}
