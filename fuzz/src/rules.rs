@@ -99,7 +99,7 @@ fn longest_prefix(rules: &[Rule], to: Destination) {
     let prefixes = || {
         rules.iter().filter_map(|rule| match rule {
             Rule::Match(_, pattern) => Some(pattern.prefix()),
-            Rule::DenyFile(_) => None,
+            Rule::Name(..) | Rule::DenyFile(_) => None,
         })
     };
     let map = PrefixMap::new(prefixes().map(|prefix| (prefix, ())));
@@ -131,11 +131,13 @@ fn policy(default: Action, rules: Vec<Rule>, to: Destination) {
                 && protected.is_none_or(|p| pattern.prefix().prefix_len() >= p.prefix_len())
         }
         Rule::Match(Action::Deny, pattern) => pattern.matches(to),
+        // No name was asked for.
+        Rule::Name(..) => false,
         Rule::DenyFile(file) => file.line_for(to).is_some(),
     };
     let allowed = match rules.iter().find(|rule| decides(rule)) {
         Some(Rule::Match(action, _)) => *action == Action::Allow,
-        Some(Rule::DenyFile(_)) => false,
+        Some(Rule::Name(..) | Rule::DenyFile(_)) => false,
         None => protected.is_none() && default == Action::Allow,
     };
     assert_eq!(decision.is_allowed(), allowed);

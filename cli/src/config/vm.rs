@@ -2,7 +2,7 @@
 use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
-use slipgate_control::tap::EnginePort;
+use slipgate_abi::portframe::is_port_device;
 
 use super::{ConfigError, GuestNetwork, network};
 
@@ -210,7 +210,7 @@ fn check_name_of_tap<'a>(
 /// Whether it can be a guest's TAP: a device's name that is not one of our own devices'.
 pub(super) fn check_tap(flag: &'static str, given: &str, tap: &str) -> Result<(), ConfigError> {
     check_device(flag, given, tap)?;
-    if EnginePort::is_name(tap) {
+    if is_port_device(tap) {
         let problem = format!("{tap} is a name of slipgate's own devices");
         let remedy = "call the TAP something else, like sgvm0";
         return Err(ConfigError::new(flag, given, problem, remedy));

@@ -24,6 +24,15 @@ pub struct PortHeader {
     pub id: u32,
 }
 
+/// What an engine port's name begins with; a number follows.
+pub const PORT_DEVICE: &str = "sgport";
+
+/// Whether a device of this name may be an engine port: no other device should be called so.
+pub fn is_port_device(name: &str) -> bool {
+    let number = name.strip_prefix(PORT_DEVICE);
+    number.is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
 /// Version in the header; a frame of another is dropped.
 pub const PORT_VERSION: u8 = 1;
 

@@ -15,12 +15,13 @@ mod link;
 
 use std::{fs, os::fd::AsFd};
 
+use slipgate_abi::portframe::is_port_device;
+
 use crate::{
     Error, Paths, Result, bpf,
     device::Device,
     load::{Datapath, program_id},
     paths,
-    tap::EnginePort,
 };
 
 /// The programs.
@@ -269,7 +270,7 @@ impl Datapath {
             match (attached.program, Device::with_index(attached.ifindex)) {
                 (Program::GuestEgress | Program::GuestShut, Ok(tap)) => tap.set_up(false)?,
                 // An index that came again is somebody else's device.
-                (Program::EnginePort, Ok(port)) if EnginePort::is_name(port.name()) => {
+                (Program::EnginePort, Ok(port)) if is_port_device(port.name()) => {
                     crate::netlink::remove_link(attached.ifindex, port.name())?;
                 }
                 _ => {}

@@ -15,7 +15,7 @@ use std::{
     },
 };
 
-use slipgate_abi::maps::MAX_OWNERS;
+use slipgate_abi::{maps::MAX_OWNERS, portframe::PORT_DEVICE};
 
 use crate::{
     Error, Result,
@@ -28,7 +28,6 @@ use crate::{
 pub const QUEUE_FRAMES: u32 = 16_384;
 /// Of the port's name, before its number: its owner's row, or that and a multiple of
 /// [`MAX_OWNERS`] when somebody else's device has the name.
-const PREFIX: &str = "sgport";
 /// Names that are tried.
 const NAMES: u32 = 8;
 /// The largest MTU of a TAP: 65,535 less an Ethernet header.
@@ -117,16 +116,10 @@ impl EnginePort {
         }
         Ok(removed)
     }
-
-    /// Whether a device of this name may be an engine port: no other device should be called so.
-    pub fn is_name(name: &str) -> bool {
-        let number = name.strip_prefix(PREFIX);
-        number.is_some_and(|number| number.parse::<u32>().is_ok())
-    }
 }
 
 fn names_for(owner_row: u32) -> impl Iterator<Item = String> {
-    (0..NAMES).map(move |turn| format!("{PREFIX}{}", owner_row + turn * MAX_OWNERS))
+    (0..NAMES).map(move |turn| format!("{PORT_DEVICE}{}", owner_row + turn * MAX_OWNERS))
 }
 
 /// Whether a device of such a name is one that [`EnginePort::open`] made: its MTU and its silence

@@ -254,6 +254,7 @@ fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
                 port: tape.u16(),
                 protocol: Protocol::Tcp,
             },
+            name: (tape.u8() & 1 != 0).then(|| "www.example.test".to_owned()),
         },
         5 => ControlMessage::Sync {
             request: u64::from(tape.u8()),
