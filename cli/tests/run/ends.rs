@@ -33,6 +33,7 @@ fn a_guest_has_its_own_exit_status_and_a_report() {
     let end = bed.run(&payload().exit(0));
     let report = &end.report;
     assert_eq!(report["machine"]["memory_mib"], 32);
+    assert_eq!(report["machine"]["mac"], "02:53:4c:47:00:02");
     let (line, ran) = (report["first_line_us"].as_u64(), report["ran_us"].as_u64());
     assert!(line.is_some() && line <= ran, "{report:#}");
     assert!(report["vmm"]["vcpus"][0]["port_writes"].as_u64() >= Some(6));

@@ -26,8 +26,8 @@ pub(super) fn find(config: &Config, network: &Network) -> anyhow::Result<Uplink>
             if link.loopback {
                 return Err(refused(
                     "it is the loopback device, which leads nowhere",
-                    "give the device that leads to the world; the host itself guests reach at \
-                     its addresses there",
+                    "give the device that leads to the world (guests reach the host itself by \
+                     its address there)",
                 )
                 .into());
             }
