@@ -117,7 +117,15 @@ impl Stand {
         };
         let output = match (self.contender, &self.passt) {
             (Contender::SlipgateRun(_), _) => {
-                let flags = ["--uplink", UPLINK];
+                // Its quotas are out of the way, as in the other benchmarks.
+                let flags = [
+                    "--uplink",
+                    UPLINK,
+                    "--max-flows",
+                    "1000000",
+                    "--new-flows-per-second",
+                    "10000000",
+                ];
                 let run = SlipgateRun {
                     boot,
                     flags: &flags,
