@@ -13,7 +13,7 @@ use crate::{
     netns::NetNs,
     owner,
     pins::PinDir,
-    slipgate::binary,
+    slipgate::{binary, keep},
 };
 
 /// A running `slipgate run`. All its processes are killed on drop; pins go with the [`PinDir`].
@@ -225,14 +225,5 @@ fn read_lines(from: impl Read, started: Instant, to: &mpsc::Sender<Line>) {
             after: started.elapsed(),
             text: text.trim_end_matches('\r').to_owned(),
         });
-    }
-}
-
-fn keep(mut from: impl Read, kept: &Mutex<String>) {
-    let mut buffer = [0; 4096];
-    while let Ok(len @ 1..) = from.read(&mut buffer) {
-        let text = String::from_utf8_lossy(&buffer[..len]);
-        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push_str(&text);
     }
 }

@@ -303,7 +303,8 @@ pub fn run(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Output> {
     }
 }
 
-fn keep(mut from: impl Read, kept: &Mutex<String>) {
+/// Reads to the end, so that who writes never waits; what came is kept.
+pub(crate) fn keep(mut from: impl Read, kept: &Mutex<String>) {
     let mut buffer = [0; 4096];
     while let Ok(len @ 1..) = from.read(&mut buffer) {
         let text = String::from_utf8_lossy(&buffer[..len]);

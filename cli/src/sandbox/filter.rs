@@ -10,14 +10,16 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompRule};
 
 use super::{
     SandboxError,
-    rules::{Compiled, Rules, broken, equal, masked, no_new_code, own_signals, program, rule},
+    rules::{
+        BY_ITSELF, Compiled, Rules, broken, equal, masked, no_new_code, own_signals, program, rule,
+    },
 };
 
 /// Commands of bpf(2): look up, update, delete, next key, look up a batch; nothing that loads,
 /// attaches or makes. Numbers from `enum bpf_cmd`, <linux/bpf.h>.
 const BPF_COMMANDS: [u64; 5] = [1, 2, 3, 4, 24];
 
-/// What the event loop needs whatever the arguments.
+/// What the event loop needs beside [`BY_ITSELF`], whatever the arguments.
 const ALWAYS: &[libc::c_long] = &[
     // frames, sockets, the channel, the flow log
     libc::SYS_read,
@@ -39,28 +41,6 @@ const ALWAYS: &[libc::c_long] = &[
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
-    libc::SYS_futex,
-    libc::SYS_nanosleep,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_sched_yield,
-    // memory
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
-    libc::SYS_brk,
-    // time, randomness, identity
-    libc::SYS_clock_gettime,
-    libc::SYS_getrandom,
-    libc::SYS_getpid,
-    libc::SYS_gettid,
-    // signals and the end
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
-    libc::SYS_restart_syscall,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
 ];
 
 /// Older forms that only this architecture has.
@@ -108,8 +88,9 @@ fn open_calls(rules: impl Fn() -> Compiled<Vec<SeccompRule>>) -> Compiled<Rules>
 }
 
 fn allow_list() -> Compiled<Rules> {
-    let mut rules: Rules = ALWAYS
+    let mut rules: Rules = BY_ITSELF
         .iter()
+        .chain(ALWAYS)
         .chain(ALWAYS_HERE)
         .map(|&call| (call, Vec::new()))
         .collect();

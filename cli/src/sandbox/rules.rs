@@ -11,6 +11,33 @@ use super::SandboxError;
 pub(super) type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 pub(super) type Compiled<T> = Result<T, seccompiler::BackendError>;
 
+/// What every process of ours calls, whatever it is for: none of these reaches beyond itself.
+pub(super) const BY_ITSELF: &[libc::c_long] = &[
+    // waiting
+    libc::SYS_futex,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_sched_yield,
+    // memory
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    // time, randomness, identity
+    libc::SYS_clock_gettime,
+    libc::SYS_getrandom,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    // signals and the end
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
 pub(super) fn broken(e: seccompiler::BackendError) -> SandboxError {
     SandboxError {
         step: "compiling the seccomp filter",

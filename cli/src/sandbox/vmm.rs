@@ -17,7 +17,9 @@ use slipgate_vmm::ThreadKind;
 
 use super::{
     SandboxError, give_up_privileges,
-    rules::{Compiled, Rules, broken, equal, masked, no_new_code, own_signals, program, rule},
+    rules::{
+        BY_ITSELF, Compiled, Rules, broken, equal, masked, no_new_code, own_signals, program, rule,
+    },
 };
 
 /// Descriptors that the VMM may have: 16 queue pairs have some ten each.
@@ -71,8 +73,9 @@ fn soft(call: libc::c_long, errno: i32) -> Compiled<BpfProgram> {
 
 /// Anything that is not listed ends the process.
 fn hard(calls: Calls) -> Compiled<BpfProgram> {
-    let mut rules: Rules = EVERYBODY
+    let mut rules: Rules = BY_ITSELF
         .iter()
+        .chain(EVERYBODY)
         .chain(calls.calls.iter().copied().flatten())
         .map(|&call| (call, Vec::new()))
         .collect();
@@ -127,7 +130,7 @@ fn any_of(
         .collect()
 }
 
-/// What every thread needs.
+/// What every thread needs beside [`BY_ITSELF`].
 const EVERYBODY: &[libc::c_long] = &[
     // descriptors it has
     libc::SYS_read,
@@ -140,28 +143,6 @@ const EVERYBODY: &[libc::c_long] = &[
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
-    libc::SYS_futex,
-    libc::SYS_nanosleep,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_sched_yield,
-    // memory
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
-    libc::SYS_brk,
-    // time, randomness, identity
-    libc::SYS_clock_gettime,
-    libc::SYS_getrandom,
-    libc::SYS_getpid,
-    libc::SYS_gettid,
-    // signals and the end
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
-    libc::SYS_restart_syscall,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
 ];
 
 /// To make a machine: what `Machine::new` calls, and starting threads.
@@ -264,7 +245,7 @@ const RINGS_MADE: &[u64] = &[2, 11];
 /// IORING_REGISTER_ENABLE_RINGS.
 const RINGS_ENABLED: &[u64] = &[12];
 
-/// What a filter lets through beside [`EVERYBODY`].
+/// What a filter lets through beside [`BY_ITSELF`] and [`EVERYBODY`].
 #[derive(Default)]
 struct Calls {
     calls: Vec<&'static [libc::c_long]>,

@@ -7,6 +7,7 @@ use smoltcp::{iface::SocketHandle, socket::tcp::State};
 
 use super::Failure;
 use crate::{
+    histogram::Histogram,
     net::{
         Stack,
         ports::TIME_WAIT_NS,
@@ -169,8 +170,12 @@ impl Pool {
 }
 
 impl Connection {
-    /// How it is.
-    pub fn condition<P: Platform, N: Nic>(&mut self, stack: &mut Stack<'_, P, N>) -> Condition {
+    /// How it is. What opening took is recorded once, when it has become open.
+    pub fn condition<P: Platform, N: Nic>(
+        &mut self,
+        stack: &mut Stack<'_, P, N>,
+        took: &mut Histogram,
+    ) -> Condition {
         let state = stack.tcp(self.handle).state();
         match state {
             _ if self.unreachable => Condition::Failed(Failure::Unreachable),
@@ -180,6 +185,7 @@ impl Connection {
             _ => {
                 self.open = true;
                 self.moved_ns = stack.now_ns();
+                took.record(self.moved_ns - self.opened_ns);
                 Condition::Opened
             }
         }

@@ -140,14 +140,14 @@ impl Active {
         script: &Script,
         outcome: &mut Outcome,
     ) -> Option<Result<(), Failure>> {
-        match self.connection.condition(stack) {
+        match self.connection.condition(stack, &mut outcome.connect) {
             Condition::Opening => return None,
             Condition::Failed(failure) => return Some(Err(failure)),
             Condition::Opened => {
-                let opened = &self.connection;
-                outcome.connect.record(opened.moved_ns - opened.opened_ns);
                 // The buffer is empty, and larger; a server that ended already takes none.
-                let _ = stack.tcp(opened.handle).send_slice(script.request());
+                let _ = stack
+                    .tcp(self.connection.handle)
+                    .send_slice(script.request());
             }
             Condition::Open => {}
         }

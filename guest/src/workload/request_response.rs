@@ -76,14 +76,10 @@ impl Session {
         message: &[u8; ECHO_BYTES],
         outcome: &mut Outcome,
     ) -> Option<Result<(), Failure>> {
-        match self.connection.condition(stack) {
+        match self.connection.condition(stack, &mut outcome.connect) {
             Condition::Opening => return None,
             Condition::Failed(failure) => return Some(Err(failure)),
-            Condition::Opened => {
-                let opened = &self.connection;
-                outcome.connect.record(opened.moved_ns - opened.opened_ns);
-            }
-            Condition::Open => {}
+            Condition::Opened | Condition::Open => {}
         }
         if let Some(sent_ns) = self.sent_ns {
             let socket = stack.tcp(self.connection.handle);

@@ -140,13 +140,11 @@ impl Transfer {
         stack: &mut Stack<'_, P, N>,
         outcome: &mut Outcome,
     ) -> Option<Result<(), Failure>> {
-        match self.connection.condition(stack) {
+        match self.connection.condition(stack, &mut outcome.connect) {
             Condition::Opening => return None,
             Condition::Failed(failure) => return Some(Err(failure)),
             Condition::Opened => {
-                let opened = &self.connection;
-                outcome.connect.record(opened.moved_ns - opened.opened_ns);
-                let _ = stack.tcp(opened.handle).send_slice(&self.order());
+                let _ = stack.tcp(self.connection.handle).send_slice(&self.order());
             }
             Condition::Open => {}
         }

@@ -10,7 +10,10 @@ use std::{
 
 use serde_json::Value;
 
-use crate::error::{Error, Result, Tried};
+use crate::{
+    error::{Error, Result, Tried},
+    rig,
+};
 
 /// A guest's output from its start to its end.
 #[derive(Clone, Debug)]
@@ -85,17 +88,7 @@ pub(super) fn follow(mut vmm: Child, timeout: Duration) -> Result<GuestOutput> {
         }
     });
     let stderr = all_of(err);
-    let status = loop {
-        if let Some(status) = vmm.try_wait().tried("wait for the VMM")? {
-            break Some(status);
-        }
-        if started.elapsed() > timeout {
-            vmm.kill().tried("kill the VMM")?;
-            vmm.wait().tried("wait for the VMM")?;
-            break None;
-        }
-        thread::sleep(Duration::from_millis(5));
-    };
+    let status = rig::wait(&mut vmm, started + timeout).tried("wait for the VMM")?;
     let took = started.elapsed();
     let _ = reader.join();
     let (times, console): (Vec<_>, Vec<_>) = lines.iter().unzip();

@@ -11,10 +11,8 @@ use super::{Boot, GuestOutput, image, output};
 use crate::{
     error::{Error, Result, Tried},
     netns::NetNs,
-    rig::EXIT_PORT,
+    rig::{EXIT_PORT, QEMU},
 };
-
-const QEMU: &str = "qemu-system-x86_64";
 
 /// What runs the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

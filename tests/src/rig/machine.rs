@@ -4,7 +4,7 @@ use std::{
     fs, io,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
@@ -14,8 +14,8 @@ use crate::{
     netns::NetNs,
 };
 
-const QEMU: &str = "qemu-system-x86_64";
-const LOOK: Duration = Duration::from_millis(20);
+pub(crate) const QEMU: &str = "qemu-system-x86_64";
+const LOOK: Duration = Duration::from_millis(5);
 
 /// A machine to be started.
 pub struct Machine<'a> {
@@ -109,6 +109,7 @@ impl Machine<'_> {
             None => spawn(command).tried(format!("start {QEMU}"))?,
         };
         let status = wait(&mut qemu, started + self.timeout).tried(format!("wait for {QEMU}"))?;
+        let status = status.and_then(|status| status.code());
         let took = started.elapsed();
         let read = |path: &PathBuf| {
             let bytes = fs::read(path).unwrap_or_default();
@@ -169,15 +170,15 @@ fn spawn(mut qemu: Command) -> io::Result<Child> {
     qemu.spawn()
 }
 
-/// Its exit status; `None` when it was killed at the deadline.
-fn wait(qemu: &mut Child, deadline: Instant) -> io::Result<Option<i32>> {
+/// How a VMM ended; `None` when it was killed at the deadline.
+pub(crate) fn wait(vmm: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> {
     loop {
-        if let Some(status) = qemu.try_wait()? {
-            return Ok(status.code());
+        if let Some(status) = vmm.try_wait()? {
+            return Ok(Some(status));
         }
         if Instant::now() > deadline {
-            qemu.kill()?;
-            qemu.wait()?;
+            vmm.kill()?;
+            vmm.wait()?;
             return Ok(None);
         }
         std::thread::sleep(LOOK);

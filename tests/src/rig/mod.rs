@@ -22,6 +22,7 @@ pub use cpio::Archive;
 pub use initramfs::{Initramfs, MODULES};
 pub use kernel::{Kernel, Module};
 pub use machine::{Ended, Hardware, Machine};
+pub(crate) use machine::{QEMU, wait};
 
 /// The serial port that the report is written to.
 pub const REPORT_DEVICE: &str = "/dev/ttyS1";
