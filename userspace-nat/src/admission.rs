@@ -18,7 +18,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Direction, Protocol, Refusal, Tuple,
+    Direction, Protocol, Refusal, Tuple, Verdict,
     slot::SlotFlags,
     tcp::{Phase, TcpBits},
 };
@@ -182,6 +182,7 @@ impl<D: Datapath> Core<D> {
             next_hop: self.next_hop(uplink_ifindex, next_hop.into(), guest.remote),
             isn,
             inbound: false,
+            verdict: Verdict::Fast,
         };
         let opened = self.open_with_port(flow, has_timestamps(packet), now_ns);
         if let (Ok(slot), Some(name)) = (&opened, verdict.name) {
@@ -294,6 +295,7 @@ impl<D: Datapath> Core<D> {
             next_hop: self.next_hop(uplink_ifindex, next_hop.into(), world.remote),
             isn,
             inbound: true,
+            verdict: Verdict::Fast,
         };
         self.flows.ports.mark(to, flow.nat_port, vm.net.id);
         let opened = self

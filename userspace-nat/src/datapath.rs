@@ -63,7 +63,32 @@ pub trait Tables {
     fn release_next_hop(&mut self, index: u32);
 }
 
-/// Both.
-pub trait Datapath: FlowMap + Tables {}
+/// An address that DNS opened to a VM by a name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RememberedName {
+    /// The VM's id.
+    pub vm: u32,
+    /// The address.
+    pub addr: Ip4,
+    /// The name in wire form, in lower case, at most 255 octets.
+    pub name: Box<[u8]>,
+    /// Until when, `CLOCK_MONOTONIC` ns.
+    pub expires_ns: u64,
+}
 
-impl<T: FlowMap + Tables> Datapath for T {}
+/// The map `NAMES`: what a successor is to know of DNS. A name that could not be remembered is not
+/// opened any less; it is lost when the engine is.
+pub trait NameMap {
+    /// Inserts, or replaces the entry of this VM, address and name. Whether it is there now.
+    fn remember_name(&mut self, name: &RememberedName) -> bool;
+    /// Deletes the entry of this VM, address and name (in wire form, in lower case). Whether there
+    /// was one.
+    fn forget_name(&mut self, vm: u32, addr: Ip4, name: &[u8]) -> bool;
+    /// What is remembered of the VMs that are our row's, expired or not; used at adoption.
+    fn remembered_names(&self) -> Vec<RememberedName>;
+}
+
+/// All of them.
+pub trait Datapath: FlowMap + Tables + NameMap {}
+
+impl<T: FlowMap + Tables + NameMap> Datapath for T {}

@@ -216,7 +216,7 @@ fn filled(flow: &Flow) -> Slot {
         tx_last_ns: 0,
         rx_last_ns: 0,
         vm: VM,
-        vm_row: ROW,
+        vm_row: ROW as u16,
         guest: GUEST.into(),
         remote: REMOTE.into(),
         nat: GUEST.into(),
@@ -231,6 +231,8 @@ fn filled(flow: &Flow) -> Slot {
         uplink_ifindex: DEVICE,
         owner: 0,
         epoch: 1,
-        pad: [0; 8],
+        fin_end_tx: 0,
+        fin_end_rx: 0,
+        connect_us: 0,
     }
 }

@@ -31,6 +31,7 @@ fn slot() -> SlotSnapshot {
         rule: 0,
         uplink_ifindex: 2,
         owner: 0,
+        connect_us: 0,
         epoch: 1,
     }
 }

@@ -102,10 +102,14 @@ reasons! {
     PortWrite port_write,
     /// A service (DHCP, DNS, ARP) could make no sense of it, or had no answer.
     ServiceReject service_reject,
-    /// Over the VM's packet or query rate.
+    /// Over the VM's query rate.
     OverRate over_rate,
     /// The TAP's program was gone; what stands behind it dropped the frame.
     Unserved unserved,
+    /// Over the VM's packets per second.
+    PacketRate packet_rate,
+    /// Over the VM's bytes per second.
+    ByteRate byte_rate,
 }
 
 reasons! {

@@ -29,7 +29,9 @@ pub mod count;
 pub mod forward;
 pub mod link;
 pub mod maps;
+pub mod names;
 pub mod portframe;
+pub mod rate;
 pub mod segment;
 pub mod skb;
 pub mod slot;
@@ -44,14 +46,16 @@ pub use count::{
 };
 pub use forward::{ForwardKey, ForwardTarget};
 pub use link::{NextHop, NextHopRef};
+pub use names::{NameKey, NameValue};
 pub use portframe::{Command, Handover, PortHeader};
+pub use rate::{Rate, RateLimits, VmRates};
 pub use slot::{FlowRef, Slot, SlotRef, Verdict};
 pub use tuple::{Direction, Ip4, Protocol, Tuple};
 pub use vm::{TapEntry, Vm, VmRef};
 
 /// Version of everything in this crate. Raise it with any change of layout or meaning; a process
 /// refuses pinned maps of another version.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 #[cfg(feature = "user")]
 mod pod;

@@ -15,6 +15,8 @@
 //! | `FORWARDS` | hash | [`crate::ForwardKey`] → [`crate::ForwardTarget`] |
 //! | `DENY` | LPM trie | [`crate::forward::DenyKey`] → u32, the rule |
 //! | `RULES` | array, mmapable | rule → [`RuleText`] (userspace only) |
+//! | `RATES` | array, mmapable | VM row → [`crate::rate::RateLimits`] |
+//! | `NAMES` | hash | [`crate::names::NameKey`] → [`crate::names::NameValue`] (userspace only) |
 //!
 //! Everything that several processes share is claimed by compare-and-swap in a mapped array, or by
 //! `BPF_NOEXIST` in a hash. There are no events: a slot's bits are the truth, and scanning the
@@ -38,6 +40,8 @@ pub const MAX_NEXT_HOPS: u32 = 1_024;
 pub const MAX_FORWARDS: u32 = 16_384;
 /// Entries of `DENY`.
 pub const MAX_DENY: u32 = 262_144;
+/// Entries of `NAMES`.
+pub const MAX_NAMES: u32 = 65_536;
 /// Elements of `RULES`; all lines of a deny file are one rule.
 pub const MAX_RULES: u32 = 4_096;
 

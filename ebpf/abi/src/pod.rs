@@ -23,5 +23,8 @@ pod!(
     maps::Meta,
     maps::Owner,
     maps::RuleText,
+    NameKey,
+    NameValue,
+    RateLimits,
     skb::SkbLayout
 );

@@ -9,7 +9,7 @@
 //! | `Closing` | goes to the engine | the owner, back to `Fast` (revived) or to `Free` (both tuples deleted) |
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::{Ip4, Protocol, Tuple, cell, tcp::TcpBits};
+use crate::{Direction, Ip4, Protocol, Tuple, cell, tcp::TcpBits};
 
 /// What happens to the packets of a flow. See the module's table.
 #[repr(u32)]
@@ -64,7 +64,7 @@ pub struct FlowRef {
 }
 
 /// One flow. 128 bytes: the first cache line changes under traffic, the second is constant while
-/// the generation is.
+/// the generation is, but for its last three words, which change when a connection opens and ends.
 ///
 /// Never make a Rust reference to a live slot: both sides change it. Go through [`SlotRef`].
 #[repr(C, align(64))]
@@ -94,7 +94,9 @@ pub struct Slot {
     /// The VM's id.
     pub vm: u32,
     /// The VM's row in `VMS`.
-    pub vm_row: u32,
+    pub vm_row: u16,
+    /// The owner's row in `OWNERS`.
+    pub owner: u16,
     /// The guest's address.
     pub guest: Ip4,
     /// The peer's address.
@@ -119,12 +121,15 @@ pub struct Slot {
     pub rule: u32,
     /// The uplink it leaves by.
     pub uplink_ifindex: u32,
-    /// The owner's row in `OWNERS`.
-    pub owner: u32,
     /// The owner's epoch when the flow was admitted.
     pub epoch: u32,
-    /// Zero.
-    pub pad: [u8; 8],
+    /// TCP: sequence number behind the guest's FIN, once that was seen.
+    pub fin_end_tx: u32,
+    /// TCP: sequence number behind the peer's FIN, once that was seen.
+    pub fin_end_rx: u32,
+    /// TCP: from admission to the answering SYN-ACK as the programs saw it, µs; 0: not seen, or
+    /// over 71 minutes.
+    pub connect_us: u32,
 }
 
 const _: () = assert!(size_of::<Slot>() == 128);
@@ -261,7 +266,7 @@ impl SlotRef {
     /// The VM's row in `VMS`.
     #[inline(always)]
     pub fn vm_row(&self) -> u32 {
-        constant!(self, vm_row)
+        constant!(self, vm_row) as u32
     }
 
     /// The guest's address.
@@ -340,13 +345,28 @@ impl SlotRef {
     /// The owner's row.
     #[inline(always)]
     pub fn owner(&self) -> u32 {
-        constant!(self, owner)
+        constant!(self, owner) as u32
     }
 
     /// The owner's epoch at admission.
     #[inline(always)]
     pub fn epoch(&self) -> u32 {
         constant!(self, epoch)
+    }
+
+    /// Sequence number behind the FIN that was sent in a direction; see [`crate::tcp`].
+    #[inline(always)]
+    pub fn fin_end(&self, of: Direction) -> &AtomicU32 {
+        match of {
+            Direction::Tx => atomic!(self, fin_end_tx, AtomicU32),
+            Direction::Rx => atomic!(self, fin_end_rx, AtomicU32),
+        }
+    }
+
+    /// How long it took to connect, µs.
+    #[inline(always)]
+    pub fn connect_us(&self) -> &AtomicU32 {
+        atomic!(self, connect_us, AtomicU32)
     }
 
     /// The flow as the guest's link sees it.

@@ -78,6 +78,8 @@ impl VmFlags {
     pub const CHECK_MAC: u32 = 1;
     /// Drop everything both ways.
     pub const FROZEN: u32 = 2;
+    /// Its row of `RATES` is looked at.
+    pub const LIMITED: u32 = 4;
 }
 
 /// A live row, reached by atomics where it changes.

@@ -4,14 +4,14 @@ use std::{fmt, io, mem::size_of, os::fd::BorrowedFd};
 
 use aya_obj::generated::bpf_map_type;
 use slipgate_abi::{
-    DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Slot, TapEntry, Tuple, Vm,
-    VmCounters, forward::DenyKey, maps,
+    DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop, RateLimits,
+    Slot, TapEntry, Tuple, Vm, VmCounters, forward::DenyKey, maps,
 };
 
 use crate::bpf;
 
 /// How many maps there are.
-pub const MAPS: usize = 13;
+pub const MAPS: usize = 15;
 
 /// The maps, in the order in which descriptors are handed over. The number indexes
 /// [`MapName::ALL`].
@@ -31,6 +31,8 @@ pub enum MapName {
     Forwards,
     Deny,
     Rules,
+    Rates,
+    Names,
 }
 
 impl MapName {
@@ -49,6 +51,8 @@ impl MapName {
         Self::Forwards,
         Self::Deny,
         Self::Rules,
+        Self::Rates,
+        Self::Names,
     ];
 
     /// Its name in the object, which is its pin's.
@@ -67,6 +71,8 @@ impl MapName {
             Self::Forwards => "FORWARDS",
             Self::Deny => "DENY",
             Self::Rules => "RULES",
+            Self::Rates => "RATES",
+            Self::Names => "NAMES",
         }
     }
 
@@ -108,6 +114,13 @@ impl MapName {
                 entries: maps::MAX_DENY,
             },
             Self::Rules => Shape::array(size_of::<maps::RuleText>(), maps::MAX_RULES),
+            Self::Rates => Shape::array(size_of::<RateLimits>(), maps::MAX_VMS),
+            Self::Names => Shape {
+                kind: Kind::GrowingHash,
+                key: size_of::<NameKey>() as u32,
+                value: size_of::<NameValue>() as u32,
+                entries: maps::MAX_NAMES,
+            },
         }
     }
 }
@@ -119,6 +132,8 @@ pub enum Kind {
     MappedArray,
     /// `BPF_MAP_TYPE_HASH`, preallocated.
     Hash,
+    /// `BPF_MAP_TYPE_HASH` with `BPF_F_NO_PREALLOC`.
+    GrowingHash,
     /// `BPF_MAP_TYPE_LPM_TRIE`.
     Trie,
     /// Any other map type, or one of these with other flags.
@@ -138,6 +153,8 @@ impl Kind {
     pub(crate) const MAPPED_ARRAY: (u32, u32) =
         (bpf_map_type::BPF_MAP_TYPE_ARRAY as u32, BPF_F_MMAPABLE);
     pub(crate) const HASH: (u32, u32) = (bpf_map_type::BPF_MAP_TYPE_HASH as u32, 0);
+    pub(crate) const GROWING_HASH: (u32, u32) =
+        (bpf_map_type::BPF_MAP_TYPE_HASH as u32, BPF_F_NO_PREALLOC);
     pub(crate) const TRIE: (u32, u32) = (
         bpf_map_type::BPF_MAP_TYPE_LPM_TRIE as u32,
         BPF_F_NO_PREALLOC,
@@ -147,6 +164,7 @@ impl Kind {
         match (number, flags) {
             Self::MAPPED_ARRAY => Self::MappedArray,
             Self::HASH => Self::Hash,
+            Self::GROWING_HASH => Self::GrowingHash,
             Self::TRIE => Self::Trie,
             (number, flags) => Self::Other { number, flags },
         }
@@ -195,6 +213,7 @@ impl fmt::Display for Shape {
         match self.kind {
             Kind::MappedArray => f.write_str("a mappable array")?,
             Kind::Hash => f.write_str("a hash")?,
+            Kind::GrowingHash => f.write_str("a hash that is not preallocated")?,
             Kind::Trie => f.write_str("an LPM trie")?,
             Kind::Other { number, flags } => {
                 write!(f, "a map of type {number} with flags {flags:#x}")?;

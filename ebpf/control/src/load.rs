@@ -260,6 +260,7 @@ fn make_missing_maps(paths: &Paths, slots: u32) -> Result<()> {
         let (map_type, map_flags) = match shape.kind {
             Kind::MappedArray => Kind::MAPPED_ARRAY,
             Kind::Hash => Kind::HASH,
+            Kind::GrowingHash => Kind::GROWING_HASH,
             Kind::Trie => Kind::TRIE,
             Kind::Other { number, flags } => (number, flags),
         };

@@ -6,8 +6,8 @@
 //!
 //! | reached by | maps |
 //! | --- | --- |
-//! | memory | META, SLOTS, CHUNKS, OWNERS, VMS, DROPS, COUNTERS, NEXT_HOPS, RULES |
-//! | system call | FLOWS, FORWARDS, TAPS, DENY |
+//! | memory | META, SLOTS, CHUNKS, OWNERS, VMS, DROPS, COUNTERS, NEXT_HOPS, RULES, RATES |
+//! | system call | FLOWS, FORWARDS, TAPS, DENY, NAMES |
 
 mod claim;
 mod mapped;
@@ -27,9 +27,9 @@ use std::{
 
 use aya::Pod;
 use slipgate_abi::{
-    ABI_VERSION, DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, NextHopRef,
-    RuleRefusals, Slot, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRef, count::COUNTED_RULES,
-    forward::DenyKey, maps,
+    ABI_VERSION, DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop,
+    NextHopRef, RateLimits, RuleRefusals, Slot, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRates,
+    VmRef, count::COUNTED_RULES, forward::DenyKey, maps, rate::RateRef, vm::VmFlags,
 };
 
 pub(crate) use self::pinned::{abi_version_of, check_pinned, open_pins};
@@ -70,6 +70,8 @@ pub struct SharedMaps {
     pub taps: Table<u32, TapEntry>,
     /// Denied destinations to rules.
     pub deny: Table<DenyPrefix, u32>,
+    /// What DNS opened.
+    pub names: Table<NameKey, NameValue>,
 }
 
 /// The mapped arrays.
@@ -84,6 +86,7 @@ struct Memory {
     counters: Mapped<VmCounters>,
     next_hops: Mapped<NextHop>,
     rules: Mapped<maps::RuleText>,
+    rates: Mapped<RateLimits>,
 }
 
 impl SharedMaps {
@@ -121,6 +124,7 @@ impl SharedMaps {
         };
         let (flows, forwards) = (take(MapName::Flows), take(MapName::Forwards));
         let (taps, deny) = (take(MapName::Taps), take(MapName::Deny));
+        let names = take(MapName::Names);
         let arrays = MapName::ALL
             .into_iter()
             .zip(rest)
@@ -133,6 +137,7 @@ impl SharedMaps {
             forwards: Table::new(forwards.0, forwards.1),
             taps: Table::new(taps.0, taps.1),
             deny: Table::new(deny.0, deny.1),
+            names: Table::new(names.0, names.1),
         })
     }
 
@@ -145,6 +150,7 @@ impl SharedMaps {
                 MapName::Forwards => Some(self.forwards.as_fd()),
                 MapName::Taps => Some(self.taps.as_fd()),
                 MapName::Deny => Some(self.deny.as_fd()),
+                MapName::Names => Some(self.names.as_fd()),
                 array => self
                     .arrays
                     .iter()
@@ -169,6 +175,50 @@ impl SharedMaps {
     pub fn vm(&self, row: u32) -> Option<VmRef> {
         // SAFETY: an element of VMS; the mapping is never taken down.
         Some(unsafe { VmRef::new(self.memory.vms.at(row)?) })
+    }
+
+    /// Drops everything of a VM in the programs, both ways and from the engine too, or lets it pass
+    /// again. Whether there is such a row.
+    pub fn set_frozen(&self, row: u32, frozen: bool) -> bool {
+        self.set_flag(row, VmFlags::FROZEN, frozen)
+    }
+
+    /// Whether a VM is frozen.
+    pub fn is_frozen(&self, row: u32) -> bool {
+        let vm = self.vm(row);
+        vm.is_some_and(|vm| vm.flags().load(Acquire) & VmFlags::FROZEN != 0)
+    }
+
+    /// Limits what passes from and to a VM; `None` lifts every limit. Whether there is such a row.
+    pub fn set_rates(&self, row: u32, rates: Option<VmRates>) -> bool {
+        let rates = rates.unwrap_or_default();
+        let Some(limits) = self.rate_limits(row) else {
+            return false;
+        };
+        limits.set(rates);
+        self.set_flag(row, VmFlags::LIMITED, rates.is_limited())
+    }
+
+    /// How a VM is limited.
+    pub fn rates(&self, row: u32) -> Option<VmRates> {
+        self.rate_limits(row).map(RateRef::get)
+    }
+
+    fn rate_limits(&self, row: u32) -> Option<RateRef> {
+        // SAFETY: an element of RATES; the mapping is never taken down.
+        Some(unsafe { RateRef::new(self.memory.rates.at(row)?) })
+    }
+
+    fn set_flag(&self, row: u32, flag: u32, on: bool) -> bool {
+        let Some(vm) = self.vm(row) else {
+            return false;
+        };
+        if on {
+            vm.flags().fetch_or(flag, Release);
+        } else {
+            vm.flags().fetch_and(!flag, Release);
+        }
+        true
     }
 
     /// A next hop; `None` beyond the last. Element 0 is nobody's.
@@ -291,6 +341,7 @@ impl Memory {
             counters: map(fds, slots, protection, MapName::Counters)?,
             next_hops: map(fds, slots, protection, MapName::NextHops)?,
             rules: map(fds, slots, protection, MapName::Rules)?,
+            rates: map(fds, slots, protection, MapName::Rates)?,
         })
     }
 

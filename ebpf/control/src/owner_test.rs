@@ -138,7 +138,9 @@ fn fill(slot: SlotRef, generation: u32, port: u16, verdict: Verdict) {
             uplink_ifindex: 0,
             owner: 0,
             epoch: 0,
-            pad: [0; 8],
+            fin_end_tx: 0,
+            fin_end_rx: 0,
+            connect_us: 0,
         });
     }
 }

@@ -92,6 +92,7 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
             clear_counters(maps, row);
             (&raw mut (*vm).guest_mac).write_volatile(VmRef::UNKNOWN_MAC);
             (&raw mut (*vm).flags).write_volatile(0);
+            maps.set_rates(row, None);
         }
         (&raw mut (*vm).owner).write_volatile(owner.row());
         (&raw mut (*vm).port_ifindex).write_volatile(spec.port_ifindex);
@@ -201,17 +202,6 @@ pub fn set_mtu(maps: &SharedMaps, row: u32, mtu: u32) {
     }
 }
 
-/// Drops everything of a VM in the programs, both ways, or lets it pass again.
-pub fn freeze(maps: &SharedMaps, row: u32, frozen: bool) {
-    if let Some(vm) = maps.vm(row) {
-        if frozen {
-            vm.flags().fetch_or(VmFlags::FROZEN, Release);
-        } else {
-            vm.flags().fetch_and(!VmFlags::FROZEN, Release);
-        }
-    }
-}
-
 /// Closes a row whose flows have ended.
 pub fn close(maps: &SharedMaps, row: u32) -> Result<()> {
     let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
@@ -219,6 +209,7 @@ pub fn close(maps: &SharedMaps, row: u32) -> Result<()> {
     };
     maps.taps.remove_if(|_, tap| tap.vm == id)?;
     maps.forwards.remove_if(|_, forward| forward.vm == id)?;
+    maps.names.remove_if(|key, _| key.vm == id)?;
     vm.tap_ifindex().store(0, Release);
     vm.id().store(0, Release);
     Ok(())

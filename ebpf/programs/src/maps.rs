@@ -1,17 +1,17 @@
 //! The maps; see [`slipgate_abi::maps`] for what each holds. A map's name is also its pin's.
 use aya_ebpf::{
-    bindings::BPF_F_MMAPABLE,
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     btf_maps::{Array, HashMap, LpmTrie},
     macros::btf_map,
 };
 use slipgate_abi::{
-    DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, NextHopRef, Slot, SlotRef, TapEntry,
-    Tuple, Vm, VmCounters, VmRef,
+    DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop, NextHopRef,
+    RateLimits, Slot, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRef,
     cell::load32,
     forward::DenyKey,
     maps::{
-        DEFAULT_SLOTS, MAX_CHUNKS, MAX_DENY, MAX_FORWARDS, MAX_NEXT_HOPS, MAX_OWNERS, MAX_RULES,
-        MAX_VMS, Meta, Owner, RuleText, TUPLES_PER_SLOT,
+        DEFAULT_SLOTS, MAX_CHUNKS, MAX_DENY, MAX_FORWARDS, MAX_NAMES, MAX_NEXT_HOPS, MAX_OWNERS,
+        MAX_RULES, MAX_VMS, Meta, Owner, RuleText, TUPLES_PER_SLOT,
     },
 };
 
@@ -49,6 +49,15 @@ pub(crate) static FORWARDS: HashMap<ForwardKey, ForwardTarget, { MAX_FORWARDS as
 pub(crate) static DENY: LpmTrie<DenyKey, u32, { MAX_DENY as usize }> = LpmTrie::new();
 #[btf_map]
 pub(crate) static RULES: Mapped<RuleText, { MAX_RULES as usize }> = Array::new();
+#[btf_map]
+pub(crate) static RATES: Mapped<RateLimits, { MAX_VMS as usize }> = Array::new();
+#[btf_map]
+pub(crate) static NAMES: HashMap<
+    NameKey,
+    NameValue,
+    { MAX_NAMES as usize },
+    { BPF_F_NO_PREALLOC as usize },
+> = HashMap::new();
 
 /// A slot by its index.
 #[inline(always)]

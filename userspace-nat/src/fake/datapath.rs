@@ -1,14 +1,14 @@
 //! The tables as the engine reaches them: what the kernel promises of each call, and no more.
-use std::{io, ops::Range};
+use std::{collections::HashSet, io, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    FlowRef, Ip4, NextHopRef, SlotRef, Tuple, VmRef,
-    maps::{MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SlotRef, Tuple, VmRef,
+    maps::{MAX_NAMES, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
 };
 
 use super::{Kernel, KernelHandle};
 use crate::{
-    datapath::{FlowMap, InsertError, Tables},
+    datapath::{FlowMap, InsertError, NameMap, RememberedName, Tables},
     stats::VmStats,
 };
 
@@ -76,6 +76,51 @@ impl FlowMap for FakeDatapath {
             visit(*tuple, *flow);
         }
         Ok(())
+    }
+}
+
+impl NameMap for FakeDatapath {
+    fn remember_name(&mut self, name: &RememberedName) -> bool {
+        let kernel = &mut *self.kernel.borrow_mut();
+        let Some(value) = NameValue::new(&name.name, name.expires_ns) else {
+            return false;
+        };
+        let key = NameKey::new(name.vm, name.addr, &name.name);
+        let most = match kernel.faults.names_capacity {
+            0 => MAX_NAMES as usize,
+            capacity => capacity,
+        };
+        if kernel.names.len() >= most && !kernel.names.contains_key(&key) {
+            return false;
+        }
+        kernel.names.insert(key, value);
+        true
+    }
+
+    fn forget_name(&mut self, vm: u32, addr: Ip4, name: &[u8]) -> bool {
+        let names = &mut self.kernel.borrow_mut().names;
+        names.remove(&NameKey::new(vm, addr, name)).is_some()
+    }
+
+    fn remembered_names(&self) -> Vec<RememberedName> {
+        let kernel = self.kernel.borrow();
+        // SAFETY: in bounds; one thread.
+        let ours: HashSet<u32> = (1..MAX_VMS as u16)
+            .filter(|row| unsafe { (*kernel.vm(*row).as_ptr()).owner } == self.owner)
+            .map(|row| kernel.vm(row).id().load(Relaxed))
+            .collect();
+        let names = kernel
+            .names
+            .iter()
+            .filter(|(key, _)| ours.contains(&key.vm));
+        names
+            .map(|(key, value)| RememberedName {
+                vm: key.vm,
+                addr: key.addr,
+                name: value.name().into(),
+                expires_ns: value.expires_ns,
+            })
+            .collect()
     }
 }
 

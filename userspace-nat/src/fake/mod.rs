@@ -13,8 +13,11 @@ use std::{
 };
 
 use slipgate_abi::{
-    DropCounters, FlowRef, Ip4, NextHop, Slot, SlotRef, Tuple, Vm, VmCounters, VmRef,
+    DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, RateLimits, Slot, SlotRef, Tuple, Vm,
+    VmCounters, VmRates, VmRef,
     maps::{MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
+    rate::RateRef,
+    vm::VmFlags,
 };
 
 use crate::{
@@ -72,6 +75,8 @@ pub struct Faults {
     pub remove_fails: u32,
     /// Most entries of `FLOWS`; 0: no bound.
     pub map_capacity: usize,
+    /// Most entries of `NAMES`; 0: as many as the kernel's has.
+    pub names_capacity: usize,
     /// So many writes to the port from now on fail with EAGAIN.
     pub port_refuses: u32,
     /// What is written to the port vanishes, so that only the engine's own work is measured.
@@ -88,10 +93,13 @@ pub struct Kernel {
     counters: Shared<VmCounters>,
     drops: Shared<DropCounters>,
     next_hops: Shared<NextHop>,
+    rates: Shared<RateLimits>,
     /// `CHUNKS`: owner's row + 1.
     chunks: Vec<u32>,
     /// `FLOWS`.
     pub flows: HashMap<Tuple, FlowRef>,
+    /// `NAMES`.
+    pub names: HashMap<NameKey, NameValue>,
     /// `FORWARDS`: (host's address and port, protocol) to the VM's row and id.
     pub forwards: HashMap<(Ip4, u16, u8), (u16, u32)>,
     /// The port's queue toward the engine.
@@ -130,8 +138,10 @@ impl Kernel {
             counters: Shared::zeroed(MAX_VMS as usize),
             drops: Shared::zeroed(MAX_VMS as usize),
             next_hops: Shared::zeroed(MAX_NEXT_HOPS as usize),
+            rates: Shared::zeroed(MAX_VMS as usize),
             chunks: vec![0; (slots / SLOTS_PER_CHUNK) as usize],
             flows: HashMap::new(),
+            names: HashMap::new(),
             forwards: HashMap::new(),
             queue: VecDeque::new(),
             at_guest: Vec::new(),
@@ -171,6 +181,33 @@ impl Kernel {
     pub fn vm(&self, row: u16) -> VmRef {
         // SAFETY: as above.
         unsafe { VmRef::new(self.vms.at(usize::from(row))) }
+    }
+
+    /// Drops everything of a VM, or lets it pass again.
+    pub fn set_frozen(&self, row: u16, frozen: bool) {
+        self.set_flag(row, VmFlags::FROZEN, frozen);
+    }
+
+    /// Limits what passes from and to a VM.
+    pub fn set_rates(&self, row: u16, rates: VmRates) {
+        self.rates(row).set(rates);
+        self.set_flag(row, VmFlags::LIMITED, rates.is_limited());
+    }
+
+    fn set_flag(&self, row: u16, flag: u32, on: bool) {
+        use std::sync::atomic::Ordering::Relaxed;
+        let vm = self.vm(row);
+        let flags = vm.flags();
+        if on {
+            flags.fetch_or(flag, Relaxed);
+        } else {
+            flags.fetch_and(!flag, Relaxed);
+        }
+    }
+
+    fn rates(&self, row: u16) -> RateRef {
+        // SAFETY: `at` checks the bounds; the allocation lives as long as the kernel.
+        unsafe { RateRef::new(self.rates.at(usize::from(row))) }
     }
 
     /// A VM's counters.

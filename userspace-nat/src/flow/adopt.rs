@@ -87,7 +87,8 @@ impl Flows {
                 adoption.ended += 1;
                 continue;
             }
-            let entry = self.index(slot, live);
+            let held = verdict == Verdict::Engine as u32;
+            let entry = self.index(slot, live, held);
             if !known.is_vm(live.vm_row(), live.vm()) {
                 self.unlink(datapath, slot, EndReason::VmRemoved, now_ns);
                 adoption.ending += 1;
@@ -107,7 +108,7 @@ impl Flows {
         Ok(adoption)
     }
 
-    fn index(&mut self, slot: u32, live: SlotRef) -> Entry {
+    fn index(&mut self, slot: u32, live: SlotRef, held: bool) -> Entry {
         let entry = Entry::live(
             live.guest_tuple(),
             live.nat(),
@@ -115,7 +116,8 @@ impl Flows {
             live.vm_row() as u16,
             live.generation().load(Relaxed),
         )
-        .opened_by_world(live.flags() & SlotFlags::INBOUND != 0);
+        .opened_by_world(live.flags() & SlotFlags::INBOUND != 0)
+        .held(held);
         self.table.insert(slot, entry);
         let vm = entry.guest.scope;
         self.ports.mark(entry.destination(), entry.nat_port, vm);

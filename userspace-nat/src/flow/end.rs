@@ -2,7 +2,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Counter, Protocol, Slot, SlotRef, Verdict,
+    Counter, Direction, Protocol, Slot, SlotRef, Verdict,
     tcp::{Phase, TcpBits},
     timeout::{self, CLOSING_GRACE_NS},
 };
@@ -25,12 +25,16 @@ pub enum EndReason {
     VmRemoved,
     /// Its translated address is not the host's any more.
     AddressGone,
-    /// A successor's rules or forwards would not admit it.
+    /// The rules or forwards of now would not admit it.
     Policy,
     /// slipgate detached.
     Detached,
     /// What an earlier process began to end.
     Adopted,
+    /// Somebody asked for it.
+    Cut,
+    /// What it said, or did not say, is not what its rule lets in.
+    Inspection,
 }
 
 impl EndReason {
@@ -46,6 +50,8 @@ impl EndReason {
             Self::Policy => "policy",
             Self::Detached => "detached",
             Self::Adopted => "adopted",
+            Self::Cut => "cut",
+            Self::Inspection => "inspection",
         }
     }
 
@@ -165,7 +171,9 @@ impl Flows {
 
     fn make_live(&mut self, datapath: &impl Datapath, slot: u32) {
         self.table.set_state(slot, State::Live, 0, EndReason::Idle);
-        datapath.slot(slot).set_verdict(Verdict::Fast);
+        if let Some(entry) = self.entry(slot) {
+            datapath.slot(slot).set_verdict(entry.live_verdict());
+        }
     }
 
     /// When the next grace ends, ns.
@@ -251,7 +259,7 @@ pub(super) fn free_slot(datapath: &impl Datapath, ended: &Ended) {
     let counter = |packets, bytes| Counter { packets, bytes };
     let tx = counter(content.tx_packets, content.tx_bytes);
     let rx = counter(content.rx_packets, content.rx_bytes);
-    let stats = datapath.stats(content.vm_row as u16);
+    let stats = datapath.stats(content.vm_row);
     stats.ended(ended.slot, content.generation, tx, rx);
     datapath.slot(ended.slot).set_verdict(Verdict::Free);
 }
@@ -282,7 +290,7 @@ pub(super) fn read(slot: SlotRef) -> Slot {
         tx_last_ns: slot.tx_last_ns().load(Relaxed),
         rx_last_ns: slot.rx_last_ns().load(Relaxed),
         vm: slot.vm(),
-        vm_row: slot.vm_row(),
+        vm_row: slot.vm_row() as u16,
         guest: slot.guest(),
         remote: slot.remote(),
         nat: slot.nat(),
@@ -295,8 +303,10 @@ pub(super) fn read(slot: SlotRef) -> Slot {
         created_ns: slot.created_ns(),
         rule: slot.rule(),
         uplink_ifindex: slot.uplink_ifindex(),
-        owner: slot.owner(),
+        owner: slot.owner() as u16,
         epoch: slot.epoch(),
-        pad: [0; 8],
+        fin_end_tx: slot.fin_end(Direction::Tx).load(Relaxed),
+        fin_end_rx: slot.fin_end(Direction::Rx).load(Relaxed),
+        connect_us: slot.connect_us().load(Relaxed),
     }
 }

@@ -22,11 +22,11 @@
 use std::collections::VecDeque;
 
 use slipgate_abi::{
-    Ip4, Tuple,
+    Ip4, Tuple, Verdict,
     maps::{MAX_VMS, SLOTS_PER_CHUNK},
 };
 
-use crate::nat_ports::PortPool;
+use crate::{datapath::Datapath, nat_ports::PortPool};
 
 pub mod adopt;
 mod end;
@@ -126,6 +126,28 @@ impl Flows {
     /// Sets how many closed flows a VM may leave behind before they are ended early.
     pub fn set_closed_limit(&mut self, row: u16, most: u32) {
         self.table.set_closed_limit(row, most);
+    }
+
+    /// Has the engine carry a flow's packets from now on: they come as
+    /// [`Handover::Verdict`](slipgate_abi::Handover::Verdict), but for those that a program is
+    /// already at work on. Whether there is such a flow that may live on.
+    pub fn hold(&mut self, datapath: &mut impl Datapath, slot: u32) -> bool {
+        self.carry(datapath, slot, true)
+    }
+
+    /// Has the kernel translate them again. Whether there is such a flow that may live on.
+    pub fn release(&mut self, datapath: &mut impl Datapath, slot: u32) -> bool {
+        self.carry(datapath, slot, false)
+    }
+
+    fn carry(&mut self, datapath: &mut impl Datapath, slot: u32, held: bool) -> bool {
+        let state = self.table.set_held(slot, held);
+        // One that is ending gets its verdict when it is revived.
+        if state == Some(State::Live) {
+            let verdict = if held { Verdict::Engine } else { Verdict::Fast };
+            datapath.slot(slot).set_verdict(verdict);
+        }
+        matches!(state, Some(State::Live | State::Ending))
     }
 
     /// Whether any own flow has this translated address.

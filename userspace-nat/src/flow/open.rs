@@ -1,7 +1,7 @@
 //! Opening a flow.
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use slipgate_abi::{FlowRef, Ip4, Protocol, Tuple, Verdict, slot::SlotFlags};
+use slipgate_abi::{Direction, FlowRef, Ip4, Protocol, Tuple, Verdict, slot::SlotFlags};
 use thiserror::Error;
 
 use super::{Entry, Flows};
@@ -30,6 +30,8 @@ pub struct NewFlow {
     pub isn: u32,
     /// Opened from the world, by a forward.
     pub inbound: bool,
+    /// `Engine`: each packet comes to the engine, until [`Flows::release`]; else `Fast`.
+    pub verdict: Verdict,
 }
 
 /// Why a flow was not opened. Nothing of it is left.
@@ -65,7 +67,8 @@ impl Flows {
         let slot = slot.ok_or(OpenError::NoSlot)?;
         let generation = fill(datapath, slot, flow, now_ns);
         let entry = Entry::live(flow.guest, flow.nat, flow.nat_port, flow.vm_row, generation)
-            .opened_by_world(flow.inbound);
+            .opened_by_world(flow.inbound)
+            .held(flow.verdict == Verdict::Engine);
         let reference = FlowRef { slot, generation };
         if let Err(error) = datapath.insert_noexist(&entry.world(), reference) {
             self.slots.put_back(slot);
@@ -78,7 +81,7 @@ impl Flows {
             self.slots.release(slot, now_ns);
             return Err(open_error(error, OpenError::GuestTaken));
         }
-        datapath.slot(slot).set_verdict(Verdict::Fast);
+        datapath.slot(slot).set_verdict(entry.live_verdict());
         self.table.insert(slot, entry);
         Ok(slot)
     }
@@ -102,7 +105,7 @@ fn fill(datapath: &impl Datapath, slot: u32, flow: &NewFlow, now_ns: u64) -> u32
     // rested, so nobody reads its second line.
     unsafe {
         (&raw mut (*p).vm).write(flow.guest.scope);
-        (&raw mut (*p).vm_row).write(u32::from(flow.vm_row));
+        (&raw mut (*p).vm_row).write(flow.vm_row);
         (&raw mut (*p).guest).write(flow.guest.local);
         (&raw mut (*p).remote).write(flow.guest.remote);
         (&raw mut (*p).nat).write(flow.nat);
@@ -115,10 +118,17 @@ fn fill(datapath: &impl Datapath, slot: u32, flow: &NewFlow, now_ns: u64) -> u32
         (&raw mut (*p).created_ns).write(now_ns);
         (&raw mut (*p).rule).write(flow.rule);
         (&raw mut (*p).uplink_ifindex).write(flow.uplink_ifindex);
-        (&raw mut (*p).owner).write(datapath.owner());
+        (&raw mut (*p).owner).write(datapath.owner() as u16);
         (&raw mut (*p).epoch).write(datapath.epoch());
     }
-    live.tcp().store(0, Relaxed);
+    for word in [
+        live.tcp(),
+        live.fin_end(Direction::Tx),
+        live.fin_end(Direction::Rx),
+        live.connect_us(),
+    ] {
+        word.store(0, Relaxed);
+    }
     live.next_hop().store(flow.next_hop, Relaxed);
     for counter in [
         live.tx_packets(),

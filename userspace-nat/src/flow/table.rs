@@ -2,7 +2,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 use hashbrown::HashTable;
-use slipgate_abi::{Ip4, Protocol, Tuple, maps::SLOTS_PER_CHUNK};
+use slipgate_abi::{Ip4, Protocol, Tuple, Verdict, maps::SLOTS_PER_CHUNK};
 
 use super::EndReason;
 use crate::nat_ports::Destination;
@@ -37,6 +37,8 @@ pub struct Entry {
     pub state: State,
     /// A forward let it in.
     pub(super) from_world: bool,
+    /// Its packets come to the engine while it lives.
+    pub(super) held: bool,
     /// TCP closed it on both sides, and it was found out.
     pub(super) closed: bool,
     /// Which of its ends is under way; older ones in the queue are void.
@@ -64,6 +66,7 @@ impl Entry {
             generation,
             state: State::Live,
             from_world: false,
+            held: false,
             closed: false,
             end_id: 0,
             end_reason: EndReason::Idle,
@@ -74,6 +77,25 @@ impl Entry {
     /// The same, opened by a forward if so.
     pub(super) fn opened_by_world(self, from_world: bool) -> Self {
         Self { from_world, ..self }
+    }
+
+    /// The same, carried by the engine if so.
+    pub(super) fn held(self, held: bool) -> Self {
+        Self { held, ..self }
+    }
+
+    /// Its verdict while it lives.
+    pub(super) fn live_verdict(&self) -> Verdict {
+        if self.held {
+            Verdict::Engine
+        } else {
+            Verdict::Fast
+        }
+    }
+
+    /// Whether each packet comes to the engine, as [`super::Flows::hold`] asks.
+    pub fn is_held(&self) -> bool {
+        self.held
     }
 
     /// The flow on the world's links.
@@ -227,6 +249,13 @@ impl FlowTable {
             entry.end_id = end_id;
             entry.end_reason = reason;
         }
+    }
+
+    /// Notes whether the engine carries a flow. `None`: there is none, else where it stands.
+    pub(super) fn set_held(&mut self, slot: u32, held: bool) -> Option<State> {
+        let entry = self.get_mut(slot)?;
+        entry.held = held;
+        Some(entry.state)
     }
 
     /// Forgets a flow's tuples: others may have them now.

@@ -1,12 +1,17 @@
 //! The engine's tables, backed by the shared maps. Everything works without a capability.
 use std::{
-    collections::HashMap, io, net::Ipv4Addr, ops::Range, rc::Rc, sync::atomic::Ordering::Acquire,
+    collections::{HashMap, HashSet},
+    io,
+    net::Ipv4Addr,
+    ops::Range,
+    rc::Rc,
+    sync::atomic::Ordering::Acquire,
 };
 
-use slipgate_abi::{FlowRef, Ip4, NextHopRef, SlotRef, Tuple, VmRef};
+use slipgate_abi::{FlowRef, Ip4, NameKey, NameValue, NextHopRef, SlotRef, Tuple, VmRef};
 use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps};
 use userspace_nat::{
-    datapath::{FlowMap, InsertError, Tables},
+    datapath::{FlowMap, InsertError, NameMap, RememberedName, Tables},
     stats::VmStats,
 };
 
@@ -75,6 +80,36 @@ impl FlowMap for KernelDatapath {
             visit(tuple, flow);
         }
         Ok(())
+    }
+}
+
+impl NameMap for KernelDatapath {
+    fn remember_name(&mut self, name: &RememberedName) -> bool {
+        let key = NameKey::new(name.vm, name.addr, &name.name);
+        let value = NameValue::new(&name.name, name.expires_ns);
+        value.is_some_and(|value| self.maps.names.insert(&key, &value, Insert::Any).is_ok())
+    }
+
+    fn forget_name(&mut self, vm: u32, addr: Ip4, name: &[u8]) -> bool {
+        let removed = self.maps.names.remove(&NameKey::new(vm, addr, name));
+        removed.unwrap_or(false)
+    }
+
+    fn remembered_names(&self) -> Vec<RememberedName> {
+        let ours: HashSet<u32> = slipgate_control::vm::rows_of(&self.maps, self.owner_row)
+            .filter_map(|row| Some(self.maps.vm(row)?.id().load(Acquire)))
+            .collect();
+        // What can't be read is not known: its names are asked for anew.
+        let names = self.maps.names.entries().unwrap_or_default().into_iter();
+        names
+            .filter(|(key, _)| ours.contains(&key.vm))
+            .map(|(key, value)| RememberedName {
+                vm: key.vm,
+                addr: key.addr,
+                name: value.name().into(),
+                expires_ns: value.expires_ns,
+            })
+            .collect()
     }
 }
 

@@ -4,7 +4,8 @@
 use std::{net::Ipv4Addr, path::Path, sync::atomic::Ordering::Acquire};
 
 use slipgate_abi::{
-    DropCounters, NextHop, Protocol, SlotRef, Verdict, Vm, VmCounters, maps, tcp::TcpBits,
+    DropCounters, NextHop, Protocol, SlotRef, Verdict, Vm, VmCounters, VmRates, maps,
+    rate::RateRef, tcp::TcpBits,
 };
 
 use super::{Memory, Protection, check_pinned, open_pins, text_of};
@@ -48,6 +49,7 @@ pub struct SlotSnapshot {
     pub uplink_ifindex: u32,
     pub owner: u32,
     pub epoch: u32,
+    pub connect_us: u32,
 }
 
 impl ReadOnlyMaps {
@@ -103,6 +105,7 @@ impl ReadOnlyMaps {
             uplink_ifindex: slot.uplink_ifindex(),
             owner: slot.owner(),
             epoch: slot.epoch(),
+            connect_us: slot.connect_us().load(Acquire),
         };
         // A slot rests a second between two flows, so this catches whoever read across a change.
         let unchanged = slot.generation().load(Acquire) == generation;
@@ -132,6 +135,12 @@ impl ReadOnlyMaps {
     pub fn counters(&self, row: u32) -> Option<VmCounters> {
         // SAFETY: an element of COUNTERS, all integers.
         Some(unsafe { self.memory.counters.at(row)?.read_volatile() })
+    }
+
+    /// How a VM is limited.
+    pub fn rates(&self, row: u32) -> Option<VmRates> {
+        // SAFETY: an element of RATES, used only while `self` keeps it mapped; `get` only reads.
+        Some(unsafe { RateRef::new(self.memory.rates.at(row)?) }.get())
     }
 
     /// A next hop.
@@ -179,6 +188,7 @@ impl Memory {
             self.counters.unmap();
             self.next_hops.unmap();
             self.rules.unmap();
+            self.rates.unmap();
         }
     }
 }

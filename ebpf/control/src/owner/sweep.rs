@@ -6,11 +6,11 @@
 //! in the middle of it. A slot in `Closing` is left to its adopter, who knows whether its record
 //! was written.
 
-use std::sync::atomic::Ordering::Acquire;
+use std::{collections::HashSet, sync::atomic::Ordering::Acquire};
 
 use slipgate_abi::{
     FlowRef, Tuple, Verdict,
-    maps::{MAX_NEXT_HOPS, MAX_OWNERS, SLOTS_PER_CHUNK},
+    maps::{MAX_NEXT_HOPS, MAX_OWNERS, MAX_VMS, SLOTS_PER_CHUNK},
 };
 
 use super::{Owner, is_alive};
@@ -25,7 +25,7 @@ pub struct Swept {
     pub chunks: usize,
     /// Next hops of dead processes that left nothing else.
     pub next_hops: usize,
-    /// Entries of `TAPS` and `FORWARDS` of VMs that are gone.
+    /// Entries of `TAPS`, `FORWARDS` and `NAMES` of VMs that are gone.
     pub entries: usize,
 }
 
@@ -47,9 +47,13 @@ pub fn sweep(maps: &SharedMaps, paths: &Paths, owner: &Owner) -> Result<Swept> {
     let forwards = maps
         .forwards
         .remove_if(|_, forward| gone(forward.vm, forward.vm_row))?;
+    let open: HashSet<u32> = (1..MAX_VMS)
+        .filter_map(|row| vm::id_of(maps, row))
+        .collect();
+    let names = maps.names.remove_if(|key, _| !open.contains(&key.vm))?;
     let mut swept = Swept {
         tuples,
-        entries: taps + forwards,
+        entries: taps + forwards + names,
         ..Swept::default()
     };
     for row in (0..MAX_OWNERS).filter(|row| *row != owner.row && !is_busy(*row)) {

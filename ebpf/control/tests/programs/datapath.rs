@@ -246,7 +246,7 @@ impl Datapath {
                 tx_last_ns: 0,
                 rx_last_ns: 0,
                 vm: VM,
-                vm_row: ROW,
+                vm_row: ROW as u16,
                 guest: GUEST.into(),
                 remote: flow.remote.into(),
                 nat: flow.nat.into(),
@@ -261,7 +261,9 @@ impl Datapath {
                 uplink_ifindex: TAP,
                 owner: 0,
                 epoch: 1,
-                pad: [0; 8],
+                fin_end_tx: 0,
+                fin_end_rx: 0,
+                connect_us: 0,
             },
         );
         let slot = self.slot(flow.slot);
