@@ -41,6 +41,14 @@ pub(crate) enum Command {
     Stats(StatsArgs),
     /// Say which rule decides about a destination, and what would happen
     Why(WhyArgs),
+    /// End live flows now, and tell both ends
+    Cut(CutArgs),
+    /// Drop everything from and to a VM at once, until it is thawed
+    Freeze(VmArgs),
+    /// Let a frozen VM's traffic pass again
+    Thaw(VmArgs),
+    /// Write a live flow's packets, as its guest sees them, to a pcapng file
+    Capture(CaptureArgs),
     /// Say what this machine lacks, and how to get it
     Doctor(DoctorArgs),
     /// The engine process, started by `attach` and `run`
@@ -137,6 +145,10 @@ pub(crate) struct NatArgs {
     /// Append one JSON line per ended flow to this file, made with mode 0640
     #[arg(long, value_name = "FILE")]
     pub(crate) flow_log: Option<PathBuf>,
+    /// Write the packets that the engine sees to this file as pcapng, made with mode 0640: first
+    /// packets, refused ones, DNS, DHCP, ... but none that the kernel translates by itself
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
     /// Drop unwanted frames early, by XDP on the TAPs
     #[arg(long, value_enum, default_value_t = Xdp::Auto)]
     pub(crate) xdp: Xdp,
@@ -250,6 +262,50 @@ pub(crate) enum Proto {
     Udp,
     /// A ping
     Icmp,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CutArgs {
+    /// Flows, by their id in `slipgate flows`; or VMs, of which every flow is meant
+    #[arg(value_name = "FLOW|VM", required_unless_present = "vm")]
+    pub(crate) what: Vec<String>,
+    /// Every flow of this VM; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub(crate) vm: Vec<String>,
+    /// Directory in bpffs that `attach` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct VmArgs {
+    /// The VM's name
+    pub(crate) vm: String,
+    /// Directory in bpffs that `attach` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CaptureArgs {
+    /// The flow, by its id in `slipgate flows`
+    #[arg(required_unless_present = "vm", conflicts_with = "vm")]
+    pub(crate) flow: Option<String>,
+    /// Everything of this VM, whatever flow it is of, ARP and DHCP too
+    #[arg(long, value_name = "NAME")]
+    pub(crate) vm: Option<String>,
+    /// Where to [default: stdout, which may not be a terminal]
+    #[arg(short, long, value_name = "FILE|-")]
+    pub(crate) output: Option<PathBuf>,
+    /// End after so long
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) seconds: Option<u64>,
+    /// End after so many packets
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+    /// Directory in bpffs that `attach` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
 }
 
 #[derive(Args, Debug)]

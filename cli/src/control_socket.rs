@@ -3,12 +3,14 @@
 //! The socket is 0600 in a root-only directory, and every connection is checked by `SO_PEERCRED`
 //! on top: root is *admin*, the user that started the broker is a *reader*, anybody else is sent
 //! away. A client that sends too much, or does not read, is closed: it can't hold the broker up.
+//! With a request may come one descriptor, for what is too much for a line; those of readers, and
+//! those that no request wants, are closed.
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     fs, io,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufRead as _, BufReader, IoSlice, IoSliceMut, Write as _},
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::{
             fs::PermissionsExt as _,
             net::{UnixListener, UnixStream},
@@ -19,7 +21,13 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::{
+    cmsg_space,
+    sys::socket::{
+        ControlMessage, ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sendmsg,
+        sockopt::PeerCredentials,
+    },
+};
 use serde::{Deserialize, Serialize};
 use userspace_nat::engine::NamesPage;
 
@@ -31,6 +39,13 @@ const MAX_REQUEST: usize = 4_096;
 const MAX_CLIENTS: usize = 16;
 /// How long a client waits for an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// And for one that takes the reading of files, or the end of many flows.
+const CHANGE_WITHIN: Duration = Duration::from_secs(120);
+/// Descriptors of a client that wait for their requests.
+const MAX_WAITING_FDS: usize = 2;
+/// Most descriptors that the kernel lets come at once (`SCM_MAX_FD`, <net/scm.h>): with room for
+/// them all, none comes that is not seen.
+const MAX_FDS_AT_ONCE: usize = 253;
 
 /// What can be asked.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -44,6 +59,30 @@ pub(crate) enum Request {
     Machines,
     /// Stop in order, as by SIGTERM. `keep`: leave flows running for a successor.
     Stop { keep: bool },
+    /// Drop everything from and to a VM from now on.
+    Freeze { vm: String },
+    /// Let it pass again.
+    Thaw { vm: String },
+    /// End flows.
+    Cut { what: Target },
+    /// Write packets to the socket that comes with it.
+    Capture {
+        what: Target,
+        /// End after so many.
+        packets: Option<u64>,
+        /// End after so long, seconds.
+        seconds: Option<u64>,
+    },
+}
+
+/// A flow, or all of a VM's.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Target {
+    /// By its id, as `flows` and the flow log have it.
+    Flow(String),
+    /// By the VM's name.
+    Vm(String),
 }
 
 /// What is answered.
@@ -62,6 +101,12 @@ pub(crate) enum Answer {
     UnknownVm {
         /// Those that are.
         served: Vec<String>,
+    },
+    /// No such flow lives here.
+    UnknownFlow,
+    /// Flows were ended.
+    Cut {
+        flows: u64,
     },
     /// Understood, and being done.
     Done,
@@ -82,7 +127,24 @@ impl Request {
     fn needs(&self) -> Role {
         match self {
             Self::Why(_) | Self::Machines | Self::Names { .. } => Role::Reader,
-            Self::Stop { .. } => Role::Admin,
+            Self::Stop { .. }
+            | Self::Freeze { .. }
+            | Self::Thaw { .. }
+            | Self::Cut { .. }
+            | Self::Capture { .. } => Role::Admin,
+        }
+    }
+
+    /// Whether a descriptor comes with it.
+    fn takes_descriptor(&self) -> bool {
+        matches!(self, Self::Capture { .. })
+    }
+
+    /// How long its answer may take.
+    fn within(&self) -> Duration {
+        match self.needs() {
+            Role::Reader => ANSWER_WITHIN,
+            Role::Admin => CHANGE_WITHIN,
         }
     }
 }
@@ -117,6 +179,15 @@ struct Client {
     stream: UnixStream,
     role: Role,
     buffer: Vec<u8>,
+    fds: VecDeque<OwnedFd>,
+}
+
+/// A request that may be asked, and the descriptor that came with it.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) client: ClientId,
+    pub(crate) request: Request,
+    pub(crate) descriptor: Option<OwnedFd>,
 }
 
 impl ControlServer {
@@ -147,7 +218,7 @@ impl ControlServer {
     }
 
     /// Takes connections and reads requests; returns those that may be asked. Waits for nothing.
-    pub(crate) fn serve(&mut self) -> Vec<(ClientId, Request)> {
+    pub(crate) fn serve(&mut self) -> Vec<Asked> {
         self.accept();
         let mut requests = Vec::new();
         let mut refused = Vec::new();
@@ -156,7 +227,12 @@ impl ControlServer {
             while let Some(line) = client.next_line() {
                 match serde_json::from_slice::<Request>(&line) {
                     Ok(request) if request.needs() <= client.role => {
-                        requests.push((client.id, request));
+                        let wants = request.takes_descriptor();
+                        requests.push(Asked {
+                            client: client.id,
+                            request,
+                            descriptor: wants.then(|| client.fds.pop_front()).flatten(),
+                        });
                     }
                     Ok(_) => refused.push((client.id, "that is for root".to_owned())),
                     Err(e) => refused.push((client.id, format!("not a request: {e}"))),
@@ -204,6 +280,7 @@ impl ControlServer {
                 stream,
                 role,
                 buffer: Vec::new(),
+                fds: VecDeque::new(),
             });
         }
     }
@@ -220,14 +297,28 @@ impl Client {
     /// Reads what is there; whether to keep the connection.
     fn read(&mut self) -> bool {
         let mut bytes = [0; 1_024];
+        let mut space = cmsg_space!([RawFd; MAX_FDS_AT_ONCE]);
         loop {
-            match self.stream.read(&mut bytes) {
-                Ok(0) => return false,
-                Ok(n) => self.buffer.extend_from_slice(&bytes[..n]),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return true,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+            let fd = self.stream.as_raw_fd();
+            let n = match recvmsg::<()>(fd, &mut parts, Some(&mut space), flags) {
+                Ok(received) => {
+                    if let Ok(all) = received.cmsgs() {
+                        for control in all {
+                            take_descriptors(control, self.role, &mut self.fds);
+                        }
+                    }
+                    received.bytes
+                }
+                Err(nix::Error::EAGAIN) => return true,
+                Err(nix::Error::EINTR) => continue,
                 Err(_) => return false,
+            };
+            if n == 0 {
+                return false;
             }
+            self.buffer.extend_from_slice(&bytes[..n]);
             if self.buffer.len() > MAX_REQUEST {
                 return false;
             }
@@ -242,16 +333,48 @@ impl Client {
     }
 }
 
+/// Keeps what of an admin's descriptors may be wanted; the rest is closed here.
+fn take_descriptors(control: ControlMessageOwned, role: Role, fds: &mut VecDeque<OwnedFd>) {
+    let ControlMessageOwned::ScmRights(raw) = control else {
+        return;
+    };
+    for fd in raw {
+        // SAFETY: the kernel made it for us just now; nobody else owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        if role == Role::Admin && fds.len() < MAX_WAITING_FDS {
+            fds.push_back(fd);
+        }
+    }
+}
+
 /// Asks the broker behind `path`.
 pub(crate) fn ask(path: &Path, request: &Request) -> anyhow::Result<Answer> {
+    ask_with(path, request, None)
+}
+
+/// Asks the broker behind `path`, and gives it a descriptor.
+pub(crate) fn ask_with(
+    path: &Path,
+    request: &Request,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> anyhow::Result<Answer> {
     let what = || format!("asking the broker at {}", path.display());
     let mut stream = UnixStream::connect(path).with_context(what)?;
     stream
-        .set_read_timeout(Some(ANSWER_WITHIN))
+        .set_read_timeout(Some(request.within()))
         .with_context(what)?;
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
-    stream.write_all(&line).with_context(what)?;
+    let raw: Vec<RawFd> = descriptor.iter().map(|fd| fd.as_raw_fd()).collect();
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let rights = if raw.is_empty() { &[][..] } else { &rights };
+    let parts = [IoSlice::new(&line)];
+    let flags = MsgFlags::MSG_NOSIGNAL;
+    // A request is a few hundred bytes; a stream may take them in parts all the same.
+    let sent = sendmsg::<()>(stream.as_raw_fd(), &parts, rights, flags, None)
+        .map_err(io::Error::from)
+        .with_context(what)?;
+    stream.write_all(&line[sent..]).with_context(what)?;
     let mut answer = String::new();
     BufReader::new(stream)
         .read_line(&mut answer)

@@ -1,4 +1,4 @@
-use std::thread;
+use std::{io::Read as _, thread};
 
 use super::*;
 
@@ -33,7 +33,9 @@ fn a_question_is_answered_on_its_own_connection() {
         explanation: String::new(),
         via: None,
     });
-    let (id, request) = loop {
+    let Asked {
+        client: id, request, ..
+    } = loop {
         if let Some(found) = server.serve().pop() {
             break found;
         }
@@ -75,10 +77,76 @@ fn nonsense_is_answered_and_floods_are_cut() {
 }
 
 #[test]
+fn a_descriptor_comes_with_the_request_that_wants_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("0.sock");
+    let mut server = ControlServer::bind(&path, u32::MAX).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let capture = Request::Capture {
+        what: Target::Vm("a".into()),
+        packets: None,
+        seconds: Some(1),
+    };
+    let client = thread::spawn({
+        let (path, capture) = (path.clone(), capture.clone());
+        move || ask_with(&path, &capture, Some(theirs.as_fd())).unwrap()
+    });
+    let asked = loop {
+        if let Some(found) = server.serve().pop() {
+            break found;
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    assert_eq!(asked.request, capture);
+    let mut there = UnixStream::from(asked.descriptor.unwrap());
+    server.answer(asked.client, &Answer::Done);
+    assert_eq!(client.join().unwrap(), Answer::Done);
+    there.write_all(b"x").unwrap();
+    drop(there);
+    let mut came = Vec::new();
+    (&ours).read_to_end(&mut came).unwrap();
+    assert_eq!(came, b"x");
+}
+
+#[test]
+fn descriptors_that_nobody_wants_are_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("0.sock");
+    let mut server = ControlServer::bind(&path, u32::MAX).unwrap();
+    let client = UnixStream::connect(&path).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let raw = [theirs.as_raw_fd(); MAX_FDS_AT_ONCE];
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let mut line = serde_json::to_vec(&question()).unwrap();
+    line.push(b'\n');
+    let parts = [IoSlice::new(&line)];
+    let flags = MsgFlags::empty();
+    sendmsg::<()>(client.as_raw_fd(), &parts, &rights, flags, None).unwrap();
+    drop(theirs);
+    let asked = server.serve().pop().unwrap();
+    assert!(asked.descriptor.is_none());
+    assert_eq!(server.clients[0].fds.len(), MAX_WAITING_FDS);
+    drop((client, asked));
+    server.serve();
+    // With the last of them, the other end is at its end.
+    let mut came = Vec::new();
+    (&ours).read_to_end(&mut came).unwrap();
+}
+
+#[test]
 fn roles_follow_the_user() {
     assert_eq!(Role::of(0, 1000), Some(Role::Admin));
     assert_eq!(Role::of(1000, 1000), Some(Role::Reader));
     assert_eq!(Role::of(1001, 1000), None);
     assert!(Request::Stop { keep: true }.needs() > Role::Reader);
+    for request in [
+        Request::Freeze { vm: "a".into() },
+        Request::Thaw { vm: "a".into() },
+        Request::Cut {
+            what: Target::Flow("1-2-3".into()),
+        },
+    ] {
+        assert!(request.needs() > Role::Reader);
+    }
     assert!(question().needs() <= Role::Reader);
 }

@@ -4,6 +4,7 @@
 mod args;
 mod channel;
 mod config;
+mod control;
 mod control_socket;
 mod doctor;
 mod host;
@@ -67,6 +68,10 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Flows(args) => show::flows::run(args).map(done),
         Command::Stats(args) => show::stats::run(args).map(done),
         Command::Why(args) => show::why::run(args),
+        Command::Cut(args) => control::cut::run(args).map(done),
+        Command::Freeze(args) => control::freeze::freeze(args).map(done),
+        Command::Thaw(args) => control::freeze::thaw(args).map(done),
+        Command::Capture(args) => control::capture::run(args).map(done),
         Command::Doctor(args) => doctor::run(args),
         Command::Engine(args) => role::engine::run(args.fd).map(done),
         Command::Vmm(args) => role::vmm::run(args.fd).map(done),

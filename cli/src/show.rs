@@ -49,7 +49,7 @@ fn open(pin_dir: &Path) -> anyhow::Result<ReadOnlyMaps> {
 }
 
 /// The control sockets of this network namespace's brokers.
-fn sockets(pin_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+pub(crate) fn sockets(pin_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let dir = paths(pin_dir)?.run_dir;
     let entries = match dir.read_dir() {
         Ok(entries) => entries,

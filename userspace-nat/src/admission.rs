@@ -47,6 +47,11 @@ pub enum Admission {
         /// The flow's slot.
         slot: u32,
     },
+    /// It belongs to this flow, which was cut.
+    Cut {
+        /// The flow's slot.
+        slot: u32,
+    },
     /// It opens no flow and belongs to none.
     NoFlow,
     /// It would open a flow that may not be.
@@ -70,10 +75,13 @@ impl<D: Datapath> Core<D> {
             return Admission::NoFlow;
         };
         if let Some(slot) = self.flows.by_guest(&tuple) {
-            if self.belongs(slot, packet, Direction::Tx)
-                && self.flows.revive(&mut self.datapath, slot)
-            {
-                return Admission::Flow { slot };
+            if self.belongs(slot, packet, Direction::Tx) {
+                if self.flows.revive(&mut self.datapath, slot) {
+                    return Admission::Flow { slot };
+                }
+                if self.flows.is_cut(slot) {
+                    return Admission::Cut { slot };
+                }
             }
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::TupleReused, now_ns);
@@ -98,10 +106,13 @@ impl<D: Datapath> Core<D> {
             return Admission::NoFlow;
         };
         if let Some(slot) = self.flows.by_world(&world) {
-            if self.belongs(slot, packet, Direction::Rx)
-                && self.flows.revive(&mut self.datapath, slot)
-            {
-                return Admission::Flow { slot };
+            if self.belongs(slot, packet, Direction::Rx) {
+                if self.flows.revive(&mut self.datapath, slot) {
+                    return Admission::Flow { slot };
+                }
+                if self.flows.is_cut(slot) {
+                    return Admission::Cut { slot };
+                }
             }
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::TupleReused, now_ns);
@@ -189,7 +200,7 @@ impl<D: Datapath> Core<D> {
             let generation = self.datapath.slot(*slot).generation().load(Relaxed);
             self.opened_by.insert(*slot, (generation, name));
         }
-        vm.settle(opened)
+        self.settle(vm, opened)
     }
 
     fn open_with_port(
@@ -310,7 +321,7 @@ impl<D: Datapath> Core<D> {
                     _ => Refusal::Insertion,
                 }
             });
-        vm.settle(opened).map(Some)
+        self.settle(vm, opened).map(Some)
     }
 
     /// Cap and rate, of what the guest opens (`Tx`) or the world (`Rx`).
@@ -332,6 +343,21 @@ impl<D: Datapath> Core<D> {
         Ok(())
     }
 
+    /// Counts an admission.
+    fn settle(
+        &mut self,
+        vm: &VmState,
+        opened: Result<u32, Refusal>,
+    ) -> Result<u32, Refusal> {
+        if let Ok(slot) = opened {
+            vm.net.stats.tally(crate::stats::Tally::Admitted, 1);
+            if vm.is_captured {
+                self.flows.capture(&mut self.datapath, slot, true);
+            }
+        }
+        opened
+    }
+
     fn is_at_cap(&self, vm: &VmState, by: Direction) -> bool {
         let (row, cap) = (vm.net.row, vm.net.max_flows);
         let worlds = worlds_share(cap) as usize;
@@ -340,15 +366,6 @@ impl<D: Datapath> Core<D> {
     }
 }
 
-impl VmState {
-    /// Counts an admission.
-    fn settle(&self, opened: Result<u32, Refusal>) -> Result<u32, Refusal> {
-        if opened.is_ok() {
-            self.net.stats.tally(crate::stats::Tally::Admitted, 1);
-        }
-        opened
-    }
-}
 
 /// Whether a packet may open a flow; the SYN's sequence number, or 0.
 fn opens(packet: &Packet<'_>) -> Option<u32> {

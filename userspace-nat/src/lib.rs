@@ -29,6 +29,7 @@ pub mod icmp;
 pub mod mss;
 pub mod nat_ports;
 pub mod packet;
+pub mod pcapng;
 pub mod poll;
 pub mod port;
 pub mod prefix_map;

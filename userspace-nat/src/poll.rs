@@ -18,6 +18,8 @@ pub enum Subsystem {
     Dns = 2,
     /// Relay listeners and connections.
     Relay = 3,
+    /// Sockets that captures go to.
+    Capture = 4,
 }
 
 /// Names a descriptor: its subsystem, and a number that the subsystem chose.
@@ -40,6 +42,7 @@ impl Token {
             1 => Subsystem::Control,
             2 => Subsystem::Dns,
             3 => Subsystem::Relay,
+            4 => Subsystem::Capture,
             _ => return None,
         };
         Some(Self {

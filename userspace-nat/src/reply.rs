@@ -20,6 +20,9 @@ use crate::{
 pub const RATE_PER_SECOND: u32 = 1_000;
 /// Answers at once.
 pub const BURST: u32 = 200;
+/// Segments about flows that are cut, per second and VM, and at once: a policy's change cuts many
+/// in one moment, and it is not the guest that chooses it.
+pub const CUT_RATE_PER_SECOND: u32 = 4_000;
 
 /// Builds answers and sees to their rate.
 #[derive(Clone, Debug)]
@@ -68,6 +71,51 @@ impl Answers {
             bucket: TokenBucket::new(RATE_PER_SECOND, BURST),
             packet: Vec::with_capacity(600),
         }
+    }
+
+    /// A full allowance for what is said about flows that are cut.
+    pub fn about_cuts() -> Self {
+        Self {
+            bucket: TokenBucket::new(CUT_RATE_PER_SECOND, CUT_RATE_PER_SECOND),
+            packet: Vec::new(),
+        }
+    }
+
+    /// Sends a guest a segment of its connection, as if from the peer.
+    pub fn segment_to_guest(
+        &mut self,
+        vm: &VmNet,
+        peer: Ip4,
+        segment: Segment,
+        out: &mut Outbox,
+        now_ns: u64,
+    ) -> bool {
+        if !self.bucket.take(now_ns) {
+            return false;
+        }
+        build::tcp(&mut self.packet, peer, vm.guest.into(), segment);
+        out.to_guest(vm, ETHERTYPE_IPV4, VirtioNetHdr::default(), &self.packet)
+            .is_ok()
+    }
+
+    /// Sends a peer a segment of a guest's connection, from the translated address.
+    #[allow(clippy::too_many_arguments, reason = "a packet's addresses, way and time")]
+    pub fn segment_to_world(
+        &mut self,
+        vm: &VmNet,
+        from: Ip4,
+        to: Ip4,
+        segment: Segment,
+        exit: Exit,
+        out: &mut Outbox,
+        now_ns: u64,
+    ) -> bool {
+        if !self.bucket.take(now_ns) {
+            return false;
+        }
+        build::tcp(&mut self.packet, from, to, segment);
+        out.emit(vm, exit, VirtioNetHdr::default(), &self.packet)
+            .is_ok()
     }
 
     /// Answers a guest's segment to a connection that is not, or may not be (RFC 9293 section

@@ -47,6 +47,8 @@ pub enum Tally {
     RefusalAnswered,
     /// A record that the flow log did not take.
     RecordLost,
+    /// A packet that `--pcap` or a capture had no room for.
+    PcapLost,
 }
 
 /// A packet-and-byte count of `COUNTERS`.
@@ -97,6 +99,7 @@ impl VmStats {
                 Tally::EchoAnswer => &raw mut (*c).echo_answers,
                 Tally::RefusalAnswered => &raw mut (*c).refusals_answered,
                 Tally::RecordLost => &raw mut (*c).records_lost,
+                Tally::PcapLost => &raw mut (*c).pcap_lost,
             }
         };
         // SAFETY: as above; the field has the atomic's size and alignment.

@@ -3,7 +3,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use serde::{Deserialize, Serialize};
 use userspace_nat::{
-    engine::{Link, NamesPage, OnExit},
+    engine::{Link, NamesPage, OnExit, Subject},
     route::RouteSnapshot,
     rules::LocalAddresses,
     vm::VmSpec,
@@ -42,20 +42,35 @@ pub(crate) enum ToEngine {
     Names { request: u64, from: u64 },
     /// Another file for the flow log, the one descriptor.
     FlowLog,
+    /// Another file for `--pcap`, the one descriptor.
+    Pcap,
+    /// End flows; answered by [`ToBroker::Cut`] when nothing of theirs can leave any more.
+    Cut { request: u64, what: Subject },
+    /// Write packets to a socket, the one descriptor; answered by [`ToBroker::Capturing`].
+    Capture {
+        request: u64,
+        what: Subject,
+        packets: Option<u64>,
+        seconds: Option<u64>,
+    },
+    /// A frozen VM is about to be thawed; answered by [`ToBroker::Thawed`].
+    Thaw { request: u64, row: u16 },
     /// Stop, and answer [`ToBroker::Stopped`].
     Shutdown(OnExit),
 }
 
 /// How the engine is to work. Descriptors with it: the maps, the engine port, and the flow log
-/// when there is one.
+/// and the file for `--pcap` when there are such.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Start {
     /// Row in `OWNERS`.
     pub(crate) owner_row: u32,
     /// Epoch in that row.
     pub(crate) epoch: u32,
-    /// Whether the last descriptor is the flow log.
+    /// Whether the flow log's descriptor comes behind the port's.
     pub(crate) flow_log: bool,
+    /// Whether that of the file for `--pcap` is the next.
+    pub(crate) pcap: bool,
     /// Whose rows are filled already.
     pub(crate) vms: Vec<VmSpec>,
     pub(crate) rules: LoadedRules,
@@ -108,6 +123,16 @@ pub(crate) enum ToBroker {
     Why { request: u64, answer: WhyAnswer },
     /// The answer to [`ToEngine::Names`].
     Names { request: u64, page: NamesPage },
+    /// The answer to [`ToEngine::Cut`].
+    Cut { request: u64, flows: u64 },
+    /// The answer to [`ToEngine::Capture`].
+    Capturing {
+        request: u64,
+        /// Why not, in words.
+        refused: Option<String>,
+    },
+    /// The answer to [`ToEngine::Thaw`].
+    Thawed { request: u64 },
     /// The last message: the loop has ended as asked.
     Stopped,
 }

@@ -18,6 +18,7 @@
 mod answers;
 mod attached;
 mod bound_ports;
+mod changes;
 mod child;
 mod console;
 mod engine_process;
@@ -53,14 +54,14 @@ use slipgate_control::{BpfLog, host::HostFacts};
 use userspace_nat::engine::OnExit as EngineExit;
 
 use self::{
-    answers::Asked, attached::Attached, console::Typed, engine_process::EngineProcess,
+    answers::Questions, attached::Attached, console::Typed, engine_process::EngineProcess,
     inputs::Inputs, vm::Vm,
 };
 use crate::{
     args::{Mode, OnExit},
     channel::{FromVmm, Received, ToBroker, ToEngine, VmmEnd},
     config::Config,
-    control_socket::ControlServer,
+    control_socket::{Answer, ControlServer},
     host, sandbox,
 };
 
@@ -135,7 +136,7 @@ struct Broker {
     attached: Attached,
     engine: EngineProcess,
     control: ControlServer,
-    asked: Asked,
+    asked: Questions,
     /// With `run`.
     vm: Option<Vm>,
     reserved_ports: Vec<(u8, u16)>,
@@ -177,7 +178,7 @@ impl Broker {
             attached,
             engine,
             control,
-            asked: Asked::default(),
+            asked: Questions::default(),
             vm,
             reserved_ports,
             look_due: Instant::now() + LOOK_EVERY,
@@ -229,8 +230,9 @@ impl Broker {
                     return Ok(End::Asked { exit, signal });
                 }
                 // The old file goes on being written to where the new one can't be opened.
-                match self.engine.reopen_flow_log(&self.attached) {
-                    Ok(()) => tracing::info!("opened the flow log again"),
+                match self.engine.reopen_files(&self.attached) {
+                    Ok(true) => tracing::info!("opened the flow log and --pcap's file again"),
+                    Ok(false) => {}
                     Err(e) => tracing::warn!("{e:#}"),
                 }
             }
@@ -346,6 +348,14 @@ impl Broker {
                 Received::Message(ToBroker::Names { request, page }, _) => {
                     self.answer_names(request, page);
                 }
+                Received::Message(ToBroker::Cut { request, flows }, _) => {
+                    self.answer_change(request, Answer::Cut { flows });
+                }
+                Received::Message(ToBroker::Capturing { request, refused }, _) => {
+                    let refused = refused.map(|error| Answer::Error { error });
+                    self.answer_change(request, refused.unwrap_or(Answer::Done));
+                }
+                Received::Message(ToBroker::Thawed { request }, _) => self.thawed(request),
                 Received::Message(ToBroker::Ready { .. } | ToBroker::Stopped, _) => {}
             }
         }

@@ -46,6 +46,7 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     let maps = Rc::new(SharedMaps::from_fds(maps)?);
     let port = PortIo::new(next()?);
     let flow_log = start.flow_log.then(next).transpose()?.map(File::from);
+    let pcap = start.pcap.then(next).transpose()?.map(File::from);
     // The rest are the owner's locks: the row is ours to the last.
     let _locks = fds;
     let policy = start.rules.compile()?;
@@ -80,7 +81,9 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
         nat_ports: start.nat_ports.0..=start.nat_ports.1,
         log: FlowLog::new(writer),
     };
-    let (mut engine, adoption) = Engine::start(parts, known(*start, forwards)?, &recorded)?;
+    let mut known = known(*start, forwards)?;
+    known.extend(pcap.map(|file| ControlMessage::Pcap(Box::new(file))));
+    let (mut engine, adoption) = Engine::start(parts, known, &recorded)?;
     tracing::debug!(?adoption, "the engine serves");
     if adoption.refused > 0 {
         tracing::info!(

@@ -1,6 +1,5 @@
 //! `slipgate why`: which rule decides about a destination, and what would happen.
 use std::{
-    io,
     net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _},
     process::ExitCode,
 };
@@ -13,6 +12,7 @@ use super::{print_once, sockets};
 use crate::{
     args::{Proto, WhyArgs},
     channel::{WhyAnswer, WhyQuestion},
+    control::is_nobodys,
     control_socket::{Answer, Request, ask},
 };
 
@@ -76,9 +76,7 @@ fn ask_all(args: &WhyArgs, request: &Request) -> anyhow::Result<WhyAnswer> {
             Ok(Answer::Why(answer)) => return Ok(answer),
             Ok(Answer::UnknownVm { served }) => others.extend(served),
             Ok(Answer::Error { error }) => errors.push(error),
-            Ok(Answer::Done | Answer::Machines { .. } | Answer::Names { .. }) => {
-                errors.push("an answer to another question".into())
-            }
+            Ok(_) => errors.push("an answer to another question".into()),
             // One that was killed has left it.
             Err(e) if is_nobodys(&e) => {}
             Err(e) => errors.push(format!("{e:#}")),
@@ -93,17 +91,6 @@ fn ask_all(args: &WhyArgs, request: &Request) -> anyhow::Result<WhyAnswer> {
     others.sort();
     let names = others.join(", ");
     bail!("no VM {:?} is served; there is {names}", args.vm)
-}
-
-/// Whether nobody listens at the socket that was asked.
-fn is_nobodys(error: &anyhow::Error) -> bool {
-    let io = error.downcast_ref::<io::Error>();
-    io.is_some_and(|e| {
-        matches!(
-            e.kind(),
-            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
-        )
-    })
 }
 
 /// `HOST:PORT`, or `HOST` for ICMP. With a name comes the address that this host finds for it, or

@@ -213,6 +213,8 @@ pub struct VmCounters {
     pub refused_by_other_rules: u64,
     /// Records of ended flows that could not be written to the flow log.
     pub records_lost: u64,
+    /// Packets that `--pcap` or a capture had no room for.
+    pub pcap_lost: u64,
     /// See there.
     pub ended_before: EndedBefore,
 }

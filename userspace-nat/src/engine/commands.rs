@@ -5,6 +5,7 @@ use slipgate_abi::{Protocol, SlotRef, Verdict, slot::SlotFlags, timeout::CLOSING
 
 use super::{
     Context, Control, ControlMessage, ControlReply, Engine, EngineError, Services, core::Core,
+    pcap::PortDump,
 };
 use crate::{
     clock::Clock,
@@ -15,6 +16,15 @@ use crate::{
     rules,
     vm::VmNet,
 };
+
+/// An answer that waits for flows to end.
+#[derive(Debug)]
+pub(super) enum Later {
+    /// To a sync, with the engine's status then.
+    Sync(u64),
+    /// Made up already.
+    Reply(ControlReply),
+}
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
     pub(super) fn read_control(&mut self) -> Result<(), EngineError> {
@@ -92,24 +102,55 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 let page = self.core.names_page(from);
                 self.answer(ControlReply::Names { request, page })?;
             }
-            // What has begun to end by now has ended a grace later.
-            ControlMessage::Sync { request } => {
-                let due_ns = match self.core.flows.next_due_ns() {
-                    Some(_) => now_ns + CLOSING_GRACE_NS,
-                    None => now_ns,
-                };
-                self.syncs.push_back((due_ns, request));
+            ControlMessage::Sync { request } => self.answer_after_ends(Later::Sync(request), now_ns),
+            ControlMessage::Pcap(writer) => match &mut self.watch.dump {
+                Some(dump) => dump.set_writer(writer),
+                None => self.watch.dump = Some(PortDump::new(writer)),
+            },
+            ControlMessage::Cut { request, what } => {
+                let flows = self.cut(what, now_ns) as u64;
+                let reply = ControlReply::Cut { request, flows };
+                self.answer_after_ends(Later::Reply(reply), now_ns);
+            }
+            ControlMessage::Capture { request, capture } => {
+                let Self {
+                    watch,
+                    core,
+                    poller,
+                    ..
+                } = self;
+                let refused = watch.captures.begin(core, poller, capture, now_ns).err();
+                self.answer(ControlReply::Capturing { request, refused })?;
+            }
+            ControlMessage::Thaw { request, row } => {
+                self.core.flows.begin_timers(&self.core.datapath, row, now_ns);
+                self.answer(ControlReply::Thawed { request })?;
             }
             ControlMessage::Shutdown(on_exit) => self.exit = Some(on_exit),
         }
         Ok(())
     }
 
-    /// Answers the syncs that are due. Everything was written out before.
-    pub(super) fn answer_syncs(&mut self, now_ns: u64) -> Result<(), EngineError> {
-        while let Some((_, request)) = self.syncs.pop_front_if(|(due_ns, _)| *due_ns <= now_ns) {
-            let status = self.status();
-            self.answer(ControlReply::Synced { request, status })?;
+    /// Has a request answered when what has begun to end by now is over.
+    pub(super) fn answer_after_ends(&mut self, what: Later, now_ns: u64) {
+        let due_ns = match self.core.flows.next_due_ns() {
+            Some(_) => now_ns + CLOSING_GRACE_NS,
+            None => now_ns,
+        };
+        self.later.push_back((due_ns, what));
+    }
+
+    /// Answers what is due. Everything was written out before.
+    pub(super) fn answer_later(&mut self, now_ns: u64) -> Result<(), EngineError> {
+        while let Some((_, what)) = self.later.pop_front_if(|(due_ns, _)| *due_ns <= now_ns) {
+            let reply = match what {
+                Later::Sync(request) => ControlReply::Synced {
+                    request,
+                    status: self.status(),
+                },
+                Later::Reply(reply) => reply,
+            };
+            self.answer(reply)?;
         }
         Ok(())
     }

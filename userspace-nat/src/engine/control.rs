@@ -8,6 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use slipgate_abi::Protocol;
 
+use super::capture::{CaptureRequest, NotCaptured, Subject};
 use crate::{
     relay,
     route::RouteSnapshot,
@@ -86,6 +87,29 @@ pub enum ControlMessage {
     ReservedPorts(Vec<(Protocol, u16)>),
     /// Another file for the flow log (rotation).
     FlowLog(Option<Box<dyn Write + Send>>),
+    /// Where the port's frames are written (`--pcap`, and its rotation).
+    Pcap(Box<dyn Write + Send>),
+    /// End flows. Answered when no packet of theirs can leave any more.
+    Cut {
+        /// Returned with the answer.
+        request: u64,
+        /// Which.
+        what: Subject,
+    },
+    /// Write packets to a socket.
+    Capture {
+        /// Returned with the answer.
+        request: u64,
+        /// Which, and where.
+        capture: CaptureRequest,
+    },
+    /// A frozen VM is about to be thawed: the timers of its flows begin anew.
+    Thaw {
+        /// Returned with the answer.
+        request: u64,
+        /// The VM's row.
+        row: u16,
+    },
     /// Which rule decides about a destination, and what would happen.
     Why {
         /// Returned with the answer.
@@ -129,6 +153,25 @@ pub enum ControlReply {
         request: u64,
         /// What is known.
         page: NamesPage,
+    },
+    /// Answer to [`ControlMessage::Cut`].
+    Cut {
+        /// The request's.
+        request: u64,
+        /// How many flows were ended.
+        flows: u64,
+    },
+    /// Answer to [`ControlMessage::Capture`].
+    Capturing {
+        /// The request's.
+        request: u64,
+        /// Why none was begun.
+        refused: Option<NotCaptured>,
+    },
+    /// Answer to [`ControlMessage::Thaw`].
+    Thawed {
+        /// The request's.
+        request: u64,
     },
     /// Answer to [`ControlMessage::Sync`].
     Synced {

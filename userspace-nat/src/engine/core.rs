@@ -28,6 +28,10 @@ pub(crate) struct VmState {
     /// What of it the world may use.
     pub(crate) from_world: TokenBucket,
     pub(crate) answers: Answers,
+    /// What is said about flows that are cut.
+    pub(crate) cut_answers: Answers,
+    /// Its new flows are carried by the engine, for a capture.
+    pub(crate) is_captured: bool,
     pub(crate) collect_after_ns: u64,
     pub(crate) credits: super::credits::Snapshot,
 }
@@ -40,6 +44,8 @@ impl VmState {
             from_world,
             net,
             answers: Answers::new(),
+            cut_answers: Answers::about_cuts(),
+            is_captured: false,
             collect_after_ns: 0,
             credits: super::credits::Snapshot::default(),
         }
@@ -125,6 +131,13 @@ impl<D: Datapath> Core<D> {
 
     pub(crate) fn vm_mut(&mut self, row: u16) -> Option<&mut VmState> {
         self.vms.get_mut(usize::from(row))?.as_deref_mut()
+    }
+
+    /// Has the engine carry the flows that a VM opens from now on, or the kernel again.
+    pub(super) fn capture_new_flows(&mut self, row: u16, captured: bool) {
+        if let Some(vm) = self.vm_mut(row) {
+            vm.is_captured = captured;
+        }
     }
 
     /// A VM by its id.

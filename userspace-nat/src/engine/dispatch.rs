@@ -249,6 +249,7 @@ impl<D: Datapath> Core<D> {
                 self.too_big_from_guest(vm, job.frame.vnet, job.packet, now_ns)
             }
             Admission::Flow { slot } => self.command(vm, job, Command::Forward, slot),
+            Admission::Cut { slot } => self.guest_sent_to_cut(vm, &job.packet, slot, now_ns),
             Admission::NoFlow => {
                 vm.answers
                     .reset(&vm.net, &job.packet, &mut self.out, now_ns);
@@ -296,6 +297,9 @@ impl<D: Datapath> Core<D> {
                         self.too_big_from_world(vm, job.frame.vnet, job.packet, now_ns)
                     }
                     Admission::Flow { slot } => self.command(vm, job, Command::Deliver, slot),
+                    Admission::Cut { slot } => {
+                        self.world_sent_to_cut(vm, &job.packet, slot, now_ns)
+                    }
                     // Silence: what the world asked for may not be known to exist.
                     Admission::NoFlow => Finish::Drop(DropReason::NoFlow),
                     Admission::Refused(refusal) => {

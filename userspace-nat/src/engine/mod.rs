@@ -32,10 +32,12 @@ use crate::{
 };
 
 mod adopt;
+mod capture;
 mod commands;
 pub mod control;
 pub(crate) mod core;
 mod credits;
+mod cut;
 mod dispatch;
 mod errors;
 mod fairness;
@@ -45,9 +47,12 @@ mod local;
 mod names;
 mod oversize;
 mod parts;
+mod pcap;
 pub mod services;
+mod watch;
 mod why;
 
+pub use capture::{CaptureRequest, MOST_CAPTURES, NotCaptured, Subject};
 pub use control::{
     Control, ControlMessage, ControlReply, Forward, Link, NamesPage, OnExit, Status, Why,
 };
@@ -55,7 +60,7 @@ pub use dispatch::Disposition;
 pub use parts::{EngineError, Parts};
 pub use services::{Context, HostServices, Services, Vms};
 
-use self::core::Core;
+use self::{commands::Later, core::Core, watch::Watch};
 
 /// Batches in one turn, so that the broker and the resolvers get theirs.
 const BATCHES_PER_TURN: usize = 8;
@@ -77,6 +82,7 @@ pub struct Engine<D, P, C, K, S> {
     control: K,
     services: S,
     log: FlowLog,
+    watch: Watch,
     rule_texts: Vec<String>,
     poller: Poller,
     batch: Batch,
@@ -86,8 +92,8 @@ pub struct Engine<D, P, C, K, S> {
     next_scan_ns: u64,
     next_credits_ns: Option<u64>,
     exit: Option<OnExit>,
-    /// Syncs to be answered: when, and which.
-    syncs: VecDeque<(u64, u64)>,
+    /// What is answered once all that ended by then is over: when, and what.
+    later: VecDeque<(u64, Later)>,
     /// Its `frames_*` are kept here, the rest is filled in when asked for.
     frames: Status,
 }
@@ -119,6 +125,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             control: parts.control,
             services: parts.services,
             log,
+            watch: Watch::default(),
             rule_texts,
             poller,
             batch: Batch::new(),
@@ -128,7 +135,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             next_scan_ns: 0,
             next_credits_ns: None,
             exit: None,
-            syncs: VecDeque::new(),
+            later: VecDeque::new(),
             frames: Status::default(),
         };
         let now_ns = engine.clock.now_ns();
@@ -170,6 +177,11 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
         let now_ns = self.clock.now_ns();
         for readiness in std::mem::take(&mut self.ready) {
+            if readiness.token.subsystem == Subsystem::Capture {
+                self.watch
+                    .captures
+                    .on_ready(&mut self.core, &self.poller, readiness);
+            }
             if matches!(readiness.token.subsystem, Subsystem::Dns | Subsystem::Relay) {
                 let cx = &mut Context {
                     now_ns,
@@ -183,7 +195,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
         self.work_timers(now_ns);
         self.write_out();
-        self.answer_syncs(now_ns)
+        self.answer_later(now_ns)
     }
 
     /// How the engine stands.
@@ -213,7 +225,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.core.flows.next_due_ns(),
             self.services.next_deadline_ns(),
             self.next_credits_ns,
-            self.syncs.front().map(|(due_ns, _)| *due_ns),
+            self.watch.captures.next_deadline_ns(),
+            self.later.front().map(|(due_ns, _)| *due_ns),
         ];
         let first_ns = deadlines.into_iter().flatten().min()?;
         Some(first_ns.saturating_sub(now_ns))
@@ -242,6 +255,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.order.arrange(&self.batch);
         for place in 0..self.batch.len() {
             let bytes = self.batch.frame_mut(self.order.at(place));
+            if self.watch.is_on() {
+                self.watch.read(&self.core, bytes, self.clock.wall());
+            }
             let disposition = self
                 .core
                 .handle(bytes, &mut self.services, &self.poller, now_ns);
@@ -249,6 +265,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             match disposition {
                 Disposition::Send => {
                     self.frames.frames_returned += 1;
+                    if self.watch.is_on() {
+                        self.watch.written(&self.core, bytes, self.clock.wall());
+                    }
                     if self.port.send(bytes).is_err() {
                         self.frames.frames_unsent += 1;
                         self.core.count_unsent(bytes);
@@ -321,6 +340,11 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         core.out = out;
         self.write_answers();
         self.flush_log();
+        if self.watch.is_on() {
+            let wall = self.clock.wall();
+            self.watch
+                .work(&mut self.core, &self.poller, now_ns, wall);
+        }
         self.core
             .flows
             .free_finished(&mut self.core.datapath, now_ns);
@@ -328,6 +352,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
 
     fn write_answers(&mut self) {
         for frame in self.core.out.frames() {
+            if self.watch.is_on() {
+                self.watch.written(&self.core, frame, self.clock.wall());
+            }
             if self.port.send(frame).is_err() {
                 self.frames.frames_unsent += 1;
                 self.core.count_unsent(frame);

@@ -127,7 +127,7 @@ impl Services for HostServices {
         match readiness.token.subsystem {
             Subsystem::Dns => self.dns.on_ready(readiness, cx.poller, cx.now_ns),
             Subsystem::Relay => self.relay.on_ready(readiness, cx),
-            Subsystem::Port | Subsystem::Control => {}
+            Subsystem::Port | Subsystem::Control | Subsystem::Capture => {}
         }
     }
 

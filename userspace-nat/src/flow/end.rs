@@ -127,11 +127,16 @@ impl Flows {
         if matches!(entry.state, State::Live | State::Ending) {
             datapath.slot(slot).set_verdict(Verdict::Closing);
             self.remove_tuples(datapath, slot, &entry, now_ns);
+            // One that was cut stays so, whoever has its name next.
+            let reason = match entry.state {
+                State::Ending if entry.end_reason.is_cut() => entry.end_reason,
+                _ => reason,
+            };
             self.enqueue_end(datapath, slot, State::Unlinked, reason, now_ns);
         }
     }
 
-    fn enqueue_end(
+    pub(super) fn enqueue_end(
         &mut self,
         datapath: &impl Datapath,
         slot: u32,
@@ -160,10 +165,11 @@ impl Flows {
         match entry.state {
             State::Live => true,
             State::Ending => {
+                let cut = entry.end_reason.is_cut();
                 if entry.end_reason.is_revived_by_traffic() {
                     self.make_live(datapath, slot);
                 }
-                true
+                !cut
             }
             State::Unlinked | State::Finished => false,
         }

@@ -9,6 +9,9 @@
 //! ended as soon as it is found silent for [`CLOSED_QUIET_NS`]. Closed is a guess without sequence
 //! numbers: an acknowledgement behind both FINs may be a duplicate one, which asks for what a link
 //! lost before them. That is then sent again within a peer's retransmission timeout.
+//!
+//! Flows of a frozen VM do not idle out; at the thaw their timers begin anew
+//! ([`Flows::begin_timers`]).
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
@@ -19,6 +22,7 @@ use slipgate_abi::{
 
 use super::{
     EndReason, Flows, State,
+    cut::is_frozen,
     end::{idle_left_ns, last_seen_ns},
 };
 use crate::datapath::Datapath;
@@ -110,7 +114,7 @@ impl Flows {
         let due = idle_left_ns(live, protocol, now_ns) == 0;
         let phase = TcpBits(live.tcp().load(Relaxed)).phase();
         if protocol != Protocol::Tcp || !matches!(phase, Phase::Closed) {
-            if due {
+            if due && !is_frozen(datapath, entry.vm_row) {
                 let reason = match phase {
                     Phase::Reset => EndReason::Reset,
                     Phase::Closing => EndReason::Closed,

@@ -9,7 +9,7 @@
 //! | state | kernel | leaves it |
 //! | --- | --- | --- |
 //! | `Live` | both tuples in `FLOWS`, verdict `Fast`, `Engine` or `Drop` | [`Flows::begin_end`] to `Ending`; [`Flows::unlink`] to `Unlinked` |
-//! | `Ending` | both tuples, verdict `Closing`: packets come to the engine | after the grace to `Finished`, or back to `Live` when it was only idle and a packet came |
+//! | `Ending` | both tuples, verdict `Closing`: packets come to the engine, which sends them on unless the flow is cut | after the grace to `Finished`, or back to `Live` when it was only idle and a packet came |
 //! | `Unlinked` | no tuple, verdict `Closing`: its name may be used anew at once | after the grace to `Finished` |
 //! | `Finished` | no tuple, verdict `Closing`, counts final, record written | once the record is flushed: counts moved to `COUNTERS`, verdict `Free`; the slot rests |
 //!
@@ -22,13 +22,14 @@
 use std::collections::VecDeque;
 
 use slipgate_abi::{
-    Ip4, Tuple, Verdict,
+    Ip4, Tuple,
     maps::{MAX_VMS, SLOTS_PER_CHUNK},
 };
 
 use crate::{datapath::Datapath, nat_ports::PortPool};
 
 pub mod adopt;
+mod cut;
 mod end;
 mod gc;
 mod open;
@@ -143,9 +144,10 @@ impl Flows {
     fn carry(&mut self, datapath: &mut impl Datapath, slot: u32, held: bool) -> bool {
         let state = self.table.set_held(slot, held);
         // One that is ending gets its verdict when it is revived.
-        if state == Some(State::Live) {
-            let verdict = if held { Verdict::Engine } else { Verdict::Fast };
-            datapath.slot(slot).set_verdict(verdict);
+        if state == Some(State::Live)
+            && let Some(entry) = self.entry(slot)
+        {
+            datapath.slot(slot).set_verdict(entry.live_verdict());
         }
         matches!(state, Some(State::Live | State::Ending))
     }

@@ -41,6 +41,8 @@ pub struct Entry {
     pub(super) held: bool,
     /// TCP closed it on both sides, and it was found out.
     pub(super) closed: bool,
+    /// The engine carries it meanwhile, for a capture.
+    captured: bool,
     /// Which of its ends is under way; older ones in the queue are void.
     pub(super) end_id: u32,
     /// Why it ends, while it does.
@@ -68,6 +70,7 @@ impl Entry {
             from_world: false,
             held: false,
             closed: false,
+            captured: false,
             end_id: 0,
             end_reason: EndReason::Idle,
             vm_position: 0,
@@ -86,7 +89,7 @@ impl Entry {
 
     /// Its verdict while it lives.
     pub(super) fn live_verdict(&self) -> Verdict {
-        if self.held {
+        if self.held || self.captured {
             Verdict::Engine
         } else {
             Verdict::Fast
@@ -256,6 +259,13 @@ impl FlowTable {
         let entry = self.get_mut(slot)?;
         entry.held = held;
         Some(entry.state)
+    }
+
+    /// Notes whether a flow is captured; its entry then.
+    pub(super) fn set_captured(&mut self, slot: u32, captured: bool) -> Option<&Entry> {
+        let entry = self.get_mut(slot)?;
+        entry.captured = captured;
+        Some(entry)
     }
 
     /// Forgets a flow's tuples: others may have them now.

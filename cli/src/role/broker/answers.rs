@@ -9,26 +9,30 @@ use crate::{
     args::OnExit,
     channel::{ToEngine, WhyAnswer, WhyQuestion},
     config::Dns,
-    control_socket::{Answer, ClientId, Request},
+    control_socket::{Answer, Asked, ClientId, Request},
 };
 
 /// DNS.
 const DNS_PORT: u16 = 53;
-/// Questions to the VMM that may wait for an answer.
-const MOST_WAITING: usize = 64;
+/// Questions of a kind that may wait for an answer.
+pub(super) const MOST_WAITING: usize = 64;
 
 /// Questions that another process has not answered yet.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct Questions {
     /// With the port asked about.
     why: HashMap<u64, (ClientId, u16)>,
     names: BTreeMap<u64, ClientId>,
     machine: BTreeMap<u64, ClientId>,
+    /// Changes that are under way.
+    pub(super) changes: BTreeMap<u64, ClientId>,
+    /// Rows of VMs that are about to be thawed.
+    pub(super) thaws: BTreeMap<u64, u32>,
     last: u64,
 }
 
-impl Asked {
-    fn next(&mut self) -> u64 {
+impl Questions {
+    pub(super) fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
@@ -37,8 +41,21 @@ impl Asked {
 impl Broker {
     /// Answers what can be answered, and asks on. How to stop, when it is asked to.
     pub(super) fn answer_control(&mut self) -> anyhow::Result<Option<OnExit>> {
-        for (client, request) in self.control.serve() {
+        for asked in self.control.serve() {
+            let Asked {
+                client,
+                request,
+                descriptor,
+            } = asked;
             match request {
+                Request::Freeze { vm } => self.freeze(client, &vm),
+                Request::Thaw { vm } => self.thaw(client, &vm)?,
+                Request::Cut { what } => self.ask_cut(client, &what)?,
+                Request::Capture {
+                    what,
+                    packets,
+                    seconds,
+                } => self.ask_capture(client, &what, packets, seconds, descriptor)?,
                 Request::Why(question) => self.ask_why(client, question)?,
                 Request::Machines => self.ask_machine(client),
                 Request::Names { from } => self.ask_names(client, from)?,

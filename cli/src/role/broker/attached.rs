@@ -59,6 +59,7 @@ pub(super) struct Attached {
     pub(super) rules: LoadedRules,
     pub(super) policy: Policy,
     pub(super) flow_log: Option<File>,
+    pub(super) pcap: Option<File>,
     pub(super) rule_base: u32,
     pub(super) uplink: Uplink,
     pub(super) hook: Hook,
@@ -72,6 +73,7 @@ impl Attached {
             rules,
             policy,
             flow_log,
+            pcap,
         } = inputs;
         let watch = NetworkWatch::open()?;
         for vm in &config.vms {
@@ -126,6 +128,7 @@ impl Attached {
             rules,
             policy,
             flow_log,
+            pcap,
             rule_base,
             uplink,
             hook,

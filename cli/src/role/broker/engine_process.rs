@@ -9,12 +9,12 @@ use std::{
 use super::{
     attached::{self, Attached},
     child::{ChildProcess, Role},
-    inputs::open_flow_log,
+    inputs::{open_flow_log, open_pcap},
     reserve,
 };
 use crate::{
     channel::{Channel, ForwardSocket, MAX_FDS, Start, ToBroker, ToEngine},
-    config::Dns,
+    config::{Config, Dns},
     host,
 };
 
@@ -41,6 +41,7 @@ impl EngineProcess {
             owner_row: attached.owner.row(),
             epoch: attached.owner.epoch(),
             flow_log: attached.flow_log.is_some(),
+            pcap: attached.pcap.is_some(),
             vms: attached.vms.iter().map(|vm| attached.vm_spec(vm)).collect(),
             rules: attached.rules.clone(),
             rule_base: attached.rule_base,
@@ -54,6 +55,7 @@ impl EngineProcess {
         let mut fds = attached.datapath.maps().fds();
         fds.push(attached.port.fd.as_fd());
         fds.extend(attached.flow_log.as_ref().map(AsFd::as_fd));
+        fds.extend(attached.pcap.as_ref().map(AsFd::as_fd));
         fds.extend(attached.owner.lock_fds());
         engine
             .channel()
@@ -81,13 +83,22 @@ impl EngineProcess {
         Ok(self.channel().send(message, &[])?)
     }
 
-    /// Has it go on with another file of the flow log's name: the old one was moved away.
-    pub(super) fn reopen_flow_log(&self, attached: &Attached) -> anyhow::Result<()> {
-        let Some(path) = &attached.config.flow_log else {
-            return Ok(());
-        };
-        let file = open_flow_log(path)?;
-        Ok(self.channel().send(&ToEngine::FlowLog, &[file.as_fd()])?)
+    /// Sends a message with a descriptor.
+    pub(super) fn hand(&self, message: &ToEngine, fd: BorrowedFd<'_>) -> anyhow::Result<()> {
+        Ok(self.channel().send(message, &[fd])?)
+    }
+
+    /// Has it go on with other files of the flow log's and the pcap's names: the old ones were
+    /// moved away. Whether there are such.
+    pub(super) fn reopen_files(&self, attached: &Attached) -> anyhow::Result<bool> {
+        let Config { flow_log, pcap, .. } = &attached.config;
+        if let Some(path) = flow_log {
+            self.hand(&ToEngine::FlowLog, open_flow_log(path)?.as_fd())?;
+        }
+        if let Some(path) = pcap {
+            self.hand(&ToEngine::Pcap, open_pcap(path)?.as_fd())?;
+        }
+        Ok(flow_log.is_some() || pcap.is_some())
     }
 
     /// Waits until it serves; how many flows it took over.

@@ -17,6 +17,7 @@ pub(super) struct Inputs {
     pub(super) rules: LoadedRules,
     pub(super) policy: Policy,
     pub(super) flow_log: Option<File>,
+    pub(super) pcap: Option<File>,
 }
 
 impl Inputs {
@@ -28,20 +29,30 @@ impl Inputs {
             rules,
             policy,
             flow_log: config.flow_log.as_deref().map(open_flow_log).transpose()?,
+            pcap: config.pcap.as_deref().map(open_pcap).transpose()?,
         })
     }
 
     /// Those that stay open, by flag.
     pub(super) fn named(&self) -> impl Iterator<Item = (&'static str, &File)> {
-        self.flow_log.iter().map(|file| ("--flow-log", file))
+        let flow_log = self.flow_log.iter().map(|file| ("--flow-log", file));
+        flow_log.chain(self.pcap.iter().map(|file| ("--pcap", file)))
     }
 }
 
 /// Readable too: an adopting engine looks for what its predecessor recorded last.
 pub(super) fn open_flow_log(path: &Path) -> Result<File, ConfigError> {
-    let refused = |problem: String, remedy: &str| {
-        ConfigError::new("--flow-log", path.display(), problem, remedy)
-    };
+    open_to_append("--flow-log", path)
+}
+
+/// Appended to: a further section of a pcapng file is as good as the first.
+pub(super) fn open_pcap(path: &Path) -> Result<File, ConfigError> {
+    open_to_append("--pcap", path)
+}
+
+fn open_to_append(flag: &'static str, path: &Path) -> Result<File, ConfigError> {
+    let refused =
+        |problem: String, remedy: &str| ConfigError::new(flag, path.display(), problem, remedy);
     let unusable = |e: io::Error| {
         let remedy = "give a file in a directory that is there";
         refused(format!("can't append to it ({e})"), remedy)

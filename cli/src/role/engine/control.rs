@@ -8,7 +8,8 @@ use std::{
 
 use slipgate_abi::Protocol;
 use userspace_nat::{
-    engine::{Control, ControlMessage, ControlReply, Why},
+    clock::SECOND_NS,
+    engine::{CaptureRequest, Control, ControlMessage, ControlReply, Why},
     rules::Destination,
 };
 
@@ -42,6 +43,31 @@ impl Control for BrokerChannel {
                         return Ok(Some(ControlMessage::FlowLog(Some(writer))));
                     }
                 }
+                Received::Message(ToEngine::Pcap, mut fds) => {
+                    if let Some(file) = fds.pop().map(File::from) {
+                        return Ok(Some(ControlMessage::Pcap(Box::new(file))));
+                    }
+                }
+                Received::Message(
+                    ToEngine::Capture {
+                        request,
+                        what: subject,
+                        packets,
+                        seconds,
+                    },
+                    mut fds,
+                ) => {
+                    if let Some(to) = fds.pop() {
+                        let lasts_ns = seconds.map(|s| s.saturating_mul(SECOND_NS));
+                        let capture = CaptureRequest {
+                            subject,
+                            to,
+                            packets,
+                            lasts_ns,
+                        };
+                        return Ok(Some(ControlMessage::Capture { request, capture }));
+                    }
+                }
                 Received::Message(message, _) => {
                     if let Some(message) = translate(message) {
                         return Ok(Some(message));
@@ -58,6 +84,12 @@ impl Control for BrokerChannel {
                 answer: why(answer),
             },
             ControlReply::Names { request, page } => ToBroker::Names { request, page },
+            ControlReply::Cut { request, flows } => ToBroker::Cut { request, flows },
+            ControlReply::Capturing { request, refused } => ToBroker::Capturing {
+                request,
+                refused: refused.map(|why| why.to_string()),
+            },
+            ControlReply::Thawed { request } => ToBroker::Thawed { request },
             // Not asked for.
             ControlReply::Synced { .. } => return Ok(()),
         };
@@ -93,10 +125,15 @@ fn translate(message: ToEngine) -> Option<ControlMessage> {
             },
         },
         ToEngine::Names { request, from } => ControlMessage::Names { request, from },
+        ToEngine::Cut { request, what } => ControlMessage::Cut { request, what },
+        ToEngine::Thaw { request, row } => ControlMessage::Thaw { request, row },
         ToEngine::Shutdown(exit) => ControlMessage::Shutdown(exit),
-        ToEngine::Start(_) | ToEngine::Forwards(_) | ToEngine::Begin | ToEngine::FlowLog => {
-            return None;
-        }
+        ToEngine::Start(_)
+        | ToEngine::Forwards(_)
+        | ToEngine::Begin
+        | ToEngine::FlowLog
+        | ToEngine::Pcap
+        | ToEngine::Capture { .. } => return None,
     })
 }
 

@@ -1,0 +1,40 @@
+//! `slipgate cut`: flows end, now.
+use anyhow::bail;
+use userspace_nat::record::Id;
+
+use super::ask_each;
+use crate::{
+    args::CutArgs,
+    control_socket::{Answer, Request, Target},
+    show::print_once,
+};
+
+/// Cuts each of what is named. What fails does not keep the rest.
+pub(crate) fn run(args: &CutArgs) -> anyhow::Result<()> {
+    let mut failed = Vec::new();
+    let mut flows = 0;
+    let named = args.what.iter().map(|text| target(text));
+    let vms = args.vm.iter().map(|name| Target::Vm(name.clone()));
+    for what in named.chain(vms) {
+        let (Target::Flow(name) | Target::Vm(name)) = what.clone();
+        match ask_each(&args.pin_dir, &Request::Cut { what }, None)? {
+            Ok(Answer::Cut { flows: more }) => flows += more,
+            Ok(_) => failed.push(format!("{name}: an answer to another question")),
+            Err(asked) => failed.push(asked.error(&name).to_string()),
+        }
+    }
+    let s = if flows == 1 { "" } else { "s" };
+    print_once(&format!("cut {flows} flow{s}\n"))?;
+    match failed.is_empty() {
+        true => Ok(()),
+        false => bail!("{}", failed.join("; ")),
+    }
+}
+
+/// What has the form of a flow's id is one: no VM is called so by chance.
+pub(super) fn target(text: &str) -> Target {
+    match text.parse::<Id>() {
+        Ok(_) => Target::Flow(text.to_owned()),
+        Err(_) => Target::Vm(text.to_owned()),
+    }
+}

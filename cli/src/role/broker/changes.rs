@@ -1,0 +1,155 @@
+//! What the control socket asks to be changed: VMs frozen and thawed, flows cut and captured.
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use slipgate_control::vm;
+use userspace_nat::{engine::Subject, record::Id};
+
+use super::{Broker, answers::MOST_WAITING};
+use crate::{
+    channel::ToEngine,
+    control_socket::{Answer, ClientId, Target},
+};
+
+impl Broker {
+    pub(super) fn freeze(&mut self, client: ClientId, name: &str) {
+        let Some(row) = self.row_of(client, name) else {
+            return;
+        };
+        let maps = self.attached.datapath.maps();
+        if !vm::is_frozen(maps, row) {
+            vm::freeze(maps, row, true);
+            tracing::info!("{name} is frozen");
+        }
+        self.control.answer(client, &Answer::Done);
+    }
+
+    /// The engine has the timers of its flows begin anew before anything passes.
+    pub(super) fn thaw(&mut self, client: ClientId, name: &str) -> anyhow::Result<()> {
+        let Some(row) = self.row_of(client, name) else {
+            return Ok(());
+        };
+        let request = self.change(client);
+        self.asked.thaws.insert(request, row);
+        let row = row as u16;
+        self.engine.tell(&ToEngine::Thaw { request, row })
+    }
+
+    /// The timers were begun anew.
+    pub(super) fn thawed(&mut self, request: u64) {
+        let Some(row) = self.asked.thaws.remove(&request) else {
+            return;
+        };
+        let maps = self.attached.datapath.maps();
+        if vm::is_frozen(maps, row) {
+            vm::freeze(maps, row, false);
+            let name = vm::name_of(maps, row).unwrap_or_default();
+            tracing::info!("{name} is thawed");
+        }
+        self.answer_change(request, Answer::Done);
+    }
+
+    pub(super) fn ask_cut(&mut self, client: ClientId, what: &Target) -> anyhow::Result<()> {
+        let Some(what) = self.subject(client, what) else {
+            return Ok(());
+        };
+        let request = self.change(client);
+        self.engine.tell(&ToEngine::Cut { request, what })
+    }
+
+    pub(super) fn ask_capture(
+        &mut self,
+        client: ClientId,
+        what: &Target,
+        packets: Option<u64>,
+        seconds: Option<u64>,
+        to: Option<OwnedFd>,
+    ) -> anyhow::Result<()> {
+        let Some(to) = to else {
+            let error = "no descriptor came with it".to_owned();
+            self.control.answer(client, &Answer::Error { error });
+            return Ok(());
+        };
+        let Some(what) = self.subject(client, what) else {
+            return Ok(());
+        };
+        let request = self.change(client);
+        let message = ToEngine::Capture {
+            request,
+            what,
+            packets,
+            seconds,
+        };
+        self.engine.hand(&message, to.as_fd())
+    }
+
+    /// Answers who asked for a change.
+    pub(super) fn answer_change(&mut self, request: u64, answer: Answer) {
+        if let Some(client) = self.asked.changes.remove(&request) {
+            self.control.answer(client, &answer);
+        }
+    }
+
+    /// Says of VMs that were frozen by a predecessor's time that they still are.
+    pub(super) fn tell_frozen(&self) {
+        let maps = self.attached.datapath.maps();
+        for vm in &self.attached.vms {
+            if vm::is_frozen(maps, vm.open.row) {
+                let name = &vm.config.name;
+                tracing::warn!(
+                    "{name} is frozen, as it was left: nothing passes until `slipgate thaw {name}`"
+                );
+            }
+        }
+    }
+
+    fn change(&mut self, client: ClientId) -> u64 {
+        let request = self.asked.next();
+        self.asked.changes.insert(request, client);
+        if self.asked.changes.len() > MOST_WAITING {
+            self.asked.changes.pop_first();
+        }
+        request
+    }
+
+    /// The row of a VM that is served here; who asked is told otherwise.
+    fn row_of(&mut self, client: ClientId, name: &str) -> Option<u32> {
+        let vms = &self.attached.vms;
+        let found = vms.iter().find(|vm| vm.config.name == name);
+        let row = found.map(|vm| vm.open.row);
+        if row.is_none() {
+            let served = vms.iter().map(|vm| vm.config.name.clone()).collect();
+            self.control.answer(client, &Answer::UnknownVm { served });
+        }
+        row
+    }
+
+    /// What is meant, as the engine has it; who asked is told when it is not here.
+    fn subject(&mut self, client: ClientId, what: &Target) -> Option<Subject> {
+        match what {
+            Target::Vm(name) => {
+                let row = self.row_of(client, name)? as u16;
+                Some(Subject::Vm { row })
+            }
+            Target::Flow(id) => {
+                let subject = self.flow(id);
+                if subject.is_none() {
+                    self.control.answer(client, &Answer::UnknownFlow);
+                }
+                subject
+            }
+        }
+    }
+
+    fn flow(&self, id: &str) -> Option<Subject> {
+        use std::sync::atomic::Ordering::Acquire;
+        let id: Id = id.parse().ok()?;
+        let maps = self.attached.datapath.maps();
+        let slot = maps.slot(id.slot)?;
+        let (slot, generation) = (id.slot, slot.generation().load(Acquire));
+        let ours = maps.chunks_of(self.attached.owner.row());
+        let is_it = id.instance == maps.instance()
+            && id.generation == generation
+            && ours.iter().any(|chunk| chunk.contains(&slot));
+        is_it.then_some(Subject::Flow { slot, generation })
+    }
+}

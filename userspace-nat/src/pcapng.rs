@@ -1,0 +1,244 @@
+//! Packets as pcapng (draft-ietf-opsawg-pcapng), for tcpdump and Wireshark.
+//!
+//! A [`Stream`] is a bounded buffer of blocks on their way to a writer that takes as much as it
+//! likes ([`Stream::drain`]): nothing here waits. What finds no room is lost and counted, and a
+//! block that is begun is written to its end, so that a file never tears.
+//!
+//! Interfaces stand for links: a VM's own, named as the VM, and the uplink as far as it is the
+//! VM's (`NAME uplink`), whose frames have no Ethernet header here and get one of zeros: tcpdump
+//! reads no file with several link types. Times are to the nanosecond. Frames are whole, so a GSO
+//! frame is longer than any MTU, and a checksum that a device was to fill in is not right yet.
+use std::{
+    borrow::Cow,
+    io,
+    time::{Duration, SystemTime},
+};
+
+use hashbrown::HashMap;
+use pcap_file::{
+    DataLink, Endianness,
+    pcapng::{
+        PcapNgWriter,
+        blocks::{
+            enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption},
+            interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption},
+            interface_statistics::{InterfaceStatisticsBlock, InterfaceStatisticsOption},
+            section_header::{SectionHeaderBlock, SectionHeaderOption},
+        },
+    },
+};
+
+/// Longest frame, bytes: an IPv4 packet and its Ethernet header.
+const SNAP_BYTES: u32 = 65_535 + ETHERNET_LEN as u32;
+/// MAC addresses and EtherType.
+const ETHERNET_LEN: usize = 14;
+/// What a packet's block takes beside the packet, bytes, rounded up.
+const BLOCK_BYTES: usize = 128;
+/// And an interface's, whose first packet it is.
+const INTERFACE_BYTES: usize = 160;
+
+/// Whose link.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Link {
+    /// The guest's.
+    Guest,
+    /// The uplink.
+    Uplink,
+}
+
+/// A packet to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Shot<'a> {
+    /// The VM's id.
+    pub vm: u32,
+    /// The VM's name.
+    pub name: &'a str,
+    /// Whose link it is on.
+    pub link: Link,
+    /// Destination and source.
+    pub macs: [[u8; 6]; 2],
+    /// As in the Ethernet header.
+    pub ethertype: u16,
+    /// From the L3 header on.
+    pub l3: &'a [u8],
+    /// Whether it came, rather than went.
+    pub inbound: bool,
+    /// When.
+    pub at: SystemTime,
+    /// Shown with it.
+    pub comment: &'a str,
+}
+
+/// A stream of blocks and what of it is not written yet.
+pub struct Stream {
+    encoder: PcapNgWriter<Vec<u8>>,
+    /// Bytes at the buffer's begin that were written.
+    written: usize,
+    most: usize,
+    interfaces: HashMap<(u32, Link), u32>,
+    frame: Vec<u8>,
+    packets: u64,
+    lost: u64,
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stream")
+            .field("waiting", &self.waiting())
+            .field("packets", &self.packets)
+            .field("lost", &self.lost)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Stream {
+    /// An empty stream of which at most `most` bytes wait to be written.
+    pub fn new(most: usize) -> Self {
+        Self {
+            encoder: encoder(Vec::new()),
+            written: 0,
+            most,
+            interfaces: HashMap::new(),
+            frame: Vec::new(),
+            packets: 0,
+            lost: 0,
+        }
+    }
+
+    /// Adds a packet; `false` when there is no room, and it is lost.
+    pub fn add(&mut self, shot: &Shot<'_>) -> bool {
+        let wanted = shot.l3.len() + ETHERNET_LEN + shot.comment.len() + BLOCK_BYTES;
+        if self.waiting() + wanted + INTERFACE_BYTES > self.most {
+            self.lost += 1;
+            return false;
+        }
+        let interface_id = self.interface(shot);
+        self.frame.clear();
+        self.frame.extend_from_slice(shot.macs.as_flattened());
+        self.frame.extend_from_slice(&shot.ethertype.to_be_bytes());
+        self.frame.extend_from_slice(shot.l3);
+        let mut options = vec![EnhancedPacketOption::Flags(if shot.inbound { 1 } else { 2 })];
+        if !shot.comment.is_empty() {
+            options.push(EnhancedPacketOption::Comment(Cow::Borrowed(shot.comment)));
+        }
+        let block = EnhancedPacketBlock {
+            interface_id,
+            timestamp: since_epoch(shot.at),
+            original_len: self.frame.len() as u32,
+            data: Cow::Borrowed(&self.frame),
+            options,
+        };
+        // Memory takes everything, and the interface is there.
+        let added = self.encoder.write_pcapng_block(block).is_ok();
+        self.packets += u64::from(added);
+        added
+    }
+
+    /// Ends the stream: says of each interface how much was taken and lost in all.
+    pub fn end(&mut self, now: SystemTime) {
+        if self.interfaces.is_empty() {
+            return;
+        }
+        let block = InterfaceStatisticsBlock {
+            interface_id: 0,
+            // The library writes it low half first; it is the other way round (section 4.6).
+            timestamp: (since_epoch(now).as_nanos() as u64).rotate_left(32),
+            options: vec![
+                InterfaceStatisticsOption::IsbIfRecv(self.packets + self.lost),
+                InterfaceStatisticsOption::IsbIfDrop(self.lost),
+            ],
+        };
+        // As above.
+        let _ = self.encoder.write_pcapng_block(block);
+    }
+
+    /// Begins anew for another file, once what waits was written.
+    pub fn begin_section(&mut self) {
+        self.encoder = encoder(std::mem::take(self.encoder.get_mut()));
+        self.interfaces.clear();
+    }
+
+    /// Has `write` take what waits, as much as it will. An error of its leaves the rest waiting;
+    /// [`io::ErrorKind::WouldBlock`] is none.
+    pub fn drain(
+        &mut self,
+        mut write: impl FnMut(&[u8]) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        let buffer = self.encoder.get_mut();
+        let result = loop {
+            if self.written == buffer.len() {
+                break Ok(());
+            }
+            match write(&buffer[self.written..]) {
+                Ok(0) => break Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => self.written += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break Ok(()),
+                Err(e) => break Err(e),
+            }
+        };
+        if self.written == buffer.len() {
+            buffer.clear();
+            self.written = 0;
+        } else if self.written > self.most / 2 {
+            buffer.drain(..self.written);
+            self.written = 0;
+        }
+        result
+    }
+
+    /// Bytes that wait to be written.
+    pub fn waiting(&self) -> usize {
+        self.encoder.get_ref().len() - self.written
+    }
+
+    /// Packets added, and packets lost.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.packets, self.lost)
+    }
+
+    fn interface(&mut self, shot: &Shot<'_>) -> u32 {
+        let number = self.interfaces.len() as u32;
+        let key = (shot.vm, shot.link);
+        if let Some(known) = self.interfaces.get(&key) {
+            return *known;
+        }
+        let name = match shot.link {
+            Link::Guest => shot.name.to_owned(),
+            Link::Uplink => format!("{} uplink", shot.name),
+        };
+        let block = InterfaceDescriptionBlock {
+            linktype: DataLink::ETHERNET,
+            snaplen: SNAP_BYTES,
+            options: vec![
+                InterfaceDescriptionOption::IfName(name.into()),
+                // 10^-9 s
+                InterfaceDescriptionOption::IfTsResol(9),
+            ],
+        };
+        // As above.
+        let _ = self.encoder.write_pcapng_block(block);
+        self.interfaces.insert(key, number);
+        number
+    }
+}
+
+/// Goes on behind what is in the buffer.
+fn encoder(buffer: Vec<u8>) -> PcapNgWriter<Vec<u8>> {
+    let version = concat!("slipgate ", env!("CARGO_PKG_VERSION"));
+    let section = SectionHeaderBlock {
+        endianness: Endianness::Little,
+        options: vec![SectionHeaderOption::UserApplication(version.into())],
+        ..SectionHeaderBlock::default()
+    };
+    PcapNgWriter::with_section_header(buffer, section).expect("memory takes everything")
+}
+
+fn since_epoch(at: SystemTime) -> Duration {
+    at.duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+#[path = "pcapng_test.rs"]
+mod tests;
