@@ -4,11 +4,7 @@ pub(crate) mod capture;
 pub(crate) mod cut;
 pub(crate) mod freeze;
 
-use std::{
-    io,
-    os::fd::BorrowedFd,
-    path::{Path, PathBuf},
-};
+use std::{io, os::fd::BorrowedFd, path::Path};
 
 use anyhow::bail;
 
@@ -83,15 +79,6 @@ pub(crate) fn have_done(pin_dir: &Path, request: &Request, what: &str) -> anyhow
         Ok(_) => bail!("an answer to another question: the broker is of another version"),
         Err(asked) => Err(asked.error(what)),
     }
-}
-
-/// The one broker's socket, where a command is about a process and not about a VM.
-pub(crate) fn sockets_here(pin_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let sockets = sockets(pin_dir)?;
-    if sockets.is_empty() {
-        bail!(NOBODY);
-    }
-    Ok(sockets)
 }
 
 /// Whether nobody listens at the socket that was asked.

@@ -34,7 +34,9 @@ fn a_question_is_answered_on_its_own_connection() {
         via: None,
     });
     let Asked {
-        client: id, request, ..
+        client: id,
+        request,
+        ..
     } = loop {
         if let Some(found) = server.serve().pop() {
             break found;

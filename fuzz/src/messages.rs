@@ -83,10 +83,11 @@ fn over_the_control_socket(bytes: &[u8]) {
     for part in [first, second] {
         // A full socket, or one that the server closed.
         let _ = client.write_all(part);
-        for (id, request) in server.serve() {
+        for asked in server.serve() {
+            let request = asked.request;
             let json = serde_json::to_vec(&request).expect("it was JSON before");
             assert_eq!(serde_json::from_slice::<Request>(&json).ok(), Some(request));
-            server.answer(id, &Answer::Done);
+            server.answer(asked.client, &Answer::Done);
         }
     }
     assert!(server.fds().count() <= 2);

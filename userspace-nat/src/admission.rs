@@ -344,11 +344,7 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Counts an admission.
-    fn settle(
-        &mut self,
-        vm: &VmState,
-        opened: Result<u32, Refusal>,
-    ) -> Result<u32, Refusal> {
+    fn settle(&mut self, vm: &VmState, opened: Result<u32, Refusal>) -> Result<u32, Refusal> {
         if let Ok(slot) = opened {
             vm.net.stats.tally(crate::stats::Tally::Admitted, 1);
             if vm.is_captured {
@@ -365,7 +361,6 @@ impl<D: Datapath> Core<D> {
             || by == Direction::Rx && self.flows.count_from_world(row) >= worlds
     }
 }
-
 
 /// Whether a packet may open a flow; the SYN's sequence number, or 0.
 fn opens(packet: &Packet<'_>) -> Option<u32> {

@@ -117,7 +117,11 @@ impl Stream {
         self.frame.extend_from_slice(shot.macs.as_flattened());
         self.frame.extend_from_slice(&shot.ethertype.to_be_bytes());
         self.frame.extend_from_slice(shot.l3);
-        let mut options = vec![EnhancedPacketOption::Flags(if shot.inbound { 1 } else { 2 })];
+        let mut options = vec![EnhancedPacketOption::Flags(if shot.inbound {
+            1
+        } else {
+            2
+        })];
         if !shot.comment.is_empty() {
             options.push(EnhancedPacketOption::Comment(Cow::Borrowed(shot.comment)));
         }
@@ -160,10 +164,7 @@ impl Stream {
 
     /// Has `write` take what waits, as much as it will. An error of its leaves the rest waiting;
     /// [`io::ErrorKind::WouldBlock`] is none.
-    pub fn drain(
-        &mut self,
-        mut write: impl FnMut(&[u8]) -> io::Result<usize>,
-    ) -> io::Result<()> {
+    pub fn drain(&mut self, mut write: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
         let buffer = self.encoder.get_mut();
         let result = loop {
             if self.written == buffer.len() {

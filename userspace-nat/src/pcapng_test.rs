@@ -65,9 +65,16 @@ fn what_is_added_is_read_back() {
     assert_eq!(first.timestamp, AT);
     assert_eq!(first.data.len(), 14 + 61);
     assert_eq!(first.original_len, 14 + 61);
-    assert_eq!(&first.data[..14], &[2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 8, 0]);
+    assert_eq!(
+        &first.data[..14],
+        &[2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 8, 0]
+    );
     assert!(first.options.contains(&EnhancedPacketOption::Flags(1)));
-    assert!(first.options.contains(&EnhancedPacketOption::Comment("miss".into())));
+    assert!(
+        first
+            .options
+            .contains(&EnhancedPacketOption::Comment("miss".into()))
+    );
     assert_eq!(packets[1].options, [EnhancedPacketOption::Flags(2)]);
     let interfaces: Vec<u32> = packets.iter().map(|packet| packet.interface_id).collect();
     assert_eq!(interfaces, [0, 1, 0]);
@@ -106,7 +113,11 @@ fn what_finds_no_room_is_lost_and_counted_and_nothing_tears() {
             Ok(n)
         })
         .unwrap();
-    assert!(stream.drain(|_| Err(io::ErrorKind::StorageFull.into())).is_err());
+    assert!(
+        stream
+            .drain(|_| Err(io::ErrorKind::StorageFull.into()))
+            .is_err()
+    );
     assert!(stream.add(&shot(1, &[0x47; 50])));
     let mut all = |bytes: &[u8]| {
         out.extend_from_slice(bytes);

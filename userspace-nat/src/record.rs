@@ -209,15 +209,20 @@ pub struct Id {
 
 impl Serialize for Id {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!(
-            "{:08x}-{}-{}",
-            self.instance, self.slot, self.generation
-        ))
+        serializer.collect_str(self)
+    }
+}
+
+impl std::fmt::Display for Id {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (instance, slot) = (self.instance, self.slot);
+        write!(f, "{instance:08x}-{slot}-{}", self.generation)
     }
 }
 
 impl Id {
-    fn parse(text: &str) -> Option<Self> {
+    /// From its text, as in records.
+    pub fn parse(text: &str) -> Option<Self> {
         let (instance, rest) = text.split_once('-')?;
         let (slot, generation) = rest.split_once('-')?;
         Some(Self {

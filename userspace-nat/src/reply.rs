@@ -99,7 +99,10 @@ impl Answers {
     }
 
     /// Sends a peer a segment of a guest's connection, from the translated address.
-    #[allow(clippy::too_many_arguments, reason = "a packet's addresses, way and time")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "a packet's addresses, way and time"
+    )]
     pub fn segment_to_world(
         &mut self,
         vm: &VmNet,

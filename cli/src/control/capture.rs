@@ -52,7 +52,10 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
         (None, Some(vm)) => (Target::Vm(vm.clone()), vm),
         (None, None) => bail!("what is to be captured? Give a flow's id, or --vm NAME"),
     };
-    let to_stdout = args.output.as_deref().is_none_or(|path| path.as_os_str() == STDOUT);
+    let to_stdout = args
+        .output
+        .as_deref()
+        .is_none_or(|path| path.as_os_str() == STDOUT);
     if to_stdout && io::stdout().is_terminal() {
         bail!("packets are no text for a terminal: give -o FILE, or pipe them to `tcpdump -nr -`");
     }

@@ -33,8 +33,8 @@ pub(crate) fn run(args: &CutArgs) -> anyhow::Result<()> {
 
 /// What has the form of a flow's id is one: no VM is called so by chance.
 pub(super) fn target(text: &str) -> Target {
-    match text.parse::<Id>() {
-        Ok(_) => Target::Flow(text.to_owned()),
-        Err(_) => Target::Vm(text.to_owned()),
+    match Id::parse(text) {
+        Some(_) => Target::Flow(text.to_owned()),
+        None => Target::Vm(text.to_owned()),
     }
 }

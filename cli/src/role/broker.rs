@@ -195,6 +195,7 @@ impl Broker {
             let _ = broker.stop(OnExit::Detach);
             return Err(e);
         }
+        broker.tell_frozen();
         sandbox::limit_broker().context("giving up what the broker does not need")?;
         Ok(broker)
     }

@@ -45,8 +45,8 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     let maps = (0..MAPS).map(|_| next()).collect::<Result<Vec<_>, _>>()?;
     let maps = Rc::new(SharedMaps::from_fds(maps)?);
     let port = PortIo::new(next()?);
-    let flow_log = start.flow_log.then(next).transpose()?.map(File::from);
-    let pcap = start.pcap.then(next).transpose()?.map(File::from);
+    let flow_log = start.flow_log.then(&mut next).transpose()?.map(File::from);
+    let pcap = start.pcap.then(&mut next).transpose()?.map(File::from);
     // The rest are the owner's locks: the row is ours to the last.
     let _locks = fds;
     let policy = start.rules.compile()?;

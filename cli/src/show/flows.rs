@@ -1,7 +1,8 @@
 //! `slipgate flows`: the live flows, read from the pinned slots.
 use serde::Serialize;
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, vm::VmFlags};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
+use userspace_nat::record::Id;
 
 use super::{
     names, now_ns, open, print,
@@ -12,6 +13,8 @@ use crate::args::FlowsArgs;
 /// One flow as `--json` shows it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Flow {
+    /// As in the flow log: for `cut` and `capture`.
+    id: Id,
     /// The VM's name.
     vm: String,
     /// tcp, udp or icmp.
@@ -24,6 +27,9 @@ pub(crate) struct Flow {
     nat: String,
     /// `Fast`, `Engine`, ... in lower case.
     verdict: &'static str,
+    /// Its VM is frozen: nothing of it passes; absent otherwise.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    frozen: bool,
     /// TCP: opening, established, closing, closed, reset. Others: one-way, both-ways.
     state: &'static str,
     /// The rule that admitted it.
@@ -47,10 +53,21 @@ pub(crate) struct Flow {
 
 impl Flow {
     /// `vm` and `rule`: texts that the slot names by number.
-    pub(crate) fn new(slot: &SlotSnapshot, vm: String, rule: String, now_ns: u64) -> Self {
+    pub(crate) fn new(
+        instance: u32,
+        slot: &SlotSnapshot,
+        vm: String,
+        rule: String,
+        now_ns: u64,
+    ) -> Self {
         let ms_since = |ns: u64| now_ns.saturating_sub(ns) / 1_000_000;
         let last = slot.tx_last_ns.max(slot.rx_last_ns).max(slot.created_ns);
         Self {
+            id: Id {
+                instance,
+                slot: slot.index,
+                generation: slot.generation,
+            },
             vm,
             proto: slot.protocol.name(),
             guest: format!("{}:{}", slot.guest, slot.guest_port),
@@ -60,6 +77,7 @@ impl Flow {
             },
             nat: format!("{}:{}", slot.nat, slot.nat_port),
             verdict: slot.verdict.name(),
+            frozen: false,
             state: state(slot),
             rule,
             dns_name: None,
@@ -74,12 +92,13 @@ impl Flow {
 
     fn row(&self) -> Vec<String> {
         vec![
+            self.id.to_string(),
             self.vm.clone(),
             self.proto.into(),
             self.guest.clone(),
             self.remote.clone(),
             self.nat.clone(),
-            self.verdict.into(),
+            if self.frozen { "frozen" } else { self.verdict }.into(),
             self.state.into(),
             amount(self.tx_packets),
             amount(self.tx_bytes),
@@ -113,28 +132,34 @@ pub(crate) fn run(args: &FlowsArgs) -> anyhow::Result<()> {
         if args.json {
             return Ok(serde_json::to_string_pretty(&flows)? + "\n");
         }
-        const HEAD: [&str; 14] = [
-            "VM", "PROTO", "GUEST", "REMOTE", "NAT", "VERDICT", "STATE", "TX-PKT", "TX-BYTE",
+        const HEAD: [&str; 15] = [
+            "ID", "VM", "PROTO", "GUEST", "REMOTE", "NAT", "VERDICT", "STATE", "TX-PKT", "TX-BYTE",
             "RX-PKT", "RX-BYTE", "AGE", "IDLE", "RULE",
         ];
         let rows: Vec<_> = flows.iter().map(Flow::row).collect();
-        Ok(table(&HEAD, &rows, &[7, 8, 9, 10, 11, 12]))
+        Ok(table(&HEAD, &rows, &[8, 9, 10, 11, 12, 13]))
     })
 }
 
 fn list(maps: &ReadOnlyMaps, names: &names::Known, only: Option<&str>) -> Vec<Flow> {
-    let now = now_ns();
+    let (now, instance) = (now_ns(), maps.instance());
     maps.flows()
         .map(|slot| {
             let rule = maps.rule(slot.rule).unwrap_or_default();
             let name = names.flows.get(&(slot.index, slot.generation));
             Flow {
                 dns_name: name.cloned(),
-                ..Flow::new(&slot, vm_name(maps, &slot), rule, now)
+                frozen: is_frozen(maps, &slot),
+                ..Flow::new(instance, &slot, vm_name(maps, &slot), rule, now)
             }
         })
         .filter(|flow| only.is_none_or(|name| name == flow.vm))
         .collect()
+}
+
+fn is_frozen(maps: &ReadOnlyMaps, slot: &SlotSnapshot) -> bool {
+    let vm = maps.vm(slot.vm_row).filter(|vm| vm.id == slot.vm);
+    vm.is_some_and(|vm| vm.flags & VmFlags::FROZEN != 0)
 }
 
 /// The name in the VM's row; a number when the row is another VM's by now.

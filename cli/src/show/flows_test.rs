@@ -38,10 +38,17 @@ fn slot() -> SlotSnapshot {
 
 #[test]
 fn json_has_the_documented_fields() {
-    let flow = Flow::new(&slot(), "a".into(), "--default allow".into(), 5_000_000_000);
+    let flow = Flow::new(
+        0x5f,
+        &slot(),
+        "a".into(),
+        "--default allow".into(),
+        5_000_000_000,
+    );
     assert_eq!(
         serde_json::to_value([flow]).unwrap(),
         json!([{
+            "id": "0000005f-3-1",
             "vm": "a",
             "proto": "tcp",
             "guest": "10.0.2.15:40000",
@@ -67,7 +74,7 @@ fn a_flow_that_never_carried_a_packet_is_idle_since_it_was_admitted() {
         rx_last_ns: 0,
         ..slot()
     };
-    let flow = Flow::new(&fresh, "a".into(), String::new(), 1_250_000_000);
+    let flow = Flow::new(1, &fresh, "a".into(), String::new(), 1_250_000_000);
     assert_eq!((flow.age_ms, flow.idle_ms), (250, 250));
 }
 
@@ -76,14 +83,14 @@ fn udp_and_icmp_have_no_phases_but_directions() {
     let mut s = slot();
     s.protocol = Protocol::Icmp;
     s.remote_port = 0;
-    let flow = Flow::new(&s, String::new(), String::new(), 0);
+    let flow = Flow::new(1, &s, String::new(), String::new(), 0);
     assert_eq!(
         (flow.state, flow.remote.as_str()),
         ("both-ways", "192.0.2.1")
     );
     s.rx_packets = 0;
     assert_eq!(
-        Flow::new(&s, String::new(), String::new(), 0).state,
+        Flow::new(1, &s, String::new(), String::new(), 0).state,
         "one-way"
     );
 }

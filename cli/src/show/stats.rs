@@ -10,7 +10,7 @@ use std::{
 
 use serde::Serialize;
 use serde_json::Value;
-use slipgate_abi::{Counter, DropCounters, DropReason, Refusal, VmCounters};
+use slipgate_abi::{Counter, DropCounters, DropReason, Refusal, VmCounters, vm::VmFlags};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
 use userspace_nat::rules::NameCounts;
 
@@ -76,6 +76,11 @@ pub(crate) struct VmStats {
     echo_answers: u64,
     /// Records of ended flows that the flow log did not take, whoever's.
     records_lost: u64,
+    /// Packets that `--pcap` or `capture` had no room for.
+    pcap_lost: u64,
+    /// Everything from and to it is dropped, until it is thawed; absent otherwise.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    frozen: bool,
     /// The machine's own counters, when `slipgate run` runs it.
     #[serde(skip_serializing_if = "Option::is_none")]
     vmm: Option<Value>,
@@ -171,6 +176,8 @@ impl VmStats {
             arp_answers: counters.arp_answers,
             echo_answers: counters.echo_answers,
             records_lost: counters.records_lost,
+            pcap_lost: counters.pcap_lost,
+            frozen: false,
             vmm: None,
         }
     }
@@ -197,6 +204,7 @@ impl VmStats {
         for (to, from) in [
             (&mut self.refused_by_others, other.refused_by_others),
             (&mut self.records_lost, other.records_lost),
+            (&mut self.pcap_lost, other.pcap_lost),
             (&mut self.lost_after_redirect, other.lost_after_redirect),
             (&mut self.flows, other.flows),
             (&mut self.admitted, other.admitted),
@@ -278,6 +286,7 @@ fn read_once(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {
         let mut of_vm = VmStats::new(name, &counters, &drops, flows);
         of_vm.arp_answers += vm.arp_answered;
         of_vm.refused_by = rules::of(&counters, |rule| maps.rule(rule));
+        of_vm.frozen = vm.flags & VmFlags::FROZEN != 0;
         of_vm.tap_tx_dropped = links.tx_dropped(vm.tap_ifindex);
         vms.push(of_vm);
     }
@@ -340,7 +349,7 @@ fn text(stats: &Stats) -> String {
         .map(|s| {
             let e = &s.engine;
             vec![
-                s.vm.clone(),
+                format!("{}{}", s.vm, if s.frozen { " (frozen)" } else { "" }),
                 amount(s.kernel.tx_packets),
                 amount(s.kernel.tx_bytes),
                 amount(s.kernel.rx_packets),
@@ -378,6 +387,7 @@ fn text(stats: &Stats) -> String {
             ("lost after redirect", s.lost_after_redirect),
             ("not taken by the TAP", s.tap_tx_dropped.unwrap_or(0)),
             ("flow records lost", s.records_lost),
+            ("packets lost to --pcap or capture", s.pcap_lost),
             ("DNS questions", s.dns_queries),
             ("DNS from cache", s.dns_cache_hits),
             ("DNS failures", s.dns_failures),

@@ -203,8 +203,7 @@ impl Captures {
             let capture = &mut self.list[at];
             let takes = capture.send(poller);
             let over = capture.lingers_until_ns;
-            if !takes
-                || over.is_some_and(|until| now_ns >= until || capture.stream.waiting() == 0)
+            if !takes || over.is_some_and(|until| now_ns >= until || capture.stream.waiting() == 0)
             {
                 self.remove(core, at);
             }
@@ -264,7 +263,10 @@ impl Captures {
         for capture in &mut self.list {
             let is_its = match capture.subject {
                 Subject::Vm { row } => row == vm_row,
-                Subject::Flow { slot: s, generation } => slot == Some((s, generation)),
+                Subject::Flow {
+                    slot: s,
+                    generation,
+                } => slot == Some((s, generation)),
             };
             if !is_its || capture.lingers_until_ns.is_some() || capture.left == Some(0) {
                 continue;
@@ -285,12 +287,6 @@ impl Captures {
                 false => vm.net.stats.tally(Tally::PcapLost, 1),
             }
         }
-    }
-
-    /// Whether a VM's new flows are to be carried by the engine.
-    pub(super) fn wants_vm(&self, row: u16) -> bool {
-        let of = |c: &Capture| c.subject == Subject::Vm { row } && c.lingers_until_ns.is_none();
-        self.list.iter().any(of)
     }
 
     fn remove<D: Datapath>(&mut self, core: &mut Core<D>, at: usize) {
@@ -346,9 +342,9 @@ impl Capture {
     fn send(&mut self, poller: &Poller) -> bool {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let fd = self.to.as_raw_fd();
-        let sent = self.stream.drain(|bytes| {
-            send(fd, bytes, flags).map_err(io::Error::from)
-        });
+        let sent = self
+            .stream
+            .drain(|bytes| send(fd, bytes, flags).map_err(io::Error::from));
         if sent.is_err() {
             return false;
         }
@@ -359,7 +355,11 @@ impl Capture {
                 subsystem: Subsystem::Capture,
                 key: self.key,
             };
-            let interest = if waits { Interest::Write } else { Interest::None };
+            let interest = if waits {
+                Interest::Write
+            } else {
+                Interest::None
+            };
             return poller.modify(self.to.as_fd(), token, interest).is_ok();
         }
         true

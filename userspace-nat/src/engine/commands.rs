@@ -102,7 +102,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 let page = self.core.names_page(from);
                 self.answer(ControlReply::Names { request, page })?;
             }
-            ControlMessage::Sync { request } => self.answer_after_ends(Later::Sync(request), now_ns),
+            ControlMessage::Sync { request } => {
+                self.answer_after_ends(Later::Sync(request), now_ns)
+            }
             ControlMessage::Pcap(writer) => match &mut self.watch.dump {
                 Some(dump) => dump.set_writer(writer),
                 None => self.watch.dump = Some(PortDump::new(writer)),
@@ -123,7 +125,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 self.answer(ControlReply::Capturing { request, refused })?;
             }
             ControlMessage::Thaw { request, row } => {
-                self.core.flows.begin_timers(&self.core.datapath, row, now_ns);
+                self.core
+                    .flows
+                    .begin_timers(&self.core.datapath, row, now_ns);
                 self.answer(ControlReply::Thawed { request })?;
             }
             ControlMessage::Shutdown(on_exit) => self.exit = Some(on_exit),

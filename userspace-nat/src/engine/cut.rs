@@ -111,13 +111,8 @@ impl<D: Datapath> Core<D> {
         let Some(mut vm) = self.take_vm(row, id) else {
             return;
         };
-        vm.cut_answers.segment_to_guest(
-            &vm.net,
-            tuple.remote,
-            segment,
-            &mut self.out,
-            now_ns,
-        );
+        vm.cut_answers
+            .segment_to_guest(&vm.net, tuple.remote, segment, &mut self.out, now_ns);
         self.put_vm(vm);
     }
 

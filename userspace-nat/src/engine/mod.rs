@@ -342,8 +342,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.flush_log();
         if self.watch.is_on() {
             let wall = self.clock.wall();
-            self.watch
-                .work(&mut self.core, &self.poller, now_ns, wall);
+            self.watch.work(&mut self.core, &self.poller, now_ns, wall);
         }
         self.core
             .flows

@@ -1,5 +1,7 @@
 //! What would become of a flow: the answer to `slipgate why`, from what admission decides by.
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
+
+use slipgate_abi::vm::VmFlags;
 
 use super::{control::Why, core::Core};
 use crate::{
@@ -29,14 +31,27 @@ impl<D: Datapath> Core<D> {
                     to.addr = addr;
                     found = Some(sentence);
                 }
-                Err(answer) => return *answer,
+                Err(mut answer) => {
+                    self.note_frozen(row, &mut answer);
+                    return *answer;
+                }
             }
         }
         let mut answer = self.by_address(row, to, now_ns);
+        self.note_frozen(row, &mut answer);
         if let Some(sentence) = found {
             answer.explanation = format!("{sentence}\n{}", answer.explanation);
         }
         answer
+    }
+
+    /// Whatever is admitted, nothing passes of a VM that is frozen.
+    fn note_frozen(&self, row: u16, answer: &mut Why) {
+        let vm = self.datapath.vm(row);
+        if vm.is_some_and(|vm| vm.flags().load(Relaxed) & VmFlags::FROZEN != 0) {
+            answer.admitted = false;
+            answer.outcome = format!("the VM is frozen: nothing passes; else {}", answer.outcome);
+        }
     }
 
     /// The address that a name stands for, and how it is known; or the answer, when there is none

@@ -55,8 +55,8 @@ impl Flows {
     /// Has a VM's flows count as seen now: they were not silent of their own will.
     pub fn begin_timers(&self, datapath: &impl Datapath, row: u16, now_ns: u64) {
         for &slot in self.slots_of(row) {
-            let last_ns = datapath.slot(slot).tx_last_ns();
-            last_ns.fetch_max(now_ns, Relaxed);
+            let live = datapath.slot(slot);
+            live.tx_last_ns().fetch_max(now_ns, Relaxed);
         }
     }
 }

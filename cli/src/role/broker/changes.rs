@@ -16,8 +16,8 @@ impl Broker {
             return;
         };
         let maps = self.attached.datapath.maps();
-        if !vm::is_frozen(maps, row) {
-            vm::freeze(maps, row, true);
+        if !maps.is_frozen(row) {
+            maps.set_frozen(row, true);
             tracing::info!("{name} is frozen");
         }
         self.control.answer(client, &Answer::Done);
@@ -40,8 +40,8 @@ impl Broker {
             return;
         };
         let maps = self.attached.datapath.maps();
-        if vm::is_frozen(maps, row) {
-            vm::freeze(maps, row, false);
+        if maps.is_frozen(row) {
+            maps.set_frozen(row, false);
             let name = vm::name_of(maps, row).unwrap_or_default();
             tracing::info!("{name} is thawed");
         }
@@ -93,7 +93,7 @@ impl Broker {
     pub(super) fn tell_frozen(&self) {
         let maps = self.attached.datapath.maps();
         for vm in &self.attached.vms {
-            if vm::is_frozen(maps, vm.open.row) {
+            if maps.is_frozen(vm.open.row) {
                 let name = &vm.config.name;
                 tracing::warn!(
                     "{name} is frozen, as it was left: nothing passes until `slipgate thaw {name}`"
@@ -142,7 +142,7 @@ impl Broker {
 
     fn flow(&self, id: &str) -> Option<Subject> {
         use std::sync::atomic::Ordering::Acquire;
-        let id: Id = id.parse().ok()?;
+        let id = Id::parse(id)?;
         let maps = self.attached.datapath.maps();
         let slot = maps.slot(id.slot)?;
         let (slot, generation) = (id.slot, slot.generation().load(Acquire));

@@ -1,7 +1,7 @@
 //! The pinned maps for looking only: `slipgate flows` and `stats`. The memory can't be written, and
 //! no descriptor is kept, so nothing here can disturb a flow.
 
-use std::{net::Ipv4Addr, path::Path, sync::atomic::Ordering::Acquire};
+use std::{mem::offset_of, net::Ipv4Addr, path::Path, sync::atomic::Ordering::Acquire};
 
 use slipgate_abi::{
     DropCounters, NextHop, Protocol, SlotRef, Verdict, Vm, VmCounters, VmRates, maps,
@@ -62,6 +62,12 @@ impl ReadOnlyMaps {
         Ok(Self {
             memory: Memory::new(&fds, slots, Protection::Read)?,
         })
+    }
+
+    /// What slots and generations are unique within: another number whenever the maps are made.
+    pub fn instance(&self) -> u32 {
+        let instance = offset_of!(maps::Meta, instance);
+        self.memory.meta_word(instance).load(Acquire)
     }
 
     /// The flows that there are, in the order of their slots.
