@@ -113,6 +113,10 @@ pub(crate) struct NatArgs {
     /// several times
     #[arg(long, value_name = "RULE")]
     pub(crate) deny: Vec<String>,
+    /// Like --allow, and what the connection says it is for (TLS, HTTP/1, QUIC) must be a name that
+    /// the rules let in at that address; may be given several times
+    #[arg(long, value_name = "RULE")]
+    pub(crate) inspect: Vec<String>,
     /// Refuse flows to what the file lists, one RULE per line; may be given several times
     #[arg(long, value_name = "F")]
     pub(crate) deny_file: Vec<PathBuf>,

@@ -20,7 +20,7 @@ pub(crate) use self::{
     forward::Forward,
     machine::{MachineSpec, RunConfig},
     network::GuestNetwork,
-    rules::{LoadedRules, RuleFlag},
+    rules::{LoadedPolicies, RuleFlag},
     vm::VmConfig,
 };
 use crate::args::{AttachArgs, DefaultRule, Mode, NatArgs, OnExit, Xdp};

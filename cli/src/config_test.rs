@@ -254,7 +254,11 @@ fn deny_files_are_read_and_compiled() {
     )
     .unwrap();
     let rules = [RuleFlag::DenyFile(file.path().into())];
-    let policy = LoadedRules::load(&rules, true).unwrap().compile().unwrap();
+    let policies = LoadedPolicies::load(&rules, true)
+        .unwrap()
+        .compile()
+        .unwrap();
+    let policy = policies.of(None);
     let to = |addr: &str, port| userspace_nat::rules::Destination {
         addr: addr.parse().unwrap(),
         port,
@@ -265,7 +269,7 @@ fn deny_files_are_read_and_compiled() {
     assert!(policy.decide(to("198.51.100.7", 80)).is_allowed());
 
     std::fs::write(&file, "192.0.2.0/24\nnonsense\n").unwrap();
-    let error = LoadedRules::load(&rules, true)
+    let error = LoadedPolicies::load(&rules, true)
         .unwrap()
         .compile()
         .unwrap_err();
@@ -273,7 +277,7 @@ fn deny_files_are_read_and_compiled() {
     assert!(said.contains(":2: \"nonsense\""), "{said}");
     assert_eq!(said.matches("is not an IPv4 address").count(), 1, "{said}");
     let missing = [RuleFlag::DenyFile("/nonexistent/deny".into())];
-    let error = LoadedRules::load(&missing, true).unwrap_err();
+    let error = LoadedPolicies::load(&missing, true).unwrap_err();
     assert!(
         format!("{error:#}").contains("--deny-file /nonexistent/deny"),
         "{error:#}"

@@ -1,7 +1,7 @@
 //! What a user writes: patterns, deny files, and the policy made of them.
 //!
 //! Input: `default (1) | destination: address (4), port (2), protocol (1) | lines …`. Each line
-//! begins with `+` (allow), `-` (deny), or is of the deny file that stands between them.
+//! begins with `+` (allow), `?` (inspect), `-` (deny), or is of the deny file that stands between them.
 use ipnet::Ipv4Net;
 use slipgate_abi::Protocol;
 use userspace_nat::{
@@ -57,6 +57,7 @@ fn rule(line: &str) -> Option<Rule> {
     let (sign, rest) = line.split_at_checked(1)?;
     let action = match sign {
         "+" => Action::Allow,
+        "?" => Action::Inspect,
         "-" => Action::Deny,
         _ => return None,
     };
@@ -126,7 +127,7 @@ fn policy(default: Action, rules: Vec<Rule>, to: Destination) {
     let decision = policy.decide(to);
     let protected = policy.protected(to.addr).map(|(range, _)| range);
     let decides = |rule: &Rule| match rule {
-        Rule::Match(Action::Allow, pattern) => {
+        Rule::Match(Action::Allow | Action::Inspect, pattern) => {
             pattern.matches(to)
                 && protected.is_none_or(|p| pattern.prefix().prefix_len() >= p.prefix_len())
         }
@@ -136,7 +137,7 @@ fn policy(default: Action, rules: Vec<Rule>, to: Destination) {
         Rule::DenyFile(file) => file.line_for(to).is_some(),
     };
     let allowed = match rules.iter().find(|rule| decides(rule)) {
-        Some(Rule::Match(action, _)) => *action == Action::Allow,
+        Some(Rule::Match(action, _)) => action.admits(),
         Some(Rule::Name(..) | Rule::DenyFile(_)) => false,
         None => protected.is_none() && default == Action::Allow,
     };

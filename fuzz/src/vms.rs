@@ -33,6 +33,8 @@ pub(crate) fn spec(row: u16, id: u32, max_flows: u32) -> VmSpec {
         mtu: 1_500,
         max_flows,
         new_flows_per_second: 1_000_000,
+        policy: 0,
+        dns_per_second: 0,
     }
 }
 

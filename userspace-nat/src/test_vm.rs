@@ -23,6 +23,8 @@ pub(crate) fn vm(id: u32) -> VmNet {
         mtu: 1500,
         max_flows: 100,
         new_flows_per_second: 100,
+        policy: 0,
+        dns_per_second: 0,
     };
     // SAFETY: the rows are leaked, so they stay.
     VmNet::new(spec, unsafe { VmStats::new(counters, drops) })

@@ -35,6 +35,10 @@ pub struct VmSpec {
     pub max_flows: u32,
     /// Most flows admitted in a second.
     pub new_flows_per_second: u32,
+    /// Index of its policy among the process's.
+    pub policy: u32,
+    /// Most questions asked of DNS in a second; 0: no limit.
+    pub dns_per_second: u32,
 }
 
 /// A VM, its network, and where it is counted.

@@ -9,7 +9,7 @@ use userspace_nat::{
     vm::VmSpec,
 };
 
-use crate::config::LoadedRules;
+use crate::config::LoadedPolicies;
 
 /// From the broker.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ pub(crate) struct Start {
     pub(crate) pcap: bool,
     /// Whose rows are filled already.
     pub(crate) vms: Vec<VmSpec>,
-    pub(crate) rules: LoadedRules,
+    pub(crate) policies: LoadedPolicies,
     /// Where this owner's rules begin in `RULES`.
     pub(crate) rule_base: u32,
     /// What follows the policy's texts there: the forwards'.

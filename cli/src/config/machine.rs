@@ -105,6 +105,7 @@ impl RunConfig {
             mac,
             ip: network.guest,
             max_flows: args.nat.max_flows,
+            policy: 0,
         };
         Ok(Self {
             machine,

@@ -1,9 +1,12 @@
-//! `--allow`, `--deny` and `--deny-file`, in the order typed across all three.
-use std::path::PathBuf;
+//! `--allow`, `--inspect`, `--deny` and `--deny-file`, in the order typed across all of them, and
+//! policies as the engine is sent them.
+use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 use serde::{Deserialize, Serialize};
-use userspace_nat::rules::{Action, DenyFile, DenyFileError, Policy, Rule};
+use userspace_nat::rules::{
+    Action, DenyFile, DenyFileError, Note, Policy, PolicySet, Rule, Settings, Written,
+};
 
 use super::ConfigError;
 
@@ -17,6 +20,8 @@ const REMEDY: &str = "give CIDR or NAME[:PORT[-PORT]][/tcp|udp|icmp], like 192.0
 pub(crate) enum RuleFlag {
     /// `--allow RULE`
     Allow(String),
+    /// `--inspect RULE`
+    Inspect(String),
     /// `--deny RULE`
     Deny(String),
     /// `--deny-file F`
@@ -34,6 +39,7 @@ impl RuleFlag {
             rules.extend(indices.zip(values).map(|(i, v)| (i, make(v))));
         };
         collect("allow", &|v| Self::Allow(v.to_owned()));
+        collect("inspect", &|v| Self::Inspect(v.to_owned()));
         collect("deny", &|v| Self::Deny(v.to_owned()));
         let files = matches
             .get_many::<PathBuf>("deny_file")
@@ -55,71 +61,118 @@ pub(super) fn check(rules: &[RuleFlag]) -> Result<(), ConfigError> {
     for rule in rules {
         let (flag, action, text) = match rule {
             RuleFlag::Allow(text) => ("--allow", Action::Allow, text),
+            RuleFlag::Inspect(text) => ("--inspect", Action::Inspect, text),
             RuleFlag::Deny(text) => ("--deny", Action::Deny, text),
             RuleFlag::DenyFile(_) => continue,
         };
         parse(flag, action, text)?;
+        if action == Action::Inspect && !INSPECTS {
+            return Err(ConfigError::new(
+                flag,
+                text,
+                "connections can't be inspected yet",
+                "give --allow, which holds them to the names that DNS was asked for",
+            ));
+        }
     }
     Ok(())
 }
 
-/// The rules with their files read: what the engine is sent.
+/// Whether the engine holds connections to inspect rules.
+const INSPECTS: bool = false;
+
+/// The policies of a process, every file read: what the engine is sent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct LoadedRules {
+pub(crate) struct LoadedPolicies {
+    /// A VM names its own by its place here.
+    pub(crate) policies: Vec<LoadedPolicy>,
+}
+
+/// One of them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct LoadedPolicy {
+    pub(crate) settings: Settings,
     pub(crate) default: Action,
     pub(crate) rules: Vec<LoadedRule>,
 }
 
-/// One rule.
+/// One rule, as it was written.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum LoadedRule {
+pub(crate) struct LoadedRule {
+    pub(crate) rule: RuleText,
+    pub(crate) note: Note,
+}
+
+/// What was written of it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum RuleText {
     Match(Action, String),
     DenyFile { name: String, text: String },
 }
 
-impl LoadedRules {
-    /// Reads the deny files.
+impl LoadedPolicies {
+    /// Reads the deny files of what was typed: one policy, for all VMs.
     pub(crate) fn load(rules: &[RuleFlag], default_allow: bool) -> Result<Self, ConfigError> {
         let rules = rules.iter().map(|rule| {
-            Ok(match rule {
-                RuleFlag::Allow(text) => LoadedRule::Match(Action::Allow, text.clone()),
-                RuleFlag::Deny(text) => LoadedRule::Match(Action::Deny, text.clone()),
-                RuleFlag::DenyFile(path) => LoadedRule::DenyFile {
-                    name: path.to_string_lossy().into_owned(),
-                    text: std::fs::read_to_string(path).map_err(|e| {
-                        ConfigError::new(
-                            DENY_FILE,
-                            path.display(),
-                            format!("it can't be read ({e})"),
-                            "give a text file with one RULE a line",
-                        )
-                    })?,
+            Ok(LoadedRule {
+                rule: match rule {
+                    RuleFlag::Allow(text) => RuleText::Match(Action::Allow, text.clone()),
+                    RuleFlag::Inspect(text) => RuleText::Match(Action::Inspect, text.clone()),
+                    RuleFlag::Deny(text) => RuleText::Match(Action::Deny, text.clone()),
+                    RuleFlag::DenyFile(path) => read_deny_file(path)?,
                 },
+                note: Note::default(),
             })
         });
-        Ok(Self {
-            default: if default_allow {
-                Action::Allow
-            } else {
-                Action::Deny
+        let policy = LoadedPolicy {
+            settings: Settings::default(),
+            default: match default_allow {
+                true => Action::Allow,
+                false => Action::Deny,
             },
             rules: rules.collect::<Result<_, _>>()?,
+        };
+        Ok(Self {
+            policies: vec![policy],
         })
     }
 
     /// Compiles them.
-    pub(crate) fn compile(&self) -> Result<Policy, ConfigError> {
-        let rules = self.rules.iter().map(|rule| {
-            Ok(match rule {
-                LoadedRule::Match(action, text) => parse(flag_of(*action), *action, text)?,
-                LoadedRule::DenyFile { name, text } => {
+    pub(crate) fn compile(&self) -> Result<PolicySet, ConfigError> {
+        let policies = self.policies.iter().map(LoadedPolicy::compile);
+        Ok(PolicySet::new(policies.collect::<Result<_, _>>()?))
+    }
+}
+
+impl LoadedPolicy {
+    fn compile(&self) -> Result<Policy, ConfigError> {
+        let rules = self.rules.iter().map(|LoadedRule { rule, note }| {
+            let rule = match rule {
+                RuleText::Match(action, text) => parse(flag_of(*action), *action, text)?,
+                RuleText::DenyFile { name, text } => {
                     let parsed = DenyFile::parse(name, text);
                     Rule::DenyFile(parsed.map_err(|e| bad_line(name, &e))?)
                 }
-            })
+            };
+            let note = note.clone();
+            Ok(Written { rule, note })
         });
-        Ok(Policy::new(self.default, rules.collect::<Result<_, _>>()?))
+        let rules: Vec<Written> = rules.collect::<Result<_, _>>()?;
+        Ok(Policy::new(self.default, rules).with(self.settings.clone()))
     }
+}
+
+fn read_deny_file(path: &Path) -> Result<RuleText, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|e| {
+        ConfigError::new(
+            DENY_FILE,
+            path.display(),
+            format!("it can't be read ({e})"),
+            "give a text file with one RULE a line",
+        )
+    })?;
+    let name = path.to_string_lossy().into_owned();
+    Ok(RuleText::DenyFile { name, text })
 }
 
 fn bad_line(name: &str, error: &DenyFileError) -> ConfigError {
@@ -134,6 +187,7 @@ fn bad_line(name: &str, error: &DenyFileError) -> ConfigError {
 fn flag_of(action: Action) -> &'static str {
     match action {
         Action::Allow => "--allow",
+        Action::Inspect => "--inspect",
         Action::Deny => "--deny",
     }
 }

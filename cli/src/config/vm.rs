@@ -24,6 +24,8 @@ pub(crate) struct VmConfig {
     pub(crate) ip: Ipv4Addr,
     /// Flows it may have at once.
     pub(crate) max_flows: u32,
+    /// Index of its policy.
+    pub(crate) policy: u32,
 }
 
 /// All VMs of the command line.
@@ -47,6 +49,7 @@ pub(super) fn parse(
             mac: None,
             ip: network.guest,
             max_flows,
+            policy: 0,
         };
         push(&mut vms, "--tap", tap, vm)?;
     }
@@ -147,6 +150,7 @@ fn parse_spec(spec: &str, network: &GuestNetwork, max_flows: u32) -> Result<VmCo
         mac,
         ip,
         max_flows,
+        policy: 0,
     })
 }
 

@@ -385,7 +385,7 @@ impl Broker {
         }
         if changes.links || changes.routes || changes.addresses {
             let view = self.attached.network_view();
-            self.attached.policy.set_local(&view.local);
+            self.attached.policies.set_local(&view.local);
             self.engine.tell(&ToEngine::Network(view))?;
         }
         if changes.any() {

@@ -49,7 +49,7 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     let pcap = start.pcap.then(&mut next).transpose()?.map(File::from);
     // The rest are the owner's locks: the row is ours to the last.
     let _locks = fds;
-    let policy = start.rules.compile()?;
+    let policies = start.policies.compile()?;
 
     // A static binary draws from /dev/urandom, which can't be opened once we are confined. It is
     // opened at the first draw and kept.
@@ -62,7 +62,7 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
         recorded = record::recorded_ids(&mut log).context("reading the flow log's end")?;
         writer = Some(Box::new(log));
     }
-    let judge = Judge::shared(policy);
+    let judge = Judge::shared(policies);
     let names: Box<dyn dns::NamePolicy> = match start.resolvers {
         Some(_) => Box::new(ByRules(judge.clone())),
         None => Box::new(dns::RefuseAll),

@@ -65,7 +65,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 local,
                 links,
             } => {
-                self.core.judge.borrow_mut().policy.set_local(&local);
+                self.core.judge.borrow_mut().set_local(&local);
                 self.core.set_links(&links);
                 self.core.routes = RouteTable::new(&routes);
                 self.core.follow_routes(now_ns);
@@ -73,7 +73,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             ControlMessage::Forwards(forwards) => self.core.set_forwards(forwards),
             ControlMessage::ForwardTexts(texts) => {
                 let judge = self.core.judge.borrow();
-                self.rule_texts = judge.policy.texts().chain(texts).collect();
+                self.rule_texts = judge.policies().texts().chain(texts).collect();
             }
             ControlMessage::RelayForward(forward) => {
                 let cx = &mut Context {
@@ -227,7 +227,7 @@ impl<D: Datapath> Core<D> {
             };
             let rule = live.rule().checked_sub(self.rule_base);
             let rule = rules::RuleId(rule.unwrap_or(rules::RuleId::DEFAULT.0));
-            self.judge.borrow().policy.keeps(rule, to)
+            self.judge.borrow().policy(live.vm()).keeps(rule, to)
         })
     }
 

@@ -159,6 +159,7 @@ impl<D: Datapath> Core<D> {
         let Some(place) = self.vms.get_mut(usize::from(net.row)) else {
             return;
         };
+        self.judge.borrow_mut().assign(net.id, net.policy);
         self.flows.set_closed_limit(net.row, net.max_flows);
         self.rows.insert(net.id, net.row);
         self.flows.share_among(self.rows.len());

@@ -115,7 +115,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         add(parts.control.fd(), Subsystem::Control).map_err(EngineError::Wait)?;
         let slots = parts.datapath.slots();
         let flows = Flows::new(slots, PortPool::new(parts.nat_ports));
-        let rule_texts = parts.judge.borrow().policy.texts().collect();
+        let rule_texts = parts.judge.borrow().policies().texts().collect();
         let mut log = parts.log;
         log.set_instance(parts.datapath.instance());
         let mut engine = Self {

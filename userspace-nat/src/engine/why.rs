@@ -67,7 +67,7 @@ impl<D: Datapath> Core<D> {
         let answer = |decision: Decision, refusal: Option<&str>, outcome: String| {
             Box::new(Why {
                 admitted: decision.is_allowed(),
-                rule: judge.policy.text(decision),
+                rule: judge.policies().text(decision),
                 refusal: refusal.map(str::to_owned),
                 outcome,
                 explanation: String::new(),
@@ -130,7 +130,7 @@ impl<D: Datapath> Core<D> {
         let judge = self.judge.borrow();
         let id = self.vm(row).map_or(0, |vm| vm.net.id);
         let decision = judge.decide(id, to, now_ns).decision;
-        let rule = judge.policy.text(decision);
+        let rule = judge.policies().text(decision);
         let explanation = judge.explain(id, to, now_ns);
         let answer = |admitted, refusal: Option<&str>, outcome: String, via| Why {
             admitted,

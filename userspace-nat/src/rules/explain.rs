@@ -3,7 +3,7 @@ use std::fmt;
 
 use slipgate_abi::Protocol;
 
-use super::{Action, Decision, Destination, Policy, Rule, RuleId};
+use super::{Decision, Destination, Policy, Rule};
 
 /// Which rule decides on a destination, and why no other did. [`Display`](fmt::Display) gives
 /// sentences, one per line.
@@ -28,20 +28,25 @@ impl Policy {
 
         let mut sentences = Vec::new();
         match decision.rule {
-            RuleId::DEFAULT => sentences.push(format!(
+            rule if rule == self.default_id() => sentences.push(format!(
                 "{target} is {outcome}: no rule matches, and the default is {}.",
                 self.default_action().name()
             )),
-            RuleId::PROTECTED => sentences.push(format!(
+            rule if rule == self.protected_id() => sentences.push(format!(
                 "{target} is refused by the safe defaults: {} is {}.",
                 to.addr,
                 space.map_or("protected", |(_, space)| space.describe()),
             )),
             rule => {
-                let number = rule.0 - RuleId::FIRST_TYPED.0 + 1;
-                let text = self.text(decision);
-                sentences.push(format!("{target} is {outcome} by rule {number}, `{text}`."));
+                sentences.push(format!(
+                    "{target} is {outcome} by {}.",
+                    self.named(decision)
+                ));
                 sentences.extend(self.matched_line(decision));
+                if self.inspects(rule) {
+                    let sentence = "Inspected: it must say a name that the rules let in there.";
+                    sentences.push(sentence.to_owned());
+                }
             }
         }
         if let Some((range, space)) = space {
@@ -51,7 +56,7 @@ impl Policy {
                 ));
             }
             let never = space.never_opens();
-            if decision.rule == RuleId::PROTECTED {
+            if decision.rule == self.protected_id() {
                 sentences.push(match never {
                     Some(why) => format!("No rule opens it: {why}."),
                     None => format!("`--allow {}` would open it.", narrow(to)),
@@ -70,10 +75,25 @@ impl Policy {
         }
     }
 
+    /// A rule as a sentence calls it: number, text, and where it was written, why.
+    pub fn named(&self, decision: Decision) -> String {
+        let (call, text) = (self.call(decision.rule), self.text(decision));
+        let mut named = format!("{call}, `{text}`");
+        if let Some(note) = self.note(decision.rule) {
+            if let Some(place) = &note.place {
+                named.push_str(&format!(" ({place})"));
+            }
+            if let Some(comment) = &note.comment {
+                named.push_str(&format!(": {comment}"));
+            }
+        }
+        named
+    }
+
     fn matched_line(&self, decision: Decision) -> Option<String> {
         let line = decision.line?;
-        let index = (decision.rule.0 - RuleId::FIRST_TYPED.0) as usize;
-        match self.rules.get(index)? {
+        let place = self.place_of(decision.rule)?;
+        match self.rules.get(place as usize)? {
             Rule::DenyFile(file) => Some(format!(
                 "Line {line} of {} reads {}.",
                 file.name(),
@@ -86,15 +106,15 @@ impl Policy {
     /// The first allow before the deciding rule that matches but may not open protected space.
     fn too_broad(&self, to: Destination, decision: Decision) -> Option<String> {
         let (range, _) = self.protected(to.addr)?;
-        let before = match decision.rule {
-            RuleId::PROTECTED => self.rules.len(),
-            rule => (rule.0 - RuleId::FIRST_TYPED.0) as usize,
-        };
+        let before = self.place_of(decision.rule);
+        let before = before.map_or(self.rules.len(), |place| place as usize);
         self.rules[..before].iter().find_map(|rule| match rule {
-            Rule::Match(Action::Allow, pattern)
-                if pattern.matches(to) && pattern.prefix().prefix_len() < range.prefix_len() =>
+            Rule::Match(action, pattern)
+                if action.admits()
+                    && pattern.matches(to)
+                    && pattern.prefix().prefix_len() < range.prefix_len() =>
             {
-                Some(format!("--allow {pattern}"))
+                Some(format!("--{} {pattern}", action.name()))
             }
             Rule::Match(..) | Rule::Name(..) | Rule::DenyFile(_) => None,
         })

@@ -1,6 +1,6 @@
 use super::{
     super::{
-        DenyFile, LocalAddresses,
+        Action, DenyFile, LocalAddresses,
         policy::tests::{allow, deny, to},
     },
     *,

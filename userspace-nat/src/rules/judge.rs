@@ -24,7 +24,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Action, Decision, Destination, Policy, RuleId,
+    Action, Decision, Destination, LocalAddresses, Policy, PolicySet,
     explain::target,
     learnt::{Full, Learnt, LearntName, MAX_PER_VM},
     protected::{embedded, shut_v6},
@@ -44,8 +44,9 @@ pub type SharedJudge = Rc<RefCell<Judge>>;
 /// The rules, and what DNS has opened by them.
 #[derive(Debug)]
 pub struct Judge {
-    /// The rules.
-    pub policy: Policy,
+    policies: PolicySet,
+    /// Each VM's, by id.
+    of_vm: HashMap<u32, u32>,
     learnt: Learnt,
     counts: HashMap<u32, NameCounts>,
 }
@@ -57,6 +58,8 @@ pub struct Verdict {
     pub decision: Decision,
     /// The name that opened the address.
     pub name: Option<Rc<LearntName>>,
+    /// Whether an inspect rule decided.
+    pub inspect: bool,
 }
 
 /// What was refused in a VM's DNS, since the engine began.
@@ -91,34 +94,63 @@ pub struct RefusedQuestions {
 
 impl Judge {
     /// A judge who knows the rules and has heard nothing.
-    pub fn new(policy: Policy) -> Self {
+    pub fn new(policies: impl Into<PolicySet>) -> Self {
         Self {
-            policy,
+            policies: policies.into(),
+            of_vm: HashMap::new(),
             learnt: Learnt::default(),
             counts: HashMap::new(),
         }
     }
 
     /// The same, to be shared.
-    pub fn shared(policy: Policy) -> SharedJudge {
-        Rc::new(RefCell::new(Self::new(policy)))
+    pub fn shared(policies: impl Into<PolicySet>) -> SharedJudge {
+        Rc::new(RefCell::new(Self::new(policies)))
+    }
+
+    /// All policies.
+    pub fn policies(&self) -> &PolicySet {
+        &self.policies
+    }
+
+    /// Which addresses are the host's and the guests', now.
+    pub fn set_local(&mut self, local: &LocalAddresses) {
+        self.policies.set_local(local);
+    }
+
+    /// Says which policy a VM has.
+    pub fn assign(&mut self, vm: u32, policy: u32) {
+        self.of_vm.insert(vm, policy);
+    }
+
+    /// The index of a VM's policy in the set; `None`: that VM was never spoken of.
+    pub fn policy_of(&self, vm: u32) -> Option<u32> {
+        self.of_vm.get(&vm).copied()
+    }
+
+    /// A VM's policy. A VM that was never spoken of has the only one, and where there are several
+    /// one that refuses everything.
+    pub fn policy(&self, vm: u32) -> &Policy {
+        self.policies.of(self.policy_of(vm))
     }
 
     /// Judges a destination for a VM.
     pub fn decide(&self, vm: u32, to: Destination, now_ns: u64) -> Verdict {
-        let decision = self.policy.decide(to);
+        let policy = self.policy(vm);
+        let decision = policy.decide(to);
         let by_address = Verdict {
             decision,
             name: None,
+            inspect: policy.inspects(decision.rule),
         };
         // What is denied by address or protected is out of reach of names.
-        let by_rule = decision.rule != RuleId::DEFAULT;
+        let by_rule = decision.rule != policy.default_id();
         if by_rule && !decision.is_allowed() {
             return by_address;
         }
         let mut best: Option<Verdict> = None;
         for name in self.learnt.names(vm, to.addr, now_ns) {
-            let Some(decision) = self.policy.first_of(&name.rules, to) else {
+            let Some(decision) = policy.first_of(&name.rules, to) else {
                 continue;
             };
             let rank = |d: &Decision| (!d.is_allowed(), d.rule);
@@ -129,6 +161,7 @@ impl Judge {
                 best = Some(Verdict {
                     decision,
                     name: Some(name.clone()),
+                    inspect: policy.inspects(decision.rule),
                 });
             }
         }
@@ -142,7 +175,7 @@ impl Judge {
     pub fn explain(&self, vm: u32, to: Destination, now_ns: u64) -> String {
         let verdict = self.decide(vm, to, now_ns);
         let Some(name) = verdict.name else {
-            return self.policy.explain(to).to_string();
+            return self.policy(vm).explain(to).to_string();
         };
         let decision = verdict.decision;
         let outcome = if decision.is_allowed() {
@@ -151,10 +184,9 @@ impl Judge {
             "refused"
         };
         format!(
-            "{} is {outcome} by rule {}, `{}`.\n{} is an address of {}, as this VM was told by DNS.",
+            "{} is {outcome} by {}.\n{} is an address of {}, as this VM was told by DNS.",
             target(to),
-            number(decision.rule),
-            self.policy.text(decision),
+            self.policy(vm).named(decision),
             to.addr,
             name.name,
         )
@@ -169,17 +201,18 @@ impl Judge {
         to: Destination,
         now_ns: u64,
     ) -> (Decision, Option<Decision>, Vec<Ipv4Addr>) {
-        let rules = self.policy.about(name);
-        let question = match self.policy.judges_names() {
-            true => self.policy.resolves(&rules),
+        let policy = self.policy(vm);
+        let rules = policy.about(name);
+        let question = match policy.judges_names() {
+            true => policy.resolves(&rules),
             false => Decision {
-                rule: RuleId::DEFAULT,
+                rule: policy.default_id(),
                 line: None,
                 refusal: None,
             },
         };
         let open = self.learnt.addresses(vm, &name.without_dot(), now_ns);
-        (question, self.policy.first_of(&rules, to), open)
+        (question, policy.first_of(&rules, to), open)
     }
 
     /// What was refused in a VM's DNS.
@@ -194,6 +227,7 @@ impl Judge {
     pub fn forget(&mut self, vm: u32) {
         self.learnt.forget(vm);
         self.counts.remove(&vm);
+        self.of_vm.remove(&vm);
     }
 
     fn count(&mut self, vm: u32) -> &mut NameCounts {
@@ -201,24 +235,26 @@ impl Judge {
     }
 
     /// Why a name may not be asked for, in words.
-    fn refusal(&self, decision: Decision, name: Name<'_>) -> ExtendedError {
+    fn refusal(&self, vm: u32, decision: Decision, name: Name<'_>) -> ExtendedError {
+        let policy = self.policy(vm);
         match decision.rule {
-            RuleId::DEFAULT => ExtendedError::prohibited(format!(
+            rule if rule == policy.default_id() => ExtendedError::prohibited(format!(
                 "no rule allows {}, and the default is deny",
                 name.without_dot()
             )),
             rule => ExtendedError::blocked(format!(
-                "{} is refused by rule {}, {}",
+                "{} is refused by {}, {}",
                 name.without_dot(),
-                number(rule),
-                self.policy.text(decision)
+                policy.call(rule),
+                policy.text(decision)
             )),
         }
     }
 
     /// The first address that a name of the world may not have.
-    fn shut(&self, chain: &Chain) -> Option<ExtendedError> {
-        let v4 = |addr| self.policy.shut_space(addr).map(|space| space.describe());
+    fn shut(&self, vm: u32, chain: &Chain) -> Option<ExtendedError> {
+        let policy = self.policy(vm);
+        let v4 = |addr| policy.shut_space(addr).map(|space| space.describe());
         chain.addresses.iter().find_map(|(addr, _)| {
             let what = match addr {
                 IpAddr::V4(addr) => v4(*addr),
@@ -242,23 +278,20 @@ impl Judge {
             let text = "refused: the answer leads in a circle, or through too many names";
             return Err(ExtendedError::blocked(text.into()));
         };
-        let mut rules = self.policy.about(name);
+        let mut rules = self.policy(vm).about(name);
         let by_rule = !rules.is_empty();
         for step in &chain.steps {
-            let about = self.policy.about(Name(step));
-            let decision = self.policy.resolves(&about);
+            let about = self.policy(vm).about(Name(step));
+            let decision = self.policy(vm).resolves(&about);
             if !decision.is_allowed() {
                 self.count(vm).refused_chains += 1;
-                return Err(self.refusal(decision, Name(step)));
+                return Err(self.refusal(vm, decision, Name(step)));
             }
             // What is denied of a name on the way is not to be had by another name for it.
-            rules.extend(
-                about
-                    .into_iter()
-                    .filter(|order| self.policy.is_deny(*order)),
-            );
+            let policy = self.policy(vm);
+            rules.extend(about.into_iter().filter(|order| policy.is_deny(*order)));
         }
-        if by_rule && let Some(error) = self.shut(&chain) {
+        if by_rule && let Some(error) = self.shut(vm, &chain) {
             self.count(vm).rebinding += 1;
             return Err(error);
         }
@@ -279,7 +312,8 @@ impl Judge {
             name: name.without_dot().into(),
             rules: rules.into(),
         });
-        let same = |a: &[u32], b: &[u32]| self.policy.same_effect(a, b);
+        let policy = self.policies.of(self.of_vm.get(&vm).copied());
+        let same = |a: &[u32], b: &[u32]| policy.same_effect(a, b);
         self.learnt
             .open(vm, &learnt, &addresses, same, now_ns)
             .map_err(|Full| {
@@ -288,10 +322,6 @@ impl Judge {
                 ExtendedError::prohibited(text)
             })
     }
-}
-
-fn number(rule: RuleId) -> u32 {
-    rule.0 - RuleId::FIRST_TYPED.0 + 1
 }
 
 impl NameCounts {
@@ -319,17 +349,19 @@ pub struct ByRules(pub SharedJudge);
 impl NamePolicy for ByRules {
     fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict {
         let mut judge = self.0.borrow_mut();
-        if !judge.policy.judges_names() {
+        let policy = judge.policy(vm);
+        if !policy.judges_names() {
             return NameVerdict::Allow;
         }
-        let decision = judge.policy.resolves(&judge.policy.about(name));
+        let default = policy.default_action();
+        let decision = policy.resolves(&policy.about(name));
         if !decision.is_allowed() {
-            let text = judge.policy.text(decision);
+            let text = policy.text(decision);
             judge.count(vm).refused(text, name.without_dot());
-            return NameVerdict::Refuse(judge.refusal(decision, name));
+            return NameVerdict::Refuse(judge.refusal(vm, decision, name));
         }
         let carries_anything = matches!(qtype, Type::TXT | Type::NULL | Type::ANY);
-        if carries_anything && judge.policy.default_action() == Action::Deny {
+        if carries_anything && default == Action::Deny {
             judge.count(vm).refused_types += 1;
             let text = "TXT, NULL and ANY are refused, for the default is deny";
             return NameVerdict::Refuse(ExtendedError::prohibited(text.into()));
@@ -346,7 +378,7 @@ impl NamePolicy for ByRules {
         now_ns: u64,
     ) -> NameVerdict {
         let mut judge = self.0.borrow_mut();
-        if !judge.policy.judges_names() {
+        if !judge.policy(vm).judges_names() {
             return NameVerdict::Allow;
         }
         match judge.judge_answer(vm, name, answer, age_s, now_ns) {

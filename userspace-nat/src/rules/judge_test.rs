@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     clock::SECOND_NS,
     dns::chain::tests::{Written, a, answer, cname, https},
-    rules::{DenyFile, LocalAddresses, MAX_PER_VM, Rule, wire},
+    rules::{DenyFile, LocalAddresses, MAX_PER_VM, Rule, RuleId, wire},
 };
 
 const VM: u32 = 7;
@@ -264,7 +264,8 @@ fn a_vm_that_fills_its_room_is_refused_and_harms_nobody() {
 #[test]
 fn flows_that_a_name_let_in_are_kept_at_a_new_start_while_the_rules_stand() {
     let by = judge(Action::Deny, &["allow ok.test:443", "deny 203.0.113.11"]);
-    let policy = &by.0.borrow().policy;
+    let judge = by.0.borrow();
+    let policy = judge.policy(VM);
     let rule = RuleId::FIRST_TYPED;
     assert!(policy.keeps(rule, to(ADDRESS, 443)));
     assert!(!policy.keeps(rule, to(ADDRESS, 80)), "another port");
@@ -347,7 +348,7 @@ proptest! {
         let destination = to([192, 0, 2, low], port);
         let verdict = by.0.borrow().decide(VM, destination, SECOND_NS).decision;
         let judge = by.0.borrow();
-        let by_address = judge.policy.decide(destination);
+        let by_address = judge.policy(VM).decide(destination);
         if by_address.refusal == Some(Refusal::Rule) {
             prop_assert_eq!(verdict, by_address, "an address that is denied stays so");
         } else {

@@ -143,4 +143,4 @@ fn append_table(group: &[Entry], protocol: Protocol, steps: &mut Vec<Step>) {
 
 #[cfg(test)]
 #[path = "matcher_test.rs"]
-pub(super) mod tests;
+pub(crate) mod tests;

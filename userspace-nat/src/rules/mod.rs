@@ -38,6 +38,8 @@ mod pattern;
 mod policy;
 mod protected;
 mod scope;
+mod set;
+mod written;
 
 pub use deny_file::{DenyFile, DenyFileError};
 pub use explain::Explanation;
@@ -47,6 +49,8 @@ pub use name_pattern::{NameError, NamePattern, wire};
 pub use pattern::{Pattern, PatternError};
 pub use policy::Policy;
 pub use protected::Space;
+pub use set::PolicySet;
+pub use written::{DnsSettings, Http, Note, OnReload, Settings, Written};
 
 /// What a rule or the default does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -54,6 +58,8 @@ pub use protected::Space;
 pub enum Action {
     /// Let the flow be admitted.
     Allow,
+    /// Let it be admitted, and hold it to the name that it says it is for.
+    Inspect,
     /// Refuse it.
     Deny,
 }
@@ -63,24 +69,30 @@ impl Action {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Allow => "allow",
+            Self::Inspect => "inspect",
             Self::Deny => "deny",
         }
+    }
+
+    /// Whether it lets flows in.
+    pub const fn admits(self) -> bool {
+        !matches!(self, Self::Deny)
     }
 }
 
 /// One rule, at its place in the order.
 #[derive(Clone, Debug)]
 pub enum Rule {
-    /// `--allow` or `--deny` with a pattern.
+    /// `--allow`, `--inspect` or `--deny` with a pattern.
     Match(Action, Pattern),
-    /// `--allow` or `--deny` with a name.
+    /// `--allow`, `--inspect` or `--deny` with a name.
     Name(Action, NamePattern),
     /// `--deny-file`.
     DenyFile(DenyFile),
 }
 
 impl Rule {
-    /// What was typed behind `--allow` or `--deny`: an address or a name.
+    /// What was typed behind the flag: an address or a name.
     pub fn parse(action: Action, text: &str) -> Result<Self, NameError> {
         Ok(if NamePattern::is_meant_by(text) {
             Self::Name(action, text.parse()?)
@@ -90,7 +102,10 @@ impl Rule {
     }
 }
 
-/// A rule's number: its row in the `RULES` map as far as this policy is concerned.
+/// A rule's number: its row in the `RULES` map, counted from the first that is this process's.
+///
+/// The policies of a process stand one behind the other, so a number tells the policy too. The
+/// constants are those of the first one, or of the only one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RuleId(pub u32);
 

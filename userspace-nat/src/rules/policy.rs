@@ -5,7 +5,8 @@ use ipnet::Ipv4Net;
 use slipgate_abi::Refusal;
 
 use super::{
-    Action, Decision, DenyFile, Destination, LocalAddresses, Rule, RuleId, Space,
+    Action, Decision, DenyFile, Destination, Http, LocalAddresses, Note, Rule, RuleId, Settings,
+    Space, Written,
     matcher::{Entry, Matcher},
     names::NameMatcher,
     pattern::Pattern,
@@ -16,9 +17,14 @@ use crate::{dns::Name, prefix_map::PrefixMap};
 /// A list of rules, compiled. One policy may serve any number of guests.
 #[derive(Clone, Debug)]
 pub struct Policy {
+    settings: Settings,
     default: Action,
+    /// The number of its default, the first of its run.
+    first: u32,
     pub(super) rules: Vec<Rule>,
-    /// `--allow` and `--deny`, by position among the rules.
+    /// What is known of each rule beside it.
+    notes: Vec<Note>,
+    /// Rules by address, by position among the rules.
     all: Matcher,
     /// The denies among them.
     denies: Matcher,
@@ -31,7 +37,10 @@ pub struct Policy {
 
 impl Policy {
     /// Compiles `rules`, which are in the order typed.
-    pub fn new(default: Action, rules: Vec<Rule>) -> Self {
+    pub fn new<R: Into<Written>>(default: Action, rules: Vec<R>) -> Self {
+        let written = rules.into_iter().map(Into::into);
+        let (rules, notes): (Vec<Rule>, Vec<Note>) =
+            written.map(|w: Written| (w.rule, w.note)).unzip();
         let entries = |wanted: fn(Action) -> bool| {
             Matcher::new(
                 rules
@@ -54,7 +63,10 @@ impl Policy {
                 Rule::Match(..) | Rule::DenyFile(_) => None,
             });
         Self {
+            settings: Settings::default(),
             default,
+            first: 0,
+            notes,
             names: NameMatcher::new(names),
             all: entries(|_| true),
             denies: entries(|action| action == Action::Deny),
@@ -67,6 +79,86 @@ impl Policy {
             rules,
             protected: Protected::new(&LocalAddresses::default()),
         }
+    }
+
+    /// The same rules with other settings.
+    pub fn with(self, settings: Settings) -> Self {
+        Self { settings, ..self }
+    }
+
+    /// What it says beside its rules.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Gives it its run of rule numbers; returns where the next one's begins.
+    pub(super) fn number_from(&mut self, first: u32) -> u32 {
+        self.first = first;
+        first + RuleId::FIRST_TYPED.0 + self.rules.len() as u32
+    }
+
+    /// Whether a rule's number is of this policy.
+    pub fn has(&self, rule: RuleId) -> bool {
+        let after = self.first + RuleId::FIRST_TYPED.0 + self.rules.len() as u32;
+        (self.first..after).contains(&rule.0)
+    }
+
+    /// A rule's place among those typed, from 0; `None`: the default, the safe defaults, or another
+    /// policy's.
+    pub fn place_of(&self, rule: RuleId) -> Option<u32> {
+        let typed = self.first + RuleId::FIRST_TYPED.0;
+        let place = rule.0.checked_sub(typed)?;
+        (place < self.rules.len() as u32).then_some(place)
+    }
+
+    /// The number of the default.
+    pub fn default_id(&self) -> RuleId {
+        RuleId(self.first + RuleId::DEFAULT.0)
+    }
+
+    /// The number of the safe defaults.
+    pub fn protected_id(&self) -> RuleId {
+        RuleId(self.first + RuleId::PROTECTED.0)
+    }
+
+    fn id(&self, place: u32) -> RuleId {
+        RuleId(self.first + RuleId::FIRST_TYPED.0 + place)
+    }
+
+    /// How a rule is to be called in a sentence: `rule 3`, of which policy if it has a name.
+    pub fn call(&self, rule: RuleId) -> String {
+        let number = self.place_of(rule).map_or(0, |place| place + 1);
+        match &self.settings.name {
+            Some(name) => format!("rule {number} of policy {name}"),
+            None => format!("rule {number}"),
+        }
+    }
+
+    /// What is known of a rule beside it.
+    pub fn note(&self, rule: RuleId) -> Option<&Note> {
+        self.notes.get(self.place_of(rule)? as usize)
+    }
+
+    /// Whether the rule has its connections inspected.
+    pub fn inspects(&self, rule: RuleId) -> bool {
+        self.place_of(rule)
+            .is_some_and(|place| self.action(place) == Action::Inspect)
+    }
+
+    /// Whether some rule has connections inspected, and whether one does by address.
+    pub fn inspections(&self) -> (bool, bool) {
+        let is = |rule: &Rule| match rule {
+            Rule::Match(Action::Inspect, _) => (true, true),
+            Rule::Name(Action::Inspect, _) => (true, false),
+            _ => (false, false),
+        };
+        let all = self.rules.iter().map(is);
+        all.fold((false, false), |a, b| (a.0 | b.0, a.1 | b.1))
+    }
+
+    /// How far an inspect rule follows an HTTP/1 connection.
+    pub fn http(&self, rule: RuleId) -> Http {
+        self.note(rule).map_or(Http::Each, |note| note.http)
     }
 
     /// Says which addresses are the host's and the guests', now. To be called at start and
@@ -87,12 +179,12 @@ impl Policy {
             ),
         };
         if let Some((order, line)) = self.in_files(to, matched) {
-            return decision(order, Some(line), Action::Deny);
+            return self.decision(order, Some(line), Action::Deny);
         }
         match matched {
-            Some(order) => decision(order, None, self.action(order)),
+            Some(order) => self.decision(order, None, self.action(order)),
             None if space.is_some() => Decision {
-                rule: RuleId::PROTECTED,
+                rule: self.protected_id(),
                 line: None,
                 refusal: Some(Refusal::Protected),
             },
@@ -102,24 +194,41 @@ impl Policy {
 
     /// Every rule's text, in the order of [`RuleId`].
     pub fn texts(&self) -> impl Iterator<Item = String> {
-        [
-            format!("--default {}", self.default.name()),
-            "safe defaults".to_owned(),
-        ]
-        .into_iter()
-        .chain(self.rules.iter().map(rule_text))
+        (0..RuleId::FIRST_TYPED.0 + self.rules.len() as u32)
+            .map(|offset| self.rule_text(RuleId(self.first + offset)))
     }
 
     /// A rule's text; with the file's line, where it was one.
     pub fn text(&self, decision: Decision) -> String {
-        let text = self
-            .texts()
-            .nth(decision.rule.0 as usize)
-            .unwrap_or_default();
+        let text = self.rule_text(decision.rule);
         match decision.line {
             Some(line) => format!("{text}, line {line}"),
             None => text,
         }
+    }
+
+    fn rule_text(&self, rule: RuleId) -> String {
+        let of = match &self.settings.name {
+            Some(name) => format!("[{name}] "),
+            None => String::new(),
+        };
+        if let Some(place) = self.place_of(rule) {
+            let dashes = self.dashes(self.notes[place as usize].place.is_none());
+            return format!("{of}{dashes}{}", rule_text(&self.rules[place as usize]));
+        }
+        match rule {
+            _ if rule == self.default_id() => {
+                let dashes = self.dashes(self.settings.file.is_none());
+                format!("{of}{dashes}default {}", self.default.name())
+            }
+            _ if rule == self.protected_id() => format!("{of}safe defaults"),
+            _ => String::new(),
+        }
+    }
+
+    /// What was typed is shown as a flag.
+    fn dashes(&self, typed: bool) -> &'static str {
+        if typed { "--" } else { "" }
     }
 
     /// The default action.
@@ -143,7 +252,7 @@ impl Policy {
         let mut earlier: Option<PrefixMap<()>> = None;
         let mut found: Vec<(Ipv4Net, RuleId)> = Vec::new();
         for (rule, order) in self.rules.iter().zip(0..) {
-            if let Rule::Match(Action::Allow, pattern) = rule {
+            if let Rule::Match(Action::Allow | Action::Inspect, pattern) = rule {
                 allowed.push(pattern.prefix());
                 earlier = None;
                 continue;
@@ -153,7 +262,7 @@ impl Policy {
             found.extend(
                 denied_whole(rule)
                     .filter(|prefix| !earlier.overlaps(*prefix))
-                    .map(|prefix| (prefix, id(order))),
+                    .map(|prefix| (prefix, self.id(order))),
             );
         }
         // Sorting is stable: of equal prefixes the first rule stays.
@@ -177,10 +286,12 @@ impl Policy {
     pub(super) fn resolves(&self, rules: &[u32]) -> Decision {
         for &order in rules {
             match &self.rules[order as usize] {
-                Rule::Name(Action::Allow, _) => return decision(order, None, Action::Allow),
-                Rule::Name(Action::Deny, pattern) if pattern.is_whole() => {
-                    return decision(order, None, Action::Deny);
+                Rule::Name(Action::Deny, pattern) => {
+                    if pattern.is_whole() {
+                        return self.decision(order, None, Action::Deny);
+                    }
                 }
+                Rule::Name(action, _) => return self.decision(order, None, *action),
                 _ => {}
             }
         }
@@ -193,7 +304,7 @@ impl Policy {
             .iter()
             .find_map(|&order| match &self.rules[order as usize] {
                 Rule::Name(action, pattern) if pattern.covers(to.port, to.protocol) => {
-                    Some(decision(order, None, *action))
+                    Some(self.decision(order, None, *action))
                 }
                 _ => None,
             })
@@ -217,7 +328,7 @@ impl Policy {
     pub(super) fn shut_space(&self, addr: Ipv4Addr) -> Option<Space> {
         let (range, space) = self.protected(addr)?;
         let opens = self.rules.iter().any(|rule| match rule {
-            Rule::Match(Action::Allow, pattern) => {
+            Rule::Match(Action::Allow | Action::Inspect, pattern) => {
                 let prefix = pattern.prefix();
                 prefix.contains(&addr) && prefix.prefix_len() >= range.prefix_len()
             }
@@ -231,9 +342,11 @@ impl Policy {
     pub fn keeps(&self, rule: RuleId, to: Destination) -> bool {
         let decision = self.decide(to);
         let by_name = || {
-            let order = rule.0.checked_sub(RuleId::FIRST_TYPED.0)?;
+            let order = self.place_of(rule)?;
             match self.rules.get(order as usize)? {
-                Rule::Name(Action::Allow, pattern) => Some(pattern.covers(to.port, to.protocol)),
+                Rule::Name(Action::Allow | Action::Inspect, pattern) => {
+                    Some(pattern.covers(to.port, to.protocol))
+                }
                 _ => None,
             }
         };
@@ -244,9 +357,17 @@ impl Policy {
         }
     }
 
+    fn decision(&self, order: u32, line: Option<u32>, action: Action) -> Decision {
+        Decision {
+            rule: self.id(order),
+            line,
+            refusal: (action == Action::Deny).then_some(Refusal::Rule),
+        }
+    }
+
     fn by_default(&self) -> Decision {
         Decision {
-            rule: RuleId::DEFAULT,
+            rule: self.default_id(),
             line: None,
             refusal: (self.default == Action::Deny).then_some(Refusal::Default),
         }
@@ -272,18 +393,6 @@ impl Policy {
     }
 }
 
-fn decision(order: u32, line: Option<u32>, action: Action) -> Decision {
-    Decision {
-        rule: id(order),
-        line,
-        refusal: (action == Action::Deny).then_some(Refusal::Rule),
-    }
-}
-
-fn id(order: u32) -> RuleId {
-    RuleId(RuleId::FIRST_TYPED.0 + order)
-}
-
 fn earliest(a: Option<u32>, b: Option<u32>) -> Option<u32> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -293,9 +402,9 @@ fn earliest(a: Option<u32>, b: Option<u32>) -> Option<u32> {
 
 fn rule_text(rule: &Rule) -> String {
     match rule {
-        Rule::Match(action, pattern) => format!("--{} {pattern}", action.name()),
-        Rule::Name(action, pattern) => format!("--{} {pattern}", action.name()),
-        Rule::DenyFile(file) => format!("--deny-file {}", file.name()),
+        Rule::Match(action, pattern) => format!("{} {pattern}", action.name()),
+        Rule::Name(action, pattern) => format!("{} {pattern}", action.name()),
+        Rule::DenyFile(file) => format!("deny-file {}", file.name()),
     }
 }
 
@@ -303,11 +412,11 @@ fn denied_whole(rule: &Rule) -> Box<dyn Iterator<Item = Ipv4Net> + '_> {
     let whole = |pattern: &Pattern| pattern.is_whole().then_some(pattern.prefix());
     match rule {
         Rule::Match(Action::Deny, pattern) => Box::new(whole(pattern).into_iter()),
-        Rule::Match(Action::Allow, _) | Rule::Name(..) => Box::new(std::iter::empty()),
+        Rule::Match(..) | Rule::Name(..) => Box::new(std::iter::empty()),
         Rule::DenyFile(file) => Box::new(DenyFile::patterns(file).filter_map(move |p| whole(&p))),
     }
 }
 
 #[cfg(test)]
 #[path = "policy_test.rs"]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -221,18 +221,20 @@ fn naive(policy: &Policy, to: Destination) -> Decision {
         match rule {
             Rule::Match(action, pattern) => {
                 let counts = match (action, space) {
-                    (Action::Allow, Some((range, _))) => range.contains(&pattern.prefix()),
+                    (Action::Allow | Action::Inspect, Some((range, _))) => {
+                        range.contains(&pattern.prefix())
+                    }
                     _ => true,
                 };
                 if counts && pattern.matches(to) {
-                    return decision(order, None, *action);
+                    return policy.decision(order, None, *action);
                 }
             }
             Rule::Name(..) => {}
             Rule::DenyFile(file) => {
                 if let Some(index) = file.patterns().position(|p| p.matches(to)) {
                     // The test's files have neither comments nor blank lines.
-                    return decision(order, Some(index as u32 + 1), Action::Deny);
+                    return policy.decision(order, Some(index as u32 + 1), Action::Deny);
                 }
             }
         }
@@ -240,7 +242,7 @@ fn naive(policy: &Policy, to: Destination) -> Decision {
     let (rule, refusal) = match (space, policy.default_action()) {
         (Some(_), _) => (RuleId::PROTECTED, Some(Refusal::Protected)),
         (None, Action::Deny) => (RuleId::DEFAULT, Some(Refusal::Default)),
-        (None, Action::Allow) => (RuleId::DEFAULT, None),
+        (None, _) => (RuleId::DEFAULT, None),
     };
     Decision {
         rule,

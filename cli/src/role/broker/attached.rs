@@ -1,9 +1,9 @@
 //! Everything the broker has in the kernel: made in order at the start, taken down in order at the
 //! end, followed in between.
-use std::fs::File;
+use std::{collections::BTreeSet, fs::File};
 
 use anyhow::{Context as _, anyhow};
-use slipgate_abi::{ForwardKey, ForwardTarget, forward::DenyKey};
+use slipgate_abi::{ForwardKey, ForwardTarget, forward::DenyKey, maps::MAX_OWNERS};
 use slipgate_control::{
     Datapath, LoadOptions, Owner, Paths,
     attach::{Hook, Program},
@@ -14,7 +14,7 @@ use slipgate_control::{
     tap::{EnginePort, QUEUE_FRAMES},
     vm::{self, OpenVm},
 };
-use userspace_nat::{rules::Policy, vm::VmSpec};
+use userspace_nat::{rules::PolicySet, vm::VmSpec};
 
 use super::{
     inputs::Inputs,
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     channel::NetworkView,
-    config::{Config, ConfigError, Forward, LoadedRules, VmConfig},
+    config::{Config, ConfigError, Forward, LoadedPolicies, VmConfig},
     show,
 };
 
@@ -35,6 +35,10 @@ const GATEWAY_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
 /// first packets, and what another VM's first packet may have to wait behind, at a few microseconds
 /// each.
 const MOST_CREDITS: u32 = 512;
+
+/// Bits of a policy's number that tell its owner's row, from 1: the rest tells which of the owner's.
+const OWNER_BITS: u32 = 16;
+const _: () = assert!(MAX_OWNERS < 1 << OWNER_BITS);
 
 /// A VM that is served.
 #[derive(Debug)]
@@ -56,8 +60,8 @@ pub(super) struct Attached {
     pub(super) vms: Vec<ServedVm>,
     pub(super) watch: NetworkWatch,
     pub(super) next_hops: NextHops,
-    pub(super) rules: LoadedRules,
-    pub(super) policy: Policy,
+    pub(super) loaded: LoadedPolicies,
+    pub(super) policies: PolicySet,
     pub(super) flow_log: Option<File>,
     pub(super) pcap: Option<File>,
     pub(super) rule_base: u32,
@@ -70,8 +74,8 @@ impl Attached {
     /// port and the uplink. TAPs are not served yet: that waits for the engine.
     pub(super) fn new(config: Config, inputs: Inputs) -> anyhow::Result<Self> {
         let Inputs {
-            rules,
-            policy,
+            loaded,
+            policies,
             flow_log,
             pcap,
         } = inputs;
@@ -116,7 +120,7 @@ impl Attached {
         datapath.remove_defunct()?;
         let port = EnginePort::open(owner.row()).context("making the engine port")?;
         owner.set_port(datapath.maps(), port.ifindex);
-        let texts: Vec<String> = policy.texts().chain(forward_texts(&config)).collect();
+        let texts: Vec<String> = policies.texts().chain(forward_texts(&config)).collect();
         let rule_base = rule_texts::write(datapath.maps(), &paths.run_dir, &texts)?;
         let mut attached = Self {
             next_hops: NextHops::new(owner.row())?,
@@ -125,8 +129,8 @@ impl Attached {
             owner,
             port,
             watch,
-            rules,
-            policy,
+            loaded,
+            policies,
             flow_log,
             pcap,
             rule_base,
@@ -140,7 +144,7 @@ impl Attached {
         attached.attach_uplink()?;
         attached.refresh_next_hops()?;
         let local = attached.network_view().local;
-        attached.policy.set_local(&local);
+        attached.policies.set_local(&local);
         Ok(attached)
     }
 
@@ -170,7 +174,7 @@ impl Attached {
                 gateway_mac: GATEWAY_MAC,
                 mtu,
                 credits: credits_of(self.config.vms.len()),
-                policy: self.policy_number(),
+                policy: self.policy_number(config.policy),
                 tap_ifindex: tap,
                 port_ifindex: self.port.ifindex,
             };
@@ -185,21 +189,26 @@ impl Attached {
         Ok(())
     }
 
-    /// VMs of one process share its rules, and so a policy.
-    fn policy_number(&self) -> u32 {
-        self.owner.row() + 1
+    /// The number under which the guard finds what one of our policies denies.
+    fn policy_number(&self, policy: u32) -> u32 {
+        policy << OWNER_BITS | (self.owner.row() + 1)
     }
 
-    /// What the guard may drop on its own.
+    /// What the guard may drop on its own, of each policy that a VM has.
     fn write_denied(&self) -> anyhow::Result<()> {
         let deny = &self.datapath.maps().deny;
-        let policy = self.policy_number().to_be_bytes();
-        deny.remove_if(|prefix, _| prefix.key.policy == policy)?;
-        for (prefix, rule) in self.policy.deny_prefixes() {
+        let owner = |number: [u8; 4]| u32::from_be_bytes(number) & ((1 << OWNER_BITS) - 1);
+        deny.remove_if(|prefix, _| owner(prefix.key.policy) == self.owner.row() + 1)?;
+        let used: BTreeSet<u32> = self.vms.iter().map(|vm| vm.config.policy).collect();
+        let all = used.into_iter().flat_map(|index| {
+            let denied = self.policies.of(Some(index)).deny_prefixes();
+            denied.into_iter().map(move |denied| (index, denied))
+        });
+        for (index, (prefix, rule)) in all {
             let key = DenyPrefix {
                 prefix_len: 32 + u32::from(prefix.prefix_len()),
                 key: DenyKey {
-                    policy,
+                    policy: self.policy_number(index).to_be_bytes(),
                     remote: prefix.addr().into(),
                 },
             };
@@ -244,7 +253,7 @@ impl Attached {
 
     /// The element of `RULES` that a forward's flows show.
     pub(super) fn forward_rule(&self, forward: &Forward) -> u32 {
-        let mut texts = self.policy.texts().chain(forward_texts(&self.config));
+        let mut texts = self.policies.texts().chain(forward_texts(&self.config));
         let at = texts.position(|text| text == forward_text(forward));
         self.rule_base + at.map_or(0, |at| at as u32)
     }
@@ -336,6 +345,8 @@ impl Attached {
             mtu: u16::try_from(vm.mtu).unwrap_or(u16::MAX),
             max_flows: vm.config.max_flows,
             new_flows_per_second: self.config.new_flows_per_second,
+            policy: vm.config.policy,
+            dns_per_second: 0,
         }
     }
 

@@ -43,7 +43,7 @@ impl EngineProcess {
             flow_log: attached.flow_log.is_some(),
             pcap: attached.pcap.is_some(),
             vms: attached.vms.iter().map(|vm| attached.vm_spec(vm)).collect(),
-            rules: attached.rules.clone(),
+            policies: attached.loaded.clone(),
             rule_base: attached.rule_base,
             forward_texts: attached::forward_texts(config).collect(),
             resolvers: resolvers(&config.dns),

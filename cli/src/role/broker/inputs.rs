@@ -7,15 +7,15 @@ use std::{
     path::Path,
 };
 
-use userspace_nat::rules::Policy;
+use userspace_nat::rules::PolicySet;
 
-use crate::config::{Config, ConfigError, LoadedRules};
+use crate::config::{Config, ConfigError, LoadedPolicies};
 
 /// All of them.
 #[derive(Debug)]
 pub(super) struct Inputs {
-    pub(super) rules: LoadedRules,
-    pub(super) policy: Policy,
+    pub(super) loaded: LoadedPolicies,
+    pub(super) policies: PolicySet,
     pub(super) flow_log: Option<File>,
     pub(super) pcap: Option<File>,
 }
@@ -23,11 +23,11 @@ pub(super) struct Inputs {
 impl Inputs {
     /// Reads the deny files, and opens the flow log.
     pub(super) fn open(config: &Config) -> Result<Self, ConfigError> {
-        let rules = LoadedRules::load(&config.rules, config.default_allow)?;
-        let policy = rules.compile()?;
+        let loaded = LoadedPolicies::load(&config.rules, config.default_allow)?;
+        let policies = loaded.compile()?;
         Ok(Self {
-            rules,
-            policy,
+            loaded,
+            policies,
             flow_log: config.flow_log.as_deref().map(open_flow_log).transpose()?,
             pcap: config.pcap.as_deref().map(open_pcap).transpose()?,
         })

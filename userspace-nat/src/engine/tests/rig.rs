@@ -388,6 +388,8 @@ pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
         mtu: 1_500,
         max_flows: setup.max_flows,
         new_flows_per_second: setup.rate,
+        policy: 0,
+        dns_per_second: 0,
     }
 }
 

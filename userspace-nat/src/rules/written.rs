@@ -1,0 +1,96 @@
+//! What of a policy is more than its rules: where each was written and why, and how names are told.
+use serde::{Deserialize, Serialize};
+
+use super::{CEILING_S, FLOOR_S, Rule};
+
+/// How far an inspect rule follows an HTTP/1 connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Http {
+    /// Each request is held to the rule: the connection stays in the engine.
+    #[default]
+    Each,
+    /// Only the first one is; the rest goes by the kernel.
+    First,
+}
+
+/// What becomes of flows that new rules would not admit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnReload {
+    /// They end.
+    #[default]
+    Cut,
+    /// They go on.
+    Keep,
+}
+
+/// What is known of a rule beside it.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Note {
+    /// `FILE:LINE`; `None`: it was typed as a flag.
+    pub place: Option<String>,
+    /// Why it is there, as the user says.
+    pub comment: Option<String>,
+    /// Of an inspect rule.
+    pub http: Http,
+}
+
+/// A rule and what is known of it.
+#[derive(Clone, Debug)]
+pub struct Written {
+    /// The rule.
+    pub rule: Rule,
+    /// The rest.
+    pub note: Note,
+}
+
+impl From<Rule> for Written {
+    fn from(rule: Rule) -> Self {
+        Self {
+            rule,
+            note: Note::default(),
+        }
+    }
+}
+
+/// What a policy says beside its rules.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Settings {
+    /// Its name; `None`: the one of all VMs that name none.
+    pub name: Option<String>,
+    /// The file that it was written in; `None`: all of it was typed.
+    pub file: Option<String>,
+    /// What becomes of flows that it does not admit any more.
+    pub on_reload: OnReload,
+    /// How names are told.
+    pub dns: DnsSettings,
+}
+
+/// What a policy says of DNS.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DnsSettings {
+    /// Record types that may be asked for although they are refused by default (TXT, NULL, ANY),
+    /// by number.
+    pub types: Vec<u16>,
+    /// An answer opens its addresses at least so long, seconds.
+    pub ttl_floor_s: u32,
+    /// And at most so long, seconds.
+    pub ttl_ceiling_s: u32,
+    /// Labels of a name that may be asked for, at most.
+    pub max_labels: u8,
+}
+
+/// As many labels as a name can have: RFC 1035's 255 bytes, two a label, less the root.
+const MOST_LABELS: u8 = 127;
+
+impl Default for DnsSettings {
+    fn default() -> Self {
+        Self {
+            types: Vec::new(),
+            ttl_floor_s: FLOOR_S,
+            ttl_ceiling_s: CEILING_S,
+            max_labels: MOST_LABELS,
+        }
+    }
+}
