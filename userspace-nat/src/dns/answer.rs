@@ -1,5 +1,5 @@
 //! An upstream's answer: whether it is one, how long it may be kept, and what of it goes on.
-use std::{net::IpAddr, ops::Range};
+use std::net::IpAddr;
 
 use thiserror::Error;
 
@@ -7,6 +7,7 @@ use super::{
     message::{Bits, HEADER_LEN, Header, Record, Type, word},
     name,
     query::Key,
+    scrub::scrub,
 };
 
 /// Why a datagram or message from an upstream is no answer to the question sent.
@@ -21,15 +22,14 @@ pub enum AnswerError {
     Malformed,
 }
 
-/// An upstream's answer, ready to be kept and sent on: without id and OPT.
+/// An upstream's answer, ready to be kept and sent on: without id and OPT, and without what does
+/// not belong to the question ([`super::scrub`]).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Answer {
-    /// The message. Its id is zero, its OPT is gone.
+    /// The message. Its id is zero.
     pub message: Box<[u8]>,
     /// Where its TTLs are.
     pub ttls: Box<[u16]>,
-    /// Where the additional section starts.
-    pub additional: u16,
     /// The upper eight bits of the response code, from the OPT.
     pub extended_rcode: u8,
     /// Seconds that it may be cached; `None`: not at all.
@@ -56,11 +56,38 @@ impl Answer {
         if header.counts[0] != 1 || !key.is_question_of(message) {
             return Err(AnswerError::Mismatch);
         }
-        let truncated = header.bits & Bits::TC != 0;
-        Self::read(message, header, key)
-            // Some servers cut a truncated message in the middle of a record.
-            .or_else(|| truncated.then(|| Self::bare(header.bits, key)))
-            .ok_or(AnswerError::Malformed)
+        // RFC 2181 section 9: what came of a truncated answer is of no use. Some servers cut it in
+        // the middle of a record.
+        if header.bits & Bits::TC != 0 {
+            return Ok(Self::bare(header.bits, key));
+        }
+        Self::read(message, &header, key, true).ok_or(AnswerError::Malformed)
+    }
+
+    /// The same, not to be cached.
+    pub(super) fn not_kept(self) -> Self {
+        Self {
+            lifetime_s: None,
+            ..self
+        }
+    }
+
+    /// The same without `ech` in SVCB and HTTPS records.
+    pub fn without_ech(self, key: Key<'_>) -> Self {
+        let Some(header) = Header::read(&self.message).filter(|_| self.has_services()) else {
+            return self;
+        };
+        let extended_rcode = self.extended_rcode;
+        let lifetime_s = self.lifetime_s;
+        match Self::read(&self.message, &header, key, false) {
+            Some(answer) => Self {
+                extended_rcode,
+                lifetime_s,
+                ..answer
+            },
+            // It was read before, and what is left out makes it no longer.
+            None => Self::bare(header.bits, key),
+        }
     }
 
     /// The response code, without the extended bits.
@@ -100,7 +127,6 @@ impl Answer {
         message[5] = 1;
         key.write_question(&mut message);
         Self {
-            additional: message.len() as u16,
             message: message.into(),
             ttls: Box::default(),
             extended_rcode: 0,
@@ -108,84 +134,34 @@ impl Answer {
         }
     }
 
-    fn read(message: &[u8], header: Header, key: Key<'_>) -> Option<Self> {
-        let mut at = HEADER_LEN + key.name().0.len() + 4;
-        let mut ttls = Vec::new();
-        let mut answer_ttl = u32::MAX;
-        let mut answered = false;
-        let mut soa_ttl = None;
-        let mut opt: Option<(Range<usize>, u32)> = None;
-        let mut additional = at;
-        for section in 1..4 {
-            if section == 3 {
-                additional = at;
-            }
-            for _ in 0..header.counts[section] {
-                let record = Record::read(message, at)?;
-                let ttl = record.ttl;
-                match (section, record.rtype) {
-                    (_, Type::OPT) => {
-                        if section != 3 || opt.is_some() {
-                            return None;
-                        }
-                        opt = Some((at..record.data.end, ttl));
-                        at = record.data.end;
-                        continue;
-                    }
-                    (1, rtype) => {
-                        answer_ttl = answer_ttl.min(ttl);
-                        answered |= rtype == key.qtype() || key.qtype() == Type::ANY;
-                    }
-                    (2, Type::SOA) => {
-                        let data = &message[record.data.clone()];
-                        // RFC 2308 section 5: the lesser of the SOA's TTL and its last field.
-                        let minimum = data.last_chunk::<4>().filter(|_| data.len() >= 22)?;
-                        soa_ttl = Some(ttl.min(u32::from_be_bytes(*minimum)));
-                    }
-                    _ => {}
-                }
-                ttls.push(u16::try_from(record.ttl_at).ok()?);
-                at = record.data.end;
-            }
-        }
-        let mut out = message[..at].to_vec();
-        out[..2].fill(0);
-        for &at in &ttls {
-            // RFC 2181 section 8: a TTL with its top bit set is zero.
-            let at = usize::from(at);
-            if out[at] & 0x80 != 0 {
-                out[at..at + 4].fill(0);
-            }
-        }
-        let mut extended_rcode = 0;
-        if let Some((range, ttl)) = opt {
-            extended_rcode = (ttl >> 24) as u8;
-            let records = header.counts[3] - 1;
-            if range.end == at {
-                out.truncate(range.start);
-                out[10..12].copy_from_slice(&records.to_be_bytes());
-            } else {
-                // Compression pointers behind the OPT would dangle: leave the section out, which
-                // is only ever a courtesy.
-                out.truncate(additional);
-                out[10..12].fill(0);
-                ttls.retain(|&t| usize::from(t) < additional);
-            }
-        }
-        let rcode = header.bits & Bits::RCODE;
-        let whole = header.bits & Bits::TC == 0 && extended_rcode == 0;
-        let lifetime_s = match rcode {
-            _ if !whole => None,
-            0 if answered => Some(answer_ttl.min(MAX_TTL_S)),
-            0 | 3 => soa_ttl.map(|ttl| ttl.min(answer_ttl).min(MAX_NEGATIVE_TTL_S)),
+    fn read(message: &[u8], header: &Header, key: Key<'_>, ech: bool) -> Option<Self> {
+        let scrubbed = scrub(message, header, key, ech)?;
+        let answer_ttl = scrubbed.answer_ttl;
+        let lifetime_s = match header.bits & Bits::RCODE {
+            _ if scrubbed.extended_rcode != 0 => None,
+            0 if scrubbed.answered => Some(answer_ttl.min(MAX_TTL_S)),
+            0 | 3 => scrubbed
+                .negative_ttl
+                .map(|ttl| ttl.min(answer_ttl).min(MAX_NEGATIVE_TTL_S)),
             _ => None,
         };
         Some(Self {
-            message: out.into(),
-            ttls: ttls.into(),
-            additional: u16::try_from(additional).ok()?,
-            extended_rcode,
+            message: scrubbed.message.into(),
+            ttls: scrubbed.ttls.into(),
+            extended_rcode: scrubbed.extended_rcode,
             lifetime_s: lifetime_s.filter(|&ttl| ttl > 0),
         })
+    }
+
+    /// Whether the answer section has SVCB or HTTPS records.
+    fn has_services(&self) -> bool {
+        let mut at = name::end_of_plain(&self.message, HEADER_LEN).map_or(usize::MAX, |e| e + 4);
+        (0..word(&self.message, 6).unwrap_or(0))
+            .map_while(|_| {
+                let record = Record::read(&self.message, at)?;
+                at = record.data.end;
+                Some(record.rtype)
+            })
+            .any(|rtype| matches!(rtype, Type::SVCB | Type::HTTPS))
     }
 }

@@ -8,7 +8,6 @@ fn answer(len: usize, lifetime_s: u32) -> Answer {
     Answer {
         message: vec![7; len].into(),
         ttls: Box::default(),
-        additional: len as u16,
         extended_rcode: 0,
         lifetime_s: Some(lifetime_s),
     }

@@ -44,7 +44,6 @@ pub(crate) fn answer(asked: &str, records: &[Written]) -> Answer {
         message.extend(data);
     }
     Answer {
-        additional: message.len() as u16,
         message: message.into(),
         ttls: Box::default(),
         extended_rcode: 0,

@@ -9,6 +9,12 @@
 //!
 //! A truncated answer is asked for again by TCP, of the resolver that gave it, so that the whole
 //! answer is cached and goes to a guest that asks by TCP.
+//!
+//! A query by UDP has its name in random case ([0x20]): beside id and port, who forges an answer
+//! must guess a bit for each letter. An answer that has the name in another case is asked for again
+//! by TCP, where nobody forges; it is told (and not kept) only when TCP is not to be had.
+//!
+//! [0x20]: https://datatracker.ietf.org/doc/html/draft-vixie-dnsext-dns0x20-00
 use std::{
     io,
     net::{SocketAddr, UdpSocket},
@@ -19,6 +25,8 @@ use rand::{RngExt, rngs::StdRng};
 
 use super::{
     answer::{Answer, AnswerError},
+    message::HEADER_LEN,
+    name::Name,
     query::Key,
     reply,
     resolvers::Resolvers,
@@ -59,6 +67,8 @@ pub(super) struct Exchange {
 struct Attempt {
     to: SocketAddr,
     id: u16,
+    /// The name as sent.
+    name: Box<[u8]>,
     socket: Socket,
 }
 
@@ -96,6 +106,8 @@ enum Outcome {
     Waiting,
     Answered(Answer),
     Truncated(Answer),
+    /// The name came back in another case.
+    Recased(Answer),
     Refused(Answer),
     Failed,
 }
@@ -165,6 +177,15 @@ impl Exchange {
                         self.give_up_on(to);
                     }
                 }
+                Outcome::Recased(answer) => {
+                    // The true answer may still come to the socket, and is the better one.
+                    self.fallback.get_or_insert(answer);
+                    let asks_by_tcp = |a: &Attempt| matches!(a.socket, Socket::Tcp(_));
+                    if !self.attempts.iter().any(asks_by_tcp) && self.ask_by_tcp(to, with).is_err()
+                    {
+                        self.give_up_on(to);
+                    }
+                }
                 Outcome::Refused(answer) => {
                     with.resolvers.answered(to);
                     self.fallback.get_or_insert(answer);
@@ -172,8 +193,8 @@ impl Exchange {
                 }
                 Outcome::Failed => self.give_up_on(to),
             }
-            // The attempts have changed: look at them all again. Each change spends a resolver or
-            // turns a UDP attempt into a TCP one, so this ends.
+            // The attempts have changed: look at them all again. Each change spends a resolver,
+            // adds the one TCP attempt or takes a datagram in, so this ends.
             i = 0;
         }
         let current_lives = self.attempts.iter().any(|a| Some(a.to) == self.last);
@@ -220,16 +241,19 @@ impl Exchange {
     fn send(&mut self, to: SocketAddr, with: &mut Surroundings<'_>) -> io::Result<()> {
         for attempt in &self.attempts {
             if let (true, Socket::Udp(socket)) = (attempt.to == to, &attempt.socket) {
-                return sent(socket.send(&reply::query(attempt.id, Key(&self.key))));
+                let query = reply::query(attempt.id, Key(&self.key), &attempt.name);
+                return sent(socket.send(&query));
             }
         }
         let id = with.rng.random();
+        let name = in_random_case(Key(&self.key).name(), with.rng);
         let socket = upstream::udp(to)?;
         with.poller.add(&socket, self.token, Interest::Read)?;
-        sent(socket.send(&reply::query(id, Key(&self.key))))?;
+        sent(socket.send(&reply::query(id, Key(&self.key), &name)))?;
         self.keep(Attempt {
             to,
             id,
+            name,
             socket: Socket::Udp(socket),
         });
         Ok(())
@@ -237,11 +261,13 @@ impl Exchange {
 
     fn ask_by_tcp(&mut self, to: SocketAddr, with: &mut Surroundings<'_>) -> io::Result<()> {
         let id = with.rng.random();
-        let tcp = Tcp::open(to, &reply::query(id, Key(&self.key)))?;
+        let name: Box<[u8]> = Key(&self.key).name().0.into();
+        let tcp = Tcp::open(to, &reply::query(id, Key(&self.key), &name))?;
         with.poller.add(&tcp, self.token, tcp.interest())?;
         self.keep(Attempt {
             to,
             id,
+            name,
             socket: Socket::Tcp(tcp),
         });
         self.last = Some(to);
@@ -256,6 +282,28 @@ impl Exchange {
         }
         self.attempts.push(attempt);
     }
+}
+
+/// Each letter of a name (in lower case) in either case, by chance.
+fn in_random_case(name: Name<'_>, rng: &mut StdRng) -> Box<[u8]> {
+    let mut mixed: Box<[u8]> = name.0.into();
+    let mut bits: u64 = 0;
+    for (at, octet) in mixed.iter_mut().enumerate() {
+        if at % 64 == 0 {
+            bits = rng.random();
+        }
+        // Length octets are below 'A'.
+        if bits & 1 << (at % 64) != 0 {
+            octet.make_ascii_uppercase();
+        }
+    }
+    mixed
+}
+
+/// Whether a message has the name in its question as it was sent, or no question.
+fn has_name(message: &[u8], name: &[u8]) -> bool {
+    let question = message.get(HEADER_LEN..);
+    question.is_none_or(|q| q.is_empty() || q.starts_with(name))
 }
 
 /// A full send buffer is a lost datagram, as any other: the next try is due in time.
@@ -282,6 +330,10 @@ impl Attempt {
                         Err(AnswerError::Mismatch) => *with.mismatched += 1,
                         Err(AnswerError::Malformed) => return Outcome::Failed,
                         Ok(answer) if answer.is_truncated() => return Outcome::Truncated(answer),
+                        Ok(answer) if !has_name(&with.scratch[..len], &self.name) => {
+                            *with.mismatched += 1;
+                            return Outcome::Recased(answer.not_kept());
+                        }
                         Ok(answer) => return judged(answer),
                     }
                 }

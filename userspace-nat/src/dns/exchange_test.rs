@@ -229,3 +229,65 @@ fn a_tcp_resolver_that_stalls_is_given_up() {
         (0, None)
     );
 }
+
+#[test]
+fn dns_0x20_the_name_goes_out_in_random_case_and_the_guests_case_does_not() {
+    let upstream = Upstream::new();
+    let mut rig = Rig::new(&[&upstream]);
+    let mut seen = BTreeSet::new();
+    for i in 0..20 {
+        let name = format!("ALL.UPPER.CASE.n{i}.example.");
+        rig.ask(4000, &ask(1, &name, RecordType::A)).unwrap();
+        let (query, from) = upstream.query();
+        let sent = query.queries[0].name().to_string();
+        assert!(sent.eq_ignore_ascii_case(&name));
+        seen.insert(sent[..14].to_owned());
+        upstream.send(&with_address(&query, 60, ADDRESS), from);
+        rig.settle();
+        assert_eq!(rig.told().queries[0].name().to_string(), name);
+    }
+    assert!(seen.len() > 15, "{seen:?}");
+}
+
+#[test]
+fn dns_0x20_an_answer_in_another_case_is_asked_for_again_by_tcp() {
+    let upstream = Upstream::new();
+    let mut rig = Rig::new(&[&upstream]);
+    rig.ask(4000, &www(1)).unwrap();
+    let (query, from) = upstream.query();
+    let sent = query.queries[0].name().to_string();
+    let recased = ask(query.metadata.id, &swapped(&sent), RecordType::A);
+    for _ in 0..3 {
+        upstream.send(&with_address(&recased, 60, [6, 6, 6, 6]), from);
+    }
+    rig.settle();
+    assert!(rig.reply().is_none(), "it may be forged");
+    let (mut stream, query) = upstream.accept();
+    send_framed(&mut stream, &with_address(&query, 60, ADDRESS));
+    rig.settle();
+    assert_eq!(first_address(&rig.told()), Some(ADDRESS.into()));
+
+    // A resolver that folds the case and has no TCP is believed, but not for long.
+    rig.ask(4000, &ask(2, "b.example.com.", RecordType::A))
+        .unwrap();
+    let (query, from) = upstream.query();
+    let folded = ask(
+        query.metadata.id,
+        &swapped(&query.queries[0].name().to_string()),
+        RecordType::A,
+    );
+    upstream.send(&with_address(&folded, 60, ADDRESS), from);
+    rig.settle();
+    drop(upstream.accept());
+    rig.settle();
+    assert_eq!(first_address(&rig.told()), Some(ADDRESS.into()));
+    assert_eq!(rig.proxy.cached(), 1, "the first one only");
+}
+
+fn swapped(name: &str) -> String {
+    let swap = |c: char| match c.is_ascii_lowercase() {
+        true => c.to_ascii_uppercase(),
+        false => c.to_ascii_lowercase(),
+    };
+    name.chars().map(swap).collect()
+}

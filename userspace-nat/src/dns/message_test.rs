@@ -10,7 +10,7 @@ use super::{
 fn key_of(query: &Message) -> Vec<u8> {
     let bytes = query.to_vec().unwrap();
     let mut key = Vec::new();
-    Query::parse(&bytes).unwrap().write_key(&mut key);
+    Query::parse(&bytes).unwrap().write_key(0, &mut key);
     key
 }
 
@@ -137,7 +137,7 @@ fn the_query_upstream_is_the_key_again() {
         with_edns(www(), 512, false),
     ] {
         let key = key_of(&message);
-        let sent = read(&reply::query(99, Key(&key)));
+        let sent = read(&reply::query(99, Key(&key), Key(&key).name().0));
         assert_eq!(sent.metadata.id, 99);
         assert_eq!(sent.queries, message.queries);
         assert_eq!(key_of(&sent), key);
@@ -155,7 +155,11 @@ fn the_answers_lifetime_is_its_least_ttl() {
     answer.add_authority(a("ns.example.", 5, [1, 2, 3, 5]));
     let read = parsed(&answer, &www());
     assert_eq!(read.lifetime_s, Some(60));
-    assert_eq!(read.ttls.len(), 3);
+    assert_eq!(
+        read.ttls.len(),
+        2,
+        "the name server's address is none of the question's"
+    );
     assert_eq!(
         read.addresses().collect::<Vec<_>>(),
         [([1, 2, 3, 4].into(), 60)]
@@ -287,8 +291,8 @@ fn any_answer() -> impl Strategy<Value = Message> {
 }
 
 proptest! {
-    /// What is kept of an answer is what hickory reads in it, but for id and OPT; and a reply
-    /// from it says the same, its TTLs less by the age.
+    /// What is kept of an answer is what hickory reads in it, as far as it belongs to the question,
+    /// but for id and OPT; and a reply from it says the same, its TTLs less by the age.
     #[test]
     fn an_answer_says_the_same_to_hickory(answer in any_answer(), age in 0u32..1000) {
         let key = key_of(&www());
@@ -299,7 +303,25 @@ proptest! {
         let told = read(&reply::from_answer(&asked, &kept, age));
         let mut expected = read(&bytes);
         expected.edns = None;
-        for records in [&mut expected.answers, &mut expected.authorities, &mut expected.additionals] {
+        expected.additionals.clear();
+        let is = |r: &HickoryRecord, owner: &str| r.name.to_string() == owner;
+        let aliases: Vec<_> = expected
+            .answers
+            .iter()
+            .filter(|r| is(r, "www.example.com.") && r.record_type() == RecordType::CNAME)
+            .take(1)
+            .cloned()
+            .collect();
+        if aliases.is_empty() {
+            expected.answers.retain(|r| is(r, "www.example.com.") && r.record_type() == RecordType::A);
+        } else {
+            expected.answers = aliases.clone();
+        }
+        expected.authorities.retain(|r| {
+            r.record_type() == RecordType::SOA
+                && (is(r, ".") || is(r, "www.example.com.") && aliases.is_empty())
+        });
+        for records in [&mut expected.answers, &mut expected.authorities] {
             for record in records {
                 record.ttl = record.ttl.saturating_sub(age);
             }

@@ -39,6 +39,7 @@ pub mod reply;
 pub mod resolvers;
 #[cfg(test)]
 mod rig;
+mod scrub;
 mod upstream;
 
 pub use name::Name;

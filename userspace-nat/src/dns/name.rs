@@ -88,9 +88,17 @@ pub(super) fn end(message: &[u8], at: usize) -> Option<usize> {
     }
 }
 
-/// The name at `at` in lower case, its compression pointers followed (RFC 1035 section 4.1.4).
-/// Each must lead to an earlier place than the last, so this ends.
+/// The name at `at` in lower case, its compression pointers followed.
 pub(super) fn expand(message: &[u8], at: usize) -> Option<Box<[u8]>> {
+    let mut name = expand_as_is(message, at)?;
+    // Length octets are below 'A', so the name can be lowered as one string.
+    name.make_ascii_lowercase();
+    Some(name)
+}
+
+/// The name at `at`, its compression pointers followed (RFC 1035 section 4.1.4). Each must lead to
+/// an earlier place than the last, so this ends.
+pub(super) fn expand_as_is(message: &[u8], at: usize) -> Option<Box<[u8]>> {
     let mut name = Vec::with_capacity(64);
     let (mut at, mut before) = (at, at);
     loop {
@@ -102,7 +110,7 @@ pub(super) fn expand(message: &[u8], at: usize) -> Option<Box<[u8]>> {
             }
             1..=63 => {
                 let end = at + 1 + usize::from(len);
-                name.extend(message.get(at..end)?.iter().map(u8::to_ascii_lowercase));
+                name.extend(message.get(at..end)?);
                 if name.len() > MAX_LEN {
                     return None;
                 }

@@ -152,7 +152,7 @@ impl Proxy {
             Origin::Tcp { .. } => Asked::by_tcp(&query),
         };
         let mut key = std::mem::take(&mut self.key);
-        query.write_key(&mut key);
+        query.write_key(0, &mut key);
         let waiter = Waiter {
             vm: vm.id,
             stats: vm.stats,

@@ -92,11 +92,12 @@ impl<'m> Query<'m> {
         Ok(query)
     }
 
-    /// Writes the cache key into `key`: what the answer depends on, and nothing else.
-    /// The bits RD, AD, CD, EDNS and DO, the type, the class, and the name in lower case.
-    pub fn write_key(&self, key: &mut Vec<u8>) {
+    /// Writes the cache key into `key`: what the answer depends on, and nothing else. The view, the
+    /// bits RD, AD, CD, EDNS and DO, the type, the class, and the name in lower case.
+    pub fn write_key(&self, view: u16, key: &mut Vec<u8>) {
         key.clear();
         let dnssec_ok = self.edns.is_some_and(|e| e.dnssec_ok);
+        key.extend_from_slice(&view.to_be_bytes());
         key.push(
             ((self.bits & Bits::RD) >> 8) as u8
                 | (self.bits & (Bits::AD | Bits::CD)) as u8
@@ -110,36 +111,57 @@ impl<'m> Query<'m> {
     }
 }
 
+/// Where the parts of a key begin: view, flags, type, class, name.
+const FLAGS: usize = 2;
+const QTYPE: usize = 3;
+const QCLASS: usize = 5;
+const NAME: usize = 7;
+
 /// A cache key, read back: the question as it goes upstream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Key<'k>(pub &'k [u8]);
 
 impl<'k> Key<'k> {
+    /// Whose answers these are: views share none.
+    pub fn view(self) -> u16 {
+        word(self.0, 0).unwrap_or(0)
+    }
+
     /// The name, in lower case.
     pub fn name(self) -> Name<'k> {
-        Name(self.0.get(5..).unwrap_or(&[0]))
+        Name(self.0.get(NAME..).unwrap_or(&[0]))
     }
 
     /// Type asked for.
     pub fn qtype(self) -> u16 {
-        word(self.0, 1).unwrap_or(0)
+        word(self.0, QTYPE).unwrap_or(0)
+    }
+
+    /// Class asked for.
+    pub fn qclass(self) -> u16 {
+        word(self.0, QCLASS).unwrap_or(0)
     }
 
     /// The header bits that the query carries upstream.
     pub fn bits(self) -> u16 {
-        let b = u16::from(self.0[0]);
+        let b = u16::from(self.flags());
         (b & 1) << 8 | b & (Bits::AD | Bits::CD)
     }
 
     /// Whether the query carries an OPT upstream, and with DO.
     pub fn edns(self) -> Option<bool> {
-        (self.0[0] & 2 != 0).then_some(self.0[0] & 4 != 0)
+        (self.flags() & 2 != 0).then_some(self.flags() & 4 != 0)
     }
 
     /// Name, type and class as in a question section, the name in lower case.
     pub fn write_question(self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.0[5..]);
-        out.extend_from_slice(&self.0[1..5]);
+        out.extend_from_slice(self.name().0);
+        out.extend_from_slice(self.kind());
+    }
+
+    /// Type and class as in a question section.
+    pub(super) fn kind(self) -> &'k [u8] {
+        self.0.get(QTYPE..NAME).unwrap_or(&[0; NAME - QTYPE])
     }
 
     /// Whether the question section at the header's end is this key's question.
@@ -149,6 +171,10 @@ impl<'k> Key<'k> {
         message
             .get(HEADER_LEN..end)
             .is_some_and(|n| n.eq_ignore_ascii_case(name))
-            && message.get(end..end + 4) == self.0.get(1..5)
+            && message.get(end..end + 4) == Some(self.kind())
+    }
+
+    fn flags(self) -> u8 {
+        self.0.get(FLAGS).copied().unwrap_or(0)
     }
 }

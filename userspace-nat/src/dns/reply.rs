@@ -53,8 +53,8 @@ impl Asked {
     }
 }
 
-/// The query for `key`.
-pub fn query(id: u16, key: Key<'_>) -> Vec<u8> {
+/// The query for `key`, its name written as `name`.
+pub fn query(id: u16, key: Key<'_>, name: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_LEN + key.0.len() + OPT_LEN);
     push_header(
         &mut out,
@@ -62,7 +62,8 @@ pub fn query(id: u16, key: Key<'_>) -> Vec<u8> {
         key.bits(),
         [1, 0, 0, u16::from(key.edns().is_some())],
     );
-    key.write_question(&mut out);
+    out.extend_from_slice(name);
+    out.extend_from_slice(key.kind());
     if let Some(dnssec_ok) = key.edns() {
         push_opt(&mut out, 0, dnssec_ok);
     }
@@ -71,20 +72,16 @@ pub fn query(id: u16, key: Key<'_>) -> Vec<u8> {
 
 /// The reply to `asked`, from an answer that is `age_s` seconds old.
 ///
-/// What does not fit loses its additional section (RFC 2181 section 9), and if that is not
-/// enough everything, and has TC set.
+/// What does not fit loses all its records, and has TC set (RFC 2181 section 9).
 pub fn from_answer(asked: &Asked, answer: &Answer, age_s: u32) -> Vec<u8> {
     let message = &answer.message;
     let opt_len = if asked.edns.is_some() { OPT_LEN } else { 0 };
     let question_end = HEADER_LEN + asked.name.len() + 4;
-    let additional = usize::from(answer.additional);
     let room = asked.limit.saturating_sub(opt_len);
-    let (keep, truncated) = if message.len() <= room {
-        (message.len(), false)
-    } else if additional <= room {
-        (additional, false)
-    } else {
-        (question_end.min(message.len()), true)
+    let truncated = message.len() > room;
+    let keep = match truncated {
+        true => question_end.min(message.len()),
+        false => message.len(),
     };
     let mut out = Vec::with_capacity(keep + opt_len);
     out.extend_from_slice(&message[..keep]);
@@ -104,12 +101,8 @@ pub fn from_answer(asked: &Asked, answer: &Answer, age_s: u32) -> Vec<u8> {
         out[6..10].fill(0);
         out[2] |= (Bits::TC >> 8) as u8;
     }
-    if keep < message.len() {
-        out[10..12].fill(0);
-    }
     if let Some(dnssec_ok) = asked.edns {
-        let records = word(&out, 10).unwrap_or(0).saturating_add(1);
-        out[10..12].copy_from_slice(&records.to_be_bytes());
+        out[11] = 1;
         push_opt(&mut out, answer.extended_rcode, dnssec_ok);
     }
     out
@@ -126,7 +119,7 @@ pub fn from_rcode(asked: &Asked, key: Key<'_>, rcode: Rcode) -> Vec<u8> {
         [1, 0, 0, u16::from(asked.edns.is_some())],
     );
     out.extend_from_slice(&asked.name);
-    out.extend_from_slice(&key.0[1..5]);
+    out.extend_from_slice(key.kind());
     if let Some(dnssec_ok) = asked.edns {
         push_opt(&mut out, (rcode as u16 >> 4) as u8, dnssec_ok);
     }

@@ -1,0 +1,400 @@
+//! An answer written anew: what belongs to the question, and nothing else.
+//!
+//! | section | kept |
+//! | --- | --- |
+//! | answer | of the names that lead from the one asked for to the last: the first CNAME; of the last one: the type asked for; the signatures of these, and DNAMEs above them |
+//! | authority | the SOA of a zone around the last name; with DO the proofs (NSEC, NSEC3) and signatures |
+//! | additional | nothing: it is a courtesy, and what it names opens nothing |
+//!
+//! So no resolver, and no zone behind it, tells a guest anything about a name that was not asked
+//! for, and nothing such is cached (RFC 5452 section 6). A record that can't be read is left out.
+//! Names are expanded and compressed again, which leaves no pointer into what is gone; in types
+//! newer than RFC 1035 they are written out (RFC 3597 section 4).
+//!
+//! With `ech` off, the parameter `ech` of SVCB and HTTPS records is left out
+//! ([RFC 9848](https://www.rfc-editor.org/rfc/rfc9848)), from their `mandatory` list too: a client
+//! that has no key can't hide the name that it connects to.
+use std::net::Ipv6Addr;
+
+use super::{
+    message::{HEADER_LEN, Header, Record, Type, word},
+    name,
+    query::Key,
+};
+
+/// Most records of a message that are looked at; one with more is not understood.
+const MAX_RECORDS: usize = 512;
+/// Most names that an answer may lead through.
+pub(super) const MAX_STEPS: usize = 16;
+/// Places that a name may point back to, and how far up a name looks for one: a bound for the work.
+const MAX_PLACES: usize = 32;
+const MAX_PARENTS: usize = 8;
+/// SvcParamKeys, RFC 9460 section 14.3.2.
+const MANDATORY: u16 = 0;
+const ECH: u16 = 5;
+
+/// A message written anew.
+#[derive(Debug)]
+pub(super) struct Scrubbed {
+    pub(super) message: Vec<u8>,
+    /// Where its TTLs are.
+    pub(super) ttls: Vec<u16>,
+    /// The least TTL of the answer section, seconds.
+    pub(super) answer_ttl: u32,
+    /// Whether the answer section has what was asked for.
+    pub(super) answered: bool,
+    /// How long a negative answer may be kept (RFC 2308 section 5), seconds.
+    pub(super) negative_ttl: Option<u32>,
+    /// The upper eight bits of the response code, from the OPT.
+    pub(super) extended_rcode: u8,
+}
+
+/// A record of the message, its owner in lower case.
+struct Owned {
+    owner: Box<[u8]>,
+    record: Record,
+}
+
+/// Writes the answer to `key` anew. `None`: it can't be read to its end.
+pub(super) fn scrub(message: &[u8], header: &Header, key: Key<'_>, ech: bool) -> Option<Scrubbed> {
+    let question_end = HEADER_LEN + key.name().0.len() + 4;
+    let counts = header.counts.map(usize::from);
+    if counts[1] + counts[2] + counts[3] > MAX_RECORDS {
+        return None;
+    }
+    let mut at = question_end;
+    let (mut answers, mut authorities) = (Vec::with_capacity(counts[1]), Vec::new());
+    let mut opt = None;
+    for section in 1..4 {
+        for _ in 0..counts[section] {
+            let record = Record::read(message, at)?;
+            let start = at;
+            at = record.data.end;
+            if record.rtype == Type::OPT {
+                // RFC 6891 section 6.1.1: one, among the additional records.
+                if section != 3 || opt.is_some() {
+                    return None;
+                }
+                opt = Some((record.ttl >> 24) as u8);
+                continue;
+            }
+            let owner = name::expand(message, start)?;
+            match section {
+                1 => answers.push(Owned { owner, record }),
+                2 => authorities.push(Owned { owner, record }),
+                _ => {}
+            }
+        }
+    }
+
+    let mut writer = Writer::new(header.bits, key);
+    let way = way(message, &answers, key)?;
+    let last = way.last().map_or(key.name().0, |name| name);
+    let (mut answer_ttl, mut answered, mut kept) = (u32::MAX, false, 0_u16);
+    let mut cnames: Vec<&[u8]> = Vec::new();
+    for Owned { owner, record } in answers.iter().filter(|owned| is_in(owned, key)) {
+        let on_way = **owner == *key.name().0 || way.contains(owner);
+        let wanted = match record.rtype {
+            Type::CNAME if on_way => {
+                let first = !cnames.contains(&&**owner);
+                cnames.push(owner);
+                first
+            }
+            Type::RRSIG => on_way || is_above(owner, key, &way),
+            Type::DNAME => is_above(owner, key, &way),
+            rtype => **owner == *last && (rtype == key.qtype() || key.qtype() == Type::ANY),
+        };
+        if wanted && writer.record(message, owner, record, ech) {
+            kept += 1;
+            answer_ttl = answer_ttl.min(record.ttl);
+            answered |= record.rtype == key.qtype() || key.qtype() == Type::ANY;
+        }
+    }
+    writer.count(1, kept);
+
+    let dnssec_ok = key.edns() == Some(true);
+    let (mut negative_ttl, mut kept) = (None, 0_u16);
+    for Owned { owner, record } in authorities.iter().filter(|owned| is_in(owned, key)) {
+        let wanted = match record.rtype {
+            Type::SOA => ends_with(last, owner),
+            Type::NSEC | Type::NSEC3 | Type::RRSIG => dnssec_ok,
+            _ => false,
+        };
+        if wanted && writer.record(message, owner, record, ech) {
+            kept += 1;
+            if record.rtype == Type::SOA {
+                let minimum = message[record.data.clone()].last_chunk::<4>();
+                negative_ttl = minimum.map(|m| record.ttl.min(u32::from_be_bytes(*m)));
+            }
+        }
+    }
+    writer.count(2, kept);
+    u16::try_from(writer.out.len()).ok()?;
+    Some(Scrubbed {
+        message: writer.out,
+        ttls: writer.ttls,
+        answer_ttl,
+        answered,
+        negative_ttl,
+        extended_rcode: opt.unwrap_or(0),
+    })
+}
+
+/// Of the class asked for.
+fn is_in(owned: &Owned, key: Key<'_>) -> bool {
+    const ANY_CLASS: u16 = 255;
+    owned.record.class == key.qclass() || key.qclass() == ANY_CLASS
+}
+
+/// The names that CNAMEs lead to from the one asked for, in their order. `None`: in a circle, or
+/// through more than an honest answer has.
+fn way(message: &[u8], answers: &[Owned], key: Key<'_>) -> Option<Vec<Box<[u8]>>> {
+    let mut way: Vec<Box<[u8]>> = Vec::new();
+    if matches!(key.qtype(), Type::CNAME | Type::ANY) {
+        return Some(way);
+    }
+    loop {
+        let current = way.last().map_or(key.name().0, |name| name);
+        let is_next =
+            |o: &&Owned| o.record.rtype == Type::CNAME && *o.owner == *current && is_in(o, key);
+        let Some(next) = answers.iter().find(is_next) else {
+            return Some(way);
+        };
+        let target = name::expand(message, next.record.data.start)?;
+        if way.len() == MAX_STEPS || *target == *key.name().0 || way.contains(&target) {
+            return None;
+        }
+        way.push(target);
+    }
+}
+
+/// Whether `owner` is above a name on the way, or that name itself.
+fn is_above(owner: &[u8], key: Key<'_>, way: &[Box<[u8]>]) -> bool {
+    ends_with(key.name().0, owner) || way.iter().any(|step| ends_with(step, owner))
+}
+
+/// Whether `name` is `parent` or beneath it; both in wire form and lower case.
+fn ends_with(name: &[u8], parent: &[u8]) -> bool {
+    parents(name).any(|rest| *rest == *parent)
+}
+
+/// A name and those above it, up to the root.
+fn parents(name: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut next = Some(name);
+    std::iter::from_fn(move || {
+        let this = next?;
+        let len = usize::from(*this.first()?);
+        next = (len > 0).then(|| this.get(1 + len..)).flatten();
+        Some(this)
+    })
+}
+
+struct Writer {
+    out: Vec<u8>,
+    ttls: Vec<u16>,
+    /// Names written, in lower case, and where.
+    places: Vec<(Box<[u8]>, u16)>,
+}
+
+impl Writer {
+    /// The header, its counts but for the question's zero, and the question.
+    fn new(bits: u16, key: Key<'_>) -> Self {
+        let mut out = vec![0; HEADER_LEN];
+        out[2..4].copy_from_slice(&bits.to_be_bytes());
+        out[5] = 1;
+        key.write_question(&mut out);
+        let mut writer = Self {
+            out,
+            ttls: Vec::new(),
+            places: Vec::new(),
+        };
+        writer.remember(key.name().0, HEADER_LEN);
+        writer
+    }
+
+    fn count(&mut self, section: usize, records: u16) {
+        let at = 4 + 2 * section;
+        self.out[at..at + 2].copy_from_slice(&records.to_be_bytes());
+    }
+
+    /// Writes a record; `false`, and nothing, when its data can't be read.
+    fn record(&mut self, message: &[u8], owner: &[u8], record: &Record, ech: bool) -> bool {
+        let (before, places) = (self.out.len(), self.places.len());
+        self.name(owner);
+        let ttl_at = self.out.len() + 4;
+        for word in [record.rtype, record.class] {
+            self.out.extend(word.to_be_bytes());
+        }
+        self.out.extend(record.ttl.to_be_bytes());
+        self.out.extend([0; 2]);
+        let data_at = self.out.len();
+        let written = self.data(message, record, ech).is_some();
+        let len = u16::try_from(self.out.len() - data_at);
+        if let (true, Ok(len), Ok(ttl_at)) = (written, len, u16::try_from(ttl_at)) {
+            self.out[data_at - 2..data_at].copy_from_slice(&len.to_be_bytes());
+            self.ttls.push(ttl_at);
+            return true;
+        }
+        self.out.truncate(before);
+        self.places.truncate(places);
+        false
+    }
+
+    fn data(&mut self, message: &[u8], record: &Record, ech: bool) -> Option<()> {
+        let data = record.data.clone();
+        match record.rtype {
+            Type::A if data.len() != 4 => None,
+            Type::AAAA if data.len() != size_of::<Ipv6Addr>() => None,
+            // NS, MD, MF, CNAME, MB, MG, MR, PTR.
+            2 | 3 | 4 | Type::CNAME | 7 | 8 | 9 | Type::PTR => self
+                .names(message, data.start, data.end, 1, true)?
+                .is_at(data.end),
+            Type::SOA => {
+                let rest = self.names(message, data.start, data.end, 2, true)?;
+                let rest = message.get(rest.0..data.end).filter(|r| r.len() == 20)?;
+                self.out.extend(rest);
+                Some(())
+            }
+            // MINFO, RP.
+            14 | 17 => self
+                .names(message, data.start, data.end, 2, false)?
+                .is_at(data.end),
+            Type::MX => self.behind(message, record, 2, 1, true),
+            // AFSDB, RT, KX.
+            18 | 21 | 36 => self.behind(message, record, 2, 1, false),
+            // PX.
+            26 => self.behind(message, record, 2, 2, false),
+            Type::SRV => self.behind(message, record, 6, 1, false),
+            Type::NAPTR => {
+                let mut fixed = 4;
+                for _ in 0..3 {
+                    fixed += 1 + usize::from(*message[data.clone()].get(fixed)?);
+                }
+                self.behind(message, record, fixed, 1, false)
+            }
+            Type::DNAME => self
+                .names(message, data.start, data.end, 1, false)?
+                .is_at(data.end),
+            Type::SVCB | Type::HTTPS => {
+                self.out.extend(message[data.clone()].get(..2)?);
+                let rest = self.names(message, data.start + 2, data.end, 1, false)?;
+                self.parameters(message.get(rest.0..data.end)?, ech)
+            }
+            _ => {
+                self.out.extend(&message[data]);
+                Some(())
+            }
+        }
+    }
+
+    /// Octets as they are, then names to the end.
+    fn behind(
+        &mut self,
+        message: &[u8],
+        record: &Record,
+        fixed: usize,
+        names: usize,
+        compress: bool,
+    ) -> Option<()> {
+        let data = record.data.clone();
+        self.out.extend(message[data.clone()].get(..fixed)?);
+        self.names(message, data.start + fixed, data.end, names, compress)?
+            .is_at(data.end)
+    }
+
+    /// Writes so many names that stand at `at`; where what is behind them begins.
+    fn names(
+        &mut self,
+        message: &[u8],
+        mut at: usize,
+        limit: usize,
+        count: usize,
+        compress: bool,
+    ) -> Option<End> {
+        for _ in 0..count {
+            let name = name::expand_as_is(message, at)?;
+            at = name::end(message, at).filter(|end| *end <= limit)?;
+            if compress {
+                self.name(&name);
+            } else {
+                self.out.extend(&*name);
+            }
+        }
+        Some(End(at))
+    }
+
+    /// SvcParams (RFC 9460 section 2.2), without `ech` when that is off.
+    fn parameters(&mut self, mut params: &[u8], ech: bool) -> Option<()> {
+        while !params.is_empty() {
+            let (key, len) = (word(params, 0)?, usize::from(word(params, 2)?));
+            let value = params.get(4..4 + len)?;
+            params = &params[4 + len..];
+            if ech || !matches!(key, MANDATORY | ECH) {
+                self.parameter(key, value)?;
+            } else if key == MANDATORY {
+                let (keys, []) = value.as_chunks::<2>() else {
+                    return None;
+                };
+                let left = keys.iter().filter(|k| u16::from_be_bytes(**k) != ECH);
+                let left: Vec<u8> = left.flatten().copied().collect();
+                if !left.is_empty() {
+                    self.parameter(key, &left)?;
+                }
+            }
+        }
+        Some(())
+    }
+
+    fn parameter(&mut self, key: u16, value: &[u8]) -> Option<()> {
+        self.out.extend(key.to_be_bytes());
+        self.out
+            .extend(u16::try_from(value.len()).ok()?.to_be_bytes());
+        self.out.extend(value);
+        Some(())
+    }
+
+    /// Writes a name, as a pointer to where it or a parent of it stands already.
+    fn name(&mut self, name: &[u8]) {
+        let low = name.to_ascii_lowercase();
+        let start = self.out.len();
+        for parent in parents(&low).take(MAX_PARENTS) {
+            let place = self.places.iter().find(|(known, _)| **known == *parent);
+            if let Some((_, place)) = place {
+                let at = low.len() - parent.len();
+                self.out.extend(&name[..at]);
+                self.out.extend((0xc000 | place).to_be_bytes());
+                if at > 0 {
+                    self.remember(&low, start);
+                }
+                return;
+            }
+        }
+        self.out.extend(name);
+        self.remember(&low, start);
+    }
+
+    /// Keeps a name and some of its parents as places to point to.
+    fn remember(&mut self, low: &[u8], start: usize) {
+        for parent in parents(low).take(MAX_PARENTS).filter(|rest| rest.len() > 1) {
+            let at = start + low.len() - parent.len();
+            let known = self.places.iter().any(|(known, _)| **known == *parent);
+            if self.places.len() == MAX_PLACES || at >= 0x4000 || known {
+                return;
+            }
+            self.places.push((parent.into(), at as u16));
+        }
+    }
+}
+
+/// Where names ended.
+struct End(usize);
+
+impl End {
+    fn is_at(self, end: usize) -> Option<()> {
+        (self.0 == end).then_some(())
+    }
+}
+
+#[cfg(test)]
+#[path = "scrub_test.rs"]
+mod tests;
