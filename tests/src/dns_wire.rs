@@ -67,7 +67,7 @@ impl Record {
 pub struct Question {
     /// Transaction id.
     pub id: u16,
-    /// Name, lower case, no dot at its end.
+    /// Name, in the case it was asked in, no dot at its end.
     pub name: String,
     /// Record type.
     pub kind: u16,
@@ -177,9 +177,7 @@ fn parse_question(message: &[u8]) -> Option<(Question, usize)> {
         at += 1;
         match len {
             0 => break,
-            1..=63 => {
-                labels.push(String::from_utf8_lossy(message.get(at..at + len)?).to_lowercase())
-            }
+            1..=63 => labels.push(String::from_utf8_lossy(message.get(at..at + len)?).into_owned()),
             _ => return None,
         }
         at += len;

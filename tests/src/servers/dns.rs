@@ -207,10 +207,10 @@ fn serve_udp(socket: &UdpSocket, shared: &Shared, stop: &AtomicBool) {
         };
         {
             let mut queries = shared.queries();
-            *queries.udp.entry(question.name.clone()).or_default() += 1;
+            *queries.udp.entry(question.name.to_lowercase()).or_default() += 1;
             queries.seen.push((peer.port(), question.id));
         }
-        let answer = shared.answer(&question.name);
+        let answer = shared.answer(&question.name.to_lowercase());
         let message = reply(question, &answer, answer.truncate);
         match answer {
             Answer { silent: true, .. } => {}
@@ -259,9 +259,9 @@ fn serve_tcp(listener: &TcpListener, shared: &Arc<Shared>, stop: &AtomicBool) {
                 *shared
                     .queries()
                     .tcp
-                    .entry(question.name.clone())
+                    .entry(question.name.to_lowercase())
                     .or_default() += 1;
-                let answer = shared.answer(&question.name);
+                let answer = shared.answer(&question.name.to_lowercase());
                 std::thread::sleep(answer.delay);
                 if !answer.silent {
                     let message = reply(question, &answer, false);

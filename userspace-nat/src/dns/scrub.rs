@@ -65,8 +65,8 @@ pub(super) fn scrub(message: &[u8], header: &Header, key: Key<'_>, ech: bool) ->
     let mut at = question_end;
     let (mut answers, mut authorities) = (Vec::with_capacity(counts[1]), Vec::new());
     let mut opt = None;
-    for section in 1..4 {
-        for _ in 0..counts[section] {
+    for (section, count) in counts.into_iter().enumerate().skip(1) {
+        for _ in 0..count {
             let record = Record::read(message, at)?;
             let start = at;
             at = record.data.end;
@@ -248,7 +248,7 @@ impl Writer {
             // NS, MD, MF, CNAME, MB, MG, MR, PTR.
             2 | 3 | 4 | Type::CNAME | 7 | 8 | 9 | Type::PTR => self
                 .names(message, data.start, data.end, 1, true)?
-                .is_at(data.end),
+                .ends_at(data.end),
             Type::SOA => {
                 let rest = self.names(message, data.start, data.end, 2, true)?;
                 let rest = message.get(rest.0..data.end).filter(|r| r.len() == 20)?;
@@ -258,7 +258,7 @@ impl Writer {
             // MINFO, RP.
             14 | 17 => self
                 .names(message, data.start, data.end, 2, false)?
-                .is_at(data.end),
+                .ends_at(data.end),
             Type::MX => self.behind(message, record, 2, 1, true),
             // AFSDB, RT, KX.
             18 | 21 | 36 => self.behind(message, record, 2, 1, false),
@@ -274,7 +274,7 @@ impl Writer {
             }
             Type::DNAME => self
                 .names(message, data.start, data.end, 1, false)?
-                .is_at(data.end),
+                .ends_at(data.end),
             Type::SVCB | Type::HTTPS => {
                 self.out.extend(message[data.clone()].get(..2)?);
                 let rest = self.names(message, data.start + 2, data.end, 1, false)?;
@@ -299,7 +299,7 @@ impl Writer {
         let data = record.data.clone();
         self.out.extend(message[data.clone()].get(..fixed)?);
         self.names(message, data.start + fixed, data.end, names, compress)?
-            .is_at(data.end)
+            .ends_at(data.end)
     }
 
     /// Writes so many names that stand at `at`; where what is behind them begins.
@@ -390,7 +390,7 @@ impl Writer {
 struct End(usize);
 
 impl End {
-    fn is_at(self, end: usize) -> Option<()> {
+    fn ends_at(self, end: usize) -> Option<()> {
         (self.0 == end).then_some(())
     }
 }
