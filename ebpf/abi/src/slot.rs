@@ -7,9 +7,9 @@
 //! | `Engine` | goes to the engine, which may send it on with [`crate::Command::Forward`] | the owner |
 //! | `Drop` | is dropped as `Denied` | the owner |
 //! | `Closing` | goes to the engine | the owner, back to `Fast` (revived) or to `Free` (both tuples deleted) |
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::{Direction, Ip4, Protocol, Tuple, cell, tcp::TcpBits};
+use crate::{Direction, Ip4, Protocol, Tuple};
 
 /// What happens to the packets of a flow. See the module's table.
 #[repr(u32)]
@@ -74,7 +74,7 @@ pub struct Slot {
     pub generation: u32,
     /// What happens to packets.
     pub verdict: Verdict,
-    /// [`TcpBits`]: what was seen of the connection. 0 for other protocols.
+    /// [`TcpBits`](crate::tcp::TcpBits): what was seen of the connection. 0 for other protocols.
     pub tcp: u32,
     /// Index into `NEXT_HOPS`; 0 lets the kernel resolve the neighbour for each packet.
     pub next_hop: u32,
@@ -194,7 +194,7 @@ impl SlotRef {
         atomic!(self, verdict, AtomicU32)
     }
 
-    /// [`TcpBits`] seen so far.
+    /// [`TcpBits`](crate::tcp::TcpBits) seen so far.
     #[inline(always)]
     pub fn tcp(&self) -> &AtomicU32 {
         atomic!(self, tcp, AtomicU32)
@@ -247,14 +247,6 @@ impl SlotRef {
     pub fn set_verdict(&self, verdict: Verdict) {
         self.verdict()
             .store(verdict as u32, core::sync::atomic::Ordering::Release);
-    }
-
-    /// Adds bits to what was seen of the connection, writing only when something is new.
-    #[inline(always)]
-    pub fn note_tcp(&self, seen: TcpBits) {
-        if cell::load32(self.tcp()) & seen.0 != seen.0 {
-            self.tcp().fetch_or(seen.0, Relaxed);
-        }
     }
 
     /// The VM's id.

@@ -6,18 +6,30 @@
 //! only when new, and the phase is derived from them. Only a reset is taken back: RFC 6146's TRANS
 //! returns to ESTABLISHED when a segment other than RST follows.
 //!
-//! No sequence numbers are tracked: the peers do that. So a bit is a hint that starts a timer, and
-//! never frees a flow by itself.
+//! Sequence numbers are the peers' affair, but for two: where each side's FIN ends. Whoever
+//! acknowledges that has all that the other side sent (RFC 9293 section 3.6), so a connection whose
+//! two FINs are acknowledged is over, exactly, and what a link loses before is still sent again
+//! through a living flow. What may come after it are copies: of the second FIN, when its
+//! acknowledgement was lost behind us, and of that. Every other bit is a hint that starts a timer.
 //!
 //! | phase | bits | a flow in it |
 //! | --- | --- | --- |
 //! | Opening | not both SYNs | lives 4 min; a SYN with another ISN goes to the engine |
 //! | Established | both SYNs | lives 2 h 4 min of silence |
 //! | Closing | both FINs | lives 4 min |
-//! | Closed | both FINs, and the first closer's ACK after them | as Closing, but may be ended early when its slot, port or tuple is wanted |
+//! | Closed | both FINs, each acknowledged | as Closing, but ends when its slot, port or tuple is wanted |
 //! | Reset | RST, no other segment since | lives 4 min |
+//!
+//! TIME-WAIT is the side's that had to acknowledge a FIN after its own (RFC 9293 section 3.6.1); a
+//! peer's FIN that acknowledges the guest's shows that the peer has none.
 
-use crate::Direction;
+use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+use crate::{
+    Direction, SlotRef,
+    cell::{load32, store32},
+    slot::SlotFlags,
+};
 
 /// Bits of a segment's flag octet (RFC 9293 section 3.1).
 #[derive(Debug)]
@@ -32,6 +44,66 @@ impl Flags {
     pub const RST: u8 = 0x04;
     /// ACK.
     pub const ACK: u8 = 0x10;
+}
+
+/// What of a segment matters here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// [`Flags`].
+    pub flags: u8,
+    /// Sequence number behind it: its own, and its payload, SYN and FIN; see [`end_of`].
+    pub end: u32,
+    /// Its acknowledgement number.
+    pub acknowledgement: u32,
+}
+
+/// What stands behind a segment in sequence space (RFC 9293 section 3.4).
+#[inline(always)]
+pub const fn end_of(sequence: u32, flags: u8, payload_len: u32) -> u32 {
+    let syn = (flags & Flags::SYN != 0) as u32;
+    let fin = (flags & Flags::FIN != 0) as u32;
+    sequence.wrapping_add(payload_len).wrapping_add(syn + fin)
+}
+
+/// Notes what a segment that was translated says about its connection. Both sides do it by this
+/// function. `now_ns` is asked only when it matters, once in a connection.
+#[inline(always)]
+pub fn note(slot: SlotRef, direction: Direction, segment: &Segment, now_ns: impl Fn() -> u64) {
+    let bits = TcpBits(load32(slot.tcp()));
+    let fin_end = load32(slot.fin_end(direction.other()));
+    let (add, clear) = bits.observe(direction, segment, fin_end);
+    if add.0 & (TcpBits::FIN_TX | TcpBits::FIN_RX) != 0 {
+        let end = slot.fin_end(direction);
+        // A FIN is sent again with the same end.
+        if load32(end) != segment.end {
+            store32(end, segment.end);
+        }
+    }
+    if bits.0 & add.0 != add.0 {
+        // Not relaxed: whoever sees the bit of a FIN sees where that ends.
+        slot.tcp().fetch_or(add.0, AcqRel);
+    }
+    if clear.0 != 0 {
+        slot.tcp().fetch_and(!clear.0, Relaxed);
+    }
+    let answer = Flags::SYN | Flags::ACK;
+    let to_opener = if slot.flags() & SlotFlags::INBOUND != 0 {
+        matches!(direction, Direction::Tx)
+    } else {
+        matches!(direction, Direction::Rx)
+    };
+    if segment.flags & (answer | Flags::RST) == answer
+        && to_opener
+        && load32(slot.connect_us()) == 0
+    {
+        let took_us = now_ns().wrapping_sub(slot.created_ns()) / 1_000;
+        if took_us <= u32::MAX as u64 {
+            store32(
+                slot.connect_us(),
+                if took_us == 0 { 1 } else { took_us as u32 },
+            );
+        }
+    }
 }
 
 /// What was seen of a connection.
@@ -49,44 +121,66 @@ impl TcpBits {
     pub const FIN_RX: u32 = 8;
     /// RST from either, and nothing else since.
     pub const RST: u32 = 16;
-    /// The peer's FIN came first: it is the peer that holds TIME-WAIT.
-    pub const PEER_CLOSED_FIRST: u32 = 32;
-    /// The first closer acknowledged after both FINs.
-    pub const LAST_ACK: u32 = 64;
+    /// The peer's FIN did not acknowledge the guest's: the peer holds TIME-WAIT.
+    pub const PEER_TIME_WAIT: u32 = 32;
+    /// The peer acknowledged the guest's FIN.
+    pub const FIN_TX_ACKED: u32 = 64;
+    /// The guest acknowledged the peer's FIN.
+    pub const FIN_RX_ACKED: u32 = 128;
 
-    /// Bits that a segment adds, and bits that it takes back.
+    const FINS: u32 = Self::FIN_TX | Self::FIN_RX;
+    const FINS_ACKED: u32 = Self::FIN_TX_ACKED | Self::FIN_RX_ACKED;
+
+    /// Whether a segment with these flags can tell anything: not in the midst of a connection.
     #[inline(always)]
-    pub const fn observe(self, direction: Direction, flags: u8) -> (TcpBits, TcpBits) {
+    pub const fn is_concerned_by(self, flags: u8) -> bool {
+        flags & (Flags::SYN | Flags::FIN | Flags::RST) != 0
+            || self.0 & (Self::FINS | Self::RST) != 0
+    }
+
+    /// Bits that a segment adds, and bits that it takes back. `fin_end`: what stands behind the
+    /// other side's FIN, believed once that FIN was seen.
+    #[inline(always)]
+    pub const fn observe(
+        self,
+        direction: Direction,
+        segment: &Segment,
+        fin_end: u32,
+    ) -> (Self, Self) {
+        let flags = segment.flags;
         if flags & Flags::RST != 0 {
-            return (TcpBits(Self::RST), TcpBits(0));
+            return (Self(Self::RST), Self(0));
         }
-        let tx = matches!(direction, Direction::Tx);
+        let (syn, fin, other_fin, other_fin_acked) = match direction {
+            Direction::Tx => (Self::SYN_TX, Self::FIN_TX, Self::FIN_RX, Self::FIN_RX_ACKED),
+            Direction::Rx => (Self::SYN_RX, Self::FIN_RX, Self::FIN_TX, Self::FIN_TX_ACKED),
+        };
         let mut add = 0;
         if flags & Flags::SYN != 0 {
-            add |= if tx { Self::SYN_TX } else { Self::SYN_RX };
+            add |= syn;
         }
-        let both = Self::FIN_TX | Self::FIN_RX;
+        // Nothing comes behind a FIN, so nobody acknowledges more.
+        if self.0 & other_fin != 0 && flags & Flags::ACK != 0 && segment.acknowledgement == fin_end
+        {
+            add |= other_fin_acked;
+        }
         if flags & Flags::FIN != 0 {
-            if !tx && self.0 & both == 0 {
-                add |= Self::PEER_CLOSED_FIRST;
+            let first = self.0 & fin == 0;
+            let acknowledges = (self.0 | add) & other_fin_acked != 0;
+            if first && matches!(direction, Direction::Rx) && !acknowledges {
+                add |= Self::PEER_TIME_WAIT;
             }
-            add |= if tx { Self::FIN_TX } else { Self::FIN_RX };
-        } else if self.0 & both == both {
-            let first_closer_is_peer = self.0 & Self::PEER_CLOSED_FIRST != 0;
-            if tx != first_closer_is_peer {
-                add |= Self::LAST_ACK;
-            }
+            add |= fin;
         }
-        (TcpBits(add), TcpBits(self.0 & Self::RST))
+        (Self(add), Self(self.0 & Self::RST))
     }
 
     /// Where the connection stands.
     #[inline(always)]
     pub const fn phase(self) -> Phase {
-        let fins = Self::FIN_TX | Self::FIN_RX;
         let syns = Self::SYN_TX | Self::SYN_RX;
-        if self.0 & fins == fins {
-            if self.0 & Self::LAST_ACK != 0 {
+        if self.0 & Self::FINS == Self::FINS {
+            if self.0 & Self::FINS_ACKED == Self::FINS_ACKED {
                 Phase::Closed
             } else {
                 Phase::Closing
@@ -110,7 +204,7 @@ pub enum Phase {
     Established,
     /// Both FINs seen.
     Closing,
-    /// Both FINs seen and acknowledged by the first closer.
+    /// Both FINs seen and acknowledged: nothing is under way any more.
     Closed,
     /// Reset.
     Reset,

@@ -85,6 +85,17 @@ pub enum Direction {
     Rx,
 }
 
+impl Direction {
+    /// The opposite one.
+    #[inline(always)]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::Tx => Self::Rx,
+            Self::Rx => Self::Tx,
+        }
+    }
+}
+
 /// Key of the map `FLOWS`: a flow as one link sees it. Each flow has two: with
 /// `scope` = the VM's id and `local` = the guest's own address, and with `scope` = [`Tuple::WORLD`]
 /// and `local` = the translated address.

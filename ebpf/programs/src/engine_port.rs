@@ -31,13 +31,15 @@ pub(crate) fn run(skb: Skb) -> i32 {
             let Some(vm) = maps::vm(row, header.id) else {
                 return drop_frame::<ETHERNET_LEN>(skb, NOBODY, DropReason::StaleVm);
             };
-            if load32(vm.flags()) & VmFlags::FROZEN != 0 {
+            let flags = load32(vm.flags());
+            if flags & VmFlags::FROZEN != 0 {
                 return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Frozen);
             }
             if matches!(command, Command::ToGuest) {
                 return to_guest(skb, row, vm);
             }
-            translated(skb, row, header.id, matches!(command, Command::Forward))
+            let forward = matches!(command, Command::Forward);
+            translated(skb, row, header.id, flags, forward)
         }
         None => drop_frame::<ETHERNET_LEN>(skb, NOBODY, DropReason::BadCommand),
     }
@@ -115,7 +117,7 @@ fn emitting_row(row: u32) -> Result<u32, u32> {
 
 /// By its flow.
 #[inline(always)]
-fn translated(skb: Skb, row: u32, id: u32, forward: bool) -> i32 {
+fn translated(skb: Skb, row: u32, id: u32, flags: u32, forward: bool) -> i32 {
     if skb.ether_type() != ether_type::IPV4 {
         return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::BadCommand);
     }
@@ -128,7 +130,7 @@ fn translated(skb: Skb, row: u32, id: u32, forward: bool) -> i32 {
     }
     if forward {
         match lookup::guest_flow(id, &packet) {
-            Some(slot) => send_to_world::<true>(skb, row, &packet, slot),
+            Some(slot) => send_to_world::<true>(skb, row, flags, &packet, slot),
             None => drop_packet(skb, row, DropReason::NoFlow, packet.segments()),
         }
     } else {

@@ -67,7 +67,11 @@ fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
     if ether_type == ether_type::VLAN || ether_type == ether_type::SERVICE_VLAN {
         return Some(DropReason::Tagged);
     }
-    if load32(vm.flags()) & VmFlags::CHECK_MAC != 0 && !identity::sent_by(vm, macs) {
+    let flags = load32(vm.flags());
+    if flags & VmFlags::FROZEN != 0 {
+        return Some(DropReason::Frozen);
+    }
+    if flags & VmFlags::CHECK_MAC != 0 && !identity::sent_by(vm, macs) {
         return Some(DropReason::Spoofed);
     }
     if ether_type != ether_type::IPV4 {

@@ -18,6 +18,7 @@ use crate::{
     identity, lookup,
     maps::{self, TAPS},
     packet::{ETHERNET_LEN, Ethernet, Packet, ether_type, icmp},
+    rate,
     skb::{Skb, redirect, redirect_by_neighbour},
     translate::{self, Rewrite},
     way::way_of,
@@ -112,7 +113,7 @@ pub(crate) fn run(skb: Skb) -> i32 {
         return hand_over::<ETHERNET_LEN>(skb, row, Handover::Miss, 0);
     }
     match lookup::guest_flow(id, &packet) {
-        Some(slot) => send_to_world::<false>(skb, row, &packet, slot),
+        Some(slot) => send_to_world::<false>(skb, row, flags, &packet, slot),
         None => hand_over::<ETHERNET_LEN>(skb, row, Handover::Miss, 0),
     }
 }
@@ -156,12 +157,13 @@ fn check_gso(packet: &Packet) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Sends a packet of a guest on by its flow. `ENGINE`: the engine has seen it and has decided, so
-/// nothing goes back there.
+/// Sends a packet of a guest on by its flow. `flags`: the VM's. `ENGINE`: the engine has seen it
+/// and has decided, so nothing goes back there.
 #[inline(always)]
 pub(crate) fn send_to_world<const ENGINE: bool>(
     skb: Skb,
     row: u32,
+    flags: u32,
     packet: &Packet,
     slot: SlotRef,
 ) -> i32 {
@@ -204,6 +206,11 @@ pub(crate) fn send_to_world<const ENGINE: bool>(
         }
         return hand_over::<ETHERNET_LEN>(skb, row, Handover::TooBig, 0);
     }
+    if flags & VmFlags::LIMITED != 0
+        && let Err(reason) = rate::take(row, Direction::Tx, packet.segments())
+    {
+        return drop_packet(skb, row, reason, packet.segments());
+    }
     let to = Rewrite {
         direction: Direction::Tx,
         address: slot.nat(),
@@ -216,7 +223,7 @@ pub(crate) fn send_to_world<const ENGINE: bool>(
     let segments = packet.segments();
     slot.tx_packets().fetch_add(segments.packets, Relaxed);
     slot.tx_bytes().fetch_add(segments.bytes, Relaxed);
-    connection::note(packet, slot, Direction::Tx);
+    connection::note(skb, packet, slot, Direction::Tx);
     // SAFETY: no arguments.
     store64(slot.tx_last_ns(), unsafe { bpf_ktime_get_coarse_ns() });
     if way.neighbour_unknown {

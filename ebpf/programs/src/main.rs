@@ -28,6 +28,7 @@ mod lookup;
 mod maps;
 mod packet;
 mod pieces;
+mod rate;
 mod skb;
 mod translate;
 mod uncommon;

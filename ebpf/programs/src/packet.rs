@@ -104,6 +104,15 @@ pub(crate) struct Packet {
     pub(crate) gso_size: u32,
 }
 
+/// The acknowledgement number of a frame that was parsed as TCP and has an Ethernet header, host
+/// order.
+#[inline(always)]
+pub(crate) fn acknowledgement(skb: Skb) -> Option<u32> {
+    let tail = skb.header::<TcpTail>(ETHERNET_LEN + IPV4_LEN + size_of::<L4>())?;
+    // SAFETY: `header` checked the bounds.
+    Some(u32::from_be(unsafe { (*tail).acknowledgement }))
+}
+
 impl Packet {
     /// Reads the IPv4 header at `L2`. The reason is `Malformed`, `IpOptions` or `Fragment`.
     #[inline(always)]

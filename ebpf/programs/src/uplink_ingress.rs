@@ -19,6 +19,7 @@ use crate::{
     lookup,
     maps::{self, FORWARDS},
     packet::{IPV4_LEN, Ipv4, L4, Packet, ether_type, icmp},
+    rate,
     skb::{Skb, redirect},
     translate::{self, Rewrite},
     uncommon,
@@ -85,7 +86,8 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
     let Some(vm) = maps::vm(row, slot.vm()) else {
         return drop_packet(skb, NOBODY, DropReason::StaleVm, packet.segments());
     };
-    if load32(vm.flags()) & VmFlags::FROZEN != 0 {
+    let flags = load32(vm.flags());
+    if flags & VmFlags::FROZEN != 0 {
         return drop_packet(skb, row, DropReason::Frozen, packet.segments());
     }
     let tap = load32(vm.tap_ifindex());
@@ -117,6 +119,11 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
         }
         return hand_over::<L2>(skb, row, Handover::TooBig, FLAGS);
     }
+    if flags & VmFlags::LIMITED != 0
+        && let Err(reason) = rate::take(row, Direction::Rx, packet.segments())
+    {
+        return drop_packet(skb, row, reason, packet.segments());
+    }
     if L2 == 0 && skb.push_ethernet().is_err() {
         return drop_packet(skb, row, DropReason::KernelRefused, packet.segments());
     }
@@ -132,7 +139,7 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
     let segments = packet.segments();
     slot.rx_packets().fetch_add(segments.packets, Relaxed);
     slot.rx_bytes().fetch_add(segments.bytes, Relaxed);
-    connection::note(packet, slot, Direction::Rx);
+    connection::note(skb, packet, slot, Direction::Rx);
     // SAFETY: no arguments.
     store64(slot.rx_last_ns(), unsafe { bpf_ktime_get_coarse_ns() });
     redirect(tap)

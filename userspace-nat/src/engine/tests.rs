@@ -1,6 +1,7 @@
 //! The engine over the in-memory kernel.
 mod admission;
 mod books;
+mod carried;
 mod changes;
 mod ends;
 mod errors;

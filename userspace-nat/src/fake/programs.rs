@@ -4,8 +4,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use slipgate_abi::{
     Command, Direction, DropReason, Handover, PortHeader, SlotRef, Tuple, Verdict,
     portframe::PortFlags,
+    segment::Segments,
     slot::SlotFlags,
-    tcp::{Phase, TcpBits},
+    tcp::{Phase, Segment, TcpBits, end_of, note},
+    vm::VmFlags,
 };
 
 use super::Kernel;
@@ -44,6 +46,9 @@ impl Kernel {
             return self.drop_at(row, DropReason::Malformed, l3);
         };
         let segments = packet.segments(vnet);
+        if self.is_frozen(row) {
+            return self.drop_at(row, DropReason::Frozen, l3);
+        }
         if packet.ip.source != guest {
             if matches!(packet.transport, Transport::Udp(udp) if udp.destination == 67) {
                 return self.hand_over(row, Handover::Dhcp, PortFlags::GROUP, vnet, l3);
@@ -72,6 +77,9 @@ impl Kernel {
         if hop.valid == 1 && packet.ip.bytes.len() as u32 > hop.mtu {
             return self.hand_over(row, Handover::TooBig, 0, vnet, l3);
         }
+        if let Some(way) = self.over_rate(row, Direction::Tx, segments) {
+            return way;
+        }
         count(
             slot,
             &packet,
@@ -91,6 +99,9 @@ impl Kernel {
 
     /// A guest sends an ARP packet that the kernel does not answer.
     pub fn guest_sends_arp(&mut self, row: u16, message: &[u8]) -> Way {
+        if self.is_frozen(row) {
+            return self.drop_at(row, DropReason::Frozen, message);
+        }
         self.push(
             row,
             Handover::Arp,
@@ -117,6 +128,9 @@ impl Kernel {
                 return Way::Passed;
             };
             let row = slot.vm_row() as u16;
+            if self.is_frozen(row) {
+                return self.drop_at(row, DropReason::Frozen, l3);
+            }
             return self.hand_over(row, Handover::Icmp, PortFlags::FROM_UPLINK, vnet, l3);
         }
         let Some(tuple) = packet.tuple(Tuple::WORLD, Direction::Rx) else {
@@ -132,15 +146,24 @@ impl Kernel {
             let Some((row, _)) = self.forwards.get(&key).copied().filter(|_| opens) else {
                 return Way::Passed;
             };
+            if self.is_frozen(row) {
+                return self.drop_at(row, DropReason::Frozen, l3);
+            }
             return self.hand_over(row, Handover::Forward, PortFlags::FROM_UPLINK, vnet, l3);
         };
         let row = slot.vm_row() as u16;
+        if self.is_frozen(row) {
+            return self.drop_at(row, DropReason::Frozen, l3);
+        }
         if let Some(why) = detour(slot, &packet, Direction::Rx) {
             return self.hand_over(row, why, PortFlags::FROM_UPLINK, vnet, l3);
         }
         // SAFETY: a live row; one thread.
         if packet.ip.bytes.len() as u32 > unsafe { (*self.vm(row).as_ptr()).mtu } {
             return self.hand_over(row, Handover::TooBig, PortFlags::FROM_UPLINK, vnet, l3);
+        }
+        if let Some(way) = self.over_rate(row, Direction::Rx, segments) {
+            return way;
         }
         count(
             slot,
@@ -162,6 +185,10 @@ impl Kernel {
             code, vm_row, id, ..
         } = frame.header;
         let command = Command::from_u8(code).expect("the engine writes commands that exist");
+        if self.is_frozen(vm_row) {
+            self.drop_at(vm_row, DropReason::Frozen, frame.l3);
+            return;
+        }
         match command {
             Command::ToGuest => self.at_guest.push((id, frame.l3.to_vec())),
             Command::Emit | Command::EmitBy => self.at_world.push(frame.l3.to_vec()),
@@ -178,6 +205,9 @@ impl Kernel {
                     self.dropped += 1;
                     return;
                 };
+                if self.over_rate(vm_row, direction, segments).is_some() {
+                    return;
+                }
                 let (packets, bytes) = (segments.packets, segments.bytes);
                 count(slot, &packet, direction, packets, bytes, self.now_ns);
                 if direction == Direction::Tx {
@@ -199,6 +229,22 @@ impl Kernel {
             && (slot.guest_tuple() == *tuple || slot.world_tuple() == *tuple)
             && slot.verdict().load(Relaxed) != Verdict::Free as u32;
         same.then_some(slot)
+    }
+
+    fn is_frozen(&self, row: u16) -> bool {
+        self.vm(row).flags().load(Relaxed) & VmFlags::FROZEN != 0
+    }
+
+    /// Drops a packet that is over its VM's rate.
+    fn over_rate(&mut self, row: u16, direction: Direction, segments: Segments) -> Option<Way> {
+        if self.vm(row).flags().load(Relaxed) & VmFlags::LIMITED == 0 {
+            return None;
+        }
+        let taken = self.rates(row).take(direction, segments, self.now_ns);
+        let reason = taken.err()?;
+        self.stats(row).dropped(reason, segments);
+        self.dropped += 1;
+        Some(Way::Dropped(reason))
     }
 
     fn drop_at(&mut self, row: u16, reason: DropReason, l3: &[u8]) -> Way {
@@ -297,10 +343,15 @@ fn count(
     p.fetch_add(packets, Relaxed);
     b.fetch_add(bytes, Relaxed);
     last.store(now_ns, Relaxed);
-    if let Transport::Tcp(tcp) = packet.transport {
-        let (add, clear) = TcpBits(slot.tcp().load(Relaxed)).observe(direction, tcp.flags);
-        slot.note_tcp(add);
-        slot.tcp().fetch_and(!clear.0, Relaxed);
+    if let Transport::Tcp(tcp) = packet.transport
+        && TcpBits(slot.tcp().load(Relaxed)).is_concerned_by(tcp.flags)
+    {
+        let segment = Segment {
+            flags: tcp.flags,
+            end: end_of(tcp.sequence, tcp.flags, tcp.payload_len as u32),
+            acknowledgement: tcp.acknowledgement,
+        };
+        note(slot, direction, &segment, || now_ns);
     }
 }
 

@@ -273,9 +273,8 @@ pub(super) fn free_slot(datapath: &impl Datapath, ended: &Ended) {
 /// How safely its port can be used again (RFC 6888 REQ-8).
 fn freed(slot: SlotRef, entry: &Entry) -> Freed {
     let bits = TcpBits(slot.tcp().load(Relaxed));
-    let guest_closed_first =
-        bits.phase() == Phase::Closed && bits.0 & TcpBits::PEER_CLOSED_FIRST == 0;
-    if entry.protocol() == Protocol::Tcp && guest_closed_first {
+    let peer_is_done = bits.phase() == Phase::Closed && bits.0 & TcpBits::PEER_TIME_WAIT == 0;
+    if entry.protocol() == Protocol::Tcp && peer_is_done {
         Freed::Safe
     } else {
         Freed::Rests

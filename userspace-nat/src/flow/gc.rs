@@ -6,9 +6,7 @@
 //!
 //! A closed flow may stay until its timeout, but its resources are wanted sooner when slots or
 //! ports toward its destination run short, or when its VM has left too many behind: then it is
-//! ended as soon as it is found silent for [`CLOSED_QUIET_NS`]. Closed is a guess without sequence
-//! numbers: an acknowledgement behind both FINs may be a duplicate one, which asks for what a link
-//! lost before them. That is then sent again within a peer's retransmission timeout.
+//! ended. Both its sides have all that the other sent ([`slipgate_abi::tcp`]), so nothing is lost.
 //!
 //! Flows of a frozen VM do not idle out; at the thaw their timers begin anew
 //! ([`Flows::begin_timers`]).
@@ -20,16 +18,8 @@ use slipgate_abi::{
     tcp::{Phase, TcpBits},
 };
 
-use super::{
-    EndReason, Flows, State,
-    cut::is_frozen,
-    end::{idle_left_ns, last_seen_ns},
-};
+use super::{EndReason, Flows, State, cut::is_frozen, end::idle_left_ns};
 use crate::datapath::Datapath;
-
-/// A closed flow that was silent for so long has nothing to send again: above the least
-/// retransmission timeout of Linux (200 ms), and short, for its port is wanted.
-const CLOSED_QUIET_NS: u64 = 300_000_000;
 
 /// Slots looked at in one go.
 const SCAN_BUDGET: usize = 65_536;
@@ -94,7 +84,7 @@ impl Flows {
             let Some(slot) = self.by_world(&tuple) else {
                 continue;
             };
-            if phase(datapath, slot) == Phase::Closed && is_quiet(datapath, slot, now_ns) {
+            if phase(datapath, slot) == Phase::Closed {
                 self.unlink(datapath, slot, EndReason::Closed, now_ns);
                 any = true;
             }
@@ -127,7 +117,7 @@ impl Flows {
         let (destination, generation) = (entry.destination(), entry.generation);
         let (news, too_many) = self.table.note_closed(slot);
         let wanted = too_many || self.ports.is_pressed(&destination);
-        if due || wanted && is_quiet(datapath, slot, now_ns) {
+        if due || wanted {
             self.begin_end(datapath, slot, EndReason::Closed, now_ns);
         } else if news {
             self.closed.push_back((slot, generation));
@@ -153,7 +143,7 @@ impl Flows {
             if !still {
                 continue;
             }
-            if wanted == 0 || !is_quiet(datapath, slot, now_ns) {
+            if wanted == 0 {
                 self.closed.push_front((slot, generation));
                 break;
             }
@@ -161,11 +151,6 @@ impl Flows {
             wanted -= 1;
         }
     }
-}
-
-/// Whether neither side has sent lately.
-fn is_quiet(datapath: &impl Datapath, slot: u32, now_ns: u64) -> bool {
-    now_ns.saturating_sub(last_seen_ns(datapath.slot(slot))) >= CLOSED_QUIET_NS
 }
 
 fn phase(datapath: &impl Datapath, slot: u32) -> Phase {

@@ -7,8 +7,8 @@ use aya::{
     programs::{Program, ProgramError, SchedClassifier, Xdp},
 };
 use slipgate_abi::{
-    DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, Slot, SlotRef, TapEntry,
-    Tuple, Verdict, Vm, forward::DenyKey, skb::SKB_LAYOUT, tcp::TcpBits,
+    DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, RateLimits, Slot, SlotRef,
+    TapEntry, Tuple, Verdict, Vm, forward::DenyKey, skb::SKB_LAYOUT, tcp::TcpBits,
 };
 
 use crate::{mapped::Mapped, skipped::skipped};
@@ -92,6 +92,7 @@ pub(crate) struct Datapath {
     pub(crate) vms: Mapped<Vm>,
     pub(crate) drops: Mapped<DropCounters>,
     pub(crate) hops: Mapped<NextHop>,
+    pub(crate) rates: Mapped<RateLimits>,
 }
 
 /// A row of `VMS` for the VM under test.
@@ -191,6 +192,7 @@ impl Datapath {
             vms: Mapped::of(&ebpf, "VMS"),
             drops: Mapped::of(&ebpf, "DROPS"),
             hops: Mapped::of(&ebpf, "NEXT_HOPS"),
+            rates: Mapped::of(&ebpf, "RATES"),
             ebpf,
         };
         let mut datapath = datapath;
@@ -289,22 +291,12 @@ impl Datapath {
 
     /// As [`Datapath::run`], the frame being GSO.
     pub(crate) fn run_gso(&self, program: &str, frame: &[u8], gso_size: u32) -> Run {
-        let mut context = [0u8; 192];
-        context[GSO_SIZE..GSO_SIZE + 4].copy_from_slice(&gso_size.to_ne_bytes());
-        let mut out = vec![0; frame.len() + 64];
-        let options = TestRunOptions {
-            data_in: Some(frame),
-            data_out: Some(&mut out),
-            ctx_in: (gso_size != 0).then_some(&context[..]),
-            ..TestRunOptions::default()
-        };
-        let program: &SchedClassifier = self.ebpf.program(program).unwrap().try_into().unwrap();
-        let result = program.test_run(options).expect("test run");
-        out.truncate(result.data_size_out as usize);
-        Run {
-            action: result.return_value as i32,
-            frame: out,
-        }
+        run_program(self.classifier(program), frame, gso_size)
+    }
+
+    /// A TC program, to be run from several threads.
+    pub(crate) fn classifier(&self, program: &str) -> &SchedClassifier {
+        self.ebpf.program(program).unwrap().try_into().unwrap()
     }
 
     /// Mean time of a run.
@@ -314,8 +306,10 @@ impl Datapath {
             repeat,
             ..TestRunOptions::default()
         };
-        let program: &SchedClassifier = self.ebpf.program(program).unwrap().try_into().unwrap();
-        program.test_run(options).expect("test run").duration
+        self.classifier(program)
+            .test_run(options)
+            .expect("test run")
+            .duration
     }
 
     /// Runs the XDP program; true: passed.
@@ -335,3 +329,22 @@ impl Datapath {
 
 /// Offset of `gso_size` in `__sk_buff`.
 const GSO_SIZE: usize = 176;
+
+/// Runs a TC program on a frame.
+pub(crate) fn run_program(program: &SchedClassifier, frame: &[u8], gso_size: u32) -> Run {
+    let mut context = [0u8; 192];
+    context[GSO_SIZE..GSO_SIZE + 4].copy_from_slice(&gso_size.to_ne_bytes());
+    let mut out = vec![0; frame.len() + 64];
+    let options = TestRunOptions {
+        data_in: Some(frame),
+        data_out: Some(&mut out),
+        ctx_in: (gso_size != 0).then_some(&context[..]),
+        ..TestRunOptions::default()
+    };
+    let result = program.test_run(options).expect("test run");
+    out.truncate(result.data_size_out as usize);
+    Run {
+        action: result.return_value as i32,
+        frame: out,
+    }
+}

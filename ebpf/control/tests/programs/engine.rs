@@ -1,5 +1,5 @@
 //! Frames from the engine, with good headers and bad ones.
-use slipgate_abi::{Command, DropReason, PortHeader, Protocol, Verdict, vm::VmFlags};
+use slipgate_abi::{Command, DropReason, PortHeader, Protocol, Verdict};
 
 use crate::{datapath::*, frame::*, loaded};
 
@@ -257,23 +257,6 @@ fn another_vm_in_the_row_is_stale() {
             let frame = with_header(header, Frame::tx(Protocol::Udp).bytes());
             datapath.expect_drop(PORT, &frame, 0, DropReason::StaleVm);
         }
-    }
-}
-
-#[test]
-fn a_frozen_vm_gets_and_sends_nothing() {
-    for (what, id) in [
-        (Command::ToGuest, VM),
-        (Command::Forward, VM),
-        (Command::Deliver, VM),
-        (Command::Emit, HOP),
-        (Command::EmitBy, TAP),
-    ] {
-        let mut datapath = loaded!();
-        datapath.admit(Flow::new(Protocol::Udp));
-        datapath.vms.change(ROW, |vm| vm.flags = VmFlags::FROZEN);
-        let frame = command(what, id, &Frame::tx(Protocol::Udp));
-        datapath.expect_drop(PORT, &frame, ROW, DropReason::Frozen);
     }
 }
 

@@ -19,6 +19,7 @@ pub(crate) struct Frame {
     pub(crate) destination_port: u16,
     pub(crate) tcp_flags: u8,
     pub(crate) sequence: u32,
+    pub(crate) acknowledgement: u32,
     pub(crate) icmp_type: u8,
     pub(crate) payload: Vec<u8>,
     pub(crate) udp_checksum: bool,
@@ -40,6 +41,7 @@ impl Frame {
             destination_port: flow.remote_port,
             tcp_flags: Flags::ACK,
             sequence: 1,
+            acknowledgement: 7,
             icmp_type: 8,
             payload: b"twenty-one bytes long".to_vec(),
             udp_checksum: true,
@@ -61,6 +63,15 @@ impl Frame {
         }
     }
 
+    /// From the world if so, else from the guest.
+    pub(crate) fn of(protocol: Protocol, rx: bool) -> Self {
+        if rx {
+            Self::rx(protocol)
+        } else {
+            Self::tx(protocol)
+        }
+    }
+
     /// The ICMP id: the port that is ours.
     fn id(&self) -> u16 {
         if self.icmp_type == 8 {
@@ -78,7 +89,8 @@ impl Frame {
                 l4.extend(self.source_port.to_be_bytes());
                 l4.extend(self.destination_port.to_be_bytes());
                 l4.extend(self.sequence.to_be_bytes());
-                l4.extend([0, 0, 0, 7, 0x50, self.tcp_flags, 0x10, 0, 0, 0, 0, 0]);
+                l4.extend(self.acknowledgement.to_be_bytes());
+                l4.extend([0x50, self.tcp_flags, 0x10, 0, 0, 0, 0, 0]);
             }
             Some(Protocol::Udp) => {
                 l4.extend(self.source_port.to_be_bytes());

@@ -3,6 +3,7 @@
 //! Needs root. Without it each test says `skipped: <test>: <why>`.
 
 mod address;
+mod close;
 mod cost;
 mod datapath;
 mod devices;
@@ -10,12 +11,14 @@ mod engine;
 mod expect;
 mod flow;
 mod frame;
+mod freeze;
 mod guard;
 mod handed;
 mod hit;
 mod liar;
 mod mapped;
 mod random;
+mod rate;
 mod refused;
 #[path = "../../src/testing/skipped.rs"]
 mod skipped;

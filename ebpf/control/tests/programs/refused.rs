@@ -163,22 +163,6 @@ fn mac_is_checked_when_asked_for() {
 }
 
 #[test]
-fn frozen_drops_both_ways() {
-    let mut datapath = loaded!();
-    datapath.admit(Flow::new(Protocol::Udp));
-    datapath.vms.change(ROW, |vm| vm.flags = VmFlags::FROZEN);
-    datapath.expect_drop(
-        EGRESS,
-        &Frame::tx(Protocol::Udp).bytes(),
-        ROW,
-        DropReason::Frozen,
-    );
-    let run = datapath.run("uplink_ingress", &Frame::rx(Protocol::Udp).bytes());
-    assert_eq!(run.action, SHOT);
-    assert_eq!(datapath.drops.get(ROW).frozen.packets, 2);
-}
-
-#[test]
 fn a_tap_that_is_nobodys_carries_nothing() {
     let mut datapath = loaded!();
     datapath.admit(Flow::new(Protocol::Udp));

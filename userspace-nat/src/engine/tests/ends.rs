@@ -151,7 +151,7 @@ fn a_closed_connection_s_last_packets_pass_and_revive_nothing() {
     let nat = rig.connect(40_000, 7);
     let other = rig.connect(40_001, 7);
     rig.close(40_000, nat, true);
-    // Two of two ports are busy: the closed flow is ended early, once it is silent.
+    // Two of two ports are busy: the closed flow is ended by the next scan.
     rig.kernel.borrow_mut().now_ns += 300 * MILLISECOND_NS;
     rig.turn();
     let way = rig.world(&ack(SERVER, nat, Flags::FIN, 2, 3));

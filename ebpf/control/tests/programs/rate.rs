@@ -1,0 +1,231 @@
+//! A VM's packets and bytes per second, each way.
+use std::time::{Duration, Instant};
+
+use slipgate_abi::{
+    Command, DropReason, Protocol, Rate, RateLimits, VmRates,
+    rate::{BURST_NS, RateRef},
+    vm::VmFlags,
+};
+
+use crate::{datapath::*, frame::*, loaded};
+
+/// A tick of the coarse clock: at most 10 ms (CONFIG_HZ=100).
+const TICK: Duration = Duration::from_millis(10);
+
+fn limit(datapath: &Datapath, rx: bool, rate: Rate) {
+    let rates = if rx {
+        VmRates {
+            rx: rate,
+            ..VmRates::default()
+        }
+    } else {
+        VmRates {
+            tx: rate,
+            ..VmRates::default()
+        }
+    };
+    datapath.rates.set(ROW, RateLimits::default());
+    // SAFETY: the mapping lives as long as the datapath.
+    unsafe { RateRef::new(datapath.rates.at(ROW)) }.set(rates);
+    datapath.vms.change(ROW, |vm| vm.flags |= VmFlags::LIMITED);
+}
+
+fn packets(packets_per_second: u64) -> Rate {
+    Rate {
+        packets_per_second,
+        bytes_per_second: 0,
+    }
+}
+
+fn bytes(bytes_per_second: u64) -> Rate {
+    Rate {
+        packets_per_second: 0,
+        bytes_per_second,
+    }
+}
+
+/// Each way that a packet is translated: program, direction, what to run it on.
+fn ways(protocol: Protocol) -> [(&'static str, bool, Vec<u8>); 5] {
+    let (tx, rx) = (Frame::tx(protocol), Frame::rx(protocol));
+    [
+        ("guest_egress", false, tx.bytes()),
+        ("uplink_ingress", true, rx.bytes()),
+        ("uplink_ingress_l3", true, rx.bytes()[14..].to_vec()),
+        ("engine_port", false, command(Command::Forward, VM, &tx)),
+        ("engine_port", true, command(Command::Deliver, VM, &rx)),
+    ]
+}
+
+/// How many may pass in a time, at least and at most.
+fn expected(per_second: u64, took: Duration) -> std::ops::RangeInclusive<u64> {
+    let burst = per_second * BURST_NS / 1_000_000_000;
+    let in_time = |time: Duration| (per_second as u128 * time.as_nanos() / 1_000_000_000) as u64;
+    burst + in_time(took.saturating_sub(TICK))..=burst + in_time(took + TICK) + 1
+}
+
+#[test]
+fn so_many_packets_pass_and_the_rest_are_dropped() {
+    const RATE: u64 = 200;
+    const SENT: u64 = 300;
+    for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Icmp] {
+        for (program, rx, frame) in ways(protocol) {
+            let mut datapath = loaded!();
+            datapath.admit(Flow::new(protocol));
+            limit(&datapath, rx, packets(RATE));
+            let start = Instant::now();
+            let passed = (0..SENT)
+                .filter(|_| datapath.run(program, &frame).action == REDIRECT)
+                .count() as u64;
+            let expected = expected(RATE, start.elapsed());
+            assert!(
+                expected.contains(&passed),
+                "{program} {passed} {expected:?}"
+            );
+            let slot = datapath.slots.get(9);
+            let (counted, bytes) = if rx {
+                (slot.rx_packets, slot.rx_bytes)
+            } else {
+                (slot.tx_packets, slot.tx_bytes)
+            };
+            assert_eq!(counted, passed, "{program}");
+            assert_eq!(datapath.only_reason(ROW), DropReason::PacketRate);
+            let dropped = datapath.drops.get(ROW).packet_rate;
+            assert_eq!(dropped.packets, SENT - passed, "{program}");
+            // Each is in one place, with its length.
+            assert_eq!(dropped.bytes * passed, bytes * dropped.packets, "{program}");
+        }
+    }
+}
+
+#[test]
+fn gso_frames_are_charged_as_segmented() {
+    // Three packets, 3,120 bytes. At these rates 30 and 30.2 of them are the burst.
+    for (rate, reason) in [
+        (packets(900), DropReason::PacketRate),
+        (bytes(942_240), DropReason::ByteRate),
+    ] {
+        for rx in [false, true] {
+            let mut datapath = loaded!();
+            datapath.admit(Flow::new(Protocol::Tcp));
+            limit(&datapath, rx, rate);
+            let frame = Frame {
+                payload: vec![3; 3_000],
+                ..Frame::of(Protocol::Tcp, rx)
+            }
+            .bytes();
+            let program = if rx { "uplink_ingress" } else { "guest_egress" };
+            let start = Instant::now();
+            let runs: Vec<_> = (0..400)
+                .map(|_| datapath.run_gso(program, &frame, 1_400))
+                .collect();
+            let passed = runs.iter().filter(|run| run.action == REDIRECT).count() as u64;
+            let expected = expected(302, start.elapsed());
+            assert!(
+                (expected.start() - 2..=expected.end() + 1).contains(&passed),
+                "{passed} {expected:?}"
+            );
+            assert_eq!(datapath.only_reason(ROW), reason);
+            let dropped = datapath.drops.get(ROW).get(reason);
+            let frames = 400 - passed;
+            assert_eq!(
+                (dropped.packets, dropped.bytes),
+                (3 * frames, 3_120 * frames)
+            );
+            // Decide, then touch.
+            let untouched = runs.iter().filter(|run| run.action == SHOT);
+            assert!(untouched.clone().count() > 0);
+            assert!(untouched.into_iter().all(|run| run.frame == frame));
+        }
+    }
+}
+
+#[test]
+fn a_direction_does_not_limit_the_other_nor_a_vm_another() {
+    let mut datapath = loaded!();
+    datapath.admit(Flow::new(Protocol::Udp));
+    limit(&datapath, false, packets(1));
+    let (tx, rx) = (
+        Frame::tx(Protocol::Udp).bytes(),
+        Frame::rx(Protocol::Udp).bytes(),
+    );
+    assert_eq!(datapath.run("guest_egress", &tx).action, REDIRECT);
+    assert_eq!(datapath.run("guest_egress", &tx).action, SHOT);
+    for _ in 0..100 {
+        assert_eq!(datapath.run("uplink_ingress", &rx).action, REDIRECT);
+    }
+    // The same VM in another row, whose rates nobody set.
+    datapath.vms.set(ROW + 1, datapath.vms.get(ROW));
+    datapath.vms.change(ROW, |vm| vm.id = 0);
+    datapath
+        .slots
+        .change(9, |slot| slot.vm_row = ROW as u16 + 1);
+    datapath.set_tap(TAP, VM, ROW + 1);
+    for _ in 0..100 {
+        assert_eq!(datapath.run("guest_egress", &tx).action, REDIRECT);
+    }
+}
+
+#[test]
+fn without_the_flag_the_row_is_not_looked_at() {
+    let mut datapath = loaded!();
+    datapath.admit(Flow::new(Protocol::Udp));
+    for rx in [false, true] {
+        limit(&datapath, rx, packets(1));
+        datapath.vms.change(ROW, |vm| vm.flags &= !VmFlags::LIMITED);
+        let before = datapath.rates.get(ROW);
+        let program = if rx { "uplink_ingress" } else { "guest_egress" };
+        for _ in 0..10 {
+            let frame = Frame::of(Protocol::Udp, rx).bytes();
+            assert_eq!(datapath.run(program, &frame).action, REDIRECT);
+        }
+        assert_eq!(datapath.rates.get(ROW), before);
+    }
+}
+
+#[test]
+fn two_cpus_spend_no_time_twice() {
+    const RATE: u64 = 2_000;
+    const RUNS: u64 = 3_000;
+    let mut datapath = loaded!();
+    datapath.admit(Flow::new(Protocol::Udp));
+    limit(&datapath, false, packets(RATE));
+    let frame = Frame::tx(Protocol::Udp).bytes();
+    let start = Instant::now();
+    let program = datapath.classifier("guest_egress");
+    let passed: u64 = std::thread::scope(|scope| {
+        let run = || {
+            let passes = |_: &u64| run_program(program, &frame, 0).action == REDIRECT;
+            (0..RUNS).filter(passes).count() as u64
+        };
+        let threads = [scope.spawn(run), scope.spawn(run)];
+        threads
+            .map(|thread| thread.join().expect("a run"))
+            .iter()
+            .sum()
+    });
+    let expected = expected(RATE, start.elapsed());
+    assert!(expected.contains(&passed), "{passed} {expected:?}");
+    assert_eq!(datapath.slots.get(9).tx_packets, passed);
+    assert_eq!(datapath.only_reason(ROW), DropReason::PacketRate);
+    let dropped = datapath.drops.get(ROW).packet_rate.packets;
+    assert_eq!(dropped, 2 * RUNS - passed);
+}
+
+#[test]
+fn what_goes_to_the_engine_is_charged_when_it_comes_back() {
+    let mut datapath = loaded!();
+    let slot = datapath.admit(Flow::new(Protocol::Udp));
+    limit(&datapath, false, packets(1));
+    slot.set_verdict(slipgate_abi::Verdict::Engine);
+    let frame = Frame::tx(Protocol::Udp);
+    for _ in 0..3 {
+        let run = datapath.run("guest_egress", &frame.bytes());
+        assert_eq!(run.action, REDIRECT);
+        assert_eq!(handed(&run.frame).0.vm_row, ROW as u16);
+    }
+    assert_eq!(datapath.rates.get(ROW).tx.packets.paid_until_ns, 0);
+    let back = command(Command::Forward, VM, &frame);
+    assert_eq!(datapath.run("engine_port", &back).action, REDIRECT);
+    assert_eq!(datapath.run("engine_port", &back).action, SHOT);
+    assert_eq!(datapath.only_drop(ROW), DropReason::PacketRate);
+}
