@@ -146,9 +146,21 @@ pub(crate) struct NatArgs {
     /// Directory in bpffs for pins, one sub-directory per network namespace
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
     pub(crate) pin_dir: PathBuf,
-    /// Append one JSON line per ended flow to this file, made with mode 0640
+    /// Append JSON lines to this file, made with mode 0640: starts and ends of flows, DNS
+    /// questions, what was refused
     #[arg(long, value_name = "FILE")]
     pub(crate) flow_log: Option<PathBuf>,
+    /// Which of them, separated by commas
+    #[arg(
+        long,
+        value_name = "EVENTS",
+        value_enum,
+        value_delimiter = ',',
+        requires = "flow_log",
+        default_value = "flow_start,flow_end,dns,refused",
+        hide_possible_values = true
+    )]
+    pub(crate) flow_log_events: Vec<FlowLogEvent>,
     /// Write the packets that the engine sees to this file as pcapng, made with mode 0640: first
     /// packets, refused ones, DNS, DHCP, ... but none that the kernel translates by itself
     #[arg(long, value_name = "FILE")]
@@ -190,6 +202,19 @@ pub(crate) enum Xdp {
     On,
     /// Never
     Off,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum FlowLogEvent {
+    /// A flow was admitted
+    FlowStart,
+    /// A flow has ended
+    FlowEnd,
+    /// A DNS question was answered, or refused
+    Dns,
+    /// New flows and questions were refused; summed up
+    Refused,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]

@@ -14,6 +14,7 @@ use std::{
 };
 
 use slipgate_abi::maps::{MAX_CHUNKS, SLOTS_PER_CHUNK};
+use userspace_nat::record::{Event, Events};
 
 pub(crate) use self::{
     error::ConfigError,
@@ -23,7 +24,7 @@ pub(crate) use self::{
     rules::{LoadedPolicies, RuleFlag},
     vm::VmConfig,
 };
-use crate::args::{AttachArgs, DefaultRule, Mode, NatArgs, OnExit, Xdp};
+use crate::args::{AttachArgs, DefaultRule, FlowLogEvent, Mode, NatArgs, OnExit, Xdp};
 
 /// Who answers guests' questions.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,6 +59,7 @@ pub(crate) struct Config {
     pub(crate) flow_table: u32,
     pub(crate) pin_dir: PathBuf,
     pub(crate) flow_log: Option<PathBuf>,
+    pub(crate) flow_log_events: Events,
     pub(crate) pcap: Option<PathBuf>,
     pub(crate) xdp: Xdp,
     pub(crate) bpf_log: bool,
@@ -123,12 +125,22 @@ impl Config {
             flow_table: flow_table(nat.flow_table)?,
             pin_dir: nat.pin_dir.clone(),
             flow_log: nat.flow_log.clone(),
+            flow_log_events: nat.flow_log_events.iter().map(event).collect(),
             pcap: nat.pcap.clone(),
             xdp: nat.xdp,
             bpf_log: nat.bpf_log,
             on_exit,
             new_vms: false,
         })
+    }
+}
+
+fn event(typed: &FlowLogEvent) -> Event {
+    match typed {
+        FlowLogEvent::FlowStart => Event::FlowStart,
+        FlowLogEvent::FlowEnd => Event::FlowEnd,
+        FlowLogEvent::Dns => Event::Dns,
+        FlowLogEvent::Refused => Event::Refused,
     }
 }
 

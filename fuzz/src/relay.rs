@@ -4,7 +4,7 @@
 //! relay's own tests: each would cost a connection of the host's that lingers in TIME-WAIT.
 use std::net::UdpSocket;
 
-use slipgate_abi::{Ip4, Protocol};
+use slipgate_abi::{Ip4, Protocol, segment::Segments};
 use userspace_nat::{
     engine::Context,
     fake::packets::{self, is_right},
@@ -155,6 +155,7 @@ impl World {
                 vm: VM,
                 protocol: Protocol::Udp,
                 guest_port: 53,
+                rule: 7,
                 socket: socket.into(),
             };
             self.with(|relay, cx| relay.add_forward(forward, cx))
@@ -173,7 +174,11 @@ impl World {
     }
 
     fn packet(&mut self, packet: &[u8]) {
-        self.with(|relay, cx| relay.packet(VM, packet, cx));
+        let segments = Segments {
+            packets: 1,
+            bytes: packet.len() as u64,
+        };
+        self.with(|relay, cx| relay.packet(VM, packet, segments, cx));
     }
 
     fn with<T>(&mut self, work: impl FnOnce(&mut Relay, &mut Context<'_>) -> T) -> T {

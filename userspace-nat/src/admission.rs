@@ -58,6 +58,18 @@ pub enum Admission {
     Refused(Refusal),
 }
 
+/// A refusal, and the element of `RULES` that it is due to.
+struct Refused {
+    reason: Refusal,
+    rule: Option<u32>,
+}
+
+impl From<Refusal> for Refused {
+    fn from(reason: Refusal) -> Self {
+        Self { reason, rule: None }
+    }
+}
+
 /// How often at most a VM's flows are searched for closed ones because it ran into its cap, ns.
 const CAP_COLLECT_INTERVAL_NS: u64 = 5 * MILLISECOND_NS;
 /// Ports to try when others have the translated tuple in the kernel.
@@ -91,7 +103,7 @@ impl<D: Datapath> Core<D> {
         };
         match self.open_outbound(vm, packet, tuple, isn, now_ns) {
             Ok(slot) => Admission::Flow { slot },
-            Err(refusal) => Admission::Refused(refusal),
+            Err(refused) => self.refuse(vm.net.id, &tuple, refused, now_ns),
         }
     }
 
@@ -123,8 +135,21 @@ impl<D: Datapath> Core<D> {
         match self.open_inbound(vm, world, isn, now_ns) {
             Ok(Some(slot)) => Admission::Flow { slot },
             Ok(None) => Admission::NoFlow,
-            Err(refusal) => Admission::Refused(refusal),
+            Err(refusal) => {
+                let guest = Tuple {
+                    scope: vm.net.id,
+                    ..world
+                };
+                self.refuse(vm.net.id, &guest, refusal.into(), now_ns)
+            }
         }
+    }
+
+    /// Notes what is refused, for the records.
+    fn refuse(&mut self, vm: u32, tuple: &Tuple, refused: Refused, now_ns: u64) -> Admission {
+        let Refused { reason, rule } = refused;
+        self.refusals.note(vm, reason.name(), rule, tuple, now_ns);
+        Admission::Refused(reason)
     }
 
     /// Whether a packet is of the flow that has its tuple, and not of a new connection. Only the
@@ -156,7 +181,7 @@ impl<D: Datapath> Core<D> {
         guest: Tuple,
         isn: u32,
         now_ns: u64,
-    ) -> Result<u32, Refusal> {
+    ) -> Result<u32, Refused> {
         let protocol = Protocol::from_ip(guest.protocol).ok_or(Refusal::Insertion)?;
         let to = rules::Destination {
             addr: guest.remote.into(),
@@ -166,8 +191,12 @@ impl<D: Datapath> Core<D> {
         let verdict = self.judge.borrow().decide(vm.net.id, to, now_ns);
         let decision = verdict.decision;
         if let Some(refusal) = decision.refusal {
-            vm.net.stats.refused_by(self.rule_base + decision.rule.0);
-            return Err(refusal);
+            let rule = self.rule_base + decision.rule.0;
+            vm.net.stats.refused_by(rule);
+            return Err(Refused {
+                reason: refusal,
+                rule: Some(rule),
+            });
         }
         let (uplink_ifindex, next_hop, source) = match self.routes.lookup(to.addr) {
             Route::Via {
@@ -176,9 +205,9 @@ impl<D: Datapath> Core<D> {
                 source,
             } => (ifindex, next_hop, source),
             // A rule opened an address of the host's own: it has no link to leave by.
-            Route::HostLocal => return Err(Refusal::Protected),
+            Route::HostLocal => return Err(Refusal::Protected.into()),
             Route::OtherUplink { .. } | Route::Refused(_) | Route::Unreachable => {
-                return Err(Refusal::NoRoute);
+                return Err(Refusal::NoRoute.into());
             }
         };
         self.charge(vm, Direction::Tx, now_ns)?;
@@ -200,7 +229,7 @@ impl<D: Datapath> Core<D> {
             let generation = self.datapath.slot(*slot).generation().load(Relaxed);
             self.opened_by.insert(*slot, (generation, name));
         }
-        self.settle(vm, opened)
+        Ok(self.settle(vm, opened)?)
     }
 
     fn open_with_port(
@@ -343,12 +372,15 @@ impl<D: Datapath> Core<D> {
         Ok(())
     }
 
-    /// Counts an admission.
+    /// Counts an admission, and remembers it for the records.
     fn settle(&mut self, vm: &VmState, opened: Result<u32, Refusal>) -> Result<u32, Refusal> {
         if let Ok(slot) = opened {
             vm.net.stats.tally(crate::stats::Tally::Admitted, 1);
             if vm.is_captured {
                 self.flows.capture(&mut self.datapath, slot, true);
+            }
+            if self.records_starts {
+                self.started.push(slot);
             }
         }
         opened

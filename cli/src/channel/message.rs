@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use serde::{Deserialize, Serialize};
 use userspace_nat::{
     engine::{Link, NamesPage, OnExit, Subject},
+    record::Events,
     route::RouteSnapshot,
     rules::LocalAddresses,
     vm::VmSpec,
@@ -69,6 +70,8 @@ pub(crate) struct Start {
     pub(crate) epoch: u32,
     /// Whether the flow log's descriptor comes behind the port's.
     pub(crate) flow_log: bool,
+    /// What it is told.
+    pub(crate) flow_log_events: Events,
     /// Whether that of the file for `--pcap` is the next.
     pub(crate) pcap: bool,
     /// Whose rows are filled already.

@@ -62,6 +62,7 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
         recorded = record::recorded_ids(&mut log).context("reading the flow log's end")?;
         writer = Some(Box::new(log));
     }
+    let log = FlowLog::new(writer).of(start.flow_log_events);
     let judge = Judge::shared(policies);
     let names: Box<dyn dns::NamePolicy> = match start.resolvers {
         Some(_) => Box::new(ByRules(judge.clone())),
@@ -75,11 +76,12 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
         services: HostServices::new(
             dns::Proxy::new(&[], dns::Limits::default(), names),
             Relay::new(relay::Limits::default()),
-        ),
+        )
+        .recorded_by(&log),
         judge,
         rule_base: start.rule_base,
         nat_ports: start.nat_ports.0..=start.nat_ports.1,
-        log: FlowLog::new(writer),
+        log,
     };
     let mut known = known(*start, forwards)?;
     known.extend(pcap.map(|file| ControlMessage::Pcap(Box::new(file))));
@@ -154,6 +156,7 @@ fn known(
             vm: forward.vm,
             protocol,
             guest_port: forward.guest_port,
+            rule: forward.rule,
             socket,
         }));
     }

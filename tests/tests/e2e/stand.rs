@@ -89,8 +89,22 @@ impl Stand {
         self.scratch.path().join("flows.jsonl")
     }
 
-    /// The flow log so far.
+    /// The translated flows that have ended so far, as the flow log has them.
     pub(crate) fn records(&self) -> Vec<Value> {
+        let mut ends = self.events("flow_end");
+        ends.retain(|end| end["path"] != "relay");
+        ends
+    }
+
+    /// The lines of the flow log so far that tell such an event.
+    pub(crate) fn events(&self, event: &str) -> Vec<Value> {
+        let mut lines = self.log();
+        lines.retain(|line| line["event"] == event);
+        lines
+    }
+
+    /// The flow log so far.
+    pub(crate) fn log(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.log_path()).unwrap();
         let parsed = text.lines().map(serde_json::from_str);
         parsed

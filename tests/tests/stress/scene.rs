@@ -3,6 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use serde::Deserialize;
+use serde_json::Value;
 use slipgate_control::{Paths, SharedMaps};
 use slipgate_testbed::{Guest, GuestConfig, PinDir, Slipgate, World, WorldConfig, world::UPLINK};
 
@@ -122,14 +123,20 @@ pub(crate) fn roomy_guest(world: &World, config: GuestConfig) -> Guest {
     guest
 }
 
-/// The lines of a flow log.
+/// The ends of translated flows in a flow log.
 pub(crate) fn records_of(file: &std::path::Path) -> Vec<Record> {
     let text = fs::read_to_string(file).unwrap();
     assert!(text.is_empty() || text.ends_with('\n'), "a torn line");
     let parsed = text.lines().map(|line| {
-        serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in the record {line:?}"))
+        serde_json::from_str::<Value>(line)
+            .unwrap_or_else(|error| panic!("{error} in the record {line:?}"))
     });
-    parsed.collect()
+    let ends = parsed.filter(|line| line["event"] == "flow_end" && line["path"] != "relay");
+    ends.map(|line| {
+        serde_json::from_value(line.clone())
+            .unwrap_or_else(|error| panic!("{error} in the record {line}"))
+    })
+    .collect()
 }
 
 /// The maps pinned for a world's host.

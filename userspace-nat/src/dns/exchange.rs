@@ -61,6 +61,8 @@ pub(super) struct Exchange {
     next_ns: u64,
     /// A truncated answer or a refusal, for want of a better one.
     fallback: Option<Answer>,
+    /// Whose answer it is in the end.
+    answered_by: Option<SocketAddr>,
 }
 
 #[derive(Debug)]
@@ -125,12 +127,18 @@ impl Exchange {
             over_ns: now_ns + TOTAL_NS,
             next_ns: now_ns,
             fallback: None,
+            answered_by: None,
         }
     }
 
     /// The question.
     pub(super) fn key(&self) -> Key<'_> {
         Key(&self.key)
+    }
+
+    /// The resolver that answered, once one has.
+    pub(super) fn answered_by(&self) -> Option<SocketAddr> {
+        self.answered_by
     }
 
     /// When [`Exchange::on_timer`] is due.
@@ -167,11 +175,13 @@ impl Exchange {
                 }
                 Outcome::Answered(answer) => {
                     with.resolvers.answered(to);
+                    self.answered_by = Some(to);
                     return Progress::Answered(answer);
                 }
                 Outcome::Truncated(answer) => {
                     with.resolvers.answered(to);
                     self.fallback = Some(answer);
+                    self.answered_by = Some(to);
                     self.attempts.remove(i);
                     if self.ask_by_tcp(to, with).is_err() {
                         self.give_up_on(to);
@@ -188,7 +198,10 @@ impl Exchange {
                 }
                 Outcome::Refused(answer) => {
                     with.resolvers.answered(to);
-                    self.fallback.get_or_insert(answer);
+                    if self.fallback.is_none() {
+                        self.fallback = Some(answer);
+                        self.answered_by = Some(to);
+                    }
                     self.give_up_on(to);
                 }
                 Outcome::Failed => self.give_up_on(to),

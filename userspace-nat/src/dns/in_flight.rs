@@ -50,6 +50,7 @@ pub(super) struct Waiter {
     pub(super) stats: VmStats,
     pub(super) origin: Origin,
     pub(super) asked: Asked,
+    pub(super) since_ns: u64,
 }
 
 impl Waiter {

@@ -30,6 +30,7 @@ mod exchange;
 #[cfg(test)]
 mod hickory;
 mod in_flight;
+mod journal;
 pub mod message;
 pub mod name;
 pub mod policy;

@@ -53,6 +53,11 @@ pub trait NamePolicy {
         age_s: u32,
         now_ns: u64,
     ) -> NameVerdict;
+
+    /// The rule that decides whether a name may be asked for, as typed, for the records.
+    fn rule(&self, _vm: u32, _name: Name<'_>) -> Option<String> {
+        None
+    }
 }
 
 /// No rule by name.
@@ -80,6 +85,10 @@ impl RefuseAll {
 }
 
 impl NamePolicy for RefuseAll {
+    fn rule(&self, _: u32, _: Name<'_>) -> Option<String> {
+        Some("--dns none".into())
+    }
+
     fn question(&mut self, _: u32, _: Name<'_>, _: u16) -> NameVerdict {
         Self::verdict()
     }

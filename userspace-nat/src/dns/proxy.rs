@@ -16,6 +16,7 @@ use super::{
     cache::Cache,
     exchange::{Exchange, Progress, Surroundings},
     in_flight::{InFlight, Waiter},
+    journal::{Journal, Outcome},
     message::Rcode,
     policy::{ExtendedError, NamePolicy, NameVerdict},
     query::{Key, Query, QueryError},
@@ -24,6 +25,7 @@ use super::{
 };
 use crate::{
     poll::{Poller, Readiness},
+    record::{Question, Source},
     stats::Tally,
     vm::VmNet,
 };
@@ -88,6 +90,7 @@ pub struct Proxy {
     cache: Cache,
     in_flight: InFlight,
     replies: VecDeque<Reply>,
+    journal: Journal,
     rng: StdRng,
     scratch: Box<[u8]>,
     key: Vec<u8>,
@@ -113,6 +116,7 @@ impl Proxy {
             cache: Cache::new(limits.cache_entries, limits.cache_bytes),
             in_flight: InFlight::new(limits.exchanges),
             replies: VecDeque::new(),
+            journal: Journal::default(),
             rng: rand::make_rng(),
             scratch: vec![0; usize::from(u16::MAX)].into(),
             key: Vec::new(),
@@ -124,6 +128,16 @@ impl Proxy {
     /// Asks other resolvers from now on; questions in flight go on.
     pub fn set_resolvers(&mut self, resolvers: &[SocketAddr]) {
         self.resolvers = Resolvers::new(resolvers);
+    }
+
+    /// Keeps what becomes of each question from now on, for [`Proxy::next_record`].
+    pub fn keep_records(&mut self) {
+        self.journal.open();
+    }
+
+    /// The next question that was answered, or refused.
+    pub fn next_record(&mut self) -> Option<Question> {
+        self.journal.next()
     }
 
     /// Takes a question. Its reply comes out of [`Proxy::next_reply`], now or later.
@@ -158,6 +172,7 @@ impl Proxy {
             stats: vm.stats,
             origin,
             asked,
+            since_ns: now_ns,
         };
         let taken = self.take(waiter, Key(&key), poller, now_ns);
         self.key = key;
@@ -197,6 +212,7 @@ impl Proxy {
     /// Forgets what a VM waits for; it is gone.
     pub fn forget(&mut self, vm: u32) {
         self.in_flight.forget(vm);
+        // What is in the journal stays: it has happened.
         self.replies.retain(|r| r.vm != vm);
     }
 
@@ -224,12 +240,17 @@ impl Proxy {
     ) -> Result<(), DropReason> {
         let verdict = self.policy.question(waiter.vm, key.name(), key.qtype());
         if let NameVerdict::Refuse(error) = verdict {
+            let (policy, outcome) = (&*self.policy, Outcome::Refused(&error));
+            self.journal
+                .note(policy, &waiter, key, outcome, Source::Policy, now_ns);
             self.replies.push_back(refused(&waiter, key, &error));
             return Ok(());
         }
         if let Some((answer, age_s)) = self.cache.get(key.0, now_ns) {
             waiter.stats.tally(Tally::DnsCacheHit, 1);
-            let reply = answered(&mut *self.policy, &waiter, key, (answer, age_s), now_ns);
+            let from = (answer, age_s, Source::Cache);
+            let (policy, journal) = (&mut *self.policy, &mut self.journal);
+            let reply = answered(policy, journal, &waiter, key, from, now_ns);
             self.replies.push_back(reply);
             return Ok(());
         }
@@ -241,7 +262,7 @@ impl Proxy {
             None => None,
         };
         if full {
-            return self.turn_away(&waiter, key, DropReason::OverRate);
+            return self.turn_away(&waiter, key, DropReason::OverRate, now_ns);
         }
         if let Some(index) = joins {
             self.in_flight.join(index, waiter);
@@ -249,7 +270,7 @@ impl Proxy {
         }
         if let Some(ended) = self.in_flight.make_room(waiter.vm) {
             for waiter in &ended.waiting {
-                self.fail(waiter, ended.exchange.key());
+                self.fail(waiter, ended.exchange.key(), now_ns);
             }
         }
         match self.in_flight.begin(key.0, waiter, now_ns) {
@@ -257,7 +278,7 @@ impl Proxy {
                 self.drive(index, poller, now_ns, Exchange::ask);
                 Ok(())
             }
-            Err(waiter) => self.turn_away(&waiter, key, DropReason::EngineBusy),
+            Err(waiter) => self.turn_away(&waiter, key, DropReason::EngineBusy, now_ns),
         }
     }
 
@@ -285,15 +306,19 @@ impl Proxy {
             return;
         };
         let key = live.exchange.key();
+        let source = live.exchange.answered_by();
+        let source = source.map_or(Source::Nobody, Source::Upstream);
         for waiter in &live.waiting {
             // By TCP nothing is truncated: the whole answer was not to be had.
             let by_tcp = matches!(waiter.origin, Origin::Tcp { .. });
             match answer.as_ref().filter(|a| !(by_tcp && a.is_truncated())) {
                 Some(answer) => {
-                    let reply = answered(&mut *self.policy, waiter, key, (answer, 0), now_ns);
+                    let from = (answer, 0, source);
+                    let (policy, journal) = (&mut *self.policy, &mut self.journal);
+                    let reply = answered(policy, journal, waiter, key, from, now_ns);
                     self.replies.push_back(reply);
                 }
-                None => self.fail(waiter, key),
+                None => self.fail(waiter, key, now_ns),
             }
         }
         if let Some(answer) = answer {
@@ -307,18 +332,22 @@ impl Proxy {
         waiter: &Waiter,
         key: Key<'_>,
         reason: DropReason,
+        now_ns: u64,
     ) -> Result<(), DropReason> {
         match waiter.origin {
             Origin::Udp { .. } => Err(reason),
             Origin::Tcp { .. } => {
-                self.fail(waiter, key);
+                self.fail(waiter, key, now_ns);
                 Ok(())
             }
         }
     }
 
-    fn fail(&mut self, waiter: &Waiter, key: Key<'_>) {
+    fn fail(&mut self, waiter: &Waiter, key: Key<'_>, now_ns: u64) {
         waiter.stats.tally(Tally::DnsFailure, 1);
+        let (policy, outcome) = (&*self.policy, Outcome::Failed);
+        self.journal
+            .note(policy, waiter, key, outcome, Source::Nobody, now_ns);
         let message = reply::from_rcode(&waiter.asked, key, Rcode::ServFail);
         self.push(waiter.vm, waiter.origin, message);
     }
@@ -336,12 +365,19 @@ impl Proxy {
 /// before the guest can know.
 fn answered(
     policy: &mut dyn NamePolicy,
+    journal: &mut Journal,
     waiter: &Waiter,
     key: Key<'_>,
-    (answer, age_s): (&Answer, u32),
+    (answer, age_s, source): (&Answer, u32, Source),
     now_ns: u64,
 ) -> Reply {
-    match policy.answer(waiter.vm, key.name(), answer, age_s, now_ns) {
+    let verdict = policy.answer(waiter.vm, key.name(), answer, age_s, now_ns);
+    let outcome = match &verdict {
+        NameVerdict::Refuse(error) => Outcome::Refused(error),
+        NameVerdict::Allow => Outcome::Answered(answer, age_s),
+    };
+    journal.note(policy, waiter, key, outcome, source, now_ns);
+    match verdict {
         NameVerdict::Refuse(error) => refused(waiter, key, &error),
         NameVerdict::Allow => Reply {
             vm: waiter.vm,

@@ -58,6 +58,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                         poller: &self.poller,
                     };
                     self.services.vm_removed(id, cx);
+                    self.record_refusals();
+                    self.core.refusals.forget(id);
                 }
             }
             ControlMessage::Routes {

@@ -13,6 +13,7 @@ use crate::{
     flow::Flows,
     port::Outbox,
     quota::{self, TokenBucket},
+    record::Refusals,
     reply::Answers,
     route::RouteTable,
     rules::{LearntName, SharedJudge},
@@ -68,6 +69,11 @@ pub(crate) struct Core<D> {
     pub(crate) judge: SharedJudge,
     /// The names that opened live flows' addresses, by slot, with its generation.
     pub(crate) opened_by: HashMap<u32, (u32, Rc<LearntName>)>,
+    /// What was refused, for the records.
+    pub(crate) refusals: Refusals,
+    /// Whether starts of flows are recorded, and the slots of those that are to be.
+    pub(crate) records_starts: bool,
+    pub(crate) started: Vec<u32>,
     pub(crate) routes: RouteTable,
     /// The first element of `RULES` that is ours.
     pub(crate) rule_base: u32,
@@ -96,6 +102,9 @@ impl<D: Datapath> Core<D> {
             flows,
             judge,
             opened_by: HashMap::new(),
+            refusals: Refusals::default(),
+            records_starts: false,
+            started: Vec::new(),
             routes: RouteTable::default(),
             rule_base,
             out: Outbox::new(4 << 20),

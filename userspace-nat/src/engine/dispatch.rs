@@ -3,7 +3,7 @@
 //! Every frame ends in exactly one of [`Disposition`]'s ways, and is counted there: sent back to
 //! the kernel (which counts it in its flow), dropped for a reason, or consumed by a service.
 use slipgate_abi::{
-    Command, DropReason, Handover, PortHeader,
+    Command, Direction, DropReason, Handover, PortHeader,
     portframe::PortFlags,
     segment::{self, Segments},
 };
@@ -207,7 +207,18 @@ impl<D: Datapath> Core<D> {
                     out: &mut self.out,
                     poller: job.poller,
                 };
-                return done(services.dns(&vm.net, packet.ip.bytes, cx));
+                let answered = services.dns(&vm.net, packet.ip.bytes, cx);
+                let unheard = match answered {
+                    Err(DropReason::OverRate) => Some("dns_rate"),
+                    Err(DropReason::EngineBusy) => Some("dns_busy"),
+                    _ => None,
+                };
+                if let Some(reason) = unheard
+                    && let Some(tuple) = packet.tuple(vm.net.id, Direction::Tx)
+                {
+                    self.refusals.note(vm.net.id, reason, None, &tuple, now_ns);
+                }
+                return done(answered);
             }
             Transport::Tcp(tcp) if tcp.destination == DNS_PORT => {
                 return self.relay(vm, job, services, now_ns);

@@ -1,5 +1,5 @@
 //! Packets to the guest's own network: the gateway's echo, relays, refusals.
-use slipgate_abi::DropReason;
+use slipgate_abi::{Direction, DropReason};
 
 use super::{
     core::{Core, VmState},
@@ -16,6 +16,9 @@ use crate::{
     reply::IcmpError,
     stats::Tally,
 };
+
+/// What records call a connection to the relay that is one too many.
+const RELAY_LIMIT: &str = "relay_limit";
 
 impl<D: Datapath> Core<D> {
     /// For an address of the guest's own network.
@@ -65,11 +68,18 @@ impl<D: Datapath> Core<D> {
             out: &mut self.out,
             poller: job.poller,
         };
-        let (reason, code) = match services.relay(&vm.net, packet.ip.bytes, cx) {
+        let segments = packet.segments(job.frame.vnet);
+        let (reason, code) = match services.relay(&vm.net, packet.ip.bytes, segments, cx) {
             Taken::Yes => return Finish::Dispose(Disposition::Consumed),
             Taken::No => (DropReason::NoFlow, Unreachable::Port),
             Taken::OverLimit => (DropReason::OverRate, Unreachable::Prohibited),
         };
+        if reason == DropReason::OverRate
+            && let Some(tuple) = packet.tuple(vm.net.id, Direction::Tx)
+        {
+            self.refusals
+                .note(vm.net.id, RELAY_LIMIT, None, &tuple, now_ns);
+        }
         let out = &mut self.out;
         match packet.transport {
             Transport::Tcp(_) => vm.answers.reset(&vm.net, &packet, out, now_ns),

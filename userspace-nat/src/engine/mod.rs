@@ -22,12 +22,11 @@ use slipgate_abi::{DropReason, segment::Segments};
 use crate::{
     clock::{Clock, MILLISECOND_NS, SECOND_NS},
     datapath::Datapath,
-    flow::{Ended, Flows, adopt::Adoption},
+    flow::{Flows, adopt::Adoption},
     nat_ports::PortPool,
     poll::{Interest, Poller, Readiness, Subsystem, Token},
     port::{Batch, Frame, FrameIo, single},
-    record::{FlowLog, Id, Names},
-    stats::Tally,
+    record::{Event, FlowLog, Id},
     vm::VmNet,
 };
 
@@ -48,6 +47,7 @@ mod names;
 mod oversize;
 mod parts;
 mod pcap;
+mod records;
 pub mod services;
 mod watch;
 mod why;
@@ -90,6 +90,7 @@ pub struct Engine<D, P, C, K, S> {
     order: fairness::Order,
     last_frame_ns: u64,
     next_scan_ns: u64,
+    next_refusals_ns: u64,
     next_credits_ns: Option<u64>,
     exit: Option<OnExit>,
     /// What is answered once all that ended by then is over: when, and what.
@@ -118,6 +119,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         let rule_texts = parts.judge.borrow().policies().texts().collect();
         let mut log = parts.log;
         log.set_instance(parts.datapath.instance());
+        let records_starts = log.wants(Event::FlowStart);
         let mut engine = Self {
             core: Core::new(parts.datapath, flows, parts.judge, parts.rule_base),
             port: parts.port,
@@ -133,11 +135,13 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             order: fairness::Order::default(),
             last_frame_ns: 0,
             next_scan_ns: 0,
+            next_refusals_ns: 0,
             next_credits_ns: None,
             exit: None,
             later: VecDeque::new(),
             frames: Status::default(),
         };
+        engine.core.records_starts = records_starts;
         let now_ns = engine.clock.now_ns();
         for message in known {
             engine.apply(message, now_ns)?;
@@ -155,6 +159,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 if exit == OnExit::Detach {
                     self.end_all();
                 }
+                self.end_records();
                 return Ok(exit);
             }
         }
@@ -171,6 +176,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         };
         if ready(&self.ready, self.port.fd().is_some(), Subsystem::Port) {
             self.read_port()?;
+            // Before the broker can change what a rule's number means.
+            self.record_starts();
         }
         if ready(&self.ready, self.control.fd().is_some(), Subsystem::Control) {
             self.read_control()?;
@@ -320,6 +327,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.next_credits_ns.get_or_insert(0);
             self.core.find_guests(now_ns);
             self.core.release_idle_hops(now_ns);
+            if now_ns >= self.next_refusals_ns {
+                self.record_refusals();
+            }
         }
         if self.next_credits_ns.is_some_and(|at| at <= now_ns) && !self.batch.is_full() {
             let out = self.core.settle_credits(now_ns);
@@ -339,6 +349,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.services.flush(core, cx);
         core.out = out;
         self.write_answers();
+        self.record_services();
         self.flush_log();
         if self.watch.is_on() {
             let wall = self.clock.wall();
@@ -360,36 +371,6 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             }
         }
         self.core.out.clear();
-    }
-
-    fn flush_log(&mut self) {
-        let (_, lost_before) = self.log.counts();
-        self.log.flush();
-        let (_, lost) = self.log.counts();
-        if lost > lost_before {
-            self.core
-                .nobody()
-                .tally(Tally::RecordLost, lost - lost_before);
-        }
-    }
-
-    fn record(&mut self, ended: &[Ended]) {
-        let wall = self.clock.wall();
-        for ended in ended {
-            let content = &ended.content;
-            let vm = self.core.name_of(content.vm);
-            let rule = content.rule.checked_sub(self.core.rule_base);
-            let rule = rule
-                .and_then(|r| self.rule_texts.get(r as usize))
-                .map(String::as_str);
-            let dns = self.core.opened_by.get(&ended.slot);
-            let dns = dns.filter(|(generation, _)| *generation == content.generation);
-            let dns = dns.map(|(_, name)| &*name.name);
-            self.log.record(ended, Names { vm, rule, dns }, wall);
-            if dns.is_some() {
-                self.core.opened_by.remove(&ended.slot);
-            }
-        }
     }
 }
 

@@ -1,13 +1,14 @@
 //! The services beside the translation: ARP, DHCP, DNS, relays.
 use std::net::SocketAddr;
 
-use slipgate_abi::DropReason;
+use slipgate_abi::{DropReason, segment::Segments};
 
 use crate::{
     arp, dhcp,
     dns::{self, Origin},
     poll::{Poller, Readiness, Subsystem},
     port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},
+    record::{Event, FlowLog, Question, RelayedEnd, RelayedFlow},
     relay::{self, Relay, Taken},
     vm::VmNet,
 };
@@ -46,7 +47,14 @@ pub trait Services {
     fn dns(&mut self, vm: &VmNet, packet: &[u8], cx: &mut Context<'_>) -> Result<(), DropReason>;
 
     /// A TCP segment to port 53 of any address, or TCP or UDP to an address of ours.
-    fn relay(&mut self, vm: &VmNet, packet: &[u8], cx: &mut Context<'_>) -> Taken;
+    /// `segments`: what it counts as.
+    fn relay(
+        &mut self,
+        vm: &VmNet,
+        packet: &[u8],
+        segments: Segments,
+        cx: &mut Context<'_>,
+    ) -> Taken;
 
     /// A descriptor of [`Subsystem::Dns`] or [`Subsystem::Relay`] is ready.
     fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>);
@@ -72,6 +80,23 @@ pub trait Services {
 
     /// A VM is gone.
     fn vm_removed(&mut self, id: u32, cx: &mut Context<'_>);
+
+    /// The next thing to be written down.
+    fn next_record(&mut self) -> Option<ServiceRecord> {
+        None
+    }
+
+    /// The engine ends: what lives by it is to be written down.
+    fn end_records(&mut self, _now_ns: u64) {}
+}
+
+/// What a service did, for the records.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ServiceRecord {
+    /// A relayed flow has begun, or ended.
+    Relayed(RelayedFlow, Option<RelayedEnd>),
+    /// A DNS question was answered, or refused.
+    Question(Question),
 }
 
 /// The VMs there are.
@@ -91,6 +116,17 @@ impl HostServices {
     /// Services that ask the resolvers of `dns` and relay by `relay`.
     pub fn new(dns: dns::Proxy, relay: Relay) -> Self {
         Self { dns, relay }
+    }
+
+    /// The same, which keep what `log` wants for it.
+    pub fn recorded_by(mut self, log: &FlowLog) -> Self {
+        if log.wants(Event::Dns) {
+            self.dns.keep_records();
+        }
+        if log.wants(Event::FlowStart) || log.wants(Event::FlowEnd) {
+            self.relay.keep_records();
+        }
+        self
     }
 }
 
@@ -119,8 +155,24 @@ impl Services for HostServices {
         self.dns.query_packet(vm, packet, cx.poller, cx.now_ns)
     }
 
-    fn relay(&mut self, vm: &VmNet, packet: &[u8], cx: &mut Context<'_>) -> Taken {
-        self.relay.packet(vm.id, packet, cx)
+    fn relay(
+        &mut self,
+        vm: &VmNet,
+        packet: &[u8],
+        segments: Segments,
+        cx: &mut Context<'_>,
+    ) -> Taken {
+        self.relay.packet(vm.id, packet, segments, cx)
+    }
+
+    fn next_record(&mut self) -> Option<ServiceRecord> {
+        let relayed = self.relay.next_record();
+        let relayed = relayed.map(|(flow, end)| ServiceRecord::Relayed(flow, end));
+        relayed.or_else(|| self.dns.next_record().map(ServiceRecord::Question))
+    }
+
+    fn end_records(&mut self, now_ns: u64) {
+        self.relay.end_records(now_ns);
     }
 
     fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>) {

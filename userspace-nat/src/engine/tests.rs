@@ -8,6 +8,7 @@ mod errors;
 mod filtering;
 mod names;
 mod properties;
+mod records;
 mod rig;
 mod shares;
 mod speed;

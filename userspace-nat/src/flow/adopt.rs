@@ -78,6 +78,7 @@ impl Flows {
                     slot,
                     content: end::read(live),
                     reason: EndReason::Adopted,
+                    held: false,
                     ended_ns: now_ns,
                 };
                 if !known.is_recorded(slot, generation) {

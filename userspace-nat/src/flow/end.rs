@@ -79,6 +79,8 @@ pub struct Ended {
     pub content: Slot,
     /// Why it ended.
     pub reason: EndReason,
+    /// Whether the engine carried its packets to the last.
+    pub held: bool,
     /// When it ended, ns.
     pub ended_ns: u64,
 }
@@ -221,6 +223,7 @@ impl Flows {
                 slot: ending.slot,
                 content: read(live),
                 reason,
+                held: entry.live_verdict() == Verdict::Engine,
                 ended_ns: now_ns,
             };
             record(&ended);

@@ -1,11 +1,12 @@
 //! Connections with guests: finding theirs for a segment, driving them, and their end.
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use slipgate_abi::DropReason;
+use slipgate_abi::{DropReason, Protocol, segment::Segments};
 
 use super::{
     Connection, DNS_PORT, Entry, Event, Kind, Name, Question, Relay, Taken,
     dns_stream::DnsStream,
+    journal::Ends,
     link::{Buffers, Endpoint, Link, Packets},
     stream::Fate,
 };
@@ -14,6 +15,7 @@ use crate::{
     engine::Context,
     packet::transport::Tcp,
     port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},
+    record::RelayedFlow,
     vm::VmNet,
 };
 
@@ -24,7 +26,7 @@ impl Relay {
         vm: u32,
         to: Ipv4Addr,
         tcp: Tcp,
-        packet: &[u8],
+        (packet, segments): (&[u8], Segments),
         cx: &mut Context<'_>,
     ) -> Taken {
         let name = Name {
@@ -33,7 +35,7 @@ impl Relay {
             guest_port: tcp.source,
         };
         if let Some(key) = self.connections.get(&name).copied() {
-            self.drive(key, Event::Packet(packet), cx);
+            self.drive(key, Event::Packet(packet, segments), cx);
             return Taken::Yes;
         }
         let Some(served) = self.vms.get_mut(&vm) else {
@@ -61,9 +63,17 @@ impl Relay {
         };
         served.counts.dns_connections += 1;
         let stream = DnsStream::new(endpoint, cx.now_ns);
+        let ends = Ends {
+            vm,
+            protocol: Protocol::Tcp,
+            guest: SocketAddrV4::new(served.net.guest, tcp.source),
+            remote: name.ours,
+            forward: None,
+        };
+        let flow = self.journal.begin(ends, served.net.stats, cx.now_ns);
         let key = self.fresh_key();
-        self.insert(key, name, Kind::Dns(stream));
-        self.drive(key, Event::Packet(packet), cx);
+        self.insert(key, name, flow, Kind::Dns(stream));
+        self.drive(key, Event::Packet(packet, segments), cx);
         Taken::Yes
     }
 
@@ -77,10 +87,11 @@ impl Relay {
         key
     }
 
-    pub(super) fn insert(&mut self, key: u32, name: Name, kind: Kind) {
+    pub(super) fn insert(&mut self, key: u32, name: Name, flow: RelayedFlow, kind: Kind) {
         self.connections.insert(name, key);
         let connection = Connection {
             name,
+            flow,
             deadline_ns: u64::MAX,
             kind,
         };
@@ -103,14 +114,18 @@ impl Relay {
             now_ns: cx.now_ns,
         };
         let incoming = match event {
-            Event::Packet(packet) => Some(packet),
+            Event::Packet(packet, segments) => {
+                connection.flow.tx.0 += segments.packets;
+                connection.flow.tx.1 += segments.bytes;
+                Some(packet)
+            }
             Event::Ready(_) | Event::Answer(_) | Event::Timer => None,
         };
         let fate = match &mut connection.kind {
             Kind::Stream(stream) => {
                 let ready = match event {
                     Event::Ready(readiness) => stream.on_ready(readiness, cx.poller, &mut link),
-                    Event::Packet(_) | Event::Answer(_) | Event::Timer => Fate::Alive,
+                    Event::Packet(..) | Event::Answer(_) | Event::Timer => Fate::Alive,
                 };
                 if ready == Fate::Alive {
                     let (fate, moved) = stream.drive(incoming, &self.limits, cx.poller, &mut link);
@@ -135,6 +150,10 @@ impl Relay {
                 })
             }
         };
+        for packet in self.packets.iter() {
+            connection.flow.rx.0 += 1;
+            connection.flow.rx.1 += packet.len() as u64;
+        }
         flush(&mut self.packets, &served.net, cx.out);
 
         self.deadlines.remove(&(connection.deadline_ns, key));
@@ -146,6 +165,15 @@ impl Relay {
             self.deadlines.insert((connection.deadline_ns, key));
             return;
         }
+        if let Kind::Stream(stream) = &connection.kind {
+            connection.flow.connect_us = stream.connect_us();
+        }
+        let reason = match fate {
+            Fate::Reset => "reset",
+            Fate::Closed | Fate::Alive => "closed",
+        };
+        self.journal
+            .end(&connection.flow, reason, served.net.stats, cx.now_ns);
         match &connection.kind {
             Kind::Stream(_) => {
                 served.counts.streams -= 1;
@@ -174,6 +202,8 @@ impl Relay {
             Kind::Dns(stream) => stream.reset(&mut link),
         };
         flush(&mut self.packets, &served.net, cx.out);
+        self.journal
+            .end(&connection.flow, "vm-removed", served.net.stats, cx.now_ns);
     }
 }
 

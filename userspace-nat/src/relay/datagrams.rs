@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     io::{self, IoSlice, IoSliceMut},
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::AsRawFd,
 };
 
 use nix::{
@@ -19,12 +19,16 @@ use nix::{
     },
 };
 
+use super::Forward;
+use crate::record::RelayedFlow;
+
 /// A forwarded UDP port.
 #[derive(Debug)]
 pub(super) struct DatagramSocket {
     socket: UdpSocket,
     pub(super) vm: u32,
     pub(super) guest_port: u16,
+    pub(super) rule: u32,
 }
 
 /// A client of a forwarded port, and the host's address that it talks to.
@@ -42,17 +46,19 @@ pub(super) struct Association {
     pub(super) client: Client,
     pub(super) guest_port: u16,
     pub(super) active_ns: u64,
+    pub(super) flow: RelayedFlow,
 }
 
 impl DatagramSocket {
-    pub(super) fn new(fd: OwnedFd, vm: u32, guest_port: u16) -> io::Result<Self> {
-        let socket = UdpSocket::from(fd);
+    pub(super) fn new(forward: Forward) -> io::Result<Self> {
+        let socket = UdpSocket::from(forward.socket);
         socket.set_nonblocking(true)?;
         setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
         Ok(Self {
             socket,
-            vm,
-            guest_port,
+            vm: forward.vm,
+            guest_port: forward.guest_port,
+            rule: forward.rule,
         })
     }
 
@@ -137,24 +143,29 @@ impl Associations {
         self.by_port.get_mut(&(vm, port))
     }
 
-    pub(super) fn remove(&mut self, vm: u32, port: u16) {
-        if let Some(association) = self.by_port.remove(&(vm, port)) {
-            self.by_client.remove(&association.client);
-        }
+    pub(super) fn remove(&mut self, vm: u32, port: u16) -> Option<Association> {
+        let association = self.by_port.remove(&(vm, port))?;
+        self.by_client.remove(&association.client);
+        Some(association)
     }
 
-    /// Forgets those that were silent since before `since_ns`; says whose they were.
-    pub(super) fn expire(&mut self, since_ns: u64) -> Vec<(u32, u16)> {
+    /// All flows.
+    pub(super) fn flows(&self) -> impl Iterator<Item = &RelayedFlow> {
+        self.by_port.values().map(|association| &association.flow)
+    }
+
+    /// Forgets those that were silent since before `since_ns`.
+    pub(super) fn expire(&mut self, since_ns: u64) -> Vec<Association> {
         let silent: Vec<(u32, u16)> = self
             .by_port
             .iter()
             .filter(|(_, association)| association.active_ns < since_ns)
             .map(|(key, _)| *key)
             .collect();
-        for (vm, port) in &silent {
-            self.remove(*vm, *port);
-        }
+        let silent = silent.into_iter();
         silent
+            .filter_map(|(vm, port)| self.remove(vm, port))
+            .collect()
     }
 
     pub(super) fn of_vm(&self, vm: u32) -> Vec<u16> {

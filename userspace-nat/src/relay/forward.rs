@@ -1,16 +1,17 @@
 //! The host's side of forwards: accepting connections, taking datagrams.
 use std::{
     io,
-    net::{SocketAddrV4, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
     os::fd::AsFd,
 };
 
-use slipgate_abi::{DropReason, Protocol};
+use slipgate_abi::{DropReason, Protocol, segment::Segments};
 
 use super::{
     Entry, Event, Forward, Kind, Name, Relay, Taken,
     connections::send,
     datagrams::{Association, Client, DatagramSocket},
+    journal::Ends,
     link::{Buffers, Endpoint, Link},
     stream::{self, Stream},
 };
@@ -45,10 +46,11 @@ impl Relay {
                     listener,
                     vm: forward.vm,
                     guest_port: forward.guest_port,
+                    rule: forward.rule,
                 }
             }
             Protocol::Udp => {
-                let socket = DatagramSocket::new(forward.socket, forward.vm, forward.guest_port)?;
+                let socket = DatagramSocket::new(forward)?;
                 cx.poller
                     .add(socket.socket().as_fd(), token, Interest::Read)?;
                 Entry::Datagrams(socket)
@@ -71,14 +73,14 @@ impl Relay {
                 listener,
                 vm,
                 guest_port,
-                ..
+                rule,
             }) = self.entries.get(&key)
             else {
                 return;
             };
-            let (vm, guest_port) = (*vm, *guest_port);
+            let (vm, guest_port, rule) = (*vm, *guest_port, *rule);
             match listener.accept() {
-                Ok((host, _)) => self.open(host, vm, guest_port, cx),
+                Ok((host, _)) => self.open(host, vm, guest_port, rule, cx),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // The client gave up meanwhile, or a signal came: the next one may be well.
                 Err(error) if is_passing(&error) => {}
@@ -88,7 +90,7 @@ impl Relay {
     }
 
     /// Opens a connection to the guest for an accepted one.
-    fn open(&mut self, host: TcpStream, vm: u32, guest_port: u16, cx: &mut Context<'_>) {
+    fn open(&mut self, host: TcpStream, vm: u32, guest_port: u16, rule: u32, cx: &mut Context<'_>) {
         let ours = self.free_port(vm, guest_port, Protocol::Tcp);
         let Some(served) = self.vms.get_mut(&vm) else {
             return stream::reset_host(host);
@@ -117,15 +119,25 @@ impl Relay {
             served.counts.streams_refused += 1;
             return stream::reset_host(host);
         };
+        let (client, at) = (v4(host.peer_addr()), v4(host.local_addr()));
         let key = self.fresh_key();
         let token = relay_token(key);
         let Ok(stream) = Stream::new(host, endpoint, token, cx.poller, cx.now_ns) else {
             return;
         };
-        if let Some(served) = self.vms.get_mut(&vm) {
-            served.counts.streams += 1;
-            served.counts.streams_accepted += 1;
-        }
+        let Some(served) = self.vms.get_mut(&vm) else {
+            return;
+        };
+        served.counts.streams += 1;
+        served.counts.streams_accepted += 1;
+        let ends = Ends {
+            vm,
+            protocol: Protocol::Tcp,
+            guest,
+            remote: client,
+            forward: Some((at, rule)),
+        };
+        let flow = self.journal.begin(ends, served.net.stats, cx.now_ns);
         self.insert(
             key,
             Name {
@@ -133,6 +145,7 @@ impl Relay {
                 ours,
                 guest_port,
             },
+            flow,
             Kind::Stream(stream),
         );
         self.drive(key, Event::Timer, cx);
@@ -182,9 +195,7 @@ impl Relay {
             served.counts.associations_refused += 1;
             return;
         };
-        if let Some(association) = self.associations.get_mut(vm, port) {
-            association.active_ns = cx.now_ns;
-        }
+        let association = self.associations.get_mut(vm, port);
         if HEADERS_LEN + payload.len() > usize::from(served.net.mtu) {
             let len = HEADERS_LEN + payload.len();
             return served.net.stats.dropped(DropReason::TooBig, single(len));
@@ -195,6 +206,11 @@ impl Relay {
             payload,
         };
         served.counts.bytes_to_guest += payload.len() as u64;
+        if let Some(association) = association {
+            association.active_ns = cx.now_ns;
+            association.flow.rx.0 += 1;
+            association.flow.rx.1 += (HEADERS_LEN + payload.len()) as u64;
+        }
         send(&datagram.emit(), &served.net, cx.out);
     }
 
@@ -202,9 +218,9 @@ impl Relay {
     pub(super) fn answer_client(
         &mut self,
         vm: u32,
-        port: u16,
-        guest_port: u16,
+        (port, guest_port): (u16, u16),
         payload: &[u8],
+        segments: Segments,
         now_ns: u64,
     ) -> Taken {
         let Some(association) = self.associations.get_mut(vm, port) else {
@@ -214,6 +230,8 @@ impl Relay {
             return Taken::No;
         }
         association.active_ns = now_ns;
+        association.flow.tx.0 += segments.packets;
+        association.flow.tx.1 += segments.bytes;
         let client = association.client;
         let (Some(Entry::Datagrams(socket)), Some(served)) =
             (self.entries.get(&client.socket), self.vms.get_mut(&vm))
@@ -232,10 +250,23 @@ impl Relay {
             return None;
         }
         let port = self.free_port(vm, guest_port, Protocol::Udp)?.port();
+        let Some(Entry::Datagrams(socket)) = self.entries.get(&client.socket) else {
+            return None;
+        };
+        let host_port = v4(socket.socket().local_addr()).port();
+        let served = self.vms.get(&vm)?;
+        let ends = Ends {
+            vm,
+            protocol: Protocol::Udp,
+            guest: SocketAddrV4::new(served.net.guest, guest_port),
+            remote: client.addr,
+            forward: Some((SocketAddrV4::new(client.host, host_port), socket.rule)),
+        };
         let association = Association {
             client,
             guest_port,
             active_ns: now_ns,
+            flow: self.journal.begin(ends, served.net.stats, now_ns),
         };
         self.associations.insert(vm, port, association);
         self.vms.get_mut(&vm)?.counts.associations += 1;
@@ -250,12 +281,14 @@ impl Relay {
             return;
         }
         let idle_ns = self.limits.association_idle_ns;
-        for (vm, _) in self
+        for gone in self
             .associations
             .expire((now_ns + 1).saturating_sub(idle_ns))
         {
-            if let Some(served) = self.vms.get_mut(&vm) {
+            if let Some(served) = self.vms.get_mut(&gone.flow.vm) {
                 served.counts.associations -= 1;
+                let stats = served.net.stats;
+                self.journal.end(&gone.flow, "idle", stats, now_ns);
             }
         }
         self.expire_at_ns = (!self.associations.is_empty()).then(|| now_ns + idle_ns / 8);
@@ -309,6 +342,14 @@ impl Relay {
                 self.deadlines.insert((cx.now_ns + PAUSE_NS, key));
             }
         }
+    }
+}
+
+/// An IPv4 socket's address; one that has gone meanwhile has none.
+fn v4(address: io::Result<SocketAddr>) -> SocketAddrV4 {
+    match address {
+        Ok(SocketAddr::V4(address)) => address,
+        Ok(SocketAddr::V6(_)) | Err(_) => SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0),
     }
 }
 

@@ -22,12 +22,13 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, segment::Segments};
 
 use crate::{
     engine::Context,
     packet::{Ipv4, Packet, Transport, transport::UDP_HEADER_LEN},
     poll::Readiness,
+    record::{RelayedEnd, RelayedFlow},
     vm::VmNet,
 };
 
@@ -35,6 +36,7 @@ mod connections;
 mod datagrams;
 mod dns_stream;
 mod forward;
+mod journal;
 mod limits;
 mod link;
 mod stream;
@@ -43,6 +45,7 @@ pub use limits::{Counts, Limits};
 
 use datagrams::{Associations, DatagramSocket};
 use dns_stream::DnsStream;
+use journal::Journal;
 use link::Packets;
 use stream::Stream;
 
@@ -58,6 +61,8 @@ pub struct Forward {
     pub protocol: Protocol,
     /// The guest's port.
     pub guest_port: u16,
+    /// Its element of `RULES`.
+    pub rule: u32,
     /// The socket.
     pub socket: OwnedFd,
 }
@@ -99,6 +104,7 @@ pub struct Relay {
     next_key: u32,
     questions: VecDeque<Question>,
     packets: Packets,
+    journal: Journal,
     /// Room for a datagram from the host.
     datagram: Vec<u8>,
 }
@@ -125,6 +131,7 @@ enum Entry {
         listener: TcpListener,
         vm: u32,
         guest_port: u16,
+        rule: u32,
     },
     Datagrams(DatagramSocket),
     Connection(Box<Connection>),
@@ -133,6 +140,7 @@ enum Entry {
 #[derive(Debug)]
 struct Connection {
     name: Name,
+    flow: RelayedFlow,
     deadline_ns: u64,
     kind: Kind,
 }
@@ -146,7 +154,7 @@ enum Kind {
 /// Why a connection is driven.
 #[derive(Clone, Copy, Debug)]
 enum Event<'a> {
-    Packet(&'a [u8]),
+    Packet(&'a [u8], Segments),
     Ready(Readiness),
     Answer(&'a [u8]),
     Timer,
@@ -166,7 +174,36 @@ impl Relay {
             next_key: 0,
             questions: VecDeque::new(),
             packets: Packets::default(),
+            journal: Journal::default(),
             datagram: Vec::new(),
+        }
+    }
+
+    /// Keeps starts and ends of flows from now on, for [`Relay::next_record`].
+    pub fn keep_records(&mut self) {
+        self.journal.open();
+    }
+
+    /// The next flow that has begun, or ended.
+    pub fn next_record(&mut self) -> Option<(RelayedFlow, Option<RelayedEnd>)> {
+        self.journal.next()
+    }
+
+    /// Records the end of every flow: the engine ends, and they with it.
+    pub fn end_records(&mut self, now_ns: u64) {
+        for entry in self.entries.values() {
+            if let Entry::Connection(connection) = entry
+                && let Some(served) = self.vms.get(&connection.name.vm)
+            {
+                let stats = served.net.stats;
+                self.journal
+                    .end(&connection.flow, "detached", stats, now_ns);
+            }
+        }
+        for flow in self.associations.flows() {
+            if let Some(served) = self.vms.get(&flow.vm) {
+                self.journal.end(flow, "detached", served.net.stats, now_ns);
+            }
         }
     }
 
@@ -207,7 +244,12 @@ impl Relay {
             }
         }
         for port in self.associations.of_vm(vm) {
-            self.associations.remove(vm, port);
+            if let Some(gone) = self.associations.remove(vm, port)
+                && let Some(served) = self.vms.get(&vm)
+            {
+                let stats = served.net.stats;
+                self.journal.end(&gone.flow, "vm-removed", stats, cx.now_ns);
+            }
         }
         self.questions.retain(|question| question.vm != vm);
         self.vms.remove(&vm);
@@ -222,7 +264,14 @@ impl Relay {
     }
 
     /// Takes a packet of a guest: TCP to port 53 of any address, TCP and UDP to the gateway's.
-    pub fn packet(&mut self, vm: u32, packet: &[u8], cx: &mut Context<'_>) -> Taken {
+    /// `segments`: what it counts as.
+    pub fn packet(
+        &mut self,
+        vm: u32,
+        packet: &[u8],
+        segments: Segments,
+        cx: &mut Context<'_>,
+    ) -> Taken {
         let Some(served) = self.vms.get(&vm) else {
             return Taken::No;
         };
@@ -234,11 +283,12 @@ impl Relay {
         }
         let to = Ipv4Addr::from(ip.destination);
         match Packet::parse(ip).map(|packet| packet.transport) {
-            Ok(Transport::Tcp(tcp)) => self.segment(vm, to, tcp, ip.bytes, cx),
+            Ok(Transport::Tcp(tcp)) => self.segment(vm, to, tcp, (ip.bytes, segments), cx),
             Ok(Transport::Udp(udp)) if to == served.net.gateway => {
                 let payload = ip.payload().get(UDP_HEADER_LEN..).unwrap_or_default();
                 let payload = &payload[..udp.payload_len.min(payload.len())];
-                self.answer_client(vm, udp.destination, udp.source, payload, cx.now_ns)
+                let ports = (udp.destination, udp.source);
+                self.answer_client(vm, ports, payload, segments, cx.now_ns)
             }
             _ => Taken::No,
         }

@@ -57,6 +57,7 @@ pub(super) struct Stream {
     readable: bool,
     writable: bool,
     established: bool,
+    established_ns: u64,
     /// The client will send nothing more.
     host_ended: bool,
     /// The guest will send nothing more.
@@ -84,11 +85,19 @@ impl Stream {
             readable: true,
             writable: true,
             established: false,
+            established_ns: 0,
             host_ended: false,
             guest_fin: false,
             guest_ended: false,
             opened_ns: now_ns,
         })
+    }
+
+    /// How long the guest took to accept, µs; 0: it has not.
+    pub(super) fn connect_us(&self) -> u32 {
+        let took_ns = self.established_ns.saturating_sub(self.opened_ns);
+        let took_us = u32::try_from(took_ns / 1_000).unwrap_or(0);
+        if self.established { took_us.max(1) } else { 0 }
     }
 
     /// Takes in what the poller says of the host's socket. [`Stream::drive`] is to follow.
@@ -207,7 +216,10 @@ impl Stream {
     fn settle(&mut self, limits: &Limits, poller: &Poller, link: &mut Link<'_>) -> Fate {
         let socket = self.endpoint.socket();
         let state = socket.state();
-        self.established |= !matches!(state, State::SynSent | State::Closed);
+        if !self.established && !matches!(state, State::SynSent | State::Closed) {
+            self.established = true;
+            self.established_ns = link.now_ns;
+        }
         self.guest_fin |= matches!(
             state,
             State::CloseWait | State::LastAck | State::Closing | State::TimeWait

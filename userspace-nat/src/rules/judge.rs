@@ -347,6 +347,13 @@ impl NameCounts {
 pub struct ByRules(pub SharedJudge);
 
 impl NamePolicy for ByRules {
+    fn rule(&self, vm: u32, name: Name<'_>) -> Option<String> {
+        let judge = self.0.borrow();
+        let policy = judge.policy(vm);
+        let judges = policy.judges_names();
+        judges.then(|| policy.text(policy.resolves(&policy.about(name))))
+    }
+
     fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict {
         let mut judge = self.0.borrow_mut();
         let policy = judge.policy(vm);

@@ -41,6 +41,7 @@ impl EngineProcess {
             owner_row: attached.owner.row(),
             epoch: attached.owner.epoch(),
             flow_log: attached.flow_log.is_some(),
+            flow_log_events: config.flow_log_events,
             pcap: attached.pcap.is_some(),
             vms: attached.vms.iter().map(|vm| attached.vm_spec(vm)).collect(),
             policies: attached.loaded.clone(),

@@ -10,7 +10,7 @@ use std::{
 };
 
 use hashbrown::HashSet;
-use slipgate_abi::{DropReason, Ip4, Refusal};
+use slipgate_abi::{DropReason, Ip4, Refusal, segment::Segments};
 
 pub(super) use crate::fake::{Way, packets::*};
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     nat_ports::DEFAULT_RANGE,
     poll::Readiness,
     port::VirtioNetHdr,
-    record::FlowLog,
+    record::{Event, Events, FlowLog},
     relay::{self, Taken},
     route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
     rules::{Action, Judge, LocalAddresses, Policy, Rule},
@@ -56,7 +56,7 @@ impl Services for NoServices {
     fn dns(&mut self, _: &VmNet, _: &[u8], _: &mut Context<'_>) -> Result<(), DropReason> {
         Ok(())
     }
-    fn relay(&mut self, _: &VmNet, _: &[u8], _: &mut Context<'_>) -> Taken {
+    fn relay(&mut self, _: &VmNet, _: &[u8], _: Segments, _: &mut Context<'_>) -> Taken {
         Taken::No
     }
     fn on_ready(&mut self, _: Readiness, _: &mut Context<'_>) {}
@@ -130,6 +130,8 @@ pub(super) struct Setup {
     pub(super) max_flows: u32,
     pub(super) rate: u32,
     pub(super) nat_ports: std::ops::RangeInclusive<u16>,
+    /// What the log is told.
+    pub(super) events: Events,
 }
 
 impl Default for Setup {
@@ -141,6 +143,7 @@ impl Default for Setup {
             max_flows: 1_000,
             rate: 1_000_000,
             nat_ports: DEFAULT_RANGE,
+            events: Events::from_iter([Event::FlowEnd]),
         }
     }
 }
@@ -410,7 +413,7 @@ fn start(
         judge: Judge::shared(Policy::new(setup.default, setup.rules.clone())),
         rule_base: 10,
         nat_ports: setup.nat_ports.clone(),
-        log: FlowLog::new(Some(Box::new(log.clone()))),
+        log: FlowLog::new(Some(Box::new(log.clone()))).of(setup.events),
     };
     let mut known = vec![routes()];
     known.extend((1..=3).map(|row| ControlMessage::Vm(spec(row, setup))));

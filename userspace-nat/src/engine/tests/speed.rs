@@ -3,7 +3,11 @@
 use nix::time::{ClockId, clock_gettime};
 
 use super::rig::*;
-use crate::{fake::Faults, port::VirtioNetHdr};
+use crate::{
+    fake::Faults,
+    port::VirtioNetHdr,
+    record::{Event, Events},
+};
 
 /// Prints ns of CPU per admission over the in-memory kernel: two insertions into a hash in memory
 /// stand for the kernel's two, and nothing for the read and the write of a frame.
@@ -12,10 +16,17 @@ use crate::{fake::Faults, port::VirtioNetHdr};
 fn ns_per_admission() {
     const FLOWS: u32 = 60_000;
     let slots = 65_536;
-    for destinations in [15, 6_000] {
+    let ends = Events::from_iter([Event::FlowEnd]);
+    for (destinations, events) in [
+        (15, ends),
+        (6_000, ends),
+        (15, Events::ALL),
+        (6_000, Events::ALL),
+    ] {
         let mut rig = Rig::with(Setup {
             slots,
             max_flows: slots,
+            events,
             ..Setup::default()
         });
         {
@@ -43,7 +54,7 @@ fn ns_per_admission() {
         }
         assert_eq!(rig.flows(), FLOWS as usize);
         println!(
-            "{destinations} destinations: {} ns per admission",
+            "{destinations} destinations, {events:?}: {} ns per admission",
             spent_ns / u64::from(FLOWS)
         );
     }

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     datagram::Datagram,
     poll::Poller,
-    port::{Frame, Outbox},
+    port::{Frame, Outbox, single},
 };
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
@@ -52,7 +52,7 @@ fn answer(world: &mut World, from: u16, port: u16, payload: &[u8]) -> Taken {
         payload,
     };
     let packet = packet.emit();
-    world.with(|relay, cx| relay.packet(VM, &packet, cx))
+    world.with(|relay, cx| relay.packet(VM, &packet, single(packet.len()), cx))
 }
 
 fn client() -> UdpSocket {
@@ -184,7 +184,7 @@ proptest! {
             let len = packet.len() as u16;
             packet[2..4].copy_from_slice(&len.to_be_bytes());
             crate::packet::ipv4::fill_checksum(&mut packet, 20);
-            relay.packet(VM, &packet, &mut cx);
+            relay.packet(VM, &packet, single(packet.len()), &mut cx);
             cx.now_ns += 3_000 * MS;
             relay.on_timer(&mut cx);
         }

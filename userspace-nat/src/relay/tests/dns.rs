@@ -3,6 +3,7 @@ use super::{
     guest::{Close, End},
     world::{Impairment, VM, World},
 };
+use crate::port::single;
 
 fn framed(messages: &[&[u8]]) -> Vec<u8> {
     messages.iter().fold(Vec::new(), |mut bytes, message| {
@@ -234,7 +235,7 @@ fn an_address_that_is_no_hosts_is_not_served() {
             flags: Flags::SYN,
         };
         build::tcp(&mut packet, guest.into(), Ipv4Addr::from(to).into(), syn);
-        let taken = world.with(|relay, cx| relay.packet(VM, &packet, cx));
+        let taken = world.with(|relay, cx| relay.packet(VM, &packet, single(packet.len()), cx));
         assert_eq!(taken, Taken::No, "{to:?}");
     }
     world.assert_empty();

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     poll::Poller,
-    port::{Frame, Outbox},
+    port::{Frame, Outbox, single},
     test_vm,
 };
 
@@ -175,6 +175,7 @@ impl World {
             vm: VM,
             protocol,
             guest_port,
+            rule: 7,
             socket,
         };
         self.with(|relay, cx| relay.add_forward(forward, cx))
@@ -195,7 +196,7 @@ impl World {
         self.with(|relay, cx| relay.on_timer(cx));
         for packet in self.up.take(self.now_ns) {
             busy = true;
-            let taken = self.with(|relay, cx| relay.packet(VM, &packet, cx));
+            let taken = self.with(|relay, cx| relay.packet(VM, &packet, single(packet.len()), cx));
             self.over_limit += u32::from(taken == Taken::OverLimit);
         }
         for frame in self.out.frames() {

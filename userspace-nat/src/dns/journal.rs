@@ -1,0 +1,100 @@
+//! What became of questions, until the engine writes it down.
+use std::collections::VecDeque;
+
+use super::{
+    answer::{Answer, MAX_TTL_S},
+    in_flight::Waiter,
+    message::Rcode,
+    policy::{ExtendedError, NamePolicy},
+    proxy::Origin,
+    query::Key,
+};
+use crate::{
+    record::{MOST_ANSWERS, Question, Source},
+    stats::Tally,
+};
+
+/// Records that wait at most: a turn of the loop makes far fewer.
+const MOST_WAITING: usize = 8_192;
+
+/// The records not fetched yet. Closed, it takes none.
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    open: bool,
+    questions: VecDeque<Question>,
+}
+
+/// What a guest is told.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Outcome<'a> {
+    Refused(&'a ExtendedError),
+    /// This, so many seconds old.
+    Answered(&'a Answer, u32),
+    /// SERVFAIL.
+    Failed,
+}
+
+impl Journal {
+    pub(super) fn open(&mut self) {
+        self.open = true;
+    }
+
+    pub(super) fn next(&mut self) -> Option<Question> {
+        self.questions.pop_front()
+    }
+
+    pub(super) fn note(
+        &mut self,
+        policy: &dyn NamePolicy,
+        waiter: &Waiter,
+        key: Key<'_>,
+        outcome: Outcome<'_>,
+        source: Source,
+        now_ns: u64,
+    ) {
+        if !self.open {
+            return;
+        }
+        if self.questions.len() >= MOST_WAITING {
+            waiter.stats.tally(Tally::RecordLost, 1);
+            return;
+        }
+        let mut question = Question {
+            vm: waiter.vm,
+            server: match waiter.origin {
+                Origin::Udp { server, .. } => Some(server),
+                Origin::Tcp { .. } => None,
+            },
+            name: key.name().without_dot(),
+            qtype: key.qtype(),
+            source,
+            rule: policy.rule(waiter.vm, key.name()),
+            refused: None,
+            rcode: 0,
+            addresses: Vec::new(),
+            left_out: 0,
+            ttl_s: None,
+            asked_ns: waiter.since_ns,
+            answered_ns: now_ns,
+        };
+        match outcome {
+            Outcome::Refused(error) => {
+                question.rcode = Rcode::Refused as u16;
+                question.refused = Some(error.text.clone());
+            }
+            Outcome::Failed => question.rcode = Rcode::ServFail as u16,
+            Outcome::Answered(answer, age_s) => {
+                question.rcode = u16::from(answer.extended_rcode) << 4 | answer.rcode();
+                for (address, ttl_s) in answer.addresses() {
+                    let left_s = ttl_s.saturating_sub(age_s).min(MAX_TTL_S);
+                    question.ttl_s = Some(question.ttl_s.map_or(left_s, |ttl| ttl.min(left_s)));
+                    match question.addresses.len() < MOST_ANSWERS {
+                        true => question.addresses.push(address),
+                        false => question.left_out += 1,
+                    }
+                }
+            }
+        }
+        self.questions.push_back(question);
+    }
+}

@@ -1,0 +1,169 @@
+//! Lines about guests' DNS questions.
+use std::{
+    borrow::Cow,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::SystemTime,
+};
+
+use serde::Serialize;
+
+use super::{Event, FlowLog, Rfc3339, wall_at};
+
+/// As many addresses of an answer are recorded.
+pub const MOST_ANSWERS: usize = 16;
+
+/// A guest's question, and what became of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Question {
+    /// The VM's id.
+    pub vm: u32,
+    /// The resolver's address that the guest asked; none when it asked over TCP.
+    pub server: Option<Ipv4Addr>,
+    /// The name, in lower case, without the last dot.
+    pub name: String,
+    /// The type asked for.
+    pub qtype: u16,
+    /// Whose answer it is.
+    pub source: Source,
+    /// The rule that decided whether it may be asked, where one did.
+    pub rule: Option<String>,
+    /// Why it was refused, as the guest may read it.
+    pub refused: Option<String>,
+    /// The response code, with the extended bits.
+    pub rcode: u16,
+    /// The addresses that the guest was told: the first [`MOST_ANSWERS`].
+    pub addresses: Vec<IpAddr>,
+    /// How many more there were.
+    pub left_out: usize,
+    /// The least time for which it may keep one of them, seconds.
+    pub ttl_s: Option<u32>,
+    /// When it came, ns.
+    pub asked_ns: u64,
+    /// When it was answered, ns.
+    pub answered_ns: u64,
+}
+
+/// Whose answer a guest got.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// The policy's.
+    Policy,
+    /// An earlier one.
+    Cache,
+    /// This resolver's.
+    Upstream(SocketAddr),
+    /// SERVFAIL of our own: nobody answered, or there was no room for the question.
+    Nobody,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    event: Event,
+    time: Rfc3339,
+    vm: &'a str,
+    name: &'a str,
+    r#type: Cow<'static, str>,
+    transport: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    server: Option<Ipv4Addr>,
+    verdict: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule_text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<&'a str>,
+    rcode: Cow<'static, str>,
+    answers: &'a [IpAddr],
+    #[serde(skip_serializing_if = "is_zero")]
+    answers_left_out: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ttl_s: Option<u32>,
+    source: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    upstream: Option<SocketAddr>,
+    latency_us: u64,
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
+impl FlowLog {
+    /// Buffers a question. `now`: the wall clock at `now_ns`.
+    pub fn dns(&mut self, question: &Question, vm: &str, now_ns: u64, now: SystemTime) {
+        let latency_ns = question.answered_ns.saturating_sub(question.asked_ns);
+        let line = Line {
+            event: Event::Dns,
+            time: Rfc3339(wall_at(question.asked_ns, now_ns, now)),
+            vm,
+            name: &question.name,
+            r#type: type_name(question.qtype),
+            transport: if question.server.is_some() {
+                "udp"
+            } else {
+                "tcp"
+            },
+            server: question.server,
+            verdict: match (&question.refused, question.source) {
+                (Some(_), _) => "refused",
+                (None, Source::Nobody) => "failed",
+                (None, _) => "allowed",
+            },
+            rule_text: question.rule.as_deref(),
+            why: question.refused.as_deref(),
+            rcode: rcode_name(question.rcode),
+            answers: &question.addresses,
+            answers_left_out: question.left_out,
+            ttl_s: question.ttl_s,
+            source: match question.source {
+                Source::Policy => "policy",
+                Source::Cache => "cache",
+                Source::Upstream(_) => "upstream",
+                Source::Nobody => "none",
+            },
+            upstream: match question.source {
+                Source::Upstream(resolver) => Some(resolver),
+                _ => None,
+            },
+            latency_us: latency_ns / 1_000,
+        };
+        self.push(Event::Dns, &line);
+    }
+}
+
+/// A type's name (IANA, "DNS Parameters"), or as RFC 3597 section 5 writes one without.
+fn type_name(qtype: u16) -> Cow<'static, str> {
+    Cow::Borrowed(match qtype {
+        1 => "A",
+        2 => "NS",
+        5 => "CNAME",
+        6 => "SOA",
+        10 => "NULL",
+        12 => "PTR",
+        15 => "MX",
+        16 => "TXT",
+        28 => "AAAA",
+        33 => "SRV",
+        35 => "NAPTR",
+        43 => "DS",
+        48 => "DNSKEY",
+        64 => "SVCB",
+        65 => "HTTPS",
+        255 => "ANY",
+        257 => "CAA",
+        other => return Cow::Owned(format!("TYPE{other}")),
+    })
+}
+
+/// A response code's name (IANA, "DNS RCODEs").
+fn rcode_name(rcode: u16) -> Cow<'static, str> {
+    Cow::Borrowed(match rcode {
+        0 => "NOERROR",
+        1 => "FORMERR",
+        2 => "SERVFAIL",
+        3 => "NXDOMAIN",
+        4 => "NOTIMP",
+        5 => "REFUSED",
+        16 => "BADVERS",
+        other => return Cow::Owned(format!("RCODE{other}")),
+    })
+}

@@ -1,0 +1,362 @@
+//! Lines about flows.
+use std::{
+    net::SocketAddrV4,
+    sync::atomic::Ordering::Relaxed,
+    time::{Duration, SystemTime},
+};
+
+use serde::Serialize;
+use slipgate_abi::{Ip4, Protocol, SlotRef, Verdict, slot::SlotFlags, tcp::TcpBits};
+
+use super::{Event, FlowLog, Id, Rfc3339};
+use crate::flow::Ended;
+
+/// The names that a record shows and the slot does not have.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Names<'a> {
+    /// The VM's.
+    pub vm: &'a str,
+    /// The rule as typed, where it is known.
+    pub rule: Option<&'a str>,
+    /// The name that DNS opened the address by, if one did.
+    pub dns: Option<&'a str>,
+}
+
+/// A flow that is not translated: the engine ends it on both sides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RelayedFlow {
+    /// Which of this engine's relayed flows.
+    pub number: u64,
+    /// The VM's id.
+    pub vm: u32,
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// The guest's end.
+    pub guest: SocketAddrV4,
+    /// The peer's: a client of the host, or the resolver that the guest meant.
+    pub remote: SocketAddrV4,
+    /// The host's address and port that the client came to; none for a guest's own connection.
+    pub nat: Option<SocketAddrV4>,
+    /// The forward's element of `RULES`; none for a guest's own connection.
+    pub rule: Option<u32>,
+    /// When it was accepted, ns.
+    pub opened_ns: u64,
+    /// How long the other side took to accept it, µs; 0: it has not, or was not asked.
+    pub connect_us: u32,
+    /// From the guest, as the relay saw it: packets, L3 bytes.
+    pub tx: (u64, u64),
+    /// To the guest.
+    pub rx: (u64, u64),
+}
+
+/// How a relayed flow ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RelayedEnd {
+    /// As records name it.
+    pub reason: &'static str,
+    /// When, ns.
+    pub at_ns: u64,
+}
+
+/// A line, as written.
+#[derive(Serialize)]
+struct Line<'a> {
+    event: Event,
+    id: FlowId,
+    vm: &'a str,
+    proto: &'static str,
+    guest: Address,
+    remote: Address,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nat: Option<Address>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule_text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dns_name: Option<&'a str>,
+    verdict: &'static str,
+    started: Rfc3339,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duration_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    connect_us: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tx_packets: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tx_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rx_packets: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rx_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    end: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tcp: Option<&'static str>,
+    direction: &'static str,
+    path: &'static str,
+}
+
+impl Line<'_> {
+    fn ends(&mut self, duration: Duration, tx: (u64, u64), rx: (u64, u64), reason: &'static str) {
+        self.event = Event::FlowEnd;
+        self.duration_ms = Some(duration.as_millis() as u64);
+        (self.tx_packets, self.tx_bytes) = (Some(tx.0), Some(tx.1));
+        (self.rx_packets, self.rx_bytes) = (Some(rx.0), Some(rx.1));
+        self.end = Some(reason);
+    }
+}
+
+impl FlowLog {
+    /// Buffers the start of a translated flow. `now`: the wall clock at `now_ns`.
+    pub fn flow_start(
+        &mut self,
+        slot: u32,
+        live: SlotRef,
+        names: Names<'_>,
+        now_ns: u64,
+        now: SystemTime,
+    ) {
+        let Some(protocol) = Protocol::from_ip(live.protocol()) else {
+            return;
+        };
+        if !self.wants(Event::FlowStart) {
+            return;
+        }
+        let id = Id {
+            instance: self.instance,
+            slot,
+            generation: live.generation().load(Relaxed),
+        };
+        let age = Duration::from_nanos(now_ns.saturating_sub(live.created_ns()));
+        let (verdict, path) = carried(live.verdict().load(Relaxed) == Verdict::Engine as u32);
+        let line = Line {
+            rule: Some(live.rule()),
+            nat: Some(Address(live.nat(), live.nat_port())),
+            direction: direction(live.flags()),
+            verdict,
+            path,
+            ..line(
+                FlowId::Translated(id),
+                names,
+                protocol,
+                (live.guest(), live.guest_port()),
+                (live.remote(), live.remote_port()),
+                earlier(now, age),
+            )
+        };
+        self.push(Event::FlowStart, &line);
+    }
+
+    /// Buffers the end of a translated flow. `now`: the wall clock at `ended.ended_ns`.
+    pub fn flow_end(&mut self, ended: &Ended, names: Names<'_>, now: SystemTime) {
+        if !self.wants(Event::FlowEnd) {
+            return;
+        }
+        let slot = &ended.content;
+        let duration = Duration::from_nanos(ended.ended_ns.saturating_sub(slot.created_ns));
+        let id = Id {
+            instance: self.instance,
+            slot: ended.slot,
+            generation: slot.generation,
+        };
+        let (verdict, path) = carried(ended.held);
+        let is_tcp = slot.protocol == Protocol::Tcp;
+        let mut line = Line {
+            rule: Some(slot.rule),
+            nat: Some(Address(slot.nat, slot.nat_port)),
+            direction: direction(slot.flags),
+            tcp: is_tcp.then(|| TcpBits(slot.tcp).phase().name()),
+            connect_us: (slot.connect_us > 0).then_some(slot.connect_us),
+            verdict,
+            path,
+            ..line(
+                FlowId::Translated(id),
+                names,
+                slot.protocol,
+                (slot.guest, slot.guest_port),
+                (slot.remote, slot.remote_port),
+                earlier(now, duration),
+            )
+        };
+        let tx = (slot.tx_packets, slot.tx_bytes);
+        let rx = (slot.rx_packets, slot.rx_bytes);
+        line.ends(duration, tx, rx, ended.reason.name());
+        self.push(Event::FlowEnd, &line);
+    }
+
+    /// Buffers the start of a relayed flow, or its end. `now`: the wall clock at `now_ns`.
+    pub fn relayed(
+        &mut self,
+        flow: &RelayedFlow,
+        end: Option<RelayedEnd>,
+        names: Names<'_>,
+        now_ns: u64,
+        now: SystemTime,
+    ) {
+        let event = match end {
+            Some(_) => Event::FlowEnd,
+            None => Event::FlowStart,
+        };
+        if !self.wants(event) {
+            return;
+        }
+        let id = FlowId::Relayed {
+            run: self.run,
+            number: flow.number,
+        };
+        let address = |at: SocketAddrV4| (Ip4::from(*at.ip()), at.port());
+        let age = Duration::from_nanos(now_ns.saturating_sub(flow.opened_ns));
+        let mut line = Line {
+            rule: flow.rule,
+            nat: flow.nat.map(|nat| Address((*nat.ip()).into(), nat.port())),
+            verdict: "relay",
+            path: "relay",
+            direction: if flow.nat.is_some() {
+                "inbound"
+            } else {
+                "outbound"
+            },
+            ..line(
+                id,
+                names,
+                flow.protocol,
+                address(flow.guest),
+                address(flow.remote),
+                earlier(now, age),
+            )
+        };
+        if let Some(end) = end {
+            let duration = Duration::from_nanos(end.at_ns.saturating_sub(flow.opened_ns));
+            line.ends(duration, flow.tx, flow.rx, end.reason);
+            line.connect_us = (flow.connect_us > 0).then_some(flow.connect_us);
+        }
+        self.push(event, &line);
+    }
+}
+
+fn line<'a>(
+    id: FlowId,
+    names: Names<'a>,
+    protocol: Protocol,
+    guest: (Ip4, u16),
+    remote: (Ip4, u16),
+    started: SystemTime,
+) -> Line<'a> {
+    Line {
+        event: Event::FlowStart,
+        id,
+        vm: names.vm,
+        proto: protocol.name(),
+        guest: Address(guest.0, guest.1),
+        remote: Address(remote.0, remote.1),
+        nat: None,
+        rule: None,
+        rule_text: names.rule,
+        dns_name: names.dns,
+        verdict: "fast",
+        started: Rfc3339(started),
+        duration_ms: None,
+        connect_us: None,
+        tx_packets: None,
+        tx_bytes: None,
+        rx_packets: None,
+        rx_bytes: None,
+        end: None,
+        tcp: None,
+        direction: "outbound",
+        path: "kernel",
+    }
+}
+
+/// Verdict and path of a flow that the engine carries, or the kernel.
+fn carried(by_engine: bool) -> (&'static str, &'static str) {
+    match by_engine {
+        true => (Verdict::Engine.name(), "engine"),
+        false => (Verdict::Fast.name(), "kernel"),
+    }
+}
+
+fn direction(flags: u8) -> &'static str {
+    match flags & SlotFlags::INBOUND != 0 {
+        true => "inbound",
+        false => "outbound",
+    }
+}
+
+fn earlier(now: SystemTime, by: Duration) -> SystemTime {
+    now.checked_sub(by).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// What tells a flow from every other in a log.
+enum FlowId {
+    Translated(Id),
+    /// `run`: a random number of this engine's.
+    Relayed {
+        run: u32,
+        number: u64,
+    },
+}
+
+impl Serialize for FlowId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Translated(id) => id.serialize(serializer),
+            Self::Relayed { run, number } => {
+                serializer.collect_str(&format_args!("r{run:08x}-{number}"))
+            }
+        }
+    }
+}
+
+/// An address and port, `192.0.2.1:443`.
+#[derive(Clone, Copy)]
+pub(super) struct Address(pub(super) Ip4, pub(super) u16);
+
+impl Serialize for Address {
+    /// By hand: there are three in each line, and `fmt` is slow.
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(
+            Ip4 {
+                octets: [a, b, c, d],
+            },
+            port,
+        ) = *self;
+        let mut text = Digits::default();
+        for (octet, after) in [(a, b'.'), (b, b'.'), (c, b'.'), (d, b':')] {
+            text.number(u16::from(octet));
+            text.byte(after);
+        }
+        text.number(port);
+        serializer.serialize_str(text.as_str())
+    }
+}
+
+/// Room for the longest, `255.255.255.255:65535`.
+#[derive(Default)]
+struct Digits {
+    bytes: [u8; 21],
+    len: usize,
+}
+
+impl Digits {
+    fn byte(&mut self, byte: u8) {
+        self.bytes[self.len] = byte;
+        self.len += 1;
+    }
+
+    fn number(&mut self, number: u16) {
+        let mut power = 10_000;
+        while power > 1 && power > number {
+            power /= 10;
+        }
+        while power > 0 {
+            self.byte(b'0' + (number / power % 10) as u8);
+            power /= 10;
+        }
+    }
+
+    fn as_str(&self) -> &str {
+        str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
+    }
+}

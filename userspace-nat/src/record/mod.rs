@@ -1,0 +1,164 @@
+//! Records: one JSON line per start and end of a flow, DNS question, and batch of refusals.
+//!
+//! ```json
+//! {"event":"flow_end","id":"5f3a91c2-17-3","vm":"a","proto":"tcp","guest":"10.0.2.15:40000",
+//!  "remote":"198.51.100.1:443","nat":"192.0.2.1:61234","rule":2,
+//!  "rule_text":"allow 198.51.100.0/24","verdict":"fast","started":"2026-01-31T12:00:00.000Z",
+//!  "duration_ms":1500,"connect_us":480,"tx_packets":10,"tx_bytes":1200,"rx_packets":9,
+//!  "rx_bytes":40000,"end":"closed","tcp":"closed","direction":"outbound","path":"kernel"}
+//! ```
+//! docs/observability.md has every field of every [`Event`]. `id` is what the maps were numbered
+//! when they were made, slot and generation: unique, so that a log may outlive the maps, and an
+//! adopter knows what of these was recorded ([`recorded_ids`]). Relayed flows have no slot; theirs
+//! is `r`, a random number of the engine's, and which of its relayed flows it is. Packets and bytes
+//! are L3, as if segmented.
+//!
+//! Lines are buffered and written once per turn of the loop or when a mebibyte is waiting, always
+//! whole lines in one write, so a file opened for appending can be rotated at any time and be given
+//! anew ([`FlowLog::set_writer`]). What can't be written is counted and lost: memory stays bounded.
+//! A log that does not want an event costs it nothing.
+use std::{io::Write, time::SystemTime};
+
+use serde::Serialize;
+
+mod dns;
+mod event;
+mod flow;
+mod id;
+mod refused;
+mod time;
+
+pub use dns::{MOST_ANSWERS, Question, Source};
+pub use event::{Event, Events};
+pub use flow::{Names, RelayedEnd, RelayedFlow};
+pub use id::{Id, recorded_ids};
+pub use refused::{Refusals, RefusedSample};
+pub use time::Rfc3339;
+
+/// So much is written without waiting for the end of the turn, bytes.
+const WRITE_AT: usize = 1 << 20;
+
+/// The log.
+pub struct FlowLog {
+    writer: Option<Box<dyn Write + Send>>,
+    events: Events,
+    buffer: Vec<u8>,
+    lines: u64,
+    /// A write failed midway: the next one begins on a line of its own.
+    torn: bool,
+    written: u64,
+    failed: u64,
+    /// Of those, how many [`FlowLog::take_failed`] has told.
+    told: u64,
+    instance: u32,
+    run: u32,
+}
+
+impl std::fmt::Debug for FlowLog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FlowLog")
+            .field("open", &self.writer.is_some())
+            .field("written", &self.written)
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl FlowLog {
+    /// A log of flows' ends to this writer; without one, records are dropped uncounted.
+    pub fn new(writer: Option<Box<dyn Write + Send>>) -> Self {
+        Self {
+            writer,
+            events: Events::from_iter([Event::FlowEnd]),
+            buffer: Vec::new(),
+            lines: 0,
+            torn: false,
+            written: 0,
+            failed: 0,
+            told: 0,
+            instance: 0,
+            run: rand::random(),
+        }
+    }
+
+    /// The same of other events.
+    pub fn of(self, events: Events) -> Self {
+        Self { events, ..self }
+    }
+
+    /// Whether such records are written: others need not be made.
+    pub fn wants(&self, event: Event) -> bool {
+        self.writer.is_some() && self.events.has(event)
+    }
+
+    /// Says what the slots to be recorded are unique within.
+    pub fn set_instance(&mut self, instance: u32) {
+        self.instance = instance;
+    }
+
+    /// Goes on with another writer (rotation). What is buffered goes to the old one.
+    pub fn set_writer(&mut self, writer: Option<Box<dyn Write + Send>>) {
+        self.flush();
+        self.writer = writer;
+        self.torn = false;
+    }
+
+    /// Writes what is buffered.
+    pub fn flush(&mut self) {
+        let Some(writer) = &mut self.writer else {
+            return;
+        };
+        if self.buffer.is_empty() {
+            return;
+        }
+        if std::mem::take(&mut self.torn) {
+            self.buffer.insert(0, b'\n');
+        }
+        match writer.write_all(&self.buffer).and_then(|()| writer.flush()) {
+            Ok(()) => self.written += self.lines,
+            Err(_) => {
+                self.failed += self.lines;
+                self.torn = true;
+            }
+        }
+        self.lines = 0;
+        self.buffer.clear();
+    }
+
+    /// Records written, and records lost because writing failed.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.written, self.failed)
+    }
+
+    /// Records lost since the last call.
+    pub fn take_failed(&mut self) -> u64 {
+        self.failed - std::mem::replace(&mut self.told, self.failed)
+    }
+
+    /// Buffers a line, if it is wanted.
+    fn push(&mut self, event: Event, line: &impl Serialize) {
+        if !self.wants(event) {
+            return;
+        }
+        let begin = self.buffer.len();
+        if serde_json::to_writer(&mut self.buffer, line).is_err() {
+            self.buffer.truncate(begin);
+            self.failed += 1;
+            return;
+        }
+        self.buffer.push(b'\n');
+        self.lines += 1;
+        if self.buffer.len() >= WRITE_AT {
+            self.flush();
+        }
+    }
+}
+
+/// The wall clock at `then_ns`, when it is `now` at `now_ns`.
+fn wall_at(then_ns: u64, now_ns: u64, now: SystemTime) -> SystemTime {
+    let ago = std::time::Duration::from_nanos(now_ns.saturating_sub(then_ns));
+    now.checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,204 @@
+//! Refusals: too many to tell each, so they are told together.
+//!
+//! What is refused is summed up by VM, reason and rule, with the first and the last time and the
+//! last one's tuple. A sum is written when it has grown ([`Refusals::report`], every ten seconds
+//! and at the end). A VM has at most [`MOST_KINDS`] sums: when there are more, one that has
+//! nothing new goes, and else the refusal is counted without its rule, so that nothing a guest
+//! does makes it more, and none goes uncounted.
+use std::{net::SocketAddrV4, time::SystemTime};
+
+use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
+use slipgate_abi::{Protocol, Tuple};
+
+use super::{Event, FlowLog, Rfc3339, flow::Address, wall_at};
+
+/// Sums with a rule, per VM.
+const MOST_KINDS: usize = 32;
+
+/// What was refused since the engine began.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    /// By VM, in no order: there are few.
+    sums: HashMap<u32, Vec<Sum>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sum {
+    reason: &'static str,
+    rule: Option<u32>,
+    count: u64,
+    /// Of those, how many were reported.
+    reported: u64,
+    /// Of those that were not reported, the first one's time, ns.
+    first_ns: u64,
+    last_ns: u64,
+    /// The last one's.
+    tuple: Tuple,
+}
+
+/// What was refused of a VM for one reason by one rule, since the engine began, with the last such
+/// flow or question.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RefusedSample {
+    /// The VM's name.
+    pub vm: String,
+    /// The reason, as in `refused` of `stats`; or a reason of DNS.
+    pub reason: String,
+    /// The rule as typed, where one refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// How many.
+    pub count: u64,
+    /// How long ago the last one was, ms.
+    pub last_ms_ago: u64,
+    /// tcp, udp or icmp.
+    pub proto: String,
+    /// The guest's end of the last one.
+    pub guest: SocketAddrV4,
+    /// The other end.
+    pub remote: SocketAddrV4,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    event: Event,
+    vm: &'a str,
+    reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule_text: Option<&'a str>,
+    count: u64,
+    first: Rfc3339,
+    last: Rfc3339,
+    proto: &'static str,
+    guest: Address,
+    remote: Address,
+}
+
+impl Refusals {
+    /// Counts one. `tuple`: as on the guest's link; `rule`: the element of `RULES` that refused it.
+    pub fn note(
+        &mut self,
+        vm: u32,
+        reason: &'static str,
+        rule: Option<u32>,
+        tuple: &Tuple,
+        now_ns: u64,
+    ) {
+        let sums = self.sums.entry(vm).or_default();
+        let of = |sums: &[Sum], rule| {
+            let is = |sum: &Sum| sum.rule == rule && sum.reason == reason;
+            sums.iter().position(is)
+        };
+        let known = of(sums, rule);
+        let rule = rule.filter(|_| known.is_some() || has_room(sums));
+        let at = of(sums, rule).unwrap_or_else(|| {
+            sums.push(Sum {
+                reason,
+                rule,
+                count: 0,
+                reported: 0,
+                first_ns: now_ns,
+                last_ns: now_ns,
+                tuple: *tuple,
+            });
+            sums.len() - 1
+        });
+        let sum = &mut sums[at];
+        if sum.count == sum.reported {
+            sum.first_ns = now_ns;
+        }
+        sum.count += 1;
+        sum.last_ns = now_ns;
+        sum.tuple = *tuple;
+    }
+
+    /// Writes what was refused since the last report. `names` knows a VM's name and a rule's text.
+    pub fn report<'a>(
+        &mut self,
+        log: &mut FlowLog,
+        names: impl Fn(u32, Option<u32>) -> (&'a str, Option<&'a str>),
+        now_ns: u64,
+        now: SystemTime,
+    ) {
+        let sums = self.sums.iter_mut();
+        for (vm, sum) in sums.flat_map(|(vm, sums)| sums.iter_mut().map(|sum| (*vm, sum))) {
+            let count = sum.count - sum.reported;
+            if count == 0 {
+                continue;
+            }
+            sum.reported = sum.count;
+            let (vm, rule_text) = names(vm, sum.rule);
+            let line = Line {
+                event: Event::Refused,
+                vm,
+                reason: sum.reason,
+                rule: sum.rule,
+                rule_text,
+                count,
+                first: Rfc3339(wall_at(sum.first_ns, now_ns, now)),
+                last: Rfc3339(wall_at(sum.last_ns, now_ns, now)),
+                proto: proto(&sum.tuple),
+                guest: Address(sum.tuple.local, sum.tuple.local_port),
+                remote: Address(sum.tuple.remote, sum.tuple.remote_port),
+            };
+            log.push(Event::Refused, &line);
+        }
+    }
+
+    /// A VM's sums, the most frequent first. `name`: its name; `text_of` knows a rule's text.
+    pub fn samples<'a>(
+        &self,
+        vm: u32,
+        name: &str,
+        text_of: impl Fn(u32) -> Option<&'a str>,
+        now_ns: u64,
+    ) -> Vec<RefusedSample> {
+        let sums = self.sums.get(&vm).into_iter().flatten();
+        let mut samples: Vec<_> = sums
+            .map(|sum| RefusedSample {
+                vm: name.to_owned(),
+                reason: sum.reason.to_owned(),
+                rule: sum.rule.and_then(&text_of).map(str::to_owned),
+                count: sum.count,
+                last_ms_ago: now_ns.saturating_sub(sum.last_ns) / 1_000_000,
+                proto: proto(&sum.tuple).to_owned(),
+                guest: SocketAddrV4::new(sum.tuple.local.into(), sum.tuple.local_port),
+                remote: SocketAddrV4::new(sum.tuple.remote.into(), sum.tuple.remote_port),
+            })
+            .collect();
+        samples.sort_by(|a, b| (b.count, &a.reason).cmp(&(a.count, &b.reason)));
+        samples
+    }
+
+    /// Forgets a VM that is gone. What was not reported of it is to be before.
+    pub fn forget(&mut self, vm: u32) {
+        self.sums.remove(&vm);
+    }
+
+    /// Forgets the sums by rule, whose numbers are about to mean other rules. What was not
+    /// reported is to be before.
+    pub fn forget_rules(&mut self) {
+        for sums in self.sums.values_mut() {
+            sums.retain(|sum| sum.rule.is_none());
+        }
+    }
+}
+
+/// Whether a VM may have one more sum by rule; one of no more use makes room.
+fn has_room(sums: &mut Vec<Sum>) -> bool {
+    let by_rule = sums.iter().filter(|sum| sum.rule.is_some());
+    if by_rule.count() < MOST_KINDS {
+        return true;
+    }
+    let told = |sum: &Sum| sum.rule.is_some() && sum.count == sum.reported;
+    let places = (0..sums.len()).filter(|at| told(&sums[*at]));
+    let oldest = places.min_by_key(|at| sums[*at].last_ns);
+    oldest.map(|at| sums.swap_remove(at)).is_some()
+}
+
+fn proto(tuple: &Tuple) -> &'static str {
+    Protocol::from_ip(tuple.protocol).map_or("other", Protocol::name)
+}
