@@ -283,3 +283,16 @@ fn deny_files_are_read_and_compiled() {
         "{error:#}"
     );
 }
+
+#[test]
+fn the_flow_log_is_told_everything_or_what_was_asked_for() {
+    let all = config("--tap tap0 --flow-log f").unwrap();
+    assert_eq!(all.flow_log_events, Events::ALL);
+    let some = config("--tap tap0 --flow-log f --flow-log-events dns,flow_end").unwrap();
+    let wanted = Events::from_iter([Event::Dns, Event::FlowEnd]);
+    assert_eq!(some.flow_log_events, wanted);
+    let unknown = config("--tap tap0 --flow-log f --flow-log-events end").unwrap_err();
+    assert!(unknown.contains("flow_end"), "{unknown}");
+    let nowhere = config("--tap tap0 --flow-log-events dns").unwrap_err();
+    assert!(nowhere.contains("--flow-log"), "{nowhere}");
+}

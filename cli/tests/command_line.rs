@@ -65,6 +65,7 @@ fn help_lists_what_there_is_and_hides_engine_and_vmm() {
         "--flow-table <N>",
         "--pin-dir <DIR>",
         "--flow-log <FILE>",
+        "--flow-log-events <EVENTS>",
         "--xdp <XDP>",
         "--bpf-log",
         "--log <LEVEL>",
