@@ -82,13 +82,13 @@ fn answered(asked: &Asked, key: Key<'_>, answer: Answer) {
     assert!(answer.ttls.iter().all(|at| usize::from(*at) + 4 <= len));
     assert!(answer.addresses().count() <= len / 16 + 1);
     for age_s in [0, 1, u32::MAX] {
-        is_reply(asked, &reply::from_answer(asked, &answer, age_s));
+        is_reply(asked, &reply::from_answer(asked, &answer, age_s, 86_400));
     }
     let mut cache = Cache::new(4, 1 << 16);
     cache.insert(1, key.0, answer, 0);
     assert!(cache.bytes() <= 1 << 16);
     if let Some((kept, age_s)) = cache.get(key.0, 1_000_000_000) {
-        is_reply(asked, &reply::from_answer(asked, kept, age_s));
+        is_reply(asked, &reply::from_answer(asked, kept, age_s, 86_400));
     }
 }
 

@@ -29,10 +29,16 @@ impl TokenBucket {
 
     /// Takes a token, if there is one.
     pub fn take(&mut self, now_ns: u64) -> bool {
+        self.take_many(1, now_ns)
+    }
+
+    /// Takes so many tokens, or none.
+    pub fn take_many(&mut self, tokens: u32, now_ns: u64) -> bool {
         if self.interval_ns == u64::MAX {
             return false;
         }
-        let full_at_ns = self.full_at_ns.max(now_ns) + self.interval_ns;
+        let taken_ns = self.interval_ns.saturating_mul(u64::from(tokens));
+        let full_at_ns = self.full_at_ns.max(now_ns).saturating_add(taken_ns);
         if full_at_ns - now_ns > self.burst_ns {
             return false;
         }

@@ -135,6 +135,8 @@ reasons! {
     NoRoute no_route,
     /// The kernel refused an insertion.
     Insertion insertion,
+    /// One of the safe defaults: DNS over TLS, HTTPS or QUIC, where names are judged.
+    DnsElsewhere dns_elsewhere,
 }
 
 /// How many rules are told apart in a row of `COUNTERS`.

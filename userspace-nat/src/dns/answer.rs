@@ -39,7 +39,7 @@ pub struct Answer {
 /// RFC 2308 section 5: a negative answer lives at most this long, seconds.
 const MAX_NEGATIVE_TTL_S: u32 = 3 * 3600;
 /// A positive one (RFC 8767 section 4 suggests days to weeks; hosts move).
-pub(super) const MAX_TTL_S: u32 = 86_400;
+pub const MAX_TTL_S: u32 = 86_400;
 
 impl Answer {
     /// Checks that `message` answers `key` under `id`, and reads it.

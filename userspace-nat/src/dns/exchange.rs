@@ -189,7 +189,10 @@ impl Exchange {
                 }
                 Outcome::Recased(answer) => {
                     // The true answer may still come to the socket, and is the better one.
-                    self.fallback.get_or_insert(answer);
+                    if self.fallback.is_none() {
+                        self.fallback = Some(answer);
+                        self.answered_by = Some(to);
+                    }
                     let asks_by_tcp = |a: &Attempt| matches!(a.socket, Socket::Tcp(_));
                     if !self.attempts.iter().any(asks_by_tcp) && self.ask_by_tcp(to, with).is_err()
                     {

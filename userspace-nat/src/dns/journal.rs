@@ -79,7 +79,7 @@ impl Journal {
         };
         match outcome {
             Outcome::Refused(error) => {
-                question.rcode = Rcode::Refused as u16;
+                question.rcode = error.rcode as u16;
                 question.refused = Some(error.text.clone());
             }
             Outcome::Failed => question.rcode = Rcode::ServFail as u16,

@@ -300,7 +300,7 @@ proptest! {
         let kept = Answer::parse(&bytes, 7, Key(&key)).unwrap();
         let query_bytes = www().to_vec().unwrap();
         let asked = reply::Asked::by_tcp(&Query::parse(&query_bytes).unwrap());
-        let told = read(&reply::from_answer(&asked, &kept, age));
+        let told = read(&reply::from_answer(&asked, &kept, age, 100_000));
         let mut expected = read(&bytes);
         expected.edns = None;
         expected.additionals.clear();
@@ -353,7 +353,7 @@ proptest! {
         kept.addresses().for_each(drop);
         let query_bytes = with_edns(www(), 4096, false).to_vec().unwrap();
         let asked = reply::Asked::by_udp(&Query::parse(&query_bytes).unwrap(), limit.max(64));
-        let told = reply::from_answer(&asked, &kept, 5);
+        let told = reply::from_answer(&asked, &kept, 5, 100_000);
         prop_assert!(told.len() <= limit.max(64));
         prop_assert!(Answer::parse(&told, 7, Key(&key)).is_ok(), "it stays well-formed");
     }

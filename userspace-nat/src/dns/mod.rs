@@ -17,8 +17,9 @@
 //! presence and DO), its options are not: an OPT is between neighbours and is neither forwarded nor
 //! cached (RFC 6891 section 6.1.1). So cookies and client subnet end here.
 //!
-//! The cache is common to all VMs of the process. A VM can tell by the time of an answer that
-//! another asked the same before; it can't displace more than its share ([`cache`]).
+//! The cache is common to the VMs of one policy ([`Telling::view`]). A VM can tell by the time of an
+//! answer that another of them asked the same before; it can't displace more than its share
+//! ([`cache`]).
 
 pub mod answer;
 #[cfg(test)]
@@ -44,7 +45,7 @@ mod scrub;
 mod upstream;
 
 pub use name::Name;
-pub use policy::{AllowAll, ExtendedError, NamePolicy, NameVerdict, RefuseAll};
+pub use policy::{AllowAll, ExtendedError, NamePolicy, NameVerdict, RefuseAll, Telling};
 pub use proxy::{Limits, Origin, Proxy, Reply};
 pub use resolvers::{ResolverError, parse_resolv_conf, parse_resolver};
 

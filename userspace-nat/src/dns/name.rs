@@ -54,7 +54,7 @@ impl fmt::Display for Name<'_> {
 }
 
 /// Where the name at `at` ends, if it is whole and uncompressed.
-pub(super) fn end_of_plain(message: &[u8], at: usize) -> Option<usize> {
+pub(crate) fn end_of_plain(message: &[u8], at: usize) -> Option<usize> {
     let mut end = at;
     loop {
         let len = *message.get(end)?;

@@ -1,5 +1,9 @@
 //! Where rules by domain name attach.
-use super::{answer::Answer, name::Name};
+use super::{
+    answer::{Answer, MAX_TTL_S},
+    message::Rcode,
+    name::Name,
+};
 
 /// Why a question gets no answer, for the guest to read (RFC 8914).
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -8,6 +12,8 @@ pub struct ExtendedError {
     pub code: u16,
     /// The EXTRA-TEXT.
     pub text: String,
+    /// What the answer says: REFUSED, or that there is no such name.
+    pub rcode: Rcode,
 }
 
 impl ExtendedError {
@@ -18,14 +24,27 @@ impl ExtendedError {
 
     /// A rule is against it.
     pub fn blocked(text: String) -> Self {
-        let code = Self::BLOCKED;
-        Self { code, text }
+        Self {
+            code: Self::BLOCKED,
+            text,
+            rcode: Rcode::Refused,
+        }
+    }
+
+    /// A rule is against it, and the guest is to believe that there is no such name.
+    pub fn no_such_name(text: String) -> Self {
+        Self {
+            rcode: Rcode::NxDomain,
+            ..Self::blocked(text)
+        }
     }
 
     /// Nothing is for it.
     pub fn prohibited(text: String) -> Self {
-        let code = Self::PROHIBITED;
-        Self { code, text }
+        Self {
+            code: Self::PROHIBITED,
+            ..Self::blocked(text)
+        }
     }
 }
 
@@ -34,8 +53,29 @@ impl ExtendedError {
 pub enum NameVerdict {
     /// Ask; hand it on.
     Allow,
-    /// Answer REFUSED.
+    /// Answer that it is refused.
     Refuse(ExtendedError),
+}
+
+/// How a VM's names are told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Telling {
+    /// VMs of one view share answers that are kept; those of different ones do not.
+    pub view: u32,
+    /// Whether `ech` is left out of SVCB and HTTPS records.
+    pub strips_ech: bool,
+    /// The longest TTL that is told, seconds.
+    pub ttl_ceiling_s: u32,
+}
+
+impl Default for Telling {
+    fn default() -> Self {
+        Self {
+            view: 0,
+            strips_ech: false,
+            ttl_ceiling_s: MAX_TTL_S,
+        }
+    }
 }
 
 /// Decides about names. Called for every question and every answer of every guest, from the cache
@@ -43,6 +83,22 @@ pub enum NameVerdict {
 pub trait NamePolicy {
     /// Before a question is looked up. `name` is in lower case.
     fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict;
+
+    /// How names are told to a VM.
+    fn telling(&self, _vm: u32) -> Telling {
+        Telling::default()
+    }
+
+    /// Before a question goes to a resolver: it was not refused, and no answer is kept.
+    fn lookup(&mut self, _vm: u32, _name: Name<'_>, _qtype: u16, _now_ns: u64) -> NameVerdict {
+        NameVerdict::Allow
+    }
+
+    /// A VM asks more often than it may; why its question gets no answer.
+    fn over_rate(&mut self, _vm: u32, per_second: u32) -> ExtendedError {
+        let text = format!("refused: more than {per_second} questions a second");
+        ExtendedError::prohibited(text)
+    }
 
     /// Before an answer, `age_s` old, goes to the guest.
     fn answer(

@@ -4,7 +4,7 @@
 //! bounded, per VM and in all: a VM over its own bound is refused, and when all exchanges are
 //! taken, a VM that holds fewer takes one of the VM that holds most.
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     net::{Ipv4Addr, SocketAddr},
 };
 
@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     poll::{Poller, Readiness},
+    quota::TokenBucket,
     record::{Question, Source},
     stats::Tally,
     vm::VmNet,
@@ -91,6 +92,8 @@ pub struct Proxy {
     in_flight: InFlight,
     replies: VecDeque<Reply>,
     journal: Journal,
+    /// Questions a second that VMs may ask, where they are bounded, and how many are left.
+    rates: HashMap<u32, (u32, TokenBucket)>,
     rng: StdRng,
     scratch: Box<[u8]>,
     key: Vec<u8>,
@@ -117,6 +120,7 @@ impl Proxy {
             in_flight: InFlight::new(limits.exchanges),
             replies: VecDeque::new(),
             journal: Journal::default(),
+            rates: HashMap::new(),
             rng: rand::make_rng(),
             scratch: vec![0; usize::from(u16::MAX)].into(),
             key: Vec::new(),
@@ -166,7 +170,7 @@ impl Proxy {
             Origin::Tcp { .. } => Asked::by_tcp(&query),
         };
         let mut key = std::mem::take(&mut self.key);
-        query.write_key(0, &mut key);
+        query.write_key(self.policy.telling(vm.id).view, &mut key);
         let waiter = Waiter {
             vm: vm.id,
             stats: vm.stats,
@@ -174,7 +178,14 @@ impl Proxy {
             asked,
             since_ns: now_ns,
         };
-        let taken = self.take(waiter, Key(&key), poller, now_ns);
+        let taken = match self.is_over_rate(vm, now_ns) {
+            true => {
+                let error = self.policy.over_rate(vm.id, vm.dns_per_second);
+                self.refuse(&waiter, Key(&key), &error, now_ns);
+                Ok(())
+            }
+            false => self.take(waiter, Key(&key), poller, now_ns),
+        };
         self.key = key;
         if taken.is_ok() {
             vm.stats.tally(Tally::DnsQuery, 1);
@@ -213,6 +224,7 @@ impl Proxy {
     pub fn forget(&mut self, vm: u32) {
         self.in_flight.forget(vm);
         // What is in the journal stays: it has happened.
+        self.rates.remove(&vm);
         self.replies.retain(|r| r.vm != vm);
     }
 
@@ -231,6 +243,20 @@ impl Proxy {
         self.mismatched
     }
 
+    /// Takes a VM's question into its rate, if there is one.
+    fn is_over_rate(&mut self, vm: &VmNet, now_ns: u64) -> bool {
+        let per_second = vm.dns_per_second;
+        if per_second == 0 {
+            return false;
+        }
+        let full = || (per_second, TokenBucket::new(per_second, per_second));
+        let (known, bucket) = self.rates.entry(vm.id).or_insert_with(full);
+        if *known != per_second {
+            (*known, *bucket) = full();
+        }
+        !bucket.take(now_ns)
+    }
+
     fn take(
         &mut self,
         waiter: Waiter,
@@ -240,10 +266,7 @@ impl Proxy {
     ) -> Result<(), DropReason> {
         let verdict = self.policy.question(waiter.vm, key.name(), key.qtype());
         if let NameVerdict::Refuse(error) = verdict {
-            let (policy, outcome) = (&*self.policy, Outcome::Refused(&error));
-            self.journal
-                .note(policy, &waiter, key, outcome, Source::Policy, now_ns);
-            self.replies.push_back(refused(&waiter, key, &error));
+            self.refuse(&waiter, key, &error, now_ns);
             return Ok(());
         }
         if let Some((answer, age_s)) = self.cache.get(key.0, now_ns) {
@@ -266,6 +289,13 @@ impl Proxy {
         }
         if let Some(index) = joins {
             self.in_flight.join(index, waiter);
+            return Ok(());
+        }
+        let verdict = self
+            .policy
+            .lookup(waiter.vm, key.name(), key.qtype(), now_ns);
+        if let NameVerdict::Refuse(error) = verdict {
+            self.refuse(&waiter, key, &error, now_ns);
             return Ok(());
         }
         if let Some(ended) = self.in_flight.make_room(waiter.vm) {
@@ -308,6 +338,8 @@ impl Proxy {
         let key = live.exchange.key();
         let source = live.exchange.answered_by();
         let source = source.map_or(Source::Nobody, Source::Upstream);
+        let strips_ech = self.policy.telling(live.vm).strips_ech;
+        let answer = answer.map(|a| if strips_ech { a.without_ech(key) } else { a });
         for waiter in &live.waiting {
             // By TCP nothing is truncated: the whole answer was not to be had.
             let by_tcp = matches!(waiter.origin, Origin::Tcp { .. });
@@ -341,6 +373,13 @@ impl Proxy {
                 Ok(())
             }
         }
+    }
+
+    fn refuse(&mut self, waiter: &Waiter, key: Key<'_>, error: &ExtendedError, now_ns: u64) {
+        let (policy, outcome) = (&*self.policy, Outcome::Refused(error));
+        self.journal
+            .note(policy, waiter, key, outcome, Source::Policy, now_ns);
+        self.replies.push_back(refused(waiter, key, error));
     }
 
     fn fail(&mut self, waiter: &Waiter, key: Key<'_>, now_ns: u64) {
@@ -382,7 +421,10 @@ fn answered(
         NameVerdict::Allow => Reply {
             vm: waiter.vm,
             origin: waiter.origin,
-            message: reply::from_answer(&waiter.asked, answer, age_s),
+            message: {
+                let ceiling_s = policy.telling(waiter.vm).ttl_ceiling_s;
+                reply::from_answer(&waiter.asked, answer, age_s, ceiling_s)
+            },
         },
     }
 }

@@ -94,7 +94,7 @@ impl<'m> Query<'m> {
 
     /// Writes the cache key into `key`: what the answer depends on, and nothing else. The view, the
     /// bits RD, AD, CD, EDNS and DO, the type, the class, and the name in lower case.
-    pub fn write_key(&self, view: u16, key: &mut Vec<u8>) {
+    pub fn write_key(&self, view: u32, key: &mut Vec<u8>) {
         key.clear();
         let dnssec_ok = self.edns.is_some_and(|e| e.dnssec_ok);
         key.extend_from_slice(&view.to_be_bytes());
@@ -112,21 +112,16 @@ impl<'m> Query<'m> {
 }
 
 /// Where the parts of a key begin: view, flags, type, class, name.
-const FLAGS: usize = 2;
-const QTYPE: usize = 3;
-const QCLASS: usize = 5;
-const NAME: usize = 7;
+const FLAGS: usize = 4;
+const QTYPE: usize = 5;
+const QCLASS: usize = 7;
+const NAME: usize = 9;
 
 /// A cache key, read back: the question as it goes upstream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Key<'k>(pub &'k [u8]);
 
 impl<'k> Key<'k> {
-    /// Whose answers these are: views share none.
-    pub fn view(self) -> u16 {
-        word(self.0, 0).unwrap_or(0)
-    }
-
     /// The name, in lower case.
     pub fn name(self) -> Name<'k> {
         Name(self.0.get(NAME..).unwrap_or(&[0]))

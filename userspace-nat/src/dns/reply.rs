@@ -1,7 +1,7 @@
 //! Writing DNS messages: the query that goes upstream, and the reply that a guest gets.
 
 use super::{
-    answer::{Answer, MAX_TTL_S},
+    answer::Answer,
     message::{Bits, HEADER_LEN, PLAIN_UDP_LEN, Rcode, word},
     policy::ExtendedError,
     query::{Key, Query},
@@ -70,10 +70,10 @@ pub fn query(id: u16, key: Key<'_>, name: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The reply to `asked`, from an answer that is `age_s` seconds old.
+/// The reply to `asked`, from an answer that is `age_s` seconds old, its TTLs not above a ceiling.
 ///
 /// What does not fit loses all its records, and has TC set (RFC 2181 section 9).
-pub fn from_answer(asked: &Asked, answer: &Answer, age_s: u32) -> Vec<u8> {
+pub fn from_answer(asked: &Asked, answer: &Answer, age_s: u32, ceiling_s: u32) -> Vec<u8> {
     let message = &answer.message;
     let opt_len = if asked.edns.is_some() { OPT_LEN } else { 0 };
     let question_end = HEADER_LEN + asked.name.len() + 4;
@@ -94,7 +94,7 @@ pub fn from_answer(asked: &Asked, answer: &Answer, age_s: u32) -> Vec<u8> {
         };
         let ttl_s = u32::from_be_bytes([ttl[0], ttl[1], ttl[2], ttl[3]]);
         // What a guest may keep for longer than we do would outlast what it opened.
-        let left = ttl_s.saturating_sub(age_s).min(MAX_TTL_S);
+        let left = ttl_s.saturating_sub(age_s).min(ceiling_s);
         ttl.copy_from_slice(&left.to_be_bytes());
     }
     if truncated {
@@ -126,9 +126,9 @@ pub fn from_rcode(asked: &Asked, key: Key<'_>, rcode: Rcode) -> Vec<u8> {
     out
 }
 
-/// REFUSED, and to a client that speaks EDNS why, as far as it fits.
+/// A refusal, and to a client that speaks EDNS why, as far as it fits.
 pub fn refused(asked: &Asked, key: Key<'_>, error: &ExtendedError) -> Vec<u8> {
-    let mut out = from_rcode(asked, key, Rcode::Refused);
+    let mut out = from_rcode(asked, key, error.rcode);
     if asked.edns.is_none() {
         return out;
     }

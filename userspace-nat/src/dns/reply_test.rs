@@ -15,7 +15,7 @@ fn told(query: &Message, answer: &Message, link_len: usize) -> Message {
     let (asked, key) = asked(query, link_len);
     let id = answer.metadata.id;
     let answer = Answer::parse(&answer.to_vec().unwrap(), id, Key(&key)).unwrap();
-    let bytes = from_answer(&asked, &answer, 0);
+    let bytes = from_answer(&asked, &answer, 0, 100_000);
     assert!(bytes.len() <= asked.limit);
     read(&bytes)
 }

@@ -1,4 +1,5 @@
-//! A file of denied destinations: one pattern per line, `#` comments, blank lines.
+//! A file of denied destinations: one pattern by address or by name per line, `#` comments, blank
+//! lines.
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -7,9 +8,11 @@ use std::{
 use thiserror::Error;
 
 use super::{
-    Destination, Pattern, PatternError,
+    Destination, NameError, NamePattern, Pattern,
     matcher::{Entry, Matcher},
+    names::NameMatcher,
 };
+use crate::dns::Name;
 
 /// A deny file, compiled. In a policy it is one rule.
 #[derive(Clone, Debug)]
@@ -18,6 +21,9 @@ pub struct DenyFile {
     /// Each pattern with its line, from 1.
     patterns: Vec<(u32, Pattern)>,
     matcher: Matcher,
+    /// The same by name.
+    name_patterns: Vec<(u32, NamePattern)>,
+    names: NameMatcher,
 }
 
 /// A deny file that can't be used.
@@ -25,7 +31,7 @@ pub struct DenyFile {
 pub enum DenyFileError {
     /// It could not be read.
     #[error(
-        "Reading the deny file {path:?}: give a readable text file, one CIDR[:PORT[-PORT]][/PROTOCOL] per line"
+        "Reading the deny file {path:?}: give a readable text file, one CIDR or NAME[:PORT[-PORT]][/PROTOCOL] per line"
     )]
     Read {
         /// The file.
@@ -41,7 +47,7 @@ pub enum DenyFileError {
         /// The line, from 1.
         line: u32,
         /// What is wrong with it.
-        why: PatternError,
+        why: NameError,
     },
 }
 
@@ -57,18 +63,22 @@ impl DenyFile {
 
     /// Compiles a file's text; `name` stands for it in output.
     pub fn parse(name: &str, text: &str) -> Result<Self, DenyFileError> {
-        let mut patterns = Vec::new();
+        let (mut patterns, mut name_patterns) = (Vec::new(), Vec::new());
         for (line, number) in text.lines().zip(1..) {
             let rule = line.split_once('#').map_or(line, |(rule, _)| rule).trim();
             if rule.is_empty() {
                 continue;
             }
-            let pattern = rule.parse().map_err(|why| DenyFileError::Line {
+            let bad = |why| DenyFileError::Line {
                 file: name.to_owned(),
                 line: number,
                 why,
-            })?;
-            patterns.push((number, pattern));
+            };
+            if NamePattern::is_meant_by(rule) {
+                name_patterns.push((number, rule.parse().map_err(bad)?));
+            } else {
+                patterns.push((number, rule.parse().map_err(|e| bad(NameError::Scope(e)))?));
+            }
         }
         let matcher = Matcher::new(patterns.iter().map(|(line, pattern)| Entry {
             pattern: *pattern,
@@ -78,6 +88,8 @@ impl DenyFile {
             name: name.to_owned(),
             patterns,
             matcher,
+            names: NameMatcher::new(name_patterns.iter().map(|(line, pattern)| (*line, pattern))),
+            name_patterns,
         })
     }
 
@@ -86,7 +98,7 @@ impl DenyFile {
         &self.name
     }
 
-    /// Its patterns, in the order of the lines.
+    /// Its patterns by address, in the order of the lines.
     pub fn patterns(&self) -> impl Iterator<Item = Pattern> {
         self.patterns.iter().map(|(_, pattern)| *pattern)
     }
@@ -96,13 +108,30 @@ impl DenyFile {
         self.matcher.first(to, 0)
     }
 
-    /// The pattern on a line, from 1.
+    /// The pattern by address on a line, from 1.
     pub fn pattern_at(&self, line: u32) -> Option<Pattern> {
-        let index = self
-            .patterns
-            .binary_search_by_key(&line, |(number, _)| *number);
-        index.ok().map(|index| self.patterns[index].1)
+        at(&self.patterns, line).copied()
     }
+
+    /// The pattern by name on a line, from 1.
+    pub fn name_at(&self, line: u32) -> Option<&NamePattern> {
+        at(&self.name_patterns, line)
+    }
+
+    /// Whether it has lines by name.
+    pub fn has_names(&self) -> bool {
+        !self.names.is_empty()
+    }
+
+    /// The lines, from 1, about a name (in lower case), ascending.
+    pub(super) fn lines_about(&self, name: Name<'_>) -> Vec<u32> {
+        self.names.matching(name)
+    }
+}
+
+fn at<P>(patterns: &[(u32, P)], line: u32) -> Option<&P> {
+    let index = patterns.binary_search_by_key(&line, |(number, _)| *number);
+    index.ok().map(|index| &patterns[index].1)
 }
 
 #[cfg(test)]

@@ -33,10 +33,59 @@ fn comments_and_blank_lines_are_counted_but_say_nothing() {
 
 #[test]
 fn an_error_names_file_and_line() {
-    let error = DenyFile::parse("bad.txt", "1.2.3.4\n\nexample.com\n").unwrap_err();
+    let error = DenyFile::parse("bad.txt", "1.2.3.4\n\nexample..com\n").unwrap_err();
     assert!(
-        error.to_string().starts_with("bad.txt:3: \"example.com\""),
+        error
+            .to_string()
+            .starts_with("bad.txt:3: \"\" in \"example..com\""),
         "{error}"
+    );
+}
+
+#[test]
+fn names_stand_beside_addresses() {
+    let text = "192.0.2.1\n*.evil.test\nevil.test # too\nMail.test:25/tcp\nevil.test:80\n";
+    let file = DenyFile::parse("bad.txt", text).unwrap();
+    assert!(file.has_names());
+    let lines = |name: &str| file.lines_about(Name(&crate::rules::wire(name).unwrap()));
+    assert_eq!(lines("evil.test"), [3, 5]);
+    assert_eq!(lines("a.b.evil.test"), [2]);
+    assert!(lines("notevil.test").is_empty());
+    assert_eq!(lines("mail.test"), [4]);
+    assert_eq!(file.name_at(4).unwrap().to_string(), "mail.test:25/tcp");
+    assert_eq!((file.name_at(1), file.pattern_at(2)), (None, None));
+    assert_eq!(file.line_for(tcp([192, 0, 2, 1], 80)), Some(1));
+}
+
+#[test]
+fn a_hundred_thousand_names_load_fast_and_match_as_fast_as_ten() {
+    let list = |lines: u32| -> String {
+        let line = |i: u32| format!("{}n{i}.bad{}.test\n", ["", "*."][i as usize % 2], i % 99);
+        (0..lines).map(line).collect()
+    };
+    let start = Instant::now();
+    let many = DenyFile::parse("many", &list(100_000)).unwrap();
+    let load = start.elapsed();
+    let most_ms = if cfg!(debug_assertions) { 8_000 } else { 500 };
+    assert!(load.as_millis() < most_ms, "took {load:?} to load");
+    let few = DenyFile::parse("few", &list(10)).unwrap();
+    let names: Vec<_> = (0..1_000)
+        .map(|i| crate::rules::wire(&format!("www.n{i}.bad{}.test", i % 99)).unwrap())
+        .collect();
+    let time = |file: &DenyFile| {
+        let start = Instant::now();
+        let found: usize = (0..100)
+            .flat_map(|_| &names)
+            .map(|name| file.lines_about(Name(name)).len())
+            .sum();
+        (start.elapsed().as_nanos() as u64 / 100_000, found / 100)
+    };
+    let ((few_ns, few_found), (many_ns, many_found)) = (time(&few), time(&many));
+    println!("load {load:?}, match: 10 lines {few_ns} ns, 100,000 lines {many_ns} ns");
+    assert_eq!((few_found, many_found), (5, 500));
+    assert!(
+        many_ns < few_ns * 8 + 1_000,
+        "{many_ns} against {few_ns} ns"
     );
 }
 

@@ -3,7 +3,7 @@ use std::fmt;
 
 use slipgate_abi::Protocol;
 
-use super::{Decision, Destination, Policy, Rule};
+use super::{Decision, Destination, Policy, Rule, elsewhere};
 
 /// Which rule decides on a destination, and why no other did. [`Display`](fmt::Display) gives
 /// sentences, one per line.
@@ -37,6 +37,15 @@ impl Policy {
                 to.addr,
                 space.map_or("protected", |(_, space)| space.describe()),
             )),
+            rule if rule == self.elsewhere_id() => {
+                let what = elsewhere::elsewhere(to).map_or("a resolver", |e| e.describe());
+                sentences.push(format!(
+                    "{target} is refused by the safe defaults: it is {what}, and would pass by the \
+                     rules by name."
+                ));
+                let opens = elsewhere::opened_by(to);
+                sentences.push(format!("`--allow {opens}` would open it."));
+            }
             rule => {
                 sentences.push(format!(
                     "{target} is {outcome} by {}.",
@@ -94,11 +103,11 @@ impl Policy {
         let line = decision.line?;
         let place = self.place_of(decision.rule)?;
         match self.rules.get(place as usize)? {
-            Rule::DenyFile(file) => Some(format!(
-                "Line {line} of {} reads {}.",
-                file.name(),
-                file.pattern_at(line)?
-            )),
+            Rule::DenyFile(file) => {
+                let pattern = file.pattern_at(line).map(|p| p.to_string());
+                let text = pattern.or_else(|| file.name_at(line).map(|n| n.to_string()))?;
+                Some(format!("Line {line} of {} reads {text}.", file.name()))
+            }
             Rule::Match(..) | Rule::Name(..) => None,
         }
     }

@@ -10,27 +10,40 @@
 //! | | with a rule by name or `--default deny` |
 //! | --- | --- |
 //! | a name that a rule denies, or that none allows with `--default deny` | REFUSED, not looked up |
-//! | TXT, NULL, ANY with `--default deny` | REFUSED |
+//! | a name with more labels than the policy takes | REFUSED |
+//! | a public resolver's name ([`super::elsewhere`]) that no rule gives | REFUSED |
+//! | a name that a browser asks for to learn whether it may use such a resolver | no such name |
+//! | TXT, NULL, ANY, and types that are none of those in use, with `--default deny` | REFUSED, unless the policy has them |
+//! | more new names beneath a wildcard than a VM may ask for ([`super::asking`]) | REFUSED |
 //! | an answer that leads to such a name | REFUSED |
 //! | an answer about an allowed name with a protected address | REFUSED ("rebinding") |
 //! | an answer for which the VM has no room | REFUSED; what lives stays |
 use std::{
     cell::RefCell,
     collections::HashMap,
+    hash::RandomState,
     net::{IpAddr, Ipv4Addr},
     rc::Rc,
 };
 
 use serde::{Deserialize, Serialize};
+use slipgate_abi::Refusal;
 
 use super::{
-    Action, Decision, Destination, LocalAddresses, Policy, PolicySet,
+    Action, Change, Decision, Destination, LocalAddresses, Policy, PolicySet,
+    asking::{Asker, OCTETS_PER_MINUTE},
+    elsewhere::is_canary,
     explain::target,
-    learnt::{Full, Learnt, LearntName, MAX_PER_VM},
+    learnt::{Full, Lasting, Learnt, LearntName, MAX_PER_VM},
+    policy::Place,
     protected::{embedded, shut_v6},
 };
-use crate::dns::{
-    ExtendedError, Name, NamePolicy, NameVerdict, answer::Answer, chain::Chain, message::Type,
+use crate::{
+    clock::SECOND_NS,
+    dns::{
+        ExtendedError, Name, NamePolicy, NameVerdict, Telling, answer::Answer, chain::Chain,
+        message::Type, name::end_of_plain,
+    },
 };
 
 /// Rules by which questions were refused that are told apart, per VM.
@@ -49,6 +62,10 @@ pub struct Judge {
     of_vm: HashMap<u32, u32>,
     learnt: Learnt,
     counts: HashMap<u32, NameCounts>,
+    askers: HashMap<u32, Asker>,
+    hasher: RandomState,
+    /// Of the rules: answers kept under others are not told.
+    generation: u16,
 }
 
 /// A decision, and the name that it is due to.
@@ -75,6 +92,12 @@ pub struct NameCounts {
     pub rebinding: u64,
     /// Answers for which there was no room.
     pub full: u64,
+    /// Questions for names of resolvers elsewhere.
+    pub elsewhere: u64,
+    /// Questions beyond the rate.
+    pub over_rate: u64,
+    /// Questions for new names beneath a wildcard, beyond what a VM may say by them.
+    pub new_names: u64,
     /// Addresses open by name, now.
     pub open: u64,
     /// Refused names by rule, with the last such name; of the first 16 rules.
@@ -100,6 +123,9 @@ impl Judge {
             of_vm: HashMap::new(),
             learnt: Learnt::default(),
             counts: HashMap::new(),
+            askers: HashMap::new(),
+            hasher: RandomState::new(),
+            generation: 0,
         }
     }
 
@@ -144,7 +170,8 @@ impl Judge {
             inspect: policy.inspects(decision.rule),
         };
         // What is denied by address or protected is out of reach of names.
-        let by_rule = decision.rule != policy.default_id();
+        let default = [policy.default_id(), policy.elsewhere_id()];
+        let by_rule = !default.contains(&decision.rule);
         if by_rule && !decision.is_allowed() {
             return by_address;
         }
@@ -204,7 +231,7 @@ impl Judge {
         let policy = self.policy(vm);
         let rules = policy.about(name);
         let question = match policy.judges_names() {
-            true => policy.resolves(&rules),
+            true => self.asks(vm, name, &rules),
             false => Decision {
                 rule: policy.default_id(),
                 line: None,
@@ -227,6 +254,7 @@ impl Judge {
     pub fn forget(&mut self, vm: u32) {
         self.learnt.forget(vm);
         self.counts.remove(&vm);
+        self.askers.remove(&vm);
         self.of_vm.remove(&vm);
     }
 
@@ -240,6 +268,10 @@ impl Judge {
         match decision.rule {
             rule if rule == policy.default_id() => ExtendedError::prohibited(format!(
                 "no rule allows {}, and the default is deny",
+                name.without_dot()
+            )),
+            rule if rule == policy.elsewhere_id() => ExtendedError::blocked(format!(
+                "{0} is refused by the safe defaults: DNS elsewhere; --allow {0} would open it",
                 name.without_dot()
             )),
             rule => ExtendedError::blocked(format!(
@@ -265,6 +297,82 @@ impl Judge {
         })
     }
 
+    /// Whether a name may be asked for.
+    fn asks(&self, vm: u32, name: Name<'_>, rules: &[Place]) -> Decision {
+        let policy = self.policy(vm);
+        match policy.hides(name, rules) {
+            true => Decision {
+                rule: policy.elsewhere_id(),
+                line: None,
+                refusal: Some(Refusal::DnsElsewhere),
+            },
+            false => policy.resolves(rules),
+        }
+    }
+
+    fn judge_question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> Result<(), ExtendedError> {
+        let policy = self.policy(vm);
+        if !policy.judges_names() {
+            return Ok(());
+        }
+        let about = policy.about(name);
+        if is_canary(name) && !policy.names_exactly(&about) {
+            let text = "refused by the safe defaults: DNS elsewhere";
+            self.count(vm).elsewhere += 1;
+            return Err(ExtendedError::no_such_name(text.into()));
+        }
+        let decision = self.asks(vm, name, &about);
+        if !decision.is_allowed() {
+            let error = self.refusal(vm, decision, name);
+            let text = policy.text(decision);
+            let elsewhere = decision.rule == policy.elsewhere_id();
+            let count = self.count(vm);
+            count.elsewhere += u64::from(elsewhere);
+            count.refused(text, name.without_dot());
+            return Err(error);
+        }
+        let dns = &policy.settings().dns;
+        if name.labels().count() > usize::from(dns.max_labels) {
+            let text = format!("refused: a name of more than {} labels", dns.max_labels);
+            self.count(vm).refused_names += 1;
+            return Err(ExtendedError::prohibited(text));
+        }
+        let shut = policy.default_action() == Action::Deny && !is_common(qtype);
+        if shut && !dns.types.contains(&qtype) {
+            self.count(vm).refused_types += 1;
+            let text = match qtype {
+                Type::TXT | Type::NULL | Type::ANY => {
+                    "TXT, NULL and ANY are refused, for the default is deny".to_owned()
+                }
+                _ => format!("type {qtype} is refused, for the default is deny"),
+            };
+            return Err(ExtendedError::prohibited(text));
+        }
+        Ok(())
+    }
+
+    /// Whether a name is new to the VM, and one too many beneath a wildcard.
+    fn judge_lookup(
+        &mut self,
+        vm: u32,
+        name: Name<'_>,
+        qtype: u16,
+        now_ns: u64,
+    ) -> Result<(), ExtendedError> {
+        let Some(octets) = self.policy(vm).octets_beneath(name) else {
+            return Ok(());
+        };
+        let asker = self.askers.entry(vm).or_insert_with(|| Asker::new(now_ns));
+        if asker.asks(&self.hasher, (name.0, qtype), octets, now_ns) {
+            return Ok(());
+        }
+        self.count(vm).new_names += 1;
+        let text = format!(
+            "refused: more than {OCTETS_PER_MINUTE} octets of new names beneath wildcards a minute"
+        );
+        Err(ExtendedError::prohibited(text))
+    }
+
     fn judge_answer(
         &mut self,
         vm: u32,
@@ -273,25 +381,51 @@ impl Judge {
         age_s: u32,
         now_ns: u64,
     ) -> Result<(), ExtendedError> {
-        let Some(chain) = Chain::of(answer, name) else {
+        let Some(mut chain) = Chain::of(answer, name) else {
             self.count(vm).refused_chains += 1;
             let text = "refused: the answer leads in a circle, or through too many names";
             return Err(ExtendedError::blocked(text.into()));
         };
+        for (_, ttl_s) in &mut chain.addresses {
+            *ttl_s = ttl_s.saturating_sub(age_s);
+        }
+        let dns = &self.policy(vm).settings().dns;
+        let lasting = Lasting {
+            floor_s: dns.ttl_floor_s,
+            ceiling_s: dns.ttl_ceiling_s,
+        };
+        self.open(vm, name, &chain, lasting, now_ns)
+    }
+
+    /// Opens what a way leads to, by the present policy, if that has nothing against it.
+    fn open(
+        &mut self,
+        vm: u32,
+        name: Name<'_>,
+        chain: &Chain,
+        lasting: Lasting,
+        now_ns: u64,
+    ) -> Result<(), ExtendedError> {
         let mut rules = self.policy(vm).about(name);
         let by_rule = !rules.is_empty();
+        let mut way = name.0.to_vec();
         for step in &chain.steps {
+            way.extend_from_slice(step);
             let about = self.policy(vm).about(Name(step));
-            let decision = self.policy(vm).resolves(&about);
+            let decision = self.asks(vm, Name(step), &about);
             if !decision.is_allowed() {
                 self.count(vm).refused_chains += 1;
                 return Err(self.refusal(vm, decision, Name(step)));
             }
             // What is denied of a name on the way is not to be had by another name for it.
             let policy = self.policy(vm);
-            rules.extend(about.into_iter().filter(|order| policy.is_deny(*order)));
+            rules.extend(
+                about
+                    .into_iter()
+                    .filter(|place| policy.is_deny(place.order)),
+            );
         }
-        if by_rule && let Some(error) = self.shut(vm, &chain) {
+        if by_rule && let Some(error) = self.shut(vm, chain) {
             self.count(vm).rebinding += 1;
             return Err(error);
         }
@@ -304,24 +438,114 @@ impl Judge {
             .addresses
             .iter()
             .filter_map(|(addr, ttl)| match addr {
-                IpAddr::V4(addr) => Some((*addr, ttl.saturating_sub(age_s))),
+                IpAddr::V4(addr) => Some((*addr, *ttl)),
                 IpAddr::V6(_) => None,
             })
             .collect();
         let learnt = Rc::new(LearntName {
             name: name.without_dot().into(),
             rules: rules.into(),
+            way: way.into(),
         });
         let policy = self.policies.of(self.of_vm.get(&vm).copied());
-        let same = |a: &[u32], b: &[u32]| policy.same_effect(a, b);
+        let same = |a: &[Place], b: &[Place]| policy.same_effect(a, b);
         self.learnt
-            .open(vm, &learnt, &addresses, same, now_ns)
+            .open(vm, &learnt, &addresses, same, lasting, now_ns)
             .map_err(|Full| {
                 self.count(vm).full += 1;
                 let text = format!("refused: {MAX_PER_VM} addresses are open by name already");
                 ExtendedError::prohibited(text)
             })
     }
+
+    /// What opened and what ended since the last call, for a successor.
+    pub fn take_changes(&mut self, now_ns: u64) -> Vec<Change> {
+        self.learnt.expire(now_ns);
+        self.learnt.take_changes()
+    }
+
+    /// Opens again what a predecessor, or this judge under other rules, had open until `expires_ns`
+    /// by a way ([`LearntName::way`]), as far as the present rules have nothing against it.
+    pub fn reopen(
+        &mut self,
+        vm: u32,
+        addr: Ipv4Addr,
+        way: &[u8],
+        expires_ns: u64,
+        now_ns: u64,
+    ) -> bool {
+        let left_ns = expires_ns.saturating_sub(now_ns);
+        // The floor was counted when it opened.
+        let lasting = Lasting {
+            floor_s: 0,
+            ceiling_s: self.policy(vm).settings().dns.ttl_ceiling_s,
+        };
+        let left_s = u32::try_from(left_ns / SECOND_NS).unwrap_or(u32::MAX);
+        let Some((name, steps)) = split(way) else {
+            return false;
+        };
+        if left_s == 0 || !self.policy(vm).judges_names() {
+            return false;
+        }
+        let about = self.policy(vm).about(name);
+        let chain = Chain {
+            steps,
+            addresses: vec![(addr.into(), left_s)],
+        };
+        self.asks(vm, name, &about).is_allowed()
+            && self.open(vm, name, &chain, lasting, now_ns).is_ok()
+            && !about.is_empty()
+    }
+
+    /// Judges anew what is open, after the rules or a VM's policy changed.
+    pub fn rejudge(&mut self, now_ns: u64) {
+        self.generation = self.generation.wrapping_add(1);
+        let vms = self.learnt.vms();
+        for vm in vms {
+            for (addr, name, expires_ns) in self.learnt.forget(vm) {
+                self.reopen(vm, addr, &name.way, expires_ns, now_ns);
+            }
+        }
+    }
+}
+
+/// Types that clients ask for in the course of a connection. Others carry whatever their owner
+/// likes, and nothing that one needs.
+fn is_common(qtype: u16) -> bool {
+    const COMMON: [u16; 18] = [
+        Type::A,
+        2, // NS
+        Type::CNAME,
+        Type::SOA,
+        Type::PTR,
+        Type::MX,
+        Type::AAAA,
+        Type::SRV,
+        Type::NAPTR,
+        Type::DNAME,
+        43, // DS
+        44, // SSHFP
+        48, // DNSKEY
+        52, // TLSA
+        Type::NSEC,
+        Type::SVCB,
+        Type::HTTPS,
+        257, // CAA
+    ];
+    COMMON.contains(&qtype)
+}
+
+/// A way's first name, and the others.
+fn split(way: &[u8]) -> Option<(Name<'_>, Vec<Box<[u8]>>)> {
+    let end = end_of_plain(way, 0)?;
+    let (first, mut rest) = way.split_at(end);
+    let mut steps = Vec::new();
+    while !rest.is_empty() {
+        let (step, after) = rest.split_at(end_of_plain(rest, 0)?);
+        steps.push(step.into());
+        rest = after;
+    }
+    Some((Name(first), steps))
 }
 
 impl NameCounts {
@@ -351,29 +575,38 @@ impl NamePolicy for ByRules {
         let judge = self.0.borrow();
         let policy = judge.policy(vm);
         let judges = policy.judges_names();
-        judges.then(|| policy.text(policy.resolves(&policy.about(name))))
+        judges.then(|| policy.text(judge.asks(vm, name, &policy.about(name))))
+    }
+
+    fn telling(&self, vm: u32) -> Telling {
+        let judge = self.0.borrow();
+        let policy = judge.policy(vm);
+        let index = judge.policy_of(vm).unwrap_or(0) & 0xffff;
+        Telling {
+            view: u32::from(judge.generation) << 16 | index,
+            strips_ech: policy.inspections().0,
+            ttl_ceiling_s: policy.settings().dns.ttl_ceiling_s,
+        }
     }
 
     fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict {
-        let mut judge = self.0.borrow_mut();
-        let policy = judge.policy(vm);
-        if !policy.judges_names() {
-            return NameVerdict::Allow;
+        match self.0.borrow_mut().judge_question(vm, name, qtype) {
+            Ok(()) => NameVerdict::Allow,
+            Err(error) => NameVerdict::Refuse(error),
         }
-        let default = policy.default_action();
-        let decision = policy.resolves(&policy.about(name));
-        if !decision.is_allowed() {
-            let text = policy.text(decision);
-            judge.count(vm).refused(text, name.without_dot());
-            return NameVerdict::Refuse(judge.refusal(vm, decision, name));
+    }
+
+    fn lookup(&mut self, vm: u32, name: Name<'_>, qtype: u16, now_ns: u64) -> NameVerdict {
+        match self.0.borrow_mut().judge_lookup(vm, name, qtype, now_ns) {
+            Ok(()) => NameVerdict::Allow,
+            Err(error) => NameVerdict::Refuse(error),
         }
-        let carries_anything = matches!(qtype, Type::TXT | Type::NULL | Type::ANY);
-        if carries_anything && default == Action::Deny {
-            judge.count(vm).refused_types += 1;
-            let text = "TXT, NULL and ANY are refused, for the default is deny";
-            return NameVerdict::Refuse(ExtendedError::prohibited(text.into()));
-        }
-        NameVerdict::Allow
+    }
+
+    fn over_rate(&mut self, vm: u32, per_second: u32) -> ExtendedError {
+        self.0.borrow_mut().count(vm).over_rate += 1;
+        let text = format!("refused: more than {per_second} questions a second");
+        ExtendedError::prohibited(text)
     }
 
     fn answer(
@@ -395,6 +628,9 @@ impl NamePolicy for ByRules {
     }
 }
 
+#[cfg(test)]
+#[path = "judge_asks_test.rs"]
+mod asks_tests;
 #[cfg(test)]
 #[path = "judge_test.rs"]
 mod tests;

@@ -10,10 +10,10 @@ use crate::{
     rules::{DenyFile, LocalAddresses, MAX_PER_VM, Rule, RuleId, wire},
 };
 
-const VM: u32 = 7;
+pub(super) const VM: u32 = 7;
 const ADDRESS: [u8; 4] = [203, 0, 113, 10];
 
-fn judge(default: Action, rules: &[&str]) -> ByRules {
+pub(super) fn judge(default: Action, rules: &[&str]) -> ByRules {
     let rules = rules.iter().map(|rule| match rule.split_once(' ') {
         Some(("deny", text)) => Rule::parse(Action::Deny, text).unwrap(),
         Some(("allow", text)) => Rule::parse(Action::Allow, text).unwrap(),
@@ -27,19 +27,19 @@ fn judge(default: Action, rules: &[&str]) -> ByRules {
     ByRules(Judge::shared(policy))
 }
 
-fn asks(by: &mut ByRules, name: &str, qtype: u16) -> NameVerdict {
+pub(super) fn asks(by: &mut ByRules, name: &str, qtype: u16) -> NameVerdict {
     by.question(VM, Name(&wire(name).unwrap()), qtype)
 }
 
-fn told(by: &mut ByRules, name: &str, records: &[Written]) -> NameVerdict {
+pub(super) fn told(by: &mut ByRules, name: &str, records: &[Written]) -> NameVerdict {
     told_as(by, VM, name, records)
 }
 
-fn told_as(by: &mut ByRules, vm: u32, name: &str, records: &[Written]) -> NameVerdict {
+pub(super) fn told_as(by: &mut ByRules, vm: u32, name: &str, records: &[Written]) -> NameVerdict {
     by.answer(vm, Name(&wire(name).unwrap()), &answer(name, records), 0, 0)
 }
 
-fn to(addr: [u8; 4], port: u16) -> Destination {
+pub(super) fn to(addr: [u8; 4], port: u16) -> Destination {
     Destination {
         addr: addr.into(),
         port,
@@ -47,11 +47,11 @@ fn to(addr: [u8; 4], port: u16) -> Destination {
     }
 }
 
-fn refusal(by: &ByRules, addr: [u8; 4], port: u16) -> Option<Refusal> {
+pub(super) fn refusal(by: &ByRules, addr: [u8; 4], port: u16) -> Option<Refusal> {
     by.0.borrow().decide(VM, to(addr, port), 1).decision.refusal
 }
 
-fn error(verdict: NameVerdict) -> ExtendedError {
+pub(super) fn error(verdict: NameVerdict) -> ExtendedError {
     match verdict {
         NameVerdict::Refuse(error) => error,
         NameVerdict::Allow => panic!("allowed"),

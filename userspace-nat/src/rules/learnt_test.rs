@@ -1,9 +1,18 @@
 use super::*;
 
+const LASTING: Lasting = Lasting {
+    floor_s: FLOOR_S,
+    ceiling_s: CEILING_S,
+};
+
 fn name(text: &str, rules: &[u32]) -> Rc<LearntName> {
     Rc::new(LearntName {
         name: text.into(),
-        rules: rules.into(),
+        rules: rules
+            .iter()
+            .map(|&order| Place { order, line: 0 })
+            .collect(),
+        way: text.as_bytes().into(),
     })
 }
 
@@ -11,7 +20,7 @@ fn at(n: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(0xc000_0200 + n)
 }
 
-fn equal(a: &[u32], b: &[u32]) -> bool {
+fn equal(a: &[Place], b: &[Place]) -> bool {
     a == b
 }
 
@@ -25,7 +34,9 @@ fn an_opening_lasts_for_its_ttl_within_floor_and_ceiling() {
     let mut learnt = Learnt::default();
     let forever = u32::MAX;
     let open = [(at(0), 0), (at(1), 100), (at(2), forever)];
-    learnt.open(1, &name("a", &[0]), &open, equal, 0).unwrap();
+    learnt
+        .open(1, &name("a", &[0]), &open, equal, LASTING, 0)
+        .unwrap();
     for (address, lasts_s) in [(at(0), FLOOR_S), (at(1), 100), (at(2), CEILING_S)] {
         let end_ns = u64::from(lasts_s) * SECOND_NS;
         assert_eq!(names(&learnt, 1, address, end_ns - 1), ["a"]);
@@ -38,10 +49,10 @@ fn an_opening_lasts_for_its_ttl_within_floor_and_ceiling() {
 fn an_answer_with_less_ttl_does_not_shorten_what_is_open() {
     let mut learnt = Learnt::default();
     learnt
-        .open(1, &name("a", &[0]), &[(at(0), 1_000)], equal, 0)
+        .open(1, &name("a", &[0]), &[(at(0), 1_000)], equal, LASTING, 0)
         .unwrap();
     learnt
-        .open(1, &name("b", &[0]), &[(at(0), 10)], equal, 0)
+        .open(1, &name("b", &[0]), &[(at(0), 10)], equal, LASTING, 0)
         .unwrap();
     assert_eq!(
         names(&learnt, 1, at(0), 999 * SECOND_NS),
@@ -50,7 +61,7 @@ fn an_answer_with_less_ttl_does_not_shorten_what_is_open() {
     );
     assert_eq!(learnt.count(1), 1);
     learnt
-        .open(1, &name("c", &[1]), &[(at(0), 10)], equal, 0)
+        .open(1, &name("c", &[1]), &[(at(0), 10)], equal, LASTING, 0)
         .unwrap();
     assert_eq!(
         names(&learnt, 1, at(0), 1),
@@ -64,18 +75,22 @@ fn an_answer_with_less_ttl_does_not_shorten_what_is_open() {
 fn what_is_full_refuses_the_new_and_makes_room_only_by_time() {
     let mut learnt = Learnt::default();
     let all: Vec<_> = (0..MAX_PER_VM as u32).map(|n| (at(n), 100)).collect();
-    learnt.open(1, &name("a", &[0]), &all, equal, 0).unwrap();
+    learnt
+        .open(1, &name("a", &[0]), &all, equal, LASTING, 0)
+        .unwrap();
     let more = [(at(5), 100), (at(MAX_PER_VM as u32), 100)];
-    let refused = learnt.open(1, &name("a", &[0]), &more, equal, 1);
+    let refused = learnt.open(1, &name("a", &[0]), &more, equal, LASTING, 1);
     assert_eq!(refused, Err(Full));
     assert_eq!(learnt.count(1), MAX_PER_VM);
     assert_eq!(names(&learnt, 1, at(7), 1), ["a"], "what lives stays");
     learnt
-        .open(1, &name("a", &[0]), &more[..1], equal, 1)
+        .open(1, &name("a", &[0]), &more[..1], equal, LASTING, 1)
         .unwrap();
-    learnt.open(2, &name("a", &[0]), &more, equal, 1).unwrap();
     learnt
-        .open(1, &name("a", &[0]), &more, equal, 100 * SECOND_NS)
+        .open(2, &name("a", &[0]), &more, equal, LASTING, 1)
+        .unwrap();
+    learnt
+        .open(1, &name("a", &[0]), &more, equal, LASTING, 100 * SECOND_NS)
         .unwrap();
     assert_eq!(learnt.count(1), 2, "the rest is over");
     learnt.forget(1);

@@ -14,6 +14,12 @@
 //! Everything is compiled when the policy is made ([`PrefixMap`](crate::prefix_map::PrefixMap), a
 //! port table per prefix), so a decision costs about the same with one rule and with thousands.
 //!
+//! # Resolvers elsewhere
+//!
+//! Where questions are judged by name, the port of DNS over TLS and QUIC (853) and the addresses of
+//! public resolvers are refused in the same way, unless an allow means them: one that gives that
+//! very port, or one address and ports; or the very name of a resolver.
+//!
 //! # Names
 //!
 //! A rule by name matches a connection only by way of DNS: [`Judge`] refuses questions for names
@@ -27,7 +33,9 @@ use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 use slipgate_abi::{Protocol, Refusal};
 
+mod asking;
 mod deny_file;
+mod elsewhere;
 mod explain;
 mod judge;
 mod learnt;
@@ -41,10 +49,11 @@ mod scope;
 mod set;
 mod written;
 
+pub use asking::{BURST_OCTETS, OCTETS_PER_MINUTE};
 pub use deny_file::{DenyFile, DenyFileError};
 pub use explain::Explanation;
 pub use judge::{ByRules, Judge, NameCounts, RefusedQuestions, SharedJudge, Verdict};
-pub use learnt::{CEILING_S, FLOOR_S, LearntName, MAX_PER_VM};
+pub use learnt::{CEILING_S, Change, FLOOR_S, LearntName, MAX_PER_VM};
 pub use name_pattern::{NameError, NamePattern, wire};
 pub use pattern::{Pattern, PatternError};
 pub use policy::Policy;
@@ -114,8 +123,11 @@ impl RuleId {
     pub const DEFAULT: Self = Self(0);
     /// No rule matched, and the destination is protected.
     pub const PROTECTED: Self = Self(1);
+    /// No rule means it, and the destination is a resolver that the rules by name could be got
+    /// around by.
+    pub const DNS_ELSEWHERE: Self = Self(2);
     /// The first rule typed; the others follow in order.
-    pub const FIRST_TYPED: Self = Self(2);
+    pub const FIRST_TYPED: Self = Self(3);
 }
 
 /// A destination to judge.
@@ -136,7 +148,8 @@ pub struct Decision {
     pub rule: RuleId,
     /// The deny file's line (from 1), when it was one.
     pub line: Option<u32>,
-    /// `Some` when refused: [`Refusal::Rule`], [`Refusal::Default`] or [`Refusal::Protected`].
+    /// `Some` when refused: [`Refusal::Rule`], [`Refusal::Default`], [`Refusal::Protected`] or
+    /// [`Refusal::DnsElsewhere`].
     pub refusal: Option<Refusal>,
 }
 

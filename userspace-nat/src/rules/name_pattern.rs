@@ -68,9 +68,19 @@ impl NamePattern {
         !host.is_empty() && !text.starts_with('[') && !is_ipv6(text) && !host.chars().all(address)
     }
 
-    /// The name in wire form, in lower case, and whether the names beneath it are meant.
-    pub(super) fn key(&self) -> (&[u8], bool) {
-        (&self.name, self.beneath)
+    /// The name, or the one that all names meant are beneath, in lower case.
+    pub(super) fn name(&self) -> crate::dns::Name<'_> {
+        crate::dns::Name(&self.name)
+    }
+
+    /// Whether that name alone is meant.
+    pub(super) fn is_exact(&self) -> bool {
+        !self.beneath
+    }
+
+    /// First and last port, or `None` for any.
+    pub(super) fn ports(&self) -> Option<(u16, u16)> {
+        self.scope.ports
     }
 
     /// Ports and protocols.

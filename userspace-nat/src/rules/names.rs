@@ -11,24 +11,50 @@ use crate::dns::Name;
 /// Places of rules by the name they are about.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NameMatcher {
-    exact: HashMap<Box<[u8]>, Vec<u32>>,
-    beneath: HashMap<Box<[u8]>, Vec<u32>>,
+    exact: HashMap<Box<[u8]>, Places>,
+    beneath: HashMap<Box<[u8]>, Places>,
     /// Most labels of a name in `beneath`.
     deepest: usize,
 }
 
+/// Mostly one.
+#[derive(Clone, Debug)]
+enum Places {
+    One(u32),
+    More(Vec<u32>),
+}
+
+impl Places {
+    fn as_slice(&self) -> &[u32] {
+        match self {
+            Self::One(place) => std::slice::from_ref(place),
+            Self::More(places) => places,
+        }
+    }
+
+    fn push(&mut self, place: u32) {
+        match self {
+            Self::One(first) => *self = Self::More(vec![*first, place]),
+            Self::More(places) => places.push(place),
+        }
+    }
+}
+
 impl NameMatcher {
-    pub(super) fn new<'p>(patterns: impl Iterator<Item = (u32, &'p NamePattern)>) -> Self {
+    pub(super) fn new<'p>(patterns: impl IntoIterator<Item = (u32, &'p NamePattern)>) -> Self {
         let mut matcher = Self::default();
-        for (order, pattern) in patterns {
-            let (name, beneath) = pattern.key();
-            let places = if beneath {
-                matcher.deepest = matcher.deepest.max(Name(name).labels().count());
-                &mut matcher.beneath
-            } else {
+        for (place, pattern) in patterns {
+            let name = pattern.name();
+            let places = if pattern.is_exact() {
                 &mut matcher.exact
+            } else {
+                matcher.deepest = matcher.deepest.max(name.labels().count());
+                &mut matcher.beneath
             };
-            places.entry(name.into()).or_default().push(order);
+            match places.get_mut(name.0) {
+                Some(places) => places.push(place),
+                None => drop(places.insert(name.0.into(), Places::One(place))),
+            }
         }
         matcher
     }
@@ -40,13 +66,15 @@ impl NameMatcher {
 
     /// Places of the rules about `name` (in lower case), ascending.
     pub(super) fn matching(&self, name: Name<'_>) -> Vec<u32> {
-        let mut found = self.exact.get(name.0).cloned().unwrap_or_default();
+        let exact = self.exact.get(name.0);
+        let mut found = exact.map_or_else(Vec::new, |places| places.as_slice().to_vec());
         let labels = name.labels().count();
         let mut at = 0;
         for left in (0..labels).rev() {
             at += 1 + usize::from(name.0[at]);
             if left > 0 && left <= self.deepest {
-                found.extend(self.beneath.get(&name.0[at..]).into_iter().flatten());
+                let beneath = self.beneath.get(&name.0[at..]);
+                found.extend(beneath.map_or(&[][..], Places::as_slice));
             }
         }
         found.sort_unstable();

@@ -7,12 +7,23 @@ use slipgate_abi::Refusal;
 use super::{
     Action, Decision, DenyFile, Destination, Http, LocalAddresses, Note, Rule, RuleId, Settings,
     Space, Written,
+    elsewhere::{self, elsewhere},
     matcher::{Entry, Matcher},
+    name_pattern::NamePattern,
     names::NameMatcher,
     pattern::Pattern,
     protected::Protected,
 };
 use crate::{dns::Name, prefix_map::PrefixMap};
+
+/// Where something is said of a name.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) struct Place {
+    /// The rule, from 0.
+    pub(super) order: u32,
+    /// The line of a deny file, from 1; 0: the rule itself.
+    pub(super) line: u32,
+}
 
 /// A list of rules, compiled. One policy may serve any number of guests.
 #[derive(Clone, Debug)]
@@ -28,8 +39,14 @@ pub struct Policy {
     all: Matcher,
     /// The denies among them.
     denies: Matcher,
+    /// Those that mean resolvers elsewhere.
+    meant: Matcher,
     /// Positions of the deny files, ascending.
     files: Vec<u32>,
+    /// Whether a rule has connections inspected, and whether one does by address.
+    inspections: (bool, bool),
+    /// Whether one of them has lines by name.
+    files_have_names: bool,
     protected: Protected,
     /// Rules by name, by position among the rules.
     names: NameMatcher,
@@ -41,13 +58,13 @@ impl Policy {
         let written = rules.into_iter().map(Into::into);
         let (rules, notes): (Vec<Rule>, Vec<Note>) =
             written.map(|w: Written| (w.rule, w.note)).unzip();
-        let entries = |wanted: fn(Action) -> bool| {
+        let entries = |wanted: fn(Action, &Pattern) -> bool| {
             Matcher::new(
                 rules
                     .iter()
                     .zip(0..)
                     .filter_map(|(rule, order)| match rule {
-                        Rule::Match(action, pattern) if wanted(*action) => Some(Entry {
+                        Rule::Match(action, pattern) if wanted(*action, pattern) => Some(Entry {
                             pattern: *pattern,
                             order,
                         }),
@@ -68,14 +85,19 @@ impl Policy {
             first: 0,
             notes,
             names: NameMatcher::new(names),
-            all: entries(|_| true),
-            denies: entries(|action| action == Action::Deny),
+            all: entries(|_, _| true),
+            denies: entries(|action, _| action == Action::Deny),
+            meant: entries(|action, pattern| action.admits() && elsewhere::means(pattern)),
             files: rules
                 .iter()
                 .zip(0..)
                 .filter(|(rule, _)| matches!(rule, Rule::DenyFile(_)))
                 .map(|(_, order)| order)
                 .collect(),
+            inspections: Self::find_inspections(&rules),
+            files_have_names: rules
+                .iter()
+                .any(|rule| matches!(rule, Rule::DenyFile(file) if file.has_names())),
             rules,
             protected: Protected::new(&LocalAddresses::default()),
         }
@@ -121,6 +143,11 @@ impl Policy {
         RuleId(self.first + RuleId::PROTECTED.0)
     }
 
+    /// The number of the safe default against resolvers elsewhere.
+    pub fn elsewhere_id(&self) -> RuleId {
+        RuleId(self.first + RuleId::DNS_ELSEWHERE.0)
+    }
+
     fn id(&self, place: u32) -> RuleId {
         RuleId(self.first + RuleId::FIRST_TYPED.0 + place)
     }
@@ -147,12 +174,16 @@ impl Policy {
 
     /// Whether some rule has connections inspected, and whether one does by address.
     pub fn inspections(&self) -> (bool, bool) {
+        self.inspections
+    }
+
+    fn find_inspections(rules: &[Rule]) -> (bool, bool) {
         let is = |rule: &Rule| match rule {
             Rule::Match(Action::Inspect, _) => (true, true),
             Rule::Name(Action::Inspect, _) => (true, false),
             _ => (false, false),
         };
-        let all = self.rules.iter().map(is);
+        let all = rules.iter().map(is);
         all.fold((false, false), |a, b| (a.0 | b.0, a.1 | b.1))
     }
 
@@ -170,26 +201,34 @@ impl Policy {
     /// Judges a destination.
     pub fn decide(&self, to: Destination) -> Decision {
         let space = self.protected.space_of(to.addr);
-        let matched = match space {
-            None => self.all.first(to, 0),
+        let elsewhere = self.elsewhere(to);
+        let shortest = space.map_or(0, |(range, _)| range.prefix_len());
+        let matched = match (space, elsewhere) {
+            (None, false) => self.all.first(to, 0),
             // Only allows as specific as the protected range count; denies all do.
-            Some((range, _)) => earliest(
-                self.all.first(to, range.prefix_len()),
-                self.denies.first(to, 0),
-            ),
+            (Some(_), false) => earliest(self.all.first(to, shortest), self.denies.first(to, 0)),
+            // Only allows that mean a resolver.
+            (_, true) => earliest(self.meant.first(to, shortest), self.denies.first(to, 0)),
         };
         if let Some((order, line)) = self.in_files(to, matched) {
             return self.decision(order, Some(line), Action::Deny);
         }
+        let refused = |rule, refusal| Decision {
+            rule,
+            line: None,
+            refusal: Some(refusal),
+        };
         match matched {
             Some(order) => self.decision(order, None, self.action(order)),
-            None if space.is_some() => Decision {
-                rule: self.protected_id(),
-                line: None,
-                refusal: Some(Refusal::Protected),
-            },
+            None if space.is_some() => refused(self.protected_id(), Refusal::Protected),
+            None if elsewhere => refused(self.elsewhere_id(), Refusal::DnsElsewhere),
             None => self.by_default(),
         }
+    }
+
+    /// Whether a destination is a resolver that the rules by name are not to be got around by.
+    pub(super) fn elsewhere(&self, to: Destination) -> bool {
+        self.judges_names() && elsewhere(to).is_some()
     }
 
     /// Every rule's text, in the order of [`RuleId`].
@@ -222,6 +261,7 @@ impl Policy {
                 format!("{of}{dashes}default {}", self.default.name())
             }
             _ if rule == self.protected_id() => format!("{of}safe defaults"),
+            _ if rule == self.elsewhere_id() => format!("{of}safe defaults: DNS elsewhere"),
             _ => String::new(),
         }
     }
@@ -274,47 +314,98 @@ impl Policy {
     /// Whether questions are judged by their names: there is a rule by name, or the default is
     /// deny.
     pub fn judges_names(&self) -> bool {
-        self.default == Action::Deny || !self.names.is_empty()
+        self.default == Action::Deny || !self.names.is_empty() || self.files_have_names
     }
 
-    /// Places of the rules about a name (in lower case), ascending.
-    pub(super) fn about(&self, name: Name<'_>) -> Vec<u32> {
-        self.names.matching(name)
+    /// Places of what is said of a name (in lower case), ascending.
+    pub(super) fn about(&self, name: Name<'_>) -> Vec<Place> {
+        let typed = self.names.matching(name).into_iter();
+        let mut about: Vec<Place> = typed.map(|order| Place { order, line: 0 }).collect();
+        if self.files_have_names {
+            for &order in &self.files {
+                if let Rule::DenyFile(file) = &self.rules[order as usize] {
+                    let lines = file.lines_about(name).into_iter();
+                    about.extend(lines.map(|line| Place { order, line }));
+                }
+            }
+            about.sort_unstable();
+        }
+        about
+    }
+
+    /// What is said of names there.
+    pub(super) fn by_name(&self, place: Place) -> Option<(Action, &NamePattern)> {
+        match &self.rules[place.order as usize] {
+            Rule::Name(action, pattern) => Some((*action, pattern)),
+            Rule::DenyFile(file) => Some((Action::Deny, file.name_at(place.line)?)),
+            Rule::Match(..) => None,
+        }
     }
 
     /// Whether a name with these rules is resolved: whether it may be connected to at all.
-    pub(super) fn resolves(&self, rules: &[u32]) -> Decision {
-        for &order in rules {
-            match &self.rules[order as usize] {
-                Rule::Name(Action::Deny, pattern) => {
-                    if pattern.is_whole() {
-                        return self.decision(order, None, Action::Deny);
-                    }
-                }
-                Rule::Name(action, _) => return self.decision(order, None, *action),
-                _ => {}
-            }
-        }
-        self.by_default()
+    pub(super) fn resolves(&self, rules: &[Place]) -> Decision {
+        let decides = |place: &&Place| {
+            let said = self.by_name(**place);
+            said.is_some_and(|(action, pattern)| action.admits() || pattern.is_whole())
+        };
+        let first = rules.iter().find(decides);
+        first.map_or(self.by_default(), |place| self.decision_at(*place))
     }
 
-    /// The first of these rules by name that speaks of a port and protocol.
-    pub(super) fn first_of(&self, rules: &[u32], to: Destination) -> Option<Decision> {
-        rules
-            .iter()
-            .find_map(|&order| match &self.rules[order as usize] {
-                Rule::Name(action, pattern) if pattern.covers(to.port, to.protocol) => {
-                    Some(self.decision(order, None, *action))
-                }
-                _ => None,
+    /// The first of these rules by name that speaks of a port and protocol. To a resolver elsewhere
+    /// only those admit that mean it.
+    pub(super) fn first_of(&self, rules: &[Place], to: Destination) -> Option<Decision> {
+        let elsewhere = self.elsewhere(to);
+        let speaks = |place: &&Place| {
+            self.by_name(**place).is_some_and(|(action, pattern)| {
+                let counts = !(elsewhere && action.admits()) || elsewhere::name_means(pattern);
+                counts && pattern.covers(to.port, to.protocol)
             })
+        };
+        let first = rules.iter().find(speaks)?;
+        Some(self.decision_at(*first))
+    }
+
+    /// Whether one of these rules by name gives that very name, and admits.
+    pub(super) fn names_exactly(&self, rules: &[Place]) -> bool {
+        let is = |place: &Place| {
+            let said = self.by_name(*place);
+            said.is_some_and(|(action, pattern)| action.admits() && pattern.is_exact())
+        };
+        rules.iter().any(is)
+    }
+
+    /// How many octets of a name (in lower case) are beneath the narrowest wildcard that lets it be
+    /// asked for; `None`: no wildcard does, or a rule gives the name itself.
+    pub(super) fn octets_beneath(&self, name: Name<'_>) -> Option<usize> {
+        let about = self.about(name);
+        let admitting = about.iter().filter_map(|place| self.by_name(*place));
+        let patterns = || admitting.clone().filter(|(action, _)| action.admits());
+        if patterns().any(|(_, pattern)| pattern.is_exact()) {
+            return None;
+        }
+        let beneath = patterns().map(|(_, pattern)| name.0.len() - pattern.name().0.len());
+        beneath.min()
+    }
+
+    /// Whether a name is a public resolver's that these rules, about it, do not give by that name.
+    pub(super) fn hides(&self, name: Name<'_>, rules: &[Place]) -> bool {
+        elsewhere::is_resolver(name)
+            && !self.names_exactly(rules)
+            && self.resolves(rules).is_allowed()
+    }
+
+    fn decision_at(&self, place: Place) -> Decision {
+        let line = (place.line > 0).then_some(place.line);
+        self.decision(place.order, line, self.action(place.order))
     }
 
     /// Whether two lists of rules by name decide alike.
-    pub(super) fn same_effect(&self, a: &[u32], b: &[u32]) -> bool {
-        let effect = |order: &u32| match &self.rules[*order as usize] {
-            Rule::Name(action, pattern) => Some((*action, pattern.scope())),
-            Rule::Match(..) | Rule::DenyFile(_) => None,
+    pub(super) fn same_effect(&self, a: &[Place], b: &[Place]) -> bool {
+        let effect = |place: &Place| {
+            let (action, pattern) = self.by_name(*place)?;
+            let means = elsewhere::name_means(pattern);
+            Some((action, pattern.scope(), action.admits() && means))
         };
         a == b || a.iter().map(effect).eq(b.iter().map(effect))
     }
@@ -353,8 +444,15 @@ impl Policy {
         match decision.refusal {
             None => true,
             Some(Refusal::Default) => by_name().unwrap_or(false),
+            Some(Refusal::DnsElsewhere) => by_name().unwrap_or(false) && self.means(rule),
             Some(_) => false,
         }
+    }
+
+    /// Whether a rule by name means resolvers elsewhere.
+    fn means(&self, rule: RuleId) -> bool {
+        let typed = self.place_of(rule).map(|order| &self.rules[order as usize]);
+        matches!(typed, Some(Rule::Name(_, pattern)) if elsewhere::name_means(pattern))
     }
 
     fn decision(&self, order: u32, line: Option<u32>, action: Action) -> Decision {

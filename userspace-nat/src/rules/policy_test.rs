@@ -44,20 +44,20 @@ fn the_first_match_in_the_order_typed_wins() {
         ],
     );
     let rule = |protocol, addr, port| policy.decide(to(protocol, addr, port)).rule.0;
-    assert_eq!(rule(Protocol::Tcp, "192.0.2.1", 443), 2);
-    assert_eq!(rule(Protocol::Udp, "192.0.2.1", 443), 3);
+    assert_eq!(rule(Protocol::Tcp, "192.0.2.1", 443), 3);
+    assert_eq!(rule(Protocol::Udp, "192.0.2.1", 443), 4);
     assert_eq!(
         rule(Protocol::Tcp, "192.0.2.7", 443),
-        3,
+        4,
         "an earlier deny stands"
     );
     let by_file = policy.decide(to(Protocol::Tcp, "198.51.100.9", 80));
-    assert_eq!((by_file.rule.0, by_file.line), (5, Some(1)));
+    assert_eq!((by_file.rule.0, by_file.line), (6, Some(1)));
     assert_eq!(by_file.refusal, Some(Refusal::Rule));
     assert_eq!(rule(Protocol::Tcp, "198.51.100.9", 81), 0);
     let texts: Vec<String> = policy.texts().collect();
     assert_eq!(texts[0], "--default allow");
-    assert_eq!(texts[2], "--allow 192.0.2.1:443/tcp");
+    assert_eq!(texts[3], "--allow 192.0.2.1:443/tcp");
     assert_eq!(policy.text(by_file), "--deny-file f, line 1");
 }
 
@@ -208,8 +208,8 @@ fn deny_prefixes_are_those_no_flow_gets_through() {
     assert_eq!(
         found,
         [
-            ("192.0.2.0/24".to_owned(), 2),
-            ("198.51.100.8/32".to_owned(), 7)
+            ("192.0.2.0/24".to_owned(), 3),
+            ("198.51.100.8/32".to_owned(), 8)
         ]
     );
 }

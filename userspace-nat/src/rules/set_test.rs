@@ -40,15 +40,15 @@ fn each_vm_is_judged_by_its_own_and_numbers_run_through() {
     let (first, second) = (judge.decide(1, here, 0), judge.decide(2, here, 0));
     assert_eq!(
         (first.decision.rule, first.decision.refusal),
-        (RuleId(2), None)
+        (RuleId(3), None)
     );
-    assert_eq!(second.decision.rule, RuleId(3 + 2));
+    assert_eq!(second.decision.rule, RuleId(4 + 3));
     assert_eq!(second.decision.refusal, Some(Refusal::Rule));
     let texts: Vec<String> = judge.policies().texts().collect();
-    assert_eq!(texts[2], "[a] --allow 192.0.2.1");
-    assert_eq!(texts[5], "[b] --deny 192.0.2.1");
-    assert_eq!(texts[3], "[b] default allow");
-    assert_eq!(texts.len(), 3 + 4);
+    assert_eq!(texts[3], "[a] --allow 192.0.2.1");
+    assert_eq!(texts[7], "[b] --deny 192.0.2.1");
+    assert_eq!(texts[4], "[b] default allow");
+    assert_eq!(texts.len(), 4 + 5);
     let said = judge.explain(2, here, 0);
     assert!(said.contains("rule 1 of policy b"), "{said}");
 }
