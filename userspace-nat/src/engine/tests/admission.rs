@@ -396,8 +396,8 @@ fn a_forward_opens_a_flow_from_the_world() {
         vm: 101,
         vm_row: 1,
         guest_port: 80,
-        // The rig's rules begin at 10; two texts are its policy's, which has defaults only.
-        rule: 12,
+        // The rig's rules begin at 10; three texts are its policy's, which has defaults only.
+        rule: 13,
     };
     let texts = vec!["--forward tcp:8080:80".to_owned()];
     for message in [
