@@ -53,6 +53,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             .map_err(EngineError::Adopt)?;
         self.record(&ended);
         self.flush_log();
+        adoption.reopened = self.core.reopen(now_ns);
         // What changed while nobody served.
         self.core.follow_routes(now_ns);
         adoption.refused = self.core.end_refused(now_ns);

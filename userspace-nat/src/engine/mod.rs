@@ -44,6 +44,7 @@ mod find_guests;
 mod hops;
 mod local;
 mod names;
+mod openings;
 mod oversize;
 mod parts;
 mod pcap;
@@ -326,6 +327,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             // A VM whose credits are all lost would never wake the port again.
             self.next_credits_ns.get_or_insert(0);
             self.core.find_guests(now_ns);
+            self.core.judge.borrow_mut().expire(now_ns);
             self.core.release_idle_hops(now_ns);
             if now_ns >= self.next_refusals_ns {
                 self.record_refusals();
@@ -348,6 +350,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         };
         self.services.flush(core, cx);
         core.out = out;
+        core.remember_openings();
         self.write_answers();
         self.record_services();
         self.flush_log();

@@ -458,9 +458,13 @@ impl Judge {
             })
     }
 
-    /// What opened and what ended since the last call, for a successor.
-    pub fn take_changes(&mut self, now_ns: u64) -> Vec<Change> {
+    /// Ends openings whose time is over.
+    pub fn expire(&mut self, now_ns: u64) {
         self.learnt.expire(now_ns);
+    }
+
+    /// What opened and what ended since the last call, for a successor.
+    pub fn take_changes(&mut self) -> Vec<Change> {
         self.learnt.take_changes()
     }
 

@@ -161,7 +161,8 @@ type Remembered = (u32, Ipv4Addr, Box<[u8]>, u64);
 /// What is noted for a successor, put together as its map would have it.
 fn remembered(by: &ByRules, now_ns: u64) -> Vec<Remembered> {
     let mut map: Vec<Remembered> = Vec::new();
-    for change in by.0.borrow_mut().take_changes(now_ns) {
+    by.0.borrow_mut().expire(now_ns);
+    for change in by.0.borrow_mut().take_changes() {
         match change {
             Change::Opened(vm, addr, name, expires_ns) => {
                 map.retain(|(v, a, w, _)| (*v, *a, &**w) != (vm, addr, name.way()));
@@ -229,6 +230,11 @@ fn a_successor_opens_again_what_its_own_rules_let_in() {
     assert!(!nonsense);
 }
 
+fn changes(judge: &mut Judge, now_ns: u64) -> Vec<Change> {
+    judge.expire(now_ns);
+    judge.take_changes()
+}
+
 #[test]
 fn what_ends_is_noted() {
     let mut by = judged(Action::Deny, &["*.ok.test:443"]);
@@ -244,11 +250,11 @@ fn what_ends_is_noted() {
         &[a("a.ok.test", 40, [203, 0, 113, 1])],
     );
     let mut judge = by.0.borrow_mut();
-    assert_eq!(judge.take_changes(1).len(), 2);
-    assert_eq!(judge.take_changes(39 * SECOND_NS), []);
-    let ended = judge.take_changes(41 * SECOND_NS);
+    assert_eq!(changes(&mut judge, 1).len(), 2);
+    assert_eq!(changes(&mut judge, 39 * SECOND_NS), []);
+    let ended = changes(&mut judge, 41 * SECOND_NS);
     assert!(matches!(ended[..], [Change::Ended(2, ..)]), "{ended:?}");
     judge.forget(VM);
-    let ended = judge.take_changes(42 * SECOND_NS);
+    let ended = changes(&mut judge, 42 * SECOND_NS);
     assert!(matches!(ended[..], [Change::Ended(VM, ..)]), "{ended:?}");
 }

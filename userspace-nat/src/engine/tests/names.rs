@@ -2,6 +2,7 @@
 use super::rig::*;
 use crate::{
     clock::SECOND_NS,
+    datapath::NameMap,
     dns::{
         Name, NamePolicy, NameVerdict,
         chain::tests::{a, answer},
@@ -64,7 +65,7 @@ fn an_address_is_open_to_the_vm_that_was_told_for_as_long_as_it_was_told() {
 }
 
 #[test]
-fn flows_by_name_outlive_the_engine_and_new_ones_need_an_answer_again() {
+fn flows_by_name_outlive_the_engine() {
     let mut rig = Rig::with(setup());
     tell(&rig, 1, 3_600);
     rig.connect(40_001, 1);
@@ -74,18 +75,71 @@ fn flows_by_name_outlive_the_engine_and_new_ones_need_an_answer_again() {
         rig.guest(1, &ack((GUEST, 40_001), SERVER, 0, 2, 9_001)),
         Way::Fast
     );
-    rig.guest(1, &syn((GUEST, 40_002), SERVER, 7));
-    assert_eq!(rig.flows(), 1);
     let closed = Setup {
         rules: Vec::new(),
         ..setup()
     };
     let (_, adoption) = rig.restart(&closed);
     assert_eq!(
-        (adoption.live, adoption.refused),
-        (0, 1),
+        (adoption.live, adoption.refused, adoption.reopened),
+        (0, 1, 0),
         "the rule is gone"
     );
+}
+
+#[test]
+fn what_dns_opened_is_open_again_after_a_restart_for_what_is_left() {
+    let mut rig = Rig::with(setup());
+    tell(&rig, 1, 100);
+    rig.pass(40 * SECOND_NS);
+    let names = |rig: &Rig| rig.engine.core.datapath.remembered_names().len();
+    assert_eq!(names(&rig), 1);
+    let (mut rig, adoption) = rig.restart(&setup());
+    assert_eq!(adoption.reopened, 1);
+    rig.connect(40_001, 1);
+    rig.guest(2, &syn((GUEST, 40_002), SERVER, 7));
+    rig.guest(1, &syn((GUEST, 40_003), (PEER, 80), 7));
+    assert_eq!(rig.flows(), 1, "to the VM that was told, by the rule");
+    // Other rules: what they do not let in is forgotten, for good.
+    let other = Setup {
+        rules: vec![Rule::parse(Action::Allow, "*.other.test").unwrap()],
+        ..setup()
+    };
+    let (rig, adoption) = rig.restart(&other);
+    assert_eq!((adoption.reopened, names(&rig)), (0, 0));
+    let (mut rig, adoption) = rig.restart(&setup());
+    assert_eq!(adoption.reopened, 0);
+
+    tell(&rig, 1, 100);
+    rig.pass(99 * SECOND_NS);
+    let (mut rig, adoption) = rig.restart(&setup());
+    assert_eq!((adoption.reopened, names(&rig)), (1, 1));
+    rig.pass(2 * SECOND_NS);
+    let refused = rig.refused(1, Refusal::Default);
+    rig.guest(1, &syn((GUEST, 40_004), SERVER, 7));
+    let now_refused = rig.refused(1, Refusal::Default);
+    assert_eq!(
+        now_refused,
+        refused + 1,
+        "the time left, and no floor again"
+    );
+    assert_eq!(names(&rig), 0, "forgotten when it ends");
+}
+
+#[test]
+fn a_full_map_loses_what_is_remembered_and_nothing_that_is_open() {
+    let mut rig = Rig::with(setup());
+    rig.kernel.borrow_mut().faults.names_capacity = 3;
+    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let name = wire(NAME).unwrap();
+    let addresses: Vec<_> = (1..=10).map(|i| a(NAME, 600, [203, 0, 112, i])).collect();
+    let now_ns = rig.kernel.borrow().now_ns;
+    dns.answer(101, Name(&name), &answer(NAME, &addresses), 0, now_ns);
+    rig.turn();
+    assert_eq!(rig.engine.core.judge.borrow().counts(101).open, 10);
+    let (rig, adoption) = rig.restart(&setup());
+    assert_eq!(adoption.reopened, 3);
+    assert_eq!(rig.engine.core.judge.borrow().counts(101).open, 3);
 }
 
 #[test]
