@@ -7,9 +7,13 @@
 //! was silent may send 100 ms worth of its rate at once, a frame of any size passes when the debt is
 //! small enough, and whatever passed is paid for: over time the rate holds to the packet.
 //!
-//! CPUs change the word by compare-and-swap, so no two of them spend the same time. A packet is
-//! counted as if segmented ([`crate::segment`]), and passes both limits or is charged to neither.
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+//! CPUs change the word by atomics, so no two of them spend the same time, and without a loop, which
+//! the verifier would walk for each caller. A packet is counted as if segmented
+//! ([`crate::segment`]), and passes both limits or is charged to neither.
+use core::sync::atomic::{
+    AtomicU64,
+    Ordering::{AcqRel, Relaxed},
+};
 
 use crate::{
     Direction, DropReason,
@@ -21,10 +25,6 @@ use crate::{
 pub const BURST_NS: u64 = 100_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
-
-/// How often a CPU tries again whose look another one made old. Beyond that, many others have just
-/// passed, and the packet is dropped as over the rate.
-const TRIES: u32 = 32;
 
 /// Most that may pass in one direction. 0: no limit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -203,20 +203,26 @@ impl LimitRef {
         }
         // At most some 10^5 bytes, so no overflow. Rounded up: never faster than the rate.
         let cost_ns = (units * SECOND_NS + per_second - 1) / per_second;
-        for _ in 0..TRIES {
-            let paid = load64(self.paid_until_ns());
-            if paid >= now_ns + BURST_NS {
-                return None;
-            }
-            let from = if paid > now_ns { paid } else { now_ns };
-            let swap =
-                self.paid_until_ns()
-                    .compare_exchange(paid, from + cost_ns, Relaxed, Relaxed);
-            if swap.is_ok() {
-                return Some(cost_ns);
-            }
+        let word = self.paid_until_ns();
+        let paid = load64(word);
+        if paid >= now_ns + BURST_NS {
+            return None;
         }
-        None
+        // After silence, time begins now, for whoever is first.
+        if paid < now_ns
+            && word
+                .compare_exchange(paid, now_ns + cost_ns, Relaxed, Relaxed)
+                .is_ok()
+        {
+            return Some(cost_ns);
+        }
+        // Not relaxed: LLVM 22 then takes the instruction that does not fetch.
+        if word.fetch_add(cost_ns, AcqRel) >= now_ns + BURST_NS {
+            // Another CPU was here between our look and now.
+            self.give_back(cost_ns);
+            return None;
+        }
+        Some(cost_ns)
     }
 
     #[inline(always)]

@@ -9,6 +9,7 @@ mod guest_errors;
 mod hostile;
 mod names;
 mod namespaces;
+mod rates;
 mod records;
 mod refusals;
 mod reverse;

@@ -7,6 +7,8 @@
 //! A closed flow may stay until its timeout, but its resources are wanted sooner when slots or
 //! ports toward its destination run short, or when its VM has left too many behind: then it is
 //! ended. Both its sides have all that the other sent ([`slipgate_abi::tcp`]), so nothing is lost.
+//! What may still come is a copy of the second FIN, whose acknowledgement was lost behind us: as
+//! long as nobody is refused for it, a flow is ended only when it was silent for [`COPIES_NS`].
 //!
 //! Flows of a frozen VM do not idle out; at the thaw their timers begin anew
 //! ([`Flows::begin_timers`]).
@@ -18,8 +20,16 @@ use slipgate_abi::{
     tcp::{Phase, TcpBits},
 };
 
-use super::{EndReason, Flows, State, cut::is_frozen, end::idle_left_ns};
+use super::{
+    EndReason, Flows, State,
+    cut::is_frozen,
+    end::{idle_left_ns, last_seen_ns},
+    table::Leftovers,
+};
 use crate::datapath::Datapath;
+
+/// Above the least retransmission timeout of Linux (200 ms).
+const COPIES_NS: u64 = 300_000_000;
 
 /// Slots looked at in one go.
 const SCAN_BUDGET: usize = 65_536;
@@ -115,9 +125,11 @@ impl Flows {
             return;
         }
         let (destination, generation) = (entry.destination(), entry.generation);
-        let (news, too_many) = self.table.note_closed(slot);
-        let wanted = too_many || self.ports.is_pressed(&destination);
-        if due || wanted {
+        let (news, leftovers) = self.table.note_closed(slot);
+        let wanted = leftovers > Leftovers::Few || self.ports.is_pressed(&destination);
+        // Who chats on behind both FINs has no claim to a place.
+        let at_once = due || leftovers == Leftovers::FarTooMany;
+        if at_once || wanted && is_quiet(datapath, slot, now_ns) {
             self.begin_end(datapath, slot, EndReason::Closed, now_ns);
         } else if news {
             self.closed.push_back((slot, generation));
@@ -143,7 +155,7 @@ impl Flows {
             if !still {
                 continue;
             }
-            if wanted == 0 {
+            if wanted == 0 || !is_quiet(datapath, slot, now_ns) {
                 self.closed.push_front((slot, generation));
                 break;
             }
@@ -151,6 +163,11 @@ impl Flows {
             wanted -= 1;
         }
     }
+}
+
+/// Whether neither side has sent lately.
+fn is_quiet(datapath: &impl Datapath, slot: u32, now_ns: u64) -> bool {
+    now_ns.saturating_sub(last_seen_ns(datapath.slot(slot))) >= COPIES_NS
 }
 
 fn phase(datapath: &impl Datapath, slot: u32) -> Phase {

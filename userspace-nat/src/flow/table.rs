@@ -141,6 +141,17 @@ struct VmFlows {
     looked_at: usize,
 }
 
+/// Closed flows of a VM, beside what it may leave behind.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+pub(super) enum Leftovers {
+    /// No more than that.
+    Few,
+    /// More.
+    TooMany,
+    /// More than twice as many.
+    FarTooMany,
+}
+
 /// The index.
 #[derive(Debug)]
 pub(super) struct FlowTable {
@@ -318,18 +329,25 @@ impl FlowTable {
         }
     }
 
-    /// Notes that TCP closed it; `false` when that was known. Says also whether its VM has more
-    /// such flows than it may leave behind.
-    pub(super) fn note_closed(&mut self, slot: u32) -> (bool, bool) {
+    /// Notes that TCP closed it; `false` when that was known. Says also how many such flows its VM
+    /// has left behind.
+    pub(super) fn note_closed(&mut self, slot: u32) -> (bool, Leftovers) {
         let Some(entry) = self.get_mut(slot) else {
-            return (false, false);
+            return (false, Leftovers::Few);
         };
         let news = !std::mem::replace(&mut entry.closed, true);
         let (row, from_world) = (usize::from(entry.vm_row), entry.from_world);
         let vm = &mut self.vms[row];
         vm.closed += u32::from(news);
         vm.from_world -= u32::from(news && from_world);
-        (news, vm.closed > vm.closed_limit)
+        let leftovers = if vm.closed <= vm.closed_limit {
+            Leftovers::Few
+        } else if vm.closed / 2 <= vm.closed_limit {
+            Leftovers::TooMany
+        } else {
+            Leftovers::FarTooMany
+        };
+        (news, leftovers)
     }
 
     pub(super) fn set_closed_limit(&mut self, row: u16, most: u32) {

@@ -1,0 +1,174 @@
+//! A VM's rate: what passes over more than a second, judged at the uplink.
+//!
+//! Frames are offered at many times the rate, and each pause between two offers is known, so that
+//! what should have passed is known too, however busy the machine is.
+
+use std::{
+    net::SocketAddrV4,
+    thread,
+    time::{Duration, Instant},
+};
+
+use slipgate_abi::{Rate, VmRates, maps::MAX_VMS, rate::BURST_NS};
+use slipgate_control::maps::SharedMaps;
+use slipgate_testbed::{
+    Capture,
+    accounting::FlowKey,
+    clients::udp,
+    require_root_and_tun,
+    servers::{UdpServer, UdpService},
+    world::{SERVER, UPLINK},
+};
+
+use crate::{GATEWAY_MAC, GUEST_MAC, Stand, WAIT};
+use slipgate_testbed::frame::FrameBuilder;
+
+const BYTES_PER_SECOND: u64 = 2_000_000;
+const PAYLOAD: [u8; 972] = [7; 972];
+/// With both headers.
+const PACKET_BYTES: u64 = 1_000;
+const OFFERED_AT_ONCE: u64 = 20;
+const OFFERED_FOR: Duration = Duration::from_millis(1_500);
+/// The programs' clock ticks.
+const TICK: Duration = Duration::from_millis(10);
+
+/// How long an offer went on, and how much of that was lost because nothing was offered.
+struct Offer {
+    packets: u64,
+    took: Duration,
+    lost: Duration,
+}
+
+fn offer(mut send: impl FnMut()) -> Offer {
+    let burst = Duration::from_nanos(BURST_NS);
+    let start = Instant::now();
+    let mut last = start;
+    let mut offer = Offer {
+        packets: 0,
+        took: Duration::ZERO,
+        lost: Duration::ZERO,
+    };
+    while start.elapsed() < OFFERED_FOR {
+        for _ in 0..OFFERED_AT_ONCE {
+            send();
+        }
+        offer.packets += OFFERED_AT_ONCE;
+        thread::sleep(Duration::from_millis(1));
+        let gap = last.elapsed();
+        last = Instant::now();
+        // A pause costs what the burst does not make up for.
+        offer.lost += (gap + TICK).saturating_sub(burst);
+    }
+    offer.took = start.elapsed();
+    offer
+}
+
+impl Offer {
+    fn assert_held(&self, bytes: u64) {
+        let of = |time: Duration| BYTES_PER_SECOND as f64 * time.as_secs_f64();
+        let burst = Duration::from_nanos(BURST_NS);
+        let most = of(self.took + burst + TICK) + PACKET_BYTES as f64;
+        let least = of((self.took + burst).saturating_sub(self.lost + 2 * TICK)) * 0.97;
+        println!("{bytes} bytes of {least:.0} to {most:.0}");
+        assert!(
+            (least..=most).contains(&(bytes as f64)),
+            "{bytes} passed, {least:.0} to {most:.0} should have, in {:?} ({:?} lost)",
+            self.took,
+            self.lost
+        );
+        // Or nothing was held back.
+        assert!(
+            self.packets * PACKET_BYTES > 2 * bytes,
+            "too little offered"
+        );
+    }
+}
+
+fn maps(stand: &Stand) -> SharedMaps {
+    let pins = stand.slipgate.pins();
+    let found = pins.pins().into_iter().find(|pin| pin.ends_with("META"));
+    let meta = pins.path().join(found.expect("the pin META"));
+    SharedMaps::open_pinned(meta.parent().unwrap()).unwrap()
+}
+
+fn set(stand: &Stand, rates: VmRates) {
+    use std::sync::atomic::Ordering::Acquire;
+    let maps = maps(stand);
+    let is_open = |row: &u32| maps.vm(*row).unwrap().id().load(Acquire) != 0;
+    let row = (1..MAX_VMS).find(is_open).expect("a VM");
+    assert!(maps.set_rates(row, Some(rates)));
+}
+
+/// An open flow from the guest's port; its translated address.
+fn open(stand: &Stand, server: &UdpServer) -> (SocketAddrV4, SocketAddrV4) {
+    stand
+        .run(|| udp::probe(server.address(), b"x", WAIT))
+        .unwrap();
+    let flow = stand.flow_to(server.address());
+    (flow.guest.parse().unwrap(), flow.nat.parse().unwrap())
+}
+
+#[test]
+fn a_guest_s_bytes_per_second_are_held() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let server = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    let (guest, nat) = open(&stand, &server);
+    let tx = Rate {
+        bytes_per_second: BYTES_PER_SECOND,
+        ..Rate::default()
+    };
+    set(
+        &stand,
+        VmRates {
+            tx,
+            ..VmRates::default()
+        },
+    );
+    let (vnet, frame) = FrameBuilder::udp(guest, server.address())
+        .macs(GUEST_MAC, GATEWAY_MAC)
+        .payload(&PAYLOAD)
+        .build();
+    let watching = Capture::start(&stand.world.host, UPLINK).unwrap();
+    let offer = offer(|| stand.guest.inject(vnet, &frame).unwrap());
+    let sent = watching.finish().unwrap().sent;
+    let sent = sent.of(FlowKey::udp(nat, server.address()));
+    offer.assert_held(sent.bytes);
+    // Each is in one place.
+    let dropped = stand.dropped("byte_rate");
+    assert_eq!(sent.packets + dropped, offer.packets);
+    let flow = stand.flow_to(server.address());
+    assert_eq!(flow.tx_packets, 1 + sent.packets, "{flow:?}");
+}
+
+#[test]
+fn bytes_per_second_to_a_guest_are_held() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let server = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    let (_, nat) = open(&stand, &server);
+    let before = stand.flow_to(server.address());
+    let rx = Rate {
+        bytes_per_second: BYTES_PER_SECOND,
+        ..Rate::default()
+    };
+    set(
+        &stand,
+        VmRates {
+            rx,
+            ..VmRates::default()
+        },
+    );
+    let watching = Capture::start(&stand.world.host, UPLINK).unwrap();
+    let offer = offer(|| {
+        server.send_to(&PAYLOAD, nat).unwrap();
+    });
+    thread::sleep(Duration::from_millis(50));
+    let came = watching.finish().unwrap().received;
+    let came = came.of(FlowKey::udp(server.address(), nat));
+    let flow = stand.flow_to(server.address());
+    offer.assert_held(flow.rx_bytes - before.rx_bytes);
+    let passed = flow.rx_packets - before.rx_packets;
+    assert_eq!(passed + stand.dropped("byte_rate"), came.packets);
+    assert_eq!(came.packets, offer.packets);
+}
