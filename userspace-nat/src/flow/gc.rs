@@ -77,8 +77,9 @@ impl Flows {
         }
     }
 
-    /// Frees ports toward a destination by unlinking closed flows there; returns whether any was.
-    /// A sample bounds the work.
+    /// Frees ports toward a destination by unlinking closed flows there: those that are quiet, or
+    /// if there is none, the one that was silent longest. Returns whether there was any. A sample
+    /// bounds the work.
     pub fn reclaim_ports(
         &mut self,
         datapath: &mut impl Datapath,
@@ -86,6 +87,7 @@ impl Flows {
         now_ns: u64,
     ) -> bool {
         let mut any = false;
+        let mut oldest: Option<(u64, u32)> = None;
         for port in self.ports.sample(256) {
             let tuple = slipgate_abi::Tuple {
                 local_port: port,
@@ -94,10 +96,20 @@ impl Flows {
             let Some(slot) = self.by_world(&tuple) else {
                 continue;
             };
-            if phase(datapath, slot) == Phase::Closed {
+            if phase(datapath, slot) != Phase::Closed {
+                continue;
+            }
+            if is_quiet(datapath, slot, now_ns) {
                 self.unlink(datapath, slot, EndReason::Closed, now_ns);
                 any = true;
+            } else {
+                let this = (last_seen_ns(datapath.slot(slot)), slot);
+                oldest = Some(oldest.map_or(this, |oldest| oldest.min(this)));
             }
+        }
+        if let Some((_, slot)) = oldest.filter(|_| !any) {
+            self.unlink(datapath, slot, EndReason::Closed, now_ns);
+            any = true;
         }
         any
     }
