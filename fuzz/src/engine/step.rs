@@ -110,6 +110,7 @@ pub(super) fn perform(rig: &mut Rig, tape: &mut Tape<'_>) {
                 insert_fails: some(),
                 remove_fails: some(),
                 map_capacity: 6 * some() as usize,
+                names_capacity: 0,
                 port_refuses: some(),
                 port_ignores: false,
                 queue_len: 0,
