@@ -1,7 +1,7 @@
 //! Doing what the broker says.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Protocol, SlotRef, Verdict, slot::SlotFlags, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::{Verdict, timeout::CLOSING_GRACE_NS};
 
 use super::{
     Context, Control, ControlMessage, ControlReply, Engine, EngineError, Services, core::Core,
@@ -13,7 +13,6 @@ use crate::{
     flow::{EndReason, Flows},
     port::FrameIo,
     route::{Route, RouteTable},
-    rules,
     vm::VmNet,
 };
 
@@ -73,10 +72,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 self.core.follow_routes(now_ns);
             }
             ControlMessage::Forwards(forwards) => self.core.set_forwards(forwards),
-            ControlMessage::ForwardTexts(texts) => {
-                let judge = self.core.judge.borrow();
-                self.rule_texts = judge.policies().texts().chain(texts).collect();
-            }
+            ControlMessage::ForwardTexts(texts) => self.set_forward_texts(texts),
+            ControlMessage::Policies(reload) => self.reload(*reload, now_ns),
             ControlMessage::RelayForward(forward) => {
                 let cx = &mut Context {
                     now_ns,
@@ -135,6 +132,19 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             ControlMessage::Shutdown(on_exit) => self.exit = Some(on_exit),
         }
         Ok(())
+    }
+
+    /// The texts of the policies in force, and behind them these.
+    pub(super) fn set_forward_texts(&mut self, texts: Vec<String>) {
+        let Core {
+            rule_texts,
+            judge,
+            rule_base,
+            ..
+        } = &mut self.core;
+        let judge = judge.borrow();
+        let policies = judge.policies().texts();
+        rule_texts.begin(*rule_base, policies, texts);
     }
 
     /// Has a request answered when what has begun to end by now is over.
@@ -202,37 +212,6 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
 }
 
 impl<D: Datapath> Core<D> {
-    /// Ends the flows that would not be admitted by the rules and forwards of now; how many.
-    pub(super) fn end_refused(&mut self, now_ns: u64) -> usize {
-        let mut refused = self.flows.all();
-        refused.retain(|slot| {
-            let live = self.datapath.slot(*slot);
-            live.verdict().load(Relaxed) != Verdict::Closing as u32 && !self.is_allowed(live)
-        });
-        for slot in &refused {
-            self.flows
-                .unlink(&mut self.datapath, *slot, EndReason::Policy, now_ns);
-        }
-        refused.len()
-    }
-
-    fn is_allowed(&self, live: SlotRef) -> bool {
-        if live.flags() & SlotFlags::INBOUND != 0 {
-            let forward = self.forward_for(&live.world_tuple(), live.vm());
-            return forward.is_some_and(|forward| forward.guest_port == live.guest_port());
-        }
-        Protocol::from_ip(live.protocol()).is_some_and(|protocol| {
-            let to = rules::Destination {
-                addr: live.remote().into(),
-                port: live.remote_port(),
-                protocol,
-            };
-            let rule = live.rule().checked_sub(self.rule_base);
-            let rule = rules::RuleId(rule.unwrap_or(rules::RuleId::DEFAULT.0));
-            self.judge.borrow().policy(live.vm()).keeps(rule, to)
-        })
-    }
-
     /// Flows follow the routes to a new next hop; those whose translated address is gone end.
     pub(super) fn follow_routes(&mut self, now_ns: u64) {
         for slot in self.flows.all() {

@@ -8,7 +8,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 use slipgate_abi::Protocol;
 
-use super::capture::{CaptureRequest, NotCaptured, Subject};
+use super::{
+    capture::{CaptureRequest, NotCaptured, Subject},
+    reload::Reload,
+};
 use crate::{
     relay,
     route::RouteSnapshot,
@@ -87,6 +90,8 @@ pub enum ControlMessage {
     ReservedPorts(Vec<(Protocol, u16)>),
     /// Another file for the flow log (rotation).
     FlowLog(Option<Box<dyn Write + Send>>),
+    /// Other policies. Answered when no packet of what they deny can leave any more.
+    Policies(Box<Reload>),
     /// Where the port's frames are written (`--pcap`, and its rotation).
     Pcap(Box<dyn Write + Send>),
     /// End flows. Answered when no packet of theirs can leave any more.
@@ -153,6 +158,17 @@ pub enum ControlReply {
         request: u64,
         /// What is known.
         page: NamesPage,
+    },
+    /// Answer to [`ControlMessage::Policies`].
+    Applied {
+        /// The request's.
+        request: u64,
+        /// How many flows were cut.
+        cut: u64,
+        /// How many live on.
+        kept: u64,
+        /// Of those, how many the policies would refuse now.
+        left: u64,
     },
     /// Answer to [`ControlMessage::Cut`].
     Cut {

@@ -77,6 +77,7 @@ pub(crate) struct Core<D> {
     pub(crate) routes: RouteTable,
     /// The first element of `RULES` that is ours.
     pub(crate) rule_base: u32,
+    pub(super) rule_texts: super::rule_texts::RuleTexts,
     pub(crate) out: Outbox,
     /// A packet being changed.
     pub(crate) scratch: Vec<u8>,
@@ -107,6 +108,7 @@ impl<D: Datapath> Core<D> {
             started: Vec::new(),
             routes: RouteTable::default(),
             rule_base,
+            rule_texts: super::rule_texts::RuleTexts::default(),
             out: Outbox::new(4 << 20),
             scratch: Vec::with_capacity(2_048),
             identification: rand::random(),

@@ -49,6 +49,8 @@ mod oversize;
 mod parts;
 mod pcap;
 mod records;
+mod reload;
+mod rule_texts;
 pub mod services;
 mod watch;
 mod why;
@@ -59,6 +61,7 @@ pub use control::{
 };
 pub use dispatch::Disposition;
 pub use parts::{EngineError, Parts};
+pub use reload::Reload;
 pub use services::{Context, HostServices, Services, Vms};
 
 use self::{commands::Later, core::Core, watch::Watch};
@@ -84,7 +87,6 @@ pub struct Engine<D, P, C, K, S> {
     services: S,
     log: FlowLog,
     watch: Watch,
-    rule_texts: Vec<String>,
     poller: Poller,
     batch: Batch,
     ready: Vec<Readiness>,
@@ -117,7 +119,6 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         add(parts.control.fd(), Subsystem::Control).map_err(EngineError::Wait)?;
         let slots = parts.datapath.slots();
         let flows = Flows::new(slots, PortPool::new(parts.nat_ports));
-        let rule_texts = parts.judge.borrow().policies().texts().collect();
         let mut log = parts.log;
         log.set_instance(parts.datapath.instance());
         let records_starts = log.wants(Event::FlowStart);
@@ -129,7 +130,6 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             services: parts.services,
             log,
             watch: Watch::default(),
-            rule_texts,
             poller,
             batch: Batch::new(),
             ready: Vec::new(),
@@ -143,6 +143,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             frames: Status::default(),
         };
         engine.core.records_starts = records_starts;
+        engine.set_forward_texts(Vec::new());
         let now_ns = engine.clock.now_ns();
         for message in known {
             engine.apply(message, now_ns)?;

@@ -25,7 +25,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             let dns = self.core.opened_by.get(&slot);
             let names = Names {
                 vm: self.core.name_of(live.vm()),
-                rule: text(&self.rule_texts, self.core.rule_base, live.rule()),
+                rule: self.core.rule_texts.known(live.rule()),
                 dns: dns.map(|(_, name)| &*name.name),
             };
             self.log.flow_start(slot, live, names, now_ns, wall);
@@ -41,9 +41,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             let dns = self.core.opened_by.get(&ended.slot);
             let dns = dns.filter(|(generation, _)| *generation == content.generation);
             let dns = dns.map(|(_, name)| &*name.name);
+            let rule = self.core.rule_texts.text(content.rule, &self.core.datapath);
             let names = Names {
                 vm: self.core.name_of(content.vm),
-                rule: text(&self.rule_texts, self.core.rule_base, content.rule),
+                rule: rule.as_deref(),
                 dns,
             };
             self.log.flow_end(ended, names, wall);
@@ -60,10 +61,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             match record {
                 ServiceRecord::Relayed(flow, end) => {
                     let rule = flow.rule;
-                    let texts = &self.rule_texts;
+                    let texts = &self.core.rule_texts;
                     let names = Names {
                         vm: self.core.name_of(flow.vm),
-                        rule: rule.and_then(|rule| text(texts, self.core.rule_base, rule)),
+                        rule: rule.and_then(|rule| texts.known(rule)),
                         dns: None,
                     };
                     self.log.relayed(&flow, end, names, now_ns, wall);
@@ -85,9 +86,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
         let mut refusals = std::mem::take(&mut self.core.refusals);
         let core = &self.core;
-        let texts = &self.rule_texts;
         let names = |vm, rule: Option<u32>| {
-            let rule = rule.and_then(|rule| text(texts, core.rule_base, rule));
+            let rule = rule.and_then(|rule| core.rule_texts.known(rule));
             (core.name_of(vm), rule)
         };
         refusals.report(&mut self.log, names, now_ns, wall);
@@ -110,10 +110,4 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.core.nobody().tally(Tally::RecordLost, lost);
         }
     }
-}
-
-/// An element of `RULES` as typed.
-fn text(texts: &[String], rule_base: u32, rule: u32) -> Option<&str> {
-    let at = rule.checked_sub(rule_base)?;
-    texts.get(at as usize).map(String::as_str)
 }

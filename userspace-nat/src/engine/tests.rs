@@ -9,6 +9,7 @@ mod filtering;
 mod names;
 mod properties;
 mod records;
+mod reload;
 mod rig;
 mod shares;
 mod speed;

@@ -195,6 +195,10 @@ impl Tables for FakeDatapath {
         index
     }
 
+    fn rule_text(&self, rule: u32) -> Option<String> {
+        self.kernel.borrow().rules.get(&rule).cloned()
+    }
+
     fn own_next_hops(&self) -> Vec<u32> {
         let kernel = self.kernel.borrow();
         let owner = |index: &u32| {

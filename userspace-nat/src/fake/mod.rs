@@ -100,6 +100,8 @@ pub struct Kernel {
     pub flows: HashMap<Tuple, FlowRef>,
     /// `NAMES`.
     pub names: HashMap<NameKey, NameValue>,
+    /// `RULES`.
+    pub rules: HashMap<u32, String>,
     /// `FORWARDS`: (host's address and port, protocol) to the VM's row and id.
     pub forwards: HashMap<(Ip4, u16, u8), (u16, u32)>,
     /// The port's queue toward the engine.
@@ -142,6 +144,7 @@ impl Kernel {
             chunks: vec![0; (slots / SLOTS_PER_CHUNK) as usize],
             flows: HashMap::new(),
             names: HashMap::new(),
+            rules: HashMap::new(),
             forwards: HashMap::new(),
             queue: VecDeque::new(),
             at_guest: Vec::new(),

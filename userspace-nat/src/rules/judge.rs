@@ -129,6 +129,10 @@ impl Judge {
         }
     }
 
+    pub(super) fn replace_policies(&mut self, policies: PolicySet) {
+        self.policies = policies;
+    }
+
     /// The same, to be shared.
     pub fn shared(policies: impl Into<PolicySet>) -> SharedJudge {
         Rc::new(RefCell::new(Self::new(policies)))
@@ -298,7 +302,7 @@ impl Judge {
     }
 
     /// Whether a name may be asked for.
-    fn asks(&self, vm: u32, name: Name<'_>, rules: &[Place]) -> Decision {
+    pub(super) fn asks(&self, vm: u32, name: Name<'_>, rules: &[Place]) -> Decision {
         let policy = self.policy(vm);
         match policy.hides(name, rules) {
             true => Decision {
@@ -540,7 +544,7 @@ fn is_common(qtype: u16) -> bool {
 }
 
 /// A way's first name, and the others.
-fn split(way: &[u8]) -> Option<(Name<'_>, Vec<Box<[u8]>>)> {
+pub(super) fn split(way: &[u8]) -> Option<(Name<'_>, Vec<Box<[u8]>>)> {
     let end = end_of_plain(way, 0)?;
     let (first, mut rest) = way.split_at(end);
     let mut steps = Vec::new();

@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     clock::SECOND_NS,
     dns::chain::tests::{Written, a, answer, cname, https},
-    rules::{DenyFile, LocalAddresses, MAX_PER_VM, Rule, RuleId, wire},
+    rules::{DenyFile, LocalAddresses, MAX_PER_VM, Rule, wire},
 };
 
 pub(super) const VM: u32 = 7;
@@ -259,25 +259,6 @@ fn a_vm_that_fills_its_room_is_refused_and_harms_nobody() {
     assert_eq!((counts.full, counts.open), (1, MAX_PER_VM as u64));
     by.0.borrow_mut().forget(VM);
     assert_eq!(by.0.borrow().counts(VM), NameCounts::default());
-}
-
-#[test]
-fn flows_that_a_name_let_in_are_kept_at_a_new_start_while_the_rules_stand() {
-    let by = judge(Action::Deny, &["allow ok.test:443", "deny 203.0.113.11"]);
-    let judge = by.0.borrow();
-    let policy = judge.policy(VM);
-    let rule = RuleId::FIRST_TYPED;
-    assert!(policy.keeps(rule, to(ADDRESS, 443)));
-    assert!(!policy.keeps(rule, to(ADDRESS, 80)), "another port");
-    assert!(
-        !policy.keeps(RuleId::DEFAULT, to(ADDRESS, 443)),
-        "another rule"
-    );
-    assert!(
-        !policy.keeps(rule, to([203, 0, 113, 11], 443)),
-        "denied by address"
-    );
-    assert!(!policy.keeps(rule, to([10, 0, 0, 1], 443)), "protected");
 }
 
 #[test]

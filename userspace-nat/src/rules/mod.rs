@@ -45,6 +45,7 @@ mod names;
 mod pattern;
 mod policy;
 mod protected;
+mod reload;
 mod scope;
 mod set;
 mod written;

@@ -428,33 +428,6 @@ impl Policy {
         (!opens).then_some(space)
     }
 
-    /// Whether a flow that `rule` let in may stay: for the rules by name, whose openings are not
-    /// known any more at a new start, what the rule says is enough.
-    pub fn keeps(&self, rule: RuleId, to: Destination) -> bool {
-        let decision = self.decide(to);
-        let by_name = || {
-            let order = self.place_of(rule)?;
-            match self.rules.get(order as usize)? {
-                Rule::Name(Action::Allow | Action::Inspect, pattern) => {
-                    Some(pattern.covers(to.port, to.protocol))
-                }
-                _ => None,
-            }
-        };
-        match decision.refusal {
-            None => true,
-            Some(Refusal::Default) => by_name().unwrap_or(false),
-            Some(Refusal::DnsElsewhere) => by_name().unwrap_or(false) && self.means(rule),
-            Some(_) => false,
-        }
-    }
-
-    /// Whether a rule by name means resolvers elsewhere.
-    fn means(&self, rule: RuleId) -> bool {
-        let typed = self.place_of(rule).map(|order| &self.rules[order as usize]);
-        matches!(typed, Some(Rule::Name(_, pattern)) if elsewhere::name_means(pattern))
-    }
-
     fn decision(&self, order: u32, line: Option<u32>, action: Action) -> Decision {
         Decision {
             rule: self.id(order),

@@ -191,6 +191,10 @@ impl Tables for KernelDatapath {
         index
     }
 
+    fn rule_text(&self, rule: u32) -> Option<String> {
+        self.maps.rule(rule).filter(|text| !text.is_empty())
+    }
+
     fn own_next_hops(&self) -> Vec<u32> {
         self.maps.next_hops_of(self.owner_row).collect()
     }

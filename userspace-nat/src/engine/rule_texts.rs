@@ -1,0 +1,85 @@
+//! The rules' texts, by their elements of `RULES`: those in force, and those by which flows that
+//! live were let in before.
+use std::collections::HashSet;
+
+use crate::datapath::Datapath;
+
+/// Runs of texts, the one in force last.
+#[derive(Debug, Default)]
+pub(super) struct RuleTexts {
+    runs: Vec<Run>,
+    /// How many of the last one's are the policies'; the forwards' follow.
+    policies: u32,
+}
+
+#[derive(Debug)]
+struct Run {
+    base: u32,
+    texts: Vec<String>,
+}
+
+impl RuleTexts {
+    /// The texts in force from now on: the policies', and behind them the forwards'. Of those before,
+    /// what `named` has stays known, and the first ones, which relayed forwards name.
+    pub(super) fn set(
+        &mut self,
+        base: u32,
+        policies: impl Iterator<Item = String>,
+        forwards: Vec<String>,
+        named: &HashSet<u32>,
+    ) {
+        let mut texts: Vec<String> = policies.collect();
+        self.policies = texts.len() as u32;
+        texts.extend(forwards);
+        let mut is_first = true;
+        self.runs.retain(|run| {
+            let all = run.base..run.base + run.texts.len() as u32;
+            std::mem::take(&mut is_first) || named.iter().any(|rule| all.contains(rule))
+        });
+        self.runs.push(Run { base, texts });
+    }
+
+    /// Begins with these.
+    pub(super) fn begin(
+        &mut self,
+        base: u32,
+        policies: impl Iterator<Item = String>,
+        forwards: Vec<String>,
+    ) {
+        self.runs.clear();
+        self.set(base, policies, forwards, &HashSet::new());
+    }
+
+    /// The forwards' texts in force.
+    pub(super) fn forwards(&self) -> Vec<String> {
+        let run = self.runs.last();
+        run.map_or_else(Vec::new, |run| run.texts[self.policies as usize..].to_vec())
+    }
+
+    /// Which of the forwards' texts in force an element is.
+    pub(super) fn forward(&self, rule: u32) -> Option<u32> {
+        let run = self.runs.last()?;
+        rule.checked_sub(run.base + self.policies)
+    }
+
+    /// The element of one of the forwards' texts in force.
+    pub(super) fn rule_of_forward(&self, forward: u32) -> u32 {
+        let base = self.runs.last().map_or(0, |run| run.base);
+        base + self.policies + forward
+    }
+
+    /// A text of these runs.
+    pub(super) fn known(&self, rule: u32) -> Option<&str> {
+        // Elements of an old run that no flow names may be a new one's.
+        self.runs.iter().rev().find_map(|run| {
+            let at = rule.checked_sub(run.base)?;
+            run.texts.get(at as usize).map(String::as_str)
+        })
+    }
+
+    /// A text; of a predecessor's run it is read from the kernel.
+    pub(super) fn text(&self, rule: u32, datapath: &impl Datapath) -> Option<String> {
+        let known = self.known(rule).map(str::to_owned);
+        known.or_else(|| datapath.rule_text(rule))
+    }
+}

@@ -1,0 +1,167 @@
+use slipgate_abi::Protocol;
+
+use std::rc::Rc;
+
+use super::*;
+use crate::{
+    clock::SECOND_NS,
+    dns::{
+        NamePolicy as _, NameVerdict,
+        chain::tests::{Written, a, answer, cname},
+    },
+    rules::{Action, ByRules, DnsSettings, Settings, wire},
+};
+
+const VM: u32 = 7;
+const ADDRESS: [u8; 4] = [203, 0, 113, 10];
+const LATER_NS: u64 = 3_600 * SECOND_NS;
+
+fn policy(default: Action, rules: &[&str]) -> Policy {
+    let rules = rules.iter().map(|rule| match rule.split_once(' ') {
+        Some(("deny", text)) => Rule::parse(Action::Deny, text).unwrap(),
+        Some(("allow", text)) => Rule::parse(Action::Allow, text).unwrap(),
+        _ => panic!("{rule}"),
+    });
+    Policy::new(default, rules.collect::<Vec<_>>())
+}
+
+fn judge(default: Action, rules: &[&str]) -> ByRules {
+    ByRules(Judge::shared(policy(default, rules)))
+}
+
+fn told(by: &mut ByRules, name: &str, records: &[Written]) {
+    let verdict = by.answer(VM, Name(&wire(name).unwrap()), &answer(name, records), 0, 0);
+    assert_eq!(verdict, NameVerdict::Allow);
+}
+
+fn to(port: u16) -> Destination {
+    Destination {
+        addr: ADDRESS.into(),
+        port,
+        protocol: Protocol::Tcp,
+    }
+}
+
+fn reload(by: &ByRules, default: Action, rules: &[&str]) {
+    let set = PolicySet::new(vec![policy(default, rules)]);
+    by.0.borrow_mut().set_policies(set, &[(VM, 0)], 1);
+}
+
+fn is_open(by: &ByRules, port: u16) -> bool {
+    by.0.borrow().decide(VM, to(port), 1).decision.is_allowed()
+}
+
+/// The name that opened a flow to this port, now.
+fn opener(by: &ByRules, port: u16) -> Option<Rc<LearntName>> {
+    by.0.borrow().decide(VM, to(port), 1).name
+}
+
+fn keeps(by: &ByRules, port: u16, opener: Option<&LearntName>, rule: Option<&str>) -> bool {
+    by.0.borrow().keeps(VM, to(port), opener, rule, LATER_NS)
+}
+
+#[test]
+fn openings_follow_their_names_to_other_rules() {
+    let mut by = judge(Action::Deny, &["allow a.test:443", "allow b.test"]);
+    told(&mut by, "a.test", &[a("a.test", 60, ADDRESS)]);
+    assert!(is_open(&by, 443) && !is_open(&by, 80));
+    // The same rule at another place, and with another port.
+    reload(
+        &by,
+        Action::Deny,
+        &["deny x.test", "allow b.test", "allow *.test:80"],
+    );
+    assert!(!is_open(&by, 443) && is_open(&by, 80));
+    let rule = by.0.borrow().decide(VM, to(80), 1).decision;
+    assert_eq!(by.0.borrow().policies().text(rule), "--allow *.test:80");
+    // No rule speaks of it.
+    reload(&by, Action::Deny, &["allow b.test"]);
+    assert!(!is_open(&by, 443) && !is_open(&by, 80));
+    assert_eq!(by.0.borrow().counts(VM).open, 0);
+    // What was forgotten must be asked for again.
+    reload(&by, Action::Deny, &["allow a.test"]);
+    assert!(!is_open(&by, 443));
+}
+
+#[test]
+fn a_name_on_the_way_that_is_denied_now_shuts_the_address() {
+    let mut by = judge(Action::Deny, &["allow a.test", "allow cdn.test"]);
+    let records = [cname("a.test", 60, "cdn.test"), a("cdn.test", 60, ADDRESS)];
+    told(&mut by, "a.test", &records);
+    assert!(is_open(&by, 443));
+    let flow = opener(&by, 443).unwrap();
+    for rules in [&["allow a.test", "deny cdn.test"][..], &["allow a.test"]] {
+        reload(&by, Action::Deny, rules);
+        assert!(!is_open(&by, 443), "{rules:?}");
+        assert!(!keeps(&by, 443, Some(&flow), None), "{rules:?}");
+        by = judge(Action::Deny, &["allow a.test", "allow cdn.test"]);
+        told(&mut by, "a.test", &records);
+    }
+}
+
+#[test]
+fn a_flow_outlasts_its_opening_but_not_its_rule() {
+    let mut by = judge(Action::Deny, &["allow a.test:443"]);
+    told(&mut by, "a.test", &[a("a.test", 0, ADDRESS)]);
+    let flow = opener(&by, 443).unwrap();
+    // An hour later nothing is open any more.
+    assert!(keeps(&by, 443, Some(&flow), None));
+    reload(&by, Action::Deny, &["deny b.test", "allow *.test"]);
+    assert!(
+        keeps(&by, 443, Some(&flow), None),
+        "another rule lets it in"
+    );
+    reload(&by, Action::Deny, &["allow a.test:80"]);
+    assert!(!keeps(&by, 443, Some(&flow), None), "another port");
+    reload(&by, Action::Deny, &["deny a.test", "allow *.test"]);
+    assert!(!keeps(&by, 443, Some(&flow), None));
+    reload(&by, Action::Deny, &["allow a.test", "deny 203.0.113.0/24"]);
+    assert!(!keeps(&by, 443, Some(&flow), None), "addresses beat names");
+    reload(&by, Action::Deny, &["allow 203.0.113.10:443"]);
+    assert!(keeps(&by, 443, Some(&flow), None), "let in by address");
+    reload(&by, Action::Allow, &["deny a.test"]);
+    assert!(!keeps(&by, 443, Some(&flow), None), "its name is denied");
+    assert!(keeps(&by, 443, None, None), "it never had a name");
+}
+
+#[test]
+fn of_a_flow_whose_name_nobody_knows_the_rule_is_asked() {
+    let by = judge(Action::Deny, &["deny b.test", "allow *.test:443"]);
+    let names = |rule| keeps(&by, 443, None, Some(rule));
+    assert!(names("--allow *.test:443") && names("allow *.test:443"));
+    assert!(names("[ci] allow *.test:443"));
+    assert!(!names("--allow *.test"), "it is another rule now");
+    assert!(!names("--deny b.test") && !names("--default allow") && !names(""));
+    assert!(!keeps(&by, 80, None, Some("--allow *.test:443")));
+    reload(
+        &by,
+        Action::Deny,
+        &["allow *.test:443", "deny 203.0.113.10"],
+    );
+    assert!(!keeps(&by, 443, None, Some("--allow *.test:443")));
+    // RULES has only so much of a text.
+    let label = "a".repeat(60);
+    let long = format!("allow {label}.{label}.{label}.test:443");
+    reload(&by, Action::Deny, &[&long]);
+    assert!(keeps(&by, 443, None, Some(&long[..size_of::<RuleText>()])));
+    assert!(!keeps(&by, 443, None, Some(&long[..100])));
+}
+
+#[test]
+fn each_vm_has_what_its_policy_says() {
+    let mut by = judge(Action::Deny, &["allow a.test"]);
+    told(&mut by, "a.test", &[a("a.test", 60, ADDRESS)]);
+    let kept = policy(Action::Deny, &["deny a.test"]).with(Settings {
+        name: Some("kept".into()),
+        on_reload: OnReload::Keep,
+        dns: DnsSettings::default(),
+        ..Settings::default()
+    });
+    let set = PolicySet::new(vec![policy(Action::Allow, &[]), kept]);
+    by.0.borrow_mut().set_policies(set, &[(VM, 1), (8, 0)], 1);
+    assert!(!is_open(&by, 443));
+    let judge = by.0.borrow();
+    assert_eq!(judge.on_reload(VM), OnReload::Keep);
+    assert_eq!(judge.on_reload(8), OnReload::Cut);
+    assert!(judge.decide(8, to(443), 1).decision.is_allowed());
+}
