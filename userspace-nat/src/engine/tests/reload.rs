@@ -197,6 +197,7 @@ fn flows_by_name_are_judged_by_their_names() {
             Rule::parse(Action::Deny, "b.test").unwrap(),
             Rule::parse(Action::Allow, "*.ok.test").unwrap(),
         ],
+        rule_base: 60,
         ..setup("x.test")
     });
     assert_eq!((adoption.live, adoption.refused), (1, 0));
@@ -222,6 +223,7 @@ fn forwards_stay_and_have_their_texts_in_the_new_run() {
     ] {
         rig.broker.messages.borrow_mut().push_back(message);
     }
+    rig.turn();
     rig.kernel
         .borrow_mut()
         .forwards

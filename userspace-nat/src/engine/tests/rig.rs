@@ -132,6 +132,7 @@ pub(super) struct Setup {
     pub(super) nat_ports: std::ops::RangeInclusive<u16>,
     /// What the log is told.
     pub(super) events: Events,
+    pub(super) rule_base: u32,
 }
 
 impl Default for Setup {
@@ -144,6 +145,7 @@ impl Default for Setup {
             rate: 1_000_000,
             nat_ports: DEFAULT_RANGE,
             events: Events::from_iter([Event::FlowEnd]),
+            rule_base: 10,
         }
     }
 }
@@ -411,7 +413,7 @@ fn start(
         control: broker.clone(),
         services: NoServices,
         judge: Judge::shared(Policy::new(setup.default, setup.rules.clone())),
-        rule_base: 10,
+        rule_base: setup.rule_base,
         nat_ports: setup.nat_ports.clone(),
         log: FlowLog::new(Some(Box::new(log.clone()))).of(setup.events),
     };
