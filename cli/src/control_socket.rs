@@ -63,6 +63,8 @@ pub(crate) enum Request {
     Freeze { vm: String },
     /// Let it pass again.
     Thaw { vm: String },
+    /// Read the policy anew, or another policy file, and put it in force.
+    Apply { file: Option<PathBuf> },
     /// End flows.
     Cut { what: Target },
     /// Write packets to the socket that comes with it.
@@ -102,6 +104,15 @@ pub(crate) enum Answer {
         /// Those that are.
         served: Vec<String>,
     },
+    /// A policy is in force.
+    Applied {
+        /// Flows that were cut.
+        cut: u64,
+        /// Flows that go on.
+        kept: u64,
+        /// Of those, how many it would refuse now.
+        left: u64,
+    },
     /// No such flow lives here.
     UnknownFlow,
     /// Flows were ended.
@@ -130,6 +141,7 @@ impl Request {
             Self::Stop { .. }
             | Self::Freeze { .. }
             | Self::Thaw { .. }
+            | Self::Apply { .. }
             | Self::Cut { .. }
             | Self::Capture { .. } => Role::Admin,
         }

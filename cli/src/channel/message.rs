@@ -45,6 +45,9 @@ pub(crate) enum ToEngine {
     FlowLog,
     /// Another file for `--pcap`, the one descriptor.
     Pcap,
+    /// Other policies; answered by [`ToBroker::Applied`] when nothing leaves any more that they
+    /// refuse.
+    Policies(Box<Policies>),
     /// End flows; answered by [`ToBroker::Cut`] when nothing of theirs can leave any more.
     Cut { request: u64, what: Subject },
     /// Write packets to a socket, the one descriptor; answered by [`ToBroker::Capturing`].
@@ -91,6 +94,20 @@ pub(crate) struct Start {
     pub(crate) log: String,
 }
 
+/// What is to be in force from now on.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct Policies {
+    pub(crate) request: u64,
+    pub(crate) policies: LoadedPolicies,
+    /// Where their texts begin in `RULES`; behind them are the forwards', which stay.
+    pub(crate) rule_base: u32,
+    pub(crate) local: LocalAddresses,
+    /// All of them, with their policy and quotas.
+    pub(crate) vms: Vec<VmSpec>,
+    /// Others to ask from now on.
+    pub(crate) resolvers: Option<Vec<SocketAddrV4>>,
+}
+
 /// What the engine must know of the host's network.
 #[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct NetworkView {
@@ -126,6 +143,13 @@ pub(crate) enum ToBroker {
     Why { request: u64, answer: WhyAnswer },
     /// The answer to [`ToEngine::Names`].
     Names { request: u64, page: NamesPage },
+    /// The answer to [`ToEngine::Policies`].
+    Applied {
+        request: u64,
+        cut: u64,
+        kept: u64,
+        left: u64,
+    },
     /// The answer to [`ToEngine::Cut`].
     Cut { request: u64, flows: u64 },
     /// The answer to [`ToEngine::Capture`].

@@ -25,6 +25,7 @@ mod engine_process;
 mod follow;
 mod inputs;
 mod network_view;
+mod reload;
 mod report;
 mod reserve;
 mod rule_texts;
@@ -55,7 +56,8 @@ use userspace_nat::engine::OnExit as EngineExit;
 
 use self::{
     answers::Questions, attached::Attached, console::Typed, engine_process::EngineProcess,
-    inputs::Inputs, vm::Vm,
+    inputs::Inputs,
+    reload::{Applied, Applying}, vm::Vm,
 };
 use crate::{
     args::{Mode, OnExit},
@@ -137,6 +139,9 @@ struct Broker {
     engine: EngineProcess,
     control: ControlServer,
     asked: Questions,
+    applying: Option<Applying>,
+    /// SIGHUP came while a policy was being put in force.
+    apply_again: bool,
     /// With `run`.
     vm: Option<Vm>,
     reserved_ports: Vec<(u8, u16)>,
@@ -179,6 +184,8 @@ impl Broker {
             engine,
             control,
             asked: Questions::default(),
+            applying: None,
+            apply_again: false,
             vm,
             reserved_ports,
             look_due: Instant::now() + LOOK_EVERY,
@@ -236,6 +243,7 @@ impl Broker {
                     Ok(false) => {}
                     Err(e) => tracing::warn!("{e:#}"),
                 }
+                self.apply(None, None)?;
             }
             // Before the network: its TAP goes with it.
             if ready.vmm
@@ -349,6 +357,15 @@ impl Broker {
                 Received::Message(ToBroker::Names { request, page }, _) => {
                     self.answer_names(request, page);
                 }
+                Received::Message(
+                    ToBroker::Applied {
+                        request,
+                        cut,
+                        kept,
+                        left,
+                    },
+                    _,
+                ) => self.applied(request, Applied { cut, kept, left })?,
                 Received::Message(ToBroker::Cut { request, flows }, _) => {
                     self.answer_change(request, Answer::Cut { flows });
                 }

@@ -202,6 +202,14 @@ pub fn set_mtu(maps: &SharedMaps, row: u32, mtu: u32) {
     }
 }
 
+/// Follows a change of the VM's policy number.
+pub fn set_policy(maps: &SharedMaps, row: u32, policy: u32) {
+    if let Some(vm) = maps.vm(row) {
+        // SAFETY: a word of a mapped row.
+        unsafe { (&raw mut (*vm.as_ptr()).policy).write_volatile(policy) };
+    }
+}
+
 /// Closes a row whose flows have ended.
 pub fn close(maps: &SharedMaps, row: u32) -> Result<()> {
     let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {

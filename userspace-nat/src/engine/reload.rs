@@ -9,7 +9,7 @@
 //! in `RULES`, for as long as a flow names one of it.
 //!
 //! [`Judge::set_policies`]: crate::rules::Judge::set_policies
-use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
+use std::{collections::HashSet, net::SocketAddr, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Protocol, SlotRef, slot::SlotFlags};
 
@@ -38,6 +38,8 @@ pub struct Reload {
     pub local: LocalAddresses,
     /// All VMs, with their policy and quotas.
     pub vms: Vec<VmSpec>,
+    /// Other resolvers to ask.
+    pub resolvers: Option<Vec<SocketAddr>>,
 }
 
 /// Flows that the rules of now would not admit.
@@ -60,6 +62,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             rule_base,
             local,
             vms,
+            resolvers,
         } = reload;
         // Those of before have its texts.
         self.record_refusals();
@@ -81,6 +84,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             let vm = VmNet::new(spec, stats);
             self.services.vm_added(&vm);
             self.core.set_vm(vm);
+        }
+        if let Some(resolvers) = resolvers {
+            self.services.set_resolvers(&resolvers);
         }
         let refused = self.core.refused_flows(now_ns, false);
         let cut = self.cut_slots(&refused.cut, EndReason::Policy, now_ns);

@@ -50,6 +50,7 @@ impl Broker {
             match request {
                 Request::Freeze { vm } => self.freeze(client, &vm),
                 Request::Thaw { vm } => self.thaw(client, &vm)?,
+                Request::Apply { file } => self.apply(Some(client), file)?,
                 Request::Cut { what } => self.ask_cut(client, &what)?,
                 Request::Capture {
                     what,

@@ -1,6 +1,6 @@
 //! Everything the broker has in the kernel: made in order at the start, taken down in order at the
 //! end, followed in between.
-use std::{collections::BTreeSet, fs::File};
+use std::{collections::BTreeSet, fs::File, ops::Range};
 
 use anyhow::{Context as _, anyhow};
 use slipgate_abi::{ForwardKey, ForwardTarget, forward::DenyKey, maps::MAX_OWNERS};
@@ -36,6 +36,8 @@ const GATEWAY_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
 /// each.
 const MOST_CREDITS: u32 = 512;
 
+/// The bit of a policy's number that tells whose turn it is.
+const TURN_BIT: u32 = 31;
 /// Bits of a policy's number that tell its owner's row, from 1: the rest tells which of the owner's.
 const OWNER_BITS: u32 = 16;
 const _: () = assert!(MAX_OWNERS < 1 << OWNER_BITS);
@@ -65,6 +67,10 @@ pub(super) struct Attached {
     pub(super) flow_log: Option<File>,
     pub(super) pcap: Option<File>,
     pub(super) rule_base: u32,
+    /// Runs of `RULES` that were ours, this one's too.
+    pub(super) former_rules: Vec<Range<u32>>,
+    /// Which of two sets of numbers the guard's list has.
+    pub(super) turn: bool,
     pub(super) uplink: Uplink,
     pub(super) hook: Hook,
 }
@@ -121,7 +127,8 @@ impl Attached {
         let port = EnginePort::open(owner.row()).context("making the engine port")?;
         owner.set_port(datapath.maps(), port.ifindex);
         let texts: Vec<String> = policies.texts().chain(forward_texts(&config)).collect();
-        let rule_base = rule_texts::write(datapath.maps(), &paths.run_dir, &texts)?;
+        let rule_base = rule_texts::write(datapath.maps(), &paths.run_dir, &texts, &[])?;
+        let run = rule_base..rule_base + texts.len() as u32;
         let mut attached = Self {
             next_hops: NextHops::new(owner.row())?,
             vms: Vec::new(),
@@ -134,6 +141,8 @@ impl Attached {
             flow_log,
             pcap,
             rule_base,
+            former_rules: vec![run],
+            turn: false,
             uplink,
             hook,
             config,
@@ -189,16 +198,47 @@ impl Attached {
         Ok(())
     }
 
-    /// The number under which the guard finds what one of our policies denies.
-    fn policy_number(&self, policy: u32) -> u32 {
-        policy << OWNER_BITS | (self.owner.row() + 1)
+    /// The number under which the guard finds what one of our policies denies. Policies that are put
+    /// in force one after the other take turns, so that their lists are apart.
+    pub(super) fn policy_number(&self, policy: u32) -> u32 {
+        let turn = u32::from(self.turn) << TURN_BIT;
+        turn | policy << OWNER_BITS | (self.owner.row() + 1)
+    }
+
+    fn is_our_number(&self, number: u32) -> bool {
+        number & ((1 << OWNER_BITS) - 1) == self.owner.row() + 1
     }
 
     /// What the guard may drop on its own, of each policy that a VM has.
     fn write_denied(&self) -> anyhow::Result<()> {
         let deny = &self.datapath.maps().deny;
-        let owner = |number: [u8; 4]| u32::from_be_bytes(number) & ((1 << OWNER_BITS) - 1);
-        deny.remove_if(|prefix, _| owner(prefix.key.policy) == self.owner.row() + 1)?;
+        let number = |prefix: &DenyPrefix| u32::from_be_bytes(prefix.key.policy);
+        deny.remove_if(|prefix, _| self.is_our_number(number(prefix)))?;
+        self.add_denied();
+        Ok(())
+    }
+
+    /// The numbers of policies that VMs have now.
+    pub(super) fn denied_numbers(&self) -> BTreeSet<u32> {
+        let vms = self.vms.iter();
+        vms.map(|vm| self.policy_number(vm.config.policy)).collect()
+    }
+
+    /// Removes what was denied under these numbers.
+    pub(super) fn forget_denied(&self, numbers: &BTreeSet<u32>) {
+        let deny = &self.datapath.maps().deny;
+        let removed = deny.remove_if(|prefix, _| {
+            numbers.contains(&u32::from_be_bytes(prefix.key.policy))
+        });
+        // No row names these numbers any more: what stays takes room, and denies nothing.
+        if let Err(e) = removed {
+            tracing::warn!("removing what the policy before denied from the guard's list: {e}");
+        }
+    }
+
+    /// Adds what the policies deny to the guard's list.
+    pub(super) fn add_denied(&self) {
+        let deny = &self.datapath.maps().deny;
         let used: BTreeSet<u32> = self.vms.iter().map(|vm| vm.config.policy).collect();
         let all = used.into_iter().flat_map(|index| {
             let denied = self.policies.of(Some(index)).deny_prefixes();
@@ -221,7 +261,6 @@ impl Attached {
                 break;
             }
         }
-        Ok(())
     }
 
     /// Leads the world's first packets on forwarded ports to the engine. Their sockets are bound by

@@ -146,7 +146,7 @@ fn reserve_forwards(attached: &Attached) -> anyhow::Result<Vec<(ForwardSocket, O
 }
 
 /// `None`: nobody is to be asked.
-fn resolvers(dns: &Dns) -> Option<Vec<SocketAddrV4>> {
+pub(super) fn resolvers(dns: &Dns) -> Option<Vec<SocketAddrV4>> {
     match dns {
         Dns::Refused => return None,
         Dns::Resolvers(given) => return Some(given.clone()),

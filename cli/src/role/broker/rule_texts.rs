@@ -3,7 +3,7 @@
 //! Several processes share the array. Each takes a run of free elements for its rules, or the run
 //! that has the same texts already (its predecessor's). A run is never given back while the maps
 //! live, since flows may name it, unless the array is full: then elements that no flow names any
-//! more are taken.
+//! more are taken. A process that changes its rules takes such elements of its own first.
 use std::{collections::HashSet, fs::File, ops::Range, path::Path};
 
 use anyhow::{Context as _, bail};
@@ -11,8 +11,13 @@ use slipgate_abi::{Verdict, maps::MAX_RULES};
 use slipgate_control::maps::SharedMaps;
 
 /// Writes the texts; where they begin. `run_dir` is locked meanwhile, against other processes that
-/// start.
-pub(super) fn write(maps: &SharedMaps, run_dir: &Path, texts: &[String]) -> anyhow::Result<u32> {
+/// start. `own`: runs that this process has had.
+pub(super) fn write(
+    maps: &SharedMaps,
+    run_dir: &Path,
+    texts: &[String],
+    own: &[Range<u32>],
+) -> anyhow::Result<u32> {
     let what = || format!("locking {}", run_dir.display());
     let dir = File::open(run_dir).with_context(what)?;
     dir.lock().with_context(what)?;
@@ -23,20 +28,28 @@ pub(super) fn write(maps: &SharedMaps, run_dir: &Path, texts: &[String]) -> anyh
         .iter()
         .map(|text| &text[..text.floor_char_boundary(TEXT_BYTES)])
         .collect();
-    let run = place(&present, &texts).or_else(|| {
+    // Elements that no flow names, of ours, then of anybody.
+    let without = |free: &dyn Fn(u32) -> bool| -> Vec<String> {
         let named = named_by_flows(maps);
-        let left: Vec<String> = (0..MAX_RULES)
-            .zip(present)
-            .map(|(index, text)| {
-                if named.contains(&index) {
-                    text
-                } else {
-                    String::new()
-                }
+        (0..MAX_RULES)
+            .zip(&present)
+            .map(|(index, text)| match free(index) && !named.contains(&index) {
+                true => String::new(),
+                false => text.clone(),
             })
-            .collect();
-        place(&left, &texts).inspect(|run| maps.forget_refusals_by(run.clone()))
-    });
+            .collect()
+    };
+    let again = |left: Vec<String>| {
+        let run = place(&left, &texts);
+        run.inspect(|run| maps.forget_refusals_by(run.clone()))
+    };
+    let is_own = |index: u32| own.iter().any(|run| run.contains(&index));
+    let same = same(&present, &texts);
+    let run = match own {
+        [] => same.or_else(|| place(&present, &texts)),
+        _ => same.or_else(|| again(without(&is_own))),
+    };
+    let run = run.or_else(|| again(without(&|_| true)));
     let Some(run) = run else {
         bail!(
             "there are {} rules, and no room for them in the {MAX_RULES} that all slipgate \
@@ -55,10 +68,22 @@ const TEXT_BYTES: usize = size_of::<slipgate_abi::maps::RuleText>();
 
 /// The first run that has these texts, else the first that is free.
 fn place(present: &[String], texts: &[&str]) -> Option<Range<u32>> {
-    let first = |fits: &dyn Fn(&[String]) -> bool| present.windows(texts.len()).position(fits);
-    let same = first(&|run: &[String]| run.iter().zip(texts).all(|(a, b)| a == b));
-    let free = || first(&|run: &[String]| run.iter().all(String::is_empty));
-    let start = u32::try_from(same.or_else(free)?).ok()?;
+    let free = || first(present, texts, |run| run.iter().all(String::is_empty));
+    same(present, texts).or_else(free)
+}
+
+/// The first run that has these texts.
+fn same(present: &[String], texts: &[&str]) -> Option<Range<u32>> {
+    first(present, texts, |run| run.iter().zip(texts).all(|(a, b)| a == b))
+}
+
+fn first(
+    present: &[String],
+    texts: &[&str],
+    fits: impl Fn(&[String]) -> bool,
+) -> Option<Range<u32>> {
+    let start = present.windows(texts.len()).position(fits)?;
+    let start = u32::try_from(start).ok()?;
     Some(start..start + u32::try_from(texts.len()).ok()?)
 }
 

@@ -2,6 +2,7 @@
 use std::{
     fs::File,
     io,
+    net::SocketAddr,
     os::fd::{AsFd, BorrowedFd},
     rc::Rc,
 };
@@ -9,11 +10,11 @@ use std::{
 use slipgate_abi::Protocol;
 use userspace_nat::{
     clock::SECOND_NS,
-    engine::{CaptureRequest, Control, ControlMessage, ControlReply, Why},
+    engine::{CaptureRequest, Control, ControlMessage, ControlReply, Reload, Why},
     rules::Destination,
 };
 
-use crate::channel::{Channel, NetworkView, Received, ToBroker, ToEngine, WhyAnswer};
+use crate::channel::{Channel, NetworkView, Policies, Received, ToBroker, ToEngine, WhyAnswer};
 
 /// Our end of the channel.
 #[derive(Debug)]
@@ -42,6 +43,9 @@ impl Control for BrokerChannel {
                         let writer: Box<dyn io::Write + Send> = Box::new(file);
                         return Ok(Some(ControlMessage::FlowLog(Some(writer))));
                     }
+                }
+                Received::Message(ToEngine::Policies(policies), _) => {
+                    return reload(*policies).map(Some);
                 }
                 Received::Message(ToEngine::Pcap, mut fds) => {
                     if let Some(file) = fds.pop().map(File::from) {
@@ -84,6 +88,17 @@ impl Control for BrokerChannel {
                 answer: why(answer),
             },
             ControlReply::Names { request, page } => ToBroker::Names { request, page },
+            ControlReply::Applied {
+                request,
+                cut,
+                kept,
+                left,
+            } => ToBroker::Applied {
+                request,
+                cut,
+                kept,
+                left,
+            },
             ControlReply::Cut { request, flows } => ToBroker::Cut { request, flows },
             ControlReply::Capturing { request, refused } => ToBroker::Capturing {
                 request,
@@ -133,8 +148,25 @@ fn translate(message: ToEngine) -> Option<ControlMessage> {
         | ToEngine::Begin
         | ToEngine::FlowLog
         | ToEngine::Pcap
+        | ToEngine::Policies(_)
         | ToEngine::Capture { .. } => return None,
     })
+}
+
+/// The broker has compiled them before: an error is its fault.
+fn reload(policies: Policies) -> io::Result<ControlMessage> {
+    let resolvers = policies.resolvers.map(|all| {
+        let all = all.into_iter();
+        all.map(SocketAddr::V4).collect()
+    });
+    Ok(ControlMessage::Policies(Box::new(Reload {
+        request: policies.request,
+        policies: policies.policies.compile().map_err(io::Error::other)?,
+        rule_base: policies.rule_base,
+        local: policies.local,
+        vms: policies.vms,
+        resolvers,
+    })))
 }
 
 pub(super) fn routes(view: NetworkView) -> ControlMessage {

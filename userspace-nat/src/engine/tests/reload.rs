@@ -54,6 +54,7 @@ impl Rig {
                 guests: Vec::new(),
             },
             vms: vms.collect(),
+            resolvers: None,
         };
         let message = ControlMessage::Policies(Box::new(reload));
         self.broker.messages.borrow_mut().push_back(message);

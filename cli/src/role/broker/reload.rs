@@ -1,0 +1,221 @@
+//! Another policy under way: `slipgate policy apply`, and SIGHUP.
+//!
+//! # Theory of operation
+//! Everything is read and checked before anything is changed: what is wrong with a file leaves all
+//! as it was. Then, in an order in which at any time one of the two policies holds whole:
+//!
+//! 1. the texts get elements of `RULES`, which flows of the old policy do not name;
+//! 2. what the new policy denies is put into the guard's list under numbers of its own, and then the
+//!    VMs' rows get these numbers. The engine still judges by the old one;
+//! 3. the engine is told, which changes between two packets, cuts what the new one refuses, and
+//!    answers when none of it can leave any more;
+//! 4. rates are set, what the old policy had in the guard's list is removed, and who asked is
+//!    answered.
+//!
+//! There is one change at a time.
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+use slipgate_control::vm;
+use userspace_nat::rules::PolicySet;
+
+use super::{Broker, attached::Attached, engine_process::resolvers, rule_texts};
+use crate::{
+    channel::{Policies, ToEngine},
+    config::{Config, ConfigError, Dns, LoadedPolicies},
+    control_socket::{Answer, ClientId},
+};
+
+/// A change that the engine is at.
+#[derive(Debug)]
+pub(super) struct Applying {
+    request: u64,
+    /// Who asked; nobody by a signal.
+    client: Option<ClientId>,
+    /// Where it was read from, for people.
+    what: String,
+    /// Numbers that the guard's list had before.
+    before: BTreeSet<u32>,
+}
+
+/// A policy that is whole: read, checked, compiled.
+struct Read {
+    config: Config,
+    loaded: LoadedPolicies,
+    policies: PolicySet,
+}
+
+impl Read {
+    /// The command line's, with its files read again, or with another policy file.
+    fn anew(config: &Config, file: Option<&Path>) -> Result<Self, ConfigError> {
+        let config = match file {
+            Some(file) => config.with_policy_file(file)?,
+            None => config.reread()?,
+        };
+        let loaded = LoadedPolicies::load(&config)?;
+        let policies = loaded.compile()?;
+        Ok(Self {
+            config,
+            loaded,
+            policies,
+        })
+    }
+
+    /// Whether it can be put in force while running.
+    fn check(&self, now: &Config) -> anyhow::Result<()> {
+        if self.config.forwards != now.forwards {
+            bail!(
+                "it has other forwards, whose ports are taken at the start only: restart slipgate \
+                 with --on-exit keep, which keeps the flows"
+            );
+        }
+        if (self.config.dns == Dns::Refused) != (now.dns == Dns::Refused) {
+            bail!(
+                "it has {} resolvers, which is settled at the start: restart slipgate with \
+                 --on-exit keep, which keeps the flows",
+                if now.dns == Dns::Refused { "" } else { "no" }
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Broker {
+    /// Puts what the files say now in force: the policy file that is in force, or `file`, and the
+    /// deny files.
+    pub(super) fn apply(
+        &mut self,
+        client: Option<ClientId>,
+        file: Option<PathBuf>,
+    ) -> anyhow::Result<()> {
+        if self.applying.is_some() {
+            match client {
+                Some(client) => {
+                    let error = "another policy is just being put in force: try again".to_owned();
+                    self.control.answer(client, &Answer::Error { error });
+                }
+                None => self.apply_again = true,
+            }
+            return Ok(());
+        }
+        let prepared = Read::anew(&self.attached.config, file.as_deref())
+            .map_err(anyhow::Error::from)
+            .and_then(|read| {
+                read.check(&self.attached.config)?;
+                self.attached.take_in(read)
+            });
+        let (policies, before) = match prepared {
+            Ok(prepared) => prepared,
+            Err(e) => {
+                let error = format!("{e:#}");
+                match client {
+                    Some(client) => self.control.answer(client, &Answer::Error { error }),
+                    None => tracing::warn!("the policy stays as it was: {error}"),
+                }
+                return Ok(());
+            }
+        };
+        let request = self.asked.next();
+        let what = self.attached.config.policy_name();
+        self.applying = Some(Applying {
+            request,
+            client,
+            what,
+            before,
+        });
+        self.engine.tell(&ToEngine::Policies(Box::new(Policies {
+            request,
+            ..policies
+        })))
+    }
+
+    /// The engine has: nothing that is denied now leaves any more.
+    pub(super) fn applied(&mut self, request: u64, counts: Applied) -> anyhow::Result<()> {
+        let Some(done) = self.applying.take_if(|a| a.request == request) else {
+            return Ok(());
+        };
+        self.attached.forget_denied(&done.before);
+        self.attached.set_rates();
+        let Applied { cut, kept, left } = counts;
+        let more = match left {
+            0 => String::new(),
+            left => format!(", {left} of them against it"),
+        };
+        tracing::info!(
+            "{} is in force: {cut} flows cut, {kept} go on{more}",
+            done.what
+        );
+        if let Some(client) = done.client {
+            self.control
+                .answer(client, &Answer::Applied { cut, kept, left });
+        }
+        if std::mem::take(&mut self.apply_again) {
+            return self.apply(None, None);
+        }
+        Ok(())
+    }
+}
+
+/// What became of flows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Applied {
+    pub(super) cut: u64,
+    pub(super) kept: u64,
+    pub(super) left: u64,
+}
+
+impl Attached {
+    /// Steps 1 and 2: what the engine is to be told, and what the guard's list had before.
+    fn take_in(&mut self, read: Read) -> anyhow::Result<(Policies, BTreeSet<u32>)> {
+        let Read {
+            config,
+            loaded,
+            mut policies,
+        } = read;
+        let maps = self.datapath.maps();
+        let texts: Vec<String> = policies
+            .texts()
+            .chain(super::attached::forward_texts(&config))
+            .collect();
+        let run_dir = &self.datapath.paths().run_dir;
+        let own = self.former_rules.clone();
+        let rule_base = rule_texts::write(maps, run_dir, &texts, &own)
+            .context("giving the rules their numbers")?;
+        // From here on nothing fails.
+        let run = rule_base..rule_base + texts.len() as u32;
+        if !self.former_rules.contains(&run) {
+            self.former_rules.push(run);
+        }
+        let before = self.denied_numbers();
+        let resolvers = (config.dns != self.config.dns).then(|| resolvers(&config.dns));
+        self.turn = !self.turn;
+        for vm in &mut self.vms {
+            let new = config.vms.iter().find(|new| new.name == vm.config.name);
+            if let Some(new) = new {
+                vm.config = new.clone();
+            }
+        }
+        policies.set_local(&self.network_view().local);
+        self.config = config;
+        self.loaded = loaded;
+        self.policies = policies;
+        self.rule_base = rule_base;
+        self.add_denied();
+        for vm in &self.vms {
+            let number = self.policy_number(vm.config.policy);
+            vm::set_policy(self.datapath.maps(), vm.open.row, number);
+        }
+        let message = Policies {
+            request: 0,
+            policies: self.loaded.clone(),
+            rule_base,
+            local: self.network_view().local,
+            vms: self.vms.iter().map(|vm| self.vm_spec(vm)).collect(),
+            resolvers: resolvers.flatten(),
+        };
+        Ok((message, before))
+    }
+}
