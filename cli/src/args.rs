@@ -41,6 +41,9 @@ pub(crate) enum Command {
     Stats(StatsArgs),
     /// Say which rule decides about a destination, and what would happen
     Why(WhyArgs),
+    /// Change what may be reached
+    #[command(subcommand)]
+    Policy(PolicyCommand),
     /// End live flows now, and tell both ends
     Cut(CutArgs),
     /// Drop everything from and to a VM at once, until it is thawed
@@ -291,6 +294,25 @@ pub(crate) enum Proto {
     Udp,
     /// A ping
     Icmp,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum PolicyCommand {
+    /// Put the policy file and the deny files in force as they are now, or another policy file
+    Apply(ApplyArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ApplyArgs {
+    /// Another policy file, in the place of the one in force; rules typed at the start stay before
+    /// its own [default: the one in force, read again]
+    pub(crate) file: Option<PathBuf>,
+    /// A VM of the process that is meant; needed when several run
+    #[arg(long, value_name = "NAME")]
+    pub(crate) vm: Option<String>,
+    /// Directory in bpffs that `attach` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
 }
 
 #[derive(Args, Debug)]

@@ -1,5 +1,6 @@
 //! What was typed, made into one checked [`Config`]. Nothing here touches the system: what depends
 //! on the machine (does the TAP exist, is the port free) is found out by the roles.
+mod anew;
 mod error;
 mod forward;
 mod machine;

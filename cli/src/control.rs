@@ -1,5 +1,6 @@
-//! Commands that change what runs: `cut`, `freeze`, `thaw`, `capture`. Each asks the broker that
+//! Commands that change what runs: `policy apply`, `cut`, `freeze`, `thaw`, `capture`. Each asks the broker that
 //! serves the VM, as root.
+pub(crate) mod apply;
 pub(crate) mod capture;
 pub(crate) mod cut;
 pub(crate) mod freeze;

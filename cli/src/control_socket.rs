@@ -57,6 +57,8 @@ pub(crate) enum Request {
     Names { from: u64 },
     /// The counters of the machines that the broker runs.
     Machines,
+    /// Who is served here; answered by [`Answer::UnknownVm`].
+    Vms,
     /// Stop in order, as by SIGTERM. `keep`: leave flows running for a successor.
     Stop { keep: bool },
     /// Drop everything from and to a VM from now on.
@@ -99,7 +101,7 @@ pub(crate) enum Answer {
         /// By the VM's name; none for a VM that is another's.
         machines: BTreeMap<String, serde_json::Value>,
     },
-    /// No VM of that name is served here.
+    /// No VM of that name, or none was named.
     UnknownVm {
         /// Those that are.
         served: Vec<String>,
@@ -137,7 +139,7 @@ impl Request {
     /// The least role that may ask this.
     fn needs(&self) -> Role {
         match self {
-            Self::Why(_) | Self::Machines | Self::Names { .. } => Role::Reader,
+            Self::Why(_) | Self::Machines | Self::Vms | Self::Names { .. } => Role::Reader,
             Self::Stop { .. }
             | Self::Freeze { .. }
             | Self::Thaw { .. }

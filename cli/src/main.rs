@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 
 use crate::{
-    args::{Command, CommandLine},
+    args::{Command, CommandLine, PolicyCommand},
     config::{Config, ConfigError, RuleFlag, RunConfig},
 };
 
@@ -68,6 +68,7 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Flows(args) => show::flows::run(args).map(done),
         Command::Stats(args) => show::stats::run(args).map(done),
         Command::Why(args) => show::why::run(args),
+        Command::Policy(PolicyCommand::Apply(args)) => control::apply::run(args).map(done),
         Command::Cut(args) => control::cut::run(args).map(done),
         Command::Freeze(args) => control::freeze::freeze(args).map(done),
         Command::Thaw(args) => control::freeze::thaw(args).map(done),

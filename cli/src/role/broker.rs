@@ -55,9 +55,13 @@ use slipgate_control::{BpfLog, host::HostFacts};
 use userspace_nat::engine::OnExit as EngineExit;
 
 use self::{
-    answers::Questions, attached::Attached, console::Typed, engine_process::EngineProcess,
+    answers::Questions,
+    attached::Attached,
+    console::Typed,
+    engine_process::EngineProcess,
     inputs::Inputs,
-    reload::{Applied, Applying}, vm::Vm,
+    reload::{Applied, Applying},
+    vm::Vm,
 };
 use crate::{
     args::{Mode, OnExit},

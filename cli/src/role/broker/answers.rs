@@ -59,6 +59,11 @@ impl Broker {
                 } => self.ask_capture(client, &what, packets, seconds, descriptor)?,
                 Request::Why(question) => self.ask_why(client, question)?,
                 Request::Machines => self.ask_machine(client),
+                Request::Vms => {
+                    let vms = self.attached.vms.iter();
+                    let served = vms.map(|vm| vm.config.name.clone()).collect();
+                    self.control.answer(client, &Answer::UnknownVm { served });
+                }
                 Request::Names { from } => self.ask_names(client, from)?,
                 Request::Stop { keep } => {
                     if keep && self.vm.is_some() {

@@ -227,9 +227,8 @@ impl Attached {
     /// Removes what was denied under these numbers.
     pub(super) fn forget_denied(&self, numbers: &BTreeSet<u32>) {
         let deny = &self.datapath.maps().deny;
-        let removed = deny.remove_if(|prefix, _| {
-            numbers.contains(&u32::from_be_bytes(prefix.key.policy))
-        });
+        let removed =
+            deny.remove_if(|prefix, _| numbers.contains(&u32::from_be_bytes(prefix.key.policy)));
         // No row names these numbers any more: what stays takes room, and denies nothing.
         if let Err(e) = removed {
             tracing::warn!("removing what the policy before denied from the guard's list: {e}");

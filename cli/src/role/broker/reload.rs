@@ -55,7 +55,7 @@ impl Read {
             Some(file) => config.with_policy_file(file)?,
             None => config.reread()?,
         };
-        let loaded = LoadedPolicies::load(&config)?;
+        let loaded = LoadedPolicies::load(&config.rules, config.default_allow)?;
         let policies = loaded.compile()?;
         Ok(Self {
             config,
@@ -138,7 +138,6 @@ impl Broker {
             return Ok(());
         };
         self.attached.forget_denied(&done.before);
-        self.attached.set_rates();
         let Applied { cut, kept, left } = counts;
         let more = match left {
             0 => String::new(),

@@ -33,10 +33,12 @@ pub(super) fn write(
         let named = named_by_flows(maps);
         (0..MAX_RULES)
             .zip(&present)
-            .map(|(index, text)| match free(index) && !named.contains(&index) {
-                true => String::new(),
-                false => text.clone(),
-            })
+            .map(
+                |(index, text)| match free(index) && !named.contains(&index) {
+                    true => String::new(),
+                    false => text.clone(),
+                },
+            )
             .collect()
     };
     let again = |left: Vec<String>| {
@@ -74,7 +76,9 @@ fn place(present: &[String], texts: &[&str]) -> Option<Range<u32>> {
 
 /// The first run that has these texts.
 fn same(present: &[String], texts: &[&str]) -> Option<Range<u32>> {
-    first(present, texts, |run| run.iter().zip(texts).all(|(a, b)| a == b))
+    first(present, texts, |run| {
+        run.iter().zip(texts).all(|(a, b)| a == b)
+    })
 }
 
 fn first(

@@ -1,0 +1,70 @@
+//! `slipgate policy apply`: another policy, without an end of what it allows.
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+
+use super::is_nobodys;
+use crate::{
+    args::ApplyArgs,
+    control_socket::{Answer, Request, ask},
+    show::{print_once, sockets},
+};
+
+/// Has the one process here that is meant read its policy anew, or another file.
+pub(crate) fn run(args: &ApplyArgs) -> anyhow::Result<()> {
+    let socket = socket(args)?;
+    let file = args.file.as_deref().map(absolute).transpose()?;
+    match ask(&socket, &Request::Apply { file })? {
+        Answer::Applied { cut, kept, left } => {
+            let s = |n| if n == 1 { "" } else { "s" };
+            let mut text = format!("in force: {cut} flow{} cut, {kept} go on", s(cut));
+            if left > 0 {
+                text.push_str(&format!(
+                    ", {left} of them against it (on_reload = \"keep\")"
+                ));
+            }
+            print_once(&format!("{text}\n"))
+        }
+        Answer::Error { error } => bail!("nothing has changed: {error}"),
+        _ => bail!("an answer to another question: the broker is of another version"),
+    }
+}
+
+/// The broker reads it: from its own directory the name would mean another file.
+fn absolute(file: &Path) -> anyhow::Result<PathBuf> {
+    file.canonicalize()
+        .with_context(|| format!("{}", file.display()))
+}
+
+/// The process that serves the VM, or the only one.
+fn socket(args: &ApplyArgs) -> anyhow::Result<PathBuf> {
+    let mut served: Vec<(PathBuf, Vec<String>)> = Vec::new();
+    for socket in sockets(&args.pin_dir)? {
+        match ask(&socket, &Request::Vms) {
+            Ok(Answer::UnknownVm { served: vms }) => served.push((socket, vms)),
+            Ok(Answer::Error { error }) => bail!("{error}"),
+            Ok(_) => bail!("an answer to another question: the broker is of another version"),
+            // One that was killed has left it.
+            Err(e) if is_nobodys(&e) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    let all = || {
+        let names = served.iter().map(|(_, vms)| vms.join(", "));
+        names.collect::<Vec<_>>().join("; ")
+    };
+    match (&args.vm, &served[..]) {
+        (_, []) => bail!(super::NOBODY),
+        (None, [(only, _)]) => Ok(only.clone()),
+        (None, some) => bail!(
+            "{} processes serve VMs here ({}): give --vm NAME for the one that is meant; each has \
+             its own policy",
+            some.len(),
+            all()
+        ),
+        (Some(vm), some) => match some.iter().find(|(_, vms)| vms.contains(vm)) {
+            Some((socket, _)) => Ok(socket.clone()),
+            None => bail!("no VM {vm:?} is served; there is {}", all()),
+        },
+    }
+}
