@@ -25,6 +25,7 @@ mod flips;
 mod host_changes;
 mod limits;
 mod neighbours;
+mod reload;
 mod scene;
 mod traffic;
 mod upgrade;

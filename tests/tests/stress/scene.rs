@@ -24,6 +24,7 @@ pub(crate) struct Record {
     pub(crate) tx_bytes: u64,
     pub(crate) rx_packets: u64,
     pub(crate) rx_bytes: u64,
+    pub(crate) end: String,
 }
 
 pub(crate) struct Scene {
