@@ -186,7 +186,7 @@ fn flows_by_name_are_judged_by_their_names() {
     // A successor does not know the name; the rule that let it in stands no more.
     {
         let mut kernel = rig.kernel.borrow_mut();
-        kernel.rules.insert(12, "--allow *.ok.test".into());
+        kernel.rules.insert(13, "--allow *.ok.test".into());
     }
     let setup = |rule: &str| Setup {
         default: Action::Deny,
@@ -216,7 +216,7 @@ fn forwards_stay_and_have_their_texts_in_the_new_run() {
         vm: 101,
         vm_row: 1,
         guest_port: 80,
-        rule: 12,
+        rule: 13,
     };
     for message in [
         ControlMessage::ForwardTexts(vec!["--forward tcp:8080:80".into()]),
@@ -241,8 +241,8 @@ fn forwards_stay_and_have_their_texts_in_the_new_run() {
     let slots = kernel.slots_in_use();
     let mut rules: Vec<u32> = slots.iter().map(|slot| kernel.slot(*slot).rule()).collect();
     rules.sort_unstable();
-    // --default, safe defaults, one rule, then the forward.
-    assert_eq!(rules, [12, 73]);
+    // The default, two safe ones, one rule, then the forward.
+    assert_eq!(rules, [13, 74]);
     let texts = &rig.engine.core.rule_texts;
     for rule in rules {
         let text = texts.text(rule, &rig.engine.core.datapath);
