@@ -233,6 +233,15 @@ pub(crate) struct FlowsArgs {
     /// Only this VM's
     #[arg(long, value_name = "NAME")]
     pub(crate) vm: Option<String>,
+    /// Only this protocol's
+    #[arg(long, value_name = "P", value_enum)]
+    pub(crate) proto: Option<Proto>,
+    /// Only those that a name let in: example.com, or *.example.com for any name below it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// In which order [default: the table's]
+    #[arg(long, value_name = "BY", value_enum)]
+    pub(crate) sort: Option<FlowOrder>,
     /// As an array of JSON objects
     #[arg(long)]
     pub(crate) json: bool,
@@ -242,6 +251,22 @@ pub(crate) struct FlowsArgs {
     /// Directory in bpffs that `attach` was given
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
     pub(crate) pin_dir: PathBuf,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FlowOrder {
+    /// Most bytes first, both ways together
+    Bytes,
+    /// Most packets first
+    Packets,
+    /// Oldest first
+    Age,
+    /// Longest silent first
+    Idle,
+    /// By VM, then guest's address and port
+    Vm,
+    /// By the name that let it in, then remote address
+    Name,
 }
 
 #[derive(Args, Debug)]

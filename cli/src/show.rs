@@ -1,9 +1,9 @@
 //! Readers of what is pinned and of what the broker tells: `flows`, `stats`, `why`. They change
 //! nothing and cost the packets' path nothing.
 pub(crate) mod flows;
-mod names;
+pub(crate) mod names;
 pub(crate) mod stats;
-mod table;
+pub(crate) mod table;
 pub(crate) mod why;
 
 use std::{
@@ -27,7 +27,7 @@ pub(crate) fn paths(pin_dir: &Path) -> anyhow::Result<Paths> {
 }
 
 /// Opens the pinned maps for reading.
-fn open(pin_dir: &Path) -> anyhow::Result<ReadOnlyMaps> {
+pub(crate) fn open(pin_dir: &Path) -> anyhow::Result<ReadOnlyMaps> {
     let paths = paths(pin_dir)?;
     match paths.pin_dir.try_exists() {
         Ok(true) => {}
@@ -99,7 +99,7 @@ fn write_all(out: &mut impl Write, text: &str) -> anyhow::Result<bool> {
 }
 
 /// `CLOCK_MONOTONIC`, ns: the scale of the times in slots.
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     use userspace_nat::clock::{Clock as _, SystemClock};
     SystemClock.now_ns()
 }

@@ -1,4 +1,6 @@
 //! `slipgate flows`: the live flows, read from the pinned slots.
+use std::cmp::Reverse;
+
 use serde::Serialize;
 use slipgate_abi::{Protocol, vm::VmFlags};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
@@ -8,47 +10,47 @@ use super::{
     names, now_ns, open, print,
     table::{amount, span, table},
 };
-use crate::args::FlowsArgs;
+use crate::args::{FlowOrder, FlowsArgs, Proto};
 
 /// One flow as `--json` shows it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Flow {
     /// As in the flow log: for `cut` and `capture`.
-    id: Id,
+    pub(crate) id: Id,
     /// The VM's name.
-    vm: String,
+    pub(crate) vm: String,
     /// tcp, udp or icmp.
-    proto: &'static str,
+    pub(crate) proto: &'static str,
     /// Address and port (ICMP: query id) on the guest's link.
-    guest: String,
+    pub(crate) guest: String,
     /// The peer's address and port (ICMP: address alone).
-    remote: String,
+    pub(crate) remote: String,
     /// Translated address and port (ICMP: query id).
-    nat: String,
+    pub(crate) nat: String,
     /// `Fast`, `Engine`, ... in lower case.
-    verdict: &'static str,
+    pub(crate) verdict: &'static str,
     /// Its VM is frozen: nothing of it passes; absent otherwise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    frozen: bool,
+    pub(crate) frozen: bool,
     /// TCP: opening, established, closing, closed, reset. Others: one-way, both-ways.
-    state: &'static str,
+    pub(crate) state: &'static str,
     /// The rule that admitted it.
-    rule: String,
+    pub(crate) rule: String,
     /// The name that opened its address, where a rule by name let it in.
     #[serde(skip_serializing_if = "Option::is_none")]
-    dns_name: Option<String>,
+    pub(crate) dns_name: Option<String>,
     /// From the guest, as if segmented.
-    tx_packets: u64,
+    pub(crate) tx_packets: u64,
     /// L3.
-    tx_bytes: u64,
+    pub(crate) tx_bytes: u64,
     /// To the guest, as if segmented.
-    rx_packets: u64,
+    pub(crate) rx_packets: u64,
     /// L3.
-    rx_bytes: u64,
+    pub(crate) rx_bytes: u64,
     /// Since it was admitted.
-    age_ms: u64,
+    pub(crate) age_ms: u64,
     /// Since its last packet in either direction.
-    idle_ms: u64,
+    pub(crate) idle_ms: u64,
 }
 
 impl Flow {
@@ -128,7 +130,11 @@ pub(crate) fn run(args: &FlowsArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
     print(args.watch, || {
         let names = names::ask_all(&args.pin_dir);
-        let flows = list(&maps, &names, args.vm.as_deref());
+        let mut flows = list(&maps, &names);
+        flows.retain(|flow| is_wanted(flow, args));
+        if let Some(order) = args.sort {
+            sort(&mut flows, order);
+        }
         if args.json {
             return Ok(serde_json::to_string_pretty(&flows)? + "\n");
         }
@@ -141,7 +147,41 @@ pub(crate) fn run(args: &FlowsArgs) -> anyhow::Result<()> {
     })
 }
 
-fn list(maps: &ReadOnlyMaps, names: &names::Known, only: Option<&str>) -> Vec<Flow> {
+fn is_wanted(flow: &Flow, args: &FlowsArgs) -> bool {
+    let proto = args.proto.map(|proto| match proto {
+        Proto::Tcp => Protocol::Tcp.name(),
+        Proto::Udp => Protocol::Udp.name(),
+        Proto::Icmp => Protocol::Icmp.name(),
+    });
+    let by_name = |wanted: &str| {
+        let name = flow.dns_name.as_deref().unwrap_or_default();
+        match wanted.strip_prefix('*') {
+            Some(below) => name.ends_with(&below.to_ascii_lowercase()),
+            None => name.eq_ignore_ascii_case(wanted),
+        }
+    };
+    args.vm.as_ref().is_none_or(|vm| *vm == flow.vm)
+        && proto.is_none_or(|proto| proto == flow.proto)
+        && args.name.as_deref().is_none_or(by_name)
+}
+
+/// Puts flows in order; equal ones stay as they are.
+pub(crate) fn sort(flows: &mut [Flow], order: FlowOrder) {
+    match order {
+        FlowOrder::Bytes => flows.sort_by_key(|f| Reverse(f.tx_bytes + f.rx_bytes)),
+        FlowOrder::Packets => flows.sort_by_key(|f| Reverse(f.tx_packets + f.rx_packets)),
+        FlowOrder::Age => flows.sort_by_key(|f| Reverse(f.age_ms)),
+        FlowOrder::Idle => flows.sort_by_key(|f| Reverse(f.idle_ms)),
+        FlowOrder::Vm => flows.sort_by(|a, b| (&a.vm, &a.guest).cmp(&(&b.vm, &b.guest))),
+        FlowOrder::Name => flows.sort_by(|a, b| {
+            let key = |f: &Flow| (f.dns_name.is_none(), f.dns_name.clone(), f.remote.clone());
+            key(a).cmp(&key(b))
+        }),
+    }
+}
+
+/// All flows.
+pub(crate) fn list(maps: &ReadOnlyMaps, names: &names::Known) -> Vec<Flow> {
     let (now, instance) = (now_ns(), maps.instance());
     maps.flows()
         .map(|slot| {
@@ -153,7 +193,6 @@ fn list(maps: &ReadOnlyMaps, names: &names::Known, only: Option<&str>) -> Vec<Fl
                 ..Flow::new(instance, &slot, vm_name(maps, &slot), rule, now)
             }
         })
-        .filter(|flow| only.is_none_or(|name| name == flow.vm))
         .collect()
 }
 

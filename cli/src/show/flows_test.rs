@@ -94,3 +94,49 @@ fn udp_and_icmp_have_no_phases_but_directions() {
         "one-way"
     );
 }
+
+/// `slipgate flows` with these flags.
+fn args(flags: &str) -> FlowsArgs {
+    use clap::Parser as _;
+    let words = ["slipgate", "flows"];
+    let words = words.into_iter().chain(flags.split_whitespace());
+    match crate::args::CommandLine::parse_from(words).command {
+        crate::args::Command::Flows(args) => args,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn flows_are_filtered_and_sorted() {
+    let flow = |vm: &str, bytes, name: Option<&str>| Flow {
+        tx_bytes: bytes,
+        dns_name: name.map(str::to_owned),
+        ..Flow::new(0, &slot(), vm.into(), String::new(), 5_000_000_000)
+    };
+    let flows = [
+        flow("a", 1, Some("b.example.com")),
+        flow("b", 3, None),
+        flow("a", 2, Some("example.com")),
+    ];
+    let wanted = |flags: &str| {
+        let args = args(flags);
+        let mut flows = flows.to_vec();
+        flows.retain(|flow| is_wanted(flow, &args));
+        if let Some(order) = args.sort {
+            sort(&mut flows, order);
+        }
+        flows.iter().map(|flow| flow.tx_bytes).collect::<Vec<_>>()
+    };
+    assert_eq!(wanted(""), [1, 3, 2]);
+    assert_eq!(wanted("--vm a"), [1, 2]);
+    assert_eq!(wanted("--name Example.com"), [2]);
+    assert_eq!(wanted("--name *.example.com"), [1]);
+    assert_eq!(wanted("--proto udp"), [] as [u64; 0]);
+    assert_eq!(wanted("--proto tcp --sort bytes"), [3, 2, 1]);
+    assert_eq!(
+        wanted("--sort name"),
+        [1, 2, 3],
+        "those without a name last"
+    );
+    assert_eq!(wanted("--sort vm"), [1, 2, 3]);
+}

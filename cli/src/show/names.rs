@@ -4,7 +4,7 @@ use std::{
     path::Path,
 };
 
-use userspace_nat::{engine::NamesPage, rules::NameCounts};
+use userspace_nat::{engine::NamesPage, record::RefusedSample, rules::NameCounts};
 
 use super::sockets;
 use crate::control_socket::{Answer, Request, ask};
@@ -14,15 +14,17 @@ const MOST_PAGES: usize = 4_096;
 
 /// All that is known.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(crate) struct Known {
     /// What was refused in DNS, by VM.
-    pub(super) vms: BTreeMap<String, NameCounts>,
+    pub(crate) vms: BTreeMap<String, NameCounts>,
+    /// What was refused, by VM: of each kind the last.
+    pub(crate) refused: BTreeMap<String, Vec<RefusedSample>>,
     /// The names that opened flows' addresses, by slot and generation.
-    pub(super) flows: HashMap<(u32, u32), String>,
+    pub(crate) flows: HashMap<(u32, u32), String>,
 }
 
 /// Asks every broker here. Who may not ask, or whose broker is gone, sees no names.
-pub(super) fn ask_all(pin_dir: &Path) -> Known {
+pub(crate) fn ask_all(pin_dir: &Path) -> Known {
     let mut known = Known::default();
     for socket in sockets(pin_dir).unwrap_or_default() {
         let mut from = 0;
@@ -30,8 +32,17 @@ pub(super) fn ask_all(pin_dir: &Path) -> Known {
             let Ok(Answer::Names { page }) = ask(&socket, &Request::Names { from }) else {
                 break;
             };
-            let NamesPage { vms, flows, next } = page;
+            let NamesPage {
+                vms,
+                refused,
+                flows,
+                next,
+            } = page;
             known.vms.extend(vms);
+            for sample in refused {
+                let of_vm = known.refused.entry(sample.vm.clone());
+                of_vm.or_default().push(sample);
+            }
             let flows = flows.into_iter();
             known
                 .flows

@@ -12,12 +12,12 @@ use serde::Serialize;
 use serde_json::Value;
 use slipgate_abi::{Counter, DropCounters, DropReason, Refusal, VmCounters, vm::VmFlags};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
-use userspace_nat::rules::NameCounts;
+use userspace_nat::{record::RefusedSample, rules::NameCounts};
 
 use self::{links::Links, rules::RefusedBy};
 use super::{
     names, open, print,
-    table::{amount, table},
+    table::{amount, span, table},
 };
 use crate::args::StatsArgs;
 
@@ -60,6 +60,10 @@ pub(crate) struct VmStats {
     refused_by: Vec<RefusedBy>,
     /// Those that further rules refused: 16 are told apart per VM.
     refused_by_others: u64,
+    /// The last one of each kind, flows and DNS questions that were over a rate alike, since the
+    /// engine began; absent when there is none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    refused_last: Vec<RefusedSample>,
     /// RST and ICMP errors sent for them.
     refusals_answered: u64,
     /// Translated ports (address, port and protocol) in use by live flows.
@@ -166,6 +170,7 @@ impl VmStats {
             refused: refused.collect(),
             refused_by: Vec::new(),
             refused_by_others: counters.refused_by_other_rules,
+            refused_last: Vec::new(),
             refusals_answered: counters.refusals_answered,
             ports: ports.len() as u64,
             dns_queries: counters.dns_queries,
@@ -231,7 +236,10 @@ pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
         let mut machines = machines::ask_all(&args.pin_dir);
         let mut known = names::ask_all(&args.pin_dir);
         for vm in &mut stats.vms {
-            vm.names = known.vms.remove(&vm.vm);
+            // Of a VM without anything by name there are counts of nothing.
+            let names = known.vms.remove(&vm.vm);
+            vm.names = names.filter(|names| *names != NameCounts::default());
+            vm.refused_last = known.refused.remove(&vm.vm).unwrap_or_default();
             vm.vmm = machines.remove(&vm.vm);
         }
         if args.json {
@@ -381,6 +389,15 @@ fn text(stats: &Stats) -> String {
         for by in &s.refused_by {
             let what = format!("refused by {}", by.text);
             reasons.push(vec![s.vm.clone(), what, by.flows.to_string()]);
+        }
+        for last in &s.refused_last {
+            let (proto, guest, remote) = (&last.proto, last.guest, last.remote);
+            let what = format!(
+                "last {} ({proto} {guest} > {remote}, {} ago)",
+                last.reason,
+                span(last.last_ms_ago)
+            );
+            reasons.push(vec![s.vm.clone(), what, last.count.to_string()]);
         }
         let counts = [
             ("refused by further rules", s.refused_by_others),

@@ -1,7 +1,7 @@
 //! Columns of text.
 
 /// Lines of cells, each column as wide as its widest cell. `right`: columns of numbers.
-pub(super) fn table(head: &[&str], rows: &[Vec<String>], right: &[usize]) -> String {
+pub(crate) fn table(head: &[&str], rows: &[Vec<String>], right: &[usize]) -> String {
     let widths: Vec<usize> = head
         .iter()
         .enumerate()
@@ -38,7 +38,7 @@ pub(super) fn table(head: &[&str], rows: &[Vec<String>], right: &[usize]) -> Str
 }
 
 /// 1536 → "1.5K"; decimal steps of 1000, three digits.
-pub(super) fn amount(n: u64) -> String {
+pub(crate) fn amount(n: u64) -> String {
     const UNITS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
     let mut value = n as f64;
     let mut unit = 0;
@@ -54,7 +54,7 @@ pub(super) fn amount(n: u64) -> String {
 }
 
 /// Milliseconds as "250ms", "12s", "3m04s", "2h05m".
-pub(super) fn span(ms: u64) -> String {
+pub(crate) fn span(ms: u64) -> String {
     let s = ms / 1000;
     match s {
         0 => format!("{ms}ms"),

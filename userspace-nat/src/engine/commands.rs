@@ -98,7 +98,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 self.answer(ControlReply::Why { request, answer })?;
             }
             ControlMessage::Names { request, from } => {
-                let page = self.core.names_page(from);
+                let page = self.core.names_page(from, now_ns);
                 self.answer(ControlReply::Names { request, page })?;
             }
             ControlMessage::Sync { request } => {

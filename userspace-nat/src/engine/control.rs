@@ -13,6 +13,7 @@ use super::{
     reload::Reload,
 };
 use crate::{
+    record::RefusedSample,
     relay,
     route::RouteSnapshot,
     rules::{self, LocalAddresses},
@@ -220,6 +221,9 @@ pub struct Why {
 pub struct NamesPage {
     /// What was refused in each VM's DNS, by the VM's name.
     pub vms: Vec<(String, rules::NameCounts)>,
+    /// What was refused of them since the engine began, with the last of each kind; of each VM the
+    /// most frequent kinds.
+    pub refused: Vec<RefusedSample>,
     /// Slot, generation and the name that opened its address, by slot.
     pub flows: Vec<(u32, u32, String)>,
     /// There is more, from here.

@@ -4,18 +4,20 @@
 use slipgate_abi::maps::MAX_VMS;
 
 use super::{control::NamesPage, core::Core};
-use crate::{datapath::Datapath, rules::NameCounts};
+use crate::{datapath::Datapath, record::RefusedSample, rules::NameCounts};
 
 /// Bytes of a page, roughly: JSON adds to each name.
 const PAGE_BYTES: usize = 24 * 1_024;
 /// What an entry takes beside its texts.
 const ENTRY_BYTES: usize = 60;
+/// As many kinds of refusals are shown of a VM, the most frequent.
+const SHOWN_REFUSALS: usize = 12;
 /// Where slots begin in a page's place.
 const SLOTS: u64 = 1 << 32;
 
 impl<D: Datapath> Core<D> {
     /// The page that begins at a row, or at [`SLOTS`] and a slot.
-    pub(super) fn names_page(&self, from: u64) -> NamesPage {
+    pub(super) fn names_page(&self, from: u64, now_ns: u64) -> NamesPage {
         let mut page = NamesPage::default();
         let mut room = PAGE_BYTES;
         let judge = self.judge.borrow();
@@ -24,15 +26,21 @@ impl<D: Datapath> Core<D> {
                 continue;
             };
             let counts = judge.counts(vm.net.id);
-            if counts == NameCounts::default() {
+            let text_of = |rule| self.rule_texts.known(rule);
+            let (id, name) = (vm.net.id, &vm.net.name);
+            let mut refused = self.refusals.samples(id, name, text_of, now_ns);
+            refused.truncate(SHOWN_REFUSALS);
+            if counts == NameCounts::default() && refused.is_empty() {
                 continue;
             }
-            let Some(left) = room.checked_sub(size(&counts)) else {
+            let takes = size(&counts) + refused.iter().map(size_of_sample).sum::<usize>();
+            let Some(left) = room.checked_sub(takes) else {
                 page.next = Some(row);
                 return page;
             };
             room = left;
             page.vms.push((vm.net.name.clone(), counts));
+            page.refused.extend(refused);
         }
         let mut slots: Vec<u32> = self.opened_by.keys().copied().collect();
         slots.retain(|slot| SLOTS + u64::from(*slot) >= from);
@@ -48,6 +56,11 @@ impl<D: Datapath> Core<D> {
         }
         page
     }
+}
+
+fn size_of_sample(sample: &RefusedSample) -> usize {
+    let rule = sample.rule.as_ref().map_or(0, |rule| 2 * rule.len());
+    2 * sample.vm.len() + rule + 4 * ENTRY_BYTES
 }
 
 /// The backslashes of unusual names are doubled in JSON.

@@ -66,6 +66,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         } = reload;
         // Those of before have its texts.
         self.record_refusals();
+        self.core.refusals.forget_rules();
         policies.set_local(&local);
         let named = self.core.rules_of_flows();
         let forwards = self.core.rule_texts.forwards();
