@@ -1,7 +1,7 @@
 //! What was typed: the command line as clap sees it. Meaning and limits are [`crate::config`]'s.
 mod run;
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
@@ -60,6 +60,9 @@ pub(crate) enum Command {
     /// The VMM process, started by `run`
     #[command(hide = true)]
     Vmm(ChildArgs),
+    /// The metrics process, started by `attach` and `run`
+    #[command(hide = true)]
+    Metrics(ChildArgs),
 }
 
 #[derive(Args, Debug)]
@@ -168,6 +171,10 @@ pub(crate) struct NatArgs {
     /// packets, refused ones, DNS, DHCP, ... but none that the kernel translates by itself
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
+    /// Answer Prometheus here, GET /metrics, from a process without privileges; whoever can
+    /// connect can read, so prefer loopback
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) metrics: Option<SocketAddr>,
     /// Drop unwanted frames early, by XDP on the TAPs
     #[arg(long, value_enum, default_value_t = Xdp::Auto)]
     pub(crate) xdp: Xdp,

@@ -6,6 +6,7 @@
 //! whose descriptor comes first among those attached; the broker takes none, for reading a file of
 //! another's choice could keep it waiting. End of file means that the peer is dead.
 mod message;
+mod metrics;
 mod vmm;
 
 use std::{
@@ -27,6 +28,7 @@ use nix::{
 use serde::{Serialize, de::DeserializeOwned};
 
 pub(crate) use message::*;
+pub(crate) use metrics::*;
 pub(crate) use vmm::*;
 
 /// Version of every message; both ends are one binary, unless it was replaced in between.

@@ -9,7 +9,7 @@ mod rules;
 mod vm;
 
 use std::{
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
     ops::RangeInclusive,
     path::PathBuf,
 };
@@ -61,6 +61,8 @@ pub(crate) struct Config {
     pub(crate) pin_dir: PathBuf,
     pub(crate) flow_log: Option<PathBuf>,
     pub(crate) flow_log_events: Events,
+    /// Where Prometheus is answered.
+    pub(crate) metrics: Option<SocketAddr>,
     pub(crate) pcap: Option<PathBuf>,
     pub(crate) xdp: Xdp,
     pub(crate) bpf_log: bool,
@@ -105,6 +107,14 @@ impl Config {
                 "give the device that leads to the world",
             ));
         }
+        if let Some(address) = nat.metrics.filter(|address| address.port() == 0) {
+            return Err(ConfigError::new(
+                "--metrics",
+                address,
+                "nobody would know the port",
+                "give one, like 127.0.0.1:9600",
+            ));
+        }
         let forwards = forward::parse(&nat.forward, &vms)?;
         rules::check(&order)?;
         Ok(Self {
@@ -126,6 +136,7 @@ impl Config {
             flow_table: flow_table(nat.flow_table)?,
             pin_dir: nat.pin_dir.clone(),
             flow_log: nat.flow_log.clone(),
+            metrics: nat.metrics,
             flow_log_events: nat.flow_log_events.iter().map(event).collect(),
             pcap: nat.pcap.clone(),
             xdp: nat.xdp,

@@ -76,6 +76,7 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => doctor::run(args),
         Command::Engine(args) => role::engine::run(args.fd).map(done),
         Command::Vmm(args) => role::vmm::run(args.fd).map(done),
+        Command::Metrics(args) => role::metrics::run(args.fd).map(done),
     }
 }
 

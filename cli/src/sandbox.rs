@@ -6,6 +6,7 @@
 //! included), can't be traced, dumped or outlive the broker, and then confine themselves to the
 //! system calls of their loops ([`filter`], [`vmm`]): any other ends the process.
 mod filter;
+pub(crate) mod metrics;
 mod rules;
 pub(crate) mod vmm;
 
@@ -78,8 +79,13 @@ const BROKER_KEEPS: [u32; 5] = [1, 5, 12, 38, 39];
 
 /// Gives up every capability that the broker does not need while it serves. It stays root to the
 /// files it owns.
-pub(crate) fn limit_broker() -> Result<(), SandboxError> {
-    let keep = BROKER_KEEPS.iter().fold(0u64, |set, n| set | 1 << n);
+///
+/// `restarts`: it starts processes while it serves, which become nobody (`CAP_SETGID`,
+/// `CAP_SETUID`).
+pub(crate) fn limit_broker(restarts: bool) -> Result<(), SandboxError> {
+    let set = |numbers: &[u32]| numbers.iter().fold(0u64, |set, n| set | 1 << n);
+    let more = if restarts { set(&[6, 7]) } else { 0 };
+    let keep = set(&BROKER_KEEPS) | more;
     prctl("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1)?;
     drop_bounding_set(keep)?;
     keep_capabilities(keep)

@@ -24,6 +24,7 @@ mod console;
 mod engine_process;
 mod follow;
 mod inputs;
+mod metrics;
 mod network_view;
 mod reload;
 mod report;
@@ -60,6 +61,7 @@ use self::{
     console::Typed,
     engine_process::EngineProcess,
     inputs::Inputs,
+    metrics::Metrics,
     reload::{Applied, Applying},
     vm::Vm,
 };
@@ -150,6 +152,8 @@ struct Broker {
     vm: Option<Vm>,
     reserved_ports: Vec<(u8, u16)>,
     look_due: Instant,
+    /// With `--metrics`.
+    metrics: Option<Metrics>,
     /// With `--bpf-log`.
     programs_log: Option<BpfLog>,
 }
@@ -193,6 +197,7 @@ impl Broker {
             vm,
             reserved_ports,
             look_due: Instant::now() + LOOK_EVERY,
+            metrics: None,
         };
         // Adopted flows and the engine's first ones may have claimed next hops.
         broker.attached.refresh_next_hops()?;
@@ -207,7 +212,11 @@ impl Broker {
             return Err(e);
         }
         broker.tell_frozen();
-        sandbox::limit_broker().context("giving up what the broker does not need")?;
+        if let Some(listener) = broker.attached.metrics.take() {
+            broker.metrics = Some(Metrics::new(listener, &broker.attached, log));
+        }
+        sandbox::limit_broker(broker.metrics.is_some())
+            .context("giving up what the broker does not need")?;
         Ok(broker)
     }
 
@@ -279,6 +288,7 @@ impl Broker {
                 let signal = Signal::SIGTERM;
                 return Ok(End::Asked { exit, signal });
             }
+            self.see_to_metrics()?;
             if let Some(log) = &mut self.programs_log {
                 log.flush();
             }
@@ -293,7 +303,9 @@ impl Broker {
 
     /// Waits until there is something to do, or to look after.
     fn wait(&self, signals: &SignalFd) -> anyhow::Result<Ready> {
-        let wait = self.look_due.saturating_duration_since(Instant::now());
+        let due = self.metrics.as_ref().and_then(Metrics::due);
+        let due = due.map_or(self.look_due, |due| due.min(self.look_due));
+        let wait = due.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
         let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = vec![
@@ -312,6 +324,7 @@ impl Broker {
         let others = fds.len();
         fds.extend(self.control.fds().map(input));
         fds.extend(self.programs_log.as_ref().map(|log| input(log.as_fd())));
+        fds.extend(self.metrics.iter().flat_map(Metrics::fds).map(input));
         match poll(&mut fds, timeout) {
             Ok(_) | Err(nix::Error::EINTR) => {}
             Err(e) => return Err(e).context("waiting for something to do"),
@@ -383,6 +396,19 @@ impl Broker {
         }
         if refresh {
             self.attached.refresh_next_hops()?;
+        }
+        Ok(())
+    }
+
+    /// What the metrics process asks for, and its end.
+    fn see_to_metrics(&mut self) -> anyhow::Result<()> {
+        let Some(metrics) = &mut self.metrics else {
+            return Ok(());
+        };
+        if let Some(from) = metrics.turn(&self.attached) {
+            let request = self.asked.next();
+            metrics.asking = Some(request);
+            self.engine.tell(&ToEngine::Names { request, from })?;
         }
         Ok(())
     }

@@ -14,7 +14,8 @@ use slipgate_abi::{Counter, DropCounters, DropReason, Refusal, VmCounters, vm::V
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
 use userspace_nat::{record::RefusedSample, rules::NameCounts};
 
-use self::{links::Links, rules::RefusedBy};
+use self::links::Links;
+pub(crate) use self::rules::RefusedBy;
 use super::{
     names, open, print,
     table::{amount, span, table},
@@ -27,89 +28,89 @@ const ATTEMPTS: usize = 5;
 /// What `--json` shows.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Stats {
-    vms: Vec<VmStats>,
+    pub(crate) vms: Vec<VmStats>,
     /// Everything, and what no VM could be named for.
-    total: VmStats,
+    pub(crate) total: VmStats,
 }
 
 /// A VM's counters. Packets and L3 bytes as if segmented.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub(crate) struct VmStats {
-    vm: String,
+    pub(crate) vm: String,
     /// Translated in the kernel, live and ended flows.
-    kernel: Kernel,
+    pub(crate) kernel: Kernel,
     /// Through the engine port.
-    engine: Engine,
+    pub(crate) engine: Engine,
     /// Dropped packets by reason; reasons that did not happen are left out.
-    drops: BTreeMap<&'static str, Packets>,
+    pub(crate) drops: BTreeMap<&'static str, Packets>,
     /// Frames handed over that never came out at the engine.
-    lost_after_redirect: u64,
+    pub(crate) lost_after_redirect: u64,
     /// Packets that the TAP itself did not take, after they were counted, as the device says; absent
     /// while there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    tap_tx_dropped: Option<u64>,
+    pub(crate) tap_tx_dropped: Option<u64>,
     /// Live flows.
-    flows: u64,
+    pub(crate) flows: u64,
     /// Flows admitted so far.
-    admitted: u64,
+    pub(crate) admitted: u64,
     /// Flows ended so far.
-    ended: u64,
+    pub(crate) ended: u64,
     /// Refused flows by reason; reasons that did not happen are left out.
-    refused: BTreeMap<&'static str, u64>,
+    pub(crate) refused: BTreeMap<&'static str, u64>,
     /// Those that a rule refused, by rule, the most frequent first.
-    refused_by: Vec<RefusedBy>,
+    pub(crate) refused_by: Vec<RefusedBy>,
     /// Those that further rules refused: 16 are told apart per VM.
-    refused_by_others: u64,
+    pub(crate) refused_by_others: u64,
     /// The last one of each kind, flows and DNS questions that were over a rate alike, since the
     /// engine began; absent when there is none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    refused_last: Vec<RefusedSample>,
+    pub(crate) refused_last: Vec<RefusedSample>,
     /// RST and ICMP errors sent for them.
-    refusals_answered: u64,
+    pub(crate) refusals_answered: u64,
     /// Translated ports (address, port and protocol) in use by live flows.
-    ports: u64,
-    dns_queries: u64,
-    dns_cache_hits: u64,
-    dns_failures: u64,
+    pub(crate) ports: u64,
+    pub(crate) dns_queries: u64,
+    pub(crate) dns_cache_hits: u64,
+    pub(crate) dns_failures: u64,
     /// What was refused in its DNS by name; absent while nothing was, nor is anything open by name.
     #[serde(skip_serializing_if = "Option::is_none")]
-    names: Option<NameCounts>,
-    dhcp_messages: u64,
+    pub(crate) names: Option<NameCounts>,
+    pub(crate) dhcp_messages: u64,
     /// Answered by the engine and in the kernel.
-    arp_answers: u64,
-    echo_answers: u64,
+    pub(crate) arp_answers: u64,
+    pub(crate) echo_answers: u64,
     /// Records of ended flows that the flow log did not take, whoever's.
-    records_lost: u64,
+    pub(crate) records_lost: u64,
     /// Packets that `--pcap` or `capture` had no room for.
-    pcap_lost: u64,
+    pub(crate) pcap_lost: u64,
     /// Everything from and to it is dropped, until it is thawed; absent otherwise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    frozen: bool,
+    pub(crate) frozen: bool,
     /// The machine's own counters, when `slipgate run` runs it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    vmm: Option<Value>,
+    pub(crate) vmm: Option<Value>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
-struct Kernel {
-    tx_packets: u64,
-    tx_bytes: u64,
-    rx_packets: u64,
-    rx_bytes: u64,
+pub(crate) struct Kernel {
+    pub(crate) tx_packets: u64,
+    pub(crate) tx_bytes: u64,
+    pub(crate) rx_packets: u64,
+    pub(crate) rx_bytes: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
-struct Engine {
-    from_guest: Packets,
-    to_guest: Packets,
-    from_world: Packets,
-    to_world: Packets,
+pub(crate) struct Engine {
+    pub(crate) from_guest: Packets,
+    pub(crate) to_guest: Packets,
+    pub(crate) from_world: Packets,
+    pub(crate) to_world: Packets,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
-struct Packets {
-    packets: u64,
-    bytes: u64,
+pub(crate) struct Packets {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
 }
 
 impl From<Counter> for Packets {
@@ -129,7 +130,12 @@ impl std::ops::AddAssign for Packets {
 }
 
 impl VmStats {
-    fn new(vm: String, counters: &VmCounters, drops: &DropCounters, live: &[SlotSnapshot]) -> Self {
+    pub(crate) fn new(
+        vm: String,
+        counters: &VmCounters,
+        drops: &DropCounters,
+        live: &[SlotSnapshot],
+    ) -> Self {
         let drops = DropReason::ALL.iter().filter_map(|&reason| {
             let count = Packets::from(drops.get(reason));
             (count.packets > 0).then_some((reason.name(), count))
@@ -232,7 +238,8 @@ impl VmStats {
 pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
     print(args.watch, || {
-        let mut stats = read(&maps, args.vm.as_deref());
+        let which = Which::named(args.vm.as_deref());
+        let mut stats = read(&maps, which);
         let mut machines = machines::ask_all(&args.pin_dir);
         let mut known = names::ask_all(&args.pin_dir);
         for vm in &mut stats.vms {
@@ -253,15 +260,47 @@ pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
 /// One VM's counters, while its broker serves it; `None` when they can't be read.
 pub(crate) fn of_vm(pin_dir: &Path, name: &str) -> Option<VmStats> {
     let maps = open(pin_dir).ok()?;
-    read(&maps, Some(name)).vms.pop()
+    read(&maps, Which::named(Some(name))).vms.pop()
 }
 
-fn read(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {
-    let mut stats = read_once(maps, only);
+/// Which VMs are read, and what of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Which<'a> {
+    /// The one of this name.
+    name: Option<&'a str>,
+    /// Those of this process: a row of `OWNERS`.
+    owner: Option<u32>,
+    /// What the devices lost, too: takes files and sockets.
+    links: bool,
+}
+
+impl<'a> Which<'a> {
+    /// The VM of this name, or all.
+    pub(crate) fn named(name: Option<&'a str>) -> Self {
+        Self {
+            name,
+            owner: None,
+            links: true,
+        }
+    }
+
+    /// Those of this process, as far as the maps know them.
+    pub(crate) fn of_owner(row: u32) -> Self {
+        Self {
+            name: None,
+            owner: Some(row),
+            links: false,
+        }
+    }
+}
+
+/// Reads the counters.
+pub(crate) fn read(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
+    let mut stats = read_once(maps, which);
     for _ in 1..ATTEMPTS {
         // A flow that ends goes from its slot to the row; a reading in between counts it twice
         // or not at all.
-        let again = read_once(maps, only);
+        let again = read_once(maps, which);
         let settled = again.total.ended == stats.total.ended;
         stats = again;
         if settled {
@@ -271,7 +310,7 @@ fn read(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {
     stats
 }
 
-fn read_once(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {
+fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
     let mut live: HashMap<u32, Vec<SlotSnapshot>> = HashMap::new();
     for flow in maps.flows() {
         live.entry(flow.vm).or_default().push(flow);
@@ -282,11 +321,12 @@ fn read_once(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {
             maps.drops(row).unwrap_or_default(),
         )
     };
-    let links = Links::read();
+    let links = which.links.then(Links::read);
     let mut vms = Vec::new();
     for (row, vm) in maps.vms() {
         let name = ReadOnlyMaps::name(&vm);
-        if only.is_some_and(|wanted| wanted != name) {
+        let other_name = which.name.is_some_and(|wanted| wanted != name);
+        if other_name || which.owner.is_some_and(|owner| owner != vm.owner) {
             continue;
         }
         let (counters, drops) = of_row(row);
@@ -295,11 +335,12 @@ fn read_once(maps: &ReadOnlyMaps, only: Option<&str>) -> Stats {
         of_vm.arp_answers += vm.arp_answered;
         of_vm.refused_by = rules::of(&counters, |rule| maps.rule(rule));
         of_vm.frozen = vm.flags & VmFlags::FROZEN != 0;
-        of_vm.tap_tx_dropped = links.tx_dropped(vm.tap_ifindex);
+        let dropped = links.as_ref().map(|links| links.tx_dropped(vm.tap_ifindex));
+        of_vm.tap_tx_dropped = dropped.flatten();
         vms.push(of_vm);
     }
     // Row 0 is nobody's: what can't be attributed to a VM.
-    let mut total = if only.is_none() {
+    let mut total = if which.name.is_none() {
         let (counters, drops) = of_row(0);
         VmStats::new("(all)".into(), &counters, &drops, &[])
     } else {

@@ -7,7 +7,7 @@ use userspace_nat::engine::NamesPage;
 use super::Broker;
 use crate::{
     args::OnExit,
-    channel::{ToEngine, WhyAnswer, WhyQuestion},
+    channel::{ToEngine, ToMetrics, WhyAnswer, WhyQuestion},
     config::Dns,
     control_socket::{Answer, Asked, ClientId, Request},
 };
@@ -128,6 +128,11 @@ impl Broker {
 
     /// Gives a page of the engine's names to who asked.
     pub(super) fn answer_names(&mut self, request: u64, page: NamesPage) {
+        if let Some(metrics) = &mut self.metrics
+            && metrics.asking == Some(request)
+        {
+            return metrics.answer(&ToMetrics::Names { page });
+        }
         if let Some(client) = self.asked.names.remove(&request) {
             self.control.answer(client, &Answer::Names { page });
         }

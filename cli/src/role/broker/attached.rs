@@ -1,6 +1,6 @@
 //! Everything the broker has in the kernel: made in order at the start, taken down in order at the
 //! end, followed in between.
-use std::{collections::BTreeSet, fs::File, ops::Range};
+use std::{collections::BTreeSet, fs::File, net::TcpListener, ops::Range};
 
 use anyhow::{Context as _, anyhow};
 use slipgate_abi::{ForwardKey, ForwardTarget, forward::DenyKey, maps::MAX_OWNERS};
@@ -66,6 +66,8 @@ pub(super) struct Attached {
     pub(super) policies: PolicySet,
     pub(super) flow_log: Option<File>,
     pub(super) pcap: Option<File>,
+    /// The socket of `--metrics`, until it is served.
+    pub(super) metrics: Option<TcpListener>,
     pub(super) rule_base: u32,
     /// Runs of `RULES` that were ours, this one's too.
     pub(super) former_rules: Vec<Range<u32>>,
@@ -84,6 +86,7 @@ impl Attached {
             policies,
             flow_log,
             pcap,
+            metrics,
         } = inputs;
         let watch = NetworkWatch::open()?;
         for vm in &config.vms {
@@ -140,6 +143,7 @@ impl Attached {
             policies,
             flow_log,
             pcap,
+            metrics,
             rule_base,
             former_rules: vec![run],
             turn: false,

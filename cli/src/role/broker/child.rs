@@ -23,6 +23,7 @@ const STATUS_WITHIN: u16 = 500;
 pub(super) enum Role {
     Engine,
     Vmm,
+    Metrics,
 }
 
 impl Role {
@@ -31,6 +32,7 @@ impl Role {
         match self {
             Self::Engine => "engine",
             Self::Vmm => "vmm",
+            Self::Metrics => "metrics",
         }
     }
 
@@ -39,6 +41,7 @@ impl Role {
         match self {
             Self::Engine => "slipgate-engine",
             Self::Vmm => "slipgate-vmm",
+            Self::Metrics => "slipgate-metrics",
         }
     }
 }
@@ -48,6 +51,7 @@ impl std::fmt::Display for Role {
         f.write_str(match self {
             Self::Engine => "the engine",
             Self::Vmm => "the VMM",
+            Self::Metrics => "the metrics process",
         })
     }
 }

@@ -3,12 +3,14 @@
 use std::{
     fs::{File, OpenOptions},
     io,
+    net::TcpListener,
     os::unix::fs::OpenOptionsExt as _,
     path::Path,
 };
 
 use userspace_nat::rules::PolicySet;
 
+use super::metrics;
 use crate::config::{Config, ConfigError, LoadedPolicies};
 
 /// All of them.
@@ -18,6 +20,8 @@ pub(super) struct Inputs {
     pub(super) policies: PolicySet,
     pub(super) flow_log: Option<File>,
     pub(super) pcap: Option<File>,
+    /// The socket of `--metrics`.
+    pub(super) metrics: Option<TcpListener>,
 }
 
 impl Inputs {
@@ -30,6 +34,7 @@ impl Inputs {
             policies,
             flow_log: config.flow_log.as_deref().map(open_flow_log).transpose()?,
             pcap: config.pcap.as_deref().map(open_pcap).transpose()?,
+            metrics: config.metrics.map(metrics::listen).transpose()?,
         })
     }
 

@@ -6,11 +6,11 @@ use slipgate_abi::{RuleRefusals, VmCounters};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct RefusedBy {
     /// The rule's number, as in `flows` and the flow log.
-    rule: u32,
+    pub(crate) rule: u32,
     /// The rule as it was given.
-    pub(super) text: String,
+    pub(crate) text: String,
     /// How many flows.
-    pub(super) flows: u64,
+    pub(crate) flows: u64,
 }
 
 /// A VM's, the most frequent first; `text_of` knows a rule's text by its number.

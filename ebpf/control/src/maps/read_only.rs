@@ -1,14 +1,16 @@
 //! The pinned maps for looking only: `slipgate flows` and `stats`. The memory can't be written, and
 //! no descriptor is kept, so nothing here can disturb a flow.
 
-use std::{mem::offset_of, net::Ipv4Addr, path::Path, sync::atomic::Ordering::Acquire};
+use std::{
+    mem::offset_of, net::Ipv4Addr, os::fd::OwnedFd, path::Path, sync::atomic::Ordering::Acquire,
+};
 
 use slipgate_abi::{
     DropCounters, NextHop, Protocol, SlotRef, Verdict, Vm, VmCounters, VmRates, maps,
     rate::RateRef, tcp::TcpBits,
 };
 
-use super::{Memory, Protection, check_pinned, open_pins, text_of};
+use super::{Memory, Protection, check_descriptors, check_pinned, open_pins, text_of};
 use crate::Result;
 
 /// The mapped arrays, read-only, as copies.
@@ -68,6 +70,15 @@ impl ReadOnlyMaps {
     pub fn instance(&self) -> u32 {
         let instance = offset_of!(maps::Meta, instance);
         self.memory.meta_word(instance).load(Acquire)
+    }
+
+    /// From descriptors in the order of [`MapName::ALL`](crate::layout::MapName::ALL), which end
+    /// here.
+    pub fn from_fds(fds: Vec<OwnedFd>) -> Result<Self> {
+        let slots = check_descriptors(&fds)?;
+        Ok(Self {
+            memory: Memory::new(&fds, slots, Protection::Read)?,
+        })
     }
 
     /// The flows that there are, in the order of their slots.

@@ -1,0 +1,150 @@
+//! The metrics process as the broker has it: started with the maps and the socket, asked for by
+//! nobody, started again when it ends.
+use std::{
+    net::{SocketAddr, TcpListener},
+    os::fd::{AsFd as _, BorrowedFd},
+    time::{Duration, Instant},
+};
+
+use super::{
+    HEARD_AT_ONCE,
+    attached::Attached,
+    child::{ChildProcess, Role},
+};
+use crate::{
+    channel::{FromMetrics, MetricsStart, Received, ToMetrics},
+    config::ConfigError,
+};
+
+/// How long it is waited before the first new start, and at most.
+const BACK_OFF: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+
+/// The socket, and the process that serves it.
+#[derive(Debug)]
+pub(super) struct Metrics {
+    listener: TcpListener,
+    log: String,
+    state: State,
+    /// Before the next start, if this one fails.
+    back_off: Duration,
+    /// That it ended was said.
+    told: bool,
+    /// A question of its own is on its way to the engine.
+    pub(super) asking: Option<u64>,
+}
+
+#[derive(Debug)]
+enum State {
+    Runs(ChildProcess, Instant),
+    Due(Instant),
+}
+
+/// Listens where `--metrics` says.
+pub(super) fn listen(address: SocketAddr) -> Result<TcpListener, ConfigError> {
+    TcpListener::bind(address).map_err(|e| {
+        let problem = format!("it can't be listened at ({e})");
+        let remedy = "give an address of this host and a free port, like 127.0.0.1:9600";
+        ConfigError::new("--metrics", address, problem, remedy)
+    })
+}
+
+impl Metrics {
+    /// Serves the socket from now on.
+    pub(super) fn new(listener: TcpListener, attached: &Attached, log: &str) -> Self {
+        let mut metrics = Self {
+            listener,
+            log: log.to_owned(),
+            state: State::Due(Instant::now()),
+            back_off: BACK_OFF[0],
+            told: false,
+            asking: None,
+        };
+        metrics.start(attached);
+        metrics
+    }
+
+    /// To be waited on, to be readable.
+    pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let running = match &self.state {
+            State::Runs(process, _) => Some(process),
+            State::Due(_) => None,
+        };
+        running
+            .into_iter()
+            .flat_map(|process| [process.pidfd(), process.channel().as_fd()])
+    }
+
+    /// When [`Metrics::turn`] is due in any case.
+    pub(super) fn due(&self) -> Option<Instant> {
+        match self.state {
+            State::Runs(..) => None,
+            State::Due(due) => Some(due),
+        }
+    }
+
+    /// Goes on: hears it, sees to its end, starts it. Where the names that it asks for begin, if it
+    /// asks for any; nobody answers it a second question before the first.
+    pub(super) fn turn(&mut self, attached: &Attached) -> Option<u64> {
+        let State::Runs(process, since) = &mut self.state else {
+            if self.due().is_some_and(|due| due <= Instant::now()) {
+                self.start(attached);
+            }
+            return None;
+        };
+        let mut wanted = None;
+        for _ in 0..HEARD_AT_ONCE {
+            match process.heard() {
+                Ok(Received::Message(FromMetrics::Names { from }, _)) => wanted = Some(from),
+                Ok(Received::Nothing) => return wanted.filter(|_| self.asking.is_none()),
+                Ok(Received::End) | Err(_) => {
+                    let ran = since.elapsed();
+                    let end = process.end();
+                    self.ended(end.unwrap_or_else(|| "closed its channel".into()), ran);
+                    return None;
+                }
+            }
+        }
+        wanted.filter(|_| self.asking.is_none())
+    }
+
+    /// Gives it what it asked for.
+    pub(super) fn answer(&mut self, answer: &ToMetrics) {
+        self.asking = None;
+        if let State::Runs(process, _) = &self.state {
+            // One that does not listen has its own limit to its patience.
+            let _ = process.channel().try_send(answer);
+        }
+    }
+
+    fn start(&mut self, attached: &Attached) {
+        let start = ToMetrics::Start(MetricsStart {
+            owner_row: attached.owner.row(),
+            log: self.log.clone(),
+        });
+        let mut fds = attached.datapath.maps().fds();
+        fds.push(self.listener.as_fd());
+        let started = ChildProcess::start(Role::Metrics).and_then(|process| {
+            process.channel().send(&start, &fds)?;
+            Ok(process)
+        });
+        self.asking = None;
+        match started {
+            Ok(process) => self.state = State::Runs(process, Instant::now()),
+            Err(e) => self.ended(format!("could not be started: {e:#}"), Duration::ZERO),
+        }
+    }
+
+    fn ended(&mut self, how: String, ran: Duration) {
+        if ran >= BACK_OFF[1] {
+            (self.back_off, self.told) = (BACK_OFF[0], false);
+        }
+        if !std::mem::replace(&mut self.told, true) {
+            tracing::warn!(
+                "the metrics process {how}; guests are served all the same, and it is started \
+                 again, at most once a minute"
+            );
+        }
+        self.state = State::Due(Instant::now() + self.back_off);
+        self.back_off = (2 * self.back_off).min(BACK_OFF[1]);
+    }
+}

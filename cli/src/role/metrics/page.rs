@@ -1,0 +1,316 @@
+//! The page: what `slipgate stats` shows, as metrics.
+//!
+//! Labels are bounded: VMs are (1024 rows), reasons, protocols and directions are sets of the
+//! program's own; rules are named while there are at most [`MOST_RULES`], the others together.
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fmt,
+};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _, text},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    registry::Registry,
+};
+use slipgate_control::maps::ReadOnlyMaps;
+use userspace_nat::rules::NameCounts;
+
+use crate::show::stats::{self, VmStats, Which};
+
+/// Rules that are told apart.
+const MOST_RULES: usize = 64;
+
+/// The page's text.
+pub(super) fn make(
+    maps: &ReadOnlyMaps,
+    owner_row: u32,
+    names: &BTreeMap<String, NameCounts>,
+) -> String {
+    let stats = stats::read(maps, Which::of_owner(owner_row));
+    let mut flows = BTreeMap::new();
+    let ids: HashMap<u32, String> = maps
+        .vms()
+        .filter(|(_, vm)| vm.owner == owner_row)
+        .map(|(_, vm)| (vm.id, ReadOnlyMaps::name(&vm)))
+        .collect();
+    for name in ids.values() {
+        for protocol in ["icmp", "tcp", "udp"] {
+            flows.insert((name.clone(), protocol), 0);
+        }
+    }
+    for flow in maps.flows() {
+        if let Some(vm) = ids.get(&flow.vm) {
+            *flows.entry((vm.clone(), flow.protocol.name())).or_default() += 1;
+        }
+    }
+    let page = Page {
+        vms: stats.vms,
+        flows,
+        names: names.clone(),
+    };
+    page.text()
+}
+
+/// What a page says.
+#[derive(Debug)]
+struct Page {
+    vms: Vec<VmStats>,
+    /// Live ones, by VM and protocol.
+    flows: BTreeMap<(String, &'static str), u64>,
+    /// What is known by name, by VM.
+    names: BTreeMap<String, NameCounts>,
+}
+
+type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
+
+impl Page {
+    fn text(self) -> String {
+        let mut registry = Registry::with_prefix("slipgate");
+        registry.register_collector(Box::new(self));
+        let mut text = String::new();
+        // Writing to a string can't fail.
+        let _ = text::encode(&mut text, &registry);
+        text
+    }
+
+    /// A counter that each VM has one of.
+    fn per_vm(
+        &self,
+        to: &mut DescriptorEncoder<'_>,
+        name: &str,
+        help: &str,
+        of: impl Fn(&VmStats) -> u64,
+    ) -> fmt::Result {
+        let rows = self.vms.iter().map(|vm| ([("vm", vm.vm.as_str())], of(vm)));
+        counters(to, name, help, rows)
+    }
+}
+
+impl Collector for Page {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let to = &mut encoder;
+        gauges(
+            to,
+            "build_info",
+            "The version, as a label",
+            [([("version", env!("CARGO_PKG_VERSION"))], 1)],
+        )?;
+        let directions = |of: fn(&VmStats) -> [u64; 2]| {
+            self.vms.iter().flat_map(move |vm| {
+                let [tx, rx] = of(vm);
+                let labels = |direction| [("vm", vm.vm.as_str()), ("direction", direction)];
+                [(labels("tx"), tx), (labels("rx"), rx)]
+            })
+        };
+        counters(
+            to,
+            "packets",
+            "Packets translated, as if segmented; tx is from the guest",
+            directions(|vm| [vm.kernel.tx_packets, vm.kernel.rx_packets]),
+        )?;
+        counters(
+            to,
+            "bytes",
+            "L3 bytes translated",
+            directions(|vm| [vm.kernel.tx_bytes, vm.kernel.rx_bytes]),
+        )?;
+        let engine = |of: fn(&stats::Packets) -> u64| {
+            self.vms.iter().flat_map(move |vm| {
+                let e = &vm.engine;
+                [
+                    ("from_guest", &e.from_guest),
+                    ("to_guest", &e.to_guest),
+                    ("from_world", &e.from_world),
+                    ("to_world", &e.to_world),
+                ]
+                .map(|(way, counted)| {
+                    let labels = [("vm", vm.vm.as_str()), ("direction", way)];
+                    (labels, of(counted))
+                })
+            })
+        };
+        counters(
+            to,
+            "engine_packets",
+            "Packets over the engine port",
+            engine(|p| p.packets),
+        )?;
+        counters(
+            to,
+            "engine_bytes",
+            "L3 bytes over the engine port",
+            engine(|p| p.bytes),
+        )?;
+        let drops = |of: fn(&stats::Packets) -> u64| {
+            self.vms.iter().flat_map(move |vm| {
+                vm.drops.iter().map(move |(reason, counted)| {
+                    let labels = [("vm", vm.vm.as_str()), ("reason", *reason)];
+                    (labels, of(counted))
+                })
+            })
+        };
+        counters(
+            to,
+            "dropped_packets",
+            "Packets dropped",
+            drops(|p| p.packets),
+        )?;
+        counters(to, "dropped_bytes", "L3 bytes dropped", drops(|p| p.bytes))?;
+        self.per_vm(
+            to,
+            "lost_after_redirect",
+            "Frames that were lost on the way to the engine",
+            |vm| vm.lost_after_redirect,
+        )?;
+        self.flows(to)?;
+        self.dns(to)?;
+        self.per_vm(to, "dhcp_messages", "DHCP messages", |vm| vm.dhcp_messages)?;
+        self.per_vm(to, "arp_answers", "ARP requests answered", |vm| {
+            vm.arp_answers
+        })?;
+        self.per_vm(to, "echo_answers", "Pings of the gateway answered", |vm| {
+            vm.echo_answers
+        })
+    }
+}
+
+impl Page {
+    fn flows(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let flows = self.flows.iter().map(|((vm, protocol), flows)| {
+            let labels = [("vm", vm.as_str()), ("protocol", *protocol)];
+            (labels, *flows)
+        });
+        gauges(to, "flows", "Live flows", flows)?;
+        self.per_vm(to, "flows_admitted", "Flows admitted", |vm| vm.admitted)?;
+        self.per_vm(to, "flows_ended", "Flows ended", |vm| vm.ended)?;
+        let refused = self.vms.iter().flat_map(|vm| {
+            vm.refused.iter().map(|(reason, flows)| {
+                let labels = [("vm", vm.vm.as_str()), ("reason", *reason)];
+                (labels, *flows)
+            })
+        });
+        counters(to, "flows_refused", "New flows refused, by reason", refused)?;
+        let (by_rule, others) = self.refused_by_rule();
+        let named = by_rule
+            .iter()
+            .map(|(rule, flows)| ([("rule", *rule)], *flows));
+        let others = std::iter::once(([("rule", "(others)")], others));
+        counters(
+            to,
+            "flows_refused_by_rule",
+            "New flows that rules refused, of all VMs",
+            named.chain(others),
+        )?;
+        self.per_vm(
+            to,
+            "refusals_answered",
+            "RST and ICMP errors sent for what was refused",
+            |vm| vm.refusals_answered,
+        )?;
+        let ports = self
+            .vms
+            .iter()
+            .map(|vm| ([("vm", vm.vm.as_str())], vm.ports));
+        gauges(to, "nat_ports", "Translated ports in use", ports)
+    }
+
+    /// The first rules by their text, and all others together.
+    fn refused_by_rule(&self) -> (BTreeMap<&str, u64>, u64) {
+        let mut rules: Vec<_> = self.vms.iter().flat_map(|vm| &vm.refused_by).collect();
+        // The first of the policy, so that the choice does not change with traffic.
+        rules.sort_by_key(|by| by.rule);
+        let mut seen = HashSet::new();
+        let mut named: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut others = self.vms.iter().map(|vm| vm.refused_by_others).sum();
+        for by in rules {
+            if seen.contains(by.text.as_str()) || seen.len() < MOST_RULES {
+                seen.insert(by.text.as_str());
+                *named.entry(&by.text).or_default() += by.flows;
+            } else {
+                others += by.flows;
+            }
+        }
+        (named, others)
+    }
+
+    fn dns(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        self.per_vm(to, "dns_questions", "DNS questions", |vm| vm.dns_queries)?;
+        self.per_vm(
+            to,
+            "dns_cache_hits",
+            "DNS questions answered from the cache",
+            |vm| vm.dns_cache_hits,
+        )?;
+        self.per_vm(
+            to,
+            "dns_failures",
+            "DNS questions that no resolver answered",
+            |vm| vm.dns_failures,
+        )?;
+        let of_ours = |vm: &VmStats| self.names.get(&vm.vm);
+        let refused = self.vms.iter().filter_map(|vm| {
+            let names = of_ours(vm)?;
+            let counts = [
+                ("name", names.refused_names),
+                ("type", names.refused_types),
+                ("chain", names.refused_chains),
+                ("rebinding", names.rebinding),
+                ("full", names.full),
+            ];
+            Some(counts.map(|(reason, count)| {
+                let labels = [("vm", vm.vm.as_str()), ("reason", reason)];
+                (labels, count)
+            }))
+        });
+        counters(
+            to,
+            "dns_refused",
+            "DNS questions and answers refused, since the engine began",
+            refused.flatten(),
+        )?;
+        let open = self.vms.iter().filter_map(|vm| {
+            let labels = [("vm", vm.vm.as_str())];
+            Some((labels, of_ours(vm)?.open))
+        });
+        gauges(to, "dns_open_addresses", "Addresses open by name", open)?;
+        self.per_vm(
+            to,
+            "records_lost",
+            "Lines that the flow log did not take",
+            |vm| vm.records_lost,
+        )
+    }
+}
+
+fn counters<'a, const N: usize>(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    rows: impl IntoIterator<Item = (Labels<'a, N>, u64)>,
+) -> fmt::Result {
+    let mut family = to.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (labels, value) in rows {
+        ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+fn gauges<'a, const N: usize>(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    rows: impl IntoIterator<Item = (Labels<'a, N>, u64)>,
+) -> fmt::Result {
+    let mut family = to.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (labels, value) in rows {
+        // A gauge is signed.
+        let value = i64::try_from(value).unwrap_or(i64::MAX);
+        ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "page_test.rs"]
+mod tests;

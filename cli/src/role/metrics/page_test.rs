@@ -1,0 +1,79 @@
+use slipgate_abi::{DropCounters, VmCounters};
+
+use super::*;
+
+fn vm(name: &str, refused_by: Vec<stats::RefusedBy>) -> VmStats {
+    let counters = VmCounters {
+        admitted: 7,
+        ended_tx: slipgate_abi::Counter {
+            packets: 3,
+            bytes: 300,
+        },
+        ..VmCounters::default()
+    };
+    let drops = DropCounters {
+        spoofed: slipgate_abi::Counter {
+            packets: 8,
+            bytes: 800,
+        },
+        ..DropCounters::default()
+    };
+    VmStats {
+        refused_by,
+        ..VmStats::new(name.into(), &counters, &drops, &[])
+    }
+}
+
+fn by(rule: u32, text: String) -> stats::RefusedBy {
+    stats::RefusedBy {
+        rule,
+        text,
+        flows: 1,
+    }
+}
+
+#[test]
+fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
+    let names = NameCounts {
+        refused_names: 5,
+        open: 2,
+        ..NameCounts::default()
+    };
+    let page = Page {
+        vms: vec![vm("a \"b\"", vec![by(3, "--deny \"x\"\n".into())])],
+        flows: BTreeMap::from([(("a \"b\"".to_owned(), "tcp"), 4)]),
+        names: BTreeMap::from([("a \"b\"".to_owned(), names)]),
+    };
+    let text = page.text();
+    for line in [
+        r#"slipgate_packets_total{vm="a \"b\"",direction="tx"} 3"#,
+        r#"slipgate_bytes_total{vm="a \"b\"",direction="tx"} 300"#,
+        r#"slipgate_dropped_packets_total{vm="a \"b\"",reason="spoofed"} 8"#,
+        r#"slipgate_flows{vm="a \"b\"",protocol="tcp"} 4"#,
+        r#"slipgate_flows_admitted_total{vm="a \"b\""} 7"#,
+        r#"slipgate_flows_refused_by_rule_total{rule="--deny \"x\"\n"} 1"#,
+        r#"slipgate_dns_refused_total{vm="a \"b\"",reason="name"} 5"#,
+        r#"slipgate_dns_open_addresses{vm="a \"b\""} 2"#,
+        "# TYPE slipgate_packets counter",
+        "# TYPE slipgate_flows gauge",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\nin:\n{text}");
+    }
+    assert!(text.ends_with("# EOF\n"), "{text}");
+}
+
+#[test]
+fn rules_are_told_apart_up_to_a_number() {
+    let many = (0..1_000).map(|rule| by(rule, format!("--deny {rule}")));
+    let page = Page {
+        vms: vec![vm("a", many.collect())],
+        flows: BTreeMap::new(),
+        names: BTreeMap::new(),
+    };
+    let (named, others) = page.refused_by_rule();
+    assert_eq!(
+        (named.len(), others),
+        (MOST_RULES, 1_000 - MOST_RULES as u64)
+    );
+    assert!(named.contains_key("--deny 0"), "the first of the policy");
+}

@@ -1,0 +1,294 @@
+//! The loop: connections, and the broker's answers.
+//!
+//! Each connection has a buffer for its request, then one for its answer, and a deadline for both
+//! together. Nothing is waited for but in `poll`. When there are [`MOST_CLIENTS`], the oldest makes
+//! room for the next: whoever is slow, or many, holds up itself.
+//!
+//! A page takes reading every slot, so it is made once per [`FRESH`], and all who ask meanwhile get
+//! the same. Before it is made the broker is asked what the engine knows by name; it is waited for
+//! [`NAMES_WITHIN`] and no longer, and what it does not say is left out.
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io::{self, Read as _, Write as _},
+    net::{Shutdown, TcpListener, TcpStream},
+    os::fd::AsFd as _,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use slipgate_control::maps::ReadOnlyMaps;
+use userspace_nat::rules::NameCounts;
+
+use super::{
+    http::{self, MAX_REQUEST, Wanted},
+    page,
+};
+use crate::channel::{Channel, FromMetrics, Received, ToMetrics};
+
+/// Connections at once.
+const MOST_CLIENTS: usize = 32;
+/// How long a connection may take in all.
+const CLIENT_WITHIN: Duration = Duration::from_secs(5);
+/// How long a page is good for.
+const FRESH: Duration = Duration::from_secs(1);
+/// How long the engine's answers are waited for.
+const NAMES_WITHIN: Duration = Duration::from_millis(500);
+/// How much of what a client says after its request is read, bytes.
+const MOST_UNREAD: usize = 64 << 10;
+/// Pages of names that are read at most, of one scrape.
+const MOST_PAGES: usize = 256;
+
+/// Prometheus' text format, as its client library writes it (OpenMetrics 1.0).
+const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+pub(super) struct Server {
+    maps: ReadOnlyMaps,
+    owner_row: u32,
+    channel: Channel,
+    listener: TcpListener,
+    clients: VecDeque<Client>,
+    /// What was last known by name, and the question that is under way.
+    names: BTreeMap<String, NameCounts>,
+    asking: Option<Asking>,
+    page: Option<(Instant, Arc<str>)>,
+}
+
+struct Asking {
+    until: Instant,
+    pages: usize,
+    found: BTreeMap<String, NameCounts>,
+}
+
+struct Client {
+    stream: TcpStream,
+    until: Instant,
+    state: State,
+}
+
+enum State {
+    Reading(Vec<u8>),
+    /// For the page; `head`: without its text.
+    Waiting {
+        head: bool,
+    },
+    Writing {
+        answer: Vec<u8>,
+        sent: usize,
+    },
+    /// Answered; what comes is read and not looked at, so many bytes of it.
+    Ending {
+        room: usize,
+    },
+}
+
+impl Server {
+    pub(super) fn new(
+        maps: ReadOnlyMaps,
+        owner_row: u32,
+        channel: Channel,
+        listener: TcpListener,
+    ) -> Self {
+        Self {
+            maps,
+            owner_row,
+            channel,
+            listener,
+            clients: VecDeque::new(),
+            names: BTreeMap::new(),
+            asking: None,
+            page: None,
+        }
+    }
+
+    /// Serves until the broker is gone.
+    pub(super) fn run(&mut self) -> anyhow::Result<()> {
+        loop {
+            let ready = self.wait()?;
+            if ready[0] && !self.hear()? {
+                return Ok(());
+            }
+            if ready[1] {
+                self.accept();
+            }
+            self.serve();
+        }
+    }
+
+    /// Whether the channel, and whether the listener is ready. Clients are tried in any case.
+    fn wait(&self) -> anyhow::Result<[bool; 2]> {
+        let now = Instant::now();
+        let ends = self.clients.iter().map(|client| client.until);
+        let first = ends
+            .chain(self.asking.iter().map(|asking| asking.until))
+            .min();
+        let timeout = first.map_or(PollTimeout::NONE, |first| {
+            let left = first.saturating_duration_since(now) + Duration::from_millis(1);
+            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+        });
+        let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut fds = vec![input(self.channel.as_fd()), input(self.listener.as_fd())];
+        fds.extend(self.clients.iter().filter_map(|client| {
+            let flags = match client.state {
+                State::Reading(_) | State::Ending { .. } => PollFlags::POLLIN,
+                State::Waiting { .. } => return None,
+                State::Writing { .. } => PollFlags::POLLOUT,
+            };
+            Some(PollFd::new(client.stream.as_fd(), flags))
+        }));
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(e) => return Err(e).context("waiting for scrapers"),
+        }
+        Ok([0, 1].map(|at: usize| fds[at].any().unwrap_or(true)))
+    }
+
+    /// Takes the broker's answers; `false` when it is gone.
+    fn hear(&mut self) -> anyhow::Result<bool> {
+        loop {
+            match self.channel.try_receive::<ToMetrics>()? {
+                Received::Nothing => return Ok(true),
+                Received::End => return Ok(false),
+                Received::Message(ToMetrics::Start(_), _) => {}
+                Received::Message(ToMetrics::Names { page }, _) => {
+                    let Some(asking) = &mut self.asking else {
+                        continue;
+                    };
+                    asking.found.extend(page.vms);
+                    asking.pages += 1;
+                    // Flows come after the VMs, and are of no interest here.
+                    let next = page.next.filter(|_| page.flows.is_empty());
+                    let more = match next {
+                        Some(from) if asking.pages < MOST_PAGES => {
+                            let ask = FromMetrics::Names { from };
+                            self.channel.try_send(&ask).unwrap_or(false)
+                        }
+                        _ => false,
+                    };
+                    if !more {
+                        self.names = std::mem::take(&mut asking.found);
+                        self.make_page();
+                    }
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            if self.clients.len() >= MOST_CLIENTS {
+                self.clients.pop_front();
+            }
+            self.clients.push_back(Client {
+                stream,
+                until: Instant::now() + CLIENT_WITHIN,
+                state: State::Reading(Vec::new()),
+            });
+        }
+    }
+
+    fn serve(&mut self) {
+        let now = Instant::now();
+        if self
+            .asking
+            .as_ref()
+            .is_some_and(|asking| asking.until <= now)
+        {
+            self.make_page();
+        }
+        let mut clients = std::mem::take(&mut self.clients);
+        clients.retain_mut(|client| client.until > now && self.advance(client).is_ok());
+        self.clients = clients;
+    }
+
+    /// Goes on with a connection as far as it goes. An error: it is over.
+    fn advance(&mut self, client: &mut Client) -> io::Result<()> {
+        if let State::Reading(request) = &mut client.state {
+            let mut bytes = [0; 1_024];
+            let wanted = loop {
+                if let Some(wanted) = http::read(request) {
+                    break wanted;
+                }
+                let room = bytes.len().min(MAX_REQUEST - request.len());
+                match client.stream.read(&mut bytes[..room]) {
+                    Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    Ok(n) => request.extend_from_slice(&bytes[..n]),
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    Err(e) => return Err(e),
+                }
+            };
+            client.state = match wanted {
+                Wanted::Metrics { head } => State::Waiting { head },
+                Wanted::Refused(status, why) => State::Writing {
+                    answer: http::answer(status, "text/plain", &format!("{why}\n"), false),
+                    sent: 0,
+                },
+            };
+        }
+        if let State::Waiting { head } = client.state
+            && let Some(page) = self.page()
+        {
+            let answer = http::answer(200, KIND, &page, head);
+            client.state = State::Writing { answer, sent: 0 };
+        }
+        if let State::Writing { answer, sent } = &mut client.state {
+            while *sent < answer.len() {
+                match client.stream.write(&answer[*sent..]) {
+                    Ok(n) => *sent += n,
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            // A socket that is closed with something to read sends a reset, and the answer is lost.
+            client.stream.shutdown(Shutdown::Write)?;
+            client.state = State::Ending { room: MOST_UNREAD };
+        }
+        if let State::Ending { room } = &mut client.state {
+            let mut bytes = [0; 1_024];
+            while *room > 0 {
+                match client.stream.read(&mut bytes) {
+                    Ok(0) => break,
+                    Ok(n) => *room = room.saturating_sub(n),
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(())
+    }
+
+    /// The page, if there is a fresh one; else it is under way from now on.
+    fn page(&mut self) -> Option<Arc<str>> {
+        match &self.page {
+            Some((made, page)) if made.elapsed() < FRESH => return Some(page.clone()),
+            _ => {}
+        }
+        if self.asking.is_none() {
+            let asked = self.channel.try_send(&FromMetrics::Names { from: 0 });
+            if !asked.unwrap_or(false) {
+                self.make_page();
+                return self.page.as_ref().map(|(_, page)| page.clone());
+            }
+            self.asking = Some(Asking {
+                until: Instant::now() + NAMES_WITHIN,
+                pages: 0,
+                found: BTreeMap::new(),
+            });
+        }
+        None
+    }
+
+    fn make_page(&mut self) {
+        self.asking = None;
+        let page = page::make(&self.maps, self.owner_row, &self.names);
+        self.page = Some((Instant::now(), page.into()));
+    }
+}
