@@ -17,7 +17,7 @@ use anyhow::Result;
 use slipgate_testbed::{GuestConfig, WorldConfig};
 
 pub(crate) use self::{
-    process::{Scheduled, version},
+    process::{NatProcess, Scheduled, pin, version},
     stand::{Link, Stand},
 };
 use crate::conditions::Pinning;
@@ -48,7 +48,8 @@ pub(crate) trait Contender {
 /// All contenders, in the order in which they take turns.
 pub(crate) fn all() -> Vec<Box<dyn Contender>> {
     vec![
-        Box::new(slipgate::Slipgate),
+        Box::new(slipgate::Slipgate { policy: false }),
+        Box::new(slipgate::Slipgate { policy: true }),
         Box::new(nftables::Nftables),
         Box::new(forwarding::Forwarding),
         Box::new(einat::Einat),
@@ -69,7 +70,7 @@ pub(crate) fn world(ip_forward: bool) -> WorldConfig {
 }
 
 /// The guest of a contender that is given a TAP.
-fn guest(pinning: Pinning) -> GuestConfig {
+pub(crate) fn guest(pinning: Pinning) -> GuestConfig {
     GuestConfig {
         mtu: MTU,
         count: false,

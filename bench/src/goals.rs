@@ -87,8 +87,18 @@ const FRAME_COSTS: &[&str] = &[
     "ring 60 KB ×2 CPU",
 ];
 
-/// Of whole microVMs: metrics, ours, to whom, and the ratio.
-const MICROVM_GOALS: [(&[&str], &str, &str, Side); 5] = [
+/// What looking for a rule costs.
+const ADMISSION: &[&str] = &[
+    "new-flows-udp",
+    "new-flows-udp per CPU second",
+    "new-flows-tcp",
+    "new-flows-tcp per CPU second",
+];
+/// Questions answered.
+const DNS: &[&str] = &["dns-known", "dns-new"];
+
+/// Of whole microVMs, of policy and of DNS: metrics, ours, to whom, and the ratio.
+const OTHER_GOALS: [(&[&str], &str, &str, Side); 8] = [
     (CONNECTIONS, "slipgate-run", "qemu-passt", Side::AtMost(0.6)),
     (
         CONNECTIONS,
@@ -99,6 +109,9 @@ const MICROVM_GOALS: [(&[&str], &str, &str, Side); 5] = [
     (CONNECTIONS, "slipgate-run", "qemu-tap", Side::AtMost(1.0)),
     (FRAMES, "slipgate-vmm", "qemu", Side::AtLeast(1.0)),
     (FRAME_COSTS, "slipgate-vmm", "qemu", Side::AtMost(1.0)),
+    (ADMISSION, "slipgate-policy", OURS, Side::AtLeast(0.8)),
+    (DNS, OURS, "dnsmasq", Side::AtLeast(1.0)),
+    (DNS, OURS, "unbound", Side::AtLeast(1.0)),
 ];
 
 /// A goal and what came of it.
@@ -116,11 +129,11 @@ pub(crate) fn judge(tables: &[Table]) -> Vec<Goal> {
     let of_the_nat = GOALS
         .iter()
         .filter_map(|(metric, measure, side)| judge_one(tables, OURS, metric, *measure, *side));
-    let of_the_vmm = MICROVM_GOALS.iter().flat_map(|(metrics, ours, to, side)| {
+    let others = OTHER_GOALS.iter().flat_map(|(metrics, ours, to, side)| {
         let judge = |metric: &&str| judge_one(tables, ours, metric, Measure::To(to), *side);
         metrics.iter().filter_map(judge).collect::<Vec<_>>()
     });
-    of_the_nat.chain(of_the_vmm).collect()
+    of_the_nat.chain(others).collect()
 }
 
 fn judge_one(

@@ -3,6 +3,7 @@
 //! ```text
 //! main ─► run ─► contender × workload ─► results ─► goals, report, plot
 //!              ├ microvm        the built-in guest under slipgate run and QEMU
+//!              ├ dns            questions answered, beside dnsmasq and unbound
 //!              └ program_cost
 //! ```
 #![cfg(target_os = "linux")]
@@ -10,6 +11,7 @@
 mod conditions;
 mod contender;
 mod cpu_time;
+mod dns;
 mod generator;
 mod goals;
 mod microvm;
@@ -31,6 +33,7 @@ use crate::{
     conditions::{Conditions, Pinning},
     contender::Contender,
     report::Report,
+    results::Table,
     run::{Cell, Plan},
     workload::{Limits, Workload},
 };
@@ -38,13 +41,15 @@ use crate::{
 /// `--only` knows them beside the workloads.
 const PROGRAMS: &str = "programs";
 const MICROVM: &str = "microvm";
+const DNS: &str = "dns";
 
-/// Measures slipgate, nftables, plain forwarding, pasta, slirp4netns and einat side by side.
+/// Measures slipgate, nftables, plain forwarding, pasta, slirp4netns and einat side by side; its
+/// resolver beside dnsmasq and unbound.
 #[derive(Parser, Debug)]
 #[command(name = "cargo xtask bench --", max_term_width = 100)]
 struct CommandLine {
     /// Only these workloads: bulk-up, bulk-down, connect-close, request-response, udp-64,
-    /// new-flows-udp, new-flows-tcp, microvm,
+    /// new-flows-udp, new-flows-tcp, microvm, dns,
     /// programs
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
@@ -115,7 +120,11 @@ fn main() -> Result<()> {
         pinning,
         budget: Duration::from_secs(args.budget),
     };
-    let report = measure(&plan, conditions, programs, microvm)?;
+    let dns = match wanted(DNS) {
+        true => dns::measure(rounds, limits, pinning, plan.budget, &mut conditions),
+        false => Default::default(),
+    };
+    let report = measure(&plan, conditions, programs, microvm, dns)?;
     print!("{}", report.text());
     write(&report, args.out)
 }
@@ -125,6 +134,7 @@ fn measure(
     conditions: Conditions,
     programs: bool,
     microvm: Vec<Cell>,
+    dns: (Vec<Cell>, Vec<Table>),
 ) -> Result<Report> {
     let mut cells = if plan.workloads.is_empty() {
         Vec::new()
@@ -141,6 +151,8 @@ fn measure(
     let mut tables = results::tables(&workloads, &names, contender::REFERENCE, &cells);
     tables.extend(microvm::tables(&microvm));
     cells.extend(microvm);
+    tables.extend(dns.1);
+    cells.extend(dns.0);
     Ok(Report {
         conditions,
         goals: goals::judge(&tables),
@@ -179,9 +191,9 @@ fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
     let known: Vec<_> = all.iter().map(|workload| workload.name()).collect();
     for name in only {
         let name = name.as_str();
-        if name != PROGRAMS && name != MICROVM && !known.contains(&name) {
+        if ![PROGRAMS, MICROVM, DNS].contains(&name) && !known.contains(&name) {
             bail!(
-                "--only {name}: give some of {}, {MICROVM}, {PROGRAMS}",
+                "--only {name}: give some of {}, {MICROVM}, {DNS}, {PROGRAMS}",
                 known.join(", ")
             );
         }

@@ -5,6 +5,7 @@ use userspace_nat::dns::{
     Name,
     answer::Answer,
     cache::Cache,
+    chain::Chain,
     message::{HEADER_LEN, Rcode},
     parse_resolv_conf, parse_resolver,
     query::{Key, Query, QueryError},
@@ -12,6 +13,9 @@ use userspace_nat::dns::{
 };
 
 use crate::tape::Tape;
+
+/// Written again, a name may point to fewer places than before, for what stood there is gone.
+const MOST_GROWN: usize = 1_024;
 
 /// How the input is completed, one bit each.
 pub(crate) mod knob {
@@ -79,6 +83,13 @@ fn upstream(id: u16, query: &Query<'_>, key: Key<'_>) {
 /// The answer's offsets lie within it; every reply made of it fits and is one to the question.
 fn answered(asked: &Asked, key: Key<'_>, answer: Answer) {
     let len = answer.message.len();
+    // It is read to its end; without `ech` it says the same of where it leads.
+    let chain = Chain::of(&answer, key.name());
+    let without = answer.clone().without_ech(key);
+    assert!(without.message.len() <= len + MOST_GROWN);
+    if let (Some(chain), Some(other)) = (chain, Chain::of(&without, key.name())) {
+        assert_eq!(chain, other);
+    }
     assert!(answer.ttls.iter().all(|at| usize::from(*at) + 4 <= len));
     assert!(answer.addresses().count() <= len / 16 + 1);
     for age_s in [0, 1, u32::MAX] {

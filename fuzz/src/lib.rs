@@ -4,6 +4,7 @@
 //! The programs in `targets/` hand libFuzzer's inputs to these functions. [`seeds`] are what it
 //! begins with.
 mod dns;
+mod dns_proxy;
 mod dress;
 mod engine;
 mod kernel;
@@ -20,8 +21,9 @@ mod virtio_net;
 mod vms;
 
 pub use {
-    dns::dns, engine::engine, kernel::kernel, messages::messages, packet::packet, pci::pci,
-    relay::relay, rules::rules, services::services, transport::transport, virtio_net::virtio_net,
+    dns::dns, dns_proxy::dns_proxy, engine::engine, kernel::kernel, messages::messages,
+    packet::packet, pci::pci, relay::relay, rules::rules, services::services, transport::transport,
+    virtio_net::virtio_net,
 };
 
 /// The binary's sources, as far as they read what another process wrote.

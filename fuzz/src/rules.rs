@@ -3,10 +3,12 @@
 //! Input: `default (1) | destination: address (4), port (2), protocol (1) | lines …`. Each line
 //! begins with `+` (allow), `?` (inspect), `-` (deny), or is of the deny file that stands between them.
 use ipnet::Ipv4Net;
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, Refusal};
 use userspace_nat::{
     prefix_map::PrefixMap,
-    rules::{Action, Decision, DenyFile, Destination, LocalAddresses, Pattern, Policy, Rule},
+    rules::{
+        Action, Decision, DenyFile, Destination, LocalAddresses, NamePattern, Pattern, Policy, Rule,
+    },
 };
 
 use crate::{
@@ -50,7 +52,19 @@ pub fn rules(input: &[u8]) {
 
 fn is_line(line: &str) -> bool {
     let rule = line.split_once('#').map_or(line, |(rule, _)| rule);
-    rule.trim().is_empty() || pattern(rule).is_some()
+    rule.trim().is_empty() || pattern(rule).is_some() || is_name(rule)
+}
+
+/// A name is written so that it is understood the same.
+fn is_name(text: &str) -> bool {
+    if !NamePattern::is_meant_by(text) {
+        return false;
+    }
+    let Ok(pattern) = text.parse::<NamePattern>() else {
+        return false;
+    };
+    assert_eq!(pattern.to_string().parse().as_ref(), Ok(&pattern));
+    true
 }
 
 fn rule(line: &str) -> Option<Rule> {
@@ -61,7 +75,10 @@ fn rule(line: &str) -> Option<Rule> {
         "-" => Action::Deny,
         _ => return None,
     };
-    Some(Rule::Match(action, pattern(rest)?))
+    match is_name(rest) {
+        true => Rule::parse(action, rest).ok(),
+        false => Some(Rule::Match(action, pattern(rest)?)),
+    }
 }
 
 /// What is understood is written so that it is understood the same.
@@ -126,9 +143,24 @@ fn policy(default: Action, rules: Vec<Rule>, to: Destination) {
     });
     let decision = policy.decide(to);
     let protected = policy.protected(to.addr).map(|(range, _)| range);
+    let names = |rule: &Rule| match rule {
+        Rule::Name(..) => true,
+        Rule::DenyFile(file) => file.has_names(),
+        Rule::Match(..) => false,
+    };
+    let judges = default == Action::Deny || rules.iter().any(names);
+    // Who is a known resolver, the list says.
+    let known = decision.refusal == Some(Refusal::DnsElsewhere);
+    let elsewhere = known || judges && to.port == 853 && to.protocol != Protocol::Icmp;
+    assert!(judges || !elsewhere);
+    let means = |pattern: &Pattern| {
+        pattern.ports() == Some((853, 853))
+            || pattern.ports().is_some() && pattern.prefix().prefix_len() == 32
+    };
     let decides = |rule: &Rule| match rule {
         Rule::Match(Action::Allow | Action::Inspect, pattern) => {
             pattern.matches(to)
+                && (!elsewhere || means(pattern))
                 && protected.is_none_or(|p| pattern.prefix().prefix_len() >= p.prefix_len())
         }
         Rule::Match(Action::Deny, pattern) => pattern.matches(to),
@@ -139,7 +171,7 @@ fn policy(default: Action, rules: Vec<Rule>, to: Destination) {
     let allowed = match rules.iter().find(|rule| decides(rule)) {
         Some(Rule::Match(action, _)) => action.admits(),
         Some(Rule::Name(..) | Rule::DenyFile(_)) => false,
-        None => protected.is_none() && default == Action::Allow,
+        None => protected.is_none() && !elsewhere && default == Action::Allow,
     };
     assert_eq!(decision.is_allowed(), allowed);
     told(&policy, to, decision);

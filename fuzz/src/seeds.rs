@@ -12,6 +12,7 @@ use userspace_nat::{fake::packets, port::VirtioNetHdr};
 
 use crate::{
     dns::knob,
+    dns_proxy::step,
     dress::bit,
     messages::kind,
     relay::what as relayed,
@@ -27,6 +28,7 @@ pub fn write(corpus: &Path) -> io::Result<()> {
     let all = [
         ("packet", packet()),
         ("dns", dns()),
+        ("dns_proxy", dns_proxy()),
         ("services", services()),
         ("rules", rules()),
         ("engine", engine::engine()),
@@ -92,6 +94,50 @@ fn query(edns: bool) -> Vec<u8> {
         query.extend_from_slice(&[0, 0, 41, 4, 0xd0, 0, 0, 0x80, 0, 0, 0]);
     }
     query
+}
+
+/// Questions and answers of a guest that may ask for names beneath `ok.test`.
+fn dns_proxy() -> Seeds {
+    let step = |what: u8, bytes: &[u8]| [&[what], &with_length(bytes)[..]].concat();
+    let ask = |qtype: u8, labels: &[u8]| step(step::ASK_BENEATH, &[&[qtype], labels].concat());
+    let told =
+        |counts: [u8; 3], records: &[u8]| step(step::ANSWER_RIGHT, &[&counts, records].concat());
+    let a = b"\xc0\x0c\0\x01\0\x01\0\0\x01\x2c\0\x04\xc6\x33\x64\x07";
+    let private = b"\xc0\x0c\0\x01\0\x01\0\0\x01\x2c\0\x04\x0a\0\0\x01";
+    let cname = b"\xc0\x0c\0\x05\0\x01\0\0\x01\x2c\0\x0a\x03bad\x02ok\x04test\0";
+    let https = b"\xc0\x0c\0\x41\0\x01\0\0\x01\x2c\0\x18\0\x01\0\0\0\0\x02\0\x05\0\x01\0\x03\x02h2\0\x05\0\x04\xfe\x0d\0\0";
+    let soa = b"\xc0\x0f\0\x06\0\x01\0\0\x01\x2c\0\x18\xc0\x0c\xc0\x0c\0\0\0\x01\0\0\0\x02\0\0\0\x03\0\0\0\x04\0\0\0\x05";
+    vec![
+        (
+            "a",
+            [ask(1, b"www"), told([1, 0, 0], a), ask(1, b"www")].concat(),
+        ),
+        ("cname", [ask(1, b"www"), told([1, 0, 0], cname)].concat()),
+        ("https", [ask(65, b"www"), told([1, 0, 0], https)].concat()),
+        ("negative", [ask(28, b"www"), told([0, 1, 0], soa)].concat()),
+        (
+            "rebinding",
+            [ask(1, b"www"), told([1, 0, 0], private)].concat(),
+        ),
+        (
+            "refused",
+            [
+                ask(16, b"www"),
+                step(step::ASK, &query(true)),
+                step(step::PASS, &[9]),
+            ]
+            .concat(),
+        ),
+        (
+            "forged",
+            [
+                ask(1, b"www"),
+                step(step::ANSWER, &query(false)),
+                step(step::PASS, &[3]),
+            ]
+            .concat(),
+        ),
+    ]
 }
 
 fn dns() -> Seeds {

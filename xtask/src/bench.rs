@@ -4,11 +4,20 @@ use std::convert::Infallible;
 
 use anyhow::Result;
 
-use crate::{compile, privilege, run::become_program, setup, workspace::Workspace};
+use crate::{
+    compile, privilege,
+    run::become_program,
+    setup,
+    workspace::{Workspace, say},
+};
 
 /// Sets up, builds, then becomes the benchmark program.
 pub(crate) fn bench(workspace: &Workspace, args: &[String]) -> Result<Infallible> {
     setup::test_tools()?;
+    // Without them the rest is still measured, and the report says who is missing.
+    if let Err(why) = setup::resolvers() {
+        say(format!("{why:#}"));
+    }
     compile::build(workspace, &compile::Build::default())?;
     let mut cargo = workspace.cargo();
     cargo

@@ -58,6 +58,11 @@ pub(crate) fn test_tools() -> Result<()> {
     tools::find_or_install()
 }
 
+/// Finds or installs the resolvers that the benchmarks measure beside ours.
+pub(crate) fn resolvers() -> Result<()> {
+    tools::find_or_install_resolvers()
+}
+
 /// Finds or fetches other kernels than this machine's, and QEMU to boot them.
 pub(crate) fn kernels(workspace: &Workspace) -> Result<()> {
     kernels::find_or_fetch(workspace)

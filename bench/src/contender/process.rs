@@ -22,7 +22,7 @@ pub(crate) struct NatProcess {
 
 impl NatProcess {
     /// Starts `command` in `ns`.
-    pub(super) fn start(ns: &NetNs, mut command: Command, pinning: Pinning) -> Result<Self> {
+    pub(crate) fn start(ns: &NetNs, mut command: Command, pinning: Pinning) -> Result<Self> {
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -79,7 +79,7 @@ impl Drop for NatProcess {
 }
 
 /// Keeps all threads of a process on `cpu`; `None`: lets them be.
-pub(super) fn pin(pid: u32, cpu: Option<usize>) -> Result<()> {
+pub(crate) fn pin(pid: u32, cpu: Option<usize>) -> Result<()> {
     let Some(cpu) = cpu else { return Ok(()) };
     for thread in threads(pid)? {
         // SAFETY: cpu_set_t is a bit set, for which zeroes are valid.

@@ -22,6 +22,8 @@ pub(crate) struct Stand {
     guest: Option<Guest>,
     guest_ns: NetNs,
     pub(crate) world: World,
+    /// What a process reads while it runs.
+    scratch: Option<tempfile::TempDir>,
 }
 
 /// The guest's addresses on its link.
@@ -34,27 +36,33 @@ pub(crate) struct Link {
 
 impl Stand {
     /// The guest's frames come through a TAP; the kernel sends them on.
-    pub(super) fn in_kernel(world: World, guest: Guest) -> Stand {
+    pub(crate) fn in_kernel(world: World, guest: Guest) -> Stand {
         Stand {
             process: None,
             slipgate: None,
             guest_ns: guest.ns.clone(),
             guest: Some(guest),
             world,
+            scratch: None,
         }
     }
 
     /// The kernel does as this process told it.
-    pub(super) fn served_by(mut self, process: NatProcess) -> Result<Stand> {
+    pub(crate) fn served_by(mut self, process: NatProcess) -> Result<Stand> {
         self.process = Some(process);
         // It has no way to say that it is ready but traffic.
         self.await_process(|_| Ok(true))?;
         Ok(self)
     }
 
-    pub(super) fn under_slipgate(mut self, slipgate: Slipgate, engine: u32) -> Stand {
+    pub(crate) fn under_slipgate(mut self, slipgate: Slipgate, engine: u32) -> Stand {
         self.slipgate = Some((slipgate, engine));
         self
+    }
+
+    /// Keeps a directory for as long as it stands.
+    pub(crate) fn keep(&mut self, scratch: tempfile::TempDir) {
+        self.scratch = Some(scratch);
     }
 
     /// The process makes the guest's device, configures it, and serves it.
@@ -65,6 +73,7 @@ impl Stand {
             guest: None,
             guest_ns,
             world,
+            scratch: None,
         };
         stand.await_process(|ns| Ok(ns.ip("route show default")?.contains(GUEST_DEVICE)))?;
         Ok(stand)

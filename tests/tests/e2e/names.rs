@@ -12,7 +12,7 @@ use slipgate_testbed::{
     world::{SERVER, SERVER_2, UPLINK},
 };
 
-use crate::{DNS, Stand, WAIT, at};
+use crate::{DNS, Stand, WAIT, at, eventually};
 
 const REFUSED: u8 = 5;
 const RESOLVER: [&str; 2] = ["--dns", "203.0.113.10"];
@@ -223,4 +223,95 @@ fn a_second_vm_does_not_ride_on_the_first_ones_answer() {
         }
         drop(connect(&guests[1]).unwrap());
     }
+}
+
+/// [`POLICY`], and all stays in place when it stops.
+const STAYS: [&str; 8] = [
+    "--dns",
+    "203.0.113.10",
+    "--default",
+    "deny",
+    "--allow",
+    "*.example.test:7000/tcp",
+    "--on-exit",
+    "keep",
+];
+
+#[test]
+fn what_dns_opened_outlives_engine_broker_and_upgrade() {
+    require_root_and_tun!();
+    let mut stand = Stand::new(&STAYS);
+    let servers = serve(&stand.world);
+    refused(&stand, 7000);
+    assert_eq!(code(&stand, DNS, "api.example.test"), 0);
+    connects(&stand, 7000);
+    // The broker starts another engine.
+    stand.slipgate.kill_engine().unwrap();
+    eventually("another engine admits", || {
+        stand
+            .run(|| tcp::connect(servers.tcp.address(), WAIT))
+            .is_ok()
+    });
+    // Both are gone at once.
+    stand.slipgate.kill_both().unwrap();
+    stand.again();
+    connects(&stand, 7000);
+    // As for an upgrade: it stops and leaves all in place, another takes over.
+    stand.slipgate.stop().unwrap();
+    stand.again();
+    connects(&stand, 7000);
+    refused(&stand, 7001);
+    assert_eq!(servers.other_port.accepted(), 0);
+    let asked = servers.dns.udp_queries("api.example.test");
+    assert_eq!(asked, 1, "nobody asked again");
+    let stats = stand.slipgate.stats().unwrap();
+    assert_eq!(stats["vms"][0]["names"]["open"], 1, "{stats}");
+}
+
+#[test]
+fn dns_over_tls_is_refused_whatever_a_broad_rule_opens() {
+    require_root_and_tun!();
+    let broad = [&POLICY[..], &["--allow", "0.0.0.0/0"]].concat();
+    let meant = [&broad[..], &["--allow", "203.0.113.0/24:853/tcp"]].concat();
+    for (args, passes) in [(&RESOLVER[..], true), (&broad, false), (&meant, true)] {
+        let stand = Stand::new(args);
+        let tls = TcpServer::start(&stand.world.net, (SERVER_2, 853), TcpService::Echo).unwrap();
+        let other = TcpServer::start(&stand.world.net, (SERVER_2, 854), TcpService::Echo).unwrap();
+        if passes {
+            connects(&stand, 853);
+            continue;
+        }
+        stand
+            .run(|| tcp::connect(other.address(), WAIT))
+            .expect("the control");
+        refused(&stand, 853);
+        assert_eq!(tls.accepted(), 0);
+        assert_eq!(stand.refused("dns_elsewhere"), 1);
+        let (passes, said) = stand
+            .slipgate
+            .why("tap0", &format!("{SERVER_2}:853"), "tcp")
+            .unwrap();
+        assert!(!passes && said.contains("DNS elsewhere"), "{said}");
+        for name in ["dns.google", "use-application-dns.net"] {
+            assert_ne!(code(&stand, DNS, name), 0, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_deny_file_may_have_names() {
+    require_root_and_tun!();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("bad.txt");
+    std::fs::write(
+        &file,
+        "# names and addresses\n192.0.2.0/24\n*.example.test\n",
+    )
+    .unwrap();
+    let file = file.display().to_string();
+    let stand = Stand::new(&["--dns", "203.0.113.10", "--deny-file", &file]);
+    let servers = serve(&stand.world);
+    assert_eq!(code(&stand, DNS, "api.example.test"), REFUSED);
+    assert_eq!(servers.dns.udp_queries("api.example.test"), 0);
+    assert_eq!(code(&stand, DNS, "evil.test"), 0, "the control");
 }

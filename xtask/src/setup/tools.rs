@@ -22,12 +22,24 @@ const TOOLS: [(&str, &str); 12] = [
     ("c++", "g++"),
 ];
 
+/// Resolvers that only the benchmarks call. Debian's unbound comes with a service, so it is not
+/// installed for tests.
+const RESOLVERS: [(&str, &str); 2] = [("dnsmasq", "dnsmasq-base"), ("unbound", "unbound")];
+
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     TOOLS.iter().map(|(program, _)| *program)
 }
 
 pub(super) fn find_or_install() -> Result<()> {
-    let missing = missing();
+    of(&TOOLS)
+}
+
+pub(super) fn find_or_install_resolvers() -> Result<()> {
+    of(&RESOLVERS)
+}
+
+fn of(tools: &[(&'static str, &'static str)]) -> Result<()> {
+    let missing = missing(tools);
     if missing.is_empty() {
         return Ok(());
     }
@@ -38,22 +50,23 @@ pub(super) fn find_or_install() -> Result<()> {
             .collect();
         apt::install(&packages)?;
     }
-    let missing: Vec<_> = self::missing()
+    let missing: Vec<_> = self::missing(tools)
         .iter()
         .map(|(program, _)| *program)
         .collect();
     if !missing.is_empty() {
         bail!(
-            "the tests call programs that are not here: {}. Install them.",
+            "the tests and benchmarks call programs that are not here: {}. Install them.",
             missing.join(", ")
         );
     }
     Ok(())
 }
 
-fn missing() -> Vec<(&'static str, &'static str)> {
-    TOOLS
-        .into_iter()
+fn missing(tools: &[(&'static str, &'static str)]) -> Vec<(&'static str, &'static str)> {
+    tools
+        .iter()
+        .copied()
         .filter(|(program, _)| on_path(program).is_none())
         .collect()
 }

@@ -1,0 +1,123 @@
+//! Who answers.
+
+use std::{fmt::Write as _, fs, process::Command};
+
+use anyhow::{Context, Result};
+use slipgate_testbed::{Guest, PinDir, World, baseline, slipgate, world::SERVER, world::UPLINK};
+
+use crate::{
+    conditions::Pinning,
+    contender::{Contender, NatProcess, Stand, guest, pin, version, world},
+};
+
+pub(super) const DNSMASQ: &str = "dnsmasq";
+/// Answers that each of them keeps at most: more than are asked for in the cache's workload.
+const KEPT: u32 = 10_000;
+
+pub(super) fn all() -> Vec<Box<dyn Contender>> {
+    vec![
+        Box::new(Resolver::Slipgate { rules: false }),
+        Box::new(Resolver::Slipgate { rules: true }),
+        Box::new(Resolver::Dnsmasq),
+        Box::new(Resolver::Unbound),
+    ]
+}
+
+enum Resolver {
+    /// With rules by name, which have each answer judged and open what it says, or without.
+    Slipgate {
+        rules: bool,
+    },
+    Dnsmasq,
+    Unbound,
+}
+
+impl Contender for Resolver {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Slipgate { rules: false } => "slipgate",
+            Self::Slipgate { rules: true } => "slipgate-by-name",
+            Self::Dnsmasq => DNSMASQ,
+            Self::Unbound => "unbound",
+        }
+    }
+
+    fn version(&self) -> Result<String> {
+        match self {
+            Self::Slipgate { .. } => {
+                let said = Command::new(slipgate::binary()?).arg("--version").output();
+                let said = said.context("run `slipgate --version`")?;
+                Ok(String::from_utf8_lossy(&said.stdout).trim().to_owned())
+            }
+            Self::Dnsmasq => version("dnsmasq", "dnsmasq-base"),
+            Self::Unbound => version("unbound", "unbound"),
+        }
+    }
+
+    fn set_up(&self, pinning: Pinning) -> Result<Stand> {
+        if let Self::Slipgate { rules } = self {
+            return by_slipgate(*rules, pinning);
+        }
+        let world = World::with(world(true))?;
+        let guest = Guest::new(&world, guest(pinning))?;
+        baseline::plain_forwarding(&world, &guest)?;
+        let gateway = guest.config().gateway;
+        let scratch = tempfile::tempdir().context("make a directory for a configuration")?;
+        let mut command;
+        if let Self::Dnsmasq = self {
+            command = Command::new("dnsmasq");
+            command.args([
+                "--keep-in-foreground",
+                "--conf-file=/dev/null",
+                "--pid-file=",
+            ]);
+            command.args([
+                "--no-resolv",
+                "--no-hosts",
+                "--bind-interfaces",
+                "--user=root",
+            ]);
+            command.arg(format!("--listen-address={gateway}"));
+            command.arg(format!("--server={SERVER}"));
+            command.arg(format!("--cache-size={KEPT}"));
+        } else {
+            let mut text = String::new();
+            // One thread as the others, no validation as the others, names asked for whole.
+            writeln!(
+                text,
+                "server:\n interface: {gateway}\n access-control: 0.0.0.0/0 allow\n num-threads: 1\n \
+                 do-daemonize: no\n chroot: \"\"\n username: \"\"\n pidfile: \"\"\n directory: \"/\"\n \
+                 use-syslog: no\n module-config: \"iterator\"\n qname-minimisation: no\n \
+                 do-ip6: no\n use-caps-for-id: yes\n outgoing-range: 4096\n \
+                 num-queries-per-thread: 2048\nremote-control:\n control-enable: no\n\
+                 forward-zone:\n name: \".\"\n forward-addr: {SERVER}"
+            )?;
+            let file = scratch.path().join("unbound.conf");
+            fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
+            command = Command::new("unbound");
+            command.arg("-d").arg("-c").arg(&file);
+        }
+        let process = NatProcess::start(&world.host, command, pinning)?;
+        let mut stand = Stand::in_kernel(world, guest).served_by(process)?;
+        stand.keep(scratch);
+        Ok(stand)
+    }
+}
+
+fn by_slipgate(rules: bool, pinning: Pinning) -> Result<Stand> {
+    let world = World::with(world(false))?;
+    let guest = Guest::new(&world, guest(pinning))?;
+    let pins = PinDir::new()?;
+    let upstream = SERVER.to_string();
+    let mut args = vec!["--tap", guest.tap(), "--uplink", UPLINK, "--log", "warn"];
+    args.extend(["--mode", "hybrid", "--dns", &upstream]);
+    if rules {
+        // Each name is judged, each answer followed to its end and searched for protected addresses.
+        args.extend(["--deny", "*.denied.test", "--deny", "denied.test"]);
+    }
+    let mut slipgate = slipgate::Slipgate::attach(&world.host, &pins, &args)?;
+    pin(slipgate.broker_pid(), pinning.middle)?;
+    let engine = slipgate.engine_pid().context("slipgate has no engine")?;
+    pin(engine, pinning.middle)?;
+    Ok(Stand::in_kernel(world, guest).under_slipgate(slipgate, engine))
+}
