@@ -367,6 +367,9 @@ fn by_name(vm: &str, names: &NameCounts) -> Vec<Vec<String>> {
         ),
         ("DNS refused: protected address".into(), names.rebinding),
         ("DNS refused: no room".into(), names.full),
+        ("DNS refused: resolver elsewhere".into(), names.elsewhere),
+        ("DNS refused: rate".into(), names.over_rate),
+        ("DNS refused: new names".into(), names.new_names),
     ];
     let by_rule = names.refused_by.iter().map(|by| {
         let what = format!("DNS refused by {}, last {}", by.rule, by.last);

@@ -248,9 +248,7 @@ fn what_dns_opened_outlives_engine_broker_and_upgrade() {
     // The broker starts another engine.
     stand.slipgate.kill_engine().unwrap();
     eventually("another engine admits", || {
-        stand
-            .run(|| tcp::connect(servers.tcp.address(), WAIT))
-            .is_ok()
+        stand.run(|| tcp::connect(servers.tcp.address(), WAIT)).ok()
     });
     // Both are gone at once.
     stand.slipgate.kill_both().unwrap();

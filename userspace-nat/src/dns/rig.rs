@@ -84,6 +84,17 @@ impl Rig {
         }
     }
 
+    /// Takes in what has arrived, once.
+    pub(super) fn settle_fast(&mut self) {
+        let mut ready = Vec::new();
+        self.poller
+            .wait(Some(200 * MILLISECOND_NS), &mut ready)
+            .unwrap();
+        for readiness in ready {
+            self.proxy.on_ready(readiness, &self.poller, self.now_ns);
+        }
+    }
+
     /// Moves the clock and lets timers run.
     pub(super) fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
@@ -150,6 +161,10 @@ impl Upstream {
 
     pub(super) fn send(&self, message: &Message, to: SocketAddr) {
         self.udp.send_to(&message.to_vec().unwrap(), to).unwrap();
+    }
+
+    pub(super) fn send_bytes(&self, message: &[u8], to: SocketAddr) {
+        self.udp.send_to(message, to).unwrap();
     }
 
     /// Takes a query and answers it with one address.
