@@ -26,6 +26,7 @@ pub mod engine;
 pub mod fake;
 pub mod flow;
 pub mod icmp;
+pub mod inspect;
 pub mod mss;
 pub mod nat_ports;
 pub mod packet;

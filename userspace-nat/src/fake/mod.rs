@@ -27,6 +27,7 @@ use crate::{
 };
 
 mod datapath;
+pub mod hellos;
 pub mod packets;
 mod programs;
 

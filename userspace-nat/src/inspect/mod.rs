@@ -1,0 +1,69 @@
+//! Inspection: what a connection says of the server that it is for, before it gets there.
+//!
+//! The parsers depend on nothing but bytes: [`tls`] and [`client_hello`], [`http`], [`quic`].
+//! [`reassembly`] makes a stream of a guest's segments.
+mod host_name;
+
+pub mod client_hello;
+pub mod http;
+pub mod quic;
+pub mod reassembly;
+pub mod tls;
+
+pub use host_name::HostName;
+
+macro_rules! refused {
+    ($($(#[$doc:meta])* $Variant:ident $field:ident $text:literal,)+) => {
+        /// Why an inspected flow was ended.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum Refused { $($(#[$doc])* $Variant,)+ }
+
+        /// Ended flows of a VM by reason.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
+        pub struct RefusedCounts { $($(#[$doc])* pub $field: u64,)+ }
+
+        impl Refused {
+            /// In words.
+            pub const fn text(self) -> &'static str {
+                match self { $(Self::$Variant => $text,)+ }
+            }
+        }
+
+        impl RefusedCounts {
+            /// Counts one.
+            pub fn add(&mut self, why: Refused) {
+                match why { $(Refused::$Variant => self.$field += 1,)+ }
+            }
+
+            /// Every reason in words, and how often.
+            pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$(($text, self.$field),)+].into_iter()
+            }
+        }
+    };
+}
+
+refused! {
+    /// It names a server that the rules do not let in, or not at this address.
+    Name name "named a server that the rules do not let in at this address",
+    /// It names no server, or an address.
+    NoName no_name "named no server",
+    /// The name is encrypted, or a decoy for one that is (ECH).
+    Encrypted encrypted "hid the server's name (ECH)",
+    /// Neither TLS nor HTTP, or over UDP not QUIC.
+    Unknown unknown "spoke neither TLS, HTTP nor QUIC",
+    /// It contradicts itself, or can be read in two ways.
+    Malformed malformed "said what can be read in more than one way",
+    /// A version, method or upgrade whose name could not be told.
+    Unsupported unsupported "used what can't be held to its name (CONNECT, Upgrade, a version)",
+    /// More than is read before a name.
+    TooLong too_long "said too much before a name",
+    /// Nothing said for too long.
+    Silent silent "said nothing",
+    /// Not whole for too long.
+    Slow slow "did not finish what it began to say",
+    /// The server did not take what was sent.
+    Untaken untaken "was not acknowledged by the server",
+    /// No session of it is known (any more).
+    Lost lost "was inspected by an engine that is gone",
+}

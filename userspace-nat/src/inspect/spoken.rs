@@ -1,0 +1,152 @@
+//! What a client speaks on a TCP connection, followed from its first byte: where a server is named,
+//! and what may go on to it.
+use super::{
+    HostName, Refused,
+    http::{self, Body},
+    tls,
+};
+
+/// Which of a connection's HTTP requests are held to the rules.
+#[derive(
+    Clone, Copy, PartialEq, Eq, Hash, Debug, Default, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum HttpMode {
+    /// Each; the connection stays in the engine.
+    #[default]
+    Each,
+    /// The first.
+    First,
+}
+
+/// What to do with the bytes that are there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// So many name a server, and may go on if it may be spoken to.
+    Said(HostName, usize),
+    /// So many may go on.
+    Pass(usize),
+    /// Nothing can be said before more is there.
+    More,
+    /// Nothing goes on before the server has answered: see [`Spoken::server_said`].
+    Held,
+    /// All may go on that is there and that comes.
+    Rest,
+}
+
+/// A protocol and where it stands.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Spoken {
+    mode: HttpMode,
+    state: State,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum State {
+    Begin,
+    Hello,
+    /// The server's answer to a hello is to come.
+    Answer,
+    /// A second hello is to come; before it, so many more bytes of a record that is none.
+    Again(usize),
+    Head,
+    Body(Body),
+    Rest,
+}
+
+impl Spoken {
+    /// Nothing was said.
+    pub fn new(mode: HttpMode) -> Self {
+        Self {
+            mode,
+            state: State::Begin,
+        }
+    }
+
+    /// Looks at the bytes behind those that went on. Each step is taken: the next call is about what
+    /// is behind it. Nothing was taken when it is [`Step::More`] or [`Step::Held`].
+    pub fn next(&mut self, bytes: &[u8]) -> Result<Step, Refused> {
+        if bytes.is_empty() && self.state != State::Rest {
+            return Ok(match self.state {
+                State::Answer => Step::Held,
+                _ => Step::More,
+            });
+        }
+        match &mut self.state {
+            State::Begin => {
+                self.state = match bytes[0] {
+                    tls::FIRST_OCTET => State::Hello,
+                    octet if http::may_begin(octet) => State::Head,
+                    _ => return Err(Refused::Unknown),
+                };
+                self.next(bytes)
+            }
+            State::Hello => self.hello(bytes),
+            State::Answer => Ok(Step::Held),
+            State::Again(0) => match tls::before_second_hello(bytes)? {
+                Some((here, left)) => {
+                    self.state = State::Again(left);
+                    Ok(Step::Pass(here))
+                }
+                None => self.hello(bytes),
+            },
+            State::Again(left) => {
+                let here = bytes.len().min(*left);
+                *left -= here;
+                Ok(Step::Pass(here))
+            }
+            State::Head => self.head(bytes),
+            State::Body(body) => match body.take(bytes)? {
+                Some(0) => Ok(Step::More),
+                Some(here) => Ok(Step::Pass(here)),
+                None => {
+                    self.state = State::Head;
+                    self.head(bytes)
+                }
+            },
+            State::Rest => Ok(Step::Rest),
+        }
+    }
+
+    fn hello(&mut self, bytes: &[u8]) -> Result<Step, Refused> {
+        let Some(hello) = tls::client_hello(bytes)? else {
+            return Ok(Step::More);
+        };
+        self.state = State::Answer;
+        Ok(Step::Said(hello.name, hello.len))
+    }
+
+    fn head(&mut self, bytes: &[u8]) -> Result<Step, Refused> {
+        let Some(head) = http::parse(bytes)? else {
+            return Ok(Step::More);
+        };
+        self.state = match self.mode {
+            HttpMode::First => State::Rest,
+            HttpMode::Each if head.upgrades => return Err(Refused::Unsupported),
+            HttpMode::Each => State::Body(head.body),
+        };
+        Ok(Step::Said(head.name, head.len))
+    }
+
+    /// Whether the server's answer decides how it goes on.
+    pub fn wants_answer(&self) -> bool {
+        self.state == State::Answer
+    }
+
+    /// The server's stream since the hello. Returns whether it was enough to go on.
+    pub fn server_said(&mut self, stream: &[u8]) -> bool {
+        if self.state != State::Answer {
+            return false;
+        }
+        self.state = match tls::server_answer(stream) {
+            None => return false,
+            Some(tls::Answer::Retry) => State::Again(0),
+            Some(tls::Answer::Other) => State::Rest,
+        };
+        true
+    }
+}
+
+#[cfg(test)]
+#[path = "spoken_test.rs"]
+mod tests;
