@@ -54,6 +54,11 @@ impl Reassembly {
         self.end == Some(self.whole)
     }
 
+    /// Whether something is there behind a gap.
+    pub fn has_islands(&self) -> bool {
+        !self.islands.is_empty()
+    }
+
     /// Memory held, bytes.
     pub fn held(&self) -> usize {
         self.bytes.capacity()

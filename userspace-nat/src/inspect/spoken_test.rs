@@ -61,7 +61,10 @@ fn each_request_of_a_connection_is_told_or_the_first() {
 #[test]
 fn what_is_neither_is_refused() {
     for first in [&b"\0"[..], b"ssh", b"\x80", b" GET", b"\r\n"] {
-        assert_eq!(Spoken::new(HttpMode::Each).next(first), Err(Refused::Unknown));
+        assert_eq!(
+            Spoken::new(HttpMode::Each).next(first),
+            Err(Refused::Unknown)
+        );
     }
     let upgrade = b"GET / HTTP/1.1\r\nHost: a.example\r\nUpgrade: websocket\r\n\r\n";
     let next = |mode| Spoken::new(mode).next(upgrade);

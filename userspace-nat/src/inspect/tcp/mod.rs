@@ -1,0 +1,673 @@
+//! An inspected TCP connection.
+//!
+//! # Theory of operation
+//! Toward the guest a session acknowledges what the guest sends, as the server would; toward the
+//! server it sends that on, as the guest would, once it may be sent. So the server gets exactly one
+//! copy of each inspected byte, the one that was inspected, whatever the guest sent in which pieces
+//! how often; and a guest that sends a byte at a time is not left waiting.
+//!
+//! ```text
+//!  guest's stream   ──────────────┬───────────────┬────────────────┬──────────────┬─── ─ ─
+//!                     acknowledged │ sent on,      │ may be sent    │ there, not   │ gaps
+//!                     by the server│ not yet acked │ on             │ decided      │
+//!                                  begin           begin + sent     begin + allowed begin + whole
+//! ```
+//!
+//! What the guest is told: everything up to `whole` is acknowledged, and the window ends where the
+//! server's does, or where the session's own memory does. Both are put into whatever comes from the
+//! server, so the guest sees one receiver. Sequence numbers are never changed. The guest's
+//! segments without payload go on as they are.
+//!
+//! | phase | the guest's payload | leaves it |
+//! | --- | --- | --- |
+//! | `Opening` | dropped | the server's SYN-ACK, to `Open` |
+//! | `Open` | held, sent on as it may be | all names are said, to `Passing` |
+//! | `Passing` | what the session has not acknowledged goes on as it is | the server has acknowledged all that the session has: the kernel takes over |
+//! | `Over` | dropped, as is the server's | the flow's end |
+//!
+//! What the session sends is sent again when a timer runs out, or three acknowledgements ask for it
+//! (RFC 5681 section 3.2), from the first byte that is not acknowledged on. It begins with ten
+//! segments (RFC 6928) and adds what is acknowledged.
+use std::rc::Rc;
+
+use slipgate_abi::tcp::Flags;
+
+use super::{
+    HostName, HttpMode, Refused,
+    reassembly::{MAX_LEN, Reassembly},
+    spoken::{Spoken, Step},
+    tls,
+};
+use crate::{clock::MILLISECOND_NS, clock::SECOND_NS, rules::LearntName};
+
+mod options;
+mod segment;
+mod server;
+
+pub use segment::{Received, Segment, Wire};
+
+use options::Options;
+use server::Server;
+
+/// A guest that says nothing has so long from the SYN-ACK on, ns.
+pub const SILENT_NS: u64 = 30 * SECOND_NS;
+/// What a guest has begun to say must be whole after so long, ns.
+pub const SLOW_NS: u64 = 10 * SECOND_NS;
+/// Before a round trip was measured (RFC 6298 section 2), ns.
+const FIRST_RTO_NS: u64 = SECOND_NS;
+const MIN_RTO_NS: u64 = 200 * MILLISECOND_NS;
+const MAX_RTO_NS: u64 = 10 * SECOND_NS;
+/// Retransmissions without any answer of the server.
+const MAX_RETRIES: u32 = 8;
+/// After so many, the path may not carry what the server takes: smaller segments (RFC 4821).
+const RETRIES_AT_FULL_SIZE: u32 = 2;
+const SMALL_MSS: usize = 536;
+const INITIAL_SEGMENTS: usize = 10;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Opening,
+    Open,
+    Passing,
+    Over,
+}
+
+/// What the guest is waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Patience {
+    Endless,
+    /// That it says anything, until then.
+    ToSpeak(u64),
+    /// That what it has begun to say is whole, until then.
+    ToFinish(u64),
+}
+
+impl Patience {
+    fn ends_ns(self) -> Option<u64> {
+        match self {
+            Self::Endless => None,
+            Self::ToSpeak(at) | Self::ToFinish(at) => Some(at),
+        }
+    }
+}
+
+/// What becomes of a packet that was shown to a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// It goes on as it is.
+    Pass,
+    /// It goes on to the guest, but acknowledges and offers what the session does.
+    PassAs {
+        /// Acknowledgement number.
+        acknowledgement: u32,
+        /// The window field, scaled as the server's.
+        window: u16,
+    },
+    /// The session has taken what is in it.
+    Held,
+    /// It makes no sense.
+    Dropped,
+}
+
+/// What a session has come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It goes on.
+    Goes,
+    /// The kernel may have the flow.
+    Released,
+    /// The flow is to be ended; both sides were told.
+    Refused(Refused),
+}
+
+/// An inspected connection.
+#[derive(Debug)]
+pub struct Session {
+    phase: Phase,
+    spoken: Spoken,
+    stream: Reassembly,
+    /// Of the stream's whole bytes, how many may be sent on.
+    allowed: usize,
+    /// Of those, how many were sent since the last timeout, and ever. The end counts as a byte.
+    sent: usize,
+    sent_ever: usize,
+    /// The end was acknowledged by the server.
+    end_acknowledged: bool,
+    guest: Options,
+    /// The highest acknowledgement number of the guest, and the window that came with it.
+    guest_ack: u32,
+    guest_window: u16,
+    /// The guest's newest timestamp.
+    guest_time: u32,
+    server: Server,
+    /// Where the window ends that the guest was told of.
+    told_window_end: u32,
+    /// The server's bytes since the hello, while they matter.
+    answer: Option<Reassembly>,
+    /// Names that this connection named before.
+    pub(crate) named: Vec<Rc<LearntName>>,
+    opened_ns: u64,
+    patience: Patience,
+    /// Something of the guest's was let by.
+    has_spoken: bool,
+    resend_at_ns: Option<u64>,
+    /// As measured, and as it stands after back-off.
+    first_rto_ns: u64,
+    rto_ns: u64,
+    retries: u32,
+    duplicates: u32,
+    congestion_window: usize,
+    path_mss: usize,
+}
+
+impl Session {
+    /// For the flow that a guest's SYN opens. `tcp_header`: the SYN's, with its options; `path_mtu`:
+    /// of the way to the server, bytes.
+    pub fn new(isn: u32, tcp_header: &[u8], path_mtu: u32, mode: HttpMode, now_ns: u64) -> Self {
+        let guest = Options::parse(tcp_header);
+        Self {
+            phase: Phase::Opening,
+            spoken: Spoken::new(mode),
+            stream: Reassembly::new(isn.wrapping_add(1)),
+            allowed: 0,
+            sent: 0,
+            sent_ever: 0,
+            end_acknowledged: false,
+            guest,
+            guest_ack: 0,
+            guest_window: 0,
+            guest_time: guest.time.map_or(0, |(value, _)| value),
+            server: Server::default(),
+            told_window_end: isn,
+            answer: None,
+            named: Vec::new(),
+            opened_ns: now_ns,
+            patience: Patience::Endless,
+            has_spoken: false,
+            resend_at_ns: None,
+            first_rto_ns: FIRST_RTO_NS,
+            rto_ns: FIRST_RTO_NS,
+            retries: 0,
+            duplicates: 0,
+            congestion_window: 0,
+            path_mss: usize::from(crate::mss::for_mtu(path_mtu)),
+        }
+    }
+
+    /// Memory held for the stream, bytes.
+    pub fn held(&self) -> usize {
+        self.stream.held()
+    }
+
+    /// Memory that would be held with a segment's payload, bytes.
+    pub fn held_with(&self, segment: &Received<'_>) -> usize {
+        self.stream
+            .held_with(segment.sequence, segment.payload.len())
+    }
+
+    /// When [`Session::on_timer`] is due, ns.
+    pub fn due_ns(&self) -> Option<u64> {
+        [self.patience.ends_ns(), self.resend_at_ns]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// A segment of the guest, its checksum verified, behind the SYN. `may` tells whether a server
+    /// of this name may be spoken to.
+    pub fn from_guest(
+        &mut self,
+        segment: &Received<'_>,
+        wire: &mut dyn Wire,
+        may: &mut dyn FnMut(&HostName, &mut Vec<Rc<LearntName>>) -> bool,
+        now_ns: u64,
+    ) -> (Fate, Outcome) {
+        match self.phase {
+            Phase::Opening if segment.has(Flags::RST) && segment.payload.is_empty() => {
+                return (Fate::Pass, Outcome::Goes);
+            }
+            Phase::Opening => return (Fate::Dropped, Outcome::Goes),
+            Phase::Over => {
+                if !segment.has(Flags::RST) {
+                    // The one before may have come too early or too late to count.
+                    self.reset_guest(segment.acknowledgement, wire);
+                }
+                return (Fate::Dropped, Outcome::Goes);
+            }
+            Phase::Open | Phase::Passing => {}
+        }
+        if segment.has(Flags::RST) {
+            return self.guest_resets(segment, wire);
+        }
+        if segment.has(Flags::SYN) || !segment.has(Flags::ACK) {
+            return (Fate::Dropped, Outcome::Goes);
+        }
+        let news = self.note_guest(segment);
+        let fin = segment.has(Flags::FIN);
+        if segment.payload.is_empty() && !fin {
+            return (Fate::Pass, Outcome::Goes);
+        }
+        if self.phase == Phase::Passing {
+            let behind = segment.sequence.wrapping_sub(self.next_expected()) as i32;
+            if behind >= 0 {
+                return (Fate::Pass, Outcome::Goes);
+            }
+            self.acknowledge(wire);
+            return (Fate::Held, Outcome::Goes);
+        }
+        self.stream.insert(segment.sequence, segment.payload, fin);
+        let before = wire.sent_to_server();
+        let outcome = self.proceed(wire, may, now_ns);
+        if let Outcome::Refused(_) = outcome {
+            return (Fate::Held, outcome);
+        }
+        self.acknowledge(wire);
+        if news && wire.sent_to_server() == before {
+            // What it acknowledges may be waited for.
+            self.send(wire, self.sent, 0, 0);
+        }
+        (Fate::Held, outcome)
+    }
+
+    /// A segment of the server, its checksum verified.
+    pub fn from_server(
+        &mut self,
+        segment: &Received<'_>,
+        wire: &mut dyn Wire,
+        may: &mut dyn FnMut(&HostName, &mut Vec<Rc<LearntName>>) -> bool,
+        now_ns: u64,
+    ) -> (Fate, Outcome) {
+        match self.phase {
+            Phase::Opening => return (self.server_opens(segment, now_ns), Outcome::Goes),
+            Phase::Over => return (Fate::Dropped, Outcome::Goes),
+            Phase::Open | Phase::Passing => {}
+        }
+        if segment.has(Flags::RST) {
+            // RFC 5961 section 3.2: only what is exactly expected resets.
+            if segment.sequence == self.guest_ack {
+                self.is_over();
+            }
+            return (Fate::Pass, Outcome::Goes);
+        }
+        if !segment.has(Flags::ACK) {
+            return (Fate::Pass, Outcome::Goes);
+        }
+        self.server.note(segment);
+        if self.acknowledged(segment, now_ns) {
+            self.resend_from_begin(wire, now_ns);
+        }
+        let outcome = match self.listen(segment) {
+            true => self.proceed(wire, may, now_ns),
+            false => {
+                self.transmit(wire, now_ns);
+                self.outcome()
+            }
+        };
+        let ahead = segment.acknowledgement.wrapping_sub(self.next_expected()) as i32 >= 0;
+        if matches!(outcome, Outcome::Refused(_)) {
+            return (Fate::Dropped, outcome);
+        }
+        if self.phase == Phase::Passing && ahead {
+            return (Fate::Pass, outcome);
+        }
+        let fate = Fate::PassAs {
+            acknowledgement: self.next_expected(),
+            window: self.window(segment.has(Flags::SYN)),
+        };
+        (fate, outcome)
+    }
+
+    /// Patience has ended, or the server has not acknowledged in time.
+    pub fn on_timer(&mut self, wire: &mut dyn Wire, now_ns: u64) -> Outcome {
+        match self.patience {
+            Patience::ToSpeak(at) if at <= now_ns => return self.refuse(Refused::Silent, wire),
+            Patience::ToFinish(at) if at <= now_ns => return self.refuse(Refused::Slow, wire),
+            _ => {}
+        }
+        if self.resend_at_ns.is_some_and(|at| at <= now_ns) {
+            self.retries += 1;
+            if self.retries > MAX_RETRIES {
+                return self.refuse(Refused::Untaken, wire);
+            }
+            self.rto_ns = (self.rto_ns * 2).min(MAX_RTO_NS);
+            self.resend_from_begin(wire, now_ns);
+        }
+        Outcome::Goes
+    }
+
+    /// Ends the connection on both sides.
+    pub fn refuse(&mut self, why: Refused, wire: &mut dyn Wire) -> Outcome {
+        if self.phase != Phase::Opening {
+            self.send(wire, self.sent_ever, 0, Flags::RST);
+            self.reset_guest(self.guest_ack, wire);
+        }
+        self.is_over();
+        Outcome::Refused(why)
+    }
+
+    fn reset_guest(&self, sequence: u32, wire: &mut dyn Wire) {
+        wire.to_guest(&Segment {
+            sequence,
+            acknowledgement: self.next_expected(),
+            flags: Flags::RST | Flags::ACK,
+            window: 0,
+            time: None,
+            payload: &[],
+        });
+    }
+
+    /// The number that the guest's next byte has.
+    fn next_expected(&self) -> u32 {
+        let len = self.stream.whole().len() + usize::from(self.stream.is_ended());
+        self.stream.begin().wrapping_add(len as u32)
+    }
+
+    /// How much may be sent on, the stream's end included.
+    fn sendable(&self) -> usize {
+        let whole = self.allowed == self.stream.whole().len();
+        let end = whole && self.stream.is_ended() && !self.end_acknowledged;
+        self.allowed + usize::from(end)
+    }
+
+    /// Whether it acknowledges or offers anything new.
+    fn note_guest(&mut self, segment: &Received<'_>) -> bool {
+        if let Some((value, _)) = segment.options.time
+            && value.wrapping_sub(self.guest_time) as i32 > 0
+        {
+            self.guest_time = value;
+        }
+        let ahead = segment.acknowledgement.wrapping_sub(self.guest_ack) as i32;
+        // What the server has not sent is nobody's to acknowledge.
+        let past = segment.acknowledgement.wrapping_sub(self.server.next) as i32 > 0;
+        if ahead < 0 || past || (ahead == 0 && segment.window == self.guest_window) {
+            return false;
+        }
+        self.guest_ack = segment.acknowledgement;
+        self.guest_window = segment.window;
+        true
+    }
+
+    fn guest_resets(&mut self, segment: &Received<'_>, wire: &mut dyn Wire) -> (Fate, Outcome) {
+        if self.phase == Phase::Passing && self.sendable() == 0 && segment.payload.is_empty() {
+            return (Fate::Pass, Outcome::Goes);
+        }
+        // With the number that the server expects: it does not have all that the guest sent.
+        self.send(wire, self.sent_ever, 0, Flags::RST);
+        self.is_over();
+        (Fate::Held, Outcome::Goes)
+    }
+
+    fn server_opens(&mut self, segment: &Received<'_>, now_ns: u64) -> Fate {
+        let both = Flags::SYN | Flags::ACK;
+        let flags = segment.flags & (both | Flags::RST);
+        if flags != both || segment.acknowledgement != self.stream.begin() {
+            // A RST to the SYN, or what the guest is to answer.
+            return Fate::Pass;
+        }
+        self.server = Server::opens(segment, &self.guest);
+        self.guest_ack = segment.sequence.wrapping_add(1);
+        self.phase = Phase::Open;
+        let round_trip_ns = now_ns.saturating_sub(self.opened_ns);
+        self.first_rto_ns = (3 * round_trip_ns).clamp(MIN_RTO_NS, FIRST_RTO_NS);
+        self.rto_ns = self.first_rto_ns;
+        self.congestion_window = INITIAL_SEGMENTS * self.mss();
+        self.patience = Patience::ToSpeak(now_ns + SILENT_NS);
+        Fate::PassAs {
+            acknowledgement: segment.acknowledgement,
+            window: self.window(true),
+        }
+    }
+
+    /// Takes an acknowledgement in. Returns whether what it asks for is to be sent again.
+    fn acknowledged(&mut self, segment: &Received<'_>, now_ns: u64) -> bool {
+        let bytes = segment.acknowledgement.wrapping_sub(self.stream.begin()) as i32;
+        let Ok(bytes) = usize::try_from(bytes) else {
+            return false;
+        };
+        let most = self.sent_ever;
+        let bytes = match self.phase {
+            // The rest is what went on as it was.
+            Phase::Passing => bytes.min(most),
+            _ if bytes > most => return false,
+            _ => bytes,
+        };
+        self.server.note_window(segment);
+        self.retries = 0;
+        if bytes == 0 {
+            let asks = segment.payload.is_empty() && self.sent > 0;
+            self.duplicates = if asks { self.duplicates + 1 } else { 0 };
+            return self.duplicates == 3;
+        }
+        self.duplicates = 0;
+        self.rto_ns = self.first_rto_ns;
+        let whole = bytes.min(self.stream.whole().len());
+        self.end_acknowledged |= bytes > whole;
+        self.stream.release(whole);
+        self.allowed -= whole.min(self.allowed);
+        self.sent = self.sent.saturating_sub(bytes);
+        self.sent_ever -= bytes;
+        self.congestion_window = (self.congestion_window + bytes).min(MAX_LEN);
+        self.resend_at_ns = (self.sent > 0).then_some(now_ns + self.rto_ns);
+        false
+    }
+
+    /// Takes in what the server says, while its answer matters. Returns whether that is known now.
+    fn listen(&mut self, segment: &Received<'_>) -> bool {
+        let Some(answer) = &mut self.answer else {
+            return false;
+        };
+        let most = tls::MAX_ANSWER * 2;
+        let at = segment.sequence.wrapping_sub(answer.begin()) as i32;
+        if at > most as i32 {
+            return false;
+        }
+        let payload = segment.payload;
+        let reach = usize::try_from(most as i32 - at).unwrap_or(payload.len());
+        answer.insert(
+            segment.sequence,
+            &payload[..payload.len().min(reach)],
+            false,
+        );
+        let told = self.spoken.server_said(answer.whole());
+        if told {
+            self.answer = None;
+        }
+        told
+    }
+
+    /// Decides about what is there, and sends on what may be sent.
+    fn proceed(
+        &mut self,
+        wire: &mut dyn Wire,
+        may: &mut dyn FnMut(&HostName, &mut Vec<Rc<LearntName>>) -> bool,
+        now_ns: u64,
+    ) -> Outcome {
+        let before = self.allowed;
+        let mut held = false;
+        while self.phase == Phase::Open {
+            let step = match self.spoken.next(&self.stream.whole()[self.allowed..]) {
+                Ok(step) => step,
+                Err(why) => return self.refuse(why, wire),
+            };
+            match step {
+                Step::Said(name, len) => {
+                    if !may(&name, &mut self.named) {
+                        return self.refuse(Refused::Name, wire);
+                    }
+                    self.allowed += len;
+                    if self.spoken.wants_answer() {
+                        self.answer = Some(Reassembly::new(self.server.next));
+                    }
+                }
+                Step::Pass(len) => self.allowed += len,
+                Step::More => break,
+                Step::Held => {
+                    held = true;
+                    break;
+                }
+                Step::Rest => {
+                    self.stream.forget_islands();
+                    self.allowed = self.stream.whole().len();
+                    self.phase = Phase::Passing;
+                }
+            }
+        }
+        let undecided = self.stream.whole().len() - self.allowed;
+        if undecided > 0 && !held {
+            if self.stream.is_ended() {
+                return self.refuse(Refused::Malformed, wire);
+            }
+            if undecided >= MAX_LEN {
+                return self.refuse(Refused::TooLong, wire);
+            }
+        }
+        if undecided == 0 && self.stream.is_ended() {
+            self.phase = Phase::Passing;
+        }
+        self.be_patient(undecided > 0 && !held, self.allowed > before, now_ns);
+        self.transmit(wire, now_ns);
+        self.outcome()
+    }
+
+    fn be_patient(&mut self, undecided: bool, progress: bool, now_ns: u64) {
+        self.has_spoken |= progress;
+        let begun = undecided || self.stream.has_islands();
+        self.patience = match self.patience {
+            _ if self.phase != Phase::Open => Patience::Endless,
+            Patience::ToFinish(at) if begun && !progress => Patience::ToFinish(at),
+            _ if begun => Patience::ToFinish(now_ns + SLOW_NS),
+            // Who has spoken may be silent for as long as it likes.
+            _ if self.has_spoken => Patience::Endless,
+            before => before,
+        };
+    }
+
+    fn outcome(&self) -> Outcome {
+        if self.phase == Phase::Passing && self.sendable() == 0 {
+            Outcome::Released
+        } else {
+            Outcome::Goes
+        }
+    }
+
+    /// Tells the guest what is there.
+    fn acknowledge(&mut self, wire: &mut dyn Wire) {
+        let window = self.window(false);
+        wire.to_guest(&Segment {
+            sequence: self.server.next,
+            acknowledgement: self.next_expected(),
+            flags: Flags::ACK,
+            window,
+            time: self
+                .server
+                .has_time
+                .then_some((self.server.time, self.guest_time)),
+            payload: &[],
+        });
+    }
+
+    /// The window to tell the guest, in the server's scale but in a SYN. Its end never goes back.
+    fn window(&mut self, is_syn: bool) -> u16 {
+        let own = self.stream.begin().wrapping_add(MAX_LEN as u32);
+        let servers = self.server.window_end;
+        let nearer = own.wrapping_sub(servers) as i32 <= 0 && self.phase != Phase::Passing;
+        let end = if nearer { own } else { servers };
+        if end.wrapping_sub(self.told_window_end) as i32 > 0 {
+            self.told_window_end = end;
+        }
+        let left = self.told_window_end.wrapping_sub(self.next_expected());
+        let left = if left as i32 > 0 { left } else { 0 };
+        let scale = if is_syn { 0 } else { self.server.window_scale };
+        u16::try_from(left >> scale).unwrap_or(u16::MAX)
+    }
+
+    fn mss(&self) -> usize {
+        let mss = usize::from(self.server.mss).min(self.path_mss);
+        let options = if self.server.has_time { 12 } else { 0 };
+        let mss = if self.retries > RETRIES_AT_FULL_SIZE {
+            mss.min(SMALL_MSS)
+        } else {
+            mss
+        };
+        mss.saturating_sub(options).max(1)
+    }
+
+    /// Sends on what may be sent and fits the windows.
+    fn transmit(&mut self, wire: &mut dyn Wire, now_ns: u64) {
+        let begin = self.stream.begin();
+        let window = self.server.window_end.wrapping_sub(begin);
+        let window = if window as i32 > 0 {
+            window as usize
+        } else {
+            0
+        };
+        let most = window.min(self.congestion_window);
+        while self.sent < self.sendable() {
+            let mut len = (self.allowed.saturating_sub(self.sent)).min(self.mss());
+            len = len.min(most.saturating_sub(self.sent));
+            let end = self.sent + len == self.allowed && self.sendable() > self.allowed;
+            if len == 0 && !(end && self.sent <= most) {
+                break;
+            }
+            let push = if self.sent + len == self.allowed {
+                PUSH
+            } else {
+                0
+            };
+            let fin = if end { Flags::FIN } else { 0 };
+            self.send(wire, self.sent, len, push | fin);
+            self.sent += len + usize::from(end);
+            self.sent_ever = self.sent_ever.max(self.sent);
+        }
+        if self.sendable() == 0 {
+            self.resend_at_ns = None;
+        } else {
+            self.resend_at_ns.get_or_insert(now_ns + self.rto_ns);
+        }
+    }
+
+    /// Goes back to the first byte that is not acknowledged, with one segment; into a shut window
+    /// with one byte.
+    fn resend_from_begin(&mut self, wire: &mut dyn Wire, now_ns: u64) {
+        self.sent = 0;
+        self.duplicates = 0;
+        self.congestion_window = self.mss();
+        self.resend_at_ns = None;
+        self.transmit(wire, now_ns);
+        if self.sent == 0 && self.allowed > 0 {
+            self.send(wire, 0, 1, 0);
+            self.sent_ever = self.sent_ever.max(1);
+        }
+    }
+
+    /// Sends so many bytes from a place on; what is behind them is told by `sent_ever` alone.
+    fn send(&self, wire: &mut dyn Wire, from: usize, len: usize, flags: u8) {
+        wire.to_server(&Segment {
+            sequence: self.stream.begin().wrapping_add(from as u32),
+            acknowledgement: self.guest_ack,
+            flags: flags | Flags::ACK,
+            window: self.guest_window,
+            time: self
+                .server
+                .has_time
+                .then_some((self.guest_time, self.server.time)),
+            payload: &self.stream.whole()[from.min(self.stream.whole().len())..][..len],
+        });
+    }
+
+    fn is_over(&mut self) {
+        self.phase = Phase::Over;
+        self.stream = Reassembly::new(self.next_expected());
+        (self.allowed, self.sent, self.sent_ever) = (0, 0, 0);
+        self.answer = None;
+        self.patience = Patience::Endless;
+        self.resend_at_ns = None;
+    }
+}
+
+/// RFC 9293 section 3.1.
+const PUSH: u8 = 0x08;
+
+#[cfg(test)]
+#[path = "../tcp_test.rs"]
+mod tests;
