@@ -210,6 +210,10 @@ impl<D: Datapath> Core<D> {
                 return Err(Refusal::NoRoute.into());
             }
         };
+        if verdict.inspect && !self.may_inspect(vm, packet) {
+            vm.net.stats.refused_by(self.rule_base + decision.rule.0);
+            return Err(Refusal::Inspection);
+        }
         self.charge(vm, Direction::Tx, now_ns)?;
         let flow = NewFlow {
             guest,
@@ -222,9 +226,17 @@ impl<D: Datapath> Core<D> {
             next_hop: self.next_hop(uplink_ifindex, next_hop.into(), guest.remote),
             isn,
             inbound: false,
-            verdict: Verdict::Fast,
+            verdict: if verdict.inspect {
+                Verdict::Engine
+            } else {
+                Verdict::Fast
+            },
         };
         let opened = self.open_with_port(flow, has_timestamps(packet), now_ns);
+        if let (Ok(slot), true) = (&opened, verdict.inspect) {
+            let http = self.judge.borrow().policy(vm.net.id).http(decision.rule);
+            self.begin_inspection(vm, packet, *slot, http, now_ns);
+        }
         if let (Ok(slot), Some(name)) = (&opened, verdict.name) {
             let generation = self.datapath.slot(*slot).generation().load(Relaxed);
             self.opened_by.insert(*slot, (generation, name));

@@ -110,6 +110,8 @@ reasons! {
     PacketRate packet_rate,
     /// Over the VM's bytes per second.
     ByteRate byte_rate,
+    /// Held for inspection: the engine sent its own copy on, which is in the flow, or none.
+    Held held,
 }
 
 reasons! {
@@ -137,6 +139,8 @@ reasons! {
     Insertion insertion,
     /// One of the safe defaults: DNS over TLS, HTTPS or QUIC, where names are judged.
     DnsElsewhere dns_elsewhere,
+    /// What it said, or could not say, is not what its inspect rule lets in.
+    Inspection inspection,
 }
 
 /// How many rules are told apart in a row of `COUNTERS`.

@@ -91,6 +91,8 @@ pub(crate) struct Core<D> {
     pub(super) find_guests_at_ns: u64,
     links: HashMap<u32, Link>,
     pub(super) hops: super::hops::Hops,
+    /// Sessions of the flows under inspect rules.
+    pub(crate) inspected: super::inspected::Inspected,
 }
 
 /// Largest packet of a link whose MTU is not known, bytes: Ethernet's.
@@ -119,6 +121,7 @@ impl<D: Datapath> Core<D> {
             find_guests_at_ns: 0,
             links: HashMap::new(),
             hops: super::hops::Hops::default(),
+            inspected: super::inspected::Inspected::default(),
         }
     }
 
@@ -197,6 +200,7 @@ impl<D: Datapath> Core<D> {
             self.departed.pop_front();
         }
         self.judge.borrow_mut().forget(id);
+        self.inspected.forget_vm(id);
         self.departed.push_back((id, vm.net.name.clone()));
         true
     }

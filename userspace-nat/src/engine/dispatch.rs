@@ -16,7 +16,7 @@ use crate::{
     admission::Admission,
     datapath::Datapath,
     mss,
-    packet::{Ipv4, Packet, Transport, icmp::Unreachable},
+    packet::{Ipv4, Packet, Transport, checksum::Sum, icmp::Unreachable, transport::tcp_options},
     poll::Poller,
     port::{
         ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, L3_AT, PORT_HEADER_AT, VirtioNetHdr,
@@ -71,14 +71,62 @@ impl Job<'_> {
 pub(super) enum Finish {
     Dispose(Disposition),
     Drop(DropReason),
-    Command { code: Command, clamp: Option<Clamp> },
+    Command {
+        code: Command,
+        change: Option<Change>,
+    },
 }
 
-/// A SYN's header within the frame, and what to clamp its MSS to.
-pub(super) struct Clamp {
-    most: u16,
+/// What is changed in a TCP header on its way back to the kernel.
+pub(super) struct Change {
+    /// The header within the frame.
     tcp: std::ops::Range<usize>,
     partial: bool,
+    what: Changed,
+}
+
+enum Changed {
+    /// A SYN's MSS is clamped to this.
+    Mss(u16),
+    /// It acknowledges and offers what an inspected connection's session does.
+    Receiver { acknowledgement: u32, window: u16 },
+}
+
+impl Change {
+    fn new(job: &Job<'_>, what: Changed) -> Option<Self> {
+        let Transport::Tcp(tcp) = job.packet.transport else {
+            return None;
+        };
+        let begin = L3_AT + job.packet.ip.header_len;
+        Some(Self {
+            tcp: begin..begin + tcp.header_len,
+            partial: job.frame.vnet.needs_csum(),
+            what,
+        })
+    }
+
+    pub(super) fn receiver(job: &Job<'_>, acknowledgement: u32, window: u16) -> Option<Self> {
+        Self::new(
+            job,
+            Changed::Receiver {
+                acknowledgement,
+                window,
+            },
+        )
+    }
+
+    fn apply(self, frame: &mut [u8]) {
+        let tcp = &mut frame[self.tcp];
+        match self.what {
+            Changed::Mss(most) => {
+                mss::clamp(tcp, most, self.partial);
+            }
+            Changed::Receiver {
+                acknowledgement,
+                window,
+            } => receive_as(tcp, acknowledgement, window, self.partial),
+        }
+    }
 }
 
 impl<D: Datapath> Core<D> {
@@ -109,7 +157,7 @@ impl<D: Datapath> Core<D> {
                 vm.net.stats.dropped(reason, segments);
                 Disposition::Dropped(reason)
             }
-            Finish::Command { code, clamp } => {
+            Finish::Command { code, change } => {
                 let header = PortHeader {
                     code: code as u8,
                     flags: 0,
@@ -118,8 +166,8 @@ impl<D: Datapath> Core<D> {
                 };
                 bytes[PORT_HEADER_AT..PORT_HEADER_AT + PortHeader::LEN]
                     .copy_from_slice(&header.encode());
-                if let Some(Clamp { most, tcp, partial }) = clamp {
-                    mss::clamp(&mut bytes[tcp], most, partial);
+                if let Some(change) = change {
+                    change.apply(bytes);
                 }
                 Disposition::Send
             }
@@ -255,11 +303,7 @@ impl<D: Datapath> Core<D> {
             return self.ttl_expired(vm, job, now_ns);
         }
         match self.admit_outbound(vm, &job.packet, now_ns) {
-            // The kernel drops what comes back too large: whoever sent it must be told before.
-            Admission::Flow { slot } if job.largest() > self.uplink_mtu(slot) => {
-                self.too_big_from_guest(vm, job.frame.vnet, job.packet, now_ns)
-            }
-            Admission::Flow { slot } => self.command(vm, job, Command::Forward, slot),
+            Admission::Flow { slot } => self.from_guest(vm, job, slot, now_ns),
             Admission::Cut { slot } => self.guest_sent_to_cut(vm, &job.packet, slot, now_ns),
             Admission::NoFlow => {
                 vm.answers
@@ -292,6 +336,29 @@ impl<D: Datapath> Core<D> {
         }
     }
 
+    /// A guest's packet of a flow.
+    fn from_guest(&mut self, vm: &mut VmState, job: Job<'_>, slot: u32, now_ns: u64) -> Finish {
+        if let Some(finish) = self.inspect_from_guest(vm, job, slot, now_ns) {
+            return finish;
+        }
+        // The kernel drops what comes back too large: whoever sent it must be told before.
+        if job.largest() > self.uplink_mtu(slot) {
+            return self.too_big_from_guest(vm, job.frame.vnet, job.packet, now_ns);
+        }
+        self.command(vm, job, Command::Forward, slot)
+    }
+
+    /// The world's packet of a flow.
+    fn from_world(&mut self, vm: &mut VmState, job: Job<'_>, slot: u32, now_ns: u64) -> Finish {
+        if let Some(finish) = self.inspect_from_world(vm, job, slot, now_ns) {
+            return finish;
+        }
+        if job.largest() > u32::from(vm.net.mtu) {
+            return self.too_big_from_world(vm, job.frame.vnet, job.packet, now_ns);
+        }
+        self.command(vm, job, Command::Deliver, slot)
+    }
+
     fn world_sent(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
         match Handover::from_u8(job.frame.header.code) {
             Some(Handover::Icmp) => self.icmp_from_world(vm, job.frame.vnet, job.packet),
@@ -304,10 +371,7 @@ impl<D: Datapath> Core<D> {
             }
             Some(Handover::Forward | Handover::Verdict | Handover::Miss | Handover::Syn) => {
                 match self.admit_inbound(vm, &job.packet, now_ns) {
-                    Admission::Flow { .. } if job.largest() > u32::from(vm.net.mtu) => {
-                        self.too_big_from_world(vm, job.frame.vnet, job.packet, now_ns)
-                    }
-                    Admission::Flow { slot } => self.command(vm, job, Command::Deliver, slot),
+                    Admission::Flow { slot } => self.from_world(vm, job, slot, now_ns),
                     Admission::Cut { slot } => {
                         self.world_sent_to_cut(vm, &job.packet, slot, now_ns)
                     }
@@ -327,18 +391,36 @@ impl<D: Datapath> Core<D> {
 
     /// Back to the kernel with it; a SYN's MSS is clamped on the way.
     fn command(&self, vm: &VmState, job: Job<'_>, code: Command, slot: u32) -> Finish {
-        let clamp = match job.packet.transport {
+        let change = match job.packet.transport {
             Transport::Tcp(tcp) if tcp.is_opening_syn() => {
-                let begin = L3_AT + job.packet.ip.header_len;
-                Some(Clamp {
-                    most: mss::for_mtu(self.path_mtu(&vm.net, slot)),
-                    tcp: begin..begin + tcp.header_len,
-                    partial: job.frame.vnet.needs_csum(),
-                })
+                let most = mss::for_mtu(self.path_mtu(&vm.net, slot));
+                Change::new(&job, Changed::Mss(most))
             }
             _ => None,
         };
-        Finish::Command { code, clamp }
+        Finish::Command { code, change }
+    }
+}
+
+/// Puts another acknowledgement and window into a TCP header, and takes out what the server says of
+/// gaps (RFC 2018): they are none of the guest's.
+fn receive_as(tcp: &mut [u8], acknowledgement: u32, window: u16, partial: bool) {
+    const OPTION_SACK: u8 = 5;
+    const NO_OPERATION: u8 = 1;
+    let Some(field) = tcp.get(16..18).map(|f| u16::from_be_bytes([f[0], f[1]])) else {
+        return;
+    };
+    let before = Sum::default().bytes(tcp).folded();
+    tcp[8..12].copy_from_slice(&acknowledgement.to_be_bytes());
+    tcp[14..16].copy_from_slice(&window.to_be_bytes());
+    let sack = tcp_options(tcp).find(|(kind, ..)| *kind == OPTION_SACK);
+    if let Some((_, at, len)) = sack {
+        tcp[at..at + len].fill(NO_OPERATION);
+    }
+    if !partial {
+        let after = Sum::default().bytes(tcp).folded();
+        let field = slipgate_abi::checksum::update16(field, before, after);
+        tcp[16..18].copy_from_slice(&field.to_be_bytes());
     }
 }
 

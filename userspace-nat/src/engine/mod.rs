@@ -42,6 +42,7 @@ mod errors;
 mod fairness;
 mod find_guests;
 mod hops;
+mod inspected;
 mod local;
 mod names;
 mod openings;
@@ -235,6 +236,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.services.next_deadline_ns(),
             self.next_credits_ns,
             self.watch.captures.next_deadline_ns(),
+            self.core.inspected.next_deadline_ns(),
             self.later.front().map(|(due_ns, _)| *due_ns),
         ];
         let first_ns = deadlines.into_iter().flatten().min()?;
@@ -303,6 +305,15 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 poller: &self.poller,
             };
             self.services.on_timer(cx);
+            self.write_answers();
+        }
+        if self
+            .core
+            .inspected
+            .next_deadline_ns()
+            .is_some_and(|at| at <= now_ns)
+        {
+            self.core.work_inspections(now_ns);
             self.write_answers();
         }
         let Core {

@@ -38,6 +38,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         let wall = self.clock.wall();
         for ended in ended {
             let content = &ended.content;
+            self.core
+                .inspected
+                .flow_ended(ended.slot, content.generation);
             let dns = self.core.opened_by.get(&ended.slot);
             let dns = dns.filter(|(generation, _)| *generation == content.generation);
             let dns = dns.map(|(_, name)| &*name.name);

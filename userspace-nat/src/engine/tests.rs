@@ -6,6 +6,7 @@ mod changes;
 mod ends;
 mod errors;
 mod filtering;
+mod inspected;
 mod names;
 mod properties;
 mod records;

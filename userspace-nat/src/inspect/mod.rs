@@ -14,7 +14,6 @@ pub mod tcp;
 pub mod tls;
 
 pub use host_name::HostName;
-pub use spoken::HttpMode;
 
 macro_rules! refused {
     ($($(#[$doc:meta])* $Variant:ident $field:ident $text:literal,)+) => {
@@ -68,6 +67,8 @@ refused! {
     Slow slow "did not finish what it began to say",
     /// The server did not take what was sent.
     Untaken untaken "was not acknowledged by the server",
+    /// The VM had as many inspected connections as it may, or as much of them held.
+    Limit limit "came when too much was held for inspection",
     /// No session of it is known (any more).
     Lost lost "was inspected by an engine that is gone",
 }

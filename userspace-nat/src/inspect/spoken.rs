@@ -5,19 +5,7 @@ use super::{
     http::{self, Body},
     tls,
 };
-
-/// Which of a connection's HTTP requests are held to the rules.
-#[derive(
-    Clone, Copy, PartialEq, Eq, Hash, Debug, Default, serde::Serialize, serde::Deserialize,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum HttpMode {
-    /// Each; the connection stays in the engine.
-    #[default]
-    Each,
-    /// The first.
-    First,
-}
+use crate::rules::Http;
 
 /// What to do with the bytes that are there.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,7 +25,7 @@ pub enum Step {
 /// A protocol and where it stands.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Spoken {
-    mode: HttpMode,
+    mode: Http,
     state: State,
 }
 
@@ -56,7 +44,7 @@ enum State {
 
 impl Spoken {
     /// Nothing was said.
-    pub fn new(mode: HttpMode) -> Self {
+    pub fn new(mode: Http) -> Self {
         Self {
             mode,
             state: State::Begin,
@@ -121,9 +109,9 @@ impl Spoken {
             return Ok(Step::More);
         };
         self.state = match self.mode {
-            HttpMode::First => State::Rest,
-            HttpMode::Each if head.upgrades => return Err(Refused::Unsupported),
-            HttpMode::Each => State::Body(head.body),
+            Http::First => State::Rest,
+            Http::Each if head.upgrades => return Err(Refused::Unsupported),
+            Http::Each => State::Body(head.body),
         };
         Ok(Step::Said(head.name, head.len))
     }

@@ -20,7 +20,7 @@ fn follow(spoken: &mut Spoken, stream: &[u8]) -> Result<(Vec<String>, usize, Ste
 fn nothing_follows_a_hello_before_the_server_answers() {
     let hello = records(&hellos::client_hello("a.example"), 50);
     let early = record(23, b"early");
-    let mut spoken = Spoken::new(HttpMode::Each);
+    let mut spoken = Spoken::new(Http::Each);
     let stream = [&hello[..], &early].concat();
     let found = follow(&mut spoken, &stream).unwrap();
     assert_eq!(found, (vec!["a.example".into()], hello.len(), Step::Held));
@@ -46,28 +46,25 @@ fn each_request_of_a_connection_is_told_or_the_first() {
     let stream = b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 3\r\n\r\nabc\
         GET / HTTP/1.1\r\nHost: b.example\r\n\r\nGET / HT";
     for cut in 0..stream.len() {
-        let mut spoken = Spoken::new(HttpMode::Each);
+        let mut spoken = Spoken::new(Http::Each);
         let (names, at, _) = follow(&mut spoken, &stream[..cut]).unwrap();
         let (more, last, step) = follow(&mut spoken, &stream[at..]).unwrap();
         assert_eq!([names, more].concat(), ["a.example", "b.example"], "{cut}");
         assert_eq!((at + last, step), (stream.len() - 8, Step::More));
     }
-    let mut spoken = Spoken::new(HttpMode::First);
+    let mut spoken = Spoken::new(Http::First);
     let (names, at, step) = follow(&mut spoken, stream).unwrap();
-    assert_eq!((names.len(), at, step), (1, 56, Step::Rest));
+    assert_eq!((names.len(), at, step), (1, 55, Step::Rest));
     assert_eq!(spoken.next(b""), Ok(Step::Rest));
 }
 
 #[test]
 fn what_is_neither_is_refused() {
     for first in [&b"\0"[..], b"ssh", b"\x80", b" GET", b"\r\n"] {
-        assert_eq!(
-            Spoken::new(HttpMode::Each).next(first),
-            Err(Refused::Unknown)
-        );
+        assert_eq!(Spoken::new(Http::Each).next(first), Err(Refused::Unknown));
     }
     let upgrade = b"GET / HTTP/1.1\r\nHost: a.example\r\nUpgrade: websocket\r\n\r\n";
     let next = |mode| Spoken::new(mode).next(upgrade);
-    assert_eq!(next(HttpMode::Each), Err(Refused::Unsupported));
-    assert!(matches!(next(HttpMode::First), Ok(Step::Said(_, len)) if len == upgrade.len()));
+    assert_eq!(next(Http::Each), Err(Refused::Unsupported));
+    assert!(matches!(next(Http::First), Ok(Step::Said(_, len)) if len == upgrade.len()));
 }

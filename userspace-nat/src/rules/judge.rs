@@ -60,7 +60,7 @@ pub struct Judge {
     policies: PolicySet,
     /// Each VM's, by id.
     of_vm: HashMap<u32, u32>,
-    learnt: Learnt,
+    pub(super) learnt: Learnt,
     counts: HashMap<u32, NameCounts>,
     askers: HashMap<u32, Asker>,
     hasher: RandomState,
@@ -433,7 +433,9 @@ impl Judge {
             self.count(vm).rebinding += 1;
             return Err(error);
         }
-        if rules.is_empty() {
+        // What a connection says is held against what was asked for, rules or none.
+        let (inspects, by_address) = self.policy(vm).inspections();
+        if rules.is_empty() && !by_address {
             return Ok(());
         }
         rules.sort_unstable();
@@ -452,7 +454,10 @@ impl Judge {
             way: way.into(),
         });
         let policy = self.policies.of(self.of_vm.get(&vm).copied());
-        let same = |a: &[Place], b: &[Place]| policy.same_effect(a, b);
+        let same = |a: &LearntName, b: &LearntName| match inspects {
+            true => a.name == b.name && a.rules == b.rules,
+            false => policy.same_effect(&a.rules, &b.rules),
+        };
         self.learnt
             .open(vm, &learnt, &addresses, same, lasting, now_ns)
             .map_err(|Full| {

@@ -2,7 +2,8 @@
 //!
 //! An opening is (VM, address) and the rules of the name; it lasts for the answer's TTL, within
 //! [`FLOOR_S`] and [`CEILING_S`]. What has the same effect on the same address is one opening, by
-//! the name last asked for, so that a thousand names at one address cost no more than one. A VM
+//! the name last asked for, so that a thousand names at one address cost no more than one; but for
+//! a VM whose connections are inspected each name is one of its own. A VM
 //! has [`MAX_PER_VM`] at most: what is beyond is refused, and nothing that lives gives way.
 //!
 //! What opens and what ends is noted ([`Change`]) for the map that a successor reads. It gets the
@@ -88,20 +89,20 @@ pub(super) struct Full;
 
 impl Learnt {
     /// Opens `addresses` (with TTLs, seconds) to `vm` by `name`: all or none. `same` tells whether
-    /// two lists of rules have the same effect.
+    /// two names have the same effect.
     pub(super) fn open(
         &mut self,
         vm: u32,
         name: &Rc<LearntName>,
         addresses: &[(Ipv4Addr, u32)],
-        same: impl Fn(&[Place], &[Place]) -> bool,
+        same: impl Fn(&LearntName, &LearntName) -> bool,
         lasting: Lasting,
         now_ns: u64,
     ) -> Result<(), Full> {
         let changes = &mut self.changes;
         let of_vm = self.vms.entry(vm).or_default();
         of_vm.expire(vm, changes, now_ns);
-        let alike = |opening: &Opening| same(&opening.name.rules, &name.rules);
+        let alike = |opening: &Opening| same(&opening.name, name);
         let known = |address| {
             let openings = of_vm.by_address.get(address);
             openings.is_some_and(|openings| openings.iter().any(alike))

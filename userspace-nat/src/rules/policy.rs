@@ -314,7 +314,10 @@ impl Policy {
     /// Whether questions are judged by their names: there is a rule by name, or the default is
     /// deny.
     pub fn judges_names(&self) -> bool {
-        self.default == Action::Deny || !self.names.is_empty() || self.files_have_names
+        self.default == Action::Deny
+            || !self.names.is_empty()
+            || self.files_have_names
+            || self.inspections.1
     }
 
     /// Places of what is said of a name (in lower case), ascending.

@@ -33,12 +33,15 @@ use std::rc::Rc;
 use slipgate_abi::tcp::Flags;
 
 use super::{
-    HostName, HttpMode, Refused,
+    HostName, Refused,
     reassembly::{MAX_LEN, Reassembly},
     spoken::{Spoken, Step},
     tls,
 };
-use crate::{clock::MILLISECOND_NS, clock::SECOND_NS, rules::LearntName};
+use crate::{
+    clock::{MILLISECOND_NS, SECOND_NS},
+    rules::{Http, LearntName},
+};
 
 mod options;
 mod segment;
@@ -163,7 +166,7 @@ pub struct Session {
 impl Session {
     /// For the flow that a guest's SYN opens. `tcp_header`: the SYN's, with its options; `path_mtu`:
     /// of the way to the server, bytes.
-    pub fn new(isn: u32, tcp_header: &[u8], path_mtu: u32, mode: HttpMode, now_ns: u64) -> Self {
+    pub fn new(isn: u32, tcp_header: &[u8], path_mtu: u32, mode: Http, now_ns: u64) -> Self {
         let guest = Options::parse(tcp_header);
         Self {
             phase: Phase::Opening,
