@@ -211,8 +211,12 @@ impl<D: Datapath> Core<D> {
             }
         };
         if verdict.inspect && !self.may_inspect(vm, packet) {
-            vm.net.stats.refused_by(self.rule_base + decision.rule.0);
-            return Err(Refusal::Inspection);
+            let rule = self.rule_base + decision.rule.0;
+            vm.net.stats.refused_by(rule);
+            return Err(Refused {
+                reason: Refusal::Inspection,
+                rule: Some(rule),
+            });
         }
         self.charge(vm, Direction::Tx, now_ns)?;
         let flow = NewFlow {

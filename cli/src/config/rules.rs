@@ -66,20 +66,9 @@ pub(super) fn check(rules: &[RuleFlag]) -> Result<(), ConfigError> {
             RuleFlag::DenyFile(_) => continue,
         };
         parse(flag, action, text)?;
-        if action == Action::Inspect && !INSPECTS {
-            return Err(ConfigError::new(
-                flag,
-                text,
-                "connections can't be inspected yet",
-                "give --allow, which holds them to the names that DNS was asked for",
-            ));
-        }
     }
     Ok(())
 }
-
-/// Whether the engine holds connections to inspect rules.
-const INSPECTS: bool = false;
 
 /// The policies of a process, every file read: what the engine is sent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

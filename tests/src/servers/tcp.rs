@@ -181,7 +181,13 @@ fn serve(stream: &TcpStream, service: &TcpService) -> io::Result<()> {
         }
         TcpService::Digest => {
             let mut digest = Sha256::new();
-            io::copy(&mut stream, &mut digest)?;
+            let mut buffer = [0; 16_384];
+            loop {
+                match stream.read(&mut buffer)? {
+                    0 => break,
+                    n => digest.update(&buffer[..n]),
+                }
+            }
             writeln!(stream, "{}", hexadecimal(&digest.finalize()))
         }
         TcpService::Streams => match Order::read(&mut stream)? {

@@ -5,30 +5,36 @@
 //! kernel or ends it. A flow that is held and has no session (its engine is gone) is ended: nobody
 //! knows what went by.
 //!
-//! Books: what a session holds is dropped as [`DropReason::Held`]; what it sends to the server is
-//! counted in the flow by the kernel, and what it sends to the guest as the engine's own.
+//! Books: what a session of TCP holds is dropped as [`DropReason::Held`]; what it sends to the server is
+//! counted in the flow by the kernel, and what it sends to the guest as the engine's own. A
+//! datagram that waits is counted when it goes on, in the flow, or when it does not, as dropped.
 use std::{
     collections::{BTreeSet, HashMap},
     rc::Rc,
     sync::atomic::Ordering::Relaxed,
 };
 
-use slipgate_abi::{Command, DropReason, Ip4, PortHeader, Protocol, Refusal, Verdict};
+use slipgate_abi::{Command, DropReason, Ip4, PortHeader, Protocol, Refusal, Tuple, Verdict};
 
 use super::{
     core::{Core, VmState},
-    dispatch::{Change, Finish, Job},
+    dispatch::{Change, Disposition, Finish, Job},
 };
 use crate::{
     datapath::Datapath,
     flow::EndReason,
     inspect::{
         HostName, Refused, RefusedCounts,
-        tcp::{Fate, Outcome, Received, Segment, Session, Wire},
+        quic::{self, Passage},
+        tcp::{Fate, Outcome, Received, SLOW_NS, Segment, Session, Wire},
     },
-    packet::{Packet, Transport, checksum::Sum, ipv4},
-    port::{ETHERNET_LEN, ETHERTYPE_IPV4, Outbox, VirtioNetHdr},
-    rules::{self, Http, LearntName},
+    packet::{
+        Ipv4, Packet, Transport, checksum::Sum, icmp::Unreachable, ipv4, transport::UDP_HEADER_LEN,
+    },
+    port::{ETHERNET_LEN, ETHERTYPE_IPV4, Outbox, OutboxFull, VirtioNetHdr, single},
+    reply::IcmpError,
+    rules::{self, Http, LearntName, SharedJudge},
+    stats::VmStats,
     vm::VmNet,
 };
 
@@ -51,9 +57,37 @@ pub(crate) struct Inspected {
 struct Inspection {
     generation: u32,
     vm: u32,
+    stats: VmStats,
     due_ns: Option<u64>,
     held: usize,
-    session: Session,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Tcp(Session),
+    Quic {
+        flow: quic::Flow,
+        /// By when what waits must be whole, ns.
+        ends_ns: Option<u64>,
+        named: Vec<Rc<LearntName>>,
+    },
+}
+
+impl Kind {
+    fn due_ns(&self) -> Option<u64> {
+        match self {
+            Self::Tcp(session) => session.due_ns(),
+            Self::Quic { ends_ns, .. } => *ends_ns,
+        }
+    }
+
+    fn held(&self) -> usize {
+        match self {
+            Self::Tcp(session) => session.held(),
+            Self::Quic { flow, .. } => flow.held(),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -82,15 +116,16 @@ impl Inspected {
         self.vms.entry(vm).or_default().counts.add(why);
     }
 
-    fn add(&mut self, slot: u32, generation: u32, vm: u32, session: Session) {
+    fn add(&mut self, slot: u32, generation: u32, vm: &VmNet, kind: Kind) {
         self.forget(slot);
-        self.vms.entry(vm).or_default().sessions += 1;
+        self.vms.entry(vm.id).or_default().sessions += 1;
         let inspection = Inspection {
             generation,
-            vm,
+            vm: vm.id,
+            stats: vm.stats,
             due_ns: None,
             held: 0,
-            session,
+            kind,
         };
         self.put(slot, Box::new(inspection));
     }
@@ -105,14 +140,14 @@ impl Inspected {
 
     /// Brings a session back, with what changed in it.
     fn put(&mut self, slot: u32, mut inspection: Box<Inspection>) {
-        let due_ns = inspection.session.due_ns();
+        let due_ns = inspection.kind.due_ns();
         if due_ns != inspection.due_ns {
             if let Some(at) = std::mem::replace(&mut inspection.due_ns, due_ns) {
                 self.timers.remove(&(at, slot));
             }
             self.timers.extend(due_ns.map(|at| (at, slot)));
         }
-        let held = inspection.session.held();
+        let held = inspection.kind.held();
         if let Some(of_vm) = self.vms.get_mut(&inspection.vm) {
             of_vm.held = of_vm.held + held - inspection.held;
         }
@@ -122,6 +157,13 @@ impl Inspected {
 
     /// Ends a session that is taken out.
     fn end(&mut self, slot: u32, inspection: &Inspection) {
+        if let Kind::Quic { flow, .. } = &inspection.kind {
+            for (vnet, l3) in flow.waiting() {
+                let packet = Ipv4::parse(l3).and_then(Packet::parse);
+                let segments = packet.map_or(single(l3.len()), |packet| packet.segments(*vnet));
+                inspection.stats.dropped(DropReason::Refused, segments);
+            }
+        }
         if let Some(at) = inspection.due_ns {
             self.timers.remove(&(at, slot));
         }
@@ -165,8 +207,10 @@ impl<D: Datapath> Core<D> {
     /// Whether a flow under an inspect rule may be opened for a packet.
     pub(crate) fn may_inspect(&mut self, vm: &VmState, packet: &Packet<'_>) -> bool {
         let why = match packet.transport {
-            Transport::Tcp(_) if self.inspected.has_room(vm.net.id) => return true,
-            Transport::Tcp(_) => Refused::Limit,
+            Transport::Tcp(_) | Transport::Udp(_) if self.inspected.has_room(vm.net.id) => {
+                return true;
+            }
+            Transport::Tcp(_) | Transport::Udp(_) => Refused::Limit,
             _ => Refused::Unknown,
         };
         self.inspected.count(vm.net.id, why);
@@ -182,14 +226,21 @@ impl<D: Datapath> Core<D> {
         http: Http,
         now_ns: u64,
     ) {
-        let Transport::Tcp(tcp) = packet.transport else {
-            return;
-        };
         let generation = self.datapath.slot(slot).generation().load(Relaxed);
-        let header = packet.ip.payload().get(..tcp.header_len);
-        let mtu = self.uplink_mtu(slot);
-        let session = Session::new(tcp.sequence, header.unwrap_or_default(), mtu, http, now_ns);
-        self.inspected.add(slot, generation, vm.net.id, session);
+        let kind = match packet.transport {
+            Transport::Tcp(tcp) => {
+                let header = packet.ip.payload().get(..tcp.header_len);
+                let header = header.unwrap_or_default();
+                let mtu = self.uplink_mtu(slot);
+                Kind::Tcp(Session::new(tcp.sequence, header, mtu, http, now_ns))
+            }
+            _ => Kind::Quic {
+                flow: quic::Flow::default(),
+                ends_ns: None,
+                named: Vec::new(),
+            },
+        };
+        self.inspected.add(slot, generation, &vm.net, kind);
     }
 
     /// A guest's packet of this flow. `None`: it goes on like any.
@@ -205,34 +256,129 @@ impl<D: Datapath> Core<D> {
             Taken::Ended => return Some(Finish::Drop(DropReason::Refused)),
             Taken::Inspection(inspection) => inspection,
         };
-        let Transport::Tcp(tcp) = job.packet.transport else {
+        if !is_intact(&job.packet, job.frame.vnet) {
             self.inspected.put(slot, inspection);
-            return Some(Finish::Drop(DropReason::Refused));
+            return Some(Finish::Drop(DropReason::Malformed));
+        }
+        let Transport::Tcp(tcp) = job.packet.transport else {
+            return self.quic_from_guest(vm, job, slot, inspection, now_ns);
         };
         if tcp.is_opening_syn() {
             self.inspected.put(slot, inspection);
             // RFC 7413's data would be there before anybody has looked at it.
             return (tcp.payload_len > 0).then_some(Finish::Drop(DropReason::Held));
         }
-        if !is_intact(&job.packet, job.frame.vnet) {
-            self.inspected.put(slot, inspection);
-            return Some(Finish::Drop(DropReason::Malformed));
-        }
         let segment = Received::new(&tcp, job.packet.ip.payload());
-        let more = inspection.session.held_with(&segment) - inspection.session.held();
+        let more = match &inspection.kind {
+            Kind::Tcp(session) => session.held_with(&segment) - session.held(),
+            Kind::Quic { .. } => 0,
+        };
         if more > 0 && self.inspected.held(vm.net.id) + more > MAX_HELD {
             self.inspected.put(slot, inspection);
             return Some(Finish::Drop(DropReason::EngineBusy));
         }
-        let (fate, outcome) =
-            self.with_session(vm, slot, now_ns, &mut inspection, |session, wire, may| {
-                session.from_guest(&segment, wire, may, now_ns)
-            });
+        let done = self.with_session(vm, slot, now_ns, &mut inspection, |session, wire, may| {
+            session.from_guest(&segment, wire, may, now_ns)
+        });
+        let (fate, outcome) = done.unwrap_or((Fate::Dropped, Outcome::Goes));
         self.conclude(vm, slot, inspection, outcome, now_ns);
         match fate {
             Fate::Pass | Fate::PassAs { .. } => None,
             Fate::Held => Some(Finish::Drop(DropReason::Held)),
             Fate::Dropped => Some(Finish::Drop(DropReason::Refused)),
+        }
+    }
+
+    /// A guest's UDP frame of this flow: QUIC or nothing.
+    fn quic_from_guest(
+        &mut self,
+        vm: &mut VmState,
+        job: Job<'_>,
+        slot: u32,
+        mut inspection: Box<Inspection>,
+        now_ns: u64,
+    ) -> Option<Finish> {
+        let Kind::Quic {
+            flow,
+            ends_ns,
+            named,
+        } = &mut inspection.kind
+        else {
+            self.inspected.put(slot, inspection);
+            return Some(Finish::Drop(DropReason::Refused));
+        };
+        let to = destination(&self.datapath.slot(slot).guest_tuple());
+        let mut by = Naming::new(&self.judge, vm.net.id, to, now_ns);
+        let mut passage = Ok(Passage::Goes);
+        for datagram in datagrams(&job) {
+            // One that waits or is left out does so with its frame.
+            passage = match (
+                passage,
+                flow.datagram(datagram, &mut |said| by.may(said, named)),
+            ) {
+                (Err(why), _) | (_, Err(why)) => Err(why),
+                (Ok(Passage::Dropped), _) | (_, Ok(Passage::Dropped)) => Ok(Passage::Dropped),
+                (_, Ok(this)) => Ok(this),
+            };
+        }
+        let opened_by = by.last;
+        let (vnet, l3) = (job.frame.vnet, job.packet.ip.bytes);
+        let room = self.inspected.held(vm.net.id) + l3.len() <= MAX_HELD;
+        let passage = match passage {
+            Ok(Passage::Held) if !room => Ok(Passage::Dropped),
+            Ok(Passage::Held) => flow.hold(vnet, l3).map(|()| Passage::Held),
+            passage => passage,
+        };
+        let released = match passage {
+            Ok(Passage::Goes) => flow.release(),
+            _ => Vec::new(),
+        };
+        *ends_ns = match flow.waiting() {
+            [] => None,
+            _ => Some(ends_ns.unwrap_or(now_ns + SLOW_NS)),
+        };
+        if let Some(name) = opened_by {
+            self.opened_by.insert(slot, (inspection.generation, name));
+        }
+        let header = PortHeader {
+            code: Command::Forward as u8,
+            flags: 0,
+            vm_row: vm.net.row,
+            id: vm.net.id,
+        };
+        for (vnet, l3) in &released {
+            let _ = self.out.push(header, ETHERTYPE_IPV4, *vnet, l3);
+        }
+        match passage {
+            // Behind what was held, which is written at the end of the batch.
+            Ok(Passage::Goes) if !released.is_empty() => {
+                self.inspected.put(slot, inspection);
+                match self.out.push(header, ETHERTYPE_IPV4, vnet, l3) {
+                    Ok(()) => Some(Finish::Dispose(Disposition::Consumed)),
+                    Err(OutboxFull) => Some(Finish::Drop(DropReason::EngineBusy)),
+                }
+            }
+            Ok(Passage::Goes) => {
+                self.inspected.put(slot, inspection);
+                None
+            }
+            Ok(Passage::Held) => {
+                self.inspected.put(slot, inspection);
+                Some(Finish::Dispose(Disposition::Consumed))
+            }
+            Ok(Passage::Dropped) => {
+                self.inspected.put(slot, inspection);
+                Some(Finish::Drop(DropReason::Malformed))
+            }
+            Err(why) => {
+                self.inspected.end(slot, &inspection);
+                self.end_inspected(vm, slot, why, now_ns);
+                let error = IcmpError::Unreachable(Unreachable::Prohibited);
+                let out = &mut self.out;
+                vm.answers
+                    .icmp_to_guest(&vm.net, &job.packet, error, out, now_ns);
+                Some(Finish::Drop(DropReason::Refused))
+            }
         }
     }
 
@@ -258,10 +404,10 @@ impl<D: Datapath> Core<D> {
             return Some(Finish::Drop(DropReason::Malformed));
         }
         let segment = Received::new(&tcp, job.packet.ip.payload());
-        let (fate, outcome) =
-            self.with_session(vm, slot, now_ns, &mut inspection, |session, wire, may| {
-                session.from_server(&segment, wire, may, now_ns)
-            });
+        let done = self.with_session(vm, slot, now_ns, &mut inspection, |session, wire, may| {
+            session.from_server(&segment, wire, may, now_ns)
+        });
+        let (fate, outcome) = done.unwrap_or((Fate::Pass, Outcome::Goes));
         self.conclude(vm, slot, inspection, outcome, now_ns);
         match fate {
             Fate::Pass => None,
@@ -294,10 +440,11 @@ impl<D: Datapath> Core<D> {
                 self.inspected.end(slot, &inspection);
                 continue;
             };
-            let outcome =
-                self.with_session(&vm, slot, now_ns, &mut inspection, |session, wire, _| {
-                    session.on_timer(wire, now_ns)
-                });
+            let done = self.with_session(&vm, slot, now_ns, &mut inspection, |session, wire, _| {
+                session.on_timer(wire, now_ns)
+            });
+            // The only timer of QUIC is that of a hello that is not whole.
+            let outcome = done.unwrap_or(Outcome::Refused(Refused::Slow));
             self.conclude(&mut vm, slot, inspection, outcome, now_ns);
             self.put_vm(vm);
         }
@@ -351,6 +498,7 @@ impl<D: Datapath> Core<D> {
         }
     }
 
+    /// Has a TCP session do something; `None`: it is another's.
     fn with_session<T>(
         &mut self,
         vm: &VmState,
@@ -358,28 +506,13 @@ impl<D: Datapath> Core<D> {
         now_ns: u64,
         inspection: &mut Inspection,
         work: impl FnOnce(&mut Session, &mut dyn Wire, &mut May<'_>) -> T,
-    ) -> T {
-        let live = self.datapath.slot(slot);
-        let tuple = live.guest_tuple();
-        let to = rules::Destination {
-            addr: tuple.remote.into(),
-            port: tuple.remote_port,
-            protocol: Protocol::from_ip(tuple.protocol).unwrap_or(Protocol::Tcp),
+    ) -> Option<T> {
+        let Kind::Tcp(session) = &mut inspection.kind else {
+            return None;
         };
-        let (judge, id) = (&self.judge, vm.net.id);
-        let mut opened_by = None;
-        let mut may = |said: &HostName, named: &mut Vec<Rc<LearntName>>| {
-            let text = said.name().without_dot();
-            // What DNS told may be over by now; what was named once may be named again.
-            let before = named.iter().find(|name| *name.name == *text).cloned();
-            let name = before.or_else(|| judge.borrow().said(id, to, said.name(), now_ns).ok());
-            let Some(name) = name else { return false };
-            if !named.contains(&name) && named.len() < MAX_NAMED {
-                named.push(name.clone());
-            }
-            opened_by = Some(name);
-            true
-        };
+        let tuple = self.datapath.slot(slot).guest_tuple();
+        let mut by = Naming::new(&self.judge, vm.net.id, destination(&tuple), now_ns);
+        let mut may = |said: &HostName, named: &mut Vec<Rc<LearntName>>| by.may(said, named);
         let mut wire = Ends {
             out: &mut self.out,
             packet: &mut self.scratch,
@@ -388,11 +521,11 @@ impl<D: Datapath> Core<D> {
             server: (tuple.remote, tuple.remote_port),
             sent_to_server: 0,
         };
-        let done = work(&mut inspection.session, &mut wire, &mut may);
-        if let Some(name) = opened_by {
+        let done = work(session, &mut wire, &mut may);
+        if let Some(name) = by.last {
             self.opened_by.insert(slot, (inspection.generation, name));
         }
-        done
+        Some(done)
     }
 
     fn conclude(
@@ -421,9 +554,75 @@ impl<D: Datapath> Core<D> {
         vm.net.stats.refused(Refusal::Inspection);
         vm.net.stats.refused_by(rule);
         self.inspected.count(vm.net.id, why);
+        let tuple = self.datapath.slot(slot).guest_tuple();
+        self.refusals
+            .note(vm.net.id, why.name(), Some(rule), &tuple, now_ns);
         self.flows
             .cut(&mut self.datapath, slot, EndReason::Inspection, now_ns);
     }
+}
+
+/// Judges what a connection names.
+struct Naming<'a> {
+    judge: &'a SharedJudge,
+    vm: u32,
+    to: rules::Destination,
+    now_ns: u64,
+    /// The last name that was let in.
+    last: Option<Rc<LearntName>>,
+}
+
+impl<'a> Naming<'a> {
+    fn new(judge: &'a SharedJudge, vm: u32, to: rules::Destination, now_ns: u64) -> Self {
+        Self {
+            judge,
+            vm,
+            to,
+            now_ns,
+            last: None,
+        }
+    }
+
+    /// Whether a server of this name may be spoken to. What DNS told may be over by now; what the
+    /// connection named before it may name again.
+    fn may(&mut self, said: &HostName, named: &mut Vec<Rc<LearntName>>) -> bool {
+        let text = said.name().without_dot();
+        let before = named.iter().find(|name| *name.name == *text).cloned();
+        let judged = || {
+            let judge = self.judge.borrow();
+            judge.said(self.vm, self.to, said.name(), self.now_ns).ok()
+        };
+        let Some(name) = before.or_else(judged) else {
+            return false;
+        };
+        if !named.contains(&name) && named.len() < MAX_NAMED {
+            named.push(name.clone());
+        }
+        self.last = Some(name);
+        true
+    }
+}
+
+fn destination(tuple: &Tuple) -> rules::Destination {
+    rules::Destination {
+        addr: tuple.remote.into(),
+        port: tuple.remote_port,
+        protocol: Protocol::from_ip(tuple.protocol).unwrap_or(Protocol::Tcp),
+    }
+}
+
+/// The datagrams that a UDP frame becomes.
+fn datagrams<'a>(job: &Job<'a>) -> impl Iterator<Item = &'a [u8]> {
+    let payload = job.packet.ip.payload().get(UDP_HEADER_LEN..);
+    let payload = payload.unwrap_or_default();
+    let vnet = job.frame.vnet;
+    let each = match vnet.gso_type {
+        VirtioNetHdr::GSO_NONE => payload.len(),
+        _ => usize::from(vnet.gso_size),
+    };
+    // An empty datagram is one too.
+    let empty = payload.is_empty().then_some(payload);
+    payload.chunks(each.max(1)).chain(empty)
 }
 
 type May<'a> = dyn FnMut(&HostName, &mut Vec<Rc<LearntName>>) -> bool + 'a;
@@ -487,23 +686,34 @@ impl Wire for Ends<'_> {
     }
 }
 
-/// Whether a TCP segment's checksum is right, or what is there of a partial one is and it lies where
-/// whoever completes it looks for it.
+/// Whether a packet's checksum is right, or what is there of a partial one is and it lies where
+/// whoever completes it looks for it; and whether a UDP header speaks of the whole packet.
 fn is_intact(packet: &Packet<'_>, vnet: VirtioNetHdr) -> bool {
-    const CHECKSUM_AT: usize = 16;
     let l4 = packet.ip.payload();
-    let pseudo = Sum::default().pseudo(
-        packet.ip.source,
-        packet.ip.destination,
-        packet.ip.protocol,
-        l4.len(),
-    );
+    let is_gso = vnet.gso_type != VirtioNetHdr::GSO_NONE;
+    let checksum_at = match packet.transport {
+        Transport::Tcp(_) => 16,
+        Transport::Udp(_) => {
+            let len = l4.get(4..6).map(|f| u16::from_be_bytes([f[0], f[1]]));
+            if !is_gso && len.map(usize::from) != Some(l4.len()) {
+                return false;
+            }
+            if l4.get(6..8) == Some(&[0, 0]) && !vnet.needs_csum() {
+                // RFC 768: none was made.
+                return true;
+            }
+            6
+        }
+        Transport::Icmp(_) | Transport::Other => return true,
+    };
+    let (source, destination) = (packet.ip.source, packet.ip.destination);
+    let pseudo = Sum::default().pseudo(source, destination, packet.ip.protocol, l4.len());
     if !vnet.needs_csum() {
         return pseudo.bytes(l4).finish() == 0;
     }
     let place = usize::from(vnet.csum_start) == ETHERNET_LEN + ipv4::HEADER_LEN
-        && usize::from(vnet.csum_offset) == CHECKSUM_AT;
-    let Some(field) = l4.get(CHECKSUM_AT..CHECKSUM_AT + 2) else {
+        && usize::from(vnet.csum_offset) == checksum_at;
+    let Some(field) = l4.get(checksum_at..checksum_at + 2) else {
         return false;
     };
     // All ones and zero are the same number.

@@ -28,6 +28,7 @@ use crate::{
 
 mod datapath;
 pub mod hellos;
+pub mod initials;
 pub mod packets;
 mod programs;
 

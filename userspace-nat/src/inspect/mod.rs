@@ -26,6 +26,11 @@ macro_rules! refused {
         pub struct RefusedCounts { $($(#[$doc])* pub $field: u64,)+ }
 
         impl Refused {
+            /// The name used in records.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$Variant => concat!("inspect_", stringify!($field)),)+ }
+            }
+
             /// In words.
             pub const fn text(self) -> &'static str {
                 match self { $(Self::$Variant => $text,)+ }

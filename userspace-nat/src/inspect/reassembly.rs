@@ -59,6 +59,13 @@ impl Reassembly {
         !self.islands.is_empty()
     }
 
+    /// Whether what is there from a place on is what a segment has there.
+    pub fn has(&self, sequence: u32, segment: &[u8]) -> bool {
+        let from = sequence.wrapping_sub(self.begin) as usize;
+        let end = from.checked_add(segment.len());
+        end.and_then(|end| self.bytes.get(from..end)) == Some(segment)
+    }
+
     /// Memory held, bytes.
     pub fn held(&self) -> usize {
         self.bytes.capacity()

@@ -9,8 +9,11 @@ use crate::{
         Name, NamePolicy, NameVerdict,
         chain::tests::{a, answer},
     },
-    fake::hellos::{self, record, records},
-    inspect::{Refused, RefusedCounts, tcp},
+    fake::{
+        hellos::{self, record, records},
+        initials,
+    },
+    inspect::{Refused, RefusedCounts, quic::Version, tcp},
     packet::{Ipv4, Packet, Transport},
     port::VirtioNetHdr,
     rules::{Action, ByRules, Rule, wire},
@@ -678,4 +681,125 @@ proptest! {
         prop_assert_eq!(scene.received(), expected);
         prop_assert_eq!(scene.guest_reset.is_some(), !allowed);
     }
+}
+
+/// What a QUIC client sends: an Initial of this connection with a part of a hello.
+fn initial(id: &[u8], number: u32, at: usize, part: &[u8]) -> Vec<u8> {
+    let payload = initials::crypto(at, part);
+    let datagram = initials::initial(Version::One, id, id, number, &payload);
+    udp((GUEST, GUEST_PORT), SERVER, &datagram)
+}
+
+#[test]
+fn quic_is_held_until_its_hello_is_whole_and_stays_in_the_engine() {
+    let mut rig = Rig::with(setup());
+    tell(&rig, NAME);
+    let hello = hellos::client_hello(NAME);
+    let (begin, end) = hello.split_at(40);
+    rig.guest(1, &initial(b"one", 1, 40, end));
+    assert!(rig.at_world().is_empty());
+    rig.guest(1, &initial(b"one", 0, 0, begin));
+    let sent = rig.at_world();
+    assert_eq!(sent.len(), 2, "in the order in which they came");
+    assert!(sent.iter().all(|packet| is_right(packet)));
+    assert_eq!(sent[0].len(), initial(b"one", 1, 40, end).len());
+    let nat = (NAT, u16::from_be_bytes([sent[0][20], sent[0][21]]));
+    let answer = udp(SERVER, nat, b"\xc0answer");
+    assert_eq!(rig.world(&answer), Way::Engine(Handover::Verdict));
+    assert_eq!(rig.at_guest().len(), 1);
+    rig.guest(1, &udp((GUEST, GUEST_PORT), SERVER, b"\x40data"));
+    assert_eq!(rig.at_world().len(), 1);
+
+    // Another connection in the same flow.
+    let evil = hellos::client_hello("evil.test");
+    let way = rig.guest(1, &initial(b"two", 0, 0, &evil));
+    assert_eq!(way, Way::Engine(Handover::Verdict));
+    assert!(rig.at_world().is_empty());
+    assert_eq!(rig.at_guest()[0].1[20..22], [3, 13], "prohibited");
+    assert_eq!(rig.engine.core.inspected.counts(101).name, 1);
+    rig.guest(1, &udp((GUEST, GUEST_PORT), SERVER, b"\x40data"));
+    assert!(rig.at_world().is_empty());
+    rig.pass(SECOND_NS);
+    rig.assert_empty();
+    let record = rig.records().remove(0);
+    assert_eq!(
+        (&record["end"], &record["dns_name"]),
+        (&"inspection".into(), &NAME.into())
+    );
+    assert_eq!(record["tx_packets"], 3);
+}
+
+#[test]
+fn what_is_not_quic_does_not_go_out_over_udp() {
+    let mut rig = Rig::with(setup());
+    tell(&rig, NAME);
+    for (n, other) in [&b"\x16\xfe\xfd"[..], b"", b"\x40short", b"\xc0\0\0\0\x07"]
+        .iter()
+        .enumerate()
+    {
+        rig.guest(1, &udp((GUEST, GUEST_PORT + n as u16), SERVER, other));
+        rig.guest(1, &udp((GUEST, GUEST_PORT + n as u16), SERVER, other));
+    }
+    assert_eq!(rig.at_world(), Vec::<Vec<u8>>::new());
+    // One that was bad on the wire, or is half a hello, goes nowhere.
+    let good = initial(b"one", 0, 0, &hellos::client_hello(NAME));
+    let mut corrupt = good.clone();
+    *corrupt.last_mut().unwrap() ^= 1;
+    rig.guest(1, &corrupt);
+    rig.guest(1, &initial(b"two", 0, 0, &hellos::client_hello(NAME)[..40]));
+    assert_eq!(rig.at_world(), Vec::<Vec<u8>>::new());
+    rig.pass(tcp::SLOW_NS + SECOND_NS);
+    assert_eq!(rig.engine.core.inspected.counts(101).slow, 1);
+    rig.assert_empty();
+    rig.guest(1, &good);
+    assert_eq!(rig.at_world().len(), 1);
+    let handed = rig
+        .kernel
+        .borrow()
+        .stats(1)
+        .snapshot()
+        .0
+        .engine_rx_from_guest;
+    let (_, drops) = rig.kernel.borrow().stats(1).snapshot();
+    let dropped: u64 = DropReason::ALL
+        .iter()
+        .map(|reason| drops.get(*reason).packets)
+        .sum();
+    assert_eq!(handed.packets, dropped + 1, "each is counted once");
+}
+
+#[test]
+fn ping_can_say_no_name() {
+    let mut rig = Rig::with(Setup {
+        default: Action::Allow,
+        rules: vec![Rule::parse(Action::Inspect, "198.51.100.0/24").unwrap()],
+        ..Setup::default()
+    });
+    rig.guest(1, &echo(GUEST, PEER, true, 7, b"x"));
+    assert!(rig.at_world().is_empty());
+    assert_eq!(rig.refused(1, Refusal::Inspection), 1);
+}
+
+#[test]
+fn a_rule_by_address_lets_in_what_was_asked_for() {
+    let mut rig = Rig::with(Setup {
+        default: Action::Allow,
+        rules: vec![
+            Rule::parse(Action::Inspect, "0.0.0.0/0:80/tcp").unwrap(),
+            Rule::parse(Action::Deny, "evil.test").unwrap(),
+        ],
+        ..Setup::default()
+    });
+    rig = {
+        let mut scene = Scene::at(rig, (PEER, 80));
+        let request = |host: &str| format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").into_bytes();
+        let good = request(NAME);
+        scene.guest(0, &good, 0);
+        scene.settle();
+        assert_eq!(scene.received(), good);
+        scene.guest(good.len(), &request("never.asked.test"), 0);
+        scene.assert_refused(Refused::Name);
+        scene.rig
+    };
+    assert_eq!(rig.flows(), 0);
 }

@@ -1,0 +1,226 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::fake::{hellos, initials as made};
+
+/// RFC 9001 appendix A.1 and A.2, RFC 9369 appendix A.
+const ID: [u8; 8] = [0x83, 0x94, 0xc8, 0xf0, 0x3e, 0x51, 0x57, 0x08];
+
+fn bytes(hex: &str) -> Vec<u8> {
+    let digits: Vec<u32> = hex.chars().filter_map(|c| c.to_digit(16)).collect();
+    digits
+        .chunks(2)
+        .map(|two| (two[0] * 16 + two[1]) as u8)
+        .collect()
+}
+
+/// The client's Initial of RFC 9001 appendix A.2, before protection.
+fn appendix_payload() -> Vec<u8> {
+    let mut payload = bytes(
+        "060040f1010000ed0303ebf8fa56f12939b9584a3896472ec40bb863cfd3e868
+         04fe3a47f06a2b69484c00000413011302010000c000000010000e00000b6578
+         616d706c652e636f6dff01000100000a00080006001d00170018001000070005
+         04616c706e000500050100000000003300260024001d00209370b2c9caa47fba
+         baf4559fedba753de171fa71f50f1ce15d43e994ec74d748002b000302030400
+         0d0010000e0403050306030203080408050806002d00020101001c0002400100
+         3900320408ffffffffffffffff05048000ffff07048000ffff08011001048000
+         75300901100f088394c8f03e51570806048000ffff",
+    );
+    payload.resize(1_162, 0);
+    payload
+}
+
+#[test]
+fn the_examples_of_rfc_9001_and_9369() {
+    let sample = bytes("d1b1c98dd7689fb8ec11d242b123dc9b");
+    let keys = Keys::of_client(Version::One, &ID);
+    let mask = keys.mask(sample.try_into().unwrap());
+    assert_eq!(mask.to_vec(), bytes("437b9aec36"));
+    let header = bytes("c300000001088394c8f03e5157080000449e00000002");
+    let sealed = keys.seal(2, &header, &appendix_payload());
+    assert_eq!(sealed[..16], bytes("d1b1c98dd7689fb8ec11d242b123dc9b"));
+    assert_eq!(
+        sealed[sealed.len() - 16..],
+        bytes("e221af44860018ab0856972e194cd934")
+    );
+
+    let keys = Keys::of_client(Version::Two, &ID);
+    let header = bytes("d36b3343cf088394c8f03e5157080000449e00000002");
+    let sealed = keys.seal(2, &header, &appendix_payload());
+    assert_eq!(sealed[..16], bytes("ffe67b6abcdb4298b485dd04de806071"));
+    let mask = keys.mask(sealed[..16].try_into().unwrap());
+    assert_eq!(mask.to_vec(), bytes("94a0c95e80"));
+}
+
+#[test]
+fn the_example_is_opened_and_its_name_read() {
+    let frames = crypto_frames(&appendix_payload()).unwrap().len();
+    assert_eq!(frames, 1);
+    for version in [Version::One, Version::Two] {
+        let datagram = made::initial(version, &ID, &ID, 2, &appendix_payload());
+        assert_eq!(
+            said(&mut Flow::default(), &datagram),
+            (Ok(Passage::Goes), vec!["example.com".into()])
+        );
+    }
+}
+
+/// What becomes of a datagram when every name is let in but `evil.test`, and what was named.
+fn said(flow: &mut Flow, datagram: &[u8]) -> (Result<Passage, Refused>, Vec<String>) {
+    let mut names = Vec::new();
+    let passage = flow.datagram(datagram, &mut |name| {
+        names.push(name.name().without_dot());
+        names.last().is_some_and(|name| name != "evil.test")
+    });
+    (passage, names)
+}
+
+fn passage(flow: &mut Flow, datagram: &[u8]) -> Result<Passage, Refused> {
+    said(flow, datagram).0
+}
+
+fn initial(id: &[u8], number: u32, crypto: &[(usize, &[u8])]) -> Vec<u8> {
+    let payload: Vec<u8> = crypto
+        .iter()
+        .flat_map(|(at, bytes)| made::crypto(*at, bytes))
+        .collect();
+    made::initial(Version::One, id, id, number, &payload)
+}
+
+fn hello(name: &str) -> Vec<u8> {
+    hellos::client_hello(name)
+}
+
+#[test]
+fn a_hello_over_several_datagrams_is_held_until_it_is_whole() {
+    let hello = hello("a.test");
+    let mut flow = Flow::default();
+    let second = initial(&ID, 1, &[(40, &hello[40..])]);
+    assert_eq!(passage(&mut flow, &second), Ok(Passage::Held));
+    let first = initial(&ID, 0, &[(20, &hello[20..40]), (0, &hello[..20])]);
+    assert_eq!(
+        said(&mut flow, &first),
+        (Ok(Passage::Goes), vec!["a.test".into()])
+    );
+    // Short headers, Handshake and 0-RTT packets go on now.
+    assert_eq!(passage(&mut flow, &[0x40, 1, 2]), Ok(Passage::Goes));
+    // Later Initials are sent to an id of the server's, and bring no news.
+    let ack = made::initial(Version::One, &ID, b"server", 2, &[2, 0, 0, 0, 0]);
+    assert_eq!(passage(&mut flow, &ack), Ok(Passage::Goes));
+}
+
+#[test]
+fn another_connection_in_the_flow_is_judged_too() {
+    let mut flow = Flow::default();
+    assert_eq!(
+        passage(&mut flow, &initial(&ID, 0, &[(0, &hello("a.test"))])),
+        Ok(Passage::Goes)
+    );
+    let other = initial(b"another", 0, &[(0, &hello("evil.test"))]);
+    assert_eq!(passage(&mut flow, &other), Err(Refused::Name));
+
+    // Behind another packet in the datagram.
+    let mut flow = Flow::default();
+    let good = initial(&ID, 0, &[(0, &hello("a.test"))]);
+    assert_eq!(
+        passage(&mut flow, &[&good[..], &other].concat()),
+        Err(Refused::Name)
+    );
+}
+
+#[test]
+fn a_second_hello_and_a_changed_copy_are_not_let_by() {
+    let (good, evil) = (hello("aaaa.test"), hello("evil.test"));
+    let begin = |flow: &mut Flow| {
+        let first = initial(&ID, 0, &[(0, &good)]);
+        assert_eq!(passage(flow, &first), Ok(Passage::Goes));
+    };
+    let mut flow = Flow::default();
+    begin(&mut flow);
+    let again = initial(&ID, 1, &[(0, &good[..30])]);
+    assert_eq!(
+        passage(&mut flow, &again),
+        Ok(Passage::Goes),
+        "the same once more"
+    );
+    let changed = initial(&ID, 2, &[(0, &evil)]);
+    assert_eq!(passage(&mut flow, &changed), Err(Refused::Malformed));
+    let mut flow = Flow::default();
+    begin(&mut flow);
+    let second = initial(&ID, 1, &[(good.len(), &evil)]);
+    assert_eq!(passage(&mut flow, &second), Err(Refused::Name));
+    let mut flow = Flow::default();
+    begin(&mut flow);
+    let half = initial(&ID, 1, &[(good.len() + 1, &evil)]);
+    assert_eq!(passage(&mut flow, &half), Ok(Passage::Held));
+}
+
+#[test]
+fn what_is_not_quic_is_refused_and_what_cant_be_opened_dropped() {
+    for other in [
+        &b""[..],
+        b"\x16\xfe\xfd hello",
+        b"GET / HTTP/1.1",
+        &[0x40; 1_200],
+    ] {
+        assert_eq!(passage(&mut Flow::default(), other), Err(Refused::Unknown));
+    }
+    let good = initial(&ID, 0, &[(0, &hello("a.test"))]);
+    let mut version = good.clone();
+    version[1..5].copy_from_slice(&[0xff, 0, 0, 29]);
+    assert_eq!(
+        passage(&mut Flow::default(), &version),
+        Err(Refused::Unsupported)
+    );
+    for cut in 1..good.len() {
+        assert_eq!(
+            passage(&mut Flow::default(), &good[..cut]),
+            Err(Refused::Malformed),
+            "{cut}"
+        );
+    }
+    let mut changed = good.clone();
+    *changed.last_mut().unwrap() ^= 1;
+    assert_eq!(
+        passage(&mut Flow::default(), &changed),
+        Ok(Passage::Dropped)
+    );
+    assert_eq!(
+        passage(&mut Flow::default(), &[&good[..], &changed].concat()),
+        Ok(Passage::Dropped)
+    );
+    for payload in [&[8][..], &[6, 0, 0x7f], &[6, 0, 0xbf]] {
+        let odd = made::initial(Version::One, &ID, &ID, 0, payload);
+        assert_eq!(passage(&mut Flow::default(), &odd), Err(Refused::Malformed));
+    }
+    let far = initial(&ID, 0, &[(MAX_CRYPTO, b"x")]);
+    assert_eq!(passage(&mut Flow::default(), &far), Err(Refused::TooLong));
+}
+
+#[test]
+fn connections_and_frames_have_bounds() {
+    let mut flow = Flow::default();
+    for n in 0..MAX_CONNECTIONS as u8 {
+        let next = initial(&[n; 8], 0, &[(0, &hello("a.test"))]);
+        assert_eq!(passage(&mut flow, &next), Ok(Passage::Goes));
+    }
+    let over = initial(b"over", 0, &[(0, &hello("a.test"))]);
+    assert_eq!(passage(&mut flow, &over), Err(Refused::Limit));
+    for _ in 0..MAX_FRAMES {
+        flow.hold(VirtioNetHdr::default(), b"x").unwrap();
+    }
+    assert_eq!(
+        flow.hold(VirtioNetHdr::default(), b"x"),
+        Err(Refused::TooLong)
+    );
+    assert_eq!(flow.release().len(), MAX_FRAMES);
+}
+
+proptest! {
+    #[test]
+    fn nothing_panics(datagram in prop::collection::vec(any::<u8>(), 0..100), payload in prop::collection::vec(any::<u8>(), 0..100)) {
+        let _ = passage(&mut Flow::default(), &datagram);
+        let _ = crypto_frames(&payload);
+        let _ = passage(&mut Flow::default(), &made::initial(Version::Two, &ID, &ID, 0, &payload));
+    }
+}
