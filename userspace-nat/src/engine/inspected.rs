@@ -2,8 +2,8 @@
 //!
 //! A flow that an inspect rule lets in opens with the verdict `Engine`, and a session beside it.
 //! Each packet of its comes here, from either side, until the session lets the flow go to the
-//! kernel or ends it. A flow that is held and has no session (its engine is gone) is ended: nobody
-//! knows what went by.
+//! kernel or ends it. A flow of such a rule that is held and has no session (its engine is gone) is
+//! ended: nobody knows what went by.
 //!
 //! Books: what a session of TCP holds is dropped as [`DropReason::Held`]; what it sends to the server is
 //! counted in the flow by the kernel, and what it sends to the guest as the engine's own. A
@@ -451,38 +451,34 @@ impl<D: Datapath> Core<D> {
     }
 
     /// At the start: ends the flows that a predecessor inspected, for nobody knows what of them went
-    /// by, and has the kernel carry what it held for other reasons. Returns how many of those that
-    /// lived it ended.
+    /// by. Returns how many of those that lived it ended.
     pub(super) fn end_uninspected(&mut self, now_ns: u64) -> usize {
         let mut ended = 0;
         for slot in self.flows.all() {
-            let live = self.datapath.slot(slot);
-            let verdict = live.verdict().load(Relaxed);
-            let (held, closing) = (
-                verdict == Verdict::Engine as u32,
-                verdict == Verdict::Closing as u32,
-            );
-            if !held && !closing {
-                continue;
-            }
-            let rule = live.rule().checked_sub(self.rule_base).map(rules::RuleId);
-            let is_inspected = {
-                let judge = self.judge.borrow();
-                let policy = judge.policy(live.vm());
-                let by_rule = rule.filter(|rule| policy.has(*rule));
-                // Its rule may have been another's: what may have been inspected was.
-                policy.inspections().0 && by_rule.is_none_or(|rule| policy.inspects(rule))
-            };
-            if is_inspected {
-                self.inspected.count(live.vm(), Refused::Lost);
+            let verdict = self.datapath.slot(slot).verdict().load(Relaxed);
+            let held = verdict == Verdict::Engine as u32;
+            // One that was about to end may have been held before.
+            let may_be_held = held || verdict == Verdict::Closing as u32;
+            if may_be_held && self.is_inspected(slot) {
+                let vm = self.datapath.slot(slot).vm();
+                self.inspected.count(vm, Refused::Lost);
                 self.flows
                     .unlink(&mut self.datapath, slot, EndReason::Inspection, now_ns);
                 ended += usize::from(held);
-            } else if held {
-                self.flows.release(&mut self.datapath, slot);
             }
         }
         ended
+    }
+
+    /// Whether an inspect rule let a flow in, or a rule that is not known any more where there are
+    /// such rules.
+    fn is_inspected(&self, slot: u32) -> bool {
+        let live = self.datapath.slot(slot);
+        let rule = live.rule().checked_sub(self.rule_base).map(rules::RuleId);
+        let judge = self.judge.borrow();
+        let policy = judge.policy(live.vm());
+        let known = rule.filter(|rule| policy.has(*rule));
+        policy.inspections().0 && known.is_none_or(|rule| policy.inspects(rule))
     }
 
     fn take_inspection(&mut self, vm: &VmState, slot: u32, now_ns: u64) -> Taken {
@@ -491,6 +487,7 @@ impl<D: Datapath> Core<D> {
         };
         match self.inspected.take(slot, entry.generation) {
             Some(inspection) => Taken::Inspection(inspection),
+            None if !self.is_inspected(slot) => Taken::NotHeld,
             None => {
                 self.end_inspected(vm, slot, Refused::Lost, now_ns);
                 Taken::Ended

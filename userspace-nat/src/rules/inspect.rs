@@ -42,7 +42,7 @@ impl Judge {
         let name = said.without_dot();
         // What is said is judged like what is asked for, and a rule about its port is heard too.
         let about = policy.about(said);
-        let asked = policy.resolves(&about);
+        let asked = self.asks(vm, said, &about);
         let decisions = [Some(asked), policy.first_of(&about, to)];
         if let Some(refused) = decisions.into_iter().flatten().find(|d| !d.is_allowed()) {
             let rule = match refused.rule == policy.default_id() {

@@ -741,6 +741,7 @@ fn what_is_not_quic_does_not_go_out_over_udp() {
         rig.guest(1, &udp((GUEST, GUEST_PORT + n as u16), SERVER, other));
     }
     assert_eq!(rig.at_world(), Vec::<Vec<u8>>::new());
+    rig.pass(SECOND_NS);
     // One that was bad on the wire, or is half a hello, goes nowhere.
     let good = initial(b"one", 0, 0, &hellos::client_hello(NAME));
     let mut corrupt = good.clone();
