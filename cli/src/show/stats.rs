@@ -371,11 +371,13 @@ fn by_name(vm: &str, names: &NameCounts) -> Vec<Vec<String>> {
         ("DNS refused: rate".into(), names.over_rate),
         ("DNS refused: new names".into(), names.new_names),
     ];
+    let inspected = names.inspected.each();
+    let inspected = inspected.map(|(what, count)| (format!("inspected, and ended: {what}"), count));
     let by_rule = names.refused_by.iter().map(|by| {
         let what = format!("DNS refused by {}, last {}", by.rule, by.last);
         (what, by.questions)
     });
-    let all = counts.into_iter().chain(by_rule);
+    let all = counts.into_iter().chain(inspected).chain(by_rule);
     all.filter(|(_, count)| *count > 0)
         .map(|(what, count)| vec![vm.to_owned(), what, count.to_string()])
         .collect()

@@ -459,7 +459,7 @@ impl<D: Datapath> Core<D> {
             let held = verdict == Verdict::Engine as u32;
             // One that was about to end may have been held before.
             let may_be_held = held || verdict == Verdict::Closing as u32;
-            if may_be_held && self.is_inspected(slot) {
+            if may_be_held && self.has_inspect_rule(slot) {
                 let vm = self.datapath.slot(slot).vm();
                 self.inspected.count(vm, Refused::Lost);
                 self.flows
@@ -472,7 +472,7 @@ impl<D: Datapath> Core<D> {
 
     /// Whether an inspect rule let a flow in, or a rule that is not known any more where there are
     /// such rules.
-    fn is_inspected(&self, slot: u32) -> bool {
+    fn has_inspect_rule(&self, slot: u32) -> bool {
         let live = self.datapath.slot(slot);
         let rule = live.rule().checked_sub(self.rule_base).map(rules::RuleId);
         let judge = self.judge.borrow();
@@ -487,7 +487,7 @@ impl<D: Datapath> Core<D> {
         };
         match self.inspected.take(slot, entry.generation) {
             Some(inspection) => Taken::Inspection(inspection),
-            None if !self.is_inspected(slot) => Taken::NotHeld,
+            None if !self.has_inspect_rule(slot) => Taken::NotHeld,
             None => {
                 self.end_inspected(vm, slot, Refused::Lost, now_ns);
                 Taken::Ended

@@ -25,7 +25,10 @@ impl<D: Datapath> Core<D> {
             let Some(vm) = self.vm(row as u16) else {
                 continue;
             };
-            let counts = judge.counts(vm.net.id);
+            let counts = NameCounts {
+                inspected: self.inspected.counts(vm.net.id),
+                ..judge.counts(vm.net.id)
+            };
             let text_of = |rule| self.rule_texts.known(rule);
             let (id, name) = (vm.net.id, &vm.net.name);
             let mut refused = self.refusals.samples(id, name, text_of, now_ns);
@@ -67,5 +70,5 @@ fn size_of_sample(sample: &RefusedSample) -> usize {
 fn size(counts: &NameCounts) -> usize {
     let of =
         |by: &crate::rules::RefusedQuestions| 2 * (by.rule.len() + by.last.len()) + ENTRY_BYTES;
-    10 * ENTRY_BYTES + counts.refused_by.iter().map(of).sum::<usize>()
+    22 * ENTRY_BYTES + counts.refused_by.iter().map(of).sum::<usize>()
 }

@@ -100,6 +100,9 @@ pub struct NameCounts {
     pub new_names: u64,
     /// Addresses open by name, now.
     pub open: u64,
+    /// Connections and flows under inspect rules that were ended, by reason.
+    #[serde(default)]
+    pub inspected: crate::inspect::RefusedCounts,
     /// Refused names by rule, with the last such name; of the first 16 rules.
     pub refused_by: Vec<RefusedQuestions>,
 }
