@@ -43,6 +43,7 @@ pub fn binary() -> Result<PathBuf> {
 )]
 #[derive(Clone, Debug, Deserialize)]
 pub struct FlowRow {
+    pub id: String,
     pub vm: String,
     pub proto: String,
     pub guest: String,

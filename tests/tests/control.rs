@@ -25,7 +25,7 @@ fn main() {
     }
 }
 
-const FLOWS: &str = r#"[{"vm":"a","proto":"tcp","guest":"10.0.2.15:1","remote":"203.0.113.10:2",
+const FLOWS: &str = r#"[{"id":"1-2-3","vm":"a","proto":"tcp","guest":"10.0.2.15:1","remote":"203.0.113.10:2",
     "nat":"198.18.0.2:61000","verdict":"fast","state":"established","rule":null,"tx_packets":1,
     "tx_bytes":2,"rx_packets":3,"rx_bytes":4,"age_ms":5,"idle_ms":6}]"#;
 

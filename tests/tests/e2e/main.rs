@@ -2,6 +2,7 @@
 //! own and says in its name what must hold. Run them one at a time (`--test-threads=1`): they
 //! measure time.
 
+mod changes;
 mod clones;
 mod counting;
 mod forwards;

@@ -1,6 +1,7 @@
 //! What the control socket asks to be changed: VMs frozen and thawed, flows cut and captured.
 use std::os::fd::{AsFd as _, OwnedFd};
 
+use slipgate_abi::Verdict;
 use slipgate_control::vm;
 use userspace_nat::{engine::Subject, record::Id};
 
@@ -145,6 +146,9 @@ impl Broker {
         let id = Id::parse(id)?;
         let maps = self.attached.datapath.maps();
         let slot = maps.slot(id.slot)?;
+        if slot.verdict().load(Acquire) == Verdict::Free as u32 {
+            return None;
+        }
         let (slot, generation) = (id.slot, slot.generation().load(Acquire));
         let ours = maps.chunks_of(self.attached.owner.row());
         let is_it = id.instance == maps.instance()

@@ -1,0 +1,255 @@
+//! What is changed while guests talk: another policy, flows cut, VMs frozen, packets looked at.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
+    net::TcpStream,
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use slipgate_testbed::{
+    clients::{icmp, tcp, tcp::EchoSession, udp, udp::UdpOutcome},
+    require_root_and_tun,
+    servers::{TcpServer, TcpService, UdpServer, UdpService},
+    world::{SERVER, SERVER_2},
+};
+
+use crate::{BRIEFLY, Stand, WAIT, eventually};
+
+/// The id of the one flow.
+fn only_flow(stand: &Stand) -> String {
+    let flows = stand.slipgate.flows().unwrap();
+    assert_eq!(flows.len(), 1, "{flows:?}");
+    flows[0].id.clone()
+}
+
+/// What tcpdump makes of a file, a line a packet; nothing of one that has no packet yet.
+fn tcpdump(file: &Path) -> Vec<String> {
+    let output = Command::new("tcpdump")
+        .args(["-nnr"])
+        .arg(file)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let is_empty = errors.contains("no Interface Description Blocks");
+    assert!(output.status.success() || is_empty, "{errors}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().map(str::to_owned).collect()
+}
+
+fn error_of(stand: &Stand, args: &[&str]) -> String {
+    stand.slipgate.run(args).unwrap_err().to_string()
+}
+
+#[test]
+fn a_flow_that_is_cut_ends_at_once_at_both_ends() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Hold).unwrap();
+    // Neither says anything: both are told all the same.
+    let mut stream: TcpStream = stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
+    let id = only_flow(&stand);
+    let said = stand.slipgate.run(&["cut", &id]).unwrap().stdout;
+    assert_eq!(String::from_utf8_lossy(&said), "cut 1 flow\n");
+    stream.set_read_timeout(Some(WAIT)).unwrap();
+    let error = stream.read(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    let closed = || {
+        let ss = Command::new("ss")
+            .args(["-Htn", "state", "established"])
+            .output();
+        let ss = ss.unwrap().stdout;
+        (!String::from_utf8_lossy(&ss).contains(":7000")).then_some(())
+    };
+    stand
+        .world
+        .net
+        .run(|| eventually("the server's end is closed", closed));
+    let records = eventually("a record", || {
+        let records = stand.records();
+        (!records.is_empty()).then_some(records)
+    });
+    assert_eq!(records[0]["end"], "cut");
+    let error = error_of(&stand, &["cut", &id]);
+    assert!(error.contains("no flow"), "{error}");
+    let error = error_of(&stand, &["cut", "--vm", "nobody"]);
+    assert!(error.contains("there is tap0"), "{error}");
+}
+
+#[test]
+fn a_frozen_vm_is_silent_until_it_is_thawed_over_a_crash_too() {
+    require_root_and_tun!();
+    let mut stand = Stand::new(&[]);
+    let echo = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let mut stream = stand.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
+    stand
+        .run(|| EchoSession::new(&mut stream).round(1_000))
+        .unwrap();
+    stand.slipgate.run(&["freeze", "tap0"]).unwrap();
+    let silent = |stand: &Stand| {
+        let pinged = stand.run(|| icmp::ping(SERVER, 2, 56, BRIEFLY)).unwrap();
+        assert_eq!(pinged.replies.len(), 0);
+        let why = stand
+            .slipgate
+            .why("tap0", "203.0.113.10:7000", "tcp")
+            .unwrap();
+        assert!(!why.0 && why.1.contains("frozen"), "{}", why.1);
+    };
+    silent(&stand);
+    assert!(stand.dropped("frozen") > 0);
+    assert_eq!(stand.slipgate.stats().unwrap()["vms"][0]["frozen"], true);
+    stand.slipgate.kill_both().unwrap();
+    eventually("their end", || {
+        stand.slipgate.engine_pid().is_none().then_some(())
+    });
+    stand.again();
+    let said = stand.slipgate.stderr();
+    assert!(said.contains("tap0 is frozen"), "{said}");
+    silent(&stand);
+    stand.slipgate.run(&["thaw", "tap0"]).unwrap();
+    stand
+        .run(|| EchoSession::new(&mut stream).round(1_000))
+        .unwrap();
+    assert!(
+        stand
+            .run(|| icmp::ping(SERVER, 1, 56, WAIT))
+            .unwrap()
+            .replies
+            .len()
+            > 0
+    );
+}
+
+#[test]
+fn a_live_flow_is_captured_both_ways_and_loses_nothing() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    let other = UdpServer::start(&stand.world.net, (SERVER_2, 7), UdpService::Echo).unwrap();
+    let socket = stand
+        .run(|| std::net::UdpSocket::bind("0.0.0.0:5000"))
+        .unwrap();
+    socket.set_read_timeout(Some(WAIT)).unwrap();
+    let talk = |count: usize| {
+        for n in 0..count {
+            socket
+                .send_to(format!("datagram {n}").as_bytes(), echo.address())
+                .unwrap();
+            socket.recv(&mut [0; 64]).unwrap();
+        }
+    };
+    talk(1);
+    let id = only_flow(&stand);
+    stand
+        .run(|| udp::probe(other.address(), b"another", WAIT))
+        .unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("flow.pcapng");
+    let text = file.to_str().unwrap();
+    std::thread::scope(|scope| {
+        let capture = scope.spawn(|| {
+            let args = ["capture", &id, "-o", text, "--count", "20"];
+            stand.slipgate.run(&args).unwrap()
+        });
+        eventually("the flow is the engine's", || {
+            let flows = stand.slipgate.flows().unwrap();
+            flows
+                .iter()
+                .find(|flow| flow.id == id && flow.verdict == "engine")
+                .map(drop)
+        });
+        talk(15);
+        let said = capture.join().unwrap().stderr;
+        let said = String::from_utf8_lossy(&said);
+        assert!(said.contains("20 packets"), "{said}");
+    });
+    let lines = tcpdump(&file);
+    assert_eq!(lines.len(), 20, "{lines:?}");
+    let there = lines
+        .iter()
+        .filter(|l| l.contains("10.0.2.15.5000 > 203.0.113.10.7"));
+    let back = lines
+        .iter()
+        .filter(|l| l.contains("203.0.113.10.7 > 10.0.2.15.5000"));
+    assert_eq!((there.count(), back.count()), (10, 10), "{lines:?}");
+    eventually("the kernel has it again", || {
+        let flows = stand.slipgate.flows().unwrap();
+        flows
+            .iter()
+            .find(|flow| flow.id == id && flow.verdict == "fast")
+            .map(drop)
+    });
+    talk(5);
+    let flow = stand.flow_to(echo.address());
+    assert_eq!((flow.tx_packets, flow.rx_packets), (21, 21));
+}
+
+#[test]
+fn the_engines_packets_are_written_and_the_file_is_rotated() {
+    require_root_and_tun!();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("port.pcapng");
+    let stand = Stand::new(&["--pcap", file.to_str().unwrap()]);
+    let echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    let probe = || udp::probe(echo.address(), b"one", WAIT).unwrap();
+    assert!(matches!(stand.run(probe), UdpOutcome::Answered(_)));
+    let mentions = |file: &Path, what: &str| {
+        let lines = tcpdump(file);
+        lines.iter().any(|line| line.contains(what)).then_some(())
+    };
+    eventually("the first packet", || {
+        mentions(&file, "203.0.113.10.7: UDP")
+    });
+    let old = dir.path().join("port.1.pcapng");
+    fs::rename(&file, &old).unwrap();
+    let pid = stand.slipgate.broker_pid();
+    // SAFETY: takes numbers only; the child has not been waited for.
+    unsafe { libc::kill(pid as i32, libc::SIGHUP) };
+    eventually("the file again", || file.exists().then_some(()));
+    stand.run(|| icmp::ping(SERVER, 1, 56, WAIT)).unwrap();
+    eventually("the next packet", || mentions(&file, "ICMP echo request"));
+    assert!(mentions(&old, "ICMP echo request").is_none());
+}
+
+#[test]
+fn a_policy_is_put_in_force_whole_or_not_at_all() {
+    require_root_and_tun!();
+    let dir = tempfile::tempdir().unwrap();
+    let list = dir.path().join("deny.txt");
+    fs::write(&list, "198.51.100.0/24\n").unwrap();
+    let stand = Stand::new(&["--deny-file", list.to_str().unwrap()]);
+    let echo = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let mut stream = stand.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
+    fs::write(&list, format!("{SERVER}\nno address at all\n")).unwrap();
+    let error = error_of(&stand, &["policy", "apply"]);
+    assert!(error.contains("nothing has changed"), "{error}");
+    assert!(error.contains("deny.txt:2"), "{error}");
+    stand
+        .run(|| EchoSession::new(&mut stream).round(1_000))
+        .unwrap();
+    stand.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
+
+    fs::write(&list, format!("{SERVER}\n")).unwrap();
+    let said = stand.slipgate.run(&["policy", "apply"]).unwrap().stdout;
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains("cut, 0 go on"), "{said}");
+    stand.run(|| tcp::expect_refused(echo.address())).unwrap();
+    stream.set_read_timeout(Some(WAIT)).unwrap();
+    // Whichever call is the first to find out.
+    let sent = stream.write_all(b"more").err();
+    let error = sent.or_else(|| stream.read(&mut [0; 8]).err()).unwrap();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+
+    // By SIGHUP, too.
+    fs::write(&list, "198.51.100.0/24\n").unwrap();
+    let pid = stand.slipgate.broker_pid();
+    // SAFETY: takes numbers only; the child has not been waited for.
+    unsafe { libc::kill(pid as i32, libc::SIGHUP) };
+    eventually("the server is open again", || {
+        stand
+            .run(|| tcp::connect(echo.address(), Duration::from_secs(1)))
+            .ok()
+    });
+}
