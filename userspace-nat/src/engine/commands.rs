@@ -101,17 +101,15 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 let page = self.core.names_page(from, now_ns);
                 self.answer(ControlReply::Names { request, page })?;
             }
-            ControlMessage::Sync { request } => {
-                self.answer_after_ends(Later::Sync(request), now_ns)
-            }
+            ControlMessage::Sync { request } => self.answer_after_ends(Later::Sync(request)),
             ControlMessage::Pcap(writer) => match &mut self.watch.dump {
                 Some(dump) => dump.set_writer(writer),
                 None => self.watch.dump = Some(PortDump::new(writer)),
             },
             ControlMessage::Cut { request, what } => {
-                let flows = self.cut(what, now_ns) as u64;
+                let flows = self.cut(what) as u64;
                 let reply = ControlReply::Cut { request, flows };
-                self.answer_after_ends(Later::Reply(reply), now_ns);
+                self.answer_after_ends(Later::Reply(reply));
             }
             ControlMessage::Capture { request, capture } => {
                 let Self {
@@ -148,7 +146,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     }
 
     /// Has a request answered when what has begun to end by now is over.
-    pub(super) fn answer_after_ends(&mut self, what: Later, now_ns: u64) {
+    pub(super) fn answer_after_ends(&mut self, what: Later) {
+        let now_ns = self.clock.now_ns();
         let due_ns = match self.core.flows.next_due_ns() {
             Some(_) => now_ns + CLOSING_GRACE_NS,
             None => now_ns,

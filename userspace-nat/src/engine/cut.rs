@@ -43,7 +43,7 @@ const PROBES_AT_ONCE: usize = 256;
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
     /// Cuts what was asked for; how many flows.
-    pub(super) fn cut(&mut self, what: Subject, now_ns: u64) -> usize {
+    pub(super) fn cut(&mut self, what: Subject) -> usize {
         let slots = match what {
             Subject::Flow { slot, generation } => {
                 let entry = self.core.flows.entry(slot);
@@ -54,11 +54,13 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             }
             Subject::Vm { row } => self.core.flows.slots_of(row).to_vec(),
         };
-        self.cut_slots(&slots, EndReason::Cut, now_ns)
+        self.cut_slots(&slots, EndReason::Cut)
     }
 
     /// Cuts these flows, as far as they live, and tells their guests; how many.
-    pub(super) fn cut_slots(&mut self, slots: &[u32], reason: EndReason, now_ns: u64) -> usize {
+    pub(super) fn cut_slots(&mut self, slots: &[u32], reason: EndReason) -> usize {
+        // Not the turn's: finding out which may have taken longer than the grace.
+        let now_ns = self.clock.now_ns();
         let mut cut = Vec::new();
         for &slot in slots {
             let Core {

@@ -90,14 +90,14 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.services.set_resolvers(&resolvers);
         }
         let refused = self.core.refused_flows(now_ns, false);
-        let cut = self.cut_slots(&refused.cut, EndReason::Policy, now_ns);
+        let cut = self.cut_slots(&refused.cut, EndReason::Policy);
         let reply = ControlReply::Applied {
             request,
             cut: cut as u64,
             kept: (refused.live - cut) as u64,
             left: refused.left as u64,
         };
-        self.answer_after_ends(Later::Reply(reply), self.clock.now_ns());
+        self.answer_after_ends(Later::Reply(reply));
     }
 }
 
