@@ -1,7 +1,6 @@
 //! What a new engine takes over: its predecessor's flows, as far as VMs, rules and routes still
 //! have them. [`crate::flow::adopt`] says how they are told apart.
 use hashbrown::HashSet;
-use slipgate_abi::Protocol;
 
 use super::{Control, Engine, EngineError, Services, core::Core};
 use crate::{
@@ -13,7 +12,6 @@ use crate::{
     },
     port::FrameIo,
     record::Id,
-    rules::Destination,
 };
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
@@ -65,7 +63,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         adoption.refused = self.cut_slots(&refused.cut, EndReason::Policy);
         adoption.refused += self.core.end_uninspected(now_ns);
         adoption.live -= adoption.refused;
-        self.core.release_captured(now_ns);
+        self.core.release_captured();
         self.core
             .flows
             .free_finished(&mut self.core.datapath, now_ns);
@@ -74,29 +72,13 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
 }
 
 impl<D: Datapath> Core<D> {
-    /// Gives flows to the kernel that a predecessor carried for a capture, which ended with it. What
-    /// it carried to inspect is no capture's.
-    fn release_captured(&mut self, now_ns: u64) {
+    /// Gives the kernel the flows that a predecessor carried for a capture, which ended with it. Those
+    /// that it inspected have been ended before.
+    fn release_captured(&mut self) {
         for slot in self.flows.all() {
-            let held = self.flows.entry(slot).is_some_and(|entry| entry.is_held());
-            if held && !self.is_inspected(slot, now_ns) {
+            if self.flows.entry(slot).is_some_and(|entry| entry.is_held()) {
                 self.flows.release(&mut self.datapath, slot);
             }
         }
-    }
-
-    fn is_inspected(&self, slot: u32, now_ns: u64) -> bool {
-        let live = self.datapath.slot(slot);
-        let Some(protocol) = Protocol::from_ip(live.protocol()) else {
-            return false;
-        };
-        let to = Destination {
-            addr: live.remote().into(),
-            port: live.remote_port(),
-            protocol,
-        };
-        let judge = self.judge.borrow();
-        // The opening by which it came may be over: where anything is inspected, nothing goes free.
-        judge.decide(live.vm(), to, now_ns).inspect || judge.policy(live.vm()).inspections().0
     }
 }
