@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Flows(FlowsArgs),
     /// Show packets, bytes, drops, refusals and ports
     Stats(StatsArgs),
+    /// Watch flows and VMs at work; cut, freeze and thaw them
+    Top(TopArgs),
     /// Say which rule decides about a destination, and what would happen
     Why(WhyArgs),
     /// Change what may be reached
@@ -273,6 +275,34 @@ pub(crate) enum FlowOrder {
     /// By VM, then guest's address and port
     Vm,
     /// By the name that let it in, then remote address
+    Name,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TopArgs {
+    /// Only this VM's
+    #[arg(long, value_name = "NAME")]
+    pub(crate) vm: Option<String>,
+    /// In which order
+    #[arg(long, value_name = "BY", value_enum, default_value_t = TopOrder::Rate)]
+    pub(crate) sort: TopOrder,
+    /// One picture as text, after a second; also when stdout or stdin is no terminal
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Directory in bpffs that `attach` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TopOrder {
+    /// Most bytes per second first
+    Rate,
+    /// Most bytes first
+    Bytes,
+    /// Oldest first
+    Age,
+    /// By name, or address where none let it in
     Name,
 }
 

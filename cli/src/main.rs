@@ -14,6 +14,7 @@ mod offloads;
 mod role;
 mod sandbox;
 mod show;
+mod top;
 
 use std::process::ExitCode;
 
@@ -67,6 +68,7 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         }
         Command::Flows(args) => show::flows::run(args).map(done),
         Command::Stats(args) => show::stats::run(args).map(done),
+        Command::Top(args) => top::run(args).map(done),
         Command::Why(args) => show::why::run(args),
         Command::Policy(PolicyCommand::Apply(args)) => control::apply::run(args).map(done),
         Command::Cut(args) => control::cut::run(args).map(done),

@@ -10,6 +10,7 @@ mod guest_errors;
 mod hostile;
 mod names;
 mod namespaces;
+mod observability;
 mod rates;
 mod records;
 mod refusals;

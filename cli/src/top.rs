@@ -1,0 +1,151 @@
+//! `slipgate top`: flows and VMs at work, in the terminal.
+//!
+//! It reads the pinned maps as `flows` and `stats` do, once a second, and costs packets nothing.
+//! [`state`] makes rates of two readings, and knows what is sorted, filtered and selected; [`view`]
+//! draws it; here is the terminal. Keys that change something (cut, freeze, thaw) ask the broker as
+//! the commands of these names do, and say what it said.
+mod state;
+mod view;
+
+use std::{
+    io::IsTerminal as _,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use nix::sys::{
+    signal::{SigSet, Signal},
+    signalfd::{SfdFlags, SignalFd},
+};
+use ratatui::{
+    buffer::Buffer,
+    crossterm::event::{self, Event, KeyEventKind},
+    layout::Rect,
+};
+use slipgate_control::maps::ReadOnlyMaps;
+
+use self::state::{Action, Reading, State};
+use crate::{
+    args::TopArgs,
+    control::ask_each,
+    control_socket::{Answer, Request, Target},
+    show::{flows, names, now_ns, open, print_once, stats},
+};
+
+/// Between two readings.
+const EVERY: Duration = Duration::from_secs(1);
+/// How long a key is waited for before signals are looked at.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// Columns where nobody says how many there are.
+const COLUMNS: u16 = 100;
+
+/// Runs `slipgate top`.
+pub(crate) fn run(args: &TopArgs) -> anyhow::Result<()> {
+    let maps = open(&args.pin_dir)?;
+    let mut state = State::new(args.sort, args.vm.clone());
+    state.take(read(&maps, args));
+    if args.once || !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        // Rates take two readings.
+        std::thread::sleep(EVERY);
+        state.take(read(&maps, args));
+        return print_once(&once(&state));
+    }
+    let signals = signals().context("waiting for signals")?;
+    // Puts the terminal back when it panics, too.
+    let mut terminal = ratatui::try_init().context("preparing the terminal")?;
+    let ended = watch(&maps, args, &mut state, &mut terminal, &signals);
+    ratatui::try_restore().context("putting the terminal back")?;
+    ended
+}
+
+fn watch(
+    maps: &ReadOnlyMaps,
+    args: &TopArgs,
+    state: &mut State,
+    terminal: &mut ratatui::DefaultTerminal,
+    signals: &SignalFd,
+) -> anyhow::Result<()> {
+    let mut due = Instant::now() + EVERY;
+    loop {
+        terminal
+            .draw(|frame| view::draw(state, frame.area(), frame.buffer_mut()))
+            .context("drawing")?;
+        let left = due.saturating_duration_since(Instant::now());
+        if event::poll(left.min(PATIENCE)).context("waiting for keys")?
+            && let Event::Key(key) = event::read().context("reading keys")?
+            && key.kind != KeyEventKind::Release
+        {
+            match state.press(key.code, key.modifiers) {
+                Action::Nothing => {}
+                Action::Quit => return Ok(()),
+                Action::Ask(request, what) => state.say(ask(args, &request, &what)),
+            }
+        }
+        if signals.read_signal().context("reading signals")?.is_some() {
+            return Ok(());
+        }
+        if Instant::now() >= due {
+            due = Instant::now() + EVERY;
+            if !state.is_paused() {
+                state.take(read(maps, args));
+            }
+        }
+    }
+}
+
+fn read(maps: &ReadOnlyMaps, args: &TopArgs) -> Reading {
+    let names = names::ask_all(&args.pin_dir);
+    let frozen = maps
+        .vms()
+        .filter(|(_, vm)| vm.flags & slipgate_abi::vm::VmFlags::FROZEN != 0);
+    Reading {
+        at_ns: now_ns(),
+        flows: flows::list(maps, &names),
+        vms: stats::read(maps, stats::Which::named(None)).vms,
+        frozen: frozen.map(|(_, vm)| ReadOnlyMaps::name(&vm)).collect(),
+    }
+}
+
+/// Has the broker do something; in a sentence, what came of it.
+fn ask(args: &TopArgs, request: &Request, what: &str) -> String {
+    match ask_each(&args.pin_dir, request, None) {
+        Ok(Ok(Answer::Cut { flows: 0 })) => format!("{what} had ended already"),
+        Ok(Ok(Answer::Cut { .. })) => format!("cut {what}"),
+        Ok(Ok(Answer::Done)) => match request {
+            Request::Freeze { .. } => format!("froze {what}"),
+            _ => format!("thawed {what}"),
+        },
+        Ok(Ok(_)) => "an answer to another question: the broker is of another version".into(),
+        Ok(Err(asked)) => format!("{:#}", asked.error(what)),
+        Err(e) => format!("{e:#}"),
+    }
+}
+
+/// One picture as text, as high as it takes.
+fn once(state: &State) -> String {
+    let columns = std::env::var("COLUMNS").ok();
+    let columns = columns.and_then(|columns| columns.parse().ok());
+    let width = columns.unwrap_or(COLUMNS).clamp(80, 500);
+    let area = Rect::new(0, 0, width, view::height(state));
+    let mut buffer = Buffer::empty(area);
+    view::draw(state, area, &mut buffer);
+    view::text(&buffer)
+}
+
+/// Signals that would leave the terminal as it is now, by descriptor.
+fn signals() -> nix::Result<SignalFd> {
+    let set: SigSet = [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT]
+        .into_iter()
+        .collect();
+    set.thread_block()?;
+    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+}
+
+/// What a flow is called when the broker is asked about it.
+fn target(flow: &flows::Flow) -> Target {
+    Target::Flow(flow.id.to_string())
+}
+
+#[cfg(test)]
+#[path = "top_test.rs"]
+mod tests;

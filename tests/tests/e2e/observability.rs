@@ -1,0 +1,377 @@
+//! What people see: metrics, records beside those of flows' ends, `slipgate top`.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{ErrorKind, Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddrV4, TcpStream},
+    process::{Command, Stdio},
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    pty::{Winsize, openpty},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use slipgate_testbed::{
+    clients::{dns, tcp},
+    require_root_and_tun,
+    servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
+    slipgate::binary,
+    world::{SERVER, SERVER_2},
+};
+
+use crate::{DNS, GUEST, Stand, WAIT, at, eventually};
+
+const METRICS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9600);
+
+/// What an HTTP request to the metrics is answered with; empty where the connection just ends.
+fn http(stand: &Stand, request: &str) -> String {
+    stand.world.host.run(|| {
+        let mut stream = TcpStream::connect(METRICS).unwrap();
+        stream.set_read_timeout(Some(WAIT)).unwrap();
+        // One that is refused in the middle of it may not take it all.
+        let _ = stream.write_all(request.as_bytes());
+        let mut answer = Vec::new();
+        match stream.read_to_end(&mut answer) {
+            Ok(_) => {}
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
+            Err(e) => panic!("{e} after {request:?}"),
+        }
+        String::from_utf8(answer).unwrap()
+    })
+}
+
+/// The metrics, by name with labels.
+fn scrape(stand: &Stand) -> HashMap<String, f64> {
+    let answer = http(stand, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let (head, text) = answer.split_once("\r\n\r\n").expect("a head");
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let (name, value) = line.rsplit_once(' ').expect("a value");
+            (name.to_owned(), value.parse().expect("a number"))
+        })
+        .collect()
+}
+
+#[test]
+fn metrics_say_what_stats_say() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[
+        "--metrics",
+        "127.0.0.1:9600",
+        "--deny",
+        "203.0.113.20:443",
+        "--deny",
+        "*.evil.test",
+        "--dns",
+        "203.0.113.10",
+    ]);
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
+    stand.run(|| {
+        tcp::download(server.address(), 1 << 20, 1, WAIT).unwrap();
+        tcp::expect_refused(at(SERVER_2, 443)).unwrap();
+        dns::query_udp(at(DNS, 53), "x.evil.test", WAIT).unwrap();
+    });
+    std::thread::sleep(crate::BRIEFLY);
+    let stats = stand.slipgate.stats().unwrap();
+    let vm = &stats["vms"][0];
+    let metrics = scrape(&stand);
+    let is = |name: &str, expected: &serde_json::Value| {
+        let found = metrics.get(name).copied();
+        assert_eq!(found, expected.as_f64(), "{name} in {metrics:#?}");
+    };
+    let directions = [
+        ("tx", "tx_packets", "tx_bytes"),
+        ("rx", "rx_packets", "rx_bytes"),
+    ];
+    for (direction, packets, bytes) in directions {
+        let labels = format!(r#"{{vm="tap0",direction="{direction}"}}"#);
+        is(
+            &format!("slipgate_packets_total{labels}"),
+            &vm["kernel"][packets],
+        );
+        is(
+            &format!("slipgate_bytes_total{labels}"),
+            &vm["kernel"][bytes],
+        );
+    }
+    assert!(metrics[r#"slipgate_bytes_total{vm="tap0",direction="rx"}"#] > f64::from(1 << 20));
+    is(
+        r#"slipgate_flows_admitted_total{vm="tap0"}"#,
+        &vm["admitted"],
+    );
+    is(r#"slipgate_flows{vm="tap0",protocol="tcp"}"#, &vm["flows"]);
+    is(
+        r#"slipgate_flows_refused_total{vm="tap0",reason="rule"}"#,
+        &vm["refused"]["rule"],
+    );
+    is(
+        r#"slipgate_flows_refused_by_rule_total{rule="--deny 203.0.113.20:443"}"#,
+        &vm["refused_by"][0]["flows"],
+    );
+    is(
+        r#"slipgate_dns_refused_total{vm="tap0",reason="name"}"#,
+        &vm["names"]["refused_names"],
+    );
+    is(
+        r#"slipgate_dns_questions_total{vm="tap0"}"#,
+        &vm["dns_queries"],
+    );
+    assert_eq!(vm["refused_last"][0]["remote"], "203.0.113.20:443", "{vm}");
+}
+
+#[test]
+fn who_scrapes_badly_or_slowly_holds_nobody_up() {
+    require_root_and_tun!();
+    let stand = Stand::new(&["--metrics", "127.0.0.1:9600"]);
+    for (request, status) in [
+        ("GET / HTTP/1.1\r\n\r\n".to_owned(), "404"),
+        ("POST /metrics HTTP/1.1\r\n\r\n".to_owned(), "405"),
+        ("\r\n\r\n".to_owned(), "400"),
+        (
+            format!("GET /metrics HTTP/1.1\r\nX: {}", "a".repeat(9_000)),
+            "431",
+        ),
+    ] {
+        let answer = http(&stand, &request);
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{answer:?}"
+        );
+    }
+    stand.world.host.run(|| {
+        // More than may be at once, who say nothing, half a request, or read nothing.
+        let idle: Vec<TcpStream> = (0..100)
+            .map(|i| {
+                let mut stream = TcpStream::connect(METRICS).unwrap();
+                let says = ["", "GET /met", "GET /metrics HTTP/1.1\r\n\r\n"];
+                let _ = stream.write_all(says[i % 3].as_bytes());
+                stream
+            })
+            .collect();
+        for _ in 0..5 {
+            let begin = Instant::now();
+            scrape(&stand);
+            assert!(
+                begin.elapsed() < Duration::from_secs(2),
+                "{:?}",
+                begin.elapsed()
+            );
+        }
+        drop(idle);
+    });
+    assert_eq!(
+        stand.slipgate.stderr().matches("metrics process").count(),
+        0
+    );
+}
+
+/// The metrics process, while one runs.
+fn metrics_pid(stand: &Stand) -> Option<i32> {
+    let broker = stand.slipgate.broker_pid();
+    let children = format!("/proc/{broker}/task/{broker}/children");
+    let children = std::fs::read_to_string(children).unwrap_or_default();
+    children.split_whitespace().find_map(|pid| {
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+        line.starts_with("slipgate-metrics")
+            .then(|| pid.parse().ok())?
+    })
+}
+
+#[test]
+fn the_metrics_process_has_no_privileges_is_started_again_and_goes_with_the_broker() {
+    require_root_and_tun!();
+    let mut stand = Stand::new(&["--metrics", "127.0.0.1:9600"]);
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    for _ in 0..2 {
+        let pid = eventually("a metrics process", || metrics_pid(&stand));
+        scrape(&stand);
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        for line in [
+            "Uid:\t65534\t65534\t65534\t65534",
+            "CapEff:\t0000000000000000",
+            "CapPrm:\t0000000000000000",
+            "NoNewPrivs:\t1",
+            "Seccomp:\t2",
+        ] {
+            assert!(status.contains(line), "{line} in:\n{status}");
+        }
+        kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+        // The NAT is none the worse for it.
+        stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
+        eventually("another one", || {
+            metrics_pid(&stand).filter(|new| *new != pid)
+        });
+    }
+    let said = stand.slipgate.stderr();
+    assert_eq!(
+        said.matches("the metrics process was killed").count(),
+        1,
+        "{said}"
+    );
+    let pid = eventually("a metrics process", || metrics_pid(&stand));
+    stand.slipgate.kill_broker().unwrap();
+    eventually("its end", || {
+        let gone = !std::path::Path::new(&format!("/proc/{pid}/ns")).exists();
+        let zombie = std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| stat.contains(") Z "));
+        (gone || zombie).then_some(())
+    });
+}
+
+#[test]
+fn records_tell_starts_questions_refusals_and_relayed_flows() {
+    require_root_and_tun!();
+    let mut stand = Stand::new(&[
+        "--dns",
+        "203.0.113.10",
+        "--deny",
+        "*.evil.test",
+        "--deny",
+        "203.0.113.20:443",
+        "--forward",
+        "tcp:8080:80",
+    ]);
+    let zone = Zone::from([("api.example.test".to_owned(), Answer::a(SERVER_2, 300))]);
+    let resolver = DnsServer::start(&stand.world.net, (SERVER, 53), zone).unwrap();
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let inside = TcpServer::start(&stand.guest.ns, (GUEST, 80), TcpService::Echo).unwrap();
+    stand.run(|| {
+        dns::query_udp(at(DNS, 53), "api.example.test", WAIT).unwrap();
+        dns::query_tcp(at(Ipv4Addr::new(8, 8, 8, 8), 53), "api.example.test", WAIT).unwrap();
+        dns::query_udp(at(DNS, 53), "x.evil.test", WAIT).unwrap();
+        let mut stream = tcp::connect(server.address(), WAIT).unwrap();
+        tcp::EchoSession::new(&mut stream).round(1000).unwrap();
+        for _ in 0..3 {
+            tcp::expect_refused(at(SERVER_2, 443)).unwrap();
+        }
+    });
+    let relayed = stand.world.host.run(|| {
+        let mut stream = tcp::connect(at(Ipv4Addr::LOCALHOST, 8080), WAIT).unwrap();
+        tcp::EchoSession::new(&mut stream).round(5000).unwrap();
+        stream.local_addr().unwrap().to_string()
+    });
+    assert_eq!(inside.accepted(), 1);
+    let started = eventually("a start", || stand.events("flow_start").pop());
+    assert!(started["started"].is_string(), "{started}");
+    drop(resolver);
+    assert!(stand.slipgate.stop().unwrap().success());
+
+    let questions = stand.events("dns");
+    let of = |n: usize, field: &str| questions[n][field].clone();
+    assert_eq!(questions.len(), 3, "{questions:#?}");
+    assert_eq!([of(0, "name"), of(0, "type")], ["api.example.test", "A"]);
+    assert_eq!([of(0, "verdict"), of(0, "rcode")], ["allowed", "NOERROR"]);
+    assert_eq!(
+        [of(0, "source"), of(0, "upstream")],
+        ["upstream", "203.0.113.10:53"]
+    );
+    assert_eq!(of(0, "answers"), serde_json::json!(["203.0.113.20"]));
+    assert_eq!([of(1, "source"), of(1, "transport")], ["cache", "tcp"]);
+    assert_eq!([of(2, "verdict"), of(2, "rcode")], ["refused", "REFUSED"]);
+    assert_eq!(of(2, "rule_text"), "--deny *.evil.test");
+
+    let refused = stand.events("refused");
+    assert_eq!(refused.len(), 1, "{refused:#?}");
+    assert!(refused[0]["count"].as_u64() >= Some(3), "{refused:#?}");
+    assert_eq!(refused[0]["rule_text"], "--deny 203.0.113.20:443");
+    assert_eq!(refused[0]["remote"], "203.0.113.20:443");
+
+    let ends = stand.events("flow_end");
+    let starts = stand.events("flow_start");
+    for end in &ends {
+        let same = |start: &&serde_json::Value| start["id"] == end["id"];
+        assert_eq!(starts.iter().filter(same).count(), 1, "{end}");
+    }
+    let by = |path: &str, remote: &str| {
+        let is = |end: &&serde_json::Value| end["path"] == path && end["remote"] == remote;
+        let found = ends.iter().find(is);
+        found.unwrap_or_else(|| panic!("{path} {remote} in {ends:#?}"))
+    };
+    let translated = by("kernel", "203.0.113.10:7000");
+    assert!(translated["connect_us"].as_u64() > Some(0), "{translated}");
+    let forward = by("relay", &relayed);
+    assert_eq!(forward["rule_text"], "--forward tcp:8080:80", "{forward}");
+    assert_eq!(
+        [&forward["guest"], &forward["nat"]],
+        ["10.0.2.15:80", "127.0.0.1:8080"]
+    );
+    for bytes in ["tx_bytes", "rx_bytes"] {
+        assert!(forward[bytes].as_u64() > Some(5000), "{forward}");
+    }
+    let question = by("relay", "8.8.8.8:53");
+    assert_eq!(question["direction"], "outbound", "{question}");
+    for line in stand.log().iter().filter(|line| line["event"] != "refused") {
+        println!("{line}");
+    }
+    println!("{}", refused[0]);
+}
+
+#[test]
+fn top_shows_flows_once_as_text_and_cuts_them_in_a_terminal() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let mut stream = stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
+    tcp::EchoSession::new(&mut stream).round(1000).unwrap();
+    let text = stand.slipgate.run(&["top", "--once"]).unwrap().stdout;
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.starts_with("slipgate top  1 VMs  1 flows"), "{text}");
+    assert!(text.contains("203.0.113.10:7000"), "{text}");
+
+    let size = Winsize {
+        ws_row: 24,
+        ws_col: 80,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    let pty = openpty(Some(&size), None).unwrap();
+    let end = || Stdio::from(pty.slave.try_clone().unwrap());
+    let mut command = Command::new(binary().unwrap());
+    let pins = stand.slipgate.pins().path().display().to_string();
+    command
+        .args(["top", "--pin-dir", &pins])
+        .env("TERM", "xterm")
+        .stdin(end())
+        .stdout(end())
+        .stderr(end());
+    let mut top = stand.world.host.spawn(command).unwrap();
+    drop(pty.slave);
+    let mut keys = File::from(pty.master.try_clone().unwrap());
+    let (said, screen) = mpsc::channel();
+    let mut master = File::from(pty.master);
+    std::thread::spawn(move || {
+        let mut bytes = [0; 4_096];
+        while let Ok(n) = master.read(&mut bytes)
+            && n > 0
+            && said.send(bytes[..n].to_vec()).is_ok()
+        {}
+    });
+    let mut seen = String::new();
+    let mut wait_for = |what: &str| {
+        eventually(what, || {
+            while let Ok(bytes) = screen.try_recv() {
+                seen.push_str(&String::from_utf8_lossy(&bytes));
+            }
+            seen.contains(what).then_some(())
+        });
+    };
+    wait_for("203.0.113.10:7000");
+    keys.write_all(b"c").unwrap();
+    wait_for("cut");
+    eventually("no flow", || {
+        stand.slipgate.flows().unwrap().is_empty().then_some(())
+    });
+    keys.write_all(b"f").unwrap();
+    wait_for("frozen");
+    kill(Pid::from_raw(top.id() as i32), Signal::SIGTERM).unwrap();
+    // Out of the alternate screen, and the cursor is back.
+    wait_for("\x1b[?1049l");
+    assert!(top.wait().unwrap().success());
+}
