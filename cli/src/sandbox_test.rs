@@ -166,7 +166,7 @@ fn what_it_does_not_need_is_killed() {
     for call in [
         libc::SYS_bind,
         libc::SYS_listen,
-        libc::SYS_getsockname,
+        libc::SYS_getpeername,
         libc::SYS_splice,
         libc::SYS_pipe2,
         libc::SYS_recvmmsg,

@@ -36,6 +36,7 @@ const ALWAYS: &[libc::c_long] = &[
     libc::SYS_shutdown,
     libc::SYS_setsockopt,
     libc::SYS_getsockopt,
+    libc::SYS_getsockname,
     libc::SYS_fstat,
     // waiting
     libc::SYS_epoll_create1,

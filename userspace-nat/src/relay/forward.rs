@@ -80,7 +80,7 @@ impl Relay {
             };
             let (vm, guest_port, rule) = (*vm, *guest_port, *rule);
             match listener.accept() {
-                Ok((host, _)) => self.open(host, vm, guest_port, rule, cx),
+                Ok(accepted) => self.open(accepted, vm, guest_port, rule, cx),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // The client gave up meanwhile, or a signal came: the next one may be well.
                 Err(error) if is_passing(&error) => {}
@@ -90,7 +90,14 @@ impl Relay {
     }
 
     /// Opens a connection to the guest for an accepted one.
-    fn open(&mut self, host: TcpStream, vm: u32, guest_port: u16, rule: u32, cx: &mut Context<'_>) {
+    fn open(
+        &mut self,
+        (host, client): (TcpStream, SocketAddr),
+        vm: u32,
+        guest_port: u16,
+        rule: u32,
+        cx: &mut Context<'_>,
+    ) {
         let ours = self.free_port(vm, guest_port, Protocol::Tcp);
         let Some(served) = self.vms.get_mut(&vm) else {
             return stream::reset_host(host);
@@ -119,7 +126,7 @@ impl Relay {
             served.counts.streams_refused += 1;
             return stream::reset_host(host);
         };
-        let (client, at) = (v4(host.peer_addr()), v4(host.local_addr()));
+        let (client, at) = (v4(Ok(client)), v4(host.local_addr()));
         let key = self.fresh_key();
         let token = relay_token(key);
         let Ok(stream) = Stream::new(host, endpoint, token, cx.poller, cx.now_ns) else {
