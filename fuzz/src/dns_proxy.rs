@@ -149,6 +149,7 @@ impl Rig {
             let name = Name(&name).without_dot();
             assert!(may_be_asked(&name), "{name}");
             assert!(![10, 16, 255].contains(&query.qtype), "NULL, TXT, ANY");
+            assert_eq!(query.qclass, 1);
             self.asked.push((buffer[..len].to_vec(), from));
         }
         while let Some(reply) = self.proxy.next_reply() {

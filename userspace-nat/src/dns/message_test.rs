@@ -89,6 +89,8 @@ fn what_is_no_plain_query_is_told_apart() {
         "a compressed question"
     );
     assert_eq!(changed(12, 64), answer(Rcode::FormErr), "a label of 64");
+    let class_at = whole.len() - 1;
+    assert_eq!(changed(class_at, 3), answer(Rcode::NotImp), "CHAOS");
     let axfr = ask(1, "example.", RecordType::AXFR).to_vec().unwrap();
     assert_eq!(Query::parse(&axfr), Err(QueryError::Answer(Rcode::NotImp)));
     for len in 0..whole.len() {

@@ -3,6 +3,7 @@ use super::{
     answer::{Answer, MAX_TTL_S},
     message::Rcode,
     name::Name,
+    query::Key,
 };
 
 /// Why a question gets no answer, for the guest to read (RFC 8914).
@@ -90,7 +91,7 @@ pub trait NamePolicy {
     }
 
     /// Before a question goes to a resolver: it was not refused, and no answer is kept.
-    fn lookup(&mut self, _vm: u32, _name: Name<'_>, _qtype: u16, _now_ns: u64) -> NameVerdict {
+    fn lookup(&mut self, _vm: u32, _key: Key<'_>, _now_ns: u64) -> NameVerdict {
         NameVerdict::Allow
     }
 

@@ -291,9 +291,7 @@ impl Proxy {
             self.in_flight.join(index, waiter);
             return Ok(());
         }
-        let verdict = self
-            .policy
-            .lookup(waiter.vm, key.name(), key.qtype(), now_ns);
+        let verdict = self.policy.lookup(waiter.vm, key, now_ns);
         if let NameVerdict::Refuse(error) = verdict {
             self.refuse(&waiter, key, &error, now_ns);
             return Ok(());

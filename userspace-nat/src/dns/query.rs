@@ -6,6 +6,9 @@ use super::{
     name::{self, Name},
 };
 
+/// The Internet's (RFC 1035 section 3.2.4).
+const CLASS_IN: u16 = 1;
+
 /// Why a guest's message was not taken as a query.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum QueryError {
@@ -66,7 +69,9 @@ impl<'m> Query<'m> {
             qclass: word(message, name_end + 2).ok_or(form_err)?,
             edns: None,
         };
-        if matches!(query.qtype, Type::AXFR | Type::IXFR | Type::OPT) {
+        // Other classes than IN have nothing for a guest, and two octets to say something by.
+        let transfer = matches!(query.qtype, Type::AXFR | Type::IXFR | Type::OPT);
+        if transfer || query.qclass != CLASS_IN {
             return Err(QueryError::Answer(Rcode::NotImp));
         }
         let mut at = name_end + 4;
@@ -135,6 +140,11 @@ impl<'k> Key<'k> {
     /// Class asked for.
     pub fn qclass(self) -> u16 {
         word(self.0, QCLASS).unwrap_or(0)
+    }
+
+    /// All that goes upstream.
+    pub fn question(self) -> &'k [u8] {
+        self.0.get(FLAGS..).unwrap_or(&[])
     }
 
     /// The header bits that the query carries upstream.

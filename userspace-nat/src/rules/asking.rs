@@ -1,7 +1,7 @@
 //! What a VM may say by asking: a bound for names made up to carry something out.
 //!
 //! Beneath a wildcard a guest can ask for any name, and the owner of the zone reads it. So of names
-//! that a VM has not asked for lately, only so many octets beneath the wildcard go to a resolver:
+//! that a VM has not asked for lately (in the same way: type and flags count), only so many octets beneath the wildcard go to a resolver:
 //! [`OCTETS_PER_MINUTE`], and [`BURST_OCTETS`] at once after a quiet time. What is answered from the
 //! cache, and what a rule names itself, costs nothing.
 //!
@@ -19,7 +19,7 @@ use crate::{clock::SECOND_NS, quota::TokenBucket};
 pub const OCTETS_PER_MINUTE: u32 = 8 * 1_024;
 /// At once.
 pub const BURST_OCTETS: u32 = 32 * 1_024;
-/// What a question costs beside its name: its type says something too.
+/// What a question costs beside its name: its type and flags say something too.
 const TYPE_OCTETS: u32 = 2;
 /// How long a time lasts, and how many names it has at most.
 const TIME_NS: u64 = 600 * SECOND_NS;
@@ -44,11 +44,11 @@ impl Asker {
         }
     }
 
-    /// Whether a name may go to a resolver, so many octets of which are the guest's choice.
+    /// Whether a question may go to a resolver, so many octets of whose name are the guest's choice.
     pub(super) fn asks(
         &mut self,
         hasher: &RandomState,
-        (name, qtype): (&[u8], u16),
+        question: &[u8],
         octets: usize,
         now_ns: u64,
     ) -> bool {
@@ -56,7 +56,7 @@ impl Asker {
             self.before = std::mem::take(&mut self.now);
             self.since_ns = now_ns;
         }
-        let hash = hasher.hash_one((name, qtype));
+        let hash = hasher.hash_one(question);
         let known = self.now.contains(&hash) || self.before.contains(&hash);
         let octets = u32::try_from(octets).unwrap_or(u32::MAX);
         if !known

@@ -4,13 +4,13 @@ use super::*;
 fn new_names_are_bounded_by_octets_and_known_ones_cost_nothing() {
     let (hasher, mut asker) = (RandomState::new(), Asker::new(0));
     let name = |i: u32| [&i.to_be_bytes()[..], &[b'x'; 56]].concat();
-    let ask = |asker: &mut Asker, i: u32, at_ns| asker.asks(&hasher, (&name(i), 1), 62, at_ns);
+    let ask = |asker: &mut Asker, i: u32, at_ns| asker.asks(&hasher, &name(i), 62, at_ns);
     // 64 octets each.
     let first = (0..2_000).filter(|i| ask(&mut asker, *i, 0)).count();
     assert_eq!(first, 512, "the burst");
     assert!((0..512).all(|i| ask(&mut asker, i, 1)), "asked before");
     assert!(
-        !asker.asks(&hasher, (&name(0), 16), 62, 1),
+        !asker.asks(&hasher, &[&name(0)[..], b"TXT"].concat(), 62, 1),
         "another type is another question"
     );
     let minute = 60 * SECOND_NS;
@@ -27,7 +27,7 @@ fn what_is_remembered_is_bounded() {
     let (hasher, mut asker) = (RandomState::new(), Asker::new(0));
     for i in 0..100_000_u32 {
         let now_ns = u64::from(i) * SECOND_NS;
-        asker.asks(&hasher, (&i.to_be_bytes(), 1), 4, now_ns);
+        asker.asks(&hasher, &i.to_be_bytes(), 4, now_ns);
         assert!(asker.now.len() <= MOST_NAMES && asker.before.len() <= MOST_NAMES);
     }
     assert!(asker.now.len() <= 601, "a time ends");

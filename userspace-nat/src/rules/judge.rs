@@ -42,7 +42,7 @@ use crate::{
     clock::SECOND_NS,
     dns::{
         ExtendedError, Name, NamePolicy, NameVerdict, Telling, answer::Answer, chain::Chain,
-        message::Type, name::end_of_plain,
+        message::Type, name::end_of_plain, query::Key,
     },
 };
 
@@ -359,18 +359,12 @@ impl Judge {
     }
 
     /// Whether a name is new to the VM, and one too many beneath a wildcard.
-    fn judge_lookup(
-        &mut self,
-        vm: u32,
-        name: Name<'_>,
-        qtype: u16,
-        now_ns: u64,
-    ) -> Result<(), ExtendedError> {
-        let Some(octets) = self.policy(vm).octets_beneath(name) else {
+    fn judge_lookup(&mut self, vm: u32, key: Key<'_>, now_ns: u64) -> Result<(), ExtendedError> {
+        let Some(octets) = self.policy(vm).octets_beneath(key.name()) else {
             return Ok(());
         };
         let asker = self.askers.entry(vm).or_insert_with(|| Asker::new(now_ns));
-        if asker.asks(&self.hasher, (name.0, qtype), octets, now_ns) {
+        if asker.asks(&self.hasher, key.question(), octets, now_ns) {
             return Ok(());
         }
         self.count(vm).new_names += 1;
@@ -510,7 +504,7 @@ impl Judge {
         };
         self.asks(vm, name, &about).is_allowed()
             && self.open(vm, name, &chain, lasting, now_ns).is_ok()
-            && !about.is_empty()
+            && (!about.is_empty() || self.policy(vm).inspections().1)
     }
 
     /// Judges anew what is open, after the rules or a VM's policy changed.
@@ -612,8 +606,8 @@ impl NamePolicy for ByRules {
         }
     }
 
-    fn lookup(&mut self, vm: u32, name: Name<'_>, qtype: u16, now_ns: u64) -> NameVerdict {
-        match self.0.borrow_mut().judge_lookup(vm, name, qtype, now_ns) {
+    fn lookup(&mut self, vm: u32, key: Key<'_>, now_ns: u64) -> NameVerdict {
+        match self.0.borrow_mut().judge_lookup(vm, key, now_ns) {
             Ok(()) => NameVerdict::Allow,
             Err(error) => NameVerdict::Refuse(error),
         }
