@@ -1,11 +1,16 @@
 //! What was typed: the command line as clap sees it. Meaning and limits are [`crate::config`]'s.
+mod policy;
 mod run;
 
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use self::run::RunArgs;
+pub(crate) use self::{
+    policy::{CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand},
+    run::RunArgs,
+};
+use crate::config::{Amount, Count};
 
 /// Least and most of an MTU, L3 bytes: RFC 791's, and a TAP's.
 const MTU_BYTES: std::ops::RangeInclusive<u32> = 576..=65_521;
@@ -43,7 +48,7 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Say which rule decides about a destination, and what would happen
     Why(WhyArgs),
-    /// Change what may be reached
+    /// Check, explain, compare and learn what may be reached, and change it
     #[command(subcommand)]
     Policy(PolicyCommand),
     /// End live flows now, and tell both ends
@@ -69,7 +74,7 @@ pub(crate) enum Command {
 
 #[derive(Args, Debug)]
 pub(crate) struct AttachArgs {
-    /// A VM: name=NAME,tap=IF[,mac=M][,ip=A][,max-flows=N]; may be given several times
+    /// A VM: name=NAME,tap=IF[,mac=M][,ip=A][,max-flows=N][,policy=NAME]; may be given several times
     #[arg(long, value_name = "SPEC")]
     pub(crate) vm: Vec<String>,
     /// Short for --vm name=IF,tap=IF; may be given several times
@@ -109,9 +114,16 @@ pub(crate) struct NatArgs {
     #[arg(long, value_name = "A[:P]|none")]
     pub(crate) dns: Vec<String>,
 
-    /// What happens to a flow that no rule matches
-    #[arg(long, value_enum, default_value_t = DefaultRule::Allow)]
-    pub(crate) default: DefaultRule,
+    /// Rules, quotas, DNS and forwards from a TOML file; rules typed here come before its, and flags
+    /// beat it (see `slipgate policy`)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) policy: Option<PathBuf>,
+    /// The policy in that file of VMs that name none [default: its top level]
+    #[arg(long, value_name = "NAME", requires = "policy")]
+    pub(crate) policy_name: Option<String>,
+    /// What happens to a flow that no rule matches [default: the policy file's, or allow]
+    #[arg(long, value_enum)]
+    pub(crate) default: Option<DefaultRule>,
     /// Allow flows to CIDR[:PORT[-PORT]][/tcp|udp|icmp], or to a name such as example.com or
     /// *.example.com in place of the CIDR; may be given several times, and rules are tried in the
     /// order typed
@@ -128,12 +140,27 @@ pub(crate) struct NatArgs {
     /// Refuse flows to what the file lists, one RULE per line; may be given several times
     #[arg(long, value_name = "F")]
     pub(crate) deny_file: Vec<PathBuf>,
-    /// Flows a VM may have at once; when the table runs full each VM keeps a share
-    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) max_flows: u32,
-    /// New flows a VM may open per second on average, and as many at once
-    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) new_flows_per_second: u32,
+    /// Flows a VM may have at once; when the table runs full each VM keeps a share [default: 16384]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_flows: Option<Count>,
+    /// New flows a VM may open per second on average, and as many at once [default: 2000]
+    #[arg(long, value_name = "N")]
+    pub(crate) new_flows_per_second: Option<Count>,
+    /// L3 bytes per second from each VM, like 10M or 64Ki; 0: no limit [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) tx_bytes_per_second: Option<Amount>,
+    /// L3 bytes per second to each VM; 0: no limit [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) rx_bytes_per_second: Option<Amount>,
+    /// Packets per second from each VM, large ones counted as on the wire; 0: no limit [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) tx_packets_per_second: Option<Amount>,
+    /// Packets per second to each VM; 0: no limit [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) rx_packets_per_second: Option<Amount>,
+    /// Questions each VM may ask of DNS per second [default: no limit]
+    #[arg(long, value_name = "N")]
+    pub(crate) dns_per_second: Option<Count>,
 
     /// Host port(s) that lead to a guest: [VM=]tcp|udp:[ADDR:]PORT[-PORT]:PORT[-PORT]; VM= is
     /// needed when there are several
@@ -356,12 +383,6 @@ pub(crate) enum Proto {
     Udp,
     /// A ping
     Icmp,
-}
-
-#[derive(Subcommand, Debug)]
-pub(crate) enum PolicyCommand {
-    /// Put the policy file and the deny files in force as they are now, or another policy file
-    Apply(ApplyArgs),
 }
 
 #[derive(Args, Debug)]

@@ -1,10 +1,14 @@
-//! What was typed, made into one checked [`Config`]. Nothing here touches the system: what depends
-//! on the machine (does the TAP exist, is the port free) is found out by the roles.
+//! What was typed, made into one checked [`Config`]. But for reading a policy file, nothing here
+//! touches the system: what depends on the machine (does the TAP exist, is the port free) is found
+//! out by the roles.
 mod anew;
 mod error;
 mod forward;
+mod loaded;
 mod machine;
 mod network;
+mod policies;
+mod policy_file;
 mod rules;
 mod vm;
 
@@ -20,12 +24,15 @@ use userspace_nat::record::{Event, Events};
 pub(crate) use self::{
     error::ConfigError,
     forward::Forward,
+    loaded::{LoadedPolicies, from_disk},
     machine::{MachineSpec, RunConfig},
     network::GuestNetwork,
-    rules::{LoadedPolicies, RuleFlag},
+    policies::{Limits, Typed, check_file, policy_in_file},
+    policy_file::{Amount, Count, PolicyFile, schema},
+    rules::RuleFlag,
     vm::VmConfig,
 };
-use crate::args::{AttachArgs, DefaultRule, FlowLogEvent, Mode, NatArgs, OnExit, Xdp};
+use crate::args::{AttachArgs, FlowLogEvent, Mode, NatArgs, OnExit, Xdp};
 
 /// Who answers guests' questions.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,11 +54,10 @@ pub(crate) struct Config {
     pub(crate) network: GuestNetwork,
     pub(crate) vms: Vec<VmConfig>,
     pub(crate) dns: Dns,
-    /// In the order typed.
-    pub(crate) rules: Vec<RuleFlag>,
-    pub(crate) default_allow: bool,
-    /// Per VM.
-    pub(crate) new_flows_per_second: u32,
+    /// What flags say of policies.
+    pub(crate) typed: Typed,
+    /// As it was read last.
+    pub(crate) policy_file: Option<PolicyFile>,
     pub(crate) forwards: Vec<Forward>,
     pub(crate) nat_ports: RangeInclusive<u16>,
     /// Source address; `None`: the route's.
@@ -76,7 +82,7 @@ impl Config {
     pub(crate) fn new(args: &AttachArgs, order: Vec<RuleFlag>) -> Result<Self, ConfigError> {
         let nat = &args.nat;
         let network = GuestNetwork::new(nat)?;
-        let vms = vm::parse(&args.vm, &args.tap, &network, nat.max_flows)?;
+        let vms = vm::parse(&args.vm, &args.tap, &network)?;
         Self::checked(nat, network, vms, args.on_exit, order)
     }
 
@@ -115,19 +121,18 @@ impl Config {
                 "give one, like 127.0.0.1:9600",
             ));
         }
-        let forwards = forward::parse(&nat.forward, &vms)?;
         rules::check(&order)?;
-        Ok(Self {
+        let mut config = Self {
             mode: nat.mode,
             uplink: nat.uplink.clone(),
             network,
             vms,
-            dns: dns(&nat.dns)?,
-            rules: order,
-            default_allow: nat.default == DefaultRule::Allow,
-            new_flows_per_second: nat.new_flows_per_second,
-            nat_ports: nat_ports(&nat.nat_ports, &forwards)?,
-            forwards,
+            typed: Typed::new(nat, order),
+            // By `settle`.
+            dns: Dns::Host,
+            policy_file: None,
+            forwards: Vec::new(),
+            nat_ports: nat_ports(&nat.nat_ports)?,
             nat_address: nat
                 .nat_address
                 .as_ref()
@@ -143,7 +148,9 @@ impl Config {
             bpf_log: nat.bpf_log,
             on_exit,
             new_vms: false,
-        })
+        };
+        config.settle()?;
+        Ok(config)
     }
 }
 
@@ -189,25 +196,28 @@ fn resolver(given: &str) -> Result<SocketAddrV4, ConfigError> {
     }
 }
 
-fn nat_ports(given: &str, forwards: &[Forward]) -> Result<RangeInclusive<u16>, ConfigError> {
+fn nat_ports(given: &str) -> Result<RangeInclusive<u16>, ConfigError> {
     let range = forward::parse_range(given).filter(|r| r.len() > 1);
-    let range = range.ok_or_else(|| {
+    range.ok_or_else(|| {
         ConfigError::new(
             "--nat-ports",
             given,
             "not a range of ports",
             "give two ports from 1 to 65535, like 61000-65535",
         )
-    })?;
+    })
+}
+
+fn check_nat_ports(range: &RangeInclusive<u16>, forwards: &[Forward]) -> Result<(), ConfigError> {
     if let Some(f) = forwards.iter().find(|f| range.contains(&f.host_port)) {
         return Err(ConfigError::new(
             "--nat-ports",
-            given,
+            format!("{}-{}", range.start(), range.end()),
             format!("it covers port {}, which is forwarded", f.host_port),
             "forward another port, or give another range",
         ));
     }
-    Ok(range)
+    Ok(())
 }
 
 fn flow_table(slots: u32) -> Result<u32, ConfigError> {
@@ -226,4 +236,4 @@ fn flow_table(slots: u32) -> Result<u32, ConfigError> {
 
 #[cfg(test)]
 #[path = "config_test.rs"]
-mod tests;
+pub(super) mod tests;

@@ -4,7 +4,7 @@ use super::*;
 use crate::args::{Command, CommandLine};
 
 /// The configuration that a command line makes, or the error's text.
-fn config(flags: &str) -> Result<Config, String> {
+pub(super) fn config(flags: &str) -> Result<Config, String> {
     let words = ["slipgate", "attach"]
         .into_iter()
         .chain(flags.split_whitespace());
@@ -43,7 +43,7 @@ fn one_tap_and_nothing_else_is_enough() {
     assert_eq!(c.network.dns, Ipv4Addr::new(10, 0, 2, 3));
     assert_eq!(c.nat_ports, 61_000..=65_535);
     assert_eq!(c.flow_table, 65_536);
-    assert!(c.default_allow && c.rules.is_empty() && c.forwards.is_empty());
+    assert!(c.typed.default.is_none() && c.typed.rules.is_empty() && c.forwards.is_empty());
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_vm_has_all_that_was_said_of_it() {
     assert_eq!(c.vms.len(), 2);
     assert_eq!(c.vms[0].mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
     assert_eq!(
-        (c.vms[0].ip, c.vms[0].max_flows),
+        (c.vms[0].ip, c.vms[0].limits.max_flows),
         (Ipv4Addr::new(10, 0, 2, 77), 9)
     );
     assert_eq!(c.vms[1].name, "t1");
@@ -148,7 +148,7 @@ fn rules_keep_the_order_typed_across_flags() {
     let deny = |t: &str| RuleFlag::Deny(t.into());
     let allow = |t: &str| RuleFlag::Allow(t.into());
     assert_eq!(
-        c.rules,
+        c.typed.rules,
         [
             deny("192.0.2.1"),
             allow("192.0.2.0/24"),
@@ -254,7 +254,7 @@ fn deny_files_are_read_and_compiled() {
     )
     .unwrap();
     let rules = [RuleFlag::DenyFile(file.path().into())];
-    let policies = LoadedPolicies::load(&rules, true)
+    let policies = LoadedPolicies::of(&rules, None, None, &from_disk)
         .unwrap()
         .compile()
         .unwrap();
@@ -268,16 +268,16 @@ fn deny_files_are_read_and_compiled() {
     assert!(!policy.decide(to("198.51.100.7", 443)).is_allowed());
     assert!(policy.decide(to("198.51.100.7", 80)).is_allowed());
 
-    std::fs::write(&file, "192.0.2.0/24\nnonsense\n").unwrap();
-    let error = LoadedPolicies::load(&rules, true)
+    std::fs::write(&file, "192.0.2.0/24\n192.0.2\n").unwrap();
+    let error = LoadedPolicies::of(&rules, None, None, &from_disk)
         .unwrap()
         .compile()
         .unwrap_err();
     let said = error.to_string();
-    assert!(said.contains(":2: \"nonsense\""), "{said}");
+    assert!(said.contains(":2: \"192.0.2\""), "{said}");
     assert_eq!(said.matches("is not an IPv4 address").count(), 1, "{said}");
     let missing = [RuleFlag::DenyFile("/nonexistent/deny".into())];
-    let error = LoadedPolicies::load(&missing, true).unwrap_err();
+    let error = LoadedPolicies::of(&missing, None, None, &from_disk).unwrap_err();
     assert!(
         format!("{error:#}").contains("--deny-file /nonexistent/deny"),
         "{error:#}"

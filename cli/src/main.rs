@@ -11,6 +11,7 @@ mod host;
 mod kvm;
 mod log;
 mod offloads;
+mod policy;
 mod role;
 mod sandbox;
 mod show;
@@ -21,7 +22,7 @@ use std::process::ExitCode;
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 
 use crate::{
-    args::{Command, CommandLine, PolicyCommand},
+    args::{Command, CommandLine},
     config::{Config, ConfigError, RuleFlag, RunConfig},
 };
 
@@ -70,11 +71,11 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Stats(args) => show::stats::run(args).map(done),
         Command::Top(args) => top::run(args).map(done),
         Command::Why(args) => show::why::run(args),
-        Command::Policy(PolicyCommand::Apply(args)) => control::apply::run(args).map(done),
         Command::Cut(args) => control::cut::run(args).map(done),
         Command::Freeze(args) => control::freeze::freeze(args).map(done),
         Command::Thaw(args) => control::freeze::thaw(args).map(done),
         Command::Capture(args) => control::capture::run(args).map(done),
+        Command::Policy(args) => policy::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Engine(args) => role::engine::run(args.fd).map(done),
         Command::Vmm(args) => role::vmm::run(args.fd).map(done),

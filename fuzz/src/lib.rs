@@ -11,6 +11,7 @@ mod kernel;
 mod messages;
 mod packet;
 mod pci;
+mod policy;
 mod relay;
 mod rules;
 pub mod seeds;
@@ -23,6 +24,7 @@ mod vms;
 pub use {
     dns::dns, dns_proxy::dns_proxy, engine::engine, kernel::kernel, messages::messages,
     packet::packet, pci::pci, relay::relay, rules::rules, services::services, transport::transport,
+    policy::policy,
     virtio_net::virtio_net,
 };
 

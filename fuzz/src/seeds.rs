@@ -31,6 +31,7 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("dns_proxy", dns_proxy()),
         ("services", services()),
         ("rules", rules()),
+        ("policy", policy()),
         ("engine", engine::engine()),
         ("relay", relay()),
         ("messages", messages()),
@@ -241,6 +242,44 @@ fn services() -> Seeds {
         ("request", with(0, &dhcp(3, &selecting))),
         ("inform", with(2, &dhcp(8, &[]))),
         ("release", with(0, &dhcp(7, &[54, 4, 10, 0, 2, 2]))),
+    ]
+}
+
+fn policy() -> Seeds {
+    let file = |text: &str| {
+        let to = [&PEER.octets[..], &[0x01, 0xbb, 0]].concat();
+        let list = with_length(b"203.0.113.0/24 # bad\nevil.test\n");
+        [&to, &list[..], text.as_bytes()].concat()
+    };
+    vec![
+        (
+            "rules",
+            file(concat!(
+                "default = \"deny\"\non_reload = \"keep\"\nrules = [\n",
+                "  { allow = [\"*.example.com:443/tcp\", \"198.51.100.0/24\"], comment = \"why\" },\n",
+                "  { inspect = \"api.example.com:443\", http = \"first\" },\n",
+                "  { deny = \"0.0.0.0/0:25\" },\n  { deny_file = \"list.txt\" },\n]\n",
+            )),
+        ),
+        (
+            "settings",
+            file(concat!(
+                "[quotas]\nmax_flows = 9\ntx_bytes_per_second = \"10M\"\n",
+                "[dns]\nresolvers = [\"192.0.2.53:53\"]\ntypes = [\"TXT\"]\nttl_floor_s = 1\n",
+                "ttl_ceiling_s = 60\nmax_labels = 8\n",
+                "[[forward]]\nprotocol = \"tcp\"\naddress = \"127.0.0.1\"\n",
+                "host_port = \"80-81\"\nguest_port = \"90-91\"\n",
+            )),
+        ),
+        (
+            "named",
+            file(concat!(
+                "[policy.a]\ndefault = \"deny\"\nrules = [{ allow = \"api.example.com\" }]\n",
+                "[policy.b]\ndefault = \"allow\"\n[[policy.b.rules]]\ndeny = \"10.0.0.0/8\"\n",
+                "[vms]\na = \"a\"\n",
+            )),
+        ),
+        ("cut", file("rules = [ { allow = \"")),
     ]
 }
 

@@ -1,13 +1,18 @@
-//! What is wrong with a flag.
+//! What is wrong with a flag, or with a policy file.
+use std::fmt;
 
-/// A value that cannot be used: which flag, what was given, what is wrong, what would do.
-#[derive(thiserror::Error, Debug, PartialEq, Eq)]
-#[error("{flag} {given}: {problem}; {remedy}")]
+use super::policy_file::Place;
+
+/// A value that cannot be used: which flag, what was given, what is wrong, what would do. Of a
+/// policy file: where in it.
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ConfigError {
     pub(crate) flag: &'static str,
     pub(crate) given: String,
     pub(crate) problem: String,
     pub(crate) remedy: String,
+    /// Then neither `flag` nor `given` is there.
+    place: Option<Box<Place>>,
 }
 
 impl ConfigError {
@@ -22,6 +27,30 @@ impl ConfigError {
             given: given.to_string(),
             problem: problem.into(),
             remedy: remedy.into(),
+            place: None,
+        }
+    }
+
+    pub(crate) fn in_file(
+        place: Place,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self {
+            place: Some(Box::new(place)),
+            ..Self::new("", "", problem, remedy)
         }
     }
 }
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (problem, remedy) = (&self.problem, &self.remedy);
+        match &self.place {
+            Some(place) => write!(f, "{place}: {problem}; {remedy}\n{}", place.shown()),
+            None => write!(f, "{} {}: {problem}; {remedy}", self.flag, self.given),
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}

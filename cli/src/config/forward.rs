@@ -30,32 +30,38 @@ const FORMS: &str = "give tcp:8080:80, udp:5353:53 or tcp:127.0.0.1:9000-9010:90
 pub(super) fn parse(specs: &[String], vms: &[VmConfig]) -> Result<Vec<Forward>, ConfigError> {
     let mut all: Vec<Forward> = Vec::new();
     for spec in specs {
-        for forward in parse_spec(spec, vms)? {
-            let clash = all.iter().find(|f| {
-                f.protocol == forward.protocol
-                    && f.host_port == forward.host_port
-                    && (f.host == forward.host
-                        || f.host.is_unspecified()
-                        || forward.host.is_unspecified())
-            });
-            if let Some(other) = clash {
-                return Err(ConfigError::new(
-                    "--forward",
-                    spec,
-                    format!(
-                        "port {} leads to port {} of {} already",
-                        other.host_port,
-                        other.guest_port,
-                        match vms {
-                            [_] => "the guest",
-                            _ => &vms[other.vm].name,
-                        }
-                    ),
-                    "give each host port once",
-                ));
-            }
-            all.push(forward);
+        add(&mut all, spec, vms)?;
+    }
+    Ok(all)
+}
+
+/// One more.
+pub(super) fn add(all: &mut Vec<Forward>, spec: &str, vms: &[VmConfig]) -> Result<(), ConfigError> {
+    for forward in parse_spec(spec, vms)? {
+        let clash = all.iter().find(|f| {
+            f.protocol == forward.protocol
+                && f.host_port == forward.host_port
+                && (f.host == forward.host
+                    || f.host.is_unspecified()
+                    || forward.host.is_unspecified())
+        });
+        if let Some(other) = clash {
+            return Err(ConfigError::new(
+                "--forward",
+                spec,
+                format!(
+                    "port {} leads to port {} of {} already",
+                    other.host_port,
+                    other.guest_port,
+                    match vms {
+                        [_] => "the guest",
+                        _ => &vms[other.vm].name,
+                    }
+                ),
+                "give each host port once",
+            ));
         }
+        all.push(forward);
     }
     if all.len() > slipgate_abi::maps::MAX_FORWARDS as usize {
         return Err(ConfigError::new(
@@ -65,7 +71,7 @@ pub(super) fn parse(specs: &[String], vms: &[VmConfig]) -> Result<Vec<Forward>, 
             format!("at most {} can be", slipgate_abi::maps::MAX_FORWARDS),
         ));
     }
-    Ok(all)
+    Ok(())
 }
 
 fn parse_spec(spec: &str, vms: &[VmConfig]) -> Result<Vec<Forward>, ConfigError> {

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::{Config, ConfigError, GuestNetwork, RuleFlag, VmConfig, vm};
+use super::{Config, ConfigError, GuestNetwork, Limits, RuleFlag, VmConfig, vm};
 use crate::args::{OnExit, RunArgs};
 
 /// Virtual CPUs at most.
@@ -104,8 +104,9 @@ impl RunConfig {
             tap,
             mac,
             ip: network.guest,
-            max_flows: args.nat.max_flows,
+            typed: vm::VmTyped::default(),
             policy: 0,
+            limits: Limits::default(),
         };
         Ok(Self {
             machine,

@@ -1,10 +1,10 @@
-//! `--vm name=a,tap=tap0[,mac=M][,ip=A][,max-flows=N]` and its short form `--tap tap0`.
+//! `--vm name=a,tap=tap0[,mac=M][,ip=A][,max-flows=N][,policy=NAME]` and its short form `--tap tap0`.
 use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
 use slipgate_abi::portframe::is_port_device;
 
-use super::{ConfigError, GuestNetwork, network};
+use super::{ConfigError, GuestNetwork, Limits, network};
 
 /// Longest name of a VM, bytes: what fits its row in `VMS`, with a final zero.
 const MAX_NAME: usize = 63;
@@ -22,10 +22,35 @@ pub(crate) struct VmConfig {
     pub(crate) mac: Option<[u8; 6]>,
     /// The guest's address.
     pub(crate) ip: Ipv4Addr,
-    /// Flows it may have at once.
-    pub(crate) max_flows: u32,
-    /// Index of its policy.
+    /// What `--vm` says beside.
+    pub(crate) typed: VmTyped,
+    /// Place of its policy among the process's.
     pub(crate) policy: u32,
+    /// What it may have.
+    #[serde(skip)]
+    pub(crate) limits: Limits,
+}
+
+impl VmConfig {
+    /// One of which nothing is known, for checking what would be right with whatever VM.
+    pub(super) fn any() -> Self {
+        Self {
+            name: "VM".into(),
+            tap: "tap".into(),
+            mac: None,
+            ip: Ipv4Addr::UNSPECIFIED,
+            typed: VmTyped::default(),
+            policy: 0,
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// What `--vm` says of policies and quotas.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct VmTyped {
+    pub(crate) policy: Option<String>,
+    pub(crate) max_flows: Option<u32>,
 }
 
 /// All VMs of the command line.
@@ -33,11 +58,10 @@ pub(super) fn parse(
     specs: &[String],
     taps: &[String],
     network: &GuestNetwork,
-    max_flows: u32,
 ) -> Result<Vec<VmConfig>, ConfigError> {
     let mut vms: Vec<VmConfig> = Vec::new();
     for spec in specs {
-        let vm = parse_spec(spec, network, max_flows)?;
+        let vm = parse_spec(spec, network)?;
         push(&mut vms, "--vm", spec, vm)?;
     }
     for tap in taps {
@@ -48,8 +72,9 @@ pub(super) fn parse(
             tap: tap.clone(),
             mac: None,
             ip: network.guest,
-            max_flows,
+            typed: VmTyped::default(),
             policy: 0,
+            limits: Limits::default(),
         };
         push(&mut vms, "--tap", tap, vm)?;
     }
@@ -90,14 +115,15 @@ fn push(
     Ok(())
 }
 
-fn parse_spec(spec: &str, network: &GuestNetwork, max_flows: u32) -> Result<VmConfig, ConfigError> {
+fn parse_spec(spec: &str, network: &GuestNetwork) -> Result<VmConfig, ConfigError> {
     let err = |problem: String, remedy: &str| ConfigError::new("--vm", spec, problem, remedy);
-    let (mut name, mut tap, mut mac, mut ip, mut flows) = (None, None, None, None, None);
+    let (mut name, mut tap, mut mac, mut ip) = (None, None, None, None);
+    let (mut flows, mut policy) = (None, None);
     for part in spec.split(',') {
         let Some((key, value)) = part.split_once('=') else {
             return Err(err(
                 format!("{part:?} is not KEY=VALUE"),
-                "give name=NAME,tap=IF[,mac=M][,ip=A][,max-flows=N]",
+                "give name=NAME,tap=IF[,mac=M][,ip=A][,max-flows=N][,policy=NAME]",
             ));
         };
         let seen = match key {
@@ -106,10 +132,11 @@ fn parse_spec(spec: &str, network: &GuestNetwork, max_flows: u32) -> Result<VmCo
             "mac" => mac.replace(value).is_some(),
             "ip" => ip.replace(value).is_some(),
             "max-flows" => flows.replace(value).is_some(),
+            "policy" => policy.replace(value).is_some(),
             _ => {
                 return Err(err(
                     format!("no key {key:?}"),
-                    "there are name, tap, mac, ip, max-flows",
+                    "there are name, tap, mac, ip, max-flows, policy",
                 ));
             }
         };
@@ -136,21 +163,25 @@ fn parse_spec(spec: &str, network: &GuestNetwork, max_flows: u32) -> Result<VmCo
         Some(text) => Some(self::mac("--vm", spec, text)?),
     };
     let max_flows = match flows {
-        None => max_flows,
-        Some(text) => text.parse().ok().filter(|&n| n > 0).ok_or_else(|| {
+        None => None,
+        Some(text) => Some(text.parse().ok().filter(|&n| n > 0).ok_or_else(|| {
             err(
                 format!("max-flows={text} is no number of flows"),
                 "give a number from 1",
             )
-        })?,
+        })?),
     };
     Ok(VmConfig {
         name: name.to_owned(),
         tap: tap.to_owned(),
         mac,
         ip,
-        max_flows,
+        typed: VmTyped {
+            policy: policy.map(str::to_owned),
+            max_flows,
+        },
         policy: 0,
+        limits: Limits::default(),
     })
 }
 

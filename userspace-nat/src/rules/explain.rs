@@ -89,11 +89,10 @@ impl Policy {
         let (call, text) = (self.call(decision.rule), self.text(decision));
         let mut named = format!("{call}, `{text}`");
         if let Some(note) = self.note(decision.rule) {
-            if let Some(place) = &note.place {
-                named.push_str(&format!(" ({place})"));
-            }
-            if let Some(comment) = &note.comment {
-                named.push_str(&format!(": {comment}"));
+            match (&note.place, &note.comment) {
+                (Some(place), Some(comment)) => named.push_str(&format!(" ({place}: {comment})")),
+                (Some(place), None) => named.push_str(&format!(" ({place})")),
+                (None, _) => {}
             }
         }
         named

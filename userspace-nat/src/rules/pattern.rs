@@ -32,6 +32,11 @@ impl Pattern {
         self.scope.ports
     }
 
+    /// Ports and protocols.
+    pub(super) fn scope(&self) -> Scope {
+        self.scope
+    }
+
     /// Whether flows of `protocol` can match.
     pub fn covers(&self, protocol: Protocol) -> bool {
         self.scope.covers(protocol)

@@ -91,6 +91,13 @@ const ALWAYS: [([u8; 4], u8, Space); 16] = [
     ([255, 255, 255, 255], 32, Space::Broadcast),
 ];
 
+/// What is protected on every host.
+pub(super) fn everywhere() -> impl Iterator<Item = Ipv4Net> {
+    ALWAYS
+        .iter()
+        .map(|(addr, len, _)| Ipv4Net::new_assert((*addr).into(), *len))
+}
+
 /// What is wrong with an IPv6 address in an answer about a name of the world; an IPv4 address
 /// inside it is the caller's to judge ([`embedded`]).
 pub(super) fn shut_v6(addr: Ipv6Addr) -> Option<&'static str> {

@@ -50,6 +50,17 @@ impl Scope {
         }
     }
 
+    /// Whether all that `other` matches is matched.
+    pub(super) fn contains(&self, other: Self) -> bool {
+        let ports = match (self.ports, other.ports) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some((first, last)), Some((from, to))) => first <= from && to <= last,
+        };
+        let all = [Protocol::Tcp, Protocol::Udp, Protocol::Icmp];
+        ports && all.into_iter().all(|p| !other.covers(p) || self.covers(p))
+    }
+
     /// Whether every port and protocol matches.
     pub(super) fn is_whole(&self) -> bool {
         self.ports.is_none() && self.protocol.is_none()

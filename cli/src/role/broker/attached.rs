@@ -153,6 +153,7 @@ impl Attached {
         };
         attached.port.serve(&attached.datapath, hook)?;
         attached.open_vms()?;
+        attached.set_rates();
         attached.write_denied()?;
         attached.attach_uplink()?;
         attached.refresh_next_hops()?;
@@ -371,6 +372,15 @@ impl Attached {
         Ok(())
     }
 
+    /// Has each VM have no more than its quotas say.
+    pub(super) fn set_rates(&self) {
+        for vm in &self.vms {
+            let rates = vm.config.limits.rates;
+            let rates = rates.is_limited().then_some(rates);
+            self.datapath.maps().set_rates(vm.open.row, rates);
+        }
+    }
+
     /// What the engine is told of a VM.
     pub(super) fn vm_spec(&self, vm: &ServedVm) -> VmSpec {
         let network = &self.config.network;
@@ -385,10 +395,10 @@ impl Attached {
             guest_mac: vm.config.mac,
             gateway_mac: GATEWAY_MAC,
             mtu: u16::try_from(vm.mtu).unwrap_or(u16::MAX),
-            max_flows: vm.config.max_flows,
-            new_flows_per_second: self.config.new_flows_per_second,
+            max_flows: vm.config.limits.max_flows,
+            new_flows_per_second: vm.config.limits.new_flows_per_second,
             policy: vm.config.policy,
-            dns_per_second: 0,
+            dns_per_second: vm.config.limits.dns_per_second,
         }
     }
 

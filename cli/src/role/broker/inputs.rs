@@ -27,7 +27,7 @@ pub(super) struct Inputs {
 impl Inputs {
     /// Reads the deny files, and opens the flow log.
     pub(super) fn open(config: &Config) -> Result<Self, ConfigError> {
-        let loaded = LoadedPolicies::load(&config.rules, config.default_allow)?;
+        let loaded = LoadedPolicies::load(config)?;
         let policies = loaded.compile()?;
         Ok(Self {
             loaded,

@@ -55,7 +55,7 @@ impl Read {
             Some(file) => config.with_policy_file(file)?,
             None => config.reread()?,
         };
-        let loaded = LoadedPolicies::load(&config.rules, config.default_allow)?;
+        let loaded = LoadedPolicies::load(&config)?;
         let policies = loaded.compile()?;
         Ok(Self {
             config,
@@ -137,6 +137,7 @@ impl Broker {
         let Some(done) = self.applying.take_if(|a| a.request == request) else {
             return Ok(());
         };
+        self.attached.set_rates();
         self.attached.forget_denied(&done.before);
         let Applied { cut, kept, left } = counts;
         let more = match left {

@@ -1,0 +1,306 @@
+//! Policies as the engine is sent them: every file read, every rule checked.
+use std::{io, ops::Range, path::Path};
+
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+use userspace_nat::rules::{
+    Action, DenyFile, DenyFileError, Http, Note, OnReload, Policy, PolicySet, Rule, Settings,
+    Written,
+};
+
+use super::{
+    Config, ConfigError, RuleFlag, policies,
+    policy_file::{DefaultText, HttpText, NamedDns, PolicyFile, ReloadText, RuleEntry},
+    rules::{DENY_FILE, parse},
+};
+use crate::args::DefaultRule;
+
+/// The policies of a process.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct LoadedPolicies {
+    /// A VM names its own by its place here: first the one without a name, then the named ones.
+    pub(crate) policies: Vec<LoadedPolicy>,
+}
+
+/// One of them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct LoadedPolicy {
+    pub(crate) settings: Settings,
+    pub(crate) default: Action,
+    pub(crate) rules: Vec<LoadedRule>,
+}
+
+/// One rule, as it was written.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct LoadedRule {
+    pub(crate) rule: RuleText,
+    pub(crate) note: Note,
+}
+
+/// What was written of it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum RuleText {
+    Match(Action, String),
+    DenyFile { name: String, text: String },
+}
+
+/// How a file's text is had: from the disk, or from a test.
+pub(crate) type Reader<'r> = &'r dyn Fn(&Path) -> io::Result<String>;
+
+/// From the disk.
+pub(crate) fn from_disk(path: &Path) -> io::Result<String> {
+    std::fs::read_to_string(path)
+}
+
+impl LoadedPolicies {
+    /// Of a command line and its policy file; reads the deny files.
+    pub(crate) fn load(config: &Config) -> Result<Self, ConfigError> {
+        Self::of(
+            &config.typed.rules,
+            config.typed.default,
+            config.policy_file.as_ref(),
+            &from_disk,
+        )
+    }
+
+    /// Of rules that were typed, and of a policy file.
+    pub(crate) fn of(
+        typed: &[RuleFlag],
+        default: Option<DefaultRule>,
+        file: Option<&PolicyFile>,
+        read: Reader<'_>,
+    ) -> Result<Self, ConfigError> {
+        let typed = typed_rules(typed, read)?;
+        let default = default.map(|default| match default {
+            DefaultRule::Allow => Action::Allow,
+            DefaultRule::Deny => Action::Deny,
+        });
+        let Some(file) = file else {
+            let policy = LoadedPolicy {
+                settings: Settings::default(),
+                default: default.unwrap_or(Action::Allow),
+                rules: typed,
+            };
+            return Ok(Self {
+                policies: vec![policy],
+            });
+        };
+        let document = &file.document;
+        let of_policy = document.dns.of_policy();
+        let top = Part {
+            name: None,
+            default: document.default.as_ref(),
+            on_reload: document.on_reload,
+            rules: &document.rules,
+            dns: &of_policy,
+        };
+        let named = document.policy.iter().map(|(name, policy)| Part {
+            name: Some(name),
+            default: policy.default.as_ref(),
+            on_reload: policy.on_reload,
+            rules: &policy.rules,
+            dns: &policy.dns,
+        });
+        let parts = [top].into_iter().chain(named);
+        let policies = parts.map(|part| part.load(file, &typed, default, read));
+        Ok(Self {
+            policies: policies.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Compiles them.
+    pub(crate) fn compile(&self) -> Result<PolicySet, ConfigError> {
+        let policies = self.policies.iter().map(LoadedPolicy::compile);
+        Ok(PolicySet::new(policies.collect::<Result<_, _>>()?))
+    }
+}
+
+/// A policy within a file.
+struct Part<'f> {
+    name: Option<&'f Spanned<String>>,
+    default: Option<&'f Spanned<DefaultText>>,
+    on_reload: Option<ReloadText>,
+    rules: &'f [Spanned<RuleEntry>],
+    dns: &'f NamedDns,
+}
+
+impl Part<'_> {
+    fn load(
+        &self,
+        file: &PolicyFile,
+        typed: &[LoadedRule],
+        default: Option<Action>,
+        read: Reader<'_>,
+    ) -> Result<LoadedPolicy, ConfigError> {
+        if let Some(name) = self.name {
+            let checked = super::vm::check_name("", name.get_ref(), name.get_ref());
+            checked.map_err(|e| file.error(&name.span(), e.problem, e.remedy))?;
+        }
+        let mut rules = typed.to_vec();
+        for entry in self.rules {
+            rules.extend(rules_of(file, entry, read)?);
+        }
+        let settings = Settings {
+            name: self.name.map(|name| name.get_ref().clone()),
+            file: Some(file.name()),
+            on_reload: match self.on_reload {
+                None | Some(ReloadText::Cut) => OnReload::Cut,
+                Some(ReloadText::Keep) => OnReload::Keep,
+            },
+            dns: policies::dns_settings(file, self.dns)?,
+        };
+        Ok(LoadedPolicy {
+            settings,
+            default: self.default(file, default)?,
+            rules,
+        })
+    }
+
+    /// What was typed, else what the file says, which must say it where it has rules: nobody is to
+    /// find out by accident which way an unsaid default goes.
+    fn default(&self, file: &PolicyFile, typed: Option<Action>) -> Result<Action, ConfigError> {
+        let said = self.default.map(|said| match said.get_ref() {
+            DefaultText::Allow => Action::Allow,
+            DefaultText::Deny => Action::Deny,
+        });
+        if let Some(default) = typed.or(said) {
+            return Ok(default);
+        }
+        let first = self.rules.first().map(Spanned::span);
+        let Some(span) = self.name.map(Spanned::span).or(first) else {
+            return Ok(Action::Allow);
+        };
+        Err(file.error(
+            &span,
+            match self.name {
+                Some(name) => format!("the policy {} does not say its default", name.get_ref()),
+                None => "there are rules, and no default is said".to_owned(),
+            },
+            "write default = \"deny\", and what no rule matches is refused; or \"allow\"",
+        ))
+    }
+}
+
+fn rules_of(
+    file: &PolicyFile,
+    entry: &Spanned<RuleEntry>,
+    read: Reader<'_>,
+) -> Result<Vec<LoadedRule>, ConfigError> {
+    let RuleEntry {
+        allow,
+        inspect,
+        deny,
+        deny_file,
+        http,
+        comment,
+    } = entry.get_ref();
+    let said = [
+        (Action::Allow, allow),
+        (Action::Inspect, inspect),
+        (Action::Deny, deny),
+    ];
+    let said: Vec<_> = said
+        .into_iter()
+        .filter_map(|(action, patterns)| Some((action, patterns.as_ref()?)))
+        .collect();
+    if said.len() + usize::from(deny_file.is_some()) != 1 {
+        return Err(file.error(
+            &entry.span(),
+            "a rule says exactly one of allow, inspect, deny and deny_file",
+            "write one rule for each, in the order in which they are to be tried",
+        ));
+    }
+    if let (Some(http), None) = (http, inspect) {
+        let problem = "http is about what is inspected";
+        return Err(file.error(&http.span(), problem, "write it beside inspect"));
+    }
+    let note = |span: &Range<usize>| Note {
+        place: Some(file.line(span)),
+        comment: comment.clone(),
+        http: match http.as_ref().map(Spanned::get_ref) {
+            None | Some(HttpText::Each) => Http::Each,
+            Some(HttpText::First) => Http::First,
+        },
+    };
+    if let Some(list) = deny_file {
+        let path = file.beside(list.get_ref());
+        let unreadable = |e| {
+            let problem = format!("{} can't be read ({e})", path.display());
+            file.error(
+                &list.span(),
+                problem,
+                "give a text file with one pattern a line",
+            )
+        };
+        let text = read(&path).map_err(unreadable)?;
+        let name = path.display().to_string();
+        DenyFile::parse(&name, &text).map_err(|e| bad_line("deny_file", &name, &e))?;
+        return Ok(vec![LoadedRule {
+            rule: RuleText::DenyFile { name, text },
+            note: note(&list.span()),
+        }]);
+    }
+    let mut rules = Vec::new();
+    for (action, patterns) in said {
+        for (text, span) in patterns.get_ref().each(patterns.span()) {
+            Rule::parse(action, text).map_err(|e| {
+                let remedy = "write CIDR or NAME[:PORT[-PORT]][/tcp|udp|icmp]";
+                file.error(&span, e.to_string(), remedy)
+            })?;
+            rules.push(LoadedRule {
+                rule: RuleText::Match(action, text.to_owned()),
+                note: note(&span),
+            });
+        }
+    }
+    Ok(rules)
+}
+
+fn typed_rules(typed: &[RuleFlag], read: Reader<'_>) -> Result<Vec<LoadedRule>, ConfigError> {
+    let rules = typed.iter().map(|rule| {
+        Ok(LoadedRule {
+            rule: match rule {
+                RuleFlag::Allow(text) => RuleText::Match(Action::Allow, text.clone()),
+                RuleFlag::Inspect(text) => RuleText::Match(Action::Inspect, text.clone()),
+                RuleFlag::Deny(text) => RuleText::Match(Action::Deny, text.clone()),
+                RuleFlag::DenyFile(path) => RuleText::DenyFile {
+                    name: path.display().to_string(),
+                    text: read(path).map_err(|e| {
+                        let problem = format!("it can't be read ({e})");
+                        let remedy = "give a text file with one RULE a line";
+                        ConfigError::new(DENY_FILE, path.display(), problem, remedy)
+                    })?,
+                },
+            },
+            note: Note::default(),
+        })
+    });
+    rules.collect()
+}
+
+impl LoadedPolicy {
+    fn compile(&self) -> Result<Policy, ConfigError> {
+        let rules = self.rules.iter().map(|LoadedRule { rule, note }| {
+            let rule = match rule {
+                RuleText::Match(action, text) => parse(*action, text)?,
+                RuleText::DenyFile { name, text } => {
+                    let parsed = DenyFile::parse(name, text);
+                    Rule::DenyFile(parsed.map_err(|e| bad_line(DENY_FILE, name, &e))?)
+                }
+            };
+            let note = note.clone();
+            Ok(Written { rule, note })
+        });
+        let rules: Vec<Written> = rules.collect::<Result<_, _>>()?;
+        Ok(Policy::new(self.default, rules).with(self.settings.clone()))
+    }
+}
+
+fn bad_line(flag: &'static str, name: &str, error: &DenyFileError) -> ConfigError {
+    let (given, problem) = match error {
+        DenyFileError::Line { line, why, .. } => (format!("{name}:{line}"), why.to_string()),
+        other => (name.to_owned(), other.to_string()),
+    };
+    let remedy = "correct the line, or put a # before it";
+    ConfigError::new(flag, given, problem, remedy)
+}

@@ -1,0 +1,362 @@
+//! Which policy and which quotas each VM has: flags and a policy file together.
+//!
+//! Rules that were typed come before the file's, in every policy of it; a flag beats the file's
+//! value, and what `--vm` says of one VM beats the flag.
+use std::path::PathBuf;
+
+use slipgate_abi::{Rate, VmRates};
+
+use super::{
+    Config, ConfigError, Dns, Forward, RuleFlag, VmConfig, dns, forward,
+    policy_file::{Document, NamedDns, NamedPolicy, PolicyFile, Quotas, Resolvers},
+};
+use crate::args::{DefaultRule, NatArgs};
+
+/// Flows a VM may have at once, unless told otherwise.
+const MAX_FLOWS: u32 = 16_384;
+/// New flows a VM may open per second, unless told otherwise.
+const NEW_FLOWS_PER_SECOND: u32 = 2_000;
+
+/// What flags say of policies.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Typed {
+    /// In the order typed.
+    pub(crate) rules: Vec<RuleFlag>,
+    pub(crate) default: Option<DefaultRule>,
+    quotas: Quotas,
+    dns: Vec<String>,
+    forwards: Vec<String>,
+    pub(super) file: Option<PathBuf>,
+    /// Of VMs that name none.
+    policy_name: Option<String>,
+}
+
+impl Typed {
+    pub(super) fn new(nat: &NatArgs, rules: Vec<RuleFlag>) -> Self {
+        Self {
+            rules,
+            default: nat.default,
+            quotas: Quotas {
+                max_flows: nat.max_flows,
+                new_flows_per_second: nat.new_flows_per_second,
+                tx_bytes_per_second: nat.tx_bytes_per_second,
+                rx_bytes_per_second: nat.rx_bytes_per_second,
+                tx_packets_per_second: nat.tx_packets_per_second,
+                rx_packets_per_second: nat.rx_packets_per_second,
+                dns_per_second: nat.dns_per_second,
+            },
+            dns: nat.dns.clone(),
+            forwards: nat.forward.clone(),
+            file: nat.policy.clone(),
+            policy_name: nat.policy_name.clone(),
+        }
+    }
+}
+
+/// What a VM may have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Limits {
+    /// Flows at once.
+    pub(crate) max_flows: u32,
+    pub(crate) new_flows_per_second: u32,
+    /// Questions; 0: no limit.
+    pub(crate) dns_per_second: u32,
+    pub(crate) rates: VmRates,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_flows: MAX_FLOWS,
+            new_flows_per_second: NEW_FLOWS_PER_SECOND,
+            dns_per_second: 0,
+            rates: VmRates::default(),
+        }
+    }
+}
+
+impl Limits {
+    fn change(&mut self, by: &Quotas) {
+        let count = |own: &mut u32, said: Option<super::Count>| {
+            if let Some(said) = said {
+                *own = said.0;
+            }
+        };
+        count(&mut self.max_flows, by.max_flows);
+        count(&mut self.new_flows_per_second, by.new_flows_per_second);
+        count(&mut self.dns_per_second, by.dns_per_second);
+        let Rate {
+            packets_per_second: tx_packets,
+            bytes_per_second: tx_bytes,
+        } = &mut self.rates.tx;
+        let Rate {
+            packets_per_second: rx_packets,
+            bytes_per_second: rx_bytes,
+        } = &mut self.rates.rx;
+        for (own, said) in [
+            (tx_bytes, by.tx_bytes_per_second),
+            (rx_bytes, by.rx_bytes_per_second),
+            (tx_packets, by.tx_packets_per_second),
+            (rx_packets, by.rx_packets_per_second),
+        ] {
+            if let Some(said) = said {
+                *own = said.0;
+            }
+        }
+    }
+}
+
+impl Config {
+    /// Reads the policy file, if there is one, and works out what follows.
+    pub(super) fn settle(&mut self) -> Result<(), ConfigError> {
+        let file = self.typed.file.as_deref().map(PolicyFile::read);
+        let file = file.transpose()?;
+        if let Some(name) = &self.typed.policy_name
+            && file.is_none()
+        {
+            let remedy = "give the file that has it by --policy";
+            return Err(ConfigError::new(
+                "--policy-name",
+                name,
+                "no --policy",
+                remedy,
+            ));
+        }
+        let vms = self.vms.clone();
+        for (index, vm) in vms.iter().enumerate() {
+            let policy = policy_of(vm, &self.typed, file.as_ref())?;
+            let vm = &mut self.vms[index];
+            vm.policy = policy;
+            vm.limits = Limits::default();
+            if let Some(file) = &file {
+                vm.limits.change(quotas_of(&file.document, policy));
+            }
+            vm.limits.change(&self.typed.quotas);
+            if let Some(max_flows) = vm.typed.max_flows {
+                vm.limits.max_flows = max_flows;
+            }
+        }
+        if let Some(file) = &file {
+            check_vms(file, &vms)?;
+        }
+        self.dns = match file.as_ref() {
+            Some(file) if self.typed.dns.is_empty() => dns_of(file)?,
+            _ => dns(&self.typed.dns)?,
+        };
+        self.forwards = forwards(&self.typed.forwards, file.as_ref(), &vms)?;
+        super::check_nat_ports(&self.nat_ports, &self.forwards)?;
+        self.policy_file = file;
+        Ok(())
+    }
+}
+
+/// The place of a VM's policy: 0 is the one without a name, the named ones follow in the order of
+/// their names.
+fn policy_of(vm: &VmConfig, typed: &Typed, file: Option<&PolicyFile>) -> Result<u32, ConfigError> {
+    let Some(file) = file else {
+        return match &vm.typed.policy {
+            None => Ok(0),
+            Some(name) => {
+                let problem = format!("policy={name}, but there is no --policy");
+                let remedy = "give the file that has it by --policy";
+                Err(ConfigError::new("--vm", &vm.name, problem, remedy))
+            }
+        };
+    };
+    let document = &file.document;
+    let place = |name: &str| named(document, name).map(|(place, _)| place);
+    let names: Vec<&str> = document
+        .policy
+        .keys()
+        .map(|name| &**name.get_ref())
+        .collect();
+    let remedy = match names[..] {
+        [] => "the file has no [policy.NAME]".to_owned(),
+        _ => format!("the file has {}", names.join(", ")),
+    };
+    let by_flag = match (&vm.typed.policy, &typed.policy_name) {
+        (Some(name), _) => Some(("--vm", name)),
+        (None, name) => name.as_ref().map(|name| ("--policy-name", name)),
+    };
+    // What is said of one VM beats what is said of all.
+    let in_file = document
+        .vms
+        .iter()
+        .find(|(name, _)| *name.get_ref() == vm.name);
+    if let Some((_, name)) = in_file
+        && vm.typed.policy.is_none()
+    {
+        return place(name.get_ref()).ok_or_else(|| {
+            file.error(
+                &name.span(),
+                format!("no policy {:?}", name.get_ref()),
+                remedy,
+            )
+        });
+    }
+    if let Some((flag, name)) = by_flag {
+        let problem = format!("{} has no such policy", file.name());
+        return place(name).ok_or_else(|| ConfigError::new(flag, name, problem, remedy));
+    }
+    if !names.is_empty() && !has_top_level(document) {
+        let problem = format!(
+            "{} names no policy, and {} has named ones only",
+            vm.name,
+            file.name()
+        );
+        let remedy = format!("give policy=NAME in --vm, or --policy-name: {remedy}");
+        return Err(ConfigError::new("--policy", file.name(), problem, remedy));
+    }
+    Ok(0)
+}
+
+/// The same for a VM of which only the name is known; `default`: of VMs that name none.
+pub(crate) fn policy_in_file(
+    file: &PolicyFile,
+    vm: &str,
+    default: Option<&str>,
+) -> Result<u32, ConfigError> {
+    let document = &file.document;
+    let mut vms = document.vms.iter();
+    let said = vms.find_map(|(name, policy)| (name.get_ref() == vm).then_some(policy.get_ref()));
+    match said.map(String::as_str).or(default) {
+        Some(name) => named(document, name)
+            .map(|(place, _)| place)
+            .ok_or_else(|| {
+                let problem = format!("{} has no policy {name:?}, of {vm}", file.name());
+                ConfigError::new("--policy", name, problem, "give one that both files have")
+            }),
+        None if !document.policy.is_empty() && !has_top_level(document) => {
+            let problem = format!("it does not say which policy {vm} has");
+            let remedy = "give --policy NAME, or write [vms]";
+            Err(ConfigError::new("--policy", file.name(), problem, remedy))
+        }
+        None => Ok(0),
+    }
+}
+
+/// What of a file is checked when it is used, but for its rules and the VMs that there are.
+pub(crate) fn check_file(file: &PolicyFile) -> Result<(), ConfigError> {
+    check_vms(file, &[])?;
+    dns_of(file)?;
+    let mut all = Vec::new();
+    for entry in &file.document.forward {
+        // Of whatever VM.
+        let forward = super::policy_file::Forward {
+            vm: None,
+            ..entry.get_ref().clone()
+        };
+        let added = forward::add(&mut all, &forward.spec(), &[VmConfig::any()]);
+        added.map_err(|e| file.error(&entry.span(), e.problem, e.remedy))?;
+    }
+    Ok(())
+}
+
+fn named<'d>(document: &'d Document, name: &str) -> Option<(u32, &'d NamedPolicy)> {
+    let mut all = (1..).zip(&document.policy);
+    all.find_map(|(place, (key, policy))| (key.get_ref() == name).then_some((place, policy)))
+}
+
+/// Whether the top level is a policy.
+fn has_top_level(document: &Document) -> bool {
+    document.default.is_some() || !document.rules.is_empty()
+}
+
+fn quotas_of(document: &Document, policy: u32) -> &Quotas {
+    let named = (policy as usize).checked_sub(1);
+    let named = named.and_then(|place| document.policy.values().nth(place));
+    named.map_or(&document.quotas, |policy| &policy.quotas)
+}
+
+/// A name in `[vms]` that is no VM's is no error: a file may serve several command lines. One that
+/// names no policy is.
+fn check_vms(file: &PolicyFile, vms: &[VmConfig]) -> Result<(), ConfigError> {
+    for (vm, policy) in &file.document.vms {
+        if named(&file.document, policy.get_ref()).is_none() {
+            let problem = format!("no policy {:?}", policy.get_ref());
+            return Err(file.error(&policy.span(), problem, "write [policy.NAME] for it"));
+        }
+        if vms.iter().all(|served| served.name != *vm.get_ref()) {
+            tracing::debug!("{}: no VM {} here", file.line(&vm.span()), vm.get_ref());
+        }
+    }
+    Ok(())
+}
+
+/// Whom guests' questions go to, as the file says.
+pub(crate) fn dns_of(file: &PolicyFile) -> Result<Dns, ConfigError> {
+    let Some(resolvers) = &file.document.dns.resolvers else {
+        return Ok(Dns::Host);
+    };
+    let given: &[String] = match resolvers.get_ref() {
+        Resolvers::None(_) => return Ok(Dns::Refused),
+        Resolvers::These(given) => given,
+    };
+    let in_file = |e: ConfigError| {
+        let problem = format!("{:?} is {}", e.given, e.problem);
+        file.error(&resolvers.span(), problem, e.remedy)
+    };
+    match given {
+        [] => Err(file.error(
+            &resolvers.span(),
+            "no resolver",
+            "give one, or \"none\" to refuse every question",
+        )),
+        given => dns(given).map_err(in_file),
+    }
+}
+
+/// Those typed, then the file's.
+fn forwards(
+    typed: &[String],
+    file: Option<&PolicyFile>,
+    vms: &[VmConfig],
+) -> Result<Vec<Forward>, ConfigError> {
+    let mut all = forward::parse(typed, vms)?;
+    for entry in file.iter().flat_map(|file| &file.document.forward) {
+        let in_file = |e: ConfigError| match file {
+            Some(file) => file.error(&entry.span(), e.problem, e.remedy),
+            None => e,
+        };
+        let spec = entry.get_ref().spec();
+        forward::add(&mut all, &spec, vms).map_err(in_file)?;
+    }
+    Ok(all)
+}
+
+/// Whether what a policy says of DNS can be.
+pub(crate) fn dns_settings(
+    file: &PolicyFile,
+    dns: &NamedDns,
+) -> Result<userspace_nat::rules::DnsSettings, ConfigError> {
+    let mut settings = userspace_nat::rules::DnsSettings {
+        types: dns.types.iter().map(|kind| kind.number()).collect(),
+        ..Default::default()
+    };
+    if let Some(floor) = dns.ttl_floor_s {
+        settings.ttl_floor_s = floor;
+        settings.ttl_ceiling_s = settings.ttl_ceiling_s.max(floor);
+    }
+    if let Some(ceiling) = &dns.ttl_ceiling_s {
+        settings.ttl_ceiling_s = *ceiling.get_ref();
+        if settings.ttl_ceiling_s < settings.ttl_floor_s {
+            let problem = format!(
+                "ttl_ceiling_s is {}, below ttl_floor_s, which is {}",
+                settings.ttl_ceiling_s, settings.ttl_floor_s
+            );
+            return Err(file.error(&ceiling.span(), problem, "give the floor or more"));
+        }
+    }
+    if let Some(labels) = &dns.max_labels {
+        settings.max_labels = *labels.get_ref();
+        if !(1..=127).contains(&settings.max_labels) {
+            let problem = format!("max_labels is {}", settings.max_labels);
+            return Err(file.error(&labels.span(), problem, "give 1 to 127"));
+        }
+    }
+    Ok(settings)
+}
+
+#[cfg(test)]
+#[path = "policies_test.rs"]
+mod tests;

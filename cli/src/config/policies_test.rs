@@ -1,0 +1,141 @@
+use std::io::Write as _;
+
+use super::*;
+use crate::config::tests::config;
+
+const FILE: &str = r#"
+default = "deny"
+rules = [{ allow = "a.test" }]
+[quotas]
+max_flows = 10
+tx_bytes_per_second = "1M"
+dns_per_second = 5
+[dns]
+resolvers = ["192.0.2.53"]
+[[forward]]
+vm = "one"
+protocol = "tcp"
+host_port = 8080
+[policy.ci]
+default = "allow"
+[policy.ci.quotas]
+max_flows = 20
+[vms]
+two = "ci"
+"#;
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+fn with(text: &str, flags: &str) -> Result<Config, String> {
+    let file = file(text);
+    config(&format!("--policy {} {flags}", file.path().display()))
+}
+
+#[test]
+fn a_vm_has_the_policy_and_quotas_that_are_nearest_to_it() {
+    let c = with(
+        FILE,
+        "--vm name=one,tap=t1 --vm name=two,tap=t2 --vm name=three,tap=t3,policy=ci,max-flows=7 \
+         --dns-per-second 9 --rx-packets-per-second 2K",
+    )
+    .unwrap();
+    let of = |index: usize| {
+        let limits = c.vms[index].limits;
+        (c.vms[index].policy, limits.max_flows, limits.dns_per_second)
+    };
+    assert_eq!(of(0), (0, 10, 9));
+    assert_eq!(of(1), (1, 20, 9));
+    assert_eq!(of(2), (1, 7, 9));
+    assert_eq!(c.vms[0].limits.rates.tx.bytes_per_second, 1_000_000);
+    assert_eq!(
+        c.vms[1].limits.rates.tx.bytes_per_second, 0,
+        "another policy's"
+    );
+    assert_eq!(c.vms[1].limits.rates.rx.packets_per_second, 2_000);
+    assert_eq!(c.vms[1].limits.new_flows_per_second, 2_000);
+    assert_eq!(
+        c.dns,
+        Dns::Resolvers(vec!["192.0.2.53:53".parse().unwrap()])
+    );
+    assert_eq!(c.forwards[0].spec, "one=tcp:8080:8080");
+
+    let c = with(FILE, "--vm name=one,tap=t1 --policy-name ci --dns none").unwrap();
+    assert_eq!((c.vms[0].policy, c.dns), (1, Dns::Refused));
+}
+
+#[test]
+fn nobody_gets_a_policy_by_accident() {
+    let named = "[policy.a]\ndefault = \"deny\"\n[policy.b]\ndefault = \"allow\"\n";
+    for (text, flags, said) in [
+        (named, "--vm name=x,tap=t", "x names no policy"),
+        (
+            named,
+            "--vm name=x,tap=t,policy=c",
+            "has no such policy; the file has a, b",
+        ),
+        (
+            named,
+            "--vm name=x,tap=t --policy-name c",
+            "--policy-name c",
+        ),
+        (
+            "[vms]\nx = \"gone\"",
+            "--vm name=x,tap=t",
+            "no policy \"gone\"",
+        ),
+        (
+            "[vms]\ny = \"gone\"",
+            "--vm name=x,tap=t",
+            "no policy \"gone\"",
+        ),
+        (
+            "[dns]\nresolvers = [\"x\"]",
+            "--tap t",
+            "\"x\" is not a resolver's address",
+        ),
+        ("[dns]\nresolvers = []", "--tap t", "no resolver"),
+        (
+            "[[forward]]\nprotocol = \"tcp\"\nhost_port = 61500",
+            "--tap t",
+            "covers port 61500",
+        ),
+        (
+            "[[forward]]\nvm = \"z\"\nprotocol = \"tcp\"\nhost_port = 1",
+            "--tap t",
+            "no VM \"z\"",
+        ),
+    ] {
+        let error = with(text, flags).map(drop).unwrap_err();
+        assert!(error.contains(said), "{text}\n{error}");
+    }
+    let error = config("--vm name=x,tap=t,policy=c").map(drop).unwrap_err();
+    assert!(error.contains("there is no --policy"), "{error}");
+}
+
+#[test]
+fn reading_again_keeps_what_was_typed() {
+    let file = file("[quotas]\nmax_flows = 10\n");
+    let flags = format!("--policy {} --tap t --dns none", file.path().display());
+    let before = config(&flags).unwrap();
+    std::fs::write(
+        &file,
+        "[quotas]\nmax_flows = 11\n[dns]\nresolvers = [\"192.0.2.1\"]\n",
+    )
+    .unwrap();
+    let after = before.reread().unwrap();
+    assert_eq!(
+        (
+            before.vms[0].limits.max_flows,
+            after.vms[0].limits.max_flows
+        ),
+        (10, 11)
+    );
+    assert_eq!(after.dns, Dns::Refused);
+    std::fs::write(&file, "nonsense").unwrap();
+    let error = after.reread().unwrap_err().to_string();
+    assert!(error.contains(":1:9: "), "{error}");
+}

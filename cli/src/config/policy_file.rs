@@ -1,0 +1,94 @@
+//! `--policy FILE`: the same rules, quotas and forwards as flags have, in TOML.
+//!
+//! A file is one policy for all VMs (its top level), named ones (`[policy.NAME]`), or both. What is
+//! wrong with it is said with the line and column. Its meaning is worked out by
+//! [`super::policies`]; here it is read.
+mod amount;
+mod document;
+mod place;
+
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use self::place::FilePlace;
+pub(crate) use self::{
+    amount::{Amount, Count},
+    document::{
+        DefaultText, Document, Forward, HttpText, NamedDns, NamedPolicy, Quotas, ReloadText,
+        Resolvers, RuleEntry, schema,
+    },
+};
+use super::ConfigError;
+
+/// Where help is.
+const REMEDY: &str = "see `slipgate policy schema` for what there is";
+
+/// A policy file, read and understood as TOML.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct PolicyFile {
+    path: PathBuf,
+    text: String,
+    pub(crate) document: Document,
+}
+
+impl PolicyFile {
+    /// Reads it.
+    pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|e| {
+            let problem = format!("it can't be read ({e})");
+            ConfigError::new("--policy", path.display(), problem, "give a TOML file")
+        })?;
+        Self::parse(path, text)
+    }
+
+    /// Understands its text; `path` stands for it in messages, and other files are found beside it.
+    pub(crate) fn parse(path: &Path, text: String) -> Result<Self, ConfigError> {
+        match toml::from_str(&text) {
+            Ok(document) => Ok(Self {
+                path: path.to_owned(),
+                text,
+                document,
+            }),
+            Err(e) => {
+                let place = FilePlace::new(path, &text, &e.span().unwrap_or(0..0));
+                let problem = e.message().trim_end().replace('\n', ", ");
+                Err(ConfigError::in_file(place, problem, REMEDY))
+            }
+        }
+    }
+
+    /// As messages have it.
+    pub(crate) fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// A file that is named in it.
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+        self.path.parent().unwrap_or(Path::new("")).join(name)
+    }
+
+    /// `FILE:LINE` of a part of its text.
+    pub(crate) fn line(&self, span: &Range<usize>) -> String {
+        let place = FilePlace::new(&self.path, &self.text, span);
+        format!("{}:{}", place.file, place.line)
+    }
+
+    /// What is wrong with a part of its text.
+    pub(crate) fn error(
+        &self,
+        span: &Range<usize>,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> ConfigError {
+        let place = FilePlace::new(&self.path, &self.text, span);
+        ConfigError::in_file(place, problem, remedy)
+    }
+}
+
+pub(super) use self::place::FilePlace as Place;
+
+#[cfg(test)]
+#[path = "policy_file_test.rs"]
+mod tests;

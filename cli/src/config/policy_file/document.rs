@@ -1,0 +1,344 @@
+//! What a policy file may say. The JSON schema is made from these types, and their comments are its
+//! descriptions.
+use std::{collections::BTreeMap, fmt, net::Ipv4Addr, ops::Range};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, de};
+use toml::Spanned;
+
+use super::{Amount, Count};
+
+/// The JSON schema of a policy file.
+pub(crate) fn schema() -> serde_json::Value {
+    schemars::schema_for!(Document).to_value()
+}
+
+/// A policy of slipgate: where guests may go. At its top level it is the policy of all VMs that name
+/// none of the named ones.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[schemars(title = "slipgate policy")]
+pub(crate) struct Document {
+    /// What happens to a flow that no rule matches. Must be given where there are rules.
+    #[schemars(with = "Option<DefaultText>")]
+    pub(crate) default: Option<Spanned<DefaultText>>,
+    /// What becomes of live flows that changed rules would not admit.
+    pub(crate) on_reload: Option<ReloadText>,
+    /// Tried in this order; the first that matches decides.
+    #[schemars(with = "Vec<RuleEntry>")]
+    pub(crate) rules: Vec<Spanned<RuleEntry>>,
+    /// How much a VM may have.
+    pub(crate) quotas: Quotas,
+    /// How names are told.
+    pub(crate) dns: Dns,
+    /// Ports of the host that lead to a guest.
+    #[schemars(with = "Vec<Forward>")]
+    pub(crate) forward: Vec<Spanned<Forward>>,
+    /// Named policies, for VMs that name one.
+    #[schemars(with = "BTreeMap<String, NamedPolicy>")]
+    pub(crate) policy: BTreeMap<Spanned<String>, NamedPolicy>,
+    /// Which named policy a VM has, by the VM's name.
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub(crate) vms: BTreeMap<Spanned<String>, Spanned<String>>,
+}
+
+/// A policy for the VMs that name it: by `policy=NAME` in `--vm`, by `--policy-name`, or in `[vms]`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct NamedPolicy {
+    /// What happens to a flow that no rule matches. Must be given where there are rules.
+    #[schemars(with = "Option<DefaultText>")]
+    pub(crate) default: Option<Spanned<DefaultText>>,
+    /// What becomes of live flows that changed rules would not admit.
+    pub(crate) on_reload: Option<ReloadText>,
+    /// Tried in this order; the first that matches decides.
+    #[schemars(with = "Vec<RuleEntry>")]
+    pub(crate) rules: Vec<Spanned<RuleEntry>>,
+    /// How much a VM may have.
+    pub(crate) quotas: Quotas,
+    /// How names are told.
+    pub(crate) dns: NamedDns,
+}
+
+/// What the default does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum DefaultText {
+    /// Admitted, unless it is to protected space.
+    Allow,
+    /// Refused.
+    Deny,
+}
+
+/// What becomes of live flows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ReloadText {
+    /// They end.
+    Cut,
+    /// They go on.
+    Keep,
+}
+
+/// How far an inspected HTTP/1 connection is followed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum HttpText {
+    /// Each request is held to the rule.
+    Each,
+    /// Only the first one is; what follows goes by the kernel.
+    First,
+}
+
+/// One rule, or several of a kind: exactly one of `allow`, `inspect`, `deny`, `deny_file`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[schemars(extend("oneOf" = [
+    { "required": ["allow"] },
+    { "required": ["inspect"] },
+    { "required": ["deny"] },
+    { "required": ["deny_file"] },
+]))]
+pub(crate) struct RuleEntry {
+    /// Admit flows to CIDR or NAME, `[:PORT[-PORT]][/tcp|udp|icmp]`.
+    #[schemars(with = "Option<Patterns>")]
+    pub(crate) allow: Option<Spanned<Patterns>>,
+    /// Admit them, and hold each to the name that it says it is for.
+    #[schemars(with = "Option<Patterns>")]
+    pub(crate) inspect: Option<Spanned<Patterns>>,
+    /// Refuse them.
+    #[schemars(with = "Option<Patterns>")]
+    pub(crate) deny: Option<Spanned<Patterns>>,
+    /// Refuse what a file lists, one pattern a line; its path is relative to the policy file.
+    #[schemars(with = "Option<String>")]
+    pub(crate) deny_file: Option<Spanned<String>>,
+    /// Of `inspect`: whether each request of an HTTP/1 connection is held to the rule, or the first.
+    #[schemars(with = "Option<HttpText>")]
+    pub(crate) http: Option<Spanned<HttpText>>,
+    /// Why the rule is there: shown wherever it decides.
+    pub(crate) comment: Option<String>,
+}
+
+/// One pattern, or a list of them.
+#[derive(Clone, PartialEq, Eq, Debug, JsonSchema)]
+#[schemars(untagged)]
+pub(crate) enum Patterns {
+    /// One.
+    One(String),
+    /// Several, tried in this order.
+    Many(#[schemars(with = "Vec<String>")] Vec<Spanned<String>>),
+}
+
+impl Patterns {
+    /// Each with its place; `whole`: the place of all.
+    pub(crate) fn each(&self, whole: Range<usize>) -> Vec<(&str, Range<usize>)> {
+        match self {
+            Self::One(one) => vec![(one, whole)],
+            Self::Many(many) => many
+                .iter()
+                .map(|text| (text.get_ref().as_str(), text.span()))
+                .collect(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Patterns {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = Patterns;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a pattern, or a list of patterns")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Patterns, E> {
+                Ok(Patterns::One(text.to_owned()))
+            }
+
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<Patterns, A::Error> {
+                let mut many = Vec::new();
+                while let Some(one) = seq.next_element()? {
+                    many.push(one);
+                }
+                Ok(Patterns::Many(many))
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// How much a VM may have. An amount is a number, or a text like "10M" (millions) or "64Ki".
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Quotas {
+    /// Flows at once.
+    pub(crate) max_flows: Option<Count>,
+    /// New flows per second on average, and as many at once.
+    pub(crate) new_flows_per_second: Option<Count>,
+    /// L3 bytes per second from the guest; 0: no limit.
+    pub(crate) tx_bytes_per_second: Option<Amount>,
+    /// L3 bytes per second to the guest; 0: no limit.
+    pub(crate) rx_bytes_per_second: Option<Amount>,
+    /// Packets per second from the guest, large ones counted as on the wire; 0: no limit.
+    pub(crate) tx_packets_per_second: Option<Amount>,
+    /// Packets per second to the guest; 0: no limit.
+    pub(crate) rx_packets_per_second: Option<Amount>,
+    /// Questions to DNS per second.
+    pub(crate) dns_per_second: Option<Count>,
+}
+
+/// How names are told.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Dns {
+    /// Who is asked, `A` or `A:PORT`; or `"none"`, and every question is refused. For all VMs.
+    #[schemars(with = "Option<Resolvers>")]
+    pub(crate) resolvers: Option<Spanned<Resolvers>>,
+    /// Record types that may be asked for although they are refused with `default = "deny"`.
+    pub(crate) types: Vec<RecordType>,
+    /// An answer opens its addresses at least so long, seconds (30).
+    pub(crate) ttl_floor_s: Option<u32>,
+    /// And at most so long, seconds (86400).
+    #[schemars(with = "Option<u32>")]
+    pub(crate) ttl_ceiling_s: Option<Spanned<u32>>,
+    /// Labels that a name which is asked for may have (127).
+    #[schemars(range(min = 1, max = 127))]
+    #[schemars(with = "Option<u8>")]
+    pub(crate) max_labels: Option<Spanned<u8>>,
+}
+
+/// How names are told to the VMs of one policy.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct NamedDns {
+    /// Record types that may be asked for although they are refused with `default = "deny"`.
+    pub(crate) types: Vec<RecordType>,
+    /// An answer opens its addresses at least so long, seconds (30).
+    pub(crate) ttl_floor_s: Option<u32>,
+    /// And at most so long, seconds (86400).
+    #[schemars(with = "Option<u32>")]
+    pub(crate) ttl_ceiling_s: Option<Spanned<u32>>,
+    /// Labels that a name which is asked for may have (127).
+    #[schemars(range(min = 1, max = 127))]
+    #[schemars(with = "Option<u8>")]
+    pub(crate) max_labels: Option<Spanned<u8>>,
+}
+
+impl Dns {
+    /// What named policies may say too.
+    pub(crate) fn of_policy(&self) -> NamedDns {
+        NamedDns {
+            types: self.types.clone(),
+            ttl_floor_s: self.ttl_floor_s,
+            ttl_ceiling_s: self.ttl_ceiling_s.clone(),
+            max_labels: self.max_labels.clone(),
+        }
+    }
+}
+
+/// A record type by which a guest and a server could say anything to each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "UPPERCASE")]
+pub(crate) enum RecordType {
+    /// Text.
+    Txt,
+    /// Anything (RFC 1035).
+    Null,
+    /// All there is.
+    Any,
+}
+
+impl RecordType {
+    /// Its number.
+    pub(crate) const fn number(self) -> u16 {
+        match self {
+            Self::Txt => 16,
+            Self::Null => 10,
+            Self::Any => 255,
+        }
+    }
+}
+
+/// Who is asked.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "a list of resolvers' addresses, or \"none\"")]
+pub(crate) enum Resolvers {
+    /// Nobody.
+    None(NoneText),
+    /// These, in this order.
+    These(Vec<String>),
+}
+
+/// `"none"`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum NoneText {
+    /// Every question is refused.
+    None,
+}
+
+/// Ports of the host that lead to a guest.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Forward {
+    /// The VM; may be left out when there is one.
+    pub(crate) vm: Option<String>,
+    /// TCP or UDP.
+    pub(crate) protocol: ForwardProtocol,
+    /// The host's address [default: all].
+    pub(crate) address: Option<Ipv4Addr>,
+    /// The host's port, or a range `"9000-9010"`.
+    pub(crate) host_port: Ports,
+    /// The guest's port, or a range of the same length [default: the host's].
+    pub(crate) guest_port: Option<Ports>,
+}
+
+impl Forward {
+    /// As `--forward` has it.
+    pub(crate) fn spec(&self) -> String {
+        let vm = self.vm.as_ref().map(|vm| format!("{vm}="));
+        let protocol = match self.protocol {
+            ForwardProtocol::Tcp => "tcp",
+            ForwardProtocol::Udp => "udp",
+        };
+        let address = self.address.map(|address| format!("{address}:"));
+        let (host, guest) = (&self.host_port, self.guest_port.as_ref());
+        format!(
+            "{}{protocol}:{}{host}:{}",
+            vm.unwrap_or_default(),
+            address.unwrap_or_default(),
+            guest.unwrap_or(host)
+        )
+    }
+}
+
+/// A forward's protocol.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ForwardProtocol {
+    /// Connections.
+    Tcp,
+    /// Datagrams.
+    Udp,
+}
+
+/// A port, or a range.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "a port, or a range of ports like \"9000-9010\"")]
+pub(crate) enum Ports {
+    /// One.
+    One(u16),
+    /// `A-B`.
+    Range(String),
+}
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(port) => port.fmt(f),
+            Self::Range(range) => f.write_str(range),
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! What a flow log tells of the past: flows, questions and refusals, whatever else is in it.
+//!
+//! A flow's name is the one that DNS opened its address by, as recorded; else the last one for which
+//! the VM was told that address.
+use std::{
+    collections::{HashMap, HashSet},
+    fs::File,
+    io::{BufRead as _, BufReader, Seek as _, SeekFrom},
+    net::{IpAddr, Ipv4Addr, SocketAddrV4},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use slipgate_abi::Protocol;
+use userspace_nat::rules::Destination;
+
+use crate::config::ConfigError;
+
+/// Ids of flows that have begun and not ended are kept to tell each flow once; of so many at most.
+const MOST_OPEN: usize = 1 << 20;
+/// DNS is answered by slipgate, whatever the rules.
+const DNS_PORT: u16 = 53;
+
+/// One thing that happened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Seen {
+    /// A flow that the guest opened.
+    Flow {
+        vm: String,
+        to: Destination,
+        name: Option<String>,
+    },
+    /// A question to DNS, by the type's name.
+    Question {
+        vm: String,
+        name: String,
+        kind: String,
+    },
+    /// Flows that the rules refused, with the destination of one of them.
+    Refused {
+        vm: String,
+        to: Destination,
+        name: Option<String>,
+        count: u64,
+    },
+}
+
+/// A line as far as it matters here. Older logs have no `event`: all of their lines are ends.
+#[derive(Deserialize)]
+struct Line {
+    #[serde(default)]
+    event: Option<String>,
+    #[serde(default)]
+    vm: String,
+    #[serde(default)]
+    id: Option<String>,
+    #[serde(default)]
+    proto: Option<String>,
+    #[serde(default)]
+    remote: Option<SocketAddrV4>,
+    #[serde(default)]
+    direction: Option<String>,
+    #[serde(default)]
+    dns_name: Option<String>,
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default, rename = "type")]
+    kind: Option<String>,
+    #[serde(default)]
+    answers: Vec<IpAddr>,
+    #[serde(default)]
+    reason: Option<String>,
+    #[serde(default)]
+    count: Option<u64>,
+}
+
+/// Makes sense of lines.
+#[derive(Debug, Default)]
+pub(super) struct Reader {
+    told: HashMap<(String, Ipv4Addr), String>,
+    begun: HashSet<String>,
+    /// Lines that were no record.
+    pub(super) foreign: u64,
+}
+
+impl Reader {
+    /// What a line tells; `None`: nothing that matters, or what was told already.
+    pub(super) fn line(&mut self, text: &str) -> Option<Seen> {
+        if text.trim().is_empty() {
+            return None;
+        }
+        let Ok(line) = serde_json::from_str::<Line>(text) else {
+            self.foreign += 1;
+            return None;
+        };
+        match line.event.as_deref() {
+            Some("flow_start") => {
+                if self.begun.len() < MOST_OPEN
+                    && let Some(id) = &line.id
+                {
+                    self.begun.insert(id.clone());
+                }
+                self.flow(line)
+            }
+            Some("flow_end") | None => {
+                let begun = line.id.as_ref().is_some_and(|id| self.begun.remove(id));
+                if begun { None } else { self.flow(line) }
+            }
+            Some("dns") => {
+                let name = line.name?.trim_end_matches('.').to_ascii_lowercase();
+                for answer in line.answers {
+                    if let IpAddr::V4(addr) = answer {
+                        self.told.insert((line.vm.clone(), addr), name.clone());
+                    }
+                }
+                Some(Seen::Question {
+                    vm: line.vm,
+                    name,
+                    kind: line.kind.unwrap_or_default(),
+                })
+            }
+            Some("refused") => {
+                // A quota's refusals say nothing of the rules.
+                if !matches!(
+                    line.reason.as_deref(),
+                    Some("rule" | "default" | "default_deny" | "protected")
+                ) {
+                    return None;
+                }
+                let to = destination(&line)?;
+                Some(Seen::Refused {
+                    name: self.name_of(&line.vm, to.addr),
+                    vm: line.vm,
+                    to,
+                    count: line.count.unwrap_or(1),
+                })
+            }
+            Some(_) => None,
+        }
+    }
+
+    fn flow(&mut self, line: Line) -> Option<Seen> {
+        if line.direction.as_deref() == Some("inbound") {
+            return None;
+        }
+        let Some(to) = destination(&line) else {
+            self.foreign += 1;
+            return None;
+        };
+        if to.port == DNS_PORT {
+            return None;
+        }
+        let name = line.dns_name.or_else(|| self.name_of(&line.vm, to.addr));
+        Some(Seen::Flow {
+            vm: line.vm,
+            to,
+            name,
+        })
+    }
+
+    fn name_of(&self, vm: &str, addr: Ipv4Addr) -> Option<String> {
+        self.told.get(&(vm.to_owned(), addr)).cloned()
+    }
+}
+
+fn destination(line: &Line) -> Option<Destination> {
+    let protocol = match line.proto.as_deref()? {
+        "tcp" => Protocol::Tcp,
+        "udp" => Protocol::Udp,
+        "icmp" => Protocol::Icmp,
+        _ => return None,
+    };
+    let remote = line.remote?;
+    Some(Destination {
+        addr: *remote.ip(),
+        port: match protocol {
+            Protocol::Icmp => 0,
+            _ => remote.port(),
+        },
+        protocol,
+    })
+}
+
+/// Reads a whole log; what its lines tell goes to `each`.
+pub(super) fn read(path: &Path, each: &mut dyn FnMut(Seen)) -> Result<Reader, ConfigError> {
+    let mut follower = Follower::open(path)?;
+    follower.more(each)?;
+    Ok(follower.reader)
+}
+
+/// Reads what is appended, and goes on with the next file when the log is rotated.
+pub(super) struct Follower {
+    path: PathBuf,
+    file: BufReader<File>,
+    inode: u64,
+    /// The begin of a line whose end is not written yet.
+    partial: String,
+    pub(super) reader: Reader,
+}
+
+impl Follower {
+    pub(super) fn open(path: &Path) -> Result<Self, ConfigError> {
+        let file = File::open(path).map_err(|e| unreadable(path, &e))?;
+        let inode = file.metadata().map_err(|e| unreadable(path, &e))?.ino();
+        Ok(Self {
+            path: path.to_owned(),
+            file: BufReader::new(file),
+            inode,
+            partial: String::new(),
+            reader: Reader::default(),
+        })
+    }
+
+    /// What has been appended since.
+    pub(super) fn more(&mut self, each: &mut dyn FnMut(Seen)) -> Result<(), ConfigError> {
+        self.drain(each)?;
+        // Moved away by a rotation, or cut short: what the old one had is read by now.
+        let Ok(metadata) = std::fs::metadata(&self.path) else {
+            return Ok(());
+        };
+        let at = self
+            .file
+            .stream_position()
+            .map_err(|e| unreadable(&self.path, &e))?;
+        if metadata.ino() != self.inode {
+            if let Ok(file) = File::open(&self.path) {
+                self.file = BufReader::new(file);
+                self.inode = metadata.ino();
+                self.partial.clear();
+                self.drain(each)?;
+            }
+        } else if metadata.len() < at {
+            let rewound = self.file.seek(SeekFrom::Start(0));
+            rewound.map_err(|e| unreadable(&self.path, &e))?;
+            self.partial.clear();
+            self.drain(each)?;
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self, each: &mut dyn FnMut(Seen)) -> Result<(), ConfigError> {
+        let mut bytes = Vec::new();
+        loop {
+            bytes.clear();
+            let read = self.file.read_until(b'\n', &mut bytes);
+            if read.map_err(|e| unreadable(&self.path, &e))? == 0 {
+                return Ok(());
+            }
+            self.partial.push_str(&String::from_utf8_lossy(&bytes));
+            if bytes.ends_with(b"\n") {
+                let line = std::mem::take(&mut self.partial);
+                if let Some(seen) = self.reader.line(&line) {
+                    each(seen);
+                }
+            }
+        }
+    }
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> ConfigError {
+    let problem = format!("it can't be read ({error})");
+    let remedy = "give the file that `slipgate attach --flow-log` writes";
+    ConfigError::new("--flow-log", path.display(), problem, remedy)
+}

@@ -1,0 +1,333 @@
+//! `slipgate policy`, as people see it. Nothing here needs privileges.
+use std::{fs, path::Path, process::Command};
+
+const FILE: &str = r#"default = "deny"
+rules = [
+  { allow = ["*.code.test:443/tcp", "api.code.test:443/tcp"], comment = "code" },
+  { deny = "pkg.test:80" },
+  { allow = "pkg.test" },
+  { inspect = "0.0.0.0/0:22/tcp" },
+  { deny = "203.0.113.0/24" },
+  { deny = "203.0.113.7:80" },
+]
+
+[policy.offline]
+default = "deny"
+
+[policy.open]
+default = "allow"
+rules = [{ allow = "code.test" }]
+"#;
+
+const LOG: &str = r#"{"event":"dns","vm":"a","name":"api.code.test","type":"A","verdict":"allow","rcode":"NOERROR","answers":["198.51.100.7"]}
+{"event":"flow_start","id":"1","vm":"a","proto":"tcp","guest":"10.0.2.15:1","remote":"198.51.100.7:443","verdict":"fast","direction":"outbound","path":"kernel"}
+{"event":"flow_end","id":"1","vm":"a","proto":"tcp","guest":"10.0.2.15:1","remote":"198.51.100.7:443","verdict":"fast","direction":"outbound","path":"kernel"}
+{"event":"dns","vm":"a","name":"Cdn.code.test.","type":"A","verdict":"allow","rcode":"NOERROR","answers":["198.51.100.8","2001:db8::1"]}
+{"event":"flow_end","id":"2","vm":"a","proto":"tcp","guest":"10.0.2.15:2","remote":"198.51.100.8:443","dns_name":"cdn.code.test","verdict":"fast","direction":"outbound","path":"kernel"}
+{"event":"dns","vm":"a","name":"cdn.code.test","type":"TXT","verdict":"allow","rcode":"NOERROR","answers":[]}
+{"id":"3","vm":"a","proto":"udp","guest":"10.0.2.15:3","remote":"192.0.2.9:123","direction":"outbound"}
+{"id":"4","vm":"a","proto":"tcp","guest":"10.0.2.15:22","remote":"192.0.2.10:5000","direction":"inbound"}
+{"id":"5","vm":"b","proto":"icmp","guest":"10.0.2.15:0","remote":"192.0.2.11:0","direction":"outbound"}
+{"event":"flow_start","id":"6","vm":"b","proto":"tcp","guest":"10.0.2.15:6","remote":"198.51.100.7:443","direction":"outbound"}
+{"event":"flow_start","id":"7","vm":"b","proto":"tcp","guest":"10.0.2.15:7","remote":"10.20.0.5:5432","dns_name":"db.corp.test","direction":"outbound"}
+{"event":"refused","vm":"a","reason":"default","count":40,"proto":"tcp","guest":"10.0.2.15:8","remote":"203.0.113.7:80"}
+{"event":"refused","vm":"a","reason":"flow_cap","count":9,"proto":"tcp","guest":"10.0.2.15:8","remote":"203.0.113.7:80"}
+not a record
+"#;
+
+/// Status, stdout, stderr.
+fn policy(folder: &Path, args: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_slipgate"))
+        .arg("policy")
+        .args(args)
+        .current_dir(folder)
+        .output()
+        .expect("slipgate");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    let status = output.status.code().expect("an exit status");
+    (status, text(output.stdout), text(output.stderr))
+}
+
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, text) in [("egress.toml", FILE), ("flows.jsonl", LOG)] {
+        fs::write(folder.path().join(name), text).expect("writing");
+    }
+    folder
+}
+
+#[test]
+fn check_says_what_is_likely_meant_otherwise() {
+    let folder = folder();
+    let expected = "\
+egress.toml:3: warning: rule 2, `allow api.code.test:443/tcp` never decides: rule 1, `allow *.code.test:443/tcp` (egress.toml:3: code) matches all of it
+egress.toml:5: warning: rule 4, `allow pkg.test` is of the same name as rule 3, `deny pkg.test:80` (egress.toml:4): for what both speak of the first decides
+egress.toml:6: warning: rule 5, `inspect 0.0.0.0/0:22/tcp`: what is spoken at this port has no TLS or HTTP at its begin, so every connection would be refused
+egress.toml:8: warning: rule 7, `deny 203.0.113.7:80` never decides: rule 6, `deny 203.0.113.0/24` (egress.toml:7) matches all of it
+egress.toml: warning: policy open: the default is allow and nothing is denied: the rules by name change nothing
+egress.toml: can be used: 8 rules, 2 named policies, 5 warnings
+";
+    let (status, out, err) = policy(folder.path(), &["check", "egress.toml"]);
+    assert_eq!((status, &out[..], &err[..]), (0, expected, ""));
+    assert_eq!(
+        policy(folder.path(), &["check", "egress.toml", "--strict"]).0,
+        2
+    );
+}
+
+#[test]
+fn check_shows_the_place_of_what_is_wrong() {
+    let folder = folder();
+    let text = "default = \"deny\"\nrules = [\n  { allow = \"api.code.test:0\" },\n]\n";
+    fs::write(folder.path().join("bad.toml"), text).expect("writing");
+    let (status, out, err) = policy(folder.path(), &["check", "bad.toml"]);
+    let expected = "\
+slipgate: bad.toml:3:13: Port \"0\" in \"api.code.test:0\" is neither 1 to 65535 nor a range such as 8000-8010; write CIDR or NAME[:PORT[-PORT]][/tcp|udp|icmp]
+ 3 |   { allow = \"api.code.test:0\" },
+   |             ^^^^^^^^^^^^^^^^^
+";
+    assert_eq!((status, &out[..], &err[..]), (2, "", expected));
+    let (status, _, err) = policy(folder.path(), &["check", "missing.toml"]);
+    assert_eq!(status, 2);
+    assert!(err.contains("missing.toml: it can't be read"), "{err}");
+}
+
+#[test]
+fn explain_says_which_rules_match_and_which_decides() {
+    let folder = folder();
+    let explain = |args: &[&str]| {
+        let (status, out, err) =
+            policy(folder.path(), &[&["explain", "egress.toml"], args].concat());
+        (status, out + &err)
+    };
+    let (status, out) = explain(&["api.code.test:443"]);
+    assert_eq!(
+        (status, &out[..]),
+        (0, "\
+yes:
+  api.code.test is resolved, by rule 1, `allow *.code.test:443/tcp` (egress.toml:3: code).
+  TCP port 443 of what DNS tells for it is opened by rule 1, `allow *.code.test:443/tcp` (egress.toml:3: code).
+  What a rule by address denies, and protected space, stays shut all the same.
+rules that match, in order:
+  rule 1, `allow *.code.test:443/tcp` (egress.toml:3: code)
+  rule 2, `allow api.code.test:443/tcp` (egress.toml:3: code)
+")
+    );
+    let (status, out) = explain(&["203.0.113.7:80"]);
+    assert_eq!(
+        (status, &out[..]),
+        (
+            3,
+            "\
+no:
+  TCP to 203.0.113.7:80 is refused by rule 6, `deny 203.0.113.0/24` (egress.toml:7).
+rules that match, in order:
+  rule 6, `deny 203.0.113.0/24` (egress.toml:7)
+  rule 7, `deny 203.0.113.7:80` (egress.toml:8)
+"
+        )
+    );
+    let (status, out) = explain(&["evil.test", "--policy", "offline"]);
+    assert_eq!(
+        (status, &out[..]),
+        (
+            3,
+            "\
+no:
+  evil.test is not resolved, for the default is deny: the guest is answered REFUSED.
+rules that match: none
+"
+        )
+    );
+    let (status, out) = explain(&["pkg.test:80"]);
+    assert_eq!(status, 3);
+    assert!(
+        out.contains("TCP port 80 of it is refused by rule 3"),
+        "{out}"
+    );
+    assert_eq!(explain(&["pkg.test:443"]).0, 0);
+    assert_eq!(explain(&["169.254.169.254:80"]).0, 3);
+    assert_eq!(
+        explain(&["192.0.2.1", "--proto", "icmp", "--policy", "open"]).0,
+        0
+    );
+    for (args, said) in [
+        (&["192.0.2.1"][..], "no port"),
+        (&["x.test:0"], "\"0\" is no port"),
+        (&["x.test", "--policy", "gone"], "give one of offline, open"),
+        (&["10.1:80"], "neither an IPv4 address nor a name"),
+    ] {
+        let (status, out) = explain(args);
+        assert!(status == 2 && out.contains(said), "{args:?}: {out}");
+    }
+}
+
+#[test]
+fn diff_says_what_would_have_been_decided_otherwise() {
+    let folder = folder();
+    let candidate = r#"
+default = "deny"
+dns = { types = ["TXT"] }
+rules = [{ allow = ["cdn.code.test:443", "203.0.113.0/24", "192.0.2.9:123/udp"] }]
+"#;
+    fs::write(folder.path().join("next.toml"), candidate).expect("writing");
+    let diff = |args: &[&str]| policy(folder.path(), &[&["diff"], args].concat());
+    let (status, out, err) = diff(&[
+        "egress.toml",
+        "next.toml",
+        "--flow-log",
+        "flows.jsonl",
+        "--vm",
+        "a",
+    ]);
+    assert_eq!(
+        (status, &out[..], &err[..]),
+        (
+            1,
+            "\
+refused from now on:
+         1  api.code.test:443/tcp  by default deny
+let through from now on:
+        40  203.0.113.7:80/tcp  by rule 2, `allow 203.0.113.0/24` (next.toml:4)
+         1  192.0.2.9:123/udp   by rule 3, `allow 192.0.2.9:123/udp` (next.toml:4)
+questions refused from now on:
+         1  api.code.test  by default deny
+questions answered from now on:
+         1  cdn.code.test (TXT)  by rule 1, `allow cdn.code.test:443` (next.toml:4)
+44 decided otherwise, of 7 records
+",
+            "slipgate: 1 lines of flows.jsonl are no records and were left out\n"
+        )
+    );
+    let (status, out, _) = diff(&["egress.toml", "egress.toml", "--flow-log", "flows.jsonl"]);
+    assert_eq!(
+        (status, &out[..]),
+        (
+            0,
+            "the same: all of 10 flows, questions and refusals recorded\n"
+        )
+    );
+    let (status, _, err) = diff(&["egress.toml", "next.toml", "--flow-log", "gone"]);
+    assert!(status == 2 && err.contains("--flow-log gone"), "{err}");
+}
+
+#[test]
+fn learn_prints_the_least_policy_and_check_takes_it() {
+    let folder = folder();
+    let learn = |args: &[&str]| {
+        policy(
+            folder.path(),
+            &[&["learn", "--flow-log", "flows.jsonl"], args].concat(),
+        )
+    };
+    let (status, out, _) = learn(&["a"]);
+    assert_eq!(
+        (status, &out[..]),
+        (
+            0,
+            "\
+# The least policy for what was seen of a: 3 flows, 3 rules.
+default = \"deny\"
+rules = [
+  { allow = \"api.code.test:443/tcp\" }, # 1 flow
+  { allow = \"cdn.code.test:443/tcp\" }, # 1 flow
+  { allow = \"192.0.2.9:123/udp\" }, # 1 flow
+]
+"
+        )
+    );
+    // Another VM's names are not its own; a private address needs a rule of its own.
+    let (_, out, _) = learn(&["b"]);
+    let rules: Vec<&str> = out.lines().filter(|line| line.contains("allow")).collect();
+    assert_eq!(
+        rules,
+        [
+            "  { allow = \"db.corp.test:5432/tcp\" }, # 1 flow",
+            "  { allow = \"10.20.0.5:5432/tcp\" }, # 1 flow",
+            "  { allow = \"192.0.2.11/icmp\" }, # 1 flow",
+            "  { allow = \"198.51.100.7:443/tcp\" }, # 1 flow",
+        ]
+    );
+    let (_, out, _) = learn(&["--generalise"]);
+    assert!(
+        out.contains("{ allow = \"*.code.test:443/tcp\" }, # 2 flows"),
+        "{out}"
+    );
+    assert!(
+        out.contains("db.corp.test:5432"),
+        "one name is no family: {out}"
+    );
+
+    fs::write(folder.path().join("learnt.toml"), out).expect("writing");
+    let (status, out, err) = policy(folder.path(), &["check", "learnt.toml", "--strict"]);
+    assert_eq!((status, &err[..]), (0, ""), "{out}");
+    // What was seen is let through by what was learnt.
+    let (_, out, _) = policy(
+        folder.path(),
+        &[
+            "diff",
+            "learnt.toml",
+            "learnt.toml",
+            "--flow-log",
+            "flows.jsonl",
+        ],
+    );
+    assert!(out.starts_with("the same"), "{out}");
+    for seen in ["api.code.test:443", "db.corp.test:5432", "198.51.100.7:443"] {
+        let (status, out, _) = policy(folder.path(), &["explain", "learnt.toml", seen]);
+        assert_eq!(status, 0, "{seen}: {out}");
+    }
+}
+
+#[test]
+fn learn_follows_a_log_over_its_rotation() {
+    let folder = folder();
+    let log = folder.path().join("flows.jsonl");
+    let child = Command::new(env!("CARGO_BIN_EXE_slipgate"))
+        .args([
+            "policy",
+            "learn",
+            "--flow-log",
+            "flows.jsonl",
+            "--follow",
+            "--seconds",
+            "2",
+        ])
+        .current_dir(folder.path())
+        .stderr(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("slipgate");
+    let line = |id: &str, port: u16| {
+        format!(
+            "{{\"id\":\"{id}\",\"vm\":\"a\",\"proto\":\"tcp\",\"guest\":\"10.0.2.15:1\",\"remote\":\"192.0.2.77:{port}\"}}\n"
+        )
+    };
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let mut old = fs::OpenOptions::new()
+        .append(true)
+        .open(&log)
+        .expect("the log");
+    std::io::Write::write_all(&mut old, line("90", 1001).as_bytes()).expect("appending");
+    fs::rename(&log, folder.path().join("flows.jsonl.1")).expect("rotating");
+    std::io::Write::write_all(&mut old, line("91", 1002).as_bytes()).expect("appending");
+    fs::write(&log, line("92", 1003)).expect("the next one");
+    let output = child.wait_with_output().expect("its end");
+    let out = String::from_utf8(output.stdout).expect("UTF-8");
+    for port in [1001, 1002, 1003] {
+        assert!(
+            out.contains(&format!("192.0.2.77:{port}/tcp")),
+            "{port}: {out}"
+        );
+    }
+}
+
+#[test]
+fn the_schema_is_the_committed_one() {
+    let folder = folder();
+    let (status, out, _) = policy(folder.path(), &["schema"]);
+    assert_eq!(
+        (status, &out[..]),
+        (0, include_str!("../../docs/policy.schema.json"))
+    );
+}

@@ -1,0 +1,75 @@
+//! A policy file: read, compiled, asked.
+//!
+//! Input: `destination: address (4), port (2), protocol (1) | deny file, with its length | policy file`.
+use std::{io, path::Path};
+
+use slipgate_abi::Protocol;
+use userspace_nat::{
+    dns::Name,
+    rules::{Destination, Judge, wire},
+};
+
+use crate::{
+    cli::config::{LoadedPolicies, PolicyFile, check_file, policy_in_file},
+    tape::Tape,
+};
+
+/// Names that are asked for.
+const NAMES: [&str; 3] = ["example.com", "api.example.com", "a.b.evil.test"];
+
+/// Reads the file as `slipgate policy check` does, and decides by what it says.
+pub fn policy(input: &[u8]) {
+    let mut tape = Tape::new(input);
+    let to = Destination {
+        addr: tape.array::<4>().into(),
+        port: tape.u16(),
+        protocol: [Protocol::Tcp, Protocol::Udp, Protocol::Icmp][usize::from(tape.u8()) % 3],
+    };
+    let list = String::from_utf8_lossy(tape.bytes()).into_owned();
+    let text = String::from_utf8_lossy(tape.rest()).into_owned();
+    let read = |path: &Path| match path.ends_with("list.txt") {
+        true => Ok(list.clone()),
+        false => Err(io::ErrorKind::NotFound.into()),
+    };
+    let file = match PolicyFile::parse(Path::new("p/policy.toml"), text) {
+        Ok(file) => file,
+        Err(error) => return assert!(error.to_string().starts_with("p/policy.toml:")),
+    };
+    let _ = check_file(&file).map_err(|error| error.to_string());
+    let loaded = match LoadedPolicies::of(&[], None, Some(&file), &read) {
+        Ok(loaded) => loaded,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    let json = serde_json::to_vec(&loaded).expect("what the engine is sent");
+    assert_eq!(
+        serde_json::from_slice::<LoadedPolicies>(&json).ok(),
+        Some(loaded.clone())
+    );
+    let policies = loaded.compile().expect("what was loaded was checked");
+    assert!(policies.doubles().is_none());
+
+    let texts: Vec<String> = policies.texts().collect();
+    let mut judge = Judge::new(policies.clone());
+    for (policy, index) in policies.iter().zip(0..) {
+        judge.assign(index, index);
+        let decision = judge.decide(index, to, 0).decision;
+        assert!(policy.has(decision.rule));
+        assert_eq!(decision, policy.decide(to));
+        let text = &texts[decision.rule.0 as usize];
+        assert!(policies.text(decision).starts_with(&text[..]));
+        assert!(!policy.explain(to).to_string().is_empty());
+        for rule in policy.standing() {
+            let covered = policy.covered_by(rule).is_some();
+            // What an earlier rule matches whole never decides.
+            assert!(!covered || rule.id != decision.rule);
+        }
+        for name in NAMES {
+            let wire = wire(name).expect("a name");
+            let told = policy.decide_as(to, Name(&wire));
+            assert!(policy.has(told.rule));
+            let (_, said) = policy.explain_name(Name(&wire), Some((to.port, to.protocol)));
+            assert!(!said.is_empty());
+        }
+    }
+    let _ = policy_in_file(&file, "a", None);
+}
