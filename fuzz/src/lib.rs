@@ -23,9 +23,8 @@ mod vms;
 
 pub use {
     dns::dns, dns_proxy::dns_proxy, engine::engine, kernel::kernel, messages::messages,
-    packet::packet, pci::pci, relay::relay, rules::rules, services::services, transport::transport,
-    policy::policy,
-    virtio_net::virtio_net,
+    packet::packet, pci::pci, policy::policy, relay::relay, rules::rules, services::services,
+    transport::transport, virtio_net::virtio_net,
 };
 
 /// The binary's sources, as far as they read what another process wrote.
