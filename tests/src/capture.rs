@@ -9,7 +9,7 @@ use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
@@ -44,25 +44,51 @@ pub struct Captured {
     pub missed: u64,
 }
 
+/// A frame as it passed the device.
+#[derive(Clone, Debug)]
+pub struct CapturedFrame {
+    /// Whether the device sent it; else it received it.
+    pub sent: bool,
+    /// Its offload header.
+    pub vnet: VnetHdr,
+    /// The frame, whole.
+    pub bytes: Vec<u8>,
+}
+
+type Kept = Arc<Mutex<Vec<CapturedFrame>>>;
+
 /// A running capture. [`Capture::finish`] takes the counts; a drop throws them away.
 pub struct Capture {
     device: String,
     stop: Arc<AtomicBool>,
+    kept: Kept,
     thread: Option<JoinHandle<io::Result<Captured>>>,
+}
+
+/// What is kept of the frames beside their counts.
+enum Keep {
+    Nothing,
+    Pcap(PathBuf),
+    Frames,
 }
 
 impl Capture {
     /// Starts capturing on `device` in `ns`.
     pub fn start(ns: &NetNs, device: &str) -> Result<Capture> {
-        Self::open(ns, device, None)
+        Self::open(ns, device, Keep::Nothing)
+    }
+
+    /// The same, and keeps all frames whole: see [`Capture::frames`].
+    pub fn keeping(ns: &NetNs, device: &str) -> Result<Capture> {
+        Self::open(ns, device, Keep::Frames)
     }
 
     /// The same, and writes all frames whole to a pcap file.
     pub fn to_pcap(ns: &NetNs, device: &str, path: &Path) -> Result<Capture> {
-        Self::open(ns, device, Some(path.to_owned()))
+        Self::open(ns, device, Keep::Pcap(path.to_owned()))
     }
 
-    fn open(ns: &NetNs, device: &str, pcap: Option<PathBuf>) -> Result<Capture> {
+    fn open(ns: &NetNs, device: &str, keep: Keep) -> Result<Capture> {
         let what = || format!("capture on `{device}` in {ns:?}");
         let missing = || Error::unexpected(format!("{}: there is no such device", what()));
         let ifindex = ns.ifindex(device).ok_or_else(missing)?;
@@ -77,15 +103,18 @@ impl Capture {
         } else {
             LinkType::Ip
         };
-        let pcap = pcap
-            .map(|path| PcapWriter::create(&path, link))
-            .transpose()
-            .tried(what())?;
+        let kept = Kept::default();
+        let (pcap, keeps) = match keep {
+            Keep::Nothing => (None, None),
+            Keep::Pcap(path) => (Some(PcapWriter::create(&path, link).tried(what())?), None),
+            Keep::Frames => (None, Some(kept.clone())),
+        };
         let stop = Arc::new(AtomicBool::new(false));
         let mut run = Run {
             socket,
             ethernet,
             pcap,
+            kept: keeps,
             captured: Captured::default(),
         };
         let their_stop = stop.clone();
@@ -93,8 +122,14 @@ impl Capture {
         Ok(Capture {
             device: device.to_owned(),
             stop,
+            kept,
             thread: Some(thread),
         })
+    }
+
+    /// The frames so far, in order, of a capture that keeps them.
+    pub fn frames(&self) -> Vec<CapturedFrame> {
+        locked(&self.kept).clone()
     }
 
     /// Stops, after all that was queued is counted. A capture that missed frames is an error.
@@ -147,16 +182,21 @@ fn packet_socket(ifindex: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+fn locked(kept: &Kept) -> std::sync::MutexGuard<'_, Vec<CapturedFrame>> {
+    kept.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 struct Run {
     socket: OwnedFd,
     ethernet: bool,
     pcap: Option<PcapWriter>,
+    kept: Option<Kept>,
     captured: Captured,
 }
 
 impl Run {
     fn run(&mut self, stop: &AtomicBool) -> io::Result<Captured> {
-        let room = if self.pcap.is_some() {
+        let room = if self.pcap.is_some() || self.kept.is_some() {
             FRAME_MAX
         } else {
             SNAP_BYTES
@@ -223,9 +263,15 @@ impl Run {
             true => Packet::parse_ethernet(frame),
             false => Packet::parse_ip(frame),
         };
-        match from.sll_pkttype {
-            libc::PACKET_OUTGOING => self.captured.sent.add(&vnet, packet.as_ref()),
-            _ => self.captured.received.add(&vnet, packet.as_ref()),
+        let sent = from.sll_pkttype == libc::PACKET_OUTGOING as u8;
+        let counts = match sent {
+            true => &mut self.captured.sent,
+            false => &mut self.captured.received,
+        };
+        counts.add(&vnet, packet.as_ref());
+        if let Some(kept) = &self.kept {
+            let bytes = frame.to_vec();
+            locked(kept).push(CapturedFrame { sent, vnet, bytes });
         }
         if let Some(pcap) = &mut self.pcap {
             pcap.write(frame)?;

@@ -4,12 +4,13 @@
 use std::net::Ipv4Addr;
 
 /// Record types.
-#[allow(missing_docs, reason = "RFC 1035 and 3596 names")]
+#[allow(missing_docs, reason = "names of RFC 1035, 3596 and 9460")]
 pub mod types {
     pub const A: u16 = 1;
     pub const CNAME: u16 = 5;
     pub const TXT: u16 = 16;
     pub const AAAA: u16 = 28;
+    pub const HTTPS: u16 = 65;
 }
 
 /// A record of an answer. Data stays as it is on the wire.
@@ -21,16 +22,30 @@ pub struct Record {
     pub ttl: u32,
     /// Record data.
     pub data: Vec<u8>,
+    /// Whose it is; `None`: the question's. Not read from answers.
+    pub owner: Option<String>,
 }
 
 impl Record {
+    /// A record of any type.
+    pub fn new(kind: u16, data: Vec<u8>, ttl: u32) -> Record {
+        Record {
+            kind,
+            ttl,
+            data,
+            owner: None,
+        }
+    }
+
+    /// The same, of another name than the question's.
+    pub fn of(self, owner: &str) -> Record {
+        let owner = Some(owner.to_owned());
+        Record { owner, ..self }
+    }
+
     /// An A record.
     pub fn a(address: Ipv4Addr, ttl: u32) -> Record {
-        Record {
-            kind: types::A,
-            ttl,
-            data: address.octets().to_vec(),
-        }
+        Record::new(types::A, address.octets().to_vec(), ttl)
     }
 
     /// A TXT record; text above 255 bytes is split into several strings.
@@ -39,20 +54,20 @@ impl Record {
             .chunks(255)
             .flat_map(|part| [&[part.len() as u8], part].concat())
             .collect();
-        Record {
-            kind: types::TXT,
-            ttl,
-            data,
-        }
+        Record::new(types::TXT, data, ttl)
     }
 
     /// A CNAME record.
     pub fn cname(name: &str, ttl: u32) -> Record {
-        Record {
-            kind: types::CNAME,
-            ttl,
-            data: encode_name(name),
-        }
+        Record::new(types::CNAME, encode_name(name), ttl)
+    }
+
+    /// An HTTPS record (RFC 9460) of priority 1 with an ipv4hint; the target `""` is the owner.
+    pub fn https(target: &str, hint: Ipv4Addr, ttl: u32) -> Record {
+        const IPV4_HINT: [u8; 4] = [0, 4, 0, 4];
+        let target = encode_name(target);
+        let data = [&[0, 1], &target[..], &IPV4_HINT, &hint.octets()].concat();
+        Record::new(types::HTTPS, data, ttl)
     }
 
     /// The address, if it is an A record.
@@ -121,7 +136,10 @@ impl Reply {
         out.extend_from_slice(&[0; 4]);
         self.question.write(&mut out);
         for record in &self.records {
-            out.extend_from_slice(&[0xc0, 12]); // the name of the question
+            match &record.owner {
+                Some(owner) => out.extend_from_slice(&encode_name(owner)),
+                None => out.extend_from_slice(&[0xc0, 12]), // the name of the question
+            }
             out.extend_from_slice(&record.kind.to_be_bytes());
             out.extend_from_slice(&[0, 1]);
             out.extend_from_slice(&record.ttl.to_be_bytes());
@@ -147,7 +165,7 @@ impl Reply {
             let data = message.get(at + 10..at + 10 + len)?.to_vec();
             let kind = u16::from_be_bytes([fixed[0], fixed[1]]);
             let ttl = u32::from_be_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]);
-            records.push(Record { kind, ttl, data });
+            records.push(Record::new(kind, data, ttl));
             at += 10 + len;
         }
         Some(Reply {

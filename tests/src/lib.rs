@@ -17,7 +17,7 @@
 //! | a guest: static or DHCP, hand-made frames, filters, unplugging | [`Guest`], [`GuestConfig`] |
 //! | code or a program inside a namespace | [`NetNs::run`], [`NetNs::spawn`] |
 //! | servers and clients | [`servers`], [`clients`] |
-//! | hand-made packets | [`frame::FrameBuilder`], [`frame::Packet`] |
+//! | hand-made packets | [`frame::FrameBuilder`], [`frame::Packet`], [`tls::ClientHello`] |
 //! | counting as if segmented | [`Capture`], [`Guest::flows`], [`accounting`] |
 //! | a link that loses, duplicates, reorders | [`impairment::Impairment`] |
 //! | slipgate itself and its pins | [`Slipgate`], [`PinDir`] |
@@ -82,9 +82,10 @@ pub mod slipgate;
 mod sockets;
 pub mod streams;
 pub mod tap;
+pub mod tls;
 pub mod world;
 
-pub use capture::{Capture, Captured};
+pub use capture::{Capture, Captured, CapturedFrame};
 pub use error::{Error, Result};
 pub use guest::{GUEST_DEVICE, Guest, GuestConfig};
 pub use microvm::{Line, MicroVm, MicroVmEnd};

@@ -80,17 +80,25 @@ pub fn query_tcp(server: SocketAddrV4, name: &str, timeout: Duration) -> Result<
     let query = question.to_bytes();
     let framed = [&(query.len() as u16).to_be_bytes()[..], &query].concat();
     stream.write_all(&framed).tried(what())?;
-    let mut len = [0; 2];
-    stream.read_exact(&mut len).tried(what())?;
-    let mut message = vec![0; u16::from_be_bytes(len).into()];
-    stream.read_exact(&mut message).tried(what())?;
-    match Reply::parse(&message) {
-        Some(reply) if reply.question == question => Ok(Resolved {
+    let reply = read_reply(&mut stream)?;
+    match reply.question == question {
+        true => Ok(Resolved {
             reply,
             took: started.elapsed(),
         }),
-        other => Err(Error::unexpected(format!("{}: got {other:?}", what()))),
+        false => Err(Error::unexpected(format!("{}: got {reply:?}", what()))),
     }
+}
+
+/// Reads the next answer of a connection.
+pub fn read_reply(stream: &mut impl Read) -> Result<Reply> {
+    let what = "read an answer over TCP";
+    let mut len = [0; 2];
+    stream.read_exact(&mut len).tried(what)?;
+    let mut message = vec![0; u16::from_be_bytes(len).into()];
+    stream.read_exact(&mut message).tried(what)?;
+    let cut = || Error::unexpected(format!("{what}: it is none, or cut short"));
+    Reply::parse(&message).ok_or_else(cut)
 }
 
 /// A question with an id of its own.

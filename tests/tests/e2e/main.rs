@@ -11,6 +11,7 @@ mod hostile;
 mod names;
 mod namespaces;
 mod observability;
+mod policy;
 mod rates;
 mod records;
 mod refusals;

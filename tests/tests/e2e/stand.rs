@@ -12,6 +12,8 @@ use slipgate_testbed::{
 pub(crate) struct Stand {
     pub(crate) slipgate: Slipgate,
     pub(crate) guest: Guest,
+    /// More guests, none mostly.
+    pub(crate) neighbours: Vec<Guest>,
     pub(crate) world: World,
     scratch: tempfile::TempDir,
 }
@@ -24,17 +26,31 @@ impl Stand {
 
     /// As told.
     pub(crate) fn with(world: WorldConfig, guest: GuestConfig, args: &[&str]) -> Stand {
+        Self::beside(world, guest, &[], args)
+    }
+
+    /// The same, with more guests beside the first.
+    pub(crate) fn beside(
+        world: WorldConfig,
+        guest: GuestConfig,
+        neighbours: &[GuestConfig],
+        args: &[&str],
+    ) -> Stand {
         let world = World::with(world).unwrap();
         let guest = Guest::new(&world, guest).unwrap();
+        let made = |config: &GuestConfig| Guest::new(&world, config.clone()).unwrap();
+        let neighbours: Vec<Guest> = neighbours.iter().map(made).collect();
         let scratch = tempfile::tempdir().unwrap();
         let log = scratch.path().join("flows.jsonl").display().to_string();
         let pins = PinDir::new().unwrap();
         let mut all = vec!["--tap", "tap0", "--uplink", UPLINK, "--flow-log", &log];
+        all.extend(neighbours.iter().flat_map(|guest| ["--tap", guest.tap()]));
         all.extend(args);
         let slipgate = Slipgate::attach(&world.host, &pins, &all).unwrap();
         Stand {
             slipgate,
             guest,
+            neighbours,
             world,
             scratch,
         }

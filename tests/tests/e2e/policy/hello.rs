@@ -1,0 +1,134 @@
+//! What an inspected connection says of its server, cut in every way that TCP allows.
+
+use std::ops::Range;
+
+use slipgate_testbed::{require_root_and_tun, tls::ClientHello};
+
+use super::{ALLOWED, DENIED, INSPECT, SHARED, Stage, by_hand::ByHand, holds, https, stage::Mark};
+
+/// As long as the other: one can be put in the other's place.
+pub(super) const ALLOWED_NAME: &str = "api.example.test";
+pub(super) const DENIED_NAME: &str = "www.evil-01.test";
+
+pub(super) fn hello(name: &str) -> Vec<u8> {
+    ClientHello::to(name).record()
+}
+
+/// What is wanted of a hello for another server.
+pub(super) const READ: Mark = ("the denied name", |seen| {
+    seen.could_read(https(ALLOWED), DENIED_NAME)
+});
+
+#[test]
+fn a_forged_sni() {
+    require_root_and_tun!();
+    let says = |stage: &Stage, server, name: &str| stage.says(https(server), &hello(name));
+    holds(
+        INSPECT,
+        |stage| {
+            stage.ask(ALLOWED_NAME);
+            stage.ask("shared.example.test");
+            says(stage, ALLOWED, DENIED_NAME);
+            // A name that may be asked for, at an address that is another's.
+            says(stage, DENIED, ALLOWED_NAME);
+            says(stage, SHARED, ALLOWED_NAME);
+            // None at all.
+            stage.says(https(ALLOWED), &ClientHello::default().record());
+        },
+        &[
+            READ,
+            ("any byte", |seen| seen.tcp_bytes(https(ALLOWED)) > 0),
+            ("an allowed name at a denied address", |seen| {
+                seen.at(DENIED) > 0
+            }),
+            ("an allowed name at another's address", |seen| {
+                seen.could_read(https(SHARED), ALLOWED_NAME)
+            }),
+        ],
+        |stage| {
+            stage.reaches(https(ALLOWED), &hello(ALLOWED_NAME));
+            stage.reaches(https(SHARED), &hello("shared.example.test"));
+        },
+    );
+}
+
+/// Sends the hello in such pieces, in that order: refused if it is for another server, else whole
+/// and once.
+fn holds_in_pieces(cut: impl Fn(usize) -> Vec<Range<usize>>) {
+    let send = |connection: &ByHand<'_>, name: &str| {
+        let hello = hello(name);
+        for piece in cut(hello.len()) {
+            connection.say(piece.start, &hello[piece]);
+        }
+    };
+    holds(
+        INSPECT,
+        |stage| {
+            stage.ask(ALLOWED_NAME);
+            send(&ByHand::connect(stage, https(ALLOWED)), DENIED_NAME);
+        },
+        &[
+            READ,
+            ("any byte", |seen| seen.tcp_bytes(https(ALLOWED)) > 0),
+        ],
+        |stage| {
+            let said = hello(ALLOWED_NAME);
+            let mut connection = ByHand::connect(stage, https(ALLOWED));
+            send(&connection, ALLOWED_NAME);
+            connection.await_echo(said.len());
+            // What comes after goes on.
+            connection.say(said.len(), b"and more");
+            connection.await_echo(said.len() + b"and more".len());
+            let arrivals = stage.arrivals();
+            let whole = [said, b"and more".to_vec()].concat();
+            assert!(
+                arrivals.streams(https(ALLOWED)).contains(&whole),
+                "{arrivals}"
+            );
+        },
+    );
+}
+
+/// Where the name is in a hello.
+pub(super) fn name_in(hello: &[u8], name: &str) -> Range<usize> {
+    let same = |part: &[u8]| part == name.as_bytes();
+    let begin = hello.windows(name.len()).position(same).unwrap();
+    begin..begin + name.len()
+}
+
+/// So many bytes a piece, from the first on.
+fn pieces(len: usize, of: usize) -> Vec<Range<usize>> {
+    let begins = (0..len).step_by(of);
+    begins.map(|begin| begin..len.min(begin + of)).collect()
+}
+
+#[test]
+fn a_hello_split_in_the_name() {
+    require_root_and_tun!();
+    let middle = name_in(&hello(ALLOWED_NAME), ALLOWED_NAME).start + 6;
+    holds_in_pieces(|len| vec![0..middle, middle..len]);
+}
+
+#[test]
+fn a_hello_by_octets() {
+    require_root_and_tun!();
+    holds_in_pieces(|len| pieces(len, 1));
+}
+
+#[test]
+fn a_hello_out_of_order() {
+    require_root_and_tun!();
+    holds_in_pieces(|len| pieces(len, 20).into_iter().rev().collect());
+}
+
+#[test]
+fn a_hello_in_overlapping_pieces() {
+    require_root_and_tun!();
+    holds_in_pieces(|len| {
+        let longer = |piece: Range<usize>| piece.start..len.min(piece.end + 25);
+        let mut all: Vec<_> = pieces(len, 20).into_iter().map(longer).collect();
+        all.swap(2, 4);
+        all.swap(0, 5);
+        all
+    });
+}

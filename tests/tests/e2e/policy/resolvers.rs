@@ -1,0 +1,120 @@
+//! Ways to ask for a name past slipgate's DNS.
+
+use std::{io::Write, net::SocketAddrV4};
+
+use slipgate_testbed::{
+    clients::{dns, tcp},
+    dns_wire::{Question, types},
+    require_root_and_tun,
+    tls::ClientHello,
+};
+
+use super::{
+    ALLOW, ALLOWED, SECOND_RESOLVER, Stage, holds, https,
+    stage::{DOT, HIDDEN_DNS},
+};
+use crate::{WAIT, at};
+
+const HIDDEN: SocketAddrV4 = SocketAddrV4::new(SECOND_RESOLVER, HIDDEN_DNS);
+const TLS_ELSEWHERE: SocketAddrV4 = SocketAddrV4::new(SECOND_RESOLVER, DOT);
+const TLS_AT_ALLOWED: SocketAddrV4 = SocketAddrV4::new(ALLOWED, DOT);
+
+fn question(name: &str) -> Question {
+    dns::question(name, types::A)
+}
+
+#[test]
+fn a_second_resolver() {
+    require_root_and_tun!();
+    holds(
+        ALLOW,
+        |stage| {
+            for resolver in [at(SECOND_RESOLVER, 53), HIDDEN] {
+                stage.ask_at(resolver, &question("evil.test"));
+            }
+        },
+        &[
+            ("the question", |seen| seen.ask_for("evil.test")),
+            ("one to a hidden port", |seen| {
+                !seen.datagrams(HIDDEN).is_empty()
+            }),
+        ],
+        |stage| {
+            // Who asks another resolver for what he may have gets it, from ours.
+            let found = stage.ask_at(at(SECOND_RESOLVER, 53), &question("api.example.test"));
+            assert_eq!(found.unwrap().records[0].address(), Some(ALLOWED));
+            stage.reaches(https(ALLOWED), b"asked elsewhere");
+            assert_eq!(stage.arrivals().at(SECOND_RESOLVER), 0);
+        },
+    );
+}
+
+/// Asks over TCP, one octet a segment.
+fn ask_by_octets(stage: &Stage, resolver: SocketAddrV4, name: &str) -> Option<u8> {
+    let query = question(name).to_bytes();
+    let framed = [&(query.len() as u16).to_be_bytes()[..], &query].concat();
+    stage.stand.run(|| {
+        let mut stream = tcp::connect(resolver, WAIT).ok()?;
+        for octet in framed {
+            stream.write_all(&[octet]).ok()?;
+        }
+        dns::read_reply(&mut stream).ok().map(|reply| reply.code)
+    })
+}
+
+#[test]
+fn dns_over_tcp() {
+    require_root_and_tun!();
+    const REFUSED: Option<u8> = Some(5);
+    holds(
+        ALLOW,
+        |stage| {
+            let resolver = at(SECOND_RESOLVER, 53);
+            let whole = stage
+                .stand
+                .run(|| dns::query_tcp(resolver, "whole.evil.test", WAIT));
+            let cut = ask_by_octets(stage, resolver, "cut.evil.test");
+            assert_eq!(whole.ok().map(|found| found.reply.code), cut);
+            assert!(cut.is_some());
+        },
+        &[
+            ("a whole question", |seen| seen.ask_for("whole.evil.test")),
+            ("one by octets", |seen| seen.ask_for("cut.evil.test")),
+        ],
+        |stage| {
+            let resolver = at(SECOND_RESOLVER, 53);
+            assert_eq!(ask_by_octets(stage, resolver, "evil.test"), REFUSED);
+            assert_eq!(ask_by_octets(stage, resolver, "api.example.test"), Some(0));
+            stage.reaches(https(ALLOWED), b"asked over TCP");
+            assert_eq!(stage.arrivals().at(SECOND_RESOLVER), 0);
+        },
+    );
+}
+
+#[test]
+fn dns_over_tls_and_quic() {
+    require_root_and_tun!();
+    let hello = ClientHello::to("dns.example.test").record();
+    holds(
+        ALLOW,
+        |stage| {
+            // Nobody has told the address; and at one that was told, the port is no other's.
+            stage.ask("api.example.test");
+            for resolver in [TLS_ELSEWHERE, TLS_AT_ALLOWED] {
+                stage.says(resolver, &hello);
+                stage.sends(resolver, b"a QUIC packet");
+            }
+        },
+        &[
+            ("TLS", |seen| seen.opened(TLS_ELSEWHERE) > 0),
+            ("QUIC", |seen| !seen.datagrams(TLS_ELSEWHERE).is_empty()),
+            ("TLS at an open address", |seen| {
+                seen.opened(TLS_AT_ALLOWED) > 0
+            }),
+            ("QUIC at an open address", |seen| {
+                !seen.datagrams(TLS_AT_ALLOWED).is_empty()
+            }),
+        ],
+        |stage| stage.reaches(https(ALLOWED), &hello),
+    );
+}

@@ -1,0 +1,143 @@
+//! Streams that can be read in two ways: one for who inspects, another for the server.
+
+use slipgate_testbed::{
+    frame::{Checksum, FrameBuilder},
+    require_root_and_tun,
+};
+
+use super::{
+    ALLOWED, INSPECT, Stage,
+    by_hand::ByHand,
+    hello::{ALLOWED_NAME, DENIED_NAME, READ, hello, name_in},
+    holds, https,
+};
+
+/// Both hellos, and a connection to say them on.
+struct Scene<'s> {
+    stage: &'s Stage,
+    good: Vec<u8>,
+    evil: Vec<u8>,
+}
+
+impl<'s> Scene<'s> {
+    fn new(stage: &'s Stage) -> Scene<'s> {
+        stage.ask(ALLOWED_NAME);
+        Scene {
+            stage,
+            good: hello(ALLOWED_NAME),
+            evil: hello(DENIED_NAME),
+        }
+    }
+
+    fn connect(&self) -> ByHand<'s> {
+        ByHand::connect(self.stage, https(ALLOWED))
+    }
+
+    /// The allowed hello, once those segments of it that `first` makes were sent, is taken.
+    fn passes_after(&self, first: impl Fn(&ByHand<'_>, &[u8])) {
+        let mut connection = self.connect();
+        first(&connection, &self.good);
+        connection.say(0, &self.good);
+        connection.await_echo(self.good.len());
+        let arrivals = self.stage.arrivals();
+        let streams = arrivals.streams(https(ALLOWED));
+        assert!(streams.contains(&self.good), "{arrivals}");
+    }
+}
+
+#[test]
+fn overlapping_pieces_of_two_hellos() {
+    require_root_and_tun!();
+    holds(
+        INSPECT,
+        |stage| {
+            let scene = Scene::new(stage);
+            let name = name_in(&scene.good, ALLOWED_NAME);
+            let (before, behind) = (name.start - 10, name.end + 10);
+            for (one, other) in [(&scene.good, &scene.evil), (&scene.evil, &scene.good)] {
+                // The second piece lies over the first one's name; then the first over the second's.
+                let connection = scene.connect();
+                connection.say(before, &one[before..]);
+                connection.say(0, &other[..behind]);
+                let connection = scene.connect();
+                connection.say(1, &one[1..behind]);
+                connection.say(before, &other[before..]);
+                connection.say(0, &one[..1]);
+            }
+        },
+        &[READ],
+        |stage| {
+            Scene::new(stage).passes_after(|connection, good| connection.say(30, &good[30..]));
+        },
+    );
+}
+
+#[test]
+fn a_retransmit_with_other_bytes() {
+    require_root_and_tun!();
+    holds(
+        INSPECT,
+        |stage| {
+            let scene = Scene::new(stage);
+            for (one, other) in [(&scene.good, &scene.evil), (&scene.evil, &scene.good)] {
+                // Before the server can have taken the first of them, for a byte is missing.
+                let connection = scene.connect();
+                connection.say(1, &one[1..]);
+                connection.say(1, &other[1..]);
+                connection.say(0, &one[..1]);
+            }
+            // After the first was decided over, and may be on its way.
+            let connection = scene.connect();
+            connection.say(0, &scene.good);
+            connection.say(0, &scene.evil);
+            connection.say(1, &scene.evil[1..]);
+        },
+        &[READ],
+        |stage| {
+            Scene::new(stage).passes_after(|connection, good| {
+                connection.say(1, &good[1..]);
+                connection.say(1, &good[1..]);
+            });
+        },
+    );
+}
+
+/// Sends the allowed hello in a segment that the server will not take, then the other.
+fn holds_against_decoys(spoil: impl Fn(FrameBuilder) -> FrameBuilder) {
+    holds(
+        INSPECT,
+        |stage| {
+            let scene = Scene::new(stage);
+            let connection = scene.connect();
+            connection.send(&spoil(connection.segment(0, &scene.good)));
+            connection.say(0, &scene.evil);
+            // The same for a part of it.
+            let connection = scene.connect();
+            let name = name_in(&scene.good, ALLOWED_NAME);
+            connection.say(0, &scene.good[..name.start]);
+            let decoy = connection.segment(name.start, &scene.good[name.start..]);
+            connection.send(&spoil(decoy));
+            connection.say(name.start, &scene.evil[name.start..]);
+        },
+        &[READ],
+        |stage| {
+            Scene::new(stage).passes_after(|connection, good| {
+                connection.send(&spoil(connection.segment(0, good)));
+            });
+        },
+    );
+}
+
+#[test]
+fn good_bytes_with_a_bad_checksum_first() {
+    require_root_and_tun!();
+    holds_against_decoys(|segment| segment.checksum(Checksum::Wrong));
+}
+
+#[test]
+fn good_bytes_with_a_low_ttl_first() {
+    require_root_and_tun!();
+    // One that ends at slipgate, one that ends behind it.
+    holds_against_decoys(|segment| segment.ttl(1));
+    holds_against_decoys(|segment| segment.ttl(2));
+}
