@@ -263,7 +263,7 @@ impl Run {
             true => Packet::parse_ethernet(frame),
             false => Packet::parse_ip(frame),
         };
-        let sent = from.sll_pkttype == libc::PACKET_OUTGOING as u8;
+        let sent = from.sll_pkttype == libc::PACKET_OUTGOING;
         let counts = match sent {
             true => &mut self.captured.sent,
             false => &mut self.captured.received,
