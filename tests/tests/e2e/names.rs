@@ -29,7 +29,8 @@ const ANOTHER: Ipv4Addr = Ipv4Addr::new(8, 8, 8, 8);
 
 fn zone() -> Zone {
     let bare = |address: [u8; 4]| Answer::a(address.into(), 300);
-    let elsewhere = vec![Record::cname("evil.test", 300), Record::a(SERVER_2, 300)];
+    let evil = Record::a(SERVER_2, 300).of("evil.test");
+    let elsewhere = vec![Record::cname("evil.test", 300), evil];
     Zone::from([
         ("api.example.test".into(), Answer::a(SERVER_2, 300)),
         ("zero.example.test".into(), Answer::a(SERVER_2, 0)),

@@ -23,6 +23,14 @@ use super::{
 };
 use crate::{DNS, Stand, WAIT, at, eventually};
 
+/// Loses what would not come over another router.
+const ONE_MORE_HOP: &str = "table ip hop {
+    chain arriving {
+        type filter hook prerouting priority raw;
+        ip ttl 1 drop
+    }
+}";
+
 /// The port that datagrams are sent to.
 pub(super) const DISCARD: u16 = 9;
 /// The port of DNS over TLS.
@@ -60,8 +68,7 @@ impl Stage {
         stand.guest.set_filter(Some(Box::new(by_hand))).unwrap();
         let net = &stand.world.net;
         // The servers are behind one more router.
-        net.nft("table ip far { chain far { type filter hook prerouting priority raw; ip ttl 1 drop } }")
-            .unwrap();
+        net.nft(ONE_MORE_HOP).unwrap();
         let everywhere = Ipv4Addr::UNSPECIFIED;
         let tcp = |port| TcpServer::start(net, (everywhere, port), TcpService::Echo).unwrap();
         let udp = |port| UdpServer::start(net, (everywhere, port), UdpService::Sink).unwrap();
