@@ -17,7 +17,7 @@
 //! | a guest: static or DHCP, hand-made frames, filters, unplugging | [`Guest`], [`GuestConfig`] |
 //! | code or a program inside a namespace | [`NetNs::run`], [`NetNs::spawn`] |
 //! | servers and clients | [`servers`], [`clients`] |
-//! | hand-made packets | [`frame::FrameBuilder`], [`frame::Packet`], [`tls::ClientHello`] |
+//! | hand-made packets | [`frame::FrameBuilder`], [`frame::Packet`], [`tls::ClientHello`], [`quic::Initial`] |
 //! | counting as if segmented | [`Capture`], [`Guest::flows`], [`accounting`] |
 //! | a link that loses, duplicates, reorders | [`impairment::Impairment`] |
 //! | slipgate itself and its pins | [`Slipgate`], [`PinDir`] |
@@ -75,6 +75,7 @@ pub mod pattern;
 pub mod pcap;
 mod pins;
 pub mod pump;
+pub mod quic;
 pub mod requirements;
 pub mod rig;
 pub mod servers;

@@ -50,6 +50,8 @@ impl<'a> Packet<'a> {
         let port = |at: usize| Some(u16::from_be_bytes([*l4.get(at)?, *l4.get(at + 1)?]));
         let protocol = fixed[9];
         let (ports, transport_header_len) = match protocol {
+            // A first fragment may be too short to say.
+            6 if first && half(6) & 0x2000 != 0 && l4.len() < 13 => ((port(0)?, port(2)?), 0),
             6 if first => ((port(0)?, port(2)?), usize::from(l4.get(12)? >> 4) * 4),
             17 if first => ((port(0)?, port(2)?), 8),
             1 if first => match l4.first()? {

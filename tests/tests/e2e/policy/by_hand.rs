@@ -28,6 +28,7 @@ pub(super) struct ByHand<'s> {
     local: SocketAddrV4,
     server: SocketAddrV4,
     begin: u32,
+    server_begin: u32,
     server_next: u32,
 }
 
@@ -52,10 +53,10 @@ impl<'s> ByHand<'s> {
             local: at(GUEST, port),
             server,
             begin: isn.wrapping_add(1),
+            server_begin: 0,
             server_next: 0,
         };
-        let syn = connection.bare().flags(tcp_flags::SYN).numbers(isn, 0);
-        connection.send(&syn);
+        connection.send(&connection.syn(isn));
         let (flags, sequence) = connection.awaits("an answer to the SYN", |flags, packet| {
             let answers = flags & (tcp_flags::SYN | tcp_flags::RST) != 0;
             let (sequence, acknowledged) = packet.tcp_numbers()?;
@@ -64,13 +65,36 @@ impl<'s> ByHand<'s> {
         if flags & tcp_flags::RST != 0 {
             return None;
         }
-        connection.server_next = sequence.wrapping_add(1);
+        connection.server_begin = sequence.wrapping_add(1);
+        connection.server_next = connection.server_begin;
         connection.send(&connection.segment(0, b""));
         Some(connection)
     }
 
     fn bare(&self) -> FrameBuilder {
         FrameBuilder::tcp(self.local, self.server).macs(GUEST_MAC, GATEWAY_MAC)
+    }
+
+    /// A SYN from its port.
+    pub(super) fn syn(&self, isn: u32) -> FrameBuilder {
+        self.bare().flags(tcp_flags::SYN).numbers(isn, 0)
+    }
+
+    /// The first segment behind such a SYN, whoever has answered it.
+    pub(super) fn first_after(&self, isn: u32, bytes: &[u8]) -> FrameBuilder {
+        let numbers = (isn.wrapping_add(1), self.server_next);
+        self.segment(0, bytes).numbers(numbers.0, numbers.1)
+    }
+
+    /// Ends a stream of that many bytes, and awaits that the server ends its own and knows.
+    pub(super) fn close(&mut self, place: usize) {
+        let fin = self.segment(place, b"");
+        self.send(&fin.flags(tcp_flags::FIN | tcp_flags::ACK));
+        self.awaits("the server's end", |flags, _| {
+            (flags & tcp_flags::FIN != 0).then_some(())
+        });
+        self.server_next = self.server_next.wrapping_add(1);
+        self.send(&self.segment(place + 1, b""));
     }
 
     /// A segment of the bytes at this place of the stream.
@@ -92,18 +116,21 @@ impl<'s> ByHand<'s> {
         self.send(&self.segment(place, bytes));
     }
 
-    /// Awaits the echo of that many bytes, and acknowledges it.
-    pub(super) fn await_echo(&mut self, bytes: usize) {
-        let (begin, mut next) = (self.server_next, self.server_next);
-        self.awaits("the echo", |_, packet| {
-            let (sequence, _) = packet.tcp_numbers()?;
-            if sequence == next {
-                next = next.wrapping_add(packet.payload().len() as u32);
-            }
-            (next.wrapping_sub(begin) as usize >= bytes).then_some(())
-        });
+    /// Awaits the echo of all bytes before this place, and acknowledges it.
+    pub(super) fn await_echo(&mut self, place: usize) {
+        let mut next = self.server_next;
+        let wanted = self.server_begin.wrapping_add(place as u32);
+        if next != wanted {
+            self.awaits("the echo", |_, packet| {
+                let (sequence, _) = packet.tcp_numbers()?;
+                if sequence == next {
+                    next = next.wrapping_add(packet.payload().len() as u32);
+                }
+                (next == wanted).then_some(())
+            });
+        }
         self.server_next = next;
-        self.send(&self.segment(bytes, b""));
+        self.send(&self.segment(place, b""));
     }
 
     fn awaits<T>(&self, what: &str, mut wanted: impl FnMut(u8, &Packet<'_>) -> Option<T>) -> T {

@@ -7,8 +7,11 @@ mod addresses;
 mod answers;
 mod arrivals;
 mod by_hand;
+mod fragments;
 mod hello;
+mod quic;
 mod resolvers;
+mod reuse;
 mod stage;
 mod two_readings;
 

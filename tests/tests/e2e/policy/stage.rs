@@ -157,12 +157,15 @@ impl Stage {
     /// What `says` comes to when all is well, and what of it arrived.
     pub(super) fn reaches(&self, server: SocketAddrV4, bytes: &[u8]) {
         assert!(self.says(server, bytes), "{server} is out of reach");
-        let arrivals = self.arrivals();
-        let whole = arrivals
-            .streams(server)
-            .iter()
-            .any(|stream| stream == bytes);
-        assert!(whole, "not what was said to {server}:\n{arrivals}");
+        self.await_stream(server, bytes);
+    }
+
+    /// Awaits that a connection has brought these bytes and no others.
+    pub(super) fn await_stream(&self, server: SocketAddrV4, bytes: &[u8]) {
+        eventually(&format!("what was said to {server}"), || {
+            let streams = self.arrivals().streams(server);
+            streams.iter().any(|stream| stream == bytes).then_some(())
+        });
     }
 
     /// Asks for a name and reaches it.
@@ -173,12 +176,19 @@ impl Stage {
         self.reaches(server, format!("for {name}").as_bytes());
     }
 
-    /// One datagram from the guest's own stack, whatever becomes of it.
+    /// A datagram from the guest's own stack, whatever becomes of it.
     pub(super) fn sends(&self, server: SocketAddrV4, bytes: &[u8]) {
-        self.stand.run(|| {
-            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-            socket.send_to(bytes, server).unwrap();
-        });
+        self.sends_all(server, &[bytes.to_vec()]);
+    }
+
+    /// Datagrams of one flow, each after the last was decided over.
+    pub(super) fn sends_all(&self, server: SocketAddrV4, datagrams: &[Vec<u8>]) {
+        let socket = self.stand.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+        for datagram in datagrams {
+            // Without `connect` no ICMP error comes back to it.
+            socket.send_to(datagram, server).unwrap();
+            self.settle();
+        }
     }
 }
 

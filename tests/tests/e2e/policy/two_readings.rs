@@ -39,9 +39,7 @@ impl<'s> Scene<'s> {
         first(&connection, &self.good);
         connection.say(0, &self.good);
         connection.await_echo(self.good.len());
-        let arrivals = self.stage.arrivals();
-        let streams = arrivals.streams(https(ALLOWED));
-        assert!(streams.contains(&self.good), "{arrivals}");
+        self.stage.await_stream(https(ALLOWED), &self.good);
     }
 }
 

@@ -1,0 +1,98 @@
+//! What was allowed once, used again.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use slipgate_testbed::{require_root_and_tun, servers::Answer};
+
+use super::{
+    ALLOWED, INSPECT, Stage,
+    by_hand::ByHand,
+    hello::{ALLOWED_NAME, DENIED_NAME, READ, hello},
+    holds, https,
+};
+use crate::eventually;
+
+/// A connection from this port that was let in and that the kernel carries.
+fn let_in(stage: &Stage, port: u16) -> ByHand<'_> {
+    let said = hello(ALLOWED_NAME);
+    let mut connection = ByHand::connect_from(stage, port, 1000, https(ALLOWED)).unwrap();
+    connection.say(0, &said);
+    connection.await_echo(said.len());
+    let local = format!("10.0.2.15:{port}");
+    eventually("a flow that the kernel carries", || {
+        let flows = stage.stand.flows_to(https(ALLOWED));
+        let mut flows = flows.into_iter();
+        flows.find(|flow| flow.guest == local && flow.verdict == "fast")
+    });
+    connection
+}
+
+/// The same tuple again, much later in sequence numbers.
+const AGAIN: u32 = 1_000_000;
+
+#[test]
+fn a_tuple_used_again() {
+    require_root_and_tun!();
+    const CLOSED: u16 = 20_900;
+    const LIVE: u16 = 20_901;
+    const LEGITIMATE: u16 = 20_902;
+    holds(
+        INSPECT,
+        |stage| {
+            stage.ask(ALLOWED_NAME);
+            let_in(stage, CLOSED).close(hello(ALLOWED_NAME).len());
+            let again = ByHand::connect_from(stage, CLOSED, AGAIN, https(ALLOWED));
+            again.unwrap().say(0, &hello(DENIED_NAME));
+            // On a live one; whatever the server makes of it.
+            let connection = let_in(stage, LIVE);
+            connection.send(&connection.syn(AGAIN));
+            connection.send(&connection.first_after(AGAIN, &hello(DENIED_NAME)));
+        },
+        &[READ],
+        |stage| {
+            let_in(stage, LEGITIMATE).close(hello(ALLOWED_NAME).len());
+            let mut again = ByHand::connect_from(stage, LEGITIMATE, AGAIN, https(ALLOWED)).unwrap();
+            let said = hello(ALLOWED_NAME);
+            again.say(0, &said);
+            again.await_echo(said.len());
+        },
+    );
+}
+
+#[test]
+fn an_answer_of_ttl_0() {
+    require_root_and_tun!();
+    let scratch = tempfile::tempdir().unwrap();
+    let file = scratch.path().join("policy.toml");
+    let policy =
+        "default = \"deny\"\nrules = [{ allow = \"*.example.test\" }]\n[dns]\nttl_floor_s = 1\n";
+    fs::write(&file, policy).unwrap();
+    let args = ["--dns", "203.0.113.10", "--policy", file.to_str().unwrap()];
+    holds(
+        &args,
+        |stage| {
+            stage.dns.set("zero.example.test", Answer::a(ALLOWED, 0));
+            stage.resolves_and_reaches("zero.example.test", https(ALLOWED));
+            // It is over when the floor is: what was told is a pinned address again.
+            let asked = Instant::now();
+            let is_open = || {
+                let told = stage.stand.slipgate.why("tap0", "203.0.113.20:443", "tcp");
+                told.unwrap().0
+            };
+            while is_open() && asked.elapsed() < Duration::from_secs(3) {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            stage.says(https(ALLOWED), b"long after");
+        },
+        &[("a pinned address", |seen| {
+            seen.could_read(https(ALLOWED), "long after")
+        })],
+        |stage| {
+            stage.ask("zero.example.test");
+            stage.reaches(https(ALLOWED), b"asked again");
+        },
+    );
+}
