@@ -52,6 +52,23 @@ fn a_forged_sni() {
     );
 }
 
+#[test]
+fn a_shared_address_and_the_denied_name_said() {
+    require_root_and_tun!();
+    holds(
+        INSPECT,
+        |stage| {
+            stage.ask("shared.evil.test");
+            stage.ask("shared.example.test");
+            stage.says(https(SHARED), &hello("shared.evil.test"));
+        },
+        &[("the denied name", |seen| {
+            seen.could_read(https(SHARED), "shared.evil.test")
+        })],
+        |stage| stage.reaches(https(SHARED), &hello("shared.example.test")),
+    );
+}
+
 /// Sends the hello in such pieces, in that order: refused if it is for another server, else whole
 /// and once.
 fn holds_in_pieces(cut: impl Fn(usize) -> Vec<Range<usize>>) {

@@ -1,11 +1,6 @@
 //! What was allowed once, used again.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
-
-use slipgate_testbed::{require_root_and_tun, servers::Answer};
+use slipgate_testbed::require_root_and_tun;
 
 use super::{
     ALLOWED, INSPECT, Stage,
@@ -58,41 +53,6 @@ fn a_tuple_used_again() {
             let said = hello(ALLOWED_NAME);
             again.say(0, &said);
             again.await_echo(said.len());
-        },
-    );
-}
-
-#[test]
-fn an_answer_of_ttl_0() {
-    require_root_and_tun!();
-    let scratch = tempfile::tempdir().unwrap();
-    let file = scratch.path().join("policy.toml");
-    let policy =
-        "default = \"deny\"\nrules = [{ allow = \"*.example.test\" }]\n[dns]\nttl_floor_s = 1\n";
-    fs::write(&file, policy).unwrap();
-    let args = ["--dns", "203.0.113.10", "--policy", file.to_str().unwrap()];
-    holds(
-        &args,
-        |stage| {
-            stage.dns.set("zero.example.test", Answer::a(ALLOWED, 0));
-            stage.resolves_and_reaches("zero.example.test", https(ALLOWED));
-            // It is over when the floor is: what was told is a pinned address again.
-            let asked = Instant::now();
-            let is_open = || {
-                let told = stage.stand.slipgate.why("tap0", "203.0.113.20:443", "tcp");
-                told.unwrap().0
-            };
-            while is_open() && asked.elapsed() < Duration::from_secs(3) {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            stage.says(https(ALLOWED), b"long after");
-        },
-        &[("a pinned address", |seen| {
-            seen.could_read(https(ALLOWED), "long after")
-        })],
-        |stage| {
-            stage.ask("zero.example.test");
-            stage.reaches(https(ALLOWED), b"asked again");
         },
     );
 }
