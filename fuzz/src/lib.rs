@@ -7,6 +7,7 @@ mod dns;
 mod dns_proxy;
 mod dress;
 mod engine;
+mod inspect;
 mod kernel;
 mod messages;
 mod packet;
@@ -22,9 +23,20 @@ mod virtio_net;
 mod vms;
 
 pub use {
-    dns::dns, dns_proxy::dns_proxy, engine::engine, kernel::kernel, messages::messages,
-    packet::packet, pci::pci, policy::policy, relay::relay, rules::rules, services::services,
-    transport::transport, virtio_net::virtio_net,
+    dns::dns,
+    dns_proxy::dns_proxy,
+    engine::engine,
+    inspect::{http, quic, reassembly, tls},
+    kernel::kernel,
+    messages::messages,
+    packet::packet,
+    pci::pci,
+    policy::policy,
+    relay::relay,
+    rules::rules,
+    services::services,
+    transport::transport,
+    virtio_net::virtio_net,
 };
 
 /// The binary's sources, as far as they read what another process wrote.

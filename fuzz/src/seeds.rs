@@ -1,5 +1,6 @@
 //! First inputs of each target: what ordinary guests, servers and users send.
 mod engine;
+mod inspect;
 mod kernel;
 mod virtio;
 mod virtio_net;
@@ -33,6 +34,10 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("rules", rules()),
         ("policy", policy()),
         ("engine", engine::engine()),
+        ("tls", inspect::tls()),
+        ("http", inspect::http()),
+        ("quic", inspect::quic()),
+        ("reassembly", inspect::reassembly()),
         ("relay", relay()),
         ("messages", messages()),
         ("virtio_net", virtio_net::virtio_net()),

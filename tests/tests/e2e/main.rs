@@ -8,6 +8,7 @@ mod counting;
 mod forwards;
 mod guest_errors;
 mod hostile;
+mod inspect;
 mod names;
 mod namespaces;
 mod observability;

@@ -584,12 +584,16 @@ impl<'a> Naming<'a> {
     /// connection named before it may name again.
     fn may(&mut self, said: &HostName, named: &mut Vec<Rc<LearntName>>) -> bool {
         let text = said.name().without_dot();
-        let before = named.iter().find(|name| *name.name == *text).cloned();
-        let judged = || {
-            let judge = self.judge.borrow();
-            judge.said(self.vm, self.to, said.name(), self.now_ns).ok()
+        let before = named.iter().find(|name| *name.name == *text);
+        let judge = self.judge.borrow();
+        let name = match before {
+            Some(name) => {
+                let let_in = judge.lets_in(self.vm, self.to, said.name());
+                let_in.ok().map(|()| name.clone())
+            }
+            None => judge.said(self.vm, self.to, said.name(), self.now_ns).ok(),
         };
-        let Some(name) = before.or_else(judged) else {
+        let Some(name) = name else {
             return false;
         };
         if !named.contains(&name) && named.len() < MAX_NAMED {

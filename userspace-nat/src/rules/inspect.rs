@@ -38,19 +38,8 @@ impl Judge {
         said: Name<'_>,
         now_ns: u64,
     ) -> Result<Rc<LearntName>, Said> {
-        let policy = self.policy(vm);
+        self.lets_in(vm, to, said)?;
         let name = said.without_dot();
-        // What is said is judged like what is asked for, and a rule about its port is heard too.
-        let about = policy.about(said);
-        let asked = self.asks(vm, said, &about);
-        let decisions = [Some(asked), policy.first_of(&about, to)];
-        if let Some(refused) = decisions.into_iter().flatten().find(|d| !d.is_allowed()) {
-            let rule = match refused.rule == policy.default_id() {
-                true => "the default, for no rule allows it".into(),
-                false => policy.named(refused),
-            };
-            return Err(Said::Refused { name, rule });
-        }
         let told = self
             .learnt
             .names(vm, to.addr, now_ns)
@@ -59,21 +48,38 @@ impl Judge {
             let address = to.addr;
             return Err(Said::NotTold { name, address });
         };
-        // A rule by name that is not about this port does not let the name in here; one by address
-        // lets in every name that may be asked for.
-        let by_name = policy.first_of(&told.rules, to);
-        let by_address = policy.decide(to);
-        let refused = match by_name {
-            Some(decision) => decision,
-            None => by_address,
-        };
-        match refused.is_allowed() {
-            true => Ok(told.clone()),
-            false => Err(Said::Refused {
+        // What is denied of a name on the way to its address is in the opening's rules.
+        let policy = self.policy(vm);
+        match policy.first_of(&told.rules, to) {
+            Some(refused) if !refused.is_allowed() => Err(Said::Refused {
                 name,
                 rule: policy.named(refused),
             }),
+            _ => Ok(told.clone()),
         }
+    }
+
+    /// The rules' half of [`Judge::said`]: whether they let a name in there, whatever DNS told.
+    pub fn lets_in(&self, vm: u32, to: Destination, said: Name<'_>) -> Result<(), Said> {
+        let policy = self.policy(vm);
+        // What is said is judged like what is asked for, and the first rule that speaks of its port
+        // is heard too: one by name, or where none is about this port one by address, which lets in
+        // every name that may be asked for.
+        let about = policy.about(said);
+        let there = policy.first_of(&about, to);
+        let decisions = [
+            self.asks(vm, said, &about),
+            there.unwrap_or_else(|| policy.decide(to)),
+        ];
+        let Some(refused) = decisions.into_iter().find(|d| !d.is_allowed()) else {
+            return Ok(());
+        };
+        let rule = match refused.rule == policy.default_id() {
+            true => "the default, for no rule allows it".into(),
+            false => policy.named(refused),
+        };
+        let name = said.without_dot();
+        Err(Said::Refused { name, rule })
     }
 }
 

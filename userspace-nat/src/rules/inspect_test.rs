@@ -51,7 +51,7 @@ fn the_very_name_must_have_been_told() {
     ));
     assert!(matches!(
         said(&by, "b.test", 443),
-        Err(Said::NotTold { .. })
+        Err(Said::Refused { .. })
     ));
     let refused = said(&by, "c.test", 443).unwrap_err();
     assert_eq!(

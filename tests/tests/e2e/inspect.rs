@@ -1,0 +1,284 @@
+//! Inspection: what a connection says that it is for must be what its rule lets in, with real stacks
+//! at both ends. Each is done with `--allow` first, where it succeeds.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read, Write},
+    net::{Shutdown, TcpStream},
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use slipgate_testbed::{
+    World,
+    clients::{dns, tcp},
+    require_root_and_tun,
+    servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
+    world::{SERVER, SERVER_2},
+};
+use userspace_nat::fake::hellos;
+
+use crate::{DNS, Stand, WAIT, at, eventually};
+
+const NAME: &str = "api.example.test";
+
+fn arguments(action: &str) -> Vec<&str> {
+    let resolver = ["--dns", "203.0.113.10", "--default", "deny"];
+    [&resolver[..], &[action, "*.example.test"]].concat()
+}
+
+struct Servers {
+    _dns: DnsServer,
+    tcp: TcpServer,
+}
+
+fn serve(world: &World, port: u16, service: TcpService) -> Servers {
+    let zone = Zone::from([
+        (NAME.to_owned(), Answer::a(SERVER_2, 300)),
+        ("other.example.test".to_owned(), Answer::a(SERVER, 300)),
+    ]);
+    Servers {
+        _dns: DnsServer::start(&world.net, (SERVER, 53), zone).unwrap(),
+        tcp: TcpServer::start(&world.net, (SERVER_2, port), service).unwrap(),
+    }
+}
+
+/// Runs `check` with `--allow`, then with `--inspect`; it is told which. The guest knows the
+/// address.
+fn allowed_and_inspected(
+    port: u16,
+    service: &TcpService,
+    check: impl Fn(&mut Stand, &Servers, bool),
+) {
+    for (action, inspected) in [("--allow", false), ("--inspect", true)] {
+        let mut stand = Stand::new(&arguments(action));
+        let servers = serve(&stand.world, port, service.clone());
+        ask(&stand, NAME);
+        check(&mut stand, &servers, inspected);
+    }
+}
+
+fn ask(stand: &Stand, name: &str) {
+    let answer = stand.run(|| dns::query_udp(at(DNS, 53), name, WAIT));
+    assert_eq!(answer.unwrap().reply.code, 0);
+}
+
+fn hello(name: &str) -> Vec<u8> {
+    hellos::records(&hellos::client_hello(name), 1_000)
+}
+
+/// Sends this in pieces of so many bytes, and returns as much as comes back; `None`: reset.
+fn echoed(stream: &mut TcpStream, sent: &[u8], each: usize) -> Option<Vec<u8>> {
+    stream.set_nodelay(true).unwrap();
+    for piece in sent.chunks(each) {
+        if stream.write_all(piece).is_err() {
+            return None;
+        }
+        if each < 10 {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let mut back = vec![0; sent.len()];
+    match stream.read_exact(&mut back) {
+        Ok(()) => Some(back),
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => None,
+        Err(error) => panic!("neither echoed nor reset: {error}"),
+    }
+}
+
+fn connect(stand: &Stand, servers: &Servers) -> TcpStream {
+    let address = servers.tcp.address();
+    stand.run(|| tcp::connect(address, WAIT)).unwrap()
+}
+
+#[test]
+fn an_allowed_name_in_any_pieces_reaches_the_server_and_goes_on_in_the_kernel() {
+    require_root_and_tun!();
+    allowed_and_inspected(443, &TcpService::Echo, |stand, servers, inspected| {
+        for each in [1_000, 100, 1] {
+            let mut stream = connect(stand, servers);
+            let hello = hello(NAME);
+            assert_eq!(echoed(&mut stream, &hello, each), Some(hello), "{each}");
+            let local = stream.local_addr().unwrap().to_string();
+            eventually("the kernel's flow", || {
+                let flows = stand.flows_to(servers.tcp.address());
+                let flow = flows.into_iter().find(|flow| flow.guest == local)?;
+                (flow.verdict == "fast").then_some(())
+            });
+            let mut session = tcp::EchoSession::new(&mut stream);
+            for size in [1, 1_000, 100_000] {
+                session.round(size).unwrap();
+            }
+            let frames = stand.port_frames();
+            tcp::EchoSession::new(&mut stream).round(1_000).unwrap();
+            assert_eq!(
+                stand.port_frames(),
+                frames,
+                "none of it comes to the engine"
+            );
+        }
+        assert_eq!(stand.dropped("held") > 0, inspected);
+        assert_eq!(stand.refused("inspection"), 0);
+    });
+}
+
+#[test]
+fn another_name_no_name_or_a_hidden_one_is_reset() {
+    require_root_and_tun!();
+    let hidden =
+        hellos::client_hello_with(&[hellos::server_name(NAME.as_bytes()), (0xfe0d, vec![0; 16])]);
+    let said = [
+        hello("evil.test"),
+        hello("other.example.test"),
+        hellos::records(&hellos::client_hello_with(&[]), 100),
+        hellos::records(&hidden, 100),
+        b"\x13BitTorrent protocol".to_vec(),
+    ];
+    allowed_and_inspected(443, &TcpService::Echo, |stand, servers, inspected| {
+        // Its address is known too, and is another one.
+        ask(stand, "other.example.test");
+        for (n, said) in said.iter().enumerate() {
+            for each in [1_000, 1] {
+                let mut stream = connect(stand, servers);
+                let back = echoed(&mut stream, said, each);
+                assert_eq!(back.is_none(), inspected, "{n} {each}");
+            }
+        }
+        let refused = if inspected { 2 * said.len() as u64 } else { 0 };
+        assert_eq!(stand.refused("inspection"), refused);
+        stand.slipgate.stop().unwrap();
+        let mut ends = stand.records();
+        ends.retain(|end| end["end"] == "inspection");
+        assert_eq!(ends.len() as u64, refused);
+    });
+}
+
+#[test]
+fn each_request_of_a_kept_connection_is_held_to_its_name() {
+    require_root_and_tun!();
+    let request = |host: &str| format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").into_bytes();
+    let long = {
+        let head = format!("POST / HTTP/1.1\r\nHost: {NAME}\r\nContent-Length: 300000\r\n\r\n");
+        [head.into_bytes(), vec![b'x'; 300_000]].concat()
+    };
+    allowed_and_inspected(80, &TcpService::Echo, |stand, servers, inspected| {
+        let mut stream = connect(stand, servers);
+        for sent in [&request(NAME), &long, &request(NAME)] {
+            let mut writer = stream.try_clone().unwrap();
+            let back = thread::scope(|scope| {
+                scope.spawn(|| writer.write_all(sent).unwrap());
+                let mut back = vec![0; sent.len()];
+                stream.read_exact(&mut back).unwrap();
+                back
+            });
+            assert!(back == **sent);
+        }
+        let back = echoed(&mut stream, &request("evil.test"), 1_000);
+        assert_eq!(back.is_none(), inspected);
+    });
+}
+
+#[test]
+fn a_server_that_speaks_first_is_heard() {
+    require_root_and_tun!();
+    allowed_and_inspected(2525, &TcpService::Hold, |stand, servers, inspected| {
+        let greeter = (SERVER_2, 2526);
+        let service = TcpService::Greet(b"220 ready\r\n".to_vec());
+        let greeter = TcpServer::start(&stand.world.net, greeter, service).unwrap();
+        let mut stream = stand.run(|| tcp::connect(greeter.address(), WAIT)).unwrap();
+        let mut heard = Vec::new();
+        stream.read_to_end(&mut heard).unwrap();
+        assert_eq!(heard, b"220 ready\r\n");
+        stream.shutdown(Shutdown::Write).unwrap();
+
+        let mut stream = connect(stand, servers);
+        stream.write_all(b"ehlo x\r\n").unwrap();
+        let timeout = Some(Duration::from_millis(500));
+        stream.set_read_timeout(timeout).unwrap();
+        let error = stream.read(&mut [0]).unwrap_err();
+        assert_eq!(
+            error.kind() == ErrorKind::ConnectionReset,
+            inspected,
+            "{error}"
+        );
+    });
+}
+
+/// A real TLS server's and a real client's handshakes, HelloRetryRequest among them.
+#[test]
+fn tls_of_openssl_and_curl_works_and_a_forged_name_does_not() {
+    require_root_and_tun!();
+    let scratch = tempfile::tempdir().unwrap();
+    let file = |name: &str| scratch.path().join(name).display().to_string();
+    let (key, certificate) = (file("key"), file("certificate"));
+    let mut make = Command::new("openssl");
+    make.args(["req", "-x509", "-newkey", "ec", "-pkeyopt"]);
+    make.args(["ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]);
+    make.args([
+        "-subj",
+        "/CN=api.example.test",
+        "-keyout",
+        &key,
+        "-out",
+        &certificate,
+    ]);
+    make.stdout(Stdio::null()).stderr(Stdio::null());
+    assert!(make.status().unwrap().success());
+    let page: Vec<u8> = (0..200_000u32).map(|n| (n % 251) as u8).collect();
+    fs::write(scratch.path().join("page"), &page).unwrap();
+
+    for (action, inspected) in [("--allow", false), ("--inspect", true)] {
+        let stand = Stand::new(&arguments(action));
+        let _servers = serve(&stand.world, 7000, TcpService::Hold);
+        // P-384 alone: a client that begins with another group is asked to begin again.
+        for (port, more) in [
+            ("443", &[][..]),
+            ("444", &["-groups", "P-384"]),
+            ("445", &["-tls1_2"]),
+        ] {
+            let mut server = Command::new("openssl");
+            server.args([
+                "s_server",
+                "-accept",
+                port,
+                "-key",
+                &key,
+                "-cert",
+                &certificate,
+            ]);
+            server.args(["-WWW", "-quiet"]).args(more);
+            server.current_dir(scratch.path());
+            server
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
+            let mut server = stand.world.net.spawn(server).unwrap();
+            let address = at(SERVER_2, port.parse().unwrap());
+            ask(&stand, NAME);
+            let get = |name: &str| {
+                let mut curl = Command::new("curl");
+                let to = format!("{name}:{port}:{SERVER_2}");
+                curl.args(["-sk", "--max-time", "10", "--resolve", &to]);
+                curl.arg(format!("https://{name}:{port}/page"));
+                curl.stdout(Stdio::piped());
+                stand.guest.spawn(curl).unwrap().wait_with_output().unwrap()
+            };
+            eventually("the TLS server", || {
+                let net = &stand.world.net;
+                net.run(|| TcpStream::connect(address)).ok()
+            });
+            let got = get(NAME);
+            assert!(
+                got.status.success() && got.stdout.ends_with(&page),
+                "{port}"
+            );
+            let forged = get("evil.test");
+            // 35: the handshake failed.
+            let code = if inspected { Some(35) } else { Some(0) };
+            assert_eq!(forged.status.code(), code, "{port}");
+            server.kill().unwrap();
+            server.wait().unwrap();
+        }
+    }
+}
