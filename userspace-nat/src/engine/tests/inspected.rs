@@ -770,6 +770,21 @@ fn what_is_not_quic_does_not_go_out_over_udp() {
 }
 
 #[test]
+fn what_is_behind_an_end_goes_nowhere() {
+    let mut scene = Scene::new();
+    scene.server_is_deaf = true;
+    scene.guest(0, b"", Flags::FIN);
+    scene.guest(1, b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n", 0);
+    scene.guest(0, b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n", 0);
+    scene.server_is_deaf = false;
+    scene.rig.pass(SECOND_NS);
+    scene.settle();
+    assert!(scene.server_fin);
+    assert_eq!(scene.received(), b"");
+    assert_eq!(scene.verdict(), Some(Verdict::Fast));
+}
+
+#[test]
 fn ping_can_say_no_name() {
     let mut rig = Rig::with(Setup {
         default: Action::Allow,

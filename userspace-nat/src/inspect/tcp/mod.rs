@@ -252,6 +252,10 @@ impl Session {
         }
         if self.phase == Phase::Passing {
             let behind = segment.sequence.wrapping_sub(self.next_expected()) as i32;
+            if behind >= 0 && self.stream.is_ended() {
+                // Nothing comes after the end.
+                return (Fate::Dropped, Outcome::Goes);
+            }
             if behind >= 0 {
                 return (Fate::Pass, Outcome::Goes);
             }
