@@ -66,6 +66,7 @@ fn help_lists_what_there_is_and_hides_engine_and_vmm() {
         "--pin-dir <DIR>",
         "--flow-log <FILE>",
         "--flow-log-events <EVENTS>",
+        "--metrics <ADDR:PORT>",
         "--xdp <XDP>",
         "--bpf-log",
         "--log <LEVEL>",

@@ -1,4 +1,6 @@
 //! Writing down what happened ([`crate::record`]): with the names that only the engine knows.
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::{Control, Engine, Services, services::ServiceRecord};
 use crate::{
     clock::{Clock, SECOND_NS},
@@ -22,7 +24,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         let mut started = std::mem::take(&mut self.core.started);
         for slot in started.drain(..) {
             let live = self.core.datapath.slot(slot);
+            let generation = live.generation().load(Relaxed);
             let dns = self.core.opened_by.get(&slot);
+            let dns = dns.filter(|(of, _)| *of == generation);
             let names = Names {
                 vm: self.core.name_of(live.vm()),
                 rule: self.core.rule_texts.known(live.rule()),

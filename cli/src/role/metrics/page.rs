@@ -269,6 +269,19 @@ impl Page {
             "DNS questions and answers refused, since the engine began",
             refused.flatten(),
         )?;
+        let inspected = self.vms.iter().filter_map(|vm| {
+            let inspected = of_ours(vm)?.inspected.each();
+            Some(inspected.map(move |(reason, count)| {
+                let labels = [("vm", vm.vm.as_str()), ("reason", reason)];
+                (labels, count)
+            }))
+        });
+        counters(
+            to,
+            "inspected_refused",
+            "Connections ended for what they said, since the engine began",
+            inspected.flatten(),
+        )?;
         let open = self.vms.iter().filter_map(|vm| {
             let labels = [("vm", vm.vm.as_str())];
             Some((labels, of_ours(vm)?.open))
