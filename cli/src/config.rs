@@ -24,7 +24,7 @@ use userspace_nat::record::{Event, Events};
 pub(crate) use self::{
     error::ConfigError,
     forward::Forward,
-    loaded::{LoadedPolicies, from_disk},
+    loaded::{LoadedPolicies, RuleText, from_disk},
     machine::{MachineSpec, RunConfig},
     network::GuestNetwork,
     policies::{Limits, Typed, check_file, policy_in_file},

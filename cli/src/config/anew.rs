@@ -1,7 +1,7 @@
 //! The command line read again while slipgate runs.
 use std::path::Path;
 
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, LoadedPolicies, PolicyFile, loaded::Reader};
 
 impl Config {
     /// The same, with its files read again: what the policy file says of resolvers and forwards
@@ -20,11 +20,33 @@ impl Config {
         Ok(new)
     }
 
+    /// The same with another policy file, which is there already.
+    pub(crate) fn with_policy(&self, file: PolicyFile) -> Result<Self, ConfigError> {
+        let mut new = self.clone();
+        new.typed.file = Some(file.path().to_owned());
+        new.settle_with(Some(file))?;
+        Ok(new)
+    }
+
+    /// What the command line says of policies, to be compared with another's.
+    pub(crate) fn said_of_policies(&self) -> String {
+        let vms: Vec<_> = self.vms.iter().map(|vm| (&vm.name, &vm.typed)).collect();
+        format!("{:?} {vms:?}", self.typed)
+    }
+
     /// What is in force, for people.
     pub(crate) fn policy_name(&self) -> String {
         match &self.policy_file {
             Some(file) => file.name(),
             None => "the rules of the command line".to_owned(),
         }
+    }
+}
+
+impl LoadedPolicies {
+    /// Of a command line and its policy file, with deny files read in another way.
+    pub(crate) fn load_by(config: &Config, read: Reader<'_>) -> Result<Self, ConfigError> {
+        let (rules, default) = (&config.typed.rules, config.typed.default);
+        Self::of(rules, default, config.policy_file.as_ref(), read)
     }
 }

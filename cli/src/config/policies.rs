@@ -110,7 +110,11 @@ impl Config {
     /// Reads the policy file, if there is one, and works out what follows.
     pub(super) fn settle(&mut self) -> Result<(), ConfigError> {
         let file = self.typed.file.as_deref().map(PolicyFile::read);
-        let file = file.transpose()?;
+        self.settle_with(file.transpose()?)
+    }
+
+    /// Works out what follows from a policy file, or from none.
+    pub(super) fn settle_with(&mut self, file: Option<PolicyFile>) -> Result<(), ConfigError> {
         if let Some(name) = &self.typed.policy_name
             && file.is_none()
         {

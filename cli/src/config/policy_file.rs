@@ -59,6 +59,16 @@ impl PolicyFile {
         }
     }
 
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All of it.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// As messages have it.
     pub(crate) fn name(&self) -> String {
         self.path.display().to_string()

@@ -30,6 +30,7 @@ mod reload;
 mod report;
 mod reserve;
 mod rule_texts;
+mod survival;
 mod terminal;
 mod uplink;
 mod vm;

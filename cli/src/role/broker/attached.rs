@@ -18,7 +18,7 @@ use userspace_nat::{rules::PolicySet, vm::VmSpec};
 
 use super::{
     inputs::Inputs,
-    network_view, rule_texts,
+    network_view, rule_texts, survival,
     uplink::{self, Uplink},
     xdp,
 };
@@ -69,6 +69,8 @@ pub(super) struct Attached {
     /// The socket of `--metrics`, until it is served.
     pub(super) metrics: Option<TcpListener>,
     pub(super) rule_base: u32,
+    /// What the command line said of policies.
+    pub(super) command_line: String,
     /// Runs of `RULES` that were ours, this one's too.
     pub(super) former_rules: Vec<Range<u32>>,
     /// Which of two sets of numbers the guard's list has.
@@ -80,10 +82,10 @@ pub(super) struct Attached {
 impl Attached {
     /// Loads or joins, takes an owner's row, makes the port, opens the VMs' rows, attaches to the
     /// port and the uplink. TAPs are not served yet: that waits for the engine.
-    pub(super) fn new(config: Config, inputs: Inputs) -> anyhow::Result<Self> {
+    pub(super) fn new(mut config: Config, inputs: Inputs) -> anyhow::Result<Self> {
         let Inputs {
-            loaded,
-            policies,
+            mut loaded,
+            mut policies,
             flow_log,
             pcap,
             metrics,
@@ -124,6 +126,15 @@ impl Attached {
             adopted = owner.adopted(),
             "took a row"
         );
+        let command_line = config.said_of_policies();
+        let kept = survival::path(&paths.run_dir, owner.row());
+        if owner.adopted() && !config.new_vms {
+            if let Some(all) = survival::take_over(&kept, &config)? {
+                (config, loaded, policies) = all;
+            }
+        } else {
+            survival::forget(&kept)?;
+        }
         let run_dirs = slipgate_control::paths::sweep_run_dirs();
         tracing::debug!("removed {run_dirs} directories of locks that dead processes left");
         datapath.remove_defunct()?;
@@ -145,6 +156,7 @@ impl Attached {
             pcap,
             metrics,
             rule_base,
+            command_line,
             former_rules: vec![run],
             turn: false,
             uplink,
@@ -433,6 +445,22 @@ impl Attached {
         }
     }
 
+    /// Keeps what is in force for a successor.
+    pub(super) fn keep_applied(&self) {
+        let path = survival::path(&self.datapath.paths().run_dir, self.owner.row());
+        let kept = survival::keep(&path, &self.command_line, &self.config, &self.loaded);
+        if let Err(e) = kept {
+            tracing::warn!("a successor would go on with the command line's policy: {e:#}");
+        }
+    }
+
+    fn forget_applied(&self) {
+        let path = survival::path(&self.datapath.paths().run_dir, self.owner.row());
+        if let Err(e) = survival::forget(&path) {
+            tracing::warn!("{e:#}");
+        }
+    }
+
     /// Takes everything down: the engine has ended the flows by now. Whether the maps went too.
     pub(super) fn detach(self) -> anyhow::Result<bool> {
         let mut first_error = Ok(());
@@ -448,6 +476,7 @@ impl Attached {
             }
             note(vm::close(self.datapath.maps(), vm.open.row));
         }
+        self.forget_applied();
         let (row, port) = (self.owner.row(), self.port.ifindex);
         note(self.datapath.detach(Program::EnginePort, port).map(drop));
         drop(self.port);

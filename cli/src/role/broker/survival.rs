@@ -1,0 +1,122 @@
+//! What `policy apply FILE` put in force, for a successor.
+//!
+//! A successor that is started by the same command line (after a crash, an upgrade, or with
+//! `--on-exit keep`) goes on with the policy that was in force, and not with the one that the command
+//! line names. So it is kept, with the texts of all files as they were read, beside the control
+//! socket, where only root comes. One that is told something else about policies is given that, and
+//! says so. What the command line itself names is not kept: it is read again.
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+use userspace_nat::rules::PolicySet;
+
+use crate::config::{Config, LoadedPolicies, PolicyFile, RuleText};
+
+/// As it is kept.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    /// What the command line said of policies.
+    command_line: String,
+    /// The policy file.
+    file: PathBuf,
+    text: String,
+    /// The deny files, by the names they were read by.
+    lists: BTreeMap<String, String>,
+}
+
+/// Where what an owner applied is kept.
+pub(super) fn path(run_dir: &Path, owner_row: u32) -> PathBuf {
+    run_dir.join(format!("{owner_row}.policy"))
+}
+
+/// Keeps what was applied, or forgets what was kept when the command line says the same.
+pub(super) fn keep(
+    path: &Path,
+    command_line: &str,
+    now: &Config,
+    loaded: &LoadedPolicies,
+) -> anyhow::Result<()> {
+    let said = now.said_of_policies();
+    let Some(file) = now.policy_file.as_ref().filter(|_| said != command_line) else {
+        return forget(path);
+    };
+    let rules = loaded.policies.iter().flat_map(|policy| &policy.rules);
+    let lists = rules.filter_map(|rule| match &rule.rule {
+        RuleText::DenyFile { name, text } => Some((name.clone(), text.clone())),
+        RuleText::Match(..) => None,
+    });
+    let kept = Kept {
+        command_line: command_line.to_owned(),
+        file: file.path().to_owned(),
+        text: file.text().to_owned(),
+        lists: lists.collect(),
+    };
+    let what = || format!("keeping the policy for a successor in {}", path.display());
+    // Whole, or as it was.
+    let new = path.with_extension("policy-new");
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options
+        .open(&new)
+        .and_then(|mut file| file.write_all(&serde_json::to_vec(&kept)?))
+        .and_then(|()| fs::rename(&new, path))
+        .with_context(what)
+}
+
+/// Nothing is to be taken over.
+pub(super) fn forget(path: &Path) -> anyhow::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("removing {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What a predecessor had in force beside what its command line said, if this one says the same.
+pub(super) fn take_over(
+    path: &Path,
+    config: &Config,
+) -> anyhow::Result<Option<(Config, LoadedPolicies, PolicySet)>> {
+    let what = || {
+        format!(
+            "taking over the policy that was in force, {}",
+            path.display()
+        )
+    };
+    let bytes = match fs::read(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.with_context(what)?,
+    };
+    let kept: Kept = serde_json::from_slice(&bytes).with_context(what)?;
+    if kept.command_line != config.said_of_policies() {
+        tracing::warn!(
+            "{} was in force by `slipgate policy apply`; now the command line says something else \
+             about policies, and that holds",
+            kept.file.display()
+        );
+        forget(path)?;
+        return Ok(None);
+    }
+    let file = PolicyFile::parse(&kept.file, kept.text).with_context(what)?;
+    let config = config.with_policy(file).with_context(what)?;
+    let loaded = LoadedPolicies::load_by(&config, &|path| {
+        let text = kept.lists.get(&path.display().to_string());
+        text.cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
+    });
+    let loaded = loaded.with_context(what)?;
+    let policies = loaded.compile().with_context(what)?;
+    tracing::info!("{} is in force, as it was applied", kept.file.display());
+    Ok(Some((config, loaded, policies)))
+}
+
+#[cfg(test)]
+#[path = "survival_test.rs"]
+mod tests;
