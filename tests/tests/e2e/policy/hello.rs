@@ -32,11 +32,16 @@ fn a_forged_sni() {
             // A name that may be asked for, at an address that is another's.
             says(stage, DENIED, ALLOWED_NAME);
             says(stage, SHARED, ALLOWED_NAME);
-            // None at all.
+            // None at all, and one that hides another (ECH).
             stage.says(https(ALLOWED), &ClientHello::default().record());
+            let hidden = ClientHello::to(ALLOWED_NAME).extension(0xfe0d, b"hidden hello");
+            stage.says(https(ALLOWED), &hidden.record());
         },
         &[
             READ,
+            ("a hidden name", |seen| {
+                seen.could_read(https(ALLOWED), "hidden hello")
+            }),
             ("any byte", |seen| seen.tcp_bytes(https(ALLOWED)) > 0),
             ("an allowed name at a denied address", |seen| {
                 seen.at(DENIED) > 0
@@ -69,9 +74,46 @@ fn a_shared_address_and_the_denied_name_said() {
     );
 }
 
+#[test]
+fn a_hello_of_several_segments() {
+    require_root_and_tun!();
+    // As with post-quantum keys; the guest's stack hands it over as one frame.
+    let long = |name| ClientHello::to(name).extension(21, &[0; 6000]).record();
+    holds(
+        INSPECT,
+        |stage| {
+            stage.ask(ALLOWED_NAME);
+            stage.says(https(ALLOWED), &long(DENIED_NAME));
+        },
+        &[READ],
+        |stage| stage.reaches(https(ALLOWED), &long(ALLOWED_NAME)),
+    );
+}
+
+#[test]
+fn a_forged_host() {
+    require_root_and_tun!();
+    let get = |host| format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").into_bytes();
+    holds(
+        INSPECT,
+        |stage| {
+            stage.ask(ALLOWED_NAME);
+            stage.says(https(ALLOWED), &get(DENIED_NAME));
+            // Behind a request that is allowed, on the same connection.
+            let both = [get(ALLOWED_NAME), get(DENIED_NAME)].concat();
+            stage.says(https(ALLOWED), &both);
+        },
+        &[READ],
+        |stage| {
+            let twice = [get(ALLOWED_NAME), get(ALLOWED_NAME)].concat();
+            stage.reaches(https(ALLOWED), &twice);
+        },
+    );
+}
+
 /// Sends the hello in such pieces, in that order: refused if it is for another server, else whole
 /// and once.
-fn holds_in_pieces(cut: impl Fn(usize) -> Vec<Range<usize>>) {
+fn holds_in_pieces(cut: impl Fn(usize) -> Vec<Range<usize>> + Sync) {
     let send = |connection: &ByHand<'_>, name: &str| {
         let hello = hello(name);
         for piece in cut(hello.len()) {

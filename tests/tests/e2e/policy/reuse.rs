@@ -1,6 +1,8 @@
 //! What was allowed once, used again.
 
-use slipgate_testbed::require_root_and_tun;
+use std::fs;
+
+use slipgate_testbed::{require_root_and_tun, servers::Answer};
 
 use super::{
     ALLOWED, INSPECT, Stage,
@@ -53,6 +55,37 @@ fn a_tuple_used_again() {
             let said = hello(ALLOWED_NAME);
             again.say(0, &said);
             again.await_echo(said.len());
+        },
+    );
+}
+
+#[test]
+fn an_answer_of_ttl_0() {
+    require_root_and_tun!();
+    let scratch = tempfile::tempdir().unwrap();
+    let file = scratch.path().join("policy.toml");
+    let policy =
+        "default = \"deny\"\nrules = [{ allow = \"*.example.test\" }]\n[dns]\nttl_floor_s = 2\n";
+    fs::write(&file, policy).unwrap();
+    let args = ["--dns", "203.0.113.10", "--policy", file.to_str().unwrap()];
+    holds(
+        &args,
+        |stage| {
+            stage.dns.set("zero.example.test", Answer::a(ALLOWED, 0));
+            stage.resolves_and_reaches("zero.example.test", https(ALLOWED));
+            // It is over when the floor is: what was told is a pinned address again.
+            eventually("the end of what the name opened", || {
+                let told = stage.stand.slipgate.why("tap0", "203.0.113.20:443", "tcp");
+                (!told.unwrap().1.contains("zero.example.test")).then_some(())
+            });
+            stage.says(https(ALLOWED), b"long after");
+        },
+        &[("a pinned address", |seen| {
+            seen.could_read(https(ALLOWED), "long after")
+        })],
+        |stage| {
+            stage.ask("zero.example.test");
+            stage.reaches(https(ALLOWED), b"asked again");
         },
     );
 }

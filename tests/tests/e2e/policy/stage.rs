@@ -208,21 +208,38 @@ pub(super) type Mark = (&'static str, fn(&Arrivals) -> bool);
 /// on, where none of it may; then tries that what is like it but allowed still works.
 pub(super) fn holds(
     policy: &[&str],
-    attack: impl Fn(&Stage),
+    attack: impl Fn(&Stage) + Sync,
     marks: &[Mark],
     legitimate: impl Fn(&Stage),
 ) {
     holds_beside(OFF, policy, attack, marks, legitimate);
 }
 
-/// [`holds`], with other arguments for the policy that is off.
+/// [`holds`], with other arguments for the policy that is off. Each has a world of its own.
 pub(super) fn holds_beside(
     off: &[&str],
     policy: &[&str],
-    attack: impl Fn(&Stage),
+    attack: impl Fn(&Stage) + Sync,
     marks: &[Mark],
     legitimate: impl Fn(&Stage),
 ) {
+    std::thread::scope(|scope| {
+        let control = scope.spawn(|| succeeds(off, &attack, marks));
+        let stage = Stage::new(policy);
+        attack(&stage);
+        stage.settle();
+        let arrivals = stage.arrivals();
+        for (what, arrived) in marks {
+            assert!(!arrived(&arrivals), "{what} got through:\n{arrivals}");
+        }
+        legitimate(&stage);
+        if let Err(panic) = control.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+fn succeeds(off: &[&str], attack: impl Fn(&Stage), marks: &[Mark]) {
     let stage = Stage::new(off);
     attack(&stage);
     for (what, arrived) in marks {
@@ -230,13 +247,4 @@ pub(super) fn holds_beside(
             arrived(&stage.arrivals()).then_some(())
         });
     }
-    drop(stage);
-    let stage = Stage::new(policy);
-    attack(&stage);
-    stage.settle();
-    let arrivals = stage.arrivals();
-    for (what, arrived) in marks {
-        assert!(!arrived(&arrivals), "{what} got through:\n{arrivals}");
-    }
-    legitimate(&stage);
 }

@@ -101,7 +101,7 @@ fn a_retransmit_with_other_bytes() {
 }
 
 /// Sends the allowed hello in a segment that the server will not take, then the other.
-fn holds_against_decoys(spoil: impl Fn(FrameBuilder) -> FrameBuilder) {
+fn holds_against_decoys(spoil: impl Fn(FrameBuilder) -> FrameBuilder + Sync) {
     holds(
         INSPECT,
         |stage| {
