@@ -303,7 +303,7 @@ impl<D: Datapath> Core<D> {
             return self.ttl_expired(vm, job, now_ns);
         }
         match self.admit_outbound(vm, &job.packet, now_ns) {
-            Admission::Flow { slot } => self.from_guest(vm, job, slot, now_ns),
+            Admission::Flow { slot } => self.guest_sent_to_flow(vm, job, slot, now_ns),
             Admission::Cut { slot } => self.guest_sent_to_cut(vm, &job.packet, slot, now_ns),
             Admission::NoFlow => {
                 vm.answers
@@ -337,7 +337,13 @@ impl<D: Datapath> Core<D> {
     }
 
     /// A guest's packet of a flow.
-    fn from_guest(&mut self, vm: &mut VmState, job: Job<'_>, slot: u32, now_ns: u64) -> Finish {
+    fn guest_sent_to_flow(
+        &mut self,
+        vm: &mut VmState,
+        job: Job<'_>,
+        slot: u32,
+        now_ns: u64,
+    ) -> Finish {
         if let Some(finish) = self.inspect_from_guest(vm, job, slot, now_ns) {
             return finish;
         }
@@ -349,7 +355,13 @@ impl<D: Datapath> Core<D> {
     }
 
     /// The world's packet of a flow.
-    fn from_world(&mut self, vm: &mut VmState, job: Job<'_>, slot: u32, now_ns: u64) -> Finish {
+    fn world_sent_to_flow(
+        &mut self,
+        vm: &mut VmState,
+        job: Job<'_>,
+        slot: u32,
+        now_ns: u64,
+    ) -> Finish {
         if let Some(finish) = self.inspect_from_world(vm, job, slot, now_ns) {
             return finish;
         }
@@ -371,7 +383,7 @@ impl<D: Datapath> Core<D> {
             }
             Some(Handover::Forward | Handover::Verdict | Handover::Miss | Handover::Syn) => {
                 match self.admit_inbound(vm, &job.packet, now_ns) {
-                    Admission::Flow { slot } => self.from_world(vm, job, slot, now_ns),
+                    Admission::Flow { slot } => self.world_sent_to_flow(vm, job, slot, now_ns),
                     Admission::Cut { slot } => {
                         self.world_sent_to_cut(vm, &job.packet, slot, now_ns)
                     }

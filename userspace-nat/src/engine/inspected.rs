@@ -65,7 +65,7 @@ struct Inspection {
 
 #[derive(Debug)]
 enum Kind {
-    Tcp(Session),
+    Tcp(Box<Session>),
     Quic {
         flow: quic::Flow,
         /// By when what waits must be whole, ns.
@@ -188,9 +188,10 @@ impl Inspected {
 
     /// A VM is gone; its flows are about to end.
     pub(crate) fn forget_vm(&mut self, vm: u32) {
-        let of_vm =
-            |(slot, inspection): (&u32, &Box<Inspection>)| (inspection.vm == vm).then_some(*slot);
-        let slots: Vec<u32> = self.sessions.iter().filter_map(of_vm).collect();
+        let sessions = self.sessions.iter();
+        let slots: Vec<u32> = sessions
+            .filter_map(|(slot, inspection)| (inspection.vm == vm).then_some(*slot))
+            .collect();
         for slot in slots {
             self.forget(slot);
         }
@@ -232,7 +233,13 @@ impl<D: Datapath> Core<D> {
                 let header = packet.ip.payload().get(..tcp.header_len);
                 let header = header.unwrap_or_default();
                 let mtu = self.uplink_mtu(slot);
-                Kind::Tcp(Session::new(tcp.sequence, header, mtu, http, now_ns))
+                Kind::Tcp(Box::new(Session::new(
+                    tcp.sequence,
+                    header,
+                    mtu,
+                    http,
+                    now_ns,
+                )))
             }
             _ => Kind::Quic {
                 flow: quic::Flow::default(),
@@ -278,7 +285,7 @@ impl<D: Datapath> Core<D> {
             return Some(Finish::Drop(DropReason::EngineBusy));
         }
         let done = self.with_session(vm, slot, now_ns, &mut inspection, |session, wire, may| {
-            session.from_guest(&segment, wire, may, now_ns)
+            session.guest_sent(&segment, wire, may, now_ns)
         });
         let (fate, outcome) = done.unwrap_or((Fate::Dropped, Outcome::Goes));
         self.conclude(vm, slot, inspection, outcome, now_ns);
@@ -405,7 +412,7 @@ impl<D: Datapath> Core<D> {
         }
         let segment = Received::new(&tcp, job.packet.ip.payload());
         let done = self.with_session(vm, slot, now_ns, &mut inspection, |session, wire, may| {
-            session.from_server(&segment, wire, may, now_ns)
+            session.server_sent(&segment, wire, may, now_ns)
         });
         let (fate, outcome) = done.unwrap_or((Fate::Pass, Outcome::Goes));
         self.conclude(vm, slot, inspection, outcome, now_ns);

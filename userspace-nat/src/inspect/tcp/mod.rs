@@ -218,7 +218,7 @@ impl Session {
 
     /// A segment of the guest, its checksum verified, behind the SYN. `may` tells whether a server
     /// of this name may be spoken to.
-    pub fn from_guest(
+    pub fn guest_sent(
         &mut self,
         segment: &Received<'_>,
         wire: &mut dyn Wire,
@@ -277,7 +277,7 @@ impl Session {
     }
 
     /// A segment of the server, its checksum verified.
-    pub fn from_server(
+    pub fn server_sent(
         &mut self,
         segment: &Received<'_>,
         wire: &mut dyn Wire,
