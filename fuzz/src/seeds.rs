@@ -436,6 +436,18 @@ fn messages() -> Seeds {
             line(kind::CONTROL, json!({"request": "stop", "keep": true})).into_bytes(),
         ),
         (
+            "apply",
+            line(kind::CONTROL, json!({"request": "apply", "file": "/etc/policy.toml"})).into_bytes(),
+        ),
+        (
+            "capture",
+            line(
+                kind::CONTROL,
+                json!({"request": "capture", "what": {"flow": "5f3a91c2-17-3"}, "packets": 9, "seconds": null}),
+            )
+            .into_bytes(),
+        ),
+        (
             "answer",
             line(kind::ANSWER, json!({"answer": "error", "error": "no"})).into_bytes(),
         ),
