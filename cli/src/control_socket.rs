@@ -1,8 +1,9 @@
 //! The broker's control socket: JSON lines over a Unix stream, one answer per request.
 //!
-//! The socket is 0600 in a root-only directory, and every connection is checked by `SO_PEERCRED`
-//! on top: root is *admin*, the user that started the broker is a *reader*, anybody else is sent
-//! away. A client that sends too much, or does not read, is closed: it can't hold the broker up.
+//! The socket is 0600 in a root-only directory: only root comes here, or who was handed a connection
+//! of root's. Every connection is checked by `SO_PEERCRED` on top: root is *admin*, the user that
+//! started the broker (if that is not root) a *reader*, anybody else is sent away. So nobody is a
+//! reader unless root hands the way in on. A client that sends too much, or does not read, is closed: it can't hold the broker up.
 //! With a request may come one descriptor, for what is too much for a line; those of readers, and
 //! those that no request wants, are closed.
 use std::{

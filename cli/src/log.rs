@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal as _, Write};
 use anyhow::Context as _;
 use tracing_subscriber::EnvFilter;
 
+use crate::show::plain::plain;
+
 /// Starts writing messages of `level` ("info", or a filter like "slipgate=debug,info") and worse.
 pub(crate) fn to_stderr(level: &str) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(level)
@@ -24,7 +26,8 @@ pub(crate) fn to_stderr(level: &str) -> anyhow::Result<()> {
 /// Says something on stderr, whatever the level of messages: a line, without its end.
 pub(crate) fn say(text: std::fmt::Arguments<'_>) {
     // In one write: another process's message does not come between.
-    let _ = io::stderr().write_all(format!("slipgate: {text}\n").as_bytes());
+    let text = format!("slipgate: {text}\n");
+    let _ = io::stderr().write_all(plain(&text).as_bytes());
 }
 
 /// A writer whose reader may be gone.

@@ -2,6 +2,7 @@
 //! nothing and cost the packets' path nothing.
 pub(crate) mod flows;
 pub(crate) mod names;
+pub(crate) mod plain;
 pub(crate) mod stats;
 pub(crate) mod table;
 pub(crate) mod why;
@@ -77,7 +78,7 @@ fn print(watch: bool, text: impl Fn() -> anyhow::Result<String>) -> anyhow::Resu
     loop {
         let text = text()?;
         let home = if clear { "\x1b[H\x1b[2J" } else { "" };
-        if !write_all(&mut out, &format!("{home}{text}"))? || !watch {
+        if !write_all(&mut out, &format!("{home}{}", plain::plain(&text)))? || !watch {
             return Ok(());
         }
         thread::sleep(WATCH_EVERY);
@@ -86,7 +87,7 @@ fn print(watch: bool, text: impl Fn() -> anyhow::Result<String>) -> anyhow::Resu
 
 /// Prints. A reader that has gone is no error.
 pub(crate) fn print_once(text: &str) -> anyhow::Result<()> {
-    write_all(&mut std::io::stdout().lock(), text).map(drop)
+    write_all(&mut std::io::stdout().lock(), &plain::plain(text)).map(drop)
 }
 
 /// Whether anybody reads.

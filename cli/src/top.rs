@@ -8,6 +8,7 @@ mod state;
 mod view;
 
 use std::{
+    collections::BTreeSet,
     io::IsTerminal as _,
     time::{Duration, Instant},
 };
@@ -75,10 +76,15 @@ fn watch(
             && let Event::Key(key) = event::read().context("reading keys")?
             && key.kind != KeyEventKind::Release
         {
+            // While paused, and since the last reading, others may have frozen or thawed.
+            state.know_frozen(frozen(maps));
             match state.press(key.code, key.modifiers) {
                 Action::Nothing => {}
                 Action::Quit => return Ok(()),
-                Action::Ask(request, what) => state.say(ask(args, &request, &what)),
+                Action::Ask(request, what) => {
+                    state.say(ask(args, &request, &what));
+                    state.know_frozen(frozen(maps));
+                }
             }
         }
         if signals.read_signal().context("reading signals")?.is_some() {
@@ -95,15 +101,20 @@ fn watch(
 
 fn read(maps: &ReadOnlyMaps, args: &TopArgs) -> Reading {
     let names = names::ask_all(&args.pin_dir);
-    let frozen = maps
-        .vms()
-        .filter(|(_, vm)| vm.flags & slipgate_abi::vm::VmFlags::FROZEN != 0);
     Reading {
         at_ns: now_ns(),
         flows: flows::list(maps, &names),
         vms: stats::read(maps, stats::Which::named(None)).vms,
-        frozen: frozen.map(|(_, vm)| ReadOnlyMaps::name(&vm)).collect(),
+        frozen: frozen(maps),
     }
+}
+
+/// VMs of which nothing passes, by name.
+fn frozen(maps: &ReadOnlyMaps) -> BTreeSet<String> {
+    let frozen = maps
+        .vms()
+        .filter(|(_, vm)| vm.flags & slipgate_abi::vm::VmFlags::FROZEN != 0);
+    frozen.map(|(_, vm)| ReadOnlyMaps::name(&vm)).collect()
 }
 
 /// Has the broker do something; in a sentence, what came of it.

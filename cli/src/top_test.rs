@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use ratatui::{
     Terminal,
     backend::TestBackend,
@@ -168,7 +170,7 @@ fn keys_sort_filter_and_pause() {
 #[test]
 fn what_is_selected_is_cut_and_its_vm_frozen_or_thawed() {
     let mut state = state(TopOrder::Rate);
-    press(&mut state, "j");
+    press(&mut state, "jj");
     match press(&mut state, "c") {
         Action::Ask(Request::Cut { what }, words) => {
             assert_eq!(what, Target::Flow("00000abc-2-1".into()));
@@ -183,11 +185,58 @@ fn what_is_selected_is_cut_and_its_vm_frozen_or_thawed() {
     assert_eq!(press(&mut state, "f"), Action::Ask(thaw, "web".into()));
     // The selection stays with its flow, wherever that goes.
     press(&mut state, "b");
-    assert_eq!(state.selected(&state.flows()), 1);
+    assert_eq!(state.selected(&state.flows()), Some(1));
     press(&mut state, "jjjj");
     let last = state.flows()[2].id;
     press(&mut state, "a");
-    assert_eq!(state.flows()[state.selected(&state.flows())].id, last);
+    let at = state.selected(&state.flows()).unwrap();
+    assert_eq!(state.flows()[at].id, last);
+}
+
+#[test]
+fn what_nobody_selected_is_neither_cut_nor_frozen() {
+    let mut state = state(TopOrder::Rate);
+    for key in ["c", "f"] {
+        assert_eq!(press(&mut state, key), Action::Nothing);
+        assert!(state.message().contains("nothing is selected"), "{key}");
+    }
+    // The selected flow ends: another in its place is not meant.
+    press(&mut state, "jj");
+    let gone = state.flows()[1].id;
+    let left = state.flows().into_iter().filter(|flow| flow.id != gone);
+    let flows = left.cloned().collect();
+    let vms = vec![vm("agent", 0, 0), vm("web", 0, 0)];
+    let at_ns = 4_000_000_000;
+    let frozen = BTreeSet::new();
+    state.take(Reading {
+        at_ns,
+        flows,
+        vms,
+        frozen,
+    });
+    for key in ["c", "f"] {
+        assert_eq!(press(&mut state, key), Action::Nothing);
+        let message = state.message();
+        assert!(message.contains("the selected flow is gone"), "{message}");
+    }
+    assert!(picture(&state, 80, 24).contains("select a flow with the arrows"));
+}
+
+#[test]
+fn a_vm_alone_is_frozen_without_a_selection_and_thawed_as_it_is_now() {
+    let mut state = State::new(TopOrder::Rate, Some("web".into()));
+    let vms = vec![vm("agent", 0, 0), vm("web", 0, 0)];
+    state.take(Reading {
+        vms,
+        ..Reading::default()
+    });
+    press(&mut state, "p");
+    let freeze = Request::Freeze { vm: "web".into() };
+    assert_eq!(press(&mut state, "f"), Action::Ask(freeze, "web".into()));
+    // Paused: no reading comes, and it is frozen now.
+    state.know_frozen(["web".to_owned()].into());
+    let thaw = Request::Thaw { vm: "web".into() };
+    assert_eq!(press(&mut state, "f"), Action::Ask(thaw, "web".into()));
 }
 
 #[test]

@@ -323,6 +323,22 @@ fn learn_follows_a_log_over_its_rotation() {
 }
 
 #[test]
+fn learn_follows_for_a_day_at_most() {
+    let folder = folder();
+    for seconds in ["0", "86401", "18446744073709551615"] {
+        let args = [
+            "learn",
+            "--flow-log",
+            "flows.jsonl",
+            "--follow",
+            "--seconds",
+        ];
+        let (status, _, err) = policy(folder.path(), &[&args[..], &[seconds]].concat());
+        assert!(status == 2 && err.contains("1..=86400"), "{seconds}: {err}");
+    }
+}
+
+#[test]
 fn the_schema_is_the_committed_one() {
     let folder = folder();
     let (status, out, _) = policy(folder.path(), &["schema"]);

@@ -97,8 +97,9 @@ pub(crate) struct LearnArgs {
     /// Go on with what is recorded from now on, until stopped by ^C
     #[arg(long)]
     pub(crate) follow: bool,
-    /// Stop following after so many seconds
-    #[arg(long, value_name = "N", requires = "follow")]
+    /// Stop following after so many seconds, a day at most
+    #[arg(long, value_name = "N", requires = "follow",
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) seconds: Option<u64>,
     /// Names with a parent in common become *.PARENT: to be looked through by hand
     #[arg(long)]

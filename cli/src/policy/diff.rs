@@ -14,7 +14,7 @@ use super::{
 use crate::{
     args::DiffArgs,
     config::{ConfigError, policy_in_file},
-    show::print_once,
+    show::{plain::one_line, print_once},
 };
 
 const EXIT_DIFFERENT: u8 = 1;
@@ -181,16 +181,20 @@ fn text(changes: &Changes, told: u64) -> String {
     if changes.is_empty() {
         return format!("the same: all of {told} flows, questions and refusals recorded\n");
     }
-    let mut sections: BTreeMap<(bool, Outcome), Vec<(u64, &str, &str)>> = BTreeMap::new();
+    let mut sections: BTreeMap<(bool, Outcome), Vec<(u64, String, String)>> = BTreeMap::new();
     for ((is_question, outcome, what, by), count) in changes {
         let section = sections.entry((*is_question, *outcome)).or_default();
-        section.push((*count, what, by));
+        section.push((*count, one_line(what), one_line(by)));
     }
     let mut text = String::new();
     for ((is_question, outcome), mut lines) in sections {
         text.push_str(&format!("{}\n", outcome.heading(is_question)));
-        lines.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(b.1)));
-        let width = lines.iter().map(|line| line.1.len()).max().unwrap_or(0);
+        lines.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
+        let width = lines
+            .iter()
+            .map(|line| line.1.chars().count())
+            .max()
+            .unwrap_or(0);
         for (count, what, by) in lines {
             text.push_str(&format!("  {count:>8}  {what:<width$}  by {by}\n"));
         }

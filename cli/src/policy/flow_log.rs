@@ -124,7 +124,7 @@ impl Reader {
                 // A quota's refusals say nothing of the rules.
                 if !matches!(
                     line.reason.as_deref(),
-                    Some("rule" | "default" | "default_deny" | "protected")
+                    Some("rule" | "default" | "default_deny" | "protected" | "dns_elsewhere")
                 ) {
                     return None;
                 }
@@ -224,9 +224,15 @@ impl Follower {
             .stream_position()
             .map_err(|e| unreadable(&self.path, &e))?;
         if metadata.ino() != self.inode {
-            if let Ok(file) = File::open(&self.path) {
+            // Its writer goes on with the old one until it is told: then the new one grows.
+            let grown = |file: &File| file.metadata().is_ok_and(|new| new.len() > 0);
+            if let Some(file) = File::open(&self.path).ok().filter(grown) {
+                self.drain(each)?;
+                self.inode = file
+                    .metadata()
+                    .map_err(|e| unreadable(&self.path, &e))?
+                    .ino();
                 self.file = BufReader::new(file);
-                self.inode = metadata.ino();
                 self.partial.clear();
                 self.drain(each)?;
             }
@@ -263,3 +269,7 @@ fn unreadable(path: &Path, error: &std::io::Error) -> ConfigError {
     let remedy = "give the file that `slipgate attach --flow-log` writes";
     ConfigError::new("--flow-log", path.display(), problem, remedy)
 }
+
+#[cfg(test)]
+#[path = "flow_log_test.rs"]
+mod tests;

@@ -11,7 +11,8 @@
 //! When the engine ends unasked, so does the broker, with an error: established flows go on in the
 //! kernel, pins stay, and the next start adopts them. When the broker dies the engine sees the end
 //! of the channel, and the kernel kills it in any case. SIGTERM and SIGINT end both in order, as
-//! `--on-exit` says; SIGHUP opens the flow log again.
+//! `--on-exit` says; SIGHUP opens the flow log again and puts the policy's files in force as they
+//! are now ([`reload`]).
 //!
 //! With `run` there is a third process, the VMM, which is started before all of this and let go
 //! after step 3 ([`vm`]). The loop watches it too, and its end is the loop's.
@@ -496,7 +497,8 @@ struct Ready {
     control: bool,
 }
 
-/// Signals that end the loop, or (SIGHUP) have the flow log opened again, by descriptor.
+/// Signals that end the loop, or (SIGHUP) have the flow log opened and the policy read again, by
+/// descriptor.
 fn signals(more: &[Signal]) -> nix::Result<SignalFd> {
     let mut set = SigSet::empty();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]

@@ -1,7 +1,12 @@
 //! Columns of text.
+use super::plain::one_line;
 
 /// Lines of cells, each column as wide as its widest cell. `right`: columns of numbers.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>], right: &[usize]) -> String {
+    let rows: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| row.iter().map(|cell| one_line(cell)).collect())
+        .collect();
     let widths: Vec<usize> = head
         .iter()
         .enumerate()
@@ -31,7 +36,7 @@ pub(crate) fn table(head: &[&str], rows: &[Vec<String>], right: &[usize]) -> Str
         text.push('\n');
     };
     line(&mut head.iter().copied());
-    for row in rows {
+    for row in &rows {
         line(&mut row.iter().map(String::as_str));
     }
     text

@@ -13,6 +13,12 @@ fn columns_are_as_wide_as_their_widest_cell() {
 }
 
 #[test]
+fn a_cell_is_on_its_line() {
+    let rows = [vec!["a\nb\x1b[m".to_owned()]];
+    assert_eq!(table(&["VM"], &rows, &[]), "VM\na\u{fffd}b\u{fffd}[m\n");
+}
+
+#[test]
 fn amounts_and_spans_are_short() {
     let amounts = [
         0,

@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use slipgate_abi::Protocol;
 use userspace_nat::rules::{NamePattern, wire};
 
-use super::{print_once, sockets};
+use super::{plain::one_line, print_once, sockets};
 use crate::{
     args::{Proto, WhyArgs},
     channel::{WhyAnswer, WhyQuestion},
@@ -50,16 +50,16 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<ExitCode> {
 
 fn text(answer: &WhyAnswer) -> String {
     let verdict = if answer.admitted { "yes" } else { "no" };
-    let mut text = format!("{verdict}: {}\n", answer.outcome);
+    let mut text = format!("{verdict}: {}\n", one_line(&answer.outcome));
     for sentence in answer.explanation.lines() {
         text.push_str(&format!("  {sentence}\n"));
     }
-    text.push_str(&format!("rule:    {}\n", answer.rule));
+    text.push_str(&format!("rule:    {}\n", one_line(&answer.rule)));
     if let Some(refusal) = &answer.refusal {
-        text.push_str(&format!("refusal: {refusal}\n"));
+        text.push_str(&format!("refusal: {}\n", one_line(refusal)));
     }
     if let Some(via) = &answer.via {
-        text.push_str(&format!("via:     {via}\n"));
+        text.push_str(&format!("via:     {}\n", one_line(via)));
     }
     text
 }

@@ -183,10 +183,15 @@ impl State {
         self.message = message;
     }
 
-    /// Where the selected flow is among those shown: the first, if it is gone.
-    pub(super) fn selected(&self, flows: &[&Flow]) -> usize {
+    /// Where the selected flow is among those shown. `None`: it is gone, or none was selected.
+    pub(super) fn selected(&self, flows: &[&Flow]) -> Option<usize> {
         let is = |flow: &&Flow| Some(flow.id) == self.selected;
-        flows.iter().position(is).unwrap_or(0)
+        flows.iter().position(is)
+    }
+
+    /// VMs of which nothing passes now: what is shown may be older.
+    pub(super) fn know_frozen(&mut self, frozen: BTreeSet<String>) {
+        self.reading.frozen = frozen;
     }
 
     pub(super) fn press(&mut self, key: KeyCode, modifiers: KeyModifiers) -> Action {
@@ -230,31 +235,46 @@ impl State {
 
     fn select(&mut self, by: isize) {
         let flows = self.flows();
-        let at = self.selected(&flows).saturating_add_signed(by);
+        let at = match self.selected(&flows) {
+            Some(at) => at.saturating_add_signed(by),
+            None if by == isize::MAX => usize::MAX,
+            None => 0,
+        };
         let at = at.min(flows.len().saturating_sub(1));
         self.selected = flows.get(at).map(|flow| flow.id);
     }
 
-    fn cut(&mut self) -> Action {
-        let flows = self.flows();
-        match flows.get(self.selected(&flows)) {
-            Some(flow) => {
-                let what = target(flow);
-                let words = format!("{} of {} to {}", flow.proto, flow.vm, peer(flow));
-                Action::Ask(Request::Cut { what }, words)
-            }
-            None => Action::Nothing,
-        }
+    fn nothing_selected(&self, or: &str) -> String {
+        let why = match self.selected {
+            Some(_) => "the selected flow is gone",
+            None => "nothing is selected",
+        };
+        format!("{why}: select a flow with the arrows{or}")
     }
 
-    /// The VM of the selected flow; where there is no flow, as of one that is frozen for long, the
-    /// first VM.
+    fn cut(&mut self) -> Action {
+        let flows = self.flows();
+        let Some(at) = self.selected(&flows) else {
+            self.message = self.nothing_selected("");
+            return Action::Nothing;
+        };
+        let flow = flows[at];
+        let what = target(flow);
+        let words = format!("{} of {} to {}", flow.proto, flow.vm, peer(flow));
+        Action::Ask(Request::Cut { what }, words)
+    }
+
+    /// The VM of the selected flow; where none is, as of a VM that is frozen for long, the only VM
+    /// that is shown.
     fn freeze(&mut self) -> Action {
         let flows = self.flows();
-        let flow = flows.get(self.selected(&flows));
-        let first = || self.vms().first().map(|vm| vm.vm.clone());
-        let Some(vm) = flow.map(|flow| flow.vm.clone()).or_else(first) else {
-            return Action::Nothing;
+        let vm = match (self.selected(&flows), &self.vms()[..]) {
+            (Some(at), _) => flows[at].vm.clone(),
+            (None, [only]) => only.vm.clone(),
+            (None, _) => {
+                self.message = self.nothing_selected(", or run slipgate top --vm NAME");
+                return Action::Nothing;
+            }
         };
         let words = vm.clone();
         match self.is_frozen(&vm) {

@@ -158,8 +158,7 @@ fn draw_flows(state: &State, area: Rect, buffer: &mut Buffer) {
     let table = Table::new(rows, widths)
         .header(bold(head))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-    let selected = (!flows.is_empty()).then(|| state.selected(&flows));
-    let mut place = TableState::new().with_selected(selected);
+    let mut place = TableState::new().with_selected(state.selected(&flows));
     StatefulWidget::render(table, area, buffer, &mut place);
 }
 

@@ -85,7 +85,10 @@ impl Paths {
                 .any(|own| name == *own)
                 || name.as_encoded_bytes().starts_with(b"owner-")
                 // A killed process's: nobody lives.
-                || name.as_encoded_bytes().ends_with(b".sock");
+                || name.as_encoded_bytes().ends_with(b".sock")
+                // What it had in force: there is nothing left to go on with.
+                || name.as_encoded_bytes().ends_with(b".policy")
+                || name.as_encoded_bytes().ends_with(b".policy-new");
             if ours {
                 remove_if_there(&entry.path(), |f| fs::remove_file(f))?;
             }

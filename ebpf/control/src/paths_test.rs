@@ -19,7 +19,14 @@ fn what_the_dead_left_is_swept_and_what_somebody_has_is_not() {
     let make = |name: &str, pin_dir: &Path| {
         let dir = run.join(name);
         fs::create_dir_all(&dir).unwrap();
-        for file in ["lock", "owner-0.lock", "netns-cookie", "0.sock"] {
+        for file in [
+            "lock",
+            "owner-0.lock",
+            "netns-cookie",
+            "0.sock",
+            "0.policy",
+            "0.policy-new",
+        ] {
             fs::write(dir.join(file), "1").unwrap();
         }
         fs::write(dir.join(PINS_FILE), pin_dir.as_os_str().as_bytes()).unwrap();

@@ -257,6 +257,9 @@ impl Page {
                 ("chain", names.refused_chains),
                 ("rebinding", names.rebinding),
                 ("full", names.full),
+                ("elsewhere", names.elsewhere),
+                ("over_rate", names.over_rate),
+                ("new_names", names.new_names),
             ];
             Some(counts.map(|(reason, count)| {
                 let labels = [("vm", vm.vm.as_str()), ("reason", reason)];

@@ -36,6 +36,9 @@ fn by(rule: u32, text: String) -> stats::RefusedBy {
 fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
     let names = NameCounts {
         refused_names: 5,
+        elsewhere: 6,
+        over_rate: 7,
+        new_names: 8,
         open: 2,
         ..NameCounts::default()
     };
@@ -53,6 +56,10 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
         r#"slipgate_flows_admitted_total{vm="a \"b\""} 7"#,
         r#"slipgate_flows_refused_by_rule_total{rule="--deny \"x\"\n"} 1"#,
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="name"} 5"#,
+        r#"slipgate_dns_refused_total{vm="a \"b\"",reason="elsewhere"} 6"#,
+        r#"slipgate_dns_refused_total{vm="a \"b\"",reason="over_rate"} 7"#,
+        r#"slipgate_dns_refused_total{vm="a \"b\"",reason="new_names"} 8"#,
+        r#"slipgate_inspected_refused_total{vm="a \"b\"",reason="named no server"} 0"#,
         r#"slipgate_dns_open_addresses{vm="a \"b\""} 2"#,
         "# TYPE slipgate_packets counter",
         "# TYPE slipgate_flows gauge",
