@@ -3,6 +3,7 @@
 //! out by the roles.
 mod anew;
 mod error;
+mod file;
 mod forward;
 mod loaded;
 mod machine;
@@ -10,6 +11,7 @@ mod network;
 mod policies;
 mod policy_file;
 mod rules;
+mod said;
 mod vm;
 
 use std::{
@@ -23,13 +25,15 @@ use userspace_nat::record::{Event, Events};
 
 pub(crate) use self::{
     error::ConfigError,
+    file::from_disk,
     forward::Forward,
-    loaded::{LoadedPolicies, RuleText, from_disk},
+    loaded::{LoadedPolicies, RuleText},
     machine::{MachineSpec, RunConfig},
     network::GuestNetwork,
     policies::{Limits, Typed, check_file, policy_in_file},
     policy_file::{Amount, Count, PolicyFile, schema},
     rules::RuleFlag,
+    said::Said,
     vm::VmConfig,
 };
 use crate::args::{AttachArgs, FlowLogEvent, Mode, NatArgs, OnExit, Xdp};

@@ -1,7 +1,7 @@
 //! The command line read again while slipgate runs.
 use std::path::Path;
 
-use super::{Config, ConfigError, LoadedPolicies, PolicyFile, loaded::Reader};
+use super::{Config, ConfigError, LoadedPolicies, PolicyFile, loaded::Reader, said::is_same_file};
 
 impl Config {
     /// The same, with its files read again: what the policy file says of resolvers and forwards
@@ -12,8 +12,16 @@ impl Config {
         Ok(new)
     }
 
-    /// The same with another policy file.
+    /// The same with another policy file. By another name for the same file nothing becomes another.
     pub(crate) fn with_policy_file(&self, file: &Path) -> Result<Self, ConfigError> {
+        if self
+            .typed
+            .file
+            .as_deref()
+            .is_some_and(|typed| is_same_file(typed, file))
+        {
+            return self.reread();
+        }
         let mut new = self.clone();
         new.typed.file = Some(file.to_owned());
         new.settle()?;
@@ -26,12 +34,6 @@ impl Config {
         new.typed.file = Some(file.path().to_owned());
         new.settle_with(Some(file))?;
         Ok(new)
-    }
-
-    /// What the command line says of policies, to be compared with another's.
-    pub(crate) fn said_of_policies(&self) -> String {
-        let vms: Vec<_> = self.vms.iter().map(|vm| (&vm.name, &vm.typed)).collect();
-        format!("{:?} {vms:?}", self.typed)
     }
 
     /// What is in force, for people.

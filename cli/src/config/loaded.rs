@@ -9,7 +9,9 @@ use userspace_nat::rules::{
 };
 
 use super::{
-    Config, ConfigError, RuleFlag, policies,
+    Config, ConfigError, RuleFlag,
+    file::from_disk,
+    policies,
     policy_file::{DefaultText, HttpText, NamedDns, PolicyFile, ReloadText, RuleEntry},
     rules::{DENY_FILE, parse},
 };
@@ -46,11 +48,6 @@ pub(crate) enum RuleText {
 
 /// How a file's text is had: from the disk, or from a test.
 pub(crate) type Reader<'r> = &'r dyn Fn(&Path) -> io::Result<String>;
-
-/// From the disk.
-pub(crate) fn from_disk(path: &Path) -> io::Result<String> {
-    std::fs::read_to_string(path)
-}
 
 impl LoadedPolicies {
     /// Of a command line and its policy file; reads the deny files.

@@ -23,12 +23,12 @@ pub(crate) struct Typed {
     /// In the order typed.
     pub(crate) rules: Vec<RuleFlag>,
     pub(crate) default: Option<DefaultRule>,
-    quotas: Quotas,
-    dns: Vec<String>,
-    forwards: Vec<String>,
+    pub(super) quotas: Quotas,
+    pub(super) dns: Vec<String>,
+    pub(super) forwards: Vec<String>,
     pub(super) file: Option<PathBuf>,
     /// Of VMs that name none.
-    policy_name: Option<String>,
+    pub(super) policy_name: Option<String>,
 }
 
 impl Typed {

@@ -36,7 +36,7 @@ pub(crate) struct PolicyFile {
 impl PolicyFile {
     /// Reads it.
     pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|e| {
+        let text = super::from_disk(path).map_err(|e| {
             let problem = format!("it can't be read ({e})");
             ConfigError::new("--policy", path.display(), problem, "give a TOML file")
         })?;

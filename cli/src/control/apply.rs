@@ -30,10 +30,12 @@ pub(crate) fn run(args: &ApplyArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The broker reads it: from its own directory the name would mean another file.
+/// The broker reads it, now and on SIGHUP: from its own directory the name would mean another file.
+/// Links stay what they are, to lead elsewhere tomorrow.
 fn absolute(file: &Path) -> anyhow::Result<PathBuf> {
-    file.canonicalize()
-        .with_context(|| format!("{}", file.display()))
+    let what = || format!("{}", file.display());
+    file.metadata().with_context(what)?;
+    std::path::absolute(file).with_context(what)
 }
 
 /// The process that serves the VM, or the only one.
@@ -68,3 +70,7 @@ fn socket(args: &ApplyArgs) -> anyhow::Result<PathBuf> {
         },
     }
 }
+
+#[cfg(test)]
+#[path = "apply_test.rs"]
+mod tests;

@@ -39,6 +39,9 @@ impl Outcome {
     }
 }
 
+/// How often, what, and by which rule.
+type Line = (u64, String, String);
+
 /// What was decided otherwise, by outcome, whether it is a question, and what it is about.
 type Changes = BTreeMap<(bool, Outcome, String, String), u64>;
 
@@ -181,7 +184,7 @@ fn text(changes: &Changes, told: u64) -> String {
     if changes.is_empty() {
         return format!("the same: all of {told} flows, questions and refusals recorded\n");
     }
-    let mut sections: BTreeMap<(bool, Outcome), Vec<(u64, String, String)>> = BTreeMap::new();
+    let mut sections: BTreeMap<(bool, Outcome), Vec<Line>> = BTreeMap::new();
     for ((is_question, outcome, what, by), count) in changes {
         let section = sections.entry((*is_question, *outcome)).or_default();
         section.push((*count, one_line(what), one_line(by)));

@@ -213,6 +213,7 @@ impl Broker {
             let _ = broker.stop(OnExit::Detach);
             return Err(e);
         }
+        broker.attached.forget_former();
         broker.tell_frozen();
         if let Some(listener) = broker.attached.metrics.take() {
             broker.metrics = Some(Metrics::new(listener, &broker.attached, log));

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     channel::NetworkView,
-    config::{Config, ConfigError, Forward, LoadedPolicies, VmConfig},
+    config::{Config, ConfigError, Forward, LoadedPolicies, Said, VmConfig},
     show,
 };
 
@@ -70,7 +70,9 @@ pub(super) struct Attached {
     pub(super) metrics: Option<TcpListener>,
     pub(super) rule_base: u32,
     /// What the command line said of policies.
-    pub(super) command_line: String,
+    pub(super) command_line: Said,
+    /// What a predecessor applied is in force.
+    took_over: bool,
     /// Runs of `RULES` that were ours, this one's too.
     pub(super) former_rules: Vec<Range<u32>>,
     /// Which of two sets of numbers the guard's list has.
@@ -128,12 +130,13 @@ impl Attached {
         );
         let command_line = config.said_of_policies();
         let kept = survival::path(&paths.run_dir, owner.row());
-        if owner.adopted() && !config.new_vms {
-            if let Some(all) = survival::take_over(&kept, &config)? {
-                (config, loaded, policies) = all;
-            }
-        } else {
-            survival::forget(&kept)?;
+        let mut took_over = false;
+        if owner.adopted()
+            && !config.new_vms
+            && let Some(all) = survival::take_over(&kept, &config)?
+        {
+            (config, loaded, policies) = all;
+            took_over = true;
         }
         let run_dirs = slipgate_control::paths::sweep_run_dirs();
         tracing::debug!("removed {run_dirs} directories of locks that dead processes left");
@@ -157,6 +160,7 @@ impl Attached {
             metrics,
             rule_base,
             command_line,
+            took_over,
             former_rules: vec![run],
             turn: false,
             uplink,
@@ -451,6 +455,13 @@ impl Attached {
         let kept = survival::keep(&path, &self.command_line, &self.config, &self.loaded);
         if let Err(e) = kept {
             tracing::warn!("a successor would go on with the command line's policy: {e:#}");
+        }
+    }
+
+    /// VMs are served: what a predecessor applied, and this one did not take over, is of no use.
+    pub(super) fn forget_former(&self) {
+        if !self.took_over {
+            self.forget_applied();
         }
     }
 

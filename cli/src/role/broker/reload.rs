@@ -51,19 +51,6 @@ struct Read {
 impl Read {
     /// The command line's, with its files read again, or with another policy file.
     fn anew(config: &Config, file: Option<&Path>) -> Result<Self, ConfigError> {
-        // A FIFO would keep every VM waiting for its writer.
-        if let Some(file) = file
-            && file.metadata().is_ok_and(|metadata| !metadata.is_file())
-        {
-            let remedy = "give a TOML file";
-            let problem = "it is no regular file";
-            return Err(ConfigError::new(
-                "--policy",
-                file.display(),
-                problem,
-                remedy,
-            ));
-        }
         let config = match file {
             Some(file) => config.with_policy_file(file)?,
             None => config.reread()?,

@@ -4,7 +4,8 @@
 //! `--on-exit keep`) goes on with the policy that was in force, and not with the one that the command
 //! line names. So it is kept, with the texts of all files as they were read, beside the control
 //! socket, where only root comes. One that is told something else about policies is given that, and
-//! says so. What the command line itself names is not kept: it is read again.
+//! says so, and what was kept is forgotten when it serves. One that does not understand what a
+//! predecessor of another version was told goes on with what was applied. What the command line itself names is not kept: it is read again.
 use std::{
     collections::BTreeMap,
     fs,
@@ -17,18 +18,33 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use userspace_nat::rules::PolicySet;
 
-use crate::config::{Config, LoadedPolicies, PolicyFile, RuleText};
+use crate::config::{Config, LoadedPolicies, PolicyFile, RuleText, Said};
+
+/// To be another when a [`Said`] can't be compared with those of before.
+const VERSION: u32 = 1;
 
 /// As it is kept.
 #[derive(Debug, Serialize, Deserialize)]
 struct Kept {
-    /// What the command line said of policies.
-    command_line: String,
+    /// Of what `command_line` is: one that says another is not understood.
+    #[serde(default)]
+    version: u32,
+    /// What the command line said of policies: a [`Said`].
+    command_line: serde_json::Value,
     /// The policy file.
     file: PathBuf,
     text: String,
     /// The deny files, by the names they were read by.
     lists: BTreeMap<String, String>,
+}
+
+impl Kept {
+    /// What the command line said; `None`: another version's, not understood.
+    fn said(&self) -> Option<Said> {
+        let known = self.version == VERSION;
+        let said = || serde_json::from_value(self.command_line.clone()).ok();
+        known.then(said).flatten()
+    }
 }
 
 /// Where what an owner applied is kept.
@@ -39,12 +55,16 @@ pub(super) fn path(run_dir: &Path, owner_row: u32) -> PathBuf {
 /// Keeps what was applied, or forgets what was kept when the command line says the same.
 pub(super) fn keep(
     path: &Path,
-    command_line: &str,
+    command_line: &Said,
     now: &Config,
     loaded: &LoadedPolicies,
 ) -> anyhow::Result<()> {
     let said = now.said_of_policies();
-    let Some(file) = now.policy_file.as_ref().filter(|_| said != command_line) else {
+    let Some(file) = now
+        .policy_file
+        .as_ref()
+        .filter(|_| !said.agrees(command_line))
+    else {
         return forget(path);
     };
     let rules = loaded.policies.iter().flat_map(|policy| &policy.rules);
@@ -53,7 +73,8 @@ pub(super) fn keep(
         RuleText::Match(..) => None,
     });
     let kept = Kept {
-        command_line: command_line.to_owned(),
+        version: VERSION,
+        command_line: serde_json::to_value(command_line)?,
         file: file.path().to_owned(),
         text: file.text().to_owned(),
         lists: lists.collect(),
@@ -81,6 +102,8 @@ pub(super) fn forget(path: &Path) -> anyhow::Result<()> {
 }
 
 /// What a predecessor had in force beside what its command line said, if this one says the same.
+/// What is kept stays: who takes nothing over forgets it when it serves its VMs, and not when it
+/// fails to start.
 pub(super) fn take_over(
     path: &Path,
     config: &Config,
@@ -96,14 +119,23 @@ pub(super) fn take_over(
         other => other.with_context(what)?,
     };
     let kept: Kept = serde_json::from_slice(&bytes).with_context(what)?;
-    if kept.command_line != config.said_of_policies() {
-        tracing::warn!(
-            "{} was in force by `slipgate policy apply`; now the command line says something else \
-             about policies, and that holds",
+    match kept.said() {
+        Some(said) if !said.agrees(&config.said_of_policies()) => {
+            tracing::warn!(
+                "{} was in force by `slipgate policy apply`; now the command line says something \
+                 else about policies, and that holds",
+                kept.file.display()
+            );
+            return Ok(None);
+        }
+        Some(_) => {}
+        // To take back what an owner shut by hand would be worse than to keep it.
+        None => tracing::warn!(
+            "{} was put in force by `slipgate policy apply` under another version of slipgate, and \
+             stays in force, whatever the command line says of policies: `slipgate policy apply \
+             FILE` puts another in force",
             kept.file.display()
-        );
-        forget(path)?;
-        return Ok(None);
+        ),
     }
     let file = PolicyFile::parse(&kept.file, kept.text).with_context(what)?;
     let config = config.with_policy(file).with_context(what)?;

@@ -64,7 +64,7 @@ fn the_same_command_line_goes_on_with_what_was_applied_as_it_was_then() {
 }
 
 #[test]
-fn another_command_line_holds_and_what_was_kept_is_forgotten() {
+fn another_command_line_holds_and_what_was_kept_waits_for_its_start() {
     let files = Files::new();
     let given = files.path("given.toml");
     let flags = ["--policy", given.to_str().unwrap()];
@@ -72,12 +72,57 @@ fn another_command_line_holds_and_what_was_kept_is_forgotten() {
     files.apply(&first);
     let mut more = flags.to_vec();
     more.extend(["--deny", "198.51.100.7"]);
-    assert!(
-        take_over(&files.path("kept"), &config(&more))
-            .unwrap()
-            .is_none()
-    );
-    assert!(take_over(&files.path("kept"), &first).unwrap().is_none());
+    let other = take_over(&files.path("kept"), &config(&more)).unwrap();
+    assert!(other.is_none());
+    // That one did not come to serve: the first, started again, goes on.
+    assert!(take_over(&files.path("kept"), &first).unwrap().is_some());
+}
+
+#[test]
+fn what_another_version_kept_stays_in_force() {
+    let files = Files::new();
+    let given = files.path("given.toml");
+    let flags = ["--policy", given.to_str().unwrap()];
+    let kept = files.path("kept");
+    let more = config(&[&flags[..], &["--deny", "198.51.100.7"]].concat());
+    for change in [
+        |kept: &mut serde_json::Value| kept["version"] = 7.into(),
+        |kept: &mut serde_json::Value| drop(kept.as_object_mut().unwrap().remove("version")),
+        |kept: &mut serde_json::Value| kept["command_line"]["new_flag"] = "x".into(),
+        |kept: &mut serde_json::Value| kept["command_line"] = "Typed { rules: [] }".into(),
+    ] {
+        files.apply(&config(&flags));
+        let mut json = serde_json::from_slice(&fs::read(&kept).unwrap()).unwrap();
+        change(&mut json);
+        fs::write(&kept, json.to_string()).unwrap();
+        let (now, ..) = take_over(&kept, &more).unwrap().expect("what was applied");
+        assert!(now.policy_name().ends_with("other.toml"));
+    }
+}
+
+#[test]
+fn the_command_lines_file_by_another_name_is_read_again_and_not_kept() {
+    let files = Files::new();
+    let (given, link) = (files.path("given.toml"), files.path("link.toml"));
+    std::os::unix::fs::symlink(&given, &link).unwrap();
+    let config = config(&["--policy", link.to_str().unwrap()]);
+    let said = config.said_of_policies();
+    let kept = files.path("kept");
+    // It, as such; and after another one.
+    let other = config.with_policy_file(&files.path("other.toml")).unwrap();
+    for before in [&config, &other] {
+        files.apply(&config);
+        let again = before.with_policy_file(&given).unwrap();
+        let loaded = LoadedPolicies::load(&again).unwrap();
+        keep(&kept, &said, &again, &loaded).unwrap();
+        assert!(!kept.exists());
+    }
+    // The link is what is named, wherever it leads.
+    fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(files.path("other.toml"), &link).unwrap();
+    let again = config.with_policy_file(&files.path("other.toml")).unwrap();
+    assert_eq!(again.policy_name(), link.display().to_string());
+    assert!(again.policy_file.unwrap().text().contains("list.txt"));
 }
 
 #[test]
