@@ -28,7 +28,7 @@ use super::{
     ring::{Broken, Ring},
     stock::{Chain, MAX_CHAIN_PIECES, Stock},
     tap::HEADER_BYTES,
-    tx::MAX_PIECES,
+    tx::{BATCH_BYTES, MAX_PIECES},
 };
 
 /// Frames read in one go.
@@ -112,7 +112,8 @@ impl Rx {
     /// Lays out reads, at most `wanted`; fewer when the driver has no more buffers.
     pub(super) fn prepare(&mut self, wanted: usize, memory: &Translation) -> Result<usize, Broken> {
         debug_assert!(self.reads.is_empty(), "the last batch was delivered");
-        while self.reads.len() < wanted.min(BATCH) && self.pieces.len() + 2 * MAX_PIECES <= ROOM {
+        let wanted = wanted.min(BATCH).min(BATCH_BYTES.div_ceil(self.expected));
+        while self.reads.len() < wanted && self.pieces.len() + 2 * MAX_PIECES <= ROOM {
             let (chain, piece) = (self.chains.len(), self.pieces.len());
             let room = self.lay_out(memory)?;
             let short = self.mergeable && room < self.expected;

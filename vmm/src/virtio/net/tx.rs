@@ -14,6 +14,9 @@ use super::{
 
 /// Frames taken in one go. Above 64 the cost per frame falls no further.
 pub(super) const BATCH: usize = 64;
+/// And no more once they have so many bytes: long frames are copied while the cache has them, and
+/// the driver has the first ones back while the next are on their way.
+pub(super) const BATCH_BYTES: usize = 256 << 10;
 /// What readv and writev take (`UIO_MAXIOV`).
 pub(super) const MAX_PIECES: usize = 1024;
 /// Room for a batch of usual frames (Linux: 19 pieces) and one of any length, each of its buffers
@@ -71,14 +74,21 @@ impl Tx {
         self.pieces.clear();
         self.batch.clear();
         let mut any = false;
+        let mut bytes = 0;
         for _ in 0..BATCH {
+            if bytes >= BATCH_BYTES {
+                break;
+            }
             if self.pieces.len() + 2 * usize::from(self.ring.size()) + 1 > ROOM {
                 break;
             }
             let Some(head) = self.ring.next()? else { break };
             any = true;
             match self.take(head, memory)? {
-                Ok(frame) => self.batch.push(frame),
+                Ok(frame) => {
+                    bytes += frame.bytes as usize;
+                    self.batch.push(frame);
+                }
                 Err(reason) => {
                     counters.dropped(reason);
                     self.ring.push_used(head, 0);
