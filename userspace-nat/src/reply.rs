@@ -16,18 +16,20 @@ use crate::{
     vm::VmNet,
 };
 
-/// Answers per second and VM.
+/// Answers of a kind per second and VM.
 pub const RATE_PER_SECOND: u32 = 1_000;
-/// Answers at once.
+/// Answers of a kind at once.
 pub const BURST: u32 = 200;
 /// Segments about flows that are cut, per second and VM, and at once: a policy's change cuts many
 /// in one moment, and it is not the guest that chooses it.
 pub const CUT_RATE_PER_SECOND: u32 = 4_000;
 
-/// Builds answers and sees to their rate.
+/// Builds answers and sees to their rate. Segments have an allowance of their own: refused
+/// datagrams, which a guest may repeat without end, must not leave its connections unanswered.
 #[derive(Clone, Debug)]
 pub struct Answers {
-    bucket: TokenBucket,
+    segments: TokenBucket,
+    messages: TokenBucket,
     packet: Vec<u8>,
 }
 
@@ -68,7 +70,8 @@ impl Answers {
     /// A full allowance.
     pub fn new() -> Self {
         Self {
-            bucket: TokenBucket::new(RATE_PER_SECOND, BURST),
+            segments: TokenBucket::new(RATE_PER_SECOND, BURST),
+            messages: TokenBucket::new(RATE_PER_SECOND, BURST),
             packet: Vec::with_capacity(600),
         }
     }
@@ -76,7 +79,8 @@ impl Answers {
     /// A full allowance for what is said about flows that are cut.
     pub fn about_cuts() -> Self {
         Self {
-            bucket: TokenBucket::new(CUT_RATE_PER_SECOND, CUT_RATE_PER_SECOND),
+            segments: TokenBucket::new(CUT_RATE_PER_SECOND, CUT_RATE_PER_SECOND),
+            messages: TokenBucket::new(0, 0),
             packet: Vec::new(),
         }
     }
@@ -90,7 +94,7 @@ impl Answers {
         out: &mut Outbox,
         now_ns: u64,
     ) -> bool {
-        if !self.bucket.take(now_ns) {
+        if !self.segments.take(now_ns) {
             return false;
         }
         build::tcp(&mut self.packet, peer, vm.guest.into(), segment);
@@ -113,7 +117,7 @@ impl Answers {
         out: &mut Outbox,
         now_ns: u64,
     ) -> bool {
-        if !self.bucket.take(now_ns) {
+        if !self.segments.take(now_ns) {
             return false;
         }
         build::tcp(&mut self.packet, from, to, segment);
@@ -136,7 +140,7 @@ impl Answers {
         let Some(segment) = reset_for(&tcp) else {
             return false;
         };
-        if !self.bucket.take(now_ns) {
+        if !self.segments.take(now_ns) {
             return false;
         }
         build::tcp(
@@ -183,7 +187,7 @@ impl Answers {
     }
 
     fn icmp(&mut self, packet: &Packet<'_>, source: Ip4, error: IcmpError, now_ns: u64) -> bool {
-        if !may_be_answered(packet) || !self.bucket.take(now_ns) {
+        if !may_be_answered(packet) || !self.messages.take(now_ns) {
             return false;
         }
         let (kind, code, rest) = error.header();
@@ -202,7 +206,7 @@ impl Answers {
 
     /// Answers an echo request to an address of ours, as if it were a host.
     pub fn echo(&mut self, vm: &VmNet, packet: &Packet<'_>, out: &mut Outbox, now_ns: u64) -> bool {
-        if !self.bucket.take(now_ns) {
+        if !self.messages.take(now_ns) {
             return false;
         }
         let (ours, guest) = (packet.ip.destination, packet.ip.source);
