@@ -323,6 +323,48 @@ fn learn_follows_a_log_over_its_rotation() {
 }
 
 #[test]
+fn learn_lets_in_what_an_alias_leads_through() {
+    let folder = folder();
+    let log = r#"{"event":"dns","vm":"a","name":"www.shop.test","type":"A","verdict":"allowed","rcode":"NOERROR","chain":["shop.cdn.test","e7.edge.test"],"answers":["198.51.100.7"]}
+{"event":"dns","vm":"a","name":"unused.test","type":"A","verdict":"allowed","rcode":"NOERROR","chain":["other.cdn.test"],"answers":["198.51.100.9"]}
+{"event":"dns","vm":"b","name":"www.shop.test","type":"A","verdict":"allowed","rcode":"NOERROR","chain":["of-b.cdn.test"],"answers":["198.51.100.8"]}
+{"event":"flow_start","id":"1","vm":"a","proto":"tcp","guest":"10.0.2.15:1","remote":"198.51.100.7:443","dns_name":"www.shop.test","direction":"outbound"}
+{"event":"dns","vm":"a","name":"www.shop.test","type":"A","verdict":"allowed","rcode":"NOERROR","chain":["later.cdn.test","a\"b.cdn.test"],"answers":["198.51.100.10"]}
+"#;
+    fs::write(folder.path().join("flows.jsonl"), log).expect("writing");
+    let args = ["learn", "a", "--flow-log", "flows.jsonl"];
+    let (status, out, err) = policy(folder.path(), &args);
+    let expected = "\
+# The least policy for what was seen of a: 1 flows, 4 rules.
+default = \"deny\"
+rules = [
+  { allow = \"e7.edge.test:443/tcp\" }, # by alias
+  { allow = \"later.cdn.test:443/tcp\" }, # by alias
+  { allow = \"shop.cdn.test:443/tcp\" }, # by alias
+  { allow = \"www.shop.test:443/tcp\" }, # 1 flow
+]
+";
+    assert_eq!((status, &out[..], &err[..]), (0, expected, ""));
+
+    // What is learnt answers as before; without the alias's rule it would not.
+    fs::write(folder.path().join("learnt.toml"), &out).expect("writing");
+    let without: Vec<&str> = out.lines().filter(|line| !line.contains("e7.")).collect();
+    fs::write(folder.path().join("without.toml"), without.join("\n")).expect("writing");
+    let args = [
+        "diff",
+        "learnt.toml",
+        "without.toml",
+        "--flow-log",
+        "flows.jsonl",
+        "--vm",
+        "a",
+    ];
+    let (status, out, err) = policy(folder.path(), &args);
+    let refused = "1  www.shop.test  by default deny, for its alias e7.edge.test";
+    assert!(status == 1 && out.contains(refused), "{out}{err}");
+}
+
+#[test]
 fn learn_follows_for_a_day_at_most() {
     let folder = folder();
     for seconds in ["0", "86401", "18446744073709551615"] {

@@ -109,11 +109,13 @@ fn compare(before: &Policy, after: &Policy, seen: Seen, changes: &mut Changes) {
             let (was, is) = (flow(before, to, &name), flow(after, to, &name));
             (was, is, target(to, name.as_deref()), count, false)
         }
-        Seen::Question { name, kind, .. } => {
+        Seen::Question {
+            name, kind, chain, ..
+        } => {
             let Ok(wire) = wire(&name) else {
                 return;
             };
-            let asks = |policy| question(policy, Name(&wire), &kind);
+            let asks = |policy| answered(policy, Name(&wire), &kind, &chain);
             let what = match &kind[..] {
                 "TXT" | "NULL" | "ANY" => format!("{name} ({kind})"),
                 _ => name,
@@ -133,6 +135,27 @@ fn flow(policy: &Policy, to: Destination, name: &Option<String>) -> (Outcome, St
         None => policy.decide(to),
     };
     outcome(policy, decision)
+}
+
+/// An answer is refused for any name that it leads through.
+fn answered(policy: &Policy, name: Name<'_>, kind: &str, chain: &[String]) -> (Outcome, String) {
+    let asked = question(policy, name, kind);
+    if asked.0 == Outcome::Refused {
+        return asked;
+    }
+    let refused = chain.iter().find_map(|alias| {
+        // One that no rule can have is let in by a default only.
+        let Ok(wire) = wire(alias) else {
+            let by = "no rule can name it".to_owned();
+            return (policy.default_action() == Action::Deny).then_some((alias, by));
+        };
+        let (is, by) = question(policy, Name(&wire), "A");
+        (is == Outcome::Refused).then_some((alias, by))
+    });
+    match refused {
+        Some((alias, by)) => (Outcome::Refused, format!("{by}, for its alias {alias}")),
+        None => asked,
+    }
 }
 
 fn question(policy: &Policy, name: Name<'_>, kind: &str) -> (Outcome, String) {

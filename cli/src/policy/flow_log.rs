@@ -36,6 +36,8 @@ pub(super) enum Seen {
         vm: String,
         name: String,
         kind: String,
+        /// The names that the answer led through.
+        chain: Vec<String>,
     },
     /// Flows that the rules refused, with the destination of one of them.
     Refused {
@@ -67,6 +69,8 @@ struct Line {
     name: Option<String>,
     #[serde(default, rename = "type")]
     kind: Option<String>,
+    #[serde(default)]
+    chain: Vec<String>,
     #[serde(default)]
     answers: Vec<IpAddr>,
     #[serde(default)]
@@ -108,7 +112,8 @@ impl Reader {
                 if begun { None } else { self.flow(line) }
             }
             Some("dns") => {
-                let name = line.name?.trim_end_matches('.').to_ascii_lowercase();
+                let lower = |name: &str| name.trim_end_matches('.').to_ascii_lowercase();
+                let name = lower(&line.name?);
                 for answer in line.answers {
                     if let IpAddr::V4(addr) = answer {
                         self.told.insert((line.vm.clone(), addr), name.clone());
@@ -118,6 +123,7 @@ impl Reader {
                     vm: line.vm,
                     name,
                     kind: line.kind.unwrap_or_default(),
+                    chain: line.chain.iter().map(|name| lower(name)).collect(),
                 })
             }
             Some("refused") => {

@@ -2,7 +2,8 @@
 //!
 //! By name where the flow's name is known, by address elsewhere; each with its port and protocol. A
 //! name whose address is in protected space needs a rule by address too, or its answers are
-//! refused.
+//! refused; and so they are if the names that an alias leads through may not be asked for: these
+//! get a rule like that of the name.
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
@@ -103,15 +104,27 @@ enum Host {
 #[derive(Debug, Default)]
 struct Learnt {
     seen: BTreeMap<(Host, u16, &'static str), u64>,
+    /// Names that answers for a name led through.
+    aliases: BTreeMap<String, BTreeSet<String>>,
     flows: u64,
 }
 
 impl Learnt {
     fn take(&mut self, seen: Seen, only: Option<&str>) {
-        let Seen::Flow { vm, to, name } = seen else {
-            return;
+        let is_other = |vm: &str| only.is_some_and(|only| only != vm);
+        let (vm, to, name) = match seen {
+            Seen::Flow { vm, to, name } => (vm, to, name),
+            Seen::Question {
+                vm, name, chain, ..
+            } if !is_other(&vm) && !chain.is_empty() => {
+                // One that no rule can have leads nowhere, whatever is allowed.
+                let chain = chain.into_iter().filter(|name| wire(name).is_ok());
+                self.aliases.entry(name).or_default().extend(chain);
+                return;
+            }
+            _ => return,
         };
-        if only.is_some_and(|only| only != vm) {
+        if is_other(&vm) {
             return;
         }
         self.flows += 1;
@@ -134,6 +147,7 @@ impl Learnt {
     }
 
     fn toml(mut self, vm: Option<&str>, generalise: bool) -> String {
+        self.lead_on();
         if generalise {
             self.generalise();
         }
@@ -156,6 +170,7 @@ impl Learnt {
                 protocol => format!("{host}:{port}/{protocol}"),
             };
             let flows = match flows {
+                0 => "by alias".to_owned(),
                 1 => "1 flow".to_owned(),
                 n => format!("{n} flows"),
             };
@@ -163,6 +178,20 @@ impl Learnt {
         }
         text.push_str("]\n");
         text
+    }
+
+    /// What is asked for on the way to a name is let in as the name is.
+    fn lead_on(&mut self) {
+        let mut more = Vec::new();
+        for (host, port, protocol) in self.seen.keys() {
+            if let Host::Name(name) = host {
+                let aliases = self.aliases.get(name).into_iter().flatten();
+                more.extend(aliases.map(|alias| (Host::Name(alias.clone()), *port, *protocol)));
+            }
+        }
+        for key in more {
+            self.seen.entry(key).or_default();
+        }
     }
 
     /// Names beneath one parent, at one port, become one rule.

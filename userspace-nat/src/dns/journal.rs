@@ -3,14 +3,16 @@ use std::collections::VecDeque;
 
 use super::{
     answer::{Answer, MAX_TTL_S},
+    chain::Chain,
     in_flight::Waiter,
     message::Rcode,
+    name::Name,
     policy::{ExtendedError, NamePolicy},
     proxy::Origin,
     query::Key,
 };
 use crate::{
-    record::{MOST_ANSWERS, Question, Source},
+    record::{MOST_ANSWERS, MOST_CHAIN, Question, Source},
     stats::Tally,
 };
 
@@ -71,6 +73,7 @@ impl Journal {
             rule: policy.rule(waiter.vm, key.name()),
             refused: None,
             rcode: 0,
+            chain: Vec::new(),
             addresses: Vec::new(),
             left_out: 0,
             ttl_s: None,
@@ -85,6 +88,7 @@ impl Journal {
             Outcome::Failed => question.rcode = Rcode::ServFail as u16,
             Outcome::Answered(answer, age_s) => {
                 question.rcode = u16::from(answer.extended_rcode) << 4 | answer.rcode();
+                question.chain = chain(answer, key.name());
                 for (address, ttl_s) in answer.addresses() {
                     let left_s = ttl_s.saturating_sub(age_s).min(MAX_TTL_S);
                     question.ttl_s = Some(question.ttl_s.map_or(left_s, |ttl| ttl.min(left_s)));
@@ -98,3 +102,23 @@ impl Journal {
         self.questions.push_back(question);
     }
 }
+
+/// The names on the way. The owner of a name chooses them, and may choose long ones.
+fn chain(answer: &Answer, asked: Name<'_>) -> Vec<String> {
+    let steps = Chain::of(answer, asked).unwrap_or_default().steps;
+    let mut room = MOST_CHAIN;
+    let mut names = Vec::new();
+    for step in &steps {
+        let name = Name(step).without_dot();
+        let Some(left) = room.checked_sub(name.len()) else {
+            break;
+        };
+        room = left;
+        names.push(name);
+    }
+    names
+}
+
+#[cfg(test)]
+#[path = "journal_test.rs"]
+mod tests;

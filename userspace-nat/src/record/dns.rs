@@ -12,6 +12,9 @@ use super::{Event, FlowLog, Rfc3339, wall_at};
 /// As many addresses of an answer are recorded.
 pub const MOST_ANSWERS: usize = 16;
 
+/// As much of the names that an answer led through is recorded, bytes of text.
+pub const MOST_CHAIN: usize = 2_048;
+
 /// A guest's question, and what became of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Question {
@@ -31,6 +34,9 @@ pub struct Question {
     pub refused: Option<String>,
     /// The response code, with the extended bits.
     pub rcode: u16,
+    /// The names that the answer led through beside the one asked for (aliases, targets of
+    /// services), written as that is: the first, up to [`MOST_CHAIN`] bytes.
+    pub chain: Vec<String>,
     /// The addresses that the guest was told: the first [`MOST_ANSWERS`].
     pub addresses: Vec<IpAddr>,
     /// How many more there were.
@@ -72,6 +78,8 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<&'a str>,
     rcode: Cow<'static, str>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    chain: &'a [String],
     answers: &'a [IpAddr],
     #[serde(skip_serializing_if = "is_zero")]
     answers_left_out: usize,
@@ -111,6 +119,7 @@ impl FlowLog {
             rule_text: question.rule.as_deref(),
             why: question.refused.as_deref(),
             rcode: rcode_name(question.rcode),
+            chain: &question.chain,
             answers: &question.addresses,
             answers_left_out: question.left_out,
             ttl_s: question.ttl_s,

@@ -28,7 +28,7 @@ mod id;
 mod refused;
 mod time;
 
-pub use dns::{MOST_ANSWERS, Question, Source};
+pub use dns::{MOST_ANSWERS, MOST_CHAIN, Question, Source};
 pub use event::{Event, Events};
 pub use flow::{Names, RelayedEnd, RelayedFlow};
 pub use id::{Id, recorded_ids};

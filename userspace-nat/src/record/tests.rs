@@ -269,6 +269,7 @@ fn question() -> Question {
         rule: Some("--allow *.example.com".into()),
         refused: None,
         rcode: 0,
+        chain: vec!["cdn.example.net".into()],
         addresses: vec!["2001:db8::1".parse().unwrap()],
         left_out: 0,
         ttl_s: Some(60),
@@ -285,6 +286,7 @@ fn questions_say_what_became_of_them() {
         server: None,
         qtype: 65_280,
         rcode: 5,
+        chain: Vec::new(),
         addresses: Vec::new(),
         ttl_s: None,
         left_out: 3,
@@ -306,7 +308,7 @@ fn questions_say_what_became_of_them() {
             "event": "dns", "time": "2023-11-14T22:13:20.000Z", "vm": "a",
             "name": "api.example.com", "type": "AAAA", "transport": "udp", "server": "10.0.2.3",
             "verdict": "allowed", "rule_text": "--allow *.example.com", "rcode": "NOERROR",
-            "answers": ["2001:db8::1"], "ttl_s": 60, "source": "upstream",
+            "chain": ["cdn.example.net"], "answers": ["2001:db8::1"], "ttl_s": 60, "source": "upstream",
             "upstream": "192.0.2.53:53", "latency_us": 2500,
         })
     );
@@ -320,6 +322,7 @@ fn questions_say_what_became_of_them() {
     );
     assert_eq!(lines[1]["why"], "x is refused by rule 1, --deny x");
     assert_eq!(lines[1]["answers_left_out"], 3);
+    assert!(lines[1].get("chain").is_none());
     assert_eq!(
         [
             &lines[2]["verdict"],
