@@ -125,6 +125,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 self.core
                     .flows
                     .begin_timers(&self.core.datapath, row, now_ns);
+                if let Some(vm) = self.core.vm(row).map(|vm| vm.net.id) {
+                    self.core.inspected.begin_timers(vm, now_ns);
+                }
                 self.answer(ControlReply::Thawed { request })?;
             }
             ControlMessage::Shutdown(on_exit) => self.exit = Some(on_exit),

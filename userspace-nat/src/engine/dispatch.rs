@@ -15,6 +15,7 @@ use super::{
 use crate::{
     admission::Admission,
     datapath::Datapath,
+    inspect::tcp::keep_known,
     mss,
     packet::{Ipv4, Packet, Transport, checksum::Sum, icmp::Unreachable, transport::tcp_options},
     poll::Poller,
@@ -88,6 +89,8 @@ pub(super) struct Change {
 enum Changed {
     /// A SYN's MSS is clamped to this.
     Mss(u16),
+    /// Only what a connection needs stays of an inspected one's; a SYN's MSS is clamped to this.
+    Known { mss: Option<u16> },
     /// It acknowledges and offers what an inspected connection's session does.
     Receiver { acknowledgement: u32, window: u16 },
 }
@@ -120,6 +123,12 @@ impl Change {
         match self.what {
             Changed::Mss(most) => {
                 mss::clamp(tcp, most, self.partial);
+            }
+            Changed::Known { mss } => {
+                keep_known(tcp, self.partial);
+                if let Some(most) = mss {
+                    mss::clamp(tcp, most, self.partial);
+                }
             }
             Changed::Receiver {
                 acknowledgement,
@@ -401,14 +410,20 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Back to the kernel with it; a SYN's MSS is clamped on the way.
+    /// Back to the kernel with it; a SYN's MSS is clamped on the way, and of what an inspected
+    /// connection's guest sends no more goes on than was looked at.
     fn command(&self, vm: &VmState, job: Job<'_>, code: Command, slot: u32) -> Finish {
-        let change = match job.packet.transport {
+        let mss = match job.packet.transport {
             Transport::Tcp(tcp) if tcp.is_opening_syn() => {
-                let most = mss::for_mtu(self.path_mtu(&vm.net, slot));
-                Change::new(&job, Changed::Mss(most))
+                Some(mss::for_mtu(self.path_mtu(&vm.net, slot)))
             }
             _ => None,
+        };
+        let is_held = self.flows.entry(slot).is_some_and(|entry| entry.is_held());
+        let change = match mss {
+            mss if is_held && code == Command::Forward => Change::new(&job, Changed::Known { mss }),
+            Some(most) => Change::new(&job, Changed::Mss(most)),
+            None => None,
         };
         Finish::Command { code, change }
     }

@@ -34,8 +34,14 @@ impl<D: Datapath> Core<D> {
         if entry.guest.scope != vm.net.id || packet.ip.destination != entry.nat {
             return Finish::Drop(DropReason::NoFlow);
         }
+        if self.flows.is_cut(slot) {
+            return Finish::Drop(DropReason::Denied);
+        }
         if packet.ip.ttl <= 1 {
             return Finish::Drop(DropReason::TtlExpired);
+        }
+        if let Some(mtu) = icmp::next_hop_mtu(packet.ip.payload()) {
+            self.inspected.path_carries(slot, entry.generation, mtu);
         }
         let copy = self.copy(&packet);
         icmp::translate(copy, End::Source, entry.guest.local, entry.guest.local_port);
@@ -70,11 +76,26 @@ impl<D: Datapath> Core<D> {
         let Some(entry) = self.flows.entry(slot).copied() else {
             return Finish::Drop(DropReason::NoFlow);
         };
+        // An error carries what its sender likes, past whatever looks at the flow's own packets.
+        if self.flows.is_cut(slot) {
+            return Finish::Drop(DropReason::Denied);
+        }
+        let is_held = entry.is_held();
+        if is_held && !self.inspected.is_let_in(slot, entry.generation) {
+            return Finish::Drop(DropReason::Refused);
+        }
         if packet.ip.ttl <= 1 {
             return Finish::Drop(DropReason::TtlExpired);
         }
         let exit = self.exit_of(slot);
-        let copy = self.copy(&packet);
+        self.copy(&packet);
+        let most = if is_held {
+            icmp::Quote::Least
+        } else {
+            icmp::Quote::Most
+        };
+        icmp::shorten(&mut self.scratch, most);
+        let copy = &mut self.scratch;
         icmp::translate(copy, End::Destination, entry.nat, entry.nat_port);
         ipv4::decrement_ttl(copy);
         let sent = self

@@ -14,7 +14,9 @@ use std::{
     sync::atomic::Ordering::Relaxed,
 };
 
-use slipgate_abi::{Command, DropReason, Ip4, PortHeader, Protocol, Refusal, Tuple, Verdict};
+use slipgate_abi::{
+    Command, DropReason, Ip4, PortHeader, Protocol, Refusal, Tuple, Verdict, segment::Segments,
+};
 
 use super::{
     core::{Core, VmState},
@@ -22,11 +24,11 @@ use super::{
 };
 use crate::{
     datapath::Datapath,
-    flow::EndReason,
+    flow::{self, EndReason, State},
     inspect::{
         HostName, Refused, RefusedCounts,
         quic::{self, Passage},
-        tcp::{Fate, Outcome, Received, SLOW_NS, Segment, Session, Wire},
+        tcp::{Fate, Outcome, Received, SLOW_NS, Segment, Session, URGENT, Wire},
     },
     packet::{
         Ipv4, Packet, Transport, checksum::Sum, icmp::Unreachable, ipv4, transport::UDP_HEADER_LEN,
@@ -86,6 +88,20 @@ impl Kind {
         match self {
             Self::Tcp(session) => session.held(),
             Self::Quic { flow, .. } => flow.held(),
+        }
+    }
+
+    fn is_let_in(&self) -> bool {
+        match self {
+            Self::Tcp(session) => session.is_let_in(),
+            Self::Quic { flow, .. } => flow.is_open(),
+        }
+    }
+
+    fn begin_timers(&mut self, now_ns: u64) {
+        match self {
+            Self::Tcp(session) => session.begin_timers(now_ns),
+            Self::Quic { ends_ns, .. } => *ends_ns = ends_ns.map(|_| now_ns + SLOW_NS),
         }
     }
 }
@@ -159,8 +175,7 @@ impl Inspected {
     fn end(&mut self, slot: u32, inspection: &Inspection) {
         if let Kind::Quic { flow, .. } = &inspection.kind {
             for (vnet, l3) in flow.waiting() {
-                let packet = Ipv4::parse(l3).and_then(Packet::parse);
-                let segments = packet.map_or(single(l3.len()), |packet| packet.segments(*vnet));
+                let segments = held_segments(*vnet, l3);
                 inspection.stats.dropped(DropReason::Refused, segments);
             }
         }
@@ -196,6 +211,36 @@ impl Inspected {
             self.forget(slot);
         }
         self.vms.remove(&vm);
+    }
+
+    /// Whether a flow has a session, and whether that let a name in.
+    pub(super) fn is_let_in(&self, slot: u32, generation: u32) -> bool {
+        let inspection = self.sessions.get(&slot);
+        inspection.is_some_and(|i| i.generation == generation && i.kind.is_let_in())
+    }
+
+    /// A router on the way of a flow's packets says what it carries, bytes.
+    pub(super) fn path_carries(&mut self, slot: u32, generation: u32, mtu: u32) {
+        if let Some(inspection) = self.sessions.get_mut(&slot)
+            && inspection.generation == generation
+            && let Kind::Tcp(session) = &mut inspection.kind
+        {
+            session.path_carries(mtu);
+        }
+    }
+
+    /// A VM is about to be thawed: it could not help being silent.
+    pub(super) fn begin_timers(&mut self, vm: u32, now_ns: u64) {
+        let sessions = self.sessions.iter();
+        let slots: Vec<u32> = sessions
+            .filter_map(|(slot, inspection)| (inspection.vm == vm).then_some(*slot))
+            .collect();
+        for slot in slots {
+            if let Some(mut inspection) = self.sessions.remove(&slot) {
+                inspection.kind.begin_timers(now_ns);
+                self.put(slot, inspection);
+            }
+        }
     }
 
     /// When the next session's timer is due, ns.
@@ -273,11 +318,12 @@ impl<D: Datapath> Core<D> {
         if tcp.is_opening_syn() {
             self.inspected.put(slot, inspection);
             // RFC 7413's data would be there before anybody has looked at it.
-            return (tcp.payload_len > 0).then_some(Finish::Drop(DropReason::Held));
+            return (tcp.payload_len > 0 || tcp.has(URGENT))
+                .then_some(Finish::Drop(DropReason::Held));
         }
         let segment = Received::new(&tcp, job.packet.ip.payload());
         let more = match &inspection.kind {
-            Kind::Tcp(session) => session.held_with(&segment) - session.held(),
+            Kind::Tcp(session) => session.held_more_with(&segment),
             Kind::Quic { .. } => 0,
         };
         if more > 0 && self.inspected.held(vm.net.id) + more > MAX_HELD {
@@ -316,8 +362,17 @@ impl<D: Datapath> Core<D> {
         };
         let to = destination(&self.datapath.slot(slot).guest_tuple());
         let mut by = Naming::new(&self.judge, vm.net.id, to, now_ns);
+        let others = self.inspected.held(vm.net.id) - inspection.held;
+        let mut is_busy = false;
         let mut passage = Ok(Passage::Goes);
         for datagram in datagrams(&job) {
+            // What is kept of an Initial must have room before it is looked at.
+            if others + flow.held() >= MAX_HELD
+                && quic::initials(datagram).is_ok_and(|initials| !initials.is_empty())
+            {
+                is_busy = true;
+                break;
+            }
             // One that waits or is left out does so with its frame.
             passage = match (
                 passage,
@@ -325,14 +380,16 @@ impl<D: Datapath> Core<D> {
             ) {
                 (Err(why), _) | (_, Err(why)) => Err(why),
                 (Ok(Passage::Dropped), _) | (_, Ok(Passage::Dropped)) => Ok(Passage::Dropped),
+                // Behind what waits another packet may go at once, but not with it.
+                (Ok(Passage::Held), _) if flow.is_undecided() => Ok(Passage::Held),
                 (_, Ok(this)) => Ok(this),
             };
         }
         let opened_by = by.last;
         let (vnet, l3) = (job.frame.vnet, job.packet.ip.bytes);
-        let room = self.inspected.held(vm.net.id) + l3.len() <= MAX_HELD;
+        is_busy |= passage == Ok(Passage::Held) && others + flow.held() + l3.len() > MAX_HELD;
         let passage = match passage {
-            Ok(Passage::Held) if !room => Ok(Passage::Dropped),
+            Ok(_) if is_busy => Ok(Passage::Dropped),
             Ok(Passage::Held) => flow.hold(vnet, l3).map(|()| Passage::Held),
             passage => passage,
         };
@@ -340,9 +397,9 @@ impl<D: Datapath> Core<D> {
             Ok(Passage::Goes) => flow.release(),
             _ => Vec::new(),
         };
-        *ends_ns = match flow.waiting() {
-            [] => None,
-            _ => Some(ends_ns.unwrap_or(now_ns + SLOW_NS)),
+        *ends_ns = match flow.is_undecided() {
+            false => None,
+            true => Some(ends_ns.unwrap_or(now_ns + SLOW_NS)),
         };
         if let Some(name) = opened_by {
             self.opened_by.insert(slot, (inspection.generation, name));
@@ -354,7 +411,11 @@ impl<D: Datapath> Core<D> {
             id: vm.net.id,
         };
         for (vnet, l3) in &released {
-            let _ = self.out.push(header, ETHERTYPE_IPV4, *vnet, l3);
+            if let Err(OutboxFull) = self.out.push(header, ETHERTYPE_IPV4, *vnet, l3) {
+                vm.net
+                    .stats
+                    .dropped(DropReason::EngineBusy, held_segments(*vnet, l3));
+            }
         }
         match passage {
             // Behind what was held, which is written at the end of the batch.
@@ -375,7 +436,10 @@ impl<D: Datapath> Core<D> {
             }
             Ok(Passage::Dropped) => {
                 self.inspected.put(slot, inspection);
-                Some(Finish::Drop(DropReason::Malformed))
+                Some(Finish::Drop(match is_busy {
+                    true => DropReason::EngineBusy,
+                    false => DropReason::Malformed,
+                }))
             }
             Err(why) => {
                 self.inspected.end(slot, &inspection);
@@ -441,9 +505,20 @@ impl<D: Datapath> Core<D> {
             };
             let live = self.datapath.slot(slot);
             let row = live.vm_row() as u16;
-            let same = live.generation().load(Relaxed) == inspection.generation;
-            let vm = self.take_vm(row, inspection.vm).filter(|_| same);
-            let Some(mut vm) = vm else {
+            // What it sends goes to whatever flow has the tuple: only while that is its own, and one
+            // that may go on.
+            let entry = self.flows.entry(slot);
+            let same = entry.is_some_and(|entry| {
+                entry.generation == inspection.generation
+                    && matches!(entry.state, State::Live | State::Ending)
+            });
+            let goes_on = same && !self.flows.is_cut(slot);
+            if goes_on && flow::is_frozen(&self.datapath, row) {
+                inspection.kind.begin_timers(now_ns);
+                self.inspected.put(slot, inspection);
+                continue;
+            }
+            let Some(mut vm) = goes_on.then(|| self.take_vm(row, inspection.vm)).flatten() else {
                 self.inspected.end(slot, &inspection);
                 continue;
             };
@@ -617,6 +692,12 @@ fn destination(tuple: &Tuple) -> rules::Destination {
         port: tuple.remote_port,
         protocol: Protocol::from_ip(tuple.protocol).unwrap_or(Protocol::Tcp),
     }
+}
+
+/// What a packet that was held counts as.
+fn held_segments(vnet: VirtioNetHdr, l3: &[u8]) -> Segments {
+    let packet = Ipv4::parse(l3).and_then(Packet::parse);
+    packet.map_or(single(l3.len()), |packet| packet.segments(vnet))
 }
 
 /// The datagrams that a UDP frame becomes.

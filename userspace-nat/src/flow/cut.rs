@@ -62,7 +62,7 @@ impl Flows {
 }
 
 /// Whether everything from and to a VM is dropped: then its flows can't help being silent.
-pub(super) fn is_frozen(datapath: &impl Datapath, row: u16) -> bool {
+pub fn is_frozen(datapath: &impl Datapath, row: u16) -> bool {
     datapath
         .vm(row)
         .is_some_and(|vm| vm.flags().load(Relaxed) & VmFlags::FROZEN != 0)

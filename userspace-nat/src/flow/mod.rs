@@ -36,6 +36,7 @@ mod open;
 mod slots;
 mod table;
 
+pub use cut::is_frozen;
 pub use end::{EndReason, Ended};
 pub use open::{NewFlow, OpenError};
 pub use table::{Entry, State};

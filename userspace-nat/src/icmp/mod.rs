@@ -15,9 +15,12 @@ use slipgate_abi::{Ip4, Protocol, Tuple};
 
 use crate::packet::{
     Ipv4, Transport, build, checksum,
-    icmp::{HEADER_LEN, REDIRECT},
+    icmp::{HEADER_LEN, REDIRECT, UNREACHABLE, Unreachable},
     ipv4::{self, End},
 };
+
+/// Longest error that a guest's becomes, bytes (RFC 1812 section 4.3.2.3).
+const ERROR_MAX: usize = 576;
 
 /// Why an error is not translated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -146,6 +149,48 @@ pub fn translate(packet: &mut [u8], inner_end: End, addr: Ip4, port: u16) {
         End::Destination => End::Source,
     };
     ipv4::set_address(packet, outer_end, addr);
+}
+
+/// How much an error may quote.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Quote {
+    /// What tells the flow: the IP header and eight bytes (RFC 792).
+    Least,
+    /// Until the error has 576 bytes (RFC 1812 section 4.3.2.3).
+    Most,
+}
+
+/// Cuts an error's quote off, and what RFC 4884 puts behind it. The ICMP checksum is wrong then,
+/// until the error is translated.
+pub fn shorten(packet: &mut Vec<u8>, most: Quote) {
+    let Ok(outer) = Ipv4::parse(packet) else {
+        return;
+    };
+    let header_len = outer.header_len;
+    let quote = outer.payload().get(HEADER_LEN..).unwrap_or_default();
+    let Ok(inner) = Ipv4::parse_truncated(quote) else {
+        return;
+    };
+    let len = match most {
+        Quote::Least => header_len + HEADER_LEN + inner.header_len + 8,
+        Quote::Most => ERROR_MAX,
+    };
+    if packet.len() <= len {
+        return;
+    }
+    packet.truncate(len);
+    packet[2..4].copy_from_slice(&(len as u16).to_be_bytes());
+    ipv4::fill_checksum(packet, header_len);
+    // The quote's length, where extensions follow it.
+    packet[header_len + 5] = 0;
+}
+
+/// What a router says that the next hop carries, bytes: of "fragmentation needed" (RFC 1191).
+pub fn next_hop_mtu(message: &[u8]) -> Option<u32> {
+    let header: &[u8; HEADER_LEN] = message.first_chunk()?;
+    let is_told = header[0] == UNREACHABLE && header[1] == Unreachable::FragmentationNeeded as u8;
+    let mtu = u16::from_be_bytes([header[6], header[7]]);
+    (is_told && mtu > 0).then_some(mtu.into())
 }
 
 fn translate_quote(quote: &mut [u8], end: End, addr: Ip4, port: u16) {

@@ -129,6 +129,35 @@ fn another_connection_in_the_flow_is_judged_too() {
 }
 
 #[test]
+fn nothing_is_released_while_a_connection_is_undecided() {
+    let mut flow = Flow::default();
+    let first = initial(&ID, 0, &[(0, &hello("a.test"))]);
+    assert_eq!(passage(&mut flow, &first), Ok(Passage::Goes));
+    let evil = hello("evil.test");
+    let half = initial(b"another", 0, &[(0, &evil[..40])]);
+    assert_eq!(passage(&mut flow, &half), Ok(Passage::Held));
+    flow.hold(VirtioNetHdr::default(), &half).unwrap();
+    assert_eq!(passage(&mut flow, &[0x40, 1, 2]), Ok(Passage::Goes));
+    assert_eq!(flow.release().len(), 0);
+    assert_eq!(flow.waiting().len(), 1);
+}
+
+#[test]
+fn empty_frames_and_many_packets() {
+    let frames = [
+        &made::crypto(90, b"")[..],
+        &made::crypto(0, &hello("a.test")),
+    ]
+    .concat();
+    let packet = made::initial(Version::One, &ID, &ID, 0, &frames);
+    assert_eq!(passage(&mut Flow::default(), &packet), Ok(Passage::Goes));
+    let most = packet.repeat(MAX_INITIALS);
+    assert_eq!(passage(&mut Flow::default(), &most), Ok(Passage::Goes));
+    let more = packet.repeat(MAX_INITIALS + 1);
+    assert_eq!(passage(&mut Flow::default(), &more), Err(Refused::TooLong));
+}
+
+#[test]
 fn a_second_hello_and_a_changed_copy_are_not_let_by() {
     let (good, evil) = (hello("aaaa.test"), hello("evil.test"));
     let begin = |flow: &mut Flow| {

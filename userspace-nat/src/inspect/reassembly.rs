@@ -63,7 +63,7 @@ impl Reassembly {
     pub fn has(&self, sequence: u32, segment: &[u8]) -> bool {
         let from = sequence.wrapping_sub(self.begin) as usize;
         let end = from.checked_add(segment.len());
-        end.and_then(|end| self.bytes.get(from..end)) == Some(segment)
+        segment.is_empty() || end.and_then(|end| self.bytes.get(from..end)) == Some(segment)
     }
 
     /// Memory held, bytes.
@@ -147,7 +147,8 @@ impl Reassembly {
 
     fn keep(&mut self, from: usize, piece: &[u8]) -> bool {
         let to = from + piece.len();
-        if to <= self.whole {
+        // Nothing at all, however far ahead, takes no room.
+        if piece.is_empty() || to <= self.whole {
             return true;
         }
         if from > self.whole && self.islands.len() >= MAX_GAPS {

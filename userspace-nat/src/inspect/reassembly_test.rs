@@ -50,6 +50,15 @@ fn what_is_out_of_bounds_is_not_kept() {
 }
 
 #[test]
+fn nothing_at_all_takes_no_room_and_is_there() {
+    let mut stream = Reassembly::new(0);
+    assert!(stream.insert(MAX_LEN as u32 - 1, b"", true));
+    assert_eq!(stream.held(), 0);
+    assert!(stream.insert(0, b"abc", false));
+    assert!(stream.insert(100, b"", false) && stream.has(100, b""));
+}
+
+#[test]
 fn nothing_is_kept_behind_the_end() {
     let mut stream = Reassembly::new(0);
     assert!(stream.insert(0, b"ab", true));

@@ -382,6 +382,15 @@ impl Judge {
         age_s: u32,
         now_ns: u64,
     ) -> Result<(), ExtendedError> {
+        // A question that was under way when the policy changed is judged by the new one.
+        let policy = self.policy(vm);
+        let decision = self.asks(vm, name, &policy.about(name));
+        if !decision.is_allowed() {
+            let error = self.refusal(vm, decision, name);
+            let text = policy.text(decision);
+            self.count(vm).refused(text, name.without_dot());
+            return Err(error);
+        }
         let Some(mut chain) = Chain::of(answer, name) else {
             self.count(vm).refused_chains += 1;
             let text = "refused: the answer leads in a circle, or through too many names";

@@ -263,3 +263,14 @@ fn what_ends_is_noted() {
     let ended = changes(&mut judge, 42 * SECOND_NS);
     assert!(matches!(ended[..], [Change::Ended(VM, ..)]), "{ended:?}");
 }
+
+#[test]
+fn an_answer_that_a_reload_overtook_is_judged_by_the_new_policy() {
+    let mut by = judged(Action::Allow, &["!evil.test"]);
+    let wire = wire("evil.test").unwrap();
+    let told =
+        crate::dns::chain::tests::answer("evil.test", &[a("evil.test", 60, [198, 51, 100, 7])]);
+    // The question was asked before the rule was there.
+    let refused = error(by.answer(VM, Name(&wire), &told, 0, 0));
+    assert!(refused.text.contains("evil.test"), "{}", refused.text);
+}

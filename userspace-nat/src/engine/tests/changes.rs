@@ -20,12 +20,12 @@ const PSH: u8 = 8;
 const MINUTE_NS: u64 = 60 * SECOND_NS;
 
 impl Rig {
-    fn tell(&mut self, message: ControlMessage) {
+    pub(super) fn tell(&mut self, message: ControlMessage) {
         self.broker.messages.borrow_mut().push_back(message);
         self.turn();
     }
 
-    fn replies(&self) -> Vec<ControlReply> {
+    pub(super) fn replies(&self) -> Vec<ControlReply> {
         self.broker.replies.take()
     }
 

@@ -90,6 +90,22 @@ fn rfc5508_req_5_an_error_from_the_guest_is_translated_outward() {
 }
 
 #[test]
+fn rfc1812_an_error_of_the_guest_goes_on_with_576_bytes_at_most() {
+    let mut rig = Rig::new();
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    let sent = rig.at_world().pop().unwrap();
+    let nat = (NAT, ports(&sent[20..]).0);
+    rig.world(&udp(SERVER, nat, &[7; 1_300]));
+    let (_, delivered) = rig.at_guest().pop().unwrap();
+    for (quoted, expected) in [(548, 576), (549, 576), (1_328, 576), (100, 128)] {
+        let error = icmp_error(GUEST, PEER, 3, 3, &delivered[..quoted]);
+        rig.guest(1, &error);
+        let out = rig.at_world().pop().expect("the error goes out");
+        assert_eq!((out.len(), is_right(&out)), (expected, true), "{quoted}");
+    }
+}
+
+#[test]
 fn an_error_about_no_flow_goes_nowhere() {
     let mut rig = Rig::new();
     rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));

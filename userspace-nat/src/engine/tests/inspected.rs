@@ -289,7 +289,8 @@ fn an_allowed_name_goes_on_and_then_the_kernel_takes_over() {
         Some(Verdict::Engine),
         "the server may ask again"
     );
-    assert_eq!(scene.rig.dropped(1, DropReason::Held), 1);
+    // The handshake's last acknowledgement, and the hello.
+    assert_eq!(scene.rig.dropped(1, DropReason::Held), 2);
 
     scene.server(&hellos::server_hello(false), 0);
     scene.settle();
@@ -770,18 +771,280 @@ fn what_is_not_quic_does_not_go_out_over_udp() {
 }
 
 #[test]
+fn an_end_without_a_name_is_refused_and_nothing_behind_it_goes_on() {
+    let evil = b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n";
+    for before in [&b""[..], &evil[..10]] {
+        let mut scene = Scene::new();
+        scene.guest(0, before, Flags::FIN);
+        scene.settle();
+        assert!(!scene.server_fin);
+        // Had the server been asked, it would have acknowledged the end.
+        let end = FIRST.wrapping_add(1 + before.len() as u32);
+        scene
+            .rig
+            .world(&ack(SERVER, scene.nat, 0, scene.server_next, end));
+        assert_ne!(scene.guest(1 + before.len(), evil, 0), Way::Fast);
+        assert_ne!(scene.guest(0, evil, 0), Way::Fast);
+        scene.assert_refused(match before {
+            [] => Refused::NoName,
+            _ => Refused::Malformed,
+        });
+        assert_eq!(scene.received(), b"");
+    }
+}
+
+#[test]
 fn what_is_behind_an_end_goes_nowhere() {
     let mut scene = Scene::new();
+    let good = hello(NAME);
     scene.server_is_deaf = true;
-    scene.guest(0, b"", Flags::FIN);
-    scene.guest(1, b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n", 0);
-    scene.guest(0, b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n", 0);
+    scene.guest(0, &good, Flags::FIN);
+    scene.guest(good.len() + 1, b"behind", 0);
+    scene.settle();
     scene.server_is_deaf = false;
     scene.rig.pass(SECOND_NS);
     scene.settle();
     assert!(scene.server_fin);
-    assert_eq!(scene.received(), b"");
+    assert_eq!(scene.received(), good);
     assert_eq!(scene.verdict(), Some(Verdict::Fast));
+}
+
+/// Points behind the next byte.
+fn urgent(packet: Vec<u8>) -> Vec<u8> {
+    let mut packet = packet;
+    packet[33] |= 0x20;
+    packet[39] = 1;
+    let parsed = Ipv4::parse(&packet).unwrap();
+    let (source, destination) = (parsed.source, parsed.destination);
+    packet[36..38].fill(0);
+    let sum = crate::packet::checksum::Sum::default()
+        .pseudo(source, destination, 6, packet.len() - 20)
+        .bytes(&packet[20..])
+        .finish();
+    packet[36..38].copy_from_slice(&sum.to_be_bytes());
+    packet
+}
+
+#[test]
+fn urgent_data_goes_nowhere_before_the_kernel_has_the_flow() {
+    let mut scene = Scene::new();
+    let good = hello(NAME);
+    let only = urgent(scene.segment(0, b"", 0));
+    scene.rig.guest(1, &only);
+    let with = urgent(scene.segment(0, &good, 0));
+    scene.rig.guest(1, &with);
+    let again = urgent(syn((GUEST, GUEST_PORT), SERVER, ISN));
+    scene.rig.guest(1, &again);
+    assert_eq!(scene.rig.at_world(), Vec::<Vec<u8>>::new());
+    scene.guest(0, &good, 0);
+    scene.settle();
+    let late = urgent(scene.segment(good.len(), b"", 0));
+    scene.rig.guest(1, &late);
+    assert_eq!(scene.rig.at_world(), Vec::<Vec<u8>>::new());
+    assert_eq!(scene.received(), good);
+
+    let mut rig = Rig::with(setup());
+    tell(&rig, NAME);
+    rig.guest(1, &urgent(syn((GUEST, GUEST_PORT), SERVER, ISN)));
+    assert_eq!(rig.at_world(), Vec::<Vec<u8>>::new());
+}
+
+#[test]
+fn headers_say_no_more_than_a_connection_needs() {
+    // MPTCP, an unknown option, and what lies behind the options' end.
+    let odd = [
+        30, 4, 0, 1, 254, 4, 0xbe, 0xef, 3, 3, 7, 0, 0xbe, 0xef, 0xbe, 0xef,
+    ];
+    let mut rig = Rig::with(setup());
+    tell(&rig, NAME);
+    let from = (GUEST, GUEST_PORT);
+    for _ in 0..2 {
+        rig.guest(1, &tcp(from, SERVER, Flags::SYN, ISN, 0, &odd, b""));
+        let sent = rig.at_world().pop().expect("the SYN goes out");
+        assert!(is_right(&sent));
+        assert_eq!(
+            sent[40..56],
+            [1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 7, 1, 1, 1, 1, 1]
+        );
+    }
+
+    let mut scene = Scene::new();
+    let next = scene.server_next;
+    let with = tcp(from, SERVER, Flags::ACK, FIRST, next, &odd, b"");
+    scene.rig.guest(1, &with);
+    let sent = scene.rig.at_world().pop().expect("it is acknowledged");
+    assert_eq!(
+        (sent.len(), is_right(&sent)),
+        (40, true),
+        "none before a name"
+    );
+    let good = hello(NAME);
+    scene.guest(0, &good, 0);
+    scene.settle();
+    let at = FIRST.wrapping_add(good.len() as u32);
+    let with = tcp(from, SERVER, Flags::ACK, at, next, &odd, b"");
+    scene.rig.guest(1, &with);
+    let sent = scene.rig.at_world().pop().expect("it is acknowledged");
+    assert_eq!((&sent[40..], is_right(&sent)), (&[1; 16][..], true));
+}
+
+#[test]
+fn errors_of_a_guest_carry_nothing_past_inspection() {
+    let mut scene = Scene::new();
+    let about = tcp(
+        SERVER,
+        (GUEST, GUEST_PORT),
+        Flags::ACK,
+        SERVER_ISN + 1,
+        FIRST,
+        &[],
+        &[7; 900],
+    );
+    let error = icmp_error(GUEST, PEER, 3, 3, &about);
+    scene.rig.guest(1, &error);
+    assert_eq!(scene.rig.at_world(), Vec::<Vec<u8>>::new());
+    assert_eq!(scene.rig.dropped(1, DropReason::Refused), 1);
+    scene.guest(0, &hello(NAME), 0);
+    scene.settle();
+    scene.rig.guest(1, &error);
+    let sent = scene.rig.at_world().pop().expect("it goes on");
+    assert_eq!((sent.len(), is_right(&sent)), (56, true));
+
+    cut_all(&mut scene.rig);
+    scene.rig.at_world();
+    scene.rig.guest(1, &error);
+    let inward = icmp_error(PEER, NAT, 3, 1, &tcp(scene.nat, SERVER, 0, 1, 1, &[], b""));
+    scene.rig.at_guest();
+    scene.rig.world(&inward);
+    assert_eq!(scene.rig.at_world(), Vec::<Vec<u8>>::new());
+    assert_eq!(scene.rig.at_guest(), []);
+    assert_eq!(scene.rig.dropped(1, DropReason::Denied), 2);
+}
+
+/// Within the grace.
+fn cut_all(rig: &mut Rig) {
+    use super::super::{ControlMessage, Subject};
+    let what = Subject::Vm { row: 1 };
+    rig.tell(ControlMessage::Cut { request: 1, what });
+}
+
+#[test]
+fn a_session_sends_nothing_more_into_a_flow_that_is_cut() {
+    let mut scene = Scene::new();
+    scene.server_is_deaf = true;
+    scene.guest(0, &hello(NAME), 0);
+    // The last moment before it would send again.
+    let due_ns = scene.rig.engine.core.inspected.next_deadline_ns().unwrap();
+    let now_ns = scene.rig.kernel.borrow().now_ns;
+    scene.rig.pass(due_ns - now_ns - 1);
+    scene.rig.at_world();
+    cut_all(&mut scene.rig);
+    scene.rig.at_world();
+    scene.rig.pass(1_000_000);
+    assert_eq!(scene.rig.at_world(), Vec::<Vec<u8>>::new());
+    assert_eq!(scene.rig.engine.core.inspected.sessions(), (0, 0, 0));
+}
+
+#[test]
+fn a_frozen_guest_is_waited_for() {
+    use super::super::ControlMessage;
+    let mut scene = Scene::new();
+    scene.guest(0, &hello(NAME)[..20], 0);
+    scene.settle();
+    scene.rig.pass(tcp::SLOW_NS - SECOND_NS);
+    scene.rig.kernel.borrow().set_frozen(1, true);
+    scene.rig.pass(30 * SECOND_NS);
+    scene.rig.tell(ControlMessage::Thaw { request: 3, row: 1 });
+    scene.rig.replies();
+    scene.rig.kernel.borrow().set_frozen(1, false);
+    scene.rig.pass(tcp::SLOW_NS - SECOND_NS);
+    let good = hello(NAME);
+    scene.guest(20, &good[20..], 0);
+    scene.settle();
+    assert_eq!(scene.received(), good);
+}
+
+#[test]
+fn a_path_that_carries_less_is_sent_less_for_good() {
+    let longest = |rig: &mut Rig| {
+        let lens = rig.at_world().into_iter().map(|packet| packet.len());
+        lens.max().unwrap_or_default()
+    };
+    let head = format!("POST / HTTP/1.1\r\nHost: {NAME}\r\nContent-Length: 9000\r\n\r\n");
+    let begin = || {
+        let mut scene = Scene::at(Rig::with(setup()), (PEER, 80));
+        scene.server_is_deaf = true;
+        let body = [head.as_bytes(), &[7; 1_400]].concat();
+        scene.guest(0, &body[..1_400], 0);
+        scene.guest(1_400, &body[1_400..], 0);
+        (scene, body.len())
+    };
+    // It is silent about it.
+    let (mut scene, len) = begin();
+    assert!(longest(&mut scene.rig) > 700);
+    scene.rig.pass(8 * SECOND_NS);
+    scene.rig.at_world();
+    let all = FIRST.wrapping_add(len as u32);
+    let next = scene.server_next;
+    let has_some = ack(scene.server, scene.nat, 0, next, all.wrapping_sub(1_000));
+    scene.rig.world(&has_some);
+    scene.guest(len, &[7; 1_400], 0);
+    let sent = longest(&mut scene.rig);
+    assert!(sent > 40 && sent <= 40 + 536, "{sent}");
+
+    // A router tells.
+    let (mut scene, _) = begin();
+    let sent = scene.rig.at_world().pop().unwrap();
+    let mut error = icmp_error(PEER, NAT, 3, 4, &sent);
+    error[26..28].copy_from_slice(&700u16.to_be_bytes());
+    crate::packet::build::fill_icmp_checksum(&mut error[20..]);
+    scene.rig.world(&error);
+    scene.rig.pass(2 * SECOND_NS);
+    let sent = longest(&mut scene.rig);
+    assert!(sent > 40 && sent <= 700, "{sent}");
+}
+
+#[test]
+fn an_answer_from_far_away_is_no_matter() {
+    let mut scene = Scene::new();
+    scene.guest(0, &hello(NAME), 0);
+    scene.settle();
+    for far in [0, 1, u32::MAX] {
+        let sequence = scene.server_next.wrapping_add(1 << 31).wrapping_add(far);
+        let ack = scene.server_ack();
+        let packet = tcp(SERVER, scene.nat, Flags::ACK, sequence, ack, &[], b"far");
+        scene.rig.world(&packet);
+    }
+    assert_eq!(scene.verdict(), Some(Verdict::Engine));
+}
+
+#[test]
+fn quic_holds_no_more_of_a_vm_than_its_bound() {
+    use super::super::inspected::MAX_HELD;
+    let mut rig = Rig::with(Setup {
+        slots: 8_192,
+        max_flows: 8_000,
+        ..setup()
+    });
+    tell(&rig, NAME);
+    let far = |id: u8| {
+        let payload = initials::crypto(32_000, b"x");
+        initials::initial(Version::One, &[id; 8], &[id; 8], 0, &payload)
+    };
+    for n in 0..400 {
+        rig.guest(1, &udp((GUEST, 1_024 + n), SERVER, &far(1)));
+        if n < 4 {
+            rig.guest(1, &udp((GUEST, 1_024 + n), SERVER, &far(2)));
+        }
+    }
+    let (sessions, _, held) = rig.engine.core.inspected.sessions();
+    assert!(sessions > 200);
+    assert!(held > MAX_HELD / 2 && held <= MAX_HELD + 65_536, "{held}");
+    assert!(rig.dropped(1, DropReason::EngineBusy) > 0);
+    assert!(rig.at_world().is_empty());
+    // What can't be kept for good is let go of.
+    rig.pass(tcp::SLOW_NS + SECOND_NS);
+    assert_eq!(rig.engine.core.inspected.sessions().2, 0);
 }
 
 #[test]

@@ -21,8 +21,9 @@ pub enum Body {
     },
 }
 
-/// Longest line with a chunk's size, bytes: 16 digits and the line's end.
-const MAX_SIZE_LINE: usize = 18;
+/// Longest line with a chunk's size, bytes: 15 digits, which no server takes for a negative
+/// number, and the line's end.
+const MAX_SIZE_LINE: usize = 17;
 /// Longest trailer section, bytes.
 const MAX_TRAILER: usize = 8_192;
 

@@ -12,6 +12,7 @@
 //! | an Initial of a connection that is not decided | held, until its ClientHello is whole |
 //! | an Initial with a whole ClientHello, or more of one that was let in | judged; what was held goes on in its order |
 //! | an Initial that can't be opened | dropped |
+//! | an Initial that opens by the keys of two connections, more of them than a client sends | refused |
 //! | what can't be taken apart, an unknown version | refused |
 //!
 //! The hello lies in CRYPTO frames, in any order over several packets. As the datagrams go on as
@@ -33,6 +34,8 @@ pub use packet::{Initial, crypto_frames, initials};
 const MAX_CONNECTIONS: usize = 16;
 /// Most that a client says in Initial packets, bytes: two hellos.
 const MAX_CRYPTO: usize = 2 * client_hello::MAX_LEN;
+/// Initial packets in a datagram.
+const MAX_INITIALS: usize = 8;
 /// Frames held of a flow.
 const MAX_FRAMES: usize = 16;
 
@@ -82,6 +85,9 @@ impl Flow {
                 false => Err(Refused::Unknown),
             };
         }
+        if initials.len() > MAX_INITIALS {
+            return Err(Refused::TooLong);
+        }
         for initial in &initials {
             let Some((at, payload)) = self.open(initial)? else {
                 // No server can open it, or all of them but us: a number past its field's end.
@@ -90,7 +96,7 @@ impl Flow {
             self.connections[at].take(&payload)?;
             self.connections[at].judge(may)?;
         }
-        if !self.connections.iter().all(Connection::is_decided) {
+        if self.is_undecided() {
             return Ok(Passage::Held);
         }
         self.is_open = true;
@@ -106,8 +112,21 @@ impl Flow {
         Ok(())
     }
 
+    /// Whether more must be said of a connection before what is of it may go on.
+    pub fn is_undecided(&self) -> bool {
+        !self.connections.iter().all(Connection::is_decided)
+    }
+
+    /// Whether a connection was let in.
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+
     /// What was held and may go on now, as it came.
     pub fn release(&mut self) -> Vec<(VirtioNetHdr, Vec<u8>)> {
+        if self.is_undecided() {
+            return Vec::new();
+        }
         std::mem::take(&mut self.waiting)
     }
 
@@ -123,12 +142,21 @@ impl Flow {
         crypto.chain(waiting).sum()
     }
 
-    /// The connection that an Initial is of, and its frames; `None`: nobody can open it.
+    /// The connection that an Initial is of, and its frames; `None`: nobody can open it. One that
+    /// opens by the keys of two can be read in two ways: it is refused.
     fn open(&mut self, initial: &Initial<'_>) -> Result<Option<(usize, Vec<u8>)>, Refused> {
+        let mut found = None;
+        let mut is_new = true;
         for (at, connection) in self.connections.iter_mut().enumerate() {
-            if let Some(payload) = initial.open(connection.keys(initial.version)) {
-                return Ok(Some((at, payload)));
+            is_new &= *connection.original != *initial.destination;
+            if let Some(payload) = initial.open(connection.keys(initial.version))
+                && found.replace((at, payload)).is_some()
+            {
+                return Err(Refused::Malformed);
             }
+        }
+        if !is_new {
+            return Ok(found);
         }
         let mut connection = Connection {
             original: initial.destination.into(),
@@ -137,8 +165,11 @@ impl Flow {
             judged: 0,
         };
         let Some(payload) = initial.open(connection.keys(initial.version)) else {
-            return Ok(None);
+            return Ok(found);
         };
+        if found.is_some() {
+            return Err(Refused::Malformed);
+        }
         if self.connections.len() >= MAX_CONNECTIONS {
             return Err(Refused::Limit);
         }

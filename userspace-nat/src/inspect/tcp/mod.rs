@@ -16,7 +16,9 @@
 //! What the guest is told: everything up to `whole` is acknowledged, and the window ends where the
 //! server's does, or where the session's own memory does. Both are put into whatever comes from the
 //! server, so the guest sees one receiver. Sequence numbers are never changed. The guest's
-//! segments without payload go on as they are.
+//! segments without payload go on, until a name was let in as segments of the session's own: what
+//! else a header has room for says nothing to anybody before. Urgent data (RFC 6093) is dropped
+//! while there is a session: its receiver would read another stream than the one inspected.
 //!
 //! | phase | the guest's payload | leaves it |
 //! | --- | --- | --- |
@@ -47,6 +49,7 @@ mod options;
 mod segment;
 mod server;
 
+pub(crate) use options::keep_known;
 pub use segment::{Received, Segment, Wire};
 
 use options::Options;
@@ -153,6 +156,8 @@ pub struct Session {
     patience: Patience,
     /// Something of the guest's was let by.
     has_spoken: bool,
+    /// A name was let in.
+    is_let_in: bool,
     resend_at_ns: Option<u64>,
     /// As measured, and as it stands after back-off.
     first_rto_ns: u64,
@@ -187,6 +192,7 @@ impl Session {
             opened_ns: now_ns,
             patience: Patience::Endless,
             has_spoken: false,
+            is_let_in: false,
             resend_at_ns: None,
             first_rto_ns: FIRST_RTO_NS,
             rto_ns: FIRST_RTO_NS,
@@ -197,15 +203,41 @@ impl Session {
         }
     }
 
-    /// Memory held for the stream, bytes.
+    /// Memory held for what both sides said, bytes.
     pub fn held(&self) -> usize {
-        self.stream.held()
+        self.stream.held() + self.answer.as_ref().map_or(0, Reassembly::held)
     }
 
-    /// Memory that would be held with a segment's payload, bytes.
-    pub fn held_with(&self, segment: &Received<'_>) -> usize {
+    /// How much more would be held with a segment's payload, bytes.
+    pub fn held_more_with(&self, segment: &Received<'_>) -> usize {
+        if self.phase != Phase::Open {
+            return 0;
+        }
         self.stream
             .held_with(segment.sequence, segment.payload.len())
+            - self.stream.held()
+    }
+
+    /// Whether a name was let in.
+    pub fn is_let_in(&self) -> bool {
+        self.is_let_in
+    }
+
+    /// Whoever is waited for could not say anything: all waits begin anew.
+    pub fn begin_timers(&mut self, now_ns: u64) {
+        self.patience = match self.patience {
+            Patience::Endless => Patience::Endless,
+            Patience::ToSpeak(_) => Patience::ToSpeak(now_ns + SILENT_NS),
+            Patience::ToFinish(_) => Patience::ToFinish(now_ns + SLOW_NS),
+        };
+        let rto_ns = self.rto_ns;
+        self.resend_at_ns = self.resend_at_ns.map(|_| now_ns + rto_ns);
+    }
+
+    /// A router on the way to the server says what it carries, bytes (RFC 1191).
+    pub fn path_carries(&mut self, mtu: u32) {
+        let mss = usize::from(crate::mss::for_mtu(mtu)).max(SMALL_MSS);
+        self.path_mss = self.path_mss.min(mss);
     }
 
     /// When [`Session::on_timer`] is due, ns.
@@ -225,6 +257,9 @@ impl Session {
         may: &mut dyn FnMut(&HostName, &mut Vec<Rc<LearntName>>) -> bool,
         now_ns: u64,
     ) -> (Fate, Outcome) {
+        if segment.has(URGENT) {
+            return (Fate::Dropped, Outcome::Goes);
+        }
         match self.phase {
             Phase::Opening if segment.has(Flags::RST) && segment.payload.is_empty() => {
                 return (Fate::Pass, Outcome::Goes);
@@ -248,7 +283,11 @@ impl Session {
         let news = self.note_guest(segment);
         let fin = segment.has(Flags::FIN);
         if segment.payload.is_empty() && !fin {
-            return (Fate::Pass, Outcome::Goes);
+            if self.is_let_in {
+                return (Fate::Pass, Outcome::Goes);
+            }
+            self.send(wire, self.sent_ever, 0, 0);
+            return (Fate::Held, Outcome::Goes);
         }
         if self.phase == Phase::Passing {
             let behind = segment.sequence.wrapping_sub(self.next_expected()) as i32;
@@ -335,6 +374,10 @@ impl Session {
             self.retries += 1;
             if self.retries > MAX_RETRIES {
                 return self.refuse(Refused::Untaken, wire);
+            }
+            if self.retries > RETRIES_AT_FULL_SIZE {
+                // For good: what comes next would be lost at full size like what was.
+                self.path_mss = self.path_mss.min(SMALL_MSS);
             }
             self.rto_ns = (self.rto_ns * 2).min(MAX_RTO_NS);
             self.resend_from_begin(wire, now_ns);
@@ -463,13 +506,14 @@ impl Session {
         let Some(answer) = &mut self.answer else {
             return false;
         };
-        let most = tls::MAX_ANSWER * 2;
+        let most = (tls::MAX_ANSWER * 2) as i32;
         let at = segment.sequence.wrapping_sub(answer.begin()) as i32;
-        if at > most as i32 {
-            return false;
-        }
         let payload = segment.payload;
-        let reach = usize::try_from(most as i32 - at).unwrap_or(payload.len());
+        // What is too far away is out of reach, before and behind.
+        let reach = most.checked_sub(at).map(usize::try_from);
+        let Some(Ok(reach)) = reach else {
+            return false;
+        };
         answer.insert(
             segment.sequence,
             &payload[..payload.len().min(reach)],
@@ -501,6 +545,7 @@ impl Session {
                     if !may(&name, &mut self.named) {
                         return self.refuse(Refused::Name, wire);
                     }
+                    self.is_let_in = true;
                     self.allowed += len;
                     if self.spoken.wants_answer() {
                         self.answer = Some(Reassembly::new(self.server.next));
@@ -529,6 +574,10 @@ impl Session {
             }
         }
         if undecided == 0 && self.stream.is_ended() {
+            if !self.is_let_in {
+                // Else the kernel would take over what nobody named.
+                return self.refuse(Refused::NoName, wire);
+            }
             self.phase = Phase::Passing;
         }
         self.be_patient(undecided > 0 && !held, self.allowed > before, now_ns);
@@ -591,11 +640,6 @@ impl Session {
     fn mss(&self) -> usize {
         let mss = usize::from(self.server.mss).min(self.path_mss);
         let options = if self.server.has_time { 12 } else { 0 };
-        let mss = if self.retries > RETRIES_AT_FULL_SIZE {
-            mss.min(SMALL_MSS)
-        } else {
-            mss
-        };
         mss.saturating_sub(options).max(1)
     }
 
@@ -674,6 +718,8 @@ impl Session {
 
 /// RFC 9293 section 3.1.
 const PUSH: u8 = 0x08;
+/// RFC 9293 section 3.1.
+pub(crate) const URGENT: u8 = 0x20;
 
 #[cfg(test)]
 #[path = "../tcp_test.rs"]

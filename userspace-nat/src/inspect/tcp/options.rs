@@ -1,10 +1,61 @@
 //! TCP options that a session must know.
-use crate::packet::transport::{OPTION_MSS, OPTION_TIMESTAMPS, tcp_options};
+use slipgate_abi::{checksum::update16, tcp::Flags};
+
+use crate::packet::{
+    checksum::Sum,
+    transport::{OPTION_MSS, OPTION_TIMESTAMPS, TCP_HEADER_LEN, tcp_options},
+};
+
+const NO_OPERATION: u8 = 1;
+/// RFC 2018.
+const OPTION_SACK_PERMITTED: u8 = 4;
+const OPTION_SACK: u8 = 5;
 
 /// Option kind of the window scale (RFC 7323 section 2).
 const OPTION_WINDOW_SCALE: u8 = 3;
 /// RFC 7323 section 2.3.
 const MAX_WINDOW_SCALE: u8 = 14;
+
+/// Leaves in a guest's header what its connection needs. The rest would reach the server unread:
+/// other options (of MPTCP, TCP Fast Open, unknown ones), what lies behind their end, the urgent
+/// pointer, reserved bits. `partial`: the checksum field holds the pseudo-header's sum.
+pub(crate) fn keep_known(header: &mut [u8], partial: bool) {
+    let mut kept = [NO_OPERATION; 40];
+    let (Some(flags), Some(len)) = (
+        header.get(13).copied(),
+        header.len().checked_sub(TCP_HEADER_LEN),
+    ) else {
+        return;
+    };
+    let before = Sum::default().bytes(header).folded();
+    let is_syn = flags & Flags::SYN != 0;
+    for (kind, at, len) in tcp_options(header) {
+        let is_kept = match (kind, len) {
+            (OPTION_MSS, 4) | (OPTION_WINDOW_SCALE, 3) | (OPTION_SACK_PERMITTED, 2) => is_syn,
+            (OPTION_SACK, _) => !is_syn && len >= 10 && len % 8 == 2,
+            (OPTION_TIMESTAMPS, 10) => true,
+            _ => false,
+        };
+        let to = at - TCP_HEADER_LEN;
+        if is_kept
+            && let (Some(to), Some(from)) = (kept.get_mut(to..to + len), header.get(at..at + len))
+        {
+            to.copy_from_slice(from);
+        }
+    }
+    let Some(kept) = kept.get(..len) else {
+        return;
+    };
+    header[TCP_HEADER_LEN..].copy_from_slice(kept);
+    header[12] &= 0xf0;
+    header[18..20].fill(0);
+    if !partial {
+        let field = u16::from_be_bytes([header[16], header[17]]);
+        let after = Sum::default().bytes(header).folded();
+        let field = update16(field, before, after);
+        header[16..18].copy_from_slice(&field.to_be_bytes());
+    }
+}
 
 /// Options of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
