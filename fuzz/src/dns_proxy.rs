@@ -85,7 +85,7 @@ fn policy() -> Policy {
     let mut policy = Policy::new(
         Action::Deny,
         vec![
-            Rule::DenyFile(file.expect("two lines")),
+            Rule::DenyFile(Box::new(file.expect("two lines"))),
             Rule::parse(Action::Deny, "bad.ok.test").expect("a rule"),
             Rule::parse(Action::Inspect, "*.ok.test:443").expect("a rule"),
         ],

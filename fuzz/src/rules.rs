@@ -46,7 +46,7 @@ pub fn rules(input: &[u8]) {
     longest_prefix(&rules, to);
     let middle = rules.len() / 2;
     let (before, after) = rules.split_at(middle);
-    let all = [before, &[Rule::DenyFile(file)], after].concat();
+    let all = [before, &[Rule::DenyFile(Box::new(file))], after].concat();
     policy(default, all, to);
 }
 

@@ -282,7 +282,7 @@ impl LoadedPolicy {
                 RuleText::Match(action, text) => parse(*action, text)?,
                 RuleText::DenyFile { name, text } => {
                     let parsed = DenyFile::parse(name, text);
-                    Rule::DenyFile(parsed.map_err(|e| bad_line(DENY_FILE, name, &e))?)
+                    Rule::DenyFile(Box::new(parsed.map_err(|e| bad_line(DENY_FILE, name, &e))?))
                 }
             };
             let note = note.clone();

@@ -31,7 +31,7 @@ fn names_the_rule_as_typed() {
 fn names_the_line_of_a_file() {
     let file = DenyFile::parse("bad.txt", "# one\n192.0.2.0/24\n").unwrap();
     let text = why(
-        vec![Rule::DenyFile(file)],
+        vec![Rule::DenyFile(Box::new(file))],
         to(Protocol::Icmp, "192.0.2.9", 0),
     );
     assert_eq!(

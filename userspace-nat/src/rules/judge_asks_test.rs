@@ -141,7 +141,7 @@ fn names_in_a_deny_file_refuse_questions_by_their_line() {
     let file = crate::rules::DenyFile::parse("bad.txt", "# list\n*.bad.test\nx.ok.test:25\n");
     let rules = vec![
         Rule::parse(Action::Allow, "good.bad.test").unwrap(),
-        Rule::DenyFile(file.unwrap()),
+        Rule::DenyFile(Box::new(file.unwrap())),
         Rule::parse(Action::Allow, "*.test").unwrap(),
     ];
     let mut by = ByRules(Judge::shared(Policy::new(Action::Deny, rules)));

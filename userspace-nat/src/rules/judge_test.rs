@@ -17,7 +17,7 @@ pub(super) fn judge(default: Action, rules: &[&str]) -> ByRules {
     let rules = rules.iter().map(|rule| match rule.split_once(' ') {
         Some(("deny", text)) => Rule::parse(Action::Deny, text).unwrap(),
         Some(("allow", text)) => Rule::parse(Action::Allow, text).unwrap(),
-        _ => Rule::DenyFile(DenyFile::parse("f", rule).unwrap()),
+        _ => Rule::DenyFile(Box::new(DenyFile::parse("f", rule).unwrap())),
     });
     let mut policy = Policy::new(default, rules.collect());
     policy.set_local(&LocalAddresses {

@@ -102,7 +102,7 @@ pub enum Rule {
     /// `--allow`, `--inspect` or `--deny` with a name.
     Name(Action, NamePattern),
     /// `--deny-file`.
-    DenyFile(DenyFile),
+    DenyFile(Box<DenyFile>),
 }
 
 impl Rule {

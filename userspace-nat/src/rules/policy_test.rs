@@ -17,7 +17,7 @@ pub(crate) fn deny(text: &str) -> Rule {
 }
 
 fn file(text: &str) -> Rule {
-    Rule::DenyFile(DenyFile::parse("f", text).unwrap())
+    Rule::DenyFile(Box::new(DenyFile::parse("f", text).unwrap()))
 }
 
 pub(crate) fn to(protocol: Protocol, addr: &str, port: u16) -> Destination {
