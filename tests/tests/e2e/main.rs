@@ -12,6 +12,7 @@ mod inspect;
 mod names;
 mod namespaces;
 mod observability;
+mod per_vm;
 mod policy;
 mod rates;
 mod records;

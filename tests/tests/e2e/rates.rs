@@ -24,7 +24,7 @@ use crate::{GATEWAY_MAC, GUEST_MAC, Stand, WAIT};
 use slipgate_testbed::frame::FrameBuilder;
 
 const BYTES_PER_SECOND: u64 = 2_000_000;
-const PAYLOAD: [u8; 972] = [7; 972];
+pub(crate) const PAYLOAD: [u8; 972] = [7; 972];
 /// With both headers.
 const PACKET_BYTES: u64 = 1_000;
 const OFFERED_AT_ONCE: u64 = 20;
@@ -33,13 +33,13 @@ const OFFERED_FOR: Duration = Duration::from_millis(1_500);
 const TICK: Duration = Duration::from_millis(10);
 
 /// How long an offer went on, and how much of that was lost because nothing was offered.
-struct Offer {
-    packets: u64,
+pub(crate) struct Offer {
+    pub(crate) packets: u64,
     took: Duration,
     lost: Duration,
 }
 
-fn offer(mut send: impl FnMut()) -> Offer {
+pub(crate) fn offer(mut send: impl FnMut()) -> Offer {
     let burst = Duration::from_nanos(BURST_NS);
     let start = Instant::now();
     let mut last = start;
@@ -64,8 +64,9 @@ fn offer(mut send: impl FnMut()) -> Offer {
 }
 
 impl Offer {
-    fn assert_held(&self, bytes: u64) {
-        let of = |time: Duration| BYTES_PER_SECOND as f64 * time.as_secs_f64();
+    /// That so many bytes passed as a rate lets pass.
+    pub(crate) fn assert_held(&self, bytes: u64, bytes_per_second: u64) {
+        let of = |time: Duration| bytes_per_second as f64 * time.as_secs_f64();
         let burst = Duration::from_nanos(BURST_NS);
         let most = of(self.took + burst + TICK) + PACKET_BYTES as f64;
         let least = of((self.took + burst).saturating_sub(self.lost + 2 * TICK)) * 0.97;
@@ -133,7 +134,7 @@ fn a_guest_s_bytes_per_second_are_held() {
     let offer = offer(|| stand.guest.inject(vnet, &frame).unwrap());
     let sent = watching.finish().unwrap().sent;
     let sent = sent.of(FlowKey::udp(nat, server.address()));
-    offer.assert_held(sent.bytes);
+    offer.assert_held(sent.bytes, BYTES_PER_SECOND);
     // Each is in one place.
     let dropped = stand.dropped("byte_rate");
     assert_eq!(sent.packets + dropped, offer.packets);
@@ -167,7 +168,7 @@ fn bytes_per_second_to_a_guest_are_held() {
     let came = watching.finish().unwrap().received;
     let came = came.of(FlowKey::udp(server.address(), nat));
     let flow = stand.flow_to(server.address());
-    offer.assert_held(flow.rx_bytes - before.rx_bytes);
+    offer.assert_held(flow.rx_bytes - before.rx_bytes, BYTES_PER_SECOND);
     let passed = flow.rx_packets - before.rx_packets;
     assert_eq!(passed + stand.dropped("byte_rate"), came.packets);
     assert_eq!(came.packets, offer.packets);

@@ -1,0 +1,161 @@
+//! A policy file with two policies: each VM has its own rate and its own guard, before and after a
+//! reload that changes them over.
+
+use std::{fs, net::SocketAddrV4, path::Path};
+
+use serde_json::Value;
+use slipgate_testbed::{
+    Capture, Guest, GuestConfig, PinDir, Slipgate, World,
+    accounting::FlowKey,
+    clients::{tcp, udp, udp::UdpOutcome},
+    frame::FrameBuilder,
+    require_root_and_tun,
+    servers::{UdpServer, UdpService},
+    world::{SERVER, SERVER_2, UPLINK},
+};
+
+use crate::{
+    GATEWAY_MAC, GUEST_MAC, WAIT, at, datagram, eventually,
+    rates::{PAYLOAD, offer},
+};
+
+const SLOW: u64 = 500_000;
+const QUICK: u64 = 2_000_000;
+/// Packets to what is denied.
+const FLOOD: u64 = 3_000;
+const TAPS: [&str; 2] = ["tap0", "tap1"];
+
+/// The first VM's policy denies a prefix, the second's does not.
+fn write(file: &Path, [denying, open]: [&str; 2], [rate_of_denying, rate_of_open]: [u64; 2]) {
+    let text = format!(
+        r#"
+[vms]
+{denying} = "denying"
+{open} = "open"
+[policy.denying]
+default = "allow"
+rules = [{{ deny = "{SERVER_2}/32" }}]
+[policy.denying.quotas]
+tx_bytes_per_second = {rate_of_denying}
+[policy.open]
+default = "allow"
+[policy.open.quotas]
+tx_bytes_per_second = {rate_of_open}
+"#
+    );
+    fs::write(file, text).unwrap();
+}
+
+struct Stand {
+    slipgate: Slipgate,
+    guests: [Guest; 2],
+    world: World,
+}
+
+impl Stand {
+    fn drops(&self, vm: usize, reason: &str) -> u64 {
+        let stats = self.slipgate.stats().unwrap();
+        let all = stats["vms"].as_array().unwrap();
+        let row = all.iter().find(|row| row["vm"] == TAPS[vm]).unwrap();
+        let count: &Value = &row["drops"][reason]["packets"];
+        count.as_u64().unwrap_or(0)
+    }
+
+    /// What is denied ends at the guard, of this VM only; the other gets there.
+    fn assert_denied_to(&self, vm: usize, denied: &UdpServer) {
+        let other = 1 - vm;
+        // The first is answered: of a flood few are.
+        self.guests[vm]
+            .run(|| tcp::expect_refused(at(SERVER_2, 7000)))
+            .unwrap();
+        let of = |vm| ["denied", "refused"].map(|reason| self.drops(vm, reason));
+        let (before, before_other) = (of(vm), of(other));
+        for _ in 0..FLOOD {
+            let (vnet, frame) = datagram(6000, denied.address()).build();
+            self.guests[vm].inject(vnet, &frame).unwrap();
+        }
+        eventually("all of it is dropped", || {
+            let now: u64 = of(vm).iter().sum();
+            (now - before.iter().sum::<u64>() == FLOOD).then_some(())
+        });
+        let by_guard = of(vm)[0] - before[0];
+        assert!(by_guard > FLOOD * 9 / 10, "{by_guard} of {FLOOD}");
+        let probe = || udp::probe(denied.address(), b"x", WAIT).unwrap();
+        let answer = self.guests[other].run(probe);
+        assert!(matches!(answer, UdpOutcome::Answered(_)), "{answer:?}");
+        assert_eq!(of(other), before_other, "of {}", TAPS[other]);
+    }
+
+    fn assert_rate(&self, vm: usize, server: &UdpServer, bytes_per_second: u64) {
+        let guest = &self.guests[vm];
+        guest
+            .run(|| udp::probe(server.address(), b"x", WAIT))
+            .unwrap();
+        let mut flows = self.slipgate.flows().unwrap();
+        flows.retain(|flow| flow.vm == TAPS[vm] && flow.remote == server.address().to_string());
+        // The last one that was opened.
+        let flow = flows.iter().min_by_key(|flow| flow.age_ms).unwrap();
+        let from: SocketAddrV4 = flow.guest.parse().unwrap();
+        let (vnet, frame) = FrameBuilder::udp(from, server.address())
+            .macs(GUEST_MAC, GATEWAY_MAC)
+            .payload(&PAYLOAD)
+            .build();
+        let watching = Capture::start(&self.world.host, UPLINK).unwrap();
+        let offer = offer(|| guest.inject(vnet, &frame).unwrap());
+        let key = FlowKey::udp(flow.nat.parse().unwrap(), server.address());
+        let sent = watching.finish().unwrap().sent.of(key);
+        offer.assert_held(sent.bytes, bytes_per_second);
+    }
+}
+
+#[test]
+fn two_policies_of_a_file_hold_each_for_its_vm_and_change_over_by_apply() {
+    require_root_and_tun!();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("egress.toml");
+    write(&file, TAPS, [SLOW, QUICK]);
+    let world = World::new().unwrap();
+    let guests = TAPS.map(|tap| {
+        let config = GuestConfig {
+            // Or the device would do TSO, which the guard's hook forgoes.
+            offloads: false,
+            ..GuestConfig::new(tap)
+        };
+        Guest::new(&world, config).unwrap()
+    });
+    let pins = PinDir::new().unwrap();
+    let policy = file.to_str().unwrap();
+    let mut args = vec!["--uplink", UPLINK, "--xdp", "on", "--policy", policy];
+    args.extend(TAPS.iter().flat_map(|tap| ["--tap", *tap]));
+    let slipgate = Slipgate::attach(&world.host, &pins, &args).unwrap();
+    let stand = Stand {
+        slipgate,
+        guests,
+        world,
+    };
+    let server = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    let denied = UdpServer::start(&stand.world.net, (SERVER_2, 9), UdpService::Echo).unwrap();
+
+    stand.assert_denied_to(0, &denied);
+    stand.assert_rate(0, &server, SLOW);
+    stand.assert_rate(1, &server, QUICK);
+
+    // The other VM is the one that is denied now, and the rates change places.
+    let [first, second] = TAPS;
+    write(&file, [second, first], [SLOW, QUICK]);
+    let said = stand.slipgate.run(&["policy", "apply"]).unwrap().stdout;
+    let said = String::from_utf8_lossy(&said);
+    // The second VM's flow to what it may not reach any more.
+    assert!(said.contains("in force: 1 flow cut"), "{said}");
+    stand.assert_denied_to(1, &denied);
+    stand.assert_rate(0, &server, QUICK);
+    stand.assert_rate(1, &server, SLOW);
+
+    // Rates alone, and nothing is cut.
+    write(&file, [second, first], [QUICK, SLOW]);
+    let said = stand.slipgate.run(&["policy", "apply"]).unwrap().stdout;
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains("in force: 0 flows cut"), "{said}");
+    stand.assert_rate(0, &server, SLOW);
+    stand.assert_rate(1, &server, QUICK);
+}
