@@ -247,3 +247,45 @@ fn a_policy_is_put_in_force_whole_or_not_at_all() {
             .ok()
     });
 }
+
+#[test]
+fn what_was_applied_outlives_a_crash_and_what_the_command_line_names_is_read_again() {
+    require_root_and_tun!();
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let (given, link, other) = (path("given.toml"), path("now.toml"), path("other.toml"));
+    fs::write(&given, "default = \"allow\"\n").unwrap();
+    let denying = format!("default = \"allow\"\nrules = [{{ deny = \"{SERVER}\" }}]\n");
+    fs::write(&other, &denying).unwrap();
+    std::os::unix::fs::symlink(&given, &link).unwrap();
+    let mut stand = Stand::new(&["--policy", link.to_str().unwrap()]);
+    let echo = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let restart = |stand: &mut Stand| {
+        stand.slipgate.kill_both().unwrap();
+        eventually("their end", || {
+            stand.slipgate.engine_pid().is_none().then_some(())
+        });
+        stand.again();
+    };
+    let apply = |stand: &Stand, file: &Path| {
+        let args = ["policy", "apply", file.to_str().unwrap()];
+        stand.slipgate.run(&args).unwrap();
+    };
+    apply(&stand, &other);
+    stand.run(|| tcp::expect_refused(echo.address())).unwrap();
+    // As it was then, whatever became of the file.
+    fs::write(&other, "no policy").unwrap();
+    restart(&mut stand);
+    let said = stand.slipgate.stderr();
+    assert!(said.contains("as it was applied"), "{said}");
+    stand.run(|| tcp::expect_refused(echo.address())).unwrap();
+
+    // By the name of the file that the link leads to: the command line's own.
+    apply(&stand, &given);
+    stand.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
+    fs::write(&given, &denying).unwrap();
+    restart(&mut stand);
+    stand.run(|| tcp::expect_refused(echo.address())).unwrap();
+    let said = stand.slipgate.stderr();
+    assert!(!said.contains("as it was applied"), "{said}");
+}
