@@ -2,9 +2,10 @@
 //! that one starts.
 //!
 //! A packet is a version byte, a form byte and JSON. JSON, because a debugger can read it and
-//! nothing here is on a packet's way. What is larger than a packet may be goes in a memfd,
-//! whose descriptor comes first among those attached; the broker takes none, for reading a file of
-//! another's choice could keep it waiting. End of file means that the peer is dead.
+//! nothing here is on a packet's way. What the broker has to say that is larger than a packet may be
+//! goes in a memfd, whose descriptor comes first among those attached. The others send none: the
+//! broker takes none, for reading a file of another's choice could keep it waiting, and their
+//! sandboxes let them make none. What they say is bounded where it is made. End of file means that the peer is dead.
 mod message;
 mod metrics;
 mod vmm;
@@ -52,6 +53,9 @@ pub(crate) enum ChannelError {
         #[source]
         source: io::Error,
     },
+    /// Only the broker's may be so long.
+    #[error("a message of {bytes} bytes is longer than the {MAX_PACKET} of a packet")]
+    TooLong { bytes: usize },
     /// Not one of our messages.
     #[error("the other process speaks another version of the channel: {0}; restart slipgate")]
     Foreign(String),
@@ -61,8 +65,9 @@ pub(crate) enum ChannelError {
 #[derive(Debug)]
 pub(crate) struct Channel {
     socket: OwnedFd,
-    /// Whether what comes may be in a file.
-    takes_files: bool,
+    /// Whether this is the broker's end: it sends files, and takes none; the others' take files, and
+    /// send none.
+    is_brokers: bool,
 }
 
 impl Channel {
@@ -78,7 +83,7 @@ impl Channel {
         .map_err(io_error("making a socket pair"))?;
         let ours = Self {
             socket: a,
-            takes_files: false,
+            is_brokers: true,
         };
         Ok((ours, Self::from_fd(b)))
     }
@@ -87,7 +92,7 @@ impl Channel {
     pub(crate) fn from_fd(socket: OwnedFd) -> Self {
         Self {
             socket,
-            takes_files: true,
+            is_brokers: false,
         }
     }
 
@@ -122,7 +127,11 @@ impl Channel {
             .map_err(|e| ChannelError::Foreign(format!("can't encode a message: {e}")))?;
         let mut raw: Vec<RawFd> = Vec::with_capacity(fds.len() + 1);
         let large;
-        let body: &[u8] = if json.len() + 2 > MAX_PACKET {
+        let bytes = json.len() + 2;
+        let body: &[u8] = if bytes > MAX_PACKET {
+            if !self.is_brokers {
+                return Err(ChannelError::TooLong { bytes });
+            }
             large = memfd(&json)?;
             raw.push(large.as_raw_fd());
             &[]
@@ -183,7 +192,7 @@ impl Channel {
         let inline = match buffer[..length] {
             [] => return Ok(Received::End),
             [VERSION, INLINE, ref json @ ..] => Some(json),
-            [VERSION, IN_MEMFD] if self.takes_files && !fds.is_empty() => None,
+            [VERSION, IN_MEMFD] if !self.is_brokers && !fds.is_empty() => None,
             [VERSION, ..] => return Err(ChannelError::Foreign("a malformed packet".into())),
             [other, ..] => {
                 return Err(ChannelError::Foreign(format!(

@@ -53,7 +53,13 @@ fn a_message_larger_than_a_packet_goes_by_memfd() {
 fn the_broker_takes_no_file() {
     let (broker, engine) = Channel::pair().unwrap();
     let text = "x".repeat(MAX_PACKET);
-    engine.send(&text, &[]).unwrap();
+    let error = engine.send(&text, &[]).unwrap_err().to_string();
+    assert!(error.contains("longer than"), "{error}");
+    let forged = Channel {
+        is_brokers: true,
+        ..engine
+    };
+    forged.send(&text, &[]).unwrap();
     let error = broker.receive::<String>().unwrap_err().to_string();
     assert!(error.contains("malformed"), "{error}");
 }

@@ -191,7 +191,7 @@ impl LimitRef {
 
     #[inline(always)]
     fn allows(&self, now_ns: u64) -> bool {
-        load64(self.per_second()) == 0 || load64(self.paid_until_ns()) < now_ns + BURST_NS
+        load64(self.per_second()) == 0 || !is_over(load64(self.paid_until_ns()), now_ns)
     }
 
     /// Charges for so many units; what was charged, ns. `None`: over the rate.
@@ -202,14 +202,14 @@ impl LimitRef {
             return Some(0);
         }
         // At most some 10^5 bytes, so no overflow. Rounded up: never faster than the rate.
-        let cost_ns = (units * SECOND_NS + per_second - 1) / per_second;
+        let cost_ns = (units * SECOND_NS).div_ceil(per_second);
         let word = self.paid_until_ns();
         let paid = load64(word);
-        if paid >= now_ns + BURST_NS {
+        if is_over(paid, now_ns) {
             return None;
         }
         // After silence, time begins now, for whoever is first.
-        if paid < now_ns
+        if ahead_ns(paid, now_ns) < 0
             && word
                 .compare_exchange(paid, now_ns + cost_ns, Relaxed, Relaxed)
                 .is_ok()
@@ -217,7 +217,7 @@ impl LimitRef {
             return Some(cost_ns);
         }
         // Not relaxed: LLVM 22 then takes the instruction that does not fetch.
-        if word.fetch_add(cost_ns, AcqRel) >= now_ns + BURST_NS {
+        if is_over(word.fetch_add(cost_ns, AcqRel), now_ns) {
             // Another CPU was here between our look and now.
             self.give_back(cost_ns);
             return None;
@@ -231,6 +231,18 @@ impl LimitRef {
             self.paid_until_ns().fetch_sub(cost_ns, Relaxed);
         }
     }
+}
+
+/// How far a word lies ahead of a time. Signed: one that was set anew may be paid back what the word
+/// before it was charged, and lies behind then, not centuries ahead.
+#[inline(always)]
+fn ahead_ns(paid_until_ns: u64, now_ns: u64) -> i64 {
+    paid_until_ns.wrapping_sub(now_ns) as i64
+}
+
+#[inline(always)]
+fn is_over(paid_until_ns: u64, now_ns: u64) -> bool {
+    ahead_ns(paid_until_ns, now_ns) >= BURST_NS as i64
 }
 
 #[cfg(test)]

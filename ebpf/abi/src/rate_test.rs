@@ -116,3 +116,18 @@ fn setting_the_same_rates_again_forgives_nothing() {
     row.set(tx(2, 0));
     assert!(row.take(Direction::Tx, one(60), START_NS).is_ok());
 }
+
+#[test]
+fn what_is_given_back_after_new_rates_leaves_no_debt() {
+    let mut limits = RateLimits::default();
+    let row = row(&mut limits, tx(1_000, 0));
+    let [packets, _] = row.limits(Direction::Tx);
+    let charged = packets.take(1, START_NS).unwrap();
+    // New rates come between the charge and its return.
+    row.set(tx(2_000, 0));
+    packets.give_back(charged);
+    let passes = |now_ns| row.take(Direction::Tx, one(60), now_ns).is_ok();
+    let burst = (0..1_000).filter(|_| passes(START_NS)).count();
+    assert_eq!(burst, 200);
+    assert!(passes(START_NS + 500_001));
+}

@@ -7,6 +7,8 @@
 //! | `Engine` | goes to the engine, which may send it on with [`crate::Command::Forward`] | the owner |
 //! | `Drop` | is dropped as `Denied` | the owner |
 //! | `Closing` | goes to the engine | the owner, back to `Fast` (revived) or to `Free` (both tuples deleted) |
+#[cfg(not(target_arch = "bpf"))]
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::{Direction, Ip4, Protocol, Tuple};
@@ -64,7 +66,8 @@ pub struct FlowRef {
 }
 
 /// One flow. 128 bytes: the first cache line changes under traffic, the second is constant while
-/// the generation is, but for its last three words, which change when a connection opens and ends.
+/// the generation is, but for its last three words, which change when a connection opens and ends,
+/// and the owner's bit in its flags.
 ///
 /// Never make a Rust reference to a live slot: both sides change it. Go through [`SlotRef`].
 #[repr(C, align(64))]
@@ -142,6 +145,9 @@ pub struct SlotFlags;
 impl SlotFlags {
     /// Opened from the world by a forward: the first packet was received, not sent.
     pub const INBOUND: u8 = 1;
+    /// Nothing but a capture has the engine carry it: a successor gives it back to the kernel. The
+    /// owner changes it while the flow lives; it may stay behind on a flow that is `Fast`.
+    pub const CAPTURED: u8 = 2;
 }
 
 /// A live slot, reached by atomics only.
@@ -307,7 +313,33 @@ impl SlotRef {
     /// [`SlotFlags`].
     #[inline(always)]
     pub fn flags(&self) -> u8 {
-        constant!(self, flags)
+        // BPF has no atomic byte, and a byte never tears.
+        #[cfg(target_arch = "bpf")]
+        // SAFETY: `new` promised a valid slot.
+        return unsafe { (&raw const (*self.0).flags).read_volatile() };
+        #[cfg(not(target_arch = "bpf"))]
+        return self.flags_cell().load(Relaxed);
+    }
+
+    /// Sets the verdict of a flow that lives: `Fast`, or `Engine`, `captured` if for nothing but a
+    /// capture. Only the owner calls this. Whenever it dies, a flow is taken for captured only when
+    /// it was not carried for anything else.
+    #[cfg(not(target_arch = "bpf"))]
+    pub fn set_live_verdict(&self, verdict: Verdict, captured: bool) {
+        if verdict != Verdict::Engine {
+            self.set_verdict(verdict);
+        }
+        let captured = if captured { SlotFlags::CAPTURED } else { 0 };
+        let flags = self.flags() & !SlotFlags::CAPTURED | captured;
+        self.flags_cell().store(flags, Relaxed);
+        if verdict == Verdict::Engine {
+            self.set_verdict(verdict);
+        }
+    }
+
+    #[cfg(not(target_arch = "bpf"))]
+    fn flags_cell(&self) -> &AtomicU8 {
+        atomic!(self, flags, AtomicU8)
     }
 
     /// Sequence number of the opening SYN.

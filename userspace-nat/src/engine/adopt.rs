@@ -1,6 +1,9 @@
 //! What a new engine takes over: its predecessor's flows, as far as VMs, rules and routes still
 //! have them. [`crate::flow::adopt`] says how they are told apart.
+use std::sync::atomic::Ordering::Relaxed;
+
 use hashbrown::HashSet;
+use slipgate_abi::Verdict;
 
 use super::{Control, Engine, EngineError, Services, core::Core};
 use crate::{
@@ -76,7 +79,8 @@ impl<D: Datapath> Core<D> {
     /// that it inspected have been ended before.
     fn release_captured(&mut self) {
         for slot in self.flows.all() {
-            if self.flows.entry(slot).is_some_and(|entry| entry.is_held()) {
+            let verdict = self.datapath.slot(slot).verdict().load(Relaxed);
+            if verdict == Verdict::Engine as u32 {
                 self.flows.release(&mut self.datapath, slot);
             }
         }

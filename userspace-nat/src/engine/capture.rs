@@ -175,7 +175,7 @@ impl Captures {
             return;
         };
         if readiness.failed || !self.list[at].send(poller) {
-            self.remove(core, at);
+            self.remove(core, poller, at);
         }
     }
 
@@ -205,8 +205,25 @@ impl Captures {
             let over = capture.lingers_until_ns;
             if !takes || over.is_some_and(|until| now_ns >= until || capture.stream.waiting() == 0)
             {
-                self.remove(core, at);
+                self.remove(core, poller, at);
             }
+        }
+    }
+
+    /// Ends them all: the engine does. What the clients take at once they get.
+    pub(super) fn end<D: Datapath>(
+        &mut self,
+        core: &mut Core<D>,
+        poller: &Poller,
+        wall: SystemTime,
+    ) {
+        for at in (0..self.list.len()).rev() {
+            let capture = &mut self.list[at];
+            if capture.lingers_until_ns.is_none() {
+                capture.stream.end(wall);
+            }
+            capture.send(poller);
+            self.remove(core, poller, at);
         }
     }
 
@@ -289,13 +306,15 @@ impl Captures {
         }
     }
 
-    fn remove<D: Datapath>(&mut self, core: &mut Core<D>, at: usize) {
+    fn remove<D: Datapath>(&mut self, core: &mut Core<D>, poller: &Poller, at: usize) {
         if self.list[at].lingers_until_ns.is_none() {
             self.list[at].lingers_until_ns = Some(0);
             self.let_go(core, at);
         }
-        // Closing it takes it out of the epoll set.
-        self.list.swap_remove(at);
+        let capture = self.list.swap_remove(at);
+        // Closing it would not take it out of the epoll set: the client may have it too. It is in
+        // the set, so there is no error.
+        let _ = poller.remove(&capture.to);
     }
 
     /// Gives the flows back to the kernel, but those that another capture has.

@@ -538,7 +538,8 @@ impl<D: Datapath> Core<D> {
         let mut ended = 0;
         for slot in self.flows.all() {
             let verdict = self.datapath.slot(slot).verdict().load(Relaxed);
-            let held = verdict == Verdict::Engine as u32;
+            // One that was captured only had been let go before.
+            let held = self.flows.entry(slot).is_some_and(|entry| entry.is_held());
             // One that was about to end may have been held before.
             let may_be_held = held || verdict == Verdict::Closing as u32;
             if may_be_held && self.has_inspect_rule(slot) {

@@ -159,6 +159,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             let timeout_ns = self.timeout_ns();
             self.turn(timeout_ns)?;
             if let Some(exit) = self.exit {
+                self.end_captures();
                 if exit == OnExit::Detach {
                     self.end_all();
                 }
@@ -166,6 +167,12 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 return Ok(exit);
             }
         }
+    }
+
+    /// Gives the kernel the flows that are carried for captures: they may go on without us.
+    fn end_captures(&mut self) {
+        let wall = self.clock.wall();
+        self.watch.captures.end(&mut self.core, &self.poller, wall);
     }
 
     /// Waits for at most `timeout_ns` and handles what is there.

@@ -12,6 +12,8 @@ const PAGE_BYTES: usize = 24 * 1_024;
 const ENTRY_BYTES: usize = 60;
 /// As many kinds of refusals are shown of a VM, the most frequent.
 const SHOWN_REFUSALS: usize = 12;
+/// Of a rule's text, which has its comment, that much is shown, bytes: an entry fits any page.
+const SHOWN_RULE: usize = 200;
 /// Where slots begin in a page's place.
 const SLOTS: u64 = 1 << 32;
 
@@ -33,6 +35,12 @@ impl<D: Datapath> Core<D> {
             let (id, name) = (vm.net.id, &vm.net.name);
             let mut refused = self.refusals.samples(id, name, text_of, now_ns);
             refused.truncate(SHOWN_REFUSALS);
+            let mut counts = counts;
+            let of_samples = refused.iter_mut().filter_map(|sample| sample.rule.as_mut());
+            let of_counts = counts.refused_by.iter_mut().map(|by| &mut by.rule);
+            for rule in of_samples.chain(of_counts) {
+                rule.truncate(rule.floor_char_boundary(SHOWN_RULE));
+            }
             if counts == NameCounts::default() && refused.is_empty() {
                 continue;
             }

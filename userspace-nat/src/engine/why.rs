@@ -13,6 +13,19 @@ use crate::{
 
 /// DNS.
 const DNS_PORT: u16 = 53;
+/// Addresses of a name that are shown: who owns the name says how many there are.
+const SHOWN_ADDRESSES: usize = 8;
+
+/// The first of these, and how many there are besides.
+fn some_of(addresses: &[Ipv4Addr]) -> String {
+    let (shown, more) = addresses.split_at(addresses.len().min(SHOWN_ADDRESSES));
+    let shown: Vec<String> = shown.iter().map(Ipv4Addr::to_string).collect();
+    let shown = shown.join(", ");
+    match more.len() {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
 
 impl<D: Datapath> Core<D> {
     /// Judges a destination as admission would now, without charging a quota. With a name: as the
@@ -93,8 +106,7 @@ impl<D: Datapath> Core<D> {
             return Err(answer(question, Some(refusal.name()), outcome));
         }
         if let Some(addr) = open.first() {
-            let all: Vec<String> = open.iter().map(Ipv4Addr::to_string).collect();
-            let sentence = format!("{name} is open to this VM at {}.", all.join(", "));
+            let sentence = format!("{name} is open to this VM at {}.", some_of(&open));
             return Ok((*addr, sentence));
         }
         match connection {

@@ -90,7 +90,9 @@ impl Flows {
                 adoption.ended += 1;
                 continue;
             }
-            let held = verdict == Verdict::Engine as u32;
+            // One that was only captured is released by who knows what else becomes of it.
+            let captured = live.flags() & SlotFlags::CAPTURED != 0;
+            let held = verdict == Verdict::Engine as u32 && !captured;
             let entry = self.index(slot, live, held);
             if !known.is_vm(live.vm_row(), live.vm()) {
                 self.unlink(datapath, slot, EndReason::VmRemoved, now_ns);

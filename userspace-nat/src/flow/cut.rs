@@ -47,8 +47,7 @@ impl Flows {
         if let Some(entry) = self.table.set_captured(slot, captured)
             && entry.state == State::Live
         {
-            let verdict = entry.live_verdict();
-            datapath.slot(slot).set_verdict(verdict);
+            entry.set_verdict(datapath.slot(slot));
         }
     }
 

@@ -180,7 +180,7 @@ impl Flows {
     fn make_live(&mut self, datapath: &impl Datapath, slot: u32) {
         self.table.set_state(slot, State::Live, 0, EndReason::Idle);
         if let Some(entry) = self.entry(slot) {
-            datapath.slot(slot).set_verdict(entry.live_verdict());
+            entry.set_verdict(datapath.slot(slot));
         }
     }
 

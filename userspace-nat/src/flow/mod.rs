@@ -148,7 +148,7 @@ impl Flows {
         if state == Some(State::Live)
             && let Some(entry) = self.entry(slot)
         {
-            datapath.slot(slot).set_verdict(entry.live_verdict());
+            entry.set_verdict(datapath.slot(slot));
         }
         matches!(state, Some(State::Live | State::Ending))
     }

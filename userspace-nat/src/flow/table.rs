@@ -2,7 +2,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 use hashbrown::HashTable;
-use slipgate_abi::{Ip4, Protocol, Tuple, Verdict, maps::SLOTS_PER_CHUNK};
+use slipgate_abi::{Ip4, Protocol, SlotRef, Tuple, Verdict, maps::SLOTS_PER_CHUNK};
 
 use super::EndReason;
 use crate::nat_ports::Destination;
@@ -94,6 +94,11 @@ impl Entry {
         } else {
             Verdict::Fast
         }
+    }
+
+    /// Gives a slot the verdict of its flow, which lives.
+    pub(super) fn set_verdict(&self, live: SlotRef) {
+        live.set_live_verdict(self.live_verdict(), self.captured && !self.held);
     }
 
     /// Whether each packet comes to the engine, as [`super::Flows::hold`] asks.

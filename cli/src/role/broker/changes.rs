@@ -17,6 +17,8 @@ impl Broker {
             return;
         };
         let maps = self.attached.datapath.maps();
+        // A thaw that was asked for before must not undo it.
+        self.asked.thaws.retain(|_, thawed| *thawed != row);
         if !maps.is_frozen(row) {
             maps.set_frozen(row, true);
             tracing::info!("{name} is frozen");
@@ -38,6 +40,8 @@ impl Broker {
     /// The timers were begun anew.
     pub(super) fn thawed(&mut self, request: u64) {
         let Some(row) = self.asked.thaws.remove(&request) else {
+            let error = "it was frozen again meanwhile".to_owned();
+            self.answer_change(request, Answer::Error { error });
             return;
         };
         let maps = self.attached.datapath.maps();

@@ -16,6 +16,9 @@ use userspace_nat::{
 
 use crate::channel::{Channel, NetworkView, Policies, Received, ToBroker, ToEngine, WhyAnswer};
 
+/// Most of a text in an answer, bytes of JSON; an answer has a few.
+const TEXT_BYTES: usize = 8 * 1_024;
+
 /// Our end of the channel.
 #[derive(Debug)]
 pub(super) struct BrokerChannel {
@@ -182,13 +185,41 @@ pub(super) fn reserved(ports: Vec<(u8, u16)>) -> ControlMessage {
     ControlMessage::ReservedPorts(ports.into_iter().filter_map(known).collect())
 }
 
+/// A packet has room for each of its texts, whatever rules and names are in them.
 fn why(answer: Why) -> WhyAnswer {
     WhyAnswer {
         admitted: answer.admitted,
-        rule: answer.rule,
+        rule: cut(answer.rule),
         refusal: answer.refusal,
-        outcome: answer.outcome,
-        explanation: answer.explanation,
+        outcome: cut(answer.outcome),
+        explanation: cut(answer.explanation),
         via: answer.via,
     }
 }
+
+/// The beginning of a text, of [`TEXT_BYTES`] at most as JSON.
+fn cut(mut text: String) -> String {
+    const MARK: &str = " ...";
+    let mut bytes = 0;
+    let mut fits = 0;
+    for (at, char) in text.char_indices() {
+        bytes += match char {
+            '"' | '\\' => 2,
+            '\0'..='\x1f' => 6,
+            char => char.len_utf8(),
+        };
+        if bytes > TEXT_BYTES {
+            text.truncate(fits);
+            text.push_str(MARK);
+            break;
+        }
+        if bytes <= TEXT_BYTES - MARK.len() {
+            fits = at + char.len_utf8();
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "control_test.rs"]
+mod tests;

@@ -12,7 +12,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    engine::{CaptureRequest, ControlMessage, ControlReply, MOST_CAPTURES, NotCaptured, Subject},
+    engine::{
+        CaptureRequest, ControlMessage, ControlReply, MOST_CAPTURES, NotCaptured, OnExit, Subject,
+    },
     packet::{Ipv4, Packet, Transport, transport::Tcp},
 };
 
@@ -286,6 +288,46 @@ fn a_capture_of_a_vm_has_new_flows_too_and_ends_after_as_many_packets() {
     // It is over: the other end is closed.
     client.set_nonblocking(false).unwrap();
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
+}
+
+#[test]
+fn captured_flows_are_the_kernels_when_the_engine_ends_in_order() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    let mut client = rig.capture(Subject::Vm { row: 1 }, None);
+    let packet = ack((GUEST, 40_000), SERVER, 0, 8, 9_001);
+    assert_eq!(rig.guest(1, &packet), Way::Engine(Handover::Verdict));
+    let shutdown = ControlMessage::Shutdown(OnExit::Keep);
+    rig.broker.messages.borrow_mut().push_back(shutdown);
+    assert_eq!(rig.engine.run().unwrap(), OnExit::Keep);
+    assert_eq!(rig.guest(1, &packet), Way::Fast);
+    let mut bytes = Vec::new();
+    client.read_to_end(&mut bytes).unwrap();
+    assert_eq!(captured(&bytes).len(), 1);
+}
+
+#[test]
+fn a_socket_that_its_client_has_too_is_not_waited_for_any_more() {
+    let mut rig = Rig::new();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let both = theirs.try_clone().unwrap();
+    rig.tell(ControlMessage::Capture {
+        request: 5,
+        capture: CaptureRequest {
+            subject: Subject::Vm { row: 1 },
+            to: theirs.into(),
+            packets: None,
+            lasts_ns: None,
+        },
+    });
+    drop(ours);
+    // The end is seen, once.
+    rig.turn();
+    rig.turn();
+    let mut ready = Vec::new();
+    rig.engine.poller.wait(Some(0), &mut ready).unwrap();
+    assert_eq!(ready, []);
+    drop(both);
 }
 
 #[test]

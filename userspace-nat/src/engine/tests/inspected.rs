@@ -620,6 +620,24 @@ fn an_engine_that_is_gone_leaves_nothing_that_was_not_decided() {
     assert_eq!((adoption.live, adoption.refused), (1, 0));
     scene.rig = rig;
     assert_eq!(scene.guest(good.len(), b"more", 0), Way::Fast);
+
+    // What a capture has the engine carry was let go before, or was not.
+    let slot = scene.rig.kernel.borrow().slots_in_use()[0];
+    for held in [false, true] {
+        let core = &mut scene.rig.engine.core;
+        core.flows.capture(&mut core.datapath, slot, true);
+        if held {
+            core.flows.hold(&mut core.datapath, slot);
+        }
+        assert_eq!(scene.verdict(), Some(Verdict::Engine));
+        let (rig, adoption) = scene.rig.restart(&setup());
+        assert_eq!(adoption.refused, usize::from(held));
+        assert_eq!(adoption.live, usize::from(!held));
+        scene.rig = rig;
+        if !held {
+            assert_eq!(scene.guest(good.len(), b"more", 0), Way::Fast);
+        }
+    }
 }
 
 #[test]

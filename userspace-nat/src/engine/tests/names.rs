@@ -225,3 +225,38 @@ fn names_are_read_in_pages_that_fit_a_message() {
     assert!(pages > 1);
     assert_eq!(flows, 200);
 }
+
+#[test]
+fn a_name_of_thousands_of_addresses_is_explained_in_a_line() {
+    let mut rig = Rig::with(setup());
+    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let name = wire(NAME).unwrap();
+    let now_ns = rig.kernel.borrow().now_ns;
+    for third in 0..4u8 {
+        let of = |last| a(NAME, 600, [198, 51, third, last]);
+        let told = answer(NAME, &(1..=20).map(of).collect::<Vec<_>>());
+        let verdict = dns.answer(101, Name(&name), &told, 0, now_ns);
+        assert_eq!(verdict, NameVerdict::Allow);
+    }
+    rig.broker
+        .messages
+        .borrow_mut()
+        .push_back(ControlMessage::Why {
+            request: 1,
+            row: 1,
+            to: crate::rules::Destination {
+                addr: std::net::Ipv4Addr::UNSPECIFIED,
+                port: 443,
+                protocol: Protocol::Tcp,
+            },
+            name: Some(NAME.into()),
+        });
+    rig.turn();
+    let Some(ControlReply::Why { answer, .. }) = rig.broker.replies.take().pop() else {
+        panic!("no answer");
+    };
+    assert!(answer.admitted, "{answer:?}");
+    let first = answer.explanation.lines().next().unwrap();
+    assert_eq!(first.matches("198.51.").count(), 8, "{first}");
+    assert!(first.ends_with(" and 72 more."), "{first}");
+}

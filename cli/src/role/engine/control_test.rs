@@ -1,0 +1,37 @@
+use super::*;
+use crate::channel::ToBroker;
+
+/// Whatever a rule's comment or a name's owner makes of it.
+#[test]
+fn an_answer_of_any_length_goes_in_a_packet() {
+    for text in ["x", "\u{1}", "\"", "\\", "\n", "\u{e9}", "\u{1f980}"] {
+        let long = text.repeat(70_000);
+        let (broker, engine) = Channel::pair().unwrap();
+        let mut control = BrokerChannel::new(Rc::new(engine));
+        let answer = Why {
+            admitted: true,
+            rule: long.clone(),
+            refusal: None,
+            outcome: long.clone(),
+            explanation: long.clone(),
+            via: None,
+        };
+        let reply = ControlReply::Why { request: 7, answer };
+        control.send(reply).unwrap();
+        let Some((ToBroker::Why { request: 7, answer }, _)) = broker.receive().unwrap() else {
+            panic!("no answer");
+        };
+        for shown in [answer.rule, answer.outcome, answer.explanation] {
+            let json = serde_json::to_string(&shown).unwrap();
+            // A newline is counted as if it were another control character.
+            let least = if text == "\n" {
+                TEXT_BYTES / 3
+            } else {
+                TEXT_BYTES
+            } - 20;
+            assert!((least..=TEXT_BYTES + 2).contains(&json.len()), "{text:?}");
+            assert!(long.starts_with(shown.strip_suffix(" ...").unwrap()));
+        }
+    }
+    assert_eq!(cut("short".into()), "short");
+}
