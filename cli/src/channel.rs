@@ -107,8 +107,17 @@ impl Channel {
 
     /// Sends one message without waiting; `false` when there is no room.
     pub(crate) fn try_send<T: Serialize>(&self, message: &T) -> Result<bool, ChannelError> {
+        self.try_send_with(message, &[])
+    }
+
+    /// The same with descriptors.
+    pub(crate) fn try_send_with<T: Serialize>(
+        &self,
+        message: &T,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<bool, ChannelError> {
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-        match self.send_flagged(message, &[], flags) {
+        match self.send_flagged(message, fds, flags) {
             Ok(()) => Ok(true),
             Err(ChannelError::Io { source, .. }) if source.kind() == io::ErrorKind::WouldBlock => {
                 Ok(false)

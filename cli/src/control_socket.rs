@@ -3,7 +3,8 @@
 //! The socket is 0600 in a root-only directory: only root comes here, or who was handed a connection
 //! of root's. Every connection is checked by `SO_PEERCRED` on top: root is *admin*, the user that
 //! started the broker (if that is not root) a *reader*, anybody else is sent away. So nobody is a
-//! reader unless root hands the way in on. A client that sends too much, or does not read, is closed: it can't hold the broker up.
+//! reader unless root hands the way in on. A client's next request is taken when the one before is
+//! answered; one that sends too much, or does not read, is closed: it can't hold the broker up.
 //! With a request may come one descriptor, for what is too much for a line; those of readers, and
 //! those that no request wants, are closed.
 use std::{
@@ -150,6 +151,19 @@ impl Request {
         }
     }
 
+    /// Whether the engine has to be told of it.
+    pub(crate) fn asks_engine(&self) -> bool {
+        match self {
+            Self::Why(_)
+            | Self::Names { .. }
+            | Self::Thaw { .. }
+            | Self::Apply { .. }
+            | Self::Cut { .. }
+            | Self::Capture { .. } => true,
+            Self::Machines | Self::Vms | Self::Stop { .. } | Self::Freeze { .. } => false,
+        }
+    }
+
     /// Whether a descriptor comes with it.
     fn takes_descriptor(&self) -> bool {
         matches!(self, Self::Capture { .. })
@@ -195,6 +209,8 @@ struct Client {
     role: Role,
     buffer: Vec<u8>,
     fds: VecDeque<OwnedFd>,
+    /// Its request is not answered yet; what else it has sent waits.
+    busy: bool,
 }
 
 /// A request that may be asked, and the descriptor that came with it.
@@ -232,14 +248,25 @@ impl ControlServer {
         std::iter::once(self.listener.as_fd()).chain(clients)
     }
 
-    /// Takes connections and reads requests; returns those that may be asked. Waits for nothing.
+    /// Whether a client has sent its next request already: [`ControlServer::serve`] has work though
+    /// nothing comes.
+    pub(crate) fn has_waiting(&self) -> bool {
+        let mut clients = self.clients.iter();
+        clients.any(|client| !client.busy && client.buffer.contains(&b'\n'))
+    }
+
+    /// Takes connections and reads requests; returns those that may be asked, one of a client until
+    /// it is answered. Waits for nothing.
     pub(crate) fn serve(&mut self) -> Vec<Asked> {
         self.accept();
         let mut requests = Vec::new();
         let mut refused = Vec::new();
         self.clients.retain_mut(|client| {
             let alive = client.read();
-            while let Some(line) = client.next_line() {
+            if !client.busy
+                && let Some(line) = client.next_line()
+            {
+                client.busy = true;
                 match serde_json::from_slice::<Request>(&line) {
                     Ok(request) if request.needs() <= client.role => {
                         let wants = request.takes_descriptor();
@@ -266,6 +293,7 @@ impl ControlServer {
         let Some(at) = self.clients.iter().position(|client| client.id == id) else {
             return;
         };
+        self.clients[at].busy = false;
         let sent = serde_json::to_vec(answer)
             .map_err(io::Error::other)
             .and_then(|mut line| {
@@ -296,6 +324,7 @@ impl ControlServer {
                 role,
                 buffer: Vec::new(),
                 fds: VecDeque::new(),
+                busy: false,
             });
         }
     }

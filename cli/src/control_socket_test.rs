@@ -152,3 +152,27 @@ fn roles_follow_the_user() {
     }
     assert!(question().needs() <= Role::Reader);
 }
+
+/// However fast it asks, it can't fill the way to who answers.
+#[test]
+fn a_clients_next_request_waits_for_the_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("0.sock");
+    let mut server = ControlServer::bind(&path, 0).unwrap();
+    let mut client = UnixStream::connect(&path).unwrap();
+    let mut lines = Vec::new();
+    for request in [Request::Vms, question(), Request::Machines] {
+        lines.extend(serde_json::to_vec(&request).unwrap());
+        lines.push(b'\n');
+    }
+    client.write_all(&lines).unwrap();
+    for expected in [Request::Vms, question(), Request::Machines] {
+        let [asked] = &server.serve()[..] else {
+            panic!("one at a time");
+        };
+        assert_eq!(asked.request, expected);
+        assert!(server.serve().is_empty() && !server.has_waiting());
+        server.answer(asked.client, &Answer::Done);
+        assert_eq!(server.has_waiting(), expected != Request::Machines);
+    }
+}

@@ -277,6 +277,7 @@ impl Broker {
                 });
             }
             if ready.channel {
+                self.engine.flush()?;
                 self.hear_engine()?;
             }
             if ready.engine {
@@ -308,13 +309,17 @@ impl Broker {
     fn wait(&self, signals: &SignalFd) -> anyhow::Result<Ready> {
         let due = self.metrics.as_ref().and_then(Metrics::due);
         let due = due.map_or(self.look_due, |due| due.min(self.look_due));
-        let wait = due.saturating_duration_since(Instant::now());
+        let waits = self.control.has_waiting();
+        let wait = match waits {
+            true => Duration::ZERO,
+            false => due.saturating_duration_since(Instant::now()),
+        };
         let timeout = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
         let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = vec![
             input(signals.as_fd()),
             input(self.engine.pidfd()),
-            input(self.engine.channel().as_fd()),
+            PollFd::new(self.engine.channel().as_fd(), self.engine.wants()),
             input(self.attached.watch.as_fd()),
         ];
         let mut typed = None;
@@ -340,7 +345,7 @@ impl Broker {
             network: is(3),
             vmm: self.vm.is_some() && (is(4) || is(5)),
             typed: typed.is_some_and(is),
-            control: (others..fds.len()).any(is),
+            control: waits || (others..fds.len()).any(is),
         })
     }
 
@@ -411,7 +416,7 @@ impl Broker {
         if let Some(from) = metrics.turn(&self.attached) {
             let request = self.asked.next();
             metrics.asking = Some(request);
-            self.engine.tell(&ToEngine::Names { request, from })?;
+            self.engine.tell(ToEngine::Names { request, from })?;
         }
         Ok(())
     }
@@ -427,7 +432,7 @@ impl Broker {
         // A TAP of ours goes with its VM, whose end is about to be seen.
         if changes.links && self.vm.is_none() {
             for vm in self.attached.follow_taps()? {
-                self.engine.tell(&ToEngine::Vm(vm))?;
+                self.engine.tell(ToEngine::Vm(vm))?;
             }
         }
         if changes.links || changes.routes {
@@ -436,7 +441,7 @@ impl Broker {
         if changes.links || changes.routes || changes.addresses {
             let view = self.attached.network_view();
             self.attached.policies.set_local(&view.local);
-            self.engine.tell(&ToEngine::Network(view))?;
+            self.engine.tell(ToEngine::Network(view))?;
         }
         if changes.any() {
             self.attached.refresh_next_hops()?;
@@ -447,7 +452,7 @@ impl Broker {
     fn look_at_ports(&mut self) -> anyhow::Result<()> {
         let now = bound_ports::bound(&self.attached.config.nat_ports);
         if now != self.reserved_ports {
-            self.engine.tell(&ToEngine::ReservedPorts(now.clone()))?;
+            self.engine.tell(ToEngine::ReservedPorts(now.clone()))?;
             self.reserved_ports = now;
         }
         Ok(())
@@ -459,7 +464,7 @@ impl Broker {
             // Nothing new comes from the guests while their flows end.
             self.attached.shut_taps()?;
         }
-        self.engine.tell(&ToEngine::Shutdown(match exit {
+        self.engine.tell(ToEngine::Shutdown(match exit {
             OnExit::Detach => EngineExit::Detach,
             OnExit::Keep => EngineExit::Keep,
         }))?;

@@ -47,6 +47,11 @@ impl Broker {
                 request,
                 descriptor,
             } = asked;
+            if self.engine.is_behind() && request.asks_engine() {
+                let error = "the engine is behind with what it was asked: try again".to_owned();
+                self.control.answer(client, &Answer::Error { error });
+                continue;
+            }
             match request {
                 Request::Freeze { vm } => self.freeze(client, &vm),
                 Request::Thaw { vm } => self.thaw(client, &vm)?,
@@ -95,7 +100,7 @@ impl Broker {
         }
         let request = self.asked.next();
         self.asked.why.insert(request, (client, question.port));
-        self.engine.tell(&ToEngine::Why {
+        self.engine.tell(ToEngine::Why {
             request,
             row: vm.open.row as u16,
             address: question.address,
@@ -123,7 +128,7 @@ impl Broker {
         if self.asked.names.len() > MOST_WAITING {
             self.asked.names.pop_first();
         }
-        self.engine.tell(&ToEngine::Names { request, from })
+        self.engine.tell(ToEngine::Names { request, from })
     }
 
     /// Gives a page of the engine's names to who asked.

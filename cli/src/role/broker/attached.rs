@@ -75,6 +75,8 @@ pub(super) struct Attached {
     took_over: bool,
     /// Runs of `RULES` that were ours, this one's too.
     pub(super) former_rules: Vec<Range<u32>>,
+    /// The forwards' of the first of these: relays name them as long as they run.
+    pub(super) relayed_rules: Range<u32>,
     /// Which of two sets of numbers the guard's list has.
     pub(super) turn: bool,
     pub(super) uplink: Uplink,
@@ -144,7 +146,7 @@ impl Attached {
         let port = EnginePort::open(owner.row()).context("making the engine port")?;
         owner.set_port(datapath.maps(), port.ifindex);
         let texts: Vec<String> = policies.texts().chain(forward_texts(&config)).collect();
-        let rule_base = rule_texts::write(datapath.maps(), &paths.run_dir, &texts, &[])?;
+        let rule_base = rule_texts::write(datapath.maps(), &paths.run_dir, &texts, &[], &[])?;
         let run = rule_base..rule_base + texts.len() as u32;
         let mut attached = Self {
             next_hops: NextHops::new(owner.row())?,
@@ -161,6 +163,7 @@ impl Attached {
             rule_base,
             command_line,
             took_over,
+            relayed_rules: run.end - forward_texts(&config).count() as u32..run.end,
             former_rules: vec![run],
             turn: false,
             uplink,
@@ -254,6 +257,17 @@ impl Attached {
         if let Err(e) = removed {
             tracing::warn!("removing what the policy before denied from the guard's list: {e}");
         }
+    }
+
+    /// Removes what an earlier turn of the numbers that are not in force may have left: they are
+    /// about to be used again.
+    pub(super) fn clear_other_turn(&self) -> anyhow::Result<()> {
+        let other = u32::from(!self.turn);
+        let is_other = |number: u32| self.is_our_number(number) && number >> TURN_BIT == other;
+        let deny = &self.datapath.maps().deny;
+        deny.remove_if(|prefix, _| is_other(u32::from_be_bytes(prefix.key.policy)))
+            .context("removing what an earlier policy denied from the guard's list")?;
+        Ok(())
     }
 
     /// Adds what the policies deny to the guard's list.

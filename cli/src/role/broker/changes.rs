@@ -1,5 +1,5 @@
 //! What the control socket asks to be changed: VMs frozen and thawed, flows cut and captured.
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use slipgate_abi::Verdict;
 use slipgate_control::vm;
@@ -34,7 +34,7 @@ impl Broker {
         let request = self.change(client);
         self.asked.thaws.insert(request, row);
         let row = row as u16;
-        self.engine.tell(&ToEngine::Thaw { request, row })
+        self.engine.tell(ToEngine::Thaw { request, row })
     }
 
     /// The timers were begun anew.
@@ -58,7 +58,7 @@ impl Broker {
             return Ok(());
         };
         let request = self.change(client);
-        self.engine.tell(&ToEngine::Cut { request, what })
+        self.engine.tell(ToEngine::Cut { request, what })
     }
 
     pub(super) fn ask_capture(
@@ -84,7 +84,7 @@ impl Broker {
             packets,
             seconds,
         };
-        self.engine.hand(&message, to.as_fd())
+        self.engine.hand(message, to)
     }
 
     /// Answers who asked for a change.

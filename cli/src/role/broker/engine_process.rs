@@ -1,10 +1,17 @@
 //! The engine process as the broker has it: handed descriptors and how to work, then told of
 //! changes.
+//!
+//! It is never waited for: it may be waiting for the broker to hear what it says. What it has no room
+//! for is kept until it has, up to a bound.
 use std::{
+    collections::VecDeque,
     net::SocketAddrV4,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+use anyhow::{Context as _, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{
     attached::{self, Attached},
@@ -13,15 +20,22 @@ use super::{
     reserve,
 };
 use crate::{
-    channel::{Channel, ForwardSocket, MAX_FDS, Start, ToBroker, ToEngine},
+    channel::{Channel, ForwardSocket, MAX_FDS, Received, Start, ToBroker, ToEngine},
     config::{Config, Dns},
     host,
 };
+
+/// Messages that may wait for room in its channel: an engine that takes none of so many hangs.
+const MOST_QUEUED: usize = 1_024;
+/// When as many wait, nothing is asked for clients.
+const MANY_QUEUED: usize = 64;
 
 /// A running engine. It is killed when this is dropped.
 #[derive(Debug)]
 pub(super) struct EngineProcess {
     process: ChildProcess,
+    /// In order.
+    queue: VecDeque<(ToEngine, Option<OwnedFd>)>,
 }
 
 impl EngineProcess {
@@ -35,6 +49,7 @@ impl EngineProcess {
         let forwards = reserve_forwards(attached)?;
         let engine = Self {
             process: ChildProcess::start(Role::Engine)?,
+            queue: VecDeque::new(),
         };
         let config = &attached.config;
         let start = Start {
@@ -79,25 +94,58 @@ impl EngineProcess {
         self.process.channel()
     }
 
-    /// Sends a message.
-    pub(super) fn tell(&self, message: &ToEngine) -> anyhow::Result<()> {
-        Ok(self.channel().send(message, &[])?)
+    /// Sends a message, now or when there is room.
+    pub(super) fn tell(&mut self, message: ToEngine) -> anyhow::Result<()> {
+        self.enqueue(message, None)
     }
 
     /// Sends a message with a descriptor.
-    pub(super) fn hand(&self, message: &ToEngine, fd: BorrowedFd<'_>) -> anyhow::Result<()> {
-        Ok(self.channel().send(message, &[fd])?)
+    pub(super) fn hand(&mut self, message: ToEngine, fd: OwnedFd) -> anyhow::Result<()> {
+        self.enqueue(message, Some(fd))
+    }
+
+    fn enqueue(&mut self, message: ToEngine, fd: Option<OwnedFd>) -> anyhow::Result<()> {
+        if self.queue.len() >= MOST_QUEUED {
+            bail!("the engine hangs: it has not taken {MOST_QUEUED} messages");
+        }
+        self.queue.push_back((message, fd));
+        self.flush()
+    }
+
+    /// Sends what waits, as far as there is room.
+    pub(super) fn flush(&mut self) -> anyhow::Result<()> {
+        while let Some((message, fd)) = self.queue.front() {
+            let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+            if !self.process.channel().try_send_with(message, &fds)? {
+                break;
+            }
+            self.queue.pop_front();
+        }
+        Ok(())
+    }
+
+    /// What to wait for on its channel.
+    pub(super) fn wants(&self) -> PollFlags {
+        match self.queue.is_empty() {
+            true => PollFlags::POLLIN,
+            false => PollFlags::POLLIN | PollFlags::POLLOUT,
+        }
+    }
+
+    /// Whether it is better asked nothing more for now.
+    pub(super) fn is_behind(&self) -> bool {
+        self.queue.len() >= MANY_QUEUED
     }
 
     /// Has it go on with other files of the flow log's and the pcap's names: the old ones were
     /// moved away. Whether there are such.
-    pub(super) fn reopen_files(&self, attached: &Attached) -> anyhow::Result<bool> {
+    pub(super) fn reopen_files(&mut self, attached: &Attached) -> anyhow::Result<bool> {
         let Config { flow_log, pcap, .. } = &attached.config;
         if let Some(path) = flow_log {
-            self.hand(&ToEngine::FlowLog, open_flow_log(path)?.as_fd())?;
+            self.hand(ToEngine::FlowLog, open_flow_log(path)?.into())?;
         }
         if let Some(path) = pcap {
-            self.hand(&ToEngine::Pcap, open_pcap(path)?.as_fd())?;
+            self.hand(ToEngine::Pcap, open_pcap(path)?.into())?;
         }
         Ok(flow_log.is_some() || pcap.is_some())
     }
@@ -115,12 +163,27 @@ impl EngineProcess {
 
     /// Waits until it has stopped as asked.
     pub(super) fn await_stopped(&mut self, within: Duration) -> anyhow::Result<()> {
-        while let Some(message) = self.process.next::<ToBroker>(within)? {
-            if message == ToBroker::Stopped {
-                return Ok(());
+        let until = Instant::now() + within;
+        loop {
+            self.flush()?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                bail!("the engine has not stopped within {} s", within.as_secs());
+            }
+            let mut fds = [PollFd::new(self.channel().as_fd(), self.wants())];
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(&mut fds, timeout) {
+                Ok(_) | Err(nix::Error::EINTR) => {}
+                Err(e) => return Err(e).context("waiting for the engine to stop"),
+            }
+            match self.process.heard::<ToBroker>()? {
+                Received::Message(ToBroker::Stopped, _) => return Ok(()),
+                Received::Message(..) | Received::Nothing => {}
+                Received::End => {
+                    return Err(self.process.ended_before("it had stopped in order"));
+                }
             }
         }
-        Err(self.process.ended_before("it had stopped in order"))
     }
 
     /// How the engine ended, in words; `None` while it runs.

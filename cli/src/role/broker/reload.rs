@@ -126,7 +126,7 @@ impl Broker {
             what,
             before,
         });
-        self.engine.tell(&ToEngine::Policies(Box::new(Policies {
+        self.engine.tell(ToEngine::Policies(Box::new(Policies {
             request,
             ..policies
         })))
@@ -183,7 +183,14 @@ impl Attached {
             .collect();
         let run_dir = &self.datapath.paths().run_dir;
         let own = self.former_rules.clone();
-        let rule_base = rule_texts::write(maps, run_dir, &texts, &own)
+        self.clear_other_turn()?;
+        let in_force = self
+            .policies
+            .texts()
+            .chain(super::attached::forward_texts(&self.config));
+        let in_force = self.rule_base..self.rule_base + in_force.count() as u32;
+        let kept = [in_force, self.relayed_rules.clone()];
+        let rule_base = rule_texts::write(maps, run_dir, &texts, &own, &kept)
             .context("giving the rules their numbers")?;
         // From here on nothing fails.
         let run = rule_base..rule_base + texts.len() as u32;

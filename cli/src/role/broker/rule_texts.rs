@@ -3,7 +3,8 @@
 //! Several processes share the array. Each takes a run of free elements for its rules, or the run
 //! that has the same texts already (its predecessor's). A run is never given back while the maps
 //! live, since flows may name it, unless the array is full: then elements that no flow names any
-//! more are taken. A process that changes its rules takes such elements of its own first.
+//! more are taken. A process that changes its rules takes such elements of its own first, but none
+//! that it still judges by: two runs alternate.
 use std::{collections::HashSet, fs::File, ops::Range, path::Path};
 
 use anyhow::{Context as _, bail};
@@ -11,12 +12,14 @@ use slipgate_abi::{Verdict, maps::MAX_RULES};
 use slipgate_control::maps::SharedMaps;
 
 /// Writes the texts; where they begin. `run_dir` is locked meanwhile, against other processes that
-/// start. `own`: runs that this process has had.
+/// start. `own`: runs that this process has had; `kept`: elements of its that are in use without a
+/// flow, the rules in force and the forwards that relays know by number.
 pub(super) fn write(
     maps: &SharedMaps,
     run_dir: &Path,
     texts: &[String],
     own: &[Range<u32>],
+    kept: &[Range<u32>],
 ) -> anyhow::Result<u32> {
     let what = || format!("locking {}", run_dir.display());
     let dir = File::open(run_dir).with_context(what)?;
@@ -30,16 +33,9 @@ pub(super) fn write(
         .collect();
     // Elements that no flow names, of ours, then of anybody.
     let without = |free: &dyn Fn(u32) -> bool| -> Vec<String> {
-        let named = named_by_flows(maps);
-        (0..MAX_RULES)
-            .zip(&present)
-            .map(
-                |(index, text)| match free(index) && !named.contains(&index) {
-                    true => String::new(),
-                    false => text.clone(),
-                },
-            )
-            .collect()
+        let mut named = named_by_flows(maps);
+        named.extend(kept.iter().cloned().flatten());
+        leaving(&present, |index| !free(index) || named.contains(&index))
     };
     let again = |left: Vec<String>| {
         let run = place(&left, &texts);
@@ -67,6 +63,16 @@ pub(super) fn write(
 
 /// Size of an element, bytes.
 const TEXT_BYTES: usize = size_of::<slipgate_abi::maps::RuleText>();
+
+/// These texts but those of elements that may be taken.
+fn leaving(present: &[String], stays: impl Fn(u32) -> bool) -> Vec<String> {
+    let all = (0..).zip(present);
+    all.map(|(index, text)| match stays(index) {
+        true => text.clone(),
+        false => String::new(),
+    })
+    .collect()
+}
 
 /// The first run that has these texts, else the first that is free.
 fn place(present: &[String], texts: &[&str]) -> Option<Range<u32>> {
@@ -115,5 +121,16 @@ mod tests {
         assert_eq!(place(&present, &["b", "a"]), Some(2..4));
         assert_eq!(place(&present, &["x", "y", "z"]), Some(2..5));
         assert_eq!(place(&present, &["w", "x", "y", "z"]), None);
+    }
+
+    #[test]
+    fn what_is_in_use_stays_and_two_runs_alternate() {
+        let present = texts(&["old", "forward", "new", "named", "x"]);
+        let in_force = 2..3;
+        let stays = |index| in_force.contains(&index) || index == 1 || index == 3;
+        let left = leaving(&present, stays);
+        assert_eq!(left, texts(&["", "forward", "new", "named", ""]));
+        assert_eq!(place(&left, &["next"]), Some(0..1));
+        assert_eq!(place(&left, &["next", "other"]), None);
     }
 }
