@@ -192,14 +192,14 @@ impl Scene {
         self.server_fin |= tcp.has(Flags::FIN) && at + payload.len() == self.received().len();
         if !payload.is_empty() || tcp.has(Flags::FIN) {
             let (from, to) = (self.server, self.nat);
-            let mut reply = tcp_with_window(
+            let reply = tcp_with_window(
                 from,
                 to,
                 self.server_next,
                 self.server_ack(),
                 self.server_window,
             );
-            self.rig.world(&mut reply);
+            self.rig.world(&reply);
         }
     }
 
