@@ -1037,6 +1037,46 @@ fn an_answer_from_far_away_is_no_matter() {
 }
 
 #[test]
+fn what_goes_at_once_takes_nothing_along_that_is_held() {
+    let mut rig = Rig::with(setup());
+    tell(&rig, NAME);
+    rig.guest(1, &initial(b"one", 0, 0, &hellos::client_hello(NAME)));
+    assert_eq!(rig.at_world().len(), 1);
+    let evil = hellos::client_hello("evil.test");
+    let half = initials::initial(
+        Version::One,
+        b"two",
+        b"two",
+        0,
+        &initials::crypto(0, &evil[..40]),
+    );
+    // A frame of two datagrams: more of the open connection follows.
+    let frame = udp(
+        (GUEST, GUEST_PORT),
+        SERVER,
+        &[&half[..], b"\x40data"].concat(),
+    );
+    let vnet = VirtioNetHdr {
+        gso_type: VirtioNetHdr::GSO_UDP_L4,
+        gso_size: half.len() as u16,
+        hdr_len: 42,
+        ..VirtioNetHdr::default()
+    };
+    rig.kernel.borrow_mut().guest_sends(1, vnet, &frame);
+    rig.turn();
+    rig.guest(1, &udp((GUEST, GUEST_PORT), SERVER, b"\x40more"));
+    let sent = rig.at_world();
+    assert_eq!(sent.len(), 1);
+    assert!(sent[0].ends_with(b"more"));
+    assert_eq!(
+        rig.engine.core.inspected.counts(101),
+        RefusedCounts::default()
+    );
+    rig.pass(tcp::SLOW_NS + SECOND_NS);
+    assert_eq!(rig.engine.core.inspected.counts(101).slow, 1);
+}
+
+#[test]
 fn quic_holds_no_more_of_a_vm_than_its_bound() {
     use super::super::inspected::MAX_HELD;
     let mut rig = Rig::with(Setup {
