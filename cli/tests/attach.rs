@@ -144,8 +144,16 @@ fn sighup_opens_the_flow_log_again() {
     eventually("a new flow log", || log.exists());
     bed.upload(0, MEGABYTE);
     assert!(bed.slipgate.stop().unwrap().success());
-    let lines = |file| fs::read_to_string(file).unwrap().lines().count();
-    assert_eq!((lines(&moved), lines(&log)), (0, 1));
+    let events = |file| -> Vec<String> {
+        let text = fs::read_to_string(file).unwrap();
+        let event = |line| {
+            let record: serde_json::Value = serde_json::from_str(line).unwrap();
+            record["event"].as_str().unwrap().to_owned()
+        };
+        text.lines().map(event).collect()
+    };
+    assert_eq!(events(&moved), [] as [&str; 0]);
+    assert_eq!(events(&log), ["flow_start", "flow_end"]);
     fs::remove_file(&log).unwrap();
     fs::remove_file(&moved).unwrap();
 }

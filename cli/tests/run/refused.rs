@@ -37,12 +37,12 @@ fn files_that_can_not_be_used_are_named() {
 fn what_the_nats_flags_name_is_looked_at_before_anything_is_made() {
     require_root_and_tun!();
     let bed = Bed::new();
-    let rules = bed.kernel("rules", b"192.0.2.1\nnonsense\n");
+    let rules = bed.kernel("rules", b"192.0.2.1\n192.0.2.0/33\n");
     let (rules, folder) = (rules.to_str().unwrap(), bed.folder.path().to_str().unwrap());
     for (flags, part) in [
         (["--deny-file", "/nowhere/d"], "it can't be read"),
         (["--deny-file", folder], "it can't be read"),
-        (["--deny-file", rules], "rules:2: \"nonsense\""),
+        (["--deny-file", rules], "rules:2: \"192.0.2.0/33\""),
         (["--flow-log", "/nowhere/l"], "can't append to it"),
         (["--flow-log", "/dev/null"], "it is no regular file"),
     ] {

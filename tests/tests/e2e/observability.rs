@@ -363,6 +363,8 @@ fn top_shows_flows_once_as_text_and_cuts_them_in_a_terminal() {
         });
     };
     wait_for("203.0.113.10:7000");
+    // The arrow down selects the first flow; without it nothing is cut.
+    keys.write_all(b"\x1b[B").unwrap();
     keys.write_all(b"c").unwrap();
     wait_for("cut");
     eventually("no flow", || {
