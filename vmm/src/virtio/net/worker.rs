@@ -422,9 +422,9 @@ struct Patience {
 
 impl Patience {
     const LEAST: Duration = Duration::from_micros(10);
-    /// About what waking an idle core takes twice, on a virtual machine: falling asleep in vain
-    /// costs as much.
-    const MOST: Duration = Duration::from_micros(50);
+    /// A little more than a neighbour takes to answer when two idle cores have to be woken for it
+    /// on a virtual machine: looking shorter finds nothing then, and costs as much.
+    const MOST: Duration = Duration::from_micros(100);
 
     /// What came after a sleep came so long after the last frame.
     fn slept(&mut self, idle: Duration) {
