@@ -42,7 +42,7 @@ fn what_the_nats_flags_name_is_looked_at_before_anything_is_made() {
     for (flags, part) in [
         (["--deny-file", "/nowhere/d"], "it can't be read"),
         (["--deny-file", folder], "it can't be read"),
-        (["--deny-file", rules], "rules:2: \"192.0.2.0/33\""),
+        (["--deny-file", rules], "rules:2: Prefix length \"33\""),
         (["--flow-log", "/nowhere/l"], "can't append to it"),
         (["--flow-log", "/dev/null"], "it is no regular file"),
     ] {
