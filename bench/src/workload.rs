@@ -57,6 +57,21 @@ pub(crate) struct Metric {
     pub(crate) unit: Unit,
 }
 
+/// Of what is done so many thousand times a second: by the clock, and per CPU second.
+pub(crate) const fn rates(by_the_clock: &'static str, per_cpu_second: &'static str) -> [Metric; 2] {
+    const UNIT: Unit = Unit::ThousandPerSecond;
+    [
+        Metric {
+            name: by_the_clock,
+            unit: UNIT,
+        },
+        Metric {
+            name: per_cpu_second,
+            unit: UNIT,
+        },
+    ]
+}
+
 /// One measurement: a value for each metric, and what else is worth keeping.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Sample {

@@ -20,8 +20,6 @@ use nix::{
     unistd::{Gid, Pid, Uid, geteuid, getppid, setgroups, setresgid, setresuid},
 };
 
-use self::filter::Filters;
-
 /// The user and group "nobody" of every distribution.
 const NOBODY: u32 = 65_534;
 /// Highest capability number tried; the kernel refuses what it does not know.
@@ -43,7 +41,7 @@ const ENGINE_FILES: u64 = 65_536;
 
 /// Confines the engine for good. `broker`: the parent, whose death ends us.
 pub(crate) fn enter(broker: Pid) -> Result<(), SandboxError> {
-    let filters = Filters::compile()?;
+    let filters = filter::compile()?;
     give_up_privileges(broker, ENGINE_FILES)?;
     filters.apply()
 }

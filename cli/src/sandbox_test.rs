@@ -8,7 +8,7 @@ use nix::{
     unistd::{ForkResult, Pid, fork, getpid},
 };
 
-use super::{Filters, enter};
+use super::{enter, filter};
 
 /// How a child ended that entered the engine's sandbox and ran `call`.
 fn confined(call: impl FnOnce() -> bool) -> WaitStatus {
@@ -191,7 +191,7 @@ fn no_capability_is_left() {
 
 #[test]
 fn filters_compile_for_this_architecture() {
-    assert!(Filters::compile().is_ok());
+    assert!(filter::compile().is_ok());
 }
 
 /// A forked child enters the broker's limits and reads what it has left.

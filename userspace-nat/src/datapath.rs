@@ -1,7 +1,7 @@
 //! The kernel's tables as the engine sees them.
 //!
 //! The real ones are map descriptors and mapped arrays; `crate::fake` has them in memory.
-use slipgate_abi::{FlowRef, Ip4, NextHopRef, SlotRef, Tuple, VmRef};
+use slipgate_abi::{FlowRef, Ip4, NameKey, NameValue, NextHopRef, SlotRef, Tuple, VmRef};
 use thiserror::Error;
 
 use crate::stats::VmStats;
@@ -76,6 +76,18 @@ pub struct RememberedName {
     pub name: Box<[u8]>,
     /// Until when, `CLOCK_MONOTONIC` ns.
     pub expires_ns: u64,
+}
+
+impl RememberedName {
+    /// From an entry of the map.
+    pub fn of(key: &NameKey, value: &NameValue) -> Self {
+        Self {
+            vm: key.vm,
+            addr: key.addr,
+            name: value.name().into(),
+            expires_ns: value.expires_ns,
+        }
+    }
 }
 
 /// The map `NAMES`: what a successor is to know of DNS. A name that could not be remembered is not

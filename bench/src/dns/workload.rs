@@ -16,7 +16,7 @@ use slipgate_testbed::world::SERVER;
 use crate::{
     contender::Stand,
     cpu_time::CpuTime,
-    workload::{Limits, Metric, Sample, Unit, Workload},
+    workload::{Limits, Metric, Sample, Workload, rates},
 };
 
 /// The gateway of the guest.
@@ -38,22 +38,8 @@ enum Questions {
     New,
 }
 
-const KNOWN_METRICS: [Metric; 2] = metrics("dns-known", "dns-known per CPU second");
-const NEW_METRICS: [Metric; 2] = metrics("dns-new", "dns-new per CPU second");
-
-const fn metrics(rate: &'static str, per_core: &'static str) -> [Metric; 2] {
-    const UNIT: Unit = Unit::ThousandPerSecond;
-    [
-        Metric {
-            name: rate,
-            unit: UNIT,
-        },
-        Metric {
-            name: per_core,
-            unit: UNIT,
-        },
-    ]
-}
+const KNOWN_METRICS: [Metric; 2] = rates("dns-known", "dns-known per CPU second");
+const NEW_METRICS: [Metric; 2] = rates("dns-new", "dns-new per CPU second");
 
 impl Workload for Questions {
     fn name(&self) -> &'static str {

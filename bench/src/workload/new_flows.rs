@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
-use super::{Limits, Metric, Sample, Unit, Workload};
+use super::{Limits, Metric, Sample, Workload, rates};
 use crate::{
     contender::Stand,
     cpu_time::CpuTime,
@@ -37,22 +37,8 @@ impl AdmitFlows {
     }
 }
 
-const UDP: [Metric; 2] = metrics("new-flows-udp", "new-flows-udp per CPU second");
-const TCP: [Metric; 2] = metrics("new-flows-tcp", "new-flows-tcp per CPU second");
-
-const fn metrics(rate: &'static str, per_core: &'static str) -> [Metric; 2] {
-    const UNIT: Unit = Unit::ThousandPerSecond;
-    [
-        Metric {
-            name: rate,
-            unit: UNIT,
-        },
-        Metric {
-            name: per_core,
-            unit: UNIT,
-        },
-    ]
-}
+const UDP: [Metric; 2] = rates("new-flows-udp", "new-flows-udp per CPU second");
+const TCP: [Metric; 2] = rates("new-flows-tcp", "new-flows-tcp per CPU second");
 
 impl Workload for AdmitFlows {
     fn name(&self) -> &'static str {

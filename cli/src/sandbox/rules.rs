@@ -38,6 +38,71 @@ pub(super) const BY_ITSELF: &[libc::c_long] = &[
     libc::SYS_exit_group,
 ];
 
+/// Two filters that are stacked; the kernel takes the stricter answer. The list is of what a process
+/// calls, and kills it for anything else. The other one answers EACCES to opening a file for
+/// reading, which a C library may try on its own account (time zones, memory tuning) and does
+/// without.
+///
+/// Compiling allocates, applying does not.
+#[derive(Debug)]
+pub(super) struct Filters {
+    list: BpfProgram,
+    no_open: BpfProgram,
+}
+
+impl Filters {
+    pub(super) fn compile(list: Compiled<Rules>) -> Result<Self, SandboxError> {
+        let list =
+            list.and_then(|rules| program(rules, SeccompAction::KillProcess, SeccompAction::Allow));
+        // The one call that opens a file by name and has its flags in a register.
+        let no_open = program(
+            Rules::from([(libc::SYS_openat, Vec::new())]),
+            SeccompAction::Allow,
+            SeccompAction::Errno(libc::EACCES as u32),
+        );
+        Ok(Self {
+            list: list.map_err(broken)?,
+            no_open: no_open.map_err(broken)?,
+        })
+    }
+
+    /// For all threads, for good.
+    pub(super) fn apply(&self) -> Result<(), SandboxError> {
+        for filter in [&self.no_open, &self.list] {
+            seccompiler::apply_filter_all_threads(filter).map_err(|e| SandboxError {
+                step: "seccomp filter",
+                source: io::Error::other(e),
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// What a process with an event loop may call: [`BY_ITSELF`], `always` whatever the arguments, and
+/// what is harmless with the right ones.
+pub(super) fn of_a_loop<'a>(always: impl IntoIterator<Item = &'a libc::c_long>) -> Compiled<Rules> {
+    let mut rules: Rules = BY_ITSELF
+        .iter()
+        .chain(always)
+        .map(|&call| (call, Vec::new()))
+        .collect();
+    let writing = libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_APPEND;
+    let reading = rule([masked(2, writing as u64, 0)?])?;
+    rules.insert(libc::SYS_openat, vec![reading]);
+    // Metadata of an open file, not of a name.
+    let empty_path = libc::AT_EMPTY_PATH as u64;
+    let open_file = rule([masked(2, empty_path, empty_path)?])?;
+    rules.insert(libc::SYS_statx, vec![open_file]);
+    // A debug build looks whether a descriptor is open before it closes it.
+    let is_open = rule([equal(1, libc::F_GETFD as u64)?])?;
+    rules.insert(libc::SYS_fcntl, vec![is_open]);
+    let non_blocking = rule([equal(1, libc::FIONBIO)?])?;
+    rules.insert(libc::SYS_ioctl, vec![non_blocking]);
+    no_new_code(&mut rules)?;
+    own_signals(&mut rules)?;
+    Ok(rules)
+}
+
 pub(super) fn broken(e: seccompiler::BackendError) -> SandboxError {
     SandboxError {
         step: "compiling the seccomp filter",

@@ -47,6 +47,13 @@ impl ExtendedError {
             ..Self::blocked(text)
         }
     }
+
+    /// More is asked than may be.
+    pub(crate) fn over_rate(per_second: u32) -> Self {
+        Self::prohibited(format!(
+            "refused: more than {per_second} questions a second"
+        ))
+    }
 }
 
 /// What to do with a question, or with its answer.
@@ -56,6 +63,15 @@ pub enum NameVerdict {
     Allow,
     /// Answer that it is refused.
     Refuse(ExtendedError),
+}
+
+impl From<Result<(), ExtendedError>> for NameVerdict {
+    fn from(judged: Result<(), ExtendedError>) -> Self {
+        match judged {
+            Ok(()) => Self::Allow,
+            Err(error) => Self::Refuse(error),
+        }
+    }
 }
 
 /// How a VM's names are told.
@@ -97,8 +113,7 @@ pub trait NamePolicy {
 
     /// A VM asks more often than it may; why its question gets no answer.
     fn over_rate(&mut self, _vm: u32, per_second: u32) -> ExtendedError {
-        let text = format!("refused: more than {per_second} questions a second");
-        ExtendedError::prohibited(text)
+        ExtendedError::over_rate(per_second)
     }
 
     /// Before an answer, `age_s` old, goes to the guest.

@@ -304,9 +304,8 @@ impl<D: Datapath> Core<D> {
         now_ns: u64,
     ) -> Option<Finish> {
         let mut inspection = match self.take_inspection(vm, slot, now_ns) {
-            Taken::NotHeld => return None,
-            Taken::Ended => return Some(Finish::Drop(DropReason::Refused)),
-            Taken::Inspection(inspection) => inspection,
+            Ok(inspection) => inspection,
+            Err(finish) => return finish,
         };
         if !is_intact(&job.packet, job.frame.vnet) {
             self.inspected.put(slot, inspection);
@@ -462,9 +461,8 @@ impl<D: Datapath> Core<D> {
         now_ns: u64,
     ) -> Option<Finish> {
         let mut inspection = match self.take_inspection(vm, slot, now_ns) {
-            Taken::NotHeld => return None,
-            Taken::Ended => return Some(Finish::Drop(DropReason::Refused)),
-            Taken::Inspection(inspection) => inspection,
+            Ok(inspection) => inspection,
+            Err(finish) => return finish,
         };
         let Transport::Tcp(tcp) = job.packet.transport else {
             self.inspected.put(slot, inspection);
@@ -564,16 +562,22 @@ impl<D: Datapath> Core<D> {
         policy.inspections().0 && known.is_none_or(|rule| policy.inspects(rule))
     }
 
-    fn take_inspection(&mut self, vm: &VmState, slot: u32, now_ns: u64) -> Taken {
-        let Some(entry) = self.flows.entry(slot).copied().filter(|e| e.is_held()) else {
-            return Taken::NotHeld;
-        };
+    /// Takes out a flow's inspection, for the time of a packet. Else what becomes of the packet:
+    /// `None` where the flow is none of ours; one that is held and nobody knows why is ended.
+    fn take_inspection(
+        &mut self,
+        vm: &VmState,
+        slot: u32,
+        now_ns: u64,
+    ) -> Result<Box<Inspection>, Option<Finish>> {
+        let held = self.flows.entry(slot).copied().filter(|e| e.is_held());
+        let entry = held.ok_or(None)?;
         match self.inspected.take(slot, entry.generation) {
-            Some(inspection) => Taken::Inspection(inspection),
-            None if !self.has_inspect_rule(slot) => Taken::NotHeld,
+            Some(inspection) => Ok(inspection),
+            None if !self.has_inspect_rule(slot) => Err(None),
             None => {
                 self.end_inspected(vm, slot, Refused::Lost, now_ns);
-                Taken::Ended
+                Err(Some(Finish::Drop(DropReason::Refused)))
             }
         }
     }
@@ -716,14 +720,6 @@ fn datagrams<'a>(job: &Job<'a>) -> impl Iterator<Item = &'a [u8]> {
 }
 
 type May<'a> = dyn FnMut(&HostName, &mut Vec<Rc<LearntName>>) -> bool + 'a;
-
-enum Taken {
-    /// The flow is none of ours.
-    NotHeld,
-    /// It is held and nobody knows why: it was ended.
-    Ended,
-    Inspection(Box<Inspection>),
-}
 
 impl Inspected {
     /// Sessions, timers and bytes held.

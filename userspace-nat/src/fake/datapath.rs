@@ -114,12 +114,7 @@ impl NameMap for FakeDatapath {
             .iter()
             .filter(|(key, _)| ours.contains(&key.vm));
         names
-            .map(|(key, value)| RememberedName {
-                vm: key.vm,
-                addr: key.addr,
-                name: value.name().into(),
-                expires_ns: value.expires_ns,
-            })
+            .map(|(key, value)| RememberedName::of(key, value))
             .collect()
     }
 }

@@ -609,23 +609,16 @@ impl NamePolicy for ByRules {
     }
 
     fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict {
-        match self.0.borrow_mut().judge_question(vm, name, qtype) {
-            Ok(()) => NameVerdict::Allow,
-            Err(error) => NameVerdict::Refuse(error),
-        }
+        self.0.borrow_mut().judge_question(vm, name, qtype).into()
     }
 
     fn lookup(&mut self, vm: u32, key: Key<'_>, now_ns: u64) -> NameVerdict {
-        match self.0.borrow_mut().judge_lookup(vm, key, now_ns) {
-            Ok(()) => NameVerdict::Allow,
-            Err(error) => NameVerdict::Refuse(error),
-        }
+        self.0.borrow_mut().judge_lookup(vm, key, now_ns).into()
     }
 
     fn over_rate(&mut self, vm: u32, per_second: u32) -> ExtendedError {
         self.0.borrow_mut().count(vm).over_rate += 1;
-        let text = format!("refused: more than {per_second} questions a second");
-        ExtendedError::prohibited(text)
+        ExtendedError::over_rate(per_second)
     }
 
     fn answer(
@@ -640,10 +633,7 @@ impl NamePolicy for ByRules {
         if !judge.policy(vm).judges_names() {
             return NameVerdict::Allow;
         }
-        match judge.judge_answer(vm, name, answer, age_s, now_ns) {
-            Ok(()) => NameVerdict::Allow,
-            Err(error) => NameVerdict::Refuse(error),
-        }
+        judge.judge_answer(vm, name, answer, age_s, now_ns).into()
     }
 }
 

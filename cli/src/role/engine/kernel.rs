@@ -103,12 +103,7 @@ impl NameMap for KernelDatapath {
         let names = self.maps.names.entries().unwrap_or_default().into_iter();
         names
             .filter(|(key, _)| ours.contains(&key.vm))
-            .map(|(key, value)| RememberedName {
-                vm: key.vm,
-                addr: key.addr,
-                name: value.name().into(),
-                expires_ns: value.expires_ns,
-            })
+            .map(|(key, value)| RememberedName::of(&key, &value))
             .collect()
     }
 }

@@ -213,7 +213,24 @@ impl Datapath {
         HashMap::try_from(self.ebpf.map_mut("FLOWS").unwrap()).expect("FLOWS")
     }
 
-    pub(crate) fn forward(&mut self, key: ForwardKey, target: ForwardTarget) {
+    /// A port of the host (address, port, protocol) that leads to a VM in [`ROW`] (id, port).
+    pub(crate) fn forward(
+        &mut self,
+        (host, port, protocol): (Ipv4Addr, u16, Protocol),
+        (vm, guest_port): (u32, u16),
+    ) {
+        let key = ForwardKey {
+            host: host.into(),
+            port,
+            protocol: protocol as u8,
+            pad: 0,
+        };
+        let target = ForwardTarget {
+            vm,
+            vm_row: ROW,
+            guest_port,
+            pad: [0; 6],
+        };
         HashMap::<_, ForwardKey, ForwardTarget>::try_from(self.ebpf.map_mut("FORWARDS").unwrap())
             .expect("FORWARDS")
             .insert(key, target, 0)

@@ -1,7 +1,5 @@
 //! A frozen VM: nothing goes in, nothing comes out, whoever sends it.
-use slipgate_abi::{
-    Command, DropReason, ForwardKey, ForwardTarget, Protocol, Verdict, vm::VmFlags,
-};
+use slipgate_abi::{Command, DropReason, Protocol, Verdict, vm::VmFlags};
 
 use crate::{datapath::*, frame::*};
 
@@ -85,19 +83,7 @@ fn what_the_world_sends_is_dropped() {
             }
         }
         let mut datapath = frozen!();
-        let key = ForwardKey {
-            host: NAT.into(),
-            port: 2_222,
-            protocol: 17,
-            pad: 0,
-        };
-        let target = ForwardTarget {
-            vm: VM,
-            vm_row: ROW,
-            guest_port: 22,
-            pad: [0; 6],
-        };
-        datapath.forward(key, target);
+        datapath.forward((NAT, 2_222, Protocol::Udp), (VM, 22));
         let forward = Frame {
             destination_port: 2_222,
             ..Frame::rx(Protocol::Udp)

@@ -2,7 +2,7 @@
 use std::net::Ipv4Addr;
 
 use slipgate_abi::{
-    Command, DropReason, ForwardKey, ForwardTarget, Handover, Protocol, Verdict,
+    Command, DropReason, Handover, Protocol, Verdict,
     portframe::PortFlags,
     slot::SlotFlags,
     tcp::{Flags, TcpBits},
@@ -245,19 +245,7 @@ fn a_flow_being_opened_leaves_its_packets_to_the_forward() {
         nat_port: 8080,
         ..Flow::new(Protocol::Tcp)
     });
-    let key = ForwardKey {
-        host: NAT.into(),
-        port: 8080,
-        protocol: Protocol::Tcp as u8,
-        pad: 0,
-    };
-    let target = ForwardTarget {
-        vm: VM,
-        vm_row: ROW,
-        guest_port: 80,
-        pad: [0; 6],
-    };
-    datapath.forward(key, target);
+    datapath.forward((NAT, 8080, Protocol::Tcp), (VM, 80));
     let frame = Frame {
         destination_port: 8080,
         tcp_flags: Flags::SYN,
@@ -274,19 +262,8 @@ fn a_forward_of_any_address_takes_the_hosts_own_only() {
         ip("addr add 192.0.2.9/24 dev world0");
         ip("route add 198.51.100.0/24 dev guest0");
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("route");
-        let key = ForwardKey {
-            host: Ipv4Addr::UNSPECIFIED.into(),
-            port: 8080,
-            protocol: Protocol::Udp as u8,
-            pad: 0,
-        };
-        let target = ForwardTarget {
-            vm: VM,
-            vm_row: ROW,
-            guest_port: 80,
-            pad: [0; 6],
-        };
-        bed.datapath.forward(key, target);
+        bed.datapath
+            .forward((Ipv4Addr::UNSPECIFIED, 8080, Protocol::Udp), (VM, 80));
         let ours = Frame {
             destination_port: 8080,
             ..from_world(Protocol::Udp)
@@ -322,12 +299,6 @@ fn padding_is_not_counted() {
 
 #[test]
 fn forwards_go_to_their_vm() {
-    let target = ForwardTarget {
-        vm: VM,
-        vm_row: ROW,
-        guest_port: 80,
-        pad: [0; 6],
-    };
     for (host, protocol, flags, hit) in [
         (NAT, Protocol::Tcp, Flags::SYN, true),
         (
@@ -340,13 +311,7 @@ fn forwards_go_to_their_vm() {
         (NAT, Protocol::Udp, 0, true),
     ] {
         let mut datapath = loaded!();
-        let key = ForwardKey {
-            host: host.into(),
-            port: 8080,
-            protocol: protocol as u8,
-            pad: 0,
-        };
-        datapath.forward(key, target);
+        datapath.forward((host, 8080, protocol), (VM, 80));
         let frame = Frame {
             destination_port: 8080,
             tcp_flags: flags,
@@ -359,19 +324,7 @@ fn forwards_go_to_their_vm() {
         }
     }
     let mut datapath = loaded!();
-    let key = ForwardKey {
-        host: NAT.into(),
-        port: 8080,
-        protocol: 17,
-        pad: 0,
-    };
-    datapath.forward(
-        key,
-        ForwardTarget {
-            vm: VM + 1,
-            ..target
-        },
-    );
+    datapath.forward((NAT, 8080, Protocol::Udp), (VM + 1, 80));
     let frame = Frame {
         destination_port: 8080,
         ..Frame::rx(Protocol::Udp)
