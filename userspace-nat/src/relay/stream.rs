@@ -216,7 +216,9 @@ impl Stream {
     fn settle(&mut self, limits: &Limits, poller: &Poller, link: &mut Link<'_>) -> Fate {
         let socket = self.endpoint.socket();
         let state = socket.state();
-        if !self.established && !matches!(state, State::SynSent | State::Closed) {
+        // A SYN without an acknowledgement of ours (a simultaneous open) establishes nothing.
+        let opening = matches!(state, State::SynSent | State::SynReceived | State::Closed);
+        if !self.established && !opening {
             self.established = true;
             self.established_ns = link.now_ns;
         }

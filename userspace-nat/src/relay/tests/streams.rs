@@ -1,8 +1,11 @@
+use slipgate_abi::Ip4;
+
 use super::{
     super::*,
     guest::{Close, End},
     world::{Client, Impairment, MS, VM, World, bytes},
 };
+use crate::{fake, port::single};
 
 const LOSSY: Impairment = Impairment {
     loss: 3,
@@ -144,6 +147,27 @@ fn a_refused_port_resets_the_client() {
     world.run(&mut clients, 100, |_, clients| clients[0].end.reset);
     world.assert_empty();
     assert_eq!(world.relay.counts(VM).streams_reset, 1);
+}
+
+#[test]
+fn a_guest_that_answers_a_syn_with_its_own_and_nothing_else_resets_the_client_in_time() {
+    let mut world = perfect();
+    let addr = world.forward_tcp(82);
+    let mut clients = [Client::connect(addr, End::new(bytes(10, 0), Close::Never))];
+    world.run(&mut clients, 100, |world, _| !world.to_guest.is_empty());
+    let name = *world.relay.connections.keys().next().unwrap();
+    let own = fake::packets::syn(
+        (Ip4::from(Ipv4Addr::new(10, 0, 2, 15)), name.guest_port),
+        (Ip4::from(*name.ours.ip()), name.ours.port()),
+        1,
+    );
+    let taken = world.with(|relay, cx| relay.packet(VM, &own, single(own.len()), cx));
+    assert_eq!(taken, Taken::Yes);
+    world.fall_silent();
+    world.idle(&mut clients, 4_900);
+    assert!(!clients[0].end.reset);
+    world.run(&mut clients, 200, |_, clients| clients[0].end.reset);
+    world.assert_empty();
 }
 
 #[test]
@@ -323,8 +347,10 @@ fn a_guest_that_garbles_its_headers_harms_only_itself() {
     while world.relay.next_question().is_some() {}
     clients.clear();
     world.idle(&mut clients, 20);
-    // Whatever state they were brought into, all end within four minutes of silence.
+    // Whatever state they were brought into, all end within four minutes of silence, which begins
+    // when the last packet that was on its way has come.
     world.fall_silent();
+    world.idle(&mut clients, garbling.jitter_ms + 1);
     let end_ns = world.now_ns + 240_000 * MS;
     while world.relay.counts(VM).streams + world.relay.counts(VM).dns_connections > 0 {
         world.now_ns = world.now_ns.max(world.relay.next_deadline_ns().unwrap());
