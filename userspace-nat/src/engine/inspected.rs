@@ -28,7 +28,7 @@ use crate::{
     inspect::{
         HostName, Refused, RefusedCounts,
         quic::{self, Passage},
-        tcp::{Fate, Outcome, Received, SLOW_NS, Segment, Session, URGENT, Wire},
+        tcp::{Fate, Outcome, Received, SLOW_NS, Segment, Session, Wire, build_header},
     },
     packet::{
         Ipv4, Packet, Transport, checksum::Sum, icmp::Unreachable, ipv4, transport::UDP_HEADER_LEN,
@@ -277,14 +277,9 @@ impl<D: Datapath> Core<D> {
             Transport::Tcp(tcp) => {
                 let header = packet.ip.payload().get(..tcp.header_len);
                 let header = header.unwrap_or_default();
-                let mtu = self.uplink_mtu(slot);
-                Kind::Tcp(Box::new(Session::new(
-                    tcp.sequence,
-                    header,
-                    mtu,
-                    http,
-                    now_ns,
-                )))
+                let mtus = (self.uplink_mtu(slot), self.path_mtu(&vm.net, slot));
+                let session = Session::new(tcp.sequence, header, mtus, http, now_ns);
+                Kind::Tcp(Box::new(session))
             }
             _ => Kind::Quic {
                 flow: quic::Flow::default(),
@@ -314,12 +309,6 @@ impl<D: Datapath> Core<D> {
         let Transport::Tcp(tcp) = job.packet.transport else {
             return self.quic_from_guest(vm, job, slot, inspection, now_ns);
         };
-        if tcp.is_opening_syn() {
-            self.inspected.put(slot, inspection);
-            // RFC 7413's data would be there before anybody has looked at it.
-            return (tcp.payload_len > 0 || tcp.has(URGENT))
-                .then_some(Finish::Drop(DropReason::Held));
-        }
         let segment = Received::new(&tcp, job.packet.ip.payload());
         let more = match &inspection.kind {
             Kind::Tcp(session) => session.held_more_with(&segment),
@@ -330,6 +319,9 @@ impl<D: Datapath> Core<D> {
             return Some(Finish::Drop(DropReason::EngineBusy));
         }
         let done = self.with_session(vm, slot, now_ns, &mut inspection, |session, wire, may| {
+            if tcp.is_opening_syn() {
+                return (session.guest_opens(&segment, wire), Outcome::Goes);
+            }
             session.guest_sent(&segment, wire, may, now_ns)
         });
         let (fate, outcome) = done.unwrap_or((Fate::Dropped, Outcome::Goes));
@@ -626,6 +618,11 @@ impl<D: Datapath> Core<D> {
                 self.inspected.end(slot, &inspection);
                 self.flows.release(&mut self.datapath, slot);
             }
+            Outcome::Reset => {
+                self.inspected.end(slot, &inspection);
+                let reason = EndReason::ResetForGood;
+                self.flows.cut(&mut self.datapath, slot, reason, now_ns);
+            }
             Outcome::Refused(why) => {
                 self.inspected.end(slot, &inspection);
                 self.end_inspected(vm, slot, why, now_ns);
@@ -744,10 +741,8 @@ struct Ends<'a> {
     sent_to_server: usize,
 }
 
-// A full outbox loses a segment like a link would; the timers and the guest send again.
-impl Wire for Ends<'_> {
-    fn to_server(&mut self, segment: &Segment<'_>) {
-        segment.build(self.packet, self.guest, self.server);
+impl Ends<'_> {
+    fn push_to_server(&mut self) {
         let header = PortHeader {
             code: Command::Forward as u8,
             flags: 0,
@@ -757,6 +752,19 @@ impl Wire for Ends<'_> {
         let vnet = VirtioNetHdr::default();
         let _ = self.out.push(header, ETHERTYPE_IPV4, vnet, self.packet);
         self.sent_to_server += 1;
+    }
+}
+
+// A full outbox loses a segment like a link would; the timers and the guest send again.
+impl Wire for Ends<'_> {
+    fn to_server(&mut self, segment: &Segment<'_>) {
+        segment.build(self.packet, self.guest, self.server);
+        self.push_to_server();
+    }
+
+    fn syn_to_server(&mut self, header: &[u8]) {
+        build_header(self.packet, self.guest.0, self.server.0, header);
+        self.push_to_server();
     }
 
     fn to_guest(&mut self, segment: &Segment<'_>) {

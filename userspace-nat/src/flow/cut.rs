@@ -9,7 +9,10 @@ use crate::datapath::Datapath;
 impl EndReason {
     /// Whether the flow may not go on: no packet of it is sent on from its first phase.
     pub const fn is_cut(self) -> bool {
-        matches!(self, Self::Policy | Self::Cut | Self::Inspection)
+        matches!(
+            self,
+            Self::Policy | Self::Cut | Self::Inspection | Self::ResetForGood
+        )
     }
 }
 

@@ -19,6 +19,8 @@ pub enum EndReason {
     Closed,
     /// TCP reset.
     Reset,
+    /// TCP reset, and whoever followed the connection knows that nothing of it may come any more.
+    ResetForGood,
     /// A new connection took its tuple.
     TupleReused,
     /// Its VM was removed.
@@ -43,7 +45,7 @@ impl EndReason {
         match self {
             Self::Idle => "idle",
             Self::Closed => "closed",
-            Self::Reset => "reset",
+            Self::Reset | Self::ResetForGood => "reset",
             Self::TupleReused => "tuple-reused",
             Self::VmRemoved => "vm-removed",
             Self::AddressGone => "address-gone",

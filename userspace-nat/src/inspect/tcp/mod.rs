@@ -25,7 +25,9 @@
 //! | `Opening` | dropped | the server's SYN-ACK, to `Open` |
 //! | `Open` | held, sent on as it may be | all names are said, to `Passing` |
 //! | `Passing` | what the session has not acknowledged goes on as it is | the server has acknowledged all that the session has: the kernel takes over |
-//! | `Over` | dropped, as is the server's | the flow's end |
+//!
+//! A reset ends the session and the flow with it: at once if its receiver is known to believe it (RFC
+//! 9293 section 3.10.7), else when the guest has said nothing for a while, who would have contradicted.
 //!
 //! What the session sends is sent again when a timer runs out, or three acknowledgements ask for it
 //! (RFC 5681 section 3.2), from the first byte that is not acknowledged on. It begins with ten
@@ -45,13 +47,15 @@ use crate::{
     rules::{Http, LearntName},
 };
 
+mod opening;
 mod options;
 mod segment;
 mod server;
 
 pub(crate) use options::keep_known;
-pub use segment::{Received, Segment, Wire};
+pub use segment::{Received, Segment, Wire, build_header};
 
+use opening::Opening;
 use options::Options;
 use server::Server;
 
@@ -59,6 +63,8 @@ use server::Server;
 pub const SILENT_NS: u64 = 30 * SECOND_NS;
 /// What a guest has begun to say must be whole after so long, ns.
 pub const SLOW_NS: u64 = 10 * SECOND_NS;
+/// A guest that does not believe a reset answers it within so long (RFC 5961 section 3.2), ns.
+pub const DOUBT_NS: u64 = 3 * SECOND_NS;
 /// Before a round trip was measured (RFC 6298 section 2), ns.
 const FIRST_RTO_NS: u64 = SECOND_NS;
 const MIN_RTO_NS: u64 = 200 * MILLISECOND_NS;
@@ -69,13 +75,14 @@ const MAX_RETRIES: u32 = 8;
 const RETRIES_AT_FULL_SIZE: u32 = 2;
 const SMALL_MSS: usize = 536;
 const INITIAL_SEGMENTS: usize = 10;
+/// Acknowledgements that a guest may save up.
+const MAX_OWED: u32 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Opening,
     Open,
     Passing,
-    Over,
 }
 
 /// What the guest is waited for.
@@ -122,6 +129,8 @@ pub enum Outcome {
     Goes,
     /// The kernel may have the flow.
     Released,
+    /// Its connection was reset: the flow is to be ended, behind what is under way.
+    Reset,
     /// The flow is to be ended; both sides were told.
     Refused(Refused),
 }
@@ -139,12 +148,14 @@ pub struct Session {
     sent_ever: usize,
     /// The end was acknowledged by the server.
     end_acknowledged: bool,
-    guest: Options,
+    opening: Opening,
     /// The highest acknowledgement number of the guest, and the window that came with it.
     guest_ack: u32,
     guest_window: u16,
     /// The guest's newest timestamp.
     guest_time: u32,
+    /// Before a name, so many acknowledgements may still go to the server.
+    owed: u32,
     server: Server,
     /// Where the window ends that the guest was told of.
     told_window_end: u32,
@@ -154,6 +165,8 @@ pub struct Session {
     pub(crate) named: Vec<Rc<LearntName>>,
     opened_ns: u64,
     patience: Patience,
+    /// When a reset of the server's is believed, unless the guest contradicts.
+    reset_at_ns: Option<u64>,
     /// Something of the guest's was let by.
     has_spoken: bool,
     /// A name was let in.
@@ -169,10 +182,10 @@ pub struct Session {
 }
 
 impl Session {
-    /// For the flow that a guest's SYN opens. `tcp_header`: the SYN's, with its options; `path_mtu`:
-    /// of the way to the server, bytes.
-    pub fn new(isn: u32, tcp_header: &[u8], path_mtu: u32, mode: Http, now_ns: u64) -> Self {
-        let guest = Options::parse(tcp_header);
+    /// For the flow that a guest's SYN opens. `tcp_header`: the SYN's, with its options; `mtus`: of
+    /// the way to the server, and of all of the path, bytes.
+    pub fn new(isn: u32, tcp_header: &[u8], mtus: (u32, u32), mode: Http, now_ns: u64) -> Self {
+        let opening = Opening::new(tcp_header, crate::mss::for_mtu(mtus.1));
         Self {
             phase: Phase::Opening,
             spoken: Spoken::new(mode),
@@ -181,16 +194,18 @@ impl Session {
             sent: 0,
             sent_ever: 0,
             end_acknowledged: false,
-            guest,
             guest_ack: 0,
             guest_window: 0,
-            guest_time: guest.time.map_or(0, |(value, _)| value),
+            guest_time: opening.options.time.map_or(0, |(value, _)| value),
+            opening,
+            owed: 0,
             server: Server::default(),
             told_window_end: isn,
             answer: None,
             named: Vec::new(),
             opened_ns: now_ns,
             patience: Patience::Endless,
+            reset_at_ns: None,
             has_spoken: false,
             is_let_in: false,
             resend_at_ns: None,
@@ -199,7 +214,7 @@ impl Session {
             retries: 0,
             duplicates: 0,
             congestion_window: 0,
-            path_mss: usize::from(crate::mss::for_mtu(path_mtu)),
+            path_mss: usize::from(crate::mss::for_mtu(mtus.0)),
         }
     }
 
@@ -232,6 +247,7 @@ impl Session {
         };
         let rto_ns = self.rto_ns;
         self.resend_at_ns = self.resend_at_ns.map(|_| now_ns + rto_ns);
+        self.reset_at_ns = self.reset_at_ns.map(|_| now_ns + DOUBT_NS);
     }
 
     /// A router on the way to the server says what it carries, bytes (RFC 1191).
@@ -242,7 +258,8 @@ impl Session {
 
     /// When [`Session::on_timer`] is due, ns.
     pub fn due_ns(&self) -> Option<u64> {
-        [self.patience.ends_ns(), self.resend_at_ns]
+        let patience_ns = self.patience.ends_ns();
+        [patience_ns, self.resend_at_ns, self.reset_at_ns]
             .into_iter()
             .flatten()
             .min()
@@ -261,17 +278,7 @@ impl Session {
             return (Fate::Dropped, Outcome::Goes);
         }
         match self.phase {
-            Phase::Opening if segment.has(Flags::RST) && segment.payload.is_empty() => {
-                return (Fate::Pass, Outcome::Goes);
-            }
-            Phase::Opening => return (Fate::Dropped, Outcome::Goes),
-            Phase::Over => {
-                if !segment.has(Flags::RST) {
-                    // The one before may have come too early or too late to count.
-                    self.reset_guest(segment.acknowledgement, wire);
-                }
-                return (Fate::Dropped, Outcome::Goes);
-            }
+            Phase::Opening => return self.guest_sent_early(segment, wire),
             Phase::Open | Phase::Passing => {}
         }
         if segment.has(Flags::RST) {
@@ -280,13 +287,14 @@ impl Session {
         if segment.has(Flags::SYN) || !segment.has(Flags::ACK) {
             return (Fate::Dropped, Outcome::Goes);
         }
+        self.reset_at_ns = None;
         let news = self.note_guest(segment);
         let fin = segment.has(Flags::FIN);
         if segment.payload.is_empty() && !fin {
             if self.is_let_in {
                 return (Fate::Pass, Outcome::Goes);
             }
-            self.send(wire, self.sent_ever, 0, 0);
+            self.acknowledge_server(wire);
             return (Fate::Held, Outcome::Goes);
         }
         if self.phase == Phase::Passing {
@@ -310,7 +318,7 @@ impl Session {
         self.acknowledge(wire);
         if news && wire.sent_to_server() == before {
             // What it acknowledges may be waited for.
-            self.send(wire, self.sent, 0, 0);
+            self.acknowledge_server(wire);
         }
         (Fate::Held, outcome)
     }
@@ -324,21 +332,17 @@ impl Session {
         now_ns: u64,
     ) -> (Fate, Outcome) {
         match self.phase {
-            Phase::Opening => return (self.server_opens(segment, now_ns), Outcome::Goes),
-            Phase::Over => return (Fate::Dropped, Outcome::Goes),
+            Phase::Opening => return self.server_opens(segment, now_ns),
             Phase::Open | Phase::Passing => {}
         }
         if segment.has(Flags::RST) {
-            // RFC 5961 section 3.2: only what is exactly expected resets.
-            if segment.sequence == self.guest_ack {
-                self.is_over();
-            }
-            return (Fate::Pass, Outcome::Goes);
+            return (Fate::Pass, self.server_resets(segment, now_ns));
         }
         if !segment.has(Flags::ACK) {
             return (Fate::Pass, Outcome::Goes);
         }
         self.server.note(segment);
+        self.owe_for(segment);
         if self.acknowledged(segment, now_ns) {
             self.resend_from_begin(wire, now_ns);
         }
@@ -365,6 +369,9 @@ impl Session {
 
     /// Patience has ended, or the server has not acknowledged in time.
     pub fn on_timer(&mut self, wire: &mut dyn Wire, now_ns: u64) -> Outcome {
+        if self.reset_at_ns.is_some_and(|at| at <= now_ns) {
+            return Outcome::Reset;
+        }
         match self.patience {
             Patience::ToSpeak(at) if at <= now_ns => return self.refuse(Refused::Silent, wire),
             Patience::ToFinish(at) if at <= now_ns => return self.refuse(Refused::Slow, wire),
@@ -386,24 +393,17 @@ impl Session {
     }
 
     /// Ends the connection on both sides.
-    pub fn refuse(&mut self, why: Refused, wire: &mut dyn Wire) -> Outcome {
-        if self.phase != Phase::Opening {
-            self.send(wire, self.sent_ever, 0, Flags::RST);
-            self.reset_guest(self.guest_ack, wire);
-        }
-        self.is_over();
-        Outcome::Refused(why)
-    }
-
-    fn reset_guest(&self, sequence: u32, wire: &mut dyn Wire) {
+    fn refuse(&mut self, why: Refused, wire: &mut dyn Wire) -> Outcome {
+        self.send(wire, self.sent_ever, 0, Flags::RST);
         wire.to_guest(&Segment {
-            sequence,
+            sequence: self.guest_ack,
             acknowledgement: self.next_expected(),
             flags: Flags::RST | Flags::ACK,
             window: 0,
             time: None,
             payload: &[],
         });
+        Outcome::Refused(why)
     }
 
     /// The number that the guest's next byte has.
@@ -439,33 +439,25 @@ impl Session {
 
     fn guest_resets(&mut self, segment: &Received<'_>, wire: &mut dyn Wire) -> (Fate, Outcome) {
         if self.phase == Phase::Passing && self.sendable() == 0 && segment.payload.is_empty() {
-            return (Fate::Pass, Outcome::Goes);
+            return (Fate::Pass, Outcome::Released);
         }
         // With the number that the server expects: it does not have all that the guest sent.
         self.send(wire, self.sent_ever, 0, Flags::RST);
-        self.is_over();
-        (Fate::Held, Outcome::Goes)
+        (Fate::Held, Outcome::Reset)
     }
 
-    fn server_opens(&mut self, segment: &Received<'_>, now_ns: u64) -> Fate {
-        let both = Flags::SYN | Flags::ACK;
-        let flags = segment.flags & (both | Flags::RST);
-        if flags != both || segment.acknowledgement != self.stream.begin() {
-            // A RST to the SYN, or what the guest is to answer.
-            return Fate::Pass;
+    /// The server's reset of a connection that is open.
+    fn server_resets(&mut self, segment: &Received<'_>, now_ns: u64) -> Outcome {
+        let behind_guest = segment.sequence.wrapping_sub(self.guest_ack);
+        if behind_guest == 0 {
+            return Outcome::Reset;
         }
-        self.server = Server::opens(segment, &self.guest);
-        self.guest_ack = segment.sequence.wrapping_add(1);
-        self.phase = Phase::Open;
-        let round_trip_ns = now_ns.saturating_sub(self.opened_ns);
-        self.first_rto_ns = (3 * round_trip_ns).clamp(MIN_RTO_NS, FIRST_RTO_NS);
-        self.rto_ns = self.first_rto_ns;
-        self.congestion_window = INITIAL_SEGMENTS * self.mss();
-        self.patience = Patience::ToSpeak(now_ns + SILENT_NS);
-        Fate::PassAs {
-            acknowledgement: segment.acknowledgement,
-            window: self.window(true),
+        // Behind what the guest has not acknowledged yet. RFC 5961 section 3.2: if it is not exactly
+        // where the guest is, the guest says so.
+        if behind_guest <= self.server.next.wrapping_sub(self.guest_ack) {
+            self.reset_at_ns.get_or_insert(now_ns + DOUBT_NS);
         }
+        Outcome::Goes
     }
 
     /// Takes an acknowledgement in. Returns whether what it asks for is to be sent again.
@@ -606,6 +598,20 @@ impl Session {
         }
     }
 
+    /// Until a name is let in, the guest's acknowledgements are as many as what they can be about:
+    /// else their windows and times would be words to the server.
+    fn owe_for(&mut self, segment: &Received<'_>) {
+        let segments = 1 + segment.payload.len() / SMALL_MSS;
+        self.owed = (self.owed + segments as u32).min(MAX_OWED);
+    }
+
+    fn acknowledge_server(&mut self, wire: &mut dyn Wire) {
+        if self.is_let_in || self.owed > 0 {
+            self.owed = self.owed.saturating_sub(1);
+            self.send(wire, self.sent, 0, 0);
+        }
+    }
+
     /// Tells the guest what is there.
     fn acknowledge(&mut self, wire: &mut dyn Wire) {
         let window = self.window(false);
@@ -705,21 +711,12 @@ impl Session {
             payload: &self.stream.whole()[from.min(self.stream.whole().len())..][..len],
         });
     }
-
-    fn is_over(&mut self) {
-        self.phase = Phase::Over;
-        self.stream = Reassembly::new(self.next_expected());
-        (self.allowed, self.sent, self.sent_ever) = (0, 0, 0);
-        self.answer = None;
-        self.patience = Patience::Endless;
-        self.resend_at_ns = None;
-    }
 }
 
 /// RFC 9293 section 3.1.
 const PUSH: u8 = 0x08;
 /// RFC 9293 section 3.1.
-pub(crate) const URGENT: u8 = 0x20;
+const URGENT: u8 = 0x20;
 
 #[cfg(test)]
 #[path = "../tcp_test.rs"]

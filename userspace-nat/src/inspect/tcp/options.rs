@@ -11,6 +11,8 @@ const NO_OPERATION: u8 = 1;
 const OPTION_SACK_PERMITTED: u8 = 4;
 const OPTION_SACK: u8 = 5;
 
+/// Longest header, bytes (RFC 9293 section 3.1).
+pub(super) const MAX_HEADER: usize = 60;
 /// Option kind of the window scale (RFC 7323 section 2).
 const OPTION_WINDOW_SCALE: u8 = 3;
 /// RFC 7323 section 2.3.
@@ -64,6 +66,8 @@ pub struct Options {
     pub mss: Option<u16>,
     /// Window scale.
     pub window_scale: Option<u8>,
+    /// Whether gaps may be told.
+    pub sack_permitted: bool,
     /// Timestamp value and echo reply.
     pub time: Option<(u32, u32)>,
 }
@@ -86,6 +90,7 @@ impl Options {
                 (OPTION_WINDOW_SCALE, 3) => {
                     options.window_scale = Some(header[at + 2].min(MAX_WINDOW_SCALE));
                 }
+                (OPTION_SACK_PERMITTED, 2) => options.sack_permitted = true,
                 (OPTION_TIMESTAMPS, 10) => options.time = Some((word(at + 2), word(at + 6))),
                 _ => {}
             }

@@ -77,6 +77,8 @@ pub struct Segment<'s> {
 pub trait Wire {
     /// To the server, as if from the guest.
     fn to_server(&mut self, segment: &Segment<'_>);
+    /// To the server: a header and nothing behind it. Its checksum is to be filled in.
+    fn syn_to_server(&mut self, header: &[u8]);
     /// To the guest, as if from the server.
     fn to_guest(&mut self, segment: &Segment<'_>);
     /// How many went to the server so far.
@@ -103,12 +105,28 @@ impl Segment<'_> {
                 out.extend_from_slice(&echo.to_be_bytes());
             }
             out.extend_from_slice(self.payload);
-            let len = out.len() - begin;
-            let sum = Sum::default()
-                .pseudo(from.0, to.0, 6, len)
-                .bytes(&out[begin..])
-                .finish();
-            out[begin + 16..begin + 18].copy_from_slice(&sum.to_be_bytes());
+            fill_checksum(&mut out[begin..], from.0, to.0);
         });
     }
+}
+
+/// A packet of a header alone, its checksum filled in. Clears `out` first.
+pub fn build_header(out: &mut Vec<u8>, from: Ip4, to: Ip4, header: &[u8]) {
+    build::ipv4(out, from, to, 6, |out| {
+        let begin = out.len();
+        out.extend_from_slice(header);
+        fill_checksum(&mut out[begin..], from, to);
+    });
+}
+
+fn fill_checksum(segment: &mut [u8], from: Ip4, to: Ip4) {
+    let Some(field) = segment.get_mut(16..18) else {
+        return;
+    };
+    field.fill(0);
+    let sum = Sum::default()
+        .pseudo(from, to, 6, segment.len())
+        .bytes(segment)
+        .finish();
+    segment[16..18].copy_from_slice(&sum.to_be_bytes());
 }

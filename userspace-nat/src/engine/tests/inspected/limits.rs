@@ -1,0 +1,79 @@
+//! Patience and bounds.
+use slipgate_abi::{Protocol, Refusal};
+
+use super::{super::rig::*, scene::*};
+use crate::{
+    clock::SECOND_NS,
+    inspect::{Refused, tcp},
+};
+
+#[test]
+fn patience_ends() {
+    let mut scene = Scene::new();
+    scene.rig.pass(tcp::SILENT_NS - SECOND_NS);
+    scene.settle();
+    assert_eq!(scene.guest_reset, None);
+    scene.rig.pass(SECOND_NS);
+    scene.assert_refused(Refused::Silent);
+
+    let mut scene = Scene::new();
+    let hello = hello(NAME);
+    for at in 0..20 {
+        scene.guest(at, &hello[at..=at], 0);
+        scene.rig.pass(SECOND_NS / 2 - 1);
+    }
+    scene.settle();
+    assert_eq!(scene.guest_reset, None);
+    scene.rig.pass(SECOND_NS);
+    scene.assert_refused(Refused::Slow);
+}
+
+#[test]
+fn a_frozen_guest_is_waited_for() {
+    use crate::engine::ControlMessage;
+    let mut scene = Scene::new();
+    scene.guest(0, &hello(NAME)[..20], 0);
+    scene.settle();
+    scene.rig.pass(tcp::SLOW_NS - SECOND_NS);
+    scene.rig.kernel.borrow().set_frozen(1, true);
+    scene.rig.pass(30 * SECOND_NS);
+    scene.rig.tell(ControlMessage::Thaw { request: 3, row: 1 });
+    scene.rig.replies();
+    scene.rig.kernel.borrow().set_frozen(1, false);
+    scene.rig.pass(tcp::SLOW_NS - SECOND_NS);
+    let good = hello(NAME);
+    scene.guest(20, &good[20..], 0);
+    scene.settle();
+    assert_eq!(scene.received(), good);
+}
+
+#[test]
+fn sessions_and_what_they_hold_have_bounds() {
+    use crate::engine::inspected::MAX_SESSIONS;
+    let mut rig = Rig::with(Setup {
+        slots: 8_192,
+        max_flows: 8_000,
+        ..setup()
+    });
+    tell(&rig, NAME);
+    for n in 0..=MAX_SESSIONS {
+        let to = (PEER, 443 + (n % 2) as u16);
+        rig.guest(1, &syn((GUEST, 1_024 + n as u16), to, 1));
+    }
+    assert_eq!(rig.flows(), MAX_SESSIONS);
+    assert_eq!(rig.refused(1, Refusal::Inspection), 1);
+    assert_eq!(rig.engine.core.inspected.counts(101).limit, 1);
+    let to = crate::rules::Destination {
+        addr: PEER.into(),
+        port: 443,
+        protocol: Protocol::Tcp,
+    };
+    assert!(
+        rig.engine
+            .core
+            .judge
+            .borrow()
+            .decide(101, to, rig.kernel.borrow().now_ns)
+            .inspect
+    );
+}

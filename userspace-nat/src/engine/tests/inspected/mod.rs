@@ -1,0 +1,8 @@
+//! Inspected connections.
+mod ends;
+mod limits;
+mod names;
+mod past;
+mod quic;
+mod scene;
+mod stream;
