@@ -457,6 +457,9 @@ impl<D: Datapath> Core<D> {
             Err(finish) => return finish,
         };
         let Transport::Tcp(tcp) = job.packet.transport else {
+            if let Kind::Quic { flow, .. } = &mut inspection.kind {
+                datagrams(&job).for_each(|datagram| flow.server_datagram(datagram));
+            }
             self.inspected.put(slot, inspection);
             return None;
         };

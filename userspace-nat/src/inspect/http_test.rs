@@ -96,13 +96,25 @@ fn one_host_and_a_name() {
 fn a_length_or_chunks_never_both() {
     let body = |fields: &str| with(fields).map(|found| found.unwrap().1);
     assert_eq!(body("Content-Length: 12\r\n"), Ok(Body::Length(12)));
-    assert_eq!(
-        body("Content-Length: 12\r\nContent-Length: 12\r\n"),
-        Ok(Body::Length(12))
-    );
+    assert_eq!(body("Content-Length: 0\r\n"), Ok(Body::Length(0)));
     assert_eq!(body("Transfer-Encoding: Chunked\r\n"), Ok(Body::ChunkSize));
     for twofold in [
+        "Content-Length: 12\r\nContent-Length: 12\r\n",
         "Content-Length: 12\r\nContent-Length: 13\r\n",
+        "Content-Length: 012\r\n",
+        "Content-Length: 00\r\n",
+        "Content-Length: -1\r\n",
+        "Content-Length: 1 2\r\n",
+        "Content-Length: 12;\r\n",
+        "Content-Length: \u{662}\r\n",
+        "Content+Length: 12\r\n",
+        "Transfer.Encoding: chunked\r\n",
+        "Transfer-Encoding: \"chunked\"\r\n",
+        "Transfer-Encoding: chunked;q=1\r\n",
+        "Transfer-Encoding: chunked, chunked\r\n",
+        "Transfer-Encoding: ,chunked\r\n",
+        "Transfer-Encoding:\r\n",
+        "Transfer-Encoding: \u{a0}chunked\r\n",
         "Content-Length: 12\r\nTransfer-Encoding: chunked\r\n",
         "Content-Length: +12\r\n",
         "Content-Length: 12, 12\r\n",
@@ -161,16 +173,28 @@ fn a_body_ends_where_it_says_in_any_pieces() {
         b"5\r\nhelloX\r\n",
         b"5\r\nhello\n",
         b"0\r\nX: y\n\r\n",
+        // What a server that knows no trailers takes for a request, and what frames or routes.
+        b"0\r\nGET / HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"0\r\nX: y\r\n folded\r\n\r\n",
+        b"0\r\nHost: b.example\r\n\r\n",
+        b"0\r\nX: y\r\ncontent_length: 5\r\n\r\n",
+        b"0\r\nX : y\r\n\r\n",
+        b"0\r\n: y\r\n\r\n",
     ] {
         for each in [1, 100] {
             let found = extent(Body::ChunkSize, twofold, each);
             assert_eq!(found, Err(Refused::Malformed), "{}", twofold.escape_ascii());
         }
     }
-    // More than 15 digits some take for a negative number.
-    for digits in [16, 20] {
-        let line = [&b"1".repeat(digits)[..], b"\r\n"].concat();
-        assert_eq!(extent(Body::ChunkSize, &line, 1), Err(Refused::TooLong));
+    // Some count in 32 bits.
+    for size in [
+        "7fffffff\r\n",
+        "ffffffff\r\n",
+        "100000005\r\n",
+        "0000000005\r\n",
+    ] {
+        let taken = extent(Body::ChunkSize, size.as_bytes(), 1);
+        assert_eq!(taken, Err(Refused::TooLong), "{size}");
     }
     let trailer = [b"0\r\n".to_vec(), b"X: y\r\n".repeat(2_000)].concat();
     assert_eq!(

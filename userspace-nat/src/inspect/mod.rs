@@ -64,6 +64,8 @@ refused! {
     Malformed malformed "said what can be read in more than one way",
     /// A version, method or upgrade whose name could not be told.
     Unsupported unsupported "used what can't be held to its name (CONNECT, Upgrade, a version)",
+    /// A TLS hello was not answered by TLS: whatever the server speaks, its name was not told in it.
+    Unanswered unanswered "said TLS to a server that speaks something else",
     /// More than is read before a name.
     TooLong too_long "said too much before a name",
     /// Nothing said for too long.

@@ -106,7 +106,59 @@ fn a_hello_over_several_datagrams_is_held_until_it_is_whole() {
     assert_eq!(passage(&mut flow, &[0x40, 1, 2]), Ok(Passage::Goes));
     // Later Initials are sent to an id of the server's, and bring no news.
     let ack = made::initial(Version::One, &ID, b"server", 2, &[2, 0, 0, 0, 0]);
+    assert_eq!(
+        passage(&mut flow, &ack),
+        Ok(Passage::Dropped),
+        "nobody is called so"
+    );
+    flow.server_datagram(&made::answer(Version::One, b"other", b"server"));
+    assert_eq!(passage(&mut flow, &ack), Ok(Passage::Dropped));
+    flow.server_datagram(&made::answer(Version::One, &ID, b"server"));
     assert_eq!(passage(&mut flow, &ack), Ok(Passage::Goes));
+    // It does not change its id.
+    flow.server_datagram(&made::answer(Version::One, &ID, b"resver"));
+    let ack = made::initial(Version::One, &ID, b"resver", 3, &[2, 0, 0, 0, 0]);
+    assert_eq!(passage(&mut flow, &ack), Ok(Passage::Dropped));
+}
+
+#[test]
+fn a_connection_goes_on_in_the_version_that_the_server_chose() {
+    // RFC 9368 section 2.1.
+    let hello = hello("a.test");
+    let mut flow = Flow::default();
+    let first = initial(&ID, 0, &[(0, &hello)]);
+    assert_eq!(passage(&mut flow, &first), Ok(Passage::Goes));
+    flow.server_datagram(&made::answer(Version::Two, &ID, b"server"));
+    let next = made::crypto(hello.len(), &self::hello("evil.test"));
+    let next = made::initial(Version::Two, &ID, b"server", 1, &next);
+    assert_eq!(passage(&mut flow, &next), Err(Refused::Name));
+}
+
+#[test]
+fn rfc9000_section_14_1_an_initial_in_a_small_datagram_is_not_read() {
+    let hello = made::crypto(0, &hello("evil.test"));
+    let mut flow = Flow::default();
+    let short = made::short_initial(&ID, &hello);
+    assert_eq!(said(&mut flow, &short), (Ok(Passage::Dropped), vec![]));
+    let mut padded = short.clone();
+    padded.resize(MIN_DATAGRAM - 1, 0x40);
+    assert_eq!(said(&mut flow, &padded), (Ok(Passage::Dropped), vec![]));
+    assert!(!flow.is_open() && flow.held() == 0);
+    padded.push(0x40);
+    assert_eq!(passage(&mut flow, &padded), Err(Refused::Name));
+}
+
+#[test]
+fn dtls_does_not_go_along() {
+    let mut flow = Flow::default();
+    let first = initial(&ID, 0, &[(0, &hello("a.test"))]);
+    assert_eq!(passage(&mut flow, &first), Ok(Passage::Goes));
+    for version in [[0xfe, 0xff], [0xfe, 0xfd]] {
+        let dtls = [&[22], &version[..], &[0; 10]].concat();
+        assert_eq!(passage(&mut flow, &dtls), Ok(Passage::Dropped));
+    }
+    // RFC 9287: a short header may have any bit there.
+    assert_eq!(passage(&mut flow, &[22, 1, 2, 3]), Ok(Passage::Goes));
 }
 
 #[test]
@@ -230,11 +282,12 @@ fn what_is_not_quic_is_refused_and_what_cant_be_opened_dropped() {
 fn connections_and_frames_have_bounds() {
     let mut flow = Flow::default();
     for n in 0..MAX_CONNECTIONS as u8 {
-        let next = initial(&[n; 8], 0, &[(0, &hello("a.test"))]);
-        assert_eq!(passage(&mut flow, &next), Ok(Passage::Goes));
+        let half = initial(&[n; 8], 0, &[(1, b"x")]);
+        assert_eq!(passage(&mut flow, &half), Ok(Passage::Held));
     }
     let over = initial(b"over", 0, &[(0, &hello("a.test"))]);
     assert_eq!(passage(&mut flow, &over), Err(Refused::Limit));
+    let mut flow = Flow::default();
     for _ in 0..MAX_FRAMES {
         flow.hold(VirtioNetHdr::default(), b"x").unwrap();
     }
@@ -243,6 +296,46 @@ fn connections_and_frames_have_bounds() {
         Err(Refused::TooLong)
     );
     assert_eq!(flow.release().len(), MAX_FRAMES);
+}
+
+#[test]
+fn the_connection_that_is_silent_longest_makes_room_for_another() {
+    let mut flow = Flow::default();
+    let hello = hello("a.test");
+    let begin = |flow: &mut Flow, n: usize| {
+        let id = n.to_be_bytes();
+        let passed = passage(flow, &initial(&id, 0, &[(0, &hello)]));
+        flow.server_datagram(&made::answer(Version::One, &id, &[&id[..], b"s"].concat()));
+        passed
+    };
+    let more = |flow: &mut Flow, n: usize, at: usize| {
+        let id = n.to_be_bytes();
+        let ids = [id.to_vec(), [&id[..], b"s"].concat()];
+        let payload = made::crypto(0, &hello[..40]);
+        let next = made::initial(Version::One, &id, &ids[at], 1, &payload);
+        passage(flow, &next)
+    };
+    for n in 0..MAX_CONNECTIONS {
+        assert_eq!(begin(&mut flow, n), Ok(Passage::Goes));
+    }
+    // All but one are heard of again.
+    for n in (0..MAX_CONNECTIONS).filter(|n| *n != 5) {
+        assert_eq!(more(&mut flow, n, n % 2), Ok(Passage::Goes));
+    }
+    assert_eq!(begin(&mut flow, 100), Ok(Passage::Goes));
+    for at in [0, 1] {
+        assert_eq!(more(&mut flow, 5, at), Ok(Passage::Dropped));
+        assert_eq!(more(&mut flow, 6, at), Ok(Passage::Goes));
+    }
+    assert_eq!(
+        begin(&mut flow, 5),
+        Ok(Passage::Dropped),
+        "its name is taken"
+    );
+    // One by one, to an end.
+    let refused = (101..).find(|n| begin(&mut flow, *n) != Ok(Passage::Goes));
+    assert_eq!(refused, Some(100 + MAX_PAST));
+    assert!(flow.held() < 512 << 10);
 }
 
 proptest! {

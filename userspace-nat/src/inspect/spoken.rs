@@ -111,6 +111,7 @@ impl Spoken {
         self.state = match self.mode {
             Http::First => State::Rest,
             Http::Each if head.upgrades => return Err(Refused::Unsupported),
+            Http::Each if head.is_doubtful => return Err(Refused::Malformed),
             Http::Each => State::Body(head.body),
         };
         Ok(Step::Said(head.name, head.len))
@@ -122,19 +123,24 @@ impl Spoken {
     }
 
     /// The server's stream since the hello. Returns whether it was enough to go on.
-    pub fn server_said(&mut self, stream: &[u8]) -> bool {
+    pub fn server_said(&mut self, stream: &[u8]) -> Result<bool, Refused> {
         if self.state != State::Answer {
-            return false;
+            return Ok(false);
         }
         self.state = match tls::server_answer(stream) {
-            None => return false,
+            None => return Ok(false),
             Some(tls::Answer::Retry) => State::Again(0),
-            Some(tls::Answer::Other) => State::Rest,
+            Some(tls::Answer::Hello) => State::Rest,
+            Some(tls::Answer::Other) => return Err(Refused::Unanswered),
         };
-        true
+        Ok(true)
     }
 }
 
 #[cfg(test)]
 #[path = "spoken_test.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "smuggling_test.rs"]
+mod smuggling;

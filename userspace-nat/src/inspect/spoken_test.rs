@@ -24,12 +24,19 @@ fn nothing_follows_a_hello_before_the_server_answers() {
     let stream = [&hello[..], &early].concat();
     let found = follow(&mut spoken, &stream).unwrap();
     assert_eq!(found, (vec!["a.example".into()], hello.len(), Step::Held));
-    assert!(!spoken.server_said(&[]));
+    assert_eq!(spoken.server_said(&[]), Ok(false));
     let mut other = spoken.clone();
-    assert!(other.server_said(&hellos::server_hello(false)));
+    assert_eq!(other.server_said(&hellos::server_hello(false)), Ok(true));
     assert_eq!(other.next(&early), Ok(Step::Rest));
+    for no_tls in [
+        &b"HTTP/1.1 400 Bad Request\r\n"[..],
+        b"220 mail.example ESMTP \r\n",
+    ] {
+        let said = spoken.clone().server_said(no_tls);
+        assert_eq!(said, Err(Refused::Unanswered));
+    }
 
-    assert!(spoken.server_said(&hellos::server_hello(true)));
+    assert_eq!(spoken.server_said(&hellos::server_hello(true)), Ok(true));
     let second = records(&hellos::client_hello("b.example"), 500);
     let stream = [&early[..], &record(20, &[1]), &second, b"x"].concat();
     for cut in 0..stream.len() {

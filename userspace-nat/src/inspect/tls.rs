@@ -5,7 +5,9 @@
 //! until the server has begun to answer: what answers by HelloRetryRequest asks for a second
 //! ClientHello, whose server name is as good to some servers as the first's. That one is held to
 //! the rules like the first, and what a client sent in between (early data, which such a server
-//! leaves unread) passes with it. Any other answer means that all names are said.
+//! leaves unread) passes with it. Another ServerHello means that all names are said. A server that
+//! answers by anything else does not read TLS, and a name may lie where it looks for one: such a
+//! connection is ended.
 use super::{HostName, Refused, client_hello};
 
 const HEADER_LEN: usize = 5;
@@ -72,7 +74,9 @@ pub fn before_second_hello(stream: &[u8]) -> Result<Option<(usize, usize)>, Refu
 pub enum Answer {
     /// It wants another hello.
     Retry,
-    /// Anything else.
+    /// It goes on.
+    Hello,
+    /// It speaks no TLS, or not in turn.
     Other,
 }
 
@@ -111,7 +115,7 @@ fn answer(record: &Record<'_>) -> Option<Answer> {
     }
     match content.get(RANDOM_AT..RANDOM_AT + RETRY.len()) {
         Some(random) if random == RETRY => Some(Answer::Retry),
-        Some(_) => Some(Answer::Other),
+        Some(_) => Some(Answer::Hello),
         // One cut over records: nobody does, but a first part that could be a retry's is not let by.
         None if content.len() < record.len => None,
         None => Some(Answer::Retry),

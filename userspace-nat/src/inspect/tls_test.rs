@@ -57,7 +57,7 @@ fn a_servers_answer_is_told() {
     assert_eq!(server_answer(&retry), Some(Answer::Retry));
     assert_eq!(
         server_answer(&hellos::server_hello(false)),
-        Some(Answer::Other)
+        Some(Answer::Hello)
     );
     let warned = [record(21, &[1, 112]), retry.clone()].concat();
     assert_eq!(server_answer(&warned), Some(Answer::Retry));

@@ -1,7 +1,10 @@
 //! Where a request's body ends (RFC 9112 section 6).
 use httparse::Header;
 
-use super::{Refused, only};
+use super::{
+    Refused,
+    fields::{is_trailer, only},
+};
 
 /// What is left of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,9 +24,10 @@ pub enum Body {
     },
 }
 
-/// Longest line with a chunk's size, bytes: 15 digits, which no server takes for a negative
-/// number, and the line's end.
-const MAX_SIZE_LINE: usize = 17;
+/// Longest line with a chunk's size, bytes: 8 digits, and the line's end.
+const MAX_SIZE_LINE: usize = 10;
+/// Largest chunk: no server takes it for a negative number.
+const MAX_CHUNK: u64 = i32::MAX as u64;
 /// Longest trailer section, bytes.
 const MAX_TRAILER: usize = 8_192;
 
@@ -77,6 +81,7 @@ impl Body {
                 };
                 *self = match hexadecimal(line).ok_or(Refused::Malformed)? {
                     0 => Self::Trailer { len: 0 },
+                    MAX_CHUNK.. => return Err(Refused::TooLong),
                     size => Self::Chunk(size),
                 };
                 Ok(Some(line.len() + 2))
@@ -86,6 +91,10 @@ impl Body {
                 let Some(line) = line(stream, most)? else {
                     return Ok(Some(0));
                 };
+                // Else a server that knows no trailers could find a request there.
+                if !line.is_empty() && !is_trailer(line) {
+                    return Err(Refused::Malformed);
+                }
                 let taken = line.len() + 2;
                 *self = match line.len() {
                     0 => Self::Length(0),
@@ -124,26 +133,14 @@ fn hexadecimal(digits: &[u8]) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok()
 }
 
-/// Content-Length; several that are alike are one.
 fn content_length(fields: &[Header<'_>]) -> Result<Option<u64>, Refused> {
-    let mut length = None;
-    for field in fields {
-        let name = field.name.replace('_', "-");
-        if !name.eq_ignore_ascii_case("content-length") {
-            continue;
-        }
-        let digits = field.value.trim_ascii();
-        let ok = name == field.name
-            && (1..=18).contains(&digits.len())
-            && digits.iter().all(u8::is_ascii_digit);
-        let text = std::str::from_utf8(digits).ok().filter(|_| ok);
-        let this: u64 = text
-            .and_then(|text| text.parse().ok())
-            .ok_or(Refused::Malformed)?;
-        if length.is_some_and(|before| before != this) {
-            return Err(Refused::Malformed);
-        }
-        length = Some(this);
-    }
-    Ok(length)
+    let Some(digits) = only(fields, "content-length")? else {
+        return Ok(None);
+    };
+    let ok = (1..=18).contains(&digits.len())
+        && digits.iter().all(u8::is_ascii_digit)
+        && (digits[0] != b'0' || digits.len() == 1);
+    let text = std::str::from_utf8(digits).ok().filter(|_| ok);
+    let length = text.and_then(|text| text.parse().ok());
+    length.map(Some).ok_or(Refused::Malformed)
 }

@@ -3,19 +3,31 @@
 //!
 //! # Theory of operation
 //! A head is read when it is whole. What two servers could read in two ways is refused rather than
-//! read in one: line ends other than CRLF, folded fields, several Hosts, a target that names
-//! another host than Host does, a length beside chunks, a chunk with an extension. So the place of
-//! the next request is where every server sees it.
+//! read in one, so that the place of the next request is where every server sees it:
 //!
-//! After CONNECT, or an Upgrade that the server takes, a stream is HTTP no more; so neither is let
-//! by where every request is held to the rules.
+//! | | refused, since some |
+//! | --- | --- |
+//! | line ends other than CRLF, folded fields, an empty line before a request | see a line's end where others see none |
+//! | several Hosts, a target that names another host than Host does, an address for a name | take the first, the last, the target |
+//! | a length beside chunks, two lengths, any coding but `chunked`, one with HTTP/1.0 | follow the one or the other |
+//! | a length that is no plain decimal number, a chunk of 2 GiB and more | read octal or signed numbers, or 32 bits |
+//! | a chunk with an extension; a trailer that is no field, or one that frames or routes | read a line more or less |
+//! | content where the method gives it no meaning: GET, HEAD, DELETE, TRACE (RFC 9110 section 9.3) | take it for the next request |
+//! | any expectation but `100-continue`; a Connection that takes away what frames or routes | pass on a request without its content |
+//! | a field whose name differs from one of these by its punctuation | take it for that one |
+//!
+//! After CONNECT, or an Upgrade that the server takes, a stream is HTTP/1 no more, nor is it after
+//! HTTP/2's preface; so none is let by where every request is held to the rules.
 use httparse::{EMPTY_HEADER, Header, Status};
 
 use super::{HostName, Refused};
 
 mod body;
+mod fields;
 
 pub use body::Body;
+
+use fields::{lists, only};
 
 /// Longest head, bytes.
 pub const MAX_HEAD: usize = 16_384;
@@ -32,7 +44,14 @@ pub struct Head {
     pub body: Body,
     /// Whether the stream may become another protocol's: it asks for an upgrade.
     pub upgrades: bool,
+    /// Whether some servers could take what follows it for another request.
+    pub is_doubtful: bool,
 }
+
+/// What of HTTP/2's begin tells it apart (RFC 9113 section 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2";
+/// Methods that give content no meaning.
+const WITHOUT_CONTENT: [&str; 4] = ["GET", "HEAD", "DELETE", "TRACE"];
 
 /// Whether an octet may begin a request: methods are in capitals.
 pub fn may_begin(octet: u8) -> bool {
@@ -41,6 +60,9 @@ pub fn may_begin(octet: u8) -> bool {
 
 /// Reads a head from the beginning of a stream; `None`: there is more to come.
 pub fn parse(stream: &[u8]) -> Result<Option<Head>, Refused> {
+    if stream.starts_with(PREFACE) {
+        return Err(Refused::Unsupported);
+    }
     if !has_clean_lines(&stream[..stream.len().min(MAX_HEAD)]) {
         return Err(Refused::Malformed);
     }
@@ -57,7 +79,7 @@ pub fn parse(stream: &[u8]) -> Result<Option<Head>, Refused> {
         return Err(Refused::Malformed);
     };
     let fields = &*request.headers;
-    if method == "CONNECT" {
+    if method.eq_ignore_ascii_case("CONNECT") {
         return Err(Refused::Unsupported);
     }
     let host = only(fields, "host")?.ok_or(Refused::NoName)?;
@@ -67,12 +89,26 @@ pub fn parse(stream: &[u8]) -> Result<Option<Head>, Refused> {
     {
         return Err(Refused::Malformed);
     }
+    let body = Body::of(fields, minor)?;
     Ok(Some(Head {
         name: host,
         len,
-        body: Body::of(fields, minor)?,
+        body,
         upgrades: only(fields, "upgrade")?.is_some(),
+        is_doubtful: is_doubtful(method, fields, body)?,
     }))
+}
+
+/// Whether servers are known to differ in where a request with its content ends.
+fn is_doubtful(method: &str, fields: &[Header<'_>], body: Body) -> Result<bool, Refused> {
+    let has_content = body != Body::Length(0);
+    let is_without = |name: &&str| method.eq_ignore_ascii_case(name);
+    let expects = only(fields, "expect")?;
+    let is_odd = expects.is_some_and(|value| !value.eq_ignore_ascii_case(b"100-continue"));
+    let takes_away = ["host", "content-length", "transfer-encoding"]
+        .into_iter()
+        .any(|name| lists(fields, "connection", name));
+    Ok(has_content && WITHOUT_CONTENT.iter().any(is_without) || is_odd || takes_away)
 }
 
 /// Up to the first empty line every CR is before an LF, every LF behind a CR, and the first line is
@@ -90,33 +126,19 @@ fn has_clean_lines(head: &[u8]) -> bool {
     !head.starts_with(b"\r")
 }
 
-/// The value of a field that may be there once. A name that differs by `_` for `-` is refused:
-/// gateways take it for the same.
-fn only<'f>(fields: &'f [Header<'_>], name: &str) -> Result<Option<&'f [u8]>, Refused> {
-    let mut found = None;
-    for field in fields {
-        if field.name.eq_ignore_ascii_case(name) {
-            if found.is_some() {
-                return Err(Refused::Malformed);
-            }
-            found = Some(field.value.trim_ascii());
-        } else if field.name.contains('_')
-            && field.name.replace('_', "-").eq_ignore_ascii_case(name)
-        {
-            return Err(Refused::Malformed);
-        }
-    }
-    Ok(found)
-}
-
 /// `host[:port]`.
 fn host_of(authority: &[u8]) -> Result<HostName, Refused> {
     let host = match authority.iter().position(|b| *b == b':') {
-        Some(colon) if authority[colon + 1..].iter().all(u8::is_ascii_digit) => &authority[..colon],
+        Some(colon) if is_port(&authority[colon + 1..]) => &authority[..colon],
         Some(_) => return Err(Refused::NoName),
         None => authority,
     };
     HostName::parse(host).ok_or(Refused::NoName)
+}
+
+/// Digits, or none (RFC 3986 section 3.2.3).
+fn is_port(digits: &[u8]) -> bool {
+    digits.len() <= 5 && digits.iter().all(u8::is_ascii_digit)
 }
 
 /// The host that a target names (RFC 9112 section 3.2); `None` in origin form.

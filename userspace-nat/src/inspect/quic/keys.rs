@@ -51,7 +51,7 @@ impl Version {
     }
 }
 
-/// What a client's Initial packets of a connection are protected by.
+/// What one side's Initial packets of a connection are protected by.
 pub struct Keys {
     payload: Aes128Gcm,
     iv: [u8; 12],
@@ -61,16 +61,25 @@ pub struct Keys {
 impl Keys {
     /// From the destination connection id of the client's first Initial packet.
     pub fn of_client(version: Version, destination: &[u8]) -> Self {
+        Self::of(b"client in", version, destination)
+    }
+
+    /// The server's of the same connection.
+    pub fn of_server(version: Version, destination: &[u8]) -> Self {
+        Self::of(b"server in", version, destination)
+    }
+
+    fn of(side: &[u8], version: Version, destination: &[u8]) -> Self {
         let initial = Hkdf::<Sha256>::new(Some(&version.salt()), destination);
         let mut secret = [0; 32];
-        expand(&initial, b"client in", &mut secret);
+        expand(&initial, side, &mut secret);
         // It has the hash's length, so it is a key as good as any.
-        let client = Hkdf::<Sha256>::from_prk(&secret).unwrap_or(initial);
+        let secret = Hkdf::<Sha256>::from_prk(&secret).unwrap_or(initial);
         let [key_label, iv_label, header_label] = version.labels();
         let (mut key, mut iv, mut header) = ([0; 16], [0; 12], [0; 16]);
-        expand(&client, key_label, &mut key);
-        expand(&client, iv_label, &mut iv);
-        expand(&client, header_label, &mut header);
+        expand(&secret, key_label, &mut key);
+        expand(&secret, iv_label, &mut iv);
+        expand(&secret, header_label, &mut header);
         Self {
             payload: Aes128Gcm::new(&key.into()),
             iv,

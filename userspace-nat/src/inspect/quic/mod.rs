@@ -6,19 +6,32 @@
 //! as the flow lives, and those with a short one pass: they belong to a connection that was begun,
 //! or to none. That is why such a flow stays in the engine.
 //!
+//! Which connection an Initial is of is told by its destination alone, as a server tells it: the id
+//! that the connection was begun with, or the one that the server answered with, which is read from
+//! its own Initials. Another id begins another connection. So each is opened by one connection's keys,
+//! and who makes one that opens by two gains nothing (AES-GCM does not commit to a key).
+//!
 //! | what a datagram has | what is done |
 //! | --- | --- |
 //! | only packets with short headers, or Handshake and 0-RTT | passes, once a connection was let in |
 //! | an Initial of a connection that is not decided | held, until its ClientHello is whole |
 //! | an Initial with a whole ClientHello, or more of one that was let in | judged; what was held goes on in its order |
-//! | an Initial that can't be opened | dropped |
-//! | an Initial that opens by the keys of two connections, more of them than a client sends | refused |
-//! | what can't be taken apart, an unknown version | refused |
+//! | an Initial, and less than 1,200 bytes in all (RFC 9000 section 14.1) | dropped unread |
+//! | an Initial that can't be opened, or of a connection that made room for another | dropped |
+//! | the begin of DTLS, which may have the same port (RFC 9443) | dropped |
+//! | what can't be taken apart, an unknown version, more packets than a client sends | refused |
 //!
 //! The hello lies in CRYPTO frames, in any order over several packets. As the datagrams go on as
 //! they came, a byte that comes again must be the same byte: else the flow is ended. After a
 //! HelloRetryRequest another hello follows in the same stream, and is judged like the first.
-use std::collections::HashMap;
+//!
+//! Of [`MAX_CONNECTIONS`] that are known and decided the one whose last Initial is the oldest makes
+//! room for the next. Nobody can tell whether it is over, and what was read of it is forgotten; so its
+//! Initials go nowhere from then on, and its ids stay known for that.
+use std::{
+    collections::{HashMap, HashSet, hash_map::RandomState},
+    hash::BuildHasher,
+};
 
 use super::{HostName, Refused, client_hello, reassembly::Reassembly};
 use crate::port::VirtioNetHdr;
@@ -29,9 +42,12 @@ mod packet;
 pub use keys::{Keys, Version};
 pub use packet::{Initial, crypto_frames, initials};
 
-/// Connections of a flow that are known at once. One that is over is not told apart from one that
-/// is not, so who begins more needs another flow.
+/// Least payload of a datagram with an Initial packet of a client's, bytes (RFC 9000 section 14.1).
+pub const MIN_DATAGRAM: usize = 1_200;
+/// Connections of a flow that are known at once.
 const MAX_CONNECTIONS: usize = 16;
+/// Connections of a flow in all, but those.
+const MAX_PAST: usize = 4_096;
 /// Most that a client says in Initial packets, bytes: two hellos.
 const MAX_CRYPTO: usize = 2 * client_hello::MAX_LEN;
 /// Initial packets in a datagram.
@@ -42,7 +58,9 @@ const MAX_FRAMES: usize = 16;
 /// An inspected flow of QUIC.
 #[derive(Debug, Default)]
 pub struct Flow {
+    /// The one with the oldest last Initial first.
     connections: Vec<Connection>,
+    past: Past,
     /// Frames that wait for a decision, as they came.
     waiting: Vec<(VirtioNetHdr, Vec<u8>)>,
     /// A connection was let in.
@@ -53,10 +71,46 @@ pub struct Flow {
 struct Connection {
     /// The id that its keys are made of.
     original: Box<[u8]>,
+    /// The id that the client gave itself.
+    client: Box<[u8]>,
+    /// The id that the server answered with.
+    server: Option<Box<[u8]>>,
     keys: HashMap<Version, Keys>,
     crypto: Reassembly,
     /// Of the stream, what was judged and let by.
     judged: usize,
+}
+
+/// Hashes of the ids of connections that are not known any more. Two that are alike by chance cost a
+/// client its connection.
+#[derive(Debug, Default)]
+struct Past {
+    hasher: RandomState,
+    ids: HashSet<u64>,
+}
+
+impl Past {
+    fn has(&self, id: &[u8]) -> bool {
+        !self.ids.is_empty() && self.ids.contains(&self.hasher.hash_one(id))
+    }
+
+    /// Takes a connection in, if there is room.
+    fn take(&mut self, connection: &Connection) -> Result<(), Refused> {
+        if self.ids.len() >= 2 * MAX_PAST {
+            return Err(Refused::Limit);
+        }
+        let ids = [Some(&connection.original), connection.server.as_ref()];
+        let hashes = ids
+            .into_iter()
+            .flatten()
+            .map(|id| self.hasher.hash_one(&**id));
+        self.ids.extend(hashes);
+        Ok(())
+    }
+
+    fn held(&self) -> usize {
+        self.ids.capacity() * (size_of::<u64>() + 1)
+    }
 }
 
 /// What becomes of a datagram.
@@ -81,26 +135,51 @@ impl Flow {
         let initials = initials(datagram)?;
         if initials.is_empty() {
             return match self.is_open {
+                true if begins_dtls(datagram) => Ok(Passage::Dropped),
                 true => Ok(Passage::Goes),
                 false => Err(Refused::Unknown),
             };
+        }
+        if datagram.len() < MIN_DATAGRAM {
+            return Ok(Passage::Dropped);
         }
         if initials.len() > MAX_INITIALS {
             return Err(Refused::TooLong);
         }
         for initial in &initials {
-            let Some((at, payload)) = self.open(initial)? else {
+            let Some((connection, payload)) = self.open(initial)? else {
                 // No server can open it, or all of them but us: a number past its field's end.
                 return Ok(Passage::Dropped);
             };
-            self.connections[at].take(&payload)?;
-            self.connections[at].judge(may)?;
+            connection.take(&payload)?;
+            connection.judge(may)?;
         }
         if self.is_undecided() {
             return Ok(Passage::Held);
         }
         self.is_open = true;
         Ok(Passage::Goes)
+    }
+
+    /// Looks at a server's datagram, which goes on whatever it is: by which ids is it called from now
+    /// on?
+    pub fn server_datagram(&mut self, datagram: &[u8]) {
+        let is_long = datagram.first().is_some_and(|first| first & 0x80 != 0);
+        if !is_long || self.connections.iter().all(|c| c.server.is_some()) {
+            return;
+        }
+        for initial in initials(datagram).unwrap_or_default() {
+            let answered = self.connections.iter_mut().find(|connection| {
+                connection.server.is_none()
+                    && *connection.client == *initial.destination
+                    && initial
+                        .open(&Keys::of_server(initial.version, &connection.original))
+                        .is_some()
+            });
+            if let Some(connection) = answered {
+                connection.server = Some(initial.source.into());
+            }
+        }
     }
 
     /// Keeps a frame that is held: from L3 on.
@@ -139,46 +218,70 @@ impl Flow {
     pub fn held(&self) -> usize {
         let crypto = self.connections.iter().map(|c| c.crypto.held());
         let waiting = self.waiting.iter().map(|(_, l3)| l3.capacity());
-        crypto.chain(waiting).sum()
+        crypto.chain(waiting).sum::<usize>() + self.past.held()
     }
 
-    /// The connection that an Initial is of, and its frames; `None`: nobody can open it. One that
-    /// opens by the keys of two can be read in two ways: it is refused.
-    fn open(&mut self, initial: &Initial<'_>) -> Result<Option<(usize, Vec<u8>)>, Refused> {
-        let mut found = None;
-        let mut is_new = true;
-        for (at, connection) in self.connections.iter_mut().enumerate() {
-            is_new &= *connection.original != *initial.destination;
-            if let Some(payload) = initial.open(connection.keys(initial.version))
-                && found.replace((at, payload)).is_some()
-            {
-                return Err(Refused::Malformed);
+    /// The connection that an Initial is of, and its frames; `None`: nobody can open it, or may.
+    fn open(
+        &mut self,
+        initial: &Initial<'_>,
+    ) -> Result<Option<(&mut Connection, Vec<u8>)>, Refused> {
+        if self.past.has(initial.destination) {
+            return Ok(None);
+        }
+        let known = self.connections.iter().enumerate();
+        let mut called = known.filter(|(_, c)| c.is_called(initial.destination));
+        let payload = match (called.next(), called.next()) {
+            (Some((at, _)), None) => {
+                let payload = initial.open(self.connections[at].keys(initial.version));
+                if payload.is_some() {
+                    self.connections[at..].rotate_left(1);
+                }
+                payload
             }
-        }
-        if !is_new {
-            return Ok(found);
-        }
-        let mut connection = Connection {
-            original: initial.destination.into(),
-            keys: HashMap::new(),
-            crypto: Reassembly::new(0),
-            judged: 0,
+            // Of servers that give themselves no ids: it may be of either.
+            (Some(_), Some(_)) => None,
+            (None, _) => {
+                let mut connection = Connection::begun_by(initial);
+                let payload = initial.open(connection.keys(initial.version));
+                if payload.is_some() {
+                    self.make_room()?;
+                    self.connections.push(connection);
+                }
+                payload
+            }
         };
-        let Some(payload) = initial.open(connection.keys(initial.version)) else {
-            return Ok(found);
-        };
-        if found.is_some() {
-            return Err(Refused::Malformed);
+        let newest = self.connections.last_mut();
+        Ok(newest.zip(payload))
+    }
+
+    /// For one more connection.
+    fn make_room(&mut self) -> Result<(), Refused> {
+        if self.connections.len() < MAX_CONNECTIONS {
+            return Ok(());
         }
-        if self.connections.len() >= MAX_CONNECTIONS {
-            return Err(Refused::Limit);
-        }
-        self.connections.push(connection);
-        Ok(Some((self.connections.len() - 1, payload)))
+        let decided = self.connections.iter().position(Connection::is_decided);
+        let gone = self.connections.remove(decided.ok_or(Refused::Limit)?);
+        self.past.take(&gone)
     }
 }
 
 impl Connection {
+    fn begun_by(initial: &Initial<'_>) -> Self {
+        Self {
+            original: initial.destination.into(),
+            client: initial.source.into(),
+            server: None,
+            keys: HashMap::new(),
+            crypto: Reassembly::new(0),
+            judged: 0,
+        }
+    }
+
+    fn is_called(&self, id: &[u8]) -> bool {
+        *self.original == *id || self.server.as_deref() == Some(id)
+    }
+
     fn keys(&mut self, version: Version) -> &Keys {
         let original = &self.original;
         self.keys
@@ -220,6 +323,17 @@ impl Connection {
     }
 }
 
+/// Whether it may be the begin of DTLS (RFC 9147 section 4): a handshake record of that version. A
+/// server that has it on the same port tells it apart by the first octet.
+fn begins_dtls(datagram: &[u8]) -> bool {
+    const HANDSHAKE: u8 = 22;
+    matches!(datagram, [HANDSHAKE, 0xfe, 0xfc..=0xff, ..])
+}
+
 #[cfg(test)]
 #[path = "../quic_test.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "../quic_two_keys_test.rs"]
+mod two_keys;

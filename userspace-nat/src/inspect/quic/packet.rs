@@ -12,13 +12,15 @@ pub struct Initial<'d> {
     pub version: Version,
     /// Destination connection id.
     pub destination: &'d [u8],
+    /// Source connection id.
+    pub source: &'d [u8],
     /// From its first byte on.
     packet: &'d [u8],
     /// Where the packet number begins.
     number_at: usize,
 }
 
-/// The Initial packets of a client's datagram. What can't be told apart is refused: a server could
+/// The Initial packets of a datagram. What can't be told apart is refused: a server could
 /// find one where it is not looked for.
 pub fn initials(datagram: &[u8]) -> Result<Vec<Initial<'_>>, Refused> {
     let mut found = Vec::new();
@@ -43,14 +45,14 @@ fn long(packet: &[u8]) -> Result<(Option<Initial<'_>>, &[u8]), Refused> {
     let version = u32::from_be_bytes([version[0], version[1], version[2], version[3]]);
     let version = Version::parse(version).ok_or(Refused::Unsupported)?;
     let destination = reader.id()?;
-    reader.id()?;
+    let source = reader.id()?;
     let kind = (first >> 4) & 3;
     let (initial, retry) = match version {
         Version::One => (0, 3),
         Version::Two => (1, 0),
     };
     if kind == retry {
-        // A server's.
+        // A server's, and alone.
         return Err(Refused::Malformed);
     }
     if kind == initial {
@@ -64,6 +66,7 @@ fn long(packet: &[u8]) -> Result<(Option<Initial<'_>>, &[u8]), Refused> {
     let found = (kind == initial).then_some(Initial {
         version,
         destination,
+        source,
         packet,
         number_at,
     });
@@ -85,7 +88,7 @@ impl Initial<'_> {
             *byte ^= mask;
             number = number << 8 | u64::from(*byte);
         }
-        // A client's Initials are few: the number is whole in its field.
+        // Initials are few: the number is whole in its field.
         keys.open(number, &header, &self.packet[header.len()..])
     }
 }

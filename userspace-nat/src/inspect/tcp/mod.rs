@@ -347,8 +347,9 @@ impl Session {
             self.resend_from_begin(wire, now_ns);
         }
         let outcome = match self.listen(segment) {
-            true => self.proceed(wire, may, now_ns),
-            false => {
+            Err(why) => self.refuse(why, wire),
+            Ok(true) => self.proceed(wire, may, now_ns),
+            Ok(false) => {
                 self.transmit(wire, now_ns);
                 self.outcome()
             }
@@ -494,9 +495,9 @@ impl Session {
     }
 
     /// Takes in what the server says, while its answer matters. Returns whether that is known now.
-    fn listen(&mut self, segment: &Received<'_>) -> bool {
+    fn listen(&mut self, segment: &Received<'_>) -> Result<bool, Refused> {
         let Some(answer) = &mut self.answer else {
-            return false;
+            return Ok(false);
         };
         let most = (tls::MAX_ANSWER * 2) as i32;
         let at = segment.sequence.wrapping_sub(answer.begin()) as i32;
@@ -504,18 +505,18 @@ impl Session {
         // What is too far away is out of reach, before and behind.
         let reach = most.checked_sub(at).map(usize::try_from);
         let Some(Ok(reach)) = reach else {
-            return false;
+            return Ok(false);
         };
         answer.insert(
             segment.sequence,
             &payload[..payload.len().min(reach)],
             false,
         );
-        let told = self.spoken.server_said(answer.whole());
+        let told = self.spoken.server_said(answer.whole())?;
         if told {
             self.answer = None;
         }
-        told
+        Ok(told)
     }
 
     /// Decides about what is there, and sends on what may be sent.

@@ -175,3 +175,16 @@ fn ping_can_say_no_name() {
     assert!(rig.at_world().is_empty());
     assert_eq!(rig.refused(1, Refusal::Inspection), 1);
 }
+
+#[test]
+fn a_server_that_does_not_answer_a_hello_by_tls_hears_no_more() {
+    let mut scene = Scene::at(Rig::with(setup()), (PEER, 80));
+    let hello = hello(NAME);
+    scene.guest(0, &hello, 0);
+    scene.settle();
+    let evil = b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n";
+    scene.guest(hello.len(), evil, 0);
+    scene.server(b"HTTP/1.1 400 Bad Request\r\n\r\n", 0);
+    scene.assert_refused(Refused::Unanswered);
+    assert_eq!(scene.received(), hello);
+}

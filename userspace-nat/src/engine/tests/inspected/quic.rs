@@ -166,3 +166,40 @@ fn quic_holds_no_more_of_a_vm_than_its_bound() {
     rig.pass(tcp::SLOW_NS + SECOND_NS);
     assert_eq!(rig.engine.core.inspected.sessions().2, 0);
 }
+
+#[test]
+fn a_server_is_called_as_it_answered() {
+    let mut rig = Rig::with(setup());
+    tell(&rig, NAME);
+    rig.guest(1, &initial(b"one", 0, 0, &hellos::client_hello(NAME)));
+    let sent = rig.at_world().pop().expect("the hello goes out");
+    let nat = (NAT, u16::from_be_bytes([sent[20], sent[21]]));
+    let acknowledges = initials::initial(Version::One, b"one", b"server", 1, &[2, 0, 0, 0, 0]);
+    let acknowledges = udp((GUEST, GUEST_PORT), SERVER, &acknowledges);
+    rig.guest(1, &acknowledges);
+    assert_eq!(rig.at_world().len(), 0);
+    let answer = initials::answer(Version::One, b"one", b"server");
+    rig.world(&udp(SERVER, nat, &answer));
+    assert_eq!(rig.at_guest().len(), 1);
+    rig.guest(1, &acknowledges);
+    assert_eq!(rig.at_world().len(), 1);
+}
+
+#[test]
+fn an_initial_in_a_small_datagram_is_dropped_and_counted() {
+    let mut rig = Rig::with(setup());
+    tell(&rig, NAME);
+    for name in [NAME, "evil.test"] {
+        let payload = initials::crypto(0, &hellos::client_hello(name));
+        let small = initials::short_initial(b"one", &payload);
+        rig.guest(1, &udp((GUEST, GUEST_PORT), SERVER, &small));
+    }
+    assert_eq!(rig.at_world(), Vec::<Vec<u8>>::new());
+    assert_eq!(rig.dropped(1, DropReason::Malformed), 2);
+    assert_eq!(
+        rig.engine.core.inspected.counts(101),
+        RefusedCounts::default()
+    );
+    rig.guest(1, &initial(b"one", 0, 0, &hellos::client_hello(NAME)));
+    assert_eq!(rig.at_world().len(), 1);
+}

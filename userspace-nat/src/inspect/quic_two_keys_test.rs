@@ -1,0 +1,134 @@
+//! An Initial packet that opens by the keys of two connections. AES-GCM does not commit to a key: the
+//! tag is linear in each block of the ciphertext, so one block can be solved for that makes the tags
+//! of two keys alike.
+use super::*;
+use crate::fake::{hellos, initials as made};
+
+/// Multiplication in GHASH's field (NIST SP 800-38D section 6.3).
+fn times(x: u128, y: u128) -> u128 {
+    let (mut product, mut shifted) = (0, y);
+    for bit in (0..128).rev() {
+        if x >> bit & 1 == 1 {
+            product ^= shifted;
+        }
+        let reduced = if shifted & 1 == 1 { 0xe1 << 120 } else { 0 };
+        shifted = shifted >> 1 ^ reduced;
+    }
+    product
+}
+
+fn power(x: u128, exponent: u128) -> u128 {
+    let one = 1 << 127;
+    let bits = (0..128).rev().map(|bit| exponent >> bit & 1);
+    bits.fold(one, |power, bit| {
+        let square = times(power, power);
+        if bit == 1 { times(square, x) } else { square }
+    })
+}
+
+fn inverse(x: u128) -> u128 {
+    power(x, u128::MAX - 1)
+}
+
+fn block(bytes: &[u8]) -> u128 {
+    let mut block = [0; 16];
+    block[..bytes.len()].copy_from_slice(bytes);
+    u128::from_be_bytes(block)
+}
+
+/// What the tag is of: additional data, ciphertext, their lengths in bits.
+fn blocks(header: &[u8], sealed: &[u8]) -> Vec<u128> {
+    let lens = ((header.len() as u128 * 8) << 64) | (sealed.len() as u128 * 8);
+    let all = header.chunks(16).chain(sealed.chunks(16)).map(block);
+    all.chain([lens]).collect()
+}
+
+/// GHASH's key: the tags of nothing, and of 16 zero octets that are not encrypted, differ by it times
+/// their length.
+fn ghash_key(keys: &Keys) -> u128 {
+    let tag = |header: &[u8]| block(&keys.seal(0, header, b""));
+    times(tag(b"") ^ tag(&[0; 16]), inverse(128 << 64))
+}
+
+fn tag(keys: &Keys, number: u32, header: &[u8], sealed: &[u8]) -> u128 {
+    let key = ghash_key(keys);
+    let sum = blocks(header, sealed)
+        .into_iter()
+        .fold(0, |sum, block| times(sum ^ block, key));
+    sum ^ block(&keys.seal(number.into(), b"", b""))
+}
+
+/// A datagram to this id that says these frames by the first keys, and anything by the second.
+fn of_two_keys(keys: [&Keys; 2], destination: &[u8], frames: &[u8]) -> Vec<u8> {
+    // CONNECTION_CLOSE, whose reason phrase hides the block.
+    let mut payload = frames.to_vec();
+    payload.extend([0x1c, 0, 0, 0x40, 64]);
+    let free = payload.len().div_ceil(16);
+    payload.resize(payload.len() + 64, 0);
+    payload.resize(1_200, 0);
+    for number in 0u32.. {
+        let mut header = vec![0xc3, 0, 0, 0, 1, destination.len() as u8];
+        header.extend(destination);
+        header.extend([0, 0]);
+        header.extend((0x4000 | (4 + payload.len() + 16) as u16).to_be_bytes());
+        let number_at = header.len();
+        header.extend(number.to_be_bytes());
+        let mut sealed = keys[0].seal(number.into(), &header, &payload);
+        sealed.truncate(payload.len());
+        let sample = *sealed.first_chunk().unwrap();
+        let masks = keys.map(|keys| keys.mask(sample));
+        if (masks[0][0] ^ masks[1][0]) & 3 != 0 {
+            // Their numbers had different lengths.
+            continue;
+        }
+        let masked = |mut header: Vec<u8>, mask: [u8; 5]| {
+            header[0] ^= mask[0] & 0x0f;
+            for (octet, mask) in header[number_at..].iter_mut().zip(&mask[1..]) {
+                *octet ^= mask;
+            }
+            header
+        };
+        let wire = masked(header.clone(), masks[0]);
+        let other = masked(wire.clone(), masks[1]);
+        let others = u32::from_be_bytes(*other[number_at..].first_chunk().unwrap());
+        sealed[free * 16..][..16].fill(0);
+        let apart = tag(keys[0], number, &header, &sealed) ^ tag(keys[1], others, &other, &sealed);
+        let exponent = (sealed.len() / 16 - free + 1) as u128;
+        let powers = keys.map(|keys| power(ghash_key(keys), exponent));
+        let solved = times(apart, inverse(powers[0] ^ powers[1]));
+        sealed[free * 16..][..16].copy_from_slice(&solved.to_be_bytes());
+        let tag = tag(keys[0], number, &header, &sealed);
+        return [&wire[..], &sealed, &tag.to_be_bytes()].concat();
+    }
+    unreachable!()
+}
+
+#[test]
+fn a_packet_of_two_keys_is_read_as_its_destination_says() {
+    let ids: [&[u8]; 2] = [b"flow a", b"flow b"];
+    let keys = ids.map(|id| Keys::of_client(Version::One, id));
+    let begin = || {
+        let mut flow = Flow::default();
+        for id in ids {
+            let hello = made::crypto(0, &hellos::client_hello("a.test"));
+            let first = made::initial(Version::One, id, id, 0, &hello);
+            assert_eq!(flow.datagram(&first, &mut |_| true), Ok(Passage::Goes));
+            let called = [id, b"'s server"].concat();
+            flow.server_datagram(&made::answer(Version::One, id, &called));
+        }
+        flow
+    };
+    let evil = hellos::client_hello("evil.test");
+    let second = made::crypto(hellos::client_hello("a.test").len(), &evil);
+    for destination in [ids[0].to_vec(), [ids[0], b"'s server"].concat()] {
+        let packet = of_two_keys([&keys[0], &keys[1]], &destination, &second);
+        let initial = initials(&packet).unwrap()[0];
+        assert!(initial.open(&keys[0]).is_some() && initial.open(&keys[1]).is_some());
+        let judged = begin().datagram(&packet, &mut |_| false);
+        assert_eq!(judged, Err(Refused::Name));
+    }
+    // One that says nothing by the keys of whom it goes to is not read by another's.
+    let packet = of_two_keys([&keys[1], &keys[0]], ids[0], &second);
+    let judged = begin().datagram(&packet, &mut |_| true);
+    assert_ne!(judged, Ok(Passage::Goes));
+}
