@@ -32,6 +32,7 @@ fn a_question_is_answered_on_its_own_connection() {
         outcome: "refused".into(),
         explanation: String::new(),
         via: None,
+        lacks_address: false,
     });
     let Asked {
         client: id,

@@ -174,7 +174,8 @@ pub(crate) struct WhyQuestion {
     pub(crate) port: u16,
     /// IP protocol number.
     pub(crate) protocol: u8,
-    /// The name that the guest would ask for; then the address is 0.0.0.0 if this host finds none.
+    /// The name that the guest would ask for; then the address is 0.0.0.0 unless it
+    /// [turned out](WhyAnswer::lacks_address) to be wanted, and this host finds one.
     #[serde(default)]
     pub(crate) name: Option<String>,
 }
@@ -194,4 +195,7 @@ pub(crate) struct WhyAnswer {
     pub(crate) explanation: String,
     /// Where it would leave.
     pub(crate) via: Option<String>,
+    /// It was not judged: an address of the name is wanted, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) lacks_address: bool,
 }

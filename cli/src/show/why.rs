@@ -1,6 +1,6 @@
 //! `slipgate why`: which rule decides about a destination, and what would happen.
 use std::{
-    net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _},
     process::ExitCode,
 };
 
@@ -28,15 +28,26 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<ExitCode> {
         Proto::Udp => Protocol::Udp,
         Proto::Icmp => Protocol::Icmp,
     };
-    let (address, port, name) = destination(&args.destination, protocol)?;
-    let request = Request::Why(WhyQuestion {
+    let (host, port) = destination(&args.destination, protocol)?;
+    let mut question = WhyQuestion {
         vm: args.vm.clone(),
-        address,
+        address: Ipv4Addr::UNSPECIFIED,
         port,
         protocol: protocol as u8,
-        name,
-    });
-    let answer = ask_all(args, &request)?;
+        name: None,
+    };
+    match host {
+        Host::Address(address) => question.address = address,
+        Host::Name(name) => question.name = Some(name),
+    }
+    let mut answer = ask_all(args, &Request::Why(question.clone()))?;
+    // Only now, for this host's resolvers need not be the guest's, nor answer.
+    if answer.lacks_address
+        && let Some(address) = question.name.as_deref().and_then(address_of)
+    {
+        question.address = address;
+        answer = ask_all(args, &Request::Why(question))?;
+    }
     if args.json {
         print_once(&format!("{}\n", serde_json::to_string_pretty(&answer)?))?;
     } else {
@@ -93,46 +104,49 @@ fn ask_all(args: &WhyArgs, request: &Request) -> anyhow::Result<WhyAnswer> {
     bail!("no VM {:?} is served; there is {names}", args.vm)
 }
 
-/// `HOST:PORT`, or `HOST` for ICMP. With a name comes the address that this host finds for it, or
-/// 0.0.0.0: the engine judges the name, and the address only where no rule names it.
-fn destination(text: &str, protocol: Protocol) -> anyhow::Result<(Ipv4Addr, u16, Option<String>)> {
+/// Whom a flow would go to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Host {
+    Address(Ipv4Addr),
+    /// Judged by its name; by an address only where no rule speaks of it.
+    Name(String),
+}
+
+/// `HOST:PORT`, or `HOST` for ICMP.
+fn destination(text: &str, protocol: Protocol) -> anyhow::Result<(Host, u16)> {
     let wants_port = protocol != Protocol::Icmp;
-    let with_port = if wants_port {
-        text.to_owned()
-    } else {
-        let host = text.rsplit_once(':').map_or(text, |(host, _)| host);
-        format!("{host}:0")
+    let (host, port) = match (text.rsplit_once(':'), wants_port) {
+        (Some((host, _)), false) => (host, "0"),
+        (Some(parts), true) => parts,
+        (None, false) => (text, "0"),
+        (None, true) => bail!("{text}: no port; give HOST:PORT, or --proto icmp"),
     };
-    if !with_port.contains(':') {
-        bail!("{text}: no port; give HOST:PORT, or --proto icmp");
-    }
-    let (host, port) = with_port.rsplit_once(':').unwrap_or((&with_port, ""));
-    let name = NamePattern::is_meant_by(host).then(|| host.to_owned());
-    if let Some(name) = &name {
-        wire(name)?;
-    }
     let port: u16 = port
         .parse()
         .with_context(|| format!("{text}: not HOST:PORT"))?;
     if wants_port && port == 0 {
         bail!("{text}: port 0 can't be connected to");
     }
-    let found = match with_port.to_socket_addrs() {
-        Ok(found) => found,
-        Err(_) if name.is_some() => return Ok((Ipv4Addr::UNSPECIFIED, port, name)),
-        Err(e) => {
-            return Err(e).with_context(|| format!("{text}: not HOST:PORT, or no such host"));
-        }
-    };
-    let address = found.into_iter().find_map(|address| match address {
+    if host.trim_matches(['[', ']']).parse::<Ipv6Addr>().is_ok() {
+        bail!("{text}: IPv6 is not served yet");
+    }
+    if NamePattern::is_meant_by(host) {
+        wire(host)?;
+        return Ok((Host::Name(host.to_owned()), port));
+    }
+    let address = host
+        .parse()
+        .with_context(|| format!("{text}: not HOST:PORT"))?;
+    Ok((Host::Address(address), port))
+}
+
+/// What this host finds for a name.
+fn address_of(name: &str) -> Option<Ipv4Addr> {
+    let found = (name, 0).to_socket_addrs().ok()?;
+    found.into_iter().find_map(|address| match address {
         SocketAddr::V4(v4) => Some(*v4.ip()),
         SocketAddr::V6(_) => None,
-    });
-    match address {
-        Some(address) => Ok((address, port, name)),
-        None if name.is_some() => Ok((Ipv4Addr::UNSPECIFIED, port, name)),
-        None => bail!("{text}: it has no IPv4 address, and IPv6 is not served yet"),
-    }
+    })
 }
 
 #[cfg(test)]

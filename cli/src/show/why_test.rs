@@ -2,19 +2,25 @@ use super::*;
 
 #[test]
 fn destinations_are_host_and_port_but_for_ping() {
-    let host = Ipv4Addr::new(192, 0, 2, 1);
+    let host = Host::Address(Ipv4Addr::new(192, 0, 2, 1));
+    let name = Host::Name("a.example".into());
     assert_eq!(
         destination("192.0.2.1:443", Protocol::Tcp).unwrap(),
-        (host, 443, None)
+        (host.clone(), 443)
     );
     assert_eq!(
         destination("192.0.2.1", Protocol::Icmp).unwrap(),
-        (host, 0, None)
+        (host.clone(), 0)
     );
     assert_eq!(
         destination("192.0.2.1:7", Protocol::Icmp).unwrap(),
-        (host, 0, None)
+        (host, 0)
     );
+    assert_eq!(
+        destination("a.example:443", Protocol::Tcp).unwrap(),
+        (name.clone(), 443)
+    );
+    assert_eq!(destination("a.example", Protocol::Icmp).unwrap(), (name, 0));
     for (text, says) in [
         ("192.0.2.1", "no port"),
         ("192.0.2.1:0", "port 0"),

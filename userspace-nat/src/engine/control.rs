@@ -214,6 +214,9 @@ pub struct Why {
     pub explanation: String,
     /// Where it would leave.
     pub via: Option<String>,
+    /// No rule speaks of the name that was asked for: what is to be judged is an address of it, and
+    /// none was given.
+    pub lacks_address: bool,
 }
 
 /// Part of what the engine knows by name and the kernel's tables do not show.

@@ -85,6 +85,7 @@ impl<D: Datapath> Core<D> {
                 outcome,
                 explanation: String::new(),
                 via: None,
+                lacks_address: false,
             })
         };
         let vm = self.vm(row).map_or(0, |vm| vm.net.id);
@@ -96,6 +97,7 @@ impl<D: Datapath> Core<D> {
                 outcome,
                 explanation: String::new(),
                 via: None,
+                lacks_address: false,
             })
         };
         let wire = wire(name).map_err(|error| nothing(error.to_string()))?;
@@ -124,9 +126,13 @@ impl<D: Datapath> Core<D> {
                     outcome,
                 ))
             }
-            None if to.addr.is_unspecified() => Err(nothing(format!(
-                "no rule names {name}, and this host finds no address for it: ask for an address"
-            ))),
+            None if to.addr.is_unspecified() => Err(Box::new(Why {
+                lacks_address: true,
+                ..*nothing(format!(
+                    "no rule names {name}, and this host finds no address for it: ask for an \
+                     address"
+                ))
+            })),
             None => {
                 let sentence = format!(
                     "{name} is resolved, and no rule by name speaks of this port; this host finds \
@@ -151,6 +157,7 @@ impl<D: Datapath> Core<D> {
             outcome,
             explanation: explanation.clone(),
             via,
+            lacks_address: false,
         };
         let Some(vm) = self.vm(row) else {
             return answer(false, None, format!("no VM is served in row {row}"), None);

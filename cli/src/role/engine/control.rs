@@ -194,6 +194,7 @@ fn why(answer: Why) -> WhyAnswer {
         outcome: cut(answer.outcome),
         explanation: cut(answer.explanation),
         via: answer.via,
+        lacks_address: answer.lacks_address,
     }
 }
 

@@ -15,6 +15,7 @@ fn an_answer_of_any_length_goes_in_a_packet() {
             outcome: long.clone(),
             explanation: long.clone(),
             via: None,
+            lacks_address: false,
         };
         let reply = ControlReply::Why { request: 7, answer };
         control.send(reply).unwrap();
