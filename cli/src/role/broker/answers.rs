@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use slipgate_abi::Protocol;
 use userspace_nat::engine::NamesPage;
 
-use super::Broker;
+use super::{Broker, thaws::Thaws};
 use crate::{
     args::OnExit,
     channel::{ToEngine, ToMetrics, WhyAnswer, WhyQuestion},
@@ -26,8 +26,7 @@ pub(super) struct Questions {
     machine: BTreeMap<u64, ClientId>,
     /// Changes that are under way.
     pub(super) changes: BTreeMap<u64, ClientId>,
-    /// Rows of VMs that are about to be thawed.
-    pub(super) thaws: BTreeMap<u64, u32>,
+    pub(super) thaws: Thaws,
     last: u64,
 }
 

@@ -18,7 +18,7 @@ impl Broker {
         };
         let maps = self.attached.datapath.maps();
         // A thaw that was asked for before must not undo it.
-        self.asked.thaws.retain(|_, thawed| *thawed != row);
+        self.asked.thaws.forget(row);
         if !maps.is_frozen(row) {
             maps.set_frozen(row, true);
             tracing::info!("{name} is frozen");
@@ -32,14 +32,14 @@ impl Broker {
             return Ok(());
         };
         let request = self.change(client);
-        self.asked.thaws.insert(request, row);
+        self.asked.thaws.begin(request, row);
         let row = row as u16;
         self.engine.tell(ToEngine::Thaw { request, row })
     }
 
     /// The timers were begun anew.
     pub(super) fn thawed(&mut self, request: u64) {
-        let Some(row) = self.asked.thaws.remove(&request) else {
+        let Some(row) = self.asked.thaws.take(request) else {
             let error = "it was frozen again meanwhile".to_owned();
             self.answer_change(request, Answer::Error { error });
             return;

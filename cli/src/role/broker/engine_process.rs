@@ -1,10 +1,6 @@
 //! The engine process as the broker has it: handed descriptors and how to work, then told of
 //! changes.
-//!
-//! It is never waited for: it may be waiting for the broker to hear what it says. What it has no room
-//! for is kept until it has, up to a bound.
 use std::{
-    collections::VecDeque,
     net::SocketAddrV4,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::{Duration, Instant},
@@ -17,6 +13,7 @@ use super::{
     attached::{self, Attached},
     child::{ChildProcess, Role},
     inputs::{open_flow_log, open_pcap},
+    outgoing::Outgoing,
     reserve,
 };
 use crate::{
@@ -25,17 +22,11 @@ use crate::{
     host,
 };
 
-/// Messages that may wait for room in its channel: an engine that takes none of so many hangs.
-const MOST_QUEUED: usize = 1_024;
-/// When as many wait, nothing is asked for clients.
-const MANY_QUEUED: usize = 64;
-
 /// A running engine. It is killed when this is dropped.
 #[derive(Debug)]
 pub(super) struct EngineProcess {
     process: ChildProcess,
-    /// In order.
-    queue: VecDeque<(ToEngine, Option<OwnedFd>)>,
+    outgoing: Outgoing,
 }
 
 impl EngineProcess {
@@ -49,7 +40,7 @@ impl EngineProcess {
         let forwards = reserve_forwards(attached)?;
         let engine = Self {
             process: ChildProcess::start(Role::Engine)?,
-            queue: VecDeque::new(),
+            outgoing: Outgoing::default(),
         };
         let config = &attached.config;
         let start = Start {
@@ -96,37 +87,23 @@ impl EngineProcess {
 
     /// Sends a message, now or when there is room.
     pub(super) fn tell(&mut self, message: ToEngine) -> anyhow::Result<()> {
-        self.enqueue(message, None)
+        self.outgoing.send(self.process.channel(), message, None)
     }
 
     /// Sends a message with a descriptor.
     pub(super) fn hand(&mut self, message: ToEngine, fd: OwnedFd) -> anyhow::Result<()> {
-        self.enqueue(message, Some(fd))
-    }
-
-    fn enqueue(&mut self, message: ToEngine, fd: Option<OwnedFd>) -> anyhow::Result<()> {
-        if self.queue.len() >= MOST_QUEUED {
-            bail!("the engine hangs: it has not taken {MOST_QUEUED} messages");
-        }
-        self.queue.push_back((message, fd));
-        self.flush()
+        self.outgoing
+            .send(self.process.channel(), message, Some(fd))
     }
 
     /// Sends what waits, as far as there is room.
     pub(super) fn flush(&mut self) -> anyhow::Result<()> {
-        while let Some((message, fd)) = self.queue.front() {
-            let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
-            if !self.process.channel().try_send_with(message, &fds)? {
-                break;
-            }
-            self.queue.pop_front();
-        }
-        Ok(())
+        self.outgoing.flush(self.process.channel())
     }
 
     /// What to wait for on its channel.
     pub(super) fn wants(&self) -> PollFlags {
-        match self.queue.is_empty() {
+        match self.outgoing.is_empty() {
             true => PollFlags::POLLIN,
             false => PollFlags::POLLIN | PollFlags::POLLOUT,
         }
@@ -134,7 +111,7 @@ impl EngineProcess {
 
     /// Whether it is better asked nothing more for now.
     pub(super) fn is_behind(&self) -> bool {
-        self.queue.len() >= MANY_QUEUED
+        self.outgoing.is_behind()
     }
 
     /// Has it go on with other files of the flow log's and the pcap's names: the old ones were
