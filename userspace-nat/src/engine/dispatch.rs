@@ -9,20 +9,18 @@ use slipgate_abi::{
 };
 
 use super::{
+    change::{Change, Changed},
     core::{Core, VmState},
     services::{Context, Services},
+    unread::{Unread, read},
 };
 use crate::{
     admission::Admission,
     datapath::Datapath,
-    inspect::tcp::keep_known,
     mss,
-    packet::{Ipv4, Packet, Transport, checksum::Sum, icmp::Unreachable, transport::tcp_options},
+    packet::{Ipv4, Packet, Transport, icmp::Unreachable},
     poll::Poller,
-    port::{
-        ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, L3_AT, PORT_HEADER_AT, VirtioNetHdr,
-        single,
-    },
+    port::{Frame, L3_AT, PORT_HEADER_AT, VirtioNetHdr, single},
     reply::IcmpError,
     stats::{Tally, Traffic},
 };
@@ -76,66 +74,6 @@ pub(super) enum Finish {
         code: Command,
         change: Option<Change>,
     },
-}
-
-/// What is changed in a TCP header on its way back to the kernel.
-pub(super) struct Change {
-    /// The header within the frame.
-    tcp: std::ops::Range<usize>,
-    partial: bool,
-    what: Changed,
-}
-
-enum Changed {
-    /// A SYN's MSS is clamped to this.
-    Mss(u16),
-    /// Only what a connection needs stays of an inspected one's; a SYN's MSS is clamped to this.
-    Known { mss: Option<u16> },
-    /// It acknowledges and offers what an inspected connection's session does.
-    Receiver { acknowledgement: u32, window: u16 },
-}
-
-impl Change {
-    fn new(job: &Job<'_>, what: Changed) -> Option<Self> {
-        let Transport::Tcp(tcp) = job.packet.transport else {
-            return None;
-        };
-        let begin = L3_AT + job.packet.ip.header_len;
-        Some(Self {
-            tcp: begin..begin + tcp.header_len,
-            partial: job.frame.vnet.needs_csum(),
-            what,
-        })
-    }
-
-    pub(super) fn receiver(job: &Job<'_>, acknowledgement: u32, window: u16) -> Option<Self> {
-        Self::new(
-            job,
-            Changed::Receiver {
-                acknowledgement,
-                window,
-            },
-        )
-    }
-
-    fn apply(self, frame: &mut [u8]) {
-        let tcp = &mut frame[self.tcp];
-        match self.what {
-            Changed::Mss(most) => {
-                mss::clamp(tcp, most, self.partial);
-            }
-            Changed::Known { mss } => {
-                keep_known(tcp, self.partial);
-                if let Some(most) = mss {
-                    mss::clamp(tcp, most, self.partial);
-                }
-            }
-            Changed::Receiver {
-                acknowledgement,
-                window,
-            } => receive_as(tcp, acknowledgement, window, self.partial),
-        }
-    }
 }
 
 impl<D: Datapath> Core<D> {
@@ -427,65 +365,6 @@ impl<D: Datapath> Core<D> {
         };
         Finish::Command { code, change }
     }
-}
-
-/// Puts another acknowledgement and window into a TCP header, and takes out what the server says of
-/// gaps (RFC 2018): they are none of the guest's.
-fn receive_as(tcp: &mut [u8], acknowledgement: u32, window: u16, partial: bool) {
-    const OPTION_SACK: u8 = 5;
-    const NO_OPERATION: u8 = 1;
-    let Some(field) = tcp.get(16..18).map(|f| u16::from_be_bytes([f[0], f[1]])) else {
-        return;
-    };
-    let before = Sum::default().bytes(tcp).folded();
-    tcp[8..12].copy_from_slice(&acknowledgement.to_be_bytes());
-    tcp[14..16].copy_from_slice(&window.to_be_bytes());
-    let sack = tcp_options(tcp).find(|(kind, ..)| *kind == OPTION_SACK);
-    if let Some((_, at, len)) = sack {
-        tcp[at..at + len].fill(NO_OPERATION);
-    }
-    if !partial {
-        let after = Sum::default().bytes(tcp).folded();
-        let field = slipgate_abi::checksum::update16(field, before, after);
-        tcp[16..18].copy_from_slice(&field.to_be_bytes());
-    }
-}
-
-/// Why a frame holds no packet that could be handled.
-enum Unread {
-    Arp,
-    Drop(DropReason),
-}
-
-impl Unread {
-    fn reason(&self) -> DropReason {
-        match self {
-            Self::Arp => DropReason::EtherType,
-            Self::Drop(reason) => *reason,
-        }
-    }
-}
-
-fn read(frame: Frame<'_>) -> Result<Packet<'_>, Unread> {
-    let drop = Unread::Drop;
-    match frame.ethertype {
-        ETHERTYPE_IPV4 => {}
-        ETHERTYPE_ARP => return Err(Unread::Arp),
-        ETHERTYPE_IPV6 => return Err(drop(DropReason::Ipv6)),
-        _ => return Err(drop(DropReason::EtherType)),
-    }
-    let ip = Ipv4::parse(frame.l3).map_err(|_| drop(DropReason::Malformed))?;
-    if ip.is_fragment() {
-        return Err(drop(DropReason::Fragment));
-    }
-    if ip.has_options() {
-        return Err(drop(DropReason::IpOptions));
-    }
-    let packet = Packet::parse(ip).map_err(|_| drop(DropReason::Malformed))?;
-    if packet.transport == Transport::Other {
-        return Err(drop(DropReason::IpProtocol));
-    }
-    Ok(packet)
 }
 
 fn is_dhcp(packet: &Packet<'_>) -> bool {

@@ -32,6 +32,7 @@ use crate::{
 
 mod adopt;
 mod capture;
+mod change;
 mod commands;
 pub mod control;
 pub(crate) mod core;
@@ -53,6 +54,7 @@ mod records;
 mod reload;
 mod rule_texts;
 pub mod services;
+mod unread;
 mod watch;
 mod why;
 

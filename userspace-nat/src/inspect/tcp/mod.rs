@@ -39,22 +39,26 @@ use slipgate_abi::tcp::Flags;
 use super::{
     HostName, Refused,
     reassembly::{MAX_LEN, Reassembly},
-    spoken::{Spoken, Step},
-    tls,
+    spoken::Spoken,
 };
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
     rules::{Http, LearntName},
 };
 
+mod decision;
+mod ending;
 mod opening;
 mod options;
+mod receiver;
 mod segment;
+mod sender;
 mod server;
 
 pub(crate) use options::keep_known;
 pub use segment::{Received, Segment, Wire, build_header};
 
+use decision::Patience;
 use opening::Opening;
 use options::Options;
 use server::Server;
@@ -75,33 +79,12 @@ const MAX_RETRIES: u32 = 8;
 const RETRIES_AT_FULL_SIZE: u32 = 2;
 const SMALL_MSS: usize = 536;
 const INITIAL_SEGMENTS: usize = 10;
-/// Acknowledgements that a guest may save up.
-const MAX_OWED: u32 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Opening,
     Open,
     Passing,
-}
-
-/// What the guest is waited for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Patience {
-    Endless,
-    /// That it says anything, until then.
-    ToSpeak(u64),
-    /// That what it has begun to say is whole, until then.
-    ToFinish(u64),
-}
-
-impl Patience {
-    fn ends_ns(self) -> Option<u64> {
-        match self {
-            Self::Endless => None,
-            Self::ToSpeak(at) | Self::ToFinish(at) => Some(at),
-        }
-    }
 }
 
 /// What becomes of a packet that was shown to a session.
@@ -392,330 +375,8 @@ impl Session {
         }
         Outcome::Goes
     }
-
-    /// Ends the connection on both sides.
-    fn refuse(&mut self, why: Refused, wire: &mut dyn Wire) -> Outcome {
-        self.send(wire, self.sent_ever, 0, Flags::RST);
-        wire.to_guest(&Segment {
-            sequence: self.guest_ack,
-            acknowledgement: self.next_expected(),
-            flags: Flags::RST | Flags::ACK,
-            window: 0,
-            time: None,
-            payload: &[],
-        });
-        Outcome::Refused(why)
-    }
-
-    /// The number that the guest's next byte has.
-    fn next_expected(&self) -> u32 {
-        let len = self.stream.whole().len() + usize::from(self.stream.is_ended());
-        self.stream.begin().wrapping_add(len as u32)
-    }
-
-    /// How much may be sent on, the stream's end included.
-    fn sendable(&self) -> usize {
-        let whole = self.allowed == self.stream.whole().len();
-        let end = whole && self.stream.is_ended() && !self.end_acknowledged;
-        self.allowed + usize::from(end)
-    }
-
-    /// Whether it acknowledges or offers anything new.
-    fn note_guest(&mut self, segment: &Received<'_>) -> bool {
-        if let Some((value, _)) = segment.options.time
-            && value.wrapping_sub(self.guest_time) as i32 > 0
-        {
-            self.guest_time = value;
-        }
-        let ahead = segment.acknowledgement.wrapping_sub(self.guest_ack) as i32;
-        // What the server has not sent is nobody's to acknowledge.
-        let past = segment.acknowledgement.wrapping_sub(self.server.next) as i32 > 0;
-        if ahead < 0 || past || (ahead == 0 && segment.window == self.guest_window) {
-            return false;
-        }
-        self.guest_ack = segment.acknowledgement;
-        self.guest_window = segment.window;
-        true
-    }
-
-    fn guest_resets(&mut self, segment: &Received<'_>, wire: &mut dyn Wire) -> (Fate, Outcome) {
-        if self.phase == Phase::Passing && self.sendable() == 0 && segment.payload.is_empty() {
-            return (Fate::Pass, Outcome::Released);
-        }
-        // With the number that the server expects: it does not have all that the guest sent.
-        self.send(wire, self.sent_ever, 0, Flags::RST);
-        (Fate::Held, Outcome::Reset)
-    }
-
-    /// The server's reset of a connection that is open.
-    fn server_resets(&mut self, segment: &Received<'_>, now_ns: u64) -> Outcome {
-        let behind_guest = segment.sequence.wrapping_sub(self.guest_ack);
-        if behind_guest == 0 {
-            return Outcome::Reset;
-        }
-        // Behind what the guest has not acknowledged yet. RFC 5961 section 3.2: if it is not exactly
-        // where the guest is, the guest says so.
-        if behind_guest <= self.server.next.wrapping_sub(self.guest_ack) {
-            self.reset_at_ns.get_or_insert(now_ns + DOUBT_NS);
-        }
-        Outcome::Goes
-    }
-
-    /// Takes an acknowledgement in. Returns whether what it asks for is to be sent again.
-    fn acknowledged(&mut self, segment: &Received<'_>, now_ns: u64) -> bool {
-        let bytes = segment.acknowledgement.wrapping_sub(self.stream.begin()) as i32;
-        let Ok(bytes) = usize::try_from(bytes) else {
-            return false;
-        };
-        let most = self.sent_ever;
-        let bytes = match self.phase {
-            // The rest is what went on as it was.
-            Phase::Passing => bytes.min(most),
-            _ if bytes > most => return false,
-            _ => bytes,
-        };
-        self.server.note_window(segment);
-        self.retries = 0;
-        if bytes == 0 {
-            let asks = segment.payload.is_empty() && self.sent > 0;
-            self.duplicates = if asks { self.duplicates + 1 } else { 0 };
-            return self.duplicates == 3;
-        }
-        self.duplicates = 0;
-        self.rto_ns = self.first_rto_ns;
-        let whole = bytes.min(self.stream.whole().len());
-        self.end_acknowledged |= bytes > whole;
-        self.stream.release(whole);
-        self.allowed -= whole.min(self.allowed);
-        self.sent = self.sent.saturating_sub(bytes);
-        self.sent_ever -= bytes;
-        self.congestion_window = (self.congestion_window + bytes).min(MAX_LEN);
-        self.resend_at_ns = (self.sent > 0).then_some(now_ns + self.rto_ns);
-        false
-    }
-
-    /// Takes in what the server says, while its answer matters. Returns whether that is known now.
-    fn listen(&mut self, segment: &Received<'_>) -> Result<bool, Refused> {
-        let Some(answer) = &mut self.answer else {
-            return Ok(false);
-        };
-        let most = (tls::MAX_ANSWER * 2) as i32;
-        let at = segment.sequence.wrapping_sub(answer.begin()) as i32;
-        let payload = segment.payload;
-        // What is too far away is out of reach, before and behind.
-        let reach = most.checked_sub(at).map(usize::try_from);
-        let Some(Ok(reach)) = reach else {
-            return Ok(false);
-        };
-        answer.insert(
-            segment.sequence,
-            &payload[..payload.len().min(reach)],
-            false,
-        );
-        let told = self.spoken.server_said(answer.whole())?;
-        if told {
-            self.answer = None;
-        }
-        Ok(told)
-    }
-
-    /// Decides about what is there, and sends on what may be sent.
-    fn proceed(
-        &mut self,
-        wire: &mut dyn Wire,
-        may: &mut dyn FnMut(&HostName, &mut Vec<Rc<LearntName>>) -> bool,
-        now_ns: u64,
-    ) -> Outcome {
-        let before = self.allowed;
-        let mut held = false;
-        while self.phase == Phase::Open {
-            let step = match self.spoken.next(&self.stream.whole()[self.allowed..]) {
-                Ok(step) => step,
-                Err(why) => return self.refuse(why, wire),
-            };
-            match step {
-                Step::Said(name, len) => {
-                    if !may(&name, &mut self.named) {
-                        return self.refuse(Refused::Name, wire);
-                    }
-                    self.is_let_in = true;
-                    self.allowed += len;
-                    if self.spoken.wants_answer() {
-                        self.answer = Some(Reassembly::new(self.server.next));
-                    }
-                }
-                Step::Pass(len) => self.allowed += len,
-                Step::More => break,
-                Step::Held => {
-                    held = true;
-                    break;
-                }
-                Step::Rest => {
-                    self.stream.forget_islands();
-                    self.allowed = self.stream.whole().len();
-                    self.phase = Phase::Passing;
-                }
-            }
-        }
-        let undecided = self.stream.whole().len() - self.allowed;
-        if undecided > 0 && !held {
-            if self.stream.is_ended() {
-                return self.refuse(Refused::Malformed, wire);
-            }
-            if undecided >= MAX_LEN {
-                return self.refuse(Refused::TooLong, wire);
-            }
-        }
-        if undecided == 0 && self.stream.is_ended() {
-            if !self.is_let_in {
-                // Else the kernel would take over what nobody named.
-                return self.refuse(Refused::NoName, wire);
-            }
-            self.phase = Phase::Passing;
-        }
-        self.be_patient(undecided > 0 && !held, self.allowed > before, now_ns);
-        self.transmit(wire, now_ns);
-        self.outcome()
-    }
-
-    fn be_patient(&mut self, undecided: bool, progress: bool, now_ns: u64) {
-        self.has_spoken |= progress;
-        let begun = undecided || self.stream.has_islands();
-        self.patience = match self.patience {
-            _ if self.phase != Phase::Open => Patience::Endless,
-            Patience::ToFinish(at) if begun && !progress => Patience::ToFinish(at),
-            _ if begun => Patience::ToFinish(now_ns + SLOW_NS),
-            // Who has spoken may be silent for as long as it likes.
-            _ if self.has_spoken => Patience::Endless,
-            before => before,
-        };
-    }
-
-    fn outcome(&self) -> Outcome {
-        if self.phase == Phase::Passing && self.sendable() == 0 {
-            Outcome::Released
-        } else {
-            Outcome::Goes
-        }
-    }
-
-    /// Until a name is let in, the guest's acknowledgements are as many as what they can be about:
-    /// else their windows and times would be words to the server.
-    fn owe_for(&mut self, segment: &Received<'_>) {
-        let segments = 1 + segment.payload.len() / SMALL_MSS;
-        self.owed = (self.owed + segments as u32).min(MAX_OWED);
-    }
-
-    fn acknowledge_server(&mut self, wire: &mut dyn Wire) {
-        if self.is_let_in || self.owed > 0 {
-            self.owed = self.owed.saturating_sub(1);
-            self.send(wire, self.sent, 0, 0);
-        }
-    }
-
-    /// Tells the guest what is there.
-    fn acknowledge(&mut self, wire: &mut dyn Wire) {
-        let window = self.window(false);
-        wire.to_guest(&Segment {
-            sequence: self.server.next,
-            acknowledgement: self.next_expected(),
-            flags: Flags::ACK,
-            window,
-            time: self
-                .server
-                .has_time
-                .then_some((self.server.time, self.guest_time)),
-            payload: &[],
-        });
-    }
-
-    /// The window to tell the guest, in the server's scale but in a SYN. Its end never goes back.
-    fn window(&mut self, is_syn: bool) -> u16 {
-        let own = self.stream.begin().wrapping_add(MAX_LEN as u32);
-        let servers = self.server.window_end;
-        let nearer = own.wrapping_sub(servers) as i32 <= 0 && self.phase != Phase::Passing;
-        let end = if nearer { own } else { servers };
-        if end.wrapping_sub(self.told_window_end) as i32 > 0 {
-            self.told_window_end = end;
-        }
-        let left = self.told_window_end.wrapping_sub(self.next_expected());
-        let left = if left as i32 > 0 { left } else { 0 };
-        let scale = if is_syn { 0 } else { self.server.window_scale };
-        u16::try_from(left >> scale).unwrap_or(u16::MAX)
-    }
-
-    fn mss(&self) -> usize {
-        let mss = usize::from(self.server.mss).min(self.path_mss);
-        let options = if self.server.has_time { 12 } else { 0 };
-        mss.saturating_sub(options).max(1)
-    }
-
-    /// Sends on what may be sent and fits the windows.
-    fn transmit(&mut self, wire: &mut dyn Wire, now_ns: u64) {
-        let begin = self.stream.begin();
-        let window = self.server.window_end.wrapping_sub(begin);
-        let window = if window as i32 > 0 {
-            window as usize
-        } else {
-            0
-        };
-        let most = window.min(self.congestion_window);
-        while self.sent < self.sendable() {
-            let mut len = (self.allowed.saturating_sub(self.sent)).min(self.mss());
-            len = len.min(most.saturating_sub(self.sent));
-            let end = self.sent + len == self.allowed && self.sendable() > self.allowed;
-            if len == 0 && !(end && self.sent <= most) {
-                break;
-            }
-            let push = if self.sent + len == self.allowed {
-                PUSH
-            } else {
-                0
-            };
-            let fin = if end { Flags::FIN } else { 0 };
-            self.send(wire, self.sent, len, push | fin);
-            self.sent += len + usize::from(end);
-            self.sent_ever = self.sent_ever.max(self.sent);
-        }
-        if self.sendable() == 0 {
-            self.resend_at_ns = None;
-        } else {
-            self.resend_at_ns.get_or_insert(now_ns + self.rto_ns);
-        }
-    }
-
-    /// Goes back to the first byte that is not acknowledged, with one segment; into a shut window
-    /// with one byte.
-    fn resend_from_begin(&mut self, wire: &mut dyn Wire, now_ns: u64) {
-        self.sent = 0;
-        self.duplicates = 0;
-        self.congestion_window = self.mss();
-        self.resend_at_ns = None;
-        self.transmit(wire, now_ns);
-        if self.sent == 0 && self.allowed > 0 {
-            self.send(wire, 0, 1, 0);
-            self.sent_ever = self.sent_ever.max(1);
-        }
-    }
-
-    /// Sends so many bytes from a place on; what is behind them is told by `sent_ever` alone.
-    fn send(&self, wire: &mut dyn Wire, from: usize, len: usize, flags: u8) {
-        wire.to_server(&Segment {
-            sequence: self.stream.begin().wrapping_add(from as u32),
-            acknowledgement: self.guest_ack,
-            flags: flags | Flags::ACK,
-            window: self.guest_window,
-            time: self
-                .server
-                .has_time
-                .then_some((self.guest_time, self.server.time)),
-            payload: &self.stream.whole()[from.min(self.stream.whole().len())..][..len],
-        });
-    }
 }
 
-/// RFC 9293 section 3.1.
-const PUSH: u8 = 0x08;
 /// RFC 9293 section 3.1.
 const URGENT: u8 = 0x20;
 

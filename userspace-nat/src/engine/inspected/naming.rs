@@ -1,0 +1,70 @@
+//! Judging what a connection names.
+use std::rc::Rc;
+
+use slipgate_abi::{Protocol, Tuple};
+
+use crate::{
+    inspect::HostName,
+    rules::{self, LearntName, SharedJudge},
+};
+
+/// Names that a connection named are remembered, so many.
+const MAX_NAMED: usize = 16;
+
+/// Judges what a connection names.
+pub(super) struct Naming<'a> {
+    pub(super) judge: &'a SharedJudge,
+    pub(super) vm: u32,
+    pub(super) to: rules::Destination,
+    pub(super) now_ns: u64,
+    /// The last name that was let in.
+    pub(super) last: Option<Rc<LearntName>>,
+}
+
+impl<'a> Naming<'a> {
+    pub(super) fn new(
+        judge: &'a SharedJudge,
+        vm: u32,
+        to: rules::Destination,
+        now_ns: u64,
+    ) -> Self {
+        Self {
+            judge,
+            vm,
+            to,
+            now_ns,
+            last: None,
+        }
+    }
+
+    /// Whether a server of this name may be spoken to. What DNS told may be over by now; what the
+    /// connection named before it may name again.
+    pub(super) fn may(&mut self, said: &HostName, named: &mut Vec<Rc<LearntName>>) -> bool {
+        let text = said.name().without_dot();
+        let before = named.iter().find(|name| *name.name == *text);
+        let judge = self.judge.borrow();
+        let name = match before {
+            Some(name) => {
+                let let_in = judge.lets_in(self.vm, self.to, said.name());
+                let_in.ok().map(|()| name.clone())
+            }
+            None => judge.said(self.vm, self.to, said.name(), self.now_ns).ok(),
+        };
+        let Some(name) = name else {
+            return false;
+        };
+        if !named.contains(&name) && named.len() < MAX_NAMED {
+            named.push(name.clone());
+        }
+        self.last = Some(name);
+        true
+    }
+}
+
+pub(super) fn destination(tuple: &Tuple) -> rules::Destination {
+    rules::Destination {
+        addr: tuple.remote.into(),
+        port: tuple.remote_port,
+        protocol: Protocol::from_ip(tuple.protocol).unwrap_or(Protocol::Tcp),
+    }
+}

@@ -1,0 +1,78 @@
+//! The session as a receiver, toward the guest.
+use slipgate_abi::tcp::Flags;
+
+use super::{MAX_LEN, Phase, Received, SMALL_MSS, Segment, Session, Wire};
+
+/// Acknowledgements that a guest may save up.
+const MAX_OWED: u32 = 64;
+
+impl Session {
+    /// The number that the guest's next byte has.
+    pub(super) fn next_expected(&self) -> u32 {
+        let len = self.stream.whole().len() + usize::from(self.stream.is_ended());
+        self.stream.begin().wrapping_add(len as u32)
+    }
+
+    /// Whether it acknowledges or offers anything new.
+    pub(super) fn note_guest(&mut self, segment: &Received<'_>) -> bool {
+        if let Some((value, _)) = segment.options.time
+            && value.wrapping_sub(self.guest_time) as i32 > 0
+        {
+            self.guest_time = value;
+        }
+        let ahead = segment.acknowledgement.wrapping_sub(self.guest_ack) as i32;
+        // What the server has not sent is nobody's to acknowledge.
+        let past = segment.acknowledgement.wrapping_sub(self.server.next) as i32 > 0;
+        if ahead < 0 || past || (ahead == 0 && segment.window == self.guest_window) {
+            return false;
+        }
+        self.guest_ack = segment.acknowledgement;
+        self.guest_window = segment.window;
+        true
+    }
+
+    /// Until a name is let in, the guest's acknowledgements are as many as what they can be about:
+    /// else their windows and times would be words to the server.
+    pub(super) fn owe_for(&mut self, segment: &Received<'_>) {
+        let segments = 1 + segment.payload.len() / SMALL_MSS;
+        self.owed = (self.owed + segments as u32).min(MAX_OWED);
+    }
+
+    pub(super) fn acknowledge_server(&mut self, wire: &mut dyn Wire) {
+        if self.is_let_in || self.owed > 0 {
+            self.owed = self.owed.saturating_sub(1);
+            self.send(wire, self.sent, 0, 0);
+        }
+    }
+
+    /// Tells the guest what is there.
+    pub(super) fn acknowledge(&mut self, wire: &mut dyn Wire) {
+        let window = self.window(false);
+        wire.to_guest(&Segment {
+            sequence: self.server.next,
+            acknowledgement: self.next_expected(),
+            flags: Flags::ACK,
+            window,
+            time: self
+                .server
+                .has_time
+                .then_some((self.server.time, self.guest_time)),
+            payload: &[],
+        });
+    }
+
+    /// The window to tell the guest, in the server's scale but in a SYN. Its end never goes back.
+    pub(super) fn window(&mut self, is_syn: bool) -> u16 {
+        let own = self.stream.begin().wrapping_add(MAX_LEN as u32);
+        let servers = self.server.window_end;
+        let nearer = own.wrapping_sub(servers) as i32 <= 0 && self.phase != Phase::Passing;
+        let end = if nearer { own } else { servers };
+        if end.wrapping_sub(self.told_window_end) as i32 > 0 {
+            self.told_window_end = end;
+        }
+        let left = self.told_window_end.wrapping_sub(self.next_expected());
+        let left = if left as i32 > 0 { left } else { 0 };
+        let scale = if is_syn { 0 } else { self.server.window_scale };
+        u16::try_from(left >> scale).unwrap_or(u16::MAX)
+    }
+}
