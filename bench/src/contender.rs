@@ -22,7 +22,7 @@ pub(crate) use self::{
     process::{NatProcess, Scheduled, pin, version},
     stand::{Link, Stand},
 };
-use crate::conditions::Pinning;
+use crate::{conditions::Pinning, workload::ESTABLISHED};
 
 /// The contender that all are compared with.
 pub(crate) const REFERENCE: &str = nftables::NAME;
@@ -47,15 +47,20 @@ pub(crate) trait Contender {
     /// Its version, or why it can't be measured on this machine.
     fn version(&self) -> Result<String>;
 
+    /// Whether it takes part in a workload.
+    fn takes_part(&self, workload: &str) -> bool {
+        // That one is about slipgate's own programs.
+        workload != ESTABLISHED
+    }
+
     /// Makes a world, a guest in it, and the way between them.
     fn set_up(&self, pinning: Pinning) -> Result<Stand>;
 }
 
 /// All contenders, in the order in which they take turns.
 pub(crate) fn all() -> Vec<Box<dyn Contender>> {
-    vec![
-        Box::new(slipgate::Slipgate { policy: false }),
-        Box::new(slipgate::Slipgate { policy: true }),
+    let ours = slipgate::Slipgate::ALL.map(|ours| Box::new(ours) as Box<dyn Contender>);
+    let peers: [Box<dyn Contender>; 7] = [
         Box::new(nftables::Nftables),
         Box::new(forwarding::Forwarding),
         Box::new(einat::Einat),
@@ -63,7 +68,8 @@ pub(crate) fn all() -> Vec<Box<dyn Contender>> {
         Box::new(slirp4netns::Slirp4netns::equal()),
         Box::new(pasta::Pasta::best()),
         Box::new(slirp4netns::Slirp4netns::best()),
-    ]
+    ];
+    ours.into_iter().chain(peers).collect()
 }
 
 /// The world of a contender that forwards in the kernel, or of one that does not.

@@ -7,15 +7,18 @@
 //! per VM (64) is not met.
 
 mod contender;
+mod exchange;
 mod workload;
 
 use crate::{
     conditions::{Conditions, Pinning},
-    results::{self, Table},
+    results::{Row, Table},
     run::{Cell, Plan},
     workload::Limits,
 };
 use std::time::Duration;
+
+pub(crate) use self::exchange::{Client, Upstream};
 
 /// All ratios are to it.
 const REFERENCE: &str = contender::DNSMASQ;
@@ -28,6 +31,7 @@ pub(crate) fn measure(
     budget: Duration,
     conditions: &mut Conditions,
 ) -> (Vec<Cell>, Vec<Table>) {
+    let missing_before = conditions.missing.len();
     let plan = Plan {
         contenders: crate::present(contender::all(), conditions),
         workloads: workload::all(),
@@ -37,8 +41,12 @@ pub(crate) fn measure(
         budget,
     };
     let cells = plan.run();
-    let names: Vec<_> = plan.contenders.iter().map(|c| c.name()).collect();
-    let workloads: Vec<_> = plan.workloads.iter().map(|w| w.measured()).collect();
-    let tables = results::tables(&workloads, &names, REFERENCE, &cells);
+    let mut tables = plan.tables(REFERENCE, &cells);
+    // A comparison with two of three says that it is one.
+    for table in &mut tables {
+        for (name, why) in &conditions.missing[missing_before..] {
+            table.rows.push(Row::missing(name, why.clone()));
+        }
+    }
     (cells, tables)
 }

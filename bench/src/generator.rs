@@ -181,7 +181,8 @@ pub(crate) enum FirstPacket {
 }
 
 impl NewFlows {
-    /// Frames of `count` flows, each with a port of its own at both ends; the world drops them.
+    /// Frames of `count` flows, each with a port of its own at both ends, to where the contender
+    /// has them go; the world drops them.
     pub(crate) fn prepare(stand: &Stand, first: FirstPacket, count: u16) -> Result<NewFlows> {
         // Below lie the ports of servers and of the other floods.
         const FIRST_REMOTE_PORT: u16 = 10_000;
@@ -199,9 +200,11 @@ impl NewFlows {
         drop(stand.in_guest(|| converse((SERVER, ECHO_PORT)))?);
         drop(talk);
         let link = stand.link()?;
+        let to = stand.new_flows_to();
         let frame = |(at, port): (usize, u16)| {
             let guest_port = 20_000 + (at as u16 % GUEST_PORTS);
-            first_packet(first, link, guest_port, port)
+            let destination = SocketAddrV4::new(to[at % to.len()], port);
+            first_packet(first, link, guest_port, destination)
         };
         Ok(NewFlows {
             frames: remote.enumerate().map(frame).collect(),
@@ -209,14 +212,18 @@ impl NewFlows {
     }
 }
 
-fn first_packet(first: FirstPacket, link: Link, guest_port: u16, port: u16) -> Vec<u8> {
+fn first_packet(
+    first: FirstPacket,
+    link: Link,
+    guest_port: u16,
+    destination: SocketAddrV4,
+) -> Vec<u8> {
     let source = SocketAddrV4::new(link.address, guest_port);
-    let destination = SocketAddrV4::new(SERVER, port);
     let frame = match first {
         FirstPacket::Udp => FrameBuilder::udp(source, destination).payload(&SMALL_PAYLOAD),
         FirstPacket::TcpSyn => FrameBuilder::tcp(source, destination)
             .flags(tcp_flags::SYN)
-            .numbers(u32::from(port) << 12, 0)
+            .numbers(u32::from(destination.port()) << 12, 0)
             // MSS 1460, SACK permitted, window scale 7.
             .tcp_options(&[2, 4, 5, 180, 4, 2, 3, 3, 7]),
     };

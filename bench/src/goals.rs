@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use crate::{contender::REFERENCE, results::Table, statistics::Summary};
+use crate::{contender::REFERENCE, program_cost::HIT_METRICS, results::Table, statistics::Summary};
 
 const OURS: &str = "slipgate";
 
@@ -21,6 +21,10 @@ enum Measure {
 enum Side {
     AtLeast(f64),
     AtMost(f64),
+    /// No different from the other, but for what each differs from itself between rounds.
+    Same,
+    /// Told, and not judged.
+    Told,
 }
 
 const GOALS: [(&str, Measure, Side); 15] = [
@@ -87,18 +91,20 @@ const FRAME_COSTS: &[&str] = &[
     "ring 60 KB ×2 CPU",
 ];
 
-/// What looking for a rule costs.
+/// What letting a flow in costs.
 const ADMISSION: &[&str] = &[
     "new-flows-udp",
     "new-flows-udp per CPU second",
     "new-flows-tcp",
     "new-flows-tcp per CPU second",
 ];
+/// What an established flow's packet costs.
+const HITS: &[&str] = &HIT_METRICS;
 /// Questions answered.
 const DNS: &[&str] = &["dns-known", "dns-new"];
 
 /// Of whole microVMs, of policy and of DNS: metrics, ours, to whom, and the ratio.
-const OTHER_GOALS: [(&[&str], &str, &str, Side); 8] = [
+const OTHER_GOALS: [(&[&str], &str, &str, Side); 12] = [
     (CONNECTIONS, "slipgate-run", "qemu-passt", Side::AtMost(0.6)),
     (
         CONNECTIONS,
@@ -110,6 +116,15 @@ const OTHER_GOALS: [(&[&str], &str, &str, Side); 8] = [
     (FRAMES, "slipgate-vmm", "qemu", Side::AtLeast(1.0)),
     (FRAME_COSTS, "slipgate-vmm", "qemu", Side::AtMost(1.0)),
     (ADMISSION, "slipgate-policy", OURS, Side::AtLeast(0.8)),
+    (
+        ADMISSION,
+        "slipgate-names",
+        "slipgate-spread",
+        Side::AtLeast(0.8),
+    ),
+    (ADMISSION, "slipgate-log", OURS, Side::Told),
+    (HITS, "slipgate-policy", OURS, Side::Same),
+    (HITS, "slipgate-names", OURS, Side::Same),
     (DNS, OURS, "dnsmasq", Side::AtLeast(1.0)),
     (DNS, OURS, "unbound", Side::AtLeast(1.0)),
 ];
@@ -120,8 +135,8 @@ pub(crate) struct Goal {
     pub(crate) what: String,
     pub(crate) wanted: String,
     pub(crate) measured: Summary,
-    /// Whether the median is on the right side.
-    pub(crate) met: bool,
+    /// Whether the median is on the right side; `None`: there is none.
+    pub(crate) met: Option<bool>,
 }
 
 /// The goals about which something was measured.
@@ -146,7 +161,10 @@ fn judge_one(
     let table = tables.iter().find(|table| table.metric.name == metric)?;
     let (what, unit, measured) = match measure {
         Measure::To(other) => (
-            format!("{metric} to {other}"),
+            match ours == OURS {
+                true => format!("{metric} to {other}"),
+                false => format!("{metric}, {ours} to {other}"),
+            },
             "×",
             table.ratio(ours, other)?,
         ),
@@ -157,8 +175,17 @@ fn judge_one(
         ),
     };
     let (wanted, met) = match side {
-        Side::AtLeast(least) => (format!("≥ {least} {unit}"), measured.median >= least),
-        Side::AtMost(most) => (format!("≤ {most} {unit}"), measured.median <= most),
+        Side::AtLeast(least) => (format!("≥ {least} {unit}"), Some(measured.median >= least)),
+        Side::AtMost(most) => (format!("≤ {most} {unit}"), Some(measured.median <= most)),
+        Side::Same => {
+            let other = match measure {
+                Measure::To(other) => other,
+                Measure::Own => ours,
+            };
+            let (ours, other) = (table.row(ours)?.summary?, table.row(other)?.summary?);
+            ("same".to_owned(), Some(are_the_same(ours, other)))
+        }
+        Side::Told => ("–".to_owned(), None),
     };
     Some(Goal {
         what,
@@ -167,3 +194,15 @@ fn judge_one(
         met,
     })
 }
+
+/// Whether two differ by no more than the rounds of one of them do. Each is the difference of two
+/// readings in whole ns, so less than 2 between them says nothing.
+fn are_the_same(a: Summary, b: Summary) -> bool {
+    const STEP: f64 = 2.0;
+    let spread = |summary: Summary| summary.max - summary.min;
+    (a.median - b.median).abs() <= spread(a).max(spread(b)).max(STEP)
+}
+
+#[cfg(test)]
+#[path = "goals_test.rs"]
+mod tests;

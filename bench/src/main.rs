@@ -49,8 +49,7 @@ const DNS: &str = "dns";
 #[command(name = "cargo xtask bench --", max_term_width = 100)]
 struct CommandLine {
     /// Only these workloads: bulk-up, bulk-down, connect-close, request-response, udp-64,
-    /// new-flows-udp, new-flows-tcp, microvm, dns,
-    /// programs
+    /// established, new-flows-udp, new-flows-tcp, microvm, dns, programs
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
     /// Only these contenders; ratios are to nftables
@@ -101,7 +100,11 @@ fn main() -> Result<()> {
     let programs = wanted(PROGRAMS);
     let workloads = chosen_workloads(&args.only)?;
     let mut conditions = Conditions::now(pinning, limits);
-    let contenders = present(chosen_contenders(&args.contenders)?, &mut conditions);
+    let mut contenders = present(chosen_contenders(&args.contenders)?, &mut conditions);
+    contenders.retain(|contender| {
+        let mut workloads = workloads.iter();
+        workloads.any(|workload| contender.takes_part(workload.name()))
+    });
     let rounds = args.rounds.map_or(rounds, usize::from);
     // Before anything is pinned: a machine's threads are the scheduler's to place.
     let microvm = match wanted(MICROVM) {
@@ -141,14 +144,7 @@ fn measure(
     } else {
         plan.run()
     };
-    let names: Vec<_> = plan
-        .contenders
-        .iter()
-        .map(|contender| contender.name())
-        .collect();
-    let workloads = plan.workloads.iter().map(|workload| workload.measured());
-    let workloads: Vec<_> = workloads.collect();
-    let mut tables = results::tables(&workloads, &names, contender::REFERENCE, &cells);
+    let mut tables = plan.tables(contender::REFERENCE, &cells);
     tables.extend(microvm::tables(&microvm));
     cells.extend(microvm);
     tables.extend(dns.1);

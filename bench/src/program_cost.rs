@@ -7,9 +7,13 @@
 //! `engine_port` turns its header into MAC addresses and `uplink_ingress_l3` puts an Ethernet header
 //! in front, so there each run is a call of its own, and costs what cold caches cost besides.
 
+mod pinned;
 mod rig;
 
-use std::net::SocketAddrV4;
+use std::{
+    net::{Ipv4Addr, SocketAddrV4},
+    path::Path,
+};
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -17,8 +21,9 @@ use slipgate_abi::{Command, PortHeader, Protocol};
 use slipgate_control::Program;
 use slipgate_testbed::{NetNs, PinDir, frame::FrameBuilder};
 
+pub(crate) use self::pinned::Tag;
 use self::rig::{Flow, GUEST, GUEST_MAC, REMOTE, ROUTER_MAC, ROW, Rig, VM};
-use crate::statistics::Summary;
+use crate::statistics::{Summary, percentile};
 
 /// A frame starts with TTL 255 and stays on the fast path this many times.
 const REPEAT: u32 = 250;
@@ -67,6 +72,51 @@ pub(crate) fn measure(rounds: usize) -> Result<Vec<Cost>> {
     Ok(costs)
 }
 
+/// Of [`of_running`].
+pub(crate) const HIT_METRICS: [&str; 4] = [
+    "guest_egress UDP hit",
+    "uplink_ingress UDP hit",
+    "guest_egress TCP hit",
+    "uplink_ingress TCP hit",
+];
+
+/// Of the programs that a running slipgate has pinned.
+pub(crate) struct Hits {
+    /// In the order of [`HIT_METRICS`].
+    pub(crate) tags: Vec<Tag>,
+    /// Each metric's value, ns over an empty run.
+    pub(crate) costs: Vec<(&'static str, f64)>,
+}
+
+/// Measures them. To be called in that slipgate's network namespace.
+pub(crate) fn of_running(pins: &Path) -> Result<Hits> {
+    const TIMES: usize = 9;
+    let (mut tags, mut costs) = (Vec::new(), Vec::new());
+    for protocol in [Protocol::Udp, Protocol::Tcp] {
+        let mut rig = Rig::of_pinned(pins)?;
+        // The last ones: engines begin with the first.
+        let last = rig.slots() - u32::from(FEW.len);
+        let starts = admit_rings(&mut rig, protocol, FEW, last)?;
+        for program in [Program::GuestEgress, Program::UplinkIngress] {
+            let frames = frames(&starts[..FRAMES / 10], program, protocol);
+            let before = rig.translated()?;
+            // The median, for what interrupts one of them is nobody's cost.
+            let measured: Result<Vec<f64>> = (0..TIMES)
+                .map(|_| Ok(mean(&rig, program, &frames, REPEAT)? - rig.empty_run_ns(10_000)?))
+                .collect();
+            expect_hits(
+                &rig,
+                program,
+                before,
+                TIMES * frames.len() * REPEAT as usize,
+            )?;
+            costs.push((HIT_METRICS[costs.len()], percentile(&measured?, 50.0)));
+            tags.push(rig.tag(program)?);
+        }
+    }
+    Ok(Hits { tags, costs })
+}
+
 /// Runs `f` on freshly loaded programs; the pins go afterwards.
 fn in_namespace<T: Send>(f: impl FnOnce(&mut Rig) -> Result<T> + Send) -> Result<T> {
     let (ns, pins) = (NetNs::new("programs")?, PinDir::new()?);
@@ -77,15 +127,11 @@ fn in_namespace<T: Send>(f: impl FnOnce(&mut Rig) -> Result<T> + Send) -> Result
 }
 
 fn hits(rig: &mut Rig, protocol: Protocol, flows: Flows, rounds: usize) -> Result<Vec<Cost>> {
-    let starts = admit_rings(rig, protocol, flows)?;
+    let starts = admit_rings(rig, protocol, flows, 0)?;
     let mut costs = Vec::new();
     for program in [Program::GuestEgress, Program::UplinkIngress] {
-        let frames: Vec<_> = starts
-            .iter()
-            .take(FRAMES)
-            .map(|&(port, remote_port)| frame(program, protocol, port, remote_port))
-            .collect();
-        let before = rig.translated();
+        let frames = frames(&starts[..FRAMES], program, protocol);
+        let before = rig.translated()?;
         let measured: Result<Vec<f64>> = (0..rounds)
             .map(|_| Ok(mean(rig, program, &frames, REPEAT)? - rig.empty_run_ns(10_000)?))
             .collect();
@@ -111,6 +157,13 @@ fn the_rest(rig: &mut Rig, rounds: usize) -> Result<Vec<Cost>> {
             .collect();
         costs.extend(cost(program, protocol.name(), what, &measured?));
     }
+    rig.deny(denied())?;
+    let passing = frame(Program::Guard, protocol, FIRST_PORT, 443);
+    let measured: Result<Vec<f64>> = (0..rounds)
+        .map(|_| Ok(rig.run_ns(Program::Guard, &passing, 200_000)? - rig.empty_run_ns(200_000)?))
+        .collect();
+    let what = "pass, 1,000 prefixes denied";
+    costs.extend(cost(Program::Guard, protocol.name(), what, &measured?));
     rig.admit(Flow {
         slot: 0,
         protocol,
@@ -137,9 +190,15 @@ fn the_rest(rig: &mut Rig, rounds: usize) -> Result<Vec<Cost>> {
     Ok(costs)
 }
 
+/// Networks around and beside the one that is talked to.
+fn denied() -> impl Iterator<Item = (Ipv4Addr, u32)> {
+    let network = |i: u32| (Ipv4Addr::from_bits((8 << 24) + ((i + 1) << 14)), 18);
+    (0..1_000).map(network)
+}
+
 fn single_hits(rig: &Rig, program: Program, frame: &[u8], rounds: usize) -> Result<Vec<f64>> {
     const RUNS: usize = 10_000;
-    let before = rig.translated();
+    let before = rig.translated()?;
     let measured: Result<Vec<f64>> = (0..rounds)
         .map(|_| {
             let base = mean_of((0..RUNS).map(|_| rig.empty_run_ns(1)))?;
@@ -152,7 +211,7 @@ fn single_hits(rig: &Rig, program: Program, frame: &[u8], rounds: usize) -> Resu
 
 /// Otherwise something else was measured.
 fn expect_hits(rig: &Rig, program: Program, before: u64, runs: usize) -> Result<()> {
-    let hits = rig.translated() - before;
+    let hits = rig.translated()? - before;
     let name = program.name();
     ensure!(hits == runs as u64, "{name}: {hits} hits in {runs} runs");
     Ok(())
@@ -187,11 +246,18 @@ fn mean_of(times: impl ExactSizeIterator<Item = Result<f64>>) -> Result<f64> {
 }
 
 /// Rings of flows, one per remote port; the guest and remote port at which to begin, shuffled.
-fn admit_rings(rig: &mut Rig, protocol: Protocol, flows: Flows) -> Result<Vec<(u16, u16)>> {
+/// In slots from `first_slot` on.
+fn admit_rings(
+    rig: &mut Rig,
+    protocol: Protocol,
+    flows: Flows,
+    first_slot: u32,
+) -> Result<Vec<(u16, u16)>> {
     let mut random = Random(1);
     let mut ports: Vec<u16> = (0..flows.len).map(|port| FIRST_PORT + port).collect();
     random.shuffle(&mut ports);
-    let mut slots: Vec<u32> = (0..u32::from(flows.rings) * u32::from(flows.len)).collect();
+    let count = u32::from(flows.rings) * u32::from(flows.len);
+    let mut slots: Vec<u32> = (first_slot..first_slot + count).collect();
     random.shuffle(&mut slots);
     let mut starts = Vec::new();
     for remote_port in (443..).take(usize::from(flows.rings)) {
@@ -209,6 +275,11 @@ fn admit_rings(rig: &mut Rig, protocol: Protocol, flows: Flows) -> Result<Vec<(u
     random.shuffle(&mut starts);
     let enough = FRAMES.div_ceil(starts.len());
     Ok(starts.repeat(enough))
+}
+
+fn frames(starts: &[(u16, u16)], program: Program, protocol: Protocol) -> Vec<Vec<u8>> {
+    let frame = |&(port, remote_port): &(u16, u16)| frame(program, protocol, port, remote_port);
+    starts.iter().map(frame).collect()
 }
 
 /// A frame of a flow as `program` sees it first, TTL 255.

@@ -169,12 +169,16 @@ fn goals(goals: &[Goal]) -> String {
     for goal in goals {
         let _ = writeln!(
             out,
-            "  {:<36} {:>10}  {:>8}  {:<15} {}",
+            "  {:<60} {:>10}  {:>8}  {:<15} {}",
             goal.what,
             goal.wanted,
             number(goal.measured.median),
             spread(goal.measured),
-            if goal.met { "met" } else { "MISSED" }
+            match goal.met {
+                Some(true) => "met",
+                Some(false) => "MISSED",
+                None => "",
+            }
         );
     }
     out

@@ -23,6 +23,22 @@ pub(crate) struct Row {
     pub(crate) details: Vec<(&'static str, f64)>,
 }
 
+impl Row {
+    /// Of a contender that this machine does not have.
+    pub(crate) fn missing(contender: &'static str, why: String) -> Row {
+        Row {
+            contender,
+            values: Vec::new(),
+            summary: None,
+            ratio: None,
+            stalled: 0,
+            failures: 0,
+            failure: Some(why),
+            details: Vec::new(),
+        }
+    }
+}
+
 /// One metric over all contenders.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Table {

@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::{
     conditions::Pinning,
     contender::{Contender, Stand},
+    results::{self, Table},
     workload::{Limits, Sample, Workload},
 };
 
@@ -59,6 +60,21 @@ impl Plan {
         cells
     }
 
+    /// A table per metric, in the order of the workloads; who takes no part has no row.
+    pub(crate) fn tables(&self, reference: &'static str, cells: &[Cell]) -> Vec<Table> {
+        let mut tables = Vec::new();
+        for workload in &self.workloads {
+            let contenders = self.contenders.iter();
+            let names: Vec<_> = contenders
+                .filter(|contender| contender.takes_part(workload.name()))
+                .map(|contender| contender.name())
+                .collect();
+            let measured = [workload.measured()];
+            tables.extend(results::tables(&measured, &names, reference, cells));
+        }
+        tables
+    }
+
     fn round(&self, round: usize, cells: &mut Vec<Cell>) {
         let set_up = |contender: &dyn Contender| {
             let stand = contender.set_up(self.pinning)?;
@@ -72,6 +88,9 @@ impl Plan {
             .collect();
         for workload in &self.workloads {
             for (contender, stand) in self.contenders.iter().zip(&mut stands) {
+                if !contender.takes_part(workload.name()) {
+                    continue;
+                }
                 let outcome = match stand {
                     Ok(stand) => measure(workload.as_ref(), stand, self.limits),
                     Err(error) => Err(anyhow::anyhow!("set-up: {error:#}")),

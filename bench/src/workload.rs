@@ -2,6 +2,7 @@
 
 mod bulk;
 mod connect_close;
+mod established;
 mod new_flows;
 mod request_response;
 mod small_packets;
@@ -12,6 +13,13 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::{contender::Stand, generator::FirstPacket, results::Measured};
+
+/// Those that let flows in.
+pub(crate) const ADMISSION: [&str; 2] = ["new-flows-udp", "new-flows-tcp"];
+/// The one of small frames.
+pub(crate) const SMALL_PACKETS: &str = "udp-64";
+/// The one of slipgate's programs, as they run.
+pub(crate) const ESTABLISHED: &str = "established";
 
 /// How long a workload may take on one contender, once.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -118,6 +126,7 @@ pub(crate) fn all() -> Vec<Box<dyn Workload>> {
         Box::new(connect_close::ConnectClose),
         Box::new(request_response::RequestResponse),
         Box::new(small_packets::SmallPackets),
+        Box::new(established::Established::default()),
         Box::new(new_flows::AdmitFlows(FirstPacket::Udp)),
         Box::new(new_flows::AdmitFlows(FirstPacket::TcpSyn)),
     ]

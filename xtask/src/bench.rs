@@ -16,7 +16,7 @@ pub(crate) fn bench(workspace: &Workspace, args: &[String]) -> Result<Infallible
     setup::test_tools()?;
     // Without them the rest is still measured, and the report says who is missing.
     if let Err(why) = setup::resolvers() {
-        say(format!("{why:#}"));
+        say(format!("{why:#} (left out of the comparison)"));
     }
     compile::build(workspace, &compile::Build::default())?;
     let mut cargo = workspace.cargo();

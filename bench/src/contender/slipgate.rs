@@ -1,12 +1,26 @@
-//! slipgate in hybrid mode, with its quotas out of the way.
+//! slipgate in hybrid mode, with its quotas out of the way: as it is, and with what may cost an
+//! admission or a packet.
+//!
+//! | | what is measured by it |
+//! | --- | --- |
+//! | `slipgate` | no rules, no records |
+//! | `slipgate-policy` | 1,000 rules by address and 10,000 names in a deny file, all to be passed by |
+//! | `slipgate-log` | a record of each flow, of its start and of its end |
+//! | `slipgate-spread` | as `slipgate`, and new flows go to 10,000 addresses instead of one |
+//! | `slipgate-names` | the same 10,000 addresses, open only because DNS said that they are 10,000 names', which 3,000 rules allow; 1,000 rules by address besides |
 
-use std::{fs, process::Command};
+use std::{fmt::Write, fs, net::Ipv4Addr, process::Command};
 
-use anyhow::{Context, Result, bail};
-use slipgate_testbed::{Guest, PinDir, World, slipgate, world::UPLINK};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use slipgate_testbed::{Guest, PinDir, World, slipgate, world::SERVER, world::UPLINK};
 
 use super::{Contender, Stand, guest, process, world};
-use crate::conditions::Pinning;
+use crate::{
+    conditions::Pinning,
+    dns::{Client, Upstream},
+    workload::{ADMISSION, ESTABLISHED, SMALL_PACKETS},
+};
 
 /// Quotas are policy: none of them may be what is measured.
 const QUOTAS: [&str; 6] = [
@@ -18,20 +32,46 @@ const QUOTAS: [&str; 6] = [
     "100000000",
 ];
 
-/// Rules by address and names that are refused, of the contender with a policy. None is about what
-/// the workloads do: what they cost is looking for one.
+/// Rules by address. None is about where the workloads go: what they cost is looking for one.
 const RULES: u32 = 1_000;
+/// Names that are denied, or that are allowed and asked for.
 const NAMES: u32 = 10_000;
+/// The latter are in so many zones. For each there is a rule about all names beneath it, and since a
+/// guest has only so many octets of such names at once, a rule about the zone itself and one about
+/// `www` beneath it.
+const ZONES: u32 = 1_000;
+/// The first address of those that the names have: of the range for benchmarks (RFC 2544), beside
+/// the uplink's network. They are behind the router, which drops what comes for them.
+const FIRST_NAMED: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 0);
 
-pub(super) struct Slipgate {
-    pub(super) policy: bool,
+/// What it has to do besides.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Slipgate {
+    Plain,
+    Policy,
+    Log,
+    Spread,
+    Names,
+}
+
+impl Slipgate {
+    pub(super) const ALL: [Slipgate; 5] = [
+        Slipgate::Plain,
+        Slipgate::Policy,
+        Slipgate::Log,
+        Slipgate::Spread,
+        Slipgate::Names,
+    ];
 }
 
 impl Contender for Slipgate {
     fn name(&self) -> &'static str {
-        match self.policy {
-            true => "slipgate-policy",
-            false => "slipgate",
+        match self {
+            Slipgate::Plain => "slipgate",
+            Slipgate::Policy => "slipgate-policy",
+            Slipgate::Log => "slipgate-log",
+            Slipgate::Spread => "slipgate-spread",
+            Slipgate::Names => "slipgate-names",
         }
     }
 
@@ -46,30 +86,141 @@ impl Contender for Slipgate {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
+    fn takes_part(&self, workload: &str) -> bool {
+        let admission = ADMISSION.contains(&workload);
+        match self {
+            Slipgate::Plain => true,
+            Slipgate::Policy | Slipgate::Names => {
+                admission || [ESTABLISHED, SMALL_PACKETS].contains(&workload)
+            }
+            Slipgate::Log | Slipgate::Spread => admission,
+        }
+    }
+
     fn set_up(&self, pinning: Pinning) -> Result<Stand> {
         let world = World::with(world(false))?;
         let guest = Guest::new(&world, guest(pinning))?;
         let pins = PinDir::new()?;
+        let scratch = tempfile::tempdir().context("make a directory for policy and records")?;
+        let file = |name: &str| scratch.path().join(name).display().to_string();
+        let upstream = SERVER.to_string();
         let mut args = vec!["--tap", guest.tap(), "--uplink", UPLINK];
         args.extend(["--mode", "hybrid", "--log", "warn"]);
         args.extend(QUOTAS);
-        let names = tempfile::tempdir().context("make a directory for a deny file")?;
-        let file = names.path().join("names.txt").display().to_string();
-        let rules: Vec<String> = (0..RULES)
-            .map(|i| format!("100.{}.{}.0/24:{}", i / 250, i % 250, 1 + i))
-            .collect();
-        if self.policy {
-            let lines: String = (0..NAMES)
-                .map(|i| format!("n{i}.denied{}.test\n", i % 100))
-                .collect();
-            fs::write(&file, lines).with_context(|| format!("write {file}"))?;
-            args.extend(rules.iter().flat_map(|rule| ["--deny", rule]));
-            args.extend(["--deny-file", &file]);
+        let (policy, denied, records) =
+            (file("policy.toml"), file("names.txt"), file("flows.jsonl"));
+        match self {
+            Slipgate::Plain | Slipgate::Spread => {}
+            Slipgate::Policy => {
+                let rules = deny_rules() + "  { deny_file = \"names.txt\" },\n";
+                write(&policy, &with_default("allow", &rules))?;
+                write(&denied, &denied_names())?;
+                args.extend(["--policy", &policy]);
+            }
+            Slipgate::Names => {
+                let rules = deny_rules() + &allow_rules();
+                write(&policy, &with_default("deny", &rules))?;
+                args.extend(["--policy", &policy, "--dns", &upstream]);
+            }
+            Slipgate::Log => {
+                args.extend(["--flow-log", &records]);
+                args.extend(["--flow-log-events", "flow_start,flow_end"]);
+            }
         }
         let mut slipgate = slipgate::Slipgate::attach(&world.host, &pins, &args)?;
         process::pin(slipgate.broker_pid(), pinning.middle)?;
         let engine = slipgate.engine_pid().context("slipgate has no engine")?;
         process::pin(engine, pinning.middle)?;
-        Ok(Stand::in_kernel(world, guest).under_slipgate(slipgate, engine))
+        let mut stand = Stand::in_kernel(world, guest).under_slipgate(slipgate, engine);
+        stand.keep(scratch);
+        if [Slipgate::Spread, Slipgate::Names].contains(self) {
+            stand = stand.with_new_flows_to((0..NAMES).map(address_of).collect());
+        }
+        if *self == Slipgate::Names {
+            learn_names(&stand)?;
+        }
+        Ok(stand)
     }
 }
+
+fn write(path: &str, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("write {path}"))
+}
+
+fn with_default(default: &str, rules: &str) -> String {
+    format!("default = \"{default}\"\nrules = [\n{rules}]\n")
+}
+
+fn deny_rules() -> String {
+    (0..RULES).fold(String::new(), |mut text, i| {
+        let (b, c, port) = (i / 250, i % 250, 1 + i);
+        let _ = writeln!(text, "  {{ deny = \"100.{b}.{c}.0/24:{port}\" }},");
+        text
+    })
+}
+
+fn denied_names() -> String {
+    (0..NAMES).fold(String::new(), |mut text, i| {
+        let _ = writeln!(text, "n{i}.denied{}.test", i % 100);
+        text
+    })
+}
+
+/// One by address, too: the workloads talk to the server before they begin.
+fn allow_rules() -> String {
+    let server = format!("  {{ allow = \"{SERVER}\" }},\n");
+    (0..ZONES).fold(server, |mut text, i| {
+        let zone = name(i);
+        let _ = writeln!(
+            text,
+            "  {{ allow = [\"{zone}\", \"www.{zone}\", \"*.{zone}\"] }},"
+        );
+        text
+    })
+}
+
+/// The first of all are the zones themselves.
+fn name(i: u32) -> String {
+    let (zone, name) = (i % ZONES, i / ZONES);
+    match name {
+        0 => format!("z{zone}.test"),
+        1 => format!("www.z{zone}.test"),
+        _ => format!("{name}.z{zone}.test"),
+    }
+}
+
+/// Which of them it is.
+fn number(name: &str) -> Option<u32> {
+    let (first, zone) = match name.strip_suffix(".test")?.split_once(".z") {
+        Some(("www", zone)) => (1, zone),
+        Some((first, zone)) => (first.parse().ok()?, zone),
+        None => (0, name.strip_suffix(".test")?.strip_prefix('z')?),
+    };
+    Some(first * ZONES + zone.parse::<u32>().ok()?)
+}
+
+fn address_of(i: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(FIRST_NAMED.to_bits() + i)
+}
+
+/// The guest asks for all names, which opens their addresses to it: all of them live.
+fn learn_names(stand: &Stand) -> Result<()> {
+    let upstream = Upstream::start(&stand.world.net, |name| Some(address_of(number(name)?)))?;
+    let client = stand.in_guest(Client::new)?;
+    client.ask_each((0..NAMES).map(name))?;
+    drop(upstream);
+    let stats = stand.slipgate_stats()?.unwrap_or_default();
+    let vms = stats.pointer("/vms").and_then(Value::as_array);
+    let open = vms
+        .and_then(|vms| vms.first()?.pointer("/names/open"))
+        .and_then(Value::as_u64);
+    ensure!(
+        open == Some(u64::from(NAMES)),
+        "{open:?} of {NAMES} addresses are open by name"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "slipgate_test.rs"]
+mod tests;

@@ -1,13 +1,16 @@
 //! A contender set up: its world, its guest, and how to write frames as that guest's VMM.
 
 use std::{
+    fs,
     net::Ipv4Addr,
+    os::unix::fs::MetadataExt,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use slipgate_testbed::{GUEST_DEVICE, Guest, NetNs, Slipgate, World, frame::Mac};
+use slipgate_testbed::{GUEST_DEVICE, Guest, NetNs, Slipgate, World, frame::Mac, world::SERVER};
 
 use super::process::{self, NatProcess, Scheduled};
 use crate::generator::Injector;
@@ -24,6 +27,8 @@ pub(crate) struct Stand {
     pub(crate) world: World,
     /// What a process reads while it runs.
     scratch: Option<tempfile::TempDir>,
+    /// Where new flows go.
+    new_flows_to: Vec<Ipv4Addr>,
 }
 
 /// The guest's addresses on its link.
@@ -44,6 +49,7 @@ impl Stand {
             guest: Some(guest),
             world,
             scratch: None,
+            new_flows_to: vec![SERVER],
         }
     }
 
@@ -60,6 +66,17 @@ impl Stand {
         self
     }
 
+    /// Has new flows go to these in turn, instead of the world's first server.
+    pub(crate) fn with_new_flows_to(mut self, addresses: Vec<Ipv4Addr>) -> Self {
+        self.new_flows_to = addresses;
+        self
+    }
+
+    /// Where new flows go, in turn.
+    pub(crate) fn new_flows_to(&self) -> &[Ipv4Addr] {
+        &self.new_flows_to
+    }
+
     /// Keeps a directory for as long as it stands.
     pub(crate) fn keep(&mut self, scratch: tempfile::TempDir) {
         self.scratch = Some(scratch);
@@ -74,6 +91,7 @@ impl Stand {
             guest_ns,
             world,
             scratch: None,
+            new_flows_to: vec![SERVER],
         };
         stand.await_process(|ns| Ok(ns.ip("route show default")?.contains(GUEST_DEVICE)))?;
         Ok(stand)
@@ -134,6 +152,19 @@ impl Stand {
             gateway_mac: mac(neighbours.pointer("/0/lladdr"))
                 .context("the guest has not found its gateway")?,
         })
+    }
+
+    /// Where slipgate's programs and maps are pinned, where slipgate is what serves: in a directory
+    /// that has its network namespace's number.
+    pub(crate) fn pins(&self) -> Result<Option<PathBuf>> {
+        let Some((slipgate, _)) = &self.slipgate else {
+            return Ok(None);
+        };
+        let path = self.world.host.path();
+        let namespace =
+            fs::metadata(&path).with_context(|| format!("look at {}", path.display()))?;
+        let pins = slipgate.pins().path().join(namespace.ino().to_string());
+        Ok(Some(pins))
     }
 
     /// `slipgate stats`, where slipgate is what serves.

@@ -82,14 +82,17 @@ impl Contender for Resolver {
             command.arg(format!("--cache-size={KEPT}"));
         } else {
             let mut text = String::new();
-            // One thread as the others, no validation as the others, names asked for whole.
+            // One thread as the others, no validation as the others, names asked for whole. And
+            // `test.`, which is nobody's (RFC 6761 section 6.2) and by default unbound's own to
+            // deny, is asked for like any other.
             writeln!(
                 text,
                 "server:\n interface: {gateway}\n access-control: 0.0.0.0/0 allow\n num-threads: 1\n \
                  do-daemonize: no\n chroot: \"\"\n username: \"\"\n pidfile: \"\"\n directory: \"/\"\n \
                  use-syslog: no\n module-config: \"iterator\"\n qname-minimisation: no\n \
                  do-ip6: no\n use-caps-for-id: yes\n outgoing-range: 4096\n \
-                 num-queries-per-thread: 2048\nremote-control:\n control-enable: no\n\
+                 num-queries-per-thread: 2048\n local-zone: \"test.\" nodefault\n\
+                 remote-control:\n control-enable: no\n\
                  forward-zone:\n name: \".\"\n forward-addr: {SERVER}"
             )?;
             let file = scratch.path().join("unbound.conf");

@@ -2,20 +2,40 @@
 
 use std::{
     net::Ipv4Addr,
-    os::fd::{AsRawFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
 };
 
-use anyhow::{Context, Result, ensure};
-use slipgate_abi::{FlowRef, NextHop, Protocol, Slot, TapEntry, Verdict, Vm, tcp::TcpBits};
-use slipgate_control::{Datapath, LoadOptions, Paths, Program, maps::Insert};
+use anyhow::{Context, Result};
+use slipgate_abi::{
+    FlowRef, NextHop, Protocol, Slot, SlotRef, TapEntry, Tuple, Verdict, Vm,
+    forward::DenyKey,
+    maps::{MAX_NEXT_HOPS, MAX_VMS},
+    tcp::TcpBits,
+};
+use slipgate_control::{
+    Datapath, LoadOptions, Paths, Program,
+    layout::MapName,
+    maps::{DenyPrefix, Insert},
+};
 
-pub(super) const ROW: u32 = 3;
-pub(super) const VM: u32 = 77;
+use super::pinned::{self, PinnedMap, Tag};
+
+/// The last: a running slipgate begins with the first.
+pub(super) const ROW: u32 = MAX_VMS - 1;
+pub(super) const VM: u32 = 0x7fff_0001;
+const POLICY: u32 = 6;
 /// Loopback: the device that a test run's frames come in by.
 const DEVICE: u32 = 1;
-const HOP: u32 = 5;
+const HOP: u32 = MAX_NEXT_HOPS - 1;
 const SLOTS: u32 = 131_072;
+const PROGRAMS: [Program; 5] = [
+    Program::GuestEgress,
+    Program::UplinkIngress,
+    Program::UplinkIngressL3,
+    Program::EnginePort,
+    Program::Guard,
+];
 /// Also the address that its flows are translated to, so that they form rings.
 pub(super) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
@@ -37,7 +57,14 @@ pub(super) struct Flow {
 }
 
 pub(super) struct Rig {
-    datapath: Datapath,
+    programs: Vec<(Program, OwnedFd)>,
+    taps: PinnedMap<u32, TapEntry>,
+    slots: PinnedMap<u32, Slot>,
+    flows: PinnedMap<Tuple, FlowRef>,
+    /// What was put in.
+    flows_in: Vec<(u32, Slot)>,
+    /// Of programs that are nobody's but ours.
+    own: Option<Datapath>,
 }
 
 impl Rig {
@@ -48,48 +75,90 @@ impl Rig {
             slots: SLOTS,
             bpf_log: false,
         })?;
-        let maps = datapath.maps();
-        let row = maps.vm(ROW).context("VMS has no such row")?;
-        let hop = maps
-            .next_hop(HOP)
-            .context("NEXT_HOPS has no such element")?;
-        // SAFETY: both point to mapped elements, and nobody else has these maps.
-        unsafe {
-            row.as_ptr().write(vm());
-            hop.as_ptr().write(next_hop());
-        }
+        let mut rig = Rig::of_pinned(pins)?;
+        rig.own = Some(datapath);
+        Ok(rig)
+    }
+
+    /// The programs and maps that are pinned there, with one VM more. It goes with the rig, and so
+    /// do the flows.
+    pub(super) fn of_pinned(pins: &Path) -> Result<Rig> {
+        let programs =
+            PROGRAMS.map(|program| Ok((program, pinned::open(&pins.join(program.name()))?)));
+        let rig = Rig {
+            programs: programs.into_iter().collect::<Result<_>>()?,
+            taps: map(pins, MapName::Taps)?,
+            slots: map(pins, MapName::Slots)?,
+            flows: map(pins, MapName::Flows)?,
+            flows_in: Vec::new(),
+            own: None,
+        };
+        map(pins, MapName::Vms)?.set(&ROW, &vm())?;
+        map(pins, MapName::NextHops)?.set(&HOP, &next_hop())?;
         let tap = TapEntry {
             vm: VM,
             vm_row: ROW,
         };
-        maps.taps.insert(&DEVICE, &tap, Insert::New)?;
-        Ok(Rig { datapath })
+        rig.taps.set(&DEVICE, &tap)?;
+        Ok(rig)
+    }
+
+    /// A program's tag.
+    pub(super) fn tag(&self, program: Program) -> Result<Tag> {
+        pinned::tag(self.program(program)?)
+    }
+
+    fn program(&self, program: Program) -> Result<BorrowedFd<'_>> {
+        let found = self.programs.iter().find(|(known, _)| *known == program);
+        let (_, fd) = found.with_context(|| format!("{} is not measured", program.name()))?;
+        Ok(fd.as_fd())
+    }
+
+    /// How many slots there are.
+    pub(super) fn slots(&self) -> u32 {
+        self.slots.elements()
+    }
+
+    /// The guard drops by itself what goes to these, whatever the VM's policy is.
+    pub(super) fn deny(&self, prefixes: impl Iterator<Item = (Ipv4Addr, u32)>) -> Result<()> {
+        let own = self.own.as_ref().context("programs of others")?;
+        for (remote, len) in prefixes {
+            let prefix = DenyPrefix {
+                prefix_len: 32 + len,
+                key: DenyKey {
+                    policy: POLICY.to_be_bytes(),
+                    remote: remote.into(),
+                },
+            };
+            own.maps().deny.insert(&prefix, &0, Insert::New)?;
+        }
+        Ok(())
     }
 
     /// Puts a flow into its slot and both tuples into `FLOWS`.
     pub(super) fn admit(&mut self, flow: Flow) -> Result<()> {
-        let maps = self.datapath.maps();
-        let slot = maps.slot(flow.slot).context("SLOTS has no such element")?;
-        // SAFETY: it points to a mapped element that no program uses yet.
-        unsafe { slot.as_ptr().write(filled(&flow)) };
+        let slot = filled(&flow);
+        self.slots.set(&flow.slot, &slot)?;
         let entry = FlowRef {
             slot: flow.slot,
             generation: 1,
         };
-        maps.flows
-            .insert(&slot.world_tuple(), &entry, Insert::New)?;
-        maps.flows
-            .insert(&slot.guest_tuple(), &entry, Insert::New)?;
+        self.flows_in.push((flow.slot, slot));
+        for tuple in tuples(slot) {
+            self.flows.set(&tuple, &entry)?;
+        }
         Ok(())
     }
 
     /// Packets that were translated so far.
-    pub(super) fn translated(&self) -> u64 {
-        let maps = self.datapath.maps();
-        let slots = (0..maps.slots()).filter_map(|index| maps.slot(index));
-        // SAFETY: mapped elements; the programs run on this thread only.
-        let slots = slots.map(|slot| unsafe { slot.as_ptr().read_volatile() });
-        slots.map(|slot| slot.tx_packets + slot.rx_packets).sum()
+    pub(super) fn translated(&self) -> Result<u64> {
+        let mut packets = 0;
+        for (index, slot) in &self.flows_in {
+            let mut slot = *slot;
+            self.slots.read(index, &mut slot)?;
+            packets += slot.tx_packets + slot.rx_packets;
+        }
+        Ok(packets)
     }
 
     /// Mean time of a run of nearly nothing, ns: ARP on the uplink, which is left to the host.
@@ -101,62 +170,37 @@ impl Rig {
 
     /// Mean time of a run of `program` on `frame`, each on what the run before left, ns.
     pub(super) fn run_ns(&self, program: Program, frame: &[u8], repeat: u32) -> Result<f64> {
-        let fd = self.datapath.program(program)?;
-        test_run(fd, frame, repeat).with_context(|| format!("PROG_TEST_RUN of {}", program.name()))
+        pinned::test_run(self.program(program)?, frame, repeat)
+            .with_context(|| format!("PROG_TEST_RUN of {}", program.name()))
     }
 }
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        // The pins are the caller's; the locks beside them are nobody's any more.
-        let _ = std::fs::remove_dir_all(&self.datapath.paths().run_dir);
+        if let Some(own) = &self.own {
+            // The pins are the caller's; the locks beside them are nobody's any more.
+            let _ = std::fs::remove_dir_all(&own.paths().run_dir);
+            return;
+        }
+        // As the others' maps were found, but for rows and slots that nobody else has.
+        let _ = self.taps.remove(&DEVICE);
+        for (_, slot) in &self.flows_in {
+            for tuple in tuples(*slot) {
+                let _ = self.flows.remove(&tuple);
+            }
+        }
     }
 }
 
-/// The part of `union bpf_attr` that BPF_PROG_TEST_RUN reads (include/uapi/linux/bpf.h).
-#[repr(C)]
-#[derive(Default)]
-struct TestRun {
-    prog_fd: u32,
-    retval: u32,
-    data_size_in: u32,
-    data_size_out: u32,
-    data_in: u64,
-    data_out: u64,
-    repeat: u32,
-    duration: u32,
-    ctx_size_in: u32,
-    ctx_size_out: u32,
-    ctx_in: u64,
-    ctx_out: u64,
-    flags: u32,
-    cpu: u32,
-    batch_size: u32,
-    pad: u32,
+/// The world's and the guest's.
+fn tuples(mut slot: Slot) -> [Tuple; 2] {
+    // SAFETY: it points to the slot here, which outlives it.
+    let slot = unsafe { SlotRef::new(&raw mut slot) };
+    [slot.world_tuple(), slot.guest_tuple()]
 }
 
-const BPF_PROG_TEST_RUN: libc::c_long = 10;
-
-fn test_run(program: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> Result<f64> {
-    let mut run = TestRun {
-        prog_fd: program.as_raw_fd() as u32,
-        data_size_in: frame.len() as u32,
-        data_in: frame.as_ptr() as u64,
-        repeat,
-        ..TestRun::default()
-    };
-    // SAFETY: the attribute is writable for its size, and the frame readable for its length; no
-    // output buffer is given.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            BPF_PROG_TEST_RUN,
-            &raw mut run,
-            size_of::<TestRun>(),
-        )
-    };
-    ensure!(done == 0, "{}", std::io::Error::last_os_error());
-    Ok(f64::from(run.duration))
+fn map<K: Copy, V: Copy>(pins: &Path, name: MapName) -> Result<PinnedMap<K, V>> {
+    PinnedMap::open(&pins.join(name.name()))
 }
 
 fn vm() -> Vm {
@@ -173,7 +217,7 @@ fn vm() -> Vm {
         mtu: 1500,
         // Nobody takes in what is handed over.
         credits: u32::MAX,
-        policy: 6,
+        policy: POLICY,
         prefix_len: 24,
         pad0: 0,
         handed_over: 0,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
-use super::{Limits, Metric, Sample, Workload, rates};
+use super::{ADMISSION, Limits, Metric, Sample, Workload, rates};
 use crate::{
     contender::Stand,
     cpu_time::CpuTime,
@@ -37,8 +37,8 @@ impl AdmitFlows {
     }
 }
 
-const UDP: [Metric; 2] = rates("new-flows-udp", "new-flows-udp per CPU second");
-const TCP: [Metric; 2] = rates("new-flows-tcp", "new-flows-tcp per CPU second");
+const UDP: [Metric; 2] = rates(ADMISSION[0], "new-flows-udp per CPU second");
+const TCP: [Metric; 2] = rates(ADMISSION[1], "new-flows-tcp per CPU second");
 
 impl Workload for AdmitFlows {
     fn name(&self) -> &'static str {

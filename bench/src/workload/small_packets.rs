@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::{Limits, Metric, Sample, Unit, Workload};
+use super::{Limits, Metric, SMALL_PACKETS, Sample, Unit, Workload};
 use crate::{
     contender::Stand,
     cpu_time::CpuTime,
@@ -22,7 +22,7 @@ pub(super) struct SmallPackets;
 
 impl Workload for SmallPackets {
     fn name(&self) -> &'static str {
-        "udp-64"
+        SMALL_PACKETS
     }
 
     fn metrics(&self) -> &'static [Metric] {

@@ -3,24 +3,32 @@
 //! What is remembered is the way of an answer ([`LearntName::way`]), not the rules that spoke of it:
 //! a successor judges it by its own, and opens for what is left of the time. A way that is longer
 //! than an element has room for is not remembered: its name is asked for anew. So is what finds no
-//! room in the map.
+//! room in the map, of which no VM can take what the others need ([`Reserve`]).
 //!
 //! [`LearntName::way`]: crate::rules::LearntName::way
-use slipgate_abi::names::MAX_NAME_LEN;
+use slipgate_abi::{maps::MAX_NAMES, names::MAX_NAME_LEN};
 
 use super::core::Core;
 use crate::{
     datapath::{Datapath, RememberedName},
+    quota::Reserve,
     rules::Change,
 };
 
 impl<D: Datapath> Core<D> {
     /// Writes down what opened and what ended since the last call.
     pub(super) fn remember_openings(&mut self) {
-        for change in self.judge.borrow_mut().take_changes() {
+        let changes = self.judge.borrow_mut().take_changes();
+        if changes.is_empty() {
+            return;
+        }
+        let reserve = Reserve::new(MAX_NAMES as usize, self.vms().count());
+        for change in changes {
             match change {
                 Change::Opened(vm, addr, name, expires_ns) => {
-                    if name.way().len() > MAX_NAME_LEN {
+                    let (held, total) = self.judge.borrow().open_by_name(vm);
+                    let free = (MAX_NAMES as usize).saturating_sub(total);
+                    if name.way().len() > MAX_NAME_LEN || !reserve.allows(free, || held) {
                         continue;
                     }
                     self.datapath.remember_name(&RememberedName {

@@ -40,11 +40,7 @@ impl Judge {
     ) -> Result<Rc<LearntName>, Said> {
         self.lets_in(vm, to, said)?;
         let name = said.without_dot();
-        let told = self
-            .learnt
-            .names(vm, to.addr, now_ns)
-            .find(|learnt| *learnt.name == *name);
-        let Some(told) = told else {
+        let Some(told) = self.learnt.told(vm, to.addr, &name, now_ns) else {
             let address = to.addr;
             return Err(Said::NotTold { name, address });
         };

@@ -183,7 +183,7 @@ impl Judge {
             return by_address;
         }
         let mut best: Option<Verdict> = None;
-        for name in self.learnt.names(vm, to.addr, now_ns) {
+        for name in self.learnt.effects(vm, to.addr, now_ns) {
             let Some(decision) = policy.first_of(&name.rules, to) else {
                 continue;
             };
@@ -468,9 +468,15 @@ impl Judge {
             .open(vm, &learnt, &addresses, same, lasting, now_ns)
             .map_err(|Full| {
                 self.count(vm).full += 1;
-                let text = format!("refused: {MAX_PER_VM} addresses are open by name already");
+                let text =
+                    format!("refused: no room, {MAX_PER_VM} addresses are open by name at most");
                 ExtendedError::prohibited(text)
             })
+    }
+
+    /// Addresses open by name to a VM, and to all of them.
+    pub fn open_by_name(&self, vm: u32) -> (usize, usize) {
+        (self.learnt.count(vm), self.learnt.total())
     }
 
     /// Ends openings whose time is over.

@@ -4,11 +4,17 @@
 //! [`FLOOR_S`] and [`CEILING_S`]. What has the same effect on the same address is one opening, by
 //! the name last asked for, so that a thousand names at one address cost no more than one; but for
 //! a VM whose connections are inspected each name is one of its own. A VM
-//! has [`MAX_PER_VM`] at most: what is beyond is refused, and nothing that lives gives way.
+//! has [`MAX_PER_VM`] at most: what is beyond is refused, and nothing that lives gives way. One by an
+//! answer that leads through long names counts as several.
+//!
+//! A guest that owns a domain can have all of them at one address. So those of an address are in
+//! order of their rules, then of their names: what decides looks at one for each list of rules,
+//! however many names have it, and a name is found by halving.
 //!
 //! What opens and what ends is noted ([`Change`]) for the map that a successor reads. It gets the
 //! *way* of an answer, from the name asked for to the last, and judges it by the rules of its time.
 use std::{
+    cmp::Ordering,
     collections::{BTreeSet, HashMap},
     net::Ipv4Addr,
     rc::Rc,
@@ -22,8 +28,11 @@ use crate::clock::SECOND_NS;
 pub const FLOOR_S: u32 = 30;
 /// And at most so long, seconds: as long as the resolver keeps an answer itself.
 pub const CEILING_S: u32 = 86_400;
-/// Openings of a VM at once.
-pub const MAX_PER_VM: usize = 4_096;
+/// Openings of a VM at once: more than new names of common length beneath wildcards
+/// ([`super::asking`]) come to in half an hour, and 10 MiB if the guest makes the most of them.
+pub const MAX_PER_VM: usize = 16_384;
+/// An opening counts once more for each so many octets of its way.
+const WAY_OCTETS: usize = 256;
 
 /// A name that opened an address, and the rules about it.
 #[derive(PartialEq, Eq, Debug)]
@@ -34,6 +43,13 @@ pub struct LearntName {
     pub(super) rules: Box<[Place]>,
     /// The name, and those that the answer led through, one behind the other in wire form.
     pub(super) way: Box<[u8]>,
+}
+
+impl LearntName {
+    /// How many an opening by it counts as.
+    fn weight(&self) -> usize {
+        1 + self.way.len() / WAY_OCTETS
+    }
 }
 
 /// How long what names open stays open.
@@ -74,12 +90,20 @@ struct Opening {
 pub(super) struct Learnt {
     vms: HashMap<u32, OfVm>,
     changes: Vec<Change>,
+    /// Openings of all VMs.
+    total: usize,
 }
+
+/// Ascending by rules and name, no two alike.
+#[derive(Debug, Default)]
+struct AtAddress(Vec<Opening>);
 
 #[derive(Debug, Default)]
 struct OfVm {
-    by_address: HashMap<Ipv4Addr, Vec<Opening>>,
+    by_address: HashMap<Ipv4Addr, AtAddress>,
     by_expiry: BTreeSet<(u64, u64, Ipv4Addr)>,
+    /// What all count as.
+    weight: usize,
     last_id: u64,
 }
 
@@ -89,7 +113,7 @@ pub(super) struct Full;
 
 impl Learnt {
     /// Opens `addresses` (with TTLs, seconds) to `vm` by `name`: all or none. `same` tells whether
-    /// two names have the same effect.
+    /// two names have the same effect; those with the same rules and name have.
     pub(super) fn open(
         &mut self,
         vm: u32,
@@ -101,29 +125,27 @@ impl Learnt {
     ) -> Result<(), Full> {
         let changes = &mut self.changes;
         let of_vm = self.vms.entry(vm).or_default();
-        of_vm.expire(vm, changes, now_ns);
-        let alike = |opening: &Opening| same(&opening.name, name);
+        self.total -= of_vm.expire(vm, changes, now_ns);
         let known = |address| {
-            let openings = of_vm.by_address.get(address);
-            openings.is_some_and(|openings| openings.iter().any(alike))
+            let openings = of_vm.by_address.get(address)?;
+            Some(openings.0[openings.position(name, &same)?].name.weight())
         };
-        let fresh: BTreeSet<_> = addresses
-            .iter()
-            .map(|(a, _)| a)
-            .filter(|a| !known(a))
-            .collect();
-        if of_vm.by_expiry.len() + fresh.len() > MAX_PER_VM {
+        let distinct: BTreeSet<_> = addresses.iter().map(|(address, _)| address).collect();
+        let more = |address| name.weight().saturating_sub(known(address).unwrap_or(0));
+        if of_vm.weight + distinct.into_iter().map(more).sum::<usize>() > MAX_PER_VM {
             return Err(Full);
         }
+        let before = of_vm.by_expiry.len();
         for &(address, ttl_s) in addresses {
             let lasts_s = ttl_s.min(lasting.ceiling_s).max(lasting.floor_s);
             let lasts_ns = u64::from(lasts_s) * SECOND_NS;
             let mut expires_ns = now_ns + lasts_ns;
             let openings = of_vm.by_address.entry(address).or_default();
             let mut known = false;
-            if let Some(at) = openings.iter().position(alike) {
-                let old = openings.swap_remove(at);
+            if let Some(at) = openings.position(name, &same) {
+                let old = openings.0.remove(at);
                 of_vm.by_expiry.remove(&(old.expires_ns, old.id, address));
+                of_vm.weight -= old.name.weight();
                 // A second more is not worth a note.
                 known = old.name.way == name.way && expires_ns < old.expires_ns + SECOND_NS;
                 expires_ns = expires_ns.max(old.expires_ns);
@@ -137,41 +159,61 @@ impl Learnt {
             of_vm.last_id += 1;
             let id = of_vm.last_id;
             of_vm.by_expiry.insert((expires_ns, id, address));
-            openings.push(Opening {
+            of_vm.weight += name.weight();
+            openings.insert(Opening {
                 name: name.clone(),
                 expires_ns,
                 id,
             });
         }
+        self.total += of_vm.by_expiry.len() - before;
         Ok(())
     }
 
-    /// The names that opened an address to a VM and still do.
-    pub(super) fn names(
+    /// Of the names that opened an address to a VM and still do, one for each list of rules.
+    pub(super) fn effects(
         &self,
         vm: u32,
         address: Ipv4Addr,
         now_ns: u64,
     ) -> impl Iterator<Item = &Rc<LearntName>> {
-        let openings = self.vms.get(&vm).and_then(|v| v.by_address.get(&address));
+        let openings = self.at(vm, address).map(AtAddress::by_rules);
+        let living = move |alike: &'_ [Opening]| -> Option<usize> {
+            alike.iter().position(|opening| opening.expires_ns > now_ns)
+        };
         openings
             .into_iter()
             .flatten()
-            .filter(move |opening| opening.expires_ns > now_ns)
-            .map(|opening| &opening.name)
+            .filter_map(move |alike| Some(&alike[living(alike)?].name))
+    }
+
+    /// What a VM was told of an address by that very name, and may still use.
+    pub(super) fn told(
+        &self,
+        vm: u32,
+        address: Ipv4Addr,
+        name: &str,
+        now_ns: u64,
+    ) -> Option<&Rc<LearntName>> {
+        let mut openings = self.at(vm, address)?.by_rules();
+        openings.find_map(|alike| {
+            let at = alike.binary_search_by(|opening| (*opening.name.name).cmp(name));
+            let found = &alike[at.ok()?];
+            (found.expires_ns > now_ns).then_some(&found.name)
+        })
+    }
+
+    fn at(&self, vm: u32, address: Ipv4Addr) -> Option<&AtAddress> {
+        self.vms.get(&vm)?.by_address.get(&address)
     }
 
     /// The addresses that a name opened to a VM, ascending. Looks through all of the VM's.
     pub(super) fn addresses(&self, vm: u32, name: &str, now_ns: u64) -> Vec<Ipv4Addr> {
         let of_vm = self.vms.get(&vm);
-        let mut found: Vec<_> = of_vm
-            .into_iter()
-            .flat_map(|of_vm| &of_vm.by_address)
-            .filter(|(_, openings)| {
-                let lives = |o: &Opening| o.expires_ns > now_ns && *o.name.name == *name;
-                openings.iter().any(lives)
-            })
-            .map(|(address, _)| *address)
+        let all = of_vm.into_iter().flat_map(|of_vm| of_vm.by_address.keys());
+        let mut found: Vec<_> = all
+            .filter(|address| self.told(vm, **address, name, now_ns).is_some())
+            .copied()
             .collect();
         found.sort_unstable();
         found
@@ -182,11 +224,17 @@ impl Learnt {
         self.vms.get(&vm).map_or(0, |of_vm| of_vm.by_expiry.len())
     }
 
+    /// Openings of all VMs that have not been found to be over.
+    pub(super) fn total(&self) -> usize {
+        self.total
+    }
+
     /// Ends what is over.
     pub(super) fn expire(&mut self, now_ns: u64) {
         let changes = &mut self.changes;
+        let total = &mut self.total;
         self.vms.retain(|vm, of_vm| {
-            of_vm.expire(*vm, changes, now_ns);
+            *total -= of_vm.expire(*vm, changes, now_ns);
             !of_vm.by_expiry.is_empty()
         });
     }
@@ -206,33 +254,96 @@ impl Learnt {
         let mut had = Vec::new();
         let by_address = self.vms.remove(&vm).unwrap_or_default().by_address;
         for (address, openings) in by_address {
-            for opening in openings {
+            for opening in openings.0 {
                 let name = opening.name.clone();
                 self.changes.push(Change::Ended(vm, address, name));
                 had.push((address, opening.name, opening.expires_ns));
             }
         }
+        self.total -= had.len();
         had
     }
 }
 
+impl AtAddress {
+    /// The opening by this name, or by another with the same effect.
+    fn position(
+        &self,
+        name: &LearntName,
+        same: impl Fn(&LearntName, &LearntName) -> bool,
+    ) -> Option<usize> {
+        let exactly = self.0.binary_search_by(|one| order(&one.name, name));
+        exactly.ok().or_else(|| {
+            let mut before = 0;
+            self.by_rules().find_map(|alike| {
+                let at = before;
+                before += alike.len();
+                // Of those with the same rules all have the effect, or none but the very name.
+                same(&alike[0].name, name).then_some(at)
+            })
+        })
+    }
+
+    fn insert(&mut self, opening: Opening) {
+        let at = self
+            .0
+            .partition_point(|one| order(&one.name, &opening.name).is_lt());
+        if self.0.is_empty() {
+            // Most addresses have one.
+            self.0.reserve_exact(1);
+        }
+        self.0.insert(at, opening);
+    }
+
+    /// Those with the same rules together.
+    fn by_rules(&self) -> impl Iterator<Item = &[Opening]> {
+        let mut rest = &self.0[..];
+        std::iter::from_fn(move || {
+            let first = rest.first()?;
+            let len = match rest.get(1) {
+                Some(next) if next.name.rules == first.name.rules => {
+                    rest.partition_point(|one| one.name.rules == first.name.rules)
+                }
+                _ => 1,
+            };
+            let (alike, others) = rest.split_at(len);
+            rest = others;
+            Some(alike)
+        })
+    }
+}
+
+fn order(a: &LearntName, b: &LearntName) -> Ordering {
+    (&a.rules, &a.name).cmp(&(&b.rules, &b.name))
+}
+
 impl OfVm {
-    fn expire(&mut self, vm: u32, changes: &mut Vec<Change>, now_ns: u64) {
-        while let Some(&(expires_ns, id, address)) = self.by_expiry.first() {
+    /// Ends what is over; how many.
+    fn expire(&mut self, vm: u32, changes: &mut Vec<Change>, now_ns: u64) -> usize {
+        let before = self.by_expiry.len();
+        let mut addresses = BTreeSet::new();
+        while let Some(&(expires_ns, _, address)) = self.by_expiry.first() {
             if expires_ns > now_ns {
-                return;
+                break;
             }
             self.by_expiry.pop_first();
-            if let Some(openings) = self.by_address.get_mut(&address) {
-                if let Some(at) = openings.iter().position(|opening| opening.id == id) {
-                    let over = openings.swap_remove(at);
-                    changes.push(Change::Ended(vm, address, over.name));
-                }
-                if openings.is_empty() {
-                    self.by_address.remove(&address);
-                }
+            addresses.insert(address);
+        }
+        // Each once, however many end there.
+        for address in addresses {
+            let Some(openings) = self.by_address.get_mut(&address) else {
+                continue;
+            };
+            let over = openings.0.extract_if(.., |one| one.expires_ns <= now_ns);
+            for over in over {
+                self.weight -= over.name.weight();
+                changes.push(Change::Ended(vm, address, over.name));
+            }
+            if openings.0.is_empty() {
+                self.by_address.remove(&address);
             }
         }
+        before - self.by_expiry.len()
     }
 }
 

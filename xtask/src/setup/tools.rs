@@ -34,8 +34,14 @@ pub(super) fn find_or_install() -> Result<()> {
     of(&TOOLS)
 }
 
+/// One by one: a machine that can't have one has the other.
 pub(super) fn find_or_install_resolvers() -> Result<()> {
-    of(&RESOLVERS)
+    let failed = RESOLVERS.chunks(1).filter_map(|one| of(one).err());
+    let failed: Vec<_> = failed.map(|why| format!("{why:#}")).collect();
+    match failed.is_empty() {
+        true => Ok(()),
+        false => bail!("{}", failed.join("; ")),
+    }
 }
 
 fn of(tools: &[(&'static str, &'static str)]) -> Result<()> {

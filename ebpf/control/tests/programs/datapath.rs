@@ -1,5 +1,5 @@
 //! The loaded object, its maps, and a VM with flows in them.
-use std::{io, net::Ipv4Addr, path::PathBuf, time::Duration};
+use std::{io, net::Ipv4Addr, path::PathBuf};
 
 use aya::{
     Ebpf, EbpfLoader, TestRun, TestRunOptions,
@@ -145,10 +145,7 @@ fn object() -> PathBuf {
 impl Datapath {
     /// The datapath with one VM and no flow; `None`, with a line about it, without root.
     pub(crate) fn for_test(test: &str) -> Option<Self> {
-        Self::with_slots(test, 1024)
-    }
-
-    pub(crate) fn with_slots(test: &str, slots: u32) -> Option<Self> {
+        const SLOTS: u32 = 1_024;
         // SAFETY: no arguments.
         if unsafe { libc::geteuid() } != 0 {
             skipped(test, "loading BPF programs needs root");
@@ -158,8 +155,8 @@ impl Datapath {
         let skb = slipgate_control::btf::skb_layout().expect("the kernel's BTF");
         let mut ebpf = EbpfLoader::new()
             .override_global(SKB_LAYOUT, &skb, true)
-            .map_max_entries("SLOTS", slots)
-            .map_max_entries("FLOWS", slots * 2)
+            .map_max_entries("SLOTS", SLOTS)
+            .map_max_entries("FLOWS", SLOTS * 2)
             .load_file(&path)
             .unwrap_or_else(|error| {
                 panic!(
@@ -314,19 +311,6 @@ impl Datapath {
     /// A TC program, to be run from several threads.
     pub(crate) fn classifier(&self, program: &str) -> &SchedClassifier {
         self.ebpf.program(program).unwrap().try_into().unwrap()
-    }
-
-    /// Mean time of a run.
-    pub(crate) fn time(&self, program: &str, frame: &[u8], repeat: u32) -> Duration {
-        let options = TestRunOptions {
-            data_in: Some(frame),
-            repeat,
-            ..TestRunOptions::default()
-        };
-        self.classifier(program)
-            .test_run(options)
-            .expect("test run")
-            .duration
     }
 
     /// Runs the XDP program; true: passed.

@@ -4,7 +4,6 @@
 
 mod address;
 mod close;
-mod cost;
 mod datapath;
 mod devices;
 mod engine;

@@ -8,9 +8,9 @@ use crate::{
         chain::tests::{a, answer},
     },
     engine::*,
-    rules::{Action, ByRules, FLOOR_S, NameCounts, Rule, wire},
+    rules::{Action, ByRules, FLOOR_S, MAX_PER_VM, NameCounts, Rule, wire},
 };
-use slipgate_abi::{Protocol, Refusal};
+use slipgate_abi::{Protocol, Refusal, maps::MAX_NAMES};
 
 const NAME: &str = "api.ok.test";
 
@@ -259,4 +259,40 @@ fn a_name_of_thousands_of_addresses_is_explained_in_a_line() {
     let first = answer.explanation.lines().next().unwrap();
     assert_eq!(first.matches("198.51.").count(), 8, "{first}");
     assert!(first.ends_with(" and 72 more."), "{first}");
+}
+
+#[test]
+fn a_vm_leaves_the_others_room_among_what_is_remembered() {
+    let mut rig = Rig::with(setup());
+    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let name = wire(NAME).unwrap();
+    let now_ns = rig.kernel.borrow().now_ns;
+    let mut tell = |rig: &mut Rig, vm: u32, addresses: usize| {
+        for at in (0..addresses as u32).step_by(128) {
+            let of = |n: u32| a(NAME, 600, (0xc633_0000 + at + n).to_be_bytes());
+            let told = answer(NAME, &(0..128).map(of).collect::<Vec<_>>());
+            let verdict = dns.answer(vm, Name(&name), &told, 0, now_ns);
+            assert_eq!(verdict, NameVerdict::Allow);
+            rig.engine.core.remember_openings();
+        }
+    };
+    let remembered = |rig: &Rig, vm| {
+        let kernel = rig.kernel.borrow();
+        kernel.names.keys().filter(|key| key.vm == vm).count()
+    };
+    // All but the reserve goes to whoever comes first.
+    for vm in [201, 202, 101] {
+        tell(&mut rig, vm, MAX_PER_VM);
+    }
+    assert_eq!(remembered(&rig, 202), MAX_PER_VM);
+    assert!(remembered(&rig, 101) >= MAX_PER_VM - 128);
+    // Of the reserve each has its part.
+    tell(&mut rig, 203, MAX_PER_VM);
+    tell(&mut rig, 102, 128);
+    assert_eq!(remembered(&rig, 102), 128);
+    let part = MAX_NAMES as usize / 4 / rig.engine.core.vms().count();
+    assert!((part - 128..=part).contains(&remembered(&rig, 203)));
+    rig.engine.core.judge.borrow_mut().forget(101);
+    rig.turn();
+    assert_eq!(remembered(&rig, 101), 0);
 }

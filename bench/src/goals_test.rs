@@ -1,0 +1,132 @@
+use super::*;
+use crate::{
+    results::tables,
+    run::Cell,
+    workload::{self, ADMISSION as WORKLOADS, ESTABLISHED, Sample},
+};
+
+const UDP: &str = WORKLOADS[0];
+
+fn cells(
+    workload: &'static str,
+    metric: &'static str,
+    of: &[(&'static str, [f64; 3])],
+) -> Vec<Cell> {
+    let cell = |contender, round, value| Cell {
+        round,
+        contender,
+        workload,
+        outcome: Ok(Sample::of(&[(metric, value)])),
+    };
+    of.iter()
+        .flat_map(|(contender, values)| {
+            let values = values.iter().zip(1..);
+            values.map(|(value, round)| cell(*contender, round, *value))
+        })
+        .collect()
+}
+
+fn judged(cells: &[Cell]) -> Vec<Goal> {
+    let all = workload::all();
+    let measured: Vec<_> = all.iter().map(|workload| workload.measured()).collect();
+    let contenders = [OURS, "slipgate-policy", "slipgate-log", REFERENCE, "pasta"];
+    judge(&tables(&measured, &contenders, REFERENCE, cells))
+}
+
+fn met(goals: &[Goal], what: &str) -> Option<bool> {
+    let goal = goals.iter().find(|goal| goal.what == what);
+    goal.unwrap_or_else(|| panic!("no goal {what} in {goals:?}"))
+        .met
+}
+
+#[test]
+fn a_ratio_and_an_own_value_are_held_against_the_goal() {
+    let goals = judged(&cells(
+        UDP,
+        UDP,
+        &[
+            (OURS, [200.0; 3]),
+            ("slipgate-policy", [159.0, 161.0, 300.0]),
+        ],
+    ));
+    assert_eq!(met(&goals, UDP), Some(true));
+    assert_eq!(
+        met(&goals, "new-flows-udp, slipgate-policy to slipgate"),
+        Some(true)
+    );
+    let goals = judged(&cells(
+        UDP,
+        UDP,
+        &[(OURS, [119.0; 3]), ("slipgate-policy", [0.79 * 119.0; 3])],
+    ));
+    assert_eq!(met(&goals, UDP), Some(false));
+    assert_eq!(
+        met(&goals, "new-flows-udp, slipgate-policy to slipgate"),
+        Some(false)
+    );
+    let goals = judged(&cells(
+        "bulk-up",
+        "bulk-up",
+        &[(OURS, [1.0; 3]), ("pasta", [0.3; 3])],
+    ));
+    assert_eq!(met(&goals, "bulk-up to pasta"), Some(true));
+}
+
+#[test]
+fn what_was_not_measured_is_no_goal() {
+    assert!(judged(&[]).is_empty());
+    let goals = judged(&cells(UDP, UDP, &[("slipgate-policy", [1.0; 3])]));
+    assert!(goals.is_empty(), "{goals:?}");
+}
+
+#[test]
+fn what_is_told_is_not_judged() {
+    let goals = judged(&cells(
+        UDP,
+        UDP,
+        &[(OURS, [200.0; 3]), ("slipgate-log", [20.0; 3])],
+    ));
+    let told = "new-flows-udp, slipgate-log to slipgate";
+    assert_eq!(met(&goals, told), None);
+    let goal = goals.iter().find(|goal| goal.what == told).unwrap();
+    assert_eq!(goal.measured.median, 0.1);
+}
+
+#[test]
+fn the_same_is_what_differs_no_more_than_its_rounds() {
+    let same = |ours, theirs| {
+        let what = HIT_METRICS[0];
+        let goals = judged(&cells(
+            ESTABLISHED,
+            what,
+            &[("slipgate-policy", ours), (OURS, theirs)],
+        ));
+        met(&goals, &format!("{what}, slipgate-policy to slipgate"))
+    };
+    assert_eq!(same([82.0; 3], [83.9; 3]), Some(true), "the clock's step");
+    assert_eq!(same([85.0; 3], [82.0; 3]), Some(false));
+    assert_eq!(same([82.0; 3], [85.0; 3]), Some(false), "nor less");
+    assert_eq!(
+        same([82.0, 85.0, 86.0], [82.0; 3]),
+        Some(true),
+        "its rounds"
+    );
+    assert_eq!(same([90.0, 91.0, 92.0], [82.0, 83.0, 84.0]), Some(false));
+}
+
+#[test]
+fn every_goal_is_about_something_that_is_measured() {
+    let all = workload::all();
+    let measured = all.iter().flat_map(|workload| workload.metrics());
+    let mut known: Vec<_> = measured.map(|metric| metric.name).collect();
+    known.extend(DNS);
+    let of_the_nat = GOALS.iter().map(|(metric, ..)| *metric);
+    let others = OTHER_GOALS
+        .iter()
+        .flat_map(|(metrics, ..)| metrics.iter().copied());
+    // Of whole microVMs, which are measured by themselves.
+    let nat = |metric: &&str| !metric.starts_with("vm ") && !metric.starts_with("ring ");
+    for metric in of_the_nat.chain(others).filter(nat) {
+        assert!(known.contains(&metric), "{metric}: {known:?}");
+    }
+}

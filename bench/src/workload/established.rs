@@ -1,0 +1,57 @@
+//! What an established flow's packet costs in the programs of a running slipgate, whatever policy it
+//! has: the programs that it pinned are run by PROG_TEST_RUN, over the maps that it filled.
+//!
+//! A policy is decided over once, when a flow begins; afterwards the kernel has to run the same
+//! instructions, and to find what it looks for as fast. Both are looked at: the programs' tags,
+//! which are hashes of their instructions, and the time.
+
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{ESTABLISHED, Limits, Metric, Sample, Unit, Workload};
+use crate::{
+    contender::Stand,
+    program_cost::{self, HIT_METRICS, Hits, Tag},
+};
+
+/// Remembers the programs of who came first.
+#[derive(Default)]
+pub(super) struct Established {
+    first: OnceLock<Vec<Tag>>,
+}
+
+const fn ns(name: &'static str) -> Metric {
+    Metric {
+        name,
+        unit: Unit::Nanoseconds,
+    }
+}
+
+const METRICS: [Metric; 4] = [
+    ns(HIT_METRICS[0]),
+    ns(HIT_METRICS[1]),
+    ns(HIT_METRICS[2]),
+    ns(HIT_METRICS[3]),
+];
+
+impl Workload for Established {
+    fn name(&self) -> &'static str {
+        ESTABLISHED
+    }
+
+    fn metrics(&self) -> &'static [Metric] {
+        &METRICS
+    }
+
+    fn run(&self, stand: &Stand, _: Limits) -> Result<Sample> {
+        let pins = stand.pins()?.context("slipgate does not run here")?;
+        let Hits { tags, costs } = stand.world.host.run(|| program_cost::of_running(&pins))?;
+        let first = self.first.get_or_init(|| tags.clone());
+        ensure!(
+            *first == tags,
+            "its programs have the tags {tags:x?}, those measured first {first:x?}"
+        );
+        Ok(Sample::of(&costs))
+    }
+}
