@@ -108,8 +108,8 @@ fn same_in_pieces(stream: &[u8], cut: usize, mode: Http, retry: bool) {
     }
 }
 
-/// A client's datagrams. Input: any number of `how (1) | length (2) | bytes`: `how` 0 a datagram, else
-/// the frames of an Initial of the connection of this number.
+/// A client's datagrams. Input: any number of `how (1) | length (2) | bytes`: `how` 0 a datagram, 255
+/// one of the server's, else the frames of an Initial of the connection of this number.
 pub fn quic(input: &[u8]) {
     let mut tape = Tape::new(input);
     let mut flow = Flow::default();
@@ -121,6 +121,10 @@ pub fn quic(input: &[u8]) {
         } else {
             Version::Two
         };
+        if how == 255 {
+            flow.server_datagram(bytes);
+            continue;
+        }
         let id = [how & 0x7f; 8];
         let sealed = initials::initial(version, &id, &id, number, bytes);
         let datagram = if how == 0 { bytes } else { &sealed };

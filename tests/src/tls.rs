@@ -60,6 +60,38 @@ impl ClientHello {
     }
 }
 
+/// What a server of [`EchoTls`](crate::servers::TcpService::EchoTls) answers: all that it hears, but a
+/// ClientHello made a ServerHello, by its type.
+pub fn answer_to(said: &[u8]) -> Vec<u8> {
+    let mut answer = said.to_vec();
+    Answer::default().to(&mut answer);
+    answer
+}
+
+/// An answer under way.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Answer {
+    heard: usize,
+    is_tls: bool,
+}
+
+impl Answer {
+    /// Makes the answer of the next bytes heard.
+    pub fn to(&mut self, bytes: &mut [u8]) {
+        const HANDSHAKE: u8 = 22;
+        const SERVER_HELLO: u8 = 2;
+        const TYPE_AT: usize = 5;
+        for octet in bytes {
+            match self.heard {
+                0 => self.is_tls = *octet == HANDSHAKE,
+                TYPE_AT if self.is_tls => *octet = SERVER_HELLO,
+                _ => {}
+            }
+            self.heard += 1;
+        }
+    }
+}
+
 fn with_len8(bytes: &[u8]) -> Vec<u8> {
     [&[bytes.len() as u8][..], bytes].concat()
 }

@@ -22,3 +22,14 @@ fn without_a_name_there_is_no_extension_of_it() {
     let nameless = ClientHello::default().extension(0xfe0d, &[1]);
     assert_eq!(nameless.handshake().len(), named - 15 + 5);
 }
+
+#[test]
+fn a_hello_is_answered_by_a_hello_in_any_pieces_and_all_else_by_itself() {
+    let hello = ClientHello::to("a.example").record();
+    let answered = answer_to(&hello);
+    assert_eq!((answered[5], &answered[6..]), (2, &hello[6..]));
+    let (mut pieces, mut answer) = (hello, Answer::default());
+    pieces.chunks_mut(3).for_each(|piece| answer.to(piece));
+    assert_eq!(pieces, answered);
+    assert_eq!(answer_to(b"GET / HTTP/1.1"), b"GET / HTTP/1.1");
+}

@@ -24,6 +24,8 @@ use crate::{
 pub enum TcpService {
     /// Sends back what it gets, until the client ends.
     Echo,
+    /// The same, but that a ClientHello is answered as [`crate::tls::answer_to`] has it.
+    EchoTls,
     /// Takes an order for a stream of predictable bytes, either way: see
     /// [`crate::clients::tcp::download`] and [`upload`](crate::clients::tcp::upload).
     Streams,
@@ -176,6 +178,19 @@ fn serve(stream: &TcpStream, service: &TcpService) -> io::Result<()> {
                 match stream.read(&mut buffer)? {
                     0 => return Ok(()),
                     len => stream.write_all(&buffer[..len])?,
+                }
+            }
+        }
+        TcpService::EchoTls => {
+            let mut buffer = vec![0; BUFFER];
+            let mut answer = crate::tls::Answer::default();
+            loop {
+                match stream.read(&mut buffer)? {
+                    0 => return Ok(()),
+                    len => {
+                        answer.to(&mut buffer[..len]);
+                        stream.write_all(&buffer[..len])?;
+                    }
                 }
             }
         }

@@ -15,6 +15,7 @@ use slipgate_testbed::{
     clients::{dns, tcp},
     require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
+    tls,
     world::{SERVER, SERVER_2},
 };
 use userspace_nat::fake::hellos;
@@ -95,11 +96,12 @@ fn connect(stand: &Stand, servers: &Servers) -> TcpStream {
 #[test]
 fn an_allowed_name_in_any_pieces_reaches_the_server_and_goes_on_in_the_kernel() {
     require_root_and_tun!();
-    allowed_and_inspected(443, &TcpService::Echo, |stand, servers, inspected| {
+    allowed_and_inspected(443, &TcpService::EchoTls, |stand, servers, inspected| {
         for each in [1_000, 100, 1] {
             let mut stream = connect(stand, servers);
             let hello = hello(NAME);
-            assert_eq!(echoed(&mut stream, &hello, each), Some(hello), "{each}");
+            let answer = tls::answer_to(&hello);
+            assert_eq!(echoed(&mut stream, &hello, each), Some(answer), "{each}");
             let local = stream.local_addr().unwrap().to_string();
             eventually("the kernel's flow", || {
                 let flows = stand.flows_to(servers.tcp.address());

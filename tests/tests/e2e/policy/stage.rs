@@ -15,6 +15,7 @@ use slipgate_testbed::{
     frame::Packet,
     pump::Fate,
     servers::{Answer, DnsServer, TcpServer, TcpService, UdpServer, UdpService, Zone},
+    tls,
     world::WORLD_LINK,
 };
 
@@ -70,7 +71,7 @@ impl Stage {
         // The servers are behind one more router.
         net.nft(ONE_MORE_HOP).unwrap();
         let everywhere = Ipv4Addr::UNSPECIFIED;
-        let tcp = |port| TcpServer::start(net, (everywhere, port), TcpService::Echo).unwrap();
+        let tcp = |port| TcpServer::start(net, (everywhere, port), TcpService::EchoTls).unwrap();
         let udp = |port| UdpServer::start(net, (everywhere, port), UdpService::Sink).unwrap();
         let dns = |address, port| DnsServer::start(net, (address, port), zone()).unwrap();
         Stage {
@@ -140,7 +141,7 @@ impl Stage {
         found.ok().map(|found| found.reply)
     }
 
-    /// Connects as any client, says `bytes`, and takes the echo. `false`: it came to nothing.
+    /// Connects as any client, says `bytes`, and takes the answer ([`tls::answer_to`]). `false`: it came to nothing.
     pub(super) fn says(&self, server: SocketAddrV4, bytes: &[u8]) -> bool {
         self.stand.run(|| {
             let Ok(mut stream) = tcp::connect(server, WAIT) else {
@@ -150,7 +151,7 @@ impl Stage {
             let came = stream
                 .write_all(bytes)
                 .and_then(|()| stream.read_exact(&mut echo));
-            came.is_ok() && echo == bytes
+            came.is_ok() && echo == tls::answer_to(bytes)
         })
     }
 

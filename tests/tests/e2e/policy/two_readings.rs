@@ -100,6 +100,46 @@ fn a_retransmit_with_other_bytes() {
     );
 }
 
+#[test]
+fn a_request_within_another() {
+    require_root_and_tun!();
+    let get = |host: &str| format!("GET /admin HTTP/1.1\r\nHost: {host}\r\n\r\n");
+    let with = move |method: &str, fields: &str, content: &str| {
+        let head = format!("{method} / HTTP/1.1\r\nHost: {ALLOWED_NAME}\r\n{fields}\r\n");
+        format!("{head}{content}").into_bytes()
+    };
+    holds(
+        INSPECT,
+        |stage| {
+            stage.ask(ALLOWED_NAME);
+            let evil = get(DENIED_NAME);
+            let length = format!("Content-Length: {}\r\n", evil.len());
+            let chunked = "Transfer-Encoding: chunked\r\n";
+            let both = format!("{length}{chunked}");
+            let obscure = format!("{length}Expect: x 100-continue\r\n");
+            let last = format!("0\r\n{evil}");
+            let behind = format!("0\r\n\r\n{evil}");
+            for stream in [
+                with("GET", &length, &evil),
+                with("POST", &both, &behind),
+                with("POST", &format!("Content-Length: 0\r\n{length}"), &evil),
+                with("POST", &obscure, &evil),
+                with("POST", chunked, &last),
+                with("POST", chunked, &behind),
+                with("GET", "Upgrade: h2c\r\n", &evil),
+            ] {
+                stage.says(https(ALLOWED), &stream);
+            }
+        },
+        &[READ],
+        |stage| {
+            let good = get(ALLOWED_NAME);
+            let length = format!("Content-Length: {}\r\n", good.len());
+            stage.reaches(https(ALLOWED), &with("POST", &length, &good));
+        },
+    );
+}
+
 /// Sends the allowed hello in a segment that the server will not take, then the other.
 fn holds_against_decoys(spoil: impl Fn(FrameBuilder) -> FrameBuilder + Sync) {
     holds(

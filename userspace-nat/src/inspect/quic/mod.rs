@@ -52,6 +52,9 @@ const MAX_PAST: usize = 4_096;
 const MAX_CRYPTO: usize = 2 * client_hello::MAX_LEN;
 /// Initial packets in a datagram.
 const MAX_INITIALS: usize = 8;
+/// Unanswered connections of one client's id whose answer a packet may be: who gives itself none has
+/// one at a time.
+const MAX_NAMESAKES: usize = 2;
 /// Frames held of a flow.
 const MAX_FRAMES: usize = 16;
 
@@ -168,16 +171,17 @@ impl Flow {
         if !is_long || self.connections.iter().all(|c| c.server.is_some()) {
             return;
         }
-        for initial in initials(datagram).unwrap_or_default() {
-            let answered = self.connections.iter_mut().find(|connection| {
-                connection.server.is_none()
-                    && *connection.client == *initial.destination
-                    && initial
-                        .open(&Keys::of_server(initial.version, &connection.original))
-                        .is_some()
+        let initials = initials(datagram).unwrap_or_default();
+        for initial in initials.iter().take(MAX_INITIALS) {
+            let called = self.connections.iter_mut().rev().filter(|connection| {
+                connection.server.is_none() && *connection.client == *initial.destination
             });
-            if let Some(connection) = answered {
-                connection.server = Some(initial.source.into());
+            for connection in called.take(MAX_NAMESAKES) {
+                let keys = Keys::of_server(initial.version, &connection.original);
+                if initial.open(&keys).is_some() {
+                    connection.server = Some(initial.source.into());
+                    break;
+                }
             }
         }
     }

@@ -32,6 +32,10 @@ impl Opening {
         let mut header: Box<[u8]> = tcp_header[..tcp_header.len().min(MAX_HEADER)].into();
         keep_known(&mut header, true);
         mss::clamp(&mut header, most, true);
+        if let Some([acknowledgement @ .., _offset, flags]) = header.get_mut(8..14) {
+            acknowledgement.fill(0);
+            *flags &= Flags::SYN | ECN;
+        }
         Self {
             window: window(&header),
             options: Options::parse(tcp_header),

@@ -160,8 +160,11 @@ fn a_syn_that_is_repeated_says_nothing_new() {
     const ECN: u8 = 0xc0;
     let mut rig = Rig::with(setup());
     tell(&rig, NAME);
-    rig.guest(1, &with_tos(offering(1, ECN, 1_000), 0xb8));
+    let mut first = with_tos(offering(1, ECN | 8, 1_000), 0xb8);
+    first[28..32].fill(0xbe);
+    rig.guest(1, &with_checksum(first));
     let first = rig.at_world().pop().expect("the SYN goes out");
+    assert_eq!(first[28..32], [0; 4]);
     assert!(is_right(&first));
     assert_eq!((first[1], first[33]), (0, Flags::SYN | ECN));
     assert_eq!(first[34..36], [3, 0xe8]);
