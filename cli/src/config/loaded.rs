@@ -145,6 +145,7 @@ impl Part<'_> {
                 Some(ReloadText::Keep) => OnReload::Keep,
             },
             dns: policies::dns_settings(file, self.dns)?,
+            host_loopback: Vec::new(),
         };
         Ok(LoadedPolicy {
             settings,

@@ -94,7 +94,7 @@ pub(super) fn split_at(text: &str, separator: impl Fn(char) -> bool) -> (&str, &
     text.split_at(text.find(separator).unwrap_or(text.len()))
 }
 
-fn parse_ports(text: &str) -> Option<(u16, u16)> {
+pub(super) fn parse_ports(text: &str) -> Option<(u16, u16)> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let (first, last) = (parse_port(first)?, parse_port(last)?);
     (first <= last).then_some((first, last))

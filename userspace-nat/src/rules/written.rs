@@ -1,7 +1,7 @@
 //! What of a policy is more than its rules: where each was written and why, and how names are told.
 use serde::{Deserialize, Serialize};
 
-use super::{CEILING_S, FLOOR_S, Rule};
+use super::{CEILING_S, FLOOR_S, LoopbackPorts, Rule};
 
 /// How far an inspect rule follows an HTTP/1 connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -65,6 +65,9 @@ pub struct Settings {
     pub on_reload: OnReload,
     /// How names are told.
     pub dns: DnsSettings,
+    /// What of the gateway leads to the host's 127.0.0.1.
+    #[serde(default)]
+    pub host_loopback: Vec<LoopbackPorts>,
 }
 
 /// What a policy says of DNS.
