@@ -110,7 +110,7 @@ impl World {
             }
             what::TIME => {
                 self.now_ns += u64::from(tape.u16()) * MILLISECOND_NS;
-                self.with(|relay, cx| relay.on_timer(cx));
+                self.with(|relay, cx| relay.on_timer(&|_| false, cx));
             }
             what::CLIENT => self.client(tape),
             _ => {
@@ -232,7 +232,7 @@ impl World {
     fn end(&mut self) {
         for _ in 0..20 {
             self.now_ns += HOUR_NS;
-            self.with(|relay, cx| relay.on_timer(cx));
+            self.with(|relay, cx| relay.on_timer(&|_| false, cx));
             self.settle();
         }
         let counts = self.relay.counts(VM);

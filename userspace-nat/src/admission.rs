@@ -59,9 +59,9 @@ pub enum Admission {
 }
 
 /// A refusal, and the element of `RULES` that it is due to.
-struct Refused {
-    reason: Refusal,
-    rule: Option<u32>,
+pub(crate) struct Refused {
+    pub(crate) reason: Refusal,
+    pub(crate) rule: Option<u32>,
 }
 
 impl From<Refusal> for Refused {
@@ -146,7 +146,13 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Notes what is refused, for the records.
-    fn refuse(&mut self, vm: u32, tuple: &Tuple, refused: Refused, now_ns: u64) -> Admission {
+    pub(crate) fn refuse(
+        &mut self,
+        vm: u32,
+        tuple: &Tuple,
+        refused: Refused,
+        now_ns: u64,
+    ) -> Admission {
         let Refused { reason, rule } = refused;
         self.refusals.note(vm, reason.name(), rule, tuple, now_ns);
         Admission::Refused(reason)
@@ -370,7 +376,12 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Cap and rate, of what the guest opens (`Tx`) or the world (`Rx`).
-    fn charge(&mut self, vm: &mut VmState, by: Direction, now_ns: u64) -> Result<(), Refusal> {
+    pub(crate) fn charge(
+        &mut self,
+        vm: &mut VmState,
+        by: Direction,
+        now_ns: u64,
+    ) -> Result<(), Refusal> {
         if self.is_at_cap(vm, by) {
             if now_ns >= vm.collect_after_ns {
                 vm.collect_after_ns = now_ns + CAP_COLLECT_INTERVAL_NS;
@@ -405,13 +416,13 @@ impl<D: Datapath> Core<D> {
     fn is_at_cap(&self, vm: &VmState, by: Direction) -> bool {
         let (row, cap) = (vm.net.row, vm.net.max_flows);
         let worlds = worlds_share(cap) as usize;
-        self.flows.count(row) >= cap as usize
+        self.flows.count(row) + vm.loopback_flows as usize >= cap as usize
             || by == Direction::Rx && self.flows.count_from_world(row) >= worlds
     }
 }
 
 /// Whether a packet may open a flow; the SYN's sequence number, or 0.
-fn opens(packet: &Packet<'_>) -> Option<u32> {
+pub(crate) fn opens(packet: &Packet<'_>) -> Option<u32> {
     match packet.transport {
         Transport::Tcp(tcp) => tcp.is_opening_syn().then_some(tcp.sequence),
         Transport::Udp(udp) => (udp.source != 0 && udp.destination != 0).then_some(0),

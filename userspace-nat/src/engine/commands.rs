@@ -94,6 +94,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 to,
                 name,
             } => {
+                if let Some(vm) = self.core.vm_mut(row) {
+                    vm.loopback_flows = self.services.loopback_flows(vm.net.id);
+                }
                 let answer = self.core.why(row, to, name.as_deref(), now_ns);
                 self.answer(ControlReply::Why { request, answer })?;
             }

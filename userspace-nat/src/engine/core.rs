@@ -34,6 +34,8 @@ pub(crate) struct VmState {
     /// Its new flows are carried by the engine, for a capture.
     pub(crate) is_captured: bool,
     pub(crate) collect_after_ns: u64,
+    /// Connections to the host's loopback, and exchanges with it, as of its last packet.
+    pub(crate) loopback_flows: u32,
     pub(crate) credits: super::credits::Snapshot,
 }
 
@@ -48,6 +50,7 @@ impl VmState {
             cut_answers: Answers::about_cuts(),
             is_captured: false,
             collect_after_ns: 0,
+            loopback_flows: 0,
             credits: super::credits::Snapshot::default(),
         }
     }

@@ -23,7 +23,7 @@ use slipgate_abi::{
 };
 
 use super::{
-    Control, Engine, Services, Subject,
+    Context, Control, Engine, Services, Subject,
     core::{Core, VmState},
     dispatch::Finish,
 };
@@ -44,6 +44,7 @@ const PROBES_AT_ONCE: usize = 256;
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
     /// Cuts what was asked for; how many flows.
     pub(super) fn cut(&mut self, what: Subject) -> usize {
+        let mut relayed = 0;
         let slots = match what {
             Subject::Flow { slot, generation } => {
                 let entry = self.core.flows.entry(slot);
@@ -52,9 +53,25 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                     _ => Vec::new(),
                 }
             }
-            Subject::Vm { row } => self.core.flows.slots_of(row).to_vec(),
+            Subject::Vm { row } => {
+                relayed = self.cut_relayed(row);
+                self.core.flows.slots_of(row).to_vec()
+            }
         };
-        self.cut_slots(&slots, EndReason::Cut)
+        self.cut_slots(&slots, EndReason::Cut) + relayed
+    }
+
+    /// Cuts what is relayed for a VM; how many.
+    fn cut_relayed(&mut self, row: u16) -> usize {
+        let Some(vm) = self.core.vm(row).map(|vm| vm.net.id) else {
+            return 0;
+        };
+        let cx = &mut Context {
+            now_ns: self.clock.now_ns(),
+            out: &mut self.core.out,
+            poller: &self.poller,
+        };
+        self.services.cut(vm, cx)
     }
 
     /// Cuts these flows, as far as they live, and tells their guests; how many.

@@ -3,7 +3,7 @@
 //! Every frame ends in exactly one of [`Disposition`]'s ways, and is counted there: sent back to
 //! the kernel (which counts it in its flow), dropped for a reason, or consumed by a service.
 use slipgate_abi::{
-    Command, Direction, DropReason, Handover, PortHeader,
+    Command, Direction, DropReason, Handover, PortHeader, Refusal,
     portframe::PortFlags,
     segment::{self, Segments},
 };
@@ -158,6 +158,7 @@ impl<D: Datapath> Core<D> {
         vm.net
             .stats
             .traffic(traffic, segments.packets, segments.bytes);
+        vm.loopback_flows = services.loopback_flows(vm.net.id);
         let job = Job {
             frame,
             packet,
@@ -257,30 +258,36 @@ impl<D: Datapath> Core<D> {
                     .reset(&vm.net, &job.packet, &mut self.out, now_ns);
                 Finish::Drop(DropReason::NoFlow)
             }
-            Admission::Refused(refusal) => {
-                vm.net.stats.refused(refusal);
-                let answered = match job.packet.transport {
-                    Transport::Tcp(_) => {
-                        vm.answers
-                            .reset(&vm.net, &job.packet, &mut self.out, now_ns)
-                    }
-                    _ => {
-                        let code = match refusal {
-                            slipgate_abi::Refusal::NoRoute => Unreachable::Net,
-                            _ => Unreachable::Prohibited,
-                        };
-                        let error = IcmpError::Unreachable(code);
-                        let out = &mut self.out;
-                        vm.answers
-                            .icmp_to_guest(&vm.net, &job.packet, error, out, now_ns)
-                    }
-                };
-                if answered {
-                    vm.net.stats.tally(Tally::RefusalAnswered, 1);
-                }
-                Finish::Drop(DropReason::Refused)
-            }
+            Admission::Refused(refusal) => self.refused(vm, &job.packet, refusal, now_ns),
         }
+    }
+
+    /// Counts a flow that may not be, and tells its guest.
+    pub(super) fn refused(
+        &mut self,
+        vm: &mut VmState,
+        packet: &Packet<'_>,
+        refusal: Refusal,
+        now_ns: u64,
+    ) -> Finish {
+        vm.net.stats.refused(refusal);
+        let out = &mut self.out;
+        let answered = match packet.transport {
+            Transport::Tcp(_) => vm.answers.reset(&vm.net, packet, out, now_ns),
+            _ => {
+                let code = match refusal {
+                    Refusal::NoRoute => Unreachable::Net,
+                    _ => Unreachable::Prohibited,
+                };
+                let error = IcmpError::Unreachable(code);
+                vm.answers
+                    .icmp_to_guest(&vm.net, packet, error, out, now_ns)
+            }
+        };
+        if answered {
+            vm.net.stats.tally(Tally::RefusalAnswered, 1);
+        }
+        Finish::Drop(DropReason::Refused)
     }
 
     /// A guest's packet of a flow.

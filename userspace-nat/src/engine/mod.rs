@@ -22,7 +22,7 @@ use slipgate_abi::{DropReason, segment::Segments};
 use crate::{
     clock::{Clock, MILLISECOND_NS, SECOND_NS},
     datapath::Datapath,
-    flow::{Flows, adopt::Adoption},
+    flow::{Flows, adopt::Adoption, is_frozen},
     nat_ports::PortPool,
     poll::{Interest, Poller, Readiness, Subsystem, Token},
     port::{Batch, Frame, FrameIo, single},
@@ -45,6 +45,7 @@ mod find_guests;
 mod hops;
 mod inspected;
 mod local;
+mod loopback;
 mod names;
 mod openings;
 mod oversize;
@@ -308,12 +309,14 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             .next_deadline_ns()
             .is_some_and(|at| at <= now_ns)
         {
+            let Core { out, datapath, .. } = &mut self.core;
             let cx = &mut Context {
                 now_ns,
-                out: &mut self.core.out,
+                out,
                 poller: &self.poller,
             };
-            self.services.on_timer(cx);
+            let is_frozen = |row| is_frozen(datapath, row);
+            self.services.on_timer(&is_frozen, cx);
             self.write_answers();
         }
         if self

@@ -14,13 +14,15 @@ use std::{collections::HashSet, net::SocketAddr, sync::atomic::Ordering::Relaxed
 use slipgate_abi::{Protocol, SlotRef, slot::SlotFlags};
 
 use super::{
-    Control, ControlReply, Engine, Services, commands::Later, core::Core, rule_texts::RuleTexts,
+    Context, Control, ControlReply, Engine, Services, commands::Later, core::Core,
+    rule_texts::RuleTexts,
 };
 use crate::{
     clock::Clock,
     datapath::Datapath,
     flow::{EndReason, State},
-    port::FrameIo,
+    port::{FrameIo, Outbox},
+    relay::Rejudged,
     rules::{Destination, LocalAddresses, OnReload, PolicySet},
     vm::{VmNet, VmSpec},
 };
@@ -91,13 +93,30 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
         let refused = self.core.refused_flows(now_ns, false);
         let cut = self.cut_slots(&refused.cut, EndReason::Policy);
+        let relayed = self.rejudge_loopback(now_ns);
+        let kept = refused.live - cut + relayed.live - relayed.cut;
         let reply = ControlReply::Applied {
             request,
-            cut: cut as u64,
-            kept: (refused.live - cut) as u64,
-            left: refused.left as u64,
+            cut: (cut + relayed.cut) as u64,
+            kept: kept as u64,
+            left: (refused.left + relayed.left) as u64,
         };
         self.answer_after_ends(Later::Reply(reply));
+    }
+
+    /// Ends the connections to the host's loopback that may not be any more.
+    fn rejudge_loopback(&mut self, now_ns: u64) -> Rejudged {
+        let mut out = std::mem::replace(&mut self.core.out, Outbox::new(0));
+        let cx = &mut Context {
+            now_ns,
+            out: &mut out,
+            poller: &self.poller,
+        };
+        let core = &self.core;
+        let judges = |vm: &VmNet, to, host_port| core.stands(vm, to, host_port);
+        let rejudged = self.services.rejudge_loopback(&judges, cx);
+        self.core.out = out;
+        rejudged
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     poll::{Poller, Readiness, Subsystem},
     port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},
     record::{Event, FlowLog, Question, RelayedEnd, RelayedFlow},
-    relay::{self, Relay, Taken},
+    relay::{self, Judges, Opening, Rejudged, Relay, Taken},
     vm::VmNet,
 };
 
@@ -56,14 +56,44 @@ pub trait Services {
         cx: &mut Context<'_>,
     ) -> Taken;
 
+    /// A packet that [`Services::relay`] did not take, which opens a connection to the host's
+    /// loopback, and was let in.
+    fn open_loopback(
+        &mut self,
+        _vm: &VmNet,
+        _packet: &[u8],
+        _segments: Segments,
+        _opening: &Opening,
+        _cx: &mut Context<'_>,
+    ) -> Taken {
+        Taken::No
+    }
+
+    /// How many connections to the host's loopback, and exchanges with it, a VM has: they count
+    /// among its flows.
+    fn loopback_flows(&self, _vm: u32) -> u32 {
+        0
+    }
+
+    /// Ends those of all VMs that may not be any more.
+    fn rejudge_loopback(&mut self, _judges: Judges<'_>, _cx: &mut Context<'_>) -> Rejudged {
+        Rejudged::default()
+    }
+
+    /// Ends what is relayed for a VM, but for its DNS; how many.
+    fn cut(&mut self, _vm: u32, _cx: &mut Context<'_>) -> usize {
+        0
+    }
+
     /// A descriptor of [`Subsystem::Dns`] or [`Subsystem::Relay`] is ready.
     fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>);
 
     /// When [`Services::on_timer`] is due, ns.
     fn next_deadline_ns(&self) -> Option<u64>;
 
-    /// Goes on with what has waited long enough.
-    fn on_timer(&mut self, cx: &mut Context<'_>);
+    /// Goes on with what has waited long enough. `is_frozen` tells of which VMs, by row, nothing
+    /// passes.
+    fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>);
 
     /// Hands on what became ready since the last call; VMs are found by their id.
     fn flush(&mut self, vms: &dyn Vms, cx: &mut Context<'_>);
@@ -165,6 +195,30 @@ impl Services for HostServices {
         self.relay.packet(vm.id, packet, segments, cx)
     }
 
+    fn open_loopback(
+        &mut self,
+        vm: &VmNet,
+        packet: &[u8],
+        segments: Segments,
+        opening: &Opening,
+        cx: &mut Context<'_>,
+    ) -> Taken {
+        self.relay
+            .open_loopback(vm.id, packet, segments, opening, cx)
+    }
+
+    fn loopback_flows(&self, vm: u32) -> u32 {
+        self.relay.loopback_flows(vm)
+    }
+
+    fn rejudge_loopback(&mut self, judges: Judges<'_>, cx: &mut Context<'_>) -> Rejudged {
+        self.relay.rejudge(judges, cx)
+    }
+
+    fn cut(&mut self, vm: u32, cx: &mut Context<'_>) -> usize {
+        self.relay.cut(vm, cx)
+    }
+
     fn next_record(&mut self) -> Option<ServiceRecord> {
         let relayed = self.relay.next_record();
         let relayed = relayed.map(|(flow, end)| ServiceRecord::Relayed(flow, end));
@@ -188,9 +242,9 @@ impl Services for HostServices {
         deadlines.into_iter().flatten().min()
     }
 
-    fn on_timer(&mut self, cx: &mut Context<'_>) {
+    fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) {
         self.dns.on_timer(cx.poller, cx.now_ns);
-        self.relay.on_timer(cx);
+        self.relay.on_timer(is_frozen, cx);
     }
 
     fn flush(&mut self, vms: &dyn Vms, cx: &mut Context<'_>) {

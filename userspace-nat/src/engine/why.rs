@@ -1,14 +1,17 @@
 //! What would become of a flow: the answer to `slipgate why`, from what admission decides by.
 use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::vm::VmFlags;
+use slipgate_abi::{Refusal, vm::VmFlags};
 
-use super::{control::Why, core::Core};
+use super::{
+    control::Why,
+    core::{Core, VmState},
+};
 use crate::{
     datapath::Datapath,
     dns::Name,
     route::Route,
-    rules::{Decision, Destination, wire},
+    rules::{Decision, Destination, Lead, wire},
 };
 
 /// DNS.
@@ -144,6 +147,39 @@ impl<D: Datapath> Core<D> {
         }
     }
 
+    /// Of a destination that is listed as a port of the host's loopback.
+    fn by_loopback(&self, vm: &VmState, to: Destination, lead: &Lead) -> Why {
+        let judge = self.judge.borrow();
+        let policy = judge.policy(vm.net.id);
+        let cap = vm.net.max_flows as usize;
+        let is_full = self.flows.count(vm.net.row) + vm.loopback_flows as usize >= cap;
+        let (refusal, outcome) = match lead.decision.refusal {
+            Some(refusal) => (Some(refusal), "refused by the rules".to_owned()),
+            None if is_full => (
+                Some(Refusal::FlowCap),
+                format!("refused: the VM has its {cap} flows already"),
+            ),
+            None => (
+                None,
+                format!(
+                    "admitted, and relayed to the host's 127.0.0.1:{}, if somebody listens there",
+                    lead.host_port
+                ),
+            ),
+        };
+        Why {
+            admitted: refusal.is_none(),
+            rule: match lead.decision.refusal {
+                Some(_) => judge.policies().text(lead.decision),
+                None => lead.text.clone(),
+            },
+            refusal: refusal.map(|refusal| refusal.name().to_owned()),
+            outcome,
+            explanation: policy.explain_loopback(to, lead),
+            via: None,
+        }
+    }
+
     fn by_address(&self, row: u16, to: Destination, now_ns: u64) -> Why {
         let judge = self.judge.borrow();
         let id = self.vm(row).map_or(0, |vm| vm.net.id);
@@ -165,6 +201,9 @@ impl<D: Datapath> Core<D> {
         if to.port == DNS_PORT {
             let outcome = "answered by slipgate's resolver, whatever address is asked";
             return answer(true, None, outcome.to_owned(), None);
+        }
+        if let Some(lead) = self.lead(&vm.net, to) {
+            return self.by_loopback(vm, to, &lead);
         }
         if vm.net.is_on_link(to.addr) {
             let outcome = "stays on the guest's own network: never translated";

@@ -1,6 +1,7 @@
 //! Lines about flows.
 use std::{
     net::SocketAddrV4,
+    rc::Rc,
     sync::atomic::Ordering::Relaxed,
     time::{Duration, SystemTime},
 };
@@ -23,7 +24,7 @@ pub struct Names<'a> {
 }
 
 /// A flow that is not translated: the engine ends it on both sides.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RelayedFlow {
     /// Which of this engine's relayed flows.
     pub number: u64,
@@ -33,12 +34,18 @@ pub struct RelayedFlow {
     pub protocol: Protocol,
     /// The guest's end.
     pub guest: SocketAddrV4,
-    /// The peer's: a client of the host, or the resolver that the guest meant.
+    /// The peer's: a client of the host, or where the guest connected to.
     pub remote: SocketAddrV4,
-    /// The host's address and port that the client came to; none for a guest's own connection.
+    /// Whether the world opened it, by a forward.
+    pub inbound: bool,
+    /// The host's address and port that the client came to; or our end toward the host's loopback.
     pub nat: Option<SocketAddrV4>,
-    /// The forward's element of `RULES`; none for a guest's own connection.
+    /// The forward's element of `RULES`; none for what the guest opened.
     pub rule: Option<u32>,
+    /// The service on the host's loopback that the guest was led to.
+    pub host: Option<SocketAddrV4>,
+    /// By what, as written.
+    pub rule_text: Option<Rc<str>>,
     /// When it was accepted, ns.
     pub opened_ns: u64,
     /// How long the other side took to accept it, µs; 0: it has not, or was not asked.
@@ -69,6 +76,8 @@ struct Line<'a> {
     remote: Address,
     #[serde(skip_serializing_if = "Option::is_none")]
     nat: Option<Address>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<Address>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -206,17 +215,16 @@ impl FlowLog {
             number: flow.number,
         };
         let address = |at: SocketAddrV4| (Ip4::from(*at.ip()), at.port());
+        let shown = |at: SocketAddrV4| Address((*at.ip()).into(), at.port());
         let age = Duration::from_nanos(now_ns.saturating_sub(flow.opened_ns));
         let mut line = Line {
             rule: flow.rule,
-            nat: flow.nat.map(|nat| Address((*nat.ip()).into(), nat.port())),
+            rule_text: flow.rule_text.as_deref().or(names.rule),
+            nat: flow.nat.map(shown),
+            host: flow.host.map(shown),
             verdict: "relay",
             path: "relay",
-            direction: if flow.nat.is_some() {
-                "inbound"
-            } else {
-                "outbound"
-            },
+            direction: if flow.inbound { "inbound" } else { "outbound" },
             ..line(
                 id,
                 names,
@@ -251,6 +259,7 @@ fn line<'a>(
         guest: Address(guest.0, guest.1),
         remote: Address(remote.0, remote.1),
         nat: None,
+        host: None,
         rule: None,
         rule_text: names.rule,
         dns_name: names.dns,

@@ -6,7 +6,7 @@ use slipgate_abi::{DropReason, Protocol, segment::Segments};
 use super::{
     Connection, DNS_PORT, Entry, Event, Kind, Name, Question, Relay, Taken,
     dns_stream::DnsStream,
-    journal::Ends,
+    journal::{By, Ends},
     link::{Buffers, Endpoint, Link, Packets},
     stream::Fate,
 };
@@ -68,7 +68,7 @@ impl Relay {
             protocol: Protocol::Tcp,
             guest: SocketAddrV4::new(served.net.guest, tcp.source),
             remote: name.ours,
-            forward: None,
+            by: By::Itself,
         };
         let flow = self.journal.begin(ends, served.net.stats, cx.now_ns);
         let key = self.fresh_key();
@@ -101,6 +101,9 @@ impl Relay {
 
     /// Gives a connection its event, sends what it has for the guest, and notes its next deadline.
     pub(super) fn drive(&mut self, key: u32, event: Event<'_>, cx: &mut Context<'_>) {
+        if self.connect_on(key, event, cx) {
+            return;
+        }
         let Some(Entry::Connection(connection)) = self.entries.get_mut(&key) else {
             return;
         };
@@ -122,7 +125,7 @@ impl Relay {
             Event::Ready(_) | Event::Answer(_) | Event::Timer => None,
         };
         let fate = match &mut connection.kind {
-            Kind::Stream(stream) => {
+            Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
                 let ready = match event {
                     Event::Ready(readiness) => stream.on_ready(readiness, cx.poller, &mut link),
                     Event::Packet(..) | Event::Answer(_) | Event::Timer => Fate::Alive,
@@ -149,6 +152,8 @@ impl Relay {
                     });
                 })
             }
+            // `connect_on`'s.
+            Kind::Connecting(_) => return,
         };
         for packet in self.packets.iter() {
             connection.flow.rx.0 += 1;
@@ -159,56 +164,95 @@ impl Relay {
         self.deadlines.remove(&(connection.deadline_ns, key));
         if fate == Fate::Alive {
             connection.deadline_ns = match &mut connection.kind {
-                Kind::Stream(stream) => stream.deadline_ns(&self.limits, cx.now_ns),
+                Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
+                    stream.deadline_ns(&self.limits, cx.now_ns)
+                }
                 Kind::Dns(stream) => stream.deadline_ns(&self.limits, cx.now_ns),
+                Kind::Connecting(_) => return,
             };
             self.deadlines.insert((connection.deadline_ns, key));
             return;
         }
         if let Kind::Stream(stream) = &connection.kind {
             connection.flow.connect_us = stream.connect_us();
+            served.counts.streams_reset += u64::from(fate == Fate::Reset);
         }
         let reason = match fate {
             Fate::Reset => "reset",
             Fate::Closed | Fate::Alive => "closed",
         };
-        self.journal
-            .end(&connection.flow, reason, served.net.stats, cx.now_ns);
-        match &connection.kind {
-            Kind::Stream(_) => {
-                served.counts.streams -= 1;
-                served.counts.streams_reset += u64::from(fate == Fate::Reset);
-            }
-            Kind::Dns(_) => served.counts.dns_connections -= 1,
-        }
-        self.entries.remove(&key);
-        self.connections.remove(&name);
+        self.over(key, reason, cx.now_ns);
     }
 
-    /// Resets a connection that was taken out.
-    pub(super) fn end(&mut self, key: u32, mut connection: Connection, cx: &mut Context<'_>) {
-        self.deadlines.remove(&(connection.deadline_ns, key));
-        self.connections.remove(&connection.name);
-        let Some(served) = self.vms.get(&connection.name.vm) else {
-            return;
+    /// Forgets a connection or an exchange that has ended, for a reason as records name it.
+    pub(super) fn over(&mut self, key: u32, reason: &'static str, now_ns: u64) {
+        let (vm, deadline_ns, flow) = match self.entries.remove(&key) {
+            Some(Entry::Connection(connection)) => {
+                self.connections.remove(&connection.name);
+                let Connection {
+                    name,
+                    flow,
+                    deadline_ns,
+                    kind,
+                } = *connection;
+                if let Some(served) = self.vms.get_mut(&name.vm) {
+                    let counts = &mut served.counts;
+                    let count = match kind {
+                        Kind::Stream(_) => &mut counts.streams,
+                        Kind::Dns(_) => &mut counts.dns_connections,
+                        Kind::Connecting(_) | Kind::Loopback { .. } => &mut counts.loopback_streams,
+                    };
+                    *count -= 1;
+                }
+                (name.vm, deadline_ns, flow)
+            }
+            Some(Entry::Exchange(exchange)) => {
+                self.exchanges.remove(&exchange.name);
+                let vm = exchange.name.vm;
+                if let Some(served) = self.vms.get_mut(&vm) {
+                    served.counts.loopback_exchanges -= 1;
+                }
+                (vm, exchange.deadline_ns, exchange.flow)
+            }
+            _ => return,
         };
-        let mut link = Link {
-            out: &mut self.packets,
-            mtu: usize::from(served.net.mtu),
-            now_ns: cx.now_ns,
-        };
-        match &mut connection.kind {
-            Kind::Stream(stream) => stream.reset(&mut link),
-            Kind::Dns(stream) => stream.reset(&mut link),
-        };
-        flush(&mut self.packets, &served.net, cx.out);
-        self.journal
-            .end(&connection.flow, "vm-removed", served.net.stats, cx.now_ns);
+        self.deadlines.remove(&(deadline_ns, key));
+        if let Some(served) = self.vms.get(&vm) {
+            self.journal.end(&flow, reason, served.net.stats, now_ns);
+        }
+    }
+
+    /// Ends a connection with a reset to both sides, or an exchange.
+    pub(super) fn cut_off(&mut self, key: u32, reason: &'static str, cx: &mut Context<'_>) {
+        if let Some(Entry::Connection(connection)) = self.entries.get_mut(&key)
+            && let Some(served) = self.vms.get(&connection.name.vm)
+        {
+            let mut link = Link {
+                out: &mut self.packets,
+                mtu: usize::from(served.net.mtu),
+                now_ns: cx.now_ns,
+            };
+            match &mut connection.kind {
+                Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
+                    stream.reset(&mut link);
+                }
+                Kind::Dns(stream) => {
+                    stream.reset(&mut link);
+                }
+                Kind::Connecting(connecting) => connecting.refuse(connection.name.ours, &mut link),
+            }
+            for packet in self.packets.iter() {
+                connection.flow.rx.0 += 1;
+                connection.flow.rx.1 += packet.len() as u64;
+            }
+            flush(&mut self.packets, &served.net, cx.out);
+        }
+        self.over(key, reason, cx.now_ns);
     }
 }
 
 /// Sends packets to the guest. One that the outbox has no room for is lost, as on a full link.
-fn flush(packets: &mut Packets, vm: &VmNet, out: &mut Outbox) {
+pub(super) fn flush(packets: &mut Packets, vm: &VmNet, out: &mut Outbox) {
     for packet in packets.iter() {
         send(packet, vm, out);
     }

@@ -41,7 +41,7 @@ pub(super) struct Client {
 }
 
 /// A client's port toward the guest.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Association {
     pub(super) client: Client,
     pub(super) guest_port: u16,

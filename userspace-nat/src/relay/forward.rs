@@ -11,7 +11,7 @@ use super::{
     Entry, Event, Forward, Kind, Name, Relay, Taken,
     connections::send,
     datagrams::{Association, Client, DatagramSocket},
-    journal::Ends,
+    journal::{By, Ends},
     link::{Buffers, Endpoint, Link},
     stream::{self, Stream},
 };
@@ -28,7 +28,7 @@ pub(super) const FIRST_PORT: u16 = 32_768;
 pub(super) const PORTS: u16 = 28_232;
 
 /// Connections accepted, or datagrams taken, per event.
-const BATCH: usize = 64;
+pub(super) const BATCH: usize = 64;
 /// A listener that found no descriptor free is left alone for this long, ns.
 const PAUSE_NS: u64 = 100_000_000;
 
@@ -142,7 +142,7 @@ impl Relay {
             protocol: Protocol::Tcp,
             guest,
             remote: client,
-            forward: Some((at, rule)),
+            by: By::Forward { at, rule },
         };
         let flow = self.journal.begin(ends, served.net.stats, cx.now_ns);
         self.insert(
@@ -267,7 +267,10 @@ impl Relay {
             protocol: Protocol::Udp,
             guest: SocketAddrV4::new(served.net.guest, guest_port),
             remote: client.addr,
-            forward: Some((SocketAddrV4::new(client.host, host_port), socket.rule)),
+            by: By::Forward {
+                at: SocketAddrV4::new(client.host, host_port),
+                rule: socket.rule,
+            },
         };
         let association = Association {
             client,
@@ -292,13 +295,30 @@ impl Relay {
             .associations
             .expire((now_ns + 1).saturating_sub(idle_ns))
         {
-            if let Some(served) = self.vms.get_mut(&gone.flow.vm) {
-                served.counts.associations -= 1;
-                let stats = served.net.stats;
-                self.journal.end(&gone.flow, "idle", stats, now_ns);
-            }
+            self.association_over(gone, "idle", now_ns);
         }
         self.expire_at_ns = (!self.associations.is_empty()).then(|| now_ns + idle_ns / 8);
+    }
+
+    /// Ends a client's association, for a reason as records name it.
+    pub(super) fn end_association(
+        &mut self,
+        vm: u32,
+        port: u16,
+        reason: &'static str,
+        now_ns: u64,
+    ) {
+        if let Some(gone) = self.associations.remove(vm, port) {
+            self.association_over(gone, reason, now_ns);
+        }
+    }
+
+    fn association_over(&mut self, gone: Association, reason: &'static str, now_ns: u64) {
+        if let Some(served) = self.vms.get_mut(&gone.flow.vm) {
+            served.counts.associations -= 1;
+            let stats = served.net.stats;
+            self.journal.end(&gone.flow, reason, stats, now_ns);
+        }
     }
 
     /// A port of the gateway that is free toward the guest's port. Ports go round, so that one is
@@ -311,13 +331,17 @@ impl Relay {
                 last if last == FIRST_PORT + PORTS - 1 => FIRST_PORT,
                 port => port + 1,
             };
+            let name = Name {
+                vm,
+                ours,
+                guest_port,
+            };
             let taken = match protocol {
-                Protocol::Tcp => self.connections.contains_key(&Name {
-                    vm,
-                    ours,
-                    guest_port,
-                }),
-                _ => self.associations.has_port(vm, ours.port()),
+                Protocol::Tcp => self.connections.contains_key(&name),
+                _ => {
+                    self.associations.has_port(vm, ours.port())
+                        || self.exchanges.contains_key(&name)
+                }
             };
             if !taken {
                 return Some(ours);
@@ -353,14 +377,14 @@ impl Relay {
 }
 
 /// An IPv4 socket's address; one that has gone meanwhile has none.
-fn v4(address: io::Result<SocketAddr>) -> SocketAddrV4 {
+pub(super) fn v4(address: io::Result<SocketAddr>) -> SocketAddrV4 {
     match address {
         Ok(SocketAddr::V4(address)) => address,
         Ok(SocketAddr::V6(_)) | Err(_) => SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0),
     }
 }
 
-fn relay_token(key: u32) -> Token {
+pub(super) fn relay_token(key: u32) -> Token {
     Token {
         subsystem: Subsystem::Relay,
         key,

@@ -1,5 +1,5 @@
 //! Starts and ends of relayed flows, until the engine writes them down.
-use std::{collections::VecDeque, net::SocketAddrV4};
+use std::{collections::VecDeque, net::SocketAddrV4, rc::Rc};
 
 use slipgate_abi::Protocol;
 
@@ -20,14 +20,28 @@ pub(super) struct Journal {
 }
 
 /// Who talks to whom.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Ends {
     pub(super) vm: u32,
     pub(super) protocol: Protocol,
     pub(super) guest: SocketAddrV4,
     pub(super) remote: SocketAddrV4,
-    /// For a forward: the host's address, and the rule.
-    pub(super) forward: Option<(SocketAddrV4, u32)>,
+    pub(super) by: By,
+}
+
+/// By what.
+#[derive(Clone, Debug)]
+pub(super) enum By {
+    /// It is what slipgate serves itself.
+    Itself,
+    /// A forward: the host's address, and its element of `RULES`.
+    Forward { at: SocketAddrV4, rule: u32 },
+    /// A port that leads to the host's loopback: our end there, the service's, and what listed it.
+    Loopback {
+        from: SocketAddrV4,
+        to: SocketAddrV4,
+        rule: Rc<str>,
+    },
 }
 
 impl Journal {
@@ -42,20 +56,28 @@ impl Journal {
     /// A flow that begins now.
     pub(super) fn begin(&mut self, ends: Ends, stats: VmStats, now_ns: u64) -> RelayedFlow {
         self.number += 1;
+        let (nat, rule, host, rule_text) = match ends.by {
+            By::Itself => (None, None, None, None),
+            By::Forward { at, rule } => (Some(at), Some(rule), None, None),
+            By::Loopback { from, to, rule } => (Some(from), None, Some(to), Some(rule)),
+        };
         let flow = RelayedFlow {
             number: self.number,
             vm: ends.vm,
             protocol: ends.protocol,
             guest: ends.guest,
             remote: ends.remote,
-            nat: ends.forward.map(|(host, _)| host),
-            rule: ends.forward.map(|(_, rule)| rule),
+            inbound: rule.is_some(),
+            nat,
+            rule,
+            host,
+            rule_text,
             opened_ns: now_ns,
             connect_us: 0,
             tx: (0, 0),
             rx: (0, 0),
         };
-        self.put(flow, None, stats);
+        self.put(flow.clone(), None, stats);
         flow
     }
 
@@ -67,7 +89,7 @@ impl Journal {
         stats: VmStats,
         at_ns: u64,
     ) {
-        self.put(*flow, Some(RelayedEnd { reason, at_ns }), stats);
+        self.put(flow.clone(), Some(RelayedEnd { reason, at_ns }), stats);
     }
 
     fn put(&mut self, flow: RelayedFlow, end: Option<RelayedEnd>, stats: VmStats) {

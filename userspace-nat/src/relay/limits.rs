@@ -12,12 +12,17 @@ pub struct Limits {
     pub associations_per_vm: u32,
     /// DNS connections of the guest at once.
     pub dns_connections_per_vm: u32,
-    /// Each of the two buffers of a forwarded connection, bytes. Above 64 KiB the window is scaled
+    /// The guest's connections to the host's loopback at once.
+    pub loopback_streams_per_vm: u32,
+    /// The guest's ports with exchanges of datagrams with the host's loopback at once.
+    pub loopback_exchanges_per_vm: u32,
+    /// Each of the two buffers of a forwarded connection or one to the host's loopback, bytes. Above 64 KiB the window is scaled
     /// (RFC 7323).
     pub stream_buffer: usize,
     /// Each of the two buffers of a DNS connection, bytes.
     pub dns_buffer: usize,
-    /// How long the guest may take to accept a forwarded connection, ns.
+    /// How long the guest may take to accept a forwarded connection, and the host one to its
+    /// loopback, ns.
     pub connect_ns: u64,
     /// How long the guest may leave data unacknowledged, ns.
     pub silence_ns: u64,
@@ -27,7 +32,8 @@ pub struct Limits {
     pub half_closed_idle_ns: u64,
     /// How long a DNS connection may be idle, ns (RFC 7766 section 6.2.3: a few seconds).
     pub dns_idle_ns: u64,
-    /// How long a client of a forwarded UDP port may be silent, ns.
+    /// How long a client of a forwarded UDP port, or an exchange with the host's loopback, may be
+    /// silent, ns.
     pub association_idle_ns: u64,
 }
 
@@ -37,6 +43,8 @@ impl Default for Limits {
             streams_per_vm: 512,
             associations_per_vm: 1_024,
             dns_connections_per_vm: 32,
+            loopback_streams_per_vm: 256,
+            loopback_exchanges_per_vm: 256,
             stream_buffer: 128 << 10,
             dns_buffer: 16 << 10,
             connect_ns: 5 * SECOND_NS,
@@ -58,6 +66,10 @@ pub struct Counts {
     pub associations: u32,
     /// DNS connections now.
     pub dns_connections: u32,
+    /// Connections to the host's loopback now, those that it has not accepted yet included.
+    pub loopback_streams: u32,
+    /// Exchanges of datagrams with it now.
+    pub loopback_exchanges: u32,
     /// Forwarded TCP connections accepted so far.
     pub streams_accepted: u64,
     /// Of those, reset by one side, or timed out.
@@ -66,6 +78,8 @@ pub struct Counts {
     pub streams_refused: u64,
     /// Datagrams of new clients dropped, for want of room.
     pub associations_refused: u64,
+    /// Connections to the host's loopback and exchanges with it refused, for want of room.
+    pub loopback_refused: u64,
     /// DNS connections refused, for want of room.
     pub dns_refused: u64,
     /// Payload from the host to the guest, TCP and UDP, bytes.

@@ -112,6 +112,21 @@ impl Endpoint {
         Ok(endpoint)
     }
 
+    /// Answers a guest's SYN as a port does that nobody listens on: RST.
+    pub(super) fn refuse(local: SocketAddrV4, syn: &[u8], link: &mut Link<'_>) {
+        let buffers = Buffers {
+            from_guest: 1,
+            to_guest: 1,
+        };
+        Self::new(local, buffers, link).poll(Some(syn), link);
+    }
+
+    /// Its times begin anew: nothing passed meanwhile, which is not the guest's doing.
+    pub(super) fn begin_timers(&mut self, now_ns: u64) {
+        self.heard_ns = now_ns;
+        self.condition_since_ns = now_ns;
+    }
+
     fn new(local: SocketAddrV4, buffers: Buffers, link: &mut Link<'_>) -> Self {
         let mut config = Config::new(HardwareAddress::Ip);
         config.random_seed = rand::random();

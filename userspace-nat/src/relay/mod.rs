@@ -1,12 +1,13 @@
 //! What the kernel cannot translate: connections that end here on both sides.
 //!
 //! # Theory of operation
-//! Two things are relayed. A guest's *DNS over TCP*, whatever resolver it names, is ended here and
-//! its questions go to the [proxy](crate::dns); the answers come back by [`Relay::answer`]. And a
+//! Three things are relayed. A guest's *DNS over TCP*, whatever resolver it names, is ended here and
+//! its questions go to the [proxy](crate::dns); the answers come back by [`Relay::answer`]. A
 //! *forward* from the host's own addresses or loopback, which no packet on the uplink stands for:
 //! the broker binds the socket, the relay accepts on it and opens a connection from the gateway's
 //! address to the guest (`stream`), or gives each client of a UDP port a port of the gateway
-//! (`datagrams`).
+//! (`datagrams`). The other way round, *ports of the gateway* that a policy lists lead to the host's
+//! 127.0.0.1 (`loopback`, `exchanges`): the guest opens, and the relay makes the host's socket.
 //!
 //! Toward the guest TCP is smoltcp's; each connection is a stack of its own (`link`), found by
 //! VM, our address and port, and the guest's port, so that a packet costs the same however many
@@ -26,7 +27,10 @@ use slipgate_abi::{Protocol, segment::Segments};
 
 use crate::{
     engine::Context,
-    packet::{Ipv4, Packet, Transport, transport::UDP_HEADER_LEN},
+    packet::{
+        Ipv4, Packet, Transport,
+        transport::{UDP_HEADER_LEN, Udp},
+    },
     poll::Readiness,
     record::{RelayedEnd, RelayedFlow},
     vm::VmNet,
@@ -35,22 +39,30 @@ use crate::{
 mod connections;
 mod datagrams;
 mod dns_stream;
+mod exchanges;
 mod forward;
+mod host_socket;
 mod journal;
 mod limits;
 mod link;
+mod loopback;
 mod stream;
 
 pub use limits::{Counts, Limits};
+pub use loopback::{Judges, Opening, Rejudged, Standing};
 
 use datagrams::{Associations, DatagramSocket};
 use dns_stream::DnsStream;
+use exchanges::Exchange;
 use journal::Journal;
 use link::Packets;
+use loopback::Connecting;
 use stream::Stream;
 
 /// The well-known port of DNS.
 pub const DNS_PORT: u16 = 53;
+/// Between two looks at what is due of a VM that is frozen, ns.
+const FROZEN_LOOK_NS: u64 = 1_000_000_000;
 
 /// A socket of the host that leads to a guest. It is bound (and for TCP listening) already.
 #[derive(Debug)]
@@ -87,6 +99,8 @@ pub enum Taken {
     No,
     /// It opens a connection that is over the VM's limit: it is to be refused.
     OverLimit,
+    /// It is for the host's loopback, and nobody is there.
+    Refused,
 }
 
 /// All relayed connections.
@@ -98,6 +112,8 @@ pub struct Relay {
     /// Connections by what a guest's packet says of them.
     connections: HashMap<Name, u32>,
     associations: Associations,
+    /// Exchanges with the host's loopback, by what a guest's datagram says of them.
+    exchanges: HashMap<Name, u32>,
     /// When each connection wants to be driven next, ns.
     deadlines: BTreeSet<(u64, u32)>,
     expire_at_ns: Option<u64>,
@@ -135,6 +151,7 @@ enum Entry {
     },
     Datagrams(DatagramSocket),
     Connection(Box<Connection>),
+    Exchange(Box<Exchange>),
 }
 
 #[derive(Debug)]
@@ -147,8 +164,16 @@ struct Connection {
 
 #[derive(Debug)]
 enum Kind {
+    /// By a forward.
     Stream(Stream),
     Dns(DnsStream),
+    /// To the host's loopback, which has not answered yet.
+    Connecting(Connecting),
+    /// To the host's loopback.
+    Loopback {
+        stream: Stream,
+        host_port: u16,
+    },
 }
 
 /// Why a connection is driven.
@@ -169,6 +194,7 @@ impl Relay {
             entries: HashMap::new(),
             connections: HashMap::new(),
             associations: Associations::default(),
+            exchanges: HashMap::new(),
             deadlines: BTreeSet::new(),
             expire_at_ns: None,
             next_key: 0,
@@ -191,16 +217,12 @@ impl Relay {
 
     /// Records the end of every flow: the engine ends, and they with it.
     pub fn end_records(&mut self, now_ns: u64) {
-        for entry in self.entries.values() {
-            if let Entry::Connection(connection) = entry
-                && let Some(served) = self.vms.get(&connection.name.vm)
-            {
-                let stats = served.net.stats;
-                self.journal
-                    .end(&connection.flow, "detached", stats, now_ns);
-            }
-        }
-        for flow in self.associations.flows() {
+        let flows = self.entries.values().filter_map(|entry| match entry {
+            Entry::Connection(connection) => Some(&connection.flow),
+            Entry::Exchange(exchange) => Some(&exchange.flow),
+            Entry::Listener { .. } | Entry::Datagrams(_) => None,
+        });
+        for flow in flows.chain(self.associations.flows()) {
             if let Some(served) = self.vms.get(&flow.vm) {
                 self.journal.end(flow, "detached", served.net.stats, now_ns);
             }
@@ -226,6 +248,7 @@ impl Relay {
             Entry::Listener { vm: of, .. } => *of == vm,
             Entry::Datagrams(socket) => socket.vm == vm,
             Entry::Connection(connection) => connection.name.vm == vm,
+            Entry::Exchange(exchange) => exchange.name.vm == vm,
         };
         let keys: Vec<u32> = self
             .entries
@@ -234,22 +257,20 @@ impl Relay {
             .map(|(key, _)| *key)
             .collect();
         for key in keys {
+            if let Some(Entry::Connection(_) | Entry::Exchange(_)) = self.entries.get(&key) {
+                self.cut_off(key, "vm-removed", cx);
+                continue;
+            }
             match self.entries.remove(&key) {
-                Some(Entry::Connection(connection)) => self.end(key, *connection, cx),
                 // The broker may hold the same socket: closing ours would not end the waiting.
                 // An error means that it is not waited on any more.
                 Some(Entry::Listener { listener, .. }) => drop(cx.poller.remove(&listener)),
                 Some(Entry::Datagrams(socket)) => drop(cx.poller.remove(socket.socket())),
-                None => {}
+                Some(Entry::Connection(_) | Entry::Exchange(_)) | None => {}
             }
         }
         for port in self.associations.of_vm(vm) {
-            if let Some(gone) = self.associations.remove(vm, port)
-                && let Some(served) = self.vms.get(&vm)
-            {
-                let stats = served.net.stats;
-                self.journal.end(&gone.flow, "vm-removed", stats, cx.now_ns);
-            }
+            self.end_association(vm, port, "vm-removed", cx.now_ns);
         }
         self.questions.retain(|question| question.vm != vm);
         self.vms.remove(&vm);
@@ -263,7 +284,8 @@ impl Relay {
             .unwrap_or_default()
     }
 
-    /// Takes a packet of a guest: TCP to port 53 of any address, TCP and UDP to the gateway's.
+    /// Takes a packet of a guest: TCP to port 53 of any address, TCP and UDP to one of ours. What
+    /// opens a connection to the host's loopback is not taken: [`Relay::open_loopback`] is for it.
     /// `segments`: what it counts as.
     pub fn packet(
         &mut self,
@@ -284,11 +306,21 @@ impl Relay {
         let to = Ipv4Addr::from(ip.destination);
         match Packet::parse(ip).map(|packet| packet.transport) {
             Ok(Transport::Tcp(tcp)) => self.segment(vm, to, tcp, (ip.bytes, segments), cx),
-            Ok(Transport::Udp(udp)) if to == served.net.gateway => {
-                let payload = ip.payload().get(UDP_HEADER_LEN..).unwrap_or_default();
-                let payload = &payload[..udp.payload_len.min(payload.len())];
-                let ports = (udp.destination, udp.source);
-                self.answer_client(vm, ports, payload, segments, cx.now_ns)
+            Ok(Transport::Udp(udp)) => {
+                let payload = payload(&ip, &udp);
+                if to == served.net.gateway {
+                    let ports = (udp.destination, udp.source);
+                    let taken = self.answer_client(vm, ports, payload, segments, cx.now_ns);
+                    if taken != Taken::No {
+                        return taken;
+                    }
+                }
+                let name = Name {
+                    vm,
+                    ours: SocketAddrV4::new(to, udp.destination),
+                    guest_port: udp.source,
+                };
+                self.exchange(name, payload, segments, cx.now_ns)
             }
             _ => Taken::No,
         }
@@ -313,6 +345,7 @@ impl Relay {
             Some(Entry::Listener { .. }) => self.accept(key, cx),
             Some(Entry::Datagrams(_)) => self.take_datagrams(key, cx),
             Some(Entry::Connection(_)) => self.drive(key, Event::Ready(readiness), cx),
+            Some(Entry::Exchange(_)) => self.take_exchange(key, cx),
             None => {}
         }
     }
@@ -326,20 +359,58 @@ impl Relay {
         }
     }
 
-    /// Does what is due.
-    pub fn on_timer(&mut self, cx: &mut Context<'_>) {
+    /// Does what is due. `is_frozen` tells of which VMs, by row, nothing passes: their connections
+    /// are not to end for it.
+    pub fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) {
         while let Some((at, key)) = self.deadlines.first().copied() {
             if at > cx.now_ns {
                 break;
             }
             self.deadlines.remove(&(at, key));
+            if self.waits_for_thaw(key, is_frozen, cx.now_ns) {
+                continue;
+            }
             match self.entries.get(&key) {
                 Some(Entry::Listener { .. }) => self.resume(key, cx),
+                Some(Entry::Exchange(_)) => self.look_at_exchange(key, cx.now_ns),
                 _ => self.drive(key, Event::Timer, cx),
             }
         }
         self.expire_associations(cx.now_ns);
     }
+
+    /// Whether what is due is a frozen VM's, whose timers begin anew then.
+    fn waits_for_thaw(&mut self, key: u32, is_frozen: &dyn Fn(u16) -> bool, now_ns: u64) -> bool {
+        let vms = &self.vms;
+        let frozen = |vm| vms.get(&vm).is_some_and(|served| is_frozen(served.net.row));
+        let later_ns = now_ns + FROZEN_LOOK_NS;
+        match self.entries.get_mut(&key) {
+            Some(Entry::Connection(connection)) if frozen(connection.name.vm) => {
+                match &mut connection.kind {
+                    Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
+                        stream.begin_timers(now_ns);
+                    }
+                    Kind::Connecting(connecting) => connecting.begin_timers(now_ns),
+                    // Its questions are not answered either: the guest will ask again.
+                    Kind::Dns(_) => return false,
+                }
+                connection.deadline_ns = later_ns;
+            }
+            Some(Entry::Exchange(exchange)) if frozen(exchange.name.vm) => {
+                exchange.begin_timers(now_ns);
+                exchange.deadline_ns = later_ns;
+            }
+            _ => return false,
+        }
+        self.deadlines.insert((later_ns, key));
+        true
+    }
+}
+
+/// What a datagram carries.
+fn payload<'p>(ip: &Ipv4<'p>, udp: &Udp) -> &'p [u8] {
+    let payload = ip.payload().get(UDP_HEADER_LEN..).unwrap_or_default();
+    &payload[..udp.payload_len.min(payload.len())]
 }
 
 #[cfg(test)]

@@ -174,6 +174,14 @@ impl Stream {
             .map_or(idle, |since| idle.min(since + limits.silence_ns))
     }
 
+    /// Its times begin anew: nothing passed meanwhile, which is not the guest's doing.
+    pub(super) fn begin_timers(&mut self, now_ns: u64) {
+        self.endpoint.begin_timers(now_ns);
+        if !self.established {
+            self.opened_ns = now_ns;
+        }
+    }
+
     /// Ends both sides with a reset.
     pub(super) fn reset(&mut self, link: &mut Link<'_>) -> Fate {
         self.endpoint.socket().abort();
@@ -216,6 +224,10 @@ impl Stream {
     fn settle(&mut self, limits: &Limits, poller: &Poller, link: &mut Link<'_>) -> Fate {
         let socket = self.endpoint.socket();
         let state = socket.state();
+        // The guest reset what it had asked for, and smoltcp would have it ask again.
+        if state == State::Listen {
+            return self.reset(link);
+        }
         // A SYN without an acknowledgement of ours (a simultaneous open) establishes nothing.
         let opening = matches!(state, State::SynSent | State::SynReceived | State::Closed);
         if !self.established && !opening {

@@ -3,6 +3,8 @@
 
 mod datagrams;
 mod dns;
+mod exchanges;
 mod guest;
+mod loopback;
 mod streams;
 mod world;

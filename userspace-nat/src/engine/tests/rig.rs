@@ -63,7 +63,7 @@ impl Services for NoServices {
     fn next_deadline_ns(&self) -> Option<u64> {
         None
     }
-    fn on_timer(&mut self, _: &mut Context<'_>) {}
+    fn on_timer(&mut self, _: &dyn Fn(u16) -> bool, _: &mut Context<'_>) {}
     fn flush(&mut self, _: &dyn Vms, _: &mut Context<'_>) {}
     fn set_resolvers(&mut self, _: &[SocketAddr]) {}
     fn add_forward(&mut self, _: relay::Forward, _: &mut Context<'_>) -> io::Result<()> {

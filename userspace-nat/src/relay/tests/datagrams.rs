@@ -104,15 +104,15 @@ fn a_second_datagram_keeps_its_port_until_the_client_was_silent() {
     };
     let first = ask(&mut world);
     world.now_ns += 299_000 * MS;
-    world.with(|relay, cx| relay.on_timer(cx));
+    world.with(|relay, cx| relay.on_timer(&|_| false, cx));
     assert_eq!(ask(&mut world), first);
     world.now_ns += 299_000 * MS;
-    world.with(|relay, cx| relay.on_timer(cx));
+    world.with(|relay, cx| relay.on_timer(&|_| false, cx));
     assert_eq!(ask(&mut world), first, "the second one refreshed it");
     // It goes at the first look after its time.
     for _ in 0..10 {
         world.now_ns += 40_000 * MS;
-        world.with(|relay, cx| relay.on_timer(cx));
+        world.with(|relay, cx| relay.on_timer(&|_| false, cx));
     }
     assert_eq!(world.relay.counts(VM).associations, 0);
     assert_eq!(world.relay.next_deadline_ns(), None);
@@ -186,13 +186,13 @@ proptest! {
             crate::packet::ipv4::fill_checksum(&mut packet, 20);
             relay.packet(VM, &packet, single(packet.len()), &mut cx);
             cx.now_ns += 3_000 * MS;
-            relay.on_timer(&mut cx);
+            relay.on_timer(&|_| false, &mut cx);
         }
         prop_assert!(relay.counts(VM).dns_connections <= 4);
         cx.now_ns += 60_000 * MS;
-        relay.on_timer(&mut cx);
+        relay.on_timer(&|_| false, &mut cx);
         cx.now_ns += 60_000 * MS;
-        relay.on_timer(&mut cx);
+        relay.on_timer(&|_| false, &mut cx);
         prop_assert_eq!(relay.counts(VM).dns_connections, 0);
     }
 }

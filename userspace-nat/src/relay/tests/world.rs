@@ -1,5 +1,6 @@
 //! A relay, its clients and its guest, driven in turns by one thread.
 use std::{
+    collections::HashMap,
     io::{ErrorKind, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::OwnedFd,
@@ -91,6 +92,13 @@ impl Client {
         Self { stream, end }
     }
 
+    /// The other way round: a service of the host that has accepted.
+    pub(super) fn accept(listener: &TcpListener, end: End) -> Option<Self> {
+        let (stream, _) = listener.accept().ok()?;
+        stream.set_nonblocking(true).unwrap();
+        Some(Self { stream, end })
+    }
+
     fn step(&mut self) {
         let end = &mut self.end;
         let mut buffer = [0; 16_384];
@@ -126,6 +134,10 @@ pub(super) struct World {
     /// Packets for the guest since the last look, whatever became of them.
     pub(super) to_guest: Vec<Vec<u8>>,
     pub(super) over_limit: u32,
+    /// Ports of the gateway that lead to the host's loopback.
+    pub(super) leads: HashMap<u16, u16>,
+    /// Whether the VM is frozen: nothing passes.
+    pub(super) frozen: bool,
     down: Cable,
     up: Cable,
 }
@@ -142,6 +154,8 @@ impl World {
             guest: Guest::new(),
             to_guest: Vec::new(),
             over_limit: 0,
+            leads: HashMap::new(),
+            frozen: false,
             down: Cable::new(
                 Impairment {
                     garbled: 0,
@@ -193,16 +207,22 @@ impl World {
         for readiness in ready {
             self.with(|relay, cx| relay.on_ready(readiness, cx));
         }
-        self.with(|relay, cx| relay.on_timer(cx));
+        let frozen = self.frozen;
+        self.with(|relay, cx| relay.on_timer(&|_| frozen, cx));
         for packet in self.up.take(self.now_ns) {
             busy = true;
-            let taken = self.with(|relay, cx| relay.packet(VM, &packet, single(packet.len()), cx));
+            if self.frozen {
+                continue;
+            }
+            let taken = self.offer(&packet);
             self.over_limit += u32::from(taken == Taken::OverLimit);
         }
         for frame in self.out.frames() {
             let l3 = Frame::parse(frame).unwrap().l3;
             self.to_guest.push(l3.to_vec());
-            self.down.put(l3, self.now_ns);
+            if !self.frozen {
+                self.down.put(l3, self.now_ns);
+            }
         }
         self.out.clear();
         for packet in self.down.take(self.now_ns) {
@@ -216,6 +236,36 @@ impl World {
         if !busy {
             self.now_ns += MS;
         }
+    }
+
+    /// A port of the gateway that leads to a service on the host's loopback.
+    pub(super) fn lead(&mut self, port: u16) -> TcpListener {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        self.leads
+            .insert(port, listener.local_addr().unwrap().port());
+        listener
+    }
+
+    /// Gives the relay a packet of the guest, as who lets in what is listed.
+    pub(super) fn offer(&mut self, packet: &[u8]) -> Taken {
+        let segments = single(packet.len());
+        let taken = self.with(|relay, cx| relay.packet(VM, packet, segments, cx));
+        let to = Ipv4::parse(packet)
+            .and_then(Packet::parse)
+            .ok()
+            .and_then(|packet| packet.transport.ports());
+        let Some(&host_port) = to.and_then(|(_, port)| self.leads.get(&port)) else {
+            return taken;
+        };
+        if taken != Taken::No {
+            return taken;
+        }
+        let opening = Opening {
+            host_port,
+            rule: "host_loopback".into(),
+        };
+        self.with(|relay, cx| relay.open_loopback(VM, packet, segments, &opening, cx))
     }
 
     /// Steps until `done`, or for the given time on the clock.
@@ -256,10 +306,12 @@ impl World {
         assert_eq!(self.relay.deadlines.len(), 0);
         let counts = self.relay.counts(VM);
         assert_eq!((counts.streams, counts.dns_connections), (0, 0));
+        assert_eq!((counts.loopback_streams, counts.loopback_exchanges), (0, 0));
+        assert_eq!(self.relay.exchanges.len(), 0);
         let left = self.relay.entries.values();
         assert!(
             left.into_iter()
-                .all(|entry| !matches!(entry, Entry::Connection(_)))
+                .all(|entry| !matches!(entry, Entry::Connection(_) | Entry::Exchange(_)))
         );
     }
 }

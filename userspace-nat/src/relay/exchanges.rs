@@ -1,0 +1,224 @@
+//! Ports of the gateway that lead to the host's 127.0.0.1: datagrams.
+//!
+//! Each of the guest's ports that talks to one of these has a socket of the host's of its own, so
+//! that the service's answers find their way back. It ends when it was silent for as long as a UDP
+//! flow may be (RFC 4787 REQ-5), or when the service is not there.
+use std::{
+    io,
+    net::{SocketAddrV4, UdpSocket},
+    os::fd::AsFd,
+};
+
+use slipgate_abi::{DropReason, Protocol, segment::Segments};
+
+use super::{
+    Entry, Name, Relay, Taken,
+    connections::send,
+    forward::{BATCH, relay_token, v4},
+    host_socket,
+    journal::{By, Ends},
+    loopback::Opening,
+};
+use crate::{
+    datagram::{Datagram, HEADERS_LEN},
+    engine::Context,
+    poll::Interest,
+    port::single,
+    record::RelayedFlow,
+};
+
+/// A guest's port and a port of the host's loopback.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pub(super) name: Name,
+    socket: UdpSocket,
+    pub(super) host_port: u16,
+    active_ns: u64,
+    pub(super) deadline_ns: u64,
+    pub(super) flow: RelayedFlow,
+}
+
+/// What became of a datagram for the host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sent {
+    Yes,
+    /// The socket's buffer is full: lost, as on a full link.
+    Lost,
+    /// Nobody has the port.
+    Refused,
+}
+
+impl Exchange {
+    /// An error that waits is an earlier datagram's; the one of this is there when it is sent, for
+    /// loopback answers at once.
+    fn send(socket: &UdpSocket, payload: &[u8]) -> Sent {
+        let refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        let mut sent = socket.send(payload);
+        if sent.as_ref().is_err_and(refused) {
+            sent = socket.send(payload);
+        }
+        match (sent, socket.take_error()) {
+            (Err(error), _) if refused(&error) => Sent::Refused,
+            (_, Ok(Some(error))) if refused(&error) => Sent::Refused,
+            (Ok(_), _) => Sent::Yes,
+            (Err(_), _) => Sent::Lost,
+        }
+    }
+}
+
+impl Relay {
+    /// A guest's first datagram to a port that leads to the host's loopback.
+    pub(super) fn open_exchange(
+        &mut self,
+        name: Name,
+        (payload, segments): (&[u8], Segments),
+        opening: &Opening,
+        cx: &mut Context<'_>,
+    ) -> Taken {
+        let Some(served) = self.vms.get_mut(&name.vm) else {
+            return Taken::No;
+        };
+        if served.counts.loopback_exchanges >= self.limits.loopback_exchanges_per_vm {
+            served.counts.loopback_refused += 1;
+            return Taken::OverLimit;
+        }
+        let guest = SocketAddrV4::new(served.net.guest, name.guest_port);
+        let Ok(socket) = host_socket::udp(opening.host_port) else {
+            served.counts.loopback_refused += 1;
+            return Taken::Refused;
+        };
+        if Exchange::send(&socket, payload) == Sent::Refused {
+            return Taken::Refused;
+        }
+        let key = self.fresh_key();
+        if cx
+            .poller
+            .add(socket.as_fd(), relay_token(key), Interest::Read)
+            .is_err()
+        {
+            return Taken::OverLimit;
+        }
+        let Some(served) = self.vms.get_mut(&name.vm) else {
+            return Taken::No;
+        };
+        served.counts.loopback_exchanges += 1;
+        served.counts.bytes_from_guest += payload.len() as u64;
+        let ends = Ends {
+            vm: name.vm,
+            protocol: Protocol::Udp,
+            guest,
+            remote: name.ours,
+            by: By::Loopback {
+                from: v4(socket.local_addr()),
+                to: host_socket::at(opening.host_port),
+                rule: opening.rule.clone(),
+            },
+        };
+        let mut flow = self.journal.begin(ends, served.net.stats, cx.now_ns);
+        flow.tx = (segments.packets, segments.bytes);
+        let deadline_ns = cx.now_ns + self.limits.association_idle_ns;
+        self.exchanges.insert(name, key);
+        self.deadlines.insert((deadline_ns, key));
+        let exchange = Exchange {
+            name,
+            socket,
+            host_port: opening.host_port,
+            active_ns: cx.now_ns,
+            deadline_ns,
+            flow,
+        };
+        self.entries
+            .insert(key, Entry::Exchange(Box::new(exchange)));
+        Taken::Yes
+    }
+
+    /// A guest's datagram to somebody whom it has an exchange with; [`Taken::No`]: it has none.
+    pub(super) fn exchange(
+        &mut self,
+        name: Name,
+        payload: &[u8],
+        segments: Segments,
+        now_ns: u64,
+    ) -> Taken {
+        let key = self.exchanges.get(&name).copied();
+        let Some((key, Some(Entry::Exchange(exchange)))) =
+            key.map(|key| (key, self.entries.get_mut(&key)))
+        else {
+            return Taken::No;
+        };
+        let sent = Exchange::send(&exchange.socket, payload);
+        if sent == Sent::Refused {
+            self.over(key, "refused", now_ns);
+            return Taken::Refused;
+        }
+        exchange.active_ns = now_ns;
+        exchange.flow.tx.0 += segments.packets;
+        exchange.flow.tx.1 += segments.bytes;
+        if let Some(served) = self.vms.get_mut(&name.vm)
+            && sent == Sent::Yes
+        {
+            served.counts.bytes_from_guest += payload.len() as u64;
+        }
+        Taken::Yes
+    }
+
+    /// The host's service has sent.
+    pub(super) fn take_exchange(&mut self, key: u32, cx: &mut Context<'_>) {
+        let mut buffer = std::mem::take(&mut self.datagram);
+        buffer.resize(usize::from(u16::MAX), 0);
+        for _ in 0..BATCH {
+            let Some(Entry::Exchange(exchange)) = self.entries.get_mut(&key) else {
+                break;
+            };
+            let Some(served) = self.vms.get_mut(&exchange.name.vm) else {
+                break;
+            };
+            let payload = match exchange.socket.recv(&mut buffer) {
+                Ok(len) => &buffer[..len],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // The service is gone.
+                Err(_) => {
+                    self.over(key, "refused", cx.now_ns);
+                    break;
+                }
+            };
+            let len = HEADERS_LEN + payload.len();
+            if len > usize::from(served.net.mtu) {
+                served.net.stats.dropped(DropReason::TooBig, single(len));
+                continue;
+            }
+            exchange.active_ns = cx.now_ns;
+            exchange.flow.rx.0 += 1;
+            exchange.flow.rx.1 += len as u64;
+            served.counts.bytes_to_guest += payload.len() as u64;
+            let datagram = Datagram {
+                from: exchange.name.ours,
+                to: SocketAddrV4::new(served.net.guest, exchange.name.guest_port),
+                payload,
+            };
+            send(&datagram.emit(), &served.net, cx.out);
+        }
+        self.datagram = buffer;
+    }
+
+    /// Ends an exchange that was silent for long, or says when to look again.
+    pub(super) fn look_at_exchange(&mut self, key: u32, now_ns: u64) {
+        let Some(Entry::Exchange(exchange)) = self.entries.get_mut(&key) else {
+            return;
+        };
+        let due_ns = exchange.active_ns + self.limits.association_idle_ns;
+        if now_ns >= due_ns {
+            return self.over(key, "idle", now_ns);
+        }
+        exchange.deadline_ns = due_ns;
+        self.deadlines.insert((due_ns, key));
+    }
+}
+
+impl Exchange {
+    /// Its time begins anew.
+    pub(super) fn begin_timers(&mut self, now_ns: u64) {
+        self.active_ns = now_ns;
+    }
+}
