@@ -21,7 +21,7 @@ const OTHER: At = (
     443,
 );
 
-fn policy(default: Action, rules: &[&str]) -> Policy {
+pub(super) fn policy(default: Action, rules: &[&str]) -> Policy {
     let rules = rules.iter().map(|rule| match rule.split_once(' ') {
         Some(("deny", text)) => Rule::parse(Action::Deny, text).unwrap(),
         Some(("allow", text)) => Rule::parse(Action::Allow, text).unwrap(),
@@ -39,7 +39,7 @@ fn keeping(policy: Policy) -> Policy {
 }
 
 impl Rig {
-    fn reload(&mut self, policies: Vec<Policy>, rule_base: u32, of_vm: [u32; 3]) {
+    pub(super) fn reload(&mut self, policies: Vec<Policy>, rule_base: u32, of_vm: [u32; 3]) {
         let vms = (1..=3).map(|row| {
             let mut spec = spec(row, &Setup::default());
             spec.policy = of_vm[usize::from(row) - 1];
@@ -62,7 +62,7 @@ impl Rig {
     }
 
     /// Waits for the answer: how many were cut, kept, left.
-    fn applied(&mut self) -> (u64, u64, u64) {
+    pub(super) fn applied(&mut self) -> (u64, u64, u64) {
         self.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
         match self.broker.replies.take()[..] {
             [

@@ -21,9 +21,9 @@ use crate::{
     poll::Readiness,
     port::VirtioNetHdr,
     record::{Event, Events, FlowLog},
-    relay::{self, Taken},
+    relay::{self, Limits, Relay, Taken},
     route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
-    rules::{Action, Judge, LocalAddresses, Policy, Rule},
+    rules::{Action, Judge, LocalAddresses, LoopbackPorts, Policy, Rule, Settings},
     vm::{VmNet, VmSpec},
 };
 
@@ -42,11 +42,13 @@ pub(super) const PEER: Ip4 = Ip4 {
 pub(super) const SERVER: At = (PEER, 443);
 pub(super) const UPLINK: u32 = 3;
 
-/// Services that take nothing.
+/// Services that take nothing; or, where the setup lists ports of the host's loopback, a relay.
 #[derive(Debug, Default)]
-pub(super) struct NoServices;
+pub(super) struct TestServices {
+    pub(super) relay: Option<Relay>,
+}
 
-impl Services for NoServices {
+impl Services for TestServices {
     fn arp(&mut self, _: &mut VmNet, _: &[u8], _: &mut Context<'_>) -> Result<(), DropReason> {
         Ok(())
     }
@@ -56,21 +58,63 @@ impl Services for NoServices {
     fn dns(&mut self, _: &VmNet, _: &[u8], _: &mut Context<'_>) -> Result<(), DropReason> {
         Ok(())
     }
-    fn relay(&mut self, _: &VmNet, _: &[u8], _: Segments, _: &mut Context<'_>) -> Taken {
-        Taken::No
+    fn relay(&mut self, vm: &VmNet, l3: &[u8], as_: Segments, cx: &mut Context<'_>) -> Taken {
+        let relay = self.relay.as_mut();
+        relay.map_or(Taken::No, |relay| relay.packet(vm.id, l3, as_, cx))
     }
-    fn on_ready(&mut self, _: Readiness, _: &mut Context<'_>) {}
+    fn open_loopback(
+        &mut self,
+        vm: &VmNet,
+        packet: &[u8],
+        segments: Segments,
+        opening: &relay::Opening,
+        cx: &mut Context<'_>,
+    ) -> Taken {
+        let open = |relay: &mut Relay| relay.open_loopback(vm.id, packet, segments, opening, cx);
+        self.relay.as_mut().map_or(Taken::No, open)
+    }
+    fn loopback_flows(&self, vm: u32) -> u32 {
+        self.relay.as_ref().map_or(0, |r| r.loopback_flows(vm))
+    }
+    fn rejudge_loopback(
+        &mut self,
+        judges: relay::Judges<'_>,
+        cx: &mut Context<'_>,
+    ) -> relay::Rejudged {
+        let relay = self.relay.as_mut();
+        relay.map(|r| r.rejudge(judges, cx)).unwrap_or_default()
+    }
+    fn cut(&mut self, vm: u32, cx: &mut Context<'_>) -> usize {
+        self.relay.as_mut().map_or(0, |r| r.cut(vm, cx))
+    }
+    fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>) {
+        if let Some(relay) = &mut self.relay {
+            relay.on_ready(readiness, cx);
+        }
+    }
     fn next_deadline_ns(&self) -> Option<u64> {
-        None
+        self.relay.as_ref()?.next_deadline_ns()
     }
-    fn on_timer(&mut self, _: &dyn Fn(u16) -> bool, _: &mut Context<'_>) {}
+    fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) {
+        if let Some(relay) = &mut self.relay {
+            relay.on_timer(is_frozen, cx);
+        }
+    }
     fn flush(&mut self, _: &dyn Vms, _: &mut Context<'_>) {}
     fn set_resolvers(&mut self, _: &[SocketAddr]) {}
     fn add_forward(&mut self, _: relay::Forward, _: &mut Context<'_>) -> io::Result<()> {
         Ok(())
     }
-    fn vm_added(&mut self, _: &VmNet) {}
-    fn vm_removed(&mut self, _: u32, _: &mut Context<'_>) {}
+    fn vm_added(&mut self, vm: &VmNet) {
+        if let Some(relay) = &mut self.relay {
+            relay.add_vm(vm.clone());
+        }
+    }
+    fn vm_removed(&mut self, id: u32, cx: &mut Context<'_>) {
+        if let Some(relay) = &mut self.relay {
+            relay.remove_vm(id, cx);
+        }
+    }
 }
 
 /// The broker's end.
@@ -114,7 +158,7 @@ impl Write for Log {
     }
 }
 
-pub(super) type TestEngine = Engine<FakeDatapath, FakePort, FakeClock, Broker, NoServices>;
+pub(super) type TestEngine = Engine<FakeDatapath, FakePort, FakeClock, Broker, TestServices>;
 
 pub(super) struct Rig {
     pub(super) kernel: KernelHandle,
@@ -133,6 +177,8 @@ pub(super) struct Setup {
     /// What the log is told.
     pub(super) events: Events,
     pub(super) rule_base: u32,
+    /// Ports of the gateway that lead to the host's loopback; with one there is a relay.
+    pub(super) listed: Vec<LoopbackPorts>,
 }
 
 impl Default for Setup {
@@ -146,6 +192,7 @@ impl Default for Setup {
             nat_ports: DEFAULT_RANGE,
             events: Events::from_iter([Event::FlowEnd]),
             rule_base: 10,
+            listed: Vec::new(),
         }
     }
 }
@@ -406,13 +453,19 @@ fn start(
     recorded: &HashSet<crate::record::Id>,
 ) -> (TestEngine, Broker, Adoption) {
     let broker = Broker::default();
+    let policy = Policy::new(setup.default, setup.rules.clone()).with(Settings {
+        host_loopback: setup.listed.clone(),
+        ..Settings::default()
+    });
     let parts = Parts {
         datapath: FakeDatapath::new(kernel, 0, epoch),
         port: FakePort::new(kernel),
         clock: FakeClock::new(kernel),
         control: broker.clone(),
-        services: NoServices,
-        judge: Judge::shared(Policy::new(setup.default, setup.rules.clone())),
+        services: TestServices {
+            relay: (!setup.listed.is_empty()).then(|| Relay::new(Limits::default())),
+        },
+        judge: Judge::shared(policy),
         rule_base: setup.rule_base,
         nat_ports: setup.nat_ports.clone(),
         log: FlowLog::new(Some(Box::new(log.clone()))).of(setup.events),
