@@ -21,6 +21,8 @@ fn mtu(text: &str) -> Result<u32, String> {
     mtu.ok_or_else(|| format!("give {least} to {most} bytes, like 1500"))
 }
 
+/// The gateway's address unless told otherwise.
+pub(crate) const DEFAULT_GATEWAY: &str = "10.0.2.2";
 /// Where pins are kept unless told otherwise.
 pub(crate) const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/slipgate";
 
@@ -101,7 +103,7 @@ pub(crate) struct NatArgs {
     #[arg(long, value_name = "A", default_value = "10.0.2.15")]
     pub(crate) guest_ip: String,
     /// The gateway's address as guests see it; the next one up is their DNS server
-    #[arg(long, value_name = "A", default_value = "10.0.2.2")]
+    #[arg(long, value_name = "A", default_value = DEFAULT_GATEWAY)]
     pub(crate) gateway: String,
     /// Prefix length of the guests' network
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u8).range(1..=30))]
@@ -166,6 +168,11 @@ pub(crate) struct NatArgs {
     /// needed when there are several
     #[arg(long, value_name = "SPEC")]
     pub(crate) forward: Vec<String>,
+
+    /// Port(s) of the gateway that lead guests to the host's 127.0.0.1, the same port or another:
+    /// [ADDR:]PORT[-PORT][:PORT[-PORT]][/tcp|udp]; may be given several times [default: none]
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) host_loopback: Vec<String>,
 
     /// Ports for translated flows, all of them toward each destination; keep clear of
     /// net.ipv4.ip_local_port_range

@@ -5,6 +5,7 @@ mod anew;
 mod error;
 mod file;
 mod forward;
+mod host_loopback;
 mod loaded;
 mod machine;
 mod network;
@@ -131,7 +132,7 @@ impl Config {
             uplink: nat.uplink.clone(),
             network,
             vms,
-            typed: Typed::new(nat, order),
+            typed: Typed::new(nat, order)?,
             // By `settle`.
             dns: Dns::Host,
             policy_file: None,

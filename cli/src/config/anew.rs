@@ -49,6 +49,7 @@ impl LoadedPolicies {
     /// Of a command line and its policy file, with deny files read in another way.
     pub(crate) fn load_by(config: &Config, read: Reader<'_>) -> Result<Self, ConfigError> {
         let (rules, default) = (&config.typed.rules, config.typed.default);
-        Self::of(rules, default, config.policy_file.as_ref(), read)
+        let loaded = Self::of(rules, default, config.policy_file.as_ref(), read)?;
+        loaded.with_host_loopback(&config.typed.host_loopback)
     }
 }

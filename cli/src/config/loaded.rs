@@ -11,8 +11,10 @@ use userspace_nat::rules::{
 use super::{
     Config, ConfigError, RuleFlag,
     file::from_disk,
-    policies,
-    policy_file::{DefaultText, HttpText, NamedDns, PolicyFile, ReloadText, RuleEntry},
+    host_loopback, policies,
+    policy_file::{
+        DefaultText, HostLoopback, HttpText, NamedDns, PolicyFile, ReloadText, RuleEntry,
+    },
     rules::{DENY_FILE, parse},
 };
 use crate::args::DefaultRule;
@@ -52,12 +54,7 @@ pub(crate) type Reader<'r> = &'r dyn Fn(&Path) -> io::Result<String>;
 impl LoadedPolicies {
     /// Of a command line and its policy file; reads the deny files.
     pub(crate) fn load(config: &Config) -> Result<Self, ConfigError> {
-        Self::of(
-            &config.typed.rules,
-            config.typed.default,
-            config.policy_file.as_ref(),
-            &from_disk,
-        )
+        Self::load_by(config, &from_disk)
     }
 
     /// Of rules that were typed, and of a policy file.
@@ -90,6 +87,7 @@ impl LoadedPolicies {
             on_reload: document.on_reload,
             rules: &document.rules,
             dns: &of_policy,
+            host_loopback: &document.host_loopback,
         };
         let named = document.policy.iter().map(|(name, policy)| Part {
             name: Some(name),
@@ -97,6 +95,7 @@ impl LoadedPolicies {
             on_reload: policy.on_reload,
             rules: &policy.rules,
             dns: &policy.dns,
+            host_loopback: &policy.host_loopback,
         });
         let parts = [top].into_iter().chain(named);
         let policies = parts.map(|part| part.load(file, &typed, default, read));
@@ -119,6 +118,7 @@ struct Part<'f> {
     on_reload: Option<ReloadText>,
     rules: &'f [Spanned<RuleEntry>],
     dns: &'f NamedDns,
+    host_loopback: &'f HostLoopback,
 }
 
 impl Part<'_> {
@@ -145,7 +145,7 @@ impl Part<'_> {
                 Some(ReloadText::Keep) => OnReload::Keep,
             },
             dns: policies::dns_settings(file, self.dns)?,
-            host_loopback: Vec::new(),
+            host_loopback: host_loopback::of_file(file, self.host_loopback)?,
         };
         Ok(LoadedPolicy {
             settings,

@@ -74,7 +74,12 @@ impl GuestNetwork {
         Ok(())
     }
 
-    fn check_host(&self, flag: &'static str, given: &str, a: Ipv4Addr) -> Result<(), ConfigError> {
+    pub(super) fn check_host(
+        &self,
+        flag: &'static str,
+        given: &str,
+        a: Ipv4Addr,
+    ) -> Result<(), ConfigError> {
         if a.is_multicast() || a.is_loopback() || a.is_unspecified() || a.octets()[0] >= 240 {
             return Err(ConfigError::new(
                 flag,

@@ -5,9 +5,10 @@
 use std::path::PathBuf;
 
 use slipgate_abi::{Rate, VmRates};
+use userspace_nat::rules::LoopbackPorts;
 
 use super::{
-    Config, ConfigError, Dns, Forward, RuleFlag, VmConfig, dns, forward,
+    Config, ConfigError, Dns, Forward, RuleFlag, VmConfig, dns, forward, host_loopback,
     policy_file::{Document, NamedDns, NamedPolicy, PolicyFile, Quotas, Resolvers},
 };
 use crate::args::{DefaultRule, NatArgs};
@@ -26,14 +27,16 @@ pub(crate) struct Typed {
     pub(super) quotas: Quotas,
     pub(super) dns: Vec<String>,
     pub(super) forwards: Vec<String>,
+    /// In each policy.
+    pub(super) host_loopback: Vec<LoopbackPorts>,
     pub(super) file: Option<PathBuf>,
     /// Of VMs that name none.
     pub(super) policy_name: Option<String>,
 }
 
 impl Typed {
-    pub(super) fn new(nat: &NatArgs, rules: Vec<RuleFlag>) -> Self {
-        Self {
+    pub(super) fn new(nat: &NatArgs, rules: Vec<RuleFlag>) -> Result<Self, ConfigError> {
+        Ok(Self {
             rules,
             default: nat.default,
             quotas: Quotas {
@@ -47,9 +50,10 @@ impl Typed {
             },
             dns: nat.dns.clone(),
             forwards: nat.forward.clone(),
+            host_loopback: host_loopback::parse(&nat.host_loopback)?,
             file: nat.policy.clone(),
             policy_name: nat.policy_name.clone(),
-        }
+        })
     }
 }
 
@@ -150,7 +154,7 @@ impl Config {
         self.forwards = forwards(&self.typed.forwards, file.as_ref(), &vms)?;
         super::check_nat_ports(&self.nat_ports, &self.forwards)?;
         self.policy_file = file;
-        Ok(())
+        self.check_host_loopback()
     }
 }
 

@@ -16,8 +16,8 @@ use self::place::FilePlace;
 pub(crate) use self::{
     amount::{Amount, Count},
     document::{
-        DefaultText, Document, Forward, HttpText, NamedDns, NamedPolicy, Quotas, ReloadText,
-        Resolvers, RuleEntry, schema,
+        DefaultText, Document, Forward, HostLoopback, HttpText, NamedDns, NamedPolicy, Quotas,
+        ReloadText, Resolvers, RuleEntry, schema,
     },
 };
 use super::ConfigError;

@@ -204,8 +204,24 @@ fn each_mistake_has_its_error() {
             "unknown field `resolvers`",
         ),
         (
-            "host_loopback = { ports = [1] }",
-            "unknown field `host_loopback`",
+            "[host_loopback]\nports = [8080, \"8080:80/tcp\"]",
+            "2:16: port 8080 leads to port 8080 of the host already",
+        ),
+        (
+            "[host_loopback]\nports = [\"80-81:80\"]",
+            "2:10: 2 ports lead to 1 ports of the host",
+        ),
+        ("[host_loopback]\nports = [53]", "slipgate's own: its DNS"),
+        (
+            "[host_loopback]\nports = [true]",
+            "a port, or ports like \"9000-9010\" or \"8080:80/tcp\"",
+        ),
+        ("[host_loopback]\nports = [70000]", "a port, or ports like"),
+        ("[host_loopback]\naddress = \"x\"", "invalid IPv4"),
+        ("[host_loopback]\nvm = \"a\"", "unknown field `vm`"),
+        (
+            "[policy.a]\ndefault = \"deny\"\n[policy.a.host_loopback]\nports = [\"x\"]",
+            "4:10: \"x\" is no port",
         ),
     ] {
         let error = load(text).map(drop).unwrap_err();

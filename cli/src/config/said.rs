@@ -30,6 +30,9 @@ pub(crate) struct Said {
     quotas: BTreeMap<String, u64>,
     dns: Vec<String>,
     forwards: Vec<String>,
+    /// As shown.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    host_loopback: Vec<String>,
     /// By name.
     vms: BTreeMap<String, SaidOfVm>,
 }
@@ -87,6 +90,7 @@ impl Config {
             quotas: self.said_of_quotas(),
             dns: typed.dns.clone(),
             forwards: typed.forwards.clone(),
+            host_loopback: typed.host_loopback.iter().map(|e| e.to_string()).collect(),
             vms: vms.collect(),
         }
     }

@@ -1,11 +1,15 @@
 //! `slipgate policy check`: what is wrong with a policy file, and what is likely meant otherwise.
-use std::process::ExitCode;
+use std::{net::Ipv4Addr, process::ExitCode};
 
 use slipgate_abi::Protocol;
-use userspace_nat::rules::{Action, Policy, Rule, Standing};
+use userspace_nat::rules::{Action, Destination, LoopbackPorts, Policy, Rule, Standing};
 
 use super::Compiled;
-use crate::{EXIT_USAGE, args::CheckArgs, show::print_once};
+use crate::{
+    EXIT_USAGE,
+    args::{CheckArgs, DEFAULT_GATEWAY},
+    show::print_once,
+};
 
 /// Ports of protocols that say no name in the first bytes of a client, or none at all.
 const NOT_NAMED: [u16; 24] = [
@@ -86,6 +90,7 @@ pub(super) fn warnings(compiled: &Compiled) -> Vec<String> {
             }
         }
         warnings.extend(of_default(policy, &compiled.file.name()));
+        warnings.extend(of_loopback(policy, &compiled.file.name()));
     }
     warnings
 }
@@ -155,6 +160,35 @@ fn opposite<'p>(policy: &'p Policy, rule: Standing<'p>) -> Option<Standing<'p>> 
         }
         _ => false,
     })
+}
+
+/// Entries of which a rule refuses a port: what is listed is let in whatever the default is, but not
+/// against a rule.
+fn of_loopback(policy: &Policy, file: &str) -> Vec<String> {
+    let Ok(gateway) = DEFAULT_GATEWAY.parse::<Ipv4Addr>() else {
+        return Vec::new();
+    };
+    let refused = |entry: &LoopbackPorts| {
+        let (first, last) = entry.ports;
+        let protocols = [(entry.tcp, Protocol::Tcp), (entry.udp, Protocol::Udp)];
+        let protocols = protocols.into_iter().filter(|(has, _)| *has);
+        protocols
+            .flat_map(|(_, protocol)| (first..=last).map(move |port| (port, protocol)))
+            .find_map(|(port, protocol)| {
+                let addr = entry.address.unwrap_or(gateway);
+                let to = Destination {
+                    addr,
+                    port,
+                    protocol,
+                };
+                let lead = policy.host_loopback(to, gateway)?;
+                (!lead.decision.is_allowed()).then(|| policy.explain_loopback(to, &lead))
+            })
+    };
+    let list = policy.settings().host_loopback.iter();
+    list.filter_map(refused)
+        .map(|why| format!("{file}: warning: {why}"))
+        .collect()
 }
 
 fn of_default(policy: &Policy, file: &str) -> Vec<String> {

@@ -84,7 +84,10 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
 
 fn vm_of(seen: &Seen) -> &str {
     match seen {
-        Seen::Flow { vm, .. } | Seen::Question { vm, .. } | Seen::Refused { vm, .. } => vm,
+        Seen::Flow { vm, .. }
+        | Seen::Loopback { vm, .. }
+        | Seen::Question { vm, .. }
+        | Seen::Refused { vm, .. } => vm,
     }
 }
 
@@ -102,6 +105,10 @@ fn compare(before: &Policy, after: &Policy, seen: Seen, changes: &mut Changes) {
         Seen::Flow { to, name, .. } => {
             let (was, is) = (flow(before, to, &name), flow(after, to, &name));
             (was, is, target(to, name.as_deref()), 1, false)
+        }
+        Seen::Loopback { to, host_port, .. } => {
+            let (was, is) = (led(before, to, host_port), led(after, to, host_port));
+            (was, is, target(to, None), 1, false)
         }
         Seen::Refused {
             to, name, count, ..
@@ -135,6 +142,22 @@ fn flow(policy: &Policy, to: Destination, name: &Option<String>) -> (Outcome, St
         None => policy.decide(to),
     };
     outcome(policy, decision)
+}
+
+/// Whether a policy leads a destination to that port of the host's loopback. Whatever address it
+/// was, it was the gateway's, or is listed by itself.
+fn led(policy: &Policy, to: Destination, host_port: u16) -> (Outcome, String) {
+    match policy.host_loopback(to, to.addr) {
+        Some(lead) if !lead.decision.is_allowed() => {
+            (Outcome::Refused, policy.named(lead.decision))
+        }
+        Some(lead) if lead.host_port == host_port => (Outcome::Allowed, lead.text),
+        Some(lead) => (
+            Outcome::Refused,
+            format!("{}, which leads elsewhere", lead.text),
+        ),
+        None => (Outcome::Refused, "no host_loopback lists it".to_owned()),
+    }
 }
 
 /// An answer is refused for any name that it leads through.

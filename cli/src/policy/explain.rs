@@ -9,7 +9,7 @@ use userspace_nat::{
 
 use super::Compiled;
 use crate::{
-    args::{ExplainArgs, Proto},
+    args::{DEFAULT_GATEWAY, ExplainArgs, Proto},
     config::ConfigError,
     show::print_once,
 };
@@ -77,11 +77,24 @@ pub(super) fn explain(
             port,
             protocol,
         };
-        let explanation = policy.explain(to);
-        let passes = explanation.decision.is_allowed();
-        (passes, explanation.to_string(), policy.matching(to))
+        let (passes, sentences) = match led(policy, to) {
+            Some(led) => led,
+            None => {
+                let explanation = policy.explain(to);
+                (explanation.decision.is_allowed(), explanation.to_string())
+            }
+        };
+        (passes, sentences, policy.matching(to))
     };
     Ok((passes, text(policy, passes, &sentences, &rules)))
+}
+
+/// Of a port that leads to the host's loopback; the gateway is taken to have the address that it
+/// has unless told otherwise.
+fn led(policy: &Policy, to: Destination) -> Option<(bool, String)> {
+    let lead = policy.host_loopback(to, DEFAULT_GATEWAY.parse().ok()?)?;
+    let sentences = policy.explain_loopback(to, &lead);
+    Some((lead.decision.is_allowed(), sentences))
 }
 
 fn text(policy: &Policy, passes: bool, sentences: &str, rules: &[RuleId]) -> String {

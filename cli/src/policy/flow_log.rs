@@ -31,6 +31,12 @@ pub(super) enum Seen {
         to: Destination,
         name: Option<String>,
     },
+    /// One that was led to the host's loopback.
+    Loopback {
+        vm: String,
+        to: Destination,
+        host_port: u16,
+    },
     /// A question to DNS, by the type's name.
     Question {
         vm: String,
@@ -61,6 +67,8 @@ struct Line {
     proto: Option<String>,
     #[serde(default)]
     remote: Option<SocketAddrV4>,
+    #[serde(default)]
+    host: Option<SocketAddrV4>,
     #[serde(default)]
     direction: Option<String>,
     #[serde(default)]
@@ -156,6 +164,13 @@ impl Reader {
         };
         if to.port == DNS_PORT {
             return None;
+        }
+        if let Some(host) = line.host {
+            return Some(Seen::Loopback {
+                vm: line.vm,
+                to,
+                host_port: host.port(),
+            });
         }
         let name = line.dns_name.or_else(|| self.name_of(&line.vm, to.addr));
         Some(Seen::Flow {

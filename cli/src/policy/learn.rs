@@ -25,7 +25,10 @@ use slipgate_abi::Protocol;
 use userspace_nat::rules::{Action, Policy, Rule, wire};
 
 use super::flow_log::{Follower, Seen};
-use crate::{args::LearnArgs, show::print_once};
+use crate::{
+    args::{DEFAULT_GATEWAY, LearnArgs},
+    show::print_once,
+};
 
 /// How often a log that is followed is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -106,6 +109,8 @@ struct Learnt {
     seen: BTreeMap<(Host, u16, &'static str), u64>,
     /// Names that answers for a name led through.
     aliases: BTreeMap<String, BTreeSet<String>>,
+    /// What was led to the host's loopback: where to, by which protocol, and to which port.
+    led: BTreeMap<(Ipv4Addr, u16, &'static str, u16), u64>,
     flows: u64,
 }
 
@@ -114,6 +119,14 @@ impl Learnt {
         let is_other = |vm: &str| only.is_some_and(|only| only != vm);
         let (vm, to, name) = match seen {
             Seen::Flow { vm, to, name } => (vm, to, name),
+            Seen::Loopback { vm, to, host_port } => {
+                if !is_other(&vm) {
+                    let key = (to.addr, to.port, to.protocol.name(), host_port);
+                    *self.led.entry(key).or_default() += 1;
+                    self.flows += 1;
+                }
+                return;
+            }
             Seen::Question {
                 vm, name, chain, ..
             } if !is_other(&vm) && !chain.is_empty() => {
@@ -169,14 +182,28 @@ impl Learnt {
                 icmp if icmp == Protocol::Icmp.name() => format!("{host}/{icmp}"),
                 protocol => format!("{host}:{port}/{protocol}"),
             };
-            let flows = match flows {
-                0 => "by alias".to_owned(),
-                1 => "1 flow".to_owned(),
-                n => format!("{n} flows"),
-            };
+            let flows = count(*flows);
             let _ = writeln!(text, "  {{ allow = \"{pattern}\" }}, # {flows}");
         }
         text.push_str("]\n");
+        if !self.led.is_empty() {
+            text.push_str("[host_loopback]\nports = [\n");
+        }
+        for ((addr, port, protocol, host_port), flows) in &self.led {
+            let addr = match addr.to_string() {
+                gateway if gateway == DEFAULT_GATEWAY => String::new(),
+                addr => format!("{addr}:"),
+            };
+            let host_port = match host_port {
+                same if same == port => String::new(),
+                other => format!(":{other}"),
+            };
+            let flows = count(*flows);
+            let _ = writeln!(text, "  \"{addr}{port}{host_port}/{protocol}\", # {flows}");
+        }
+        if !self.led.is_empty() {
+            text.push_str("]\n");
+        }
         text
     }
 
@@ -218,6 +245,14 @@ impl Learnt {
             self.seen
                 .insert((Host::Beneath(parent), port, protocol), flows);
         }
+    }
+}
+
+fn count(flows: u64) -> String {
+    match flows {
+        0 => "by alias".to_owned(),
+        1 => "1 flow".to_owned(),
+        n => format!("{n} flows"),
     }
 }
 

@@ -9,6 +9,7 @@ mod forwards;
 mod guest_errors;
 mod hostile;
 mod inspect;
+mod loopback;
 mod names;
 mod namespaces;
 mod observability;

@@ -98,7 +98,7 @@ impl LoopbackPorts {
     ///
     /// # Errors
     /// It has a port that another one has, or there are too many.
-    pub fn add(self, all: &mut Vec<Self>) -> Result<(), LoopbackError> {
+    pub fn add_to(self, all: &mut Vec<Self>) -> Result<(), LoopbackError> {
         if let Some((port, host)) = all.iter().find_map(|other| self.clashes(other)) {
             return Err(LoopbackError::Twice(port, host));
         }

@@ -12,7 +12,7 @@ fn entries(texts: &[&str]) -> Vec<LoopbackPorts> {
     let mut all = Vec::new();
     for text in texts {
         text.parse::<LoopbackPorts>()
-            .and_then(|entry| entry.add(&mut all))
+            .and_then(|entry| entry.add_to(&mut all))
             .unwrap();
     }
     all
@@ -83,7 +83,7 @@ fn what_is_no_entry_is_told() {
 #[test]
 fn a_port_leads_to_one_place() {
     let mut all = entries(&["8000-8010", "10.0.2.9:80", "53000/tcp"]);
-    let add = |text: &str, all: &mut Vec<_>| text.parse::<LoopbackPorts>().unwrap().add(all);
+    let add = |text: &str, all: &mut Vec<_>| text.parse::<LoopbackPorts>().unwrap().add_to(all);
     let twice = add("8010-8020:9010-9020/udp", &mut all).unwrap_err();
     assert_eq!(twice, LoopbackError::Twice(8_010, 8_010));
     assert!(add("53000/udp", &mut all).is_ok());

@@ -34,6 +34,8 @@ pub(crate) struct Document {
     /// Ports of the host that lead to a guest.
     #[schemars(with = "Vec<Forward>")]
     pub(crate) forward: Vec<Spanned<Forward>>,
+    /// Ports of the gateway that lead to the host's 127.0.0.1. None unless listed.
+    pub(crate) host_loopback: HostLoopback,
     /// Named policies, for VMs that name one.
     #[schemars(with = "BTreeMap<String, NamedPolicy>")]
     pub(crate) policy: BTreeMap<Spanned<String>, NamedPolicy>,
@@ -58,6 +60,8 @@ pub(crate) struct NamedPolicy {
     pub(crate) quotas: Quotas,
     /// How names are told.
     pub(crate) dns: NamedDns,
+    /// Ports of the gateway that lead to the host's 127.0.0.1. None unless listed.
+    pub(crate) host_loopback: HostLoopback,
 }
 
 /// What the default does.
@@ -311,6 +315,41 @@ impl Forward {
             address.unwrap_or_default(),
             guest.unwrap_or(host)
         )
+    }
+}
+
+/// Ports of the gateway that lead to the host's 127.0.0.1.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct HostLoopback {
+    /// Where guests connect to, an address of their network [default: the gateway's].
+    #[schemars(with = "Option<Ipv4Addr>")]
+    pub(crate) address: Option<Spanned<Ipv4Addr>>,
+    /// What leads there: the guest's ports, and the host's where they differ.
+    #[schemars(with = "Vec<LoopbackEntry>")]
+    pub(crate) ports: Vec<Spanned<LoopbackEntry>>,
+}
+
+/// A port, or a text `[ADDR:]PORT[-PORT][:PORT[-PORT]][/tcp|udp]`: the guest's ports, then the
+/// host's. Without a protocol both are meant.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(
+    untagged,
+    expecting = "a port, or ports like \"9000-9010\" or \"8080:80/tcp\""
+)]
+pub(crate) enum LoopbackEntry {
+    /// One port, the same on both sides.
+    One(u16),
+    /// As the flag has it.
+    Text(String),
+}
+
+impl fmt::Display for LoopbackEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(port) => port.fmt(f),
+            Self::Text(text) => f.write_str(text),
+        }
     }
 }
 
