@@ -177,6 +177,7 @@ impl<D: Datapath> Core<D> {
             outcome,
             explanation: policy.explain_loopback(to, lead),
             via: None,
+            lacks_address: false,
         }
     }
 
