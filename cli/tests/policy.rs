@@ -389,3 +389,70 @@ fn the_schema_is_the_committed_one() {
         (0, include_str!("../../docs/policy.schema.json"))
     );
 }
+
+const LED: &str = r#"{"event":"flow_start","id":"r1-1","vm":"a","proto":"tcp","guest":"10.0.2.15:1","remote":"10.0.2.2:8080","nat":"127.0.0.1:4000","host":"127.0.0.1:80","rule_text":"host_loopback 8080:80","verdict":"relay","direction":"outbound","path":"relay"}
+{"event":"flow_end","id":"r1-1","vm":"a","proto":"tcp","guest":"10.0.2.15:1","remote":"10.0.2.2:8080","nat":"127.0.0.1:4000","host":"127.0.0.1:80","rule_text":"host_loopback 8080:80","verdict":"relay","direction":"outbound","path":"relay"}
+{"event":"flow_start","id":"r1-2","vm":"a","proto":"udp","guest":"10.0.2.15:1","remote":"10.0.2.100:5300","nat":"127.0.0.1:4000","host":"127.0.0.1:5300","verdict":"relay","direction":"outbound","path":"relay"}
+"#;
+
+#[test]
+fn what_leads_to_the_hosts_loopback_is_explained_checked_compared_and_learnt() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &str| {
+        fs::write(folder.path().join(name), text).expect("writing");
+    };
+    let run = |args: &[&str]| {
+        let (status, out, err) = policy(folder.path(), args);
+        assert_eq!(err, "");
+        (status, out)
+    };
+    write("flows.jsonl", LED);
+    let learnt = "\
+# The least policy for what was seen of a: 2 flows, 0 rules.
+default = \"deny\"
+rules = [
+]
+[host_loopback]
+ports = [
+  \"8080:80/tcp\", # 1 flow
+  \"10.0.2.100:5300/udp\", # 1 flow
+]
+";
+    let (status, out) = run(&["learn", "a", "--flow-log", "flows.jsonl"]);
+    assert_eq!((status, &out[..]), (0, learnt));
+    write("now.toml", learnt);
+    assert_eq!(run(&["check", "now.toml", "--strict"]).0, 0);
+    let (status, out) = run(&["explain", "now.toml", "10.0.2.2:8080"]);
+    assert_eq!(
+        (status, &out[..]),
+        (
+            0,
+            "yes:\n  TCP to 10.0.2.2:8080 is allowed: `host_loopback 8080:80/tcp` leads it to the \
+             host's 127.0.0.1:80.\nrules that match: none\n"
+        )
+    );
+    assert_eq!(run(&["explain", "now.toml", "10.0.2.2:80"]).0, 3);
+
+    write(
+        "next.toml",
+        "default = \"deny\"\nrules = [{ deny = \"10.0.2.2\" }]\n\
+         [host_loopback]\nports = [\"8080:80\"]\n",
+    );
+    let (status, out) = run(&["check", "next.toml", "--strict"]);
+    let warning = "next.toml: warning: TCP to 10.0.2.2:8080 is refused by rule 1, `deny 10.0.2.2` \
+                   (next.toml:2): `host_loopback 8080:80` leads it to the host's 127.0.0.1:80, but \
+                   a rule that denies has precedence.\n";
+    assert!(status == 2 && out.contains(warning), "{out}");
+    let (status, out) = run(&["explain", "next.toml", "10.0.2.2:8080"]);
+    assert!(status == 3 && out.contains("has precedence"), "{out}");
+    let (status, out) = run(&["diff", "now.toml", "next.toml", "--flow-log", "flows.jsonl"]);
+    assert_eq!(
+        (status, &out[..]),
+        (
+            1,
+            "refused from now on:\n         1  10.0.2.100:5300/udp  by no host_loopback lists it\n         \
+             1  10.0.2.2:8080/tcp    by rule 1, `deny 10.0.2.2` (next.toml:2)\n\
+             2 decided otherwise, of 2 records\n"
+        )
+    );
+}

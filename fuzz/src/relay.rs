@@ -1,4 +1,5 @@
-//! The relay: a guest's DNS connections over the TCP of smoltcp, and a forwarded UDP port.
+//! The relay: a guest's DNS connections over the TCP of smoltcp, a forwarded UDP port, and a port of
+//! the gateway that leads to a UDP service on the host's loopback (by TCP, to nobody).
 //!
 //! Input: steps, each `what (1) | its operands`, see [`what`]. Forwarded TCP ports are left to the
 //! relay's own tests: each would cost a connection of the host's that lingers in TIME-WAIT.
@@ -11,7 +12,7 @@ use userspace_nat::{
     packet::{Ipv4, Packet, Transport},
     poll::{Poller, Subsystem},
     port::{Frame, Outbox},
-    relay::{Forward, Limits, Question, Relay},
+    relay::{Forward, Limits, Opening, Question, Relay, Standing, Taken},
 };
 
 use crate::{
@@ -28,13 +29,18 @@ pub(crate) mod what {
     pub(crate) const TIME: u8 = 3;
     pub(crate) const CLIENT: u8 = 4;
     pub(crate) const DATAGRAM: u8 = 5;
-    pub(crate) const COUNT: u8 = 6;
+    pub(crate) const LOOPBACK: u8 = 6;
+    pub(crate) const SERVICE: u8 = 7;
+    pub(crate) const COUNT: u8 = 8;
 }
 
 const VM: u32 = 101;
 const MAX_STEPS: usize = 300;
 const DNS_CONNECTIONS: u32 = 3;
 const ASSOCIATIONS: u32 = 2;
+const LOOPBACK: u32 = 2;
+/// The gateway's port that leads to the host's loopback.
+const LED: u16 = 5_300;
 const MILLISECOND_NS: u64 = 1_000_000;
 const HOUR_NS: u64 = 3_600_000 * MILLISECOND_NS;
 /// Who is asked by DNS, the first one also by the other steps.
@@ -49,6 +55,9 @@ struct World {
     last: [Option<(Ip4, userspace_nat::packet::transport::Tcp)>; 8],
     questions: Vec<Question>,
     forward: Option<UdpSocket>,
+    /// On the host's loopback; and who of the guest's it heard last.
+    service: Option<UdpSocket>,
+    heard: Option<std::net::SocketAddr>,
     clients: Vec<UdpSocket>,
     /// The port of the gateway that a client's last datagram came from.
     client_port: u16,
@@ -60,6 +69,8 @@ pub fn relay(input: &[u8]) {
         let limits = Limits {
             dns_connections_per_vm: DNS_CONNECTIONS,
             associations_per_vm: ASSOCIATIONS,
+            loopback_streams_per_vm: LOOPBACK,
+            loopback_exchanges_per_vm: LOOPBACK,
             ..Limits::default()
         };
         let mut relay = Relay::new(limits);
@@ -72,6 +83,8 @@ pub fn relay(input: &[u8]) {
             last: [None; 8],
             questions: Vec::new(),
             forward: None,
+            service: None,
+            heard: None,
             clients: Vec::new(),
             client_port: 0,
         };
@@ -113,6 +126,8 @@ impl World {
                 self.with(|relay, cx| relay.on_timer(&|_| false, cx));
             }
             what::CLIENT => self.client(tape),
+            what::LOOPBACK => self.loopback(tape),
+            what::SERVICE => self.service(tape),
             _ => {
                 let data = tape.bytes();
                 let to = (GATEWAY, self.client_port);
@@ -142,6 +157,67 @@ impl World {
         };
         let to = (server, 53);
         packets::tcp(guest, to, flags, sequence, acknowledgement, &[], data)
+    }
+
+    /// `knobs (1) | payload`: a datagram, or a segment with these flags, from one of four ports to
+    /// the one that leads to the host's loopback.
+    fn loopback(&mut self, tape: &mut Tape<'_>) {
+        let (knobs, flags) = (tape.u8(), tape.u8());
+        let data = tape.bytes();
+        let guest = (GUEST, 2_000 + u16::from(knobs & 3));
+        let to = (GATEWAY, LED);
+        let packet = match knobs & 4 {
+            0 => packets::udp(guest, to, data),
+            _ => packets::tcp(guest, to, flags, u32::from(knobs), 0, &[], data),
+        };
+        let segments = Segments {
+            packets: 1,
+            bytes: packet.len() as u64,
+        };
+        let service = self.service.get_or_insert_with(|| {
+            let socket = UdpSocket::bind("127.0.0.1:0").expect("a port of loopback");
+            socket.set_nonblocking(true).expect("a socket");
+            socket
+        });
+        let opening = Opening {
+            host_port: service.local_addr().expect("it is bound").port(),
+            rule: "host_loopback".into(),
+        };
+        let taken = self.with(|relay, cx| match relay.packet(VM, &packet, segments, cx) {
+            Taken::No => relay.open_loopback(VM, &packet, segments, &opening, cx),
+            taken => taken,
+        });
+        if knobs & 4 == 0 && data.len() < 1_400 {
+            assert_ne!(taken, Taken::No, "a datagram opens what it is let in for");
+        }
+    }
+
+    /// The service hears, and answers; with a knob, rules change or it goes.
+    fn service(&mut self, tape: &mut Tape<'_>) {
+        let knobs = tape.u8();
+        let data = tape.bytes();
+        if let Some(service) = &self.service {
+            let mut buffer = [0; 2_048];
+            if let Ok((_, from)) = service.recv_from(&mut buffer) {
+                self.heard = Some(from);
+            }
+            // Who it heard may be gone.
+            let _ = self.heard.map(|to| service.send_to(data, to));
+        }
+        match knobs {
+            0 => self.service = None,
+            1 => {
+                self.with(|relay, cx| relay.cut(VM, cx));
+            }
+            2 | 3 => {
+                let standing = match knobs {
+                    2 => Standing::Cut,
+                    _ => Standing::Left,
+                };
+                self.with(|relay, cx| relay.rejudge(&|_, _, _| standing, cx));
+            }
+            _ => {}
+        }
     }
 
     /// A client of the host's sends to the forwarded port; a new one each time bit 0 is set.
@@ -193,7 +269,7 @@ impl World {
     /// Serves what is ready, and looks at everything that came out.
     fn settle(&mut self) {
         let mut ready = Vec::new();
-        if self.forward.is_some() {
+        if self.forward.is_some() || self.service.is_some() || self.heard.is_some() {
             self.poller
                 .wait(Some(0), &mut ready)
                 .expect("the set can be waited on");
@@ -209,6 +285,8 @@ impl World {
         let counts = self.relay.counts(VM);
         assert!(counts.dns_connections <= DNS_CONNECTIONS);
         assert!(counts.associations <= ASSOCIATIONS);
+        assert!(counts.loopback_streams <= LOOPBACK);
+        assert!(counts.loopback_exchanges <= LOOPBACK);
         for bytes in self.out.frames() {
             let l3 = Frame::parse(bytes).expect("a frame of the port").l3;
             assert!(is_right(l3));
@@ -222,6 +300,7 @@ impl World {
                         *last = Some((packet.ip.source, tcp));
                     }
                 }
+                Transport::Udp(udp) if udp.source == LED => {}
                 Transport::Udp(udp) => self.client_port = udp.source,
                 Transport::Icmp(_) | Transport::Other => {}
             }
@@ -237,6 +316,7 @@ impl World {
         }
         let counts = self.relay.counts(VM);
         assert_eq!((counts.dns_connections, counts.associations), (0, 0));
+        assert_eq!((counts.loopback_streams, counts.loopback_exchanges), (0, 0));
         assert_eq!(self.relay.next_deadline_ns(), None);
     }
 }

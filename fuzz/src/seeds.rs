@@ -348,9 +348,24 @@ fn relay() -> Seeds {
         [&[relayed::DATAGRAM][..], &with_length(b"to the client")].concat(),
         [&[relayed::CLIENT, 1][..], &with_length(b"another")].concat(),
     ];
+    let to_host =
+        |knobs: u8, flags: u8| [&[relayed::LOOPBACK, knobs, flags][..], &with_length(b"")].concat();
+    let service = |knobs: u8| [&[relayed::SERVICE, knobs][..], &with_length(b"answer")].concat();
+    let loopback = [
+        to_host(0, 0),
+        service(9),
+        to_host(1, 0),
+        to_host(2, 0),
+        service(2),
+        to_host(4, Flags::SYN),
+        to_host(0, 0),
+        service(0),
+        to_host(0, 0),
+    ];
     vec![
         ("dns-stream", stream.concat()),
         ("many", many),
+        ("loopback", loopback.concat()),
         (
             "packet",
             [&[relayed::PACKET, bit::ALL][..], &with_length(&syn)].concat(),
