@@ -6,7 +6,7 @@ use crate::{
         NamePolicy, NameVerdict,
         chain::tests::{a, answer, cname},
     },
-    rules::{Action, ByRules, Policy, Rule, wire},
+    rules::{Action, ByRules, MAX_PER_VM, Policy, Rule, wire},
 };
 
 const VM: u32 = 7;
@@ -120,4 +120,49 @@ fn what_a_name_leads_through_is_not_said_for_it() {
     assert_eq!(verdict, NameVerdict::Allow);
     assert_eq!(said(&by, "a.test", 443), Ok("a.test".into()));
     assert!(said(&by, "b.test", 443).is_err());
+}
+
+/// Prints what the worst that a guest can make of its room costs: each name an opening, all of them
+/// at one address.
+#[test]
+#[ignore = "a measurement"]
+fn speed_with_all_names_at_one_address() {
+    const ALL: u32 = MAX_PER_VM as u32;
+    let each = |what: &str, count: u32, work: &mut dyn FnMut(usize)| {
+        let began = std::time::Instant::now();
+        (0..count as usize).for_each(&mut *work);
+        let ns = began.elapsed().as_nanos() / u128::from(count);
+        println!("{what}: {ns} ns");
+    };
+    let mut by = judge(Action::Deny, &[(Action::Inspect, "*.a.test:443")]);
+    let name = |n| wire(&format!("n{n}.a.test")).unwrap();
+    let names: Vec<_> = (0..ALL).map(name).collect();
+    // Its owner is never freed, as names in tests are not.
+    let told = |n| {
+        let owner: &'static str = format!("n{n}.a.test").leak();
+        answer(owner, &[a(owner, 60, ADDRESS)])
+    };
+    let answers: Vec<_> = (0..ALL).map(told).collect();
+    each("an answer", ALL, &mut |n| {
+        let verdict = by.answer(VM, Name(&names[n]), &answers[n], 0, 0);
+        assert_eq!(verdict, NameVerdict::Allow);
+    });
+    assert_eq!(by.0.borrow().counts(VM).open, u64::from(ALL));
+    let to = Destination {
+        addr: ADDRESS.into(),
+        port: 443,
+        protocol: Protocol::Tcp,
+    };
+    each("a decision", ALL, &mut |_| {
+        assert!(by.0.borrow().decide(VM, to, 1).decision.is_allowed());
+    });
+    each("what a connection says", ALL, &mut |n| {
+        assert!(by.0.borrow().said(VM, to, Name(&names[n]), 1).is_ok());
+    });
+    each("a reload", 1, &mut |_| by.0.borrow_mut().rejudge(1));
+    let end_ns = 61 * crate::clock::SECOND_NS;
+    each("the end of all", 1, &mut |_| {
+        by.0.borrow_mut().expire(end_ns)
+    });
+    assert_eq!(by.0.borrow().counts(VM).open, 0);
 }
