@@ -10,7 +10,8 @@
 //!
 //! So admission is idempotent: what a repeated packet finds is the flow. A SYN with another
 //! sequence number on a tuple in use is a new connection: the old flow is unlinked and recorded,
-//! the new one decided on its own.
+//! the new one decided on its own. So is any SYN on the tuple of a connection that was inspected and
+//! that the kernel has.
 //!
 //! Rules come before quotas, so that what may never be does not use up what may. What is refused
 //! after them was work all the same, and keeps its token of the rate. What forwards let in may use
@@ -167,8 +168,13 @@ impl<D: Datapath> Core<D> {
         };
         let live = self.datapath.slot(slot);
         let inbound = live.flags() & SlotFlags::INBOUND != 0;
-        if !tcp.is_opening_syn() || live.isn() == tcp.sequence {
+        if !tcp.is_opening_syn() {
             return true;
+        }
+        if live.isn() == tcp.sequence {
+            // A retransmission, unless the connection was inspected and let go: its opener has said and
+            // heard more than that since, and what it opens by the same number nobody has looked at.
+            return from == Direction::Rx || !self.was_let_go(slot);
         }
         match (from, inbound) {
             (Direction::Tx, false) => false,

@@ -65,6 +65,29 @@ fn the_example_is_opened_and_its_name_read() {
     }
 }
 
+#[test]
+fn the_server_of_rfc_9001_is_called_as_it_answered() {
+    // Appendix A.3.
+    let answer = bytes(
+        "cf000000010008f067a5502a4262b5004075c0d95a482cd0991cd25b0aac406a
+         5816b6394100f37a1c69797554780bb38cc5a99f5ede4cf73c3ec2493a1839b3
+         dbcba3f6ea46c5b7684df3548e7ddeb9c3bf9c73cc3f3bded74b562bfb19fb84
+         022f8ef4cdd93795d77d06edbb7aaf2f58891850abbdca3d20398c276456cbc4
+         2158407dd074ee",
+    );
+    let first = made::initial(Version::One, &ID, &ID, 2, &appendix_payload());
+    let mut flow = Flow::default();
+    assert_eq!(passage(&mut flow, &first), Ok(Passage::Goes));
+    let called = bytes("f067a5502a4262b5");
+    let more = made::initial(Version::One, &ID, &called, 3, &[2, 0, 0, 0, 0]);
+    let mut forged = answer.clone();
+    forged[50] ^= 1;
+    flow.server_datagram(&forged);
+    assert_eq!(passage(&mut flow, &more), Ok(Passage::Dropped));
+    flow.server_datagram(&answer);
+    assert_eq!(passage(&mut flow, &more), Ok(Passage::Goes));
+}
+
 /// What becomes of a datagram when every name is let in but `evil.test`, and what was named.
 fn said(flow: &mut Flow, datagram: &[u8]) -> (Result<Passage, Refused>, Vec<String>) {
     let mut names = Vec::new();

@@ -230,6 +230,12 @@ impl<D: Datapath> Core<D> {
         ended
     }
 
+    /// Whether a flow was inspected and is not any more.
+    pub(crate) fn was_let_go(&self, slot: u32) -> bool {
+        let is_held = self.flows.entry(slot).is_some_and(|entry| entry.is_held());
+        !is_held && self.has_inspect_rule(slot)
+    }
+
     /// Whether an inspect rule let a flow in, or a rule that is not known any more where there are
     /// such rules.
     fn has_inspect_rule(&self, slot: u32) -> bool {

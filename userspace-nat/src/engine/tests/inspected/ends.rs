@@ -1,10 +1,10 @@
 //! Ends, resets, cuts.
-use slipgate_abi::{Verdict, tcp::Flags};
+use slipgate_abi::{Handover, Verdict, tcp::Flags};
 
 use super::{super::rig::*, scene::*};
 use crate::{
     clock::SECOND_NS,
-    fake::hellos::{self},
+    fake::hellos,
     inspect::{Refused, tcp},
 };
 
@@ -199,4 +199,41 @@ fn a_reset_behind_what_the_guest_has_not_acknowledged_may_be_contradicted() {
         assert_eq!(sessions, usize::from(contradicted));
         assert_eq!(scene.rig.flows(), usize::from(contradicted));
     }
+}
+
+#[test]
+fn a_syn_of_a_connection_that_was_let_go_is_anothers() {
+    let mut scene = Scene::new();
+    let hello = hello(NAME);
+    scene.guest(0, &hello, 0);
+    scene.settle();
+    scene.server(&hellos::server_hello(false), 0);
+    scene.settle();
+    assert_eq!(scene.verdict(), Some(Verdict::Fast));
+    // So that the server knows nothing of it, and that we do not know that.
+    assert_eq!(scene.guest(hello.len(), b"", Flags::RST), Way::Fast);
+    assert_eq!(scene.guest(hello.len(), b"", 0), Way::Fast);
+    scene.rig.at_world();
+    let again = syn((GUEST, GUEST_PORT), SERVER, ISN);
+    assert_eq!(scene.rig.guest(1, &again), Way::Engine(Handover::Syn));
+    assert_eq!(scene.rig.engine.core.inspected.sessions().0, 1);
+    let sent = scene.rig.at_world().pop().expect("the SYN goes out");
+    let nat = (NAT, u16::from_be_bytes([sent[20], sent[21]]));
+    assert_ne!(nat, scene.nat);
+    scene.rig.world(&syn_ack(SERVER, nat, 5_000, FIRST));
+    let evil = self::hello("evil.test");
+    let said = tcp(
+        (GUEST, GUEST_PORT),
+        SERVER,
+        Flags::ACK,
+        FIRST,
+        5_001,
+        &[],
+        &evil,
+    );
+    scene.rig.guest(1, &said);
+    for packet in scene.rig.at_world() {
+        assert!(packet.len() < 60, "none of it goes on");
+    }
+    assert_eq!(scene.rig.engine.core.inspected.counts(101).name, 1);
 }
