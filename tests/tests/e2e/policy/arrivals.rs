@@ -1,7 +1,7 @@
 //! What arrived in the world, as captured on its link.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     net::{Ipv4Addr, SocketAddrV4},
 };
@@ -89,8 +89,10 @@ impl Arrivals {
     /// What a server at this address could have taken each connection's bytes for: where copies
     /// differ before the server has acknowledged one, both the first and the last of them.
     pub(super) fn streams(&self, server: SocketAddrV4) -> Vec<Vec<u8>> {
-        let mut connections: BTreeMap<(SocketAddrV4, u32), Taken> = BTreeMap::new();
-        let mut numbers: BTreeMap<SocketAddrV4, u32> = BTreeMap::new();
+        // By client, sequence number, and how often that came back after something was said.
+        let mut connections: BTreeMap<(SocketAddrV4, u32, u32), Taken> = BTreeMap::new();
+        let mut numbers: BTreeMap<SocketAddrV4, (u32, u32)> = BTreeMap::new();
+        let mut spoken = BTreeSet::new();
         for (frame, packet) in self.packets() {
             let (Some(flags), Some((sequence, acknowledged))) =
                 (packet.tcp_flags(), packet.tcp_numbers())
@@ -99,20 +101,26 @@ impl Arrivals {
             };
             if frame.sent && packet.source == server {
                 let client = packet.destination;
-                let known = numbers.get(&client).map(|isn| (client, *isn));
+                let known = numbers.get(&client).map(|at| (client, at.0, at.1));
                 if let Some(taken) = known.and_then(|known| connections.get_mut(&known)) {
                     taken.acknowledge(acknowledged);
                 }
             } else if packet.destination == server && gets(frame, &packet) {
                 let client = packet.source;
                 if flags & tcp_flags::SYN != 0 {
-                    numbers.insert(client, sequence);
-                    let key = (client, sequence);
+                    let mut key = (client, sequence, 0);
+                    while spoken.contains(&key) {
+                        key.2 += 1;
+                    }
+                    numbers.insert(client, (sequence, key.2));
                     connections
                         .entry(key)
                         .or_insert_with(|| Taken::new(sequence));
                 }
-                let known = numbers.get(&client).map(|isn| (client, *isn));
+                let known = numbers.get(&client).map(|at| (client, at.0, at.1));
+                if !packet.payload().is_empty() {
+                    spoken.extend(known);
+                }
                 let Some(taken) = known.and_then(|known| connections.get_mut(&known)) else {
                     panic!("{client} sent a segment to {server} without a SYN");
                 };

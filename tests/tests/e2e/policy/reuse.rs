@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use slipgate_testbed::{require_root_and_tun, servers::Answer};
+use slipgate_testbed::{frame::tcp_flags, require_root_and_tun, servers::Answer};
 
 use super::{
     ALLOWED, INSPECT, Stage,
@@ -15,7 +15,7 @@ use crate::eventually;
 /// A connection from this port that was let in and that the kernel carries.
 fn let_in(stage: &Stage, port: u16) -> ByHand<'_> {
     let said = hello(ALLOWED_NAME);
-    let mut connection = ByHand::connect_from(stage, port, 1000, https(ALLOWED)).unwrap();
+    let mut connection = ByHand::connect_from(stage, port, FIRST, https(ALLOWED)).unwrap();
     connection.say(0, &said);
     connection.await_echo(said.len());
     let local = format!("10.0.2.15:{port}");
@@ -27,6 +27,8 @@ fn let_in(stage: &Stage, port: u16) -> ByHand<'_> {
     connection
 }
 
+/// The first connection's sequence number.
+const FIRST: u32 = 1000;
 /// The same tuple again, much later in sequence numbers.
 const AGAIN: u32 = 1_000_000;
 
@@ -35,6 +37,8 @@ fn a_tuple_used_again() {
     require_root_and_tun!();
     const CLOSED: u16 = 20_900;
     const LIVE: u16 = 20_901;
+    const SAME: u16 = 20_903;
+    const RESET: u16 = 20_904;
     const LEGITIMATE: u16 = 20_902;
     holds(
         INSPECT,
@@ -42,6 +46,16 @@ fn a_tuple_used_again() {
             stage.ask(ALLOWED_NAME);
             let_in(stage, CLOSED).close(hello(ALLOWED_NAME).len());
             let again = ByHand::connect_from(stage, CLOSED, AGAIN, https(ALLOWED));
+            again.unwrap().say(0, &hello(DENIED_NAME));
+            // With the same sequence number, too: after an end, and after one that the server believes.
+            let_in(stage, SAME).close(hello(ALLOWED_NAME).len());
+            let again = ByHand::connect_from(stage, SAME, FIRST, https(ALLOWED));
+            again.unwrap().say(0, &hello(DENIED_NAME));
+            let connection = let_in(stage, RESET);
+            let reset = connection.segment(hello(ALLOWED_NAME).len(), b"");
+            connection.send(&reset.clone().flags(tcp_flags::RST));
+            connection.send(&reset);
+            let again = ByHand::connect_from(stage, RESET, FIRST, https(ALLOWED));
             again.unwrap().say(0, &hello(DENIED_NAME));
             // On a live one; whatever the server makes of it.
             let connection = let_in(stage, LIVE);
