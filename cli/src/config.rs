@@ -22,33 +22,25 @@ use std::{
 };
 
 use slipgate_abi::maps::{MAX_CHUNKS, SLOTS_PER_CHUNK};
-use userspace_nat::record::{Event, Events};
+use userspace_nat::{
+    dns::resolvers::MAX_RESOLVERS,
+    record::{Event, Events},
+};
 
 pub(crate) use self::{
     error::ConfigError,
     file::from_disk,
     forward::Forward,
-    loaded::{LoadedPolicies, RuleText},
+    loaded::{LoadedPolicies, LoadedPolicy, RuleText},
     machine::{MachineSpec, RunConfig},
     network::GuestNetwork,
-    policies::{Limits, Typed, check_file, policy_in_file},
+    policies::{Limits, Typed, check_file, limits_in_file, policy_in_file},
     policy_file::{Amount, Count, PolicyFile, schema},
     rules::RuleFlag,
     said::Said,
     vm::VmConfig,
 };
 use crate::args::{AttachArgs, FlowLogEvent, Mode, NatArgs, OnExit, Xdp};
-
-/// Who answers guests' questions.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Dns {
-    /// The host's resolvers.
-    Host,
-    /// These.
-    Resolvers(Vec<SocketAddrV4>),
-    /// Nobody: every question is refused.
-    Refused,
-}
 
 /// Everything the NAT was told, checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,7 +50,6 @@ pub(crate) struct Config {
     pub(crate) uplink: Option<String>,
     pub(crate) network: GuestNetwork,
     pub(crate) vms: Vec<VmConfig>,
-    pub(crate) dns: Dns,
     /// What flags say of policies.
     pub(crate) typed: Typed,
     /// As it was read last.
@@ -134,7 +125,6 @@ impl Config {
             vms,
             typed: Typed::new(nat, order)?,
             // By `settle`.
-            dns: Dns::Host,
             policy_file: None,
             forwards: Vec::new(),
             nat_ports: nat_ports(&nat.nat_ports)?,
@@ -168,21 +158,20 @@ fn event(typed: &FlowLogEvent) -> Event {
     }
 }
 
-fn dns(given: &[String]) -> Result<Dns, ConfigError> {
-    const NONE: &str = "none";
-    match given {
-        [] => Ok(Dns::Host),
-        [one] if one == NONE => Ok(Dns::Refused),
-        some if some.iter().any(|d| d == NONE) => Err(ConfigError::new(
+/// A list of resolvers.
+fn resolvers(given: &[String]) -> Result<Vec<SocketAddr>, ConfigError> {
+    if let Some(first) = given.get(MAX_RESOLVERS) {
+        return Err(ConfigError::new(
             "--dns",
-            NONE,
-            "there is another --dns",
-            "give resolvers, or none alone to refuse every question",
-        )),
-        some => Ok(Dns::Resolvers(
-            some.iter().map(|d| resolver(d)).collect::<Result<_, _>>()?,
-        )),
+            first,
+            format!("one too many: {MAX_RESOLVERS} are asked at most"),
+            "leave out those that are asked last",
+        ));
     }
+    let each = given
+        .iter()
+        .map(|given| resolver(given).map(SocketAddr::V4));
+    each.collect()
 }
 
 /// `A` or `A:P`.
@@ -241,4 +230,4 @@ fn flow_table(slots: u32) -> Result<u32, ConfigError> {
 
 #[cfg(test)]
 #[path = "config_test.rs"]
-pub(super) mod tests;
+pub(crate) mod tests;

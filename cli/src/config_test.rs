@@ -1,10 +1,20 @@
 use clap::{CommandFactory as _, FromArgMatches as _};
 
 use super::*;
+use userspace_nat::dns::Resolvers as Asked;
+
 use crate::args::{Command, CommandLine};
 
+/// Typed rules alone.
+fn by(rules: &[RuleFlag]) -> Typed {
+    Typed {
+        rules: rules.to_vec(),
+        ..Typed::default()
+    }
+}
+
 /// The configuration that a command line makes, or the error's text.
-pub(super) fn config(flags: &str) -> Result<Config, String> {
+pub(crate) fn config(flags: &str) -> Result<Config, String> {
     let words = ["slipgate", "attach"]
         .into_iter()
         .chain(flags.split_whitespace());
@@ -218,9 +228,13 @@ fn the_rest_has_limits_too() {
     let c = config("--tap t --dns 192.0.2.53 --dns 192.0.2.54:5353 --nat-address 198.51.100.1")
         .unwrap();
     let resolvers = ["192.0.2.53:53", "192.0.2.54:5353"].map(|a| a.parse().unwrap());
-    assert_eq!(c.dns, Dns::Resolvers(resolvers.into()));
-    assert_eq!(config("--tap t").unwrap().dns, Dns::Host);
-    assert_eq!(config("--tap t --dns none").unwrap().dns, Dns::Refused);
+    let asked = |flags: &str| config(flags).unwrap().typed.resolvers().unwrap();
+    assert_eq!(
+        c.typed.resolvers().unwrap(),
+        Some(Asked::These(resolvers.into()))
+    );
+    assert_eq!(asked("--tap t"), None);
+    assert_eq!(asked("--tap t --dns none"), Some(Asked::Nobody));
     refused(
         "--tap t --dns none --dns 192.0.2.53",
         &["--dns none", "alone"],
@@ -254,7 +268,7 @@ fn deny_files_are_read_and_compiled() {
     )
     .unwrap();
     let rules = [RuleFlag::DenyFile(file.path().into())];
-    let policies = LoadedPolicies::of(&rules, None, None, &from_disk)
+    let policies = LoadedPolicies::of(&by(&rules), None, &from_disk)
         .unwrap()
         .compile()
         .unwrap();
@@ -269,7 +283,7 @@ fn deny_files_are_read_and_compiled() {
     assert!(policy.decide(to("198.51.100.7", 80)).is_allowed());
 
     std::fs::write(&file, "192.0.2.0/24\n192.0.2\n").unwrap();
-    let error = LoadedPolicies::of(&rules, None, None, &from_disk)
+    let error = LoadedPolicies::of(&by(&rules), None, &from_disk)
         .unwrap()
         .compile()
         .unwrap_err();
@@ -277,7 +291,7 @@ fn deny_files_are_read_and_compiled() {
     assert!(said.contains(":2: \"192.0.2\""), "{said}");
     assert_eq!(said.matches("is not an IPv4 address").count(), 1, "{said}");
     let missing = [RuleFlag::DenyFile("/nonexistent/deny".into())];
-    let error = LoadedPolicies::of(&missing, None, None, &from_disk).unwrap_err();
+    let error = LoadedPolicies::of(&by(&missing), None, &from_disk).unwrap_err();
     assert!(
         format!("{error:#}").contains("--deny-file /nonexistent/deny"),
         "{error:#}"

@@ -8,6 +8,10 @@ pub(crate) mod freeze;
 use std::{io, os::fd::BorrowedFd, path::Path};
 
 use anyhow::bail;
+use nix::sys::{
+    signal::{SigSet, Signal},
+    signalfd::{SfdFlags, SignalFd},
+};
 
 use crate::{
     control_socket::{Answer, Request, ask_with},
@@ -71,6 +75,15 @@ impl Asked {
             }
         }
     }
+}
+
+/// ^C and its like, by descriptor from now on.
+pub(crate) fn stop_signals() -> nix::Result<SignalFd> {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGINT);
+    set.add(Signal::SIGTERM);
+    set.thread_block()?;
+    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC)
 }
 
 /// Asks for what is answered by [`Answer::Done`] alone.

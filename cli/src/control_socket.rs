@@ -79,6 +79,10 @@ pub(crate) enum Request {
         /// End after so long, seconds.
         seconds: Option<u64>,
     },
+    /// Write what is recorded of a VM to the socket that comes with it, until that is closed.
+    Listen { vm: String },
+    /// Let a VM do what nothing denies it, until the socket that comes with it is closed.
+    Open { vm: String },
 }
 
 /// A flow, or all of a VM's.
@@ -147,7 +151,9 @@ impl Request {
             | Self::Thaw { .. }
             | Self::Apply { .. }
             | Self::Cut { .. }
-            | Self::Capture { .. } => Role::Admin,
+            | Self::Capture { .. }
+            | Self::Listen { .. }
+            | Self::Open { .. } => Role::Admin,
         }
     }
 
@@ -159,14 +165,19 @@ impl Request {
             | Self::Thaw { .. }
             | Self::Apply { .. }
             | Self::Cut { .. }
-            | Self::Capture { .. } => true,
+            | Self::Capture { .. }
+            | Self::Listen { .. }
+            | Self::Open { .. } => true,
             Self::Machines | Self::Vms | Self::Stop { .. } | Self::Freeze { .. } => false,
         }
     }
 
     /// Whether a descriptor comes with it.
     fn takes_descriptor(&self) -> bool {
-        matches!(self, Self::Capture { .. })
+        matches!(
+            self,
+            Self::Capture { .. } | Self::Listen { .. } | Self::Open { .. }
+        )
     }
 
     /// How long its answer may take.

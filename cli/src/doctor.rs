@@ -90,7 +90,8 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
     }));
     findings.push(kvm_found(kvm::open().map(Into::into)));
     findings.extend(uplink_found(uplink));
-    findings.push(resolvers_found(&host::resolvers()));
+    let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    findings.push(resolvers_found(&host::resolvers(&resolv_conf)));
     findings.extend(host_found());
     findings
 }

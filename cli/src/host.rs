@@ -1,6 +1,6 @@
 //! What of this host bears on a NAT that passes the host's own routing and firewall by.
 use std::{
-    fs, io,
+    io,
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     ops::RangeInclusive,
     time::Duration,
@@ -35,11 +35,10 @@ pub(crate) fn warnings(facts: &HostFacts, nat_ports: &RangeInclusive<u16>) -> Ve
     warnings
 }
 
-/// The host's resolvers, IPv4 ones. systemd-resolved's stub is a fine one: questions go out by
-/// sockets of the engine, on this host.
-pub(crate) fn resolvers() -> Vec<SocketAddrV4> {
-    let text = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
-    parse_resolv_conf(&text)
+/// The resolvers of a resolv.conf(5), IPv4 ones. systemd-resolved's stub is a fine one: questions go
+/// out by sockets of the engine, on this host.
+pub(crate) fn resolvers(text: &str) -> Vec<SocketAddrV4> {
+    parse_resolv_conf(text)
         .into_iter()
         .filter_map(|resolver| match resolver {
             SocketAddr::V4(v4) => Some(v4),

@@ -12,7 +12,7 @@ use userspace_nat::rules::{Policy, PolicySet};
 
 use crate::{
     args::PolicyCommand,
-    config::{ConfigError, LoadedPolicies, PolicyFile, from_disk, schema},
+    config::{ConfigError, LoadedPolicies, PolicyFile, Typed, from_disk, schema},
     control,
     show::print_once,
 };
@@ -42,7 +42,7 @@ impl Compiled {
     fn read(path: &Path) -> Result<Self, ConfigError> {
         let file = PolicyFile::read(path)?;
         crate::config::check_file(&file)?;
-        let loaded = LoadedPolicies::of(&[], None, Some(&file), &from_disk)?;
+        let loaded = LoadedPolicies::of(&Typed::default(), Some(&file), &from_disk)?;
         let policies = loaded.compile()?;
         Ok(Self { file, policies })
     }

@@ -212,6 +212,117 @@ questions answered from now on:
 }
 
 #[test]
+fn diff_holds_a_record_against_bounds() {
+    let folder = folder();
+    let write =
+        |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("writing");
+    let open = "default = \"deny\"\nrules = [{ allow = \"*.code.test:443\" }]\n";
+    let label = "x".repeat(40);
+    let question = |i: usize, second: usize, source: &str| {
+        format!(
+            "{{\"event\":\"dns\",\"time\":\"2026-11-20T20:00:{second:02}.000Z\",\"vm\":\"a\",\
+             \"name\":\"{i}.{label}.code.test\",\"type\":\"A\",\"source\":\"{source}\",\
+             \"answers\":[\"198.51.100.{i}\"]}}\n"
+        )
+    };
+    let flow = |i: usize, event: &str| {
+        format!(
+            "{{\"event\":\"{event}\",\"id\":\"{i}\",\"vm\":\"a\",\"proto\":\"tcp\",\
+             \"started\":\"2026-11-20T20:00:30.000Z\",\"remote\":\"198.51.100.{i}:443\"}}\n"
+        )
+    };
+    let mut log: String = (0..20).map(|i| question(i, i / 10, "upstream")).collect();
+    log.extend((0..5).map(|i| question(i, 5, "cache")));
+    log.extend((0..8).map(|i| flow(i, "flow_start")));
+    log.extend((0..8).map(|i| flow(i, "flow_end")));
+    log.extend((10..12).map(|i| flow(i, "flow_start")));
+    write("bounds.jsonl", &log);
+    write("open.toml", open);
+    let diff = |more: &str| {
+        write("bound.toml", &format!("{open}{more}"));
+        let args = [
+            "diff",
+            "open.toml",
+            "bound.toml",
+            "--flow-log",
+            "bounds.jsonl",
+        ];
+        let (status, out, err) = policy(folder.path(), &args);
+        assert_eq!(err, "");
+        (status, out)
+    };
+    for (more, said) in [
+        (
+            "[quotas]\ndns_per_second = 6",
+            "8  questions  by dns_per_second 6",
+        ),
+        (
+            "[quotas]\nnew_flows_per_second = 7",
+            "3  new flows  by new_flows_per_second 7",
+        ),
+        (
+            "[quotas]\nmax_flows = 5",
+            "3  flows at once  by max_flows 5",
+        ),
+        // 44 octets and two each.
+        (
+            "[dns]\nnew_name_octets_per_minute = 60\nnew_name_burst_octets = 500",
+            "9  new names beneath wildcards  by new_name_octets_per_minute 60",
+        ),
+        (
+            "[dns]\nmax_label_octets = 39",
+            "by a label of more than 39 octets",
+        ),
+        ("[dns]\nmax_labels = 3", "by a name of more than 3 labels"),
+    ] {
+        let (status, out) = diff(more);
+        assert!(status == 1 && out.contains(said), "{more}\n{out}");
+    }
+    let (status, out) = diff(
+        "[quotas]\nmax_flows = 8\nnew_flows_per_second = 10\ndns_per_second = 10\ntx_bytes_per_second = 9",
+    );
+    assert_eq!(
+        (status, &out[..]),
+        (
+            0,
+            "the same: all of 35 flows, questions and refusals recorded\n\
+             not compared: bytes and packets per second, for a record does not say when they passed\n"
+        )
+    );
+}
+
+#[test]
+fn check_says_when_there_is_no_room_for_the_rules() {
+    let folder = folder();
+    let rules = |n: usize| -> String {
+        let lines =
+            (0..n).map(|i| format!("  {{ deny = \"10.{}.{}.0/24\" }},\n", i / 256, i % 256));
+        format!(
+            "default = \"allow\"\nrules = [\n{}]\n",
+            lines.collect::<String>()
+        )
+    };
+    for (n, status, said) in [
+        (2_045, 0, "good: 2045 rules"),
+        (
+            2_046,
+            0,
+            "2049 rules and defaults are more than half of the 4096",
+        ),
+        (
+            4_094,
+            2,
+            "--policy big.toml: 4097 rules and defaults in all, and there is room for 4096",
+        ),
+    ] {
+        fs::write(folder.path().join("big.toml"), rules(n)).expect("writing");
+        let found = policy(folder.path(), &["check", "big.toml"]);
+        let text = format!("{}{}", found.1, found.2);
+        assert!(found.0 == status && text.contains(said), "{n}: {text}");
+    }
+}
+
+#[test]
 fn learn_prints_the_least_policy_and_check_takes_it() {
     let folder = folder();
     let learn = |args: &[&str]| {
@@ -290,8 +401,8 @@ fn learn_follows_a_log_over_its_rotation() {
             "--flow-log",
             "flows.jsonl",
             "--follow",
-            "--seconds",
-            "2",
+            "--for",
+            "2s",
         ])
         .current_dir(folder.path())
         .stderr(std::process::Stdio::null())
@@ -368,15 +479,27 @@ rules = [
 fn learn_follows_for_a_day_at_most() {
     let folder = folder();
     for seconds in ["0", "86401", "18446744073709551615"] {
-        let args = [
-            "learn",
-            "--flow-log",
-            "flows.jsonl",
-            "--follow",
-            "--seconds",
-        ];
+        let args = ["learn", "--flow-log", "flows.jsonl", "--follow", "--for"];
         let (status, _, err) = policy(folder.path(), &[&args[..], &[seconds]].concat());
-        assert!(status == 2 && err.contains("1..=86400"), "{seconds}: {err}");
+        assert!(
+            status == 2 && err.contains("give a second to a day"),
+            "{err}"
+        );
+    }
+    for (args, said) in [
+        (&["learn"][..], "<VM>"),
+        (
+            &["learn", "a", "--open", "--flow-log", "f"],
+            "cannot be used with",
+        ),
+        (&["learn", "a", "--follow"], "--flow-log"),
+        (
+            &["learn", "a", "--flow-log", "flows.jsonl", "--for", "1s"],
+            "--follow",
+        ),
+    ] {
+        let (status, _, err) = policy(folder.path(), args);
+        assert!(status == 2 && err.contains(said), "{args:?}: {err}");
     }
 }
 

@@ -20,6 +20,8 @@ pub enum Subsystem {
     Relay = 3,
     /// Sockets that captures go to.
     Capture = 4,
+    /// Sockets that records go to.
+    Listener = 5,
 }
 
 /// Names a descriptor: its subsystem, and a number that the subsystem chose.
@@ -43,6 +45,7 @@ impl Token {
             2 => Subsystem::Dns,
             3 => Subsystem::Relay,
             4 => Subsystem::Capture,
+            5 => Subsystem::Listener,
             _ => return None,
         };
         Some(Self {

@@ -16,10 +16,17 @@ pub struct TokenBucket {
 impl TokenBucket {
     /// A full bucket. A rate of 0 lets nothing through.
     pub fn new(rate_per_second: u32, burst: u32) -> Self {
+        Self::over(SECOND_NS, rate_per_second, burst)
+    }
+
+    /// The same of a rate per minute.
+    pub fn per_minute(rate: u32, burst: u32) -> Self {
+        Self::over(60 * SECOND_NS, rate, burst)
+    }
+
+    fn over(time_ns: u64, rate: u32, burst: u32) -> Self {
         // Rounded down, so that a rate is never undercut by rounding.
-        let interval_ns = SECOND_NS
-            .checked_div(u64::from(rate_per_second))
-            .unwrap_or(u64::MAX);
+        let interval_ns = time_ns.checked_div(u64::from(rate)).unwrap_or(u64::MAX);
         Self {
             interval_ns,
             burst_ns: interval_ns.saturating_mul(u64::from(burst)),

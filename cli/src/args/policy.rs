@@ -1,9 +1,9 @@
 //! `slipgate policy`: what a policy file says, would have said, and should say.
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
 
-use super::{ApplyArgs, Proto};
+use super::{ApplyArgs, DEFAULT_PIN_DIR, Proto};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum PolicyCommand {
@@ -87,21 +87,76 @@ Exit status:
   2  the command line or a file can't be used";
 
 #[derive(Args, Debug)]
+#[command(after_help = LEARN_EXIT_STATUS)]
 pub(crate) struct LearnArgs {
-    /// The VM [default: all of the flow log's]
-    #[arg(value_name = "VM")]
+    /// The VM, which is listened to until ^C [with --flow-log: all of the log's]
+    #[arg(value_name = "VM", required_unless_present = "flow_log")]
     pub(crate) vm: Option<String>,
-    /// What was recorded by --flow-log
+    /// Let the VM do meanwhile whatever no rule denies, as if the default were allow; when this ends,
+    /// however it ends, it has its policy again, and what that does not let in is cut
+    #[arg(long, conflicts_with = "flow_log")]
+    pub(crate) open: bool,
+    /// Listen to nobody: learn from what was recorded by --flow-log
     #[arg(long, value_name = "F")]
-    pub(crate) flow_log: PathBuf,
-    /// Go on with what is recorded from now on, until stopped by ^C
-    #[arg(long)]
+    pub(crate) flow_log: Option<PathBuf>,
+    /// Go on with what is recorded in the flow log from now on, until ^C
+    #[arg(long, requires = "flow_log")]
     pub(crate) follow: bool,
-    /// Stop following after so many seconds, a day at most
-    #[arg(long, value_name = "N", requires = "follow",
-          value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub(crate) seconds: Option<u64>,
+    /// Stop by itself after so long, like 90s, 10m or 2h; a day at most
+    #[arg(long = "for", alias = "seconds", value_name = "DURATION", value_parser = duration)]
+    pub(crate) lasts: Option<Duration>,
+    /// Directory in bpffs that `attach` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
     /// Names with a parent in common become *.PARENT: to be looked through by hand
     #[arg(long)]
     pub(crate) generalise: bool,
+}
+
+const LEARN_EXIT_STATUS: &str = "\
+Exit status:
+  0  what is printed covers all that was seen
+  1  it could not be listened to
+  2  the command line or the flow log can't be used
+  4  some of what was seen is not covered: records were lost, or it was too much";
+
+/// So many seconds, minutes or hours.
+fn duration(text: &str) -> Result<Duration, String> {
+    const MOST_S: u64 = 86_400;
+    let units = [("s", 1), ("m", 60), ("h", 3_600)];
+    let (digits, unit) = units
+        .iter()
+        .find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))
+        .unwrap_or((text, 1));
+    let seconds = digits.parse::<u64>().ok();
+    let seconds = seconds.and_then(|number| number.checked_mul(unit));
+    match seconds {
+        Some(s @ 1..=MOST_S) => Ok(Duration::from_secs(s)),
+        Some(_) => Err("give a second to a day".to_owned()),
+        None => Err("give a number of seconds, minutes or hours, like 90s, 10m or 2h".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_has_a_unit_or_is_seconds() {
+        for (text, seconds) in [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7_200)] {
+            assert_eq!(duration(text), Ok(Duration::from_secs(seconds)));
+        }
+        for bad in [
+            "",
+            "s",
+            "0",
+            "1d",
+            "-1s",
+            "1.5h",
+            "25h",
+            "99999999999999999999h",
+        ] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
 }

@@ -25,6 +25,8 @@ pub(crate) enum ToEngine {
     Vm(VmSpec),
     /// Routes, addresses or links have changed.
     Network(NetworkView),
+    /// The host's resolvers are others now.
+    Resolvers(Vec<SocketAddrV4>),
     /// Ports among the translated ones that sockets of the host hold: IP protocol and port.
     ReservedPorts(Vec<(u8, u16)>),
     /// Explain a decision; answered by [`ToBroker::Why`] with the same number.
@@ -57,6 +59,9 @@ pub(crate) enum ToEngine {
         packets: Option<u64>,
         seconds: Option<u64>,
     },
+    /// Send what is recorded of a VM to a socket, the one descriptor; answered by
+    /// [`ToBroker::Listening`].
+    Listen { request: u64, row: u16 },
     /// A frozen VM is about to be thawed; answered by [`ToBroker::Thawed`].
     Thaw { request: u64, row: u16 },
     /// Stop, and answer [`ToBroker::Stopped`].
@@ -84,8 +89,8 @@ pub(crate) struct Start {
     pub(crate) rule_base: u32,
     /// What follows the policy's texts there: the forwards'.
     pub(crate) forward_texts: Vec<String>,
-    /// `None`: questions are refused.
-    pub(crate) resolvers: Option<Vec<SocketAddrV4>>,
+    /// The host's.
+    pub(crate) resolvers: Vec<SocketAddrV4>,
     /// First and last port of translated flows.
     pub(crate) nat_ports: (u16, u16),
     pub(crate) reserved_ports: Vec<(u8, u16)>,
@@ -104,8 +109,8 @@ pub(crate) struct Policies {
     pub(crate) local: LocalAddresses,
     /// All of them, with their policy and quotas.
     pub(crate) vms: Vec<VmSpec>,
-    /// Others to ask from now on.
-    pub(crate) resolvers: Option<Vec<SocketAddrV4>>,
+    /// VMs, by id, of whose flows none is left that may not be, whatever their policy says.
+    pub(crate) strictly: Vec<u32>,
 }
 
 /// What the engine must know of the host's network.
@@ -154,6 +159,12 @@ pub(crate) enum ToBroker {
     Cut { request: u64, flows: u64 },
     /// The answer to [`ToEngine::Capture`].
     Capturing {
+        request: u64,
+        /// Why not, in words.
+        refused: Option<String>,
+    },
+    /// The answer to [`ToEngine::Listen`].
+    Listening {
         request: u64,
         /// Why not, in words.
         refused: Option<String>,

@@ -12,6 +12,13 @@ impl Config {
         Ok(new)
     }
 
+    /// The same, worked out again from what was read last.
+    pub(crate) fn settled(&self) -> Result<Self, ConfigError> {
+        let mut new = self.clone();
+        new.settle_with(self.policy_file.clone())?;
+        Ok(new)
+    }
+
     /// The same with another policy file. By another name for the same file nothing becomes another.
     pub(crate) fn with_policy_file(&self, file: &Path) -> Result<Self, ConfigError> {
         if self
@@ -48,8 +55,7 @@ impl Config {
 impl LoadedPolicies {
     /// Of a command line and its policy file, with deny files read in another way.
     pub(crate) fn load_by(config: &Config, read: Reader<'_>) -> Result<Self, ConfigError> {
-        let (rules, default) = (&config.typed.rules, config.typed.default);
-        let loaded = Self::of(rules, default, config.policy_file.as_ref(), read)?;
+        let loaded = Self::of(&config.typed, config.policy_file.as_ref(), read)?;
         loaded.with_host_loopback(&config.typed.host_loopback)
     }
 }

@@ -2,19 +2,21 @@
 use std::{io, ops::Range, path::Path};
 
 use serde::{Deserialize, Serialize};
+use slipgate_abi::maps::MAX_RULES;
 use toml::Spanned;
-use userspace_nat::rules::{
-    Action, DenyFile, DenyFileError, Http, Note, OnReload, Policy, PolicySet, Rule, Settings,
-    Written,
+use userspace_nat::{
+    dns::Resolvers,
+    rules::{
+        Action, DenyFile, DenyFileError, DnsSettings, Http, Note, OnReload, Policy, PolicySet,
+        Rule, Settings, Written,
+    },
 };
 
 use super::{
-    Config, ConfigError, RuleFlag,
+    Config, ConfigError, RuleFlag, Typed,
     file::from_disk,
     host_loopback, policies,
-    policy_file::{
-        DefaultText, HostLoopback, HttpText, NamedDns, PolicyFile, ReloadText, RuleEntry,
-    },
+    policy_file::{DefaultText, Dns, HostLoopback, HttpText, PolicyFile, ReloadText, RuleEntry},
     rules::{DENY_FILE, parse},
 };
 use crate::args::DefaultRule;
@@ -57,36 +59,44 @@ impl LoadedPolicies {
         Self::load_by(config, &from_disk)
     }
 
-    /// Of rules that were typed, and of a policy file.
+    /// Of what was typed, and of a policy file.
     pub(crate) fn of(
-        typed: &[RuleFlag],
-        default: Option<DefaultRule>,
+        typed: &Typed,
         file: Option<&PolicyFile>,
         read: Reader<'_>,
     ) -> Result<Self, ConfigError> {
-        let typed = typed_rules(typed, read)?;
-        let default = default.map(|default| match default {
-            DefaultRule::Allow => Action::Allow,
-            DefaultRule::Deny => Action::Deny,
-        });
+        let typed = Before {
+            rules: typed_rules(&typed.rules, read)?,
+            default: typed.default.map(|default| match default {
+                DefaultRule::Allow => Action::Allow,
+                DefaultRule::Deny => Action::Deny,
+            }),
+            resolvers: typed.resolvers()?,
+        };
         let Some(file) = file else {
+            let dns = DnsSettings {
+                resolvers: typed.resolvers.unwrap_or_default(),
+                ..DnsSettings::default()
+            };
             let policy = LoadedPolicy {
-                settings: Settings::default(),
-                default: default.unwrap_or(Action::Allow),
-                rules: typed,
+                settings: Settings {
+                    dns,
+                    ..Settings::default()
+                },
+                default: typed.default.unwrap_or(Action::Allow),
+                rules: typed.rules,
             };
             return Ok(Self {
                 policies: vec![policy],
             });
         };
         let document = &file.document;
-        let of_policy = document.dns.of_policy();
         let top = Part {
             name: None,
             default: document.default.as_ref(),
             on_reload: document.on_reload,
             rules: &document.rules,
-            dns: &of_policy,
+            dns: &document.dns,
             host_loopback: &document.host_loopback,
         };
         let named = document.policy.iter().map(|(name, policy)| Part {
@@ -98,7 +108,7 @@ impl LoadedPolicies {
             host_loopback: &policy.host_loopback,
         });
         let parts = [top].into_iter().chain(named);
-        let policies = parts.map(|part| part.load(file, &typed, default, read));
+        let policies = parts.map(|part| part.load(file, &typed, read));
         Ok(Self {
             policies: policies.collect::<Result<_, _>>()?,
         })
@@ -107,8 +117,28 @@ impl LoadedPolicies {
     /// Compiles them.
     pub(crate) fn compile(&self) -> Result<PolicySet, ConfigError> {
         let policies = self.policies.iter().map(LoadedPolicy::compile);
-        Ok(PolicySet::new(policies.collect::<Result<_, _>>()?))
+        let policies = PolicySet::new(policies.collect::<Result<_, _>>()?);
+        let texts = policies.texts().count();
+        if texts > MAX_RULES as usize {
+            let file = self.policies.iter().find_map(|p| p.settings.file.clone());
+            let (flag, given) = match file {
+                Some(file) => ("--policy", file),
+                None => ("--deny", "...".to_owned()),
+            };
+            let problem =
+                format!("{texts} rules and defaults in all, and there is room for {MAX_RULES}");
+            let remedy = "put long lists into one deny file, which is one rule";
+            return Err(ConfigError::new(flag, given, problem, remedy));
+        }
+        Ok(policies)
     }
+}
+
+/// What was typed: it comes before the file's rules, and beats its values.
+struct Before {
+    rules: Vec<LoadedRule>,
+    default: Option<Action>,
+    resolvers: Option<Resolvers>,
 }
 
 /// A policy within a file.
@@ -117,7 +147,7 @@ struct Part<'f> {
     default: Option<&'f Spanned<DefaultText>>,
     on_reload: Option<ReloadText>,
     rules: &'f [Spanned<RuleEntry>],
-    dns: &'f NamedDns,
+    dns: &'f Dns,
     host_loopback: &'f HostLoopback,
 }
 
@@ -125,15 +155,14 @@ impl Part<'_> {
     fn load(
         &self,
         file: &PolicyFile,
-        typed: &[LoadedRule],
-        default: Option<Action>,
+        typed: &Before,
         read: Reader<'_>,
     ) -> Result<LoadedPolicy, ConfigError> {
         if let Some(name) = self.name {
             let checked = super::vm::check_name("", name.get_ref(), name.get_ref());
             checked.map_err(|e| file.error(&name.span(), e.problem, e.remedy))?;
         }
-        let mut rules = typed.to_vec();
+        let mut rules = typed.rules.clone();
         for entry in self.rules {
             rules.extend(rules_of(file, entry, read)?);
         }
@@ -144,12 +173,12 @@ impl Part<'_> {
                 None | Some(ReloadText::Cut) => OnReload::Cut,
                 Some(ReloadText::Keep) => OnReload::Keep,
             },
-            dns: policies::dns_settings(file, self.dns)?,
+            dns: policies::dns_settings(file, self.dns, typed.resolvers.clone())?,
             host_loopback: host_loopback::of_file(file, self.host_loopback)?,
         };
         Ok(LoadedPolicy {
             settings,
-            default: self.default(file, default)?,
+            default: self.default(file, typed.default)?,
             rules,
         })
     }
@@ -232,7 +261,7 @@ fn rules_of(
         };
         let text = read(&path).map_err(unreadable)?;
         let name = path.display().to_string();
-        DenyFile::parse(&name, &text).map_err(|e| bad_line("deny_file", &name, &e))?;
+        DenyFile::parse(&name, &text).map_err(|e| bad_line("deny_file", &e))?;
         return Ok(vec![LoadedRule {
             rule: RuleText::DenyFile { name, text },
             note: note(&list.span()),
@@ -283,7 +312,7 @@ impl LoadedPolicy {
                 RuleText::Match(action, text) => parse(*action, text)?,
                 RuleText::DenyFile { name, text } => {
                     let parsed = DenyFile::parse(name, text);
-                    Rule::DenyFile(Box::new(parsed.map_err(|e| bad_line(DENY_FILE, name, &e))?))
+                    Rule::DenyFile(Box::new(parsed.map_err(|e| bad_line(DENY_FILE, &e))?))
                 }
             };
             let note = note.clone();
@@ -294,11 +323,9 @@ impl LoadedPolicy {
     }
 }
 
-fn bad_line(flag: &'static str, name: &str, error: &DenyFileError) -> ConfigError {
-    let (given, problem) = match error {
-        DenyFileError::Line { line, why, .. } => (format!("{name}:{line}"), why.to_string()),
-        other => (name.to_owned(), other.to_string()),
-    };
+fn bad_line(flag: &'static str, error: &DenyFileError) -> ConfigError {
+    let DenyFileError { file, line, why } = error;
+    let (given, problem) = (format!("{file}:{line}"), why.to_string());
     let remedy = "correct the line, or put a # before it";
     ConfigError::new(flag, given, problem, remedy)
 }

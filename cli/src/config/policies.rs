@@ -5,11 +5,14 @@
 use std::path::PathBuf;
 
 use slipgate_abi::{Rate, VmRates};
-use userspace_nat::rules::LoopbackPorts;
+use userspace_nat::{
+    dns::Resolvers as Asked,
+    rules::{DnsSettings, LoopbackPorts},
+};
 
 use super::{
-    Config, ConfigError, Dns, Forward, RuleFlag, VmConfig, dns, forward, host_loopback,
-    policy_file::{Document, NamedDns, NamedPolicy, PolicyFile, Quotas, Resolvers},
+    Config, ConfigError, Forward, RuleFlag, VmConfig, forward, host_loopback,
+    policy_file::{Dns, Document, NamedPolicy, PolicyFile, Quotas, Resolvers, ResolversWord},
 };
 use crate::args::{DefaultRule, NatArgs};
 
@@ -19,7 +22,7 @@ const MAX_FLOWS: u32 = 16_384;
 const NEW_FLOWS_PER_SECOND: u32 = 2_000;
 
 /// What flags say of policies.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Typed {
     /// In the order typed.
     pub(crate) rules: Vec<RuleFlag>,
@@ -54,6 +57,22 @@ impl Typed {
             file: nat.policy.clone(),
             policy_name: nat.policy_name.clone(),
         })
+    }
+
+    /// Whom questions go to; `None`: nothing was typed.
+    pub(super) fn resolvers(&self) -> Result<Option<Asked>, ConfigError> {
+        const NONE: &str = "none";
+        match &self.dns[..] {
+            [] => Ok(None),
+            [one] if one == NONE => Ok(Some(Asked::Nobody)),
+            some if some.iter().any(|d| d == NONE) => Err(ConfigError::new(
+                "--dns",
+                NONE,
+                "there is another --dns",
+                "give resolvers, or none alone to refuse every question",
+            )),
+            some => super::resolvers(some).map(|these| Some(Asked::These(these))),
+        }
     }
 }
 
@@ -146,11 +165,9 @@ impl Config {
         }
         if let Some(file) = &file {
             check_vms(file, &vms)?;
+            check_dns(file)?;
         }
-        self.dns = match file.as_ref() {
-            Some(file) if self.typed.dns.is_empty() => dns_of(file)?,
-            _ => dns(&self.typed.dns)?,
-        };
+        self.typed.resolvers()?;
         self.forwards = forwards(&self.typed.forwards, file.as_ref(), &vms)?;
         super::check_nat_ports(&self.nat_ports, &self.forwards)?;
         self.policy_file = file;
@@ -246,7 +263,7 @@ pub(crate) fn policy_in_file(
 /// What of a file is checked when it is used, but for its rules and the VMs that there are.
 pub(crate) fn check_file(file: &PolicyFile) -> Result<(), ConfigError> {
     check_vms(file, &[])?;
-    dns_of(file)?;
+    check_dns(file)?;
     let mut all = Vec::new();
     for entry in &file.document.forward {
         // Of whatever VM.
@@ -270,6 +287,13 @@ fn has_top_level(document: &Document) -> bool {
     document.default.is_some() || !document.rules.is_empty()
 }
 
+/// What the file lets a VM have that has that policy.
+pub(crate) fn limits_in_file(file: &PolicyFile, policy: u32) -> Limits {
+    let mut limits = Limits::default();
+    limits.change(quotas_of(&file.document, policy));
+    limits
+}
+
 fn quotas_of(document: &Document, policy: u32) -> &Quotas {
     let named = (policy as usize).checked_sub(1);
     let named = named.and_then(|place| document.policy.values().nth(place));
@@ -291,27 +315,37 @@ fn check_vms(file: &PolicyFile, vms: &[VmConfig]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Whom guests' questions go to, as the file says.
-pub(crate) fn dns_of(file: &PolicyFile) -> Result<Dns, ConfigError> {
-    let Some(resolvers) = &file.document.dns.resolvers else {
-        return Ok(Dns::Host);
-    };
-    let given: &[String] = match resolvers.get_ref() {
-        Resolvers::None(_) => return Ok(Dns::Refused),
-        Resolvers::These(given) => given,
+/// Whom questions go to, as that part of the file says; `None`: it does not.
+fn resolvers_of(file: &PolicyFile, dns: &Dns) -> Result<Option<Asked>, ConfigError> {
+    let Some(resolvers) = &dns.resolvers else {
+        return Ok(None);
     };
     let in_file = |e: ConfigError| {
         let problem = format!("{:?} is {}", e.given, e.problem);
         file.error(&resolvers.span(), problem, e.remedy)
     };
-    match given {
-        [] => Err(file.error(
+    match resolvers.get_ref() {
+        Resolvers::Word(ResolversWord::Host) => Ok(Some(Asked::Host)),
+        Resolvers::Word(ResolversWord::None) => Ok(Some(Asked::Nobody)),
+        Resolvers::These(given) if given.is_empty() => Err(file.error(
             &resolvers.span(),
             "no resolver",
             "give one, or \"none\" to refuse every question",
         )),
-        given => dns(given).map_err(in_file),
+        Resolvers::These(given) => {
+            let these = super::resolvers(given).map_err(in_file)?;
+            Ok(Some(Asked::These(these)))
+        }
     }
+}
+
+/// What is said of DNS in any of its policies.
+fn check_dns(file: &PolicyFile) -> Result<(), ConfigError> {
+    let named = file.document.policy.values().map(|policy| &policy.dns);
+    for dns in [&file.document.dns].into_iter().chain(named) {
+        dns_settings(file, dns, None)?;
+    }
+    Ok(())
 }
 
 /// Those typed, then the file's.
@@ -332,12 +366,16 @@ fn forwards(
     Ok(all)
 }
 
-/// Whether what a policy says of DNS can be.
+/// What a policy says of DNS, if it can be; `typed`: what the command line says of resolvers.
 pub(crate) fn dns_settings(
     file: &PolicyFile,
-    dns: &NamedDns,
-) -> Result<userspace_nat::rules::DnsSettings, ConfigError> {
-    let mut settings = userspace_nat::rules::DnsSettings {
+    dns: &Dns,
+    typed: Option<Asked>,
+) -> Result<DnsSettings, ConfigError> {
+    let own = resolvers_of(file, dns)?;
+    let of_file = resolvers_of(file, &file.document.dns)?;
+    let mut settings = DnsSettings {
+        resolvers: typed.or(own).or(of_file).unwrap_or_default(),
         types: dns.types.iter().map(|kind| kind.number()).collect(),
         ..Default::default()
     };
@@ -361,6 +399,19 @@ pub(crate) fn dns_settings(
             let problem = format!("max_labels is {}", settings.max_labels);
             return Err(file.error(&labels.span(), problem, "give 1 to 127"));
         }
+    }
+    if let Some(octets) = &dns.max_label_octets {
+        settings.max_label_octets = *octets.get_ref();
+        if !(1..=63).contains(&settings.max_label_octets) {
+            let problem = format!("max_label_octets is {}", settings.max_label_octets);
+            return Err(file.error(&octets.span(), problem, "give 1 to 63"));
+        }
+    }
+    if let Some(octets) = dns.new_name_octets_per_minute {
+        settings.new_names.octets_per_minute = octets.0;
+    }
+    if let Some(octets) = dns.new_name_burst_octets {
+        settings.new_names.burst_octets = octets.0;
     }
     Ok(settings)
 }

@@ -1,7 +1,7 @@
 use std::io::Write as _;
 
 use super::*;
-use crate::config::tests::config;
+use crate::config::{LoadedPolicies, tests::config};
 
 const FILE: &str = r#"
 default = "deny"
@@ -57,14 +57,41 @@ fn a_vm_has_the_policy_and_quotas_that_are_nearest_to_it() {
     );
     assert_eq!(c.vms[1].limits.rates.rx.packets_per_second, 2_000);
     assert_eq!(c.vms[1].limits.new_flows_per_second, 2_000);
-    assert_eq!(
-        c.dns,
-        Dns::Resolvers(vec!["192.0.2.53:53".parse().unwrap()])
-    );
+    let asked = Asked::These(vec!["192.0.2.53:53".parse().unwrap()]);
+    assert_eq!(resolvers(&c), [asked.clone(), asked]);
     assert_eq!(c.forwards[0].spec, "one=tcp:8080:8080");
 
     let c = with(FILE, "--vm name=one,tap=t1 --policy-name ci --dns none").unwrap();
-    assert_eq!((c.vms[0].policy, c.dns), (1, Dns::Refused));
+    assert_eq!(c.vms[0].policy, 1);
+    assert_eq!(resolvers(&c), [Asked::Nobody, Asked::Nobody]);
+}
+
+/// Of each policy, the unnamed one first.
+fn resolvers(config: &Config) -> Vec<Asked> {
+    let loaded = LoadedPolicies::load(config).unwrap().policies.into_iter();
+    loaded.map(|policy| policy.settings.dns.resolvers).collect()
+}
+
+#[test]
+fn each_policy_has_its_own_resolvers_else_the_top_levels() {
+    let text = "[dns]\nresolvers = [\"192.0.2.1\"]\n\
+                [policy.a]\ndefault = \"allow\"\n\
+                [policy.b]\ndefault = \"allow\"\ndns.resolvers = [\"192.0.2.2:5353\", \"192.0.2.3\"]\n\
+                [policy.c]\ndefault = \"allow\"\ndns.resolvers = \"none\"\n\
+                [policy.d]\ndefault = \"allow\"\ndns.resolvers = \"host\"\n";
+    let these = |list: &[&str]| Asked::These(list.iter().map(|a| a.parse().unwrap()).collect());
+    let (top, b) = (
+        these(&["192.0.2.1:53"]),
+        these(&["192.0.2.2:5353", "192.0.2.3:53"]),
+    );
+    let all = [top.clone(), top, b, Asked::Nobody, Asked::Host];
+    let flags = "--vm name=x,tap=t,policy=a";
+    assert_eq!(resolvers(&with(text, flags).unwrap()), all);
+    let typed = with(text, &format!("{flags} --dns 192.0.2.9")).unwrap();
+    let nine = these(&["192.0.2.9:53"]);
+    assert!(resolvers(&typed).iter().all(|asked| *asked == nine));
+    let none = with("default = \"deny\"", "--tap t").unwrap();
+    assert_eq!(resolvers(&none), [Asked::Host]);
 }
 
 #[test]
@@ -134,7 +161,7 @@ fn reading_again_keeps_what_was_typed() {
         ),
         (10, 11)
     );
-    assert_eq!(after.dns, Dns::Refused);
+    assert_eq!(resolvers(&after), [Asked::Nobody]);
     std::fs::write(&file, "nonsense").unwrap();
     let error = after.reread().unwrap_err().to_string();
     assert!(error.contains(":1:9: "), "{error}");

@@ -16,8 +16,8 @@ use self::place::FilePlace;
 pub(crate) use self::{
     amount::{Amount, Count},
     document::{
-        DefaultText, Document, Forward, HostLoopback, HttpText, NamedDns, NamedPolicy, Quotas,
-        ReloadText, Resolvers, RuleEntry, schema,
+        DefaultText, Dns, Document, Forward, HostLoopback, HttpText, NamedPolicy, Quotas,
+        ReloadText, Resolvers, ResolversWord, RuleEntry, schema,
     },
 };
 use super::ConfigError;

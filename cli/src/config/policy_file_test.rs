@@ -5,7 +5,7 @@ use slipgate_abi::Protocol;
 use userspace_nat::rules::{Action, Destination, OnReload, PolicySet};
 
 use super::*;
-use crate::config::LoadedPolicies;
+use crate::config::{LoadedPolicies, Typed};
 
 fn file(text: &str) -> PolicyFile {
     PolicyFile::parse(Path::new("p/egress.toml"), text.into()).unwrap()
@@ -18,7 +18,7 @@ fn load(text: &str) -> Result<LoadedPolicies, String> {
         Some("p/lists/broken.txt") => Ok("\nnonsense/8\n".to_owned()),
         _ => Err(io::ErrorKind::NotFound.into()),
     };
-    file.and_then(|file| LoadedPolicies::of(&[], None, Some(&file), &read))
+    file.and_then(|file| LoadedPolicies::of(&Typed::default(), Some(&file), &read))
         .map_err(|e| e.to_string())
 }
 
@@ -64,6 +64,9 @@ fn every_key_is_understood() {
         ttl_floor_s = 60
         ttl_ceiling_s = 3600
         max_labels = 8
+        max_label_octets = 20
+        new_name_octets_per_minute = "2Ki"
+        new_name_burst_octets = 4000
         [[forward]]
         protocol = "tcp"
         address = "127.0.0.1"
@@ -95,7 +98,10 @@ fn every_key_is_understood() {
     let top = policies.of(Some(0));
     assert_eq!(top.settings().on_reload, OnReload::Keep);
     assert_eq!(top.settings().dns.types, [16, 255]);
-    assert_eq!(top.settings().dns.max_labels, 8);
+    let dns = &top.settings().dns;
+    assert_eq!((dns.max_labels, dns.max_label_octets), (8, 20));
+    let (rate, burst) = (dns.new_names.octets_per_minute, dns.new_names.burst_octets);
+    assert_eq!((rate, burst), (2_048, 4_000));
     let texts: Vec<String> = policies.texts().collect();
     assert_eq!(
         texts,
@@ -200,8 +206,22 @@ fn each_mistake_has_its_error() {
         ("[dns]\nmax_labels = 0", "2:14: max_labels is 0"),
         ("[dns]\ntypes = [\"A\"]", "unknown variant `A`"),
         (
-            "[policy.a]\ndefault = \"deny\"\ndns = { resolvers = \"none\" }",
-            "unknown field `resolvers`",
+            "[dns]\nmax_label_octets = 64",
+            "2:20: max_label_octets is 64",
+        ),
+        ("[dns]\nnew_name_octets_per_minute = 0", "0 is out of range"),
+        (
+            "[policy.a]\ndefault = \"deny\"\ndns = { resolvers = \"nobody\" }",
+            "3:21: a list of resolvers' addresses, \"host\" or \"none\"",
+        ),
+        (
+            "[policy.a]\ndefault = \"deny\"\ndns = { resolvers = [\"x\"] }",
+            "3:21: \"x\" is not a resolver's address",
+        ),
+        (
+            "[dns]\nresolvers = [\"9.9.9.1\", \"9.9.9.2\", \"9.9.9.3\", \"9.9.9.4\", \
+             \"9.9.9.5\", \"9.9.9.6\", \"9.9.9.7\", \"9.9.9.8\", \"9.9.9.9\"]",
+            "\"9.9.9.9\" is one too many: 8 are asked at most",
         ),
         (
             "[host_loopback]\nports = [8080, \"8080:80/tcp\"]",
@@ -273,8 +293,15 @@ proptest! {
         let body: String = rules[split..].iter().map(line).collect();
         let file = file(&format!("default = \"deny\"\nrules = [\n{body}]\n"));
         let none = |_: &Path| Err(io::ErrorKind::NotFound.into());
-        let typed = LoadedPolicies::of(&flags, Some(DefaultRule::Deny), None, &none).unwrap();
-        let both = LoadedPolicies::of(&flags[..split], None, Some(&file), &none).unwrap();
+        let by_flags = |rules: &[RuleFlag], default| Typed {
+            rules: rules.to_vec(),
+            default,
+            ..Typed::default()
+        };
+        let all = by_flags(&flags, Some(DefaultRule::Deny));
+        let typed = LoadedPolicies::of(&all, None, &none).unwrap();
+        let some = by_flags(&flags[..split], None);
+        let both = LoadedPolicies::of(&some, Some(&file), &none).unwrap();
         let (typed, both) = (typed.compile().unwrap(), both.compile().unwrap());
         let to = Destination { addr: addr.into(), port, protocol: Protocol::Tcp };
         prop_assert_eq!(typed.of(Some(0)).decide(to), both.of(Some(0)).decide(to));
@@ -282,7 +309,7 @@ proptest! {
         let texts = |set: &PolicySet| set.texts().map(bare).collect::<Vec<_>>();
         prop_assert_eq!(texts(&typed), texts(&both));
         // What the engine is sent is what it gets.
-        let loaded = LoadedPolicies::of(&flags, None, Some(&file), &none).unwrap();
+        let loaded = LoadedPolicies::of(&by_flags(&flags, None), Some(&file), &none).unwrap();
         let json = serde_json::to_string(&loaded).unwrap();
         prop_assert_eq!(serde_json::from_str::<LoadedPolicies>(&json).unwrap(), loaded);
     }

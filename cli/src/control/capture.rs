@@ -14,13 +14,10 @@ use std::{
 use anyhow::{Context as _, bail};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::{
-        signal::{SigSet, Signal},
-        signalfd::{SfdFlags, SignalFd},
-    },
+    sys::signalfd::SignalFd,
 };
 
-use super::{ask_each, cut::target};
+use super::{ask_each, cut::target, stop_signals};
 use crate::{
     args::CaptureArgs,
     control_socket::{Answer, Request, Target},
@@ -93,14 +90,6 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
     };
     say(format_args!("{} packets{lost}", blocks.packets));
     Ok(())
-}
-
-fn stop_signals() -> nix::Result<SignalFd> {
-    let mut set = SigSet::empty();
-    set.add(Signal::SIGINT);
-    set.add(Signal::SIGTERM);
-    set.thread_block()?;
-    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC)
 }
 
 fn copy(

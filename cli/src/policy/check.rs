@@ -1,7 +1,7 @@
 //! `slipgate policy check`: what is wrong with a policy file, and what is likely meant otherwise.
 use std::{net::Ipv4Addr, process::ExitCode};
 
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, maps::MAX_RULES};
 use userspace_nat::rules::{Action, Destination, LoopbackPorts, Policy, Rule, Standing};
 
 use super::Compiled;
@@ -91,6 +91,15 @@ pub(super) fn warnings(compiled: &Compiled) -> Vec<String> {
         }
         warnings.extend(of_default(policy, &compiled.file.name()));
         warnings.extend(of_loopback(policy, &compiled.file.name()));
+    }
+    let texts = compiled.policies.texts().count();
+    if texts > MAX_RULES as usize / 2 {
+        warnings.push(format!(
+            "{}: warning: {texts} rules and defaults are more than half of the {MAX_RULES} that \
+             there is room for: while slipgate runs no policy as large can be put in their place; \
+             a deny file is one rule",
+            compiled.file.name()
+        ));
     }
     warnings
 }
@@ -206,6 +215,12 @@ fn of_default(policy: &Policy, file: &str) -> Vec<String> {
         .iter()
         .any(|rule| matches!(rule, Rule::Name(action, _) if action.admits()));
     let mut warnings = Vec::new();
+    if policy.without_dns().is_some() && by_name {
+        warnings.push(warning(
+            "resolvers is \"none\", so no name is ever resolved: the rules that allow names open \
+             nothing",
+        ));
+    }
     match policy.default_action() {
         Action::Deny if !rules.is_empty() && !by_name => warnings.push(warning(
             "the default is deny and no rule allows a name: guests can ask DNS for nothing",

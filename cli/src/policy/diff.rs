@@ -1,4 +1,6 @@
 //! `slipgate policy diff`: what a candidate would have changed, by what was recorded.
+mod limits;
+
 use std::{collections::BTreeMap, process::ExitCode};
 
 use slipgate_abi::Protocol;
@@ -7,13 +9,14 @@ use userspace_nat::{
     rules::{Action, Decision, Destination, Policy, wire},
 };
 
+use self::limits::Bounds;
 use super::{
     Compiled,
     flow_log::{self, Seen},
 };
 use crate::{
     args::DiffArgs,
-    config::{ConfigError, policy_in_file},
+    config::{ConfigError, Limits, limits_in_file, policy_in_file},
     show::{plain::one_line, print_once},
 };
 
@@ -45,8 +48,23 @@ type Line = (u64, String, String);
 /// What was decided otherwise, by outcome, whether it is a question, and what it is about.
 type Changes = BTreeMap<(bool, Outcome, String, String), u64>;
 
+/// What a file makes of a record, one thing after the other.
+struct Side<'c> {
+    compiled: &'c Compiled,
+    args: &'c DiffArgs,
+    bounds: Bounds,
+}
+
+/// What of a record is decided, by what, and what it is about where that is no rule's.
+type Decided = (Outcome, String, Option<&'static str>);
+
 pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     let (before, after) = (Compiled::read(&args.before)?, Compiled::read(&args.after)?);
+    let mut sides = [&before, &after].map(|compiled| Side {
+        compiled,
+        args,
+        bounds: Bounds::default(),
+    });
     let mut changes = Changes::new();
     let mut told = 0;
     let mut failed = None;
@@ -55,20 +73,21 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
         if !wanted(vm_of(&seen)) {
             return;
         }
-        told += 1;
-        let policies = (
-            policy_of(&before, vm_of(&seen), args),
-            policy_of(&after, vm_of(&seen), args),
-        );
-        match policies {
-            (Ok(before), Ok(after)) => compare(before, after, seen, &mut changes),
+        told += u64::from(!matches!(seen, Seen::End { .. }));
+        let [before, after] = &mut sides;
+        match (before.decide(&seen), after.decide(&seen)) {
+            (Ok(was), Ok(is)) => compare(was, is, &seen, &mut changes),
             (Err(e), _) | (_, Err(e)) => failed = failed.take().or(Some(e)),
         }
     })?;
     if let Some(error) = failed {
         return Err(error.into());
     }
-    print_once(&text(&changes, told))?;
+    let mut text = text(&changes, told);
+    if let Some(left_out) = left_out(&before, &after) {
+        text.push_str(left_out);
+    }
+    print_once(&text)?;
     if reader.foreign > 0 {
         crate::log::say(format_args!(
             "{} lines of {} are no records and were left out",
@@ -82,57 +101,119 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// What the files say otherwise and no record can be held against.
+fn left_out(before: &Compiled, after: &Compiled) -> Option<&'static str> {
+    let rates = |compiled: &Compiled| -> Vec<_> {
+        let places = 0..compiled.policies.iter().count() as u32;
+        let limits = places.map(|place| limits_in_file(&compiled.file, place));
+        limits.map(|limits| limits.rates).collect()
+    };
+    (rates(before) != rates(after)).then_some(
+        "not compared: bytes and packets per second, for a record does not say when they passed\n",
+    )
+}
+
 fn vm_of(seen: &Seen) -> &str {
     match seen {
         Seen::Flow { vm, .. }
         | Seen::Loopback { vm, .. }
+        | Seen::End { vm, .. }
         | Seen::Question { vm, .. }
         | Seen::Refused { vm, .. } => vm,
     }
 }
 
-fn policy_of<'c>(
-    compiled: &'c Compiled,
-    vm: &str,
-    args: &DiffArgs,
-) -> Result<&'c Policy, ConfigError> {
-    let place = policy_in_file(&compiled.file, vm, args.policy.as_deref())?;
-    Ok(compiled.policies.of(Some(place)))
+impl Side<'_> {
+    /// `None`: there is nothing to decide.
+    fn decide(&mut self, seen: &Seen) -> Result<Option<Decided>, ConfigError> {
+        let vm = vm_of(seen);
+        let place = policy_in_file(&self.compiled.file, vm, self.args.policy.as_deref())?;
+        let policy = self.compiled.policies.of(Some(place));
+        let limits = limits_in_file(&self.compiled.file, place);
+        let by_rules = |(outcome, by)| Some((outcome, by, None));
+        Ok(match seen {
+            Seen::End { id, .. } => {
+                self.bounds.end(vm, id);
+                None
+            }
+            Seen::Refused { to, name, .. } => by_rules(flow(policy, *to, name)),
+            Seen::Loopback { to, host_port, .. } => by_rules(led(policy, *to, *host_port)),
+            Seen::Flow {
+                to,
+                name,
+                id,
+                at_ns,
+                is_over,
+                ..
+            } => {
+                let decided = flow(policy, *to, name);
+                let over = (decided.0 != Outcome::Refused).then(|| {
+                    self.bounds
+                        .flow(vm, limits, id.as_deref(), *at_ns, *is_over)
+                });
+                match over.flatten() {
+                    Some((what, by)) => Some((Outcome::Refused, by, Some(what))),
+                    None => by_rules(decided),
+                }
+            }
+            Seen::Question {
+                name,
+                kind,
+                chain,
+                at_ns,
+                from_cache,
+                ..
+            } => {
+                let Ok(wire) = wire(name) else {
+                    return Ok(None);
+                };
+                let name = Name(&wire);
+                if let Some((what, by)) = self.bounds.question(vm, limits, *at_ns) {
+                    return Ok(Some((Outcome::Refused, by, Some(what))));
+                }
+                let asked = question(policy, name, kind);
+                let looked_up = asked.0 != Outcome::Refused && !from_cache;
+                let over = looked_up
+                    .then(|| self.bounds.lookup(vm, limits, policy, name, kind, *at_ns))
+                    .flatten();
+                match over {
+                    Some((what, by)) => Some((Outcome::Refused, by, Some(what))),
+                    None => by_rules(answered(policy, asked, chain)),
+                }
+            }
+        })
+    }
 }
 
-fn compare(before: &Policy, after: &Policy, seen: Seen, changes: &mut Changes) {
-    let (was, is, what, count, is_question) = match seen {
-        Seen::Flow { to, name, .. } => {
-            let (was, is) = (flow(before, to, &name), flow(after, to, &name));
-            (was, is, target(to, name.as_deref()), 1, false)
-        }
-        Seen::Loopback { to, host_port, .. } => {
-            let (was, is) = (led(before, to, host_port), led(after, to, host_port));
-            (was, is, target(to, None), 1, false)
-        }
+fn compare(was: Option<Decided>, is: Option<Decided>, seen: &Seen, changes: &mut Changes) {
+    let (Some(was), Some(is)) = (was, is) else {
+        return;
+    };
+    if was.0 == is.0 {
+        return;
+    }
+    let (what, count, is_question) = match seen {
+        Seen::End { .. } => return,
+        Seen::Flow { to, name, .. } => (target(*to, name.as_deref()), 1, false),
+        Seen::Loopback { to, .. } => (target(*to, None), 1, false),
         Seen::Refused {
             to, name, count, ..
-        } => {
-            let (was, is) = (flow(before, to, &name), flow(after, to, &name));
-            (was, is, target(to, name.as_deref()), count, false)
-        }
-        Seen::Question {
-            name, kind, chain, ..
-        } => {
-            let Ok(wire) = wire(&name) else {
-                return;
-            };
-            let asks = |policy| answered(policy, Name(&wire), &kind, &chain);
+        } => (target(*to, name.as_deref()), *count, false),
+        Seen::Question { name, kind, .. } => {
             let what = match &kind[..] {
                 "TXT" | "NULL" | "ANY" => format!("{name} ({kind})"),
-                _ => name,
+                _ => name.clone(),
             };
-            (asks(before), asks(after), what, 1, true)
+            (what, 1, true)
         }
     };
-    if was.0 != is.0 {
-        *changes.entry((is_question, is.0, what, is.1)).or_default() += count;
-    }
+    // What a bound refuses is told in sum: which of many it met is chance.
+    let (what, by) = match (was.2, is.2) {
+        (_, Some(bound)) => (bound.to_owned(), is.1),
+        (Some(bound), None) => (bound.to_owned(), format!("{}, and not by {}", is.1, was.1)),
+        (None, None) => (what, is.1),
+    };
+    *changes.entry((is_question, is.0, what, by)).or_default() += count;
 }
 
 fn flow(policy: &Policy, to: Destination, name: &Option<String>) -> (Outcome, String) {
@@ -161,8 +242,7 @@ fn led(policy: &Policy, to: Destination, host_port: u16) -> (Outcome, String) {
 }
 
 /// An answer is refused for any name that it leads through.
-fn answered(policy: &Policy, name: Name<'_>, kind: &str, chain: &[String]) -> (Outcome, String) {
-    let asked = question(policy, name, kind);
+fn answered(policy: &Policy, asked: (Outcome, String), chain: &[String]) -> (Outcome, String) {
     if asked.0 == Outcome::Refused {
         return asked;
     }
@@ -182,7 +262,16 @@ fn answered(policy: &Policy, name: Name<'_>, kind: &str, chain: &[String]) -> (O
 }
 
 fn question(policy: &Policy, name: Name<'_>, kind: &str) -> (Outcome, String) {
+    if let Some(text) = policy.without_dns() {
+        return (Outcome::Refused, text);
+    }
     let decision = policy.question(name);
+    if decision.is_allowed()
+        && policy.judges_names()
+        && let Some(text) = policy.settings().dns.too_much(name)
+    {
+        return (Outcome::Refused, text);
+    }
     let number = match kind {
         "NULL" => 10,
         "TXT" => 16,

@@ -19,6 +19,8 @@ use crate::config::ConfigError;
 
 /// Ids of flows that have begun and not ended are kept to tell each flow once; of so many at most.
 const MOST_OPEN: usize = 1 << 20;
+/// Addresses, with their VM, of which the name is known: of so many at most.
+const MOST_TOLD: usize = 1 << 20;
 /// DNS is answered by slipgate, whatever the rules.
 const DNS_PORT: u16 = 53;
 
@@ -30,6 +32,12 @@ pub(super) enum Seen {
         vm: String,
         to: Destination,
         name: Option<String>,
+        /// In the log.
+        id: Option<String>,
+        /// When it began, ns since 1970.
+        at_ns: Option<u64>,
+        /// It is over already: nothing will be told of its end.
+        is_over: bool,
     },
     /// One that was led to the host's loopback.
     Loopback {
@@ -37,6 +45,8 @@ pub(super) enum Seen {
         to: Destination,
         host_port: u16,
     },
+    /// The end of a flow of which the begin was told.
+    End { vm: String, id: String },
     /// A question to DNS, by the type's name.
     Question {
         vm: String,
@@ -44,6 +54,10 @@ pub(super) enum Seen {
         kind: String,
         /// The names that the answer led through.
         chain: Vec<String>,
+        /// When it was asked, ns since 1970.
+        at_ns: Option<u64>,
+        /// It was answered from the cache.
+        from_cache: bool,
     },
     /// Flows that the rules refused, with the destination of one of them.
     Refused {
@@ -85,6 +99,12 @@ struct Line {
     reason: Option<String>,
     #[serde(default)]
     count: Option<u64>,
+    #[serde(default)]
+    time: Option<String>,
+    #[serde(default)]
+    started: Option<String>,
+    #[serde(default)]
+    source: Option<String>,
 }
 
 /// Makes sense of lines.
@@ -94,6 +114,10 @@ pub(super) struct Reader {
     begun: HashSet<String>,
     /// Lines that were no record.
     pub(super) foreign: u64,
+    /// Records that were lost on their way here.
+    pub(super) lost: u64,
+    /// Addresses that were told for a name, and for which there was no room.
+    pub(super) untold: u64,
 }
 
 impl Reader {
@@ -113,18 +137,18 @@ impl Reader {
                 {
                     self.begun.insert(id.clone());
                 }
-                self.flow(line)
+                self.flow(line, false)
             }
-            Some("flow_end") | None => {
-                let begun = line.id.as_ref().is_some_and(|id| self.begun.remove(id));
-                if begun { None } else { self.flow(line) }
-            }
+            Some("flow_end") | None => match line.id {
+                Some(id) if self.begun.remove(&id) => Some(Seen::End { vm: line.vm, id }),
+                _ => self.flow(line, true),
+            },
             Some("dns") => {
                 let lower = |name: &str| name.trim_end_matches('.').to_ascii_lowercase();
                 let name = lower(&line.name?);
                 for answer in line.answers {
                     if let IpAddr::V4(addr) = answer {
-                        self.told.insert((line.vm.clone(), addr), name.clone());
+                        self.tell((line.vm.clone(), addr), &name);
                     }
                 }
                 Some(Seen::Question {
@@ -132,7 +156,13 @@ impl Reader {
                     name,
                     kind: line.kind.unwrap_or_default(),
                     chain: line.chain.iter().map(|name| lower(name)).collect(),
+                    at_ns: line.time.as_deref().and_then(time_ns),
+                    from_cache: line.source.as_deref() == Some("cache"),
                 })
+            }
+            Some("lost") => {
+                self.lost += line.count.unwrap_or(1);
+                None
             }
             Some("refused") => {
                 // A quota's refusals say nothing of the rules.
@@ -154,7 +184,7 @@ impl Reader {
         }
     }
 
-    fn flow(&mut self, line: Line) -> Option<Seen> {
+    fn flow(&mut self, line: Line, is_over: bool) -> Option<Seen> {
         if line.direction.as_deref() == Some("inbound") {
             return None;
         }
@@ -177,12 +207,49 @@ impl Reader {
             vm: line.vm,
             to,
             name,
+            id: line.id,
+            at_ns: line.started.as_deref().and_then(time_ns),
+            is_over,
         })
+    }
+
+    fn tell(&mut self, to: (String, Ipv4Addr), name: &str) {
+        let has_room = self.told.len() < MOST_TOLD;
+        match self.told.get_mut(&to) {
+            Some(known) => name.clone_into(known),
+            None if has_room => drop(self.told.insert(to, name.to_owned())),
+            None => self.untold += 1,
+        }
     }
 
     fn name_of(&self, vm: &str, addr: Ipv4Addr) -> Option<String> {
         self.told.get(&(vm.to_owned(), addr)).cloned()
     }
+}
+
+/// A time as records have it, `2026-01-31T12:00:00.000Z` (RFC 3339 in UTC), ns since 1970.
+fn time_ns(text: &str) -> Option<u64> {
+    let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
+    let mut date = date.splitn(3, '-').map(str::parse::<u64>);
+    let (year, month, day) = (date.next()?.ok()?, date.next()?.ok()?, date.next()?.ok()?);
+    let (time, fraction) = time.split_once('.').unwrap_or((time, ""));
+    let mut time = time.splitn(3, ':').map(str::parse::<u64>);
+    let (hour, minute, second) = (time.next()?.ok()?, time.next()?.ok()?, time.next()?.ok()?);
+    if !(1970..10_000).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+        return None;
+    }
+    if hour > 23 || minute > 59 || second > 60 || fraction.len() > 9 {
+        return None;
+    }
+    let fraction_ns = format!("{fraction:0<9}").parse::<u64>().ok()?;
+    // Days since 1970 of the Gregorian calendar; years begin in March.
+    let (year, month) = match month {
+        1 | 2 => (year - 1, month + 9),
+        _ => (year, month - 3),
+    };
+    let days = year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day;
+    let seconds = (days - 719_469) * 86_400 + hour * 3_600 + minute * 60 + second;
+    Some(seconds * 1_000_000_000 + fraction_ns)
 }
 
 fn destination(line: &Line) -> Option<Destination> {

@@ -27,10 +27,12 @@ mod follow;
 mod inputs;
 mod metrics;
 mod network_view;
+mod opened;
 mod outgoing;
 mod reload;
 mod report;
 mod reserve;
+mod resolvers;
 mod rule_texts;
 mod survival;
 mod terminal;
@@ -43,8 +45,9 @@ mod xdp;
 pub(crate) use self::vm::run as run_vm;
 
 use std::{
+    collections::VecDeque,
     io::Write as _,
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, OwnedFd},
     time::{Duration, Instant},
 };
 
@@ -66,6 +69,7 @@ use self::{
     engine_process::EngineProcess,
     inputs::Inputs,
     metrics::Metrics,
+    opened::Opened,
     reload::{Applied, Applying},
     vm::Vm,
 };
@@ -73,7 +77,7 @@ use crate::{
     args::{Mode, OnExit},
     channel::{FromVmm, Received, ToBroker, ToEngine, VmmEnd},
     config::Config,
-    control_socket::{Answer, ControlServer},
+    control_socket::{Answer, ClientId, ControlServer},
     host, sandbox,
 };
 
@@ -82,7 +86,7 @@ const READY: &str = "slipgate: ready";
 /// How long the engine may take to adopt, or to end flows.
 const ENGINE_WITHIN: Duration = Duration::from_secs(60);
 /// How often the host is looked at for what it sends no notice of: sockets bound to translated
-/// ports, forwarding turned on for the TAPs.
+/// ports, forwarding turned on for the TAPs, other resolvers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Messages of another process that are heard at a time: one that never ends to talk keeps nobody
@@ -150,6 +154,10 @@ struct Broker {
     control: ControlServer,
     asked: Questions,
     applying: Option<Applying>,
+    /// VMs that learn.
+    opened: Vec<Opened>,
+    /// And those that are to, with who asked and its socket.
+    to_open: VecDeque<(ClientId, String, OwnedFd)>,
     /// SIGHUP came while a policy was being put in force.
     apply_again: bool,
     /// With `run`.
@@ -197,6 +205,8 @@ impl Broker {
             control,
             asked: Questions::default(),
             applying: None,
+            opened: Vec::new(),
+            to_open: VecDeque::new(),
             apply_again: false,
             vm,
             reserved_ports,
@@ -294,6 +304,7 @@ impl Broker {
                 let signal = Signal::SIGTERM;
                 return Ok(End::Asked { exit, signal });
             }
+            self.see_to_opened()?;
             self.see_to_metrics()?;
             if let Some(log) = &mut self.programs_log {
                 log.flush();
@@ -302,6 +313,7 @@ impl Broker {
                 self.look_due = Instant::now() + LOOK_EVERY;
                 self.attached.keep_unrouted();
                 self.look_at_ports()?;
+                self.look_at_resolvers()?;
                 self.attached.look_at_guards();
             }
         }
@@ -332,6 +344,7 @@ impl Broker {
             fds.extend(wants.map(|(fd, flags)| PollFd::new(fd, flags)));
         }
         let others = fds.len();
+        fds.extend(self.opened.iter().filter_map(Opened::lifeline));
         fds.extend(self.control.fds().map(input));
         fds.extend(self.programs_log.as_ref().map(|log| input(log.as_fd())));
         fds.extend(self.metrics.iter().flat_map(Metrics::fds).map(input));
@@ -400,6 +413,10 @@ impl Broker {
                     let refused = refused.map(|error| Answer::Error { error });
                     self.answer_change(request, refused.unwrap_or(Answer::Done));
                 }
+                Received::Message(ToBroker::Listening { request, refused }, _) => {
+                    let refused = refused.map(|error| Answer::Error { error });
+                    self.answer_change(request, refused.unwrap_or(Answer::Done));
+                }
                 Received::Message(ToBroker::Thawed { request }, _) => self.thawed(request),
                 Received::Message(ToBroker::Ready { .. } | ToBroker::Stopped, _) => {}
             }
@@ -447,6 +464,7 @@ impl Broker {
         }
         if changes.any() {
             self.attached.refresh_next_hops()?;
+            self.look_at_resolvers()?;
         }
         Ok(())
     }
@@ -456,6 +474,15 @@ impl Broker {
         if now != self.reserved_ports {
             self.engine.tell(ToEngine::ReservedPorts(now.clone()))?;
             self.reserved_ports = now;
+        }
+        Ok(())
+    }
+
+    /// Follows the host's resolvers.
+    fn look_at_resolvers(&mut self) -> anyhow::Result<()> {
+        if let Some(now) = self.attached.resolvers.changed() {
+            tracing::info!("the host's resolvers are {now:?} now");
+            self.engine.tell(ToEngine::Resolvers(now))?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ mod control;
 mod kernel;
 mod port_io;
 
-use std::{collections::VecDeque, fs::File, io, net::SocketAddr, os::fd::OwnedFd, rc::Rc};
+use std::{collections::VecDeque, fs::File, io, os::fd::OwnedFd, rc::Rc};
 
 use anyhow::{Context as _, bail};
 use slipgate_abi::Protocol;
@@ -64,10 +64,7 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     }
     let log = FlowLog::new(writer).of(start.flow_log_events);
     let judge = Judge::shared(policies);
-    let names: Box<dyn dns::NamePolicy> = match start.resolvers {
-        Some(_) => Box::new(ByRules(judge.clone())),
-        None => Box::new(dns::RefuseAll),
-    };
+    let names = Box::new(ByRules(judge.clone()));
     let parts = Parts {
         datapath: KernelDatapath::new(maps, start.owner_row, start.epoch, channel.clone()),
         port,
@@ -76,8 +73,7 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
         services: HostServices::new(
             dns::Proxy::new(&[], dns::Limits::default(), names),
             Relay::new(relay::Limits::default()),
-        )
-        .recorded_by(&log),
+        ),
         judge,
         rule_base: start.rule_base,
         nat_ports: start.nat_ports.0..=start.nat_ports.1,
@@ -136,9 +132,7 @@ fn known(
     let mut messages: Vec<_> = start.vms.into_iter().map(ControlMessage::Vm).collect();
     messages.push(control::routes(start.network));
     messages.push(control::reserved(start.reserved_ports));
-    let resolvers = start.resolvers.into_iter().flatten();
-    let resolvers = resolvers.map(SocketAddr::V4).collect();
-    messages.push(ControlMessage::Resolvers(resolvers));
+    messages.push(control::resolvers(start.resolvers));
     let mut kernel = Vec::new();
     let mut relayed = Vec::new();
     for (forward, socket) in forwards {

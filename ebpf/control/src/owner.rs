@@ -171,6 +171,18 @@ fn lock_path(paths: &Paths, row: u32) -> PathBuf {
     paths.run_dir.join(format!("owner-{row}.lock"))
 }
 
+/// The rows that processes hold.
+pub fn living(paths: &Paths) -> Result<Vec<u32>> {
+    let _all = FileLock::wait(&paths.run_dir.join("lock"))?;
+    let mut living = Vec::new();
+    for row in 0..MAX_OWNERS {
+        if is_alive(paths, row)? {
+            living.push(row);
+        }
+    }
+    Ok(living)
+}
+
 /// Whether a process holds the row. Rows that never had one have no file.
 pub(crate) fn is_alive(paths: &Paths, row: u32) -> Result<bool> {
     let path = lock_path(paths, row);

@@ -88,7 +88,8 @@ impl Paths {
                 || name.as_encoded_bytes().ends_with(b".sock")
                 // What it had in force: there is nothing left to go on with.
                 || name.as_encoded_bytes().ends_with(b".policy")
-                || name.as_encoded_bytes().ends_with(b".policy-new");
+                || name.as_encoded_bytes().ends_with(b".policy-new")
+                || name.as_encoded_bytes().ends_with(b".rules");
             if ours {
                 remove_if_there(&entry.path(), |f| fs::remove_file(f))?;
             }

@@ -1,13 +1,16 @@
 //! The proxy under rules by name, from the question to what is open.
 use super::{
-    Limits, Proxy,
+    Limits, Proxy, Resolvers,
     hickory::*,
-    rig::{Rig, Upstream},
+    rig::{Rig, Upstream, first_address},
 };
 use crate::{
     clock::SECOND_NS,
     dns::Origin,
-    rules::{Action, ByRules, Destination, Judge, Policy, Rule, SharedJudge},
+    rules::{
+        Action, ByRules, Destination, DnsSettings, Judge, Policy, PolicySet, Rule, Settings,
+        SharedJudge,
+    },
     test_vm,
 };
 
@@ -144,17 +147,17 @@ fn new_names_beyond_the_bound_do_not_reach_a_resolver() {
 fn policies_share_no_answers_and_each_is_told_its_own_way() {
     let upstream = Upstream::new();
     let rule = |action, text: &str| Rule::parse(action, text).unwrap();
-    let dns = crate::rules::DnsSettings {
+    let dns = DnsSettings {
         ttl_ceiling_s: 50,
         ..Default::default()
     };
-    let settings = crate::rules::Settings {
+    let settings = Settings {
         dns,
         ..Default::default()
     };
     let inspecting = vec![rule(Action::Inspect, "*.ok.test:443")];
     let open = vec![rule(Action::Allow, "*.ok.test:443")];
-    let judge = Judge::shared(crate::rules::PolicySet::new(vec![
+    let judge = Judge::shared(PolicySet::new(vec![
         Policy::new(Action::Deny, inspecting).with(settings),
         Policy::new(Action::Deny, open),
     ]));
@@ -195,4 +198,154 @@ fn policies_share_no_answers_and_each_is_told_its_own_way() {
     // What was kept under other rules is not told.
     judge.borrow_mut().rejudge(rig.now_ns);
     assert_eq!(told(&mut rig, 2), (true, 300));
+}
+
+/// A policy without rules whose questions go there.
+fn asking(resolvers: Resolvers) -> Policy {
+    let dns = DnsSettings {
+        resolvers,
+        ..Default::default()
+    };
+    let settings = Settings {
+        dns,
+        ..Default::default()
+    };
+    Policy::new(Action::Allow, Vec::<Rule>::new()).with(settings)
+}
+
+fn these(upstream: &Upstream) -> Policy {
+    asking(Resolvers::These(vec![upstream.address]))
+}
+
+/// The VM with the policy of its number less one; `host`: the host's resolver.
+fn rig_of(policies: Vec<Policy>, host: &Upstream) -> (Rig, SharedJudge) {
+    let vms = 1..=policies.len() as u32;
+    let judge = Judge::shared(PolicySet::new(policies));
+    for vm in vms {
+        judge.borrow_mut().assign(vm, vm - 1);
+    }
+    let mut rig = Rig::new(&[]);
+    let policy = Box::new(ByRules(judge.clone()));
+    rig.proxy = Proxy::new(&[host.address], Limits::default(), policy);
+    (rig, judge)
+}
+
+fn asks(rig: &mut Rig, vm: u32, question: &Message) {
+    let origin = Origin::Tcp {
+        connection: u64::from(vm),
+    };
+    rig.ask_as(&test_vm::vm(vm), origin, question).unwrap();
+}
+
+/// What each VM was told, by the VM; `None`: that it failed.
+fn told(rig: &mut Rig) -> Vec<(u32, Option<std::net::IpAddr>)> {
+    let mut told: Vec<_> = std::iter::from_fn(|| rig.proxy.next_reply())
+        .map(|reply| (reply.vm, first_address(&read(&reply.message))))
+        .collect();
+    told.sort_unstable();
+    told
+}
+
+#[test]
+fn each_policy_asks_its_own_resolvers_and_is_told_nothing_of_anothers() {
+    let (host, one, two) = (Upstream::new(), Upstream::new(), Upstream::new());
+    let policies = vec![these(&one), these(&two), asking(Resolvers::Host)];
+    let (mut rig, _) = rig_of(policies, &host);
+    let question = ask(1, "www.example.com.", RecordType::A);
+    for (vm, upstream, address) in [(1, &one, 1), (2, &two, 2), (3, &host, 3)] {
+        asks(&mut rig, vm, &question);
+        upstream.answer(60, [192, 0, 2, address]);
+        rig.settle();
+        let address = [192, 0, 2, address].into();
+        assert_eq!(told(&mut rig), [(vm, Some(address))]);
+        // From the cache.
+        asks(&mut rig, vm, &question);
+        assert_eq!(told(&mut rig), [(vm, Some(address))]);
+    }
+    assert!([&host, &one, &two].iter().all(|u| u.is_idle()));
+    assert_eq!(rig.proxy.cached(), 3);
+    // The host's are others now.
+    rig.proxy.set_resolvers(&[two.address]);
+    asks(&mut rig, 3, &ask(2, "other.example.com.", RecordType::A));
+    two.answer(60, ADDRESS);
+    rig.settle();
+    assert_eq!(told(&mut rig), [(3, Some(ADDRESS.into()))]);
+}
+
+#[test]
+fn without_dns_every_question_is_refused_and_nobody_is_asked() {
+    let host = Upstream::new();
+    let policies = vec![asking(Resolvers::Nobody), asking(Resolvers::Host)];
+    let (mut rig, judge) = rig_of(policies, &host);
+    let question = ask(7, "www.example.com.", RecordType::A);
+    rig.ask(4000, &question).unwrap();
+    asks(&mut rig, 1, &question);
+    for _ in 0..2 {
+        let (_, told) = rig.reply().expect("a reply at once");
+        assert_eq!(told.metadata.id, 7);
+        assert_eq!(told.metadata.response_code, ResponseCode::Refused);
+    }
+    assert_eq!(rig.proxy.in_flight(), 0);
+    assert!(host.is_idle());
+    let counts = judge.borrow().counts(1);
+    assert_eq!((counts.refused_names, counts.refused_by.len()), (2, 1));
+    assert_eq!(counts.refused_by[0].rule, "--dns none");
+    // The other one's are.
+    asks(&mut rig, 2, &question);
+    host.answer(60, ADDRESS);
+    rig.settle();
+    assert_eq!(told(&mut rig), [(2, Some(ADDRESS.into()))]);
+}
+
+#[test]
+fn a_reload_changes_resolvers_also_of_questions_in_flight() {
+    let (host, old, new) = (Upstream::new(), Upstream::new(), Upstream::new());
+    let (mut rig, judge) = rig_of(vec![these(&old)], &host);
+    let question = ask(1, "www.example.com.", RecordType::A);
+    asks(&mut rig, 1, &question);
+    let (query, from) = old.query();
+    let policies = PolicySet::new(vec![these(&new)]);
+    judge
+        .borrow_mut()
+        .set_policies(policies, &[(1, 0)], rig.now_ns);
+    // What the old one says now is not told.
+    old.send(&super::rig::with_address(&query, 60, [192, 0, 2, 1]), from);
+    rig.settle();
+    assert_eq!(told(&mut rig), []);
+    new.answer(60, [192, 0, 2, 2]);
+    rig.settle();
+    assert_eq!(told(&mut rig), [(1, Some([192, 0, 2, 2].into()))]);
+    // One that stays silent is not asked again.
+    asks(&mut rig, 1, &ask(2, "other.example.com.", RecordType::A));
+    new.query();
+    let policies = PolicySet::new(vec![asking(Resolvers::Nobody)]);
+    judge
+        .borrow_mut()
+        .set_policies(policies, &[(1, 0)], rig.now_ns);
+    rig.pass(SECOND_NS);
+    assert_eq!(told(&mut rig), [(1, None)]);
+    assert_eq!(rig.proxy.in_flight(), 0);
+    assert!([&host, &old, &new].iter().all(|u| u.is_idle()));
+}
+
+#[test]
+fn who_waited_together_and_has_another_policy_now_is_not_told_its_answer() {
+    let (host, one, two) = (Upstream::new(), Upstream::new(), Upstream::new());
+    let (mut rig, judge) = rig_of(vec![these(&one)], &host);
+    judge.borrow_mut().assign(2, 0);
+    let question = ask(1, "www.example.com.", RecordType::A);
+    asks(&mut rig, 1, &question);
+    asks(&mut rig, 2, &question);
+    assert_eq!(rig.proxy.in_flight(), 1);
+    let policies = PolicySet::new(vec![these(&one), these(&two)]);
+    judge
+        .borrow_mut()
+        .set_policies(policies, &[(1, 0), (2, 1)], rig.now_ns);
+    one.answer(60, ADDRESS);
+    rig.settle();
+    assert_eq!(told(&mut rig), [(1, Some(ADDRESS.into())), (2, None)]);
+    asks(&mut rig, 2, &question);
+    two.answer(60, [192, 0, 2, 2]);
+    rig.settle();
+    assert_eq!(told(&mut rig), [(2, Some([192, 0, 2, 2].into()))]);
 }

@@ -5,7 +5,9 @@
 //! rest of five; with one resolver it is asked again, by the same socket, so that a late answer
 //! to an earlier datagram still counts. A resolver that refuses, fails or can't be reached is
 //! *spent* for this question: the next is asked at once, and when all are spent the question is
-//! over, with the first refusal as its answer.
+//! over, with the first refusal as its answer. When other resolvers are to be asked meanwhile (a policy
+//! was changed, or the host's resolvers were), nothing more is sent to those of before, and what they
+//! say is not waited for: the question goes to one of the new.
 //!
 //! A truncated answer is asked for again by TCP, of the resolver that gave it, so that the whole
 //! answer is cached and goes to a guest that asks by TCP.
@@ -29,7 +31,7 @@ use super::{
     name::Name,
     query::Key,
     reply,
-    resolvers::Resolvers,
+    resolvers::Candidates,
     upstream::{self, Tcp},
 };
 use crate::{
@@ -84,7 +86,7 @@ enum Socket {
 #[derive(Debug)]
 pub(super) struct Surroundings<'a> {
     pub(super) poller: &'a Poller,
-    pub(super) resolvers: &'a mut Resolvers,
+    pub(super) resolvers: Candidates<'a>,
     pub(super) rng: &'a mut StdRng,
     pub(super) scratch: &'a mut [u8],
     /// Datagrams that answered no question asked there.
@@ -164,6 +166,7 @@ impl Exchange {
 
     /// Goes on after readiness of a socket.
     pub(super) fn on_ready(&mut self, with: &mut Surroundings<'_>) -> Progress {
+        self.forget_others(&with.resolvers);
         let mut i = 0;
         while i < self.attempts.len() {
             let attempt = &mut self.attempts[i];
@@ -223,7 +226,8 @@ impl Exchange {
 
     /// Goes on when [`Exchange::next_ns`] has come.
     pub(super) fn on_timer(&mut self, with: &mut Surroundings<'_>) -> Progress {
-        if let Some(last) = self.last {
+        self.forget_others(&with.resolvers);
+        if let Some(last) = self.last.filter(|last| with.resolvers.has(*last)) {
             with.resolvers.was_silent(last, with.now_ns);
             if self
                 .attempts
@@ -237,6 +241,15 @@ impl Exchange {
             self.end()
         } else {
             self.ask(with)
+        }
+    }
+
+    /// Forgets what was asked of others, and what they said.
+    fn forget_others(&mut self, now: &Candidates<'_>) {
+        self.attempts.retain(|attempt| now.has(attempt.to));
+        if self.answered_by.is_some_and(|by| !now.has(by)) {
+            self.answered_by = None;
+            self.fallback = None;
         }
     }
 

@@ -206,6 +206,12 @@ impl InFlight {
         self.end(oldest)
     }
 
+    /// The VM in whose share a question counts, and by whose policy it is asked.
+    pub(super) fn vm_of(&self, index: u16) -> Option<u32> {
+        let slot = self.slots.get(usize::from(index))?;
+        slot.live.as_ref().map(|live| live.vm)
+    }
+
     /// Forgets what a VM waits for. What others wait for too goes on, in the share of one of them.
     pub(super) fn forget(&mut self, vm: u32) {
         for index in 0..self.slots.len() as u16 {

@@ -37,8 +37,8 @@ pub(super) enum Outcome<'a> {
 }
 
 impl Journal {
-    pub(super) fn open(&mut self) {
-        self.open = true;
+    pub(super) fn set_open(&mut self, open: bool) {
+        self.open = open;
     }
 
     pub(super) fn next(&mut self) -> Option<Question> {

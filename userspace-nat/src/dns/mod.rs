@@ -4,7 +4,7 @@
 //! Every packet of a guest to port 53, whatever resolver it asks, comes here; the reply comes from
 //! the address that was asked. [`Proxy::query`] takes a question, from a datagram ([`datagram`]) or
 //! from a TCP connection that the relay ends. It is answered from the [`cache`], or joins an equal
-//! question in flight, or goes to the host's resolvers; [`Proxy::next_reply`] hands out what is
+//! question in flight, or goes to the resolvers of the VM's policy; [`Proxy::next_reply`] hands out what is
 //! ready. The sockets are the engine's to wait on: they are added to its [`crate::poll::Poller`],
 //! which calls [`Proxy::on_ready`] and, at [`Proxy::next_deadline_ns`], [`Proxy::on_timer`]. No
 //! call waits.
@@ -45,9 +45,9 @@ mod scrub;
 mod upstream;
 
 pub use name::Name;
-pub use policy::{AllowAll, ExtendedError, NamePolicy, NameVerdict, RefuseAll, Telling};
+pub use policy::{AllowAll, ExtendedError, NamePolicy, NameVerdict, Telling};
 pub use proxy::{Limits, Origin, Proxy, Reply};
-pub use resolvers::{ResolverError, parse_resolv_conf, parse_resolver};
+pub use resolvers::{ResolverError, Resolvers, parse_resolv_conf, parse_resolver};
 
 /// Descriptors that the proxy's sockets take at most, under the given limits.
 pub const fn max_descriptors(limits: &Limits) -> usize {

@@ -4,6 +4,7 @@ use super::{
     message::Rcode,
     name::Name,
     query::Key,
+    resolvers::Resolvers,
 };
 
 /// Why a question gets no answer, for the guest to read (RFC 8914).
@@ -106,6 +107,11 @@ pub trait NamePolicy {
         Telling::default()
     }
 
+    /// Whom a VM's questions go to.
+    fn resolvers(&self, _vm: u32) -> Resolvers {
+        Resolvers::Host
+    }
+
     /// Before a question goes to a resolver: it was not refused, and no answer is kept.
     fn lookup(&mut self, _vm: u32, _key: Key<'_>, _now_ns: u64) -> NameVerdict {
         NameVerdict::Allow
@@ -143,29 +149,5 @@ impl NamePolicy for AllowAll {
 
     fn answer(&mut self, _: u32, _: Name<'_>, _: &Answer, _: u32, _: u64) -> NameVerdict {
         NameVerdict::Allow
-    }
-}
-
-/// No DNS: what a guest has to say to the owner of a name stays unsaid.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RefuseAll;
-
-impl RefuseAll {
-    fn verdict() -> NameVerdict {
-        NameVerdict::Refuse(ExtendedError::prohibited("refused by --dns none".into()))
-    }
-}
-
-impl NamePolicy for RefuseAll {
-    fn rule(&self, _: u32, _: Name<'_>) -> Option<String> {
-        Some("--dns none".into())
-    }
-
-    fn question(&mut self, _: u32, _: Name<'_>, _: u16) -> NameVerdict {
-        Self::verdict()
-    }
-
-    fn answer(&mut self, _: u32, _: Name<'_>, _: &Answer, _: u32, _: u64) -> NameVerdict {
-        Self::verdict()
     }
 }

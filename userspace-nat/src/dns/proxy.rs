@@ -21,7 +21,7 @@ use super::{
     policy::{ExtendedError, NamePolicy, NameVerdict},
     query::{Key, Query, QueryError},
     reply::{self, Asked},
-    resolvers::Resolvers,
+    resolvers::{Candidates, Resolvers, Silent},
 };
 use crate::{
     poll::{Poller, Readiness},
@@ -86,7 +86,9 @@ pub struct Reply {
 /// The forwarding proxy.
 pub struct Proxy {
     limits: Limits,
-    resolvers: Resolvers,
+    /// The host's, for policies without resolvers of their own.
+    host: Vec<SocketAddr>,
+    silent: Silent,
     policy: Box<dyn NamePolicy>,
     cache: Cache,
     in_flight: InFlight,
@@ -103,7 +105,7 @@ pub struct Proxy {
 impl std::fmt::Debug for Proxy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Proxy")
-            .field("resolvers", &self.resolvers)
+            .field("host", &self.host)
             .field("in_flight", &self.in_flight.len())
             .field("cached", &self.cache.len())
             .finish_non_exhaustive()
@@ -111,10 +113,12 @@ impl std::fmt::Debug for Proxy {
 }
 
 impl Proxy {
-    /// A proxy that asks these resolvers, in this order (the first eight of them).
+    /// A proxy; these are the host's resolvers (the first eight of them), which are asked, in this
+    /// order, for VMs whose policy has none of its own.
     pub fn new(resolvers: &[SocketAddr], limits: Limits, policy: Box<dyn NamePolicy>) -> Self {
         Self {
-            resolvers: Resolvers::new(resolvers),
+            host: resolvers.to_vec(),
+            silent: Silent::default(),
             policy,
             cache: Cache::new(limits.cache_entries, limits.cache_bytes),
             in_flight: InFlight::new(limits.exchanges),
@@ -129,14 +133,14 @@ impl Proxy {
         }
     }
 
-    /// Asks other resolvers from now on; questions in flight go on.
+    /// The host's resolvers are others from now on, also for questions in flight.
     pub fn set_resolvers(&mut self, resolvers: &[SocketAddr]) {
-        self.resolvers = Resolvers::new(resolvers);
+        self.host = resolvers.to_vec();
     }
 
-    /// Keeps what becomes of each question from now on, for [`Proxy::next_record`].
-    pub fn keep_records(&mut self) {
-        self.journal.open();
+    /// Keeps what becomes of each question from now on, for [`Proxy::next_record`], or does not.
+    pub fn keep_records(&mut self, keep: bool) {
+        self.journal.set_open(keep);
     }
 
     /// The next question that was answered, or refused.
@@ -317,9 +321,18 @@ impl Proxy {
         now_ns: u64,
         step: fn(&mut Exchange, &mut Surroundings<'_>) -> Progress,
     ) {
+        let Some(vm) = self.in_flight.vm_of(index) else {
+            return;
+        };
+        let resolvers = self.policy.resolvers(vm);
+        let list = match &resolvers {
+            Resolvers::Host => &self.host[..],
+            Resolvers::These(list) => list,
+            Resolvers::Nobody => &[],
+        };
         let mut with = Surroundings {
             poller,
-            resolvers: &mut self.resolvers,
+            resolvers: Candidates::new(list, &mut self.silent),
             rng: &mut self.rng,
             scratch: &mut self.scratch,
             mismatched: &mut self.mismatched,
@@ -336,9 +349,17 @@ impl Proxy {
         let key = live.exchange.key();
         let source = live.exchange.answered_by();
         let source = source.map_or(Source::Nobody, Source::Upstream);
-        let strips_ech = self.policy.telling(live.vm).strips_ech;
-        let answer = answer.map(|a| if strips_ech { a.without_ech(key) } else { a });
+        let telling = self.policy.telling(live.vm);
+        let answer = answer.map(|a| match telling.strips_ech {
+            true => a.without_ech(key),
+            false => a,
+        });
         for waiter in &live.waiting {
+            // Its policy is another by now: this one's resolvers do not answer for it.
+            if self.policy.telling(waiter.vm).view != telling.view {
+                self.fail(waiter, key, now_ns);
+                continue;
+            }
             // By TCP nothing is truncated: the whole answer was not to be had.
             let by_tcp = matches!(waiter.origin, Origin::Tcp { .. });
             match answer.as_ref().filter(|a| !(by_tcp && a.is_truncated())) {

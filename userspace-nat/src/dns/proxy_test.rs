@@ -40,29 +40,6 @@ fn a_question_is_answered_under_its_own_id_and_from_whom_it_asked() {
 }
 
 #[test]
-fn without_dns_every_question_is_refused_and_nobody_is_asked() {
-    let upstream = Upstream::new();
-    let mut rig = Rig::new(&[&upstream]);
-    rig.proxy = Proxy::new(
-        &[upstream.address],
-        Limits::default(),
-        Box::new(super::super::RefuseAll),
-    );
-    let vm = rig.vm.clone();
-    rig.ask(4000, &www(7)).unwrap();
-    rig.ask_as(&vm, Origin::Tcp { connection: 9 }, &www(8))
-        .unwrap();
-    for id in [7, 8] {
-        let (_, told) = rig.reply().expect("a reply at once");
-        assert_eq!(told.metadata.id, id);
-        assert_eq!(told.metadata.response_code, ResponseCode::Refused);
-    }
-    assert_eq!(rig.counted(), (2, 0, 0));
-    assert_eq!(rig.proxy.in_flight(), 0);
-    assert!(upstream.is_idle());
-}
-
-#[test]
 fn the_cache_answers_with_ttls_that_run_out() {
     let upstream = Upstream::new();
     let mut rig = Rig::new(&[&upstream]);

@@ -1,9 +1,11 @@
 //! The resolvers that questions go to.
 use std::{
+    collections::HashMap,
     net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6},
     str::FromStr,
 };
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::clock::SECOND_NS;
@@ -16,6 +18,18 @@ pub const MAX_RESOLVERS: usize = 8;
 const MAX_RESOLV_CONF: usize = 3;
 /// A resolver that let a question time out is asked last for this long.
 const REST_NS: u64 = 5 * SECOND_NS;
+
+/// Whom the questions of a policy's VMs go to.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum Resolvers {
+    /// The host's own resolvers, as they are now.
+    #[default]
+    Host,
+    /// These, in this order; [`MAX_RESOLVERS`] at most.
+    These(Vec<SocketAddr>),
+    /// Nobody: every question is refused.
+    Nobody,
+}
 
 /// A resolver that was not understood.
 #[derive(Debug, Error)]
@@ -67,21 +81,27 @@ pub fn parse_resolv_conf(text: &str) -> Vec<SocketAddr> {
         .collect()
 }
 
-/// The list in use, and who of them was last found silent.
-#[derive(Clone, Debug)]
-pub(super) struct Resolvers {
-    list: Vec<(SocketAddr, u64)>,
+/// Resolvers that were last found silent, whoever asked them, and until when they rest, ns.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Silent(HashMap<SocketAddr, u64>);
+
+/// Those that a question may go to.
+#[derive(Debug)]
+pub(super) struct Candidates<'r> {
+    list: &'r [SocketAddr],
+    silent: &'r mut Silent,
 }
 
-impl Resolvers {
-    pub(super) fn new(list: &[SocketAddr]) -> Self {
-        let mut kept: Vec<(SocketAddr, u64)> = Vec::new();
-        for &address in list {
-            if kept.len() < MAX_RESOLVERS && !kept.iter().any(|(a, _)| *a == address) {
-                kept.push((address, 0));
-            }
-        }
-        Self { list: kept }
+impl<'r> Candidates<'r> {
+    /// The first of this list.
+    pub(super) fn new(list: &'r [SocketAddr], silent: &'r mut Silent) -> Self {
+        let list = &list[..list.len().min(MAX_RESOLVERS)];
+        Self { list, silent }
+    }
+
+    /// Whether this is one of them.
+    pub(super) fn has(&self, address: SocketAddr) -> bool {
+        self.list.contains(&address)
     }
 
     /// Who to ask next: the first that is not `spent`, those lately silent and the one asked just
@@ -93,27 +113,26 @@ impl Resolvers {
         now_ns: u64,
     ) -> Option<SocketAddr> {
         let start = before
-            .and_then(|b| self.list.iter().position(|(a, _)| *a == b))
+            .and_then(|b| self.list.iter().position(|a| *a == b))
             .map_or(0, |i| i + 1);
+        let rests = |address| {
+            let until_ns = self.silent.0.get(&address);
+            until_ns.is_some_and(|until_ns| *until_ns > now_ns)
+        };
         (0..self.list.len())
             .map(|i| self.list[(start + i) % self.list.len()])
-            .filter(|(a, _)| !spent.contains(a))
-            .min_by_key(|&(a, rests_until)| (Some(a) == before, rests_until > now_ns))
-            .map(|(a, _)| a)
+            .filter(|a| !spent.contains(a))
+            .min_by_key(|&a| (Some(a) == before, rests(a)))
     }
 
     pub(super) fn was_silent(&mut self, address: SocketAddr, now_ns: u64) {
-        self.set(address, now_ns + REST_NS);
+        let silent = &mut self.silent.0;
+        silent.retain(|_, until_ns| *until_ns > now_ns);
+        silent.insert(address, now_ns + REST_NS);
     }
 
     pub(super) fn answered(&mut self, address: SocketAddr) {
-        self.set(address, 0);
-    }
-
-    fn set(&mut self, address: SocketAddr, until_ns: u64) {
-        for entry in self.list.iter_mut().filter(|(a, _)| *a == address) {
-            entry.1 = until_ns;
-        }
+        self.silent.0.remove(&address);
     }
 }
 

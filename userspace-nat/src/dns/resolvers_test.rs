@@ -52,7 +52,9 @@ fn resolv_conf_is_read_as_its_readers_do() {
 #[test]
 fn resolvers_take_turns_and_silent_ones_rest() {
     let (a, b) = (at("10.0.0.1:53"), at("10.0.0.2:53"));
-    let mut resolvers = Resolvers::new(&[a, b, a]);
+    let mut silent = Silent::default();
+    let list = [a, b];
+    let mut resolvers = Candidates::new(&list, &mut silent);
     assert_eq!(resolvers.next(&[], None, 0), Some(a));
     assert_eq!(resolvers.next(&[], Some(a), 0), Some(b));
     assert_eq!(resolvers.next(&[], Some(b), 0), Some(a), "in turn");
@@ -66,8 +68,18 @@ fn resolvers_take_turns_and_silent_ones_rest() {
     assert_eq!(resolvers.next(&[], None, REST_NS - 1), Some(b));
     assert_eq!(resolvers.next(&[], None, REST_NS), Some(a), "rested");
     resolvers.was_silent(a, 0);
-    resolvers.answered(a);
-    assert_eq!(resolvers.next(&[], None, 1), Some(a));
-    assert_eq!(Resolvers::new(&[a]).next(&[], Some(a), 0), Some(a), "alone");
-    assert_eq!(Resolvers::new(&[]).next(&[], None, 0), None);
+    let other = [b, a];
+    let others = Candidates::new(&other, &mut silent);
+    assert_eq!(others.next(&[b], None, 1), Some(a), "for want of another");
+    let other = [a, b];
+    let mut others = Candidates::new(&other, &mut silent);
+    assert_eq!(others.next(&[], None, 1), Some(b), "whoever found it out");
+    others.answered(a);
+    assert_eq!(others.next(&[], None, 1), Some(a));
+    let alone = [a];
+    let alone = Candidates::new(&alone, &mut silent);
+    assert_eq!(alone.next(&[], Some(a), 0), Some(a), "alone");
+    assert_eq!(Candidates::new(&[], &mut silent).next(&[], None, 0), None);
+    let many: Vec<SocketAddr> = (1..=9).map(|i| at(&format!("10.0.0.{i}:53"))).collect();
+    assert!(!Candidates::new(&many, &mut silent).has(many[8]));
 }

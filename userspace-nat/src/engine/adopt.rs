@@ -62,7 +62,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         adoption.reopened = self.core.reopen(now_ns);
         // What changed while nobody served.
         self.core.follow_routes(now_ns);
-        let refused = self.core.refused_flows(now_ns, true);
+        let refused = self.core.refused_flows(now_ns, |_| false);
         adoption.refused = self.cut_slots(&refused.cut, EndReason::Policy);
         adoption.refused += self.core.end_uninspected(now_ns);
         adoption.live -= adoption.refused;

@@ -124,6 +124,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 let refused = watch.captures.begin(core, poller, capture, now_ns).err();
                 self.answer(ControlReply::Capturing { request, refused })?;
             }
+            ControlMessage::Listen { request, row, to } => {
+                let refused = self.listen(row, to).err();
+                self.answer(ControlReply::Listening { request, refused })?;
+            }
             ControlMessage::Thaw { request, row } => {
                 self.core
                     .flows

@@ -2,7 +2,7 @@
 use std::{
     io::{self, Write},
     net::{Ipv4Addr, SocketAddr},
-    os::fd::BorrowedFd,
+    os::fd::{BorrowedFd, OwnedFd},
 };
 
 use serde::{Deserialize, Serialize};
@@ -10,6 +10,7 @@ use slipgate_abi::Protocol;
 
 use super::{
     capture::{CaptureRequest, NotCaptured, Subject},
+    listening::NotListening,
     reload::Reload,
 };
 use crate::{
@@ -85,7 +86,7 @@ pub enum ControlMessage {
     Forwards(Vec<Forward>),
     /// The forwards' texts in `RULES`, which follow the policy's, for the flow log.
     ForwardTexts(Vec<String>),
-    /// The resolvers to ask.
+    /// The host's resolvers, for policies that have none of their own.
     Resolvers(Vec<SocketAddr>),
     /// Ports in the translated range that sockets of the host hold.
     ReservedPorts(Vec<(Protocol, u16)>),
@@ -108,6 +109,15 @@ pub enum ControlMessage {
         request: u64,
         /// Which, and where.
         capture: CaptureRequest,
+    },
+    /// Send what is recorded of a VM to a stream socket.
+    Listen {
+        /// Returned with the answer.
+        request: u64,
+        /// The VM's row.
+        row: u16,
+        /// The socket.
+        to: OwnedFd,
     },
     /// A frozen VM is about to be thawed: the timers of its flows begin anew.
     Thaw {
@@ -184,6 +194,13 @@ pub enum ControlReply {
         request: u64,
         /// Why none was begun.
         refused: Option<NotCaptured>,
+    },
+    /// Answer to [`ControlMessage::Listen`].
+    Listening {
+        /// The request's.
+        request: u64,
+        /// Why nobody does.
+        refused: Option<NotListening>,
     },
     /// Answer to [`ControlMessage::Thaw`].
     Thawed {

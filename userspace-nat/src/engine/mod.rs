@@ -26,7 +26,7 @@ use crate::{
     nat_ports::PortPool,
     poll::{Interest, Poller, Readiness, Subsystem, Token},
     port::{Batch, Frame, FrameIo, single},
-    record::{Event, FlowLog, Id},
+    record::{FlowLog, Id},
     vm::VmNet,
 };
 
@@ -44,6 +44,7 @@ mod fairness;
 mod find_guests;
 mod hops;
 mod inspected;
+mod listening;
 mod local;
 mod loopback;
 mod names;
@@ -64,11 +65,12 @@ pub use control::{
     Control, ControlMessage, ControlReply, Forward, Link, NamesPage, OnExit, Status, Why,
 };
 pub use dispatch::Disposition;
+pub use listening::{MOST_LISTENERS, NotListening};
 pub use parts::{EngineError, Parts};
 pub use reload::Reload;
 pub use services::{Context, HostServices, Services, Vms};
 
-use self::{commands::Later, core::Core, watch::Watch};
+use self::{commands::Later, core::Core, listening::Listening, watch::Watch};
 
 /// Batches in one turn, so that the broker and the resolvers get theirs.
 const BATCHES_PER_TURN: usize = 8;
@@ -91,6 +93,7 @@ pub struct Engine<D, P, C, K, S> {
     services: S,
     log: FlowLog,
     watch: Watch,
+    listening: Listening,
     poller: Poller,
     batch: Batch,
     ready: Vec<Readiness>,
@@ -125,7 +128,6 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         let flows = Flows::new(slots, PortPool::new(parts.nat_ports));
         let mut log = parts.log;
         log.set_instance(parts.datapath.instance());
-        let records_starts = log.wants(Event::FlowStart);
         let mut engine = Self {
             core: Core::new(parts.datapath, flows, parts.judge, parts.rule_base),
             port: parts.port,
@@ -134,6 +136,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             services: parts.services,
             log,
             watch: Watch::default(),
+            listening: Listening::default(),
             poller,
             batch: Batch::new(),
             ready: Vec::new(),
@@ -146,7 +149,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             later: VecDeque::new(),
             frames: Status::default(),
         };
-        engine.core.records_starts = records_starts;
+        engine.keep_records();
         engine.set_forward_texts(Vec::new());
         let now_ns = engine.clock.now_ns();
         for message in known {
@@ -167,6 +170,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                     self.end_all();
                 }
                 self.end_records();
+                self.end_listening();
                 return Ok(exit);
             }
         }
@@ -201,6 +205,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 self.watch
                     .captures
                     .on_ready(&mut self.core, &self.poller, readiness);
+            }
+            if readiness.token.subsystem == Subsystem::Listener {
+                self.listener_ready(readiness, now_ns);
             }
             if matches!(readiness.token.subsystem, Subsystem::Dns | Subsystem::Relay) {
                 let cx = &mut Context {
@@ -246,6 +253,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.services.next_deadline_ns(),
             self.next_credits_ns,
             self.watch.captures.next_deadline_ns(),
+            self.listening.next_deadline_ns(),
             self.core.inspected.next_deadline_ns(),
             self.later.front().map(|(due_ns, _)| *due_ns),
         ];
@@ -378,6 +386,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.write_answers();
         self.record_services();
         self.flush_log();
+        self.tell_listeners(now_ns);
         if self.watch.is_on() {
             let wall = self.clock.wall();
             self.watch.work(&mut self.core, &self.poller, now_ns, wall);

@@ -1,13 +1,13 @@
 //! Writing down what happened ([`crate::record`]): with the names that only the engine knows.
-use std::sync::atomic::Ordering::Relaxed;
+use std::{sync::atomic::Ordering::Relaxed, time::SystemTime};
 
-use super::{Control, Engine, Services, services::ServiceRecord};
+use super::{Control, Engine, Services, core::Core, services::ServiceRecord};
 use crate::{
     clock::{Clock, SECOND_NS},
     datapath::Datapath,
-    flow::Ended,
+    flow::{Ended, State},
     port::FrameIo,
-    record::{Event, Names},
+    record::{Event, FlowLog, Names},
     stats::Tally,
 };
 
@@ -15,6 +15,12 @@ use crate::{
 const REFUSALS_INTERVAL_NS: u64 = 10 * SECOND_NS;
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
+    /// Has kept what the log, or who listens, wants.
+    pub(super) fn keep_records(&mut self) {
+        self.core.records_starts = self.log.wants(Event::FlowStart);
+        self.services.keep_records(&self.log);
+    }
+
     /// Records the flows admitted since the last call.
     pub(super) fn record_starts(&mut self) {
         if self.core.started.is_empty() {
@@ -23,18 +29,23 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         let (now_ns, wall) = (self.clock.now_ns(), self.clock.wall());
         let mut started = std::mem::take(&mut self.core.started);
         for slot in started.drain(..) {
-            let live = self.core.datapath.slot(slot);
-            let generation = live.generation().load(Relaxed);
-            let dns = self.core.opened_by.get(&slot);
-            let dns = dns.filter(|(of, _)| *of == generation);
-            let names = Names {
-                vm: self.core.name_of(live.vm()),
-                rule: self.core.rule_texts.known(live.rule()),
-                dns: dns.map(|(_, name)| &*name.name),
-            };
-            self.log.flow_start(slot, live, names, now_ns, wall);
+            record_start(&mut self.log, &self.core, slot, now_ns, wall);
         }
         self.core.started = started;
+    }
+
+    /// Tells one who begins to listen of the flows that a VM has.
+    pub(super) fn tell_of_flows(&mut self, row: u16, listener: u32) {
+        let (now_ns, wall) = (self.clock.now_ns(), self.clock.wall());
+        let core = &self.core;
+        self.log.tell_only(listener, |log| {
+            for slot in core.flows.slots_of(row) {
+                let live = core.flows.entry(*slot).map(|entry| entry.state);
+                if matches!(live, Some(State::Live | State::Ending)) {
+                    record_start(log, core, *slot, now_ns, wall);
+                }
+            }
+        });
     }
 
     /// Records flows that have ended.
@@ -117,4 +128,23 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.core.nobody().tally(Tally::RecordLost, lost);
         }
     }
+}
+
+fn record_start<D: Datapath>(
+    log: &mut FlowLog,
+    core: &Core<D>,
+    slot: u32,
+    now_ns: u64,
+    wall: SystemTime,
+) {
+    let live = core.datapath.slot(slot);
+    let generation = live.generation().load(Relaxed);
+    let dns = core.opened_by.get(&slot);
+    let dns = dns.filter(|(of, _)| *of == generation);
+    let names = Names {
+        vm: core.name_of(live.vm()),
+        rule: core.rule_texts.known(live.rule()),
+        dns: dns.map(|(_, name)| &*name.name),
+    };
+    log.flow_start(slot, live, names, now_ns, wall);
 }

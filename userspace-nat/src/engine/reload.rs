@@ -9,7 +9,7 @@
 //! in `RULES`, for as long as a flow names one of it.
 //!
 //! [`Judge::set_policies`]: crate::rules::Judge::set_policies
-use std::{collections::HashSet, net::SocketAddr, sync::atomic::Ordering::Relaxed};
+use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Protocol, SlotRef, slot::SlotFlags};
 
@@ -40,8 +40,8 @@ pub struct Reload {
     pub local: LocalAddresses,
     /// All VMs, with their policy and quotas.
     pub vms: Vec<VmSpec>,
-    /// Other resolvers to ask.
-    pub resolvers: Option<Vec<SocketAddr>>,
+    /// VMs, by id, of whose flows none is left that may not be, whatever their policy says.
+    pub strictly: Vec<u32>,
 }
 
 /// Flows that the rules of now would not admit.
@@ -64,7 +64,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             rule_base,
             local,
             vms,
-            resolvers,
+            strictly,
         } = reload;
         // Those of before have its texts.
         self.record_refusals();
@@ -88,10 +88,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.services.vm_added(&vm);
             self.core.set_vm(vm);
         }
-        if let Some(resolvers) = resolvers {
-            self.services.set_resolvers(&resolvers);
-        }
-        let refused = self.core.refused_flows(now_ns, false);
+        let refused = self
+            .core
+            .refused_flows(now_ns, |vm| !strictly.contains(&vm));
         let cut = self.cut_slots(&refused.cut, EndReason::Policy);
         let relayed = self.rejudge_loopback(now_ns);
         let kept = refused.live - cut + relayed.live - relayed.cut;
@@ -121,9 +120,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
 }
 
 impl<D: Datapath> Core<D> {
-    /// The flows that would not be admitted by the rules and forwards of now. `adopted`: they are a
-    /// predecessor's, and none is left for its policy's sake, which speaks of a reload.
-    pub(super) fn refused_flows(&self, now_ns: u64, adopted: bool) -> Refused {
+    /// The flows that would not be admitted by the rules and forwards of now. `may_stay`: of which VMs
+    /// they are left, if their policy says so.
+    pub(super) fn refused_flows(&self, now_ns: u64, may_stay: impl Fn(u32) -> bool) -> Refused {
         let mut refused = Refused::default();
         for slot in self.flows.all() {
             let lives = self.flows.entry(slot).is_some_and(|entry| {
@@ -138,7 +137,7 @@ impl<D: Datapath> Core<D> {
                 continue;
             }
             let on_reload = self.judge.borrow().on_reload(live.vm());
-            if on_reload == OnReload::Keep && !adopted {
+            if on_reload == OnReload::Keep && may_stay(live.vm()) {
                 refused.left += 1;
             } else {
                 refused.cut.push(slot);

@@ -98,7 +98,7 @@ pub trait Services {
     /// Hands on what became ready since the last call; VMs are found by their id.
     fn flush(&mut self, vms: &dyn Vms, cx: &mut Context<'_>);
 
-    /// The resolvers to ask from now on.
+    /// The host's resolvers from now on.
     fn set_resolvers(&mut self, resolvers: &[SocketAddr]);
 
     /// A socket of the host that leads to a guest.
@@ -110,6 +110,9 @@ pub trait Services {
 
     /// A VM is gone.
     fn vm_removed(&mut self, id: u32, cx: &mut Context<'_>);
+
+    /// What `log` wants is kept for it from now on, and nothing else.
+    fn keep_records(&mut self, _log: &FlowLog) {}
 
     /// The next thing to be written down.
     fn next_record(&mut self) -> Option<ServiceRecord> {
@@ -143,20 +146,9 @@ pub struct HostServices {
 }
 
 impl HostServices {
-    /// Services that ask the resolvers of `dns` and relay by `relay`.
+    /// Services that ask by `dns` and relay by `relay`.
     pub fn new(dns: dns::Proxy, relay: Relay) -> Self {
         Self { dns, relay }
-    }
-
-    /// The same, which keep what `log` wants for it.
-    pub fn recorded_by(mut self, log: &FlowLog) -> Self {
-        if log.wants(Event::Dns) {
-            self.dns.keep_records();
-        }
-        if log.wants(Event::FlowStart) || log.wants(Event::FlowEnd) {
-            self.relay.keep_records();
-        }
-        self
     }
 }
 
@@ -219,6 +211,12 @@ impl Services for HostServices {
         self.relay.cut(vm, cx)
     }
 
+    fn keep_records(&mut self, log: &FlowLog) {
+        let flows = log.wants(Event::FlowStart) || log.wants(Event::FlowEnd);
+        self.dns.keep_records(log.wants(Event::Dns));
+        self.relay.keep_records(flows);
+    }
+
     fn next_record(&mut self) -> Option<ServiceRecord> {
         let relayed = self.relay.next_record();
         let relayed = relayed.map(|(flow, end)| ServiceRecord::Relayed(flow, end));
@@ -233,7 +231,7 @@ impl Services for HostServices {
         match readiness.token.subsystem {
             Subsystem::Dns => self.dns.on_ready(readiness, cx.poller, cx.now_ns),
             Subsystem::Relay => self.relay.on_ready(readiness, cx),
-            Subsystem::Port | Subsystem::Control | Subsystem::Capture => {}
+            Subsystem::Port | Subsystem::Control | Subsystem::Capture | Subsystem::Listener => {}
         }
     }
 

@@ -7,6 +7,7 @@ mod ends;
 mod errors;
 mod filtering;
 mod inspected;
+mod listening;
 mod loopback;
 mod names;
 mod properties;

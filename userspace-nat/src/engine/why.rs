@@ -104,6 +104,13 @@ impl<D: Datapath> Core<D> {
             })
         };
         let wire = wire(name).map_err(|error| nothing(error.to_string()))?;
+        if let Some(text) = judge.policy(vm).without_dns() {
+            let outcome = format!("{name} is not resolved: every question is answered REFUSED");
+            return Err(Box::new(Why {
+                rule: text,
+                ..*nothing(outcome)
+            }));
+        }
         let (question, connection, open) = judge.name(vm, Name(&wire), to, now_ns);
         if let Some(refusal) = question.refusal {
             let outcome =
@@ -199,6 +206,15 @@ impl<D: Datapath> Core<D> {
         let Some(vm) = self.vm(row) else {
             return answer(false, None, format!("no VM is served in row {row}"), None);
         };
+        if to.port == DNS_PORT
+            && let Some(rule) = judge.policy(id).without_dns()
+        {
+            let outcome = "answered REFUSED, whatever is asked".to_owned();
+            return Why {
+                rule,
+                ..answer(false, None, outcome, None)
+            };
+        }
         if to.port == DNS_PORT {
             let outcome = "answered by slipgate's resolver, whatever address is asked";
             return answer(true, None, outcome.to_owned(), None);

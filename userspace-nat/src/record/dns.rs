@@ -135,7 +135,7 @@ impl FlowLog {
             },
             latency_us: latency_ns / 1_000,
         };
-        self.push(Event::Dns, &line);
+        self.push(Event::Dns, question.vm, &line);
     }
 }
 

@@ -44,6 +44,17 @@ impl Events {
     /// Every kind.
     pub const ALL: Self = Self(0b1111);
 
+    /// These.
+    pub const fn of(events: &[Event]) -> Self {
+        let mut set = 0;
+        let mut at = 0;
+        while at < events.len() {
+            set |= 1 << events[at] as u8;
+            at += 1;
+        }
+        Self(set)
+    }
+
     /// Whether this one is among them.
     pub const fn has(self, event: Event) -> bool {
         self.0 & 1 << event as u8 != 0

@@ -154,7 +154,7 @@ impl FlowLog {
                 earlier(now, age),
             )
         };
-        self.push(Event::FlowStart, &line);
+        self.push(Event::FlowStart, live.vm(), &line);
     }
 
     /// Buffers the end of a translated flow. `now`: the wall clock at `ended.ended_ns`.
@@ -191,7 +191,7 @@ impl FlowLog {
         let tx = (slot.tx_packets, slot.tx_bytes);
         let rx = (slot.rx_packets, slot.rx_bytes);
         line.ends(duration, tx, rx, ended.reason.name());
-        self.push(Event::FlowEnd, &line);
+        self.push(Event::FlowEnd, slot.vm, &line);
     }
 
     /// Buffers the start of a relayed flow, or its end. `now`: the wall clock at `now_ns`.
@@ -239,7 +239,7 @@ impl FlowLog {
             line.ends(duration, flow.tx, flow.rx, end.reason);
             line.connect_us = (flow.connect_us > 0).then_some(flow.connect_us);
         }
-        self.push(event, &line);
+        self.push(event, flow.vm, &line);
     }
 }
 

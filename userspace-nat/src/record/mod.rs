@@ -16,7 +16,8 @@
 //! Lines are buffered and written once per turn of the loop or when a mebibyte is waiting, always
 //! whole lines in one write, so a file opened for appending can be rotated at any time and be given
 //! anew ([`FlowLog::set_writer`]). What can't be written is counted and lost: memory stays bounded.
-//! A log that does not want an event costs it nothing.
+//! A log that does not want an event costs it nothing. Beside the file there may be listeners
+//! ([`Listener`]), who hear of one VM each.
 use std::{io::Write, time::SystemTime};
 
 use serde::Serialize;
@@ -25,6 +26,7 @@ mod dns;
 mod event;
 mod flow;
 mod id;
+mod listener;
 mod refused;
 mod time;
 
@@ -32,6 +34,7 @@ pub use dns::{MOST_ANSWERS, MOST_CHAIN, Question, Source};
 pub use event::{Event, Events};
 pub use flow::{Names, RelayedEnd, RelayedFlow};
 pub use id::{Id, recorded_ids};
+pub use listener::Listener;
 pub use refused::{Refusals, RefusedSample};
 pub use time::Rfc3339;
 
@@ -42,6 +45,10 @@ const WRITE_AT: usize = 1 << 20;
 pub struct FlowLog {
     writer: Option<Box<dyn Write + Send>>,
     events: Events,
+    /// Who hears of a VM as it goes.
+    listeners: Vec<Listener>,
+    /// What is recorded just now is for this one alone.
+    only: Option<u32>,
     buffer: Vec<u8>,
     lines: u64,
     /// A write failed midway: the next one begins on a line of its own.
@@ -70,6 +77,8 @@ impl FlowLog {
         Self {
             writer,
             events: Events::from_iter([Event::FlowEnd]),
+            listeners: Vec::new(),
+            only: None,
             buffer: Vec::new(),
             lines: 0,
             torn: false,
@@ -86,9 +95,35 @@ impl FlowLog {
         Self { events, ..self }
     }
 
-    /// Whether such records are written: others need not be made.
+    /// Whether such records are written, or heard: others need not be made.
     pub fn wants(&self, event: Event) -> bool {
+        self.writes(event) || !self.listeners.is_empty() && Listener::HEARS.has(event)
+    }
+
+    fn writes(&self, event: Event) -> bool {
         self.writer.is_some() && self.events.has(event)
+    }
+
+    /// Lets one hear what is recorded from now on, too.
+    pub fn listen(&mut self, listener: Listener) {
+        self.listeners.push(listener);
+    }
+
+    /// The listener of that key.
+    pub fn listener(&mut self, key: u32) -> Option<&mut Listener> {
+        self.listeners.iter_mut().find(|l| l.key() == key)
+    }
+
+    /// Tells that listener no more.
+    pub fn unlisten(&mut self, key: u32) {
+        self.listeners.retain(|listener| listener.key() != key);
+    }
+
+    /// Tells what `record` records to that listener alone: for the others it is no news.
+    pub fn tell_only(&mut self, key: u32, record: impl FnOnce(&mut Self)) {
+        self.only = Some(key);
+        record(self);
+        self.only = None;
     }
 
     /// Says what the slots to be recorded are unique within.
@@ -135,9 +170,14 @@ impl FlowLog {
         self.failed - std::mem::replace(&mut self.told, self.failed)
     }
 
-    /// Buffers a line, if it is wanted.
-    fn push(&mut self, event: Event, line: &impl Serialize) {
-        if !self.wants(event) {
+    /// Buffers a line about that VM, if it is wanted.
+    fn push(&mut self, event: Event, vm: u32, line: &impl Serialize) {
+        let writes = self.writes(event) && self.only.is_none();
+        let hears = |listener: &Listener, only: Option<u32>| {
+            listener.hears(event, vm) && only.is_none_or(|only| only == listener.key())
+        };
+        let is_heard = self.listeners.iter().any(|l| hears(l, self.only));
+        if !writes && !is_heard {
             return;
         }
         let begin = self.buffer.len();
@@ -147,6 +187,15 @@ impl FlowLog {
             return;
         }
         self.buffer.push(b'\n');
+        for listener in &mut self.listeners {
+            if hears(listener, self.only) {
+                listener.take(&self.buffer[begin..]);
+            }
+        }
+        if !writes {
+            self.buffer.truncate(begin);
+            return;
+        }
         self.lines += 1;
         if self.buffer.len() >= WRITE_AT {
             self.flush();

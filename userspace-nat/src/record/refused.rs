@@ -130,10 +130,10 @@ impl Refusals {
                 continue;
             }
             sum.reported = sum.count;
-            let (vm, rule_text) = names(vm, sum.rule);
+            let (name, rule_text) = names(vm, sum.rule);
             let line = Line {
                 event: Event::Refused,
-                vm,
+                vm: name,
                 reason: sum.reason,
                 rule: sum.rule,
                 rule_text,
@@ -144,7 +144,7 @@ impl Refusals {
                 guest: Address(sum.tuple.local, sum.tuple.local_port),
                 remote: Address(sum.tuple.remote, sum.tuple.remote_port),
             };
-            log.push(Event::Refused, &line);
+            log.push(Event::Refused, vm, &line);
         }
     }
 

@@ -205,9 +205,9 @@ impl Relay {
         }
     }
 
-    /// Keeps starts and ends of flows from now on, for [`Relay::next_record`].
-    pub fn keep_records(&mut self) {
-        self.journal.open();
+    /// Keeps starts and ends of flows from now on, for [`Relay::next_record`], or does not.
+    pub fn keep_records(&mut self, keep: bool) {
+        self.journal.set_open(keep);
     }
 
     /// The next flow that has begun, or ended.

@@ -1,9 +1,9 @@
 //! What a VM may say by asking: a bound for names made up to carry something out.
 //!
 //! Beneath a wildcard a guest can ask for any name, and the owner of the zone reads it. So of names
-//! that a VM has not asked for lately (in the same way: type and flags count), only so many octets beneath the wildcard go to a resolver:
-//! [`OCTETS_PER_MINUTE`], and [`BURST_OCTETS`] at once after a quiet time. What is answered from the
-//! cache, and what a rule names itself, costs nothing.
+//! that a VM has not asked for lately (in the same way: type and flags count), only so many octets
+//! beneath the wildcard go to a resolver: as [`NewNames`] has it. What is answered from the cache,
+//! and what a rule names itself, costs nothing.
 //!
 //! "Lately" is told by two sets of hashes, of the present time and the one before; a time is over
 //! after ten minutes, or when its set is full.
@@ -12,13 +12,30 @@ use std::{
     hash::{BuildHasher, RandomState},
 };
 
-use crate::{clock::SECOND_NS, quota::TokenBucket};
+use serde::{Deserialize, Serialize};
 
-/// Octets of new names beneath wildcards in a minute: some 250 names of common length, each with
-/// two types.
-pub const OCTETS_PER_MINUTE: u32 = 8 * 1_024;
-/// At once.
-pub const BURST_OCTETS: u32 = 32 * 1_024;
+use super::Policy;
+use crate::{clock::SECOND_NS, dns::Name, quota::TokenBucket};
+
+/// How much a VM may say by new names beneath wildcards.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NewNames {
+    /// Octets in a minute.
+    pub octets_per_minute: u32,
+    /// Octets at once, after a quiet time.
+    pub burst_octets: u32,
+}
+
+impl Default for NewNames {
+    /// Some 250 names of common length a minute, each with two types.
+    fn default() -> Self {
+        Self {
+            octets_per_minute: 8 * 1_024,
+            burst_octets: 32 * 1_024,
+        }
+    }
+}
+
 /// What a question costs beside its name: its type and flags say something too.
 const TYPE_OCTETS: u32 = 2;
 /// How long a time lasts, and how many names it has at most.
@@ -28,6 +45,7 @@ const MOST_NAMES: usize = 4_096;
 /// One VM's.
 #[derive(Debug)]
 pub(super) struct Asker {
+    may: NewNames,
     bucket: TokenBucket,
     now: HashSet<u64>,
     before: HashSet<u64>,
@@ -35,12 +53,20 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    pub(super) fn new(now_ns: u64) -> Self {
+    pub(super) fn new(may: NewNames, now_ns: u64) -> Self {
         Self {
-            bucket: TokenBucket::new(OCTETS_PER_MINUTE / 60, BURST_OCTETS),
+            may,
+            bucket: full(may),
             now: HashSet::new(),
             before: HashSet::new(),
             since_ns: now_ns,
+        }
+    }
+
+    /// It may say so much from now on.
+    pub(super) fn set(&mut self, may: NewNames) {
+        if self.may != may {
+            (self.may, self.bucket) = (may, full(may));
         }
     }
 
@@ -69,6 +95,42 @@ impl Asker {
         self.now.insert(hash);
         true
     }
+}
+
+/// What one VM would be let say by new names, over questions as they were recorded.
+#[derive(Debug)]
+pub struct RecordedAsker {
+    asker: Asker,
+    hasher: RandomState,
+    last_ns: u64,
+}
+
+impl RecordedAsker {
+    /// One who has not asked yet.
+    pub fn new(may: NewNames, now_ns: u64) -> Self {
+        Self {
+            asker: Asker::new(may, now_ns),
+            hasher: RandomState::new(),
+            last_ns: now_ns,
+        }
+    }
+
+    /// Whether a question that the rules let be asked for, and no answer was kept of, may go to a
+    /// resolver. `kind`: what tells it from others for the same name.
+    pub fn asks(&mut self, policy: &Policy, name: Name<'_>, kind: &str, at_ns: u64) -> bool {
+        // Records are in the order of the answers.
+        self.last_ns = self.last_ns.max(at_ns);
+        let Some(octets) = policy.octets_beneath(name) else {
+            return true;
+        };
+        let question = [name.0, kind.as_bytes()].concat();
+        self.asker
+            .asks(&self.hasher, &question, octets, self.last_ns)
+    }
+}
+
+fn full(may: NewNames) -> TokenBucket {
+    TokenBucket::per_minute(may.octets_per_minute, may.burst_octets)
 }
 
 #[cfg(test)]

@@ -1,10 +1,5 @@
 //! A file of denied destinations: one pattern by address or by name per line, `#` comments, blank
 //! lines.
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
-
 use thiserror::Error;
 
 use super::{
@@ -26,41 +21,19 @@ pub struct DenyFile {
     names: NameMatcher,
 }
 
-/// A deny file that can't be used.
+/// A line of a deny file that could not be understood.
 #[derive(Error, Debug)]
-pub enum DenyFileError {
-    /// It could not be read.
-    #[error(
-        "Reading the deny file {path:?}: give a readable text file, one CIDR or NAME[:PORT[-PORT]][/PROTOCOL] per line"
-    )]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A line could not be understood.
-    #[error("{file}:{line}: {why}")]
-    Line {
-        /// The file.
-        file: String,
-        /// The line, from 1.
-        line: u32,
-        /// What is wrong with it.
-        why: NameError,
-    },
+#[error("{file}:{line}: {why}")]
+pub struct DenyFileError {
+    /// The file.
+    pub file: String,
+    /// The line, from 1.
+    pub line: u32,
+    /// What is wrong with it.
+    pub why: NameError,
 }
 
 impl DenyFile {
-    /// Reads and compiles a file.
-    pub fn load(path: &Path) -> Result<Self, DenyFileError> {
-        let text = fs::read_to_string(path).map_err(|source| DenyFileError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        Self::parse(&path.to_string_lossy(), &text)
-    }
-
     /// Compiles a file's text; `name` stands for it in output.
     pub fn parse(name: &str, text: &str) -> Result<Self, DenyFileError> {
         let (mut patterns, mut name_patterns) = (Vec::new(), Vec::new());
@@ -69,7 +42,7 @@ impl DenyFile {
             if rule.is_empty() {
                 continue;
             }
-            let bad = |why| DenyFileError::Line {
+            let bad = |why| DenyFileError {
                 file: name.to_owned(),
                 line: number,
                 why,

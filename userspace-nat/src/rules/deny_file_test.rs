@@ -89,18 +89,6 @@ fn a_hundred_thousand_names_load_fast_and_match_as_fast_as_ten() {
     );
 }
 
-#[test]
-fn a_missing_file_is_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("absent");
-    let error = DenyFile::load(&path).unwrap_err();
-    assert!(error.to_string().contains("absent"), "{error}");
-
-    std::fs::write(&path, "10.0.0.0/8\n").unwrap();
-    let file = DenyFile::load(&path).unwrap();
-    assert_eq!(file.line_for(tcp([10, 1, 1, 1], 1)), Some(1));
-}
-
 /// A list of `lines` distinct addresses and networks, with a few ports.
 fn list(lines: u32) -> String {
     let mut text = String::new();

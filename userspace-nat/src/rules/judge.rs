@@ -10,9 +10,10 @@
 //! | | with a rule by name or `--default deny` |
 //! | --- | --- |
 //! | a name that a rule denies, or that none allows with `--default deny` | REFUSED, not looked up |
-//! | a name with more labels than the policy takes | REFUSED |
+//! | a name with more labels, or a longer one, than the policy takes | REFUSED |
 //! | a public resolver's name ([`super::elsewhere`]) that no rule gives | REFUSED |
 //! | a name that a browser asks for to learn whether it may use such a resolver | no such name |
+//! | any, where the policy has no resolvers | REFUSED, by whatever rules |
 //! | TXT, NULL, ANY, and types that are none of those in use, with `--default deny` | REFUSED, unless the policy has them |
 //! | more new names beneath a wildcard than a VM may ask for ([`super::asking`]) | REFUSED |
 //! | an answer that leads to such a name | REFUSED |
@@ -31,7 +32,7 @@ use slipgate_abi::Refusal;
 
 use super::{
     Action, Change, Decision, Destination, LocalAddresses, Policy, PolicySet,
-    asking::{Asker, OCTETS_PER_MINUTE},
+    asking::Asker,
     elsewhere::is_canary,
     explain::target,
     learnt::{Full, Lasting, Learnt, LearntName, MAX_PER_VM},
@@ -41,8 +42,8 @@ use super::{
 use crate::{
     clock::SECOND_NS,
     dns::{
-        ExtendedError, Name, NamePolicy, NameVerdict, Telling, answer::Answer, chain::Chain,
-        message::Type, name::end_of_plain, query::Key,
+        ExtendedError, Name, NamePolicy, NameVerdict, Resolvers, Telling, answer::Answer,
+        chain::Chain, message::Type, name::end_of_plain, query::Key,
     },
 };
 
@@ -319,6 +320,11 @@ impl Judge {
 
     fn judge_question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> Result<(), ExtendedError> {
         let policy = self.policy(vm);
+        if let Some(text) = policy.without_dns() {
+            let error = ExtendedError::prohibited(format!("refused by {text}"));
+            self.count(vm).refused(text, name.without_dot());
+            return Err(error);
+        }
         if !policy.judges_names() {
             return Ok(());
         }
@@ -339,10 +345,9 @@ impl Judge {
             return Err(error);
         }
         let dns = &policy.settings().dns;
-        if name.labels().count() > usize::from(dns.max_labels) {
-            let text = format!("refused: a name of more than {} labels", dns.max_labels);
+        if let Some(text) = dns.too_much(name) {
             self.count(vm).refused_names += 1;
-            return Err(ExtendedError::prohibited(text));
+            return Err(ExtendedError::prohibited(format!("refused: {text}")));
         }
         let shut = policy.default_action() == Action::Deny && !is_common(qtype);
         if shut && !dns.types.contains(&qtype) {
@@ -363,13 +368,17 @@ impl Judge {
         let Some(octets) = self.policy(vm).octets_beneath(key.name()) else {
             return Ok(());
         };
-        let asker = self.askers.entry(vm).or_insert_with(|| Asker::new(now_ns));
+        let may = self.policy(vm).settings().dns.new_names;
+        let asker = self.askers.entry(vm);
+        let asker = asker.or_insert_with(|| Asker::new(may, now_ns));
+        asker.set(may);
         if asker.asks(&self.hasher, key.question(), octets, now_ns) {
             return Ok(());
         }
         self.count(vm).new_names += 1;
         let text = format!(
-            "refused: more than {OCTETS_PER_MINUTE} octets of new names beneath wildcards a minute"
+            "refused: more than {} octets of new names beneath wildcards a minute",
+            may.octets_per_minute
         );
         Err(ExtendedError::prohibited(text))
     }
@@ -599,6 +608,9 @@ impl NamePolicy for ByRules {
     fn rule(&self, vm: u32, name: Name<'_>) -> Option<String> {
         let judge = self.0.borrow();
         let policy = judge.policy(vm);
+        if let Some(text) = policy.without_dns() {
+            return Some(text);
+        }
         let judges = policy.judges_names();
         judges.then(|| policy.text(judge.asks(vm, name, &policy.about(name))))
     }
@@ -612,6 +624,10 @@ impl NamePolicy for ByRules {
             strips_ech: policy.inspections().0,
             ttl_ceiling_s: policy.settings().dns.ttl_ceiling_s,
         }
+    }
+
+    fn resolvers(&self, vm: u32) -> Resolvers {
+        self.0.borrow().policy(vm).settings().dns.resolvers.clone()
     }
 
     fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict {

@@ -61,8 +61,10 @@ fn what_the_policy_opens_of_types_and_labels_is_what_may_be_asked_for() {
     let dns = crate::rules::DnsSettings {
         types: vec![Type::TXT],
         max_labels: 4,
+        max_label_octets: 6,
         ttl_ceiling_s: 60,
         ttl_floor_s: 5,
+        ..Default::default()
     };
     let settings = crate::rules::Settings {
         dns,
@@ -81,6 +83,9 @@ fn what_the_policy_opens_of_types_and_labels_is_what_may_be_asked_for() {
     }
     assert_eq!(by.0.borrow().counts(VM).refused_types, 3);
     assert_eq!(asks(&mut by, "b.a.ok.test", Type::A), NameVerdict::Allow);
+    assert_eq!(asks(&mut by, "sixsix.ok.test", Type::A), NameVerdict::Allow);
+    let too_long = error(asks(&mut by, "seven77.ok.test", Type::A));
+    assert_eq!(too_long.text, "refused: a label of more than 6 octets");
     assert_ne!(asks(&mut by, "c.b.a.ok.test", Type::A), NameVerdict::Allow);
     assert_eq!(by.telling(VM).ttl_ceiling_s, 60);
     told(

@@ -53,7 +53,7 @@ mod scope;
 mod set;
 mod written;
 
-pub use asking::{BURST_OCTETS, OCTETS_PER_MINUTE};
+pub use asking::{NewNames, RecordedAsker};
 pub use deny_file::{DenyFile, DenyFileError};
 pub use explain::Explanation;
 pub use host_loopback::{Lead, LoopbackError, LoopbackPorts, MOST_LOOPBACK_ENTRIES};

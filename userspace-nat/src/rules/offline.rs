@@ -74,6 +74,9 @@ impl Policy {
     pub fn decide_as(&self, to: Destination, name: Name<'_>) -> Decision {
         let by_address = self.decide(to);
         let by_rule = ![self.default_id(), self.elsewhere_id()].contains(&by_address.rule);
+        if self.without_dns().is_some() {
+            return by_address;
+        }
         if by_rule && !by_address.is_allowed() || !self.question(name).is_allowed() {
             return by_address;
         }
@@ -87,6 +90,10 @@ impl Policy {
     /// one a line; and whether it comes through. `port`: `None`: to whatever port.
     pub fn explain_name(&self, name: Name<'_>, port: Option<(u16, Protocol)>) -> (bool, String) {
         let shown = name.without_dot();
+        if let Some(text) = self.without_dns() {
+            let sentence = format!("{shown} is not resolved, by {text}: no name is.");
+            return (false, sentence);
+        }
         let question = self.question(name);
         let mut sentences = Vec::new();
         let by = |decision: Decision| match self.place_of(decision.rule) {

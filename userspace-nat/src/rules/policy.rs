@@ -14,7 +14,10 @@ use super::{
     pattern::Pattern,
     protected::Protected,
 };
-use crate::{dns::Name, prefix_map::PrefixMap};
+use crate::{
+    dns::{Name, Resolvers},
+    prefix_map::PrefixMap,
+};
 
 /// Where something is said of a name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -247,10 +250,7 @@ impl Policy {
     }
 
     fn rule_text(&self, rule: RuleId) -> String {
-        let of = match &self.settings.name {
-            Some(name) => format!("[{name}] "),
-            None => String::new(),
-        };
+        let of = self.of_name();
         if let Some(place) = self.place_of(rule) {
             let dashes = self.dashes(self.notes[place as usize].place.is_none());
             return format!("{of}{dashes}{}", rule_text(&self.rules[place as usize]));
@@ -269,6 +269,22 @@ impl Policy {
     /// What was typed is shown as a flag.
     fn dashes(&self, typed: bool) -> &'static str {
         if typed { "--" } else { "" }
+    }
+
+    /// Why none of its VMs' questions is answered, as rules are called; `None`: they are.
+    pub fn without_dns(&self) -> Option<String> {
+        let of = self.of_name();
+        let nobody = self.settings.dns.resolvers == Resolvers::Nobody;
+        nobody.then(|| match self.settings.file {
+            None => format!("{of}--dns none"),
+            Some(_) => format!("{of}resolvers none"),
+        })
+    }
+
+    /// What a rule's text begins with where there are several policies.
+    fn of_name(&self) -> String {
+        let name = self.settings.name.as_ref();
+        name.map_or_else(String::new, |name| format!("[{name}] "))
     }
 
     /// The default action.

@@ -1,7 +1,8 @@
 //! What of a policy is more than its rules: where each was written and why, and how names are told.
 use serde::{Deserialize, Serialize};
 
-use super::{CEILING_S, FLOOR_S, LoopbackPorts, Rule};
+use super::{CEILING_S, FLOOR_S, LoopbackPorts, NewNames, Rule};
+use crate::dns::{Name, Resolvers};
 
 /// How far an inspect rule follows an HTTP/1 connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -73,6 +74,8 @@ pub struct Settings {
 /// What a policy says of DNS.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DnsSettings {
+    /// Whom questions go to.
+    pub resolvers: Resolvers,
     /// Record types that may be asked for although they are refused by default (TXT, NULL, ANY),
     /// by number.
     pub types: Vec<u16>,
@@ -82,18 +85,40 @@ pub struct DnsSettings {
     pub ttl_ceiling_s: u32,
     /// Labels of a name that may be asked for, at most.
     pub max_labels: u8,
+    /// Octets of each of them, at most.
+    pub max_label_octets: u8,
+    /// How much may be said by new names beneath wildcards.
+    pub new_names: NewNames,
 }
 
+impl DnsSettings {
+    /// What a name has too much of to be asked for.
+    pub fn too_much(&self, name: Name<'_>) -> Option<String> {
+        let most = usize::from(self.max_labels);
+        if name.labels().count() > most {
+            return Some(format!("a name of more than {most} labels"));
+        }
+        let longest = name.labels().map(<[u8]>::len).max().unwrap_or(0);
+        let most = usize::from(self.max_label_octets);
+        (longest > most).then(|| format!("a label of more than {most} octets"))
+    }
+}
+
+/// RFC 1035 section 2.3.4.
+const LONGEST_LABEL: u8 = 63;
 /// As many labels as a name can have: RFC 1035's 255 bytes, two a label, less the root.
 const MOST_LABELS: u8 = 127;
 
 impl Default for DnsSettings {
     fn default() -> Self {
         Self {
+            resolvers: Resolvers::Host,
             types: Vec::new(),
             ttl_floor_s: FLOOR_S,
             ttl_ceiling_s: CEILING_S,
             max_labels: MOST_LABELS,
+            max_label_octets: LONGEST_LABEL,
+            new_names: NewNames::default(),
         }
     }
 }

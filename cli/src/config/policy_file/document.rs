@@ -59,7 +59,7 @@ pub(crate) struct NamedPolicy {
     /// How much a VM may have.
     pub(crate) quotas: Quotas,
     /// How names are told.
-    pub(crate) dns: NamedDns,
+    pub(crate) dns: Dns,
     /// Ports of the gateway that lead to the host's 127.0.0.1. None unless listed.
     pub(crate) host_loopback: HostLoopback,
 }
@@ -193,11 +193,13 @@ pub(crate) struct Quotas {
     pub(crate) dns_per_second: Option<Count>,
 }
 
-/// How names are told.
+/// Whom questions go to, what may be asked for, and how answers are told.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Dns {
-    /// Who is asked, `A` or `A:PORT`; or `"none"`, and every question is refused. For all VMs.
+    /// Who is asked, `A` or `A:PORT`, in this order; or `"host"`, the host's own resolvers as they
+    /// are; or `"none"`, and every question is refused. A named policy that does not say it has what
+    /// the file's top level says, and else `"host"`.
     #[schemars(with = "Option<Resolvers>")]
     pub(crate) resolvers: Option<Spanned<Resolvers>>,
     /// Record types that may be asked for although they are refused with `default = "deny"`.
@@ -211,35 +213,14 @@ pub(crate) struct Dns {
     #[schemars(range(min = 1, max = 127))]
     #[schemars(with = "Option<u8>")]
     pub(crate) max_labels: Option<Spanned<u8>>,
-}
-
-/// How names are told to the VMs of one policy.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct NamedDns {
-    /// Record types that may be asked for although they are refused with `default = "deny"`.
-    pub(crate) types: Vec<RecordType>,
-    /// An answer opens its addresses at least so long, seconds (30).
-    pub(crate) ttl_floor_s: Option<u32>,
-    /// And at most so long, seconds (86400).
-    #[schemars(with = "Option<u32>")]
-    pub(crate) ttl_ceiling_s: Option<Spanned<u32>>,
-    /// Labels that a name which is asked for may have (127).
-    #[schemars(range(min = 1, max = 127))]
+    /// Octets that each of its labels may have (63).
+    #[schemars(range(min = 1, max = 63))]
     #[schemars(with = "Option<u8>")]
-    pub(crate) max_labels: Option<Spanned<u8>>,
-}
-
-impl Dns {
-    /// What named policies may say too.
-    pub(crate) fn of_policy(&self) -> NamedDns {
-        NamedDns {
-            types: self.types.clone(),
-            ttl_floor_s: self.ttl_floor_s,
-            ttl_ceiling_s: self.ttl_ceiling_s.clone(),
-            max_labels: self.max_labels.clone(),
-        }
-    }
+    pub(crate) max_label_octets: Option<Spanned<u8>>,
+    /// Octets that a VM may say in a minute by asking for new names beneath wildcards (8Ki).
+    pub(crate) new_name_octets_per_minute: Option<Count>,
+    /// And at once, after a quiet time (32Ki).
+    pub(crate) new_name_burst_octets: Option<Count>,
 }
 
 /// A record type by which a guest and a server could say anything to each other.
@@ -267,18 +248,23 @@ impl RecordType {
 
 /// Who is asked.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "a list of resolvers' addresses, or \"none\"")]
+#[serde(
+    untagged,
+    expecting = "a list of resolvers' addresses, \"host\" or \"none\""
+)]
 pub(crate) enum Resolvers {
-    /// Nobody.
-    None(NoneText),
+    /// In a word.
+    Word(ResolversWord),
     /// These, in this order.
     These(Vec<String>),
 }
 
-/// `"none"`.
+/// `"host"`, `"none"`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum NoneText {
+pub(crate) enum ResolversWord {
+    /// The host's own.
+    Host,
     /// Every question is refused.
     None,
 }

@@ -8,20 +8,16 @@ use super::{Broker, thaws::Thaws};
 use crate::{
     args::OnExit,
     channel::{ToEngine, ToMetrics, WhyAnswer, WhyQuestion},
-    config::Dns,
     control_socket::{Answer, Asked, ClientId, Request},
 };
 
-/// DNS.
-const DNS_PORT: u16 = 53;
 /// Questions of a kind that may wait for an answer.
 pub(super) const MOST_WAITING: usize = 64;
 
 /// Questions that another process has not answered yet.
 #[derive(Debug, Default)]
 pub(super) struct Questions {
-    /// With the port asked about.
-    why: HashMap<u64, (ClientId, u16)>,
+    why: HashMap<u64, ClientId>,
     names: BTreeMap<u64, ClientId>,
     machine: BTreeMap<u64, ClientId>,
     /// Changes that are under way.
@@ -61,6 +57,8 @@ impl Broker {
                     packets,
                     seconds,
                 } => self.ask_capture(client, &what, packets, seconds, descriptor)?,
+                Request::Listen { vm } => self.ask_listen(client, &vm, descriptor)?,
+                Request::Open { vm } => self.open(client, vm, descriptor)?,
                 Request::Why(question) => self.ask_why(client, question)?,
                 Request::Machines => self.ask_machine(client),
                 Request::Vms => {
@@ -98,7 +96,7 @@ impl Broker {
             return Ok(());
         }
         let request = self.asked.next();
-        self.asked.why.insert(request, (client, question.port));
+        self.asked.why.insert(request, client);
         self.engine.tell(ToEngine::Why {
             request,
             row: vm.open.row as u16,
@@ -110,13 +108,8 @@ impl Broker {
     }
 
     /// Gives the engine's answer to who asked.
-    pub(super) fn answer_why(&mut self, request: u64, mut answer: WhyAnswer) {
-        if let Some((client, port)) = self.asked.why.remove(&request) {
-            if port == DNS_PORT && self.attached.config.dns == Dns::Refused {
-                answer.admitted = false;
-                answer.rule = "--dns none".into();
-                answer.outcome = "answered REFUSED, whatever is asked".into();
-            }
+    pub(super) fn answer_why(&mut self, request: u64, answer: WhyAnswer) {
+        if let Some(client) = self.asked.why.remove(&request) {
             self.control.answer(client, &Answer::Why(answer));
         }
     }

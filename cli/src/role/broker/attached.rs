@@ -18,7 +18,9 @@ use userspace_nat::{rules::PolicySet, vm::VmSpec};
 
 use super::{
     inputs::Inputs,
-    network_view, rule_texts, survival,
+    network_view,
+    resolvers::HostResolvers,
+    rule_texts, survival,
     uplink::{self, Uplink},
     xdp,
 };
@@ -79,6 +81,8 @@ pub(super) struct Attached {
     pub(super) relayed_rules: Range<u32>,
     /// Which of two sets of numbers the guard's list has.
     pub(super) turn: bool,
+    /// The host's.
+    pub(super) resolvers: HostResolvers,
     pub(super) uplink: Uplink,
     pub(super) hook: Hook,
 }
@@ -146,7 +150,13 @@ impl Attached {
         let port = EnginePort::open(owner.row()).context("making the engine port")?;
         owner.set_port(datapath.maps(), port.ifindex);
         let texts: Vec<String> = policies.texts().chain(forward_texts(&config)).collect();
-        let rule_base = rule_texts::write(datapath.maps(), &paths.run_dir, &texts, &[], &[])?;
+        let writer = rule_texts::Writer {
+            paths: &paths,
+            row: owner.row(),
+            own: &[],
+            kept: &[],
+        };
+        let rule_base = rule_texts::write(datapath.maps(), &texts, writer)?;
         let run = rule_base..rule_base + texts.len() as u32;
         let mut attached = Self {
             next_hops: NextHops::new(owner.row())?,
@@ -166,6 +176,7 @@ impl Attached {
             relayed_rules: run.end - forward_texts(&config).count() as u32..run.end,
             former_rules: vec![run],
             turn: false,
+            resolvers: HostResolvers::find(),
             uplink,
             hook,
             config,

@@ -69,9 +69,7 @@ impl Broker {
         seconds: Option<u64>,
         to: Option<OwnedFd>,
     ) -> anyhow::Result<()> {
-        let Some(to) = to else {
-            let error = "no descriptor came with it".to_owned();
-            self.control.answer(client, &Answer::Error { error });
+        let Some(to) = self.descriptor(client, to) else {
             return Ok(());
         };
         let Some(what) = self.subject(client, what) else {
@@ -85,6 +83,32 @@ impl Broker {
             seconds,
         };
         self.engine.hand(message, to)
+    }
+
+    pub(super) fn ask_listen(
+        &mut self,
+        client: ClientId,
+        vm: &str,
+        to: Option<OwnedFd>,
+    ) -> anyhow::Result<()> {
+        let Some(to) = self.descriptor(client, to) else {
+            return Ok(());
+        };
+        let Some(row) = self.row_of(client, vm) else {
+            return Ok(());
+        };
+        let request = self.change(client);
+        let row = row as u16;
+        self.engine.hand(ToEngine::Listen { request, row }, to)
+    }
+
+    /// What came with a request; who asked is told when nothing did.
+    pub(super) fn descriptor(&mut self, client: ClientId, fd: Option<OwnedFd>) -> Option<OwnedFd> {
+        if fd.is_none() {
+            let error = "no descriptor came with it".to_owned();
+            self.control.answer(client, &Answer::Error { error });
+        }
+        fd
     }
 
     /// Answers who asked for a change.
@@ -117,7 +141,7 @@ impl Broker {
     }
 
     /// The row of a VM that is served here; who asked is told otherwise.
-    fn row_of(&mut self, client: ClientId, name: &str) -> Option<u32> {
+    pub(super) fn row_of(&mut self, client: ClientId, name: &str) -> Option<u32> {
         let vms = &self.attached.vms;
         let found = vms.iter().find(|vm| vm.config.name == name);
         let row = found.map(|vm| vm.open.row);

@@ -18,8 +18,7 @@ use super::{
 };
 use crate::{
     channel::{Channel, ForwardSocket, MAX_FDS, Received, Start, ToBroker, ToEngine},
-    config::{Config, Dns},
-    host,
+    config::Config,
 };
 
 /// A running engine. It is killed when this is dropped.
@@ -42,6 +41,7 @@ impl EngineProcess {
             process: ChildProcess::start(Role::Engine)?,
             outgoing: Outgoing::default(),
         };
+        attached.warn_of_resolvers();
         let config = &attached.config;
         let start = Start {
             owner_row: attached.owner.row(),
@@ -53,7 +53,7 @@ impl EngineProcess {
             policies: attached.loaded.clone(),
             rule_base: attached.rule_base,
             forward_texts: attached::forward_texts(config).collect(),
-            resolvers: resolvers(&config.dns),
+            resolvers: attached.resolvers.now().to_vec(),
             nat_ports: (*config.nat_ports.start(), *config.nat_ports.end()),
             reserved_ports: reserved_ports.to_vec(),
             network: attached.network_view(),
@@ -183,30 +183,4 @@ fn reserve_forwards(attached: &Attached) -> anyhow::Result<Vec<(ForwardSocket, O
         Ok((name, reserve::reserve(forward)?))
     });
     forwards.collect()
-}
-
-/// `None`: nobody is to be asked.
-pub(super) fn resolvers(dns: &Dns) -> Option<Vec<SocketAddrV4>> {
-    match dns {
-        Dns::Refused => return None,
-        Dns::Resolvers(given) => return Some(given.clone()),
-        Dns::Host => {}
-    }
-    let hosts = host::resolvers();
-    if hosts.is_empty() {
-        tracing::warn!(
-            "the host has no IPv4 resolver (/etc/resolv.conf): guests' questions will fail; give \
-             --dns"
-        );
-    }
-    let problems: Vec<_> = hosts.iter().map(|r| host::resolver_problem(*r)).collect();
-    if let Some(Some(problem)) = problems.first()
-        && problems.iter().all(Option::is_some)
-    {
-        tracing::warn!(
-            "guests' questions will fail: {problem} (/etc/resolv.conf); give --dns a resolver \
-             that can be reached from here"
-        );
-    }
-    Some(hosts)
 }

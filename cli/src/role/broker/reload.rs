@@ -22,10 +22,15 @@ use anyhow::{Context as _, bail};
 use slipgate_control::vm;
 use userspace_nat::rules::PolicySet;
 
-use super::{Broker, attached::Attached, engine_process::resolvers, rule_texts};
+use super::{
+    Broker,
+    attached::Attached,
+    opened::{Opened, OpenedVms},
+    rule_texts,
+};
 use crate::{
     channel::{Policies, ToEngine},
-    config::{Config, ConfigError, Dns, LoadedPolicies},
+    config::{Config, ConfigError, LoadedPolicies},
     control_socket::{Answer, ClientId},
 };
 
@@ -39,27 +44,48 @@ pub(super) struct Applying {
     what: String,
     /// Numbers that the guard's list had before.
     before: BTreeSet<u32>,
+    /// No other policy was put in force: a VM was opened, or these are closed again, and their
+    /// clients told by the end of the sockets.
+    closed: Option<Vec<Opened>>,
 }
 
 /// A policy that is whole: read, checked, compiled.
-struct Read {
+pub(super) struct Read {
     config: Config,
     loaded: LoadedPolicies,
+    /// The same, and those of VMs that learn.
+    in_force: LoadedPolicies,
     policies: PolicySet,
 }
 
 impl Read {
     /// The command line's, with its files read again, or with another policy file.
-    fn anew(config: &Config, file: Option<&Path>) -> Result<Self, ConfigError> {
+    fn anew(config: &Config, file: Option<&Path>, opened: &OpenedVms) -> Result<Self, ConfigError> {
         let config = match file {
             Some(file) => config.with_policy_file(file)?,
             None => config.reread()?,
         };
         let loaded = LoadedPolicies::load(&config)?;
-        let policies = loaded.compile()?;
+        Self::of(config, loaded, opened)
+    }
+
+    /// What is in force, with other VMs that learn: nothing is read again.
+    pub(super) fn again(attached: &Attached, opened: &OpenedVms) -> Result<Self, ConfigError> {
+        let config = attached.config.settled()?;
+        Self::of(config, attached.loaded.clone(), opened)
+    }
+
+    fn of(
+        mut config: Config,
+        loaded: LoadedPolicies,
+        opened: &OpenedVms,
+    ) -> Result<Self, ConfigError> {
+        let in_force = opened.add_to(&mut config, &loaded);
+        let policies = in_force.compile()?;
         Ok(Self {
             config,
             loaded,
+            in_force,
             policies,
         })
     }
@@ -70,13 +96,6 @@ impl Read {
             bail!(
                 "it has other forwards, whose ports are taken at the start only: restart slipgate \
                  with --on-exit keep, which keeps the flows"
-            );
-        }
-        if (self.config.dns == Dns::Refused) != (now.dns == Dns::Refused) {
-            bail!(
-                "it has {} resolvers, which is settled at the start: restart slipgate with \
-                 --on-exit keep, which keeps the flows",
-                if now.dns == Dns::Refused { "" } else { "no" }
             );
         }
         Ok(())
@@ -101,11 +120,12 @@ impl Broker {
             }
             return Ok(());
         }
-        let prepared = Read::anew(&self.attached.config, file.as_deref())
+        let opened = OpenedVms::of(&self.opened);
+        let prepared = Read::anew(&self.attached.config, file.as_deref(), &opened)
             .map_err(anyhow::Error::from)
             .and_then(|read| {
                 read.check(&self.attached.config)?;
-                self.attached.take_in(read)
+                self.attached.take_in(read, Vec::new())
             });
         let (policies, before) = match prepared {
             Ok(prepared) => prepared,
@@ -118,13 +138,26 @@ impl Broker {
                 return Ok(());
             }
         };
+        let what = format!("{} is in force", self.attached.config.policy_name());
+        self.tell_policies(policies, before, client, what, None)
+    }
+
+    /// Step 3. `what`: what is to be said when it is done.
+    pub(super) fn tell_policies(
+        &mut self,
+        policies: Policies,
+        before: BTreeSet<u32>,
+        client: Option<ClientId>,
+        what: String,
+        closed: Option<Vec<Opened>>,
+    ) -> anyhow::Result<()> {
         let request = self.asked.next();
-        let what = self.attached.config.policy_name();
         self.applying = Some(Applying {
             request,
             client,
             what,
             before,
+            closed,
         });
         self.engine.tell(ToEngine::Policies(Box::new(Policies {
             request,
@@ -145,13 +178,13 @@ impl Broker {
             0 => String::new(),
             left => format!(", {left} of them against it"),
         };
-        tracing::info!(
-            "{} is in force: {cut} flows cut, {kept} go on{more}",
-            done.what
-        );
+        tracing::info!("{}: {cut} flows cut, {kept} go on{more}", done.what);
         if let Some(client) = done.client {
-            self.control
-                .answer(client, &Answer::Applied { cut, kept, left });
+            let answer = match &done.closed {
+                Some(_) => Answer::Done,
+                None => Answer::Applied { cut, kept, left },
+            };
+            self.control.answer(client, &answer);
         }
         if std::mem::take(&mut self.apply_again) {
             return self.apply(None, None);
@@ -170,10 +203,16 @@ pub(super) struct Applied {
 
 impl Attached {
     /// Steps 1 and 2: what the engine is to be told, and what the guard's list had before.
-    fn take_in(&mut self, read: Read) -> anyhow::Result<(Policies, BTreeSet<u32>)> {
+    /// `strictly`: VMs, by id, whose flows that may not be are cut in any case.
+    pub(super) fn take_in(
+        &mut self,
+        read: Read,
+        strictly: Vec<u32>,
+    ) -> anyhow::Result<(Policies, BTreeSet<u32>)> {
         let Read {
             config,
             loaded,
+            in_force: told,
             mut policies,
         } = read;
         let maps = self.datapath.maps();
@@ -181,7 +220,6 @@ impl Attached {
             .texts()
             .chain(super::attached::forward_texts(&config))
             .collect();
-        let run_dir = &self.datapath.paths().run_dir;
         let own = self.former_rules.clone();
         self.clear_other_turn()?;
         let in_force = self
@@ -190,15 +228,20 @@ impl Attached {
             .chain(super::attached::forward_texts(&self.config));
         let in_force = self.rule_base..self.rule_base + in_force.count() as u32;
         let kept = [in_force, self.relayed_rules.clone()];
-        let rule_base = rule_texts::write(maps, run_dir, &texts, &own, &kept)
-            .context("giving the rules their numbers")?;
+        let writer = rule_texts::Writer {
+            paths: self.datapath.paths(),
+            row: self.owner.row(),
+            own: &own,
+            kept: &kept,
+        };
+        let rule_base =
+            rule_texts::write(maps, &texts, writer).context("giving the rules their numbers")?;
         // From here on nothing fails.
         let run = rule_base..rule_base + texts.len() as u32;
         if !self.former_rules.contains(&run) {
             self.former_rules.push(run);
         }
         let before = self.denied_numbers();
-        let resolvers = (config.dns != self.config.dns).then(|| resolvers(&config.dns));
         self.turn = !self.turn;
         for vm in &mut self.vms {
             let new = config.vms.iter().find(|new| new.name == vm.config.name);
@@ -218,11 +261,11 @@ impl Attached {
         }
         let message = Policies {
             request: 0,
-            policies: self.loaded.clone(),
+            policies: told,
             rule_base,
             local: self.network_view().local,
             vms: self.vms.iter().map(|vm| self.vm_spec(vm)).collect(),
-            resolvers: resolvers.flatten(),
+            strictly,
         };
         Ok((message, before))
     }

@@ -2,7 +2,7 @@
 use std::{
     fs::File,
     io,
-    net::SocketAddr,
+    net::{SocketAddr, SocketAddrV4},
     os::fd::{AsFd, BorrowedFd},
     rc::Rc,
 };
@@ -75,6 +75,11 @@ impl Control for BrokerChannel {
                         return Ok(Some(ControlMessage::Capture { request, capture }));
                     }
                 }
+                Received::Message(ToEngine::Listen { request, row }, mut fds) => {
+                    if let Some(to) = fds.pop() {
+                        return Ok(Some(ControlMessage::Listen { request, row, to }));
+                    }
+                }
                 Received::Message(message, _) => {
                     if let Some(message) = translate(message) {
                         return Ok(Some(message));
@@ -107,6 +112,10 @@ impl Control for BrokerChannel {
                 request,
                 refused: refused.map(|why| why.to_string()),
             },
+            ControlReply::Listening { request, refused } => ToBroker::Listening {
+                request,
+                refused: refused.map(|why| why.to_string()),
+            },
             ControlReply::Thawed { request } => ToBroker::Thawed { request },
             // Not asked for.
             ControlReply::Synced { .. } => return Ok(()),
@@ -124,6 +133,7 @@ fn translate(message: ToEngine) -> Option<ControlMessage> {
     Some(match message {
         ToEngine::Vm(spec) => ControlMessage::Vm(spec),
         ToEngine::Network(view) => routes(view),
+        ToEngine::Resolvers(all) => resolvers(all),
         ToEngine::ReservedPorts(ports) => reserved(ports),
         ToEngine::Why {
             request,
@@ -152,23 +162,20 @@ fn translate(message: ToEngine) -> Option<ControlMessage> {
         | ToEngine::FlowLog
         | ToEngine::Pcap
         | ToEngine::Policies(_)
-        | ToEngine::Capture { .. } => return None,
+        | ToEngine::Capture { .. }
+        | ToEngine::Listen { .. } => return None,
     })
 }
 
 /// The broker has compiled them before: an error is its fault.
 fn reload(policies: Policies) -> io::Result<ControlMessage> {
-    let resolvers = policies.resolvers.map(|all| {
-        let all = all.into_iter();
-        all.map(SocketAddr::V4).collect()
-    });
     Ok(ControlMessage::Policies(Box::new(Reload {
         request: policies.request,
         policies: policies.policies.compile().map_err(io::Error::other)?,
         rule_base: policies.rule_base,
         local: policies.local,
         vms: policies.vms,
-        resolvers,
+        strictly: policies.strictly,
     })))
 }
 
@@ -178,6 +185,10 @@ pub(super) fn routes(view: NetworkView) -> ControlMessage {
         local: view.local,
         links: view.links,
     }
+}
+
+pub(super) fn resolvers(all: Vec<SocketAddrV4>) -> ControlMessage {
+    ControlMessage::Resolvers(all.into_iter().map(SocketAddr::V4).collect())
 }
 
 pub(super) fn reserved(ports: Vec<(u8, u16)>) -> ControlMessage {

@@ -40,6 +40,16 @@ fn keeping(policy: Policy) -> Policy {
 
 impl Rig {
     pub(super) fn reload(&mut self, policies: Vec<Policy>, rule_base: u32, of_vm: [u32; 3]) {
+        self.reload_strictly(policies, rule_base, of_vm, Vec::new());
+    }
+
+    fn reload_strictly(
+        &mut self,
+        policies: Vec<Policy>,
+        rule_base: u32,
+        of_vm: [u32; 3],
+        strictly: Vec<u32>,
+    ) {
         let vms = (1..=3).map(|row| {
             let mut spec = spec(row, &Setup::default());
             spec.policy = of_vm[usize::from(row) - 1];
@@ -54,7 +64,7 @@ impl Rig {
                 guests: Vec::new(),
             },
             vms: vms.collect(),
-            resolvers: None,
+            strictly,
         };
         let message = ControlMessage::Policies(Box::new(reload));
         self.broker.messages.borrow_mut().push_back(message);
@@ -149,6 +159,13 @@ fn each_vms_policy_says_whether_its_flows_are_left() {
     assert_eq!(rig.refused(1, Refusal::Default), 1, "new ones are refused");
     assert_eq!(rig.refused(3, Refusal::Default), 0);
     assert_eq!(rig.flows(), 3);
+    // Unless it is strict with that VM, which its id tells.
+    let policies = || vec![keeping(shut()), keeping(shut()), policy(Action::Allow, &[])];
+    rig.reload_strictly(policies(), 10, [0, 1, 2], vec![102]);
+    assert_eq!(rig.applied(), (0, 3, 1));
+    rig.reload_strictly(policies(), 10, [0, 1, 2], vec![101]);
+    assert_eq!(rig.applied(), (1, 2, 0));
+    rig.connect_from(3, 40_002, 7);
     // The next one that cuts cuts it too.
     rig.reload(vec![shut()], 10, [0; 3]);
     assert_eq!(rig.applied(), (3, 0, 0));

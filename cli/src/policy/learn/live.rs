@@ -1,0 +1,166 @@
+//! Learning from a VM that runs.
+//!
+//! The engine writes what it records of the VM to one end of a socket pair that is made here: first
+//! the flows that live, then each line as it comes. At the end our side is shut for writing, and what
+//! still waits in the engine comes, with how much was lost. With `--open` the broker has the other
+//! end of another pair, and opens the VM for as long as ours is open: whatever becomes of us, the
+//! kernel closes it.
+use std::{
+    io::{ErrorKind, Read as _},
+    net::Shutdown,
+    os::{fd::AsFd as _, unix::net::UnixStream},
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+
+use super::Wait;
+use crate::{
+    args::LearnArgs,
+    control::ask_each,
+    control_socket::{Answer, Request},
+    log::say,
+    policy::flow_log::{Reader, Seen},
+};
+
+/// How long the engine may take to send the rest.
+const REST_WITHIN: Duration = Duration::from_secs(5);
+/// How long the broker may take to close a VM that it opened.
+const CLOSED_WITHIN: Duration = Duration::from_secs(30);
+/// Of what is there, so much is taken before ^C and the time are looked at.
+const MOST_AT_ONCE: usize = 4 << 20;
+/// Longest line that is a record, bytes.
+const MOST_LINE: usize = 1 << 20;
+
+/// Listens until ^C, or for as long as was said.
+pub(super) fn listen(
+    args: &LearnArgs,
+    vm: &str,
+    each: &mut dyn FnMut(Seen),
+) -> anyhow::Result<Reader> {
+    // ^C is to print what was learnt, from now on.
+    let mut wait = Wait::begin(args)?;
+    let listening = Request::Listen { vm: vm.to_owned() };
+    let mut records = Records::of(ask(&args.pin_dir, &listening, vm)?);
+    let opening = Request::Open { vm: vm.to_owned() };
+    let open = match args.open {
+        true => Some(ask(&args.pin_dir, &opening, vm)?),
+        false => None,
+    };
+    say(format_args!(
+        "listening to {vm}{}; ^C prints what was learnt",
+        match open {
+            Some(_) => ", which is open meanwhile",
+            None => "",
+        }
+    ));
+    loop {
+        let end = wait.until(Some(records.stream.as_fd()), None)?;
+        if !records.read(each)? {
+            bail!("slipgate has ended, or serves {vm} no more");
+        }
+        if end {
+            break;
+        }
+    }
+    if let Some(open) = open {
+        close(open, vm)?;
+    }
+    records.finish(each)?;
+    Ok(records.reader)
+}
+
+/// Has the VM's policy hold again; returns when it does.
+fn close(mut open: UnixStream, vm: &str) -> anyhow::Result<()> {
+    // It fails when the broker has gone just now: then nothing is open.
+    let _ = open.shutdown(Shutdown::Write);
+    open.set_read_timeout(Some(CLOSED_WITHIN))?;
+    match open.read(&mut [0; 1]) {
+        Err(e) if e.kind() == ErrorKind::WouldBlock => bail!(
+            "{vm} has not its own policy again within {} s: see what slipgate says",
+            CLOSED_WITHIN.as_secs()
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Has the broker that serves the VM do it with a socket; our end of that.
+fn ask(pin_dir: &Path, request: &Request, vm: &str) -> anyhow::Result<UnixStream> {
+    let (ours, theirs) = UnixStream::pair().context("making a pair of sockets")?;
+    match ask_each(pin_dir, request, Some(theirs.as_fd()))? {
+        Ok(Answer::Done) => Ok(ours),
+        Ok(_) => bail!("an answer to another question: the broker is of another version"),
+        Err(asked) => Err(asked.error(vm)),
+    }
+}
+
+/// What comes from the engine.
+struct Records {
+    stream: UnixStream,
+    /// Of the line whose end has not come.
+    partial: Vec<u8>,
+    reader: Reader,
+}
+
+impl Records {
+    fn of(stream: UnixStream) -> Self {
+        Self {
+            stream,
+            partial: Vec::new(),
+            reader: Reader::default(),
+        }
+    }
+
+    /// Takes what is there, and waits for nothing; `false` at the end.
+    fn read(&mut self, each: &mut dyn FnMut(Seen)) -> anyhow::Result<bool> {
+        self.stream.set_nonblocking(true)?;
+        self.take(each, MOST_AT_ONCE)
+    }
+
+    /// Tells the engine that it is enough, and takes the rest.
+    fn finish(&mut self, each: &mut dyn FnMut(Seen)) -> anyhow::Result<()> {
+        // It fails when the engine has gone just now: then there is nothing more.
+        let _ = self.stream.shutdown(Shutdown::Write);
+        self.stream.set_nonblocking(false)?;
+        self.stream.set_read_timeout(Some(REST_WITHIN))?;
+        if self.take(each, usize::MAX)? {
+            bail!(
+                "the engine did not send the rest within {} s",
+                REST_WITHIN.as_secs()
+            );
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, each: &mut dyn FnMut(Seen), most: usize) -> anyhow::Result<bool> {
+        let mut bytes = vec![0; 1 << 16];
+        let mut taken = 0;
+        while taken < most {
+            let n = match self.stream.read(&mut bytes) {
+                Ok(0) => return Ok(false),
+                Ok(n) => n,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(true),
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                // Gone without taking what we said, which is nothing.
+                Err(e) if e.kind() == ErrorKind::ConnectionReset => return Ok(false),
+                Err(e) => return Err(e).context("reading records"),
+            };
+            taken += n;
+            self.partial.extend_from_slice(&bytes[..n]);
+            let mut begin = 0;
+            while let Some(len) = self.partial[begin..].iter().position(|b| *b == b'\n') {
+                let line = String::from_utf8_lossy(&self.partial[begin..begin + len]);
+                if let Some(seen) = self.reader.line(&line) {
+                    each(seen);
+                }
+                begin += len + 1;
+            }
+            self.partial.drain(..begin);
+            if self.partial.len() > MOST_LINE {
+                bail!("the engine sent a line of more than {MOST_LINE} bytes, which is no record");
+            }
+        }
+        Ok(true)
+    }
+}

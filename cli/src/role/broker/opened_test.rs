@@ -1,0 +1,70 @@
+use std::os::unix::net::UnixStream;
+
+use super::*;
+use crate::config::tests::config;
+
+fn texts(loaded: &LoadedPolicies) -> Vec<String> {
+    loaded.compile().unwrap().texts().collect()
+}
+
+#[test]
+fn an_open_vm_has_its_policy_but_for_the_default_and_others_have_theirs() {
+    let flags = "--vm name=a,tap=t1 --vm name=b,tap=t2 --default deny --allow a.test:443 \
+                 --inspect 192.0.2.0/24:443 --deny 198.51.100.0/24";
+    let mut config = config(flags).unwrap();
+    let loaded = LoadedPolicies::load(&config).unwrap();
+    let opened = OpenedVms {
+        with_policy: vec!["b".into(), "gone".into()],
+        open: vec!["b".into(), "gone".into()],
+    };
+    let all = opened.add_to(&mut config, &loaded);
+    assert_eq!((config.vms[0].policy, config.vms[1].policy), (0, 1));
+    let all = texts(&all);
+    assert_eq!(all[..6], texts(&loaded));
+    assert_eq!(
+        all[6..],
+        [
+            "[learning b] --default allow",
+            "[learning b] safe defaults",
+            "[learning b] safe defaults: DNS elsewhere",
+            "[learning b] --allow a.test:443",
+            "[learning b] --allow 192.0.2.0/24:443",
+            "[learning b] --deny 198.51.100.0/24",
+        ]
+    );
+    // Settled anew, it has its own again.
+    assert_eq!(config.settled().unwrap().vms[1].policy, 0);
+}
+
+#[test]
+fn a_vm_that_is_closed_again_has_its_own_also_among_policies_that_stay() {
+    let mut config = config("--vm name=a,tap=t1 --default deny").unwrap();
+    let loaded = LoadedPolicies::load(&config).unwrap();
+    let with_room = OpenedVms {
+        with_policy: vec!["a".into()],
+        open: Vec::new(),
+    };
+    let all = with_room.add_to(&mut config, &loaded);
+    assert_eq!((config.vms[0].policy, all.policies.len()), (0, 2));
+}
+
+#[test]
+fn a_client_that_ends_or_shuts_its_side_is_seen() {
+    for shuts in [true, false] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut opened = Opened {
+            vm: "a".into(),
+            lifeline: theirs.into(),
+            over: false,
+        };
+        assert!(!opened.has_ended());
+        match shuts {
+            true => ours.shutdown(std::net::Shutdown::Write).unwrap(),
+            false => drop(ours),
+        }
+        assert!(opened.has_ended());
+        opened.over = true;
+        assert!(opened.lifeline().is_none());
+        assert_eq!(OpenedVms::of(&[opened]).with_policy.len(), 0);
+    }
+}

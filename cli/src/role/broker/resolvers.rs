@@ -1,0 +1,106 @@
+//! The host's resolvers, which are asked for VMs whose policy has none of its own: as its file has
+//! them, now.
+use std::{
+    fs,
+    net::SocketAddrV4,
+    path::{Path, PathBuf},
+};
+
+use super::attached::Attached;
+use crate::host;
+
+/// Where the host says who its resolvers are: resolv.conf(5).
+const FILE: &str = "/etc/resolv.conf";
+
+/// Who they were when they were last looked for.
+#[derive(Debug)]
+pub(super) struct HostResolvers {
+    file: PathBuf,
+    now: Vec<SocketAddrV4>,
+}
+
+impl HostResolvers {
+    /// As they are now.
+    pub(super) fn find() -> Self {
+        Self::of(Path::new(FILE))
+    }
+
+    fn of(file: &Path) -> Self {
+        Self {
+            now: read(file),
+            file: file.to_owned(),
+        }
+    }
+
+    pub(super) fn now(&self) -> &[SocketAddrV4] {
+        &self.now
+    }
+
+    /// Looks for them again: they, if they are others. A file without any is one that is just being
+    /// written: those of before stay.
+    pub(super) fn changed(&mut self) -> Option<Vec<SocketAddrV4>> {
+        let found = read(&self.file);
+        if found.is_empty() || found == self.now {
+            return None;
+        }
+        self.now.clone_from(&found);
+        Some(found)
+    }
+}
+
+fn read(file: &Path) -> Vec<SocketAddrV4> {
+    host::resolvers(&fs::read_to_string(file).unwrap_or_default())
+}
+
+impl Attached {
+    /// Says when nobody will answer guests' questions, as far as that shows.
+    pub(super) fn warn_of_resolvers(&self) {
+        let of = |vm: &super::attached::ServedVm| self.policies.of(Some(vm.config.policy));
+        let mut vms = self.vms.iter();
+        if !vms.any(|vm| of(vm).settings().dns.resolvers == userspace_nat::dns::Resolvers::Host) {
+            return;
+        }
+        let hosts = self.resolvers.now();
+        if hosts.is_empty() {
+            tracing::warn!(
+                "the host has no IPv4 resolver ({FILE}): guests' questions will fail; give --dns"
+            );
+        }
+        let problems: Vec<_> = hosts.iter().map(|r| host::resolver_problem(*r)).collect();
+        if let Some(Some(problem)) = problems.first()
+            && problems.iter().all(Option::is_some)
+        {
+            tracing::warn!(
+                "guests' questions will fail: {problem} ({FILE}); give --dns a resolver that can \
+                 be reached from here"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_is_followed_and_an_empty_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("resolv.conf");
+        let write = |text: &str| fs::write(&file, text).unwrap();
+        let at = |text: &str| vec![text.parse::<SocketAddrV4>().unwrap()];
+        write("nameserver 192.0.2.1\n");
+        let mut resolvers = HostResolvers::of(&file);
+        assert_eq!(resolvers.now(), at("192.0.2.1:53"));
+        assert_eq!(resolvers.changed(), None);
+        write("nameserver 192.0.2.2\nnameserver 2001:db8::1\n");
+        assert_eq!(resolvers.changed(), Some(at("192.0.2.2:53")));
+        assert_eq!(resolvers.changed(), None);
+        write("");
+        assert_eq!(resolvers.changed(), None);
+        fs::remove_file(&file).unwrap();
+        assert_eq!(resolvers.changed(), None);
+        assert_eq!(resolvers.now(), at("192.0.2.2:53"));
+        write("nameserver 192.0.2.1\n");
+        assert_eq!(resolvers.changed(), Some(at("192.0.2.1:53")));
+    }
+}

@@ -1,0 +1,236 @@
+//! `slipgate policy learn` of a VM that runs.
+
+use std::{
+    fs,
+    io::Read as _,
+    net::Ipv4Addr,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use slipgate_testbed::{
+    clients::{dns, tcp},
+    require_root_and_tun,
+    servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
+    slipgate::binary,
+    world::{SERVER, SERVER_2},
+};
+
+use crate::{DNS, Stand, WAIT, at, eventually};
+
+const REFUSED: u8 = 5;
+const PORT: u16 = 7000;
+
+/// A `policy learn` that runs.
+struct Learn {
+    child: Child,
+    said: Arc<Mutex<String>>,
+}
+
+impl Learn {
+    fn start(stand: &Stand, args: &[&str]) -> Learn {
+        let mut command = Command::new(binary().unwrap());
+        command.args(["policy", "learn", "tap0", "--pin-dir"]);
+        command.arg(stand.slipgate.pins().path()).args(args);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = stand.world.host.spawn(command).unwrap();
+        let said = Arc::new(Mutex::new(String::new()));
+        let (mut stderr, kept) = (child.stderr.take().unwrap(), said.clone());
+        std::thread::spawn(move || {
+            let mut bytes = [0; 1_000];
+            while let Ok(n @ 1..) = stderr.read(&mut bytes) {
+                let text = String::from_utf8_lossy(&bytes[..n]);
+                kept.lock().unwrap().push_str(&text);
+            }
+        });
+        let learn = Learn { child, said };
+        eventually("it listens", || {
+            learn.said().contains("listening to tap0").then_some(())
+        });
+        learn
+    }
+
+    fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
+    }
+
+    fn kill(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+
+    /// How it ends, and the policy that it prints.
+    fn end(mut self) -> (ExitStatus, String) {
+        let mut printed = String::new();
+        let mut stdout = self.child.stdout.take().unwrap();
+        stdout.read_to_string(&mut printed).unwrap();
+        (self.child.wait().unwrap(), printed)
+    }
+}
+
+fn resolver(stand: &Stand) -> DnsServer {
+    let zone = Zone::from([
+        ("one.example.test".into(), Answer::a(SERVER, 300)),
+        ("two.example.test".into(), Answer::a(SERVER_2, 300)),
+        ("other.example.test".into(), Answer::a(SERVER_2, 300)),
+        ("evil.test".into(), Answer::a(SERVER_2, 300)),
+    ]);
+    DnsServer::start(&stand.world.net, (SERVER, 53), zone).unwrap()
+}
+
+/// The code, and the address.
+fn ask(stand: &Stand, name: &str) -> (u8, Vec<Ipv4Addr>) {
+    let found = stand
+        .run(|| dns::query_udp(at(DNS, 53), name, WAIT))
+        .unwrap();
+    (found.reply.code, found.addresses())
+}
+
+/// Asks for a name and says hello to it; the connection.
+fn visit(stand: &Stand, name: &str) -> std::net::TcpStream {
+    let (code, addresses) = ask(stand, name);
+    assert_eq!((code, addresses.len()), (0, 1), "{name}");
+    stand
+        .run(|| tcp::connect(at(addresses[0], PORT), WAIT))
+        .unwrap()
+}
+
+fn is_open(stand: &Stand) -> bool {
+    let to = format!("{SERVER}:{PORT}");
+    stand.slipgate.why("tap0", &to, "tcp").unwrap().0
+}
+
+#[test]
+fn what_an_open_vm_does_is_let_in_by_what_is_learnt_and_nothing_else() {
+    require_root_and_tun!();
+    let resolvers = SERVER.to_string();
+    let args = [
+        "--dns",
+        &resolvers,
+        "--default",
+        "deny",
+        "--deny",
+        "evil.test",
+    ];
+    let stand = Stand::new(&args);
+    let _resolver = resolver(&stand);
+    let servers = [SERVER, SERVER_2].map(|address| {
+        TcpServer::start(&stand.world.net, (address, PORT), TcpService::Hold).unwrap()
+    });
+    assert!(!is_open(&stand));
+    assert_eq!(ask(&stand, "one.example.test").0, REFUSED);
+
+    let learn = Learn::start(&stand, &["--open"]);
+    assert!(is_open(&stand));
+    assert!(stand.slipgate.stderr().contains("tap0 is open, to learn"));
+    drop(visit(&stand, "one.example.test"));
+    let mut lives = visit(&stand, "two.example.test");
+    // What is denied on purpose stays so, and so does protected space.
+    assert_eq!(ask(&stand, "evil.test").0, REFUSED);
+    let why = stand.slipgate.why("tap0", "169.254.169.254:80", "tcp");
+    assert!(!why.unwrap().0);
+    // Who wants it open as well is told; it stays open when a policy is applied.
+    let error = stand
+        .slipgate
+        .run(&["policy", "learn", "tap0", "--open"])
+        .unwrap_err();
+    assert!(error.to_string().contains("open already"), "{error}");
+    stand.slipgate.run(&["policy", "apply"]).unwrap();
+    assert!(is_open(&stand));
+    learn.kill(Signal::SIGINT);
+    let (status, learnt) = learn.end();
+    assert_eq!(status.code(), Some(0));
+    let expected = "# The least policy for what was seen of tap0: 2 flows, 2 rules.\n\
+                    default = \"deny\"\n\
+                    rules = [\n  \
+                      { allow = \"one.example.test:7000/tcp\" }, # 1 flow\n  \
+                      { allow = \"two.example.test:7000/tcp\" }, # 1 flow\n\
+                    ]\n";
+    assert_eq!(learnt, expected);
+
+    // It has its own policy again by then, and what that does not let in is cut.
+    assert!(!is_open(&stand));
+    lives.set_read_timeout(Some(WAIT)).unwrap();
+    let error = stand.run(|| lives.read(&mut [0; 1])).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(ask(&stand, "two.example.test").0, REFUSED);
+    stand
+        .run(|| tcp::expect_refused(servers[1].address()))
+        .unwrap();
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("learnt.toml");
+    fs::write(&file, learnt).unwrap();
+    let file = file.to_str().unwrap();
+    let mut check = Command::new(binary().unwrap());
+    check.args(["policy", "check", "--strict", file]);
+    assert!(check.status().unwrap().success());
+    stand.slipgate.run(&["policy", "apply", file]).unwrap();
+    drop(visit(&stand, "one.example.test"));
+    drop(visit(&stand, "two.example.test"));
+    assert_eq!(ask(&stand, "other.example.test").0, REFUSED);
+    stand
+        .run(|| tcp::expect_refused(at(SERVER_2, PORT + 1)))
+        .unwrap();
+}
+
+#[test]
+fn a_vm_is_closed_again_when_who_learns_is_killed() {
+    require_root_and_tun!();
+    let stand = Stand::new(&["--default", "deny"]);
+    let _server = TcpServer::start(&stand.world.net, (SERVER, PORT), TcpService::Hold).unwrap();
+    let learn = Learn::start(&stand, &["--open"]);
+    let mut stream = stand.run(|| tcp::connect(at(SERVER, PORT), WAIT)).unwrap();
+    learn.kill(Signal::SIGKILL);
+    eventually("it is closed", || (!is_open(&stand)).then_some(()));
+    stream.set_read_timeout(Some(WAIT)).unwrap();
+    assert!(stand.run(|| stream.read(&mut [0; 1])).is_err(), "it is cut");
+    stand.run(|| tcp::expect_refused(at(SERVER, PORT))).unwrap();
+    learn.end();
+    // And may be opened again.
+    let learn = Learn::start(&stand, &["--open", "--for", "1s"]);
+    assert!(is_open(&stand));
+    assert_eq!(learn.end().0.code(), Some(0));
+    assert!(!is_open(&stand));
+}
+
+#[test]
+fn no_flow_is_too_short_to_be_seen_and_those_that_live_are() {
+    require_root_and_tun!();
+    let resolvers = SERVER.to_string();
+    let stand = Stand::new(&["--dns", &resolvers, "--flow-log-events", "refused"]);
+    let _resolver = resolver(&stand);
+    let server = TcpServer::start(&stand.world.net, (SERVER, PORT), TcpService::Hold).unwrap();
+    let other = TcpServer::start(&stand.world.net, (SERVER_2, PORT), TcpService::Hold).unwrap();
+    let _lives = stand.run(|| tcp::connect(other.address(), WAIT)).unwrap();
+    let learn = Learn::start(&stand, &[]);
+    ask(&stand, "one.example.test");
+    const FLOWS: usize = 300;
+    for _ in 0..FLOWS {
+        drop(stand.run(|| tcp::connect(server.address(), WAIT)).unwrap());
+    }
+    learn.kill(Signal::SIGTERM);
+    let (status, learnt) = learn.end();
+    assert_eq!(status.code(), Some(0));
+    let expected = format!(
+        "# The least policy for what was seen of tap0: {} flows, 2 rules.\n\
+         default = \"deny\"\n\
+         rules = [\n  \
+           {{ allow = \"one.example.test:7000/tcp\" }}, # {FLOWS} flows\n  \
+           {{ allow = \"{SERVER_2}:7000/tcp\" }}, # 1 flow\n\
+         ]\n",
+        FLOWS + 1
+    );
+    assert_eq!(learnt, expected);
+    // The flow log has no more than it was to have.
+    assert!(stand.log().is_empty());
+    let error = stand.slipgate.run(&["policy", "learn", "nobody"]);
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("no VM \"nobody\" is served; there is tap0"),
+        "{error}"
+    );
+}
