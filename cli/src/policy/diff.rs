@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     args::DiffArgs,
-    config::{ConfigError, Limits, limits_in_file, policy_in_file},
+    config::{ConfigError, limits_in_file, policy_in_file},
     show::{plain::one_line, print_once},
 };
 

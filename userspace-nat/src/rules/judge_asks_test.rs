@@ -4,8 +4,13 @@ use slipgate_abi::Refusal;
 use super::{tests::*, *};
 use crate::{
     clock::SECOND_NS,
-    dns::chain::tests::{a, cname},
-    rules::{Rule, wire},
+    dns::{
+        ExtendedError, NamePolicy, NameVerdict,
+        chain::tests::{a, cname},
+        message::Type,
+        query::Key,
+    },
+    rules::{Action, Change, Rule, wire},
 };
 
 /// `!` denies.

@@ -6,8 +6,12 @@ use slipgate_abi::{Protocol, Refusal};
 use super::*;
 use crate::{
     clock::SECOND_NS,
-    dns::chain::tests::{Written, a, answer, cname, https},
-    rules::{DenyFile, LocalAddresses, MAX_PER_VM, Rule, wire},
+    dns::{
+        ExtendedError, NamePolicy, NameVerdict,
+        chain::tests::{Written, a, answer, cname, https},
+        message::Type,
+    },
+    rules::{Action, DenyFile, LocalAddresses, MAX_PER_VM, Rule, wire},
 };
 
 pub(super) const VM: u32 = 7;

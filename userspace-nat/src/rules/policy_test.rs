@@ -7,6 +7,7 @@ use super::{
     super::matcher::tests::{destination, pattern},
     *,
 };
+use crate::rules::{DenyFile, RuleId};
 
 pub(crate) fn allow(text: &str) -> Rule {
     Rule::Match(Action::Allow, text.parse().unwrap())

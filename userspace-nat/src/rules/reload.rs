@@ -7,7 +7,7 @@ use slipgate_abi::maps::RuleText;
 
 use super::{
     Decision, Destination, Judge, LearntName, OnReload, Policy, PolicySet, Rule, elsewhere,
-    judge::split,
+    judge::openings::split,
 };
 use crate::dns::Name;
 

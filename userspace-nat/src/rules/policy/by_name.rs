@@ -1,0 +1,115 @@
+//! What rules say of names.
+use super::Place;
+use crate::{
+    dns::Name,
+    rules::{Action, Decision, Destination, NamePattern, Policy, Rule, elsewhere},
+};
+
+impl Policy {
+    /// Whether questions are judged by their names: there is a rule by name, or the default is
+    /// deny.
+    pub fn judges_names(&self) -> bool {
+        self.default == Action::Deny
+            || !self.names.is_empty()
+            || self.files_have_names
+            || self.inspections.1
+    }
+
+    /// Places of what is said of a name (in lower case), ascending.
+    pub(in crate::rules) fn about(&self, name: Name<'_>) -> Vec<Place> {
+        let typed = self.names.matching(name).into_iter();
+        let mut about: Vec<Place> = typed.map(|order| Place { order, line: 0 }).collect();
+        if self.files_have_names {
+            for &order in &self.files {
+                if let Rule::DenyFile(file) = &self.rules[order as usize] {
+                    let lines = file.lines_about(name).into_iter();
+                    about.extend(lines.map(|line| Place { order, line }));
+                }
+            }
+            about.sort_unstable();
+        }
+        about
+    }
+
+    /// What is said of names there.
+    pub(in crate::rules) fn by_name(&self, place: Place) -> Option<(Action, &NamePattern)> {
+        match &self.rules[place.order as usize] {
+            Rule::Name(action, pattern) => Some((*action, pattern)),
+            Rule::DenyFile(file) => Some((Action::Deny, file.name_at(place.line)?)),
+            Rule::Match(..) => None,
+        }
+    }
+
+    /// Whether a name with these rules is resolved: whether it may be connected to at all.
+    pub(in crate::rules) fn resolves(&self, rules: &[Place]) -> Decision {
+        let decides = |place: &&Place| {
+            let said = self.by_name(**place);
+            said.is_some_and(|(action, pattern)| action.admits() || pattern.is_whole())
+        };
+        let first = rules.iter().find(decides);
+        first.map_or(self.by_default(), |place| self.decision_at(*place))
+    }
+
+    /// The first of these rules by name that speaks of a port and protocol. To a resolver elsewhere
+    /// only those admit that mean it.
+    pub(in crate::rules) fn first_of(&self, rules: &[Place], to: Destination) -> Option<Decision> {
+        let elsewhere = self.elsewhere(to);
+        let speaks = |place: &&Place| {
+            self.by_name(**place).is_some_and(|(action, pattern)| {
+                let counts = !(elsewhere && action.admits()) || elsewhere::name_means(pattern);
+                counts && pattern.covers(to.port, to.protocol)
+            })
+        };
+        let first = rules.iter().find(speaks)?;
+        Some(self.decision_at(*first))
+    }
+
+    /// Whether one of these rules by name gives that very name, and admits.
+    pub(in crate::rules) fn names_exactly(&self, rules: &[Place]) -> bool {
+        let is = |place: &Place| {
+            let said = self.by_name(*place);
+            said.is_some_and(|(action, pattern)| action.admits() && pattern.is_exact())
+        };
+        rules.iter().any(is)
+    }
+
+    /// How many octets of a name (in lower case) are beneath the narrowest wildcard that lets it be
+    /// asked for; `None`: no wildcard does, or a rule gives the name itself.
+    pub(in crate::rules) fn octets_beneath(&self, name: Name<'_>) -> Option<usize> {
+        let about = self.about(name);
+        let admitting = about.iter().filter_map(|place| self.by_name(*place));
+        let patterns = || admitting.clone().filter(|(action, _)| action.admits());
+        if patterns().any(|(_, pattern)| pattern.is_exact()) {
+            return None;
+        }
+        let beneath = patterns().map(|(_, pattern)| name.0.len() - pattern.name().0.len());
+        beneath.min()
+    }
+
+    /// Whether a name is a public resolver's that these rules, about it, do not give by that name.
+    pub(in crate::rules) fn hides(&self, name: Name<'_>, rules: &[Place]) -> bool {
+        elsewhere::is_resolver(name)
+            && !self.names_exactly(rules)
+            && self.resolves(rules).is_allowed()
+    }
+
+    fn decision_at(&self, place: Place) -> Decision {
+        let line = (place.line > 0).then_some(place.line);
+        self.decision(place.order, line, self.action(place.order))
+    }
+
+    /// Whether two lists of rules by name decide alike.
+    pub(in crate::rules) fn same_effect(&self, a: &[Place], b: &[Place]) -> bool {
+        let effect = |place: &Place| {
+            let (action, pattern) = self.by_name(*place)?;
+            let means = elsewhere::name_means(pattern);
+            Some((action, pattern.scope(), action.admits() && means))
+        };
+        a == b || a.iter().map(effect).eq(b.iter().map(effect))
+    }
+
+    /// Whether this is a rule that denies.
+    pub(in crate::rules) fn is_deny(&self, order: u32) -> bool {
+        self.action(order) == Action::Deny
+    }
+}
