@@ -3,7 +3,7 @@ mod limits;
 
 use std::{collections::BTreeMap, process::ExitCode};
 
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, VmRates};
 use userspace_nat::{
     dns::Name,
     rules::{Action, Decision, Destination, Policy, wire},
@@ -21,6 +21,10 @@ use crate::{
 };
 
 const EXIT_DIFFERENT: u8 = 1;
+
+/// What the files say otherwise of a VM and no record can be held against.
+const NO_RATES: &str =
+    "not compared: bytes and packets per second, for a record does not say when they passed\n";
 
 /// What a policy makes of something.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -53,6 +57,8 @@ struct Side<'c> {
     compiled: &'c Compiled,
     args: &'c DiffArgs,
     bounds: Bounds,
+    /// Those of the VM that the last record was of.
+    rates: VmRates,
 }
 
 /// What of a record is decided, by what, and what it is about where that is no rule's.
@@ -64,10 +70,12 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
         compiled,
         args,
         bounds: Bounds::default(),
+        rates: VmRates::default(),
     });
     let mut changes = Changes::new();
     let mut told = 0;
     let mut failed = None;
+    let mut rates_differ = false;
     let wanted = |vm: &str| args.vm.as_deref().is_none_or(|only| only == vm);
     let reader = flow_log::read(&args.flow_log, &mut |seen| {
         if !wanted(vm_of(&seen)) {
@@ -79,13 +87,14 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
             (Ok(was), Ok(is)) => compare(was, is, &seen, &mut changes),
             (Err(e), _) | (_, Err(e)) => failed = failed.take().or(Some(e)),
         }
+        rates_differ |= before.rates != after.rates;
     })?;
     if let Some(error) = failed {
         return Err(error.into());
     }
     let mut text = text(&changes, told);
-    if let Some(left_out) = left_out(&before, &after) {
-        text.push_str(left_out);
+    if rates_differ {
+        text.push_str(NO_RATES);
     }
     print_once(&text)?;
     if reader.foreign > 0 {
@@ -99,18 +108,6 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
         true => ExitCode::SUCCESS,
         false => ExitCode::from(EXIT_DIFFERENT),
     })
-}
-
-/// What the files say otherwise and no record can be held against.
-fn left_out(before: &Compiled, after: &Compiled) -> Option<&'static str> {
-    let rates = |compiled: &Compiled| -> Vec<_> {
-        let places = 0..compiled.policies.iter().count() as u32;
-        let limits = places.map(|place| limits_in_file(&compiled.file, place));
-        limits.map(|limits| limits.rates).collect()
-    };
-    (rates(before) != rates(after)).then_some(
-        "not compared: bytes and packets per second, for a record does not say when they passed\n",
-    )
 }
 
 fn vm_of(seen: &Seen) -> &str {
@@ -130,6 +127,7 @@ impl Side<'_> {
         let place = policy_in_file(&self.compiled.file, vm, self.args.policy.as_deref())?;
         let policy = self.compiled.policies.of(Some(place));
         let limits = limits_in_file(&self.compiled.file, place);
+        self.rates = limits.rates;
         let by_rules = |(outcome, by)| Some((outcome, by, None));
         Ok(match seen {
             Seen::End { id, .. } => {
