@@ -102,7 +102,7 @@ fn bytes_arrive_whole_both_ways_and_either_side_may_end_first() {
 #[test]
 fn a_port_that_nobody_has_is_refused_by_rst_and_was_never_open() {
     let mut world = perfect();
-    world.relay.keep_records();
+    world.relay.keep_records(true);
     let listener = world.lead(8080);
     drop(listener);
     assert_eq!(world.offer(&syn(40_000, 8080, 7)), Taken::Yes);
@@ -120,7 +120,7 @@ fn a_port_that_nobody_has_is_refused_by_rst_and_was_never_open() {
 #[test]
 fn the_record_says_where_it_led_and_by_what() {
     let mut world = perfect();
-    world.relay.keep_records();
+    world.relay.keep_records(true);
     let (listener, mut services) = connected(
         &mut world,
         End::new(bytes(10, 1), Close::WhenSent),
