@@ -163,6 +163,7 @@ impl<'s, P: Platform, N: Nic> Device for Steered<'s, P, N> {
         if self.held || self.lanes.lanes[self.cpu].inbox.take(&mut self.passed) {
             let tx = self.nic.transmit(now);
             self.held = tx.is_none();
+            self.full |= tx.is_none();
             let frame = &self.passed;
             return tx.map(|tx| (SteeredRx::Passed { frame, route }, tx));
         }

@@ -2,10 +2,11 @@
 //!
 //! # Theory of operation
 //! Every buffer is allocated at start and belongs to one descriptor or to one slot for ever.
-//! Received frames are handed to the stack where they lie, and their buffer is offered again with
-//! the next call; only a frame of several buffers is copied together. Sent frames are written by
-//! the stack behind their header: into a small slot, or a large one that the device cuts. Nothing
-//! is told to the device before [`Nic::flush`] or [`Nic::arm`].
+//! Received frames are handed to the stack where they lie, and their buffers are offered again with
+//! the next call; a frame of several buffers is copied together only if they do not lie one behind
+//! the other, as they do but for the ring's end while the device takes them in its order. Sent
+//! frames are written by the stack behind their header: into a small slot, or a large one that the
+//! device cuts. Nothing is told to the device before [`Nic::flush`] or [`Nic::arm`].
 mod receive;
 mod send;
 

@@ -1,6 +1,9 @@
 //! The receiving half: frames where the device wrote them.
-use alloc::{vec, vec::Vec};
-use core::mem::ManuallyDrop;
+use alloc::vec::Vec;
+use core::{
+    mem::{self, ManuallyDrop},
+    ops::Range,
+};
 
 use super::{
     super::{
@@ -22,8 +25,9 @@ pub(super) struct Receive<R> {
     pub(super) ring: ManuallyDrop<Ring>,
     doorbell: Doorbell<R>,
     memory: ManuallyDrop<Dma>,
-    /// The chain whose frame was handed out last.
-    lent: Option<u16>,
+    /// The buffers in which the frame lies that was handed out last, one behind the other.
+    lent: Range<u16>,
+    /// A frame whose buffers do not lie so.
     merged: Vec<u8>,
     mergeable: bool,
     /// Checksums that nobody vouches for are ours to check.
@@ -37,8 +41,8 @@ impl<R: Registers> Receive<R> {
             memory: ManuallyDrop::new(Dma::new(usize::from(ring.size()) * BUFFER)),
             ring: ManuallyDrop::new(ring),
             doorbell,
-            lent: None,
-            merged: vec![0; FRAME_MOST + BUFFER],
+            lent: 0..0,
+            merged: Vec::with_capacity(FRAME_MOST),
             mergeable: features & feature::MRG_RXBUF != 0,
             check: features & feature::GUEST_CSUM != 0,
             counters: NicCounters::default(),
@@ -67,7 +71,7 @@ impl<R: Registers> Receive<R> {
     }
 
     pub(super) fn give_back(&mut self) {
-        if let Some(head) = self.lent.take() {
+        for head in mem::take(&mut self.lent) {
             self.ring.offer_again(head);
         }
     }
@@ -92,64 +96,70 @@ impl<R: Registers> Receive<R> {
                 1
             };
             let vouched = header::vouched(bytes);
-            let mut length = written - header::BYTES;
-            if buffers == 1 {
-                self.lent = Some(first.head);
-            } else {
-                self.merged[..length].copy_from_slice(&bytes[header::BYTES..]);
-                self.ring.offer_again(first.head);
-                match self.append(usize::from(buffers) - 1, length) {
-                    Some(whole) => length = whole,
-                    None => {
-                        self.counters.rx_dropped += 1;
-                        continue;
-                    }
+            self.lent = first.head..first.head + 1;
+            let length = match self.gather(usize::from(buffers), written) {
+                Some(bytes) => bytes - header::BYTES,
+                None => {
+                    self.counters.rx_dropped += 1;
+                    continue;
                 }
-                self.counters.rx_merged += 1;
-            }
-            // SAFETY: as above; it is offered again after the frame was looked at.
-            let bytes = unsafe {
-                self.memory
-                    .bytes(start + header::BYTES, written - header::BYTES)
             };
-            let frame = if buffers == 1 {
-                bytes
-            } else {
-                &self.merged[..length]
-            };
-            if self.check && !vouched && !header::is_intact(frame) {
+            self.counters.rx_merged += u64::from(buffers > 1);
+            if self.check && !vouched && !header::is_intact(self.frame(start, length)) {
                 self.counters.rx_dropped += 1;
                 continue;
             }
             self.counters.rx_frames += 1;
             self.counters.rx_bytes += length as u64;
             self.counters.rx_checksum_offloaded += u64::from(vouched);
-            // Looked up again, since a loop may not lend what an earlier round borrowed.
-            return Some(match buffers {
-                // SAFETY: as above.
-                1 => unsafe { self.memory.bytes(start + header::BYTES, length) },
-                _ => &self.merged[..length],
-            });
+            return Some(self.frame(start, length));
         }
     }
 
-    /// Appends a frame's further buffers to the `length` bytes that are there. None: too long, or
-    /// the device returned fewer than it said.
-    fn append(&mut self, buffers: usize, length: usize) -> Option<usize> {
-        let mut end = length;
-        let mut whole = true;
-        for _ in 0..buffers {
+    /// The frame that [`Receive::gather`] has brought together.
+    fn frame(&self, start: usize, length: usize) -> &[u8] {
+        if self.merged.is_empty() {
+            // SAFETY: the device has returned the buffers; they are offered again after the frame
+            // was looked at.
+            unsafe { self.memory.bytes(start + header::BYTES, length) }
+        } else {
+            &self.merged
+        }
+    }
+
+    /// Takes the other ones of a frame's buffers, behind the one that is lent, of which so many
+    /// bytes are the frame's and its header's: lent too if each lies behind the one before and that
+    /// is full, as with a device that takes them in the order of the ring; else all is copied. Bytes
+    /// of frame and header. None: too long, or the device returned fewer than it said.
+    fn gather(&mut self, buffers: usize, written: usize) -> Option<usize> {
+        let start = usize::from(self.lent.start) * BUFFER;
+        let mut bytes = written;
+        self.merged.clear();
+        for _ in 1..buffers {
             let used = self.ring.take_used()?;
             let written = (used.written as usize).min(BUFFER);
-            whole &= end + written <= FRAME_MOST;
-            if whole {
-                // SAFETY: the device has returned the buffer.
-                let bytes = unsafe { self.memory.bytes(usize::from(used.head) * BUFFER, written) };
-                self.merged[end..end + written].copy_from_slice(bytes);
-                end += written;
+            if self.merged.is_empty() {
+                if used.head == self.lent.end && bytes == self.lent.len() * BUFFER {
+                    self.lent.end += 1;
+                    bytes += written;
+                    continue;
+                }
+                self.copy(start + header::BYTES, bytes - header::BYTES);
+                self.give_back();
             }
+            self.copy(usize::from(used.head) * BUFFER, written);
             self.ring.offer_again(used.head);
+            bytes += written;
         }
-        whole.then_some(end)
+        (bytes <= header::BYTES + FRAME_MOST).then_some(bytes)
+    }
+
+    /// Copies bytes of the buffers behind what was copied before, if a frame can be so long.
+    fn copy(&mut self, at: usize, length: usize) {
+        if self.merged.len() + length <= FRAME_MOST {
+            // SAFETY: the device has returned the buffer.
+            self.merged
+                .extend_from_slice(unsafe { self.memory.bytes(at, length) });
+        }
     }
 }
