@@ -41,6 +41,9 @@ use crate::{
 /// `--only` knows them beside the workloads.
 const PROGRAMS: &str = "programs";
 const MICROVM: &str = "microvm";
+/// Its parts.
+const MICROVM_GUESTS: &str = "microvm-guests";
+const MICROVM_RING: &str = "microvm-ring";
 const DNS: &str = "dns";
 
 /// Measures slipgate, nftables, plain forwarding, pasta, slirp4netns and einat side by side; its
@@ -49,7 +52,8 @@ const DNS: &str = "dns";
 #[command(name = "cargo xtask bench --", max_term_width = 100)]
 struct CommandLine {
     /// Only these workloads: bulk-up, bulk-down, connect-close, request-response, udp-64,
-    /// established, new-flows-udp, new-flows-tcp, microvm, dns, programs
+    /// established, new-flows-udp, new-flows-tcp, microvm (microvm-guests, microvm-ring), dns,
+    /// programs
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
     /// Only these contenders; ratios are to nftables
@@ -107,8 +111,12 @@ fn main() -> Result<()> {
     });
     let rounds = args.rounds.map_or(rounds, usize::from);
     // Before anything is pinned: a machine's threads are the scheduler's to place.
-    let microvm = match wanted(MICROVM) {
-        true => microvm::measure(rounds, args.quick, &mut conditions),
+    let parts = microvm::Parts {
+        guests: wanted(MICROVM) || wanted(MICROVM_GUESTS),
+        ring: wanted(MICROVM) || wanted(MICROVM_RING),
+    };
+    let microvm = match parts.guests || parts.ring {
+        true => microvm::measure(parts, rounds, args.quick, &mut conditions),
         false => Vec::new(),
     };
     if let Some(cpu) = pinning.ends {
@@ -187,9 +195,10 @@ fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
     let known: Vec<_> = all.iter().map(|workload| workload.name()).collect();
     for name in only {
         let name = name.as_str();
-        if ![PROGRAMS, MICROVM, DNS].contains(&name) && !known.contains(&name) {
+        let ours = [PROGRAMS, MICROVM, MICROVM_GUESTS, MICROVM_RING, DNS];
+        if !ours.contains(&name) && !known.contains(&name) {
             bail!(
-                "--only {name}: give some of {}, {MICROVM}, {DNS}, {PROGRAMS}",
+                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {PROGRAMS}",
                 known.join(", ")
             );
         }

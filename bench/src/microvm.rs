@@ -55,8 +55,22 @@ const MEASURED: [Measured; 3] = [
     ("vm streams", STREAMS),
 ];
 
+/// What may be measured alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts {
+    /// Whole guests and their connections.
+    pub(crate) guests: bool,
+    /// The network card alone.
+    pub(crate) ring: bool,
+}
+
 /// All rounds; a contender that this machine has not is noted in the conditions.
-pub(crate) fn measure(rounds: usize, quick: bool, conditions: &mut Conditions) -> Vec<Cell> {
+pub(crate) fn measure(
+    parts: Parts,
+    rounds: usize,
+    quick: bool,
+    conditions: &mut Conditions,
+) -> Vec<Cell> {
     let mut present = Vec::new();
     for contender in contender::ALL {
         let possible = requirements::kvm().map_err(anyhow::Error::msg);
@@ -72,7 +86,7 @@ pub(crate) fn measure(rounds: usize, quick: bool, conditions: &mut Conditions) -
     }
     let mut cells = Vec::new();
     for round in 1..=rounds {
-        for contender in &present {
+        for contender in present.iter().filter(|_| parts.guests) {
             let outcome = one_boot(*contender, quick).map_err(|why| {
                 eprintln!("round {round}: {}: {why:#}", contender.name());
                 // All that it said is above.
@@ -91,7 +105,9 @@ pub(crate) fn measure(rounds: usize, quick: bool, conditions: &mut Conditions) -
                 });
             }
         }
-        ring::round(round, quick, &mut cells);
+        if parts.ring {
+            ring::round(round, quick, &mut cells);
+        }
     }
     cells
 }
@@ -102,8 +118,14 @@ pub(crate) fn tables(cells: &[Cell]) -> Vec<Table> {
         return Vec::new();
     }
     let names = contender::ALL.map(Contender::name);
-    let mut tables = results::tables(&MEASURED, &names, REFERENCE, cells);
-    tables.extend(ring::tables(cells));
+    let measured = |workload: &str| cells.iter().any(|cell| cell.workload == workload);
+    let mut tables = Vec::new();
+    if measured(MEASURED[0].0) {
+        tables = results::tables(&MEASURED, &names, REFERENCE, cells);
+    }
+    if measured(ring::FIRST) {
+        tables.extend(ring::tables(cells));
+    }
     tables
 }
 

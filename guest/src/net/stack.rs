@@ -267,3 +267,7 @@ fn interface<P: Platform, N: Nic>(platform: &P, device: &mut Steered<'_, P, N>) 
     config.random_seed = u64::from_le_bytes(seed);
     Interface::new(config, device, instant(platform.now_ns()))
 }
+
+#[cfg(test)]
+#[path = "stack_test.rs"]
+mod tests;

@@ -70,7 +70,7 @@ impl Lanes {
         lane.asleep.store(false, Ordering::SeqCst);
     }
 
-    fn pass(&self, cpu: usize, frame: &[u8], platform: &impl Platform) {
+    pub(super) fn pass(&self, cpu: usize, frame: &[u8], platform: &impl Platform) {
         self.lanes[cpu].inbox.put(frame);
         self.nudge(cpu, platform);
     }

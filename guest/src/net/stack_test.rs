@@ -1,0 +1,144 @@
+use core::{cell::Cell, net::Ipv4Addr};
+use std::sync::atomic::AtomicUsize;
+
+use smoltcp::{
+    phy::{DeviceCapabilities, Medium, RxToken},
+    socket::udp,
+    wire::{IpAddress, Ipv4Address},
+};
+
+use super::*;
+use crate::platform::NicCounters;
+
+/// A CPU that only counts how often it idles.
+#[derive(Default)]
+struct Machine {
+    idled: AtomicUsize,
+}
+
+impl Platform for Machine {
+    fn cpus(&self) -> usize {
+        2
+    }
+
+    fn now_ns(&self) -> u64 {
+        1_000_000
+    }
+
+    fn booted_unix_ms(&self) -> u64 {
+        0
+    }
+
+    fn idle(&self, until_ns: Option<u64>) {
+        assert!(until_ns.is_some(), "an interrupt may be lost");
+        self.idled.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn wake(&self, _: usize) {
+        panic!("nobody has to be woken");
+    }
+
+    fn random(&self, out: &mut [u8]) {
+        out.fill(4);
+    }
+
+    fn print_line(&self, _: &str) {}
+}
+
+/// A queue pair that has no room, whatever is done.
+#[derive(Default)]
+struct Full {
+    armed: Cell<usize>,
+}
+
+enum Never {}
+
+impl RxToken for Never {
+    fn consume<T, F: FnOnce(&[u8]) -> T>(self, _: F) -> T {
+        match self {}
+    }
+}
+
+impl TxToken for Never {
+    fn consume<T, F: FnOnce(&mut [u8]) -> T>(self, _: usize, _: F) -> T {
+        match self {}
+    }
+}
+
+impl Device for Full {
+    type RxToken<'a> = Never;
+    type TxToken<'a> = Never;
+
+    fn receive(&mut self, _: Instant) -> Option<(Never, Never)> {
+        None
+    }
+
+    fn transmit(&mut self, _: Instant) -> Option<Never> {
+        None
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ethernet;
+        capabilities.max_transmission_unit = 1514;
+        capabilities
+    }
+}
+
+impl Nic for Full {
+    fn mac(&self) -> [u8; 6] {
+        [2, 0, 0, 0, 0, 1]
+    }
+
+    fn pair(&self) -> (u16, u16) {
+        (0, 2)
+    }
+
+    fn flush(&mut self) {}
+
+    fn arm(&mut self) -> bool {
+        self.armed.set(self.armed.get() + 1);
+        true
+    }
+
+    fn can_segment_udp(&self) -> bool {
+        false
+    }
+
+    fn counters(&self) -> NicCounters {
+        NicCounters::default()
+    }
+}
+
+/// It would only keep the core from whoever makes room.
+#[test]
+fn a_cpu_whose_queue_is_full_sleeps_though_others_pass_it_frames() {
+    let (machine, lanes) = (Machine::default(), Lanes::new(2));
+    let mut stack = Stack::new(&machine, Full::default(), 0, &lanes);
+    stack.configure(&Lease {
+        address: Ipv4Addr::new(10, 0, 2, 15),
+        prefix: 24,
+        router: None,
+        dns: Vec::new(),
+        mtu: None,
+        server: None,
+    });
+    let buffer = || udp::PacketBuffer::new(vec![udp::PacketMetadata::EMPTY; 4], vec![0; 400]);
+    let mut socket = udp::Socket::new(buffer(), buffer());
+    socket.bind(16_400).unwrap();
+    let to = IpAddress::Ipv4(Ipv4Address::new(10, 0, 2, 2));
+    socket.send_slice(b"waits", (to, 9)).unwrap();
+    stack.sockets.add(socket);
+    lanes.pass(0, &[0xff; 60], &machine);
+
+    let mut turns = 0;
+    stack.drive(|_| {
+        turns += 1;
+        match turns {
+            100 => Turn::Done(()),
+            _ => Turn::Worked,
+        }
+    });
+    assert_eq!(machine.idled.load(Ordering::Relaxed), 99);
+    assert_eq!(stack.device.nic.armed.get(), 99);
+}
