@@ -4,8 +4,8 @@
 //! passes: take what the guest sent and lay out reads, hand all of it to the kernel in one batch,
 //! give the results to the driver, publish both used indices. While passes find work, the driver
 //! is asked not to notify. After the last one it looks at the rings and at the TAP for some time
-//! more, as long as that has paid off lately ([`Patience`]), and gives the core away between looks;
-//! then it asks for notifications, looks once more, and sleeps.
+//! more, as long as that has paid off lately ([`Patience`]) and nobody else wants the core, which it
+//! gives away between looks; then it asks for notifications, looks once more, and sleeps.
 //!
 //! While frames go out, each batch also tries to read, so that one way can't starve the other.
 use std::{
@@ -220,18 +220,22 @@ impl Worker {
     /// meanwhile. Says whether there is something.
     fn looks_again(&mut self, served: &mut Serving) -> Result<bool, End> {
         served.idle_since = Instant::now();
+        let mut contended = false;
         loop {
+            // Also behind the last look at the descriptors, which takes a command's event.
             for _ in 0..LOOKS {
                 hint::spin_loop();
                 if served.ring_has_work()? || self.inbox.rung() {
                     return Ok(true);
                 }
             }
-            if served.idle_since.elapsed() >= served.patience.window {
+            let now = Instant::now();
+            if contended || now - served.idle_since >= served.patience.window {
                 return Ok(false);
             }
             // Whoever works toward the next frame may need this very core.
             thread::yield_now();
+            contended = now.elapsed() >= CONTENDED;
             self.watch(served)?;
             let seen = self.waits.look()?;
             self.counters.syscalls.add(2);
@@ -412,6 +416,10 @@ impl Depth {
 
 /// Looks at the rings between system calls: a pause instruction each, some 40 ns.
 const LOOKS: u32 = 16;
+
+/// A yield that takes so long gave the core to somebody who wanted it. Then it is time to sleep: the
+/// scheduler moves to an idle core who wakes up, but not who only yields.
+const CONTENDED: Duration = Duration::from_micros(20);
 
 /// How long to look before sleeping, after the rule of KVM's `halt_poll_ns`: longer when what ended
 /// a sleep came so soon that looking would have found it, not at all when it came later.
