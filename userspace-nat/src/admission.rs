@@ -174,7 +174,7 @@ impl<D: Datapath> Core<D> {
         if live.isn() == tcp.sequence {
             // A retransmission, unless the connection was inspected and let go: its opener has said and
             // heard more than that since, and what it opens by the same number nobody has looked at.
-            return from == Direction::Rx || !self.was_let_go(slot);
+            return from == Direction::Rx || inbound || !self.was_let_go(slot);
         }
         match (from, inbound) {
             (Direction::Tx, false) => false,
