@@ -11,8 +11,9 @@ use crate::{
 };
 
 pub(super) const DNSMASQ: &str = "dnsmasq";
-/// Answers that each of them keeps at most: more than are asked for in the cache's workload.
-const KEPT: u32 = 10_000;
+/// Answers that dnsmasq keeps at most: more than are asked for in the cache's workload, and no more
+/// than it needs, for a new name costs it more the larger its full cache is.
+const KEPT: u32 = 1_000;
 
 pub(super) fn all() -> Vec<Box<dyn Contender>> {
     vec![
