@@ -159,10 +159,12 @@ fn half_closed_reset_and_held_up_it_goes_as_between_two_hosts() {
         sent += len;
         assert!(sent < 64 << 20, "nobody reads, and it takes {sent} bytes");
     }
-    // A service that resets.
-    let mut stream = stand.run(|| tcp::connect(at(GATEWAY, 7002), WAIT)).unwrap();
-    let error = stream.read(&mut [0; 1]).unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    // A service that resets, which may be sooner than the guest has looked at its connection.
+    let said = match stand.run(|| tcp::connect(at(GATEWAY, 7002), WAIT)) {
+        Ok(mut stream) => format!("{:?}", stream.read(&mut [0; 1])),
+        Err(error) => format!("{error:?}"),
+    };
+    assert!(said.contains("ConnectionReset"), "{said}");
     assert_eq!(reset.accepted(), 1);
 }
 
