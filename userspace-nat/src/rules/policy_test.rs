@@ -218,15 +218,22 @@ fn deny_prefixes_are_those_no_flow_gets_through() {
 /// The documented meaning, tried rule by rule.
 fn naive(policy: &Policy, to: Destination) -> Decision {
     let space = policy.protected(to.addr);
+    // The addresses are nobody's resolvers, so there is the port alone; and without names (there
+    // are none in these rules) it is shut by nothing but the default.
+    let is_dns_over_tls = to.port == 853 && to.protocol != Protocol::Icmp;
+    let elsewhere = is_dns_over_tls && policy.default_action() == Action::Deny;
     for (rule, order) in policy.rules.iter().zip(0..) {
         match rule {
             Rule::Match(action, pattern) => {
-                let counts = match (action, space) {
-                    (Action::Allow | Action::Inspect, Some((range, _))) => {
-                        range.contains(&pattern.prefix())
-                    }
-                    _ => true,
+                let means_space = |range: Ipv4Net| range.contains(&pattern.prefix());
+                let means_dns = match pattern.ports() {
+                    Some((853, 853)) => true,
+                    Some(_) => pattern.prefix().prefix_len() == 32,
+                    None => false,
                 };
+                let counts = *action == Action::Deny
+                    || (space.is_none_or(|(range, _)| means_space(range))
+                        && (means_dns || !elsewhere));
                 if counts && pattern.matches(to) {
                     return policy.decision(order, None, *action);
                 }
@@ -242,6 +249,7 @@ fn naive(policy: &Policy, to: Destination) -> Decision {
     }
     let (rule, refusal) = match (space, policy.default_action()) {
         (Some(_), _) => (RuleId::PROTECTED, Some(Refusal::Protected)),
+        (None, _) if elsewhere => (policy.elsewhere_id(), Some(Refusal::DnsElsewhere)),
         (None, Action::Deny) => (RuleId::DEFAULT, Some(Refusal::Default)),
         (None, _) => (RuleId::DEFAULT, None),
     };
@@ -288,6 +296,21 @@ proptest! {
             }
             prop_assert!(!policy.explain(to).to_string().is_empty());
         }
+    }
+}
+
+/// Found by the above: an allow of the network does not open DNS over TLS there.
+#[test]
+fn the_port_of_dns_over_tls_is_shut_to_an_allow_that_does_not_mean_it() {
+    for (rule, opens) in [
+        ("198.51.100.0/28/tcp", false),
+        ("198.51.100.0/28:853", true),
+    ] {
+        let policy = Policy::new(Action::Deny, vec![allow(rule)]);
+        let to = to(Protocol::Tcp, "198.51.100.0", 853);
+        let decision = policy.decide(to);
+        assert_eq!(decision, naive(&policy, to), "{rule}");
+        assert_eq!(decision.is_allowed(), opens, "{rule}");
     }
 }
 
