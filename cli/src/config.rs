@@ -34,7 +34,7 @@ pub(crate) use self::{
     loaded::{LoadedPolicies, LoadedPolicy, RuleText},
     machine::{MachineSpec, RunConfig},
     network::GuestNetwork,
-    policies::{Limits, Typed, check_file, limits_in_file, policy_in_file},
+    policies::{Limits, Typed, check_file, has_top_level, limits_in_file, policy_in_file},
     policy_file::{Amount, Count, PolicyFile, schema},
     rules::RuleFlag,
     said::Said,

@@ -12,7 +12,7 @@ use userspace_nat::rules::{Policy, PolicySet};
 
 use crate::{
     args::PolicyCommand,
-    config::{ConfigError, LoadedPolicies, PolicyFile, Typed, from_disk, schema},
+    config::{ConfigError, LoadedPolicies, PolicyFile, Typed, from_disk, has_top_level, schema},
     control,
     show::print_once,
 };
@@ -49,13 +49,18 @@ impl Compiled {
 
     /// The policy of that name, or the file's top level.
     fn named(&self, name: Option<&str>) -> Result<&Policy, ConfigError> {
+        let all = self.policies.iter();
+        let names: Vec<&str> = all.filter_map(|p| p.settings().name.as_deref()).collect();
         let Some(name) = name else {
-            return Ok(self.policies.of(Some(0)));
+            if has_top_level(&self.file.document) {
+                return Ok(self.policies.of(Some(0)));
+            }
+            let problem = "it has named policies only";
+            let remedy = format!("give --policy NAME, one of {}", names.join(", "));
+            return Err(ConfigError::new("FILE", self.file.name(), problem, remedy));
         };
         let found = self.policies.by_name(name).map(|(_, policy)| policy);
         found.ok_or_else(|| {
-            let all = self.policies.iter();
-            let names: Vec<&str> = all.filter_map(|p| p.settings().name.as_deref()).collect();
             let remedy = match names[..] {
                 [] => "leave it out: the file has no [policy.NAME]".to_owned(),
                 _ => format!("give one of {}", names.join(", ")),

@@ -57,6 +57,102 @@ fn folder() -> tempfile::TempDir {
 }
 
 #[test]
+fn a_file_that_says_no_default_is_no_policy() {
+    let folder = folder();
+    for text in [
+        "",
+        "# default = \"deny\"\n",
+        "[quotas]\nmax_flows = 64\n",
+        "[quotas]\nmax_flows = 64\n[policy.a]\ndefault = \"deny\"\n",
+        "[policy.a]\n",
+    ] {
+        fs::write(folder.path().join("cut.toml"), text).expect("writing");
+        for args in [
+            &["check", "cut.toml"][..],
+            &["explain", "cut.toml", "a.test:80"],
+        ] {
+            let (status, out, error) = policy(folder.path(), args);
+            assert_eq!((status, &*out), (2, ""), "{text} {args:?}");
+            assert!(
+                error.contains("default") && error.contains("cut.toml:"),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_file_with_named_policies_only_is_explained_by_name() {
+    let folder = folder();
+    let text = "[policy.a]\ndefault = \"deny\"\n[policy.b]\ndefault = \"allow\"\n";
+    fs::write(folder.path().join("named.toml"), text).expect("writing");
+    let asked = ["explain", "named.toml", "192.0.2.1:80"];
+    let (status, _, error) = policy(folder.path(), &asked);
+    assert_eq!(status, 2);
+    assert!(
+        error.contains("named policies only") && error.contains("a, b"),
+        "{error}"
+    );
+    for (name, status) in [("a", 3), ("b", 0)] {
+        let args = [&asked[..], &["--policy", name]].concat();
+        assert_eq!(policy(folder.path(), &args).0, status, "{name}");
+    }
+}
+
+#[test]
+fn what_an_allow_by_address_takes_from_an_inspection_is_said() {
+    let folder = folder();
+    let at = |rules: &str| {
+        let text = format!("default = \"deny\"\nrules = [{rules}]\n");
+        fs::write(folder.path().join("f.toml"), text).expect("writing");
+        let explained = policy(folder.path(), &["explain", "f.toml", "a.test:443"]);
+        let checked = policy(folder.path(), &["check", "f.toml"]);
+        (explained.0, explained.1, checked.1)
+    };
+    let inspect = r#"{ inspect = "a.test:443" }"#;
+
+    let (status, explained, checked) = at(&format!(r#"{{ allow = "0.0.0.0/0" }}, {inspect}"#));
+    assert_eq!(status, 0);
+    assert!(!explained.contains("Inspected:"), "{explained}");
+    assert!(
+        explained.contains("not inspected whatever address it has"),
+        "{explained}"
+    );
+    assert!(
+        checked.contains("does not inspect what rule 1"),
+        "{checked}"
+    );
+
+    let (_, explained, checked) = at(&format!(r#"{{ allow = "203.0.113.0/24" }}, {inspect}"#));
+    assert!(explained.contains("Inspected:"), "{explained}");
+    let where_not = "in 203.0.113.0/24, it is admitted and not inspected by rule 1";
+    assert!(explained.contains(where_not), "{explained}");
+    assert!(
+        checked.contains("does not inspect what rule 1"),
+        "{checked}"
+    );
+
+    // Behind it, or of other ports, it takes nothing.
+    for rules in [
+        format!(r#"{inspect}, {{ allow = "0.0.0.0/0" }}"#),
+        format!(r#"{{ allow = "0.0.0.0/0:80" }}, {inspect}"#),
+    ] {
+        let (_, explained, checked) = at(&rules);
+        assert!(explained.contains("Inspected:"), "{explained}");
+        assert!(!explained.contains("not inspected"), "{explained}");
+        assert!(!checked.contains("does not inspect"), "{checked}");
+    }
+
+    // A deny beats the name from wherever it stands.
+    let (status, explained, _) = at(&format!(r#"{inspect}, {{ deny = "0.0.0.0/0:443" }}"#));
+    assert_eq!(status, 3);
+    assert!(
+        explained.contains("refused whatever address it has"),
+        "{explained}"
+    );
+}
+
+#[test]
 fn check_says_what_is_likely_meant_otherwise() {
     let folder = folder();
     let expected = "\

@@ -25,7 +25,7 @@ fn nothing_is_listed_unless_somebody_does() {
 
 #[test]
 fn flags_are_in_each_policy_and_a_files_list_in_its_own() {
-    let file = "[host_loopback]\naddress = \"10.0.2.100\"\nports = [80, \"10.0.2.101:81/udp\"]\n\
+    let file = "default = \"deny\"\n[host_loopback]\naddress = \"10.0.2.100\"\nports = [80, \"10.0.2.101:81/udp\"]\n\
                 [policy.a]\ndefault = \"deny\"\n[policy.a.host_loopback]\nports = [\"9000-9001\"]\n\
                 [policy.b]\ndefault = \"deny\"\n";
     let flags = "--vm tap=t0,policy=a --vm tap=t1,policy=b --host-loopback 8080:80/tcp";
@@ -58,7 +58,7 @@ fn what_can_not_be_is_said() {
         ),
         (
             "--host-loopback 8080",
-            "[host_loopback]\nports = [\"8080/udp\"]",
+            "default = \"deny\"\n[host_loopback]\nports = [\"8080/udp\"]",
             "--host-loopback 8080/udp: the policy file's entry clashes with a flag: port 8080",
         ),
         (

@@ -183,8 +183,8 @@ impl Part<'_> {
         })
     }
 
-    /// What was typed, else what the file says, which must say it where it has rules: nobody is to
-    /// find out by accident which way an unsaid default goes.
+    /// What was typed, else what the file says, which must say it: nobody is to find out by
+    /// accident (a file cut short, for one) which way an unsaid default goes.
     fn default(&self, file: &PolicyFile, typed: Option<Action>) -> Result<Action, ConfigError> {
         let said = self.default.map(|said| match said.get_ref() {
             DefaultText::Allow => Action::Allow,
@@ -193,15 +193,17 @@ impl Part<'_> {
         if let Some(default) = typed.or(said) {
             return Ok(default);
         }
+        if self.name.is_none() && !policies::has_top_level(&file.document) {
+            // No VM can have it.
+            return Ok(Action::Deny);
+        }
         let first = self.rules.first().map(Spanned::span);
-        let Some(span) = self.name.map(Spanned::span).or(first) else {
-            return Ok(Action::Allow);
-        };
+        let span = self.name.map(Spanned::span).or(first);
         Err(file.error(
-            &span,
+            &span.unwrap_or_default(),
             match self.name {
                 Some(name) => format!("the policy {} does not say its default", name.get_ref()),
-                None => "there are rules, and no default is said".to_owned(),
+                None => "no default is said".to_owned(),
             },
             "write default = \"deny\", and what no rule matches is refused; or \"allow\"",
         ))

@@ -12,7 +12,9 @@ use userspace_nat::{
 
 use super::{
     Config, ConfigError, Forward, RuleFlag, VmConfig, forward, host_loopback,
-    policy_file::{Dns, Document, NamedPolicy, PolicyFile, Quotas, Resolvers, ResolversWord},
+    policy_file::{
+        Dns, Document, HostLoopback, NamedPolicy, PolicyFile, Quotas, Resolvers, ResolversWord,
+    },
 };
 use crate::args::{DefaultRule, NatArgs};
 
@@ -223,7 +225,7 @@ fn policy_of(vm: &VmConfig, typed: &Typed, file: Option<&PolicyFile>) -> Result<
         let problem = format!("{} has no such policy", file.name());
         return place(name).ok_or_else(|| ConfigError::new(flag, name, problem, remedy));
     }
-    if !names.is_empty() && !has_top_level(document) {
+    if !has_top_level(document) {
         let problem = format!(
             "{} names no policy, and {} has named ones only",
             vm.name,
@@ -251,7 +253,7 @@ pub(crate) fn policy_in_file(
                 let problem = format!("{} has no policy {name:?}, of {vm}", file.name());
                 ConfigError::new("--policy", name, problem, "give one that both files have")
             }),
-        None if !document.policy.is_empty() && !has_top_level(document) => {
+        None if !has_top_level(document) => {
             let problem = format!("it does not say which policy {vm} has");
             let remedy = "give --policy NAME, or write [vms]";
             Err(ConfigError::new("--policy", file.name(), problem, remedy))
@@ -282,9 +284,14 @@ fn named<'d>(document: &'d Document, name: &str) -> Option<(u32, &'d NamedPolicy
     all.find_map(|(place, (key, policy))| (key.get_ref() == name).then_some((place, policy)))
 }
 
-/// Whether the top level is a policy.
-fn has_top_level(document: &Document) -> bool {
-    document.default.is_some() || !document.rules.is_empty()
+/// Whether the top level is a policy: in a file with named ones it may say nothing of one.
+pub(crate) fn has_top_level(document: &Document) -> bool {
+    document.policy.is_empty()
+        || document.default.is_some()
+        || document.on_reload.is_some()
+        || !document.rules.is_empty()
+        || document.quotas != Quotas::default()
+        || document.host_loopback != HostLoopback::default()
 }
 
 /// What the file lets a VM have that has that policy.

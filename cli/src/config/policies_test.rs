@@ -145,12 +145,12 @@ fn nobody_gets_a_policy_by_accident() {
 
 #[test]
 fn reading_again_keeps_what_was_typed() {
-    let file = file("[quotas]\nmax_flows = 10\n");
+    let file = file("default = \"deny\"\n[quotas]\nmax_flows = 10\n");
     let flags = format!("--policy {} --tap t --dns none", file.path().display());
     let before = config(&flags).unwrap();
     std::fs::write(
         &file,
-        "[quotas]\nmax_flows = 11\n[dns]\nresolvers = [\"192.0.2.1\"]\n",
+        "default = \"deny\"\n[quotas]\nmax_flows = 11\n[dns]\nresolvers = [\"192.0.2.1\"]\n",
     )
     .unwrap();
     let after = before.reread().unwrap();

@@ -157,7 +157,7 @@ fn what_is_wrong_is_said_with_its_place() {
     );
     wrong(
         "rules = [{ deny = \"a.test\" }]",
-        "p/egress.toml:1:10: there are rules, and no default is said; write default = \"deny\", and \
+        "p/egress.toml:1:10: no default is said; write default = \"deny\", and \
          what no rule matches is refused; or \"allow\"\n 1 | rules = [{ deny = \"a.test\" }]\n   | \
          \x20        ^^^^^^^^^^^^^^^^^^^",
     );

@@ -75,6 +75,16 @@ pub(super) fn warnings(compiled: &Compiled) -> Vec<String> {
                     ),
                 );
             }
+            if let Some(earlier) = policy.uninspected_by(rule) {
+                warn(
+                    rule,
+                    format!(
+                        "{} does not inspect what {} admits: that stands before it",
+                        policy.describe_short(rule),
+                        policy.describe(earlier)
+                    ),
+                );
+            }
             if let Some(why) = cannot_be_inspected(rule.rule) {
                 warn(rule, format!("{}: {why}", policy.describe_short(rule)));
             }
@@ -214,6 +224,9 @@ fn of_default(policy: &Policy, file: &str) -> Vec<String> {
     let by_name = rules
         .iter()
         .any(|rule| matches!(rule, Rule::Name(action, _) if action.admits()));
+    let inspects_names = rules
+        .iter()
+        .any(|rule| matches!(rule, Rule::Name(Action::Inspect, _)));
     let mut warnings = Vec::new();
     if policy.without_dns().is_some() && by_name {
         warnings.push(warning(
@@ -224,6 +237,10 @@ fn of_default(policy: &Policy, file: &str) -> Vec<String> {
     match policy.default_action() {
         Action::Deny if !rules.is_empty() && !by_name => warnings.push(warning(
             "the default is deny and no rule allows a name: guests can ask DNS for nothing",
+        )),
+        Action::Allow | Action::Inspect if inspects_names => warnings.push(warning(
+            "the default is allow: who does not ask DNS for an inspected name, but knows its \
+             address, is not inspected there",
         )),
         Action::Allow | Action::Inspect if by_name && !denies => warnings.push(warning(
             "the default is allow and nothing is denied: the rules by name change nothing",

@@ -8,6 +8,9 @@ use super::{
 };
 use crate::dns::Name;
 
+/// Rules by address that are told of a name.
+const SHOWN_RULES: usize = 8;
+
 /// One rule, as it stands in a policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Standing<'p> {
@@ -139,7 +142,34 @@ impl Policy {
             Protocol::Icmp => "Ping".to_owned(),
             protocol => format!("{} port {port}", protocol.name().to_uppercase()),
         };
-        let allowed = match self.first_of(&about, to) {
+        let by_name = self.first_of(&about, to);
+        let instead = match by_name {
+            Some(by_name) => self.instead_of(by_name, (port, protocol)),
+            None => Vec::new(),
+        };
+        // Of these the first decides, or the first that denies.
+        let everywhere = || {
+            let all = || {
+                instead
+                    .iter()
+                    .filter(|(_, _, p)| p.prefix().prefix_len() == 0)
+            };
+            let denies = all().find(|(_, action, _)| *action == Action::Deny);
+            denies.or_else(|| all().next())
+        };
+        let allowed = match by_name {
+            Some(_) if let Some((id, action, _)) = everywhere() => {
+                sentences.push(format!(
+                    "{what} of it is {} whatever address it has, by {}, which {}.",
+                    became(*action),
+                    self.describe(*id),
+                    match action {
+                        Action::Deny => "beats every name",
+                        Action::Allow | Action::Inspect => "comes before the rule about the name",
+                    }
+                ));
+                return (*action != Action::Deny, sentences.join("\n"));
+            }
             Some(decision) if decision.is_allowed() => {
                 sentences.push(format!(
                     "{what} of what DNS tells for it is opened {}.",
@@ -167,6 +197,20 @@ impl Policy {
                 default != Action::Deny
             }
         };
+        // Of denies it is said below.
+        let admits = |(_, action, _): &&(RuleId, Action, &Pattern)| action.admits();
+        let within = instead.iter().filter(admits);
+        for (id, action, pattern) in within.clone().take(SHOWN_RULES) {
+            sentences.push(format!(
+                "Where its address is in {}, it is {} by {}.",
+                pattern.prefix(),
+                became(*action),
+                self.describe(*id)
+            ));
+        }
+        if let Some(more @ 1..) = within.count().checked_sub(SHOWN_RULES) {
+            sentences.push(format!("So do {more} more rules by address."));
+        }
         if allowed
             && self
                 .rules
@@ -179,6 +223,47 @@ impl Policy {
             );
         }
         (allowed, sentences.join("\n"))
+    }
+
+    /// The rules by address that take a port of a name's addresses from the rule about the name, and
+    /// do otherwise: denies, and what stands before it.
+    fn instead_of(
+        &self,
+        by_name: Decision,
+        (port, protocol): (u16, Protocol),
+    ) -> Vec<(RuleId, Action, &Pattern)> {
+        let does = match (by_name.is_allowed(), self.inspects(by_name.rule)) {
+            (false, _) => return Vec::new(),
+            (true, true) => Action::Inspect,
+            (true, false) => Action::Allow,
+        };
+        let standing = self.standing();
+        standing
+            .filter_map(|s| match s.rule {
+                Rule::Match(action, pattern) => Some((s.id, *action, pattern)),
+                Rule::Name(..) | Rule::DenyFile(_) => None,
+            })
+            .filter(|(id, action, pattern)| {
+                *action != does
+                    && (*action == Action::Deny || *id < by_name.rule)
+                    && pattern.scope().matches(port, protocol)
+            })
+            .collect()
+    }
+
+    /// The first rule by address that admits, without inspection, some of what an inspect rule
+    /// about a name would have inspected.
+    pub fn uninspected_by(&self, later: Standing<'_>) -> Option<RuleId> {
+        let Rule::Name(Action::Inspect, name) = later.rule else {
+            return None;
+        };
+        let mut earlier = self.standing().take_while(|s| s.id < later.id);
+        earlier.find_map(|s| match s.rule {
+            Rule::Match(Action::Allow, pattern) => {
+                pattern.scope().overlaps(name.scope()).then_some(s.id)
+            }
+            _ => None,
+        })
     }
 
     /// Whether nothing is left for a rule to decide, since an earlier one matches all that it
@@ -213,6 +298,14 @@ fn speaks_where_not(a: &Pattern, later: Action, b: &Pattern) -> bool {
         let opens = range.prefix_len() <= b.prefix_len();
         overlaps && range.prefix_len() > a.prefix_len() && (later == Action::Deny || opens)
     })
+}
+
+fn became(action: Action) -> &'static str {
+    match action {
+        Action::Allow => "admitted and not inspected",
+        Action::Inspect => "admitted and inspected",
+        Action::Deny => "refused",
+    }
 }
 
 fn as_decision(rule: RuleId) -> Decision {

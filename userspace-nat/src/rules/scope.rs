@@ -61,6 +61,16 @@ impl Scope {
         ports && all.into_iter().all(|p| !other.covers(p) || self.covers(p))
     }
 
+    /// Whether there is something that both match.
+    pub(super) fn overlaps(&self, other: Self) -> bool {
+        let ports = match (self.ports, other.ports) {
+            (None, _) | (_, None) => true,
+            (Some((first, last)), Some((from, to))) => first <= to && from <= last,
+        };
+        let all = [Protocol::Tcp, Protocol::Udp, Protocol::Icmp];
+        ports && all.into_iter().any(|p| self.covers(p) && other.covers(p))
+    }
+
     /// Whether every port and protocol matches.
     pub(super) fn is_whole(&self) -> bool {
         self.ports.is_none() && self.protocol.is_none()

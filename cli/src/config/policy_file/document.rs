@@ -19,7 +19,7 @@ pub(crate) fn schema() -> serde_json::Value {
 #[serde(deny_unknown_fields, default)]
 #[schemars(title = "slipgate policy")]
 pub(crate) struct Document {
-    /// What happens to a flow that no rule matches. Must be given where there are rules.
+    /// What happens to a flow that no rule matches. Must be given in every policy.
     #[schemars(with = "Option<DefaultText>")]
     pub(crate) default: Option<Spanned<DefaultText>>,
     /// What becomes of live flows that changed rules would not admit.
@@ -48,7 +48,7 @@ pub(crate) struct Document {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct NamedPolicy {
-    /// What happens to a flow that no rule matches. Must be given where there are rules.
+    /// What happens to a flow that no rule matches. Must be given in every policy.
     #[schemars(with = "Option<DefaultText>")]
     pub(crate) default: Option<Spanned<DefaultText>>,
     /// What becomes of live flows that changed rules would not admit.
