@@ -487,6 +487,34 @@ rules = [
 }
 
 #[test]
+fn a_vm_that_no_record_is_of_is_a_mistake() {
+    let folder = folder();
+    fs::write(folder.path().join("empty.jsonl"), "").expect("writing");
+    let diff = ["diff", "egress.toml", "egress.toml", "--flow-log"];
+    for (args, said) in [
+        (
+            [&diff[..], &["flows.jsonl", "--vm", "nobdy"]].concat(),
+            "records of a, b",
+        ),
+        (
+            vec!["learn", "nobdy", "--flow-log", "flows.jsonl"],
+            "records of a, b",
+        ),
+        ([&diff[..], &["empty.jsonl"]].concat(), "has no records"),
+        (vec!["learn", "--flow-log", "empty.jsonl"], "has no records"),
+    ] {
+        let (status, out, error) = policy(folder.path(), &args);
+        assert_eq!((status, &*out), (2, ""), "{args:?}");
+        assert!(error.contains(said), "{error}");
+    }
+    let (status, ..) = policy(
+        folder.path(),
+        &[&diff[..], &["flows.jsonl", "--vm", "a"]].concat(),
+    );
+    assert_eq!(status, 0);
+}
+
+#[test]
 fn learn_follows_a_log_over_its_rotation() {
     let folder = folder();
     let log = folder.path().join("flows.jsonl");

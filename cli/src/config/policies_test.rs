@@ -122,7 +122,7 @@ fn nobody_gets_a_policy_by_accident() {
         (
             "[dns]\nresolvers = [\"x\"]",
             "--tap t",
-            "\"x\" is not a resolver's address",
+            "\"x\": not a resolver's address",
         ),
         ("[dns]\nresolvers = []", "--tap t", "no resolver"),
         (

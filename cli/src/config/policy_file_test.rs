@@ -216,12 +216,12 @@ fn each_mistake_has_its_error() {
         ),
         (
             "[policy.a]\ndefault = \"deny\"\ndns = { resolvers = [\"x\"] }",
-            "3:21: \"x\" is not a resolver's address",
+            "3:21: \"x\": not a resolver's address",
         ),
         (
             "[dns]\nresolvers = [\"9.9.9.1\", \"9.9.9.2\", \"9.9.9.3\", \"9.9.9.4\", \
              \"9.9.9.5\", \"9.9.9.6\", \"9.9.9.7\", \"9.9.9.8\", \"9.9.9.9\"]",
-            "\"9.9.9.9\" is one too many: 8 are asked at most",
+            "\"9.9.9.9\": one too many: 8 are asked at most",
         ),
         (
             "[host_loopback]\nports = [8080, \"8080:80/tcp\"]",

@@ -12,7 +12,7 @@ use userspace_nat::{
 use self::limits::Bounds;
 use super::{
     Compiled,
-    flow_log::{self, Seen},
+    flow_log::{self, Recorded, Seen},
 };
 use crate::{
     args::DiffArgs,
@@ -76,9 +76,10 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     let mut told = 0;
     let mut failed = None;
     let mut rates_differ = false;
-    let wanted = |vm: &str| args.vm.as_deref().is_none_or(|only| only == vm);
+    let mut recorded = Recorded::default();
     let reader = flow_log::read(&args.flow_log, &mut |seen| {
-        if !wanted(vm_of(&seen)) {
+        recorded.note(&seen);
+        if args.vm.as_deref().is_some_and(|only| only != seen.vm()) {
             return;
         }
         told += u64::from(!matches!(seen, Seen::End { .. }));
@@ -92,6 +93,7 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     if let Some(error) = failed {
         return Err(error.into());
     }
+    recorded.has(args.vm.as_deref(), "--vm", &args.flow_log)?;
     let mut text = text(&changes, told);
     if rates_differ {
         text.push_str(NO_RATES);
@@ -110,20 +112,10 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn vm_of(seen: &Seen) -> &str {
-    match seen {
-        Seen::Flow { vm, .. }
-        | Seen::Loopback { vm, .. }
-        | Seen::End { vm, .. }
-        | Seen::Question { vm, .. }
-        | Seen::Refused { vm, .. } => vm,
-    }
-}
-
 impl Side<'_> {
     /// `None`: there is nothing to decide.
     fn decide(&mut self, seen: &Seen) -> Result<Option<Decided>, ConfigError> {
-        let vm = vm_of(seen);
+        let vm = seen.vm();
         let place = policy_in_file(&self.compiled.file, vm, self.args.policy.as_deref())?;
         let policy = self.compiled.policies.of(Some(place));
         let limits = limits_in_file(&self.compiled.file, place);
@@ -282,7 +274,7 @@ fn question(policy: &Policy, name: Name<'_>, kind: &str) -> (Outcome, String) {
         && policy.default_action() == Action::Deny
         && !types.contains(&number)
     {
-        return (Outcome::Refused, format!("{kind} is not among the types"));
+        return (Outcome::Refused, format!("dns.types, which has no {kind}"));
     }
     let (outcome, by) = outcome(policy, decision);
     match outcome {

@@ -3,7 +3,7 @@
 //! A flow's name is the one that DNS opened its address by, as recorded; else the last one for which
 //! the VM was told that address.
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     fs::File,
     io::{BufRead as _, BufReader, Seek as _, SeekFrom},
     net::{IpAddr, Ipv4Addr, SocketAddrV4},
@@ -105,6 +105,63 @@ struct Line {
     started: Option<String>,
     #[serde(default)]
     source: Option<String>,
+}
+
+impl Seen {
+    /// The VM it is of.
+    pub(super) fn vm(&self) -> &str {
+        match self {
+            Self::Flow { vm, .. }
+            | Self::Loopback { vm, .. }
+            | Self::End { vm, .. }
+            | Self::Question { vm, .. }
+            | Self::Refused { vm, .. } => vm,
+        }
+    }
+}
+
+/// VMs that are named when another was asked for.
+const MOST_NAMED: usize = 16;
+
+/// Whom a log speaks of: nothing is to be found in order of a VM whose name was mistyped.
+#[derive(Debug, Default)]
+pub(super) struct Recorded(BTreeSet<String>);
+
+impl Recorded {
+    /// Notes whom a record is of.
+    pub(super) fn note(&mut self, seen: &Seen) {
+        if !self.0.contains(seen.vm()) {
+            self.0.insert(seen.vm().to_owned());
+        }
+    }
+
+    /// Fails where there is no record of `vm`, or of any; `flag`: which names it.
+    pub(super) fn has(
+        &self,
+        vm: Option<&str>,
+        flag: &'static str,
+        log: &Path,
+    ) -> Result<(), ConfigError> {
+        let log = log.display();
+        if self.0.is_empty() {
+            let remedy = "give the --flow-log of a slipgate that has run";
+            return Err(ConfigError::new(
+                "--flow-log",
+                log,
+                "it has no records",
+                remedy,
+            ));
+        }
+        match vm {
+            Some(vm) if !self.0.contains(vm) => {
+                let some: Vec<&str> = self.0.iter().take(MOST_NAMED).map(|vm| &**vm).collect();
+                let problem = format!("{log} has no record of it");
+                let remedy = format!("there are records of {}", some.join(", "));
+                Err(ConfigError::new(flag, vm, problem, remedy))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Makes sense of lines.

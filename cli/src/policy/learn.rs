@@ -18,7 +18,7 @@ use nix::{
 };
 
 use self::least::Learnt;
-use super::flow_log::{Follower, Reader, Seen};
+use super::flow_log::{Follower, Reader, Recorded, Seen};
 use crate::{
     args::LearnArgs, config::ConfigError, control::stop_signals, log::say, show::print_once,
 };
@@ -31,12 +31,19 @@ const EXIT_INCOMPLETE: u8 = 4;
 pub(super) fn run(args: &LearnArgs) -> anyhow::Result<ExitCode> {
     let only = args.vm.as_deref();
     let mut learnt = Learnt::default();
-    let mut each = |seen| learnt.take(seen, only);
+    let mut recorded = Recorded::default();
+    let mut each = |seen: Seen| {
+        recorded.note(&seen);
+        learnt.take(seen, only);
+    };
     let (reader, of) = match (&args.flow_log, only) {
         (Some(log), _) => (from_log(args, log, &mut each)?, log.display().to_string()),
         (None, Some(vm)) => (live::listen(args, vm, &mut each)?, vm.to_owned()),
         (None, None) => unreachable!("clap has one of them given"),
     };
+    if let (Some(log), false) = (&args.flow_log, args.follow) {
+        recorded.has(only, "VM", log)?;
+    }
     let mut remarks: Vec<String> = learnt.too_much().into_iter().collect();
     remarks.extend(incomplete(&reader));
     for remark in &remarks {

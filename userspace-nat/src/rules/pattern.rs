@@ -57,7 +57,9 @@ impl Pattern {
 #[derive(Error, Clone, PartialEq, Eq, Debug)]
 pub enum PatternError {
     /// Nothing was given.
-    #[error("Empty: give an address, as in 10.0.0.0/8, 1.2.3.4:443/tcp or 0.0.0.0/0:25")]
+    #[error(
+        "nothing is given: write an address, as in 10.0.0.0/8, 1.2.3.4:443/tcp or 0.0.0.0/0:25"
+    )]
     Empty,
     /// IPv6.
     #[error(
@@ -66,7 +68,7 @@ pub enum PatternError {
     Ipv6(String),
     /// Not an address.
     #[error(
-        "{given:?} in {pattern:?} is not an IPv4 address (names are not resolved): write four numbers up to 255, as in 10.0.0.0/8"
+        "{given:?} in {pattern:?} is not an IPv4 address: write four numbers up to 255, as in 10.0.0.0/8"
     )]
     Address {
         /// What stands for the address.
