@@ -53,7 +53,7 @@ impl Session {
                     self.is_let_in = true;
                     self.allowed += len;
                     if self.spoken.wants_answer() {
-                        self.answer = Some(Reassembly::new(self.server.next));
+                        self.answer = Some(Reassembly::new(self.guest_ack));
                     }
                 }
                 Step::Pass(len) => self.allowed += len,

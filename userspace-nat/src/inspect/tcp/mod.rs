@@ -26,6 +26,10 @@
 //! | `Open` | held, sent on as it may be | all names are said, to `Passing` |
 //! | `Passing` | what the session has not acknowledged goes on as it is | the server has acknowledged all that the session has: the kernel takes over |
 //!
+//! Whoever knows the addresses and ports can forge a server's segments. Nothing of one is believed
+//! whose sequence number is not in the guest's window, or that acknowledges what was not sent (RFC
+//! 9293 section 3.10.7.4, RFC 5961 section 5).
+//!
 //! A reset ends the session and the flow with it: at once if its receiver is known to believe it (RFC
 //! 9293 section 3.10.7), else when the guest has said nothing for a while, who would have contradicted.
 //!
@@ -135,6 +139,10 @@ pub struct Session {
     /// The highest acknowledgement number of the guest, and the window that came with it.
     guest_ack: u32,
     guest_window: u16,
+    /// Where the guest's window ended at most.
+    guest_window_end: u32,
+    /// Behind what went on of the guest's as it was.
+    passed_end: Option<u32>,
     /// The guest's newest timestamp.
     guest_time: u32,
     /// Before a name, so many acknowledgements may still go to the server.
@@ -179,6 +187,8 @@ impl Session {
             end_acknowledged: false,
             guest_ack: 0,
             guest_window: 0,
+            guest_window_end: 0,
+            passed_end: None,
             guest_time: opening.options.time.map_or(0, |(value, _)| value),
             opening,
             owed: 0,
@@ -287,6 +297,11 @@ impl Session {
                 return (Fate::Dropped, Outcome::Goes);
             }
             if behind >= 0 {
+                let end = segment.sequence.wrapping_add(segment.sequence_len());
+                let before = self.passed_end.get_or_insert(end);
+                if end.wrapping_sub(*before) as i32 > 0 {
+                    *before = end;
+                }
                 return (Fate::Pass, Outcome::Goes);
             }
             self.acknowledge(wire);
@@ -324,8 +339,20 @@ impl Session {
         if !segment.has(Flags::ACK) {
             return (Fate::Pass, Outcome::Goes);
         }
-        self.server.note(segment);
+        if !self.is_of_what_was_sent(segment.acknowledgement) {
+            // With the session's number in it the guest would believe it.
+            return (Fate::Dropped, Outcome::Goes);
+        }
         self.owe_for(segment);
+        if !self.is_in_guests_window(segment) {
+            // The guest answers as a receiver does, and so ends its server's doubt.
+            let fate = Fate::PassAs {
+                acknowledgement: self.next_expected(),
+                window: self.window(segment.has(Flags::SYN)),
+            };
+            return (fate, Outcome::Goes);
+        }
+        self.server.note(segment);
         if self.acknowledged(segment, now_ns) {
             self.resend_from_begin(wire, now_ns);
         }

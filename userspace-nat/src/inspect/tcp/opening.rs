@@ -20,7 +20,7 @@ const ECN: u8 = 0xc0;
 pub(super) struct Opening {
     /// As it is sent again.
     header: Box<[u8]>,
-    window: u16,
+    pub(super) window: u16,
     pub(super) options: Options,
     /// What the guest may refuse by a reset: the number that the server last acknowledged wrongly.
     stray: Option<u32>,
@@ -123,6 +123,8 @@ impl Session {
         self.server = Server::opens(segment, &self.opening.options);
         self.owe_for(segment);
         self.guest_ack = segment.sequence.wrapping_add(1);
+        // A SYN's is not scaled.
+        self.guest_window_end = self.guest_ack.wrapping_add(self.opening.window.into());
         self.phase = Phase::Open;
         let round_trip_ns = now_ns.saturating_sub(self.opened_ns);
         self.first_rto_ns = (3 * round_trip_ns).clamp(MIN_RTO_NS, super::FIRST_RTO_NS);

@@ -28,7 +28,25 @@ impl Session {
         }
         self.guest_ack = segment.acknowledgement;
         self.guest_window = segment.window;
+        let window = u32::from(segment.window) << self.guest_window_scale();
+        let end = self.guest_ack.wrapping_add(window);
+        if end.wrapping_sub(self.guest_window_end) as i32 > 0 {
+            self.guest_window_end = end;
+        }
         true
+    }
+
+    /// How the guest's windows are scaled: not at all, unless both sides offered (RFC 7323 section 2.2).
+    pub(super) fn guest_window_scale(&self) -> u8 {
+        let guests = self.opening.options.window_scale;
+        guests.filter(|_| self.server.scales).unwrap_or(0)
+    }
+
+    /// Whether anything of a server's segment, or its place, is in the guest's window.
+    pub(super) fn is_in_guests_window(&self, segment: &Received<'_>) -> bool {
+        let end = segment.sequence.wrapping_add(segment.sequence_len());
+        let before_end = segment.sequence.wrapping_sub(self.guest_window_end) as i32 <= 0;
+        before_end && end.wrapping_sub(self.guest_ack) as i32 >= 0
     }
 
     /// Until a name is let in, the guest's acknowledgements are as many as what they can be about:

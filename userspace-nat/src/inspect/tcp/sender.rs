@@ -83,6 +83,17 @@ impl Session {
         });
     }
 
+    /// Whether an acknowledgement is about anything that was sent lately.
+    pub(super) fn is_of_what_was_sent(&self, acknowledgement: u32) -> bool {
+        let begin = self.stream.begin();
+        let sent = self.sent_ever + usize::from(self.end_acknowledged);
+        let passed = self
+            .passed_end
+            .map_or(0, |end| end.wrapping_sub(begin) as i32);
+        let ahead = acknowledgement.wrapping_sub(begin) as i32;
+        (-(2 * MAX_LEN as i32)..=passed.max(sent as i32)).contains(&ahead)
+    }
+
     /// Takes an acknowledgement in. Returns whether what it asks for is to be sent again.
     pub(super) fn acknowledged(&mut self, segment: &Received<'_>, now_ns: u64) -> bool {
         let bytes = segment.acknowledgement.wrapping_sub(self.stream.begin()) as i32;

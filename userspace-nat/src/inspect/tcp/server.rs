@@ -13,6 +13,8 @@ pub(super) struct Server {
     /// Where its window ends.
     pub(super) window_end: u32,
     pub(super) window_scale: u8,
+    /// Both sides scale their windows.
+    pub(super) scales: bool,
     pub(super) mss: u16,
     /// Both sides use timestamps.
     pub(super) has_time: bool,
@@ -25,7 +27,7 @@ impl Server {
     pub(super) fn opens(segment: &Received<'_>, guest: &Options) -> Self {
         let options = segment.options;
         // RFC 7323: both must have offered.
-        let window_scale = guest.window_scale.and(options.window_scale).unwrap_or(0);
+        let window_scale = guest.window_scale.and(options.window_scale);
         let time = guest.time.and(options.time);
         Self {
             next: segment
@@ -34,13 +36,15 @@ impl Server {
             window_end: segment
                 .acknowledgement
                 .wrapping_add(u32::from(segment.window)),
-            window_scale,
+            window_scale: window_scale.unwrap_or(0),
+            scales: window_scale.is_some(),
             mss: options.mss.unwrap_or(DEFAULT_MSS).max(MIN_MSS),
             has_time: time.is_some(),
             time: time.map_or(0, |(value, _)| value),
         }
     }
 
+    /// Takes in where it is: of a segment in the guest's window only.
     pub(super) fn note(&mut self, segment: &Received<'_>) {
         let next = segment.sequence.wrapping_add(segment.sequence_len());
         if next.wrapping_sub(self.next) as i32 > 0 {

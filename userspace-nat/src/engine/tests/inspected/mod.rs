@@ -1,5 +1,6 @@
 //! Inspected connections.
 mod ends;
+mod forged;
 mod limits;
 mod names;
 mod past;

@@ -67,6 +67,11 @@ impl Scene {
     }
 
     pub(super) fn at(rig: Rig, server: At) -> Self {
+        Self::with_options(rig, server, [&[2, 4, 0x23, 0], &[2, 4, 5, 0xb4]])
+    }
+
+    /// Of the SYN, and of the SYN-ACK.
+    pub(super) fn with_options(rig: Rig, server: At, options: [&[u8]; 2]) -> Self {
         tell(&rig, NAME);
         let mut scene = Self {
             rig,
@@ -83,13 +88,18 @@ impl Scene {
             guest_reset: None,
             heard: Vec::new(),
         };
-        let sent = scene.rig.guest(1, &syn((GUEST, GUEST_PORT), server, ISN));
+        let sent = {
+            let from = (GUEST, GUEST_PORT);
+            let syn = tcp(from, server, Flags::SYN, ISN, 0, options[0], b"");
+            scene.rig.guest(1, &syn)
+        };
         assert_eq!(sent, Way::Engine(Handover::Miss));
         let sent = scene.rig.at_world().pop().expect("the SYN goes out");
         scene.nat.1 = u16::from_be_bytes([sent[20], sent[21]]);
-        scene
-            .rig
-            .world(&syn_ack(server, scene.nat, SERVER_ISN, FIRST));
+        let flags = Flags::SYN | Flags::ACK;
+        let to = scene.nat;
+        let syn_ack = tcp(server, to, flags, SERVER_ISN, FIRST, options[1], b"");
+        scene.rig.world(&syn_ack);
         let came = scene.rig.at_guest().pop().expect("the SYN-ACK comes").1;
         scene.take_at_guest(&came);
         scene.guest(0, b"", 0);
