@@ -369,3 +369,28 @@ proptest! {
         let _ = passage(&mut Flow::default(), &made::initial(Version::Two, &ID, &ID, 0, &payload));
     }
 }
+
+#[test]
+fn a_connection_and_its_keys_are_held_memory_and_begin_all_or_none() {
+    let short = |id: &[u8], corrupt: u8| {
+        let mut packet = made::short_initial(id, &[1; 32]);
+        *packet.last_mut().unwrap() ^= corrupt;
+        packet
+    };
+    let datagram = |corrupt| {
+        let mut bytes: Vec<u8> = (0..7).flat_map(|n| short(&[n; 8], 0)).collect();
+        bytes.extend(short(b"the last", corrupt));
+        bytes.resize(bytes.len().max(MIN_DATAGRAM), 0);
+        bytes
+    };
+    let mut flow = Flow::default();
+    assert_eq!(passage(&mut flow, &datagram(1)), Ok(Passage::Dropped));
+    assert_eq!((flow.connections.len(), flow.held()), (0, 0));
+    assert_eq!(passage(&mut flow, &datagram(0)), Ok(Passage::Held));
+    assert_eq!(flow.connections.len(), 8);
+    for connection in &flow.connections {
+        let keys = connection.keys.capacity() * size_of::<(Version, Keys)>();
+        assert!(CONNECTION_HELD >= size_of::<Connection>() + keys && keys > 0);
+    }
+    assert!(flow.held() >= 8 * CONNECTION_HELD);
+}

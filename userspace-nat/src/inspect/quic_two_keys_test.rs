@@ -132,3 +132,23 @@ fn a_packet_of_two_keys_is_read_as_its_destination_says() {
     let judged = begin().datagram(&packet, &mut |_| true);
     assert_ne!(judged, Ok(Passage::Goes));
 }
+
+#[test]
+fn a_packet_to_a_forged_id_that_begins_another_connection_is_dropped() {
+    let (id, forged): (&[u8], &[u8]) = (b"flow a", b"forged id");
+    let keys = [id, forged].map(|id| Keys::of_client(Version::One, id));
+    let mut flow = Flow::default();
+    let hello = hellos::client_hello("a.test");
+    let first = made::initial(Version::One, id, id, 0, &made::crypto(0, &hello));
+    assert_eq!(flow.datagram(&first, &mut |_| true), Ok(Passage::Goes));
+    flow.server_datagram(&made::answer(Version::One, id, forged));
+    // Of the connection that is known.
+    let ack = made::initial(Version::One, id, forged, 1, &[2, 0, 0, 0, 0]);
+    assert_eq!(flow.datagram(&ack, &mut |_| true), Ok(Passage::Goes));
+    // A server reads it by the other's.
+    let packet = of_two_keys([&keys[0], &keys[1]], forged, &[2, 0, 0, 0, 0]);
+    let initial = initials(&packet).unwrap()[0];
+    assert!(initial.open(&keys[0]).is_some() && initial.open(&keys[1]).is_some());
+    let judged = flow.datagram(&packet, &mut |_| true);
+    assert_eq!(judged, Ok(Passage::Dropped));
+}

@@ -9,7 +9,9 @@
 //! Which connection an Initial is of is told by its destination alone, as a server tells it: the id
 //! that the connection was begun with, or the one that the server answered with, which is read from
 //! its own Initials. Another id begins another connection. So each is opened by one connection's keys,
-//! and who makes one that opens by two gains nothing (AES-GCM does not commit to a key).
+//! and who makes one that opens by two gains nothing (AES-GCM does not commit to a key). Who knows the
+//! first id can forge a server's answer; so what goes to an id of a server's, and opens by the keys
+//! that are made of this very id too, is dropped.
 //!
 //! | what a datagram has | what is done |
 //! | --- | --- |
@@ -55,6 +57,9 @@ const MAX_INITIALS: usize = 8;
 /// Unanswered connections of one client's id whose answer a packet may be: who gives itself none has
 /// one at a time.
 const MAX_NAMESAKES: usize = 2;
+/// What a connection takes besides what is said in it, bytes: the map of its keys has room for four.
+const CONNECTION_HELD: usize =
+    size_of::<Connection>() + 4 * (size_of::<(Version, Keys)>() + 1) + 3 * packet::MAX_ID + 64;
 /// Frames held of a flow.
 const MAX_FRAMES: usize = 16;
 
@@ -149,6 +154,10 @@ impl Flow {
         if initials.len() > MAX_INITIALS {
             return Err(Refused::TooLong);
         }
+        // One alone is opened where it is taken in.
+        if initials.len() > 1 && !initials.iter().all(|initial| self.can_open(initial)) {
+            return Ok(Passage::Dropped);
+        }
         for initial in &initials {
             let Some((connection, payload)) = self.open(initial)? else {
                 // No server can open it, or all of them but us: a number past its field's end.
@@ -220,9 +229,26 @@ impl Flow {
 
     /// Memory held, bytes.
     pub fn held(&self) -> usize {
-        let crypto = self.connections.iter().map(|c| c.crypto.held());
+        let crypto = self
+            .connections
+            .iter()
+            .map(|c| CONNECTION_HELD + c.crypto.held());
         let waiting = self.waiting.iter().map(|(_, l3)| l3.capacity());
         crypto.chain(waiting).sum::<usize>() + self.past.held()
+    }
+
+    /// Whether an Initial can be opened, by the keys of one connection; nothing is kept of it.
+    fn can_open(&mut self, initial: &Initial<'_>) -> bool {
+        if self.past.has(initial.destination) {
+            return false;
+        }
+        let known = self.connections.iter_mut();
+        let mut called = known.filter(|c| c.is_called(initial.destination));
+        match (called.next(), called.next()) {
+            (Some(connection), None) => connection.open(initial).is_some(),
+            (Some(_), Some(_)) => false,
+            (None, _) => Connection::begun_by(initial).open(initial).is_some(),
+        }
     }
 
     /// The connection that an Initial is of, and its frames; `None`: nobody can open it, or may.
@@ -237,7 +263,7 @@ impl Flow {
         let mut called = known.filter(|(_, c)| c.is_called(initial.destination));
         let payload = match (called.next(), called.next()) {
             (Some((at, _)), None) => {
-                let payload = initial.open(self.connections[at].keys(initial.version));
+                let payload = self.connections[at].open(initial);
                 if payload.is_some() {
                     self.connections[at..].rotate_left(1);
                 }
@@ -247,7 +273,7 @@ impl Flow {
             (Some(_), Some(_)) => None,
             (None, _) => {
                 let mut connection = Connection::begun_by(initial);
-                let payload = initial.open(connection.keys(initial.version));
+                let payload = connection.open(initial);
                 if payload.is_some() {
                     self.make_room()?;
                     self.connections.push(connection);
@@ -291,6 +317,17 @@ impl Connection {
         self.keys
             .entry(version)
             .or_insert_with(|| Keys::of_client(version, original))
+    }
+
+    /// The frames of an Initial that goes to it; `None`: it can't be opened, or not by these keys alone.
+    fn open(&mut self, initial: &Initial<'_>) -> Option<Vec<u8>> {
+        let payload = initial.open(self.keys(initial.version))?;
+        let is_begin = *self.original == *initial.destination;
+        let begins_another = !is_begin
+            && initial
+                .open(&Keys::of_client(initial.version, initial.destination))
+                .is_some();
+        (!begins_another).then_some(payload)
     }
 
     /// Takes the frames of a packet in.

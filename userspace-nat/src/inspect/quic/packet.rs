@@ -3,7 +3,7 @@ use super::{Version, keys::Keys};
 use crate::inspect::Refused;
 
 /// Longest connection id, bytes (RFC 9000 section 17.2).
-const MAX_ID: usize = 20;
+pub(super) const MAX_ID: usize = 20;
 
 /// An Initial packet, protected.
 #[derive(Clone, Copy, Debug)]
