@@ -43,7 +43,9 @@ pub fn tls(input: &[u8]) {
             assert_eq!(tls::client_hello(&stream[..len]), Ok(None));
         }
     }
-    let _ = tls::server_answer(&stream);
+    for again in [false, true] {
+        let _ = tls::server_answer(&stream, again);
+    }
     let retry = dress & dressed::RETRY != 0;
     same_in_pieces(&stream, cut.into(), Http::Each, retry);
 }

@@ -27,6 +27,8 @@ pub enum Step {
 pub struct Spoken {
     mode: Http,
     state: State,
+    /// The server wanted another hello.
+    is_again: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,6 +50,7 @@ impl Spoken {
         Self {
             mode,
             state: State::Begin,
+            is_again: false,
         }
     }
 
@@ -127,9 +130,12 @@ impl Spoken {
         if self.state != State::Answer {
             return Ok(false);
         }
-        self.state = match tls::server_answer(stream) {
+        self.state = match tls::server_answer(stream, self.is_again) {
             None => return Ok(false),
-            Some(tls::Answer::Retry) => State::Again(0),
+            Some(tls::Answer::Retry) => {
+                self.is_again = true;
+                State::Again(0)
+            }
             Some(tls::Answer::Hello) => State::Rest,
             Some(tls::Answer::Other) => return Err(Refused::Unanswered),
         };

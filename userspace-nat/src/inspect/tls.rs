@@ -84,11 +84,19 @@ pub enum Answer {
 pub const MAX_ANSWER: usize = 512;
 
 /// Reads a server's answer from the beginning of its stream; `None`: there is more to come.
-pub fn server_answer(stream: &[u8]) -> Option<Answer> {
+/// `again`: to a second hello.
+pub fn server_answer(stream: &[u8], again: bool) -> Option<Answer> {
     let mut at = 0;
+    let mut may_change = again;
     while let Ok(Some(record)) = Record::parse(&stream[at..]) {
         // Old servers warn of names they do not know before they answer.
         if record.kind == ALERT && record.len == 2 && at + HEADER_LEN + 2 < MAX_ANSWER {
+            at += record.whole()?;
+            continue;
+        }
+        // What is there for old middleboxes comes behind the first answer (RFC 8446 appendix D.4).
+        if record.kind == CHANGE_CIPHER_SPEC && record.len == 1 && may_change {
+            may_change = false;
             at += record.whole()?;
             continue;
         }

@@ -52,23 +52,26 @@ fn what_is_no_plain_hello_is_refused() {
 fn a_servers_answer_is_told() {
     let retry = hellos::server_hello(true);
     for len in 0..40 {
-        assert_eq!(server_answer(&retry[..len]), None, "{len}");
+        assert_eq!(server_answer(&retry[..len], false), None, "{len}");
     }
-    assert_eq!(server_answer(&retry), Some(Answer::Retry));
+    assert_eq!(server_answer(&retry, false), Some(Answer::Retry));
     assert_eq!(
-        server_answer(&hellos::server_hello(false)),
+        server_answer(&hellos::server_hello(false), false),
         Some(Answer::Hello)
     );
     let warned = [record(21, &[1, 112]), retry.clone()].concat();
-    assert_eq!(server_answer(&warned), Some(Answer::Retry));
-    assert_eq!(server_answer(b"HTTP/1.1 400 Bad"), Some(Answer::Other));
+    assert_eq!(server_answer(&warned, false), Some(Answer::Retry));
     assert_eq!(
-        server_answer(&record(22, &retry[5..20])),
+        server_answer(b"HTTP/1.1 400 Bad", false),
+        Some(Answer::Other)
+    );
+    assert_eq!(
+        server_answer(&record(22, &retry[5..20]), false),
         Some(Answer::Retry),
         "cut over records"
     );
     assert_eq!(
-        server_answer(&record(21, &[1, 112]).repeat(100)),
+        server_answer(&record(21, &[1, 112]).repeat(100), false),
         Some(Answer::Other)
     );
 }
@@ -89,7 +92,22 @@ proptest! {
     #[test]
     fn nothing_panics(stream in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = client_hello(&stream);
-        let _ = server_answer(&stream);
+        let _ = server_answer(&stream, true);
         let _ = before_second_hello(&stream);
     }
+}
+
+#[test]
+fn one_change_of_ciphers_stands_before_the_second_answer() {
+    let (change, hello) = (record(20, &[1]), hellos::server_hello(false));
+    let changed = [&change[..], &hello].concat();
+    assert_eq!(server_answer(&changed, true), Some(Answer::Hello));
+    assert_eq!(server_answer(&changed, false), Some(Answer::Other));
+    for len in 0..40 {
+        assert_eq!(server_answer(&changed[..len], true), None, "{len}");
+    }
+    let twice = [&change[..], &changed].concat();
+    assert_eq!(server_answer(&twice, true), Some(Answer::Other));
+    let long = [&record(20, &[1, 1])[..], &hello].concat();
+    assert_eq!(server_answer(&long, true), Some(Answer::Other));
 }
