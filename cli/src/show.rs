@@ -49,6 +49,20 @@ pub(crate) fn open(pin_dir: &Path) -> anyhow::Result<ReadOnlyMaps> {
     ReadOnlyMaps::open_pinned(&paths.pin_dir).context("reading the pinned maps")
 }
 
+/// Fails where a VM was named that is not served.
+pub(crate) fn served(maps: &ReadOnlyMaps, vm: Option<&str>) -> anyhow::Result<()> {
+    let Some(wanted) = vm else { return Ok(()) };
+    let mut names: Vec<String> = maps.vms().map(|(_, vm)| ReadOnlyMaps::name(&vm)).collect();
+    if names.iter().any(|name| name == wanted) {
+        return Ok(());
+    }
+    names.sort();
+    match names[..] {
+        [] => bail!("no VM {wanted:?} is served, nor any other"),
+        _ => bail!("no VM {wanted:?} is served; there is {}", names.join(", ")),
+    }
+}
+
 /// The control sockets of this network namespace's brokers.
 pub(crate) fn sockets(pin_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let dir = paths(pin_dir)?.run_dir;

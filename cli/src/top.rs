@@ -30,7 +30,7 @@ use crate::{
     args::TopArgs,
     control::ask_each,
     control_socket::{Answer, Request, Target},
-    show::{flows, names, now_ns, open, print_once, stats},
+    show::{flows, names, now_ns, open, print_once, served, stats},
 };
 
 /// Between two readings.
@@ -43,6 +43,7 @@ const COLUMNS: u16 = 100;
 /// Runs `slipgate top`.
 pub(crate) fn run(args: &TopArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
+    served(&maps, args.vm.as_deref())?;
     let mut state = State::new(args.sort, args.vm.clone());
     state.take(read(&maps, args));
     if args.once || !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {

@@ -56,18 +56,6 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
     if to_stdout && io::stdout().is_terminal() {
         bail!("packets are no text for a terminal: give -o FILE, or pipe them to `tcpdump -nr -`");
     }
-    let mut out: Box<dyn Write> = match &args.output {
-        Some(path) if !to_stdout => Box::new(
-            OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(path)
-                .with_context(|| format!("writing to {}", path.display()))?,
-        ),
-        _ => Box::new(io::stdout().lock()),
-    };
     let (ours, theirs) = UnixStream::pair().context("making a pair of sockets")?;
     let request = Request::Capture {
         what,
@@ -80,6 +68,19 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
         Err(asked) => return Err(asked.error(name)),
     }
     drop(theirs);
+    // Only now: a capture that is refused leaves the file of an earlier one as it is.
+    let mut out: Box<dyn Write> = match &args.output {
+        Some(path) if !to_stdout => Box::new(
+            OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(path)
+                .with_context(|| format!("writing to {}", path.display()))?,
+        ),
+        _ => Box::new(io::stdout().lock()),
+    };
     let signals = stop_signals().context("waiting for signals")?;
     let mut blocks = Blocks::default();
     copy(ours, &signals, &mut blocks, &mut out)?;

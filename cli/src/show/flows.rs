@@ -7,7 +7,7 @@ use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
 use userspace_nat::record::Id;
 
 use super::{
-    names, now_ns, open, print,
+    names, now_ns, open, print, served,
     table::{amount, span, table},
 };
 use crate::args::{FlowOrder, FlowsArgs, Proto};
@@ -128,6 +128,7 @@ fn state(slot: &SlotSnapshot) -> &'static str {
 /// Runs `slipgate flows`.
 pub(crate) fn run(args: &FlowsArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
+    served(&maps, args.vm.as_deref())?;
     print(args.watch, || {
         let names = names::ask_all(&args.pin_dir);
         let mut flows = list(&maps, &names);

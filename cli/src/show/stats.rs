@@ -17,7 +17,7 @@ use userspace_nat::{record::RefusedSample, rules::NameCounts};
 use self::links::Links;
 pub(crate) use self::rules::RefusedBy;
 use super::{
-    names, open, print,
+    names, open, print, served,
     table::{amount, span, table},
 };
 use crate::args::StatsArgs;
@@ -237,6 +237,7 @@ impl VmStats {
 /// Runs `slipgate stats`.
 pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
+    served(&maps, args.vm.as_deref())?;
     print(args.watch, || {
         let which = Which::named(args.vm.as_deref());
         let mut stats = read(&maps, which);

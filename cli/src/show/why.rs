@@ -1,10 +1,11 @@
 //! `slipgate why`: which rule decides about a destination, and what would happen.
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _},
+    num::NonZeroU16,
     process::ExitCode,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use slipgate_abi::Protocol;
 use userspace_nat::rules::{NamePattern, wire};
 
@@ -12,6 +13,7 @@ use super::{plain::one_line, print_once, sockets};
 use crate::{
     args::{Proto, WhyArgs},
     channel::{WhyAnswer, WhyQuestion},
+    config::ConfigError,
     control::is_nobodys,
     control_socket::{Answer, Request, ask},
 };
@@ -65,7 +67,9 @@ fn text(answer: &WhyAnswer) -> String {
     for sentence in answer.explanation.lines() {
         text.push_str(&format!("  {sentence}\n"));
     }
-    text.push_str(&format!("rule:    {}\n", one_line(&answer.rule)));
+    if !answer.rule.is_empty() {
+        text.push_str(&format!("rule:    {}\n", one_line(&answer.rule)));
+    }
     if let Some(refusal) = &answer.refusal {
         text.push_str(&format!("refusal: {}\n", one_line(refusal)));
     }
@@ -113,31 +117,34 @@ enum Host {
 }
 
 /// `HOST:PORT`, or `HOST` for ICMP.
-fn destination(text: &str, protocol: Protocol) -> anyhow::Result<(Host, u16)> {
+fn destination(text: &str, protocol: Protocol) -> Result<(Host, u16), ConfigError> {
+    let wrong = |problem: &str| {
+        let remedy = "give HOST:PORT, or HOST with --proto icmp";
+        ConfigError::new("DESTINATION", text, problem, remedy)
+    };
     let wants_port = protocol != Protocol::Icmp;
     let (host, port) = match (text.rsplit_once(':'), wants_port) {
-        (Some((host, _)), false) => (host, "0"),
-        (Some(parts), true) => parts,
-        (None, false) => (text, "0"),
-        (None, true) => bail!("{text}: no port; give HOST:PORT, or --proto icmp"),
+        (Some((host, _)), false) => (host, None),
+        (Some((host, port)), true) => (host, Some(port)),
+        (None, false) => (text, None),
+        (None, true) => return Err(wrong("no port")),
     };
-    let port: u16 = port
-        .parse()
-        .with_context(|| format!("{text}: not HOST:PORT"))?;
-    if wants_port && port == 0 {
-        bail!("{text}: port 0 can't be connected to");
-    }
     if host.trim_matches(['[', ']']).parse::<Ipv6Addr>().is_ok() {
-        bail!("{text}: IPv6 is not served yet");
+        return Err(wrong("IPv6 is not served yet"));
     }
+    let port = match port.map(str::parse::<NonZeroU16>) {
+        None => 0,
+        Some(Ok(port)) => port.get(),
+        Some(Err(_)) => return Err(wrong("the port is not one of 1 to 65535")),
+    };
     if NamePattern::is_meant_by(host) {
-        wire(host)?;
+        wire(host).map_err(|e| wrong(&e.to_string()))?;
         return Ok((Host::Name(host.to_owned()), port));
     }
-    let address = host
-        .parse()
-        .with_context(|| format!("{text}: not HOST:PORT"))?;
-    Ok((Host::Address(address), port))
+    match host.parse() {
+        Ok(address) => Ok((Host::Address(address), port)),
+        Err(_) => Err(wrong("the host is neither an IPv4 address nor a name")),
+    }
 }
 
 /// What this host finds for a name.

@@ -23,8 +23,12 @@ fn destinations_are_host_and_port_but_for_ping() {
     assert_eq!(destination("a.example", Protocol::Icmp).unwrap(), (name, 0));
     for (text, says) in [
         ("192.0.2.1", "no port"),
-        ("192.0.2.1:0", "port 0"),
-        ("192.0.2.1:http:", "not HOST:PORT"),
+        ("192.0.2.1:0", "not one of 1 to 65535"),
+        ("192.0.2.1:65536", "not one of 1 to 65535"),
+        ("a.example:99999", "not one of 1 to 65535"),
+        ("a.example:", "not one of 1 to 65535"),
+        ("256.1.1.1:80", "neither an IPv4 address"),
+        ("192.0.2.1:http:", "give HOST:PORT"),
         ("[2001:db8::1]:443", "IPv6"),
     ] {
         let error = format!("{:#}", destination(text, Protocol::Udp).unwrap_err());

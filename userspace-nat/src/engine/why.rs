@@ -124,7 +124,8 @@ impl<D: Datapath> Core<D> {
         match connection {
             Some(decision) if decision.is_allowed() => {
                 let outcome = format!(
-                    "opened by the answer when the guest asks for {name}, which it has not lately"
+                    "opened by the answer when the guest asks for {name}, if that leads by names that \
+                     are allowed to addresses that are; nothing is open by that name now"
                 );
                 Err(answer(decision, None, outcome))
             }
@@ -212,12 +213,18 @@ impl<D: Datapath> Core<D> {
             let outcome = "answered REFUSED, whatever is asked".to_owned();
             return Why {
                 rule,
+                explanation: String::new(),
                 ..answer(false, None, outcome, None)
             };
         }
         if to.port == DNS_PORT {
-            let outcome = "answered by slipgate's resolver, whatever address is asked";
-            return answer(true, None, outcome.to_owned(), None);
+            let outcome = "answered by slipgate's resolver, whatever address is asked; no rule by \
+                           address is tried";
+            return Why {
+                rule: String::new(),
+                explanation: String::new(),
+                ..answer(true, None, outcome.to_owned(), None)
+            };
         }
         if let Some(lead) = self.lead(&vm.net, to) {
             return self.by_loopback(vm, to, &lead);
