@@ -47,6 +47,11 @@ macro_rules! refused {
             pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$(($text, self.$field),)+].into_iter()
             }
+
+            /// Every reason as a key, and how often.
+            pub fn by_key(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($field), self.$field),)+].into_iter()
+            }
         }
     };
 }

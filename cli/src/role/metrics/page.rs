@@ -44,7 +44,9 @@ pub(super) fn make(
             *flows.entry((vm.clone(), flow.protocol.name())).or_default() += 1;
         }
     }
+    let of_vms: u64 = stats.vms.iter().map(|vm| vm.records_lost).sum();
     let page = Page {
+        records_lost_of_none: stats.total.records_lost.saturating_sub(of_vms),
         vms: stats.vms,
         flows,
         names: names.clone(),
@@ -58,6 +60,8 @@ struct Page {
     vms: Vec<VmStats>,
     /// Live ones, by VM and protocol.
     flows: BTreeMap<(String, &'static str), u64>,
+    /// Lines of the flow log that are lost and no VM's alone.
+    records_lost_of_none: u64,
     /// What is known by name, by VM.
     names: BTreeMap<String, NameCounts>,
 }
@@ -273,7 +277,7 @@ impl Page {
             refused.flatten(),
         )?;
         let inspected = self.vms.iter().filter_map(|vm| {
-            let inspected = of_ours(vm)?.inspected.each();
+            let inspected = of_ours(vm)?.inspected.by_key();
             Some(inspected.map(move |(reason, count)| {
                 let labels = [("vm", vm.vm.as_str()), ("reason", reason)];
                 (labels, count)
@@ -290,11 +294,13 @@ impl Page {
             Some((labels, of_ours(vm)?.open))
         });
         gauges(to, "dns_open_addresses", "Addresses open by name", open)?;
-        self.per_vm(
+        let of_vms = self.vms.iter();
+        let of_vms = of_vms.map(|vm| ([("vm", vm.vm.as_str())], vm.records_lost));
+        counters(
             to,
             "records_lost",
-            "Lines that the flow log did not take",
-            |vm| vm.records_lost,
+            "Lines that the flow log did not take; without a VM's name: of none in particular",
+            of_vms.chain([([("vm", "")], self.records_lost_of_none)]),
         )
     }
 }

@@ -43,6 +43,7 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
         ..NameCounts::default()
     };
     let page = Page {
+        records_lost_of_none: 9,
         vms: vec![vm("a \"b\"", vec![by(3, "--deny \"x\"\n".into())])],
         flows: BTreeMap::from([(("a \"b\"".to_owned(), "tcp"), 4)]),
         names: BTreeMap::from([("a \"b\"".to_owned(), names)]),
@@ -59,8 +60,9 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="elsewhere"} 6"#,
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="over_rate"} 7"#,
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="new_names"} 8"#,
-        r#"slipgate_inspected_refused_total{vm="a \"b\"",reason="named no server"} 0"#,
+        r#"slipgate_inspected_refused_total{vm="a \"b\"",reason="no_name"} 0"#,
         r#"slipgate_dns_open_addresses{vm="a \"b\""} 2"#,
+        r#"slipgate_records_lost_total{vm=""} 9"#,
         "# TYPE slipgate_packets counter",
         "# TYPE slipgate_flows gauge",
     ] {
@@ -73,6 +75,7 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
 fn rules_are_told_apart_up_to_a_number() {
     let many = (0..1_000).map(|rule| by(rule, format!("--deny {rule}")));
     let page = Page {
+        records_lost_of_none: 9,
         vms: vec![vm("a", many.collect())],
         flows: BTreeMap::new(),
         names: BTreeMap::new(),
