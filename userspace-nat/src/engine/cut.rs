@@ -12,6 +12,8 @@
 //! acknowledgement that it can't accept, which RFC 9293 section 3.10.7.4 has it answer. Who says
 //! nothing in the grace hears later: a guest by the RST for a segment of no connection, a peer by
 //! that of the host, which is where its segments go once the flow is gone.
+//! So does the server of a connection that was still inspected, unless its session told it: it may
+//! not be spoken to, and a guest's sequence number would be a word.
 //!
 //! All of it is within a rate per VM, and there are [`MOST_PROBES`] at a time.
 use std::sync::atomic::Ordering::Relaxed;
@@ -146,8 +148,11 @@ impl<D: Datapath> Core<D> {
         if let Transport::Tcp(tcp) = packet.transport {
             let out = &mut self.out;
             vm.cut_answers.reset(&vm.net, packet, out, now_ns);
+            // One that was inspected was ended by its session, or is silent: the guest's number would
+            // be a word to a server that it may not speak to.
             if !tcp.has(Flags::RST)
                 && let Some(entry) = self.flows.entry(slot).copied()
+                && !entry.is_held()
             {
                 let on = Segment {
                     source: entry.nat_port,

@@ -11,7 +11,7 @@ pub const MAX_LEN: usize = 32_768;
 /// Most gaps.
 const MAX_GAPS: usize = 64;
 /// The buffer grows by so much, bytes.
-const GROWTH: usize = 4_096;
+pub(super) const GROWTH: usize = 4_096;
 
 /// A stream in pieces.
 #[derive(Clone, PartialEq, Eq, Debug)]

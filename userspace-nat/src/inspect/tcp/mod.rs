@@ -14,10 +14,11 @@
 //! ```
 //!
 //! What the guest is told: everything up to `whole` is acknowledged, and the window ends where the
-//! server's does, or where the session's own memory does. Both are put into whatever comes from the
-//! server, so the guest sees one receiver. Sequence numbers are never changed. The guest's
-//! segments without payload go on, until a name was let in as segments of the session's own: what
-//! else a header has room for says nothing to anybody before. Urgent data (RFC 6093) is dropped
+//! server's does, or where the session's own memory does; a little behind what is there until a name
+//! is let in, for it must get whole. Both are put into whatever comes from the server, so the guest
+//! sees one receiver. Sequence numbers are never changed. The guest's segments without payload go on;
+//! until a name was let in, as segments of the session's own, whose window and time are the SYN's and
+//! that acknowledge all or nothing: a header says nothing before. Urgent data (RFC 6093) is dropped
 //! while there is a session: its receiver would read another stream than the one inspected.
 //!
 //! | phase | the guest's payload | leaves it |
@@ -42,7 +43,7 @@ use slipgate_abi::tcp::Flags;
 
 use super::{
     HostName, Refused,
-    reassembly::{MAX_LEN, Reassembly},
+    reassembly::{self, MAX_LEN, Reassembly},
     spoken::Spoken,
 };
 use crate::{
@@ -221,9 +222,15 @@ impl Session {
         if self.phase != Phase::Open {
             return 0;
         }
+        // What it lets in may be answered.
+        let answer = match self.answer {
+            None if !segment.payload.is_empty() => reassembly::GROWTH,
+            _ => 0,
+        };
         self.stream
             .held_with(segment.sequence, segment.payload.len())
             - self.stream.held()
+            + answer
     }
 
     /// Whether a name was let in.
@@ -286,6 +293,10 @@ impl Session {
         if segment.payload.is_empty() && !fin {
             if self.is_let_in {
                 return (Fate::Pass, Outcome::Goes);
+            }
+            if (segment.sequence.wrapping_sub(self.next_expected()) as i32) < 0 {
+                // A probe of a window, or of whether anybody is there.
+                self.acknowledge(wire);
             }
             self.acknowledge_server(wire);
             return (Fate::Held, Outcome::Goes);

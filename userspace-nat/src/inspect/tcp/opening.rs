@@ -2,13 +2,13 @@
 //!
 //! A SYN says what a connection needs, and a hostile guest a little more. What goes on is the
 //! session's copy of the first, again for each that is repeated, then without ECN (as RFC 3168 section
-//! 6.1.1.1 has it, for paths that take offence). So who repeats it says nothing new; a SYN that
+//! 6.1.1.1 has it, for paths that take offence). Its options are written anew: one each, in one order. So who repeats it says nothing new; a SYN that
 //! offers something else is dropped.
 use slipgate_abi::tcp::Flags;
 
 use super::{
     Fate, INITIAL_SEGMENTS, MIN_RTO_NS, Options, Outcome, Patience, Phase, Received, SILENT_NS,
-    Segment, Session, URGENT, Wire, keep_known, options::MAX_HEADER, server::Server,
+    Segment, Session, URGENT, Wire, options::rebuild_syn, server::Server,
 };
 use crate::mss;
 
@@ -29,11 +29,9 @@ pub(super) struct Opening {
 impl Opening {
     /// From a TCP header; `most`: the largest MSS that the path to the guest has room for.
     pub(super) fn new(tcp_header: &[u8], most: u16) -> Self {
-        let mut header: Box<[u8]> = tcp_header[..tcp_header.len().min(MAX_HEADER)].into();
-        keep_known(&mut header, true);
+        let mut header = rebuild_syn(tcp_header).unwrap_or_default();
         mss::clamp(&mut header, most, true);
-        if let Some([acknowledgement @ .., _offset, flags]) = header.get_mut(8..14) {
-            acknowledgement.fill(0);
+        if let Some(flags) = header.get_mut(13) {
             *flags &= Flags::SYN | ECN;
         }
         Self {

@@ -11,8 +11,6 @@ const NO_OPERATION: u8 = 1;
 const OPTION_SACK_PERMITTED: u8 = 4;
 const OPTION_SACK: u8 = 5;
 
-/// Longest header, bytes (RFC 9293 section 3.1).
-pub(super) const MAX_HEADER: usize = 60;
 /// Option kind of the window scale (RFC 7323 section 2).
 const OPTION_WINDOW_SCALE: u8 = 3;
 /// RFC 7323 section 2.3.
@@ -57,6 +55,36 @@ pub(crate) fn keep_known(header: &mut [u8], partial: bool) {
         let field = update16(field, before, after);
         header[16..18].copy_from_slice(&field.to_be_bytes());
     }
+}
+
+/// A SYN's header with its options one each, in one order, as most senders have them; nothing is
+/// echoed by a SYN (RFC 7323 section 3.2).
+pub(super) fn rebuild_syn(tcp_header: &[u8]) -> Option<Box<[u8]>> {
+    let options = Options::parse(tcp_header);
+    let mut header = tcp_header.get(..TCP_HEADER_LEN)?.to_vec();
+    if let Some(mss) = options.mss {
+        header.extend_from_slice(&[OPTION_MSS, 4]);
+        header.extend_from_slice(&mss.to_be_bytes());
+    }
+    match options.sack_permitted {
+        true => header.extend_from_slice(&[OPTION_SACK_PERMITTED, 2]),
+        false if options.time.is_some() => header.extend_from_slice(&[NO_OPERATION; 2]),
+        false => {}
+    }
+    if let Some((value, _)) = options.time {
+        header.extend_from_slice(&[OPTION_TIMESTAMPS, 10]);
+        header.extend_from_slice(&value.to_be_bytes());
+        header.extend_from_slice(&[0; 4]);
+    } else if options.sack_permitted {
+        header.extend_from_slice(&[NO_OPERATION; 2]);
+    }
+    if let Some(scale) = options.window_scale {
+        header.extend_from_slice(&[NO_OPERATION, OPTION_WINDOW_SCALE, 3, scale]);
+    }
+    header[8..12].fill(0);
+    header[12] = (header.len() as u8 / 4) << 4;
+    header[18..20].fill(0);
+    Some(header.into())
 }
 
 /// Options of a segment.

@@ -5,6 +5,8 @@ use super::{MAX_LEN, Phase, Received, SMALL_MSS, Segment, Session, Wire};
 
 /// Acknowledgements that a guest may save up.
 const MAX_OWED: u32 = 64;
+/// What a guest may always say before a name is let in, bytes, as far as there is room.
+const MIN_OFFER: u32 = 4_096;
 
 impl Session {
     /// The number that the guest's next byte has.
@@ -49,15 +51,26 @@ impl Session {
         before_end && end.wrapping_sub(self.guest_ack) as i32 >= 0
     }
 
+    /// What a segment acknowledges and offers, and its time, before a name is let in: what follows
+    /// from the SYN and the server's own segments.
+    pub(super) fn said_by_syn(&self) -> (u32, u16, u32) {
+        // None is too small to be one.
+        let window = (self.opening.window >> self.guest_window_scale()).max(1);
+        let time = self.opening.options.time.map_or(0, |(value, _)| value);
+        (self.server.next, window, time)
+    }
+
     /// Until a name is let in, the guest's acknowledgements are as many as what they can be about:
-    /// else their windows and times would be words to the server.
+    /// else their number would be words to the server.
     pub(super) fn owe_for(&mut self, segment: &Received<'_>) {
         let segments = 1 + segment.payload.len() / SMALL_MSS;
         self.owed = (self.owed + segments as u32).min(MAX_OWED);
     }
 
     pub(super) fn acknowledge_server(&mut self, wire: &mut dyn Wire) {
-        if self.is_let_in || self.owed > 0 {
+        // Before, all of it or nothing is acknowledged: which part would be a word too.
+        let may = self.guest_ack == self.server.next && self.owed > 0;
+        if self.is_let_in || may {
             self.owed = self.owed.saturating_sub(1);
             self.send(wire, self.sent, 0, 0);
         }
@@ -85,6 +98,15 @@ impl Session {
         let servers = self.server.window_end;
         let nearer = own.wrapping_sub(servers) as i32 <= 0 && self.phase != Phase::Passing;
         let end = if nearer { own } else { servers };
+        // A hello longer than the server's first window could not be whole before it is sent on.
+        let least = MIN_OFFER.max(1 << self.server.window_scale);
+        let needed = self.next_expected().wrapping_add(least);
+        let is_short = !self.is_let_in && needed.wrapping_sub(end) as i32 > 0;
+        let end = match is_short {
+            true if own.wrapping_sub(needed) as i32 > 0 => needed,
+            true => own,
+            false => end,
+        };
         if end.wrapping_sub(self.told_window_end) as i32 > 0 {
             self.told_window_end = end;
         }

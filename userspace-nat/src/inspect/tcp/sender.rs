@@ -70,15 +70,16 @@ impl Session {
 
     /// Sends so many bytes from a place on; what is behind them is told by `sent_ever` alone.
     pub(super) fn send(&self, wire: &mut dyn Wire, from: usize, len: usize, flags: u8) {
+        let (acknowledgement, window, time) = match self.is_let_in {
+            true => (self.guest_ack, self.guest_window, self.guest_time),
+            false => self.said_by_syn(),
+        };
         wire.to_server(&Segment {
             sequence: self.stream.begin().wrapping_add(from as u32),
-            acknowledgement: self.guest_ack,
+            acknowledgement,
             flags: flags | Flags::ACK,
-            window: self.guest_window,
-            time: self
-                .server
-                .has_time
-                .then_some((self.guest_time, self.server.time)),
+            window,
+            time: self.server.has_time.then_some((time, self.server.time)),
             payload: &self.stream.whole()[from.min(self.stream.whole().len())..][..len],
         });
     }

@@ -7,3 +7,4 @@ mod past;
 mod quic;
 mod scene;
 mod stream;
+mod unsaid;

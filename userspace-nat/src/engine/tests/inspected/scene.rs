@@ -72,6 +72,15 @@ impl Scene {
 
     /// Of the SYN, and of the SYN-ACK.
     pub(super) fn with_options(rig: Rig, server: At, options: [&[u8]; 2]) -> Self {
+        Self::opened(rig, server, options, 0x7210)
+    }
+
+    /// The server's first window is this.
+    pub(super) fn at_with_window(rig: Rig, server: At, window: u16) -> Self {
+        Self::opened(rig, server, [&[2, 4, 0x23, 0], &[2, 4, 5, 0xb4]], window)
+    }
+
+    fn opened(rig: Rig, server: At, options: [&[u8]; 2], window: u16) -> Self {
         tell(&rig, NAME);
         let mut scene = Self {
             rig,
@@ -99,7 +108,7 @@ impl Scene {
         let flags = Flags::SYN | Flags::ACK;
         let to = scene.nat;
         let syn_ack = tcp(server, to, flags, SERVER_ISN, FIRST, options[1], b"");
-        scene.rig.world(&syn_ack);
+        scene.rig.world(&with_window(syn_ack, window));
         let came = scene.rig.at_guest().pop().expect("the SYN-ACK comes").1;
         scene.take_at_guest(&came);
         scene.guest(0, b"", 0);
@@ -274,6 +283,21 @@ pub(super) fn tcp_with_window(from: At, to: At, seq: u32, ack: u32, window: u16)
     let mut out = Vec::new();
     segment.build(&mut out, from, to);
     out
+}
+
+/// The same segment with another window.
+pub(super) fn with_window(mut packet: Vec<u8>, window: u16) -> Vec<u8> {
+    let ip = Ipv4::parse(&packet).unwrap();
+    let (from, to) = (ip.source, ip.destination);
+    packet[34..36].copy_from_slice(&window.to_be_bytes());
+    packet[36..38].fill(0);
+    let l4 = &packet[20..];
+    let sum = crate::packet::checksum::Sum::default()
+        .pseudo(from, to, 6, l4.len())
+        .bytes(l4)
+        .finish();
+    packet[36..38].copy_from_slice(&sum.to_be_bytes());
+    packet
 }
 
 pub(super) fn hello(name: &str) -> Vec<u8> {
