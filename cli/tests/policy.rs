@@ -487,6 +487,31 @@ rules = [
 }
 
 #[test]
+fn mistakes_are_told_in_plain_words() {
+    let folder = folder();
+    for (text, said) in [
+        (
+            "rules = [\"x\"]",
+            "expected a table, as in { allow = \"example.com:443\" }",
+        ),
+        ("default = 1", "expected a text in quotes"),
+        (
+            "[quotas]\nmax_flows = 99999999999999999999999999",
+            "`99999999999999999999999999`, expected",
+        ),
+    ] {
+        fs::write(folder.path().join("m.toml"), text).expect("writing");
+        let (status, _, error) = policy(folder.path(), &["check", "m.toml"]);
+        assert_eq!(status, 2, "{text}");
+        assert!(error.contains(said), "{error}");
+    }
+    let url = ["explain", "egress.toml", "https://example.com/"];
+    let (status, _, error) = policy(folder.path(), &url);
+    assert_eq!(status, 2);
+    assert!(error.contains("leave the scheme out"), "{error}");
+}
+
+#[test]
 fn a_vm_that_no_record_is_of_is_a_mistake() {
     let folder = folder();
     fs::write(folder.path().join("empty.jsonl"), "").expect("writing");

@@ -53,7 +53,7 @@ impl PolicyFile {
             }),
             Err(e) => {
                 let place = FilePlace::new(path, &text, &e.span().unwrap_or(0..0));
-                let problem = e.message().trim_end().replace('\n', ", ");
+                let problem = in_plain_words(e.message());
                 Err(ConfigError::in_file(place, problem, REMEDY))
             }
         }
@@ -95,6 +95,19 @@ impl PolicyFile {
         let place = FilePlace::new(&self.path, &self.text, span);
         ConfigError::in_file(place, problem, remedy)
     }
+}
+
+/// What TOML's reader found, without the names that things have in this program.
+fn in_plain_words(problem: &str) -> String {
+    problem
+        .trim_end()
+        .replace('\n', ", ")
+        .replace(
+            "expected struct RuleEntry",
+            "expected a table, as in { allow = \"example.com:443\" }",
+        )
+        .replace("wanted string or table", "expected a text in quotes")
+        .replace("` as i128", "`")
 }
 
 pub(super) use self::place::FilePlace as Place;

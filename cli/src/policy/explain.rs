@@ -43,6 +43,9 @@ pub(super) fn explain(
         let remedy = "give ADDRESS:PORT, NAME:PORT or NAME; with --proto icmp the host alone";
         ConfigError::new("DESTINATION", destination, problem, remedy)
     };
+    if destination.contains("://") {
+        return Err(refused("a URL is none: leave the scheme out".into()));
+    }
     let (host, port) = match destination.rsplit_once(':') {
         None => (destination, None),
         Some((host, port)) => {
