@@ -107,6 +107,19 @@ pub fn server_answer(stream: &[u8], again: bool) -> Option<Answer> {
     (!cut).then_some(Answer::Other)
 }
 
+/// Whether a server's stream begins with alerts, and a fatal one is among them (RFC 8446 section 6).
+pub fn ends_by_alert(stream: &[u8]) -> bool {
+    let mut at = 0;
+    while let Ok(Some(record)) = Record::parse(&stream[at..]) {
+        match (record.kind, record.len, record.content, record.whole()) {
+            (ALERT, 2, [2, _], _) => return true,
+            (ALERT, 2, _, Some(len)) => at += len,
+            _ => return false,
+        }
+    }
+    false
+}
+
 fn answer(record: &Record<'_>) -> Option<Answer> {
     /// The random of a ServerHello that is a HelloRetryRequest (RFC 8446 section 4.1.3).
     const RETRY: [u8; 32] = [

@@ -1,6 +1,8 @@
 //! What is decided about the bytes that are there, and how long that is waited for.
 use std::rc::Rc;
 
+use slipgate_abi::tcp::Flags;
+
 use super::{HostName, Outcome, Phase, Received, Refused, SLOW_NS, Session, Wire};
 use crate::{
     inspect::{
@@ -19,13 +21,15 @@ pub(super) enum Patience {
     ToSpeak(u64),
     /// That what it has begun to say is whole, until then.
     ToFinish(u64),
+    /// That it closes: its server has given up before all names were said.
+    ToClose(u64),
 }
 
 impl Patience {
     pub(super) fn ends_ns(self) -> Option<u64> {
         match self {
             Self::Endless => None,
-            Self::ToSpeak(at) | Self::ToFinish(at) => Some(at),
+            Self::ToSpeak(at) | Self::ToFinish(at) | Self::ToClose(at) => Some(at),
         }
     }
 }
@@ -91,7 +95,7 @@ impl Session {
     }
 
     /// Takes in what the server says, while its answer matters. Returns whether that is known now.
-    pub(super) fn listen(&mut self, segment: &Received<'_>) -> Result<bool, Refused> {
+    pub(super) fn listen(&mut self, segment: &Received<'_>, now_ns: u64) -> Result<bool, Refused> {
         let Some(answer) = &mut self.answer else {
             return Ok(false);
         };
@@ -108,9 +112,12 @@ impl Session {
             &payload[..payload.len().min(reach)],
             false,
         );
+        let gives_up = segment.has(Flags::FIN) || tls::ends_by_alert(answer.whole());
         let told = self.spoken.server_said(answer.whole())?;
         if told {
             self.answer = None;
+        } else if gives_up && !matches!(self.patience, Patience::ToClose(_)) {
+            self.patience = Patience::ToClose(now_ns + SLOW_NS);
         }
         Ok(told)
     }
@@ -120,6 +127,7 @@ impl Session {
         let begun = undecided || self.stream.has_islands();
         self.patience = match self.patience {
             _ if self.phase != Phase::Open => Patience::Endless,
+            Patience::ToClose(at) => Patience::ToClose(at),
             Patience::ToFinish(at) if begun && !progress => Patience::ToFinish(at),
             _ if begun => Patience::ToFinish(now_ns + SLOW_NS),
             // Who has spoken may be silent for as long as it likes.

@@ -244,6 +244,7 @@ impl Session {
             Patience::Endless => Patience::Endless,
             Patience::ToSpeak(_) => Patience::ToSpeak(now_ns + SILENT_NS),
             Patience::ToFinish(_) => Patience::ToFinish(now_ns + SLOW_NS),
+            Patience::ToClose(_) => Patience::ToClose(now_ns + SLOW_NS),
         };
         let rto_ns = self.rto_ns;
         self.resend_at_ns = self.resend_at_ns.map(|_| now_ns + rto_ns);
@@ -367,7 +368,7 @@ impl Session {
         if self.acknowledged(segment, now_ns) {
             self.resend_from_begin(wire, now_ns);
         }
-        let outcome = match self.listen(segment) {
+        let outcome = match self.listen(segment, now_ns) {
             Err(why) => self.refuse(why, wire),
             Ok(true) => self.proceed(wire, may, now_ns),
             Ok(false) => {
@@ -397,6 +398,7 @@ impl Session {
         match self.patience {
             Patience::ToSpeak(at) if at <= now_ns => return self.refuse(Refused::Silent, wire),
             Patience::ToFinish(at) if at <= now_ns => return self.refuse(Refused::Slow, wire),
+            Patience::ToClose(at) if at <= now_ns => return self.refuse(Refused::Unanswered, wire),
             _ => {}
         }
         if self.resend_at_ns.is_some_and(|at| at <= now_ns) {

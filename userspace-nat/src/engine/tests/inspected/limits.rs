@@ -1,9 +1,10 @@
 //! Patience and bounds.
-use slipgate_abi::{Protocol, Refusal};
+use slipgate_abi::{Protocol, Refusal, tcp::Flags};
 
 use super::{super::rig::*, scene::*};
 use crate::{
     clock::SECOND_NS,
+    fake,
     inspect::{Refused, tcp},
 };
 
@@ -76,4 +77,25 @@ fn sessions_and_what_they_hold_have_bounds() {
             .decide(101, to, rig.kernel.borrow().now_ns)
             .inspect
     );
+}
+
+#[test]
+fn a_server_that_gives_up_before_an_answer_is_not_waited_for() {
+    let alert = fake::hellos::record(21, &[2, 40]);
+    for (said, flags) in [(&alert[..], 0), (b"", Flags::FIN)] {
+        let mut scene = Scene::new();
+        let good = hello(NAME);
+        scene.guest(0, &good, 0);
+        scene.settle();
+        scene.server(said, flags);
+        scene.settle();
+        assert_eq!(scene.heard, said);
+        // What comes behind the hello goes nowhere.
+        scene.guest(good.len(), b"more", 0);
+        scene.rig.pass(tcp::SLOW_NS + SECOND_NS);
+        scene.settle();
+        assert_eq!(scene.received(), good);
+        assert_eq!(scene.rig.engine.core.inspected.counts(101).unanswered, 1);
+        assert_eq!(scene.rig.engine.core.inspected.sessions().0, 0);
+    }
 }
