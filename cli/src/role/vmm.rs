@@ -5,7 +5,12 @@
 //! ([`crate::sandbox::vmm`]), makes the machine, and waits until the broker says that the TAP is
 //! served. Two threads are its own: the main one waits for the guest's end, the other one listens
 //! to the broker.
-use std::{collections::VecDeque, fs::File, os::fd::OwnedFd, sync::Arc};
+use std::{
+    collections::VecDeque,
+    fs::File,
+    os::fd::OwnedFd,
+    sync::{Arc, mpsc},
+};
 
 use anyhow::{Context as _, bail};
 use slipgate_vmm::{
@@ -133,12 +138,16 @@ fn await_go(channel: &Channel) -> anyhow::Result<bool> {
     }
 }
 
-/// Starts the thread that listens to the broker.
+/// Starts the thread that listens to the broker. It is confined when this returns: no code of the
+/// guest's is to run before every thread is.
 fn listen(channel: Arc<Channel>, counters: Arc<Counters>, stop: StopHandle) -> anyhow::Result<()> {
+    let (tell, told) = mpsc::sync_channel(1);
     let listen = move || {
-        if let Err(e) = sandbox::narrow(sandbox::Thread::Channel) {
-            tracing::error!("{e}");
-            stop.stop();
+        let narrowed = sandbox::narrow(sandbox::Thread::Channel);
+        let failed = narrowed.is_err();
+        // Who started us is waiting.
+        let _ = tell.send(narrowed);
+        if failed {
             return;
         }
         loop {
@@ -158,7 +167,9 @@ fn listen(channel: Arc<Channel>, counters: Arc<Counters>, stop: StopHandle) -> a
         .name("channel".into())
         .spawn(listen)
         .context("starting a thread")?;
-    Ok(())
+    told.recv()
+        .context("a thread ended before it was confined")?
+        .context("confining a thread")
 }
 
 fn guest_end(outcome: Outcome) -> GuestEnd {
