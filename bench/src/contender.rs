@@ -13,8 +13,6 @@ mod slipgate;
 mod slirp4netns;
 mod stand;
 
-use std::time::Duration;
-
 use anyhow::Result;
 use slipgate_testbed::{GuestConfig, WorldConfig};
 
@@ -29,10 +27,6 @@ pub(crate) const REFERENCE: &str = nftables::NAME;
 
 /// The MTU that all have, bytes; the uplink's always.
 pub(crate) const MTU: u32 = 1500;
-
-/// How long the pump looks for frames before it sleeps, as slipgate's own VMM does. Without it the
-/// faster path has the more wake-ups to pay: its VMM is done, and asleep, before the next frame.
-const VMM_LOOK: Duration = Duration::from_micros(100);
 
 /// One way for a guest to reach the world.
 pub(crate) trait Contender {
@@ -87,7 +81,6 @@ pub(crate) fn guest(pinning: Pinning) -> GuestConfig {
         mtu: MTU,
         count: false,
         pump_cpu: pinning.middle,
-        pump_look: VMM_LOOK,
         ..GuestConfig::new("tap0")
     }
 }

@@ -53,8 +53,6 @@ pub struct GuestConfig {
     pub impairment: Option<Impairment>,
     /// The CPU the pump stays on; `None`: any.
     pub pump_cpu: Option<usize>,
-    /// How long the pump looks for frames before it sleeps.
-    pub pump_look: Duration,
 }
 
 impl GuestConfig {
@@ -74,7 +72,6 @@ impl GuestConfig {
             hand_made: false,
             impairment: None,
             pump_cpu: None,
-            pump_look: Duration::ZERO,
         }
     }
 
@@ -200,7 +197,6 @@ impl Guest {
             count: config.count,
             impairment: config.impairment,
             cpu: config.pump_cpu,
-            look: config.pump_look,
         };
         self.plugged = Some((Pump::start(&config.tap, sides)?, queues));
         Ok(())

@@ -7,7 +7,7 @@
 //! ```
 //! The world has no route to guests, so a packet that leaves un-NATed is not answered.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::net::Ipv4Addr;
 
 use crate::{
     error::Result,
@@ -206,7 +206,6 @@ fn pumped_uplink(
             ethernet,
             count: false,
             impairment,
-            look: Duration::ZERO,
             cpu: None,
         },
     )

@@ -4,7 +4,7 @@
 //! vnet header and written, header and all, into the other TAP's descriptor, where it is received.
 //! So a GSO frame stays one frame, and a partial checksum stays partial. One thread serves both
 //! directions, up to 64 frames from a queue before it looks at the next, and sleeps in `poll`
-//! when there is nothing, at once or after having looked for as long as it was told. A write that fails (device down: EIO) loses that frame, and is counted.
+//! when there is nothing. A write that fails (device down: EIO) loses that frame, and is counted.
 
 mod hooks;
 mod run;
@@ -17,7 +17,6 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
-    time::Duration,
 };
 
 pub use hooks::{Direction, Fate, Filter, FrameTap, SeenFrame};
@@ -76,8 +75,6 @@ pub(crate) struct Sides {
     pub(crate) count: bool,
     /// What the link does to frames, each way.
     pub(crate) impairment: Option<Impairment>,
-    /// How long to look for frames, letting others run, before it sleeps.
-    pub(crate) look: Duration,
     /// The CPU to stay on.
     pub(crate) cpu: Option<usize>,
 }

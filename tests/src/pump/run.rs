@@ -48,7 +48,6 @@ impl Run {
         let mut polled = vec![pollfd(&self.shared.wake)];
         polled.extend(queues.iter().map(|(_, queue)| pollfd(queue.fd())));
 
-        let mut moved = Instant::now();
         while !self.shared.stop.load(Ordering::SeqCst) {
             let watched = if self.shared.paused.load(Ordering::SeqCst) {
                 1
@@ -56,24 +55,18 @@ impl Run {
                 polled.len()
             };
             polled.iter_mut().for_each(|fd| fd.revents = 0);
-            let looking = !self.sides.look.is_zero() && moved.elapsed() < self.sides.look;
             // SAFETY: the array is writable and at least `watched` long.
             unsafe {
                 libc::poll(
                     polled.as_mut_ptr(),
                     watched as libc::nfds_t,
-                    if looking { 0 } else { self.timeout_ms() },
+                    self.timeout_ms(),
                 )
             };
             if polled[0].revents != 0 {
                 let mut count = 0u64;
                 // SAFETY: reads 8 bytes into a u64.
                 unsafe { libc::read(polled[0].fd, (&raw mut count).cast(), 8) };
-            }
-            if polled.iter().any(|fd| fd.revents != 0) {
-                moved = Instant::now();
-            } else if looking {
-                std::thread::yield_now();
             }
             for (at, (direction, queue)) in queues.iter().enumerate() {
                 let events = polled[at + 1].revents;
