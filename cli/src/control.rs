@@ -1,5 +1,5 @@
-//! Commands that change what runs: `policy apply`, `cut`, `freeze`, `thaw`, `capture`. Each asks the broker that
-//! serves the VM, as root.
+//! Commands that change what runs: `policy apply`, `cut`, `freeze`, `thaw`, `capture`. Each asks the
+//! broker that serves the VM, as root.
 pub(crate) mod apply;
 pub(crate) mod capture;
 pub(crate) mod cut;
@@ -57,24 +57,27 @@ pub(crate) fn ask_each(
 
 impl Asked {
     /// Why nobody did it; `what` is the VM or flow that was meant.
-    pub(crate) fn error(mut self, what: &str) -> anyhow::Error {
+    pub(crate) fn error(self, what: &str) -> anyhow::Error {
         if !self.errors.is_empty() {
             return anyhow::anyhow!("{}", self.errors.join("; "));
         }
         if !self.any {
             return anyhow::anyhow!(NOBODY);
         }
-        self.served.sort();
         match self.served.is_empty() {
             true => anyhow::anyhow!(
                 "no flow {what} lives here; `slipgate flows` lists those that do, by their id"
             ),
-            false => {
-                let names = self.served.join(", ");
-                anyhow::anyhow!("no VM {what:?} is served; there is {names}")
-            }
+            false => no_such_vm(what, self.served),
         }
     }
+}
+
+/// Of a VM that is not among those that are served.
+pub(crate) fn no_such_vm(vm: &str, mut served: Vec<String>) -> anyhow::Error {
+    served.sort();
+    let names = served.join(", ");
+    anyhow::anyhow!("no VM {vm:?} is served; there is {names}")
 }
 
 /// ^C and its like, by descriptor from now on.

@@ -17,6 +17,8 @@ use std::{
 use anyhow::{Context as _, bail};
 use slipgate_control::{Paths, maps::ReadOnlyMaps, paths::netns_inode};
 
+use crate::control::no_such_vm;
+
 /// How often `--watch` looks again.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
@@ -52,14 +54,13 @@ pub(crate) fn open(pin_dir: &Path) -> anyhow::Result<ReadOnlyMaps> {
 /// Fails where a VM was named that is not served.
 pub(crate) fn served(maps: &ReadOnlyMaps, vm: Option<&str>) -> anyhow::Result<()> {
     let Some(wanted) = vm else { return Ok(()) };
-    let mut names: Vec<String> = maps.vms().map(|(_, vm)| ReadOnlyMaps::name(&vm)).collect();
+    let names: Vec<String> = maps.vms().map(|(_, vm)| ReadOnlyMaps::name(&vm)).collect();
     if names.iter().any(|name| name == wanted) {
         return Ok(());
     }
-    names.sort();
-    match names[..] {
-        [] => bail!("no VM {wanted:?} is served, nor any other"),
-        _ => bail!("no VM {wanted:?} is served; there is {}", names.join(", ")),
+    match names.is_empty() {
+        true => bail!("no VM {wanted:?} is served, nor any other"),
+        false => Err(no_such_vm(wanted, names)),
     }
 }
 

@@ -5,17 +5,13 @@
 //! ([`crate::sandbox::vmm`]), makes the machine, and waits until the broker says that the TAP is
 //! served. Two threads are its own: the main one waits for the guest's end, the other one listens
 //! to the broker.
-use std::{
-    collections::VecDeque,
-    fs::File,
-    os::fd::OwnedFd,
-    sync::{Arc, mpsc},
-};
+use std::{collections::VecDeque, fs::File, os::fd::OwnedFd, sync::Arc};
 
 use anyhow::{Context as _, bail};
 use slipgate_vmm::{
     Counters, Machine, MachineConfig, MachineError, Outcome, SerialIo, StopHandle,
     boot::{BootInput, BootSource, Kernel},
+    thread,
     virtio::net::NetConfig,
 };
 
@@ -141,15 +137,8 @@ fn await_go(channel: &Channel) -> anyhow::Result<bool> {
 /// Starts the thread that listens to the broker. It is confined when this returns: no code of the
 /// guest's is to run before every thread is.
 fn listen(channel: Arc<Channel>, counters: Arc<Counters>, stop: StopHandle) -> anyhow::Result<()> {
-    let (tell, told) = mpsc::sync_channel(1);
+    let narrow = || sandbox::narrow(sandbox::Thread::Channel);
     let listen = move || {
-        let narrowed = sandbox::narrow(sandbox::Thread::Channel);
-        let failed = narrowed.is_err();
-        // Who started us is waiting.
-        let _ = tell.send(narrowed);
-        if failed {
-            return;
-        }
         loop {
             match channel.receive::<ToVmm>() {
                 Ok(Some((ToVmm::Counters { request }, _))) => {
@@ -163,13 +152,8 @@ fn listen(channel: Arc<Channel>, counters: Arc<Counters>, stop: StopHandle) -> a
             }
         }
     };
-    std::thread::Builder::new()
-        .name("channel".into())
-        .spawn(listen)
-        .context("starting a thread")?;
-    told.recv()
-        .context("a thread ended before it was confined")?
-        .context("confining a thread")
+    thread::spawn_set_up("channel", narrow, listen).context("starting a confined thread")?;
+    Ok(())
 }
 
 fn guest_end(outcome: Outcome) -> GuestEnd {

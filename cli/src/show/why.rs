@@ -9,17 +9,15 @@ use anyhow::bail;
 use slipgate_abi::Protocol;
 use userspace_nat::rules::{NamePattern, wire};
 
-use super::{plain::one_line, print_once, sockets};
+use super::{plain::one_line, print_once};
 use crate::{
     args::{Proto, WhyArgs},
     channel::{WhyAnswer, WhyQuestion},
     config::ConfigError,
-    control::is_nobodys,
-    control_socket::{Answer, Request, ask},
+    control::ask_each,
+    control_socket::{Answer, Request},
 };
 
-const NOBODY: &str =
-    "no slipgate runs in this network namespace: start `slipgate attach` or `slipgate run`";
 /// For scripts: the flow would be refused. 1 is an error, 2 a command line that can't be used.
 const EXIT_REFUSED: u8 = 3;
 
@@ -42,13 +40,13 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<ExitCode> {
         Host::Address(address) => question.address = address,
         Host::Name(name) => question.name = Some(name),
     }
-    let mut answer = ask_all(args, &Request::Why(question.clone()))?;
+    let mut answer = ask(args, question.clone())?;
     // Only now, for this host's resolvers need not be the guest's, nor answer.
     if answer.lacks_address
         && let Some(address) = question.name.as_deref().and_then(address_of)
     {
         question.address = address;
-        answer = ask_all(args, &Request::Why(question))?;
+        answer = ask(args, question)?;
     }
     if args.json {
         print_once(&format!("{}\n", serde_json::to_string_pretty(&answer)?))?;
@@ -80,32 +78,12 @@ fn text(answer: &WhyAnswer) -> String {
 }
 
 /// Several brokers may serve VMs here; the one that serves this VM answers.
-fn ask_all(args: &WhyArgs, request: &Request) -> anyhow::Result<WhyAnswer> {
-    let sockets = sockets(&args.pin_dir)?;
-    if sockets.is_empty() {
-        bail!(NOBODY);
+fn ask(args: &WhyArgs, question: WhyQuestion) -> anyhow::Result<WhyAnswer> {
+    match ask_each(&args.pin_dir, &Request::Why(question), None)? {
+        Ok(Answer::Why(answer)) => Ok(answer),
+        Ok(_) => bail!("an answer to another question: the broker is of another version"),
+        Err(asked) => Err(asked.error(&args.vm)),
     }
-    let (mut others, mut errors) = (Vec::new(), Vec::new());
-    for socket in sockets {
-        match ask(&socket, request) {
-            Ok(Answer::Why(answer)) => return Ok(answer),
-            Ok(Answer::UnknownVm { served }) => others.extend(served),
-            Ok(Answer::Error { error }) => errors.push(error),
-            Ok(_) => errors.push("an answer to another question".into()),
-            // One that was killed has left it.
-            Err(e) if is_nobodys(&e) => {}
-            Err(e) => errors.push(format!("{e:#}")),
-        }
-    }
-    if !errors.is_empty() {
-        bail!("{}", errors.join("; "));
-    }
-    if others.is_empty() {
-        bail!(NOBODY);
-    }
-    others.sort();
-    let names = others.join(", ");
-    bail!("no VM {:?} is served; there is {names}", args.vm)
 }
 
 /// Whom a flow would go to.

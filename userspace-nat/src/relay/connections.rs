@@ -49,11 +49,7 @@ impl Relay {
             served.counts.dns_refused += 1;
             return Taken::OverLimit;
         }
-        let mut link = Link {
-            out: &mut self.packets,
-            mtu: usize::from(served.net.mtu),
-            now_ns: cx.now_ns,
-        };
+        let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
         let buffers = Buffers {
             from_guest: self.limits.dns_buffer,
             to_guest: self.limits.dns_buffer,
@@ -111,11 +107,7 @@ impl Relay {
         let Some(served) = self.vms.get_mut(&name.vm) else {
             return;
         };
-        let mut link = Link {
-            out: &mut self.packets,
-            mtu: usize::from(served.net.mtu),
-            now_ns: cx.now_ns,
-        };
+        let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
         let incoming = match event {
             Event::Packet(packet, segments) => {
                 connection.flow.tx.0 += segments.packets;
@@ -227,11 +219,7 @@ impl Relay {
         if let Some(Entry::Connection(connection)) = self.entries.get_mut(&key)
             && let Some(served) = self.vms.get(&connection.name.vm)
         {
-            let mut link = Link {
-                out: &mut self.packets,
-                mtu: usize::from(served.net.mtu),
-                now_ns: cx.now_ns,
-            };
+            let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
             match &mut connection.kind {
                 Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
                     stream.reset(&mut link);

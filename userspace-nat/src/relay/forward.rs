@@ -107,11 +107,7 @@ impl Relay {
             served.counts.streams_refused += 1;
             return stream::reset_host(host);
         };
-        let mut link = Link {
-            out: &mut self.packets,
-            mtu: usize::from(served.net.mtu),
-            now_ns: cx.now_ns,
-        };
+        let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
         let buffers = Buffers {
             from_guest: self.limits.stream_buffer,
             to_guest: self.limits.stream_buffer,

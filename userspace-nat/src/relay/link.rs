@@ -9,6 +9,8 @@ use smoltcp::{
     wire::{HardwareAddress, IpAddress, IpCidr},
 };
 
+use crate::vm::VmNet;
+
 /// Most packets that one connection sends in one go; a guest that announces a tiny MSS would
 /// otherwise turn a buffer into tens of thousands.
 const PACKETS_PER_POLL: usize = 64;
@@ -43,6 +45,17 @@ pub(super) struct Link<'a> {
     /// The guest link's MTU, bytes.
     pub(super) mtu: usize,
     pub(super) now_ns: u64,
+}
+
+impl<'a> Link<'a> {
+    /// That of a VM, for now.
+    pub(super) fn to(vm: &VmNet, out: &'a mut Packets, now_ns: u64) -> Self {
+        Self {
+            out,
+            mtu: usize::from(vm.mtu),
+            now_ns,
+        }
+    }
 }
 
 /// One TCP connection with a guest.

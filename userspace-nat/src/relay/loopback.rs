@@ -264,11 +264,7 @@ impl Relay {
         };
         let took_us = cx.now_ns.saturating_sub(flow.opened_ns) / 1_000;
         flow.connect_us = u32::try_from(took_us).unwrap_or(0).max(1);
-        let mut link = Link {
-            out: &mut self.packets,
-            mtu: usize::from(served.net.mtu),
-            now_ns: cx.now_ns,
-        };
+        let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
         let buffers = Buffers {
             from_guest: self.limits.stream_buffer,
             to_guest: self.limits.stream_buffer,

@@ -6,9 +6,10 @@
 //! put in force as any other policy is ([`super::reload`]), and stays while another one is applied.
 //!
 //! It lasts for as long as the client keeps its end of a socket open, for writing: when it ends,
-//! however it does, the VM has its own policy again (and then our end is closed too), and whatever that does not let in is cut, also where the policy
-//! leaves flows at a reload. If the texts of the policies find no room then, the ones of before stay
-//! in `RULES`, and the VM has its own among them. Should even that fail, the VM is frozen.
+//! however it does, the VM has its own policy again (and then our end is closed too), and whatever
+//! that does not let in is cut, also where the policy leaves flows at a reload. If the texts of the
+//! policies find no room then, the ones of before stay in `RULES`, and the VM has its own among
+//! them. Should even that fail, the VM is frozen.
 //!
 //! Nothing of it is kept for a successor.
 use std::os::fd::{AsFd as _, OwnedFd};

@@ -184,6 +184,8 @@ fn named_by_flows(maps: &SharedMaps) -> HashSet<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn texts(list: &[&str]) -> Vec<String> {
@@ -199,19 +201,28 @@ mod tests {
         assert_eq!(place(&present, &["w", "x", "y", "z"]), None);
     }
 
-    #[test]
-    fn claims_are_read_as_they_are_written_and_nonsense_is_none() {
-        let dir = tempfile::tempdir().unwrap();
-        let paths = Paths {
-            pin_dir: dir.path().join("pins"),
-            run_dir: dir.path().to_owned(),
-        };
-        let writer = Writer {
-            paths: &paths,
+    fn paths(dir: &Path) -> Paths {
+        Paths {
+            pin_dir: dir.join("pins"),
+            run_dir: dir.to_owned(),
+        }
+    }
+
+    /// The process of row 3, which judges by nothing yet.
+    fn third(paths: &Paths) -> Writer<'_> {
+        Writer {
+            paths,
             row: 3,
             own: &[],
             kept: &[],
-        };
+        }
+    }
+
+    #[test]
+    fn claims_are_read_as_they_are_written_and_nonsense_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        let writer = third(&paths);
         writer.claim(&[4..9, 20..22]).unwrap();
         let text = fs::read_to_string(dir.path().join("3.rules")).unwrap();
         assert_eq!(ranges(&text).collect::<Vec<_>>(), [4..9, 20..22]);
@@ -225,16 +236,8 @@ mod tests {
     #[test]
     fn a_living_process_keeps_what_it_judges_by() {
         let dir = tempfile::tempdir().unwrap();
-        let paths = Paths {
-            pin_dir: dir.path().join("pins"),
-            run_dir: dir.path().to_owned(),
-        };
-        let writer = Writer {
-            paths: &paths,
-            row: 3,
-            own: &[],
-            kept: &[],
-        };
+        let paths = paths(dir.path());
+        let writer = third(&paths);
         writer.claim(&[4..6, 9..10]).unwrap();
         let lock = File::create(dir.path().join("owner-3.lock")).unwrap();
         lock.lock().unwrap();

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     datagram::Datagram,
     poll::Poller,
-    port::{Frame, Outbox, single},
+    port::{Outbox, single},
 };
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
@@ -26,23 +26,14 @@ fn world(limits: Limits) -> (World, u16) {
 
 /// What the relay has for the guest: the gateway's port and the payload.
 fn deliver(world: &mut World) -> Vec<(u16, Vec<u8>)> {
-    let mut ready = Vec::new();
-    world.poller.wait(Some(20 * MS), &mut ready).unwrap();
-    for readiness in ready {
-        world.with(|relay, cx| relay.on_ready(readiness, cx));
-    }
-    let frames: Vec<_> = world
-        .out
-        .frames()
-        .map(|frame| {
-            let datagram = Datagram::parse(Frame::parse(frame).unwrap().l3).unwrap();
-            assert_eq!(*datagram.from.ip(), GATEWAY);
-            assert_eq!(datagram.to, SocketAddrV4::new(GUEST, 5353));
-            (datagram.from.port(), datagram.payload.to_vec())
+    let datagrams = world.datagrams().into_iter();
+    datagrams
+        .map(|(from, to, payload)| {
+            assert_eq!(*from.ip(), GATEWAY);
+            assert_eq!(to, SocketAddrV4::new(GUEST, 5353));
+            (from.port(), payload)
         })
-        .collect();
-    world.out.clear();
-    frames
+        .collect()
 }
 
 fn answer(world: &mut World, from: u16, port: u16, payload: &[u8]) -> Taken {

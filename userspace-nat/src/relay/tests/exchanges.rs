@@ -4,7 +4,7 @@ use super::{
     super::*,
     world::{Impairment, MS, VM, World},
 };
-use crate::{datagram::Datagram, port::Frame, rules::Destination};
+use crate::{datagram::Datagram, rules::Destination};
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
@@ -38,23 +38,14 @@ fn receive(service: &UdpSocket) -> (Vec<u8>, std::net::SocketAddr) {
 
 /// What the relay has for the guest: to which port, and the payload.
 fn deliver(world: &mut World) -> Vec<(u16, Vec<u8>)> {
-    let mut ready = Vec::new();
-    world.poller.wait(Some(20 * MS), &mut ready).unwrap();
-    for readiness in ready {
-        world.with(|relay, cx| relay.on_ready(readiness, cx));
-    }
-    let frames: Vec<_> = world
-        .out
-        .frames()
-        .map(|frame| {
-            let datagram = Datagram::parse(Frame::parse(frame).unwrap().l3).unwrap();
-            assert_eq!(datagram.from, SocketAddrV4::new(GATEWAY, 5353));
-            assert_eq!(*datagram.to.ip(), GUEST);
-            (datagram.to.port(), datagram.payload.to_vec())
+    let datagrams = world.datagrams().into_iter();
+    datagrams
+        .map(|(from, to, payload)| {
+            assert_eq!(from, SocketAddrV4::new(GATEWAY, 5353));
+            assert_eq!(*to.ip(), GUEST);
+            (to.port(), payload)
         })
-        .collect();
-    world.out.clear();
-    frames
+        .collect()
 }
 
 fn timers(world: &mut World) {

@@ -13,6 +13,7 @@ use super::{
     guest::{End, Guest},
 };
 use crate::{
+    datagram::Datagram,
     poll::Poller,
     port::{Frame, Outbox, single},
     test_vm,
@@ -266,6 +267,22 @@ impl World {
             rule: "host_loopback".into(),
         };
         self.with(|relay, cx| relay.open_loopback(VM, packet, segments, &opening, cx))
+    }
+
+    /// What comes of sockets that are ready soon: datagrams for the guest, from where and to where.
+    pub(super) fn datagrams(&mut self) -> Vec<(SocketAddrV4, SocketAddrV4, Vec<u8>)> {
+        let mut ready = Vec::new();
+        self.poller.wait(Some(20 * MS), &mut ready).unwrap();
+        for readiness in ready {
+            self.with(|relay, cx| relay.on_ready(readiness, cx));
+        }
+        let frames = self.out.frames().map(|frame| {
+            let datagram = Datagram::parse(Frame::parse(frame).unwrap().l3).unwrap();
+            (datagram.from, datagram.to, datagram.payload.to_vec())
+        });
+        let frames = frames.collect();
+        self.out.clear();
+        frames
     }
 
     /// Steps until `done`, or for the given time on the clock.
