@@ -268,24 +268,28 @@ fn a_tap_that_is_down_is_counted() {
 #[test]
 fn what_is_no_fitting_tap_is_refused() {
     require_root_and_tun!();
-    let ns = NetNs::new("vmmnetbad").unwrap();
-    let make = |taps: Vec<OwnedFd>| {
-        let pairs = taps.len();
-        Net::new(
-            NetConfig::new(MAC, 1500, taps),
-            unconfined(),
-            NetCounters::new(pairs),
-        )
-        .err()
+    // A namespace for each: a child that another test forks holds every descriptor until its exec,
+    // so a TAP may outlive its file, and its name is not to be had with other flags.
+    let refusal = |namespace, flags, pairs| {
+        let ns = NetNs::new(namespace).unwrap();
+        let mut taps = open(&ns, flags, 1).unwrap();
+        for _ in 1..pairs {
+            taps.push(taps[0].try_clone().unwrap());
+        }
+        let config = NetConfig::new(MAC, 1500, taps);
+        Net::new(config, unconfined(), NetCounters::new(pairs)).err()
     };
-    let no_header = open(&ns, libc::IFF_TAP | libc::IFF_NO_PI, 1).unwrap();
-    assert!(matches!(make(no_header), Some(NetError::TapFlags { .. })));
-    let layer_3 = open(&ns, libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR, 1).unwrap();
-    assert!(matches!(make(layer_3), Some(NetError::TapFlags { .. })));
-    let mut one_queue = open(&ns, USUAL, 1).unwrap();
-    one_queue.push(one_queue[0].try_clone().unwrap());
     assert!(matches!(
-        make(one_queue),
+        refusal("vmmnethdr", libc::IFF_TAP | libc::IFF_NO_PI, 1),
+        Some(NetError::TapFlags { .. })
+    ));
+    let layer_3 = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    assert!(matches!(
+        refusal("vmmnetl3", layer_3, 1),
+        Some(NetError::TapFlags { .. })
+    ));
+    assert!(matches!(
+        refusal("vmmnetone", USUAL, 2),
         Some(NetError::OneQueue { wanted: 2 })
     ));
 }
