@@ -51,10 +51,11 @@ impl DnsStream {
         mut questions: impl FnMut(Vec<u8>),
     ) -> Fate {
         self.endpoint.poll(incoming, link);
+        // First: what has room now makes room for questions.
+        self.write(link.now_ns);
         if !self.read(link.now_ns, &mut questions) {
             return self.reset(link);
         }
-        self.write(link.now_ns);
         self.settle(limits, link)
     }
 
@@ -81,10 +82,16 @@ impl DnsStream {
         Fate::Reset
     }
 
+    /// Whether there may be one more question: not while answers wait for a guest that does not
+    /// take them.
+    fn may_ask(&self) -> bool {
+        self.outstanding < MAX_OUTSTANDING && self.outbox.is_empty()
+    }
+
     /// Reads as far as there may be more questions. `false`: what comes is no DNS.
     fn read(&mut self, now_ns: u64, questions: &mut impl FnMut(Vec<u8>)) -> bool {
         loop {
-            while self.outstanding < MAX_OUTSTANDING {
+            while self.may_ask() {
                 let Some((length, rest)) = self.inbox.split_first_chunk::<LENGTH_LEN>() else {
                     break;
                 };
@@ -101,7 +108,7 @@ impl DnsStream {
             }
             // What is not read stays in the window, which then closes.
             let room = (LENGTH_LEN + MAX_QUERY_LEN).saturating_sub(self.inbox.len());
-            if room == 0 || self.outstanding >= MAX_OUTSTANDING {
+            if room == 0 || !self.may_ask() {
                 return true;
             }
             let socket = self.endpoint.socket();

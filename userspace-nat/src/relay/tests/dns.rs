@@ -144,6 +144,55 @@ fn no_more_is_read_than_is_being_answered() {
     );
 }
 
+/// A guest that asks without end and takes no answer does not have them kept for it.
+#[test]
+fn who_does_not_take_answers_is_not_asked_for_more_questions() {
+    let mut world = perfect();
+    let messages = vec![vec![7; 20]; 4_000];
+    let slices: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
+    let mut end = End::new(framed(&slices), Close::Never);
+    end.reads = false;
+    world.guest.connect(resolver(), 40_000, end);
+    let (mut asked, answer) = (0, vec![9; 10_000]);
+    for _ in 0..2_000 {
+        world.step(&mut []);
+        while let Some(question) = world.relay.next_question() {
+            asked += 1;
+            world.with(|relay, cx| relay.answer(question.connection, &answer, cx));
+        }
+    }
+    // The guest's window, our buffer, and the answers to what was asked at once.
+    let room = 32_768 + 16_384 + 8 * 10_002;
+    assert!((8..=room / 10_002 + 8).contains(&asked), "{asked} questions");
+    // Nothing moves: it is over.
+    world.idle(&mut [], 15_000);
+    world.assert_empty();
+}
+
+#[test]
+fn what_waited_for_room_is_asked_when_answers_were_taken() {
+    let mut world = perfect();
+    let messages: Vec<Vec<u8>> = (0..40_u8).map(|i| vec![i; 20]).collect();
+    let slices: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
+    let mut end = End::new(framed(&slices), Close::WhenSent);
+    end.reads = false;
+    world.guest.connect(resolver(), 40_000, end);
+    let mut received = 0;
+    world.run(&mut [], 60_000, |world, _| {
+        // It takes what is there now and then only.
+        let now_ms = world.now_ns / 1_000_000;
+        world.guest.ends[0].1.reads = now_ms % 500 < 5;
+        while let Some(question) = world.relay.next_question() {
+            let answer = vec![question.message[0]; 10_000];
+            received += answer.len() + 2;
+            world.with(|relay, cx| relay.answer(question.connection, &answer, cx));
+        }
+        world.guest.ends[0].1.eof
+    });
+    assert_eq!(received, 40 * 10_002);
+    assert_eq!(world.guest.ends[0].1.received.len(), received);
+}
+
 #[test]
 fn what_is_no_dns_is_reset() {
     for start in [[0_u8, 0], [0xff, 0xff]] {
