@@ -429,7 +429,7 @@ pub(crate) struct VmArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct CaptureArgs {
-    /// The flow, by its id in `slipgate flows`
+    /// The flow, by its id in `slipgate flows`; relayed ones (rID) are in --vm alone
     #[arg(required_unless_present = "vm", conflicts_with = "vm")]
     pub(crate) flow: Option<String>,
     /// Everything of this VM, whatever flow it is of, ARP and DHCP too

@@ -8,7 +8,6 @@ mod state;
 mod view;
 
 use std::{
-    collections::BTreeSet,
     io::IsTerminal as _,
     time::{Duration, Instant},
 };
@@ -30,7 +29,7 @@ use crate::{
     args::TopArgs,
     control::ask_each,
     control_socket::{Answer, Request, Target},
-    show::{flows, names, now_ns, open, print_once, served, stats},
+    show::{flows, flows::frozen, names, now_ns, open, print_once, served, stats},
 };
 
 /// Between two readings.
@@ -102,20 +101,16 @@ fn watch(
 
 fn read(maps: &ReadOnlyMaps, args: &TopArgs) -> Reading {
     let names = names::ask_all(&args.pin_dir);
+    let mut vms = stats::read(maps, stats::Which::named(None)).vms;
+    for vm in &mut vms {
+        vm.relayed = names.relayed.get(&vm.vm).copied();
+    }
     Reading {
         at_ns: now_ns(),
         flows: flows::list(maps, &names),
-        vms: stats::read(maps, stats::Which::named(None)).vms,
+        vms,
         frozen: frozen(maps),
     }
-}
-
-/// VMs of which nothing passes, by name.
-fn frozen(maps: &ReadOnlyMaps) -> BTreeSet<String> {
-    let frozen = maps
-        .vms()
-        .filter(|(_, vm)| vm.flags & slipgate_abi::vm::VmFlags::FROZEN != 0);
-    frozen.map(|(_, vm)| ReadOnlyMaps::name(&vm)).collect()
 }
 
 /// Has the broker do something; in a sentence, what came of it.

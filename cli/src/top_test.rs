@@ -6,7 +6,10 @@ use ratatui::{
     crossterm::event::{KeyCode, KeyModifiers},
 };
 use slipgate_abi::{DropCounters, VmCounters};
-use userspace_nat::record::Id;
+use userspace_nat::{
+    engine::RelayedCounts,
+    record::{FlowId, Id},
+};
 
 use super::{
     state::{Action, Reading, State},
@@ -20,19 +23,22 @@ use crate::{
 
 fn flow(slot: u32, vm: &str, bytes: (u64, u64), age_ms: u64, name: Option<&str>) -> Flow {
     Flow {
-        id: Id {
+        id: FlowId::Translated(Id {
             instance: 0xabc,
             slot,
             generation: 1,
-        },
+        }),
         vm: vm.into(),
         proto: "tcp",
         guest: format!("10.0.2.15:{}", 40_000 + slot),
         remote: format!("198.51.100.{slot}:443"),
         nat: format!("192.0.2.1:{}", 61_000 + slot),
+        host: None,
         verdict: "fast",
+        path: "kernel",
+        direction: "outbound",
         frozen: false,
-        state: "established",
+        state: "established".into(),
         rule: "--default allow".into(),
         dns_name: name.map(str::to_owned),
         tx_packets: 1,
@@ -140,7 +146,13 @@ fn a_wide_terminal_has_room_for_states_and_rules() {
 
 /// The slots of the flows as they are shown.
 fn order(state: &State) -> Vec<u32> {
-    state.flows().iter().map(|flow| flow.id.slot).collect()
+    let flows = state.flows().into_iter();
+    flows
+        .map(|flow| match flow.id {
+            FlowId::Translated(id) => id.slot,
+            FlowId::Relayed(id) => panic!("{id}"),
+        })
+        .collect()
 }
 
 #[test]
@@ -246,4 +258,44 @@ fn nothing_at_all_can_be_drawn_and_asked() {
         picture(&state, width, height);
     }
     assert_eq!(press(&mut state, "jckf"), Action::Nothing);
+}
+
+#[test]
+fn relayed_flows_are_rows_like_others_and_in_their_vms_sums() {
+    let mut state = State::new(TopOrder::Rate, None);
+    let reading = |second: u64| {
+        let relayed = Flow {
+            id: FlowId::parse("r00000abc-7").unwrap(),
+            verdict: "relay",
+            ..flow(1, "web", (1_000 * second, 0), 90_000, None)
+        };
+        let mut web = vm("web", 0, 0);
+        web.relayed = Some(RelayedCounts {
+            flows: 1,
+            tx_bytes: 1_000 * second,
+            ..RelayedCounts::default()
+        });
+        Reading {
+            at_ns: second * 1_000_000_000,
+            flows: vec![relayed],
+            vms: vec![web],
+            ..Reading::default()
+        }
+    };
+    state.take(reading(1));
+    state.take(reading(2));
+    let picture = picture(&state, 80, 14);
+    assert!(
+        picture.starts_with("slipgate top  1 VM  1 flow  tx 1.0KB/s"),
+        "{picture}"
+    );
+    let rows: Vec<&str> = picture.lines().filter(|l| l.starts_with("web")).collect();
+    assert!(rows.iter().all(|row| row.contains("1.0K")), "{picture}");
+    press(&mut state, "j");
+    match press(&mut state, "c") {
+        Action::Ask(Request::Cut { what }, _) => {
+            assert_eq!(what, Target::Flow("r00000abc-7".into()));
+        }
+        other => panic!("{other:?}"),
+    }
 }

@@ -48,9 +48,13 @@ pub struct FlowRow {
     pub proto: String,
     pub guest: String,
     pub remote: String,
+    #[serde(default)]
     pub nat: String,
     pub verdict: String,
+    #[serde(default)]
+    pub path: String,
     pub state: String,
+    #[serde(default)]
     pub rule: serde_json::Value,
     pub tx_packets: u64,
     pub tx_bytes: u64,

@@ -156,7 +156,7 @@ pub(crate) enum ToBroker {
         left: u64,
     },
     /// The answer to [`ToEngine::Cut`].
-    Cut { request: u64, flows: u64 },
+    Cut { request: u64, flows: Option<u64> },
     /// The answer to [`ToEngine::Capture`].
     Capturing {
         request: u64,

@@ -11,11 +11,12 @@ use std::{
     },
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::signalfd::SignalFd,
 };
+use userspace_nat::{engine::NotCaptured, record::RelayedId};
 
 use super::{ask_each, cut::target, stop_signals};
 use crate::{
@@ -39,6 +40,9 @@ const STATISTICS: u32 = 5;
 /// Captures until the end that was asked for, or ^C.
 pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
     let (what, name) = match (&args.flow, &args.vm) {
+        (Some(flow), _) if RelayedId::parse(flow).is_some() => {
+            return Err(anyhow!("{flow}: {}", NotCaptured::Relayed));
+        }
         (Some(flow), _) => match target(flow) {
             what @ Target::Flow(_) => (what, flow),
             Target::Vm(_) => bail!(

@@ -1,6 +1,6 @@
 //! `slipgate cut`: flows end, now.
 use anyhow::bail;
-use userspace_nat::record::Id;
+use userspace_nat::record::FlowId;
 
 use super::ask_each;
 use crate::{
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &CutArgs) -> anyhow::Result<()> {
 
 /// What has the form of a flow's id is one: no VM is called so by chance.
 pub(super) fn target(text: &str) -> Target {
-    match Id::parse(text) {
+    match FlowId::parse(text) {
         Some(_) => Target::Flow(text.to_owned()),
         None => Target::Vm(text.to_owned()),
     }

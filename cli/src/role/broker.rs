@@ -407,7 +407,8 @@ impl Broker {
                     _,
                 ) => self.applied(request, Applied { cut, kept, left })?,
                 Received::Message(ToBroker::Cut { request, flows }, _) => {
-                    self.answer_change(request, Answer::Cut { flows });
+                    let cut = flows.map(|flows| Answer::Cut { flows });
+                    self.answer_change(request, cut.unwrap_or(Answer::UnknownFlow));
                 }
                 Received::Message(ToBroker::Capturing { request, refused }, _) => {
                     let refused = refused.map(|error| Answer::Error { error });

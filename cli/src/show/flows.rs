@@ -1,10 +1,14 @@
-//! `slipgate flows`: the live flows, read from the pinned slots.
-use std::cmp::Reverse;
+//! `slipgate flows`: the live flows, read from the pinned slots; and those that are relayed, asked of
+//! the engines.
+use std::{cmp::Reverse, collections::BTreeSet, net::SocketAddrV4};
 
 use serde::Serialize;
-use slipgate_abi::{Protocol, vm::VmFlags};
+use slipgate_abi::{Protocol, Verdict, slot::SlotFlags, vm::VmFlags};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
-use userspace_nat::record::Id;
+use userspace_nat::{
+    engine::LiveRelayed,
+    record::{FlowId, Id},
+};
 
 use super::{
     names, now_ns, open, print, served,
@@ -16,7 +20,7 @@ use crate::args::{FlowOrder, FlowsArgs, Proto};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Flow {
     /// As in the flow log: for `cut` and `capture`.
-    pub(crate) id: Id,
+    pub(crate) id: FlowId,
     /// The VM's name.
     pub(crate) vm: String,
     /// tcp, udp or icmp.
@@ -25,16 +29,26 @@ pub(crate) struct Flow {
     pub(crate) guest: String,
     /// The peer's address and port (ICMP: address alone).
     pub(crate) remote: String,
-    /// Translated address and port (ICMP: query id).
+    /// Translated address and port (ICMP: query id); of a relayed one the host's address that its
+    /// client came to, or our end toward the host's loopback; absent for DNS.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) nat: String,
-    /// `Fast`, `Engine`, ... in lower case.
+    /// The service on the host's loopback that it leads to; absent for others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Option<String>,
+    /// `Fast`, `Engine`, ... in lower case; `relay`.
     pub(crate) verdict: &'static str,
+    /// Who carries it: kernel, engine, relay.
+    pub(crate) path: &'static str,
+    /// outbound; or inbound, by a forward.
+    pub(crate) direction: &'static str,
     /// Its VM is frozen: nothing of it passes; absent otherwise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) frozen: bool,
     /// TCP: opening, established, closing, closed, reset. Others: one-way, both-ways.
-    pub(crate) state: &'static str,
-    /// The rule that admitted it.
+    pub(crate) state: String,
+    /// The rule that admitted it; absent for DNS over TCP.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) rule: String,
     /// The name that opened its address, where a rule by name let it in.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,11 +79,11 @@ impl Flow {
         let ms_since = |ns: u64| now_ns.saturating_sub(ns) / 1_000_000;
         let last = slot.tx_last_ns.max(slot.rx_last_ns).max(slot.created_ns);
         Self {
-            id: Id {
+            id: FlowId::Translated(Id {
                 instance,
                 slot: slot.index,
                 generation: slot.generation,
-            },
+            }),
             vm,
             proto: slot.protocol.name(),
             guest: format!("{}:{}", slot.guest, slot.guest_port),
@@ -78,9 +92,15 @@ impl Flow {
                 Protocol::Tcp | Protocol::Udp => format!("{}:{}", slot.remote, slot.remote_port),
             },
             nat: format!("{}:{}", slot.nat, slot.nat_port),
+            host: None,
             verdict: slot.verdict.name(),
+            path: match slot.verdict {
+                Verdict::Engine => "engine",
+                _ => "kernel",
+            },
+            direction: direction(slot.flags & SlotFlags::INBOUND != 0),
             frozen: false,
-            state: state(slot),
+            state: state(slot).into(),
             rule,
             dns_name: None,
             tx_packets: slot.tx_packets,
@@ -89,6 +109,33 @@ impl Flow {
             rx_bytes: slot.rx_bytes,
             age_ms: ms_since(slot.created_ns),
             idle_ms: ms_since(last),
+        }
+    }
+
+    /// One that is relayed.
+    fn relayed(flow: &LiveRelayed, frozen: bool) -> Self {
+        let shown = |at: SocketAddrV4| at.to_string();
+        Self {
+            id: FlowId::Relayed(flow.id),
+            vm: flow.vm.clone(),
+            proto: Protocol::from_ip(flow.protocol).map_or("", Protocol::name),
+            guest: shown(flow.guest),
+            remote: shown(flow.remote),
+            nat: flow.nat.map(shown).unwrap_or_default(),
+            host: flow.host.map(shown),
+            verdict: "relay",
+            path: "relay",
+            direction: direction(flow.inbound),
+            frozen,
+            state: flow.state.clone(),
+            rule: flow.rule.clone(),
+            dns_name: None,
+            tx_packets: flow.tx.0,
+            tx_bytes: flow.tx.1,
+            rx_packets: flow.rx.0,
+            rx_bytes: flow.rx.1,
+            age_ms: flow.age_ms,
+            idle_ms: flow.idle_ms,
         }
     }
 
@@ -101,7 +148,7 @@ impl Flow {
             self.remote.clone(),
             self.nat.clone(),
             if self.frozen { "frozen" } else { self.verdict }.into(),
-            self.state.into(),
+            self.state.clone(),
             amount(self.tx_packets),
             amount(self.tx_bytes),
             amount(self.rx_packets),
@@ -113,6 +160,13 @@ impl Flow {
                 None => self.rule.clone(),
             },
         ]
+    }
+}
+
+fn direction(inbound: bool) -> &'static str {
+    match inbound {
+        true => "inbound",
+        false => "outbound",
     }
 }
 
@@ -184,6 +238,9 @@ pub(crate) fn sort(flows: &mut [Flow], order: FlowOrder) {
 /// All flows.
 pub(crate) fn list(maps: &ReadOnlyMaps, names: &names::Known) -> Vec<Flow> {
     let (now, instance) = (now_ns(), maps.instance());
+    let frozen = frozen(maps);
+    let relayed = names.relayed_flows.iter();
+    let relayed = relayed.map(|flow| Flow::relayed(flow, frozen.contains(&flow.vm)));
     maps.flows()
         .map(|slot| {
             let rule = maps.rule(slot.rule).unwrap_or_default();
@@ -194,7 +251,15 @@ pub(crate) fn list(maps: &ReadOnlyMaps, names: &names::Known) -> Vec<Flow> {
                 ..Flow::new(instance, &slot, vm_name(maps, &slot), rule, now)
             }
         })
+        .chain(relayed)
         .collect()
+}
+
+/// VMs of which nothing passes, by name.
+pub(crate) fn frozen(maps: &ReadOnlyMaps) -> BTreeSet<String> {
+    let vms = maps.vms();
+    let frozen = vms.filter(|(_, vm)| vm.flags & VmFlags::FROZEN != 0);
+    frozen.map(|(_, vm)| ReadOnlyMaps::name(&vm)).collect()
 }
 
 fn is_frozen(maps: &ReadOnlyMaps, slot: &SlotSnapshot) -> bool {

@@ -55,6 +55,8 @@ fn json_has_the_documented_fields() {
             "remote": "192.0.2.1:443",
             "nat": "198.51.100.1:61000",
             "verdict": "fast",
+            "path": "kernel",
+            "direction": "outbound",
             "state": "established",
             "rule": "--default allow",
             "tx_packets": 10,
@@ -85,7 +87,7 @@ fn udp_and_icmp_have_no_phases_but_directions() {
     s.remote_port = 0;
     let flow = Flow::new(1, &s, String::new(), String::new(), 0);
     assert_eq!(
-        (flow.state, flow.remote.as_str()),
+        (flow.state.as_str(), flow.remote.as_str()),
         ("both-ways", "192.0.2.1")
     );
     s.rx_packets = 0;
@@ -139,4 +141,53 @@ fn flows_are_filtered_and_sorted() {
         "those without a name last"
     );
     assert_eq!(wanted("--sort vm"), [1, 2, 3]);
+}
+
+#[test]
+fn a_relayed_flow_has_the_fields_that_it_has() {
+    let at = |text: &str| text.parse().unwrap();
+    let flow = LiveRelayed {
+        id: userspace_nat::record::RelayedId {
+            run: 0xabc,
+            number: 7,
+        },
+        vm: "a".into(),
+        protocol: 6,
+        guest: at("10.0.2.15:40000"),
+        remote: at("10.0.2.2:8080"),
+        nat: Some(at("127.0.0.1:50000")),
+        host: Some(at("127.0.0.1:80")),
+        inbound: false,
+        rule: "--host-loopback 8080:80/tcp".into(),
+        state: "established".into(),
+        tx: (1, 40),
+        rx: (2, 80),
+        age_ms: 5,
+        idle_ms: 4,
+    };
+    let shown = Flow::relayed(&flow, true);
+    assert!(shown.row().contains(&"frozen".to_owned()));
+    assert_eq!(
+        serde_json::to_value(shown).unwrap(),
+        json!({
+            "id": "r00000abc-7", "vm": "a", "proto": "tcp",
+            "guest": "10.0.2.15:40000", "remote": "10.0.2.2:8080",
+            "nat": "127.0.0.1:50000", "host": "127.0.0.1:80",
+            "verdict": "relay", "path": "relay", "direction": "outbound", "frozen": true,
+            "state": "established", "rule": "--host-loopback 8080:80/tcp",
+            "tx_packets": 1, "tx_bytes": 40, "rx_packets": 2, "rx_bytes": 80,
+            "age_ms": 5, "idle_ms": 4,
+        })
+    );
+    // DNS over TCP: neither rule nor address toward the world.
+    let dns = LiveRelayed {
+        nat: None,
+        host: None,
+        rule: String::new(),
+        ..flow
+    };
+    let json = serde_json::to_value(Flow::relayed(&dns, false)).unwrap();
+    for absent in ["nat", "host", "rule", "frozen"] {
+        assert!(json.get(absent).is_none(), "{json}");
+    }
 }

@@ -1,10 +1,15 @@
-//! What the engines know by name, asked of the brokers: the kernel's tables have numbers only.
+//! What the engines know and the kernel's tables do not have, asked of the brokers: names, and what
+//! is relayed.
 use std::{
     collections::{BTreeMap, HashMap},
     path::Path,
 };
 
-use userspace_nat::{engine::NamesPage, record::RefusedSample, rules::NameCounts};
+use userspace_nat::{
+    engine::{LiveRelayed, NamesPage, RelayedCounts},
+    record::RefusedSample,
+    rules::NameCounts,
+};
 
 use super::sockets;
 use crate::control_socket::{Answer, Request, ask};
@@ -21,9 +26,13 @@ pub(crate) struct Known {
     pub(crate) refused: BTreeMap<String, Vec<RefusedSample>>,
     /// The names that opened flows' addresses, by slot and generation.
     pub(crate) flows: HashMap<(u32, u32), String>,
+    /// What was relayed, by VM.
+    pub(crate) relayed: BTreeMap<String, RelayedCounts>,
+    /// The relayed flows that live.
+    pub(crate) relayed_flows: Vec<LiveRelayed>,
 }
 
-/// Asks every broker here. Who may not ask, or whose broker is gone, sees no names.
+/// Asks every broker here. Who may not ask, or whose broker is gone, sees nothing of it.
 pub(crate) fn ask_all(pin_dir: &Path) -> Known {
     let mut known = Known::default();
     for socket in sockets(pin_dir).unwrap_or_default() {
@@ -36,8 +45,12 @@ pub(crate) fn ask_all(pin_dir: &Path) -> Known {
                 vms,
                 refused,
                 flows,
+                relayed,
+                relayed_flows,
                 next,
             } = page;
+            known.relayed.extend(relayed);
+            known.relayed_flows.extend(relayed_flows);
             known.vms.extend(vms);
             for sample in refused {
                 let of_vm = known.refused.entry(sample.vm.clone());

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 use slipgate_abi::{Counter, DropCounters, DropReason, Refusal, VmCounters, vm::VmFlags};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
-use userspace_nat::{record::RefusedSample, rules::NameCounts};
+use userspace_nat::{engine::RelayedCounts, record::RefusedSample, rules::NameCounts};
 
 use self::links::Links;
 pub(crate) use self::rules::RefusedBy;
@@ -51,6 +51,10 @@ pub(crate) struct VmStats {
     pub(crate) tap_tx_dropped: Option<u64>,
     /// Live flows.
     pub(crate) flows: u64,
+    /// What the engine ends on both sides, since it began: in none of the other counts of flows;
+    /// absent while nothing was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) relayed: Option<RelayedCounts>,
     /// Flows admitted so far.
     pub(crate) admitted: u64,
     /// Flows ended so far.
@@ -171,6 +175,7 @@ impl VmStats {
             lost_after_redirect: counters.lost_after_redirect,
             tap_tx_dropped: None,
             flows: live.len() as u64,
+            relayed: None,
             admitted: counters.admitted,
             ended: counters.ended,
             refused: refused.collect(),
@@ -209,6 +214,9 @@ impl VmStats {
             *self.refused.entry(reason).or_default() += count;
         }
         rules::add(&mut self.refused_by, &other.refused_by);
+        if let Some(relayed) = other.relayed {
+            *self.relayed.get_or_insert_default() += relayed;
+        }
         if let Some(dropped) = other.tap_tx_dropped {
             *self.tap_tx_dropped.get_or_insert(0) += dropped;
         }
@@ -248,7 +256,11 @@ pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
             let names = known.vms.remove(&vm.vm);
             vm.names = names.filter(|names| *names != NameCounts::default());
             vm.refused_last = known.refused.remove(&vm.vm).unwrap_or_default();
+            vm.relayed = known.relayed.remove(&vm.vm);
             vm.vmm = machines.remove(&vm.vm);
+        }
+        for relayed in stats.vms.iter().filter_map(|vm| vm.relayed) {
+            *stats.total.relayed.get_or_insert_default() += relayed;
         }
         if args.json {
             Ok(serde_json::to_string_pretty(&stats)? + "\n")
@@ -384,6 +396,25 @@ fn by_name(vm: &str, names: &NameCounts) -> Vec<Vec<String>> {
         .collect()
 }
 
+/// Rows about what was relayed.
+fn by_relay(vm: &str, relayed: &RelayedCounts) -> [Vec<String>; 4] {
+    let count = |what: &str, count: u64| vec![vm.to_owned(), what.to_owned(), count.to_string()];
+    let packets = |what: &str, packets: u64, bytes: u64| {
+        let bytes = amount(bytes);
+        vec![vm.to_owned(), what.to_owned(), packets.to_string(), bytes]
+    };
+    [
+        count("relayed flows that live", relayed.flows),
+        count("relayed flows so far", relayed.begun),
+        packets(
+            "relayed from the guest",
+            relayed.tx_packets,
+            relayed.tx_bytes,
+        ),
+        packets("relayed to the guest", relayed.rx_packets, relayed.rx_bytes),
+    ]
+}
+
 fn text(stats: &Stats) -> String {
     const HEAD: [&str; 12] = [
         "VM",
@@ -461,6 +492,9 @@ fn text(stats: &Stats) -> String {
         ];
         if let Some(names) = &s.names {
             reasons.extend(by_name(&s.vm, names));
+        }
+        if let Some(relayed) = &s.relayed {
+            reasons.extend(by_relay(&s.vm, relayed));
         }
         for (what, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
             reasons.push(vec![s.vm.clone(), what.into(), count.to_string()]);

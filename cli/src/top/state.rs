@@ -2,7 +2,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use ratatui::crossterm::event::{KeyCode, KeyModifiers};
-use userspace_nat::record::Id;
+use userspace_nat::record::FlowId;
 
 use super::target;
 use crate::{
@@ -50,12 +50,12 @@ pub(super) struct State {
     /// Only this VM's.
     vm: Option<String>,
     reading: Reading,
-    flow_rates: HashMap<Id, Rates>,
+    flow_rates: HashMap<FlowId, Rates>,
     vm_rates: HashMap<String, Rates>,
     filter: String,
     typing: bool,
     paused: bool,
-    selected: Option<Id>,
+    selected: Option<FlowId>,
     message: String,
 }
 
@@ -86,7 +86,7 @@ impl State {
             tx: rate(now.0, before.0),
             rx: rate(now.1, before.1),
         };
-        let bytes: HashMap<Id, (u64, u64)> = before
+        let bytes: HashMap<FlowId, (u64, u64)> = before
             .flows
             .iter()
             .map(|flow| (flow.id, (flow.tx_bytes, flow.rx_bytes)))
@@ -101,7 +101,11 @@ impl State {
                 (flow.id, rates((flow.tx_bytes, flow.rx_bytes), before))
             })
             .collect();
-        let carried = |vm: &VmStats| (vm.kernel.tx_bytes, vm.kernel.rx_bytes);
+        let carried = |vm: &VmStats| {
+            let relayed = vm.relayed.unwrap_or_default();
+            let (tx, rx) = (vm.kernel.tx_bytes, vm.kernel.rx_bytes);
+            (tx + relayed.tx_bytes, rx + relayed.rx_bytes)
+        };
         let bytes: HashMap<&str, (u64, u64)> = before
             .vms
             .iter()
@@ -134,7 +138,7 @@ impl State {
         };
         flows.sort_by(|a, b| {
             let by_number = key(b).cmp(&key(a));
-            by_number.then_with(|| (peer(a), a.id.slot).cmp(&(peer(b), b.id.slot)))
+            by_number.then_with(|| (peer(a), a.id).cmp(&(peer(b), b.id)))
         });
         flows
     }

@@ -99,12 +99,18 @@ fn headline(state: &State) -> String {
     };
     let paused = if state.is_paused() { "  PAUSED" } else { "" };
     format!(
-        "slipgate top  {} VMs  {} flows  tx {}B/s  rx {}B/s  by {order}{paused}",
-        vms.len(),
-        state.flows().len(),
+        "slipgate top  {}  {}  tx {}B/s  rx {}B/s  by {order}{paused}",
+        count(vms.len(), "VM"),
+        count(state.flows().len(), "flow"),
         amount(tx),
         amount(rx),
     )
+}
+
+/// "1 VM", "2 VMs".
+fn count(n: usize, of: &str) -> String {
+    let s = if n == 1 { "" } else { "s" };
+    format!("{n} {of}{s}")
 }
 
 fn draw_vms(state: &State, vms: &[&VmStats], shown: usize, area: Rect, buffer: &mut Buffer) {
@@ -118,7 +124,10 @@ fn draw_vms(state: &State, vms: &[&VmStats], shown: usize, area: Rect, buffer: &
             let frozen = state.is_frozen(&vm.vm);
             cells([
                 vm.vm.clone(),
-                right(&vm.flows.to_string(), 8),
+                right(
+                    &(vm.flows + vm.relayed.map_or(0, |r| r.flows)).to_string(),
+                    8,
+                ),
                 right(&amount(rates.tx), 8),
                 right(&amount(rates.rx), 8),
                 right(&amount(dropped), 9),
@@ -176,7 +185,7 @@ fn row(state: &State, flow: &Flow, wide: bool) -> Vec<String> {
         right(&span(flow.age_ms), 6),
     ];
     if wide {
-        row.extend([flow.state.to_owned(), flow.rule.clone()]);
+        row.extend([flow.state.clone(), flow.rule.clone()]);
     }
     row
 }

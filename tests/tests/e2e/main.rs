@@ -19,6 +19,7 @@ mod policy;
 mod rates;
 mod records;
 mod refusals;
+mod relayed;
 mod resolvers;
 mod reverse;
 mod services;

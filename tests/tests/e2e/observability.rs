@@ -322,7 +322,7 @@ fn top_shows_flows_once_as_text_and_cuts_them_in_a_terminal() {
     tcp::EchoSession::new(&mut stream).round(1000).unwrap();
     let text = stand.slipgate.run(&["top", "--once"]).unwrap().stdout;
     let text = String::from_utf8(text).unwrap();
-    assert!(text.starts_with("slipgate top  1 VMs  1 flows"), "{text}");
+    assert!(text.starts_with("slipgate top  1 VM  1 flow  "), "{text}");
     assert!(text.contains("203.0.113.10:7000"), "{text}");
 
     let size = Winsize {

@@ -34,6 +34,7 @@ use crate::{
     pcapng::{Link, Shot, Stream},
     poll::{Interest, Poller, Readiness, Subsystem, Token},
     port::{ETHERTYPE_IPV4, Frame},
+    record::RelayedId,
     stats::Tally,
 };
 
@@ -54,6 +55,8 @@ pub enum Subject {
         /// The slot's generation.
         generation: u32,
     },
+    /// One that is relayed.
+    Relayed(RelayedId),
     /// Everything of a VM.
     Vm {
         /// Its row.
@@ -80,6 +83,12 @@ pub enum NotCaptured {
     /// The flow has ended, or is another process's.
     #[error("that flow has ended")]
     NoFlow,
+    /// The kernel never has it, and the engine makes its packets itself.
+    #[error(
+        "a relayed flow is not captured by itself: `slipgate capture --vm NAME` has its packets \
+         among the VM's, and so has `--pcap FILE`"
+    )]
+    Relayed,
     /// There is no such VM.
     #[error("that VM is not served any more")]
     NoVm,
@@ -137,6 +146,7 @@ impl Captures {
             Subject::Flow { slot, generation } if !is_there(core, slot, generation) => {
                 return Err(NotCaptured::NoFlow);
             }
+            Subject::Relayed(_) => return Err(NotCaptured::Relayed),
             Subject::Vm { row } if core.vm(row).is_none() => return Err(NotCaptured::NoVm),
             _ => {}
         }
@@ -280,6 +290,7 @@ impl Captures {
         for capture in &mut self.list {
             let is_its = match capture.subject {
                 Subject::Vm { row } => row == vm_row,
+                Subject::Relayed(_) => false,
                 Subject::Flow {
                     slot: s,
                     generation,
@@ -336,6 +347,7 @@ impl Capture {
                 let same = entry.is_some_and(|entry| entry.generation == generation);
                 if same { vec![slot] } else { Vec::new() }
             }
+            Subject::Relayed(_) => Vec::new(),
             Subject::Vm { row } => core.flows.slots_of(row).to_vec(),
         };
         for slot in slots {
@@ -352,6 +364,7 @@ impl Capture {
                 let entry = core.flows.entry(slot);
                 entry.is_none_or(|entry| entry.generation != generation)
             }
+            Subject::Relayed(_) => true,
             Subject::Vm { row } => core.vm(row).is_none(),
         };
         gone || self.left == Some(0) || self.until_ns.is_some_and(|until| now_ns >= until)

@@ -101,7 +101,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 self.answer(ControlReply::Why { request, answer })?;
             }
             ControlMessage::Names { request, from } => {
-                let page = self.core.names_page(from, now_ns);
+                let page = self.names_page(from, now_ns);
                 self.answer(ControlReply::Names { request, page })?;
             }
             ControlMessage::Sync { request } => self.answer_after_ends(Later::Sync(request)),
@@ -110,7 +110,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 None => self.watch.dump = Some(PortDump::new(writer)),
             },
             ControlMessage::Cut { request, what } => {
-                let flows = self.cut(what) as u64;
+                let flows = self.cut(what).map(|flows| flows as u64);
                 let reply = ControlReply::Cut { request, flows };
                 self.answer_after_ends(Later::Reply(reply));
             }

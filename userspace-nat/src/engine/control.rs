@@ -1,7 +1,7 @@
 //! What the broker tells the engine, and asks of it.
 use std::{
     io::{self, Write},
-    net::{Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
     os::fd::{BorrowedFd, OwnedFd},
 };
 
@@ -14,7 +14,7 @@ use super::{
     reload::Reload,
 };
 use crate::{
-    record::RefusedSample,
+    record::{RefusedSample, RelayedId},
     relay,
     route::RouteSnapshot,
     rules::{self, LocalAddresses},
@@ -185,8 +185,8 @@ pub enum ControlReply {
     Cut {
         /// The request's.
         request: u64,
-        /// How many flows were ended.
-        flows: u64,
+        /// How many flows were ended; `None`: the one that was meant is not here.
+        flows: Option<u64>,
     },
     /// Answer to [`ControlMessage::Capture`].
     Capturing {
@@ -246,8 +246,78 @@ pub struct NamesPage {
     pub refused: Vec<RefusedSample>,
     /// Slot, generation and the name that opened its address, by slot.
     pub flows: Vec<(u32, u32, String)>,
+    /// What was relayed for each VM, by its name.
+    #[serde(default)]
+    pub relayed: Vec<(String, RelayedCounts)>,
+    /// The relayed flows that live, by their ids.
+    #[serde(default)]
+    pub relayed_flows: Vec<LiveRelayed>,
     /// There is more, from here.
     pub next: Option<u64>,
+}
+
+/// What was relayed for a VM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct RelayedCounts {
+    /// Flows that live.
+    pub flows: u64,
+    /// Flows that have begun.
+    pub begun: u64,
+    /// Of those, how many have ended.
+    pub ended: u64,
+    /// From the guest.
+    pub tx_packets: u64,
+    /// L3.
+    pub tx_bytes: u64,
+    /// To the guest.
+    pub rx_packets: u64,
+    /// L3.
+    pub rx_bytes: u64,
+}
+
+impl std::ops::AddAssign for RelayedCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.flows += other.flows;
+        self.begun += other.begun;
+        self.ended += other.ended;
+        self.tx_packets += other.tx_packets;
+        self.tx_bytes += other.tx_bytes;
+        self.rx_packets += other.rx_packets;
+        self.rx_bytes += other.rx_bytes;
+    }
+}
+
+/// A relayed flow that lives.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LiveRelayed {
+    /// As in records.
+    pub id: RelayedId,
+    /// The VM's name.
+    pub vm: String,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// The guest's end.
+    pub guest: SocketAddrV4,
+    /// The peer's.
+    pub remote: SocketAddrV4,
+    /// What the peer sees, or our end toward the host's loopback.
+    pub nat: Option<SocketAddrV4>,
+    /// The service on the host's loopback.
+    pub host: Option<SocketAddrV4>,
+    /// Whether the world opened it, by a forward.
+    pub inbound: bool,
+    /// What let it in; empty for DNS.
+    pub rule: String,
+    /// TCP's phase; of others whether they were answered.
+    pub state: String,
+    /// Packets and L3 bytes from the guest.
+    pub tx: (u64, u64),
+    /// To the guest.
+    pub rx: (u64, u64),
+    /// Since it began, ms.
+    pub age_ms: u64,
+    /// Since its last packet, ms.
+    pub idle_ms: u64,
 }
 
 /// How the engine stands.

@@ -44,23 +44,29 @@ const MOST_PROBES: usize = 1_024;
 const PROBES_AT_ONCE: usize = 256;
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
-    /// Cuts what was asked for; how many flows.
-    pub(super) fn cut(&mut self, what: Subject) -> usize {
-        let mut relayed = 0;
-        let slots = match what {
+    /// Cuts what was asked for; how many flows. `None`: no such flow is here.
+    pub(super) fn cut(&mut self, what: Subject) -> Option<usize> {
+        match what {
             Subject::Flow { slot, generation } => {
-                let entry = self.core.flows.entry(slot);
-                match entry {
-                    Some(entry) if entry.generation == generation => vec![slot],
-                    _ => Vec::new(),
-                }
+                let entry = self.core.flows.entry(slot)?;
+                let is_it = entry.generation == generation;
+                is_it.then(|| self.cut_slots(&[slot], EndReason::Cut))
+            }
+            Subject::Relayed(id) => {
+                let number = self.log.relayed_number(id)?;
+                let cx = &mut Context {
+                    now_ns: self.clock.now_ns(),
+                    out: &mut self.core.out,
+                    poller: &self.poller,
+                };
+                self.services.cut_flow(number, cx).then_some(1)
             }
             Subject::Vm { row } => {
-                relayed = self.cut_relayed(row);
-                self.core.flows.slots_of(row).to_vec()
+                let relayed = self.cut_relayed(row);
+                let slots = self.core.flows.slots_of(row).to_vec();
+                Some(self.cut_slots(&slots, EndReason::Cut) + relayed)
             }
-        };
-        self.cut_slots(&slots, EndReason::Cut) + relayed
+        }
     }
 
     /// Cuts what is relayed for a VM; how many.

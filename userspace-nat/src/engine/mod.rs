@@ -62,7 +62,8 @@ mod why;
 
 pub use capture::{CaptureRequest, MOST_CAPTURES, NotCaptured, Subject};
 pub use control::{
-    Control, ControlMessage, ControlReply, Forward, Link, NamesPage, OnExit, Status, Why,
+    Control, ControlMessage, ControlReply, Forward, Link, LiveRelayed, NamesPage, OnExit,
+    RelayedCounts, Status, Why,
 };
 pub use dispatch::Disposition;
 pub use listening::{MOST_LISTENERS, NotListening};

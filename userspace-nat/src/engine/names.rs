@@ -1,10 +1,21 @@
-//! What is known by name, for those who read the kernel's tables. It goes to the broker in pages,
-//! each well below what a message of the channel may have (64 KiB): first VMs by row, then flows
-//! by slot.
+//! What the engine knows and the kernel's tables do not show: names, refusals, relayed flows. It goes
+//! to the broker in pages, each well below what a message of the channel may have (64 KiB): first
+//! VMs by row, then flows by slot, then relayed flows by number.
 use slipgate_abi::maps::MAX_VMS;
 
-use super::{control::NamesPage, core::Core};
-use crate::{datapath::Datapath, record::RefusedSample, rules::NameCounts};
+use super::{
+    Control, Engine, Services,
+    control::{LiveRelayed, NamesPage, RelayedCounts},
+    core::Core,
+};
+use crate::{
+    clock::Clock,
+    datapath::Datapath,
+    port::FrameIo,
+    record::{RefusedSample, RelayedFlow},
+    relay,
+    rules::NameCounts,
+};
 
 /// Bytes of a page, roughly: JSON adds to each name.
 const PAGE_BYTES: usize = 24 * 1_024;
@@ -16,57 +27,157 @@ const SHOWN_REFUSALS: usize = 12;
 const SHOWN_RULE: usize = 200;
 /// Where slots begin in a page's place.
 const SLOTS: u64 = 1 << 32;
+/// Where relayed flows do.
+const RELAYED: u64 = 1 << 33;
 
-impl<D: Datapath> Core<D> {
-    /// The page that begins at a row, or at [`SLOTS`] and a slot.
+/// A page that is being written.
+#[derive(Debug)]
+struct Draft {
+    page: NamesPage,
+    room: usize,
+}
+
+impl Draft {
+    /// Whether there is room for so many bytes more; if not, the next page begins there.
+    fn has_room(&mut self, bytes: usize, place: u64) -> bool {
+        match self.room.checked_sub(bytes) {
+            Some(left) => self.room = left,
+            None => self.page.next = Some(place),
+        }
+        self.page.next.is_none()
+    }
+}
+
+impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
+    /// The page that begins at a row, at [`SLOTS`] and a slot, or at [`RELAYED`] and a number.
     pub(super) fn names_page(&self, from: u64, now_ns: u64) -> NamesPage {
-        let mut page = NamesPage::default();
-        let mut room = PAGE_BYTES;
-        let judge = self.judge.borrow();
+        let mut draft = Draft {
+            page: NamesPage::default(),
+            room: PAGE_BYTES,
+        };
+        // Short of room, the page is over.
+        let _ = self.vms(&mut draft, from, now_ns)
+            && self.core.names(&mut draft, from)
+            && self.relayed(&mut draft, from, now_ns);
+        draft.page
+    }
+
+    fn vms(&self, draft: &mut Draft, from: u64, now_ns: u64) -> bool {
+        let core = &self.core;
+        let judge = core.judge.borrow();
         for row in from..u64::from(MAX_VMS) {
-            let Some(vm) = self.vm(row as u16) else {
+            let Some(vm) = core.vm(row as u16) else {
                 continue;
             };
             let counts = NameCounts {
-                inspected: self.inspected.counts(vm.net.id),
+                inspected: core.inspected.counts(vm.net.id),
                 ..judge.counts(vm.net.id)
             };
-            let text_of = |rule| self.rule_texts.known(rule);
+            let text_of = |rule| core.rule_texts.known(rule);
             let (id, name) = (vm.net.id, &vm.net.name);
-            let mut refused = self.refusals.samples(id, name, text_of, now_ns);
+            let relayed = counts_of(self.services.relayed_counts(id));
+            let mut refused = core.refusals.samples(id, name, text_of, now_ns);
             refused.truncate(SHOWN_REFUSALS);
             let mut counts = counts;
             let of_samples = refused.iter_mut().filter_map(|sample| sample.rule.as_mut());
             let of_counts = counts.refused_by.iter_mut().map(|by| &mut by.rule);
             for rule in of_samples.chain(of_counts) {
-                rule.truncate(rule.floor_char_boundary(SHOWN_RULE));
+                shorten(rule);
             }
-            if counts == NameCounts::default() && refused.is_empty() {
+            let names = (counts != NameCounts::default()) || !refused.is_empty();
+            if !names && relayed == RelayedCounts::default() {
                 continue;
             }
-            let takes = size(&counts) + refused.iter().map(size_of_sample).sum::<usize>();
-            let Some(left) = room.checked_sub(takes) else {
-                page.next = Some(row);
-                return page;
-            };
-            room = left;
-            page.vms.push((vm.net.name.clone(), counts));
-            page.refused.extend(refused);
+            let takes = size(&counts)
+                + refused.iter().map(size_of_sample).sum::<usize>()
+                + 2 * ENTRY_BYTES
+                + 4 * name.len();
+            if !draft.has_room(takes, row) {
+                return false;
+            }
+            let page = &mut draft.page;
+            if relayed != RelayedCounts::default() {
+                page.relayed.push((name.clone(), relayed));
+            }
+            if names {
+                page.vms.push((name.clone(), counts));
+                page.refused.extend(refused);
+            }
         }
+        true
+    }
+
+    fn relayed(&self, draft: &mut Draft, from: u64, now_ns: u64) -> bool {
+        let ms_since = |ns: u64| now_ns.saturating_sub(ns) / 1_000_000;
+        for (flow, state) in self.services.relayed(from.saturating_sub(RELAYED)) {
+            let vm = self.core.name_of(flow.vm);
+            let rule = self.rule_of(flow);
+            let takes = 8 * ENTRY_BYTES + 2 * (vm.len() + rule.len());
+            if !draft.has_room(takes, RELAYED + flow.number) {
+                return false;
+            }
+            draft.page.relayed_flows.push(LiveRelayed {
+                id: self.log.relayed_id(flow),
+                vm: vm.to_owned(),
+                protocol: flow.protocol as u8,
+                guest: flow.guest,
+                remote: flow.remote,
+                nat: flow.nat,
+                host: flow.host,
+                inbound: flow.inbound,
+                rule,
+                state: state.to_owned(),
+                tx: flow.tx,
+                rx: flow.rx,
+                age_ms: ms_since(flow.opened_ns),
+                idle_ms: ms_since(flow.last_ns),
+            });
+        }
+        true
+    }
+
+    fn rule_of(&self, flow: &RelayedFlow) -> String {
+        let texts = &self.core.rule_texts;
+        let by_number = flow.rule.and_then(|rule| texts.known(rule));
+        let rule = flow.rule_text.as_deref().or(by_number);
+        let mut rule = rule.unwrap_or_default().to_owned();
+        shorten(&mut rule);
+        rule
+    }
+}
+
+impl<D: Datapath> Core<D> {
+    fn names(&self, draft: &mut Draft, from: u64) -> bool {
         let mut slots: Vec<u32> = self.opened_by.keys().copied().collect();
         slots.retain(|slot| SLOTS + u64::from(*slot) >= from);
         slots.sort_unstable();
         for slot in slots {
             let (generation, name) = &self.opened_by[&slot];
-            let Some(left) = room.checked_sub(2 * name.name.len() + ENTRY_BYTES) else {
-                page.next = Some(SLOTS + u64::from(slot));
-                return page;
-            };
-            room = left;
-            page.flows.push((slot, *generation, name.name.to_string()));
+            let takes = 2 * name.name.len() + ENTRY_BYTES;
+            if !draft.has_room(takes, SLOTS + u64::from(slot)) {
+                return false;
+            }
+            let name = name.name.to_string();
+            draft.page.flows.push((slot, *generation, name));
         }
-        page
+        true
     }
+}
+
+fn counts_of(counts: relay::Counts) -> RelayedCounts {
+    RelayedCounts {
+        flows: counts.begun - counts.ended,
+        begun: counts.begun,
+        ended: counts.ended,
+        tx_packets: counts.tx.0,
+        tx_bytes: counts.tx.1,
+        rx_packets: counts.rx.0,
+        rx_bytes: counts.rx.1,
+    }
+}
+
+fn shorten(rule: &mut String) {
+    rule.truncate(rule.floor_char_boundary(SHOWN_RULE));
 }
 
 fn size_of_sample(sample: &RefusedSample) -> usize {

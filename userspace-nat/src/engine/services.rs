@@ -80,9 +80,24 @@ pub trait Services {
         Rejudged::default()
     }
 
-    /// Ends what is relayed for a VM, but for its DNS; how many.
+    /// Ends what is relayed for a VM; how many flows.
     fn cut(&mut self, _vm: u32, _cx: &mut Context<'_>) -> usize {
         0
+    }
+
+    /// Ends the relayed flow of this number; whether it lived.
+    fn cut_flow(&mut self, _number: u64, _cx: &mut Context<'_>) -> bool {
+        false
+    }
+
+    /// The relayed flows that live, by their numbers, from this one on; and how each stands.
+    fn relayed(&self, _from: u64) -> impl Iterator<Item = (&RelayedFlow, &'static str)> {
+        std::iter::empty()
+    }
+
+    /// What was relayed for a VM so far.
+    fn relayed_counts(&self, _vm: u32) -> relay::Counts {
+        relay::Counts::default()
     }
 
     /// A descriptor of [`Subsystem::Dns`] or [`Subsystem::Relay`] is ready.
@@ -209,6 +224,18 @@ impl Services for HostServices {
 
     fn cut(&mut self, vm: u32, cx: &mut Context<'_>) -> usize {
         self.relay.cut(vm, cx)
+    }
+
+    fn cut_flow(&mut self, number: u64, cx: &mut Context<'_>) -> bool {
+        self.relay.cut_flow(number, cx)
+    }
+
+    fn relayed(&self, from: u64) -> impl Iterator<Item = (&RelayedFlow, &'static str)> {
+        self.relay.live(from)
+    }
+
+    fn relayed_counts(&self, vm: u32) -> relay::Counts {
+        self.relay.counts(vm)
     }
 
     fn keep_records(&mut self, log: &FlowLog) {

@@ -9,7 +9,7 @@ use std::{
 use serde::Serialize;
 use slipgate_abi::{Ip4, Protocol, SlotRef, Verdict, slot::SlotFlags, tcp::TcpBits};
 
-use super::{Event, FlowLog, Id, Rfc3339};
+use super::{Event, FlowId, FlowLog, Id, RelayedId, Rfc3339};
 use crate::flow::Ended;
 
 /// The names that a record shows and the slot does not have.
@@ -54,6 +54,8 @@ pub struct RelayedFlow {
     pub tx: (u64, u64),
     /// To the guest.
     pub rx: (u64, u64),
+    /// When the last one was exchanged with the guest, ns.
+    pub last_ns: u64,
 }
 
 /// How a relayed flow ended.
@@ -194,6 +196,19 @@ impl FlowLog {
         self.push(Event::FlowEnd, slot.vm, &line);
     }
 
+    /// What a relayed flow of this engine is called.
+    pub fn relayed_id(&self, flow: &RelayedFlow) -> RelayedId {
+        RelayedId {
+            run: self.run,
+            number: flow.number,
+        }
+    }
+
+    /// The number of the relayed flow of that id, if it can be this engine's.
+    pub fn relayed_number(&self, id: RelayedId) -> Option<u64> {
+        (id.run == self.run).then_some(id.number)
+    }
+
     /// Buffers the start of a relayed flow, or its end. `now`: the wall clock at `now_ns`.
     pub fn relayed(
         &mut self,
@@ -210,10 +225,7 @@ impl FlowLog {
         if !self.wants(event) {
             return;
         }
-        let id = FlowId::Relayed {
-            run: self.run,
-            number: flow.number,
-        };
+        let id = FlowId::Relayed(self.relayed_id(flow));
         let address = |at: SocketAddrV4| (Ip4::from(*at.ip()), at.port());
         let shown = |at: SocketAddrV4| Address((*at.ip()).into(), at.port());
         let age = Duration::from_nanos(now_ns.saturating_sub(flow.opened_ns));
@@ -295,27 +307,6 @@ fn direction(flags: u8) -> &'static str {
 
 fn earlier(now: SystemTime, by: Duration) -> SystemTime {
     now.checked_sub(by).unwrap_or(SystemTime::UNIX_EPOCH)
-}
-
-/// What tells a flow from every other in a log.
-enum FlowId {
-    Translated(Id),
-    /// `run`: a random number of this engine's.
-    Relayed {
-        run: u32,
-        number: u64,
-    },
-}
-
-impl Serialize for FlowId {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Translated(id) => id.serialize(serializer),
-            Self::Relayed { run, number } => {
-                serializer.collect_str(&format_args!("r{run:08x}-{number}"))
-            }
-        }
-    }
 }
 
 /// An address and port, `192.0.2.1:443`.

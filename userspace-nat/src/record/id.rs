@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 const TAIL: u64 = 4 << 20;
 
 /// A translated flow's id.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Id {
     /// What the maps were numbered when they were made.
     pub instance: u32,
@@ -41,6 +41,81 @@ impl Id {
             slot: slot.parse().ok()?,
             generation: generation.parse().ok()?,
         })
+    }
+}
+
+/// A relayed flow's id.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct RelayedId {
+    /// A random number of its engine's.
+    pub run: u32,
+    /// Which of that engine's relayed flows.
+    pub number: u64,
+}
+
+impl std::fmt::Display for RelayedId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "r{:08x}-{}", self.run, self.number)
+    }
+}
+
+impl RelayedId {
+    /// From its text, as in records.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (run, number) = text.strip_prefix('r')?.split_once('-')?;
+        let is_run = run.len() == 8 && run.bytes().all(|b| b.is_ascii_hexdigit());
+        let is_number = number.bytes().all(|b| b.is_ascii_digit());
+        Some(Self {
+            run: u32::from_str_radix(run, 16).ok().filter(|_| is_run)?,
+            number: number.parse().ok().filter(|_| is_number)?,
+        })
+    }
+}
+
+impl From<RelayedId> for String {
+    fn from(id: RelayedId) -> Self {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for RelayedId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse(&text).ok_or_else(|| format!("{text:?} is no relayed flow's id"))
+    }
+}
+
+/// What tells a flow from every other.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum FlowId {
+    /// One that the kernel, or the engine in its place, translates.
+    Translated(Id),
+    /// One that the engine ends on both sides.
+    Relayed(RelayedId),
+}
+
+impl FlowId {
+    /// From its text, as in records.
+    pub fn parse(text: &str) -> Option<Self> {
+        let relayed = RelayedId::parse(text).map(Self::Relayed);
+        relayed.or_else(|| Id::parse(text).map(Self::Translated))
+    }
+}
+
+impl std::fmt::Display for FlowId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Translated(id) => id.fmt(f),
+            Self::Relayed(id) => id.fmt(f),
+        }
+    }
+}
+
+impl Serialize for FlowId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

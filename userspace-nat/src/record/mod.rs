@@ -33,7 +33,7 @@ mod time;
 pub use dns::{MOST_ANSWERS, MOST_CHAIN, Question, Source};
 pub use event::{Event, Events};
 pub use flow::{Names, RelayedEnd, RelayedFlow};
-pub use id::{Id, recorded_ids};
+pub use id::{FlowId, Id, RelayedId, recorded_ids};
 pub use listener::Listener;
 pub use refused::{Refusals, RefusedSample};
 pub use time::Rfc3339;

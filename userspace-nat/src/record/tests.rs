@@ -230,6 +230,7 @@ fn relayed() -> RelayedFlow {
         connect_us: 250,
         tx: (3, 4_000),
         rx: (5, 600),
+        last_ns: 0,
     }
 }
 
@@ -426,5 +427,40 @@ fn rfc3339_times() {
         (4_102_444_799, 0, "2099-12-31T23:59:59.000Z"),
     ] {
         assert_eq!(Rfc3339(at(seconds, millis)).to_string(), text);
+    }
+}
+
+#[test]
+fn ids_are_read_as_they_are_written_and_nothing_else_is_one() {
+    let translated = Id {
+        instance: 0x5f,
+        slot: 17,
+        generation: 3,
+    };
+    let relayed = RelayedId {
+        run: 0xabc,
+        number: u64::MAX,
+    };
+    for id in [FlowId::Translated(translated), FlowId::Relayed(relayed)] {
+        assert_eq!(FlowId::parse(&id.to_string()), Some(id));
+    }
+    let json = serde_json::to_string(&relayed).unwrap();
+    assert_eq!(json, "\"r00000abc-18446744073709551615\"");
+    assert_eq!(serde_json::from_str::<RelayedId>(&json).ok(), Some(relayed));
+    for none in [
+        "",
+        "r",
+        "r1-2",
+        "rabc",
+        "r00000abc",
+        "r00000abc-",
+        "r00000abc--1",
+        "r00000abc-+1",
+        "r+0000abc-1",
+        "r00000abc-1-2",
+        "R00000abc-1",
+        "r00000abc-18446744073709551616",
+    ] {
+        assert_eq!(FlowId::parse(none), None, "{none}");
     }
 }

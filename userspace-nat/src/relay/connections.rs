@@ -4,9 +4,9 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use slipgate_abi::{DropReason, Protocol, segment::Segments};
 
 use super::{
-    Connection, DNS_PORT, Entry, Event, Kind, Name, Question, Relay, Taken,
+    Connection, DNS_PORT, Entry, Event, Kind, Name, Question, Relay, Served, Taken,
     dns_stream::DnsStream,
-    journal::{By, Ends},
+    journal::{By, Ends, Held},
     link::{Buffers, Endpoint, Link, Packets},
     stream::Fate,
 };
@@ -57,7 +57,6 @@ impl Relay {
         let Ok(endpoint) = Endpoint::listen(name.ours, buffers, &mut link) else {
             return Taken::No;
         };
-        served.counts.dns_connections += 1;
         let stream = DnsStream::new(endpoint, cx.now_ns);
         let ends = Ends {
             vm,
@@ -66,8 +65,13 @@ impl Relay {
             remote: name.ours,
             by: By::Itself,
         };
-        let flow = self.journal.begin(ends, served.net.stats, cx.now_ns);
         let key = self.fresh_key();
+        let Some(served) = self.vms.get_mut(&vm) else {
+            return Taken::No;
+        };
+        served.counts.dns_connections += 1;
+        let held = Held::Entry(key);
+        let flow = self.journal.begin(ends, held, served, cx.now_ns);
         self.insert(key, name, flow, Kind::Dns(stream));
         self.drive(key, Event::Packet(packet, segments), cx);
         Taken::Yes
@@ -107,15 +111,16 @@ impl Relay {
         let Some(served) = self.vms.get_mut(&name.vm) else {
             return;
         };
-        let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
         let incoming = match event {
             Event::Packet(packet, segments) => {
-                connection.flow.tx.0 += segments.packets;
-                connection.flow.tx.1 += segments.bytes;
+                served
+                    .counts
+                    .sent(&mut connection.flow, segments, cx.now_ns);
                 Some(packet)
             }
             Event::Ready(_) | Event::Answer(_) | Event::Timer => None,
         };
+        let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
         let fate = match &mut connection.kind {
             Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
                 let ready = match event {
@@ -147,11 +152,7 @@ impl Relay {
             // `connect_on`'s.
             Kind::Connecting(_) => return,
         };
-        for packet in self.packets.iter() {
-            connection.flow.rx.0 += 1;
-            connection.flow.rx.1 += packet.len() as u64;
-        }
-        flush(&mut self.packets, &served.net, cx.out);
+        tell(&mut self.packets, &mut connection.flow, served, cx);
 
         self.deadlines.remove(&(connection.deadline_ns, key));
         if fate == Fate::Alive {
@@ -209,15 +210,15 @@ impl Relay {
             _ => return,
         };
         self.deadlines.remove(&(deadline_ns, key));
-        if let Some(served) = self.vms.get(&vm) {
-            self.journal.end(&flow, reason, served.net.stats, now_ns);
+        if let Some(served) = self.vms.get_mut(&vm) {
+            self.journal.end(&flow, reason, served, now_ns);
         }
     }
 
     /// Ends a connection with a reset to both sides, or an exchange.
     pub(super) fn cut_off(&mut self, key: u32, reason: &'static str, cx: &mut Context<'_>) {
         if let Some(Entry::Connection(connection)) = self.entries.get_mut(&key)
-            && let Some(served) = self.vms.get(&connection.name.vm)
+            && let Some(served) = self.vms.get_mut(&connection.name.vm)
         {
             let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
             match &mut connection.kind {
@@ -229,20 +230,23 @@ impl Relay {
                 }
                 Kind::Connecting(connecting) => connecting.refuse(connection.name.ours, &mut link),
             }
-            for packet in self.packets.iter() {
-                connection.flow.rx.0 += 1;
-                connection.flow.rx.1 += packet.len() as u64;
-            }
-            flush(&mut self.packets, &served.net, cx.out);
+            tell(&mut self.packets, &mut connection.flow, served, cx);
         }
         self.over(key, reason, cx.now_ns);
     }
 }
 
-/// Sends packets to the guest. One that the outbox has no room for is lost, as on a full link.
-pub(super) fn flush(packets: &mut Packets, vm: &VmNet, out: &mut Outbox) {
+/// Sends packets of a flow to the guest. One that the outbox has no room for is lost, as on a full
+/// link.
+pub(super) fn tell(
+    packets: &mut Packets,
+    flow: &mut RelayedFlow,
+    served: &mut Served,
+    cx: &mut Context<'_>,
+) {
     for packet in packets.iter() {
-        send(packet, vm, out);
+        served.counts.told(flow, single(packet.len()), cx.now_ns);
+        send(packet, &served.net, cx.out);
     }
     packets.clear();
 }

@@ -139,6 +139,10 @@ impl Associations {
         self.by_port.insert((vm, port), association);
     }
 
+    pub(super) fn get(&self, vm: u32, port: u16) -> Option<&Association> {
+        self.by_port.get(&(vm, port))
+    }
+
     pub(super) fn get_mut(&mut self, vm: u32, port: u16) -> Option<&mut Association> {
         self.by_port.get_mut(&(vm, port))
     }

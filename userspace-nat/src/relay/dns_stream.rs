@@ -2,6 +2,7 @@
 //! answered in any order.
 use std::collections::VecDeque;
 
+use slipgate_abi::tcp::Phase;
 use smoltcp::socket::tcp::State;
 
 use super::{
@@ -40,6 +41,11 @@ impl DnsStream {
             closing: false,
             active_ns: now_ns,
         }
+    }
+
+    /// Where the guest's side stands.
+    pub(super) fn phase(&self) -> Phase {
+        self.endpoint.phase()
     }
 
     /// Takes a packet of the guest in, if one is given; whole questions go to `questions`.

@@ -12,11 +12,11 @@ use std::{
 use slipgate_abi::{DropReason, Protocol, segment::Segments};
 
 use super::{
-    Entry, Name, Relay, Taken,
+    Entry, Name, Relay, Served, Taken,
     connections::send,
     forward::{BATCH, relay_token, v4},
     host_socket,
-    journal::{By, Ends},
+    journal::{By, Ends, Held},
     loopback::Opening,
 };
 use crate::{
@@ -114,8 +114,9 @@ impl Relay {
                 rule: opening.rule.clone(),
             },
         };
-        let mut flow = self.journal.begin(ends, served.net.stats, cx.now_ns);
-        flow.tx = (segments.packets, segments.bytes);
+        let held = Held::Entry(key);
+        let mut flow = self.journal.begin(ends, held, served, cx.now_ns);
+        served.counts.sent(&mut flow, segments, cx.now_ns);
         let deadline_ns = cx.now_ns + self.limits.association_idle_ns;
         self.exchanges.insert(name, key);
         self.deadlines.insert((deadline_ns, key));
@@ -152,12 +153,11 @@ impl Relay {
             return Taken::Refused;
         }
         exchange.active_ns = now_ns;
-        exchange.flow.tx.0 += segments.packets;
-        exchange.flow.tx.1 += segments.bytes;
-        if let Some(served) = self.vms.get_mut(&name.vm)
-            && sent == Sent::Yes
-        {
-            served.counts.bytes_from_guest += payload.len() as u64;
+        if let Some(Served { counts, .. }) = self.vms.get_mut(&name.vm) {
+            counts.sent(&mut exchange.flow, segments, now_ns);
+            if sent == Sent::Yes {
+                counts.bytes_from_guest += payload.len() as u64;
+            }
         }
         Taken::Yes
     }
@@ -189,8 +189,9 @@ impl Relay {
                 continue;
             }
             exchange.active_ns = cx.now_ns;
-            exchange.flow.rx.0 += 1;
-            exchange.flow.rx.1 += len as u64;
+            served
+                .counts
+                .told(&mut exchange.flow, single(len), cx.now_ns);
             served.counts.bytes_to_guest += payload.len() as u64;
             let datagram = Datagram {
                 from: exchange.name.ours,

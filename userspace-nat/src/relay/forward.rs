@@ -11,7 +11,7 @@ use super::{
     Entry, Event, Forward, Kind, Name, Relay, Taken,
     connections::send,
     datagrams::{Association, Client, DatagramSocket},
-    journal::{By, Ends},
+    journal::{By, Ends, Held},
     link::{Buffers, Endpoint, Link},
     stream::{self, Stream},
 };
@@ -140,7 +140,8 @@ impl Relay {
             remote: client,
             by: By::Forward { at, rule },
         };
-        let flow = self.journal.begin(ends, served.net.stats, cx.now_ns);
+        let held = Held::Entry(key);
+        let flow = self.journal.begin(ends, held, served, cx.now_ns);
         self.insert(
             key,
             Name {
@@ -210,9 +211,9 @@ impl Relay {
         };
         served.counts.bytes_to_guest += payload.len() as u64;
         if let Some(association) = association {
+            let what = single(HEADERS_LEN + payload.len());
             association.active_ns = cx.now_ns;
-            association.flow.rx.0 += 1;
-            association.flow.rx.1 += (HEADERS_LEN + payload.len()) as u64;
+            served.counts.told(&mut association.flow, what, cx.now_ns);
         }
         send(&datagram.emit(), &served.net, cx.out);
     }
@@ -232,15 +233,14 @@ impl Relay {
         if association.guest_port != guest_port {
             return Taken::No;
         }
-        association.active_ns = now_ns;
-        association.flow.tx.0 += segments.packets;
-        association.flow.tx.1 += segments.bytes;
         let client = association.client;
         let (Some(Entry::Datagrams(socket)), Some(served)) =
             (self.entries.get(&client.socket), self.vms.get_mut(&vm))
         else {
             return Taken::No;
         };
+        association.active_ns = now_ns;
+        served.counts.sent(&mut association.flow, segments, now_ns);
         if socket.send(&client, payload).is_ok() {
             served.counts.bytes_from_guest += payload.len() as u64;
         }
@@ -257,7 +257,7 @@ impl Relay {
             return None;
         };
         let host_port = v4(socket.socket().local_addr()).port();
-        let served = self.vms.get(&vm)?;
+        let served = self.vms.get_mut(&vm)?;
         let ends = Ends {
             vm,
             protocol: Protocol::Udp,
@@ -268,14 +268,15 @@ impl Relay {
                 rule: socket.rule,
             },
         };
+        served.counts.associations += 1;
+        let held = Held::Association(vm, port);
         let association = Association {
             client,
             guest_port,
             active_ns: now_ns,
-            flow: self.journal.begin(ends, served.net.stats, now_ns),
+            flow: self.journal.begin(ends, held, served, now_ns),
         };
         self.associations.insert(vm, port, association);
-        self.vms.get_mut(&vm)?.counts.associations += 1;
         let expiry_ns = now_ns + self.limits.association_idle_ns;
         self.expire_at_ns.get_or_insert(expiry_ns);
         Some(port)
@@ -312,8 +313,7 @@ impl Relay {
     fn association_over(&mut self, gone: Association, reason: &'static str, now_ns: u64) {
         if let Some(served) = self.vms.get_mut(&gone.flow.vm) {
             served.counts.associations -= 1;
-            let stats = served.net.stats;
-            self.journal.end(&gone.flow, reason, stats, now_ns);
+            self.journal.end(&gone.flow, reason, served, now_ns);
         }
     }
 

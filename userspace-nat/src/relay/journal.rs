@@ -1,8 +1,13 @@
-//! Starts and ends of relayed flows, until the engine writes them down.
-use std::{collections::VecDeque, net::SocketAddrV4, rc::Rc};
+//! Which relayed flows live; and their starts and ends, until the engine writes them down.
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::SocketAddrV4,
+    rc::Rc,
+};
 
 use slipgate_abi::Protocol;
 
+use super::Served;
 use crate::{
     record::{RelayedEnd, RelayedFlow},
     stats::{Tally, VmStats},
@@ -11,12 +16,22 @@ use crate::{
 /// Records that wait at most: a turn of the loop makes far fewer.
 const MOST_WAITING: usize = 16_384;
 
-/// The records not fetched yet. Closed, it takes none.
+/// Those that live, and the records not fetched yet. Closed, it takes no records.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     open: bool,
     number: u64,
+    live: BTreeMap<u64, Held>,
     records: VecDeque<(RelayedFlow, Option<RelayedEnd>)>,
+}
+
+/// Where a flow that lives is found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Held {
+    /// A connection or an exchange, by its key.
+    Entry(u32),
+    /// A client of a forwarded UDP port, by VM and port of the gateway.
+    Association(u32, u16),
 }
 
 /// Who talks to whom.
@@ -53,9 +68,29 @@ impl Journal {
         self.records.pop_front()
     }
 
+    /// The numbers of those that live, from this one on.
+    pub(super) fn live(&self, from: u64) -> impl Iterator<Item = (u64, Held)> {
+        self.live
+            .range(from..)
+            .map(|(number, held)| (*number, *held))
+    }
+
+    /// Where the flow of this number is, if it lives.
+    pub(super) fn held(&self, number: u64) -> Option<Held> {
+        self.live.get(&number).copied()
+    }
+
     /// A flow that begins now.
-    pub(super) fn begin(&mut self, ends: Ends, stats: VmStats, now_ns: u64) -> RelayedFlow {
+    pub(super) fn begin(
+        &mut self,
+        ends: Ends,
+        held: Held,
+        served: &mut Served,
+        now_ns: u64,
+    ) -> RelayedFlow {
         self.number += 1;
+        self.live.insert(self.number, held);
+        served.counts.begun += 1;
         let (nat, rule, host, rule_text) = match ends.by {
             By::Itself => (None, None, None, None),
             By::Forward { at, rule } => (Some(at), Some(rule), None, None),
@@ -76,8 +111,9 @@ impl Journal {
             connect_us: 0,
             tx: (0, 0),
             rx: (0, 0),
+            last_ns: now_ns,
         };
-        self.put(flow.clone(), None, stats);
+        self.put(flow.clone(), None, served.net.stats);
         flow
     }
 
@@ -86,10 +122,13 @@ impl Journal {
         &mut self,
         flow: &RelayedFlow,
         reason: &'static str,
-        stats: VmStats,
+        served: &mut Served,
         at_ns: u64,
     ) {
-        self.put(flow.clone(), Some(RelayedEnd { reason, at_ns }), stats);
+        self.live.remove(&flow.number);
+        served.counts.ended += 1;
+        let end = RelayedEnd { reason, at_ns };
+        self.put(flow.clone(), Some(end), served.net.stats);
     }
 
     fn put(&mut self, flow: RelayedFlow, end: Option<RelayedEnd>, stats: VmStats) {

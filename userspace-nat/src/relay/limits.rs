@@ -1,5 +1,7 @@
 //! Bounds of the relay, and what it counts.
-use slipgate_abi::timeout;
+use slipgate_abi::{segment::Segments, timeout};
+
+use crate::record::RelayedFlow;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -70,6 +72,14 @@ pub struct Counts {
     pub loopback_streams: u32,
     /// Exchanges of datagrams with it now.
     pub loopback_exchanges: u32,
+    /// Flows that have begun.
+    pub begun: u64,
+    /// Of those, how many have ended.
+    pub ended: u64,
+    /// From the guest, in these flows: packets, L3 bytes.
+    pub tx: (u64, u64),
+    /// To the guest.
+    pub rx: (u64, u64),
     /// Forwarded TCP connections accepted so far.
     pub streams_accepted: u64,
     /// Of those, reset by one side, or timed out.
@@ -86,4 +96,24 @@ pub struct Counts {
     pub bytes_to_guest: u64,
     /// Payload from the guest to the host, TCP and UDP, bytes.
     pub bytes_from_guest: u64,
+}
+
+impl Counts {
+    /// The guest has sent this in that flow.
+    pub(super) fn sent(&mut self, flow: &mut RelayedFlow, what: Segments, now_ns: u64) {
+        for sum in [&mut flow.tx, &mut self.tx] {
+            sum.0 += what.packets;
+            sum.1 += what.bytes;
+        }
+        flow.last_ns = now_ns;
+    }
+
+    /// The guest is sent this.
+    pub(super) fn told(&mut self, flow: &mut RelayedFlow, what: Segments, now_ns: u64) {
+        for sum in [&mut flow.rx, &mut self.rx] {
+            sum.0 += what.packets;
+            sum.1 += what.bytes;
+        }
+        flow.last_ns = now_ns;
+    }
 }

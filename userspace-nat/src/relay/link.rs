@@ -9,6 +9,8 @@ use smoltcp::{
     wire::{HardwareAddress, IpAddress, IpCidr},
 };
 
+use slipgate_abi::tcp::Phase;
+
 use crate::vm::VmNet;
 
 /// Most packets that one connection sends in one go; a guest that announces a tiny MSS would
@@ -189,6 +191,17 @@ impl Endpoint {
         if condition != self.condition {
             self.condition = condition;
             self.condition_since_ns = link.now_ns;
+        }
+    }
+
+    /// Where it stands, in the words for flows.
+    pub(super) fn phase(&self) -> Phase {
+        use tcp::State as S;
+        match self.sockets.get::<tcp::Socket<'_>>(self.handle).state() {
+            S::Listen | S::SynSent | S::SynReceived => Phase::Opening,
+            S::Established | S::FinWait1 | S::FinWait2 | S::CloseWait => Phase::Established,
+            S::Closing | S::LastAck => Phase::Closing,
+            S::TimeWait | S::Closed => Phase::Closed,
         }
     }
 

@@ -13,11 +13,11 @@ use std::{net::SocketAddrV4, net::TcpStream, os::fd::AsFd, rc::Rc};
 use slipgate_abi::{Protocol, segment::Segments};
 
 use super::{
-    Connection, Entry, Event, Kind, Name, Relay, Taken,
-    connections::flush,
+    Connection, Entry, Event, Kind, Name, Relay, Served, Taken,
+    connections::tell,
     forward::relay_token,
     host_socket,
-    journal::{By, Ends},
+    journal::{By, Ends, Held},
     link::{Buffers, Endpoint, Link},
     stream::Stream,
 };
@@ -203,7 +203,8 @@ impl Relay {
                 rule: opening.rule.clone(),
             },
         };
-        let flow = self.journal.begin(ends, served.net.stats, cx.now_ns);
+        let held = Held::Entry(key);
+        let flow = self.journal.begin(ends, held, served, cx.now_ns);
         let connecting = Connecting {
             host,
             host_port: opening.host_port,
@@ -225,8 +226,9 @@ impl Relay {
         };
         let incoming = match event {
             Event::Packet(packet, segments) => {
-                connection.flow.tx.0 += segments.packets;
-                connection.flow.tx.1 += segments.bytes;
+                if let Some(Served { counts, .. }) = self.vms.get_mut(&connection.name.vm) {
+                    counts.sent(&mut connection.flow, segments, cx.now_ns);
+                }
                 Some(packet)
             }
             Event::Ready(_) | Event::Answer(_) | Event::Timer => None,
@@ -286,9 +288,8 @@ impl Relay {
             served.counts.loopback_streams -= 1;
             served.counts.loopback_refused += 1;
             Endpoint::refuse(name.ours, &syn, &mut link);
-            flush(&mut self.packets, &served.net, cx.out);
-            let stats = served.net.stats;
-            return self.journal.end(&flow, "refused", stats, cx.now_ns);
+            tell(&mut self.packets, &mut flow, served, cx);
+            return self.journal.end(&flow, "refused", served, cx.now_ns);
         };
         self.insert(key, name, flow, Kind::Loopback { stream, host_port });
         // It was counted when it came.
@@ -341,27 +342,6 @@ impl Relay {
             self.cut_off(key, "policy", cx);
         }
         rejudged
-    }
-
-    /// Ends what is relayed for a VM, but for its DNS; how many.
-    pub fn cut(&mut self, vm: u32, cx: &mut Context<'_>) -> usize {
-        let is_meant = |entry: &Entry| match entry {
-            Entry::Connection(connection) => {
-                connection.name.vm == vm && !matches!(connection.kind, Kind::Dns(_))
-            }
-            Entry::Exchange(exchange) => exchange.name.vm == vm,
-            Entry::Listener { .. } | Entry::Datagrams(_) => false,
-        };
-        let meant = self.entries.iter().filter(|(_, entry)| is_meant(entry));
-        let keys: Vec<u32> = meant.map(|(key, _)| *key).collect();
-        for &key in &keys {
-            self.cut_off(key, "cut", cx);
-        }
-        let ports = self.associations.of_vm(vm);
-        for &port in &ports {
-            self.end_association(vm, port, "cut", cx.now_ns);
-        }
-        keys.len() + ports.len()
     }
 }
 

@@ -45,6 +45,7 @@ mod host_socket;
 mod journal;
 mod limits;
 mod link;
+mod live;
 mod loopback;
 mod stream;
 
@@ -223,8 +224,8 @@ impl Relay {
             Entry::Listener { .. } | Entry::Datagrams(_) => None,
         });
         for flow in flows.chain(self.associations.flows()) {
-            if let Some(served) = self.vms.get(&flow.vm) {
-                self.journal.end(flow, "detached", served.net.stats, now_ns);
+            if let Some(served) = self.vms.get_mut(&flow.vm) {
+                self.journal.end(flow, "detached", served, now_ns);
             }
         }
     }

@@ -17,6 +17,7 @@ use std::{
 };
 
 use nix::sys::socket::{setsockopt, sockopt};
+use slipgate_abi::tcp::Phase;
 use smoltcp::socket::tcp::State;
 
 use super::{
@@ -91,6 +92,11 @@ impl Stream {
             guest_ended: false,
             opened_ns: now_ns,
         })
+    }
+
+    /// Where the guest's side stands.
+    pub(super) fn phase(&self) -> Phase {
+        self.endpoint.phase()
     }
 
     /// How long the guest took to accept, µs; 0: it has not.

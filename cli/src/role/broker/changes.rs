@@ -3,7 +3,10 @@ use std::os::fd::OwnedFd;
 
 use slipgate_abi::Verdict;
 use slipgate_control::vm;
-use userspace_nat::{engine::Subject, record::Id};
+use userspace_nat::{
+    engine::Subject,
+    record::{FlowId, Id},
+};
 
 use super::{Broker, answers::MOST_WAITING};
 use crate::{
@@ -160,7 +163,12 @@ impl Broker {
                 Some(Subject::Vm { row })
             }
             Target::Flow(id) => {
-                let subject = self.flow(id);
+                // Whose relayed flow it is only its engine knows.
+                let subject = match FlowId::parse(id) {
+                    Some(FlowId::Relayed(id)) => Some(Subject::Relayed(id)),
+                    Some(FlowId::Translated(id)) => self.flow(id),
+                    None => None,
+                };
                 if subject.is_none() {
                     self.control.answer(client, &Answer::UnknownFlow);
                 }
@@ -169,9 +177,8 @@ impl Broker {
         }
     }
 
-    fn flow(&self, id: &str) -> Option<Subject> {
+    fn flow(&self, id: Id) -> Option<Subject> {
         use std::sync::atomic::Ordering::Acquire;
-        let id = Id::parse(id)?;
         let maps = self.attached.datapath.maps();
         let slot = maps.slot(id.slot)?;
         if slot.verdict().load(Acquire) == Verdict::Free as u32 {

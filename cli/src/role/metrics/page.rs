@@ -14,7 +14,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use slipgate_control::maps::ReadOnlyMaps;
-use userspace_nat::rules::NameCounts;
+use userspace_nat::{engine::RelayedCounts, rules::NameCounts};
 
 use crate::show::stats::{self, VmStats, Which};
 
@@ -26,8 +26,12 @@ pub(super) fn make(
     maps: &ReadOnlyMaps,
     owner_row: u32,
     names: &BTreeMap<String, NameCounts>,
+    relayed: &BTreeMap<String, RelayedCounts>,
 ) -> String {
-    let stats = stats::read(maps, Which::of_owner(owner_row));
+    let mut stats = stats::read(maps, Which::of_owner(owner_row));
+    for vm in &mut stats.vms {
+        vm.relayed = relayed.get(&vm.vm).copied();
+    }
     let mut flows = BTreeMap::new();
     let ids: HashMap<u32, String> = maps
         .vms()
@@ -168,6 +172,7 @@ impl Collector for Page {
             |vm| vm.lost_after_redirect,
         )?;
         self.flows(to)?;
+        self.relayed(to)?;
         self.dns(to)?;
         self.per_vm(to, "dhcp_messages", "DHCP messages", |vm| vm.dhcp_messages)?;
         self.per_vm(to, "arp_answers", "ARP requests answered", |vm| {
@@ -217,6 +222,40 @@ impl Page {
             .iter()
             .map(|vm| ([("vm", vm.vm.as_str())], vm.ports));
         gauges(to, "nat_ports", "Translated ports in use", ports)
+    }
+
+    fn relayed(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let of = |vm: &VmStats| vm.relayed.unwrap_or_default();
+        let live = self
+            .vms
+            .iter()
+            .map(|vm| ([("vm", vm.vm.as_str())], of(vm).flows));
+        gauges(to, "relayed_flows", "Live relayed flows", live)?;
+        self.per_vm(
+            to,
+            "relayed_flows_begun",
+            "Relayed flows, since the engine began",
+            |vm| of(vm).begun,
+        )?;
+        let directions = |tx_rx: fn(RelayedCounts) -> [u64; 2]| {
+            self.vms.iter().flat_map(move |vm| {
+                let [tx, rx] = tx_rx(of(vm));
+                let labels = |direction| [("vm", vm.vm.as_str()), ("direction", direction)];
+                [(labels("tx"), tx), (labels("rx"), rx)]
+            })
+        };
+        counters(
+            to,
+            "relayed_packets",
+            "Packets of relayed flows, since the engine began",
+            directions(|counts| [counts.tx_packets, counts.rx_packets]),
+        )?;
+        counters(
+            to,
+            "relayed_bytes",
+            "L3 bytes of relayed flows, since the engine began",
+            directions(|counts| [counts.tx_bytes, counts.rx_bytes]),
+        )
     }
 
     /// The first rules by their text, and all others together.

@@ -42,9 +42,18 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
         open: 2,
         ..NameCounts::default()
     };
+    let mut one = vm("a \"b\"", vec![by(3, "--deny \"x\"\n".into())]);
+    one.relayed = Some(RelayedCounts {
+        flows: 1,
+        begun: 12,
+        ended: 11,
+        tx_packets: 13,
+        rx_bytes: 14_000,
+        ..RelayedCounts::default()
+    });
     let page = Page {
         records_lost_of_none: 9,
-        vms: vec![vm("a \"b\"", vec![by(3, "--deny \"x\"\n".into())])],
+        vms: vec![one],
         flows: BTreeMap::from([(("a \"b\"".to_owned(), "tcp"), 4)]),
         names: BTreeMap::from([("a \"b\"".to_owned(), names)]),
     };
@@ -56,6 +65,10 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
         r#"slipgate_flows{vm="a \"b\"",protocol="tcp"} 4"#,
         r#"slipgate_flows_admitted_total{vm="a \"b\""} 7"#,
         r#"slipgate_flows_refused_by_rule_total{rule="--deny \"x\"\n"} 1"#,
+        r#"slipgate_relayed_flows{vm="a \"b\""} 1"#,
+        r#"slipgate_relayed_flows_begun_total{vm="a \"b\""} 12"#,
+        r#"slipgate_relayed_packets_total{vm="a \"b\"",direction="tx"} 13"#,
+        r#"slipgate_relayed_bytes_total{vm="a \"b\"",direction="rx"} 14000"#,
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="name"} 5"#,
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="elsewhere"} 6"#,
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="over_rate"} 7"#,

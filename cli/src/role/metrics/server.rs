@@ -19,7 +19,7 @@ use std::{
 use anyhow::Context as _;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use slipgate_control::maps::ReadOnlyMaps;
-use userspace_nat::rules::NameCounts;
+use userspace_nat::{engine::RelayedCounts, rules::NameCounts};
 
 use super::{
     http::{self, MAX_REQUEST, Wanted},
@@ -51,6 +51,8 @@ pub(super) struct Server {
     clients: VecDeque<Client>,
     /// What was last known by name, and the question that is under way.
     names: BTreeMap<String, NameCounts>,
+    /// And what was relayed.
+    relayed: BTreeMap<String, RelayedCounts>,
     asking: Option<Asking>,
     page: Option<(Instant, Arc<str>)>,
 }
@@ -59,6 +61,7 @@ struct Asking {
     until: Instant,
     pages: usize,
     found: BTreeMap<String, NameCounts>,
+    relayed: BTreeMap<String, RelayedCounts>,
 }
 
 struct Client {
@@ -97,6 +100,7 @@ impl Server {
             listener,
             clients: VecDeque::new(),
             names: BTreeMap::new(),
+            relayed: BTreeMap::new(),
             asking: None,
             page: None,
         }
@@ -156,9 +160,11 @@ impl Server {
                         continue;
                     };
                     asking.found.extend(page.vms);
+                    asking.relayed.extend(page.relayed);
                     asking.pages += 1;
                     // Flows come after the VMs, and are of no interest here.
-                    let next = page.next.filter(|_| page.flows.is_empty());
+                    let vms_only = page.flows.is_empty() && page.relayed_flows.is_empty();
+                    let next = page.next.filter(|_| vms_only);
                     let more = match next {
                         Some(from) if asking.pages < MOST_PAGES => {
                             let ask = FromMetrics::Names { from };
@@ -168,6 +174,7 @@ impl Server {
                     };
                     if !more {
                         self.names = std::mem::take(&mut asking.found);
+                        self.relayed = std::mem::take(&mut asking.relayed);
                         self.make_page();
                     }
                 }
@@ -281,6 +288,7 @@ impl Server {
                 until: Instant::now() + NAMES_WITHIN,
                 pages: 0,
                 found: BTreeMap::new(),
+                relayed: BTreeMap::new(),
             });
         }
         None
@@ -288,7 +296,7 @@ impl Server {
 
     fn make_page(&mut self) {
         self.asking = None;
-        let page = page::make(&self.maps, self.owner_row, &self.names);
+        let page = page::make(&self.maps, self.owner_row, &self.names, &self.relayed);
         self.page = Some((Instant::now(), page.into()));
     }
 }

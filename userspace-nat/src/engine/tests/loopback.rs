@@ -9,9 +9,10 @@ use slipgate_abi::{DropReason, Ip4, Protocol, Refusal, tcp::Flags};
 
 use super::{reload::policy, rig::*};
 use crate::{
-    engine::{ControlMessage, ControlReply, Subject, Why},
+    engine::{CaptureRequest, ControlMessage, ControlReply, NotCaptured, Subject, Why},
     packet::{Ipv4, Packet, Transport, transport::Tcp},
     port::VirtioNetHdr,
+    record::RelayedId,
     rules::{Action, Destination, LoopbackPorts, OnReload, Policy, Rule, Settings},
 };
 
@@ -350,4 +351,67 @@ fn nobodys_port_is_refused_and_another_address_may_be_listed() {
     };
     assert_eq!((icmp.kind, icmp.code), (3, 3));
     assert_eq!(rig.dropped(1, DropReason::ServiceReject), 1);
+}
+
+#[test]
+fn a_relayed_flow_is_told_of_cut_by_its_id_and_not_captured_alone() {
+    let (_listener, port) = service();
+    let mut rig = Rig::with(setup(port, vec![]));
+    rig.enter(1, 40_000);
+    rig.enter(1, 40_001);
+    rig.guest(1, &ack((GUEST, 40_000), TO, 0, 8, 0));
+    let page = rig.engine.names_page(0, rig.kernel.borrow().now_ns);
+    assert_eq!(page.next, None);
+    let (vm, counts) = &page.relayed[0];
+    assert_eq!((vm.as_str(), counts.flows, counts.begun), ("vm1", 2, 2));
+    let flows = page.relayed_flows;
+    let ports: Vec<u16> = flows.iter().map(|flow| flow.guest.port()).collect();
+    assert_eq!(ports, [40_000, 40_001]);
+    let flow = &flows[0];
+    assert_eq!(
+        (flow.vm.as_str(), flow.state.as_str(), flow.inbound),
+        ("vm1", "established", false)
+    );
+    assert_eq!(flow.host.map(|at| at.port()), Some(port));
+    assert_eq!(flow.rule, format!("host_loopback {PORT}:{port}"));
+    let sum: u64 = flows.iter().map(|flow| flow.tx.1).sum();
+    assert_eq!(counts.tx_bytes, sum);
+
+    let mut asks = |what, request| {
+        let message = ControlMessage::Cut { request, what };
+        rig.broker.messages.borrow_mut().push_back(message);
+        rig.turn();
+        rig.broker.replies.borrow_mut().pop().unwrap()
+    };
+    let cut = |request, flows| ControlReply::Cut { request, flows };
+    let id = flow.id;
+    let others = RelayedId {
+        run: id.run ^ 1,
+        ..id
+    };
+    assert_eq!(asks(Subject::Relayed(others), 1), cut(1, None));
+    assert_eq!(asks(Subject::Relayed(id), 2), cut(2, Some(1)));
+    assert_eq!(asks(Subject::Relayed(id), 3), cut(3, None));
+    let relay = rig.engine.services.relay.as_ref().unwrap();
+    assert_eq!(relay.loopback_flows(101), 1);
+
+    let (_client, to) = std::os::unix::net::UnixStream::pair().unwrap();
+    let capture = CaptureRequest {
+        subject: Subject::Relayed(flows[1].id),
+        to: to.into(),
+        packets: None,
+        lasts_ns: None,
+    };
+    let message = ControlMessage::Capture {
+        request: 4,
+        capture,
+    };
+    rig.broker.messages.borrow_mut().push_back(message);
+    rig.turn();
+    let refused = Some(NotCaptured::Relayed);
+    let expected = ControlReply::Capturing {
+        request: 4,
+        refused,
+    };
+    assert_eq!(rig.broker.replies.borrow_mut().pop(), Some(expected));
 }

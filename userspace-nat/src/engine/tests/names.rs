@@ -203,7 +203,7 @@ fn names_are_read_in_pages_that_fit_a_message() {
     assert_eq!(rig.flows(), 200);
     let (mut from, mut flows, mut pages) = (0, 0, 0);
     loop {
-        let page = rig.engine.core.names_page(from, 0);
+        let page = rig.engine.names_page(from, 0);
         assert!(serde_json::to_vec(&page).unwrap().len() < 60_000);
         if pages == 0 {
             assert_eq!(page.vms[0].0, "vm1");

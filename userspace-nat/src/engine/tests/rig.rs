@@ -20,7 +20,7 @@ use crate::{
     nat_ports::DEFAULT_RANGE,
     poll::Readiness,
     port::VirtioNetHdr,
-    record::{Event, Events, FlowLog},
+    record::{Event, Events, FlowLog, RelayedFlow},
     relay::{self, Limits, Relay, Taken},
     route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
     rules::{Action, Judge, LocalAddresses, LoopbackPorts, Policy, Rule, Settings},
@@ -86,6 +86,17 @@ impl Services for TestServices {
     }
     fn cut(&mut self, vm: u32, cx: &mut Context<'_>) -> usize {
         self.relay.as_mut().map_or(0, |r| r.cut(vm, cx))
+    }
+    fn cut_flow(&mut self, number: u64, cx: &mut Context<'_>) -> bool {
+        let relay = self.relay.as_mut();
+        relay.is_some_and(|r| r.cut_flow(number, cx))
+    }
+    fn relayed(&self, from: u64) -> impl Iterator<Item = (&RelayedFlow, &'static str)> {
+        self.relay.iter().flat_map(move |r| r.live(from))
+    }
+    fn relayed_counts(&self, vm: u32) -> relay::Counts {
+        let relay = self.relay.as_ref();
+        relay.map(|r| r.counts(vm)).unwrap_or_default()
     }
     fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>) {
         if let Some(relay) = &mut self.relay {

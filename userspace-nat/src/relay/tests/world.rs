@@ -325,6 +325,9 @@ impl World {
         assert_eq!((counts.streams, counts.dns_connections), (0, 0));
         assert_eq!((counts.loopback_streams, counts.loopback_exchanges), (0, 0));
         assert_eq!(self.relay.exchanges.len(), 0);
+        let live = self.relay.live(0).count();
+        assert_eq!(live, counts.associations as usize);
+        assert_eq!(live as u64, counts.begun - counts.ended);
         let left = self.relay.entries.values();
         assert!(
             left.into_iter()

@@ -1,0 +1,106 @@
+//! Flows that the engine ends on both sides: forwards of the host's own, DNS over TCP, the host's
+//! loopback. What people see of them, and can do to them.
+
+use std::{
+    io::{ErrorKind, Read as _},
+    net::{Ipv4Addr, TcpStream},
+};
+
+use slipgate_testbed::{
+    clients::{tcp, udp},
+    require_root_and_tun,
+    servers::{TcpServer, TcpService, UdpServer, UdpService},
+    world::SERVER,
+};
+
+use crate::{GATEWAY, GUEST, Stand, WAIT, at, eventually};
+
+#[test]
+fn relayed_flows_are_shown_counted_and_cut_as_others_are() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[
+        "--dns",
+        "none",
+        "--forward",
+        "tcp:8080:80",
+        "--host-loopback",
+        "9000/udp",
+    ]);
+    let _inside = TcpServer::start(&stand.guest.ns, (GUEST, 80), TcpService::Echo).unwrap();
+    let service = (Ipv4Addr::LOCALHOST, 9000);
+    let _service = UdpServer::start(&stand.world.host, service, UdpService::Echo).unwrap();
+    let world = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let connect = |to| tcp::connect(to, WAIT).unwrap();
+    let mut forwarded = stand.world.host.run(|| {
+        let mut stream = connect(at(Ipv4Addr::LOCALHOST, 8080));
+        tcp::EchoSession::new(&mut stream).round(5_000).unwrap();
+        stream
+    });
+    // DNS over TCP, which nothing is asked by yet.
+    let resolver = at(Ipv4Addr::new(8, 8, 8, 8), 53);
+    let (mut dns, mut translated) = stand.run(|| {
+        udp::probe(at(GATEWAY, 9000), b"x", WAIT).unwrap();
+        (connect(resolver), connect(world.address()))
+    });
+    let flows = eventually("three and one", || {
+        let flows = stand.slipgate.flows().unwrap();
+        (flows.len() == 4).then_some(flows)
+    });
+    let relayed: Vec<_> = flows.iter().filter(|flow| flow.path == "relay").collect();
+    let shown: Vec<_> = relayed
+        .iter()
+        .map(|flow| (flow.proto.as_str(), flow.rule.as_str(), flow.state.as_str()))
+        .collect();
+    let expected = [
+        ("tcp", Some("--forward tcp:8080:80"), "established"),
+        ("udp", Some("--host-loopback 9000/udp"), "both-ways"),
+        ("tcp", None, "established"),
+    ];
+    assert_eq!(shown, expected);
+    assert!(relayed[0].tx_bytes > 5_000 && relayed[0].rx_bytes > 5_000);
+    assert_eq!(relayed[2].remote, resolver.to_string());
+    let text = stand.slipgate.run(&["flows"]).unwrap().stdout;
+    let text = String::from_utf8(text).unwrap();
+    assert!(
+        text.contains(&relayed[0].id) && text.contains("relay"),
+        "{text}"
+    );
+    let top = stand.slipgate.run(&["top", "--once"]).unwrap().stdout;
+    let top = String::from_utf8(top).unwrap();
+    assert!(top.starts_with("slipgate top  1 VM  4 flows"), "{top}");
+    assert!(top.contains("10.0.2.2:9000"), "{top}");
+    let counts = |stand: &Stand| stand.slipgate.stats().unwrap()["vms"][0]["relayed"].clone();
+    let before = counts(&stand);
+    assert_eq!((&before["flows"], &before["begun"]), (&3.into(), &3.into()));
+    let sum: u64 = relayed.iter().map(|flow| flow.tx_packets).sum();
+    assert!(before["tx_packets"].as_u64() >= Some(sum), "{before}");
+
+    let error = stand
+        .slipgate
+        .run(&["capture", &relayed[0].id])
+        .unwrap_err();
+    assert!(error.to_string().contains("--pcap"), "{error}");
+    let said = stand.slipgate.run(&["cut", &relayed[0].id]).unwrap().stdout;
+    assert_eq!(String::from_utf8_lossy(&said), "cut 1 flow\n");
+    let reset = |stream: &mut TcpStream| {
+        stream.set_read_timeout(Some(WAIT)).unwrap();
+        let error = stream.read(&mut [0; 8]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    };
+    reset(&mut forwarded);
+    let again = stand.slipgate.run(&["cut", &relayed[0].id]).unwrap_err();
+    assert!(again.to_string().contains("no flow"), "{again}");
+    // The others were not meant.
+    stand
+        .run(|| tcp::EchoSession::new(&mut translated).round(100))
+        .unwrap();
+    assert_eq!(counts(&stand)["flows"], 2);
+    // DNS over TCP is of the VM, too.
+    let said = stand.slipgate.run(&["cut", "tap0"]).unwrap().stdout;
+    assert_eq!(String::from_utf8_lossy(&said), "cut 3 flows\n");
+    reset(&mut dns);
+    reset(&mut translated);
+    assert!(stand.slipgate.flows().unwrap().is_empty());
+    let after = counts(&stand);
+    assert_eq!((&after["flows"], &after["ended"]), (&0.into(), &3.into()));
+}

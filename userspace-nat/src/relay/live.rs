@@ -1,0 +1,57 @@
+//! Relayed flows that live: which there are, and ending them on request.
+use slipgate_abi::{Protocol, tcp::Phase};
+
+use super::{Entry, Kind, Relay, journal::Held};
+use crate::{engine::Context, record::RelayedFlow};
+
+impl Relay {
+    /// The flows that live, by their numbers, from this one on; and how each stands.
+    pub fn live(&self, from: u64) -> impl Iterator<Item = (&RelayedFlow, &'static str)> {
+        let live = self.journal.live(from);
+        live.filter_map(|(_, held)| match held {
+            Held::Entry(key) => match self.entries.get(&key)? {
+                Entry::Connection(connection) => {
+                    let phase = match &connection.kind {
+                        Kind::Stream(stream) | Kind::Loopback { stream, .. } => stream.phase(),
+                        Kind::Dns(stream) => stream.phase(),
+                        Kind::Connecting(_) => Phase::Opening,
+                    };
+                    Some((&connection.flow, phase.name()))
+                }
+                Entry::Exchange(exchange) => Some((&exchange.flow, answered(&exchange.flow))),
+                Entry::Listener { .. } | Entry::Datagrams(_) => None,
+            },
+            Held::Association(vm, port) => {
+                let flow = &self.associations.get(vm, port)?.flow;
+                Some((flow, answered(flow)))
+            }
+        })
+    }
+
+    /// Ends the flow of this number; whether it lived.
+    pub fn cut_flow(&mut self, number: u64, cx: &mut Context<'_>) -> bool {
+        match self.journal.held(number) {
+            Some(Held::Entry(key)) => self.cut_off(key, "cut", cx),
+            Some(Held::Association(vm, port)) => self.end_association(vm, port, "cut", cx.now_ns),
+            None => return false,
+        }
+        true
+    }
+
+    /// Ends what is relayed for a VM; how many flows.
+    pub fn cut(&mut self, vm: u32, cx: &mut Context<'_>) -> usize {
+        let all = self.live(0).filter(|(flow, _)| flow.vm == vm);
+        let numbers: Vec<u64> = all.map(|(flow, _)| flow.number).collect();
+        let cut = numbers.iter().filter(|number| self.cut_flow(**number, cx));
+        cut.count()
+    }
+}
+
+/// Of what has no phases it is known whether it was answered.
+fn answered(flow: &RelayedFlow) -> &'static str {
+    debug_assert_eq!(flow.protocol, Protocol::Udp);
+    match flow.tx.0 > 0 && flow.rx.0 > 0 {
+        true => "both-ways",
+        false => "one-way",
+    }
+}
