@@ -22,7 +22,7 @@ use crate::{
     datapath::Datapath,
     flow::{EndReason, State},
     port::{FrameIo, Outbox},
-    relay::Rejudged,
+    relay::{Rejudged, Standing},
     rules::{Destination, LocalAddresses, OnReload, PolicySet},
     vm::{VmNet, VmSpec},
 };
@@ -88,11 +88,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.services.vm_added(&vm);
             self.core.set_vm(vm);
         }
-        let refused = self
-            .core
-            .refused_flows(now_ns, |vm| !strictly.contains(&vm));
+        let may_stay = |vm| !strictly.contains(&vm);
+        let refused = self.core.refused_flows(now_ns, may_stay);
         let cut = self.cut_slots(&refused.cut, EndReason::Policy);
-        let relayed = self.rejudge_loopback(now_ns);
+        let relayed = self.rejudge_loopback(may_stay, now_ns);
         let kept = refused.live - cut + relayed.live - relayed.cut;
         let reply = ControlReply::Applied {
             request,
@@ -103,8 +102,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.answer_after_ends(Later::Reply(reply));
     }
 
-    /// Ends the connections to the host's loopback that may not be any more.
-    fn rejudge_loopback(&mut self, now_ns: u64) -> Rejudged {
+    /// Ends the connections to the host's loopback that may not be any more. `may_stay`: of which VMs
+    /// they are left, if their policy says so.
+    fn rejudge_loopback(&mut self, may_stay: impl Fn(u32) -> bool, now_ns: u64) -> Rejudged {
         let mut out = std::mem::replace(&mut self.core.out, Outbox::new(0));
         let cx = &mut Context {
             now_ns,
@@ -112,7 +112,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             poller: &self.poller,
         };
         let core = &self.core;
-        let judges = |vm: &VmNet, to, host_port| core.stands(vm, to, host_port);
+        let judges = |vm: &VmNet, to, host_port| match core.stands(vm, to, host_port) {
+            Standing::Left if !may_stay(vm.id) => Standing::Cut,
+            standing => standing,
+        };
         let rejudged = self.services.rejudge_loopback(&judges, cx);
         self.core.out = out;
         rejudged
@@ -162,10 +165,7 @@ impl<D: Datapath> Core<D> {
         let generation = live.generation().load(Relaxed);
         let by = self.opened_by.get(&slot);
         let by = by.filter(|(of, _)| *of == generation);
-        let rule = match by {
-            Some(_) => None,
-            None => self.rule_texts.text(live.rule(), &self.datapath),
-        };
+        let rule = self.rule_texts.text(live.rule(), &self.datapath);
         let by = by.map(|(_, name)| &**name);
         let judge = self.judge.borrow();
         judge.keeps(live.vm(), to, by, rule.as_deref(), now_ns)

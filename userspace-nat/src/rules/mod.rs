@@ -65,6 +65,7 @@ pub use offline::{Standing, describe};
 pub use pattern::{Pattern, PatternError};
 pub use policy::Policy;
 pub use protected::Space;
+pub use reload::LEARNING;
 pub use set::PolicySet;
 pub use written::{DnsSettings, Http, Note, OnReload, Settings, Written};
 

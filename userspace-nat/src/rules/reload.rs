@@ -11,6 +11,9 @@ use super::{
 };
 use crate::dns::Name;
 
+/// How the name of a policy begins by which a VM is open to learn its own: it inspects nothing.
+pub const LEARNING: &str = "learning ";
+
 impl Judge {
     /// Puts `policies` in the place of those there are; `of_vm` says which each VM has, by id. VMs
     /// that it does not speak of keep their index.
@@ -26,6 +29,9 @@ impl Judge {
     /// by a name whose opening is over, would be while that lasted. `by`: that name, as far as it is
     /// known. Of a flow whose name is not known, the text of the rule that let it in is asked
     /// (`rule`): that is enough when the rule is still there.
+    ///
+    /// A flow that came while its VM was open to learn does not go on where a rule inspects: what was
+    /// said in it nobody has seen, and it could say the like for ever.
     pub fn keeps(
         &self,
         vm: u32,
@@ -39,13 +45,17 @@ impl Judge {
         let by_default = [policy.default_id(), policy.elsewhere_id()];
         let by_default = by_default.contains(&verdict.decision.rule);
         let allowed = verdict.decision.is_allowed();
+        let unseen = rule.is_some_and(is_of_learning);
+        let goes = |decision: Decision| {
+            decision.is_allowed() && !(unseen && policy.inspects(decision.rule))
+        };
         // A rule by address has the last word, and a name that is open and allows.
         if !by_default && verdict.name.is_none() || allowed && verdict.name.is_some() {
-            return allowed;
+            return goes(verdict.decision);
         }
         match by.map(|by| self.first_of_way(vm, by, to)) {
-            Some(Some(decision)) => decision.is_allowed(),
-            _ if allowed => true,
+            Some(Some(decision)) => goes(decision),
+            _ if allowed => goes(verdict.decision),
             Some(None) => false,
             None => rule.is_some_and(|rule| names(policy, rule, to)),
         }
@@ -78,6 +88,12 @@ impl Judge {
         rules.dedup();
         policy.first_of(&rules, to)
     }
+}
+
+/// Whether a text of `RULES` is of a policy by which a VM is open.
+fn is_of_learning(text: &str) -> bool {
+    let named = text.strip_prefix('[');
+    named.is_some_and(|text| text.starts_with(LEARNING))
 }
 
 /// Whether a rule by name with this text lets a destination in.

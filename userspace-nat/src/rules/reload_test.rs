@@ -20,6 +20,7 @@ fn policy(default: Action, rules: &[&str]) -> Policy {
     let rules = rules.iter().map(|rule| match rule.split_once(' ') {
         Some(("deny", text)) => Rule::parse(Action::Deny, text).unwrap(),
         Some(("allow", text)) => Rule::parse(Action::Allow, text).unwrap(),
+        Some(("inspect", text)) => Rule::parse(Action::Inspect, text).unwrap(),
         _ => panic!("{rule}"),
     });
     Policy::new(default, rules.collect::<Vec<_>>())
@@ -122,6 +123,28 @@ fn a_flow_outlasts_its_opening_but_not_its_rule() {
     reload(&by, Action::Allow, &["deny a.test"]);
     assert!(!keeps(&by, 443, Some(&flow), None), "its name is denied");
     assert!(keeps(&by, 443, None, None), "it never had a name");
+}
+
+#[test]
+fn a_flow_of_a_vm_that_was_open_does_not_go_on_where_a_rule_inspects() {
+    let mut by = judge(Action::Allow, &["allow a.test:443"]);
+    told(&mut by, "a.test", &[a("a.test", 0, ADDRESS)]);
+    let flow = opener(&by, 443).unwrap();
+    for rule in ["inspect a.test:443", "inspect 203.0.113.10:443"] {
+        reload(&by, Action::Deny, &[rule]);
+        for (text, goes_on) in [
+            ("[learning vm] --allow a.test:443", false),
+            ("[learning vm] --default allow", false),
+            ("[other] --allow a.test:443", true),
+            ("--inspect a.test:443", true),
+        ] {
+            let kept = keeps(&by, 443, Some(&flow), Some(text));
+            assert_eq!(kept, goes_on, "{rule}, {text}");
+        }
+    }
+    reload(&by, Action::Deny, &["allow a.test:443"]);
+    let text = "[learning vm] --allow a.test:443";
+    assert!(keeps(&by, 443, Some(&flow), Some(text)), "its own lets it");
 }
 
 #[test]

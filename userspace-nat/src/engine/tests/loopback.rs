@@ -280,6 +280,23 @@ fn a_port_taken_out_of_the_list_ends_its_connections_or_leaves_them() {
     }
 }
 
+/// What a VM could do while it was open to learn ends with that, whatever its policy leaves.
+#[test]
+fn what_is_strict_with_a_vm_leaves_none_of_its_connections() {
+    let (_listener, port) = service();
+    let mut rig = Rig::with(setup(port, vec![]));
+    rig.enter(1, 40_000);
+    rig.enter(2, 40_000);
+    let refusing = policy(Action::Deny, &["inspect 10.0.2.2:8080"]);
+    let list = listed(format!("{PORT}:{port}"));
+    let policy = with_list(refusing, list, OnReload::Keep);
+    rig.reload_strictly(vec![policy], 40, [0; 3], vec![101]);
+    assert_eq!(rig.applied(), (1, 1, 1));
+    let relay = rig.engine.services.relay.as_ref().unwrap();
+    let flows = [101, 102].map(|vm| relay.loopback_flows(vm));
+    assert_eq!(flows, [0, 1]);
+}
+
 #[test]
 fn cutting_a_vm_cuts_what_is_relayed_for_it() {
     let (listener, port) = service();

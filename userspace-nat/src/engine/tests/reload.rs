@@ -25,6 +25,7 @@ pub(super) fn policy(default: Action, rules: &[&str]) -> Policy {
     let rules = rules.iter().map(|rule| match rule.split_once(' ') {
         Some(("deny", text)) => Rule::parse(Action::Deny, text).unwrap(),
         Some(("allow", text)) => Rule::parse(Action::Allow, text).unwrap(),
+        Some(("inspect", text)) => Rule::parse(Action::Inspect, text).unwrap(),
         _ => panic!("{rule}"),
     });
     Policy::new(default, rules.collect::<Vec<_>>())
@@ -43,7 +44,7 @@ impl Rig {
         self.reload_strictly(policies, rule_base, of_vm, Vec::new());
     }
 
-    fn reload_strictly(
+    pub(super) fn reload_strictly(
         &mut self,
         policies: Vec<Policy>,
         rule_base: u32,
@@ -170,6 +171,47 @@ fn each_vms_policy_says_whether_its_flows_are_left() {
     rig.reload(vec![shut()], 10, [0; 3]);
     assert_eq!(rig.applied(), (3, 0, 0));
     rig.assert_empty();
+}
+
+/// While it was open nothing was inspected. What came then must not go on for ever unseen.
+#[test]
+fn what_a_vm_did_while_open_does_not_go_on_past_inspection() {
+    let named = |name: &str, default, rules: &[&str]| {
+        policy(default, rules).with(Settings {
+            name: Some(name.to_owned()),
+            on_reload: OnReload::Keep,
+            ..Settings::default()
+        })
+    };
+    let own = || named("own", Action::Deny, &["inspect 198.51.100.7"]);
+    for (before, counts) in [("learning vm", (1, 0, 0)), ("another", (0, 1, 0))] {
+        let mut rig = Rig::new();
+        let open = named(before, Action::Allow, &["allow 198.51.100.7"]);
+        rig.reload(vec![own(), open], 20, [1, 0, 0]);
+        rig.applied();
+        rig.connect(40_000, 7);
+        rig.reload_strictly(vec![own()], 40, [0; 3], vec![101]);
+        assert_eq!(rig.applied(), counts, "{before}");
+    }
+    // Also when slipgate dies meanwhile, and a successor takes over.
+    let mut rig = Rig::new();
+    let open = named("learning vm", Action::Allow, &["allow 198.51.100.7"]);
+    rig.reload(vec![own(), open], 20, [1, 0, 0]);
+    rig.applied();
+    rig.connect(40_000, 7);
+    let rule = {
+        let kernel = rig.kernel.borrow();
+        kernel.slot(kernel.slots_in_use()[0]).rule()
+    };
+    let text = "[learning vm] --allow 198.51.100.7".to_owned();
+    rig.kernel.borrow_mut().rules.insert(rule, text);
+    let (_, adoption) = rig.restart(&Setup {
+        default: Action::Deny,
+        rules: vec![Rule::parse(Action::Inspect, "198.51.100.7").unwrap()],
+        rule_base: 60,
+        ..Setup::default()
+    });
+    assert_eq!((adoption.live, adoption.refused), (0, 1));
 }
 
 #[test]

@@ -163,7 +163,10 @@ fn who_does_not_take_answers_is_not_asked_for_more_questions() {
     }
     // The guest's window, our buffer, and the answers to what was asked at once.
     let room = 32_768 + 16_384 + 8 * 10_002;
-    assert!((8..=room / 10_002 + 8).contains(&asked), "{asked} questions");
+    assert!(
+        (8..=room / 10_002 + 8).contains(&asked),
+        "{asked} questions"
+    );
     // Nothing moves: it is over.
     world.idle(&mut [], 15_000);
     world.assert_empty();
