@@ -357,7 +357,7 @@ fn the_connection_that_is_silent_longest_makes_room_for_another() {
     );
     // One by one, to an end.
     let refused = (101..).find(|n| begin(&mut flow, *n) != Ok(Passage::Goes));
-    assert_eq!(refused, Some(100 + MAX_PAST));
+    assert_eq!(refused, Some(100 + shut::MAX_PAST));
     assert!(flow.held() < 512 << 10);
 }
 

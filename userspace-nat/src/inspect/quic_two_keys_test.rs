@@ -152,3 +152,115 @@ fn a_packet_to_a_forged_id_that_begins_another_connection_is_dropped() {
     let judged = flow.datagram(&packet, &mut |_| true);
     assert_eq!(judged, Ok(Passage::Dropped));
 }
+
+/// A server answers a connection, and it is not known which: of too many that a client calls by one
+/// id, of one that has made room, of one that it began by another id of its own than the server saw.
+/// To the server what goes to its id is of that connection, whatever else it opens by.
+#[test]
+fn no_connection_begins_by_an_id_that_a_server_gave_itself() {
+    let begin = |flow: &mut Flow, id: &[u8]| {
+        let hello = made::crypto(0, &hellos::client_hello("a.test"));
+        flow.datagram(&made::initial(Version::One, id, id, 0, &hello), &mut |_| {
+            true
+        })
+    };
+    let answer = |id: &[u8]| made::answer(Version::One, id, b"the server's");
+    let of_another_client = |id: &[u8]| {
+        let mut answer = answer(id);
+        answer.splice(5..6, [3, 1, 2, 3]);
+        answer
+    };
+    let handshake = |id: &[u8]| {
+        let mut answer = answer(id);
+        answer[0] = 0xe0;
+        // Where there is a token's length, there is that of the packet.
+        answer.remove(7 + b"the server's".len());
+        answer
+    };
+    let ids: Vec<[u8; 8]> = (0..30).map(|at| [at; 8]).collect();
+    let cases = [
+        (1, answer(&ids[0]), true),
+        (3, answer(&ids[0]), false),
+        (30, answer(&ids[0]), false),
+        (1, of_another_client(&ids[0]), false),
+        (1, handshake(&ids[0]), false),
+    ];
+    for (at, (connections, answer, is_known)) in cases.iter().enumerate() {
+        let mut flow = Flow::default();
+        for id in &ids[..*connections] {
+            assert_eq!(begin(&mut flow, id), Ok(Passage::Goes));
+        }
+        flow.server_datagram(answer);
+        // By the keys of the connection it is let by where that is known.
+        let ack = [2, 0, 0, 0, 0];
+        let packet = made::initial(Version::One, &ids[0], b"the server's", 1, &ack);
+        let expected = match is_known {
+            true => Passage::Goes,
+            false => Passage::Dropped,
+        };
+        assert_eq!(flow.datagram(&packet, &mut |_| true), Ok(expected), "{at}");
+        // By those of the id itself it goes nowhere, alone or behind another's.
+        let begins = begin(&mut flow, b"the server's");
+        assert_eq!(begins, Ok(Passage::Dropped), "{at}");
+        let both = [
+            made::initial(
+                Version::One,
+                b"one more",
+                b"one more",
+                0,
+                &made::crypto(0, &hellos::client_hello("a.test")),
+            ),
+            made::initial(
+                Version::One,
+                b"the server's",
+                b"the server's",
+                0,
+                &made::crypto(0, &hellos::client_hello("a.test")),
+            ),
+        ];
+        let both = flow.datagram(&both.concat(), &mut |_| true);
+        assert_eq!(both, Ok(Passage::Dropped), "{at}");
+        assert_eq!(begin(&mut flow, b"any other"), Ok(Passage::Goes), "{at}");
+    }
+}
+
+#[test]
+fn an_answer_that_overtakes_the_first_one_hides_nothing() {
+    let id: &[u8] = b"flow one";
+    let mut flow = Flow::default();
+    let hello = made::crypto(0, &hellos::client_hello("a.test"));
+    let first = made::initial(Version::One, id, id, 0, &hello);
+    assert_eq!(flow.datagram(&first, &mut |_| true), Ok(Passage::Goes));
+    let answer = made::answer(Version::One, id, b"server");
+    let mut handshake = answer.clone();
+    handshake[0] = 0xe0;
+    handshake.remove(7 + b"server".len());
+    flow.server_datagram(&handshake);
+    flow.server_datagram(&answer);
+    let ack = made::initial(Version::One, id, b"server", 1, &[2, 0, 0, 0, 0]);
+    assert_eq!(flow.datagram(&ack, &mut |_| true), Ok(Passage::Goes));
+}
+
+#[test]
+fn a_server_of_endless_ids_ends_what_may_begin_and_is_not_remembered_without_end() {
+    let mut flow = Flow::default();
+    let id: &[u8] = b"flow one";
+    let hello = made::crypto(0, &hellos::client_hello("a.test"));
+    let begin = |flow: &mut Flow, id: &[u8]| {
+        flow.datagram(&made::initial(Version::One, id, id, 0, &hello), &mut |_| {
+            true
+        })
+    };
+    assert_eq!(begin(&mut flow, id), Ok(Passage::Goes));
+    let answer = made::answer(Version::One, b"nobody's", &[0; 8]);
+    let at = answer.windows(8).position(|id| id == [0; 8]).unwrap();
+    for number in 0..20_000u64 {
+        let mut answer = answer.clone();
+        answer[at..at + 8].copy_from_slice(&number.to_be_bytes());
+        flow.server_datagram(&answer);
+    }
+    assert!(flow.held() < 1 << 19, "{} bytes", flow.held());
+    let ack = made::initial(Version::One, id, id, 1, &[2, 0, 0, 0, 0]);
+    assert_eq!(flow.datagram(&ack, &mut |_| true), Ok(Passage::Goes));
+    assert_eq!(begin(&mut flow, b"flow two"), Err(Refused::Limit));
+}

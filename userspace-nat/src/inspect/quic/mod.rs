@@ -11,7 +11,8 @@
 //! its own Initials. Another id begins another connection. So each is opened by one connection's keys,
 //! and who makes one that opens by two gains nothing (AES-GCM does not commit to a key). Who knows the
 //! first id can forge a server's answer; so what goes to an id of a server's, and opens by the keys
-//! that are made of this very id too, is dropped.
+//! that are made of this very id too, is dropped. An id that a server gave itself in an answer that is
+//! no known connection's begins none: to the server what goes there is of a connection that it has.
 //!
 //! | what a datagram has | what is done |
 //! | --- | --- |
@@ -30,26 +31,24 @@
 //! Of [`MAX_CONNECTIONS`] that are known and decided the one whose last Initial is the oldest makes
 //! room for the next. Nobody can tell whether it is over, and what was read of it is forgotten; so its
 //! Initials go nowhere from then on, and its ids stay known for that.
-use std::{
-    collections::{HashMap, HashSet, hash_map::RandomState},
-    hash::BuildHasher,
-};
+use std::collections::HashMap;
 
 use super::{HostName, Refused, client_hello, reassembly::Reassembly};
 use crate::port::VirtioNetHdr;
 
 mod keys;
 mod packet;
+mod shut;
 
 pub use keys::{Keys, Version};
 pub use packet::{Initial, crypto_frames, initials};
+
+use shut::ShutIds;
 
 /// Least payload of a datagram with an Initial packet of a client's, bytes (RFC 9000 section 14.1).
 pub const MIN_DATAGRAM: usize = 1_200;
 /// Connections of a flow that are known at once.
 const MAX_CONNECTIONS: usize = 16;
-/// Connections of a flow in all, but those.
-const MAX_PAST: usize = 4_096;
 /// Most that a client says in Initial packets, bytes: two hellos.
 const MAX_CRYPTO: usize = 2 * client_hello::MAX_LEN;
 /// Initial packets in a datagram.
@@ -68,7 +67,7 @@ const MAX_FRAMES: usize = 16;
 pub struct Flow {
     /// The one with the oldest last Initial first.
     connections: Vec<Connection>,
-    past: Past,
+    shut: ShutIds,
     /// Frames that wait for a decision, as they came.
     waiting: Vec<(VirtioNetHdr, Vec<u8>)>,
     /// A connection was let in.
@@ -87,38 +86,6 @@ struct Connection {
     crypto: Reassembly,
     /// Of the stream, what was judged and let by.
     judged: usize,
-}
-
-/// Hashes of the ids of connections that are not known any more. Two that are alike by chance cost a
-/// client its connection.
-#[derive(Debug, Default)]
-struct Past {
-    hasher: RandomState,
-    ids: HashSet<u64>,
-}
-
-impl Past {
-    fn has(&self, id: &[u8]) -> bool {
-        !self.ids.is_empty() && self.ids.contains(&self.hasher.hash_one(id))
-    }
-
-    /// Takes a connection in, if there is room.
-    fn take(&mut self, connection: &Connection) -> Result<(), Refused> {
-        if self.ids.len() >= 2 * MAX_PAST {
-            return Err(Refused::Limit);
-        }
-        let ids = [Some(&connection.original), connection.server.as_ref()];
-        let hashes = ids
-            .into_iter()
-            .flatten()
-            .map(|id| self.hasher.hash_one(&**id));
-        self.ids.extend(hashes);
-        Ok(())
-    }
-
-    fn held(&self) -> usize {
-        self.ids.capacity() * (size_of::<u64>() + 1)
-    }
 }
 
 /// What becomes of a datagram.
@@ -177,22 +144,32 @@ impl Flow {
     /// on?
     pub fn server_datagram(&mut self, datagram: &[u8]) {
         let is_long = datagram.first().is_some_and(|first| first & 0x80 != 0);
-        if !is_long || self.connections.iter().all(|c| c.server.is_some()) {
+        if !is_long {
             return;
         }
-        let initials = initials(datagram).unwrap_or_default();
-        for initial in initials.iter().take(MAX_INITIALS) {
-            let called = self.connections.iter_mut().rev().filter(|connection| {
-                connection.server.is_none() && *connection.client == *initial.destination
-            });
-            for connection in called.take(MAX_NAMESAKES) {
-                let keys = Keys::of_server(initial.version, &connection.original);
-                if initial.open(&keys).is_some() {
-                    connection.server = Some(initial.source.into());
-                    break;
-                }
+        let packets = packet::long_packets(datagram).unwrap_or_default();
+        for (packet, is_initial) in packets.iter().take(MAX_INITIALS) {
+            let mut known = self.connections.iter();
+            let is_known = known.any(|c| c.server.as_deref() == Some(packet.source));
+            if !is_known && !(*is_initial && self.is_answered_by(packet)) {
+                self.shut.take_servers(packet.source);
             }
         }
+    }
+
+    /// Whether it is a server's first answer in a connection, which is called as it says then.
+    fn is_answered_by(&mut self, initial: &Initial<'_>) -> bool {
+        let called = self.connections.iter_mut().rev().filter(|connection| {
+            connection.server.is_none() && *connection.client == *initial.destination
+        });
+        for connection in called.take(MAX_NAMESAKES) {
+            let keys = Keys::of_server(initial.version, &connection.original);
+            if initial.open(&keys).is_some() {
+                connection.server = Some(initial.source.into());
+                return true;
+            }
+        }
+        false
     }
 
     /// Keeps a frame that is held: from L3 on.
@@ -234,12 +211,12 @@ impl Flow {
             .iter()
             .map(|c| CONNECTION_HELD + c.crypto.held());
         let waiting = self.waiting.iter().map(|(_, l3)| l3.capacity());
-        crypto.chain(waiting).sum::<usize>() + self.past.held()
+        crypto.chain(waiting).sum::<usize>() + self.shut.held()
     }
 
     /// Whether an Initial can be opened, by the keys of one connection; nothing is kept of it.
     fn can_open(&mut self, initial: &Initial<'_>) -> bool {
-        if self.past.has(initial.destination) {
+        if self.shut.has_past(initial.destination) {
             return false;
         }
         let known = self.connections.iter_mut();
@@ -247,7 +224,10 @@ impl Flow {
         match (called.next(), called.next()) {
             (Some(connection), None) => connection.open(initial).is_some(),
             (Some(_), Some(_)) => false,
-            (None, _) => Connection::begun_by(initial).open(initial).is_some(),
+            (None, _) => {
+                !self.shut.has_servers(initial.destination)
+                    && Connection::begun_by(initial).open(initial).is_some()
+            }
         }
     }
 
@@ -256,7 +236,7 @@ impl Flow {
         &mut self,
         initial: &Initial<'_>,
     ) -> Result<Option<(&mut Connection, Vec<u8>)>, Refused> {
-        if self.past.has(initial.destination) {
+        if self.shut.has_past(initial.destination) {
             return Ok(None);
         }
         let known = self.connections.iter().enumerate();
@@ -271,6 +251,7 @@ impl Flow {
             }
             // Of servers that give themselves no ids: it may be of either.
             (Some(_), Some(_)) => None,
+            (None, _) if self.shut.has_servers(initial.destination) => None,
             (None, _) => {
                 let mut connection = Connection::begun_by(initial);
                 let payload = connection.open(initial);
@@ -287,12 +268,16 @@ impl Flow {
 
     /// For one more connection.
     fn make_room(&mut self) -> Result<(), Refused> {
+        if self.shut.is_full_of_servers() {
+            return Err(Refused::Limit);
+        }
         if self.connections.len() < MAX_CONNECTIONS {
             return Ok(());
         }
         let decided = self.connections.iter().position(Connection::is_decided);
         let gone = self.connections.remove(decided.ok_or(Refused::Limit)?);
-        self.past.take(&gone)
+        self.shut
+            .take_past([Some(&*gone.original), gone.server.as_deref()])
     }
 }
 

@@ -5,7 +5,8 @@ use crate::inspect::Refused;
 /// Longest connection id, bytes (RFC 9000 section 17.2).
 pub(super) const MAX_ID: usize = 20;
 
-/// An Initial packet, protected.
+/// An Initial packet, protected; or another one with a long header, of which no more than the ids
+/// are looked at.
 #[derive(Clone, Copy, Debug)]
 pub struct Initial<'d> {
     /// Its version.
@@ -23,19 +24,26 @@ pub struct Initial<'d> {
 /// The Initial packets of a datagram. What can't be told apart is refused: a server could
 /// find one where it is not looked for.
 pub fn initials(datagram: &[u8]) -> Result<Vec<Initial<'_>>, Refused> {
+    let packets = long_packets(datagram)?.into_iter();
+    let initials = packets.filter_map(|(packet, is_initial)| is_initial.then_some(packet));
+    Ok(initials.collect())
+}
+
+/// The packets with long headers, and which of them are Initials.
+pub(super) fn long_packets(datagram: &[u8]) -> Result<Vec<(Initial<'_>, bool)>, Refused> {
     let mut found = Vec::new();
     let mut rest = datagram;
     // One with a short header takes the rest, and is not the first of a connection.
     while rest.first().is_some_and(|first| first & 0x80 != 0) {
-        let (initial, after) = long(rest)?;
-        found.extend(initial);
+        let (packet, is_initial, after) = long(rest)?;
+        found.push((packet, is_initial));
         rest = after;
     }
     Ok(found)
 }
 
-/// One packet with a long header, if it is an Initial, and what follows it.
-fn long(packet: &[u8]) -> Result<(Option<Initial<'_>>, &[u8]), Refused> {
+/// One packet with a long header, whether it is an Initial, and what follows it.
+fn long(packet: &[u8]) -> Result<(Initial<'_>, bool, &[u8]), Refused> {
     let mut reader = Reader {
         bytes: packet,
         at: 0,
@@ -63,14 +71,14 @@ fn long(packet: &[u8]) -> Result<(Option<Initial<'_>>, &[u8]), Refused> {
     let number_at = reader.at;
     reader.take(len)?;
     let (packet, after) = packet.split_at(reader.at);
-    let found = (kind == initial).then_some(Initial {
+    let found = Initial {
         version,
         destination,
         source,
         packet,
         number_at,
-    });
-    Ok((found, after))
+    };
+    Ok((found, kind == initial, after))
 }
 
 impl Initial<'_> {
