@@ -259,6 +259,33 @@ rules that match: none
 }
 
 #[test]
+fn port_53_is_slipgates_whatever_the_rules_say_of_the_address() {
+    let folder = folder();
+    let rules = |rules: &str| {
+        let text = format!("default = \"deny\"\nrules = [{rules}]");
+        fs::write(folder.path().join("f.toml"), text).expect("writing");
+    };
+    let explain = |to: &str, proto: &str| {
+        let args = ["explain", "f.toml", to, "--proto", proto];
+        let (status, out, _) = policy(folder.path(), &args);
+        (status, out)
+    };
+    rules(r#"{ allow = "10.0.2.3:53" }"#);
+    for to in ["10.0.2.3:53", "8.8.8.8:53", "ns.test:53"] {
+        for proto in ["udp", "tcp"] {
+            let (status, out) = explain(to, proto);
+            assert_eq!(status, 3, "{out}");
+            assert!(out.contains("slipgate's own resolver"), "{out}");
+            assert!(out.contains("REFUSED, whatever is asked"), "{out}");
+            assert!(!out.contains("would open"), "{out}");
+        }
+    }
+    rules(r#"{ allow = "a.test" }"#);
+    let (status, out) = explain("10.0.2.3:53", "udp");
+    assert!(status == 0 && !out.contains("REFUSED"), "{out}");
+}
+
+#[test]
 fn diff_says_what_would_have_been_decided_otherwise() {
     let folder = folder();
     let candidate = r#"
@@ -505,6 +532,16 @@ fn mistakes_are_told_in_plain_words() {
         assert_eq!(status, 2, "{text}");
         assert!(error.contains(said), "{error}");
     }
+    let (status, _, error) = policy(folder.path(), &["check", "nowhere.toml"]);
+    assert_eq!(status, 2);
+    assert!(
+        error.contains("nowhere.toml: it can't be read (No such file") && !error.contains("--"),
+        "{error}"
+    );
+    let url = "default = \"deny\"\nrules = [{ allow = \"https://x.test/\" }]";
+    fs::write(folder.path().join("m.toml"), url).expect("writing");
+    let (_, _, error) = policy(folder.path(), &["check", "m.toml"]);
+    assert!(error.contains("write \"x.test:443/tcp\""), "{error}");
     let url = ["explain", "egress.toml", "https://example.com/"];
     let (status, _, error) = policy(folder.path(), &url);
     assert_eq!(status, 2);

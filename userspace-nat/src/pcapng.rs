@@ -112,7 +112,7 @@ impl Stream {
             self.lost += 1;
             return false;
         }
-        let interface_id = self.interface(shot);
+        let interface_id = self.interface(shot.vm, shot.name, shot.link);
         self.frame.clear();
         self.frame.extend_from_slice(shot.macs.as_flattened());
         self.frame.extend_from_slice(&shot.ethertype.to_be_bytes());
@@ -198,15 +198,20 @@ impl Stream {
         (self.packets, self.lost)
     }
 
-    fn interface(&mut self, shot: &Shot<'_>) -> u32 {
+    /// Describes a link, though no packet may ever come of it: readers refuse a file without any.
+    pub fn describe(&mut self, vm: u32, name: &str, link: Link) {
+        self.interface(vm, name, link);
+    }
+
+    fn interface(&mut self, vm: u32, name: &str, link: Link) -> u32 {
         let number = self.interfaces.len() as u32;
-        let key = (shot.vm, shot.link);
+        let key = (vm, link);
         if let Some(known) = self.interfaces.get(&key) {
             return *known;
         }
-        let name = match shot.link {
-            Link::Guest => shot.name.to_owned(),
-            Link::Uplink => format!("{} uplink", shot.name),
+        let name = match link {
+            Link::Guest => name.to_owned(),
+            Link::Uplink => format!("{name} uplink"),
         };
         let block = InterfaceDescriptionBlock {
             linktype: DataLink::ETHERNET,

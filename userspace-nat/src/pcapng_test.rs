@@ -140,3 +140,27 @@ fn what_finds_no_room_is_lost_and_counted_and_nothing_tears() {
     out.extend_from_slice(&second);
     assert_eq!(packets(&out).len() as u64, taken + 2);
 }
+
+#[test]
+fn a_link_is_described_once_though_no_packet_comes() {
+    let mut stream = Stream::new(1 << 20);
+    stream.describe(1, "a", Link::Guest);
+    let interfaces = |stream: &mut Stream| {
+        let mut out = Vec::new();
+        let all = |bytes: &[u8]| {
+            out.extend_from_slice(bytes);
+            Ok(bytes.len())
+        };
+        stream.drain(all).unwrap();
+        out
+    };
+    let mut bytes = interfaces(&mut stream);
+    assert!(stream.add(&shot(1, &[0x45; 61])));
+    stream.end(SystemTime::now());
+    bytes.extend(interfaces(&mut stream));
+    let is_interface = |block: &&Block<'_>| matches!(block, Block::InterfaceDescription(_));
+    let all = blocks(&bytes);
+    assert_eq!(all.iter().filter(is_interface).count(), 1, "{all:?}");
+    assert!(is_interface(&&all[0]), "before any packet");
+    assert_eq!(packets(&bytes)[0].interface_id, 0);
+}

@@ -1,5 +1,5 @@
 //! What is wrong with a flag, or with a policy file.
-use std::fmt;
+use std::{fmt, path::Path};
 
 use super::policy_file::Place;
 
@@ -7,6 +7,7 @@ use super::policy_file::Place;
 /// policy file: where in it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ConfigError {
+    /// Empty: a file as a whole is meant.
     pub(crate) flag: &'static str,
     pub(crate) given: String,
     pub(crate) problem: String,
@@ -31,6 +32,15 @@ impl ConfigError {
         }
     }
 
+    /// Of a file as a whole.
+    pub(crate) fn of_file(
+        path: &Path,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self::new("", path.display(), problem, remedy)
+    }
+
     pub(crate) fn in_file(
         place: Place,
         problem: impl Into<String>,
@@ -48,6 +58,7 @@ impl fmt::Display for ConfigError {
         let (problem, remedy) = (&self.problem, &self.remedy);
         match &self.place {
             Some(place) => write!(f, "{place}: {problem}; {remedy}\n{}", place.shown()),
+            None if self.flag.is_empty() => write!(f, "{}: {problem}; {remedy}", self.given),
             None => write!(f, "{} {}: {problem}; {remedy}", self.flag, self.given),
         }
     }

@@ -322,6 +322,11 @@ fn check_vms(file: &PolicyFile, vms: &[VmConfig]) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// Whether it stands in the place of a list of resolvers.
+fn is_word(text: &str) -> bool {
+    ["none", "host"].contains(&text)
+}
+
 /// Whom questions go to, as that part of the file says; `None`: it does not.
 fn resolvers_of(file: &PolicyFile, dns: &Dns) -> Result<Option<Asked>, ConfigError> {
     let Some(resolvers) = &dns.resolvers else {
@@ -338,6 +343,12 @@ fn resolvers_of(file: &PolicyFile, dns: &Dns) -> Result<Option<Asked>, ConfigErr
             &resolvers.span(),
             "no resolver",
             "give one, or \"none\" to refuse every question",
+        )),
+        Resolvers::These(given) if given.iter().any(|one| is_word(one)) => Err(file.error(
+            &resolvers.span(),
+            "a list has addresses only",
+            "write resolvers = \"none\" to refuse every question, or resolvers = \"host\" for the \
+             host's; or leave these words out of the list",
         )),
         Resolvers::These(given) => {
             let these = super::resolvers(given).map_err(in_file)?;

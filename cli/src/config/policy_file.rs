@@ -38,7 +38,7 @@ impl PolicyFile {
     pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = super::from_disk(path).map_err(|e| {
             let problem = format!("it can't be read ({e})");
-            ConfigError::new("--policy", path.display(), problem, "give a TOML file")
+            ConfigError::of_file(path, problem, "give a policy file, in TOML")
         })?;
         Self::parse(path, text)
     }

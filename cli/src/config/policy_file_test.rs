@@ -215,6 +215,14 @@ fn each_mistake_has_its_error() {
             "3:21: a list of resolvers' addresses, \"host\" or \"none\"",
         ),
         (
+            "default = \"deny\"\n[dns]\nresolvers = [\"none\", \"9.9.9.9\"]",
+            "3:13: a list has addresses only; write resolvers = \"none\"",
+        ),
+        (
+            "default = \"deny\"\n[dns]\nresolvers = [\"host\"]",
+            "3:13: a list has addresses only; write resolvers = \"none\"",
+        ),
+        (
             "[policy.a]\ndefault = \"deny\"\ndns = { resolvers = [\"x\"] }",
             "3:21: \"x\": not a resolver's address",
         ),

@@ -32,6 +32,8 @@ const STDOUT: &str = "-";
 const BLOCK_LEN: usize = 12;
 /// Longest block that the engine makes, bytes.
 const MOST_BLOCK_LEN: usize = 1 << 17;
+/// Reads after ^C: more than a socket holds, by Linux's default.
+const LAST_READS: usize = 8;
 /// Enhanced packet block.
 const PACKET: u32 = 6;
 /// Interface statistics block.
@@ -104,6 +106,7 @@ fn copy(
     to: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let mut bytes = vec![0; 1 << 16];
+    let mut last_reads = LAST_READS;
     loop {
         let mut fds = [
             PollFd::new(from.as_fd(), PollFlags::POLLIN),
@@ -113,13 +116,20 @@ fn copy(
             Err(nix::Error::EINTR) => continue,
             other => other.context("waiting for packets")?,
         };
-        if fds[1].any().unwrap_or(true) {
-            return Ok(());
+        // What came before ^C is had still; a flow that goes on could fill the socket for ever.
+        let stopped = fds[1].any().unwrap_or(true);
+        if stopped {
+            from.set_nonblocking(true).context("reading packets")?;
+            last_reads -= 1;
+            if last_reads == 0 {
+                return Ok(());
+            }
         }
-        let n = from.read(&mut bytes).context("reading packets")?;
-        if n == 0 {
-            return Ok(());
-        }
+        let n = match from.read(&mut bytes) {
+            Ok(0) => return Ok(()),
+            Err(e) if stopped && e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            other => other.context("reading packets")?,
+        };
         let whole = blocks.take(&bytes[..n])?;
         match to.write_all(whole).and_then(|()| to.flush()) {
             Ok(()) => {}

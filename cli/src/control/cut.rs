@@ -23,8 +23,11 @@ pub(crate) fn run(args: &CutArgs) -> anyhow::Result<()> {
             Err(asked) => failed.push(asked.error(&name).to_string()),
         }
     }
-    let s = if flows == 1 { "" } else { "s" };
-    print_once(&format!("cut {flows} flow{s}\n"))?;
+    // Where nothing was cut, why not says all there is.
+    if flows > 0 || failed.is_empty() {
+        let s = if flows == 1 { "" } else { "s" };
+        print_once(&format!("cut {flows} flow{s}\n"))?;
+    }
     match failed.is_empty() {
         true => Ok(()),
         false => bail!("{}", failed.join("; ")),

@@ -3,7 +3,7 @@ use std::{net::Ipv4Addr, process::ExitCode};
 
 use slipgate_abi::Protocol;
 use userspace_nat::{
-    dns::Name,
+    dns::{DNS_PORT, Name},
     rules::{Destination, NamePattern, Policy, RuleId, wire},
 };
 
@@ -80,6 +80,10 @@ pub(super) fn explain(
             port,
             protocol,
         };
+        if to.port == DNS_PORT {
+            let (passes, sentences) = policy.explain_port_53();
+            return Ok((passes, text(policy, passes, &sentences, &[])));
+        }
         let (passes, sentences) = match led(policy, to) {
             Some(led) => led,
             None => {

@@ -13,7 +13,7 @@ use std::{
 
 use serde::Deserialize;
 use slipgate_abi::Protocol;
-use userspace_nat::rules::Destination;
+use userspace_nat::{dns::DNS_PORT, rules::Destination};
 
 use crate::config::ConfigError;
 
@@ -21,8 +21,6 @@ use crate::config::ConfigError;
 const MOST_OPEN: usize = 1 << 20;
 /// Addresses, with their VM, of which the name is known: of so many at most.
 const MOST_TOLD: usize = 1 << 20;
-/// DNS is answered by slipgate, whatever the rules.
-const DNS_PORT: u16 = 53;
 
 /// One thing that happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -249,6 +247,7 @@ impl Reader {
             self.foreign += 1;
             return None;
         };
+        // It is answered by slipgate, whatever the rules.
         if to.port == DNS_PORT {
             return None;
         }

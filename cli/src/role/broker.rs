@@ -191,9 +191,7 @@ impl Broker {
         attached.write_forwards()?;
         if attached.owner.adopted() && !attached.config.new_vms {
             match adopted {
-                0 => tracing::info!(
-                    "a predecessor had ended without an orderly stop; it left no live flow"
-                ),
+                0 => tracing::info!("took over from a predecessor; none of its flows lives on"),
                 1 => tracing::info!("took over 1 flow of a predecessor"),
                 flows => tracing::info!("took over {flows} flows of a predecessor"),
             }

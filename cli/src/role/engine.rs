@@ -83,11 +83,16 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     known.extend(pcap.map(|file| ControlMessage::Pcap(Box::new(file))));
     let (mut engine, adoption) = Engine::start(parts, known, &recorded)?;
     tracing::debug!(?adoption, "the engine serves");
-    if adoption.refused > 0 {
-        tracing::info!(
-            "{} adopted flows ended: the rules refuse them now",
-            adoption.refused
-        );
+    let ended = [
+        (adoption.refused, "refused by what is in force now"),
+        (
+            adoption.uninspected,
+            "an inspection that was under way can't go on",
+        ),
+    ];
+    for (flows, why) in ended.into_iter().filter(|(flows, _)| *flows > 0) {
+        let s = if flows == 1 { "" } else { "s" };
+        tracing::info!("{flows} flow{s} of a predecessor ended: {why}");
     }
     let adopted = adoption.live as u64;
     channel.send(&ToBroker::Ready { adopted }, &[])?;

@@ -100,6 +100,9 @@ fn destination(text: &str, protocol: Protocol) -> Result<(Host, u16), ConfigErro
         let remedy = "give HOST:PORT, or HOST with --proto icmp";
         ConfigError::new("DESTINATION", text, problem, remedy)
     };
+    if text.contains("://") {
+        return Err(wrong("a URL is none: leave the scheme out"));
+    }
     let wants_port = protocol != Protocol::Icmp;
     let (host, port) = match (text.rsplit_once(':'), wants_port) {
         (Some((host, _)), false) => (host, None),

@@ -30,6 +30,7 @@ fn destinations_are_host_and_port_but_for_ping() {
         ("256.1.1.1:80", "neither an IPv4 address"),
         ("192.0.2.1:http:", "give HOST:PORT"),
         ("[2001:db8::1]:443", "IPv6"),
+        ("https://a.example/", "leave the scheme out"),
     ] {
         let error = format!("{:#}", destination(text, Protocol::Udp).unwrap_err());
         assert!(error.contains(says), "{text}: {error}");

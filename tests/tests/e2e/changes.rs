@@ -74,6 +74,7 @@ fn a_flow_that_is_cut_ends_at_once_at_both_ends() {
     assert_eq!(records[0]["end"], "cut");
     let error = error_of(&stand, &["cut", &id]);
     assert!(error.contains("no flow"), "{error}");
+    assert!(!error.contains("cut 0"), "{error}");
     let error = error_of(&stand, &["cut", "--vm", "nobody"]);
     assert!(error.contains("there is tap0"), "{error}");
 }
@@ -178,6 +179,32 @@ fn a_live_flow_is_captured_both_ways_and_loses_nothing() {
     talk(5);
     let flow = stand.flow_to(echo.address());
     assert_eq!((flow.tx_packets, flow.rx_packets), (21, 21));
+}
+
+#[test]
+fn a_capture_without_a_packet_is_a_file_that_can_be_read() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Hold).unwrap();
+    let _silent = stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
+    let id = only_flow(&stand);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("flow.pcapng");
+    let args = [
+        "capture",
+        &id,
+        "-o",
+        file.to_str().unwrap(),
+        "--seconds",
+        "1",
+    ];
+    let said = stand.slipgate.run(&args).unwrap().stderr;
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains("0 packets"), "{said}");
+    let read = Command::new("tcpdump").arg("-nnr").arg(&file).output();
+    let read = read.unwrap();
+    let errors = String::from_utf8_lossy(&read.stderr);
+    assert!(read.status.success() && read.stdout.is_empty(), "{errors}");
 }
 
 #[test]

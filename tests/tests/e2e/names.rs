@@ -256,6 +256,9 @@ fn what_dns_opened_outlives_engine_broker_and_upgrade() {
     // As for an upgrade: it stops and leaves all in place, another takes over.
     stand.slipgate.stop().unwrap();
     stand.again();
+    let said = stand.slipgate.stderr();
+    assert!(said.contains("of a predecessor"), "{said}");
+    assert!(!said.contains("without an orderly stop"), "{said}");
     connects(&stand, 7000);
     refused(&stand, 7001);
     assert_eq!(servers.other_port.accepted(), 0);

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use nix::mount::{MntFlags, MsFlags};
 use slipgate_testbed::{
     clients::{tcp, udp},
     require_root_and_tun,
@@ -9,7 +10,7 @@ use slipgate_testbed::{
     world::SERVER,
 };
 
-use crate::{Stand, WAIT};
+use crate::{Stand, WAIT, eventually};
 
 #[test]
 fn an_orderly_stop_records_each_flow_once_with_its_final_counts_and_leaves_nothing() {
@@ -63,4 +64,56 @@ fn an_orderly_stop_records_each_flow_once_with_its_final_counts_and_leaves_nothi
     stand
         .run(|| tcp::download(server.address(), 1 << 20, 1, WAIT))
         .unwrap();
+}
+
+/// A file system that is soon full. It is taken away when dropped.
+struct Disk(tempfile::TempDir);
+
+impl Disk {
+    fn of_one_page() -> Self {
+        let at = tempfile::tempdir().unwrap();
+        let options = Some("size=4k");
+        let kind = Some("tmpfs");
+        nix::mount::mount(kind, at.path(), kind, MsFlags::empty(), options).unwrap();
+        Self(at)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Who still writes to it keeps it, and nobody else sees it.
+        let _ = nix::mount::umount2(self.0.path(), MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn lines_that_a_full_disk_does_not_take_are_told_once_and_counted() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    let probe = || stand.run(|| udp::probe(echo.address(), b"x", WAIT).unwrap());
+    probe();
+    eventually("its start", || stand.events("flow_start").pop());
+    assert!(!stand.slipgate.stderr().contains("flow log"));
+    let disk = Disk::of_one_page();
+    std::fs::remove_file(stand.log_path()).unwrap();
+    std::os::unix::fs::symlink(disk.0.path().join("log"), stand.log_path()).unwrap();
+    let pid = stand.slipgate.broker_pid();
+    // SAFETY: takes numbers only; the child has not been waited for.
+    unsafe { libc::kill(pid as i32, libc::SIGHUP) };
+    let said = eventually("that a line is lost", || {
+        probe();
+        let said = stand.slipgate.stderr();
+        said.contains("did not take").then_some(said)
+    });
+    assert!(said.contains("No space left on device"), "{said}");
+    let lost = || stand.total()["records_lost"].as_u64().unwrap();
+    let before = lost();
+    assert!(before > 0);
+    for _ in 0..5 {
+        probe();
+    }
+    eventually("more are lost", || (lost() >= before + 5).then_some(()));
+    let said = stand.slipgate.stderr();
+    assert_eq!(said.matches("did not take").count(), 1, "{said}");
 }

@@ -64,8 +64,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.core.follow_routes(now_ns);
         let refused = self.core.refused_flows(now_ns, |_| false);
         adoption.refused = self.cut_slots(&refused.cut, EndReason::Policy);
-        adoption.refused += self.core.end_uninspected(now_ns);
-        adoption.live -= adoption.refused;
+        adoption.uninspected = self.core.end_uninspected(now_ns);
+        adoption.live -= adoption.refused + adoption.uninspected;
         self.core.release_captured();
         self.core
             .flows

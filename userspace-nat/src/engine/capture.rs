@@ -138,18 +138,19 @@ impl Captures {
         if self.list.len() >= MOST_CAPTURES {
             return Err(NotCaptured::TooMany);
         }
-        let is_there = |core: &Core<D>, slot, generation| {
-            let entry = core.flows.entry(slot);
-            entry.is_some_and(|entry| entry.generation == generation)
-        };
-        match request.subject {
-            Subject::Flow { slot, generation } if !is_there(core, slot, generation) => {
-                return Err(NotCaptured::NoFlow);
+        let row = match request.subject {
+            Subject::Flow { slot, generation } => {
+                let entry = core.flows.entry(slot);
+                let is_there = entry.is_some_and(|entry| entry.generation == generation);
+                let row = is_there.then(|| core.datapath.slot(slot).vm_row() as u16);
+                row.ok_or(NotCaptured::NoFlow)?
             }
             Subject::Relayed(_) => return Err(NotCaptured::Relayed),
-            Subject::Vm { row } if core.vm(row).is_none() => return Err(NotCaptured::NoVm),
-            _ => {}
-        }
+            Subject::Vm { row } => row,
+        };
+        let vm = core.vm(row).ok_or(NotCaptured::NoVm)?;
+        let mut stream = Stream::new(BUFFER);
+        stream.describe(vm.net.id, &vm.net.name, Link::Guest);
         self.last_key = self.last_key.wrapping_add(1);
         let key = self.last_key;
         let token = Token {
@@ -162,7 +163,7 @@ impl Captures {
             key,
             subject: request.subject,
             to: request.to,
-            stream: Stream::new(BUFFER),
+            stream,
             left: request.packets,
             until_ns: request.lasts_ns.map(|ns| now_ns.saturating_add(ns)),
             waits_for_room: false,

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     admission::Admission,
     datapath::Datapath,
+    dns::DNS_PORT,
     mss,
     packet::{Ipv4, Packet, Transport, icmp::Unreachable},
     poll::Poller,
@@ -36,8 +37,6 @@ pub enum Disposition {
     Consumed,
 }
 
-/// DNS, by UDP and TCP.
-const DNS_PORT: u16 = 53;
 /// DHCP server.
 const DHCP_PORT: u16 = 67;
 

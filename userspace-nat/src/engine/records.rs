@@ -118,6 +118,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.record_services();
         self.record_refusals();
         self.flush_log();
+        if let Some(lost) = self.losses.rest() {
+            self.say_lost(lost);
+        }
     }
 
     /// Writes what is buffered, and counts what could not be.
@@ -126,7 +129,23 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         let lost = self.log.take_failed();
         if lost > 0 {
             self.core.nobody().tally(Tally::RecordLost, lost);
+            self.losses.add(lost);
         }
+        if !self.losses.is_empty()
+            && let Some(lost) = self.losses.due(self.clock.now_ns())
+        {
+            self.say_lost(lost);
+        }
+    }
+
+    fn say_lost(&self, lost: u64) {
+        let s = if lost == 1 { "" } else { "s" };
+        let why = self.log.last_error();
+        let why = why.map_or_else(String::new, |why| format!(": {why}"));
+        tracing::warn!(
+            "the flow log did not take {lost} line{s}{why}; they are lost, and counted as \
+             records_lost in `slipgate stats`"
+        );
     }
 }
 

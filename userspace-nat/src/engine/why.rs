@@ -9,13 +9,11 @@ use super::{
 };
 use crate::{
     datapath::Datapath,
-    dns::Name,
+    dns::{DNS_PORT, Name},
     route::Route,
     rules::{Decision, Destination, Lead, wire},
 };
 
-/// DNS.
-const DNS_PORT: u16 = 53;
 /// Addresses of a name that are shown: who owns the name says how many there are.
 const SHOWN_ADDRESSES: usize = 8;
 
@@ -41,7 +39,8 @@ impl<D: Datapath> Core<D> {
         now_ns: u64,
     ) -> Why {
         let mut found = None;
-        if let Some(name) = name {
+        // Port 53 is answered here, whatever address a name has.
+        if let Some(name) = name.filter(|_| to.port != DNS_PORT) {
             match self.by_name(row, to, name, now_ns) {
                 Ok((addr, sentence)) => {
                     to.addr = addr;
@@ -208,12 +207,12 @@ impl<D: Datapath> Core<D> {
             return answer(false, None, format!("no VM is served in row {row}"), None);
         };
         if to.port == DNS_PORT
-            && let Some(rule) = judge.policy(id).without_dns()
+            && let Some((rule, why)) = judge.policy(id).resolves_nothing()
         {
             let outcome = "answered REFUSED, whatever is asked".to_owned();
             return Why {
                 rule,
-                explanation: String::new(),
+                explanation: why.to_owned(),
                 ..answer(false, None, outcome, None)
             };
         }

@@ -31,6 +31,8 @@ pub struct Adoption {
     pub dangling: usize,
     /// Live flows that were ended because the rules or forwards are others now.
     pub refused: usize,
+    /// Those that were ended because who inspected them is gone.
+    pub uninspected: usize,
     /// Addresses that DNS had opened and that are open again.
     pub reopened: usize,
 }

@@ -18,7 +18,10 @@
 //! anew ([`FlowLog::set_writer`]). What can't be written is counted and lost: memory stays bounded.
 //! A log that does not want an event costs it nothing. Beside the file there may be listeners
 //! ([`Listener`]), who hear of one VM each.
-use std::{io::Write, time::SystemTime};
+use std::{
+    io::{self, Write},
+    time::SystemTime,
+};
 
 use serde::Serialize;
 
@@ -27,6 +30,7 @@ mod event;
 mod flow;
 mod id;
 mod listener;
+mod losses;
 mod refused;
 mod time;
 
@@ -35,6 +39,7 @@ pub use event::{Event, Events};
 pub use flow::{Names, RelayedEnd, RelayedFlow};
 pub use id::{FlowId, Id, RelayedId, recorded_ids};
 pub use listener::Listener;
+pub use losses::Losses;
 pub use refused::{Refusals, RefusedSample};
 pub use time::Rfc3339;
 
@@ -57,6 +62,8 @@ pub struct FlowLog {
     failed: u64,
     /// Of those, how many [`FlowLog::take_failed`] has told.
     told: u64,
+    /// Why writing failed last.
+    error: Option<io::Error>,
     instance: u32,
     run: u32,
 }
@@ -85,6 +92,7 @@ impl FlowLog {
             written: 0,
             failed: 0,
             told: 0,
+            error: None,
             instance: 0,
             run: rand::random(),
         }
@@ -151,9 +159,10 @@ impl FlowLog {
         }
         match writer.write_all(&self.buffer).and_then(|()| writer.flush()) {
             Ok(()) => self.written += self.lines,
-            Err(_) => {
+            Err(error) => {
                 self.failed += self.lines;
                 self.torn = true;
+                self.error = Some(error);
             }
         }
         self.lines = 0;
@@ -168,6 +177,11 @@ impl FlowLog {
     /// Records lost since the last call.
     pub fn take_failed(&mut self) -> u64 {
         self.failed - std::mem::replace(&mut self.told, self.failed)
+    }
+
+    /// Why writing failed last, if it did.
+    pub fn last_error(&self) -> Option<&io::Error> {
+        self.error.as_ref()
     }
 
     /// Buffers a line about that VM, if it is wanted.

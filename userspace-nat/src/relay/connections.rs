@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use slipgate_abi::{DropReason, Protocol, segment::Segments};
 
 use super::{
-    Connection, DNS_PORT, Entry, Event, Kind, Name, Question, Relay, Served, Taken,
+    Connection, Entry, Event, Kind, Name, Question, Relay, Served, Taken,
     dns_stream::DnsStream,
     journal::{By, Ends, Held},
     link::{Buffers, Endpoint, Link, Packets},
@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     datagram::is_unicast,
+    dns::DNS_PORT,
     engine::Context,
     packet::transport::Tcp,
     port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},

@@ -60,8 +60,6 @@ use link::Packets;
 use loopback::Connecting;
 use stream::Stream;
 
-/// The well-known port of DNS.
-pub const DNS_PORT: u16 = 53;
 /// Between two looks at what is due of a VM that is frozen, ns.
 const FROZEN_LOOK_NS: u64 = 1_000_000_000;
 

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use slipgate_abi::{Protocol, Refusal};
 
 use super::{Decision, Destination, Policy, scope};
+use crate::dns::DNS_PORT;
 
-/// Ports that DNS and DHCP have, whatever is listed.
-const DNS_PORT: u16 = 53;
+/// A port that DHCP has, whatever is listed; DNS has its own, too.
 const DHCP_PORT: u16 = 67;
 /// Entries of a policy, so that looking through them costs nothing.
 pub const MOST_LOOPBACK_ENTRIES: usize = 256;

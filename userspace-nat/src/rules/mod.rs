@@ -47,6 +47,7 @@ mod names;
 mod offline;
 mod pattern;
 mod policy;
+mod port_53;
 mod protected;
 mod reload;
 mod scope;

@@ -108,6 +108,7 @@ impl FromStr for NamePattern {
 
     fn from_str(text: &str) -> Result<Self, NameError> {
         let text = text.trim();
+        PatternError::of_url(text)?;
         let (given, rest) = split_at(text, |c| c == '/' || c == ':');
         let (beneath, host) = match given.strip_prefix("*.") {
             Some(host) => (true, host),

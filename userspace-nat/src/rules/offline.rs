@@ -6,7 +6,7 @@ use super::{
     Action, Decision, Destination, NamePattern, Pattern, Policy, Rule, RuleId, explain::target,
     protected::everywhere,
 };
-use crate::dns::Name;
+use crate::dns::{DNS_PORT, Name};
 
 /// Rules by address that are told of a name.
 const SHOWN_RULES: usize = 8;
@@ -92,6 +92,9 @@ impl Policy {
     /// What becomes of a guest that asks for a name and connects to what it is told, in sentences,
     /// one a line; and whether it comes through. `port`: `None`: to whatever port.
     pub fn explain_name(&self, name: Name<'_>, port: Option<(u16, Protocol)>) -> (bool, String) {
+        if let Some((DNS_PORT, Protocol::Tcp | Protocol::Udp)) = port {
+            return self.explain_port_53();
+        }
         let shown = name.without_dot();
         if let Some(text) = self.without_dns() {
             let sentence = format!("{shown} is not resolved, by {text}: no name is.");

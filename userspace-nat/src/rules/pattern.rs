@@ -9,7 +9,7 @@ use slipgate_abi::Protocol;
 use thiserror::Error;
 
 use super::{
-    Destination,
+    Destination, NamePattern,
     scope::{Scope, split_at},
 };
 
@@ -61,6 +61,14 @@ pub enum PatternError {
         "nothing is given: write an address, as in 10.0.0.0/8, 1.2.3.4:443/tcp or 0.0.0.0/0:25"
     )]
     Empty,
+    /// With a scheme.
+    #[error("{given:?} is a URL, and rules know neither schemes nor paths: write {instead:?}")]
+    Url {
+        /// The whole text.
+        given: String,
+        /// What is likely meant.
+        instead: String,
+    },
     /// IPv6.
     #[error(
         "{0:?} looks like an IPv6 address; only IPv4 is served yet, as in 203.0.113.0/24:443/tcp"
@@ -117,6 +125,35 @@ pub enum PatternError {
     IcmpPort(String),
 }
 
+impl PatternError {
+    /// Fails for what is a URL.
+    pub(super) fn of_url(text: &str) -> Result<(), Self> {
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return Ok(());
+        };
+        let (authority, _) = split_at(rest, |c| matches!(c, '/' | '?' | '#'));
+        let host = authority
+            .rsplit_once('@')
+            .map_or(authority, |(_, host)| host);
+        let port = match scheme.to_ascii_lowercase().as_str() {
+            "https" | "wss" => ":443",
+            "http" | "ws" => ":80",
+            _ => "",
+        };
+        let port = if host.contains(':') { "" } else { port };
+        let instead = format!("{host}{port}/tcp");
+        let is_one = instead.parse::<Pattern>().is_ok() || instead.parse::<NamePattern>().is_ok();
+        Err(Self::Url {
+            given: text.to_owned(),
+            instead: if is_one {
+                instead
+            } else {
+                "example.com:443/tcp".to_owned()
+            },
+        })
+    }
+}
+
 impl FromStr for Pattern {
     type Err = PatternError;
 
@@ -125,6 +162,7 @@ impl FromStr for Pattern {
         if text.is_empty() {
             return Err(PatternError::Empty);
         }
+        PatternError::of_url(text)?;
         if text.starts_with('[') || text.matches(':').count() > 1 {
             return Err(PatternError::Ipv6(text.to_owned()));
         }

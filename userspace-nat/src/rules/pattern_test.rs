@@ -86,6 +86,34 @@ fn an_error_says_what_was_given_and_what_would_do() {
 }
 
 #[test]
+fn a_url_is_said_to_be_one_and_what_to_write() {
+    for (url, instead) in [
+        ("https://x/", "x:443/tcp"),
+        (
+            "HTTPS://api.example.com/v1?q=a:b",
+            "api.example.com:443/tcp",
+        ),
+        ("http://example.com", "example.com:80/tcp"),
+        (
+            "http://user:secret@example.com:8080/",
+            "example.com:8080/tcp",
+        ),
+        ("ssh://git.example.com", "git.example.com/tcp"),
+        ("https://192.0.2.1#top", "192.0.2.1:443/tcp"),
+        ("https://[2001:db8::1]/", "example.com:443/tcp"),
+        ("://", "example.com:443/tcp"),
+    ] {
+        let expected = format!(
+            "{url:?} is a URL, and rules know neither schemes nor paths: write {instead:?}"
+        );
+        let by_address = url.parse::<Pattern>().map_err(|e| e.to_string());
+        let by_name = url.parse::<NamePattern>().map_err(|e| e.to_string());
+        assert_eq!(by_address, Err(expected.clone()));
+        assert_eq!(by_name, Err(expected));
+    }
+}
+
+#[test]
 fn a_port_leaves_icmp_out_and_no_port_takes_it_in() {
     let to = |protocol, port| Destination {
         addr: Ipv4Addr::new(1, 2, 3, 4),

@@ -199,7 +199,7 @@ impl Policy {
         }
     }
 
-    fn by_default(&self) -> Decision {
+    pub(super) fn by_default(&self) -> Decision {
         Decision {
             rule: self.default_id(),
             line: None,

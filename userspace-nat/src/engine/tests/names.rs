@@ -170,6 +170,24 @@ fn why_judges_a_name_as_the_guest_would_come_there() {
         "{answer:?}"
     );
     assert!(!why(&mut rig, None, 443).admitted);
+    // Port 53 is slipgate's, by whatever name; here it answers what a rule lets be asked.
+    for name in [Some(NAME), Some("evil.test"), None] {
+        let answer = why(&mut rig, name, 53);
+        assert!(
+            answer.admitted && answer.outcome.contains("slipgate's resolver"),
+            "{answer:?}"
+        );
+    }
+    let mut shut = Rig::with(Setup {
+        default: Action::Deny,
+        ..Setup::default()
+    });
+    for name in [Some(NAME), None] {
+        let answer = why(&mut shut, name, 53);
+        assert!(!answer.admitted, "{answer:?}");
+        assert!(answer.outcome.contains("REFUSED, whatever"), "{answer:?}");
+        assert_eq!(answer.rule, "--default deny");
+    }
     let answer = why(&mut rig, Some("evil.test"), 443);
     assert!(
         !answer.admitted && answer.outcome.contains("not resolved"),

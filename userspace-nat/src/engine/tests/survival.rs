@@ -18,6 +18,7 @@ fn adoption(live: usize, ending: usize, ended: usize, dangling: usize) -> Adopti
         ended,
         dangling,
         refused: 0,
+        uninspected: 0,
         reopened: 0,
     }
 }

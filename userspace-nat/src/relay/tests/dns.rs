@@ -3,7 +3,7 @@ use super::{
     guest::{Close, End},
     world::{Impairment, VM, World},
 };
-use crate::port::single;
+use crate::{dns::DNS_PORT, port::single};
 
 fn framed(messages: &[&[u8]]) -> Vec<u8> {
     messages.iter().fold(Vec::new(), |mut bytes, message| {

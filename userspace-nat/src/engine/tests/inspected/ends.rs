@@ -101,7 +101,8 @@ fn an_engine_that_is_gone_leaves_nothing_that_was_not_decided() {
     scene.guest(0, &hello(NAME)[..20], 0);
     scene.settle();
     let (rig, adoption) = scene.rig.restart(&setup());
-    assert_eq!((adoption.live, adoption.refused), (0, 1));
+    let ended = (adoption.refused, adoption.uninspected);
+    assert_eq!((adoption.live, ended), (0, (0, 1)), "by no rule");
     scene.rig = rig;
     scene.guest(0, &hello("evil.test"), 0);
     scene.settle();
@@ -114,7 +115,7 @@ fn an_engine_that_is_gone_leaves_nothing_that_was_not_decided() {
     scene.server(&hellos::server_hello(false), 0);
     scene.settle();
     let (rig, adoption) = scene.rig.restart(&setup());
-    assert_eq!((adoption.live, adoption.refused), (1, 0));
+    assert_eq!((adoption.live, adoption.uninspected), (1, 0));
     scene.rig = rig;
     assert_eq!(scene.guest(good.len(), b"more", 0), Way::Fast);
 
@@ -128,7 +129,7 @@ fn an_engine_that_is_gone_leaves_nothing_that_was_not_decided() {
         }
         assert_eq!(scene.verdict(), Some(Verdict::Engine));
         let (rig, adoption) = scene.rig.restart(&setup());
-        assert_eq!(adoption.refused, usize::from(held));
+        assert_eq!(adoption.uninspected, usize::from(held));
         assert_eq!(adoption.live, usize::from(!held));
         scene.rig = rig;
         if !held {
