@@ -36,8 +36,14 @@ pub(crate) struct SandboxError {
     source: io::Error,
 }
 
-/// Descriptors that the engine may have: relays need two a connection.
+/// Descriptors that the engine may have.
 const ENGINE_FILES: u64 = 65_536;
+
+/// As many as the host lets it have, before it is confined.
+pub(crate) fn engine_files() -> io::Result<u64> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(hard.min(ENGINE_FILES))
+}
 
 /// Confines the engine for good. `broker`: the parent, whose death ends us.
 pub(crate) fn enter(broker: Pid) -> Result<(), SandboxError> {

@@ -54,6 +54,7 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     // A static binary draws from /dev/urandom, which can't be opened once we are confined. It is
     // opened at the first draw and kept.
     rand::random::<u64>();
+    let files = sandbox::engine_files().context("reading how many descriptors it may have")?;
     sandbox::enter(broker)?;
 
     let mut recorded = hashbrown::HashSet::default();
@@ -72,7 +73,11 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
         control: BrokerChannel::new(channel.clone()),
         services: HostServices::new(
             dns::Proxy::new(&[], dns::Limits::default(), names),
-            Relay::new(relay::Limits::default()),
+            Relay::new(relay::Limits {
+                // The rest is for DNS, forwards' sockets and what it was handed.
+                sockets: usize::try_from(files / 2)?,
+                ..relay::Limits::default()
+            }),
         ),
         judge,
         rule_base: start.rule_base,

@@ -16,6 +16,7 @@ use crate::{
     engine::Context,
     packet::transport::Tcp,
     port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},
+    quota::Reserve,
     record::RelayedFlow,
     vm::VmNet,
 };
@@ -76,6 +77,16 @@ impl Relay {
         self.insert(key, name, flow, Kind::Dns(stream));
         self.drive(key, Event::Packet(packet, segments), cx);
         Taken::Yes
+    }
+
+    /// Whether a VM may have one more socket of the host's: none takes the last ones from the others,
+    /// or from all that needs descriptors besides.
+    pub(super) fn has_socket_for(&self, vm: u32) -> bool {
+        let taken = self.vms.values().map(|served| served.counts.sockets());
+        let free = self.limits.sockets.saturating_sub(taken.sum());
+        let held = || self.vms.get(&vm).map_or(0, |vm| vm.counts.sockets());
+        let reserve = Reserve::new(self.limits.sockets, self.vms.len());
+        free > 0 && reserve.allows(free, held)
     }
 
     /// A fresh key; none is used again before four billion others were.

@@ -99,10 +99,11 @@ impl Relay {
         cx: &mut Context<'_>,
     ) {
         let ours = self.free_port(vm, guest_port, Protocol::Tcp);
+        let has_socket = self.has_socket_for(vm);
         let Some(served) = self.vms.get_mut(&vm) else {
             return stream::reset_host(host);
         };
-        let room = served.counts.streams < self.limits.streams_per_vm;
+        let room = has_socket && served.counts.streams < self.limits.streams_per_vm;
         let Some(ours) = ours.filter(|_| room) else {
             served.counts.streams_refused += 1;
             return stream::reset_host(host);

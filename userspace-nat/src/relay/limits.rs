@@ -8,6 +8,9 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// Bounds, per VM where not said otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
+    /// Sockets of the host, of all VMs: connections of forwards, and what leads to the host's
+    /// loopback. Of a quarter each VM has an equal part.
+    pub sockets: usize,
     /// Forwarded TCP connections at once.
     pub streams_per_vm: u32,
     /// Clients of forwarded UDP ports at once.
@@ -42,6 +45,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            sockets: 32_768,
             streams_per_vm: 512,
             associations_per_vm: 1_024,
             dns_connections_per_vm: 32,
@@ -115,5 +119,12 @@ impl Counts {
             sum.1 += what.bytes;
         }
         flow.last_ns = now_ns;
+    }
+}
+
+impl Counts {
+    /// Sockets of the host now, without those that are all VMs'.
+    pub(super) const fn sockets(&self) -> usize {
+        (self.streams + self.loopback_streams + self.loopback_exchanges) as usize
     }
 }

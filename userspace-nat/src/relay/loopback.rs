@@ -168,10 +168,11 @@ impl Relay {
         opening: &Opening,
         cx: &mut Context<'_>,
     ) -> Taken {
+        let has_socket = self.has_socket_for(name.vm);
         let Some(served) = self.vms.get_mut(&name.vm) else {
             return Taken::No;
         };
-        if served.counts.loopback_streams >= self.limits.loopback_streams_per_vm {
+        if !has_socket || served.counts.loopback_streams >= self.limits.loopback_streams_per_vm {
             served.counts.loopback_refused += 1;
             return Taken::OverLimit;
         }

@@ -151,7 +151,8 @@ impl Flow {
         for (packet, is_initial) in packets.iter().take(MAX_INITIALS) {
             let mut known = self.connections.iter();
             let is_known = known.any(|c| c.server.as_deref() == Some(packet.source));
-            if !is_known && !(*is_initial && self.is_answered_by(packet)) {
+            let is_known = is_known || *is_initial && self.is_answered_by(packet);
+            if !is_known {
                 self.shut.take_servers(packet.source);
             }
         }

@@ -300,6 +300,64 @@ fn a_vm_has_so_many_and_more_harm_none() {
     assert!(world.guest.ends.iter().all(|(_, end)| !end.reset));
 }
 
+/// The engine's descriptors are all VMs', and its resolver's.
+#[test]
+fn no_vm_takes_the_sockets_of_the_others() {
+    const OTHER: u32 = 8;
+    let limits = Limits {
+        sockets: 40,
+        ..Limits::default()
+    };
+    let mut world = World::new(limits, Impairment::default());
+    world.relay.add_vm(crate::test_vm::vm(OTHER));
+    let listener = world.lead(8080);
+    let forward = world.forward_tcp(80);
+    let opening = Opening {
+        host_port: listener.local_addr().unwrap().port(),
+        rule: "host_loopback".into(),
+    };
+    let open = |world: &mut World, vm, packet: &[u8]| {
+        let segments = crate::port::single(packet.len());
+        world.with(|relay, cx| relay.open_loopback(vm, packet, segments, &opening, cx))
+    };
+    let datagram = |from| {
+        let datagram = crate::datagram::Datagram {
+            from: SocketAddrV4::new(GUEST.into(), from),
+            to: at(8080),
+            payload: b"x",
+        };
+        datagram.emit()
+    };
+    let service = std::net::UdpSocket::bind(listener.local_addr().unwrap()).unwrap();
+    // All that it may have, in whatever way.
+    let mut had = 0;
+    for from in 40_000..40_050 {
+        had += usize::from(open(&mut world, VM, &syn(from, 8080, 7)) == Taken::Yes);
+        had += usize::from(open(&mut world, VM, &datagram(from)) == Taken::Yes);
+    }
+    assert_eq!(had, 30, "a quarter is shared out");
+    assert_eq!(
+        open(&mut world, VM, &syn(41_000, 8080, 7)),
+        Taken::OverLimit
+    );
+    assert_eq!(open(&mut world, VM, &datagram(41_000)), Taken::OverLimit);
+    let other = (40_000..40_050).filter(|from| {
+        let taken = open(&mut world, OTHER, &syn(*from, 8080, 7));
+        taken == Taken::Yes
+    });
+    assert_eq!(other.count(), 5, "its part");
+    let end = End::new(Vec::new(), Close::Never);
+    let mut clients = [Client::connect(forward, end)];
+    world.run(&mut clients, 100, |_, clients| clients[0].end.reset);
+    assert_eq!(world.relay.counts(VM).streams_refused, 1);
+    // What is over may be had again.
+    drop(service);
+    let reset = packets::tcp((GUEST, 40_000), (GATEWAY, 8080), Flags::RST, 8, 0, &[], &[]);
+    world.offer(&reset);
+    world.offer(&datagram(40_000));
+    assert!(world.relay.loopback_flows(VM) < 30);
+}
+
 #[test]
 fn a_guest_that_never_completes_is_reset_at_the_service() {
     let mut world = perfect();
