@@ -101,6 +101,11 @@ pub(super) fn is_canary(name: Name<'_>) -> bool {
     !KNOWN.canaries.matching(name).is_empty()
 }
 
+/// The public resolvers' addresses.
+pub(super) fn resolvers() -> impl Iterator<Item = Ipv4Addr> {
+    KNOWN.addresses.iter().copied()
+}
+
 /// The narrowest rule that would open it.
 pub(super) fn opened_by(to: Destination) -> String {
     let (at, protocol) = (SocketAddrV4::new(to.addr, to.port), to.protocol.name());

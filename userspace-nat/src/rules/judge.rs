@@ -120,38 +120,13 @@ impl Judge {
     /// Judges a destination for a VM.
     pub fn decide(&self, vm: u32, to: Destination, now_ns: u64) -> Verdict {
         let policy = self.policy(vm);
-        let decision = policy.decide(to);
-        let by_address = Verdict {
+        let names = self.learnt.effects(vm, to.addr, now_ns);
+        let names = names.map(|name| (name, &*name.rules));
+        let (decision, name) = policy.decide_among(to, names);
+        Verdict {
             decision,
-            name: None,
+            name: name.cloned(),
             inspect: policy.inspects(decision.rule),
-        };
-        // What is denied by address or protected is out of reach of names.
-        let default = [policy.default_id(), policy.elsewhere_id()];
-        let by_rule = !default.contains(&decision.rule);
-        if by_rule && !decision.is_allowed() {
-            return by_address;
-        }
-        let mut best: Option<Verdict> = None;
-        for name in self.learnt.effects(vm, to.addr, now_ns) {
-            let Some(decision) = policy.first_of(&name.rules, to) else {
-                continue;
-            };
-            let rank = |d: &Decision| (!d.is_allowed(), d.rule);
-            if best
-                .as_ref()
-                .is_none_or(|b| rank(&decision) < rank(&b.decision))
-            {
-                best = Some(Verdict {
-                    decision,
-                    name: Some(name.clone()),
-                    inspect: policy.inspects(decision.rule),
-                });
-            }
-        }
-        match best {
-            Some(best) if !by_rule || best.decision.rule < decision.rule => best,
-            _ => by_address,
         }
     }
 
@@ -187,14 +162,7 @@ impl Judge {
     ) -> (Decision, Option<Decision>, Vec<Ipv4Addr>) {
         let policy = self.policy(vm);
         let rules = policy.about(name);
-        let question = match policy.judges_names() {
-            true => self.asks(vm, name, &rules),
-            false => Decision {
-                rule: policy.default_id(),
-                line: None,
-                refusal: None,
-            },
-        };
+        let question = policy.may_ask(name, &rules);
         let open = self.learnt.addresses(vm, &name.without_dot(), now_ns);
         (question, policy.first_of(&rules, to), open)
     }

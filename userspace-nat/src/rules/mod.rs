@@ -37,6 +37,7 @@ mod asking;
 mod deny_file;
 mod elsewhere;
 mod explain;
+mod explain_name;
 mod host_loopback;
 mod inspect;
 mod judge;

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use slipgate_abi::Protocol;
 
 use super::{
     super::{

@@ -1,6 +1,4 @@
 //! Questions: whether a name may be asked for, and whether it may go to a resolver.
-use slipgate_abi::Refusal;
-
 use super::Judge;
 use crate::{
     dns::{ExtendedError, Name, message::Type, query::Key},
@@ -31,15 +29,7 @@ impl Judge {
 
     /// Whether a name may be asked for.
     pub(in crate::rules) fn asks(&self, vm: u32, name: Name<'_>, rules: &[Place]) -> Decision {
-        let policy = self.policy(vm);
-        match policy.hides(name, rules) {
-            true => Decision {
-                rule: policy.elsewhere_id(),
-                line: None,
-                refusal: Some(Refusal::DnsElsewhere),
-            },
-            false => policy.resolves(rules),
-        }
+        self.policy(vm).asks(name, rules)
     }
 
     pub(super) fn judge_question(

@@ -1,4 +1,6 @@
 //! What rules say of names.
+use slipgate_abi::Refusal;
+
 use super::Place;
 use crate::{
     dns::Name,
@@ -50,6 +52,56 @@ impl Policy {
         first.map_or(self.by_default(), |place| self.decision_at(*place))
     }
 
+    /// Whether a name, about which these rules are, may be asked for; `judges_names` says whether it
+    /// is looked at at all.
+    pub(in crate::rules) fn asks(&self, name: Name<'_>, rules: &[Place]) -> Decision {
+        let decision = self.resolves(rules);
+        let leads_elsewhere = elsewhere::is_resolver(name) || elsewhere::is_canary(name);
+        match decision.is_allowed() && leads_elsewhere && !self.names_exactly(rules) {
+            true => Decision {
+                rule: self.elsewhere_id(),
+                line: None,
+                refusal: Some(Refusal::DnsElsewhere),
+            },
+            false => decision,
+        }
+    }
+
+    /// The same, also where no rule is by name.
+    pub(in crate::rules) fn may_ask(&self, name: Name<'_>, rules: &[Place]) -> Decision {
+        match self.judges_names() {
+            true => self.asks(name, rules),
+            false => Decision {
+                rule: self.default_id(),
+                line: None,
+                refusal: None,
+            },
+        }
+    }
+
+    /// Judges a destination that was told for names, each by the rules about it: the decision, and
+    /// the name that it is due to, if it is to one.
+    pub(in crate::rules) fn decide_among<'r, T>(
+        &self,
+        to: Destination,
+        names: impl Iterator<Item = (T, &'r [Place])>,
+    ) -> (Decision, Option<T>) {
+        let by_address = self.decide(to);
+        let default = [self.default_id(), self.elsewhere_id()];
+        let by_rule = !default.contains(&by_address.rule);
+        // What is denied by address or protected is out of reach of names.
+        if by_rule && !by_address.is_allowed() {
+            return (by_address, None);
+        }
+        let said = names.filter_map(|(name, rules)| Some((self.first_of(rules, to)?, name)));
+        match said.min_by_key(|(decision, _)| (!decision.is_allowed(), decision.rule)) {
+            Some((by_name, name)) if !by_rule || by_name.rule < by_address.rule => {
+                (by_name, Some(name))
+            }
+            _ => (by_address, None),
+        }
+    }
+
     /// The first of these rules by name that speaks of a port and protocol. To a resolver elsewhere
     /// only those admit that mean it.
     pub(in crate::rules) fn first_of(&self, rules: &[Place], to: Destination) -> Option<Decision> {
@@ -84,13 +136,6 @@ impl Policy {
         }
         let beneath = patterns().map(|(_, pattern)| name.0.len() - pattern.name().0.len());
         beneath.min()
-    }
-
-    /// Whether a name is a public resolver's that these rules, about it, do not give by that name.
-    pub(in crate::rules) fn hides(&self, name: Name<'_>, rules: &[Place]) -> bool {
-        elsewhere::is_resolver(name)
-            && !self.names_exactly(rules)
-            && self.resolves(rules).is_allowed()
     }
 
     fn decision_at(&self, place: Place) -> Decision {

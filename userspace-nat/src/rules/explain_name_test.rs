@@ -1,0 +1,208 @@
+use proptest::prelude::*;
+
+use super::{
+    super::{
+        ByRules, DenyFile, Judge, Verdict,
+        matcher::tests::{destination, pattern},
+        wire,
+    },
+    *,
+};
+use crate::dns::{
+    NamePolicy as _, NameVerdict,
+    chain::tests::{a, answer},
+};
+
+/// Names that are asked for: of rules, beneath them, a resolver's, and a canary.
+const NAMES: [&str; 7] = [
+    "a.test",
+    "b.a.test",
+    "c.b.a.test",
+    "other.test",
+    "dns.google",
+    "use-application-dns.net",
+    "net",
+];
+
+fn name_pattern() -> impl Strategy<Value = String> {
+    let name = prop_oneof![
+        prop::sample::select(&NAMES[..]).prop_map(str::to_owned),
+        prop::sample::select(&["*.a.test", "*.test", "*.google", "*.net"][..])
+            .prop_map(str::to_owned),
+    ];
+    let scope = prop::sample::select(&["", "", ":1-8", ":443", "/tcp", ":5/udp", "/icmp"][..]);
+    (name, scope).prop_map(|(name, scope)| name + scope)
+}
+
+fn rule() -> impl Strategy<Value = Rule> {
+    let action = prop::sample::select(&[Action::Allow, Action::Deny, Action::Inspect][..]);
+    let text = prop_oneof![
+        3 => pattern().prop_map(|p| p.to_string()),
+        1 => prop::sample::select(&["1.1.1.1:443", "0.0.0.0/1", "128.0.0.0/1", "0.0.0.0/0:853"][..])
+            .prop_map(str::to_owned),
+        4 => name_pattern(),
+    ];
+    let line = prop_oneof![pattern().prop_map(|p| p.to_string()), name_pattern()];
+    let file = prop::collection::vec(line, 1..4);
+    prop_oneof![
+        7 => (action, text).prop_filter_map("ping is not inspected", |(action, text)| {
+            Rule::parse(action, &text).ok()
+        }),
+        1 => file.prop_map(|lines| {
+            Rule::DenyFile(Box::new(DenyFile::parse("list", &lines.join("\n")).unwrap()))
+        }),
+    ]
+}
+
+/// As many rules as are told of one by one.
+fn policy() -> impl Strategy<Value = Policy> {
+    let default = prop::sample::select(&[Action::Allow, Action::Deny][..]);
+    let rules = prop::collection::vec(rule(), 0..SHOWN_RANGES);
+    (default, rules).prop_map(|(default, rules)| Policy::new(default, rules))
+}
+
+/// Of ports and addresses that rules speak of, mostly.
+fn to() -> impl Strategy<Value = Destination> {
+    let special = prop::sample::select(&[443, 853][..]);
+    let addr = prop_oneof![
+        6 => Just(None),
+        1 => Just(Some(Ipv4Addr::new(1, 1, 1, 1))),
+    ];
+    (destination(), prop::option::of(special), addr).prop_map(|(to, port, addr)| Destination {
+        port: port
+            .filter(|_| to.protocol != Protocol::Icmp)
+            .unwrap_or(to.port),
+        addr: addr.unwrap_or(to.addr),
+        ..to
+    })
+}
+
+/// What the judge says when the guest has asked for the name, and was told that address; and
+/// whether the question was let through.
+fn judged(policy: &Policy, name: &'static str, to: Destination) -> (Verdict, bool) {
+    let judge = Judge::shared(policy.clone());
+    let mut dns = ByRules(judge.clone());
+    let asked = wire(name).unwrap();
+    let records = [a(name, 60, to.addr.octets())];
+    let passes = dns.question(1, Name(&asked), 1) == NameVerdict::Allow;
+    if passes {
+        dns.answer(1, Name(&asked), &answer(name, &records), 0, 0);
+    }
+    let verdict = judge.borrow().decide(1, to, 1);
+    (verdict, passes)
+}
+
+/// What a text tells of an address.
+fn told(passes: bool, text: &str, addr: Ipv4Addr) -> Outcome {
+    let is = |outcome: Outcome, sentence: &str| sentence.contains(outcome.describe());
+    let all = [Outcome::Admitted, Outcome::Inspected, Outcome::Refused];
+    let of = |sentence: &str| all.into_iter().find(|o| is(*o, sentence));
+    let mut narrowest = None;
+    for sentence in text.lines() {
+        let Some(rest) = sentence.strip_prefix("Where its address is in ") else {
+            continue;
+        };
+        let (prefix, rest) = rest.split_once(',').unwrap();
+        let prefix: Ipv4Net = prefix.parse().unwrap();
+        let longer = narrowest.is_none_or(|(len, _)| prefix.prefix_len() > len);
+        if prefix.contains(&addr) && longer {
+            narrowest = Some((prefix.prefix_len(), of(rest).unwrap()));
+        }
+    }
+    let inspected = text.lines().any(|sentence| {
+        sentence.starts_with("Inspected:")
+            || (!sentence.starts_with("Where") && is(Outcome::Inspected, sentence))
+    });
+    match (narrowest, passes) {
+        (Some((_, outcome)), _) => outcome,
+        (None, false) => Outcome::Refused,
+        (None, true) if inspected => Outcome::Inspected,
+        (None, true) => Outcome::Admitted,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn a_policy_decides_as_the_judge_does_after_the_question(
+        policy in policy(), name in prop::sample::select(&NAMES[..]), to in to(),
+    ) {
+        let asked = wire(name).unwrap();
+        let (verdict, passes) = judged(&policy, name, to);
+        prop_assert_eq!(policy.question(Name(&asked)).is_allowed(), passes);
+        prop_assert_eq!(policy.decide_as(to, Name(&asked)), verdict.decision);
+    }
+
+    #[test]
+    fn what_is_told_of_a_name_is_what_the_judge_does(
+        policy in policy(), name in prop::sample::select(&NAMES[..]), to in to(),
+    ) {
+        prop_assume!(to.port != DNS_PORT);
+        let asked = wire(name).unwrap();
+        let port = Some((to.port, to.protocol));
+        let (passes, text) = policy.explain_name(Name(&asked), port);
+        let (verdict, is_resolved) = judged(&policy, name, to);
+        prop_assert_eq!(text.contains("is not resolved"), !is_resolved, "{}", &text);
+        if !is_resolved {
+            prop_assert!(!passes);
+            return Ok(());
+        }
+        let does = policy.outcome(verdict.decision);
+        prop_assert_eq!(does == Outcome::Inspected, verdict.inspect);
+        let told = told(passes, &text, to.addr);
+        let is_all_the_same = does == Outcome::Refused && text.contains("stays shut all the same");
+        // Protected space, and resolvers elsewhere, where there is no rule by address.
+        let special = ranges_of_nobody().any(|range| range.contains(&to.addr));
+        prop_assert!(
+            told == does || is_all_the_same || (special && does == Outcome::Refused),
+            "{} to {:?} is told to be {:?}, and is {:?}:\n{}",
+            name, to, told, does, text
+        );
+    }
+
+    #[test]
+    fn each_range_has_an_address_that_no_narrower_one_has(
+        prefixes in prop::collection::vec((pattern().prop_map(|p| p.prefix()), any::<bool>()), 0..20),
+        addr in destination().prop_map(|to| to.addr),
+    ) {
+        let ranges = cut(prefixes.clone());
+        prop_assert_eq!(ranges[0].prefix, Ipv4Net::default());
+        let narrowest = |addr: Ipv4Addr| {
+            let around = ranges.iter().filter(|range| range.prefix.contains(&addr));
+            around.max_by_key(|range| range.prefix.prefix_len()).unwrap()
+        };
+        // Whatever address is its range's, that range has one.
+        prop_assert!(narrowest(addr).address.is_some());
+        for range in &ranges {
+            let of_rules = prefixes.iter().any(|(p, rules)| *rules && *p == range.prefix);
+            prop_assert_eq!(range.is_rules, of_rules);
+            prop_assert!(ranges[range.parent].prefix.contains(&range.prefix));
+            if let Some(addr) = range.address {
+                prop_assert_eq!(narrowest(addr), range);
+            }
+        }
+    }
+}
+
+fn ranges_of_nobody() -> impl Iterator<Item = Ipv4Net> {
+    everywhere().chain(resolvers().map(Ipv4Net::from))
+}
+
+#[test]
+fn what_stands_before_a_deny_of_all_is_not_said_to_be_denied() {
+    let rules = [
+        (Action::Allow, "203.0.113.0/24"),
+        (Action::Inspect, "a.test:443"),
+        (Action::Deny, "0.0.0.0/0:443"),
+    ];
+    let rules = rules.map(|(action, text)| Rule::parse(action, text).unwrap());
+    let policy = Policy::new(Action::Deny, rules.to_vec());
+    let asked = wire("a.test").unwrap();
+    let (passes, text) = policy.explain_name(Name(&asked), Some((443, Protocol::Tcp)));
+    assert!(!passes);
+    assert!(!text.contains("whatever"), "{text}");
+    let expected = "Where its address is in 203.0.113.0/24, it is admitted and not inspected by \
+                    rule 1, `--allow 203.0.113.0/24`.";
+    assert!(text.lines().any(|line| line == expected), "{text}");
+}
