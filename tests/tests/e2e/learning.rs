@@ -13,14 +13,17 @@ use nix::{
     unistd::Pid,
 };
 use slipgate_testbed::{
-    clients::{dns, tcp},
+    clients::{
+        dns,
+        tcp::{self, EchoSession},
+    },
     require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
     slipgate::binary,
     world::{SERVER, SERVER_2},
 };
 
-use crate::{DNS, Stand, WAIT, at, eventually};
+use crate::{DNS, GATEWAY, Stand, WAIT, at, eventually};
 
 const REFUSED: u8 = 5;
 const PORT: u16 = 7000;
@@ -195,6 +198,105 @@ fn a_vm_is_closed_again_when_who_learns_is_killed() {
     assert!(is_open(&stand));
     assert_eq!(learn.end().0.code(), Some(0));
     assert!(!is_open(&stand));
+}
+
+/// A policy of its own that leaves flows at a reload: one port is let in, one inspected, as is one
+/// that leads to the host's loopback; and what the guest has there while it is open.
+struct Scene {
+    stand: Stand,
+    _servers: Vec<TcpServer>,
+    _dir: tempfile::TempDir,
+}
+
+const INSPECTED: u16 = PORT + 1;
+const OTHER: u16 = PORT + 2;
+
+impl Scene {
+    fn new() -> Scene {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("own.toml");
+        let own = format!(
+            "default = \"deny\"\non_reload = \"keep\"\nrules = [{{ allow = \"{SERVER}:{PORT}\" }}, \
+             {{ inspect = [\"{SERVER}:{INSPECTED}\", \"{GATEWAY}:{PORT}\"] }}]\n\
+             [host_loopback]\nports = [{PORT}]\n"
+        );
+        fs::write(&file, own).unwrap();
+        let stand = Stand::new(&["--policy", file.to_str().unwrap()]);
+        let echo = |namespace, address, port| {
+            TcpServer::start(namespace, (address, port), TcpService::Echo).unwrap()
+        };
+        let (net, host) = (&stand.world.net, &stand.world.host);
+        let mut servers = vec![echo(host, Ipv4Addr::LOCALHOST, PORT)];
+        servers.extend([PORT, INSPECTED, OTHER].map(|port| echo(net, SERVER, port)));
+        Scene {
+            stand,
+            _servers: servers,
+            _dir: dir,
+        }
+    }
+
+    /// Where its own policy lets it, and where not.
+    fn visit(&self) -> (std::net::TcpStream, [std::net::TcpStream; 3]) {
+        let visit = |address, port| {
+            let mut stream = self
+                .stand
+                .run(|| tcp::connect(at(address, port), WAIT))
+                .unwrap();
+            self.stand
+                .run(|| EchoSession::new(&mut stream).round(100))
+                .unwrap();
+            stream
+        };
+        let others = [(SERVER, INSPECTED), (SERVER, OTHER), (GATEWAY, PORT)];
+        let others = others.map(|(address, port)| visit(address, port));
+        (visit(SERVER, PORT), others)
+    }
+
+    fn is_closed(&self, (own, others): (std::net::TcpStream, [std::net::TcpStream; 3])) {
+        let round = |mut stream: std::net::TcpStream| {
+            self.stand
+                .run(|| EchoSession::new(&mut stream).round(100).is_ok())
+        };
+        assert!(round(own), "its own policy lets it go on");
+        assert_eq!(others.map(round), [false; 3]);
+        let to = format!("{SERVER}:{OTHER}");
+        assert!(!self.stand.slipgate.why("tap0", &to, "tcp").unwrap().0);
+    }
+}
+
+#[test]
+fn nothing_of_an_open_vm_goes_on_by_what_its_policy_leaves_or_inspects() {
+    require_root_and_tun!();
+    let scene = Scene::new();
+    let learn = Learn::start(&scene.stand, &["--open"]);
+    let visited = scene.visit();
+    // No change of what is in force while it is open closes it, or keeps it open.
+    scene.stand.slipgate.run(&["policy", "apply"]).unwrap();
+    scene.stand.slipgate.run(&["freeze", "tap0"]).unwrap();
+    learn.kill(Signal::SIGKILL);
+    let to = format!("{SERVER}:{OTHER}");
+    eventually("it is closed", || {
+        (!scene.stand.slipgate.why("tap0", &to, "tcp").unwrap().0).then_some(())
+    });
+    scene.stand.slipgate.run(&["thaw", "tap0"]).unwrap();
+    scene.is_closed(visited);
+    learn.end();
+}
+
+#[test]
+fn a_vm_that_was_open_when_slipgate_died_is_closed_by_the_next_start() {
+    require_root_and_tun!();
+    let mut scene = Scene::new();
+    let mut learn = Learn::start(&scene.stand, &["--open"]);
+    let visited = scene.visit();
+    let slipgate = &mut scene.stand.slipgate;
+    slipgate.kill_both().unwrap();
+    eventually("their end", || {
+        slipgate.engine_pid().is_none().then_some(())
+    });
+    learn.child.wait().unwrap();
+    scene.stand.again();
+    scene.is_closed(visited);
 }
 
 #[test]

@@ -175,8 +175,10 @@ impl Relay {
             let Some(served) = self.vms.get_mut(&exchange.name.vm) else {
                 break;
             };
-            let payload = match exchange.socket.recv(&mut buffer) {
-                Ok(len) => &buffer[..len],
+            let port = exchange.host_port;
+            let payload = match host_socket::receive(&exchange.socket, port, &mut buffer) {
+                Ok(Some(len)) => &buffer[..len],
+                Ok(None) => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 // The service is gone.

@@ -4,7 +4,7 @@
 //! that it is asked about, before anything is waited for.
 use std::{
     io,
-    net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream, UdpSocket},
     os::fd::{AsRawFd, OwnedFd},
 };
 
@@ -57,4 +57,15 @@ pub(super) fn udp(port: u16) -> io::Result<UdpSocket> {
         true => Err(io::ErrorKind::ConnectionRefused.into()),
         false => Ok(socket),
     }
+}
+
+/// A datagram of the service's on a socket of [`udp`]; `None`: somebody else's. Before it is
+/// connected a socket has a port already, where anybody may leave one.
+pub(super) fn receive(
+    socket: &UdpSocket,
+    port: u16,
+    buffer: &mut [u8],
+) -> io::Result<Option<usize>> {
+    let (len, from) = socket.recv_from(buffer)?;
+    Ok((from == SocketAddr::from(at(port))).then_some(len))
 }

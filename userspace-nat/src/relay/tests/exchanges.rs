@@ -53,6 +53,20 @@ fn timers(world: &mut World) {
     world.with(|relay, cx| relay.on_timer(&|_| frozen, cx));
 }
 
+/// As it would be left in the moment before the socket is connected.
+#[test]
+fn a_datagram_of_a_stranger_is_passed_over() {
+    let sockets: [UdpSocket; 3] = std::array::from_fn(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
+    let [ours, service, stranger] = sockets;
+    let port = service.local_addr().unwrap().port();
+    ours.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    for (from, is_services) in [(&stranger, false), (&service, true)] {
+        from.send_to(b"hello", ours.local_addr().unwrap()).unwrap();
+        let got = host_socket::receive(&ours, port, &mut [0; 16]).unwrap();
+        assert_eq!(got, is_services.then_some(5));
+    }
+}
+
 #[test]
 fn each_of_the_guests_ports_has_its_own_answers() {
     let (mut world, service) = world(Limits::default());
