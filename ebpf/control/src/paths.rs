@@ -4,20 +4,21 @@
 //! has a directory of its own, named by the namespace's inode number.
 
 use std::{
-    ffi::OsString,
     fs,
     hash::{DefaultHasher, Hash, Hasher},
     io,
     net::{Ipv4Addr, UdpSocket},
     os::fd::AsRawFd,
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    os::unix::ffi::OsStrExt,
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
-use slipgate_abi::maps::MAX_OWNERS;
+use crate::{Error, Result, load::BUILD_FILE};
 
-use crate::{Error, Result, load::BUILD_FILE, lock::FileLock, owner};
+mod abandoned;
+
+pub use abandoned::sweep_run_dirs;
 
 /// Where bpffs is expected.
 pub const BPFFS: &str = "/sys/fs/bpf";
@@ -57,9 +58,7 @@ impl Paths {
         if pin_dir == usual.pin_dir {
             return Ok(usual);
         }
-        let mut hash = DefaultHasher::new();
-        pin_dir.hash(&mut hash);
-        let run_dir = format!("{RUN}/{}-{:016x}", netns_inode()?, hash.finish()).into();
+        let run_dir = format!("{RUN}/{}-{}", netns_inode()?, hash_of(&pin_dir)).into();
         Ok(Self { pin_dir, run_dir })
     }
 
@@ -75,6 +74,10 @@ impl Paths {
     /// waits for it sees that the file is no longer the named one, and begins anew.
     pub(crate) fn remove(&self) -> Result<()> {
         remove_if_there(&self.pin_dir, |d| fs::remove_dir(d))?;
+        self.remove_run_dir()
+    }
+
+    fn remove_run_dir(&self) -> Result<()> {
         let Ok(entries) = fs::read_dir(&self.run_dir) else {
             return Ok(());
         };
@@ -132,45 +135,11 @@ impl Paths {
     }
 }
 
-/// Removes the directories of locks whose pins are gone, with their namespace or by hand, and whose
-/// processes are dead: a killed process leaves its own. How many.
-pub fn sweep_run_dirs() -> usize {
-    sweep_run_dirs_in(Path::new(RUN))
-}
-
-fn sweep_run_dirs_in(run: &Path) -> usize {
-    let dirs = fs::read_dir(run).into_iter().flatten().flatten();
-    // What can't be looked at is not ours to remove.
-    dirs.filter(|dir| sweep_run_dir(&dir.path()).unwrap_or(false))
-        .count()
-}
-
-/// Whether it is gone. One who makes it again meanwhile waits for the lock, and begins anew.
-fn sweep_run_dir(run_dir: &Path) -> Result<bool> {
-    // Empty: nobody is in it, and who begins makes it again.
-    if fs::remove_dir(run_dir).is_ok() {
-        return Ok(true);
-    }
-    let Ok(pin_dir) = fs::read(run_dir.join(PINS_FILE)) else {
-        return Ok(false);
-    };
-    let paths = Paths {
-        pin_dir: OsString::from_vec(pin_dir).into(),
-        run_dir: run_dir.to_owned(),
-    };
-    let Some(_all) = FileLock::take(&run_dir.join("lock"))? else {
-        return Ok(false);
-    };
-    if !matches!(paths.pin_dir.try_exists(), Ok(false)) {
-        return Ok(false);
-    }
-    for row in 0..MAX_OWNERS {
-        if owner::is_alive(&paths, row)? {
-            return Ok(false);
-        }
-    }
-    paths.remove()?;
-    Ok(true)
+/// What tells the locks of one pin directory from those of another.
+fn hash_of(pin_dir: &Path) -> String {
+    let mut hash = DefaultHasher::new();
+    pin_dir.hash(&mut hash);
+    format!("{:016x}", hash.finish())
 }
 
 /// The path without links, dots and relative parts, as far as it exists.

@@ -1,6 +1,11 @@
 //! Ifindexes repeat across network namespaces, and so do guests' addresses and flows' tuples: what
 //! is pinned for one namespace is no other's.
 
+use std::{
+    fs::{self, File},
+    path::Path,
+};
+
 use slipgate_testbed::{
     Guest, GuestConfig, PinDir, Slipgate, World,
     clients::tcp::{self, EchoSession},
@@ -87,4 +92,29 @@ fn two_hosts_with_the_same_indexes_are_apart() {
     // Its only port is taken by the session.
     assert!(more.is_err());
     assert!(other.slipgate.stop().unwrap().success());
+}
+
+#[test]
+fn what_the_dead_left_of_locks_is_removed_by_the_next_start() {
+    require_root_and_tun!();
+    // Named as for pins that are nowhere, in a namespace that never was; they don't say where.
+    let left = |number: u32| {
+        let name = format!("1-{:08x}{number:08x}", std::process::id());
+        let dir = Path::new("/run/slipgate").join(name);
+        fs::create_dir_all(&dir).unwrap();
+        for file in ["lock", "owner-0.lock", "0.sock", "netns-cookie"] {
+            fs::write(dir.join(file), "").unwrap();
+        }
+        dir
+    };
+    let (dead, lives) = (left(1), left(2));
+    let living = File::open(lives.join("owner-0.lock")).unwrap();
+    living.lock().unwrap();
+    let pins = PinDir::new().unwrap();
+    let start = || drop(Host::new(&pins));
+    start();
+    assert!(!dead.exists() && lives.exists());
+    drop(living);
+    start();
+    assert!(!lives.exists());
 }
