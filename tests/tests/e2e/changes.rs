@@ -43,6 +43,13 @@ fn error_of(stand: &Stand, args: &[&str]) -> String {
     stand.slipgate.run(args).unwrap_err().to_string()
 }
 
+/// SIGHUP.
+fn hang_up(stand: &Stand) {
+    let pid = stand.slipgate.broker_pid();
+    // SAFETY: takes numbers only; the child has not been waited for.
+    unsafe { libc::kill(pid as i32, libc::SIGHUP) };
+}
+
 #[test]
 fn a_flow_that_is_cut_ends_at_once_at_both_ends() {
     require_root_and_tun!();
@@ -225,9 +232,7 @@ fn the_engines_packets_are_written_and_the_file_is_rotated() {
     });
     let old = dir.path().join("port.1.pcapng");
     fs::rename(&file, &old).unwrap();
-    let pid = stand.slipgate.broker_pid();
-    // SAFETY: takes numbers only; the child has not been waited for.
-    unsafe { libc::kill(pid as i32, libc::SIGHUP) };
+    hang_up(&stand);
     eventually("the file again", || file.exists().then_some(()));
     stand.run(|| icmp::ping(SERVER, 1, 56, WAIT)).unwrap();
     eventually("the next packet", || mentions(&file, "ICMP echo request"));
@@ -265,14 +270,61 @@ fn a_policy_is_put_in_force_whole_or_not_at_all() {
 
     // By SIGHUP, too.
     fs::write(&list, "198.51.100.0/24\n").unwrap();
-    let pid = stand.slipgate.broker_pid();
-    // SAFETY: takes numbers only; the child has not been waited for.
-    unsafe { libc::kill(pid as i32, libc::SIGHUP) };
+    hang_up(&stand);
     eventually("the server is open again", || {
         stand
             .run(|| tcp::connect(echo.address(), Duration::from_secs(1)))
             .ok()
     });
+}
+
+#[test]
+fn an_emptied_policy_file_changes_nothing_and_is_said() {
+    require_root_and_tun!();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("policy.toml");
+    let only = |server| format!("default = \"deny\"\nrules = [{{ allow = \"{server}:7000\" }}]\n");
+    fs::write(&file, only(SERVER)).unwrap();
+    let stand = Stand::new(&["--policy", file.to_str().unwrap()]);
+    let serve = |server| {
+        let net = &stand.world.net;
+        TcpServer::start(net, (server, 7000), TcpService::Echo).unwrap()
+    };
+    let (allowed, denied) = (serve(SERVER), serve(SERVER_2));
+    let mut stream = stand.run(|| tcp::connect(allowed.address(), WAIT)).unwrap();
+    // Emptied by an editor or a full disk; or all of it a comment.
+    for (times, text) in [(1, ""), (2, "# default = \"deny\"\n")] {
+        fs::write(&file, text).unwrap();
+        hang_up(&stand);
+        let said = eventually("that it can't be used", || {
+            let said = stand.slipgate.stderr();
+            let count = said.matches("the policy stays as it was").count();
+            (count == times).then_some(said)
+        });
+        assert!(
+            said.contains("policy.toml") && said.contains("default"),
+            "{said}"
+        );
+        // Nothing is open that was not, and nothing is shut.
+        stand.run(|| tcp::expect_refused(denied.address())).unwrap();
+        stand
+            .run(|| EchoSession::new(&mut stream).round(1_000))
+            .unwrap();
+        stand
+            .run(|| tcp::request_response(allowed.address(), 10, 1, WAIT))
+            .unwrap();
+    }
+    assert_eq!(denied.accepted(), 0);
+    // The control: one that can be used is put in force the same way.
+    fs::write(&file, only(SERVER_2)).unwrap();
+    hang_up(&stand);
+    eventually("the other server is open", || {
+        let patience = Duration::from_secs(1);
+        stand.run(|| tcp::connect(denied.address(), patience)).ok()
+    });
+    stand
+        .run(|| tcp::expect_refused(allowed.address()))
+        .unwrap();
 }
 
 #[test]
