@@ -313,6 +313,12 @@ impl Outbox {
         self.ends.is_empty()
     }
 
+    /// Whether it is to be written before more is done: what one packet, timer or answer has sent
+    /// takes less than the other half.
+    pub fn is_half_full(&self) -> bool {
+        self.ends.len() >= Self::FRAMES / 2 || self.bytes.len() >= self.byte_limit / 2
+    }
+
     /// Forgets the frames.
     pub fn clear(&mut self) {
         self.bytes.clear();

@@ -75,6 +75,8 @@ use self::{commands::Later, core::Core, listening::Listening, watch::Watch};
 
 /// Batches in one turn, so that the broker and the resolvers get theirs.
 const BATCHES_PER_TURN: usize = 8;
+/// Rounds of timers in one turn, each for as much as there is room for in the outbox.
+const ROUNDS_PER_TURN: usize = 64;
 /// Between two scans while frames come, ns.
 const SCAN_INTERVAL_NS: u64 = 100 * MILLISECOND_NS;
 /// Between two scans while none do, ns.
@@ -308,6 +310,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 Disposition::Dropped(_) => self.frames.frames_dropped += 1,
                 Disposition::Consumed => self.frames.frames_consumed += 1,
             }
+            // One VM's relays may not fill the room for another's answers.
+            if self.core.out.is_half_full() {
+                self.write_answers();
+            }
         }
         if !self.core.out.is_empty() {
             self.write_answers();
@@ -315,11 +321,11 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     }
 
     fn work_timers(&mut self, now_ns: u64) {
-        if self
-            .services
-            .next_deadline_ns()
-            .is_some_and(|at| at <= now_ns)
-        {
+        for _ in 0..ROUNDS_PER_TURN {
+            let due_ns = self.services.next_deadline_ns();
+            if due_ns.is_none_or(|at| at > now_ns) {
+                break;
+            }
             let Core { out, datapath, .. } = &mut self.core;
             let cx = &mut Context {
                 now_ns,
@@ -330,12 +336,11 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.services.on_timer(&is_frozen, cx);
             self.write_answers();
         }
-        if self
-            .core
-            .inspected
-            .next_deadline_ns()
-            .is_some_and(|at| at <= now_ns)
-        {
+        for _ in 0..ROUNDS_PER_TURN {
+            let due_ns = self.core.inspected.next_deadline_ns();
+            if due_ns.is_none_or(|at| at > now_ns) {
+                break;
+            }
             self.core.work_inspections(now_ns);
             self.write_answers();
         }
@@ -376,17 +381,22 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
 
     fn write_out(&mut self) {
         let now_ns = self.clock.now_ns();
-        let core = &mut self.core;
-        let mut out = std::mem::replace(&mut core.out, crate::port::Outbox::new(0));
-        let cx = &mut Context {
-            now_ns,
-            out: &mut out,
-            poller: &self.poller,
-        };
-        self.services.flush(core, cx);
-        core.out = out;
-        core.remember_openings();
-        self.write_answers();
+        loop {
+            let core = &mut self.core;
+            let mut out = std::mem::replace(&mut core.out, crate::port::Outbox::new(0));
+            let cx = &mut Context {
+                now_ns,
+                out: &mut out,
+                poller: &self.poller,
+            };
+            let is_done = self.services.flush(core, cx);
+            core.out = out;
+            core.remember_openings();
+            self.write_answers();
+            if is_done {
+                break;
+            }
+        }
         self.record_services();
         self.flush_log();
         self.tell_listeners(now_ns);

@@ -106,12 +106,13 @@ pub trait Services {
     /// When [`Services::on_timer`] is due, ns.
     fn next_deadline_ns(&self) -> Option<u64>;
 
-    /// Goes on with what has waited long enough. `is_frozen` tells of which VMs, by row, nothing
-    /// passes.
+    /// Goes on with what has waited long enough, as far as there is room. `is_frozen` tells of which
+    /// VMs, by row, nothing passes.
     fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>);
 
-    /// Hands on what became ready since the last call; VMs are found by their id.
-    fn flush(&mut self, vms: &dyn Vms, cx: &mut Context<'_>);
+    /// Hands on what became ready since the last call, as far as there is room; VMs are found by
+    /// their id. Whether that was all.
+    fn flush(&mut self, vms: &dyn Vms, cx: &mut Context<'_>) -> bool;
 
     /// The host's resolvers from now on.
     fn set_resolvers(&mut self, resolvers: &[SocketAddr]);
@@ -272,7 +273,7 @@ impl Services for HostServices {
         self.relay.on_timer(is_frozen, cx);
     }
 
-    fn flush(&mut self, vms: &dyn Vms, cx: &mut Context<'_>) {
+    fn flush(&mut self, vms: &dyn Vms, cx: &mut Context<'_>) -> bool {
         while let Some(question) = self.relay.next_question() {
             let Some(vm) = vms.by_id(question.vm) else {
                 continue;
@@ -285,7 +286,10 @@ impl Services for HostServices {
                 .dns
                 .query(vm, origin, &question.message, cx.poller, cx.now_ns);
         }
-        while let Some(reply) = self.dns.next_reply() {
+        while !cx.out.is_half_full() {
+            let Some(reply) = self.dns.next_reply() else {
+                return true;
+            };
             if let Origin::Tcp { connection } = reply.origin {
                 self.relay.answer(connection, &reply.message, cx);
                 continue;
@@ -300,6 +304,7 @@ impl Services for HostServices {
                 }
             }
         }
+        false
     }
 
     fn set_resolvers(&mut self, resolvers: &[SocketAddr]) {

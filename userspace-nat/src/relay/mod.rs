@@ -358,11 +358,11 @@ impl Relay {
         }
     }
 
-    /// Does what is due. `is_frozen` tells of which VMs, by row, nothing passes: their connections
+    /// Does what is due, as far as there is room for what is sent. `is_frozen` tells of which VMs, by row, nothing passes: their connections
     /// are not to end for it.
     pub fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) {
         while let Some((at, key)) = self.deadlines.first().copied() {
-            if at > cx.now_ns {
+            if at > cx.now_ns || cx.out.is_half_full() {
                 break;
             }
             self.deadlines.remove(&(at, key));

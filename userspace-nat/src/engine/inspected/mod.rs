@@ -170,10 +170,10 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Does what is due.
+    /// Does what is due, as far as there is room for what is sent.
     pub(crate) fn work_inspections(&mut self, now_ns: u64) {
         while let Some(&(at, slot)) = self.inspected.timers.first() {
-            if at > now_ns {
+            if at > now_ns || self.out.is_half_full() {
                 return;
             }
             let Some(mut inspection) = self.inspected.sessions.remove(&slot) else {

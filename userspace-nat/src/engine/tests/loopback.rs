@@ -1,6 +1,6 @@
 //! Ports of the gateway that lead to the host's loopback: who is let in, and for how long.
 use std::{
-    io::{ErrorKind, Read},
+    io::{ErrorKind, Read, Write as _},
     net::{TcpListener, UdpSocket},
     time::Duration,
 };
@@ -295,6 +295,53 @@ fn what_is_strict_with_a_vm_leaves_none_of_its_connections() {
     let relay = rig.engine.services.relay.as_ref().unwrap();
     let flows = [101, 102].map(|vm| relay.loopback_flows(vm));
     assert_eq!(flows, [0, 1]);
+}
+
+/// What a VM's connections have to say at once is more than there is room for; it is not another's
+/// answers that are lost for it.
+#[test]
+fn what_is_relayed_for_one_vm_takes_no_room_of_anothers_answers() {
+    const CONNECTIONS: u16 = 40;
+    let (listener, port) = service();
+    let mut rig = Rig::with(setup(port, vec![]));
+    let mut held = Vec::new();
+    let mut next = Vec::new();
+    for n in 0..CONNECTIONS {
+        next.push(rig.enter(1, 40_000 + n));
+        held.push(accepted(&listener));
+    }
+    for stream in &mut held {
+        stream.write_all(&[7; 120_000]).unwrap();
+    }
+    rig.turn();
+    for (_, packet) in rig.at_guest() {
+        let packet = Packet::parse(Ipv4::parse(&packet).unwrap()).unwrap();
+        let Transport::Tcp(tcp) = packet.transport else {
+            continue;
+        };
+        let at = &mut next[usize::from(tcp.destination - 40_000)];
+        *at = at.wrapping_add(tcp.payload_len as u32);
+    }
+    // All windows open in one batch, between a neighbour's questions.
+    {
+        let mut kernel = rig.kernel.borrow_mut();
+        let vnet = VirtioNetHdr::default();
+        for n in 0..CONNECTIONS {
+            let at = next[usize::from(n)];
+            let mut more = ack((GUEST, 40_000 + n), TO, 0, 8, at);
+            more[34..36].fill(0xff);
+            kernel.guest_sends(1, vnet, &more);
+            let knock = syn((GUEST, 50_000 + n), (GATEWAY, 1), 7);
+            kernel.guest_sends(2, vnet, &knock);
+        }
+    }
+    rig.turn();
+    let told = rig.at_guest();
+    let of = |id| told.iter().filter(|(vm, _)| *vm == id).count();
+    assert!(of(101) > 1_024, "{} segments", of(101));
+    assert_eq!(of(102), usize::from(CONNECTIONS));
+    let busy = [1, 2].map(|row| rig.dropped(row, DropReason::EngineBusy));
+    assert_eq!(busy, [0, 0]);
 }
 
 #[test]

@@ -111,7 +111,9 @@ impl Services for TestServices {
             relay.on_timer(is_frozen, cx);
         }
     }
-    fn flush(&mut self, _: &dyn Vms, _: &mut Context<'_>) {}
+    fn flush(&mut self, _: &dyn Vms, _: &mut Context<'_>) -> bool {
+        true
+    }
     fn set_resolvers(&mut self, _: &[SocketAddr]) {}
     fn add_forward(&mut self, _: relay::Forward, _: &mut Context<'_>) -> io::Result<()> {
         Ok(())
