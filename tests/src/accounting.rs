@@ -5,7 +5,10 @@
 
 use std::{collections::HashMap, net::SocketAddrV4};
 
-use crate::{frame::Packet, tap::VnetHdr};
+use crate::{
+    frame::{Packet, tcp_flags},
+    tap::VnetHdr,
+};
 
 /// One direction of a flow. For ICMP echo the port is the identifier, on the side that asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -68,6 +71,8 @@ impl Counts {
 pub struct FlowCounts {
     /// By direction.
     pub flows: HashMap<FlowKey, Counts>,
+    /// TCP resets among them, where there were any.
+    pub resets: HashMap<FlowKey, u64>,
     /// Frames that carried no readable IPv4 packet (ARP among them).
     pub other_frames: u64,
     /// Frames that stood for several segments.
@@ -90,6 +95,12 @@ impl FlowCounts {
             .entry(packet.flow_key())
             .or_default()
             .add(measured.counts);
+        if packet
+            .tcp_flags()
+            .is_some_and(|flags| flags & tcp_flags::RST != 0)
+        {
+            *self.resets.entry(packet.flow_key()).or_default() += 1;
+        }
         self.gso_frames += u64::from(measured.counts.packets > 1);
         self.longest_bytes = self.longest_bytes.max(packet.total_len as u64);
         self.longest_segment_bytes = self.longest_segment_bytes.max(measured.longest_segment);

@@ -53,3 +53,20 @@ fn padding_does_not_count() {
         }
     );
 }
+
+#[test]
+fn resets_are_counted_apart() {
+    let mut counts = FlowCounts::default();
+    for flags in [
+        tcp_flags::RST,
+        tcp_flags::RST | tcp_flags::ACK,
+        tcp_flags::ACK,
+    ] {
+        let (vnet, frame) = FrameBuilder::tcp("10.0.2.15:1000", "203.0.113.10:80")
+            .flags(flags)
+            .build();
+        counts.add(&vnet, Packet::parse_ethernet(&frame).as_ref());
+    }
+    assert_eq!(counts.sum(|_| true).packets, 3);
+    assert_eq!(counts.resets.values().sum::<u64>(), 2);
+}
