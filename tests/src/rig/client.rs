@@ -129,7 +129,6 @@ impl Client {
         set("HTTP_PORT", &self.http_port);
         set("DIGEST_PORT", &self.digest_port);
         set("DENIED", &self.denied);
-        set("UP_BYTES", &self.stream_bytes);
         set("HELLO", &Self::HELLO);
         set("BLOB", &hexadecimal(&Sha256::digest(self.blob())));
         plan

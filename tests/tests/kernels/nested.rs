@@ -34,7 +34,9 @@ fn debian_6_1_under_slipgate_run() {
         timeout: TIMEOUT,
         hardware: Hardware {
             cpus: 2,
-            cpu_model: "qemu64,+svm,+npt",
+            // Without nested paging: with it this QEMU's translations go wrong now and then while the
+            // inner guest sends, and the inner or the outer Debian ends in a triple fault.
+            cpu_model: "qemu64,+svm,-npt",
             memory_mib: 1536,
             ..Default::default()
         },
