@@ -117,7 +117,7 @@ impl Policy {
                 .any(|o| o != Outcome::Refused),
         };
         // Of what is shut though the name is open one sentence tells.
-        let mut differing = Vec::new();
+        let (mut differing, mut opens_some) = (Vec::new(), passes);
         for range in ranges.iter().skip(1).filter(|range| range.is_rules) {
             let (Some((decision, _)), around) = (judged(range), outcome(&ranges[range.parent]))
             else {
@@ -126,6 +126,7 @@ impl Policy {
             let here = self.outcome(decision);
             let is_told = passes && here == Outcome::Refused;
             if around != Some(here) && !is_told {
+                opens_some |= here != Outcome::Refused;
                 let (prefix, by) = (range.prefix, self.by(decision));
                 let here = here.describe();
                 differing.push(format!(
@@ -159,7 +160,7 @@ impl Policy {
             ));
         }
         let mut rules = self.rules.iter();
-        if passes && rules.any(|rule| !matches!(rule, Rule::Name(..))) {
+        if opens_some && rules.any(|rule| !matches!(rule, Rule::Name(..))) {
             sentences.push(
                 "What a rule by address denies, and protected space, stays shut all the same."
                     .to_owned(),
