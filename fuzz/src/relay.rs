@@ -208,6 +208,14 @@ impl World {
             0 => self.service = None,
             1 => {
                 self.with(|relay, cx| relay.cut(VM, cx));
+                assert_eq!(self.relay.live(0).count(), 0);
+            }
+            4 => {
+                let number = data.first().copied().unwrap_or(0).into();
+                let lives = self.relay.live(number).next();
+                let lives = lives.is_some_and(|(flow, _)| flow.number == number);
+                let cut = self.with(|relay, cx| relay.cut_flow(number, cx));
+                assert_eq!(cut, lives);
             }
             2 | 3 => {
                 let standing = match knobs {
@@ -287,6 +295,17 @@ impl World {
         assert!(counts.associations <= ASSOCIATIONS);
         assert!(counts.loopback_streams <= LOOPBACK);
         assert!(counts.loopback_exchanges <= LOOPBACK);
+        // What is listed is what there is.
+        let live = self.relay.live(0).count() as u64;
+        let each = [
+            counts.streams,
+            counts.associations,
+            counts.dns_connections,
+            counts.loopback_streams,
+            counts.loopback_exchanges,
+        ];
+        assert_eq!(live, u64::from(each.iter().sum::<u32>()));
+        assert_eq!(live, counts.begun - counts.ended);
         for bytes in self.out.frames() {
             let l3 = Frame::parse(bytes).expect("a frame of the port").l3;
             assert!(is_right(l3));
