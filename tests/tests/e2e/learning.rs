@@ -13,6 +13,7 @@ use nix::{
     unistd::Pid,
 };
 use slipgate_testbed::{
+    GuestConfig, WorldConfig,
     clients::{
         dns,
         tcp::{self, EchoSession},
@@ -36,8 +37,12 @@ struct Learn {
 
 impl Learn {
     fn start(stand: &Stand, args: &[&str]) -> Learn {
+        Self::of(stand, "tap0", args)
+    }
+
+    fn of(stand: &Stand, vm: &str, args: &[&str]) -> Learn {
         let mut command = Command::new(binary().unwrap());
-        command.args(["policy", "learn", "tap0", "--pin-dir"]);
+        command.args(["policy", "learn", vm, "--pin-dir"]);
         command.arg(stand.slipgate.pins().path()).args(args);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = stand.world.host.spawn(command).unwrap();
@@ -52,7 +57,8 @@ impl Learn {
         });
         let learn = Learn { child, said };
         eventually("it listens", || {
-            learn.said().contains("listening to tap0").then_some(())
+            let listening = format!("listening to {vm}");
+            learn.said().contains(&listening).then_some(())
         });
         learn
     }
@@ -281,6 +287,39 @@ fn nothing_of_an_open_vm_goes_on_by_what_its_policy_leaves_or_inspects() {
     scene.stand.slipgate.run(&["thaw", "tap0"]).unwrap();
     scene.is_closed(visited);
     learn.end();
+}
+
+#[test]
+fn of_two_vms_that_are_open_each_is_closed_by_itself() {
+    require_root_and_tun!();
+    let (world, first) = (WorldConfig::default(), GuestConfig::new("tap0"));
+    let neighbours = [GuestConfig::new("tap1")];
+    let stand = Stand::beside(world, first, &neighbours, &["--default", "deny"]);
+    let echo = TcpServer::start(&stand.world.net, (SERVER, PORT), TcpService::Echo).unwrap();
+    let is_open = |vm: &str| {
+        let to = echo.address().to_string();
+        stand.slipgate.why(vm, &to, "tcp").unwrap().0
+    };
+    let learns = ["tap0", "tap1"].map(|vm| Learn::of(&stand, vm, &["--open"]));
+    assert!(is_open("tap0") && is_open("tap1"));
+    let visit = || tcp::connect(echo.address(), WAIT).unwrap();
+    let mut streams = [stand.run(visit), stand.neighbours[0].run(visit)];
+    let [first, second] = learns;
+    first.kill(Signal::SIGKILL);
+    eventually("the first one is closed", || {
+        (!is_open("tap0")).then_some(())
+    });
+    assert!(is_open("tap1"));
+    let mut lives = |at: usize| {
+        let stream = &mut streams[at];
+        stand.run(|| EchoSession::new(stream).round(100).is_ok())
+    };
+    assert!(!lives(0) && lives(1));
+    second.kill(Signal::SIGKILL);
+    eventually("so is the other", || (!is_open("tap1")).then_some(()));
+    assert!(!lives(1));
+    first.end();
+    second.end();
 }
 
 #[test]
