@@ -21,6 +21,17 @@ interrupts() {
     awk -v name="$1" '$NF ~ name"$" { for (i = 2; i <= NF; i++) if ($i ~ /^[0-9]+$/) n += $i } END { print n + 0 }' /proc/interrupts
 }
 
+# Should it hang: what it is at, for whoever reads the console.
+(
+    sleep 60
+    echo "stuck after $(cat /proc/uptime)"
+    ps
+    netstat -tn
+    cat /proc/interrupts
+    for key in l w; do echo $key >/proc/sysrq-trigger; done
+    dmesg | tail -n 150
+) &
+
 same cpus "$(grep -c ^processor /proc/cpuinfo)" "$CPUS"
 queues=/sys/class/net/eth0/queues
 same queues "$(ls -d $queues/rx-* | wc -l) $(ls -d $queues/tx-* | wc -l)" "$CPUS $CPUS"
@@ -41,16 +52,18 @@ same http "$(timeout 10 wget -q -O - "http://$NAME:$HTTP_PORT/hello")" "$HELLO"
 # Each way twice at once, each from a CPU of its own, so that both queue pairs work.
 for cpu in 0 1; do
     taskset $((1 << cpu)) timeout 30 wget -q -O /tmp/blob.$cpu "http://$SERVER:$HTTP_PORT/blob" &
+    down="$down $!"
 done
-wait
+wait $down
 for cpu in 0 1; do same "down.$cpu" "$(digest </tmp/blob.$cpu)" "$BLOB"; done
 
 # Back up, each beginning elsewhere, so that no two streams are alike.
 for cpu in 0 1; do
     tail -c +$((cpu * 4096 + 1)) /tmp/blob.$cpu >/tmp/sent.$cpu
     taskset $((1 << cpu)) nc "$SERVER" "$DIGEST_PORT" </tmp/sent.$cpu >/tmp/up.$cpu &
+    up="$up $!"
 done
-wait
+wait $up
 for cpu in 0 1; do same "up.$cpu" "$(cat /tmp/up.$cpu)" "$(digest </tmp/sent.$cpu)"; done
 
 if nc -w 5 "$DENIED" "$HTTP_PORT" </dev/null >/tmp/denied 2>&1; then

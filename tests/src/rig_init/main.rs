@@ -9,6 +9,7 @@
 mod boot;
 mod checks;
 mod nested;
+mod stuck;
 
 use std::{env, process::ExitCode};
 

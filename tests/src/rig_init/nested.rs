@@ -6,6 +6,7 @@ use std::{
     io::{self, BufRead, BufReader, Write},
     path::Path,
     process::{Command, ExitStatus, Stdio},
+    sync::mpsc,
     thread,
     time::Instant,
 };
@@ -17,6 +18,8 @@ use slipgate_testbed::{
     slipgate,
     world::UPLINK,
 };
+
+use crate::stuck;
 
 /// A kernel under two emulations.
 const PARAMETERS: &str = "console=ttyS0 quiet panic=-1 mitigations=off";
@@ -67,6 +70,9 @@ fn client(folder: &Path) -> Result<ClientReport> {
         let lines = BufReader::new(err?).lines().map_while(Result::ok);
         Some(lines.collect::<Vec<_>>().join("\n"))
     });
+    let (running, over) = mpsc::channel();
+    let pid = vm.id();
+    let watch = thread::spawn(move || stuck::watch(pid, &over));
     let mut console = String::new();
     for line in BufReader::new(out.into_iter().next().ok_or_else(no_pipe)?).lines() {
         let line = line.tried("read the guest's console")?;
@@ -76,6 +82,8 @@ fn client(folder: &Path) -> Result<ClientReport> {
         console.push_str(line);
         console.push('\n');
     }
+    drop(running);
+    let _ = watch.join();
     let status = vm.wait().tried("wait for `slipgate run`")?;
     let stderr = errors.join().ok().flatten().unwrap_or_default();
     println!("{stderr}");

@@ -1,0 +1,82 @@
+//! What a machine inside the machine does that does not come to its end: told on the report, while
+//! it still hangs. Without this a hang is a killed QEMU and nothing else.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    sync::mpsc::{Receiver, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
+
+/// A few times what it takes under load, and less than the whole machine has.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// Between two looks: what moves in between does not hang.
+const BETWEEN: Duration = Duration::from_secs(2);
+/// How long it has for its report.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// Waits for `over` to be dropped. After too long a time it says what all of it is at, and ends `vmm`
+/// so that its report is written: by a request first.
+pub(super) fn watch(vmm: u32, over: &Receiver<()>) {
+    if is_over(over, PATIENCE) {
+        return;
+    }
+    println!("FAILED nested goes on after {PATIENCE:?}; what it is at, twice:");
+    for _ in 0..2 {
+        tell(Path::new("/proc/interrupts"));
+        let mut connections = BTreeSet::new();
+        for process in processes() {
+            tell_process(&process, &mut connections);
+        }
+        connections.iter().for_each(|of_one| println!("{of_one}"));
+        thread::sleep(BETWEEN);
+    }
+    for signal in [libc::SIGTERM, libc::SIGKILL] {
+        println!("ending {vmm} by signal {signal}");
+        // SAFETY: a number. The process was not waited for: its output has not ended.
+        unsafe { libc::kill(vmm as libc::pid_t, signal) };
+        if is_over(over, ENDING) {
+            return;
+        }
+    }
+}
+
+fn is_over(over: &Receiver<()>, within: Duration) -> bool {
+    over.recv_timeout(within) != Err(RecvTimeoutError::Timeout)
+}
+
+/// Those that run a program: not the kernel's.
+fn processes() -> Vec<PathBuf> {
+    entries(Path::new("/proc"))
+        .into_iter()
+        .filter(|path| fs::read(path.join("cmdline")).is_ok_and(|words| !words.is_empty()))
+        .collect()
+}
+
+/// Where each of its threads is in the kernel, and how long it ran. Adds the TCP connections of
+/// their network namespaces.
+fn tell_process(process: &Path, connections: &mut BTreeSet<String>) {
+    let words = fs::read(process.join("cmdline")).unwrap_or_default();
+    let words = String::from_utf8_lossy(&words).replace('\0', " ");
+    println!("== {} {words}", process.display());
+    for task in entries(&process.join("task")) {
+        for file in ["stat", "schedstat", "stack"] {
+            tell(&task.join(file));
+        }
+        connections.extend(fs::read_to_string(task.join("net/tcp")));
+    }
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let all = fs::read_dir(folder).into_iter().flatten().flatten();
+    all.map(|entry| entry.path()).collect()
+}
+
+fn tell(file: &Path) {
+    match fs::read_to_string(file) {
+        Ok(text) => println!("-- {}\n{text}", file.display()),
+        Err(error) => println!("-- {} {error}", file.display()),
+    }
+}
