@@ -56,7 +56,7 @@ struct CommandLine {
     /// programs
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
-    /// Only these contenders; ratios are to nftables
+    /// Only these contenders; ratios are to nftables, those of whole microVMs to qemu-tap
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     contenders: Vec<String>,
     /// How often everything is measured
@@ -116,7 +116,7 @@ fn main() -> Result<()> {
         ring: wanted(MICROVM) || wanted(MICROVM_RING),
     };
     let microvm = match parts.guests || parts.ring {
-        true => microvm::measure(parts, rounds, args.quick, &mut conditions),
+        true => microvm::measure(parts, &args.contenders, rounds, args.quick, &mut conditions),
         false => Vec::new(),
     };
     if let Some(cpu) = pinning.ends {
@@ -212,10 +212,11 @@ fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
 
 fn chosen_contenders(only: &[String]) -> Result<Vec<Box<dyn Contender>>> {
     let all = contender::all();
-    let known: Vec<_> = all.iter().map(|contender| contender.name()).collect();
+    let mut known: Vec<_> = all.iter().map(|contender| contender.name()).collect();
+    known.extend(microvm::contenders());
     for name in only {
         if !known.contains(&name.as_str()) {
-            bail!("--contenders {name}: give some of {}", known.join(", "));
+            bail!("--contenders {name:?}: give some of {}", known.join(", "));
         }
     }
     let wanted = |name: &str| only.is_empty() || only.iter().any(|only| only == name);

@@ -2,13 +2,15 @@
 //! `slipgate run` and under QEMU with each of the ways to the world that QEMU's users have.
 //!
 //! One vCPU and one queue pair each, for that is what libslirp and passt have; slipgate and QEMU's
-//! TAP once more with two. A boot does all workloads, one after the other; the contenders take turns boot by boot. Nothing
-//! is pinned: a VMM's threads are many, and placing them well is part of its work.
+//! TAP once more with two. A boot does all workloads, one after the other; the contenders take turns
+//! boot by boot. On TAPs, who has one vCPU has it pinned, and all else of it ([`placement`]); with
+//! two, on machines as small as those of CI, there would be nothing left for the rest.
 
 mod contender;
+mod placement;
 pub(crate) mod ring;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, panic, thread, time::Duration};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -19,7 +21,10 @@ use slipgate_testbed::{
     world::SERVER,
 };
 
-use self::contender::{Contender, Stand};
+use self::{
+    contender::{Contender, Stand},
+    placement::Placement,
+};
 use crate::{
     conditions::Conditions,
     results::{self, Measured, Table},
@@ -64,15 +69,24 @@ pub(crate) struct Parts {
     pub(crate) ring: bool,
 }
 
-/// All rounds; a contender that this machine has not is noted in the conditions.
+/// Those of whole guests, by name.
+pub(crate) fn contenders() -> impl Iterator<Item = &'static str> {
+    contender::ALL.into_iter().map(Contender::name)
+}
+
+/// All rounds of those whose names are given, of all when none is; a contender that this machine
+/// has not is noted in the conditions.
 pub(crate) fn measure(
     parts: Parts,
+    only: &[String],
     rounds: usize,
     quick: bool,
     conditions: &mut Conditions,
 ) -> Vec<Cell> {
     let mut present = Vec::new();
-    for contender in contender::ALL {
+    let wanted =
+        |contender: &Contender| only.is_empty() || only.iter().any(|name| name == contender.name());
+    for contender in contender::ALL.into_iter().filter(wanted) {
         let possible = requirements::kvm().map_err(anyhow::Error::msg);
         match possible.and_then(|()| contender.version()) {
             Ok(version) => {
@@ -99,7 +113,7 @@ pub(crate) fn measure(
                     contender: contender.name(),
                     workload,
                     outcome: match &outcome {
-                        Ok(sample) => Ok(only(sample, metrics)),
+                        Ok(sample) => Ok(those_of(sample, metrics)),
                         Err(why) => Err(why.clone()),
                     },
                 });
@@ -117,7 +131,8 @@ pub(crate) fn tables(cells: &[Cell]) -> Vec<Table> {
     if cells.is_empty() {
         return Vec::new();
     }
-    let names = contender::ALL.map(Contender::name);
+    let took_part = |name: &&str| cells.iter().any(|cell| cell.contender == *name);
+    let names: Vec<_> = contenders().filter(took_part).collect();
     let measured = |workload: &str| cells.iter().any(|cell| cell.workload == workload);
     let mut tables = Vec::new();
     if measured(MEASURED[0].0) {
@@ -129,7 +144,7 @@ pub(crate) fn tables(cells: &[Cell]) -> Vec<Table> {
     tables
 }
 
-fn only(sample: &Sample, metrics: &[Metric]) -> Sample {
+fn those_of(sample: &Sample, metrics: &[Metric]) -> Sample {
     let mut of = sample.clone();
     of.values
         .retain(|name, _| metrics.iter().any(|metric| metric.name == *name));
@@ -138,7 +153,17 @@ fn only(sample: &Sample, metrics: &[Metric]) -> Sample {
 
 fn one_boot(contender: Contender, quick: bool) -> Result<Sample> {
     let stand = Stand::new(contender)?;
-    let serve = |port, service| TcpServer::start(&stand.world.net, (SERVER, port), service);
+    let serve = |port, service| {
+        // Their threads inherit it.
+        let on_world_cpu = || {
+            if let Some(placement) = Placement::here() {
+                placement.keep_this_with_others()?;
+            }
+            anyhow::Ok(TcpServer::start(&stand.world.net, (SERVER, port), service)?)
+        };
+        thread::scope(|scope| scope.spawn(on_world_cpu).join())
+            .unwrap_or_else(|panic| panic::resume_unwind(panic))
+    };
     let _streams = serve(7000, TcpService::Streams)?;
     let _echo = serve(7002, TcpService::Echo)?;
     // Each with ports of its own to come from: a NAT has only so many for one server.

@@ -4,7 +4,12 @@ use crate::error::{Result, Tried, checked};
 
 /// Keeps the calling thread, and threads and processes it starts from now on, on `cpu`.
 pub fn pin_thread(cpu: usize) -> Result<()> {
-    let what = || format!("pin a thread to CPU {cpu}");
+    pin(0, cpu)
+}
+
+/// Keeps the thread of that number on `cpu`; 0 is the calling one.
+pub fn pin(thread: libc::pid_t, cpu: usize) -> Result<()> {
+    let what = || format!("pin the thread {thread} (0: this one) to CPU {cpu}");
     if cpu >= libc::CPU_SETSIZE as usize {
         return Err(std::io::Error::from_raw_os_error(libc::EINVAL)).tried(what());
     }
@@ -12,8 +17,8 @@ pub fn pin_thread(cpu: usize) -> Result<()> {
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the number was checked against the set's size.
     unsafe { libc::CPU_SET(cpu, &mut set) };
-    // SAFETY: the set is readable for its size; 0 is the calling thread.
-    checked(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) })
+    // SAFETY: the set is readable for its size.
+    checked(unsafe { libc::sched_setaffinity(thread, size_of_val(&set), &raw const set) })
         .map(drop)
         .tried(what())
 }

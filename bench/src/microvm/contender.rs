@@ -1,6 +1,10 @@
 //! The VMMs and networks that take part, each in a world of its own.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
 use anyhow::Result;
 use slipgate_testbed::{
@@ -9,6 +13,7 @@ use slipgate_testbed::{
     world::UPLINK,
 };
 
+use super::placement::Placement;
 use crate::contender::{self, MTU};
 
 /// A VMM and its way to the world; how many vCPUs and queue pairs, where it can have several.
@@ -110,6 +115,25 @@ impl Stand {
             cpus,
             ..Boot::new(&self.world.host, &line)
         };
+        // libslirp and passt do better where the scheduler puts them: their threads would share a CPU.
+        let is_placed = match self.contender {
+            Contender::SlipgateRun(cpus) | Contender::QemuTap(cpus) => cpus == 1,
+            Contender::QemuUser | Contender::QemuPasst => false,
+        };
+        let placement = Placement::here().filter(|_| is_placed);
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            if let Some(placement) = placement {
+                let ended = &ended;
+                scope.spawn(move || placement.keep(&self.world.host, ended));
+            }
+            let output = self.run(&boot);
+            ended.store(true, Ordering::Relaxed);
+            output
+        })
+    }
+
+    fn run(&self, boot: &Boot<'_>) -> Result<GuestOutput> {
         let qemu = |network| Qemu {
             boot: boot.clone(),
             accelerator: Accelerator::Kvm,
@@ -127,7 +151,7 @@ impl Stand {
                     "10000000",
                 ];
                 let run = SlipgateRun {
-                    boot,
+                    boot: boot.clone(),
                     flags: &flags,
                 };
                 run.run()?.0

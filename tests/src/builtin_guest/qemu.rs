@@ -91,6 +91,8 @@ impl Qemu<'_> {
         command
             .args(["-M", "q35", "-accel", accelerator, "-cpu", "qemu64"])
             .args(["-smp", &cpus.to_string(), "-m", &memory_mib.to_string()])
+            // Threads by their names, for who places them.
+            .args(["-name", "guest,debug-threads=on"])
             .args(["-nodefaults", "-display", "none", "-no-reboot"])
             .args(["-serial", "stdio", "-device", &exit])
             .args(["-netdev", &back_end, "-device", &card])
