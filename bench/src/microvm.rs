@@ -10,11 +10,12 @@ mod contender;
 mod placement;
 pub(crate) mod ring;
 
-use std::{collections::BTreeMap, panic, thread, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 use slipgate_testbed::{
+    affinity,
     builtin_guest::GuestOutput,
     requirements,
     servers::{TcpServer, TcpService},
@@ -153,16 +154,10 @@ fn those_of(sample: &Sample, metrics: &[Metric]) -> Sample {
 
 fn one_boot(contender: Contender, quick: bool) -> Result<Sample> {
     let stand = Stand::new(contender)?;
+    let world_cpu = Placement::here().map(Placement::others);
     let serve = |port, service| {
-        // Their threads inherit it.
-        let on_world_cpu = || {
-            if let Some(placement) = Placement::here() {
-                placement.keep_this_with_others()?;
-            }
-            anyhow::Ok(TcpServer::start(&stand.world.net, (SERVER, port), service)?)
-        };
-        thread::scope(|scope| scope.spawn(on_world_cpu).join())
-            .unwrap_or_else(|panic| panic::resume_unwind(panic))
+        let start = || TcpServer::start(&stand.world.net, (SERVER, port), service);
+        affinity::on_cpu(world_cpu, start)
     };
     let _streams = serve(7000, TcpService::Streams)?;
     let _echo = serve(7002, TcpService::Echo)?;

@@ -77,7 +77,8 @@ impl Plan {
 
     fn round(&self, round: usize, cells: &mut Vec<Cell>) {
         let set_up = |contender: &dyn Contender| {
-            let stand = contender.set_up(self.pinning)?;
+            let mut stand = contender.set_up(self.pinning)?;
+            stand.middle = self.pinning.middle;
             stand.hold(true)?;
             Ok(stand)
         };

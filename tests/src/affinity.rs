@@ -22,3 +22,17 @@ pub fn pin(thread: libc::pid_t, cpu: usize) -> Result<()> {
         .map(drop)
         .tried(what())
 }
+
+/// Does something on a thread that keeps to a CPU, where one is given and there is one; threads that
+/// it starts keep to it too.
+pub fn on_cpu<T: Send>(cpu: Option<usize>, f: impl FnOnce() -> T + Send) -> T {
+    let work = || {
+        if let Some(cpu) = cpu {
+            // Where the machine has no such CPU, it is done unpinned.
+            let _ = pin_thread(cpu);
+        }
+        f()
+    };
+    std::thread::scope(|scope| scope.spawn(work).join())
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}

@@ -38,9 +38,9 @@ impl Placement {
         })
     }
 
-    /// Keeps the calling thread, and what it starts, where a machine's other threads are.
-    pub(super) fn keep_this_with_others(self) -> Result<()> {
-        Ok(affinity::pin_thread(self.others)?)
+    /// Where all but the vCPU is, and the world's servers.
+    pub(super) fn others(self) -> usize {
+        self.others
     }
 
     /// Places the threads of all processes in a namespace, until `done` or until all are there.
