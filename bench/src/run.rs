@@ -77,8 +77,7 @@ impl Plan {
 
     fn round(&self, round: usize, cells: &mut Vec<Cell>) {
         let set_up = |contender: &dyn Contender| {
-            let mut stand = contender.set_up(self.pinning)?;
-            stand.middle = self.pinning.middle;
+            let stand = contender.set_up(self.pinning)?;
             stand.hold(true)?;
             Ok(stand)
         };

@@ -29,8 +29,6 @@ pub(crate) struct Stand {
     scratch: Option<tempfile::TempDir>,
     /// Where new flows go.
     new_flows_to: Vec<Ipv4Addr>,
-    /// The CPU of what is between guest and world, where things are pinned.
-    pub(crate) middle: Option<usize>,
 }
 
 /// The guest's addresses on its link.
@@ -52,7 +50,6 @@ impl Stand {
             world,
             scratch: None,
             new_flows_to: vec![SERVER],
-            middle: None,
         }
     }
 
@@ -95,7 +92,6 @@ impl Stand {
             world,
             scratch: None,
             new_flows_to: vec![SERVER],
-            middle: None,
         };
         stand.await_process(|ns| Ok(ns.ip("route show default")?.contains(GUEST_DEVICE)))?;
         Ok(stand)

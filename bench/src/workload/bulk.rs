@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 use slipgate_testbed::{
-    affinity,
     clients::tcp,
     servers::{TcpServer, TcpService},
     world::SERVER,
@@ -42,9 +41,7 @@ impl Workload for Bulk {
     }
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
-        let world = &stand.world.net;
-        let start = || TcpServer::start(world, (SERVER, 7000), TcpService::Streams);
-        let server = affinity::on_cpu(stand.middle, start)?;
+        let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams)?;
         let warm_up = limits.bulk / 10;
         let rate = stand.in_guest(|| -> slipgate_testbed::Result<_> {
             let run = |time| match self {
