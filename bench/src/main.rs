@@ -100,7 +100,7 @@ fn main() -> Result<()> {
         true => Pinning::none(),
         false => Pinning::of_this_machine(),
     };
-    let wanted = |part: &str| args.only.is_empty() || args.only.iter().any(|name| name == part);
+    let wanted = |part: &str| is_wanted(part, &args.only);
     let programs = wanted(PROGRAMS);
     let workloads = chosen_workloads(&args.only)?;
     let mut conditions = Conditions::now(pinning, limits);
@@ -190,6 +190,11 @@ fn write(report: &Report, out: Option<PathBuf>) -> Result<()> {
     Ok(())
 }
 
+/// Whether a list from the command line has it; an empty one has all.
+fn is_wanted(name: &str, only: &[String]) -> bool {
+    only.is_empty() || only.iter().any(|only| only == name)
+}
+
 fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
     let all = workload::all();
     let known: Vec<_> = all.iter().map(|workload| workload.name()).collect();
@@ -203,10 +208,9 @@ fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
             );
         }
     }
-    let wanted = |name: &str| only.is_empty() || only.iter().any(|only| only == name);
     Ok(all
         .into_iter()
-        .filter(|workload| wanted(workload.name()))
+        .filter(|workload| is_wanted(workload.name(), only))
         .collect())
 }
 
@@ -219,10 +223,9 @@ fn chosen_contenders(only: &[String]) -> Result<Vec<Box<dyn Contender>>> {
             bail!("--contenders {name:?}: give some of {}", known.join(", "));
         }
     }
-    let wanted = |name: &str| only.is_empty() || only.iter().any(|only| only == name);
     Ok(all
         .into_iter()
-        .filter(|contender| wanted(contender.name()))
+        .filter(|contender| is_wanted(contender.name(), only))
         .collect())
 }
 

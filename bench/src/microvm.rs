@@ -28,6 +28,7 @@ use self::{
 };
 use crate::{
     conditions::Conditions,
+    is_wanted,
     results::{self, Measured, Table},
     run::Cell,
     workload::{Metric, Sample, Unit},
@@ -85,9 +86,8 @@ pub(crate) fn measure(
     conditions: &mut Conditions,
 ) -> Vec<Cell> {
     let mut present = Vec::new();
-    let wanted =
-        |contender: &Contender| only.is_empty() || only.iter().any(|name| name == contender.name());
-    for contender in contender::ALL.into_iter().filter(wanted) {
+    let all = contender::ALL.into_iter();
+    for contender in all.filter(|contender| is_wanted(contender.name(), only)) {
         let possible = requirements::kvm().map_err(anyhow::Error::msg);
         match possible.and_then(|()| contender.version()) {
             Ok(version) => {

@@ -224,7 +224,7 @@ impl NetNs {
     }
 
     /// The processes in the namespace (this one not among them).
-    pub(crate) fn processes(&self) -> Vec<u32> {
+    pub fn processes(&self) -> Vec<u32> {
         let ours = fs::metadata(self.path()).map(|namespace| namespace.ino());
         let Ok(ours) = ours else { return Vec::new() };
         let inside = |pid: &u32| {

@@ -116,10 +116,10 @@ impl Stand {
             ..Boot::new(&self.world.host, &line)
         };
         // libslirp and passt do better where the scheduler puts them: their threads would share a CPU.
-        let is_placed = match self.contender {
-            Contender::SlipgateRun(cpus) | Contender::QemuTap(cpus) => cpus == 1,
-            Contender::QemuUser | Contender::QemuPasst => false,
-        };
+        let is_placed = matches!(
+            self.contender,
+            Contender::SlipgateRun(1) | Contender::QemuTap(1)
+        );
         let placement = Placement::here().filter(|_| is_placed);
         let ended = AtomicBool::new(false);
         thread::scope(|scope| {

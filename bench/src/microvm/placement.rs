@@ -6,14 +6,11 @@
 
 use std::{
     fs,
-    os::unix::fs::MetadataExt,
-    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
 
-use anyhow::{Context, Result};
 use slipgate_testbed::{NetNs, affinity};
 
 /// Between two looks for threads, and how often to look once more when the vCPU was there: threads
@@ -44,34 +41,28 @@ impl Placement {
     }
 
     /// Places the threads of all processes in a namespace, until `done` or until all are there.
-    pub(super) fn keep(self, namespace: &NetNs, done: &AtomicBool) -> Result<()> {
-        let path = namespace.path();
-        let wanted = fs::metadata(&path)
-            .with_context(|| format!("look at {}", path.display()))?
-            .ino();
+    pub(super) fn keep(self, namespace: &NetNs, done: &AtomicBool) {
         let mut left = LOOKS_AFTER;
         while left > 0 && !done.load(Ordering::Relaxed) {
-            if self.place(wanted) {
+            if self.place(namespace) {
                 left -= 1;
             }
             thread::sleep(PAUSE);
         }
-        Ok(())
     }
 
     /// Says whether there is a vCPU. Who ends meanwhile needs no place.
-    fn place(self, namespace: u64) -> bool {
+    fn place(self, namespace: &NetNs) -> bool {
         let mut has_vcpu = false;
-        let inside = |process: &Path| {
-            fs::metadata(process.join("ns/net")).is_ok_and(|of| of.ino() == namespace)
-        };
-        for process in entries(Path::new("/proc")).filter(|path| inside(path)) {
-            for task in entries(&process.join("task")) {
-                let name = fs::read_to_string(task.join("comm")).unwrap_or_default();
+        for process in namespace.processes() {
+            let tasks = fs::read_dir(format!("/proc/{process}/task"));
+            for task in tasks.into_iter().flatten().flatten() {
+                let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
                 let is_vcpu = is_vcpu(&name);
                 has_vcpu |= is_vcpu;
                 let cpu = if is_vcpu { self.vcpu } else { self.others };
-                if let Some(number) = number(&task) {
+                let number = task.file_name().to_str().and_then(|text| text.parse().ok());
+                if let Some(number) = number {
                     let _ = affinity::pin(number, cpu);
                 }
             }
@@ -83,16 +74,4 @@ impl Placement {
 /// As slipgate's VMM names such a thread, and QEMU (`debug-threads=on`).
 fn is_vcpu(name: &str) -> bool {
     name.starts_with("vcpu") || (name.starts_with("CPU ") && name.trim_end().ends_with("/KVM"))
-}
-
-/// What of a folder has a number for a name.
-fn entries(folder: &Path) -> impl Iterator<Item = std::path::PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries
-        .map(|entry| entry.path())
-        .filter(|path| number(path).is_some())
-}
-
-fn number(path: &Path) -> Option<i32> {
-    path.file_name()?.to_str()?.parse().ok()
 }

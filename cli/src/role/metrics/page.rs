@@ -104,24 +104,17 @@ impl Collector for Page {
             "The version, as a label",
             [([("version", env!("CARGO_PKG_VERSION"))], 1)],
         )?;
-        let directions = |of: fn(&VmStats) -> [u64; 2]| {
-            self.vms.iter().flat_map(move |vm| {
-                let [tx, rx] = of(vm);
-                let labels = |direction| [("vm", vm.vm.as_str()), ("direction", direction)];
-                [(labels("tx"), tx), (labels("rx"), rx)]
-            })
-        };
         counters(
             to,
             "packets",
             "Packets translated, as if segmented; tx is from the guest",
-            directions(|vm| [vm.kernel.tx_packets, vm.kernel.rx_packets]),
+            self.directions(|vm| [vm.kernel.tx_packets, vm.kernel.rx_packets]),
         )?;
         counters(
             to,
             "bytes",
             "L3 bytes translated",
-            directions(|vm| [vm.kernel.tx_bytes, vm.kernel.rx_bytes]),
+            self.directions(|vm| [vm.kernel.tx_bytes, vm.kernel.rx_bytes]),
         )?;
         let engine = |of: fn(&stats::Packets) -> u64| {
             self.vms.iter().flat_map(move |vm| {
@@ -224,6 +217,18 @@ impl Page {
         gauges(to, "nat_ports", "Translated ports in use", ports)
     }
 
+    /// From the guest and to it, of each VM.
+    fn directions<'a>(
+        &'a self,
+        of: impl Fn(&VmStats) -> [u64; 2] + 'a,
+    ) -> impl Iterator<Item = ([(&'static str, &'a str); 2], u64)> + 'a {
+        self.vms.iter().flat_map(move |vm| {
+            let [tx, rx] = of(vm);
+            let labels = |direction| [("vm", vm.vm.as_str()), ("direction", direction)];
+            [(labels("tx"), tx), (labels("rx"), rx)]
+        })
+    }
+
     fn relayed(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let of = |vm: &VmStats| vm.relayed.unwrap_or_default();
         let live = self
@@ -237,24 +242,17 @@ impl Page {
             "Relayed flows, since the engine began",
             |vm| of(vm).begun,
         )?;
-        let directions = |tx_rx: fn(RelayedCounts) -> [u64; 2]| {
-            self.vms.iter().flat_map(move |vm| {
-                let [tx, rx] = tx_rx(of(vm));
-                let labels = |direction| [("vm", vm.vm.as_str()), ("direction", direction)];
-                [(labels("tx"), tx), (labels("rx"), rx)]
-            })
-        };
         counters(
             to,
             "relayed_packets",
             "Packets of relayed flows, since the engine began",
-            directions(|counts| [counts.tx_packets, counts.rx_packets]),
+            self.directions(|vm| [of(vm).tx_packets, of(vm).rx_packets]),
         )?;
         counters(
             to,
             "relayed_bytes",
             "L3 bytes of relayed flows, since the engine began",
-            directions(|counts| [counts.tx_bytes, counts.rx_bytes]),
+            self.directions(|vm| [of(vm).tx_bytes, of(vm).rx_bytes]),
         )
     }
 
