@@ -190,6 +190,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     /// Waits for at most `timeout_ns` and handles what is there.
     pub fn turn(&mut self, timeout_ns: Option<u64>) -> Result<(), EngineError> {
         self.ready.clear();
+        self.services.begin_turn();
         self.poller
             .wait(timeout_ns, &mut self.ready)
             .map_err(EngineError::Wait)?;
@@ -320,30 +321,31 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
     }
 
+    /// Works on until that was all, as much at a time as there is room for in the outbox.
+    fn in_rounds(&mut self, mut work: impl FnMut(&mut Self) -> bool) {
+        for _ in 0..ROUNDS_PER_TURN {
+            let is_all = work(self);
+            self.write_answers();
+            if is_all {
+                break;
+            }
+        }
+    }
+
+    fn work_services(&mut self, now_ns: u64) -> bool {
+        let Core { out, datapath, .. } = &mut self.core;
+        let cx = &mut Context {
+            now_ns,
+            out,
+            poller: &self.poller,
+        };
+        let is_frozen = |row| is_frozen(datapath, row);
+        self.services.on_timer(&is_frozen, cx)
+    }
+
     fn work_timers(&mut self, now_ns: u64) {
-        for _ in 0..ROUNDS_PER_TURN {
-            let due_ns = self.services.next_deadline_ns();
-            if due_ns.is_none_or(|at| at > now_ns) {
-                break;
-            }
-            let Core { out, datapath, .. } = &mut self.core;
-            let cx = &mut Context {
-                now_ns,
-                out,
-                poller: &self.poller,
-            };
-            let is_frozen = |row| is_frozen(datapath, row);
-            self.services.on_timer(&is_frozen, cx);
-            self.write_answers();
-        }
-        for _ in 0..ROUNDS_PER_TURN {
-            let due_ns = self.core.inspected.next_deadline_ns();
-            if due_ns.is_none_or(|at| at > now_ns) {
-                break;
-            }
-            self.core.work_inspections(now_ns);
-            self.write_answers();
-        }
+        self.in_rounds(|engine| engine.work_services(now_ns));
+        self.in_rounds(|engine| engine.core.work_inspections(now_ns));
         let Core {
             flows, datapath, ..
         } = &mut self.core;

@@ -103,12 +103,15 @@ pub trait Services {
     /// A descriptor of [`Subsystem::Dns`] or [`Subsystem::Relay`] is ready.
     fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>);
 
+    /// A turn of the engine's begins, in which each VM may be sent as much as in the last.
+    fn begin_turn(&mut self) {}
+
     /// When [`Services::on_timer`] is due, ns.
     fn next_deadline_ns(&self) -> Option<u64>;
 
-    /// Goes on with what has waited long enough, as far as there is room. `is_frozen` tells of which
-    /// VMs, by row, nothing passes.
-    fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>);
+    /// Goes on with what has waited long enough, as far as there is room; whether that was all for
+    /// this turn. `is_frozen` tells of which VMs, by row, nothing passes.
+    fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) -> bool;
 
     /// Hands on what became ready since the last call, as far as there is room; VMs are found by
     /// their id. Whether that was all.
@@ -263,14 +266,18 @@ impl Services for HostServices {
         }
     }
 
+    fn begin_turn(&mut self) {
+        self.relay.begin_turn();
+    }
+
     fn next_deadline_ns(&self) -> Option<u64> {
         let deadlines = [self.dns.next_deadline_ns(), self.relay.next_deadline_ns()];
         deadlines.into_iter().flatten().min()
     }
 
-    fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) {
+    fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) -> bool {
         self.dns.on_timer(cx.poller, cx.now_ns);
-        self.relay.on_timer(is_frozen, cx);
+        self.relay.on_timer(is_frozen, cx)
     }
 
     fn flush(&mut self, vms: &dyn Vms, cx: &mut Context<'_>) -> bool {

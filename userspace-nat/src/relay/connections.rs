@@ -105,6 +105,7 @@ impl Relay {
             name,
             flow,
             deadline_ns: u64::MAX,
+            is_waiting: false,
             kind,
         };
         self.entries
@@ -130,14 +131,16 @@ impl Relay {
                     .sent(&mut connection.flow, segments, cx.now_ns);
                 Some(packet)
             }
-            Event::Ready(_) | Event::Answer(_) | Event::Timer => None,
+            Event::Ready(_) | Event::Answer(_) | Event::Timer | Event::Turn => None,
         };
         let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
+        let may_send = served.turn.may_send(event, self.turn);
+        link.may_send = may_send;
         let fate = match &mut connection.kind {
             Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
                 let ready = match event {
                     Event::Ready(readiness) => stream.on_ready(readiness, cx.poller, &mut link),
-                    Event::Packet(..) | Event::Answer(_) | Event::Timer => Fate::Alive,
+                    _ => Fate::Alive,
                 };
                 if ready == Fate::Alive {
                     let (fate, moved) = stream.drive(incoming, &self.limits, cx.poller, &mut link);
@@ -164,6 +167,10 @@ impl Relay {
             // `connect_on`'s.
             Kind::Connecting(_) => return,
         };
+        let has_more = link.has_more;
+        // A reset is sent besides.
+        let sent = may_send.saturating_sub(link.may_send);
+        served.turn.spend(sent, self.turn);
         tell(&mut self.packets, &mut connection.flow, served, cx);
 
         self.deadlines.remove(&(connection.deadline_ns, key));
@@ -176,6 +183,9 @@ impl Relay {
                 Kind::Connecting(_) => return,
             };
             self.deadlines.insert((connection.deadline_ns, key));
+            if has_more {
+                self.join(key);
+            }
             return;
         }
         if let Kind::Stream(stream) = &connection.kind {
@@ -199,6 +209,7 @@ impl Relay {
                     flow,
                     deadline_ns,
                     kind,
+                    ..
                 } = *connection;
                 if let Some(served) = self.vms.get_mut(&name.vm) {
                     let counts = &mut served.counts;

@@ -83,8 +83,7 @@ impl DnsStream {
     }
 
     pub(super) fn reset(&mut self, link: &mut Link<'_>) -> Fate {
-        self.endpoint.socket().abort();
-        self.endpoint.poll(None, link);
+        self.endpoint.abort(link);
         Fate::Reset
     }
 

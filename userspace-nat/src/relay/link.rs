@@ -47,6 +47,10 @@ pub(super) struct Link<'a> {
     /// The guest link's MTU, bytes.
     pub(super) mtu: usize,
     pub(super) now_ns: u64,
+    /// Packets that may still be sent, besides one in answer to what comes in.
+    pub(super) may_send: usize,
+    /// Whether there are more to be sent.
+    pub(super) has_more: bool,
 }
 
 impl<'a> Link<'a> {
@@ -56,6 +60,8 @@ impl<'a> Link<'a> {
             out,
             mtu: usize::from(vm.mtu),
             now_ns,
+            may_send: PACKETS_PER_POLL,
+            has_more: false,
         }
     }
 }
@@ -173,6 +179,13 @@ impl Endpoint {
         self.sockets.get_mut(self.handle)
     }
 
+    /// Ends it with a reset, which is sent whatever may be.
+    pub(super) fn abort(&mut self, link: &mut Link<'_>) {
+        link.may_send = link.may_send.max(1);
+        self.socket().abort();
+        self.poll(None, link);
+    }
+
     /// Takes a packet of the guest in, if one is given, and sends what is due.
     pub(super) fn poll(&mut self, incoming: Option<&[u8]>, link: &mut Link<'_>) {
         let now = instant(link.now_ns);
@@ -273,7 +286,12 @@ impl<'p> phy::Device for Wire<'p, '_, '_> {
         if self.sent == PACKETS_PER_POLL {
             return None;
         }
+        if self.link.may_send == 0 {
+            self.link.has_more = true;
+            return None;
+        }
         self.sent += 1;
+        self.link.may_send -= 1;
         Some(Slot(self.link.out))
     }
 

@@ -232,7 +232,7 @@ impl Relay {
                 }
                 Some(packet)
             }
-            Event::Ready(_) | Event::Answer(_) | Event::Timer => None,
+            Event::Ready(_) | Event::Answer(_) | Event::Timer | Event::Turn => None,
         };
         let deadline_ns = connecting.deadline_ns(self.limits.connect_ns);
         match connecting.progress(incoming, cx.now_ns >= deadline_ns) {
@@ -258,6 +258,7 @@ impl Relay {
             mut flow,
             deadline_ns,
             kind,
+            ..
         } = *connection;
         self.deadlines.remove(&(deadline_ns, key));
         self.connections.remove(&name);

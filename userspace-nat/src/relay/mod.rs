@@ -13,8 +13,8 @@
 //! VM, our address and port, and the guest's port, so that a packet costs the same however many
 //! there are. A packet that belongs to none is handed back to be refused as any other.
 //!
-//! Nothing here waits. Work per event, and memory per VM, are bounded by [`Limits`]: what exceeds
-//! them is refused with a reset, never at the cost of a connection that lives. Deadlines (smoltcp's
+//! Nothing here waits. What is sent in a turn of the engine's is bounded (`turns`), and memory per VM
+//! by [`Limits`]: what exceeds them is refused with a reset, never at the cost of a connection that lives. Deadlines (smoltcp's
 //! retransmissions, time-outs) are kept in order, one per connection. Relayed connections live and
 //! die with the engine: there is no kernel flow that could outlive it.
 use std::{
@@ -48,6 +48,7 @@ mod link;
 mod live;
 mod loopback;
 mod stream;
+mod turns;
 
 pub use limits::{Counts, Limits};
 pub use loopback::{Judges, Opening, Rejudged, Standing};
@@ -59,6 +60,7 @@ use journal::Journal;
 use link::Packets;
 use loopback::Connecting;
 use stream::Stream;
+use turns::Turn;
 
 /// Between two looks at what is due of a VM that is frozen, ns.
 const FROZEN_LOOK_NS: u64 = 1_000_000_000;
@@ -117,6 +119,10 @@ pub struct Relay {
     deadlines: BTreeSet<(u64, u32)>,
     expire_at_ns: Option<u64>,
     next_key: u32,
+    /// The engine's turn.
+    turn: u64,
+    /// VMs with connections that wait for theirs.
+    queue: VecDeque<u32>,
     questions: VecDeque<Question>,
     packets: Packets,
     journal: Journal,
@@ -130,6 +136,7 @@ struct Served {
     net: VmNet,
     next_port: u16,
     counts: Counts,
+    turn: Turn,
 }
 
 /// A connection with a guest.
@@ -158,6 +165,8 @@ struct Connection {
     name: Name,
     flow: RelayedFlow,
     deadline_ns: u64,
+    /// Whether it is among those that wait for their turn.
+    is_waiting: bool,
     kind: Kind,
 }
 
@@ -182,6 +191,8 @@ enum Event<'a> {
     Ready(Readiness),
     Answer(&'a [u8]),
     Timer,
+    /// It may send what it had to keep.
+    Turn,
 }
 
 impl Relay {
@@ -197,6 +208,8 @@ impl Relay {
             deadlines: BTreeSet::new(),
             expire_at_ns: None,
             next_key: 0,
+            turn: 0,
+            queue: VecDeque::new(),
             questions: VecDeque::new(),
             packets: Packets::default(),
             journal: Journal::default(),
@@ -238,6 +251,7 @@ impl Relay {
                 net,
                 next_port,
                 counts: Counts::default(),
+                turn: Turn::default(),
             });
     }
 
@@ -351,6 +365,9 @@ impl Relay {
 
     /// When [`Relay::on_timer`] is due, `CLOCK_MONOTONIC` ns.
     pub fn next_deadline_ns(&self) -> Option<u64> {
+        if !self.queue.is_empty() {
+            return Some(0);
+        }
         let first = self.deadlines.first().map(|(at, _)| *at);
         match (first, self.expire_at_ns) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -358,12 +375,16 @@ impl Relay {
         }
     }
 
-    /// Does what is due, as far as there is room for what is sent. `is_frozen` tells of which VMs, by row, nothing passes: their connections
-    /// are not to end for it.
-    pub fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) {
+    /// Does what is due, as far as there is room for what is sent; whether that was all for this
+    /// turn. `is_frozen` tells of which VMs, by row, nothing passes: their connections are not to end
+    /// for it.
+    pub fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) -> bool {
         while let Some((at, key)) = self.deadlines.first().copied() {
-            if at > cx.now_ns || cx.out.is_half_full() {
+            if at > cx.now_ns {
                 break;
+            }
+            if cx.out.is_half_full() {
+                return false;
             }
             self.deadlines.remove(&(at, key));
             if self.waits_for_thaw(key, is_frozen, cx.now_ns) {
@@ -376,6 +397,7 @@ impl Relay {
             }
         }
         self.expire_associations(cx.now_ns);
+        self.take_turns(cx)
     }
 
     /// Whether what is due is a frozen VM's, whose timers begin anew then.

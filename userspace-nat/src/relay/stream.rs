@@ -190,8 +190,7 @@ impl Stream {
 
     /// Ends both sides with a reset.
     pub(super) fn reset(&mut self, link: &mut Link<'_>) -> Fate {
-        self.endpoint.socket().abort();
-        self.endpoint.poll(None, link);
+        self.endpoint.abort(link);
         if let Some(host) = self.host.take() {
             reset_host(host);
         }

@@ -8,4 +8,5 @@ mod guest;
 mod live;
 mod loopback;
 mod streams;
+mod turns;
 mod world;

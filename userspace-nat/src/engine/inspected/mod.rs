@@ -170,11 +170,14 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Does what is due, as far as there is room for what is sent.
-    pub(crate) fn work_inspections(&mut self, now_ns: u64) {
+    /// Does what is due, as far as there is room for what is sent; whether that was all.
+    pub(crate) fn work_inspections(&mut self, now_ns: u64) -> bool {
         while let Some(&(at, slot)) = self.inspected.timers.first() {
-            if at > now_ns || self.out.is_half_full() {
-                return;
+            if at > now_ns {
+                break;
+            }
+            if self.out.is_half_full() {
+                return false;
             }
             let Some(mut inspection) = self.inspected.sessions.remove(&slot) else {
                 self.inspected.timers.pop_first();
@@ -207,6 +210,7 @@ impl<D: Datapath> Core<D> {
             self.conclude(&mut vm, slot, inspection, outcome, now_ns);
             self.put_vm(vm);
         }
+        true
     }
 
     /// At the start: ends the flows that a predecessor inspected, for nobody knows what of them went

@@ -106,10 +106,14 @@ impl Services for TestServices {
     fn next_deadline_ns(&self) -> Option<u64> {
         self.relay.as_ref()?.next_deadline_ns()
     }
-    fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) {
+    fn begin_turn(&mut self) {
         if let Some(relay) = &mut self.relay {
-            relay.on_timer(is_frozen, cx);
+            relay.begin_turn();
         }
+    }
+    fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) -> bool {
+        let relay = self.relay.as_mut();
+        relay.is_none_or(|r| r.on_timer(is_frozen, cx))
     }
     fn flush(&mut self, _: &dyn Vms, _: &mut Context<'_>) -> bool {
         true

@@ -135,6 +135,8 @@ pub(super) struct World {
     /// Packets for the guest since the last look, whatever became of them.
     pub(super) to_guest: Vec<Vec<u8>>,
     pub(super) over_limit: u32,
+    /// Packets of the guest's in the last step, and to it.
+    pub(super) last_step: (usize, usize),
     /// Ports of the gateway that lead to the host's loopback.
     pub(super) leads: HashMap<u16, u16>,
     /// Whether the VM is frozen: nothing passes.
@@ -155,6 +157,7 @@ impl World {
             guest: Guest::new(),
             to_guest: Vec::new(),
             over_limit: 0,
+            last_step: (0, 0),
             leads: HashMap::new(),
             frozen: false,
             down: Cable::new(
@@ -202,6 +205,7 @@ impl World {
         for client in clients {
             client.step();
         }
+        self.relay.begin_turn();
         let mut ready = Vec::new();
         self.poller.wait(Some(0), &mut ready).unwrap();
         let mut busy = !ready.is_empty();
@@ -210,8 +214,10 @@ impl World {
         }
         let frozen = self.frozen;
         self.with(|relay, cx| relay.on_timer(&|_| frozen, cx));
+        self.last_step = (0, 0);
         for packet in self.up.take(self.now_ns) {
             busy = true;
+            self.last_step.0 += 1;
             if self.frozen {
                 continue;
             }
@@ -220,6 +226,7 @@ impl World {
         }
         for frame in self.out.frames() {
             let l3 = Frame::parse(frame).unwrap().l3;
+            self.last_step.1 += 1;
             self.to_guest.push(l3.to_vec());
             if !self.frozen {
                 self.down.put(l3, self.now_ns);

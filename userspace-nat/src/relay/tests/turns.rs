@@ -1,0 +1,120 @@
+//! What a VM's connections are sent in one turn of the engine's.
+use std::net::SocketAddr;
+
+use super::{
+    super::{turns::PACKETS_PER_TURN, *},
+    guest::{Close, End},
+    world::{Client, Impairment, VM, World, bytes},
+};
+
+const CONNECTIONS: u32 = 60;
+
+/// So many clients that each send this much to a guest that reads nothing, until nothing more can
+/// be sent: windows and buffers are full.
+fn full(each: usize) -> (World, SocketAddr, Vec<Client>) {
+    let mut world = World::new(Limits::default(), Impairment::default());
+    let addr = world.forward_tcp(80);
+    let mut clients = Vec::new();
+    for seed in 0..CONNECTIONS {
+        let mut end = End::new(Vec::new(), Close::AfterPeer);
+        end.reads = false;
+        world.guest.serve(80, end);
+        let end = End::new(bytes(each, seed), Close::WhenSent);
+        clients.push(Client::connect(addr, end));
+    }
+    world.idle(&mut clients, 50);
+    assert_eq!(world.relay.counts(VM).streams, CONNECTIONS);
+    (world, addr, clients)
+}
+
+fn read_all(world: &mut World) {
+    for (_, end) in &mut world.guest.ends {
+        end.reads = true;
+    }
+}
+
+#[test]
+fn windows_that_open_together_are_filled_a_turn_about() {
+    let (mut world, _, mut clients) = full(150_000);
+    read_all(&mut world);
+    let mut most = 0;
+    world.run(&mut clients, 10_000, |world, clients| {
+        let (from_guest, to_guest) = world.last_step;
+        assert!(
+            to_guest <= PACKETS_PER_TURN + from_guest,
+            "{to_guest} packets in a turn, in which the guest sent {from_guest}"
+        );
+        most = most.max(to_guest);
+        let ends = world.guest.ends.iter();
+        clients.iter().all(|client| client.end.eof) && ends.into_iter().all(|(_, end)| end.eof)
+    });
+    assert!(
+        most >= PACKETS_PER_TURN,
+        "they had more to send than that: {most}"
+    );
+    let mut sent: Vec<&[u8]> = clients.iter().map(|c| c.end.send.as_slice()).collect();
+    let ends = world.guest.ends.iter();
+    let mut received: Vec<&[u8]> = ends.map(|(_, e)| e.received.as_slice()).collect();
+    sent.sort();
+    received.sort();
+    assert!(sent == received, "each is whole");
+    world.run(&mut clients, 70_000, |world, _| {
+        world.relay.counts(VM).streams == 0
+    });
+    world.step(&mut clients);
+    world.assert_empty();
+    assert_eq!(world.relay.next_deadline_ns(), None, "nobody waits");
+}
+
+#[test]
+fn a_connection_of_few_words_has_its_turn_among_busy_ones() {
+    const EACH: usize = 2_000_000;
+    let (mut world, addr, mut clients) = full(EACH);
+    read_all(&mut world);
+    for _ in 0..20 {
+        world.step(&mut clients);
+    }
+    assert!(
+        !world.relay.queue.is_empty(),
+        "they have more than a turn's"
+    );
+    let busy = world.guest.ends.len();
+    world
+        .guest
+        .serve(80, End::new(Vec::new(), Close::AfterPeer));
+    let word = b"a word".to_vec();
+    clients.push(Client::connect(
+        addr,
+        End::new(word.clone(), Close::WhenSent),
+    ));
+    // The SYN waits for those before it, and so does the word; each may be a window of the guest's.
+    let turns = 2 * (1 + CONNECTIONS as usize * 32_768 / 1_460 / PACKETS_PER_TURN);
+    for _ in 0..turns + 6 {
+        world.step(&mut clients);
+    }
+    let (_, end) = &world.guest.ends[busy];
+    assert_eq!(end.received, word);
+    let (_, first) = &world.guest.ends[0];
+    assert!(first.received.len() < EACH, "the others are busy still");
+}
+
+#[test]
+fn a_reset_does_not_wait() {
+    let (mut world, _, mut clients) = full(150_000);
+    read_all(&mut world);
+    // Until the turn's packets are spent.
+    world.run(&mut clients, 1_000, |world, _| {
+        !world.relay.queue.is_empty()
+    });
+    let before = world.to_guest.len();
+    let cut = world.with(|relay, cx| relay.cut(VM, cx));
+    assert_eq!(cut, CONNECTIONS as usize);
+    world.step(&mut clients);
+    let resets = world.to_guest[before..].iter().filter(|packet| {
+        let packet = Ipv4::parse(packet).and_then(Packet::parse).unwrap();
+        matches!(packet.transport, Transport::Tcp(tcp) if tcp.has(slipgate_abi::tcp::Flags::RST))
+    });
+    assert_eq!(resets.count(), CONNECTIONS as usize);
+    assert_eq!(world.relay.next_deadline_ns(), None, "nobody waits");
+    world.assert_empty();
+}
