@@ -1,19 +1,25 @@
 //! What is wrong with a flag, or with a policy file.
-use std::{fmt, path::Path};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use super::policy_file::Place;
 
-/// A value that cannot be used: which flag, what was given, what is wrong, what would do. Of a
-/// policy file: where in it.
+/// A value that cannot be used: where it was given, what is wrong, what would do.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ConfigError {
-    /// Empty: a file as a whole is meant.
-    pub(crate) flag: &'static str,
-    pub(crate) given: String,
+    at: At,
     pub(crate) problem: String,
     pub(crate) remedy: String,
-    /// Then neither `flag` nor `given` is there.
-    place: Option<Box<Place>>,
+}
+
+/// Where what was given stands.
+#[derive(Debug, PartialEq, Eq)]
+enum At {
+    Flag { flag: &'static str, given: String },
+    File(PathBuf),
+    InFile(Box<Place>),
 }
 
 impl ConfigError {
@@ -23,13 +29,8 @@ impl ConfigError {
         problem: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        Self {
-            flag,
-            given: given.to_string(),
-            problem: problem.into(),
-            remedy: remedy.into(),
-            place: None,
-        }
+        let given = given.to_string();
+        Self::at(At::Flag { flag, given }, problem, remedy)
     }
 
     /// Of a file as a whole.
@@ -38,7 +39,7 @@ impl ConfigError {
         problem: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        Self::new("", path.display(), problem, remedy)
+        Self::at(At::File(path.to_owned()), problem, remedy)
     }
 
     pub(crate) fn in_file(
@@ -46,9 +47,22 @@ impl ConfigError {
         problem: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
+        Self::at(At::InFile(Box::new(place)), problem, remedy)
+    }
+
+    fn at(at: At, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
-            place: Some(Box::new(place)),
-            ..Self::new("", "", problem, remedy)
+            at,
+            problem: problem.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    /// What was given, where a flag was.
+    pub(crate) fn given(&self) -> &str {
+        match &self.at {
+            At::Flag { given, .. } => given,
+            At::File(_) | At::InFile(_) => "",
         }
     }
 }
@@ -56,10 +70,10 @@ impl ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (problem, remedy) = (&self.problem, &self.remedy);
-        match &self.place {
-            Some(place) => write!(f, "{place}: {problem}; {remedy}\n{}", place.shown()),
-            None if self.flag.is_empty() => write!(f, "{}: {problem}; {remedy}", self.given),
-            None => write!(f, "{} {}: {problem}; {remedy}", self.flag, self.given),
+        match &self.at {
+            At::Flag { flag, given } => write!(f, "{flag} {given}: {problem}; {remedy}"),
+            At::File(path) => write!(f, "{}: {problem}; {remedy}", path.display()),
+            At::InFile(place) => write!(f, "{place}: {problem}; {remedy}\n{}", place.shown()),
         }
     }
 }

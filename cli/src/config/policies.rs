@@ -333,7 +333,7 @@ fn resolvers_of(file: &PolicyFile, dns: &Dns) -> Result<Option<Asked>, ConfigErr
         return Ok(None);
     };
     let in_file = |e: ConfigError| {
-        let problem = format!("{:?}: {}", e.given, e.problem);
+        let problem = format!("{:?}: {}", e.given(), e.problem);
         file.error(&resolvers.span(), problem, e.remedy)
     };
     match resolvers.get_ref() {

@@ -7,7 +7,7 @@ use super::is_nobodys;
 use crate::{
     args::ApplyArgs,
     control_socket::{Answer, Request, ask},
-    show::{print_once, sockets},
+    show::{print_once, sockets, table::counted},
 };
 
 /// Has the one process here that is meant read its policy anew, or another file.
@@ -16,8 +16,7 @@ pub(crate) fn run(args: &ApplyArgs) -> anyhow::Result<()> {
     let file = args.file.as_deref().map(absolute).transpose()?;
     match ask(&socket, &Request::Apply { file })? {
         Answer::Applied { cut, kept, left } => {
-            let s = |n| if n == 1 { "" } else { "s" };
-            let mut text = format!("in force: {cut} flow{} cut, {kept} go on", s(cut));
+            let mut text = format!("in force: {} cut, {kept} go on", counted(cut, "flow"));
             if left > 0 {
                 text.push_str(&format!(
                     ", {left} of them against it (on_reload = \"keep\")"

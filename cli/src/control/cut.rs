@@ -6,7 +6,7 @@ use super::ask_each;
 use crate::{
     args::CutArgs,
     control_socket::{Answer, Request, Target},
-    show::print_once,
+    show::{print_once, table::counted},
 };
 
 /// Cuts each of what is named. What fails does not keep the rest.
@@ -25,8 +25,7 @@ pub(crate) fn run(args: &CutArgs) -> anyhow::Result<()> {
     }
     // Where nothing was cut, why not says all there is.
     if flows > 0 || failed.is_empty() {
-        let s = if flows == 1 { "" } else { "s" };
-        print_once(&format!("cut {flows} flow{s}\n"))?;
+        print_once(&format!("cut {}\n", counted(flows, "flow")))?;
     }
     match failed.is_empty() {
         true => Ok(()),

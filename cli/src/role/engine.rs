@@ -96,8 +96,7 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
         ),
     ];
     for (flows, why) in ended.into_iter().filter(|(flows, _)| *flows > 0) {
-        let s = if flows == 1 { "" } else { "s" };
-        tracing::info!("{flows} flow{s} of a predecessor ended: {why}");
+        tracing::info!("of a predecessor's flows {flows} ended: {why}");
     }
     let adopted = adoption.live as u64;
     channel.send(&ToBroker::Ready { adopted }, &[])?;

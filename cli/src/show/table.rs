@@ -58,6 +58,12 @@ pub(crate) fn amount(n: u64) -> String {
     }
 }
 
+/// "1 flow", "2 flows".
+pub(crate) fn counted(n: u64, of: &str) -> String {
+    let s = if n == 1 { "" } else { "s" };
+    format!("{n} {of}{s}")
+}
+
 /// Milliseconds as "250ms", "12s", "3m04s", "2h05m".
 pub(crate) fn span(ms: u64) -> String {
     let s = ms / 1000;

@@ -13,7 +13,7 @@ use crate::{
     show::{
         flows::Flow,
         stats::VmStats,
-        table::{amount, span},
+        table::{amount, counted, span},
     },
 };
 
@@ -100,17 +100,11 @@ fn headline(state: &State) -> String {
     let paused = if state.is_paused() { "  PAUSED" } else { "" };
     format!(
         "slipgate top  {}  {}  tx {}B/s  rx {}B/s  by {order}{paused}",
-        count(vms.len(), "VM"),
-        count(state.flows().len(), "flow"),
+        counted(vms.len() as u64, "VM"),
+        counted(state.flows().len() as u64, "flow"),
         amount(tx),
         amount(rx),
     )
-}
-
-/// "1 VM", "2 VMs".
-fn count(n: usize, of: &str) -> String {
-    let s = if n == 1 { "" } else { "s" };
-    format!("{n} {of}{s}")
 }
 
 fn draw_vms(state: &State, vms: &[&VmStats], shown: usize, area: Rect, buffer: &mut Buffer) {

@@ -109,10 +109,17 @@ pub(super) struct Captures {
     copy: Vec<u8>,
 }
 
+/// What can be captured of all [`Subject`]s.
+#[derive(Clone, Copy, Debug)]
+enum Captured {
+    Flow { slot: u32, generation: u32 },
+    Vm { row: u16 },
+}
+
 #[derive(Debug)]
 struct Capture {
     key: u32,
-    subject: Subject,
+    what: Captured,
     to: OwnedFd,
     stream: Stream,
     left: Option<u64>,
@@ -138,15 +145,16 @@ impl Captures {
         if self.list.len() >= MOST_CAPTURES {
             return Err(NotCaptured::TooMany);
         }
-        let row = match request.subject {
+        let (what, row) = match request.subject {
             Subject::Flow { slot, generation } => {
                 let entry = core.flows.entry(slot);
                 let is_there = entry.is_some_and(|entry| entry.generation == generation);
                 let row = is_there.then(|| core.datapath.slot(slot).vm_row() as u16);
-                row.ok_or(NotCaptured::NoFlow)?
+                let what = Captured::Flow { slot, generation };
+                (what, row.ok_or(NotCaptured::NoFlow)?)
             }
             Subject::Relayed(_) => return Err(NotCaptured::Relayed),
-            Subject::Vm { row } => row,
+            Subject::Vm { row } => (Captured::Vm { row }, row),
         };
         let vm = core.vm(row).ok_or(NotCaptured::NoVm)?;
         let mut stream = Stream::new(BUFFER);
@@ -161,7 +169,7 @@ impl Captures {
         added.map_err(|_| NotCaptured::Socket)?;
         let capture = Capture {
             key,
-            subject: request.subject,
+            what,
             to: request.to,
             stream,
             left: request.packets,
@@ -285,14 +293,13 @@ impl Captures {
         let Some(vm) = core.vm(vm_row).filter(|vm| vm.net.id == id) else {
             return;
         };
-        let wants_flow = |c: &Capture| matches!(c.subject, Subject::Flow { .. });
+        let wants_flow = |c: &Capture| matches!(c.what, Captured::Flow { .. });
         let slot = self.list.iter().any(wants_flow).then(slot).flatten();
         let slot = slot.and_then(|slot| Some((slot, core.flows.entry(slot)?.generation)));
         for capture in &mut self.list {
-            let is_its = match capture.subject {
-                Subject::Vm { row } => row == vm_row,
-                Subject::Relayed(_) => false,
-                Subject::Flow {
+            let is_its = match capture.what {
+                Captured::Vm { row } => row == vm_row,
+                Captured::Flow {
                     slot: s,
                     generation,
                 } => slot == Some((s, generation)),
@@ -342,31 +349,29 @@ impl Captures {
 
 impl Capture {
     fn hold<D: Datapath>(&self, core: &mut Core<D>, held: bool) {
-        let slots = match self.subject {
-            Subject::Flow { slot, generation } => {
+        let slots = match self.what {
+            Captured::Flow { slot, generation } => {
                 let entry = core.flows.entry(slot);
                 let same = entry.is_some_and(|entry| entry.generation == generation);
                 if same { vec![slot] } else { Vec::new() }
             }
-            Subject::Relayed(_) => Vec::new(),
-            Subject::Vm { row } => core.flows.slots_of(row).to_vec(),
+            Captured::Vm { row } => core.flows.slots_of(row).to_vec(),
         };
         for slot in slots {
             core.flows.capture(&mut core.datapath, slot, held);
         }
-        if let Subject::Vm { row } = self.subject {
+        if let Captured::Vm { row } = self.what {
             core.capture_new_flows(row, held);
         }
     }
 
     fn is_over<D: Datapath>(&self, core: &Core<D>, now_ns: u64) -> bool {
-        let gone = match self.subject {
-            Subject::Flow { slot, generation } => {
+        let gone = match self.what {
+            Captured::Flow { slot, generation } => {
                 let entry = core.flows.entry(slot);
                 entry.is_none_or(|entry| entry.generation != generation)
             }
-            Subject::Relayed(_) => true,
-            Subject::Vm { row } => core.vm(row).is_none(),
+            Captured::Vm { row } => core.vm(row).is_none(),
         };
         gone || self.left == Some(0) || self.until_ns.is_some_and(|until| now_ns >= until)
     }

@@ -139,11 +139,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     }
 
     fn say_lost(&self, lost: u64) {
-        let s = if lost == 1 { "" } else { "s" };
         let why = self.log.last_error();
         let why = why.map_or_else(String::new, |why| format!(": {why}"));
         tracing::warn!(
-            "the flow log did not take {lost} line{s}{why}; they are lost, and counted as \
+            "the flow log did not take {lost} of its lines{why}; they are lost, and counted as \
              records_lost in `slipgate stats`"
         );
     }
