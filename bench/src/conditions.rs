@@ -51,6 +51,8 @@ pub(crate) struct Conditions {
     pub(crate) mtu: u32,
     pub(crate) small_frame_bytes: usize,
     pub(crate) offloads: &'static str,
+    /// TCP's, of all ends and of what relays.
+    pub(crate) congestion_control: String,
     pub(crate) limits: Limits,
     pub(crate) sysctl: Vec<(&'static str, String)>,
     pub(crate) commit: String,
@@ -60,16 +62,15 @@ pub(crate) struct Conditions {
     pub(crate) missing: Vec<(&'static str, String)>,
 }
 
-const SYSCTL: [&str; 5] = [
+const SYSCTL: [&str; 4] = [
     "net.core.bpf_jit_enable",
     "net.core.bpf_jit_harden",
-    "net.ipv4.tcp_congestion_control",
     "net.netfilter.nf_conntrack_max",
     "kernel.bpf_stats_enabled",
 ];
 
 impl Conditions {
-    pub(crate) fn now(pinning: Pinning, limits: Limits) -> Conditions {
+    pub(crate) fn now(pinning: Pinning, limits: Limits, congestion_control: &str) -> Conditions {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
             let line = cpuinfo.lines().find(|line| line.starts_with(name));
@@ -89,6 +90,7 @@ impl Conditions {
             small_frame_bytes: SMALL_FRAME_BYTES,
             offloads: "TAP: checksum, TSO, USO by virtio_net_hdr; uplink veth: checksum, TSO, GSO; \
                        pasta and slirp4netns have none on their TAP",
+            congestion_control: congestion_control.to_owned(),
             limits,
             sysctl: SYSCTL.into_iter().filter_map(sysctl).collect(),
             commit: asked(

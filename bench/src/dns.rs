@@ -38,6 +38,7 @@ pub(crate) fn measure(
         rounds,
         limits,
         pinning,
+        congestion_control: conditions.congestion_control.clone(),
         budget,
     };
     let cells = plan.run();

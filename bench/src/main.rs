@@ -27,7 +27,7 @@ use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use slipgate_testbed::{affinity, requirements};
+use slipgate_testbed::{CONGESTION_CONTROL, affinity, requirements};
 
 use crate::{
     conditions::{Conditions, Pinning},
@@ -71,6 +71,9 @@ struct CommandLine {
     /// No further round is begun that would end later than this, seconds
     #[arg(long, value_name = "S", default_value_t = 450)]
     budget: u64,
+    /// TCP's congestion control in guests, host and world
+    #[arg(long, value_name = "NAME", default_value = CONGESTION_CONTROL, value_parser = available)]
+    congestion_control: String,
     /// Let the scheduler place everything
     #[arg(long)]
     no_pinning: bool,
@@ -103,7 +106,7 @@ fn main() -> Result<()> {
     let wanted = |part: &str| is_wanted(part, &args.only);
     let programs = wanted(PROGRAMS);
     let workloads = chosen_workloads(&args.only)?;
-    let mut conditions = Conditions::now(pinning, limits);
+    let mut conditions = Conditions::now(pinning, limits, &args.congestion_control);
     let mut contenders = present(chosen_contenders(&args.contenders)?, &mut conditions);
     contenders.retain(|contender| {
         let mut workloads = workloads.iter();
@@ -129,6 +132,7 @@ fn main() -> Result<()> {
         rounds,
         limits,
         pinning,
+        congestion_control: args.congestion_control,
         budget: Duration::from_secs(args.budget),
     };
     let dns = match wanted(DNS) {
@@ -188,6 +192,16 @@ fn write(report: &Report, out: Option<PathBuf>) -> Result<()> {
         println!("plot  {}", svg.display());
     }
     Ok(())
+}
+
+/// A congestion control that this kernel has.
+fn available(name: &str) -> std::result::Result<String, String> {
+    let path = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+    let all = fs::read_to_string(path).map_err(|why| format!("read {path}: {why}"))?;
+    match all.split_whitespace().any(|one| one == name) {
+        true => Ok(name.to_owned()),
+        false => Err(format!("this kernel has {}", all.trim())),
+    }
 }
 
 /// Whether a list from the command line has it; an empty one has all.

@@ -102,7 +102,8 @@ pub(crate) fn measure(
     let mut cells = Vec::new();
     for round in 1..=rounds {
         for contender in present.iter().filter(|_| parts.guests) {
-            let outcome = one_boot(*contender, quick).map_err(|why| {
+            let outcome = one_boot(*contender, quick, &conditions.congestion_control);
+            let outcome = outcome.map_err(|why| {
                 eprintln!("round {round}: {}: {why:#}", contender.name());
                 // All that it said is above.
                 let why = format!("{why:#}");
@@ -152,8 +153,11 @@ fn those_of(sample: &Sample, metrics: &[Metric]) -> Sample {
     of
 }
 
-fn one_boot(contender: Contender, quick: bool) -> Result<Sample> {
+fn one_boot(contender: Contender, quick: bool, congestion_control: &str) -> Result<Sample> {
     let stand = Stand::new(contender)?;
+    for namespace in [&stand.world.host, &stand.world.net] {
+        namespace.set_congestion_control(congestion_control)?;
+    }
     let world_cpu = Placement::here().map(Placement::others);
     let serve = |port, service| {
         let start = || TcpServer::start(&stand.world.net, (SERVER, port), service);

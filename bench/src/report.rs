@@ -62,6 +62,7 @@ fn conditions(c: &Conditions) -> String {
             format!("{}, but for the rows named after theirs", c.mtu),
         ),
         ("offloads", c.offloads.to_owned()),
+        ("congestion", c.congestion_control.clone()),
         (
             "time",
             format!("bulk {:?}, others {:?} each", c.limits.bulk, c.limits.short),

@@ -33,6 +33,7 @@ pub(crate) struct Plan {
     pub(crate) rounds: usize,
     pub(crate) limits: Limits,
     pub(crate) pinning: Pinning,
+    pub(crate) congestion_control: String,
     /// No round is begun that would not end in this time, judged by the longest so far.
     pub(crate) budget: Duration,
 }
@@ -78,6 +79,7 @@ impl Plan {
     fn round(&self, round: usize, cells: &mut Vec<Cell>) {
         let set_up = |contender: &dyn Contender| {
             let stand = contender.set_up(self.pinning)?;
+            stand.set_congestion_control(&self.congestion_control)?;
             stand.hold(true)?;
             Ok(stand)
         };

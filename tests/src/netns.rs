@@ -23,6 +23,9 @@ use crate::{
     owner,
 };
 
+/// TCP's congestion control in namespaces, unless told otherwise: Linux's own default.
+pub const CONGESTION_CONTROL: &str = "cubic";
+
 /// A network namespace. Cheap to clone; gone with the last clone, socket and process in it.
 #[derive(Clone)]
 pub struct NetNs {
@@ -41,8 +44,8 @@ impl fmt::Debug for NetNs {
 }
 
 impl NetNs {
-    /// Makes a namespace with loopback up and IPv6 off on what is created in it later. `name` is
-    /// for messages only.
+    /// Makes a namespace with loopback up, IPv6 off on what is created in it later, and TCP's
+    /// congestion control as Linux has it unless told otherwise. `name` is for messages only.
     pub fn new(name: &str) -> Result<Self> {
         let fd = std::thread::scope(|scope| {
             let made = scope.spawn(|| {
@@ -67,6 +70,9 @@ impl NetNs {
             let _ = ns.sysctl(&format!("net.ipv6.conf.{scope}.disable_ipv6"), "1");
             ns.sysctl(&format!("net.ipv4.conf.{scope}.rp_filter"), "0")?;
         }
+        // Not the machine's own: BBR, for one, paces a bulk stream to a third of what the path has
+        // room for. A kernel made without it keeps what it has.
+        let _ = ns.set_congestion_control(CONGESTION_CONTROL);
         Ok(ns)
     }
 
@@ -221,6 +227,11 @@ impl NetNs {
         let path = format!("/proc/sys/{}", key.replace('.', "/"));
         self.run(|| fs::write(&path, value))
             .tried(format!("write {value} to {path}"))
+    }
+
+    /// TCP's congestion control of sockets made in the namespace from now on, as the kernel calls it.
+    pub fn set_congestion_control(&self, name: &str) -> Result<()> {
+        self.sysctl("net.ipv4.tcp_congestion_control", name)
     }
 
     /// The processes in the namespace (this one not among them).

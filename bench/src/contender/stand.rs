@@ -114,6 +114,14 @@ impl Stand {
         }
     }
 
+    /// TCP's congestion control of connections from now on, of the guest, the host and the world.
+    pub(crate) fn set_congestion_control(&self, name: &str) -> Result<()> {
+        for namespace in [&self.guest_ns, &self.world.host, &self.world.net] {
+            namespace.set_congestion_control(name)?;
+        }
+        Ok(())
+    }
+
     /// Runs `f` in the guest.
     pub(crate) fn in_guest<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         self.guest_ns.run(f)
