@@ -27,22 +27,25 @@ enum Side {
     Told,
 }
 
-const GOALS: [(&str, Measure, Side); 15] = [
+const GOALS: [(&str, Measure, Side); 17] = [
     ("bulk-up", Measure::To(REFERENCE), Side::AtLeast(1.0)),
     ("bulk-down", Measure::To(REFERENCE), Side::AtLeast(1.0)),
     ("bulk-up", Measure::To("pasta"), Side::AtLeast(3.0)),
     ("bulk-down", Measure::To("pasta"), Side::AtLeast(3.0)),
-    ("bulk-up", Measure::To("pasta-65520"), Side::AtLeast(3.0)),
-    ("bulk-down", Measure::To("pasta-65520"), Side::AtLeast(3.0)),
+    ("bulk-up", Measure::To("slirp4netns"), Side::AtLeast(2.0)),
+    ("bulk-down", Measure::To("slirp4netns"), Side::AtLeast(2.0)),
+    // Theirs with frames of 64 KB between guest and NAT, ours with the uplink's.
+    ("bulk-up", Measure::To("pasta-65520"), Side::AtLeast(1.0)),
+    ("bulk-down", Measure::To("pasta-65520"), Side::AtLeast(1.0)),
     (
         "bulk-up",
         Measure::To("slirp4netns-65520"),
-        Side::AtLeast(2.0),
+        Side::AtLeast(1.0),
     ),
     (
         "bulk-down",
         Measure::To("slirp4netns-65520"),
-        Side::AtLeast(2.0),
+        Side::AtLeast(1.0),
     ),
     (
         "connect-close p50",
