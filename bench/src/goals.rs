@@ -40,12 +40,12 @@ const GOALS: [(&str, Measure, Side); 17] = [
     (
         "bulk-up",
         Measure::To("slirp4netns-65520"),
-        Side::AtLeast(1.0),
+        Side::AtLeast(2.0),
     ),
     (
         "bulk-down",
         Measure::To("slirp4netns-65520"),
-        Side::AtLeast(1.0),
+        Side::AtLeast(2.0),
     ),
     (
         "connect-close p50",
