@@ -102,6 +102,7 @@ pub fn relay(input: &[u8]) {
 
 impl World {
     fn step(&mut self, tape: &mut Tape<'_>) {
+        self.relay.begin_turn();
         match tape.u8() % what::COUNT {
             what::SEGMENT => {
                 let segment = self.segment(tape);
@@ -330,6 +331,7 @@ impl World {
     fn end(&mut self) {
         for _ in 0..20 {
             self.now_ns += HOUR_NS;
+            self.relay.begin_turn();
             self.with(|relay, cx| relay.on_timer(&|_| false, cx));
             self.settle();
         }

@@ -175,11 +175,17 @@ impl Relay {
 
         self.deadlines.remove(&(connection.deadline_ns, key));
         if fate == Fate::Alive {
+            // One that waits is driven by its turn, not by what it would send by now.
+            let waits = has_more || connection.is_waiting;
             connection.deadline_ns = match &mut connection.kind {
-                Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
-                    stream.deadline_ns(&self.limits, cx.now_ns)
-                }
-                Kind::Dns(stream) => stream.deadline_ns(&self.limits, cx.now_ns),
+                Kind::Stream(stream) | Kind::Loopback { stream, .. } => match waits {
+                    true => stream.end_ns(&self.limits),
+                    false => stream.deadline_ns(&self.limits, cx.now_ns),
+                },
+                Kind::Dns(stream) => match waits {
+                    true => stream.end_ns(&self.limits),
+                    false => stream.deadline_ns(&self.limits, cx.now_ns),
+                },
                 Kind::Connecting(_) => return,
             };
             self.deadlines.insert((connection.deadline_ns, key));

@@ -76,10 +76,15 @@ impl DnsStream {
 
     /// When [`DnsStream::drive`] is due without any event, ns.
     pub(super) fn deadline_ns(&mut self, limits: &Limits, now_ns: u64) -> u64 {
-        let own = self.active_ns + limits.dns_idle_ns;
+        let own = self.end_ns(limits);
         self.endpoint
             .next_poll_ns(now_ns)
             .map_or(own, |at| at.min(own))
+    }
+
+    /// When it ends if nothing happens until then, ns.
+    pub(super) fn end_ns(&self, limits: &Limits) -> u64 {
+        self.active_ns + limits.dns_idle_ns
     }
 
     pub(super) fn reset(&mut self, link: &mut Link<'_>) -> Fate {
@@ -147,7 +152,7 @@ impl DnsStream {
     }
 
     fn settle(&mut self, limits: &Limits, link: &mut Link<'_>) -> Fate {
-        let idle = link.now_ns >= self.active_ns + limits.dns_idle_ns;
+        let idle = link.now_ns >= self.end_ns(limits);
         let owes_nothing = self.outstanding == 0 && self.outbox.is_empty();
         let socket = self.endpoint.socket();
         self.guest_fin |= socket.state() == State::CloseWait;
@@ -164,7 +169,8 @@ impl DnsStream {
         }
         self.endpoint.poll(None, link);
         match self.endpoint.socket().state() {
-            State::Closed | State::TimeWait => Fate::Closed,
+            State::Closed => Fate::Closed,
+            State::TimeWait if self.endpoint.has_acknowledged(link.now_ns) => Fate::Closed,
             _ => Fate::Alive,
         }
     }

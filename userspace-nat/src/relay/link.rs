@@ -9,9 +9,12 @@ use smoltcp::{
     wire::{HardwareAddress, IpAddress, IpCidr},
 };
 
-use slipgate_abi::tcp::Phase;
+use slipgate_abi::tcp::{Flags, Phase};
 
-use crate::vm::VmNet;
+use crate::{
+    packet::{Ipv4, Packet, Transport, transport::Tcp},
+    vm::VmNet,
+};
 
 /// Most packets that one connection sends in one go; a guest that announces a tiny MSS would
 /// otherwise turn a buffer into tens of thousands.
@@ -47,7 +50,7 @@ pub(super) struct Link<'a> {
     /// The guest link's MTU, bytes.
     pub(super) mtu: usize,
     pub(super) now_ns: u64,
-    /// Packets that may still be sent, besides one in answer to what comes in.
+    /// Packets that may still be sent, besides those smoltcp answers at once with.
     pub(super) may_send: usize,
     /// Whether there are more to be sent.
     pub(super) has_more: bool,
@@ -81,6 +84,8 @@ pub(super) struct Endpoint {
     /// The connection's state and how much is in its buffers; and since when.
     condition: (tcp::State, usize, usize),
     condition_since_ns: u64,
+    /// What the guest acknowledged last, while all but our FIN is acknowledged.
+    acknowledged: Option<u32>,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -172,6 +177,7 @@ impl Endpoint {
             owed_since_ns: None,
             condition: (tcp::State::Closed, 0, 0),
             condition_since_ns: link.now_ns,
+            acknowledged: None,
         }
     }
 
@@ -192,6 +198,7 @@ impl Endpoint {
         if incoming.is_some() {
             self.heard_ns = link.now_ns;
         }
+        let incoming = incoming.filter(|packet| !self.repeats_for_nothing(packet));
         self.interface
             .poll(now, &mut Wire::new(incoming, link), &mut self.sockets);
         self.owed_since_ns = match (self.is_owed(), self.owed_since_ns) {
@@ -230,12 +237,36 @@ impl Endpoint {
     }
 
     fn is_owed(&mut self) -> bool {
-        let socket = self.socket();
-        let fin_is_out = matches!(
-            socket.state(),
+        self.fin_is_out() || self.socket().send_queue() > 0
+    }
+
+    fn fin_is_out(&mut self) -> bool {
+        matches!(
+            self.socket().state(),
             tcp::State::FinWait1 | tcp::State::Closing | tcp::State::LastAck
-        );
-        fin_is_out || socket.send_queue() > 0
+        )
+    }
+
+    /// Whether a packet says again what the guest has acknowledged, and nothing else, when all that is
+    /// not is our FIN. At the third such one smoltcp 0.14 would stop the timer by which it sends the
+    /// FIN again, to send data at once of which there is none.
+    fn repeats_for_nothing(&mut self, packet: &[u8]) -> bool {
+        if !self.fin_is_out() || self.socket().send_queue() > 0 {
+            return false;
+        }
+        let Some(tcp) = tcp_of(packet) else {
+            return false;
+        };
+        let before = self.acknowledged.replace(tcp.acknowledgement);
+        tcp.flags == Flags::ACK && tcp.payload_len == 0 && before == Some(tcp.acknowledgement)
+    }
+
+    /// Whether nothing is left to be sent in TIME-WAIT: smoltcp delays an ACK by 10 ms, and waits for
+    /// 10 s after the last one.
+    pub(super) fn has_acknowledged(&mut self, now_ns: u64) -> bool {
+        const SOON_NS: u64 = 1_000_000_000;
+        self.next_poll_ns(now_ns)
+            .is_none_or(|at| at > now_ns + SOON_NS)
     }
 
     /// When to poll again, ns.
@@ -243,6 +274,14 @@ impl Endpoint {
         let at = self.interface.poll_at(instant(now_ns), &self.sockets)?;
         let at_ns = u64::try_from(at.total_micros()).unwrap_or(0) * 1_000;
         Some(at_ns.max(now_ns + BREATHER_NS))
+    }
+}
+
+/// The segment in a packet.
+pub(super) fn tcp_of(packet: &[u8]) -> Option<Tcp> {
+    match Packet::parse(Ipv4::parse(packet).ok()?).ok()?.transport {
+        Transport::Tcp(tcp) => Some(tcp),
+        _ => None,
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
     forward::relay_token,
     host_socket,
     journal::{By, Ends, Held},
-    link::{Buffers, Endpoint, Link},
+    link::{Buffers, Endpoint, Link, tcp_of},
     stream::Stream,
 };
 use crate::{
@@ -114,13 +114,6 @@ impl Connecting {
             Ok(false) if !due => Progress::Waits,
             Ok(false) | Err(_) => Progress::Refused,
         }
-    }
-}
-
-fn tcp_of(packet: &[u8]) -> Option<Tcp> {
-    match Packet::parse(Ipv4::parse(packet).ok()?).ok()?.transport {
-        Transport::Tcp(tcp) => Some(tcp),
-        _ => None,
     }
 }
 

@@ -14,9 +14,9 @@
 //! there are. A packet that belongs to none is handed back to be refused as any other.
 //!
 //! Nothing here waits. What is sent in a turn of the engine's is bounded (`turns`), and memory per VM
-//! by [`Limits`]: what exceeds them is refused with a reset, never at the cost of a connection that lives. Deadlines (smoltcp's
-//! retransmissions, time-outs) are kept in order, one per connection. Relayed connections live and
-//! die with the engine: there is no kernel flow that could outlive it.
+//! by [`Limits`]: what exceeds them is refused with a reset, never at the cost of a connection that
+//! lives. Deadlines (smoltcp's retransmissions, time-outs) are kept in order, one per connection.
+//! Relayed connections live and die with the engine: there is no kernel flow that could outlive it.
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     net::{Ipv4Addr, SocketAddrV4, TcpListener},

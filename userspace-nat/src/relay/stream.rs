@@ -165,7 +165,7 @@ impl Stream {
     }
 
     /// When it ends if nothing happens until then, ns.
-    fn end_ns(&self, limits: &Limits) -> u64 {
+    pub(super) fn end_ns(&self, limits: &Limits) -> u64 {
         if !self.established {
             return self.opened_ns + limits.connect_ns;
         }
@@ -258,8 +258,10 @@ impl Stream {
         match state {
             State::Closed if both_ended => return Fate::Closed,
             State::Closed => return self.reset(link),
-            // The guest needs nothing more of us than an ACK, which has just gone out.
-            State::TimeWait if both_ended => return Fate::Closed,
+            // The guest needs nothing more of us than an ACK.
+            State::TimeWait if both_ended && self.endpoint.has_acknowledged(link.now_ns) => {
+                return Fate::Closed;
+            }
             _ => {}
         }
         let overdue = link.now_ns >= self.end_ns(limits);

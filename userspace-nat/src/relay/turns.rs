@@ -5,18 +5,19 @@
 //! VMs too; and a guest that opens the windows of hundreds of connections together would have what
 //! their buffers hold sent in one go. So in each turn of the engine's a VM's connections are sent
 //! [`PACKETS_PER_TURN`] at most. One that has more joins its VM's queue and goes on when it is its
-//! turn, in this turn of the engine's or in the next, behind those that wait already: until then it
-//! takes in what the guest sends, and acknowledges it, but sends nothing of its own. So neither does
+//! turn, in this turn of the engine's or in the next, behind those that wait already. So neither does
 //! a VM with many connections hold up the others, nor a busy connection of a VM its neighbours.
 //!
-//! Resets are sent at once: there is one of them a connection.
+//! Two things do not wait. For each packet of the guest's its connection may send one: smoltcp
+//! acknowledges by what it sends, and forgets a fast retransmission that it can't send at once. And a
+//! reset is sent, of which there is one a connection.
 use std::collections::VecDeque;
 
 use super::{Entry, Event, Relay};
 use crate::engine::Context;
 
-/// Packets that a VM's connections are sent in one turn of the engine's, besides one in answer to
-/// each of the guest's.
+/// Packets that a VM's connections are sent in one turn of the engine's, besides one for each of the
+/// guest's.
 pub(super) const PACKETS_PER_TURN: usize = 256;
 
 /// A VM's part.
@@ -41,10 +42,11 @@ impl Turn {
 
     /// How many packets a connection may send for an event, in this turn of the engine's.
     pub(super) fn may_send(&self, event: Event<'_>, number: u64) -> usize {
+        let at_least = usize::from(matches!(event, Event::Packet(..)));
         match event {
             Event::Turn => self.left(number),
-            _ if self.waiting.is_empty() => self.left(number),
-            _ => 0,
+            _ if self.waiting.is_empty() => self.left(number).max(at_least),
+            _ => at_least,
         }
     }
 

@@ -1,5 +1,6 @@
 //! Ports of the gateway that lead to the host's loopback: who is let in, and for how long.
 use std::{
+    collections::BTreeMap,
     io::{ErrorKind, Read, Write as _},
     net::{TcpListener, UdpSocket},
     time::Duration,
@@ -297,59 +298,78 @@ fn what_is_strict_with_a_vm_leaves_none_of_its_connections() {
     assert_eq!(flows, [0, 1]);
 }
 
-/// What a VM's connections have to say at once is more than there is room for; it is not another's
-/// answers that are lost for it, or wait until all is said.
+/// What the connections of two VMs have to say at once is more than there is room for; it is not
+/// others' answers that are lost for it, or wait until all is said.
 #[test]
-fn what_is_relayed_for_one_vm_takes_no_room_of_anothers_answers() {
+fn what_is_relayed_takes_no_room_of_other_answers() {
     const CONNECTIONS: u16 = 40;
-    /// The relay's for a turn, and an answer to each of the guest's packets.
+    const QUESTIONS: u16 = 20;
+    /// The relay's for a turn, and one for each of the guest's packets.
     const OF_A_TURN: usize = 256 + CONNECTIONS as usize;
     let (listener, port) = service();
     let mut rig = Rig::with(setup(port, vec![]));
     let mut held = Vec::new();
-    let mut next = Vec::new();
-    for n in 0..CONNECTIONS {
-        next.push(rig.enter(1, 40_000 + n));
-        held.push(accepted(&listener));
+    let mut next = BTreeMap::new();
+    for (row, vm) in [(1, 101), (2, 102)] {
+        for from in 40_000..40_000 + CONNECTIONS {
+            next.insert((vm, from), rig.enter(row, from));
+            held.push(accepted(&listener));
+        }
     }
     for stream in &mut held {
         stream.write_all(&[7; 120_000]).unwrap();
     }
     rig.turn();
-    for (_, packet) in rig.at_guest() {
-        let packet = Packet::parse(Ipv4::parse(&packet).unwrap()).unwrap();
-        let Transport::Tcp(tcp) = packet.transport else {
-            continue;
-        };
-        let at = &mut next[usize::from(tcp.destination - 40_000)];
+    let told = |rig: &mut Rig| {
+        let told = rig.at_guest().into_iter();
+        let told = told.map(|(vm, packet)| {
+            let packet = Packet::parse(Ipv4::parse(&packet).unwrap()).unwrap();
+            match packet.transport {
+                Transport::Tcp(tcp) => (vm, tcp),
+                other => panic!("{other:?}"),
+            }
+        });
+        told.collect::<Vec<_>>()
+    };
+    for (vm, tcp) in told(&mut rig) {
+        let at = next.get_mut(&(vm, tcp.destination)).unwrap();
         *at = at.wrapping_add(tcp.payload_len as u32);
     }
-    // All windows open in one batch, between a neighbour's questions.
+    // All windows open in one batch, between questions to a closed port.
     {
         let mut kernel = rig.kernel.borrow_mut();
         let vnet = VirtioNetHdr::default();
-        for n in 0..CONNECTIONS {
-            let at = next[usize::from(n)];
-            let mut more = ack((GUEST, 40_000 + n), TO, 0, 8, at);
+        for ((vm, from), at) in next {
+            let mut more = ack((GUEST, from), TO, 0, 8, at);
             more[34..36].fill(0xff);
-            kernel.guest_sends(1, vnet, &more);
-            let knock = syn((GUEST, 50_000 + n), (GATEWAY, 1), 7);
-            kernel.guest_sends(2, vnet, &knock);
+            kernel.guest_sends((vm - 100) as u16, vnet, &more);
+        }
+        for from in 50_000..50_000 + QUESTIONS {
+            kernel.guest_sends(2, vnet, &syn((GUEST, from), (GATEWAY, 1), 7));
         }
     }
     rig.turn();
-    let told = rig.at_guest();
-    let of = |id| told.iter().filter(|(vm, _)| *vm == id).count();
-    assert_eq!(of(102), usize::from(CONNECTIONS));
-    let mut segments = of(101);
-    assert!(segments <= OF_A_TURN, "{segments} in one turn");
-    for _ in 0..8 {
+    let mut all = Vec::new();
+    for turn in 0..8 {
+        let told = told(&mut rig);
+        let of = |id| told.iter().filter(|(vm, _)| *vm == id).count();
+        let (first, second) = (of(101), of(102));
+        let answered = told.iter().filter(|(_, tcp)| tcp.destination >= 50_000);
+        let answered = answered.count();
+        assert_eq!(answered, usize::from(QUESTIONS) * usize::from(turn == 0));
+        let most = first.max(second - answered);
+        assert!(most <= OF_A_TURN, "{most} in turn {turn}");
+        all.push([first, second - answered]);
         rig.turn();
-        let more = rig.at_guest().len();
-        assert!(more <= OF_A_TURN, "{more} in one turn");
-        segments += more;
     }
-    assert!(segments > 1_024, "{segments} in all");
+    assert!(
+        all[0].iter().sum::<usize>() >= 512,
+        "as much as fills half: {all:?}"
+    );
+    for vm in [0, 1] {
+        let segments: usize = all.iter().map(|turn| turn[vm]).sum();
+        assert!(segments > 1_024, "{all:?}");
+    }
     let busy = [1, 2].map(|row| rig.dropped(row, DropReason::EngineBusy));
     assert_eq!(busy, [0, 0]);
 }

@@ -33,51 +33,67 @@ fn read_all(world: &mut World) {
     }
 }
 
-#[test]
-fn windows_that_open_together_are_filled_a_turn_about() {
-    let (mut world, _, mut clients) = full(150_000);
-    read_all(&mut world);
-    let mut most = 0;
-    world.run(&mut clients, 10_000, |world, clients| {
+/// All of them have everything, and nobody is left.
+fn complete(world: &mut World, clients: &mut [Client], most_ms: u64) {
+    world.run(clients, most_ms, |world, clients| {
         let (from_guest, to_guest) = world.last_step;
         assert!(
             to_guest <= PACKETS_PER_TURN + from_guest,
             "{to_guest} packets in a turn, in which the guest sent {from_guest}"
         );
-        most = most.max(to_guest);
-        let ends = world.guest.ends.iter();
-        clients.iter().all(|client| client.end.eof) && ends.into_iter().all(|(_, end)| end.eof)
+        let mut ends = world.guest.ends.iter().map(|(_, end)| end);
+        assert!(
+            clients.iter().all(|client| !client.end.reset),
+            "none is reset"
+        );
+        clients.iter().all(|client| client.end.eof) && ends.all(|end| end.eof)
     });
-    assert!(
-        most >= PACKETS_PER_TURN,
-        "they had more to send than that: {most}"
-    );
     let mut sent: Vec<&[u8]> = clients.iter().map(|c| c.end.send.as_slice()).collect();
     let ends = world.guest.ends.iter();
     let mut received: Vec<&[u8]> = ends.map(|(_, e)| e.received.as_slice()).collect();
     sent.sort();
     received.sort();
     assert!(sent == received, "each is whole");
-    world.run(&mut clients, 70_000, |world, _| {
+    world.run(clients, 70_000, |world, _| {
         world.relay.counts(VM).streams == 0
     });
-    world.step(&mut clients);
+    world.step(clients);
     world.assert_empty();
     assert_eq!(world.relay.next_deadline_ns(), None, "nobody waits");
+}
+
+/// Steps until a turn's packets are spent and connections wait.
+fn until_they_wait(world: &mut World, clients: &mut [Client]) {
+    read_all(world);
+    world.run(clients, 1_000, |world, _| !world.relay.queue.is_empty());
+}
+
+#[test]
+fn windows_that_open_together_are_filled_a_turn_about() {
+    let (mut world, _, mut clients) = full(150_000);
+    until_they_wait(&mut world, &mut clients);
+    assert!(world.last_step.1 >= PACKETS_PER_TURN);
+    complete(&mut world, &mut clients, 10_000);
+    assert_eq!(
+        world.strays, 0,
+        "each of the guest's last packets was awaited, and answered"
+    );
+}
+
+/// What is to be sent again at once is, whoever's turn it is: smoltcp would forget it.
+#[test]
+fn what_is_lost_among_many_is_sent_again() {
+    let (mut world, _, mut clients) = full(150_000);
+    world.lose(2);
+    until_they_wait(&mut world, &mut clients);
+    complete(&mut world, &mut clients, 50_000);
 }
 
 #[test]
 fn a_connection_of_few_words_has_its_turn_among_busy_ones() {
     const EACH: usize = 2_000_000;
     let (mut world, addr, mut clients) = full(EACH);
-    read_all(&mut world);
-    for _ in 0..20 {
-        world.step(&mut clients);
-    }
-    assert!(
-        !world.relay.queue.is_empty(),
-        "they have more than a turn's"
-    );
+    until_they_wait(&mut world, &mut clients);
     let busy = world.guest.ends.len();
     world
         .guest
@@ -101,20 +117,28 @@ fn a_connection_of_few_words_has_its_turn_among_busy_ones() {
 #[test]
 fn a_reset_does_not_wait() {
     let (mut world, _, mut clients) = full(150_000);
-    read_all(&mut world);
-    // Until the turn's packets are spent.
-    world.run(&mut clients, 1_000, |world, _| {
-        !world.relay.queue.is_empty()
-    });
+    until_they_wait(&mut world, &mut clients);
     let before = world.to_guest.len();
-    let cut = world.with(|relay, cx| relay.cut(VM, cx));
-    assert_eq!(cut, CONNECTIONS as usize);
+    for client in clients.drain(..) {
+        stream::reset_host(client.stream);
+    }
     world.step(&mut clients);
     let resets = world.to_guest[before..].iter().filter(|packet| {
         let packet = Ipv4::parse(packet).and_then(Packet::parse).unwrap();
         matches!(packet.transport, Transport::Tcp(tcp) if tcp.has(slipgate_abi::tcp::Flags::RST))
     });
     assert_eq!(resets.count(), CONNECTIONS as usize);
+    world.step(&mut clients);
     assert_eq!(world.relay.next_deadline_ns(), None, "nobody waits");
     world.assert_empty();
+}
+
+#[test]
+fn a_vm_that_goes_while_its_connections_wait_is_forgotten() {
+    let (mut world, _, mut clients) = full(150_000);
+    until_they_wait(&mut world, &mut clients);
+    world.with(|relay, cx| relay.remove_vm(VM, cx));
+    world.step(&mut clients);
+    assert_eq!(world.relay.next_deadline_ns(), None, "nobody waits");
+    assert_eq!(world.relay.entries.len(), 0);
 }

@@ -135,6 +135,8 @@ pub(super) struct World {
     /// Packets for the guest since the last look, whatever became of them.
     pub(super) to_guest: Vec<Vec<u8>>,
     pub(super) over_limit: u32,
+    /// Packets of the guest's that were no connection's.
+    pub(super) strays: u32,
     /// Packets of the guest's in the last step, and to it.
     pub(super) last_step: (usize, usize),
     /// Ports of the gateway that lead to the host's loopback.
@@ -157,6 +159,7 @@ impl World {
             guest: Guest::new(),
             to_guest: Vec::new(),
             over_limit: 0,
+            strays: 0,
             last_step: (0, 0),
             leads: HashMap::new(),
             frozen: false,
@@ -223,6 +226,7 @@ impl World {
             }
             let taken = self.offer(&packet);
             self.over_limit += u32::from(taken == Taken::OverLimit);
+            self.strays += u32::from(taken == Taken::No);
         }
         for frame in self.out.frames() {
             let l3 = Frame::parse(frame).unwrap().l3;
@@ -312,8 +316,13 @@ impl World {
 
     /// From now on nothing gets through.
     pub(super) fn fall_silent(&mut self) {
-        self.down.impairment.loss = 100;
-        self.up.impairment.loss = 100;
+        self.lose(100);
+    }
+
+    /// From now on so many of a hundred packets are lost, each way.
+    pub(super) fn lose(&mut self, percent: u64) {
+        self.down.impairment.loss = percent;
+        self.up.impairment.loss = percent;
     }
 
     /// Lets the clock run.
