@@ -39,6 +39,7 @@ mod bpf_log;
 pub mod btf;
 pub mod device;
 mod error;
+mod fingerprint;
 pub mod guest_tap;
 pub mod host;
 pub mod layout;

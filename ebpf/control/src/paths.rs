@@ -4,9 +4,7 @@
 //! has a directory of its own, named by the namespace's inode number.
 
 use std::{
-    fs,
-    hash::{DefaultHasher, Hash, Hasher},
-    io,
+    fs, io,
     net::{Ipv4Addr, UdpSocket},
     os::fd::AsRawFd,
     os::unix::ffi::OsStrExt,
@@ -14,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Error, Result, load::BUILD_FILE};
+use crate::{Error, Result, fingerprint::fingerprint, load::BUILD_FILE};
 
 mod abandoned;
 
@@ -137,9 +135,7 @@ impl Paths {
 
 /// What tells the locks of one pin directory from those of another.
 fn hash_of(pin_dir: &Path) -> String {
-    let mut hash = DefaultHasher::new();
-    pin_dir.hash(&mut hash);
-    format!("{:016x}", hash.finish())
+    fingerprint(pin_dir.as_os_str().as_bytes())
 }
 
 /// The path without links, dots and relative parts, as far as it exists.

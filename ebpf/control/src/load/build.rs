@@ -1,13 +1,8 @@
 //! Which build the pinned programs are of.
 
-use std::{
-    fs,
-    hash::{DefaultHasher, Hash, Hasher},
-    os::fd::OwnedFd,
-    path::PathBuf,
-};
+use std::{fs, os::fd::OwnedFd, path::PathBuf};
 
-use crate::{Error, Paths, Result, attach::Program, bpf, object, paths};
+use crate::{Error, Paths, Result, attach::Program, bpf, fingerprint::fingerprint, object, paths};
 
 /// In the run directory.
 pub(crate) const BUILD_FILE: &str = "programs-build";
@@ -18,9 +13,7 @@ fn build_path(paths: &Paths) -> PathBuf {
 }
 
 fn this_build() -> String {
-    let mut hash = DefaultHasher::new();
-    object::bytes(false).hash(&mut hash);
-    format!("{:016x}", hash.finish())
+    fingerprint(object::bytes(false))
 }
 
 /// Whether all programs are pinned and of this build.
