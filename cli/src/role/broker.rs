@@ -176,19 +176,24 @@ impl Broker {
         let owner = owner.and_then(|uid| uid.parse().ok());
         let owner = owner.unwrap_or_else(|| nix::unistd::getuid().as_raw());
         let socket = format!("{}.sock", attached.owner.row());
-        let control = ControlServer::bind(&attached.datapath.paths().run_dir.join(socket), owner)?;
+        let socket = attached.datapath.paths().run_dir.join(socket);
         let reserved_ports = bound_ports::bound(&attached.config.nat_ports);
-        let started = EngineProcess::start(&attached, &reserved_ports, log)
-            .and_then(|mut engine| Ok((engine.await_ready(ENGINE_WITHIN)?, engine)));
-        let (adopted, engine) = match started {
+        let start = |attached: &mut Attached| {
+            let control = ControlServer::bind(&socket, owner)?;
+            let mut engine = EngineProcess::start(attached, &reserved_ports, log)?;
+            let adopted = engine.await_ready(ENGINE_WITHIN)?;
+            attached.write_forwards()?;
+            // Adopted flows and the engine's first ones may have claimed next hops.
+            attached.refresh_next_hops()?;
+            anyhow::Ok((control, engine, adopted))
+        };
+        let (control, engine, adopted) = match start(&mut attached) {
             Ok(started) => started,
             Err(e) => {
-                drop(control);
                 attached.give_up();
                 return Err(e);
             }
         };
-        attached.write_forwards()?;
         if attached.owner.adopted() && !attached.config.new_vms {
             match adopted {
                 0 => tracing::info!("took over from a predecessor; none of its flows lives on"),
@@ -211,16 +216,18 @@ impl Broker {
             look_due: Instant::now() + LOOK_EVERY,
             metrics: None,
         };
-        // Adopted flows and the engine's first ones may have claimed next hops.
-        broker.attached.refresh_next_hops()?;
         broker.attached.close_departed()?;
         if let Err(e) = broker.attached.serve_taps() {
-            let Some(vm) = &mut broker.vm else {
-                return Err(e);
+            let goes_on = broker.vm.is_none() && broker.attached.owner.adopted();
+            let e = match &mut broker.vm {
+                Some(vm) => vm.blame(e),
+                None => e,
             };
-            let e = vm.blame(e);
-            // No flow goes on for a guest that never ran. What fails here is not what went wrong.
-            let _ = broker.stop(OnExit::Detach);
+            // A predecessor's flows go on; none does for a guest that never ran. What fails here is
+            // not what went wrong.
+            if !goes_on {
+                let _ = broker.stop(OnExit::Detach);
+            }
             return Err(e);
         }
         broker.attached.forget_former();

@@ -1,6 +1,10 @@
 //! TAPs that are not as they should be: nobody behind them, or no program before them.
 
-use std::{fs, net::UdpSocket, time::Duration};
+use std::{
+    fs,
+    net::{TcpListener, UdpSocket},
+    time::Duration,
+};
 
 use slipgate_testbed::{
     Guest, GuestConfig, NetNs, PinDir, Slipgate, World, WorldConfig,
@@ -155,4 +159,46 @@ fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
     host.output(tc).unwrap();
     send(5_000);
     assert_eq!(left(), before + 1);
+}
+
+/// Of two TAPs the second one is another process's: the first one is let go, and that process goes on.
+#[test]
+fn a_start_that_fails_leaves_nothing() {
+    require_root_and_tun!();
+    let world = World::new().unwrap();
+    let [guest, _other] =
+        ["tap0", "tap1"].map(|tap| Guest::new(&world, GuestConfig::new(tap)).unwrap());
+    let pins = PinDir::new().unwrap();
+    let attach = |args: &[&str]| {
+        let args = [&["--uplink", UPLINK], args].concat();
+        Slipgate::attach(&world.host, &pins, &args)
+    };
+    let left = || {
+        let links = world.host.ip("-brief link show").unwrap();
+        let names = links.lines().filter_map(|line| line.split(' ').next());
+        (names.map(str::to_owned).collect::<Vec<_>>(), pins.pins())
+    };
+    let nothing = left();
+    let mut slipgate = attach(&["--vm", "name=a,tap=tap0"]).unwrap();
+    let only_its = left();
+    let failed = attach(&["--vm", "name=b,tap=tap1", "--vm", "name=c,tap=tap0"]);
+    let why = failed.err().unwrap().to_string();
+    assert!(why.contains("is served already, as the VM `a`"), "{why}");
+    assert_eq!(left(), only_its, "{why}");
+    let rows = slipgate.stats().unwrap()["vms"].clone();
+    assert_eq!(rows.as_array().unwrap().len(), 1, "{rows}");
+    let echo = UdpServer::start(&world.net, (SERVER, 8), UdpService::Echo).unwrap();
+    let served = guest
+        .run(|| udp::probe(echo.address(), b"x", WAIT))
+        .unwrap();
+    assert!(matches!(served, UdpOutcome::Answered(_)), "{served:?}");
+    slipgate.stop().unwrap();
+    assert_eq!(left(), nothing);
+
+    // Nobody else is there, and a port is taken.
+    let taken = world.host.run(|| TcpListener::bind("127.0.0.1:0")).unwrap();
+    let forward = format!("tcp:{}:80", taken.local_addr().unwrap());
+    let failed = attach(&["--vm", "name=b,tap=tap1", "--forward", &forward]);
+    let why = failed.err().unwrap().to_string();
+    assert_eq!(left(), nothing, "{why}");
 }

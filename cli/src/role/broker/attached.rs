@@ -146,20 +146,23 @@ impl Attached {
         }
         let run_dirs = slipgate_control::paths::sweep_run_dirs();
         tracing::debug!("removed {run_dirs} directories of locks that dead processes left");
-        datapath.remove_defunct()?;
-        let port = EnginePort::open(owner.row()).context("making the engine port")?;
-        owner.set_port(datapath.maps(), port.ifindex);
         let texts: Vec<String> = policies.texts().chain(forward_texts(&config)).collect();
-        let writer = rule_texts::Writer {
-            paths: &paths,
-            row: owner.row(),
-            own: &[],
-            kept: &[],
+        let Made {
+            port,
+            next_hops,
+            rule_base,
+        } = match Made::new(&datapath, &owner, &texts) {
+            Ok(made) => made,
+            Err(e) => {
+                if !owner.adopted() {
+                    warn_of_rest(datapath.remove_if_last(owner).map_err(Into::into));
+                }
+                return Err(e);
+            }
         };
-        let rule_base = rule_texts::write(datapath.maps(), &texts, writer)?;
         let run = rule_base..rule_base + texts.len() as u32;
         let mut attached = Self {
-            next_hops: NextHops::new(owner.row())?,
+            next_hops,
             vms: Vec::new(),
             datapath,
             owner,
@@ -181,15 +184,25 @@ impl Attached {
             hook,
             config,
         };
-        attached.port.serve(&attached.datapath, hook)?;
-        attached.open_vms()?;
-        attached.set_rates();
-        attached.write_denied()?;
-        attached.attach_uplink()?;
-        attached.refresh_next_hops()?;
-        let local = attached.network_view().local;
-        attached.policies.set_local(&local);
-        Ok(attached)
+        match attached.begin() {
+            Ok(()) => Ok(attached),
+            Err(e) => {
+                attached.give_up();
+                Err(e)
+            }
+        }
+    }
+
+    fn begin(&mut self) -> anyhow::Result<()> {
+        self.port.serve(&self.datapath, self.hook)?;
+        self.open_vms()?;
+        self.set_rates();
+        self.write_denied()?;
+        self.attach_uplink()?;
+        self.refresh_next_hops()?;
+        let local = self.network_view().local;
+        self.policies.set_local(&local);
+        Ok(())
     }
 
     fn open_vms(&mut self) -> anyhow::Result<()> {
@@ -458,9 +471,7 @@ impl Attached {
         if self.owner.adopted() {
             return;
         }
-        if let Err(e) = self.detach() {
-            tracing::warn!("taking down what the start had made: {e:#}");
-        }
+        warn_of_rest(self.detach());
     }
 
     /// Puts the guard on TAPs whose VMM has turned segmentation off since, or takes it off.
@@ -521,6 +532,39 @@ impl Attached {
         let last = self.datapath.remove_if_last(self.owner);
         first_error?;
         Ok(last?)
+    }
+}
+
+/// What a process makes for itself, whomever it serves.
+struct Made {
+    port: EnginePort,
+    next_hops: NextHops,
+    rule_base: u32,
+}
+
+impl Made {
+    fn new(datapath: &Datapath, owner: &Owner, texts: &[String]) -> anyhow::Result<Self> {
+        datapath.remove_defunct()?;
+        let port = EnginePort::open(owner.row()).context("making the engine port")?;
+        owner.set_port(datapath.maps(), port.ifindex);
+        let writer = rule_texts::Writer {
+            paths: datapath.paths(),
+            row: owner.row(),
+            own: &[],
+            kept: &[],
+        };
+        Ok(Self {
+            rule_base: rule_texts::write(datapath.maps(), texts, writer)?,
+            next_hops: NextHops::new(owner.row())?,
+            port,
+        })
+    }
+}
+
+/// A start that failed says why it did; what of it stays is said besides.
+fn warn_of_rest(taken_down: anyhow::Result<bool>) {
+    if let Err(e) = taken_down {
+        tracing::warn!("taking down what the start had made: {e:#}");
     }
 }
 
