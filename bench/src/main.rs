@@ -200,7 +200,7 @@ fn available(name: &str) -> std::result::Result<String, String> {
     let all = fs::read_to_string(path).map_err(|why| format!("read {path}: {why}"))?;
     match all.split_whitespace().any(|one| one == name) {
         true => Ok(name.to_owned()),
-        false => Err(format!("this kernel has {}", all.trim())),
+        false => Err(format!("this kernel has loaded {}", all.trim())),
     }
 }
 

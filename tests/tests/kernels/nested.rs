@@ -21,8 +21,8 @@ const OUTER: &str = "nohz=off highres=off audit=1 loglevel=6";
 /// Boots until one goes well. What is emulated (QEMU 7.2's SVM, two CPUs in two threads) breaks down
 /// now and then on a quiet machine: with nested paging one boot in five ended in a triple fault of the
 /// inner Debian, or of the outer one, in which slipgate is but processes; without it one CPU was left
-/// without interrupts once. That alone is repeated ([`broke_down`]), not a check that fails, nor what
-/// slipgate says of itself. One boot ended by a forbidden system call of the VMM, which nothing else has
+/// without interrupts once. That alone is repeated ([`broke_down`]), each time told whole, not a check that
+/// fails. One boot ended by a forbidden system call of the VMM, which nothing else has
 /// shown and which is not explained: the outer kernel's audit names such a call.
 const BOOTS: usize = 3;
 
