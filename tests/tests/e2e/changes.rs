@@ -113,8 +113,7 @@ fn a_frozen_vm_is_silent_until_it_is_thawed_over_a_crash_too() {
         stand.slipgate.engine_pid().is_none().then_some(())
     });
     stand.again();
-    let said = stand.slipgate.stderr();
-    assert!(said.contains("tap0 is frozen"), "{said}");
+    stand.says("tap0 is frozen");
     silent(&stand);
     stand.slipgate.run(&["thaw", "tap0"]).unwrap();
     stand
@@ -355,8 +354,7 @@ fn what_was_applied_outlives_a_crash_and_what_the_command_line_names_is_read_aga
     // As it was then, whatever became of the file.
     fs::write(&other, "no policy").unwrap();
     restart(&mut stand);
-    let said = stand.slipgate.stderr();
-    assert!(said.contains("as it was applied"), "{said}");
+    stand.says("as it was applied");
     stand.run(|| tcp::expect_refused(echo.address())).unwrap();
 
     // By the name of the file that the link leads to: the command line's own.

@@ -134,7 +134,7 @@ fn what_an_open_vm_does_is_let_in_by_what_is_learnt_and_nothing_else() {
 
     let learn = Learn::start(&stand, &["--open"]);
     assert!(is_open(&stand));
-    assert!(stand.slipgate.stderr().contains("tap0 is open, to learn"));
+    stand.says("tap0 is open, to learn");
     drop(visit(&stand, "one.example.test"));
     let mut lives = visit(&stand, "two.example.test");
     // What is denied on purpose stays so, and so does protected space.

@@ -256,8 +256,7 @@ fn what_dns_opened_outlives_engine_broker_and_upgrade() {
     // As for an upgrade: it stops and leaves all in place, another takes over.
     stand.slipgate.stop().unwrap();
     stand.again();
-    let said = stand.slipgate.stderr();
-    assert!(said.contains("of a predecessor"), "{said}");
+    let said = stand.says("of a predecessor");
     assert!(!said.contains("without an orderly stop"), "{said}");
     connects(&stand, 7000);
     refused(&stand, 7001);

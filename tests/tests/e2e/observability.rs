@@ -209,7 +209,7 @@ fn the_metrics_process_has_no_privileges_is_started_again_and_goes_with_the_brok
             metrics_pid(&stand).filter(|new| *new != pid)
         });
     }
-    let said = stand.slipgate.stderr();
+    let said = stand.says("the metrics process was killed");
     assert_eq!(
         said.matches("the metrics process was killed").count(),
         1,

@@ -8,6 +8,8 @@ use slipgate_testbed::{
     world::UPLINK,
 };
 
+use crate::eventually;
+
 /// A world, a guest and slipgate. Fields go in order: slipgate first.
 pub(crate) struct Stand {
     pub(crate) slipgate: Slipgate,
@@ -99,6 +101,14 @@ impl Stand {
     /// Frames that came out of the engine port, as the device counts them.
     pub(crate) fn port_frames(&self) -> u64 {
         kernel_view::frames_sent(&self.world.host, self.slipgate.engine_port()).unwrap()
+    }
+
+    /// Its stderr, once that has these words: who reads it may be a moment behind.
+    pub(crate) fn says(&self, words: &str) -> String {
+        eventually(words, || {
+            let said = self.slipgate.stderr();
+            said.contains(words).then_some(said)
+        })
     }
 
     pub(crate) fn log_path(&self) -> PathBuf {
