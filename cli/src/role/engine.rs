@@ -60,7 +60,9 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     let mut recorded = hashbrown::HashSet::default();
     let mut writer: Option<Box<dyn io::Write + Send>> = None;
     if let Some(mut log) = flow_log {
-        recorded = record::recorded_ids(&mut log).context("reading the flow log's end")?;
+        recorded = record::recorded_ids(&mut log).context(
+            "--flow-log: reading the end of what is in it; give a file that can be appended to",
+        )?;
         writer = Some(Box::new(log));
     }
     let log = FlowLog::new(writer).of(start.flow_log_events);

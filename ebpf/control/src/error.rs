@@ -105,6 +105,30 @@ pub enum Error {
         /// What would make room.
         remedy: &'static str,
     },
+    /// Another set of pins serves the network namespace.
+    #[error(
+        "slipgate serves this network namespace already, with other pins: give --pin-dir {root}, for two sets would not know of each other's flows and ports"
+    )]
+    OtherPins {
+        /// As for `--pin-dir`.
+        root: String,
+    },
+    /// Another set of pins has flows of the network namespace.
+    #[error(
+        "a slipgate that is gone has left flows of this network namespace under --pin-dir {root}: start it there once more, which takes them over, and stop it in order"
+    )]
+    LeftPins {
+        /// As for `--pin-dir`.
+        root: String,
+    },
+    /// A process serves the network namespace by pins that are not there.
+    #[error(
+        "slipgate serves this network namespace already, but its pins are not in {pin_dir} as seen from here: `ip netns exec` hides them, `nsenter --net=/run/netns/NAME` does not"
+    )]
+    PinsHidden {
+        /// Where they should be.
+        pin_dir: String,
+    },
     /// A VM of this name is served by a process that lives.
     #[error(
         "the VM `{name}` is already served by slipgate process {pid}: stop that one, or choose another name"

@@ -71,6 +71,7 @@ impl Datapath {
     pub fn open(options: &LoadOptions) -> Result<Self> {
         let paths = options.paths.clone();
         probe::ensure_bpffs(&paths.pin_dir)?;
+        paths::check_alone(&paths)?;
         let _lock = create_and_lock(&paths)?;
 
         if paths.are_stale()? {

@@ -15,8 +15,10 @@ use std::{
 use crate::{Error, Result, fingerprint::fingerprint, load::BUILD_FILE};
 
 mod abandoned;
+mod alone;
 
 pub use abandoned::sweep_run_dirs;
+pub(crate) use alone::check_alone;
 
 /// Where bpffs is expected.
 pub const BPFFS: &str = "/sys/fs/bpf";

@@ -202,3 +202,51 @@ fn a_start_that_fails_leaves_nothing() {
     let why = failed.err().unwrap().to_string();
     assert_eq!(left(), nothing, "{why}");
 }
+
+/// Two sets of pins in one namespace would not know of each other's flows and ports.
+#[test]
+fn a_second_set_of_pins_is_refused_and_harms_nobody() {
+    require_root_and_tun!();
+    let world = World::new().unwrap();
+    let [guest, _other] =
+        ["tap0", "tap1"].map(|tap| Guest::new(&world, GuestConfig::new(tap)).unwrap());
+    let [pins, others] = [(); 2].map(|()| PinDir::new().unwrap());
+    let attach = |pins: &PinDir, tap: &str, more: &[&str]| {
+        let args = [&["--tap", tap], more].concat();
+        Slipgate::attach(&world.host, pins, &args)
+    };
+    let to_world = ["--uplink", UPLINK];
+    let mut slipgate = attach(&pins, "tap0", &to_world).unwrap();
+    let refused = |tap: &str, more: &[&str], words: &str| {
+        let error = attach(&others, tap, more).err().unwrap().to_string();
+        assert!(error.contains(words), "{error}");
+        assert_eq!(others.pins(), Vec::<std::path::PathBuf>::new());
+    };
+    let root = format!("--pin-dir {}", pins.path().display());
+    refused("tap1", &to_world, &root);
+    refused("tap0", &to_world, &root);
+    let echo = UdpServer::start(&world.net, (SERVER, 8), UdpService::Echo).unwrap();
+    let served = || {
+        guest
+            .run(|| udp::probe(echo.address(), b"x", WAIT))
+            .unwrap()
+    };
+    assert!(matches!(served(), UdpOutcome::Answered(_)));
+    assert!(slipgate.broker_runs());
+
+    // Nor is another guest's TAP an uplink.
+    let error = attach(&pins, "tap1", &["--uplink", "tap0"]).err().unwrap();
+    let error = error.to_string();
+    assert!(
+        error.contains("--uplink tap0: it is the TAP of a guest"),
+        "{error}"
+    );
+
+    // What a dead process left has flows, too.
+    slipgate.kill_both().unwrap();
+    refused("tap1", &to_world, "has left flows");
+    slipgate = slipgate.again().unwrap();
+    assert!(matches!(served(), UdpOutcome::Answered(_)));
+    slipgate.stop().unwrap();
+    let _serves = attach(&others, "tap1", &to_world).unwrap();
+}

@@ -114,6 +114,9 @@ impl FromStr for NamePattern {
             Some(host) => (true, host),
             None => (false, given),
         };
+        if host.contains('*') {
+            return Err(NameError::Star(given.to_owned()));
+        }
         Ok(Self {
             name: wire(host)?,
             beneath,

@@ -2,11 +2,11 @@
 //! end, followed in between.
 use std::{collections::BTreeSet, fs::File, net::TcpListener, ops::Range};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use slipgate_abi::{ForwardKey, ForwardTarget, forward::DenyKey, maps::MAX_OWNERS};
 use slipgate_control::{
     Datapath, LoadOptions, Owner, Paths,
-    attach::{Hook, Program},
+    attach::{self, Hook, Program},
     device::Device,
     maps::{DenyPrefix, Insert},
     netlink::{Network, NetworkWatch, NextHops},
@@ -361,6 +361,15 @@ impl Attached {
             ifindex,
             has_l2,
         } = &self.uplink;
+        let attached = self.datapath.attached()?;
+        let is_guests =
+            |a: &attach::Attached| a.program == Program::GuestEgress && a.ifindex == *ifindex;
+        if attached.iter().any(is_guests) {
+            bail!(
+                "--uplink {name}: it is the TAP of a guest that slipgate serves; give the device that \
+                 leads to the world"
+            );
+        }
         self.datapath
             .attach(Program::uplink(*has_l2), *ifindex, self.hook)
             .with_context(|| format!("attaching to the uplink {name}"))
