@@ -373,7 +373,7 @@ fn a_forward_leads_to_the_guest_from_the_world_and_from_the_host() {
     let flows = bed.slipgate.flows().unwrap();
     let from_world: Vec<_> = flows
         .iter()
-        .filter(|flow| flow.guest == "10.0.2.15:7000")
+        .filter(|flow| flow.guest == "10.0.2.15:7000" && flow.path == "kernel")
         .collect();
     assert_eq!(
         from_world.len(),
@@ -383,7 +383,7 @@ fn a_forward_leads_to_the_guest_from_the_world_and_from_the_host() {
     assert_eq!(from_world[0].rule, "--forward tcp:8080:7000");
 
     // The port is taken, and it is known by whom.
-    let pins = PinDir::new().unwrap();
+    let pins = bed.slipgate.pins();
     let second = Guest::new(&bed.world, GuestConfig::new("tap9")).unwrap();
     let flags = [
         "attach",
@@ -394,7 +394,7 @@ fn a_forward_leads_to_the_guest_from_the_world_and_from_the_host() {
         "--uplink",
         UPLINK,
     ];
-    let said = slipgate::run(&bed.world.host, &pins, &flags)
+    let said = slipgate::run(&bed.world.host, pins, &flags)
         .unwrap_err()
         .to_string();
     let by = format!("taken by slipgate (process {})", bed.slipgate.broker_pid());
