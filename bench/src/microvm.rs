@@ -155,9 +155,7 @@ fn those_of(sample: &Sample, metrics: &[Metric]) -> Sample {
 
 fn one_boot(contender: Contender, quick: bool, congestion_control: &str) -> Result<Sample> {
     let stand = Stand::new(contender)?;
-    for namespace in [&stand.world.host, &stand.world.net] {
-        namespace.set_congestion_control(congestion_control)?;
-    }
+    stand.world.set_congestion_control(congestion_control)?;
     let world_cpu = Placement::here().map(Placement::others);
     let serve = |port, service| {
         let start = || TcpServer::start(&stand.world.net, (SERVER, port), service);

@@ -116,6 +116,12 @@ impl World {
         Ok(world)
     }
 
+    /// TCP's congestion control of connections from now on, of the host and of the servers.
+    pub fn set_congestion_control(&self, name: &str) -> Result<()> {
+        self.host.set_congestion_control(name)?;
+        self.net.set_congestion_control(name)
+    }
+
     fn set_up(&self) -> Result<()> {
         let WorldConfig {
             mtu,

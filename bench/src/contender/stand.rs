@@ -116,10 +116,8 @@ impl Stand {
 
     /// TCP's congestion control of connections from now on, of the guest, the host and the world.
     pub(crate) fn set_congestion_control(&self, name: &str) -> Result<()> {
-        for namespace in [&self.guest_ns, &self.world.host, &self.world.net] {
-            namespace.set_congestion_control(name)?;
-        }
-        Ok(())
+        self.guest_ns.set_congestion_control(name)?;
+        Ok(self.world.set_congestion_control(name)?)
     }
 
     /// Runs `f` in the guest.

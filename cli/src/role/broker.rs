@@ -79,6 +79,7 @@ use crate::{
     config::Config,
     control_socket::{Answer, ClientId, ControlServer},
     host, sandbox,
+    show::table::counted,
 };
 
 /// The line that says that guests are served.
@@ -197,8 +198,7 @@ impl Broker {
         if attached.owner.adopted() && !attached.config.new_vms {
             match adopted {
                 0 => tracing::info!("took over from a predecessor; none of its flows lives on"),
-                1 => tracing::info!("took over 1 flow of a predecessor"),
-                flows => tracing::info!("took over {flows} flows of a predecessor"),
+                flows => tracing::info!("took over {} of a predecessor", counted(flows, "flow")),
             }
         }
         let mut broker = Self {

@@ -192,6 +192,16 @@ pub(crate) fn is_alive(paths: &Paths, row: u32) -> Result<bool> {
     Ok(FileLock::take(&path)?.is_none())
 }
 
+/// Whether a process holds any row.
+pub(crate) fn is_any_alive(paths: &Paths) -> Result<bool> {
+    for row in 0..MAX_OWNERS {
+        if is_alive(paths, row)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// The rows that have VMs of these names, without repetition.
 fn rows_with_vms(maps: &SharedMaps, names: &[&str]) -> Vec<u32> {
     let mut rows: Vec<u32> = names

@@ -4,10 +4,11 @@
 //! has a directory of its own, named by the namespace's inode number.
 
 use std::{
+    ffi::OsString,
     fs, io,
     net::{Ipv4Addr, UdpSocket},
     os::fd::AsRawFd,
-    os::unix::ffi::OsStrExt,
+    os::unix::ffi::{OsStrExt, OsStringExt},
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
@@ -108,10 +109,18 @@ impl Paths {
     ///
     /// The namespace's cookie, which is not, is kept beside the locks.
     pub(crate) fn are_stale(&self) -> Result<bool> {
+        match self.kept_cookie()? {
+            Some(kept) => Ok(kept != netns_cookie()?.to_string()),
+            None => Ok(false),
+        }
+    }
+
+    /// That of the namespace which the pins are of, if it was noted.
+    fn kept_cookie(&self) -> Result<Option<String>> {
         let path = self.cookie_path();
         match fs::read_to_string(&path) {
-            Ok(kept) => Ok(kept.trim() != netns_cookie()?.to_string()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Ok(kept) => Ok(Some(kept.trim().to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(Error::os(format!("read {}", path.display()))(error)),
         }
     }
@@ -133,6 +142,12 @@ impl Paths {
     pub(crate) fn pin(&self, name: &str) -> PathBuf {
         self.pin_dir.join(name)
     }
+}
+
+/// Where the pins are that the locks in a run directory guard, if that was noted.
+fn pin_dir_of(run_dir: &Path) -> Option<PathBuf> {
+    let written = fs::read(run_dir.join(PINS_FILE)).unwrap_or_default();
+    (!written.is_empty()).then(|| OsString::from_vec(written).into())
 }
 
 /// What tells the locks of one pin directory from those of another.

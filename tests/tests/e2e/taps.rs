@@ -19,6 +19,11 @@ use crate::{GUEST, GUEST_MAC, Stand, WAIT, at, eventually};
 
 const LOST: u64 = 50;
 
+/// On `tap0` and `tap1`.
+fn two_guests(world: &World) -> [Guest; 2] {
+    ["tap0", "tap1"].map(|tap| Guest::new(world, GuestConfig::new(tap)).unwrap())
+}
+
 /// A persistent TAP outlives its VMM. What is redirected to it meanwhile no program sees again: it
 /// is the device's own count that tells.
 #[test]
@@ -26,8 +31,7 @@ fn what_a_tap_without_its_vmm_loses_is_shown_and_nothing_else_breaks() {
     require_root_and_tun!();
     let world = World::new().unwrap();
     world.host.ip("tuntap add tap0 mode tap vnet_hdr").unwrap();
-    let [mut guest, other] =
-        ["tap0", "tap1"].map(|tap| Guest::new(&world, GuestConfig::new(tap)).unwrap());
+    let [mut guest, other] = two_guests(&world);
     let pins = PinDir::new().unwrap();
     let args = ["--tap", "tap0", "--tap", "tap1", "--uplink", UPLINK];
     let slipgate = Slipgate::attach(&world.host, &pins, &args).unwrap();
@@ -166,8 +170,7 @@ fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
 fn a_start_that_fails_leaves_nothing() {
     require_root_and_tun!();
     let world = World::new().unwrap();
-    let [guest, _other] =
-        ["tap0", "tap1"].map(|tap| Guest::new(&world, GuestConfig::new(tap)).unwrap());
+    let [guest, _other] = two_guests(&world);
     let pins = PinDir::new().unwrap();
     let attach = |args: &[&str]| {
         let args = [&["--uplink", UPLINK], args].concat();
@@ -208,8 +211,7 @@ fn a_start_that_fails_leaves_nothing() {
 fn a_second_set_of_pins_is_refused_and_harms_nobody() {
     require_root_and_tun!();
     let world = World::new().unwrap();
-    let [guest, _other] =
-        ["tap0", "tap1"].map(|tap| Guest::new(&world, GuestConfig::new(tap)).unwrap());
+    let [guest, _other] = two_guests(&world);
     let [pins, others] = [(); 2].map(|()| PinDir::new().unwrap());
     let attach = |pins: &PinDir, tap: &str, more: &[&str]| {
         let args = [&["--tap", tap], more].concat();

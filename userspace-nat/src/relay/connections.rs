@@ -175,19 +175,19 @@ impl Relay {
 
         self.deadlines.remove(&(connection.deadline_ns, key));
         if fate == Fate::Alive {
-            // One that waits is driven by its turn, not by what it would send by now.
-            let waits = has_more || connection.is_waiting;
-            connection.deadline_ns = match &mut connection.kind {
-                Kind::Stream(stream) | Kind::Loopback { stream, .. } => match waits {
-                    true => stream.end_ns(&self.limits),
-                    false => stream.deadline_ns(&self.limits, cx.now_ns),
-                },
-                Kind::Dns(stream) => match waits {
-                    true => stream.end_ns(&self.limits),
-                    false => stream.deadline_ns(&self.limits, cx.now_ns),
-                },
+            let (end_ns, endpoint) = match &mut connection.kind {
+                Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
+                    (stream.end_ns(&self.limits), stream.endpoint())
+                }
+                Kind::Dns(stream) => (stream.end_ns(&self.limits), stream.endpoint()),
                 Kind::Connecting(_) => return,
             };
+            // One that waits is driven by its turn, not by what it would send by now.
+            let poll_ns = match has_more || connection.is_waiting {
+                true => None,
+                false => endpoint.next_poll_ns(cx.now_ns),
+            };
+            connection.deadline_ns = poll_ns.map_or(end_ns, |at| at.min(end_ns));
             self.deadlines.insert((connection.deadline_ns, key));
             if has_more {
                 self.join(key);

@@ -74,12 +74,9 @@ impl DnsStream {
         }
     }
 
-    /// When [`DnsStream::drive`] is due without any event, ns.
-    pub(super) fn deadline_ns(&mut self, limits: &Limits, now_ns: u64) -> u64 {
-        let own = self.end_ns(limits);
-        self.endpoint
-            .next_poll_ns(now_ns)
-            .map_or(own, |at| at.min(own))
+    /// The guest's side.
+    pub(super) fn endpoint(&mut self) -> &mut Endpoint {
+        &mut self.endpoint
     }
 
     /// When it ends if nothing happens until then, ns.

@@ -26,10 +26,9 @@ pub(super) struct Turn {
     /// The turn of the engine's that `sent` is about.
     number: u64,
     sent: usize,
-    /// Connections that have more to send, and may have ended meanwhile.
+    /// Connections that have more to send; some may have ended meanwhile.
+    /// While there are any, the VM is in the relay's queue.
     waiting: VecDeque<u32>,
-    /// Whether the VM is in the relay's queue.
-    is_queued: bool,
 }
 
 impl Turn {
@@ -70,12 +69,13 @@ impl Relay {
         let Some(served) = self.vms.get_mut(&connection.name.vm) else {
             return;
         };
-        if !std::mem::replace(&mut connection.is_waiting, true) {
-            served.turn.waiting.push_back(key);
+        if std::mem::replace(&mut connection.is_waiting, true) {
+            return;
         }
-        if !std::mem::replace(&mut served.turn.is_queued, true) {
+        if served.turn.waiting.is_empty() {
             self.queue.push_back(connection.name.vm);
         }
+        served.turn.waiting.push_back(key);
     }
 
     /// Goes on with who waits, a VM's connection about, as far as they may send and there is room.
@@ -96,27 +96,18 @@ impl Relay {
                 is_all = false;
                 break;
             }
-            served.turn.is_queued = false;
             let Some(key) = served.turn.waiting.pop_front() else {
                 continue;
             };
+            if !served.turn.waiting.is_empty() {
+                self.queue.push_back(vm);
+            }
             if let Some(Entry::Connection(connection)) = self.entries.get_mut(&key) {
                 connection.is_waiting = false;
                 self.drive(key, Event::Turn, cx);
             }
-            self.queue_again(vm);
         }
         self.queue.append(&mut spent);
         is_all
-    }
-
-    /// The VM goes behind the others, if more of its connections wait.
-    fn queue_again(&mut self, vm: u32) {
-        if let Some(served) = self.vms.get_mut(&vm)
-            && !served.turn.waiting.is_empty()
-            && !std::mem::replace(&mut served.turn.is_queued, true)
-        {
-            self.queue.push_back(vm);
-        }
     }
 }

@@ -211,11 +211,7 @@ impl Attached {
             let what = || format!("opening the row of {}", config.name);
             let device = Device::with_index(tap).with_context(what)?;
             // One that its VMM has brought up already would lead to the host's own stack.
-            let attached = self.datapath.attached().with_context(what)?;
-            if !attached
-                .iter()
-                .any(|a| a.program == Program::GuestEgress && a.ifindex == tap)
-            {
+            if !self.is_served(tap).with_context(what)? {
                 device.set_up(false).with_context(what)?;
             }
             if let Some(mtu) = self.config.network.mtu {
@@ -244,6 +240,14 @@ impl Attached {
             });
         }
         Ok(())
+    }
+
+    /// Whether a device is a TAP that has a guest's program, whoever put it there.
+    fn is_served(&self, ifindex: u32) -> slipgate_control::Result<bool> {
+        let attached = self.datapath.attached()?;
+        let is_it =
+            |a: &attach::Attached| a.program == Program::GuestEgress && a.ifindex == ifindex;
+        Ok(attached.iter().any(is_it))
     }
 
     /// The number under which the guard finds what one of our policies denies. Policies that are put
@@ -361,10 +365,7 @@ impl Attached {
             ifindex,
             has_l2,
         } = &self.uplink;
-        let attached = self.datapath.attached()?;
-        let is_guests =
-            |a: &attach::Attached| a.program == Program::GuestEgress && a.ifindex == *ifindex;
-        if attached.iter().any(is_guests) {
+        if self.is_served(*ifindex)? {
             bail!(
                 "--uplink {name}: it is the TAP of a guest that slipgate serves; give the device that \
                  leads to the world"

@@ -7,15 +7,12 @@
 use std::{
     cell::OnceCell,
     collections::HashSet,
-    ffi::OsString,
     fs, io,
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
-use slipgate_abi::maps::MAX_OWNERS;
-
-use super::{PINS, PINS_FILE, Paths, RUN, hash_of};
+use super::{PINS, Paths, RUN, hash_of, pin_dir_of};
 use crate::{Result, lock::FileLock, owner};
 
 /// Directories on bpffs that are looked at, at most.
@@ -59,10 +56,8 @@ fn sweep_run_dir(run_dir: &Path, has_pins: &dyn Fn(&Path) -> bool) -> Result<boo
         pin_dir: PathBuf::new(),
         run_dir: run_dir.to_owned(),
     };
-    for row in 0..MAX_OWNERS {
-        if owner::is_alive(&paths, row)? {
-            return Ok(false);
-        }
+    if owner::is_any_alive(&paths)? {
+        return Ok(false);
     }
     paths.remove_run_dir()?;
     Ok(true)
@@ -70,9 +65,7 @@ fn sweep_run_dir(run_dir: &Path, has_pins: &dyn Fn(&Path) -> bool) -> Result<boo
 
 /// `names`: those of [`run_names`], if they are known.
 fn may_have_pins<'n>(run_dir: &Path, names: &dyn Fn() -> Option<&'n HashSet<String>>) -> bool {
-    let written = fs::read(run_dir.join(PINS_FILE)).unwrap_or_default();
-    if !written.is_empty() {
-        let pin_dir = PathBuf::from(OsString::from_vec(written));
+    if let Some(pin_dir) = pin_dir_of(run_dir) {
         return !matches!(pin_dir.try_exists(), Ok(false));
     }
     let Some(name) = run_dir.file_name().and_then(|name| name.to_str()) else {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::paths::PINS_FILE;
 
 /// A directory as a process leaves it that is killed.
 fn left(run: &Path, name: &str) -> PathBuf {

@@ -3,16 +3,9 @@
 //! Two sets do not know of each other's flows: they would give the same port of the host's to
 //! different ones, and take each other's engine port for a dead process's. So who begins with other
 //! pins than those that serve the namespace, or have its flows, is refused.
-use std::{
-    ffi::OsString,
-    fs,
-    os::unix::ffi::OsStringExt,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
-use slipgate_abi::maps::MAX_OWNERS;
-
-use super::{COOKIE_FILE, PINS_FILE, Paths, RUN, netns_cookie, netns_inode};
+use super::{Paths, RUN, netns_cookie, netns_inode, pin_dir_of};
 use crate::{Error, Result, owner};
 
 /// An error if another set of pins is the namespace's, or if ours are and can't be seen.
@@ -25,14 +18,14 @@ pub(crate) fn check_alone(paths: &Paths) -> Result<()> {
 }
 
 fn check_in(run: &Path, paths: &Paths, inode: u64, cookie: u64) -> Result<()> {
-    let pin_dir = || paths.pin_dir.display().to_string();
-    if is_empty(&paths.pin_dir) && anybody_lives(paths)? {
-        return Err(Error::PinsHidden { pin_dir: pin_dir() });
+    if is_empty(&paths.pin_dir) && owner::is_any_alive(paths)? {
+        let pin_dir = paths.pin_dir.display().to_string();
+        return Err(Error::PinsHidden { pin_dir });
     }
     let prefix = format!("{inode}-");
     for entry in fs::read_dir(run).into_iter().flatten().flatten() {
         let other = Paths {
-            pin_dir: pin_dir_of(&entry.path()),
+            pin_dir: pin_dir_of(&entry.path()).unwrap_or_default(),
             run_dir: entry.path(),
         };
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -43,36 +36,20 @@ fn check_in(run: &Path, paths: &Paths, inode: u64, cookie: u64) -> Result<()> {
         // As it is given to --pin-dir.
         let root = other.pin_dir.parent().unwrap_or(&other.pin_dir);
         let root = root.display().to_string();
-        if anybody_lives(&other)? {
+        if owner::is_any_alive(&other)? {
             return Err(Error::OtherPins { root });
         }
         // Inode numbers are given out again, cookies are not.
-        let kept = fs::read_to_string(other.run_dir.join(COOKIE_FILE)).unwrap_or_default();
-        if kept.trim() == cookie.to_string() && !is_empty(&other.pin_dir) {
+        if other.kept_cookie()? == Some(cookie.to_string()) && !is_empty(&other.pin_dir) {
             return Err(Error::LeftPins { root });
         }
     }
     Ok(())
 }
 
-/// Where the pins are that these locks guard.
-fn pin_dir_of(run_dir: &Path) -> PathBuf {
-    let written = fs::read(run_dir.join(PINS_FILE)).unwrap_or_default();
-    PathBuf::from(OsString::from_vec(written))
-}
-
 /// Whether it has nothing in it, or is not there.
 fn is_empty(dir: &Path) -> bool {
     fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_none())
-}
-
-fn anybody_lives(paths: &Paths) -> Result<bool> {
-    for row in 0..MAX_OWNERS {
-        if owner::is_alive(paths, row)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 #[cfg(test)]

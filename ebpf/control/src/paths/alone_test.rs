@@ -1,7 +1,10 @@
 use std::{fs, path::Path};
 
 use super::*;
-use crate::lock::FileLock;
+use crate::{
+    lock::FileLock,
+    paths::{COOKIE_FILE, PINS_FILE},
+};
 
 const INODE: u64 = 4_026_531_840;
 const COOKIE: u64 = 77;
