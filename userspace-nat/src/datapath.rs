@@ -1,7 +1,9 @@
 //! The kernel's tables as the engine sees them.
 //!
 //! The real ones are map descriptors and mapped arrays; `crate::fake` has them in memory.
-use slipgate_abi::{FlowRef, Ip4, NameKey, NameValue, NextHopRef, SlotRef, Tuple, VmRef};
+use slipgate_abi::{
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef,
+};
 use thiserror::Error;
 
 use crate::stats::VmStats;
@@ -44,6 +46,8 @@ pub trait Tables {
     fn slots(&self) -> u32;
     /// A slot. `index` is below [`Tables::slots`], else the last one is returned.
     fn slot(&self, index: u32) -> SlotRef;
+    /// Where a slot's connection stands in sequence space. `index` as for [`Tables::slot`].
+    fn sequences(&self, index: u32) -> SequencesRef;
     /// Claims a free chunk of slots for our row; `None` when all are taken.
     fn claim_chunk(&mut self) -> Option<std::ops::Range<u32>>;
     /// The chunks that are our row's already (adoption).

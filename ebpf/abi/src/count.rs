@@ -112,6 +112,10 @@ reasons! {
     ByteRate byte_rate,
     /// Held for inspection: the engine sent its own copy on, which is in the flow, or none.
     Held held,
+    /// TCP flags that contradict each other: SYN with FIN or RST.
+    BadTcpFlags bad_tcp_flags,
+    /// On the tuple of a connection that was inspected, but not where that one stands in sequence space.
+    OutOfWindow out_of_window,
 }
 
 reasons! {

@@ -33,6 +33,7 @@ pub mod names;
 pub mod portframe;
 pub mod rate;
 pub mod segment;
+pub mod sequence;
 pub mod skb;
 pub mod slot;
 pub mod tcp;
@@ -49,13 +50,14 @@ pub use link::{NextHop, NextHopRef};
 pub use names::{NameKey, NameValue};
 pub use portframe::{Command, Handover, PortHeader};
 pub use rate::{Rate, RateLimits, VmRates};
+pub use sequence::{Sequences, SequencesRef};
 pub use slot::{FlowRef, Slot, SlotRef, Verdict};
 pub use tuple::{Direction, Ip4, Protocol, Tuple};
 pub use vm::{TapEntry, Vm, VmRef};
 
 /// Version of everything in this crate. Raise it with any change of layout or meaning; a process
 /// refuses pinned maps of another version.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 #[cfg(feature = "user")]
 mod pod;

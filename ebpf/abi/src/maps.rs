@@ -16,13 +16,14 @@
 //! | `DENY` | LPM trie | [`crate::forward::DenyKey`] → u32, the rule |
 //! | `RULES` | array, mmapable | rule → [`RuleText`] (userspace only) |
 //! | `RATES` | array, mmapable | VM row → [`crate::rate::RateLimits`] |
+//! | `SEQUENCES` | array, mmapable | slot → [`crate::Sequences`] |
 //! | `NAMES` | hash | [`crate::names::NameKey`] → [`crate::names::NameValue`] (userspace only) |
 //!
 //! Everything that several processes share is claimed by compare-and-swap in a mapped array, or by
 //! `BPF_NOEXIST` in a hash. There are no events: a slot's bits are the truth, and scanning the
 //! mapped slots finds every end without a system call.
 
-/// Flow slots unless told otherwise: 8 MiB of slots, 12 MiB of hash.
+/// Flow slots unless told otherwise: 8 MiB of slots, 4 MiB of sequence numbers, 12 MiB of hash.
 pub const DEFAULT_SLOTS: u32 = 65_536;
 /// Entries of `FLOWS` per slot: one per link.
 pub const TUPLES_PER_SLOT: u32 = 2;

@@ -26,5 +26,6 @@ pod!(
     NameKey,
     NameValue,
     RateLimits,
+    Sequences,
     skb::SkbLayout
 );

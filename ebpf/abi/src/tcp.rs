@@ -20,13 +20,17 @@
 //! | Closed | both FINs, each acknowledged | as Closing, but ends when its slot, port or tuple is wanted |
 //! | Reset | RST, no other segment since | lives 4 min |
 //!
+//! A connection that was inspected and then released to the kernel is [`TcpBits::HELD`] to its sequence
+//! numbers ([`crate::sequence`]), and its reset is for good: what the numbers do not believe is not
+//! noted.
+//!
 //! TIME-WAIT is the side's that had to acknowledge a FIN after its own (RFC 9293 section 3.6.1); a
 //! peer's FIN that acknowledges the guest's shows that the peer has none.
 
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use crate::{
-    Direction, SlotRef,
+    Direction, SequencesRef, SlotRef,
     cell::{load32, store32},
     slot::SlotFlags,
 };
@@ -44,6 +48,19 @@ impl Flags {
     pub const RST: u8 = 0x04;
     /// ACK.
     pub const ACK: u8 = 0x10;
+
+    /// Whether a segment opens a connection: a SYN that answers none.
+    #[inline(always)]
+    pub const fn open(flags: u8) -> bool {
+        flags & (Self::SYN | Self::ACK | Self::FIN | Self::RST) == Self::SYN
+    }
+
+    /// Whether flags contradict each other: a SYN that ends what it begins. Stacks differ in what they
+    /// make of it (RFC 9293 has no such segment), so nobody is to find out.
+    #[inline(always)]
+    pub const fn are_contradictory(flags: u8) -> bool {
+        flags & Self::SYN != 0 && flags & (Self::FIN | Self::RST) != 0
+    }
 }
 
 /// What of a segment matters here.
@@ -51,10 +68,14 @@ impl Flags {
 pub struct Segment {
     /// [`Flags`].
     pub flags: u8,
+    /// Its sequence number.
+    pub sequence: u32,
     /// Sequence number behind it: its own, and its payload, SYN and FIN; see [`end_of`].
     pub end: u32,
     /// Its acknowledgement number.
     pub acknowledgement: u32,
+    /// The window field, as it stands there.
+    pub window: u16,
 }
 
 /// What stands behind a segment in sequence space (RFC 9293 section 3.4).
@@ -66,10 +87,23 @@ pub const fn end_of(sequence: u32, flags: u8, payload_len: u32) -> u32 {
 }
 
 /// Notes what a segment that was translated says about its connection. Both sides do it by this
-/// function. `now_ns` is asked only when it matters, once in a connection.
+/// function. `sequences` is the slot's element. `now_ns` is asked only when it matters, once in a
+/// connection.
 #[inline(always)]
-pub fn note(slot: SlotRef, direction: Direction, segment: &Segment, now_ns: impl Fn() -> u64) {
+pub fn note(
+    slot: SlotRef,
+    sequences: SequencesRef,
+    direction: Direction,
+    segment: &Segment,
+    now_ns: impl Fn() -> u64,
+) {
     let bits = TcpBits(load32(slot.tcp()));
+    if bits.0 & TcpBits::HELD != 0 {
+        if matches!(direction, Direction::Rx) && !sequences.is_servers(segment) {
+            return;
+        }
+        sequences.note(direction, segment);
+    }
     let fin_end = load32(slot.fin_end(direction.other()));
     let (add, clear) = bits.observe(direction, segment, fin_end);
     if add.0 & (TcpBits::FIN_TX | TcpBits::FIN_RX) != 0 {
@@ -127,6 +161,8 @@ impl TcpBits {
     pub const FIN_TX_ACKED: u32 = 64;
     /// The guest acknowledged the peer's FIN.
     pub const FIN_RX_ACKED: u32 = 128;
+    /// It was inspected and released: its segments are held to [`crate::sequence::Sequences`].
+    pub const HELD: u32 = 256;
 
     const FINS: u32 = Self::FIN_TX | Self::FIN_RX;
     const FINS_ACKED: u32 = Self::FIN_TX_ACKED | Self::FIN_RX_ACKED;
@@ -135,7 +171,7 @@ impl TcpBits {
     #[inline(always)]
     pub const fn is_concerned_by(self, flags: u8) -> bool {
         flags & (Flags::SYN | Flags::FIN | Flags::RST) != 0
-            || self.0 & (Self::FINS | Self::RST) != 0
+            || self.0 & (Self::FINS | Self::RST | Self::HELD) != 0
     }
 
     /// Bits that a segment adds, and bits that it takes back. `fin_end`: what stands behind the
@@ -172,7 +208,12 @@ impl TcpBits {
             }
             add |= fin;
         }
-        (Self(add), Self(self.0 & Self::RST))
+        let revived = if self.0 & Self::HELD == 0 {
+            self.0 & Self::RST
+        } else {
+            0
+        };
+        (Self(add), Self(revived))
     }
 
     /// Where the connection stands.

@@ -5,13 +5,13 @@ use std::{fmt, io, mem::size_of, os::fd::BorrowedFd};
 use aya_obj::generated::bpf_map_type;
 use slipgate_abi::{
     DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop, RateLimits,
-    Slot, TapEntry, Tuple, Vm, VmCounters, forward::DenyKey, maps,
+    Sequences, Slot, TapEntry, Tuple, Vm, VmCounters, forward::DenyKey, maps,
 };
 
 use crate::bpf;
 
 /// How many maps there are.
-pub const MAPS: usize = 15;
+pub const MAPS: usize = 16;
 
 /// The maps, in the order in which descriptors are handed over. The number indexes
 /// [`MapName::ALL`].
@@ -33,6 +33,7 @@ pub enum MapName {
     Rules,
     Rates,
     Names,
+    Sequences,
 }
 
 impl MapName {
@@ -53,6 +54,7 @@ impl MapName {
         Self::Rules,
         Self::Rates,
         Self::Names,
+        Self::Sequences,
     ];
 
     /// Its name in the object, which is its pin's.
@@ -73,6 +75,7 @@ impl MapName {
             Self::Rules => "RULES",
             Self::Rates => "RATES",
             Self::Names => "NAMES",
+            Self::Sequences => "SEQUENCES",
         }
     }
 
@@ -121,6 +124,7 @@ impl MapName {
                 value: size_of::<NameValue>() as u32,
                 entries: maps::MAX_NAMES,
             },
+            Self::Sequences => Shape::array(size_of::<Sequences>(), slots),
         }
     }
 }

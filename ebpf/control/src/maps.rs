@@ -6,7 +6,7 @@
 //!
 //! | reached by | maps |
 //! | --- | --- |
-//! | memory | META, SLOTS, CHUNKS, OWNERS, VMS, DROPS, COUNTERS, NEXT_HOPS, RULES, RATES |
+//! | memory | META, SLOTS, CHUNKS, OWNERS, VMS, DROPS, COUNTERS, NEXT_HOPS, RULES, RATES, SEQUENCES |
 //! | system call | FLOWS, FORWARDS, TAPS, DENY, NAMES |
 
 mod claim;
@@ -28,8 +28,9 @@ use std::{
 use aya::Pod;
 use slipgate_abi::{
     ABI_VERSION, DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop,
-    NextHopRef, RateLimits, RuleRefusals, Slot, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRates,
-    VmRef, count::COUNTED_RULES, forward::DenyKey, maps, rate::RateRef, vm::VmFlags,
+    NextHopRef, RateLimits, RuleRefusals, Sequences, SequencesRef, Slot, SlotRef, TapEntry, Tuple,
+    Vm, VmCounters, VmRates, VmRef, count::COUNTED_RULES, forward::DenyKey, maps, rate::RateRef,
+    vm::VmFlags,
 };
 
 pub(crate) use self::pinned::{abi_version_of, check_pinned, open_pins};
@@ -79,6 +80,7 @@ pub struct SharedMaps {
 struct Memory {
     meta: Mapped<maps::Meta>,
     slots: Mapped<Slot>,
+    sequences: Mapped<Sequences>,
     chunks: Mapped<u32>,
     owners: Mapped<maps::Owner>,
     vms: Mapped<Vm>,
@@ -169,6 +171,12 @@ impl SharedMaps {
     pub fn slot(&self, index: u32) -> Option<SlotRef> {
         // SAFETY: an element of SLOTS; the mapping is never taken down.
         Some(unsafe { SlotRef::new(self.memory.slots.at(index)?) })
+    }
+
+    /// Where a slot's connection stands in sequence space; `None` beyond the last.
+    pub fn sequences(&self, index: u32) -> Option<SequencesRef> {
+        // SAFETY: an element of SEQUENCES; the mapping is never taken down.
+        Some(unsafe { SequencesRef::new(self.memory.sequences.at(index)?) })
     }
 
     /// A VM's row; `None` beyond the last. Row 0 is nobody's.
@@ -334,6 +342,7 @@ impl Memory {
         Ok(Self {
             meta: map(fds, slots, protection, MapName::Meta)?,
             slots: map(fds, slots, protection, MapName::Slots)?,
+            sequences: map(fds, slots, protection, MapName::Sequences)?,
             chunks: map(fds, slots, protection, MapName::Chunks)?,
             owners: map(fds, slots, protection, MapName::Owners)?,
             vms: map(fds, slots, protection, MapName::Vms)?,

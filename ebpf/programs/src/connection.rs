@@ -1,21 +1,30 @@
-//! What a TCP segment says about its connection; see [`slipgate_abi::tcp`].
-use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
+//! What a TCP segment says about its connection; see [`slipgate_abi::tcp`] and, for connections that
+//! were inspected, [`slipgate_abi::sequence`].
+use aya_ebpf::helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns};
 use slipgate_abi::{
     Direction, SlotRef,
     cell::load32,
     slot::SlotFlags,
-    tcp::{self, Flags, Phase, Segment, TcpBits},
+    tcp::{self, Flags, Phase, TcpBits},
 };
 
 use crate::{
+    lookup::Flow,
+    maps,
     packet::{self, Packet},
     skb::Skb,
 };
 
-/// Whether a segment is a SYN without ACK.
+/// Whether a segment opens a connection.
 #[inline(always)]
 pub(crate) fn opens(packet: &Packet) -> bool {
-    packet.is_tcp() && packet.tcp_flags & (Flags::SYN | Flags::ACK | Flags::RST) == Flags::SYN
+    packet.is_tcp() && Flags::open(packet.tcp_flags)
+}
+
+/// Whether a segment's flags contradict each other.
+#[inline(always)]
+pub(crate) fn contradicts_itself(packet: &Packet) -> bool {
+    packet.is_tcp() && Flags::are_contradictory(packet.tcp_flags)
 }
 
 /// Whether a SYN is the retransmission of the one that opened the flow.
@@ -27,29 +36,52 @@ pub(crate) fn opener_again(packet: &Packet, slot: SlotRef, from: Direction) -> b
         && matches!(TcpBits(load32(slot.tcp())).phase(), Phase::Opening)
 }
 
+/// Whether a guest's segment is none of the connection that was inspected in this flow.
+#[inline(always)]
+pub(crate) fn is_strange(skb: Skb, packet: &Packet, flow: Flow) -> bool {
+    packet.is_tcp()
+        && load32(flow.slot.tcp()) & TcpBits::HELD != 0
+        && is_none_of_guests(skb, flow.slot, flow.index, payload_len(packet)) != 0
+}
+
+/// Arguments in words, and an answer in one: that is what goes through a call.
+#[inline(never)]
+fn is_none_of_guests(skb: Skb, slot: SlotRef, index: u32, payload_len: u32) -> u32 {
+    let (Some(segment), Some(sequences)) = (
+        packet::segment(skb, payload_len),
+        maps::sequences(index),
+    ) else {
+        return 1;
+    };
+    // SAFETY: no arguments.
+    let now_ns = || unsafe { bpf_ktime_get_coarse_ns() };
+    u32::from(!sequences.is_guests(slot, &segment, now_ns))
+}
+
 /// Notes what a segment says about its connection, after it was translated.
 #[inline(always)]
-pub(crate) fn note(skb: Skb, packet: &Packet, slot: SlotRef, direction: Direction) {
-    if packet.is_tcp() && TcpBits(load32(slot.tcp())).is_concerned_by(packet.tcp_flags) {
-        note_end(skb, packet, slot, direction);
+pub(crate) fn note(skb: Skb, packet: &Packet, flow: Flow, direction: Direction) {
+    if packet.is_tcp() && TcpBits(load32(flow.slot.tcp())).is_concerned_by(packet.tcp_flags) {
+        note_segment(skb, packet, flow, direction);
     }
 }
 
 #[cold]
 #[inline(always)]
-fn note_end(skb: Skb, packet: &Packet, slot: SlotRef, direction: Direction) {
-    let payload_len = packet.l3_len - packet.headers_len;
-    let end = tcp::end_of(packet.sequence, packet.tcp_flags, payload_len);
+fn note_segment(skb: Skb, packet: &Packet, flow: Flow, direction: Direction) {
     let rx = u32::from(matches!(direction, Direction::Rx));
-    note_change(skb, slot, rx, u32::from(packet.tcp_flags), end);
+    note_change(skb, flow.slot, flow.index, rx, payload_len(packet));
 }
 
 /// Arguments in words, so that there are no more than registers. Not marked as cold: it would be
 /// put into a section of its own, where the loader does not find it.
 #[inline(never)]
-fn note_change(skb: Skb, slot: SlotRef, rx: u32, flags: u32, end: u32) {
+fn note_change(skb: Skb, slot: SlotRef, index: u32, rx: u32, payload_len: u32) {
     // What can't be read is as if it had not been seen: the timers are there for that.
-    let Some(acknowledgement) = packet::acknowledgement(skb) else {
+    let (Some(segment), Some(sequences)) = (
+        packet::segment(skb, payload_len),
+        maps::sequences(index),
+    ) else {
         return;
     };
     let direction = if rx != 0 {
@@ -57,11 +89,12 @@ fn note_change(skb: Skb, slot: SlotRef, rx: u32, flags: u32, end: u32) {
     } else {
         Direction::Tx
     };
-    let segment = Segment {
-        flags: flags as u8,
-        end,
-        acknowledgement,
-    };
     // SAFETY: no arguments.
-    tcp::note(slot, direction, &segment, || unsafe { bpf_ktime_get_ns() });
+    let now_ns = || unsafe { bpf_ktime_get_ns() };
+    tcp::note(slot, sequences, direction, &segment, now_ns);
+}
+
+#[inline(always)]
+fn payload_len(packet: &Packet) -> u32 {
+    packet.l3_len.wrapping_sub(packet.headers_len)
 }

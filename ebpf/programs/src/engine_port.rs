@@ -130,13 +130,13 @@ fn translated(skb: Skb, row: u32, id: u32, flags: u32, forward: bool) -> i32 {
     }
     if forward {
         match lookup::guest_flow(id, &packet) {
-            Some(slot) => send_to_world::<true>(skb, row, flags, &packet, slot),
+            Some(flow) => send_to_world::<true>(skb, row, flags, &packet, flow),
             None => drop_packet(skb, row, DropReason::NoFlow, packet.segments()),
         }
     } else {
         match lookup::world_flow(&packet) {
-            Some(slot) if slot.vm() == id => {
-                send_to_guest::<ETHERNET_LEN, true>(skb, &packet, slot)
+            Some(flow) if flow.slot.vm() == id => {
+                send_to_guest::<ETHERNET_LEN, true>(skb, &packet, flow)
             }
             _ => drop_packet(skb, row, DropReason::NoFlow, packet.segments()),
         }

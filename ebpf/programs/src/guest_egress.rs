@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
 use slipgate_abi::{
-    Direction, DropReason, Handover, Ip4, SlotRef, Verdict,
+    Direction, DropReason, Handover, Ip4, Verdict,
     cell::{load32, store64},
     portframe::PortFlags,
     segment::{MIN_TCP_GSO_SIZE, MIN_UDP_GSO_SIZE},
@@ -15,7 +15,8 @@ use crate::{
     arp, connection,
     drops::{NOBODY, drop_frame, drop_packet},
     handover::hand_over,
-    identity, lookup,
+    identity,
+    lookup::{self, Flow},
     maps::{self, TAPS},
     packet::{ETHERNET_LEN, Ethernet, Packet, ether_type, icmp},
     rate,
@@ -88,6 +89,9 @@ pub(crate) fn run(skb: Skb) -> i32 {
     if matches!(transport, Err(DropReason::Malformed)) {
         return drop_packet(skb, row, DropReason::Malformed, packet.segments());
     }
+    if connection::contradicts_itself(&packet) {
+        return drop_packet(skb, row, DropReason::BadTcpFlags, packet.segments());
+    }
     if packet.gso_size != 0
         && let Err(reason) = check_gso(&packet)
     {
@@ -113,7 +117,7 @@ pub(crate) fn run(skb: Skb) -> i32 {
         return hand_over::<ETHERNET_LEN>(skb, row, Handover::Miss, 0);
     }
     match lookup::guest_flow(id, &packet) {
-        Some(slot) => send_to_world::<false>(skb, row, flags, &packet, slot),
+        Some(flow) => send_to_world::<false>(skb, row, flags, &packet, flow),
         None => hand_over::<ETHERNET_LEN>(skb, row, Handover::Miss, 0),
     }
 }
@@ -165,8 +169,9 @@ pub(crate) fn send_to_world<const ENGINE: bool>(
     row: u32,
     flags: u32,
     packet: &Packet,
-    slot: SlotRef,
+    flow: Flow,
 ) -> i32 {
+    let slot = flow.slot;
     let verdict = load32(slot.verdict());
     if verdict != Verdict::Fast as u32 {
         if verdict == Verdict::Drop as u32 {
@@ -190,6 +195,9 @@ pub(crate) fn send_to_world<const ENGINE: bool>(
         && !connection::opener_again(packet, slot, Direction::Tx)
     {
         return hand_over::<ETHERNET_LEN>(skb, row, Handover::Syn, 0);
+    }
+    if connection::is_strange(skb, packet, flow) {
+        return drop_packet(skb, row, DropReason::OutOfWindow, packet.segments());
     }
     if packet.ttl <= 1 {
         if ENGINE {
@@ -223,7 +231,7 @@ pub(crate) fn send_to_world<const ENGINE: bool>(
     let segments = packet.segments();
     slot.tx_packets().fetch_add(segments.packets, Relaxed);
     slot.tx_bytes().fetch_add(segments.bytes, Relaxed);
-    connection::note(skb, packet, slot, Direction::Tx);
+    connection::note(skb, packet, flow, Direction::Tx);
     // SAFETY: no arguments.
     store64(slot.tx_last_ns(), unsafe { bpf_ktime_get_coarse_ns() });
     if way.neighbour_unknown {

@@ -10,8 +10,16 @@ use crate::{
     packet::Packet,
 };
 
+/// A flow that was found.
+#[derive(Clone, Copy)]
+pub(crate) struct Flow {
+    pub(crate) slot: SlotRef,
+    /// The slot's index.
+    pub(crate) index: u32,
+}
+
 #[inline(always)]
-fn slot_of(tuple: &Tuple) -> Option<SlotRef> {
+fn flow_of(tuple: &Tuple) -> Option<Flow> {
     let entry = FLOWS.get_ptr(tuple)?;
     // SAFETY: `FlowRef` has the word's size and alignment; the element is never unmapped while a
     // program runs, and any word in it is checked by the caller.
@@ -20,12 +28,12 @@ fn slot_of(tuple: &Tuple) -> Option<SlotRef> {
         generation,
     } = unsafe { core::mem::transmute::<u64, FlowRef>(entry.cast::<u64>().read_volatile()) };
     let slot = maps::slot(index)?;
-    (load32(slot.generation()) == generation).then_some(slot)
+    (load32(slot.generation()) == generation).then_some(Flow { slot, index })
 }
 
 /// The flow of what a VM sent.
 #[inline(always)]
-pub(crate) fn guest_flow(vm: u32, packet: &Packet) -> Option<SlotRef> {
+pub(crate) fn guest_flow(vm: u32, packet: &Packet) -> Option<Flow> {
     let tuple = Tuple {
         scope: vm,
         local: packet.source,
@@ -39,13 +47,13 @@ pub(crate) fn guest_flow(vm: u32, packet: &Packet) -> Option<SlotRef> {
         protocol: packet.protocol,
         pad: [0; 3],
     };
-    let slot = slot_of(&tuple)?;
-    (slot.guest_tuple() == tuple).then_some(slot)
+    let flow = flow_of(&tuple)?;
+    (flow.slot.guest_tuple() == tuple).then_some(flow)
 }
 
 /// The flow of what the world sent.
 #[inline(always)]
-pub(crate) fn world_flow(packet: &Packet) -> Option<SlotRef> {
+pub(crate) fn world_flow(packet: &Packet) -> Option<Flow> {
     let tuple = Tuple {
         scope: Tuple::WORLD,
         local: packet.destination,
@@ -59,19 +67,19 @@ pub(crate) fn world_flow(packet: &Packet) -> Option<SlotRef> {
         protocol: packet.protocol,
         pad: [0; 3],
     };
-    let slot = slot_of(&tuple)?;
-    (slot.world_tuple() == tuple).then_some(slot)
+    let flow = flow_of(&tuple)?;
+    (flow.slot.world_tuple() == tuple).then_some(flow)
 }
 
 /// The flow with exactly this tuple on the world's link.
 #[inline(always)]
 pub(crate) fn world_flow_by(tuple: &Tuple) -> Option<SlotRef> {
-    let slot = slot_of(tuple)?;
+    let slot = flow_of(tuple)?.slot;
     (slot.world_tuple() == *tuple).then_some(slot)
 }
 
 /// Whether a live flow has this tuple on its guest's link.
 #[inline(always)]
 pub(crate) fn is_guest_flow(tuple: &Tuple) -> bool {
-    slot_of(tuple).is_some_and(|slot| slot.guest_tuple() == *tuple)
+    flow_of(tuple).is_some_and(|flow| flow.slot.guest_tuple() == *tuple)
 }

@@ -6,7 +6,7 @@ use aya_ebpf::{
 };
 use slipgate_abi::{
     DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop, NextHopRef,
-    RateLimits, Slot, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRef,
+    RateLimits, Sequences, SequencesRef, Slot, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRef,
     cell::load32,
     forward::DenyKey,
     maps::{
@@ -22,12 +22,14 @@ type Mapped<T, const N: usize> = Array<T, N, MAPPED>;
 
 #[btf_map]
 pub(crate) static META: Mapped<Meta, 1> = Array::new();
-// The loader sets the size of FLOWS, SLOTS and CHUNKS.
+// The loader sets the size of FLOWS, SLOTS and SEQUENCES.
 #[btf_map]
 pub(crate) static FLOWS: HashMap<Tuple, FlowRef, { (DEFAULT_SLOTS * TUPLES_PER_SLOT) as usize }> =
     HashMap::new();
 #[btf_map]
 pub(crate) static SLOTS: Mapped<Slot, { DEFAULT_SLOTS as usize }> = Array::new();
+#[btf_map]
+pub(crate) static SEQUENCES: Mapped<Sequences, { DEFAULT_SLOTS as usize }> = Array::new();
 #[btf_map]
 pub(crate) static CHUNKS: Mapped<u32, { MAX_CHUNKS as usize }> = Array::new();
 #[btf_map]
@@ -66,6 +68,15 @@ pub(crate) fn slot(index: u32) -> Option<SlotRef> {
     SLOTS
         .get_ptr_mut(index)
         .map(|slot| unsafe { SlotRef::new(slot) })
+}
+
+/// Where a slot's connection stands in sequence space.
+#[inline(always)]
+pub(crate) fn sequences(slot: u32) -> Option<SequencesRef> {
+    // SAFETY: as above.
+    SEQUENCES
+        .get_ptr_mut(slot)
+        .map(|element| unsafe { SequencesRef::new(element) })
 }
 
 /// The row, if it still is this VM's.

@@ -2,6 +2,7 @@
 use slipgate_abi::{
     DropReason, Ip4, Protocol,
     segment::{self, Segments},
+    tcp,
 };
 
 use crate::skb::Skb;
@@ -78,6 +79,14 @@ struct TcpTail {
     urgent: u16,
 }
 
+/// A TCP header without options.
+#[repr(C, packed(2))]
+struct Tcp {
+    ports: [u16; 2],
+    sequence: u32,
+    tail: TcpTail,
+}
+
 /// An IPv4 packet with or without the L4 part parsed.
 #[derive(Clone, Copy)]
 pub(crate) struct Packet {
@@ -104,13 +113,21 @@ pub(crate) struct Packet {
     pub(crate) gso_size: u32,
 }
 
-/// The acknowledgement number of a frame that was parsed as TCP and has an Ethernet header, host
-/// order.
+/// The segment in a frame that was parsed as TCP and has an Ethernet header; `payload_len` is the
+/// whole frame's.
 #[inline(always)]
-pub(crate) fn acknowledgement(skb: Skb) -> Option<u32> {
-    let tail = skb.header::<TcpTail>(ETHERNET_LEN + IPV4_LEN + size_of::<L4>())?;
+pub(crate) fn segment(skb: Skb, payload_len: u32) -> Option<tcp::Segment> {
+    let header = skb.header::<Tcp>(ETHERNET_LEN + IPV4_LEN)?;
     // SAFETY: `header` checked the bounds.
-    Some(u32::from_be(unsafe { (*tail).acknowledgement }))
+    let header = unsafe { &*header };
+    let (sequence, flags) = (u32::from_be(header.sequence), header.tail.flags);
+    Some(tcp::Segment {
+        flags,
+        sequence,
+        end: tcp::end_of(sequence, flags, payload_len),
+        acknowledgement: u32::from_be(header.tail.acknowledgement),
+        window: u16::from_be(header.tail.window),
+    })
 }
 
 impl Packet {

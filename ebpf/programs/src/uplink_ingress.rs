@@ -16,7 +16,7 @@ use crate::{
     drops::{NOBODY, drop_packet},
     handover::hand_over,
     identity::guest_macs,
-    lookup,
+    lookup::{self, Flow},
     maps::{self, FORWARDS},
     packet::{IPV4_LEN, Ipv4, L4, Packet, ether_type, icmp},
     rate,
@@ -55,8 +55,8 @@ pub(crate) fn run<const L2: usize>(skb: Skb) -> i32 {
     }
     match lookup::world_flow(&packet) {
         // A flow being opened or gone is a miss: the host must not answer for its forward.
-        Some(slot) if load32(slot.verdict()) != Verdict::Free as u32 => {
-            send_to_guest::<L2, false>(skb, &packet, slot)
+        Some(flow) if load32(flow.slot.verdict()) != Verdict::Free as u32 => {
+            send_to_guest::<L2, false>(skb, &packet, flow)
         }
         _ => forward::<L2>(skb, &packet),
     }
@@ -68,8 +68,9 @@ pub(crate) fn run<const L2: usize>(skb: Skb) -> i32 {
 pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
     skb: Skb,
     packet: &Packet,
-    slot: SlotRef,
+    flow: Flow,
 ) -> i32 {
+    let slot = flow.slot;
     const FLAGS: u8 = PortFlags::FROM_UPLINK;
     let verdict = load32(slot.verdict());
     let known = matches!(
@@ -97,6 +98,9 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
     }
     if verdict == Verdict::Drop as u32 {
         return drop_packet(skb, row, DropReason::Denied, packet.segments());
+    }
+    if connection::contradicts_itself(packet) {
+        return drop_packet(skb, row, DropReason::BadTcpFlags, packet.segments());
     }
     if !ENGINE {
         if verdict != Verdict::Fast as u32 {
@@ -139,7 +143,7 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
     let segments = packet.segments();
     slot.rx_packets().fetch_add(segments.packets, Relaxed);
     slot.rx_bytes().fetch_add(segments.bytes, Relaxed);
-    connection::note(skb, packet, slot, Direction::Rx);
+    connection::note(skb, packet, flow, Direction::Rx);
     // SAFETY: no arguments.
     store64(slot.rx_last_ns(), unsafe { bpf_ktime_get_coarse_ns() });
     redirect(tap)

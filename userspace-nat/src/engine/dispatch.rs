@@ -6,6 +6,7 @@ use slipgate_abi::{
     Command, Direction, DropReason, Handover, PortHeader, Refusal,
     portframe::PortFlags,
     segment::{self, Segments},
+    tcp::Flags,
 };
 
 use super::{
@@ -179,6 +180,9 @@ impl<D: Datapath> Core<D> {
         now_ns: u64,
     ) -> Finish {
         let Job { frame, packet, .. } = job;
+        if contradicts_itself(&packet) {
+            return Finish::Drop(DropReason::BadTcpFlags);
+        }
         let handover = Handover::from_u8(frame.header.code);
         let group = frame.header.flags & PortFlags::GROUP != 0;
         let to = packet.ip.destination.into();
@@ -325,6 +329,9 @@ impl<D: Datapath> Core<D> {
     }
 
     fn world_sent(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
+        if contradicts_itself(&job.packet) {
+            return Finish::Drop(DropReason::BadTcpFlags);
+        }
         match Handover::from_u8(job.frame.header.code) {
             Some(Handover::Icmp) => self.icmp_from_world(vm, job.frame.vnet, job.packet),
             Some(Handover::TooBig) => {
@@ -371,6 +378,11 @@ impl<D: Datapath> Core<D> {
         };
         Finish::Command { code, change }
     }
+}
+
+/// As the programs have it, which drop these before.
+fn contradicts_itself(packet: &Packet<'_>) -> bool {
+    matches!(packet.transport, Transport::Tcp(tcp) if Flags::are_contradictory(tcp.flags))
 }
 
 fn is_dhcp(packet: &Packet<'_>) -> bool {

@@ -45,6 +45,9 @@ impl<D: Datapath> Core<D> {
         let Some(entry) = self.flows.entry(slot).copied() else {
             return Finish::Drop(DropReason::NoFlow);
         };
+        if self.is_strange(slot, &packet, now_ns) {
+            return Finish::Drop(DropReason::OutOfWindow);
+        }
         let exit = self.exit_of(slot);
         self.copy(&packet);
         let (source, port) = (entry.nat, entry.nat_port);
@@ -65,6 +68,7 @@ impl<D: Datapath> Core<D> {
         live.tx_bytes()
             .fetch_add(packet.ip.bytes.len() as u64, Relaxed);
         live.tx_last_ns().fetch_max(now_ns, Relaxed);
+        self.note_segment(slot, Direction::Tx, &packet, now_ns);
         Finish::Dispose(Disposition::Consumed)
     }
 
@@ -113,6 +117,7 @@ impl<D: Datapath> Core<D> {
         live.rx_bytes()
             .fetch_add(packet.ip.bytes.len() as u64, Relaxed);
         live.rx_last_ns().fetch_max(now_ns, Relaxed);
+        self.note_segment(slot, Direction::Rx, &packet, now_ns);
         Finish::Dispose(Disposition::Consumed)
     }
 

@@ -2,7 +2,7 @@
 use std::{collections::HashSet, io, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SlotRef, Tuple, VmRef,
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef,
     maps::{MAX_NAMES, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
 };
 
@@ -140,6 +140,10 @@ impl Tables for FakeDatapath {
         let kernel = self.kernel.borrow();
         kernel.slots_looked_at.set(kernel.slots_looked_at.get() + 1);
         kernel.slot(index)
+    }
+
+    fn sequences(&self, index: u32) -> SequencesRef {
+        self.kernel.borrow().sequences(index)
     }
 
     fn claim_chunk(&mut self) -> Option<Range<u32>> {

@@ -13,8 +13,8 @@ use std::{
 };
 
 use slipgate_abi::{
-    DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, RateLimits, Slot, SlotRef, Tuple, Vm,
-    VmCounters, VmRates, VmRef,
+    DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, RateLimits, Sequences, SequencesRef,
+    Slot, SlotRef, Tuple, Vm, VmCounters, VmRates, VmRef,
     maps::{MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
     rate::RateRef,
     vm::VmFlags,
@@ -91,6 +91,7 @@ pub struct Faults {
 #[derive(Debug)]
 pub struct Kernel {
     slots: Shared<Slot>,
+    sequences: Shared<Sequences>,
     vms: Shared<Vm>,
     counters: Shared<VmCounters>,
     drops: Shared<DropCounters>,
@@ -138,6 +139,7 @@ impl Kernel {
     pub fn new(slots: u32) -> KernelHandle {
         Rc::new(RefCell::new(Self {
             slots: Shared::zeroed(slots as usize),
+            sequences: Shared::zeroed(slots as usize),
             vms: Shared::zeroed(MAX_VMS as usize),
             counters: Shared::zeroed(MAX_VMS as usize),
             drops: Shared::zeroed(MAX_VMS as usize),
@@ -180,6 +182,12 @@ impl Kernel {
     pub fn slot(&self, index: u32) -> SlotRef {
         // SAFETY: `at` checks the bounds; the allocation lives as long as the kernel.
         unsafe { SlotRef::new(self.slots.at(index as usize)) }
+    }
+
+    /// Where a slot's connection stands in sequence space.
+    pub fn sequences(&self, index: u32) -> SequencesRef {
+        // SAFETY: as above.
+        unsafe { SequencesRef::new(self.sequences.at(index as usize)) }
     }
 
     /// A VM's row.

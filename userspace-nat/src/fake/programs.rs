@@ -2,11 +2,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Command, Direction, DropReason, Handover, PortHeader, SlotRef, Tuple, Verdict,
+    Command, Direction, DropReason, Handover, PortHeader, SequencesRef, SlotRef, Tuple, Verdict,
     portframe::PortFlags,
     segment::Segments,
     slot::SlotFlags,
-    tcp::{Phase, Segment, TcpBits, end_of, note},
+    tcp::{self, Flags, Phase, TcpBits},
     vm::VmFlags,
 };
 
@@ -17,7 +17,6 @@ use crate::{
         checksum::{self},
         icmp::{ECHO_REPLY, ECHO_REQUEST},
         ipv4::{self, End},
-        transport::Tcp,
     },
     port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, Frame, VirtioNetHdr, single},
 };
@@ -33,6 +32,13 @@ pub enum Way {
     Dropped(DropReason),
     /// Not ours.
     Passed,
+}
+
+/// A flow that was found.
+#[derive(Clone, Copy)]
+struct Flow {
+    slot: SlotRef,
+    sequences: SequencesRef,
 }
 
 impl Kernel {
@@ -55,6 +61,9 @@ impl Kernel {
             }
             return self.drop_at(row, DropReason::Spoofed, l3);
         }
+        if contradicts_itself(&packet) {
+            return self.drop_at(row, DropReason::BadTcpFlags, l3);
+        }
         if packet.ip.destination.octets[..3] == gateway.octets[..3] {
             return self.hand_over(row, Handover::Local, 0, vnet, l3);
         }
@@ -66,11 +75,18 @@ impl Kernel {
             _ => {}
         }
         let flow = packet.tuple(id, Direction::Tx).and_then(|t| self.flow(&t));
-        let Some(slot) = flow else {
+        let Some(flow) = flow else {
             return self.hand_over(row, Handover::Miss, 0, vnet, l3);
         };
+        let slot = flow.slot;
         if let Some(why) = detour(slot, &packet, Direction::Tx) {
             return self.hand_over(row, why, 0, vnet, l3);
+        }
+        if self.is_strange(flow, &packet) {
+            return self.drop_at(row, DropReason::OutOfWindow, l3);
+        }
+        if packet.ip.ttl <= 1 {
+            return self.hand_over(row, Handover::TtlExpired, 0, vnet, l3);
         }
         // SAFETY: `next_hop` is an index the engine was given.
         let hop = unsafe { &*self.next_hops.at(slot.next_hop().load(Relaxed) as usize) };
@@ -81,7 +97,7 @@ impl Kernel {
             return way;
         }
         count(
-            slot,
+            flow,
             &packet,
             Direction::Tx,
             segments.packets,
@@ -124,10 +140,10 @@ impl Kernel {
             let Ok(quoted) = crate::icmp::Quoted::parse(&packet.ip, false) else {
                 return Way::Passed;
             };
-            let Some(slot) = self.flow(&quoted.tuple_as_sent(Tuple::WORLD)) else {
+            let Some(flow) = self.flow(&quoted.tuple_as_sent(Tuple::WORLD)) else {
                 return Way::Passed;
             };
-            let row = slot.vm_row() as u16;
+            let row = flow.slot.vm_row() as u16;
             if self.is_frozen(row) {
                 return self.drop_at(row, DropReason::Frozen, l3);
             }
@@ -136,10 +152,10 @@ impl Kernel {
         let Some(tuple) = packet.tuple(Tuple::WORLD, Direction::Rx) else {
             return Way::Passed;
         };
-        let Some(slot) = self.flow(&tuple) else {
+        let Some(flow) = self.flow(&tuple) else {
             let key = (tuple.local, tuple.local_port, tuple.protocol);
             let opens = match packet.transport {
-                Transport::Tcp(tcp) => opens(&tcp),
+                Transport::Tcp(tcp) => Flags::open(tcp.flags),
                 Transport::Udp(_) => true,
                 _ => false,
             };
@@ -151,12 +167,20 @@ impl Kernel {
             }
             return self.hand_over(row, Handover::Forward, PortFlags::FROM_UPLINK, vnet, l3);
         };
+        let slot = flow.slot;
         let row = slot.vm_row() as u16;
         if self.is_frozen(row) {
             return self.drop_at(row, DropReason::Frozen, l3);
         }
+        if contradicts_itself(&packet) {
+            return self.drop_at(row, DropReason::BadTcpFlags, l3);
+        }
         if let Some(why) = detour(slot, &packet, Direction::Rx) {
             return self.hand_over(row, why, PortFlags::FROM_UPLINK, vnet, l3);
+        }
+        if packet.ip.ttl <= 1 {
+            let flags = PortFlags::FROM_UPLINK;
+            return self.hand_over(row, Handover::TtlExpired, flags, vnet, l3);
         }
         // SAFETY: a live row; one thread.
         if packet.ip.bytes.len() as u32 > unsafe { (*self.vm(row).as_ptr()).mtu } {
@@ -166,7 +190,7 @@ impl Kernel {
             return way;
         }
         count(
-            slot,
+            flow,
             &packet,
             Direction::Rx,
             segments.packets,
@@ -200,16 +224,23 @@ impl Kernel {
                     _ => (Direction::Rx, Tuple::WORLD),
                 };
                 let flow = packet.tuple(scope, direction).and_then(|t| self.flow(&t));
-                let Some(slot) = flow else {
+                let Some(flow) = flow else {
                     self.stats(vm_row).dropped(DropReason::NoFlow, segments);
                     self.dropped += 1;
                     return;
                 };
+                let slot = flow.slot;
+                if direction == Direction::Tx && self.is_strange(flow, &packet) {
+                    self.stats(vm_row)
+                        .dropped(DropReason::OutOfWindow, segments);
+                    self.dropped += 1;
+                    return;
+                }
                 if self.over_rate(vm_row, direction, segments).is_some() {
                     return;
                 }
                 let (packets, bytes) = (segments.packets, segments.bytes);
-                count(slot, &packet, direction, packets, bytes, self.now_ns);
+                count(flow, &packet, direction, packets, bytes, self.now_ns);
                 if direction == Direction::Tx {
                     let sent = translated(&packet, End::Source, slot.nat(), slot.nat_port());
                     self.at_world.push(sent);
@@ -222,13 +253,26 @@ impl Kernel {
         }
     }
 
-    fn flow(&self, tuple: &Tuple) -> Option<SlotRef> {
+    fn flow(&self, tuple: &Tuple) -> Option<Flow> {
         let reference = self.flows.get(tuple)?;
         let slot = self.slot(reference.slot);
         let same = slot.generation().load(Relaxed) == reference.generation
             && (slot.guest_tuple() == *tuple || slot.world_tuple() == *tuple)
             && slot.verdict().load(Relaxed) != Verdict::Free as u32;
-        same.then_some(slot)
+        same.then_some(Flow {
+            slot,
+            sequences: self.sequences(reference.slot),
+        })
+    }
+
+    /// Whether a guest's segment is none of the connection that was inspected in its flow.
+    fn is_strange(&self, flow: Flow, packet: &Packet<'_>) -> bool {
+        let Transport::Tcp(tcp) = packet.transport else {
+            return false;
+        };
+        let is_held = flow.slot.tcp().load(Relaxed) & TcpBits::HELD != 0;
+        let now_ns = || self.now_ns;
+        is_held && !flow.sequences.is_guests(flow.slot, &tcp.segment(), now_ns)
     }
 
     fn is_frozen(&self, row: u16) -> bool {
@@ -304,9 +348,8 @@ fn parse(l3: &[u8]) -> Result<Packet<'_>, crate::packet::Malformed> {
     Packet::parse(Ipv4::parse(l3)?)
 }
 
-fn opens(tcp: &Tcp) -> bool {
-    use slipgate_abi::tcp::Flags;
-    tcp.flags & (Flags::SYN | Flags::ACK | Flags::RST) == Flags::SYN
+fn contradicts_itself(packet: &Packet<'_>) -> bool {
+    matches!(packet.transport, Transport::Tcp(tcp) if Flags::are_contradictory(tcp.flags))
 }
 
 /// Why a packet of a flow goes to the engine all the same.
@@ -315,7 +358,7 @@ fn detour(slot: SlotRef, packet: &Packet<'_>, direction: Direction) -> Option<Ha
         return Some(Handover::Verdict);
     }
     if let Transport::Tcp(tcp) = packet.transport
-        && opens(&tcp)
+        && Flags::open(tcp.flags)
     {
         let inbound = slot.flags() & SlotFlags::INBOUND != 0;
         let again = inbound == (direction == Direction::Rx)
@@ -325,17 +368,18 @@ fn detour(slot: SlotRef, packet: &Packet<'_>, direction: Direction) -> Option<Ha
             return Some(Handover::Syn);
         }
     }
-    (packet.ip.ttl <= 1).then_some(Handover::TtlExpired)
+    None
 }
 
 fn count(
-    slot: SlotRef,
+    flow: Flow,
     packet: &Packet<'_>,
     direction: Direction,
     packets: u64,
     bytes: u64,
     now_ns: u64,
 ) {
+    let slot = flow.slot;
     let (p, b, last) = match direction {
         Direction::Tx => (slot.tx_packets(), slot.tx_bytes(), slot.tx_last_ns()),
         Direction::Rx => (slot.rx_packets(), slot.rx_bytes(), slot.rx_last_ns()),
@@ -346,12 +390,8 @@ fn count(
     if let Transport::Tcp(tcp) = packet.transport
         && TcpBits(slot.tcp().load(Relaxed)).is_concerned_by(tcp.flags)
     {
-        let segment = Segment {
-            flags: tcp.flags,
-            end: end_of(tcp.sequence, tcp.flags, tcp.payload_len as u32),
-            acknowledgement: tcp.acknowledgement,
-        };
-        note(slot, direction, &segment, || now_ns);
+        let now_ns = || now_ns;
+        tcp::note(slot, flow.sequences, direction, &tcp.segment(), now_ns);
     }
 }
 

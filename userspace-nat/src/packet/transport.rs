@@ -1,5 +1,5 @@
 //! The headers above IPv4 that name a flow.
-use slipgate_abi::tcp::Flags;
+use slipgate_abi::tcp::{self, Flags};
 
 use super::{Malformed, icmp};
 
@@ -34,6 +34,8 @@ pub struct Tcp {
     pub acknowledgement: u32,
     /// The flag octet, [`Flags`].
     pub flags: u8,
+    /// The window field.
+    pub window: u16,
     /// Header length with options, bytes.
     pub header_len: usize,
     /// Payload, bytes.
@@ -48,7 +50,18 @@ impl Tcp {
 
     /// A SYN that opens: without ACK, RST or FIN.
     pub fn is_opening_syn(&self) -> bool {
-        self.flags & (Flags::SYN | Flags::ACK | Flags::RST | Flags::FIN) == Flags::SYN
+        Flags::open(self.flags)
+    }
+
+    /// As the rules that the programs share have it.
+    pub fn segment(&self) -> tcp::Segment {
+        tcp::Segment {
+            flags: self.flags,
+            sequence: self.sequence,
+            end: self.sequence.wrapping_add(self.sequence_len()),
+            acknowledgement: self.acknowledgement,
+            window: self.window,
+        }
     }
 
     /// Sequence numbers it takes: payload, SYN and FIN.
@@ -112,6 +125,7 @@ fn parse_tcp(l4: &[u8]) -> Result<Tcp, Malformed> {
         sequence: u32::from_be_bytes([h[4], h[5], h[6], h[7]]),
         acknowledgement: u32::from_be_bytes([h[8], h[9], h[10], h[11]]),
         flags: h[13],
+        window: u16::from_be_bytes([h[14], h[15]]),
         header_len,
         payload_len: l4.len() - header_len,
     })

@@ -8,7 +8,9 @@ use std::{
     sync::atomic::Ordering::Acquire,
 };
 
-use slipgate_abi::{FlowRef, Ip4, NameKey, NameValue, NextHopRef, SlotRef, Tuple, VmRef};
+use slipgate_abi::{
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef,
+};
 use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps};
 use userspace_nat::{
     datapath::{FlowMap, InsertError, NameMap, RememberedName, Tables},
@@ -130,6 +132,13 @@ impl Tables for KernelDatapath {
         self.maps
             .slot(index.min(last))
             .expect("the array has at least one chunk of slots")
+    }
+
+    fn sequences(&self, index: u32) -> SequencesRef {
+        let last = self.maps.slots() - 1;
+        self.maps
+            .sequences(index.min(last))
+            .expect("the array has as many elements as that of the slots")
     }
 
     fn claim_chunk(&mut self) -> Option<Range<u32>> {

@@ -19,13 +19,27 @@ pub(crate) fn open_pins(pin_dir: &Path) -> Result<Vec<OwnedFd>> {
         .map(|map| {
             let path = pin_dir.join(map.name());
             bpf::obj_get(&path).map_err(|error| match error.kind() {
-                ErrorKind::NotFound => Error::NothingPinned {
-                    pin_dir: pin_dir.into(),
-                },
+                ErrorKind::NotFound => none_there(pin_dir),
                 _ => Error::os(format!("open the pinned map {}", path.display()))(error),
             })
         })
         .collect()
+}
+
+/// A pin is missing: there is nothing, or what is there is of a version that had no such map.
+fn none_there(pin_dir: &Path) -> Error {
+    let meta = bpf::obj_get(&pin_dir.join(MapName::Meta.name()));
+    let theirs = meta.ok().and_then(|meta| abi_version_of(meta.as_fd()));
+    match theirs {
+        Some(theirs) if theirs != ABI_VERSION && theirs != 0 => Error::AbiVersion {
+            pin_dir: pin_dir.into(),
+            theirs,
+            ours: ABI_VERSION,
+        },
+        _ => Error::NothingPinned {
+            pin_dir: pin_dir.into(),
+        },
+    }
 }
 
 /// Refuses pinned maps of another version or shape. `slots`: what to expect; `None` takes what

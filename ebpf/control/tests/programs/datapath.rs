@@ -7,8 +7,9 @@ use aya::{
     programs::{Program, ProgramError, SchedClassifier, Xdp},
 };
 use slipgate_abi::{
-    DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, RateLimits, Slot, SlotRef,
-    TapEntry, Tuple, Verdict, Vm, forward::DenyKey, skb::SKB_LAYOUT, tcp::TcpBits,
+    DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, RateLimits, Sequences,
+    SequencesRef, Slot, SlotRef, TapEntry, Tuple, Verdict, Vm, forward::DenyKey, skb::SKB_LAYOUT,
+    tcp::TcpBits,
 };
 
 use crate::{mapped::Mapped, skipped::skipped};
@@ -89,6 +90,7 @@ pub(crate) struct Run {
 pub(crate) struct Datapath {
     pub(crate) ebpf: Ebpf,
     pub(crate) slots: Mapped<Slot>,
+    sequences: Mapped<Sequences>,
     pub(crate) vms: Mapped<Vm>,
     pub(crate) drops: Mapped<DropCounters>,
     pub(crate) hops: Mapped<NextHop>,
@@ -156,6 +158,7 @@ impl Datapath {
         let mut ebpf = EbpfLoader::new()
             .override_global(SKB_LAYOUT, &skb, true)
             .map_max_entries("SLOTS", SLOTS)
+            .map_max_entries("SEQUENCES", SLOTS)
             .map_max_entries("FLOWS", SLOTS * 2)
             .load_file(&path)
             .unwrap_or_else(|error| {
@@ -186,6 +189,7 @@ impl Datapath {
         }
         let datapath = Self {
             slots: Mapped::of(&ebpf, "SLOTS"),
+            sequences: Mapped::of(&ebpf, "SEQUENCES"),
             vms: Mapped::of(&ebpf, "VMS"),
             drops: Mapped::of(&ebpf, "DROPS"),
             hops: Mapped::of(&ebpf, "NEXT_HOPS"),
@@ -296,6 +300,12 @@ impl Datapath {
     pub(crate) fn slot(&self, index: u32) -> SlotRef {
         // SAFETY: the mapping lives as long as the datapath, and tests keep it until their end.
         unsafe { SlotRef::new(self.slots.at(index)) }
+    }
+
+    /// Where a slot's connection stands.
+    pub(crate) fn sequences(&self, index: u32) -> SequencesRef {
+        // SAFETY: as above.
+        unsafe { SequencesRef::new(self.sequences.at(index)) }
     }
 
     /// Runs a TC program on a frame.

@@ -13,6 +13,7 @@ mod frame;
 mod freeze;
 mod guard;
 mod handed;
+mod held;
 mod hit;
 mod liar;
 mod mapped;

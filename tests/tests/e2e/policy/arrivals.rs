@@ -86,6 +86,19 @@ impl Arrivals {
         self.streams(server).iter().any(read)
     }
 
+    /// Whether any segment to a server has the text, wherever it lies in whichever connection.
+    pub(super) fn has_segment_with(&self, server: SocketAddrV4, text: &str) -> bool {
+        let says = |packet: Packet<'_>| has(packet.payload(), text.as_bytes());
+        self.to(server, TCP).any(says)
+    }
+
+    /// Whether a server has sent the text back: it has read it.
+    pub(super) fn has_echo_of(&self, server: SocketAddrV4, text: &str) -> bool {
+        self.packets().any(|(frame, packet)| {
+            frame.sent && packet.source == server && has(packet.payload(), text.as_bytes())
+        })
+    }
+
     /// What a server at this address could have taken each connection's bytes for: where copies
     /// differ before the server has acknowledged one, both the first and the last of them.
     pub(super) fn streams(&self, server: SocketAddrV4) -> Vec<Vec<u8>> {

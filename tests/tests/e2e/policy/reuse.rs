@@ -73,6 +73,49 @@ fn a_tuple_used_again() {
     );
 }
 
+/// A server with SYN cookies makes a connection from the ACK alone, once it has forgotten the one
+/// that it was the first ACK of. No SYN is seen, by which anybody would know.
+#[test]
+fn the_handshakes_ack_after_the_end() {
+    require_root_and_tun!();
+    const CLOSED: u16 = 20_910;
+    const RESET: u16 = 20_911;
+    const LEGITIMATE: u16 = 20_912;
+    let said = hello(ALLOWED_NAME).len();
+    let again = |connection: &ByHand<'_>| {
+        connection.send(&connection.handshake_again(b""));
+        connection.send(&connection.handshake_again(&hello(DENIED_NAME)));
+    };
+    holds(
+        INSPECT,
+        |stage| {
+            let world = &stage.stand.world.net;
+            world.sysctl("net.ipv4.tcp_syncookies", "2").unwrap();
+            stage.ask(ALLOWED_NAME);
+            let connection = let_in(stage, RESET);
+            let reset = connection.segment(said, b"");
+            connection.send(&reset.flags(tcp_flags::RST | tcp_flags::ACK));
+            again(&connection);
+            let mut connection = let_in(stage, CLOSED);
+            connection.close(said);
+            again(&connection);
+        },
+        &[
+            ("the denied name", |seen| {
+                seen.has_segment_with(https(ALLOWED), DENIED_NAME)
+            }),
+            ("an answer to the denied name", |seen| {
+                seen.has_echo_of(https(ALLOWED), DENIED_NAME)
+            }),
+        ],
+        |stage| {
+            let mut connection = let_in(stage, LEGITIMATE);
+            connection.say(said, b"and more");
+            connection.await_echo(said + b"and more".len());
+        },
+    );
+}
+
 #[test]
 fn an_answer_of_ttl_0() {
     require_root_and_tun!();

@@ -282,6 +282,11 @@ impl<D: Datapath> Core<D> {
         match outcome {
             Outcome::Goes => self.inspected.put(slot, inspection),
             Outcome::Released => {
+                if let Kind::Tcp(session) = &inspection.kind {
+                    let live = self.datapath.slot(slot);
+                    let sequences = self.datapath.sequences(slot);
+                    sequences.hold(live, session.sequences());
+                }
                 self.inspected.end(slot, &inspection);
                 self.flows.release(&mut self.datapath, slot);
             }

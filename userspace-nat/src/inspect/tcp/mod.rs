@@ -25,7 +25,7 @@
 //! | --- | --- | --- |
 //! | `Opening` | dropped | the server's SYN-ACK, to `Open` |
 //! | `Open` | held, sent on as it may be | all names are said, to `Passing` |
-//! | `Passing` | what the session has not acknowledged goes on as it is | the server has acknowledged all that the session has: the kernel takes over |
+//! | `Passing` | what the session has not acknowledged goes on as it is | the server has acknowledged all that the session has: the kernel takes over, and holds the connection to its sequence numbers ([`slipgate_abi::sequence`]) |
 //!
 //! Whoever knows the addresses and ports can forge a server's segments. Nothing of one is believed
 //! whose sequence number is not in the guest's window, or that acknowledges what was not sent (RFC
@@ -56,6 +56,7 @@ mod ending;
 mod opening;
 mod options;
 mod receiver;
+mod released;
 mod segment;
 mod sender;
 mod server;

@@ -29,14 +29,11 @@ impl<'s> Received<'s> {
     /// From a header and the IP payload that it begins.
     pub fn new(tcp: &Tcp, l4: &'s [u8]) -> Self {
         let (header, payload) = l4.split_at(tcp.header_len.min(l4.len()));
-        let window = header
-            .get(14..16)
-            .map_or(0, |w| u16::from_be_bytes([w[0], w[1]]));
         Self {
             sequence: tcp.sequence,
             acknowledgement: tcp.acknowledgement,
             flags: tcp.flags,
-            window,
+            window: tcp.window,
             options: Options::parse(header),
             payload,
         }

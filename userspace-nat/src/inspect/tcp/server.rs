@@ -8,6 +8,8 @@ const DEFAULT_MSS: u16 = 536;
 /// A server.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Server {
+    /// The number of its first byte.
+    pub(super) first: u32,
     /// Behind the last byte that it sent.
     pub(super) next: u32,
     /// Where its window ends.
@@ -30,6 +32,7 @@ impl Server {
         let window_scale = guest.window_scale.and(options.window_scale);
         let time = guest.time.and(options.time);
         Self {
+            first: segment.sequence.wrapping_add(1),
             next: segment
                 .sequence
                 .wrapping_add(1 + segment.payload.len() as u32),

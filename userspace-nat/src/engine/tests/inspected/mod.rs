@@ -1,4 +1,5 @@
 //! Inspected connections.
+mod again;
 mod ends;
 mod forged;
 mod limits;
