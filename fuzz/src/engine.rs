@@ -2,8 +2,10 @@
 //! restarts, in any order.
 //!
 //! Input: `setup (1) | steps …`, each step `what (1) | its operands`, see [`step`]. Whatever
-//! happens, each frame is counted once, tables stay within their bounds, and in the end, when all
+//! happens, each frame is counted once, a server behind an inspect rule reads no other name
+//! ([`inspected`]), tables stay within their bounds, and in the end, when all
 //! is silent for long enough, no flow is left anywhere.
+pub(crate) mod inspected;
 mod rig;
 pub(crate) mod step;
 

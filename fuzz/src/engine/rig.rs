@@ -19,9 +19,10 @@ use userspace_nat::{
     record::{FlowLog, recorded_ids},
     relay::{Limits, Relay},
     route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
-    rules::{Action, Judge, LocalAddresses, Policy, Rule},
+    rules::{Action, Judge, LocalAddresses, Policy, Rule, SharedJudge},
 };
 
+use super::inspected::{self, Server};
 use crate::vms::{GATEWAY, GUEST, HOST, ip, spec};
 
 /// VMs, in rows 1 to this one.
@@ -74,6 +75,8 @@ pub(super) struct Rig {
     engine: Option<FuzzEngine>,
     broker: Broker,
     log: Log,
+    judge: SharedJudge,
+    pub(super) server: Server,
     setup: u8,
     epoch: u32,
     /// The id of the VM in each row; 0: none.
@@ -101,6 +104,8 @@ impl Rig {
             engine: None,
             broker: Broker::default(),
             log: Log::default(),
+            judge: judge(),
+            server: Server::default(),
             setup,
             epoch: 0,
             ids: [0; VMS as usize + 1],
@@ -134,6 +139,7 @@ impl Rig {
             add(&mut self.past, engine.status());
         }
         self.epoch += 1;
+        self.judge = judge();
         // An engine does not start where it can't sweep.
         self.kernel.borrow_mut().faults.remove_fails = 0;
         self.broker = Broker::default();
@@ -147,8 +153,6 @@ impl Rig {
 
     fn parts(&self) -> Parts<FakeDatapath, FakePort, FakeClock, Broker, HostServices> {
         let few_ports = self.setup & 1 != 0;
-        let rules = ["203.0.113.0/24", "198.51.100.9:443/tcp"]
-            .map(|text| Rule::Match(Action::Deny, text.parse().expect("a pattern")));
         Parts {
             datapath: FakeDatapath::new(&self.kernel, 0, self.epoch),
             port: FakePort::new(&self.kernel),
@@ -159,7 +163,7 @@ impl Rig {
                 dns::Proxy::new(&[], dns::Limits::default(), Box::new(dns::AllowAll)),
                 Relay::new(Limits::default()),
             ),
-            judge: Judge::shared(Policy::new(Action::Allow, rules.to_vec())),
+            judge: self.judge.clone(),
             rule_base: 10,
             nat_ports: 61_000..=if few_ports { 61_003 } else { 61_999 },
             log: FlowLog::new(Some(Box::new(self.log.clone()))),
@@ -178,6 +182,13 @@ impl Rig {
         is_there.then(|| ControlMessage::Vm(spec(row, id, MAX_FLOWS)))
     }
 
+    /// The VM asks for the name of the server that is inspected.
+    pub(super) fn tell_name(&self, row: u16) {
+        let id = self.ids[usize::from(row)];
+        let now_ns = self.kernel.borrow().now_ns;
+        inspected::tell(&self.judge, id, now_ns);
+    }
+
     pub(super) fn tell(&mut self, message: ControlMessage) {
         self.broker.messages.borrow_mut().push_back(message);
     }
@@ -189,6 +200,7 @@ impl Rig {
         let mut kernel = self.kernel.borrow_mut();
         let sent = std::mem::take(&mut kernel.at_world);
         let delivered = std::mem::take(&mut kernel.at_guest);
+        sent.iter().for_each(|packet| self.server.sees(packet));
         if !sent.is_empty() {
             self.sent = sent;
         }
@@ -246,10 +258,12 @@ impl Rig {
     /// sweep, and the sums agree.
     pub(super) fn end(&mut self) {
         self.kernel.borrow_mut().faults = Faults::default();
-        for ns in [0, 3 * 3_600 * SECOND_NS, 120 * SECOND_NS] {
+        let hours = 3 * 3_600 * SECOND_NS;
+        // A session sends again for a minute, and who sends is not silent.
+        for ns in [0, hours, hours, 120 * SECOND_NS] {
             self.kernel.borrow_mut().now_ns += ns;
             for _ in 0..8 {
-                self.pass(SECOND_NS);
+                self.pass(10 * SECOND_NS);
             }
         }
         self.check();
@@ -301,6 +315,35 @@ fn add(sum: &mut Status, of: Status) {
     sum.frames_dropped += of.frames_dropped;
     sum.frames_consumed += of.frames_consumed;
     sum.frames_unsent += of.frames_unsent;
+}
+
+/// Everything is open but what is denied, and [`inspected::SERVER`], which only its name opens.
+fn judge() -> SharedJudge {
+    let by_address =
+        |action| move |text: &str| Rule::Match(action, text.parse().expect("a pattern"));
+    let denied = ["203.0.113.0/24", "198.51.100.9:443/tcp"].map(by_address(Action::Deny));
+    let open = [
+        "0.0.0.0/1",
+        "128.0.0.0/2",
+        "192.0.0.0/7",
+        "196.0.0.0/7",
+        "198.0.0.0/11",
+        "198.32.0.0/12",
+        "198.48.0.0/15",
+        "198.50.0.0/16",
+        "198.51.0.0/18",
+        "198.51.64.0/19",
+        "198.51.96.0/22",
+        "198.51.100.0/26",
+        "198.51.100.128/25",
+        "199.0.0.0/8",
+        "200.0.0.0/5",
+        "208.0.0.0/4",
+    ]
+    .map(by_address(Action::Allow));
+    let named = Rule::parse(Action::Inspect, inspected::NAME).expect("a rule");
+    let rules = denied.into_iter().chain([named]).chain(open).collect();
+    Judge::shared(Policy::new(Action::Deny, rules))
 }
 
 pub(super) fn routes(mtu: u32) -> ControlMessage {

@@ -8,7 +8,10 @@ use userspace_nat::{
     rules::Destination,
 };
 
-use super::rig::{ROWS, Rig, VMS, routes};
+use super::{
+    inspected,
+    rig::{ROWS, Rig, VMS, routes},
+};
 use crate::{
     dress::dress,
     tape::Tape,
@@ -33,7 +36,9 @@ pub(crate) mod what {
     pub(crate) const RESTART: u8 = 13;
     pub(crate) const GUEST: u8 = 14;
     pub(crate) const DNS_STREAM: u8 = 15;
-    pub(crate) const COUNT: u8 = 16;
+    pub(crate) const SEGMENT: u8 = 16;
+    pub(crate) const SERVER: u8 = 17;
+    pub(crate) const COUNT: u8 = 18;
     pub(crate) const LATER: u8 = 0x80;
 }
 
@@ -126,6 +131,8 @@ pub(super) fn perform(rig: &mut Rig, tape: &mut Tape<'_>) {
             dress(&mut packet, bits, GUEST);
             rig.kernel.borrow_mut().guest_sends(row, vnet, &packet);
         }
+        what::SEGMENT => inspected::segment(rig, tape),
+        what::SERVER => inspected::server_says(rig, tape),
         _ => dns_stream(rig, tape),
     }
     if what & what::LATER == 0 {

@@ -5,7 +5,7 @@ use userspace_nat::fake::packets;
 use super::{Seeds, arp, dhcp, query};
 use crate::{
     dress::bit,
-    engine::step::what as step,
+    engine::{inspected::carries, step::what as step},
     tape::with_length,
     vms::{GUEST, PEER},
 };
@@ -44,6 +44,43 @@ pub(super) fn engine() -> Seeds {
         &dressed(&big),
         &[step::REPLY, 0, 0x80, 8, 0],
     ];
+    let segment = |flags, place, acknowledged, carries| {
+        [step::SEGMENT, 0, flags, place, acknowledged, carries]
+    };
+    let server = |flags, place, acknowledged, payload| {
+        [step::SERVER, 0, flags, place, acknowledged, payload]
+    };
+    let ack = Flags::ACK;
+    let released = [
+        &[0][..],
+        &segment(Flags::SYN, 0, 0, carries::NOTHING),
+        &server(Flags::SYN | ack, 0, 1, 0),
+        &segment(ack, 1, 1, carries::NOTHING),
+        &segment(ack, 1, 1, carries::ALLOWED),
+        &server(ack, 1, 255, 1),
+    ]
+    .concat();
+    let again = [
+        &segment(ack, 1, 1, carries::NOTHING)[..],
+        &segment(ack, 1, 1, carries::DENIED),
+        &segment(ack, 1, 1, carries::DENIED_LARGE),
+    ]
+    .concat();
+    let cookies = [
+        &released[..],
+        &server(ack | Flags::RST, 60, 255, 0),
+        &again,
+        &silence,
+    ];
+    let ends = [
+        &released[..],
+        &segment(ack | Flags::RST, 2, 1, carries::LARGE),
+        &again,
+        &segment(Flags::SYN | Flags::FIN, 0, 0, carries::NOTHING),
+        &server(ack | Flags::FIN, 1, 255, 3),
+        &[step::RESTART],
+        &again,
+    ];
     let length = [0, u8::try_from(query(true).len()).unwrap_or(0)];
     let framed = with_length(&[&length[..], &query(true)].concat());
     let dns_stream = [
@@ -60,6 +97,8 @@ pub(super) fn engine() -> Seeds {
             [&[0][..], &udp(4, &question[2..]), &udp(2, &question[2..])].concat(),
         ),
         ("dns-stream", dns_stream.concat()),
+        ("cookies", cookies.concat()),
+        ("ends", ends.concat()),
         (
             "dhcp-arp",
             [&[0][..], &discover, &[step::ARP, 0], &with_length(&arp())].concat(),
