@@ -8,7 +8,9 @@ use std::{
     sync::atomic::Ordering::Acquire,
 };
 
-use slipgate_abi::{FlowRef, Ip4, NameKey, NameValue, NextHopRef, SlotRef, Tuple, VmRef};
+use slipgate_abi::{
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SlotRef, Tuple, VmRef, rate::RateRef,
+};
 use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps};
 use userspace_nat::{
     datapath::{FlowMap, InsertError, NameMap, RememberedName, Tables},
@@ -156,6 +158,10 @@ impl Tables for KernelDatapath {
         // SAFETY: rows of mapped arrays, which stay mapped as long as the process lives, and which
         // all sides change by atomics.
         unsafe { VmStats::new(counters, drops) }
+    }
+
+    fn rates(&self, row: u16) -> Option<RateRef> {
+        self.maps.rate_limits(u32::from(row))
     }
 
     fn next_hop(&self, index: u32) -> Option<NextHopRef> {
