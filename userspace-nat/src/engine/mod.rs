@@ -79,8 +79,9 @@ use self::{commands::Later, core::Core, listening::Listening, watch::Watch};
 /// Frames that are read in one turn, or written for those where that is more, so that the broker and
 /// the resolvers get theirs. The last one may lead to more than is left.
 const WORK_PER_TURN: usize = 8 * BATCH;
-/// Rounds of timers in one turn, each for as much as there is room for in the outbox.
-const ROUNDS_PER_TURN: usize = 64;
+/// Rounds of timers in one turn, each for as much as there is room for in the outbox: a VM may have
+/// thousands that are due at once, and first packets wait meanwhile.
+const ROUNDS_PER_TURN: usize = 4;
 /// Between two scans while frames come, ns.
 const SCAN_INTERVAL_NS: u64 = 100 * MILLISECOND_NS;
 /// Between two scans while none do, ns.
