@@ -3,6 +3,7 @@
 //! The real ones are map descriptors and mapped arrays; `crate::fake` has them in memory.
 use slipgate_abi::{
     FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef,
+    rate::RateRef,
 };
 use thiserror::Error;
 
@@ -56,6 +57,8 @@ pub trait Tables {
     fn vm(&self, row: u16) -> Option<VmRef>;
     /// A VM's rows of `COUNTERS` and `DROPS`. Row 0 is nobody's.
     fn stats(&self, row: u16) -> VmStats;
+    /// A VM's row of `RATES`.
+    fn rates(&self, row: u16) -> Option<RateRef>;
     /// An element of `NEXT_HOPS`.
     fn next_hop(&self, index: u32) -> Option<NextHopRef>;
     /// The element for a neighbour on an uplink, claimed when there is none yet, whereupon the

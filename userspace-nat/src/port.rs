@@ -288,8 +288,7 @@ impl Outbox {
         vnet: VirtioNetHdr,
         l3: &[u8],
     ) -> Result<(), OutboxFull> {
-        let len = L3_AT + l3.len();
-        if self.ends.len() >= Self::FRAMES || self.bytes.len() + len > self.byte_limit {
+        if !self.has_room(1, l3.len()) {
             return Err(OutboxFull);
         }
         self.bytes.extend_from_slice(&vnet.encode());
@@ -298,6 +297,17 @@ impl Outbox {
         self.bytes.extend_from_slice(l3);
         self.ends.push(self.bytes.len());
         Ok(())
+    }
+
+    /// Whether so many more frames of so many L3 bytes in all are taken.
+    pub fn has_room(&self, frames: usize, l3_bytes: usize) -> bool {
+        let bytes = frames * L3_AT + l3_bytes;
+        self.ends.len() + frames <= Self::FRAMES && self.bytes.len() + bytes <= self.byte_limit
+    }
+
+    /// How many frames are queued.
+    pub fn len(&self) -> usize {
+        self.ends.len()
     }
 
     /// The queued frames, first to last.

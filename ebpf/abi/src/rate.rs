@@ -10,6 +10,9 @@
 //! CPUs change the word by atomics, so no two of them spend the same time, and without a loop, which
 //! the verifier would walk for each caller. A packet is counted as if segmented
 //! ([`crate::segment`]), and passes both limits or is charged to neither.
+//!
+//! Whoever carries a packet charges it: the programs what they translate, the engine what it sends
+//! on by itself. What a program hands over to be carried is only looked at ([`RateRef::look`]).
 use core::sync::atomic::{
     AtomicU64,
     Ordering::{AcqRel, Relaxed},
@@ -146,6 +149,19 @@ impl RateRef {
         if bytes.take(segments.bytes, now_ns).is_none() {
             packets.give_back(charged);
             return Err(DropReason::ByteRate);
+        }
+        Ok(())
+    }
+
+    /// Whether a packet would pass, or why not, for one that somebody else is to carry and charge.
+    #[inline(always)]
+    pub fn look(self, direction: Direction, now_ns: u64) -> Result<(), DropReason> {
+        let [packets, bytes] = self.limits(direction);
+        if !bytes.allows(now_ns) {
+            return Err(DropReason::ByteRate);
+        }
+        if !packets.allows(now_ns) {
+            return Err(DropReason::PacketRate);
         }
         Ok(())
     }

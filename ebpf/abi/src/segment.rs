@@ -43,16 +43,44 @@ pub const fn count(l3_len: u32, headers_len: u32, gso_size: u32) -> Segments {
 }
 
 /// What a frame takes of its VM's credits on its way to the engine: as many frames as it may come
-/// out as. The port takes GSO frames whole, except UDP ones of the old kind that become IP
-/// fragments (UFO), which a program can't tell from the new. `protocol`: the IP header's.
+/// out as, or be sent on as. The port takes GSO frames whole, except UDP ones of the old kind that
+/// become IP fragments (UFO), which a program can't tell from the new. The engine sends a packet on
+/// in fragments where it is larger than an ordinary link. `protocol`: the IP header's.
 #[inline(always)]
 pub const fn credits(l3_len: u32, protocol: u8, gso_size: u32) -> u64 {
-    if protocol == Protocol::Udp as u8 {
+    if gso_size == 0 {
+        fragments(l3_len, ORDINARY_MTU)
+    } else if protocol == Protocol::Udp as u8 {
         count(l3_len, UDP_HEADERS_LEN, gso_size).packets
     } else {
         1
     }
 }
+
+/// Ethernet's.
+const ORDINARY_MTU: u32 = 1_500;
+
+/// How many packets of at most `mtu` bytes a packet without options is sent as.
+#[inline(always)]
+pub const fn fragments(l3_len: u32, mtu: u32) -> u64 {
+    if l3_len <= mtu || l3_len <= IPV4_HEADER_LEN {
+        return 1;
+    }
+    (l3_len - IPV4_HEADER_LEN).div_ceil(fragment_payload(mtu)) as u64
+}
+
+/// What a fragment carries, but for the last: a multiple of eight bytes (RFC 791).
+#[inline(always)]
+pub const fn fragment_payload(mtu: u32) -> u32 {
+    if mtu < IPV4_HEADER_LEN + 8 {
+        8
+    } else {
+        (mtu - IPV4_HEADER_LEN) / 8 * 8
+    }
+}
+
+/// IPv4 header without options.
+const IPV4_HEADER_LEN: u32 = 20;
 
 /// IPv4 header without options, and UDP's.
 const UDP_HEADERS_LEN: u32 = 28;
@@ -67,3 +95,7 @@ pub const fn largest_packet(l3_len: u32, headers_len: u32, gso_size: u32) -> u32
         segment
     }
 }
+
+#[cfg(test)]
+#[path = "segment_test.rs"]
+mod tests;

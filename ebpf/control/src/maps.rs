@@ -212,7 +212,8 @@ impl SharedMaps {
         self.rate_limits(row).map(RateRef::get)
     }
 
-    fn rate_limits(&self, row: u32) -> Option<RateRef> {
+    /// A VM's limits, by which it is charged.
+    pub fn rate_limits(&self, row: u32) -> Option<RateRef> {
         // SAFETY: an element of RATES; the mapping is never taken down.
         Some(unsafe { RateRef::new(self.memory.rates.at(row)?) })
     }

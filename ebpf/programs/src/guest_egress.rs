@@ -212,6 +212,12 @@ pub(crate) fn send_to_world<const ENGINE: bool>(
         if ENGINE {
             return drop_packet(skb, row, DropReason::TooBig, packet.segments());
         }
+        // It is the engine's to charge, and to find out whether it goes on.
+        if flags & VmFlags::LIMITED != 0
+            && let Err(reason) = rate::look(row, Direction::Tx)
+        {
+            return drop_packet(skb, row, reason, packet.segments());
+        }
         return hand_over::<ETHERNET_LEN>(skb, row, Handover::TooBig, 0);
     }
     if flags & VmFlags::LIMITED != 0

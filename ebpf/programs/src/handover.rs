@@ -57,7 +57,7 @@ fn give(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
     let Some(vm) = vm_row(row) else {
         return drops::drop_frame::<ETHERNET_LEN>(skb, drops::NOBODY, DropReason::StaleVm);
     };
-    let mut cost = 1;
+    let mut cost = segment::credits(skb.len() - ETHERNET_LEN as u32, 0, 0);
     if skb.gso_size() != 0 {
         let Some(ip) = skb.pulled_header::<Ipv4>(ETHERNET_LEN) else {
             return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Malformed);

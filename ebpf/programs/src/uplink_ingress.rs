@@ -121,6 +121,12 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
         if ENGINE {
             return drop_packet(skb, row, DropReason::TooBig, packet.segments());
         }
+        // It is the engine's to charge, and to find out whether it goes on.
+        if flags & VmFlags::LIMITED != 0
+            && let Err(reason) = rate::look(row, Direction::Rx)
+        {
+            return drop_packet(skb, row, reason, packet.segments());
+        }
         return hand_over::<L2>(skb, row, Handover::TooBig, FLAGS);
     }
     if flags & VmFlags::LIMITED != 0

@@ -120,6 +120,13 @@ impl UdpServer {
             .clone()
     }
 
+    /// Lets routers fragment what it sends from now on: it has no DF.
+    pub fn allow_fragments(&self) -> Result<()> {
+        let (option, value) = (libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT);
+        sockets::set(&self.socket, libc::IPPROTO_IP, option, value)
+            .tried("have a UDP server's datagrams without DF")
+    }
+
     /// Sends a datagram that nobody asked for.
     pub fn send_to(&self, payload: &[u8], peer: SocketAddrV4) -> io::Result<usize> {
         self.socket.send_to(payload, peer)

@@ -155,7 +155,7 @@ fn errors_about_nobodys_flow_reach_no_guest() {
 }
 
 /// Sends an ICMP message from a namespace's own address.
-fn send_raw(to: Ipv4Addr, message: &[u8]) {
+pub(crate) fn send_raw(to: Ipv4Addr, message: &[u8]) {
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
     // SAFETY: socket takes numbers; the result is checked before it is owned.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP) };

@@ -12,16 +12,16 @@ use std::{
 use slipgate_abi::{Rate, VmRates, maps::MAX_VMS, rate::BURST_NS};
 use slipgate_control::maps::SharedMaps;
 use slipgate_testbed::{
-    Capture,
-    accounting::FlowKey,
+    Capture, GuestConfig, WorldConfig,
+    accounting::{FlowCounts, FlowKey},
     clients::udp,
+    frame::FrameBuilder,
     require_root_and_tun,
     servers::{UdpServer, UdpService},
     world::{SERVER, UPLINK},
 };
 
-use crate::{GATEWAY_MAC, GUEST_MAC, Stand, WAIT};
-use slipgate_testbed::frame::FrameBuilder;
+use crate::{GATEWAY_MAC, GUEST, GUEST_MAC, Stand, WAIT, guest_errors::send_raw};
 
 const BYTES_PER_SECOND: u64 = 2_000_000;
 pub(crate) const PAYLOAD: [u8; 972] = [7; 972];
@@ -83,6 +83,34 @@ impl Offer {
             "too little offered"
         );
     }
+}
+
+/// Of the tests of what the engine carries.
+const SLOW: u64 = 100_000;
+/// Of the datagrams that are too large for a link, without headers.
+const LARGE: usize = 8_972;
+/// What a large one has as fragments.
+const FRAGMENTS_BYTES: u64 = 9_120;
+
+impl Offer {
+    /// That this much passed, whatever it was: no more than the rate lets pass, and not nothing.
+    fn assert_within(&self, what: &str, bytes: u64, bytes_per_second: u64) {
+        let of = |time: Duration| bytes_per_second as f64 * time.as_secs_f64();
+        let most = of(self.took + Duration::from_nanos(BURST_NS) + TICK) + FRAGMENTS_BYTES as f64;
+        println!(
+            "{what}: {bytes} bytes of {most:.0} in {:?}, {} packets offered",
+            self.took, self.packets
+        );
+        assert!(
+            (most * 0.4..=most).contains(&(bytes as f64)),
+            "{what}: {bytes} bytes passed, {most:.0} at most should have"
+        );
+    }
+}
+
+/// All that went to this address, fragments too.
+fn to(counts: &FlowCounts, address: std::net::Ipv4Addr) -> u64 {
+    counts.sum(|key| *key.destination.ip() == address).bytes
 }
 
 fn maps(stand: &Stand) -> SharedMaps {
@@ -172,4 +200,94 @@ fn bytes_per_second_to_a_guest_are_held() {
     let passed = flow.rx_packets - before.rx_packets;
     assert_eq!(passed + stand.dropped("byte_rate"), came.packets);
     assert_eq!(came.packets, offer.packets);
+}
+
+#[test]
+fn large_datagrams_and_errors_do_not_go_round_a_guest_s_rate() {
+    require_root_and_tun!();
+    let stand = Stand::new(&["--tx-bytes-per-second", "100000"]);
+    let server = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Sink).unwrap();
+    let sent = datagram_to(&server, 972);
+    stand.guest.inject(sent.0, &sent.1).unwrap();
+    let flow = crate::eventually("the flow", || stand.flows_to(server.address()).pop());
+    let nat: SocketAddrV4 = flow.nat.parse().unwrap();
+    // Now an error may be about it.
+    server.send_to(b"y", nat).unwrap();
+    let quoted = FrameBuilder::udp(
+        server.address(),
+        flow.guest.parse::<SocketAddrV4>().unwrap(),
+    )
+    .payload(&[7; 500])
+    .build_ip();
+    let error = FrameBuilder::icmp(GUEST, SERVER, 3, 3, [0; 4])
+        .macs(GUEST_MAC, GATEWAY_MAC)
+        .payload(&quoted)
+        .build();
+    for (what, (vnet, frame)) in [
+        ("ordinary datagrams", datagram_to(&server, 972)),
+        ("large datagrams", datagram_to(&server, LARGE)),
+        ("errors", error),
+    ] {
+        let watching = Capture::start(&stand.world.host, UPLINK).unwrap();
+        let offer = offer(|| stand.guest.inject(vnet, &frame).unwrap());
+        let sent = watching.finish().unwrap().sent;
+        offer.assert_within(what, to(&sent, SERVER), SLOW);
+    }
+    assert!(stand.dropped("byte_rate") > 0);
+}
+
+/// A datagram of the guest's port 5,000 that may be fragmented.
+fn datagram_to(server: &UdpServer, payload: usize) -> (slipgate_testbed::tap::VnetHdr, Vec<u8>) {
+    crate::datagram(5_000, server.address())
+        .dont_fragment(false)
+        .payload(&vec![7; payload])
+        .build()
+}
+
+#[test]
+fn large_datagrams_and_errors_do_not_go_round_the_rate_to_a_guest() {
+    require_root_and_tun!();
+    let world = WorldConfig {
+        mtu: 9_000,
+        ..WorldConfig::default()
+    };
+    let stand = Stand::with(
+        world,
+        GuestConfig::new("tap0"),
+        &["--rx-bytes-per-second", "100000"],
+    );
+    let server = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Sink).unwrap();
+    server.allow_fragments().unwrap();
+    let address = server.address();
+    let (vnet, frame) = crate::datagram(5_000, address).build();
+    stand.guest.inject(vnet, &frame).unwrap();
+    let flow = crate::eventually("the flow", || stand.flows_to(address).pop());
+    let nat: SocketAddrV4 = flow.nat.parse().unwrap();
+    let quoted = FrameBuilder::udp(nat, address)
+        .payload(&[7; 500])
+        .build_ip();
+    let error = FrameBuilder::icmp(SERVER, *nat.ip(), 3, 1, [0; 4])
+        .payload(&quoted)
+        .build_ip();
+    for what in ["ordinary datagrams", "large datagrams", "errors"] {
+        let watching = Capture::start(&stand.world.host, "tap0").unwrap();
+        let offer = stand.world.net.run(|| match what {
+            "errors" => offer(|| send_raw(*nat.ip(), &error[20..])),
+            _ => {
+                let payload = vec![
+                    7;
+                    if what.starts_with("large") {
+                        LARGE
+                    } else {
+                        972
+                    }
+                ];
+                offer(|| drop(server.send_to(&payload, nat)))
+            }
+        });
+        thread::sleep(Duration::from_millis(50));
+        let came = watching.finish().unwrap().sent;
+        offer.assert_within(what, to(&came, GUEST), SLOW);
+    }
+    assert!(stand.dropped("byte_rate") > 0);
 }

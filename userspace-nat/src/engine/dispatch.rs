@@ -225,15 +225,16 @@ impl<D: Datapath> Core<D> {
             _ => {}
         }
         match handover {
-            Some(Handover::Icmp) => self.icmp_from_guest(vm, frame.vnet, packet),
+            Some(Handover::Icmp) => self.icmp_from_guest(vm, frame.vnet, packet, now_ns),
             Some(Handover::TtlExpired) => self.ttl_expired(vm, job, now_ns),
-            Some(Handover::TooBig) => self.too_big_from_guest(vm, frame.vnet, packet, now_ns),
             Some(_) if group => Finish::Drop(DropReason::Group),
             Some(Handover::Local) => self.local(vm, job, services, now_ns),
-            Some(Handover::Miss | Handover::Syn | Handover::Verdict) if vm.net.is_on_link(to) => {
+            Some(Handover::Miss | Handover::Syn | Handover::Verdict | Handover::TooBig)
+                if vm.net.is_on_link(to) =>
+            {
                 self.local(vm, job, services, now_ns)
             }
-            Some(Handover::Miss | Handover::Syn | Handover::Verdict) => {
+            Some(Handover::Miss | Handover::Syn | Handover::Verdict | Handover::TooBig) => {
                 self.outbound(vm, job, now_ns)
             }
             Some(Handover::Arp | Handover::Forward | Handover::Uncommon | Handover::Dhcp)
@@ -306,7 +307,7 @@ impl<D: Datapath> Core<D> {
         }
         // The kernel drops what comes back too large: whoever sent it must be told before.
         if job.largest() > self.uplink_mtu(slot) {
-            return self.too_big_from_guest(vm, job.frame.vnet, job.packet, now_ns);
+            return self.too_big_from_guest(vm, job.frame.vnet, job.packet, slot, now_ns);
         }
         self.command(vm, job, Command::Forward, slot)
     }
@@ -323,7 +324,7 @@ impl<D: Datapath> Core<D> {
             return finish;
         }
         if job.largest() > u32::from(vm.net.mtu) {
-            return self.too_big_from_world(vm, job.frame.vnet, job.packet, now_ns);
+            return self.too_big_from_world(vm, job.frame.vnet, job.packet, slot, now_ns);
         }
         self.command(vm, job, Command::Deliver, slot)
     }
@@ -333,15 +334,18 @@ impl<D: Datapath> Core<D> {
             return Finish::Drop(DropReason::BadTcpFlags);
         }
         match Handover::from_u8(job.frame.header.code) {
-            Some(Handover::Icmp) => self.icmp_from_world(vm, job.frame.vnet, job.packet),
-            Some(Handover::TooBig) => {
-                self.too_big_from_world(vm, job.frame.vnet, job.packet, now_ns)
-            }
+            Some(Handover::Icmp) => self.icmp_from_world(vm, job.frame.vnet, job.packet, now_ns),
             Some(Handover::TtlExpired) => {
                 self.tell_world(vm, &job.packet, IcmpError::TtlExceeded, now_ns);
                 Finish::Drop(DropReason::TtlExpired)
             }
-            Some(Handover::Forward | Handover::Verdict | Handover::Miss | Handover::Syn) => {
+            Some(
+                Handover::Forward
+                | Handover::Verdict
+                | Handover::Miss
+                | Handover::Syn
+                | Handover::TooBig,
+            ) => {
                 match self.admit_inbound(vm, &job.packet, now_ns) {
                     Admission::Flow { slot } => self.world_sent_to_flow(vm, job, slot, now_ns),
                     Admission::Cut { slot } => {

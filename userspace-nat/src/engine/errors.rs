@@ -1,5 +1,5 @@
 //! ICMP errors: those that pass through, and those of our own about packets that can't.
-use slipgate_abi::{DropReason, Tuple};
+use slipgate_abi::{Direction, DropReason, Tuple};
 
 use super::{
     core::{Core, VmState},
@@ -9,7 +9,7 @@ use crate::{
     datapath::Datapath,
     icmp::{self, Quoted, Untranslatable},
     packet::{Packet, ipv4, ipv4::End},
-    port::{ETHERTYPE_IPV4, Exit, VirtioNetHdr},
+    port::{ETHERTYPE_IPV4, Exit, VirtioNetHdr, single},
     reply::IcmpError,
 };
 
@@ -20,6 +20,7 @@ impl<D: Datapath> Core<D> {
         vm: &VmState,
         vnet: VirtioNetHdr,
         packet: Packet<'_>,
+        now_ns: u64,
     ) -> Finish {
         let quoted = match Quoted::parse(&packet.ip, !vnet.needs_csum()) {
             Ok(quoted) => quoted,
@@ -46,6 +47,10 @@ impl<D: Datapath> Core<D> {
         let copy = self.copy(&packet);
         icmp::translate(copy, End::Source, entry.guest.local, entry.guest.local_port);
         ipv4::decrement_ttl(copy);
+        let charged = single(self.scratch.len());
+        if let Err(reason) = self.may_carry(&vm.net, Direction::Rx, charged, now_ns) {
+            return Finish::Drop(reason);
+        }
         let sent = self.out.to_guest(
             &vm.net,
             ETHERTYPE_IPV4,
@@ -61,6 +66,7 @@ impl<D: Datapath> Core<D> {
         vm: &VmState,
         vnet: VirtioNetHdr,
         packet: Packet<'_>,
+        now_ns: u64,
     ) -> Finish {
         let quoted = match Quoted::parse(&packet.ip, !vnet.needs_csum()) {
             Ok(quoted) => quoted,
@@ -98,6 +104,10 @@ impl<D: Datapath> Core<D> {
         let copy = &mut self.scratch;
         icmp::translate(copy, End::Destination, entry.nat, entry.nat_port);
         ipv4::decrement_ttl(copy);
+        let charged = single(self.scratch.len());
+        if let Err(reason) = self.may_carry(&vm.net, Direction::Tx, charged, now_ns) {
+            return Finish::Drop(reason);
+        }
         let sent = self
             .out
             .emit(&vm.net, exit, VirtioNetHdr::default(), &self.scratch);
@@ -112,7 +122,7 @@ impl<D: Datapath> Core<D> {
         error: IcmpError,
         now_ns: u64,
     ) {
-        let tuple = packet.tuple(Tuple::WORLD, slipgate_abi::Direction::Rx);
+        let tuple = packet.tuple(Tuple::WORLD, Direction::Rx);
         let Some(slot) = tuple.and_then(|t| self.flows.by_world(&t)) else {
             return;
         };

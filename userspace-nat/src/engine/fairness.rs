@@ -1,48 +1,78 @@
-//! Fairness within a batch: VMs take turns, so that a VM's single SYN waits for one frame of each
-//! other VM at most, however many of theirs came before it. Frames of one VM keep their order.
+//! Fairness within a batch: VMs take turns by what their frames lead to, so that a VM's single SYN
+//! waits for one frame of each other VM at most, however many of theirs came before it, and a VM
+//! whose frames are sent on in many pieces has its turns as seldom. Frames of one VM keep their order.
 use crate::port::{BATCH, Batch, Frame};
 
 /// The order in which a batch is handled.
 #[derive(Debug, Default)]
 pub(super) struct Order {
-    places: Vec<u8>,
-    /// (VM row, frames so far) of the batch at hand.
-    counts: Vec<(u16, u8)>,
-    ranks: Vec<u8>,
+    vms: Vec<Share>,
+    /// For each frame, the next one of its VM; [`NONE`]: it is the last.
+    following: Vec<u8>,
+    /// Place in `vms` of whose frame was given out last.
+    at: usize,
 }
 
-const _: () = assert!(BATCH <= u8::MAX as usize);
+/// A VM's frames in the batch at hand.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    row: u16,
+    next: u8,
+    last: u8,
+    /// What those that were handled led to, frames.
+    cost: usize,
+}
+
+const NONE: u8 = u8::MAX;
+
+const _: () = assert!(BATCH <= NONE as usize);
 
 impl Order {
-    /// Arranges a batch.
+    /// Takes a batch of which nothing is handled.
     pub(super) fn arrange(&mut self, batch: &Batch) {
-        self.places.clear();
-        self.counts.clear();
-        self.ranks.clear();
+        self.vms.clear();
+        self.following.clear();
         for index in 0..batch.len() {
             // What can't be parsed is dropped: its place does not matter.
             let row = Frame::parse(batch.frame(index)).map_or(0, |f| f.header.vm_row);
-            let rank = match self.counts.iter_mut().find(|(r, _)| *r == row) {
-                Some((_, count)) => {
-                    *count += 1;
-                    *count
+            let index = index as u8;
+            self.following.push(NONE);
+            match self.vms.iter_mut().find(|vm| vm.row == row) {
+                Some(vm) => {
+                    self.following[usize::from(vm.last)] = index;
+                    vm.last = index;
                 }
-                None => {
-                    self.counts.push((row, 0));
-                    0
-                }
-            };
-            self.ranks.push(rank);
-            self.places.push(index as u8);
-        }
-        if self.counts.len() > 1 {
-            let ranks = &self.ranks;
-            self.places.sort_by_key(|place| ranks[usize::from(*place)]);
+                None => self.vms.push(Share {
+                    row,
+                    next: index,
+                    last: index,
+                    cost: 0,
+                }),
+            }
         }
     }
 
-    /// The frame to be handled at this place.
-    pub(super) fn at(&self, place: usize) -> usize {
-        self.places.get(place).map_or(place, |p| usize::from(*p))
+    /// Whether every frame was given out.
+    pub(super) fn is_done(&self) -> bool {
+        self.vms.iter().all(|vm| vm.next == NONE)
+    }
+
+    /// The frame to be handled next: of the VM that has cost least so far.
+    pub(super) fn next(&mut self) -> Option<usize> {
+        let waiting = self.vms.iter().enumerate();
+        let waiting = waiting.filter(|(_, vm)| vm.next != NONE);
+        let (at, _) = waiting.min_by_key(|(_, vm)| vm.cost)?;
+        self.at = at;
+        let vm = &mut self.vms[at];
+        let index = usize::from(vm.next);
+        vm.next = self.following[index];
+        Some(index)
+    }
+
+    /// What the frame that was given out last led to, in frames.
+    pub(super) fn charge(&mut self, cost: usize) {
+        if let Some(vm) = self.vms.get_mut(self.at) {
+            vm.cost += cost;
+        }
     }
 }

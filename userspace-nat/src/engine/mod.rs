@@ -5,7 +5,9 @@
 //! timer. A [`turn`](Engine::turn) handles what is there and ends by writing what it led to:
 //!
 //! 1. frames, in batches of [`BATCH`](crate::port::BATCH), a VM's turn about (`fairness`); a
-//!    frame that goes back to the kernel is written at once, in the buffer it came in;
+//!    frame that goes back to the kernel is written at once, in the buffer it came in. Each counts
+//!    as what it leads to, a large datagram as its fragments: a turn has [`WORK_PER_TURN`] of that,
+//!    and what is left of the batch waits for the next;
 //! 2. the broker's messages;
 //! 3. descriptors of the services, and their timers;
 //! 4. ends of flows: graces that are over, the scan ([`crate::flow`]), credits;
@@ -25,7 +27,7 @@ use crate::{
     flow::{Flows, adopt::Adoption, is_frozen},
     nat_ports::PortPool,
     poll::{Interest, Poller, Readiness, Subsystem, Token},
-    port::{Batch, Frame, FrameIo, single},
+    port::{BATCH, Batch, Frame, FrameIo, single},
     record::{FlowLog, Id, Losses},
     vm::VmNet,
 };
@@ -52,6 +54,7 @@ mod openings;
 mod oversize;
 mod parts;
 mod pcap;
+mod rates;
 mod records;
 mod reload;
 mod rule_texts;
@@ -74,10 +77,12 @@ pub use services::{Context, HostServices, Services, Vms};
 
 use self::{commands::Later, core::Core, listening::Listening, watch::Watch};
 
-/// Batches in one turn, so that the broker and the resolvers get theirs.
-const BATCHES_PER_TURN: usize = 8;
-/// Rounds of timers in one turn, each for as much as there is room for in the outbox.
-const ROUNDS_PER_TURN: usize = 64;
+/// Frames that are read in one turn, or written for those where that is more, so that the broker and
+/// the resolvers get theirs. The last one may lead to more than is left.
+const WORK_PER_TURN: usize = 8 * BATCH;
+/// Rounds of timers in one turn, each for as much as there is room for in the outbox: a VM may have
+/// thousands that are due at once, and first packets wait meanwhile.
+const ROUNDS_PER_TURN: usize = 4;
 /// Between two scans while frames come, ns.
 const SCAN_INTERVAL_NS: u64 = 100 * MILLISECOND_NS;
 /// Between two scans while none do, ns.
@@ -192,13 +197,15 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     pub fn turn(&mut self, timeout_ns: Option<u64>) -> Result<(), EngineError> {
         self.ready.clear();
         self.services.begin_turn();
+        let has_frames = !self.order.is_done();
+        let timeout_ns = if has_frames { Some(0) } else { timeout_ns };
         self.poller
             .wait(timeout_ns, &mut self.ready)
             .map_err(EngineError::Wait)?;
         let ready = |ready: &[Readiness], fd: bool, subsystem| {
             !fd || ready.iter().any(|r| r.token.subsystem == subsystem)
         };
-        if ready(&self.ready, self.port.fd().is_some(), Subsystem::Port) {
+        if has_frames || ready(&self.ready, self.port.fd().is_some(), Subsystem::Port) {
             self.read_port()?;
             // Before the broker can change what a rule's number means.
             self.record_starts();
@@ -269,35 +276,51 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     }
 
     fn read_port(&mut self) -> Result<(), EngineError> {
-        for _ in 0..BATCHES_PER_TURN {
-            self.batch.clear();
-            self.port.recv(&mut self.batch).map_err(EngineError::Port)?;
-            if self.batch.is_empty() {
-                break;
+        let mut work = WORK_PER_TURN;
+        while work > 0 {
+            if self.order.is_done() {
+                self.batch.clear();
+                self.port.recv(&mut self.batch).map_err(EngineError::Port)?;
+                self.order.arrange(&self.batch);
+                if self.batch.is_empty() {
+                    break;
+                }
             }
-            self.handle_batch();
-            if !self.batch.is_full() {
+            work = self.handle_batch(work);
+            if self.is_port_empty() {
                 break;
             }
         }
         Ok(())
     }
 
-    fn handle_batch(&mut self) {
+    /// Whether the port had nothing more when it was last read, and all that it had is handled.
+    fn is_port_empty(&self) -> bool {
+        self.order.is_done() && !self.batch.is_full()
+    }
+
+    /// Handles the batch, or so much of it as is so much work; how much more may be done.
+    fn handle_batch(&mut self, mut work: usize) -> usize {
         let now_ns = self.clock.now_ns();
         self.last_frame_ns = now_ns;
         self.next_credits_ns
             .get_or_insert(now_ns + CREDITS_INTERVAL_NS);
-        self.order.arrange(&self.batch);
-        for place in 0..self.batch.len() {
-            let bytes = self.batch.frame_mut(self.order.at(place));
+        while work > 0 {
+            let Some(index) = self.order.next() else {
+                break;
+            };
+            let bytes = self.batch.frame_mut(index);
             if self.watch.is_on() {
                 self.watch.read(&self.core, bytes, self.clock.wall());
             }
+            let queued = self.core.out.len();
             let disposition = self
                 .core
                 .handle(bytes, &mut self.services, &self.poller, now_ns);
             self.frames.frames_read += 1;
+            let cost = (self.core.out.len() - queued).max(1);
+            self.order.charge(cost);
+            work = work.saturating_sub(cost);
             match disposition {
                 Disposition::Send => {
                     self.frames.frames_returned += 1;
@@ -320,6 +343,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         if !self.core.out.is_empty() {
             self.write_answers();
         }
+        work
     }
 
     /// Works on until that was all, as much at a time as there is room for in the outbox.
@@ -376,7 +400,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 self.record_refusals();
             }
         }
-        if self.next_credits_ns.is_some_and(|at| at <= now_ns) && !self.batch.is_full() {
+        if self.next_credits_ns.is_some_and(|at| at <= now_ns) && self.is_port_empty() {
             let out = self.core.settle_credits(now_ns);
             self.next_credits_ns = out.then_some(now_ns + CREDITS_INTERVAL_NS);
         }

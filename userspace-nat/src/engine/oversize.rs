@@ -2,10 +2,14 @@
 //!
 //! With DF, or as a GSO frame, the sender is told the MTU. Without, the packet is fragmented. The
 //! kernel's translation can't do that, so here the engine translates: it rewrites, completes the
-//! checksum, counts the packet in its flow, and sends the fragments as they are.
+//! checksum, charges the VM's rates for the fragments, counts the packet in its flow, as the one that
+//! it was, and sends the fragments as they are: all, or none.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Direction, DropReason, Tuple};
+use slipgate_abi::{
+    Direction, DropReason,
+    segment::{self, Segments},
+};
 
 use super::{
     core::{Core, VmState},
@@ -18,23 +22,20 @@ use crate::{
         checksum::{self, Sum},
         ipv4::{self, End, HEADER_LEN},
     },
-    port::{ETHERTYPE_IPV4, OutboxFull, VirtioNetHdr},
+    port::{ETHERTYPE_IPV4, Exit, VirtioNetHdr},
     reply::IcmpError,
 };
 
 impl<D: Datapath> Core<D> {
-    /// Larger than the uplink.
+    /// A guest's packet of a flow, larger than the uplink.
     pub(super) fn too_big_from_guest(
         &mut self,
         vm: &mut VmState,
         vnet: VirtioNetHdr,
         packet: Packet<'_>,
+        slot: u32,
         now_ns: u64,
     ) -> Finish {
-        let tuple = packet.tuple(vm.net.id, Direction::Tx);
-        let Some(slot) = tuple.and_then(|t| self.flows.by_guest(&t)) else {
-            return Finish::Drop(DropReason::NoFlow);
-        };
         let mtu = self.uplink_mtu(slot);
         if packet.ip.dont_fragment || vnet.gso_type != VirtioNetHdr::GSO_NONE {
             let error = IcmpError::TooBig(mtu);
@@ -53,15 +54,8 @@ impl<D: Datapath> Core<D> {
         let (source, port) = (entry.nat, entry.nat_port);
         rewrite(&mut self.scratch, &packet, vnet, End::Source, source, port);
         self.set_identification();
-        let mut packets = Fragments::new(&self.scratch, mtu as usize);
-        while let Some(fragment) = packets.next() {
-            if self
-                .out
-                .emit(&vm.net, exit, VirtioNetHdr::default(), fragment)
-                .is_err()
-            {
-                return Finish::Drop(DropReason::EngineBusy);
-            }
+        if let Err(reason) = self.send_fragments(vm, Side::World(exit), mtu, now_ns) {
+            return Finish::Drop(reason);
         }
         let live = self.datapath.slot(slot);
         live.tx_packets().fetch_add(1, Relaxed);
@@ -72,12 +66,13 @@ impl<D: Datapath> Core<D> {
         Finish::Dispose(Disposition::Consumed)
     }
 
-    /// Larger than the guest's link.
+    /// The world's packet of a flow, larger than the guest's link.
     pub(super) fn too_big_from_world(
         &mut self,
         vm: &mut VmState,
         vnet: VirtioNetHdr,
         packet: Packet<'_>,
+        slot: u32,
         now_ns: u64,
     ) -> Finish {
         let mtu = u32::from(vm.net.mtu);
@@ -85,9 +80,7 @@ impl<D: Datapath> Core<D> {
             self.tell_world(vm, &packet, IcmpError::TooBig(mtu), now_ns);
             return Finish::Drop(DropReason::TooBig);
         }
-        let tuple = packet.tuple(Tuple::WORLD, Direction::Rx);
-        let slot = tuple.and_then(|t| self.flows.by_world(&t));
-        let Some((slot, entry)) = slot.and_then(|s| Some((s, *self.flows.entry(s)?))) else {
+        let Some(entry) = self.flows.entry(slot).copied() else {
             return Finish::Drop(DropReason::NoFlow);
         };
         if entry.guest.scope != vm.net.id {
@@ -103,14 +96,8 @@ impl<D: Datapath> Core<D> {
             guest.local,
             guest.local_port,
         );
-        let mut packets = Fragments::new(&self.scratch, mtu as usize);
-        while let Some(fragment) = packets.next() {
-            let vnet = VirtioNetHdr::default();
-            let sent: Result<(), OutboxFull> =
-                self.out.to_guest(&vm.net, ETHERTYPE_IPV4, vnet, fragment);
-            if sent.is_err() {
-                return Finish::Drop(DropReason::EngineBusy);
-            }
+        if let Err(reason) = self.send_fragments(vm, Side::Guest, mtu, now_ns) {
+            return Finish::Drop(reason);
         }
         let live = self.datapath.slot(slot);
         live.rx_packets().fetch_add(1, Relaxed);
@@ -119,6 +106,41 @@ impl<D: Datapath> Core<D> {
         live.rx_last_ns().fetch_max(now_ns, Relaxed);
         self.note_segment(slot, Direction::Rx, &packet, now_ns);
         Finish::Dispose(Disposition::Consumed)
+    }
+
+    /// Sends the packet in the scratch buffer in pieces that its link carries.
+    fn send_fragments(
+        &mut self,
+        vm: &VmState,
+        to: Side,
+        mtu: u32,
+        now_ns: u64,
+    ) -> Result<(), DropReason> {
+        let len = self.scratch.len();
+        let fragments = segment::fragments(len as u32, mtu);
+        let bytes = len + (fragments as usize - 1) * HEADER_LEN;
+        if !self.out.has_room(fragments as usize, bytes) {
+            return Err(DropReason::EngineBusy);
+        }
+        let direction = match to {
+            Side::World(_) => Direction::Tx,
+            Side::Guest => Direction::Rx,
+        };
+        let charged = Segments {
+            packets: fragments,
+            bytes: bytes as u64,
+        };
+        self.may_carry(&vm.net, direction, charged, now_ns)?;
+        let mut packets = Fragments::new(&self.scratch, mtu);
+        let vnet = VirtioNetHdr::default();
+        while let Some(fragment) = packets.next() {
+            let sent = match to {
+                Side::World(exit) => self.out.emit(&vm.net, exit, vnet, fragment),
+                Side::Guest => self.out.to_guest(&vm.net, ETHERTYPE_IPV4, vnet, fragment),
+            };
+            debug_assert!(sent.is_ok(), "there is room for all");
+        }
+        Ok(())
     }
 
     /// Largest packet that the flow's uplink carries, bytes.
@@ -143,6 +165,13 @@ impl<D: Datapath> Core<D> {
         self.scratch[4..6].copy_from_slice(&self.identification.to_be_bytes());
         ipv4::fill_checksum(&mut self.scratch, HEADER_LEN);
     }
+}
+
+/// Where fragments go.
+#[derive(Clone, Copy)]
+enum Side {
+    World(Exit),
+    Guest,
 }
 
 /// Translates one end of a packet, TTL and a complete L4 checksum included.
@@ -205,9 +234,8 @@ struct Fragments<'a> {
 }
 
 impl<'a> Fragments<'a> {
-    fn new(packet: &'a [u8], mtu: usize) -> Self {
-        // RFC 791: every fragment but the last carries a multiple of eight bytes.
-        let step = (mtu.max(HEADER_LEN + 8) - HEADER_LEN) / 8 * 8;
+    fn new(packet: &'a [u8], mtu: u32) -> Self {
+        let step = segment::fragment_payload(mtu) as usize;
         Self {
             packet,
             offset: 0,

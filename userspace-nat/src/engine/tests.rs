@@ -11,6 +11,7 @@ mod listening;
 mod loopback;
 mod names;
 mod properties;
+mod rates;
 mod records;
 mod reload;
 mod rig;

@@ -4,6 +4,7 @@ use std::{collections::HashSet, io, ops::Range, sync::atomic::Ordering::Relaxed}
 use slipgate_abi::{
     FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef,
     maps::{MAX_NAMES, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
+    rate::RateRef,
 };
 
 use super::{Kernel, KernelHandle};
@@ -169,6 +170,10 @@ impl Tables for FakeDatapath {
 
     fn stats(&self, row: u16) -> VmStats {
         self.kernel.borrow().stats(row)
+    }
+
+    fn rates(&self, row: u16) -> Option<RateRef> {
+        (u32::from(row) < MAX_VMS).then(|| self.kernel.borrow().rates(row))
     }
 
     fn next_hop(&self, index: u32) -> Option<NextHopRef> {

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use slipgate_abi::{
     Command, Direction, DropReason, Handover, PortHeader, SequencesRef, SlotRef, Tuple, Verdict,
     portframe::PortFlags,
-    segment::Segments,
+    rate::RateRef,
+    segment::{self, Segments},
     slot::SlotFlags,
     tcp::{self, Flags, Phase, TcpBits},
     vm::VmFlags,
@@ -91,6 +92,9 @@ impl Kernel {
         // SAFETY: `next_hop` is an index the engine was given.
         let hop = unsafe { &*self.next_hops.at(slot.next_hop().load(Relaxed) as usize) };
         if hop.valid == 1 && packet.ip.bytes.len() as u32 > hop.mtu {
+            if let Some(way) = self.refuses_now(row, Direction::Tx, segments) {
+                return way;
+            }
             return self.hand_over(row, Handover::TooBig, 0, vnet, l3);
         }
         if let Some(way) = self.over_rate(row, Direction::Tx, segments) {
@@ -184,6 +188,9 @@ impl Kernel {
         }
         // SAFETY: a live row; one thread.
         if packet.ip.bytes.len() as u32 > unsafe { (*self.vm(row).as_ptr()).mtu } {
+            if let Some(way) = self.refuses_now(row, Direction::Rx, segments) {
+                return way;
+            }
             return self.hand_over(row, Handover::TooBig, PortFlags::FROM_UPLINK, vnet, l3);
         }
         if let Some(way) = self.over_rate(row, Direction::Rx, segments) {
@@ -279,16 +286,29 @@ impl Kernel {
         self.vm(row).flags().load(Relaxed) & VmFlags::FROZEN != 0
     }
 
-    /// Drops a packet that is over its VM's rate.
+    /// Charges a packet, or drops it as over its VM's rate.
     fn over_rate(&mut self, row: u16, direction: Direction, segments: Segments) -> Option<Way> {
-        if self.vm(row).flags().load(Relaxed) & VmFlags::LIMITED == 0 {
-            return None;
-        }
-        let taken = self.rates(row).take(direction, segments, self.now_ns);
-        let reason = taken.err()?;
+        let rates = self.limited(row)?;
+        let taken = rates.take(direction, segments, self.now_ns);
+        Some(self.drop_counted(row, taken.err()?, segments))
+    }
+
+    /// Drops a packet that would be over its VM's rate.
+    fn refuses_now(&mut self, row: u16, direction: Direction, segments: Segments) -> Option<Way> {
+        let rates = self.limited(row)?;
+        let passes = rates.look(direction, self.now_ns);
+        Some(self.drop_counted(row, passes.err()?, segments))
+    }
+
+    fn limited(&self, row: u16) -> Option<RateRef> {
+        let flags = self.vm(row).flags().load(Relaxed);
+        (flags & VmFlags::LIMITED != 0).then(|| self.rates(row))
+    }
+
+    fn drop_counted(&mut self, row: u16, reason: DropReason, segments: Segments) -> Way {
         self.stats(row).dropped(reason, segments);
         self.dropped += 1;
-        Some(Way::Dropped(reason))
+        Way::Dropped(reason)
     }
 
     fn drop_at(&mut self, row: u16, reason: DropReason, l3: &[u8]) -> Way {
@@ -324,7 +344,16 @@ impl Kernel {
         if out >= u64::from(unsafe { (*vm.as_ptr()).credits }) {
             return self.drop_at(row, DropReason::NoCredit, l3);
         }
-        vm.handed_over().fetch_add(1, Relaxed);
+        let gso_size = match vnet.gso_type {
+            VirtioNetHdr::GSO_NONE => 0,
+            _ => u32::from(vnet.gso_size),
+        };
+        let protocol = match ethertype {
+            ETHERTYPE_IPV4 => l3.get(9).copied().unwrap_or(0),
+            _ => 0,
+        };
+        let cost = segment::credits(l3.len() as u32, protocol, gso_size);
+        vm.handed_over().fetch_add(cost, Relaxed);
         let header = PortHeader {
             code: why as u8,
             flags,

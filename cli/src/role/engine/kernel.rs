@@ -10,6 +10,7 @@ use std::{
 
 use slipgate_abi::{
     FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef,
+    rate::RateRef,
 };
 use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps};
 use userspace_nat::{
@@ -165,6 +166,10 @@ impl Tables for KernelDatapath {
         // SAFETY: rows of mapped arrays, which stay mapped as long as the process lives, and which
         // all sides change by atomics.
         unsafe { VmStats::new(counters, drops) }
+    }
+
+    fn rates(&self, row: u16) -> Option<RateRef> {
+        self.maps.rate_limits(u32::from(row))
     }
 
     fn next_hop(&self, index: u32) -> Option<NextHopRef> {

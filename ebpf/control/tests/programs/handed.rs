@@ -1,7 +1,7 @@
 //! What of a guest goes to the engine, and how much of it at once.
 use std::net::Ipv4Addr;
 
-use slipgate_abi::{Handover, Protocol, portframe::PortFlags, tcp::Flags};
+use slipgate_abi::{DropReason, Handover, Protocol, portframe::PortFlags, tcp::Flags};
 
 use crate::{datapath::*, frame::*, loaded};
 
@@ -176,4 +176,22 @@ fn credits_bound_what_is_on_its_way() {
     assert_eq!(datapath.run(EGRESS, &frame).action, SHOT);
     assert_eq!(datapath.drops.get(ROW).engine_busy.packets, 1);
     assert_eq!(datapath.handed_over(), 14);
+}
+
+#[test]
+fn a_packet_takes_the_credits_of_its_fragments() {
+    let datapath = loaded!();
+    let large = |l3_len: usize| Frame {
+        fragment: 0,
+        payload: vec![7; l3_len - 28],
+        ..Frame::tx(Protocol::Udp)
+    };
+    datapath.vms.change(ROW, |vm| vm.credits = 6);
+    for (l3_len, taken) in [(1_500, 1), (1_501, 1 + 2), (3_000, 1 + 2 + 3)] {
+        let frame = large(l3_len).bytes();
+        assert_eq!(datapath.run(EGRESS, &frame).action, REDIRECT, "{l3_len}");
+        assert_eq!(datapath.handed_over(), taken, "{l3_len}");
+    }
+    assert_eq!(datapath.run(EGRESS, &large(1_501).bytes()).action, SHOT);
+    assert_eq!(datapath.only_reason(ROW), DropReason::NoCredit);
 }

@@ -2,7 +2,7 @@
 use std::time::{Duration, Instant};
 
 use slipgate_abi::{
-    Command, DropReason, Protocol, Rate, RateLimits, VmRates,
+    Command, DropReason, Handover, Protocol, Rate, RateLimits, VmRates,
     rate::{BURST_NS, RateRef},
     vm::VmFlags,
 };
@@ -228,4 +228,52 @@ fn what_goes_to_the_engine_is_charged_when_it_comes_back() {
     assert_eq!(datapath.run("engine_port", &back).action, REDIRECT);
     assert_eq!(datapath.run("engine_port", &back).action, SHOT);
     assert_eq!(datapath.only_drop(ROW), DropReason::PacketRate);
+}
+
+/// A packet of so many bytes of L3 that may be fragmented.
+fn large(rx: bool, l3_len: usize) -> Frame {
+    Frame {
+        fragment: 0,
+        payload: vec![7; l3_len - 28],
+        ..Frame::of(Protocol::Udp, rx)
+    }
+}
+
+#[test]
+fn what_is_larger_than_the_link_does_not_go_round_the_rate() {
+    for (rate, reason) in [
+        (packets(1), DropReason::PacketRate),
+        (bytes(1), DropReason::ByteRate),
+    ] {
+        for (program, rx, ordinary) in ways(Protocol::Udp) {
+            let frame = large(rx, 3_000);
+            let frame = match program {
+                "engine_port" => continue,
+                "uplink_ingress_l3" => frame.bytes()[14..].to_vec(),
+                _ => frame.bytes(),
+            };
+            let mut datapath = loaded!();
+            datapath.admit(Flow::new(Protocol::Udp));
+            limit(&datapath, rx, rate);
+            // While the rate lets pass it is handed over, and nobody is charged for it yet.
+            for _ in 0..3 {
+                let run = datapath.run(program, &frame);
+                assert_eq!(run.action, REDIRECT, "{program}");
+                assert_eq!(handed(&run.frame).0.code, Handover::TooBig as u8);
+            }
+            let limits = datapath.rates.get(ROW);
+            let of = if rx { limits.rx } else { limits.tx };
+            let paid = (of.packets.paid_until_ns, of.bytes.paid_until_ns);
+            assert_eq!(paid, (0, 0), "{program}");
+            assert_eq!(datapath.run(program, &ordinary).action, REDIRECT);
+            let before = datapath.handed_over();
+            let run = datapath.run(program, &frame);
+            assert_eq!((run.action, run.frame), (SHOT, frame), "{program}");
+            assert_eq!(datapath.handed_over(), before, "{program}");
+            assert_eq!(datapath.only_reason(ROW), reason, "{program}");
+            // In the books as the one packet that it is.
+            let dropped = datapath.drops.get(ROW).get(reason);
+            assert_eq!((dropped.packets, dropped.bytes), (1, 3_000), "{program}");
+        }
+    }
 }

@@ -80,6 +80,38 @@ fn sessions_and_what_they_hold_have_bounds() {
 }
 
 #[test]
+fn timers_that_are_due_at_once_do_not_take_one_turn() {
+    use crate::engine::inspected::MAX_SESSIONS;
+    let mut rig = Rig::with(Setup {
+        slots: 8_192,
+        max_flows: 8_000,
+        ..setup()
+    });
+    tell(&rig, NAME);
+    for n in 0..MAX_SESSIONS {
+        let to = (PEER, 443 + (n % 2) as u16);
+        rig.guest(1, &syn((GUEST, 1_024 + n as u16), to, 1));
+        let sent = rig.at_world().pop().expect("the SYN goes out");
+        let nat = (NAT, u16::from_be_bytes([sent[20], sent[21]]));
+        rig.world(&syn_ack((PEER, to.1), nat, 9_000, 2));
+    }
+    rig.at_guest();
+    rig.kernel.borrow_mut().now_ns += tcp::SILENT_NS;
+    let (mut all, mut turns) = (0, 0);
+    while rig.engine.core.inspected.sessions().0 > 0 {
+        rig.turn();
+        turns += 1;
+        let written = rig.at_world().len() + rig.at_guest().len();
+        assert!(written <= 3_000, "{written}");
+        // The rest is due at once.
+        let left = rig.engine.core.inspected.sessions().0;
+        assert!(left == 0 || rig.engine.timeout_ns() == Some(0));
+        all += written;
+    }
+    assert!(turns > 1 && all >= MAX_SESSIONS, "{all} in {turns} turns");
+}
+
+#[test]
 fn a_server_that_gives_up_before_an_answer_is_not_waited_for() {
     let alert = fake::hellos::record(21, &[2, 40]);
     for (said, flags) in [(&alert[..], 0), (b"", Flags::FIN)] {
