@@ -71,7 +71,7 @@ impl From<Refusal> for Refused {
     }
 }
 
-/// How often at most a VM's flows are searched for closed ones because it ran into its cap, ns.
+/// How often at most a VM's flows are searched for some that give way because it ran into its cap, ns.
 const CAP_COLLECT_INTERVAL_NS: u64 = 5 * MILLISECOND_NS;
 /// Ports to try when others have the translated tuple in the kernel.
 const PORT_TRIES: usize = 8;
@@ -273,23 +273,19 @@ impl<D: Datapath> Core<D> {
             protocol: flow.protocol,
         };
         let vm = flow.guest.scope;
+        if flow.verdict == Verdict::Engine && !self.flows.ports.may_inspect(vm) {
+            return Err(Refusal::PortsExhausted);
+        }
         let mut swept = false;
         for _ in 0..PORT_TRIES {
-            let port = match self.flows.ports.pick(to, vm, timestamps) {
-                Some(port) => port,
-                None => {
-                    let world = Tuple {
-                        scope: Tuple::WORLD,
-                        local: flow.nat,
-                        ..flow.guest
-                    };
-                    if !self.flows.reclaim_ports(&mut self.datapath, world, now_ns) {
-                        return Err(Refusal::PortsExhausted);
-                    }
-                    let port = self.flows.ports.pick(to, vm, timestamps);
-                    port.ok_or(Refusal::PortsExhausted)?
-                }
-            };
+            let mut port = self.flows.ports.pick(to, vm, timestamps, now_ns);
+            if port.is_none() {
+                port = self
+                    .flows
+                    .reclaim_port(&mut self.datapath, to, vm, now_ns)
+                    .or_else(|| self.flows.ports.pick(to, vm, timestamps, now_ns));
+            }
+            let port = port.ok_or(Refusal::PortsExhausted)?;
             flow.nat_port = port;
             let refusal = match self.flows.open(&mut self.datapath, &flow, now_ns) {
                 Ok(slot) => return Ok(slot),
@@ -391,8 +387,11 @@ impl<D: Datapath> Core<D> {
         if self.is_at_cap(vm, by) {
             if now_ns >= vm.collect_after_ns {
                 vm.collect_after_ns = now_ns + CAP_COLLECT_INTERVAL_NS;
+                let (row, from_world) = (vm.net.row, by == Direction::Rx);
+                // The cap is everybody's, the world's share only its own flows'.
+                let from_world = from_world && !self.is_at_cap(vm, Direction::Tx);
                 self.flows
-                    .collect_vm(&mut self.datapath, vm.net.row, now_ns);
+                    .make_room(&mut self.datapath, row, from_world, now_ns);
             }
             if self.is_at_cap(vm, by) {
                 return Err(Refusal::FlowCap);

@@ -15,7 +15,7 @@ use std::{
 use slipgate_abi::{
     DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, RateLimits, Slot, SlotRef, Tuple, Vm,
     VmCounters, VmRates, VmRef,
-    maps::{MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
+    maps::{Chunk, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
     rate::RateRef,
     vm::VmFlags,
 };
@@ -96,8 +96,8 @@ pub struct Kernel {
     drops: Shared<DropCounters>,
     next_hops: Shared<NextHop>,
     rates: Shared<RateLimits>,
-    /// `CHUNKS`: owner's row + 1.
-    chunks: Vec<u32>,
+    /// `CHUNKS`.
+    pub(crate) chunks: Vec<Chunk>,
     /// `FLOWS`.
     pub flows: HashMap<Tuple, FlowRef>,
     /// `NAMES`.
@@ -143,7 +143,7 @@ impl Kernel {
             drops: Shared::zeroed(MAX_VMS as usize),
             next_hops: Shared::zeroed(MAX_NEXT_HOPS as usize),
             rates: Shared::zeroed(MAX_VMS as usize),
-            chunks: vec![0; (slots / SLOTS_PER_CHUNK) as usize],
+            chunks: vec![Chunk(0); (slots / SLOTS_PER_CHUNK) as usize],
             flows: HashMap::new(),
             names: HashMap::new(),
             rules: HashMap::new(),

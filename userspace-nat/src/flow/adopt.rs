@@ -110,7 +110,7 @@ impl Flows {
             }
         }
         for chunk in chunks {
-            self.slots.add_chunk(datapath, chunk, now_ns);
+            self.slots.add_chunk(datapath, chunk, false, now_ns);
         }
         Ok(adoption)
     }
@@ -124,7 +124,8 @@ impl Flows {
             live.generation().load(Relaxed),
         )
         .opened_by_world(live.flags() & SlotFlags::INBOUND != 0)
-        .held(held);
+        .held(held)
+        .inspected(live.flags() & SlotFlags::INSPECTED != 0);
         self.table.insert(slot, entry);
         let vm = entry.guest.scope;
         self.ports.mark(entry.destination(), entry.nat_port, vm);

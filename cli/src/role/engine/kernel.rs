@@ -132,8 +132,12 @@ impl Tables for KernelDatapath {
             .expect("the array has at least one chunk of slots")
     }
 
-    fn claim_chunk(&mut self) -> Option<Range<u32>> {
-        self.maps.claim_chunk(self.owner_row)
+    fn claim_chunk(&mut self, now_ns: u64) -> Option<(Range<u32>, bool)> {
+        self.maps.claim_chunk(self.owner_row, now_ns)
+    }
+
+    fn release_chunk(&mut self, first_slot: u32, now_ns: u64) {
+        self.maps.release_chunk(self.owner_row, first_slot, now_ns);
     }
 
     fn own_chunks(&self) -> Vec<Range<u32>> {

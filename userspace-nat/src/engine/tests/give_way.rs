@@ -1,0 +1,253 @@
+//! What carries packets counts, and what has nothing to lose gives way.
+use slipgate_abi::{Refusal, tcp::Flags};
+
+use super::rig::*;
+use crate::clock::{MILLISECOND_NS, SECOND_NS};
+
+fn guest(port: u16) -> At {
+    (GUEST, port)
+}
+
+/// Has both ends of these connections say something behind their FINs; how many were heard.
+fn chat(rig: &mut Rig, flows: &[(u16, At)]) -> usize {
+    let heard = flows.iter().filter(|(port, nat)| {
+        rig.guest(1, &ack(guest(*port), SERVER, 0, 3, 3));
+        rig.world(&ack(SERVER, *nat, 0, 3, 3));
+        let (there, back) = (rig.at_world().len(), rig.at_guest().len());
+        there == 1 && back == 1
+    });
+    heard.count()
+}
+
+/// The way of a cap of 8 to 23 working tuples: two ends that talk on behind both FINs.
+#[test]
+fn no_more_tuples_carry_packets_than_a_vm_may_have_flows() {
+    let mut rig = Rig::with(Setup {
+        max_flows: 8,
+        ..Setup::default()
+    });
+    let mut opened: Vec<(u16, At)> = Vec::new();
+    let mut most = 0;
+    for number in 0..40 {
+        let port = 40_000 + number;
+        rig.guest(1, &syn(guest(port), SERVER, 7));
+        if let Some(sent) = rig.at_world().pop() {
+            let nat = (NAT, u16::from_be_bytes([sent[20], sent[21]]));
+            rig.world(&syn_ack(SERVER, nat, 9_000, 8));
+            rig.guest(1, &ack(guest(port), SERVER, 0, 8, 9_001));
+            if number < 32 {
+                rig.close(port, nat, true);
+            }
+            opened.push((port, nat));
+        }
+        for _ in 0..5 {
+            rig.at_world();
+            rig.at_guest();
+            most = most.max(chat(&mut rig, &opened));
+            rig.pass(20 * MILLISECOND_NS);
+        }
+    }
+    assert!(most <= 8, "{most} tuples carry packets");
+    // The last eight live, and closed ones made room for them.
+    assert_eq!(
+        (rig.flows(), chat(&mut rig, &opened[opened.len() - 8..])),
+        (8, 8)
+    );
+    rig.assert_paired();
+}
+
+/// Tries a closed port so often a second.
+fn refused_connections(rig: &mut Rig, row: u16, a_second: u64, seconds: u64) {
+    for number in 0..a_second * seconds {
+        let port = guest(1_024 + (number % 60_000) as u16);
+        rig.guest(row, &syn(port, SERVER, number as u32));
+        if let Some(sent) = rig.at_world().pop() {
+            let nat = (NAT, u16::from_be_bytes([sent[20], sent[21]]));
+            let refusal = Flags::RST | Flags::ACK;
+            rig.world(&ack(SERVER, nat, refusal, 0, number as u32 + 1));
+        }
+        rig.at_guest();
+        rig.pass(SECOND_NS / a_second);
+    }
+}
+
+#[test]
+fn a_guest_that_tries_a_closed_port_finds_ports_for_as_long_as_it_tries() {
+    let mut rig = Rig::with(Setup {
+        slots: 32_768,
+        max_flows: 16_384,
+        ..Setup::default()
+    });
+    refused_connections(&mut rig, 1, 100, 70);
+    assert_eq!(rig.refused(1, Refusal::PortsExhausted), 0);
+    rig.assert_paired();
+}
+
+#[test]
+fn a_guest_whose_datagrams_nobody_answers_finds_ports_for_as_long_as_it_sends() {
+    let mut rig = Rig::with(Setup {
+        slots: 32_768,
+        max_flows: 16_384,
+        ..Setup::default()
+    });
+    for number in 0..7_000u16 {
+        rig.guest(1, &udp(guest(1_024 + number), SERVER, b"x"));
+        rig.at_world();
+        rig.pass(SECOND_NS / 100);
+    }
+    assert_eq!(rig.refused(1, Refusal::PortsExhausted), 0);
+    rig.assert_paired();
+}
+
+/// A guest's own source port, again and again.
+#[test]
+fn one_source_port_again_and_again_finds_ports_too() {
+    let mut rig = Rig::with(Setup {
+        slots: 32_768,
+        max_flows: 16_384,
+        ..Setup::default()
+    });
+    for number in 0..7_000 {
+        rig.guest(1, &syn(guest(40_000), SERVER, number));
+        let sent = rig.at_world().pop();
+        if let Some(sent) = sent.filter(|_| number % 2 == 0) {
+            let nat = (NAT, u16::from_be_bytes([sent[20], sent[21]]));
+            rig.world(&ack(SERVER, nat, Flags::RST, 0, number + 1));
+        }
+        rig.at_guest();
+        rig.pass(SECOND_NS / 100);
+    }
+    assert_eq!(rig.refused(1, Refusal::PortsExhausted), 0);
+}
+
+/// One question and its answer a flow: what a mapping must live is cut short only for its own VM.
+#[test]
+fn questions_and_answers_by_datagrams_find_ports_for_as_long_as_they_are_asked() {
+    let mut rig = Rig::with(Setup {
+        slots: 32_768,
+        max_flows: 16_384,
+        ..Setup::default()
+    });
+    for number in 0..9_000u16 {
+        rig.guest(1, &udp(guest(1_024 + number), SERVER, b"x"));
+        let sent = rig.at_world().pop();
+        let sent = sent.unwrap_or_else(|| {
+            let counters = rig.kernel.borrow().stats(1).snapshot();
+            panic!("flow {number}: {:?}, {:?}", counters.0.refused, counters.1)
+        });
+        let nat = nat_of(&sent);
+        assert_eq!(rig.world(&udp(SERVER, nat, b"y")), Way::Fast);
+        rig.at_guest();
+        rig.pass(SECOND_NS / 100);
+    }
+    assert_eq!(rig.refused(1, Refusal::PortsExhausted), 0);
+    rig.assert_paired();
+}
+
+fn few_ports(last: u16) -> Rig {
+    Rig::with(Setup {
+        nat_ports: 61_000..=last,
+        ..Setup::default()
+    })
+}
+
+fn nat_of(sent: &[u8]) -> At {
+    (NAT, u16::from_be_bytes([sent[20], sent[21]]))
+}
+
+#[test]
+fn nothing_that_lives_gives_way() {
+    // Four of eight ports are one VM's at least: the others' two parts are two each.
+    let mut rig = few_ports(61_007);
+    let connection = rig.connect(40_000, 7);
+    let half_closed = rig.connect(40_001, 7);
+    rig.guest(1, &ack(guest(40_001), SERVER, Flags::FIN, 8, 9_001));
+    rig.world(&ack(SERVER, half_closed, 0, 9_001, 9));
+    // Toward the same server and port, by datagrams: a pool of its own.
+    let mut talks = Vec::new();
+    for port in 5_000..5_003 {
+        for _ in 0..2 {
+            rig.guest(1, &udp(guest(port), SERVER, b"x"));
+        }
+        talks.push(nat_of(&rig.at_world().pop().unwrap()));
+        rig.world(&udp(SERVER, talks[talks.len() - 1], b"y"));
+    }
+    // It was reset by who knows whom, and lives on.
+    let reset = rig.connect(40_002, 7);
+    rig.world(&ack(SERVER, reset, Flags::RST, 9_001, 8));
+    for second in 0..100 {
+        // A SYN and a datagram that nobody answers, each of a flow of its own.
+        rig.guest(1, &syn(guest(41_000 + second), SERVER, 7));
+        rig.guest(1, &udp(guest(6_000 + second), SERVER, b"x"));
+        if second % 5 == 0 {
+            assert_eq!(
+                rig.guest(1, &ack(guest(40_002), SERVER, 0, 8, 9_001)),
+                Way::Fast
+            );
+        }
+        rig.at_guest();
+        rig.pass(SECOND_NS);
+    }
+    assert!(
+        rig.refused(1, Refusal::PortsExhausted) > 0,
+        "there was need"
+    );
+    rig.at_world();
+    for nat in [connection, half_closed, reset] {
+        assert_eq!(rig.world(&ack(SERVER, nat, 0, 9_001, 9)), Way::Fast);
+    }
+    for nat in talks {
+        assert_eq!(rig.world(&udp(SERVER, nat, b"z")), Way::Fast);
+    }
+    rig.assert_paired();
+}
+
+/// What one VM does not need another's need does not end; but what is over anybody may have.
+#[test]
+fn only_what_is_over_gives_way_to_another_vm() {
+    let mut rig = few_ports(61_002);
+    for port in 40_000..40_003 {
+        rig.guest(1, &syn(guest(port), SERVER, 7));
+    }
+    let nats: Vec<At> = rig.at_world().iter().map(|sent| nat_of(sent)).collect();
+    rig.pass(20 * SECOND_NS);
+    rig.guest(2, &syn(guest(50_000), SERVER, 7));
+    assert_eq!(rig.refused(2, Refusal::PortsExhausted), 1);
+    // To its own VM the one gives way that was silent longest.
+    rig.guest(1, &syn(guest(40_000), SERVER, 7));
+    rig.at_world();
+    rig.guest(1, &syn(guest(50_000), SERVER, 7));
+    let taken = nat_of(&rig.at_world().pop().expect("it finds a port"));
+    assert!(nats[1..].contains(&taken), "{taken:?} of {nats:?}");
+    // One that was refused: not at once, the RST may be anybody's.
+    rig.world(&ack(SERVER, nats[0], Flags::RST, 0, 8));
+    rig.guest(2, &syn(guest(50_001), SERVER, 7));
+    assert_eq!(rig.refused(2, Refusal::PortsExhausted), 2);
+    rig.pass(SECOND_NS);
+    assert_eq!(rig.connect_from(2, 50_002, 7), nats[0]);
+    rig.assert_paired();
+}
+
+#[test]
+fn a_vm_at_its_cap_loses_what_has_nothing_to_lose() {
+    let mut rig = Rig::with(Setup {
+        max_flows: 4,
+        ..Setup::default()
+    });
+    rig.connect(40_000, 7);
+    for port in 40_001..40_004 {
+        rig.guest(1, &syn(guest(port), SERVER, 7));
+    }
+    rig.pass(5 * SECOND_NS);
+    rig.guest(1, &syn(guest(50_000), SERVER, 7));
+    assert_eq!(rig.refused(1, Refusal::FlowCap), 1);
+    rig.pass(6 * SECOND_NS);
+    for port in 50_001..50_004 {
+        rig.connect(port, 7);
+        rig.pass(10 * MILLISECOND_NS);
+    }
+    rig.guest(1, &syn(guest(50_004), SERVER, 7));
+    assert_eq!(rig.refused(1, Refusal::FlowCap), 2);
+    assert_eq!(rig.engine.core.flows.count(1), 4);
+    assert!(rig.records().iter().all(|record| record["end"] == "idle"));
+}
