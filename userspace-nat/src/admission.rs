@@ -29,7 +29,7 @@ use crate::{
     datapath::Datapath,
     engine::core::{Core, VmState},
     flow::{EndReason, NewFlow, OpenError},
-    nat_ports::{Destination, Freed},
+    nat_ports::{Destination, Freed, PortPool},
     packet::{
         Packet, Transport,
         icmp::ECHO_REQUEST,
@@ -75,6 +75,8 @@ impl From<Refusal> for Refused {
 const CAP_COLLECT_INTERVAL_NS: u64 = 5 * MILLISECOND_NS;
 /// Ports to try when others have the translated tuple in the kernel.
 const PORT_TRIES: usize = 8;
+/// Of these, before what is kept for our process is tried.
+const COMMON_PORT_TRIES: usize = 4;
 
 impl<D: Datapath> Core<D> {
     /// Decides about a packet of a guest.
@@ -277,13 +279,16 @@ impl<D: Datapath> Core<D> {
             return Err(Refusal::PortsExhausted);
         }
         let mut swept = false;
-        for _ in 0..PORT_TRIES {
-            let mut port = self.flows.ports.pick(to, vm, timestamps, now_ns);
+        for tried in 0..PORT_TRIES {
+            let ports = &mut self.flows.ports;
+            let common = |ports: &mut PortPool| ports.pick(to, vm, timestamps, now_ns);
+            let mut port = match tried {
+                ..COMMON_PORT_TRIES => common(ports).or_else(|| ports.pick_kept(to, vm)),
+                _ => ports.pick_kept(to, vm).or_else(|| common(ports)),
+            };
             if port.is_none() {
-                port = self
-                    .flows
-                    .reclaim_port(&mut self.datapath, to, vm, now_ns)
-                    .or_else(|| self.flows.ports.pick(to, vm, timestamps, now_ns));
+                let reclaimed = self.flows.reclaim_port(&mut self.datapath, to, vm, now_ns);
+                port = reclaimed.or_else(|| common(&mut self.flows.ports));
             }
             let port = port.ok_or(Refusal::PortsExhausted)?;
             flow.nat_port = port;

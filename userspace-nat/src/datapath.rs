@@ -40,6 +40,8 @@ pub trait Tables {
     fn instance(&self) -> u32;
     /// Our epoch in that row.
     fn epoch(&self) -> u32;
+    /// The rows of `OWNERS` that other processes have, a bit each.
+    fn other_owners(&self) -> u64;
     /// Elements of `SLOTS`.
     fn slots(&self) -> u32;
     /// A slot. `index` is below [`Tables::slots`], else the last one is returned.

@@ -26,6 +26,8 @@
 //! ports toward that destination, resting ones included, up to an equal part. So whatever the
 //! others do, each VM can have 1/4 of the range divided by the number of VMs.
 //!
+//! Between processes: each has a part of its own ([`PortPool::share_with`]).
+//!
 //! Endpoint-independent mapping (RFC 4787 REQ-1, on request, UDP) would take its ports from a
 //! range of its own, with one [`Destination`] of remote 0.0.0.0:0 for all.
 use std::{
@@ -36,13 +38,15 @@ use std::{
 
 use hashbrown::{HashMap, hash_map::Entry};
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
-use slipgate_abi::{Ip4, Protocol, Tuple, timeout::PORT_REST_NS};
+use slipgate_abi::{Ip4, Protocol, Tuple, maps::MAX_OWNERS, timeout::PORT_REST_NS};
 
 use crate::{clock::SECOND_NS, quota::Reserve};
 
 mod occupancy;
+mod parts;
 
 use occupancy::Occupancy;
+use parts::Parts;
 
 /// Disjoint from Linux's default `ip_local_port_range`, 32768 to 60999.
 pub const DEFAULT_RANGE: RangeInclusive<u16> = 61_000..=65_535;
@@ -104,6 +108,8 @@ pub enum Freed {
     Taken,
 }
 
+/// How often a port is tried by chance before the rest is tried in turn.
+const RANDOM_TRIES: usize = 8;
 /// Whose a port is that another process has.
 const NOBODY: u32 = Tuple::WORLD;
 
@@ -136,7 +142,10 @@ type RestOrder = VecDeque<(u64, Destination, u16)>;
 #[derive(Debug)]
 pub struct PortPool {
     range: RangeInclusive<u16>,
+    vms: usize,
     reserve: Reserve,
+    /// Among processes.
+    parts: Parts,
     /// By protocol: ports that sockets of the host hold.
     reserved: HashMap<(Protocol, u16), (), foldhash::fast::RandomState>,
     toward: HashMap<Destination, Toward, foldhash::fast::RandomState>,
@@ -160,7 +169,9 @@ impl PortPool {
     /// A pool with a generator of the caller's, for tests.
     pub fn with_rng(range: RangeInclusive<u16>, rng: SmallRng) -> Self {
         Self {
+            vms: 1,
             reserve: Reserve::new(range.len(), 1),
+            parts: Parts::new(range.len(), 0, 0),
             range,
             reserved: HashMap::default(),
             toward: HashMap::default(),
@@ -179,8 +190,25 @@ impl PortPool {
 
     /// Sets among how many VMs the ports are shared.
     pub fn share_among(&mut self, vms: usize) {
-        self.reserve = Reserve::new(self.range.len(), vms);
+        self.vms = vms;
+        self.reserve = Reserve::new(self.usable(), vms);
         self.inspected_reserve = Reserve::new(MAX_RESTING, vms);
+    }
+
+    /// Sets which rows of `OWNERS` other processes have, a bit each, and which is ours. With others
+    /// there some ports are kept for each process: theirs are left alone, ours are for VMs that have
+    /// little.
+    pub fn share_with(&mut self, own_row: u32, others: u64) {
+        let parts = Parts::new(self.range.len(), own_row, others);
+        if parts != self.parts {
+            self.parts = parts;
+            self.reserve = Reserve::new(self.usable(), self.vms);
+        }
+    }
+
+    /// Ports of the range that are not kept for a process.
+    fn usable(&self) -> usize {
+        self.range.len() - self.parts.kept()
     }
 
     /// Whether another flow of a VM may be inspected, after which its port has to rest to the end.
@@ -203,20 +231,34 @@ impl PortPool {
             return None;
         }
         let first = *self.range.start();
+        let usable = self.usable();
         let toward = self.toward.entry(to).or_default();
         let mut start = random_below(&mut self.rng, size);
-        let free = size - toward.busy.len();
+        let free = usable.saturating_sub(toward.busy.len());
         let may = self.reserve.allows(free, || toward.busy.held_by(vm));
-        // Reserved ports are few; each costs one more try.
-        let tries = if may {
-            1 + self.reserved.len().min(64)
+        // Reserved ports are few; each costs one more try, as does what is kept for a process.
+        let parts = if self.parts.kept() > 0 {
+            RANDOM_TRIES + MAX_OWNERS as usize
         } else {
             0
         };
-        for _ in 0..tries {
+        let tries = if may {
+            1 + self.reserved.len().min(64) + parts
+        } else {
+            0
+        };
+        for tried in 0..tries {
             let Some(offset) = toward.busy.first_free_from(start, size) else {
                 break;
             };
+            if let Some(behind) = self.parts.behind_kept(offset) {
+                // By chance again, or what lies behind would be likelier than others.
+                start = match tried {
+                    ..RANDOM_TRIES => random_below(&mut self.rng, size),
+                    _ => behind % size,
+                };
+                continue;
+            }
             let port = first + offset as u16;
             if !is_reserved(&self.reserved, to, port) {
                 toward.busy.set(offset, vm, size);
@@ -235,6 +277,19 @@ impl PortPool {
             rest.vm == vm && is_early && !is_reserved(reserved, to, rest.port)
         })?;
         toward.resting.remove(at).map(|rest| rest.port)
+    }
+
+    /// Picks a free port of what is kept for our process, for a VM that has less than an equal part of
+    /// that toward the destination.
+    pub fn pick_kept(&mut self, to: Destination, vm: u32) -> Option<u16> {
+        let own = self.parts.own();
+        let held = self.toward.get(&to).map_or(0, |t| t.busy.held_by(vm));
+        if held >= (own.len() / self.vms.max(1)).max(1) {
+            return None;
+        }
+        let first = *self.range.start();
+        let mut ports = own.map(|offset| first + offset as u16);
+        ports.find(|port| self.take(to, *port, vm))
     }
 
     /// Takes this port for a VM that has just given it back for that, whatever its share. Whether it

@@ -216,6 +216,42 @@ fn a_port_of_another_process_is_no_vm_s() {
 }
 
 #[test]
+fn each_process_has_ports_that_the_others_leave_alone() {
+    // Rows 0, 1 and 63 have a process each.
+    let rows = [0, 1, 63];
+    let owners = 1 | 1 << 1 | 1 << 63;
+    let with_others = |own_row| {
+        let mut pool = pool(DEFAULT_RANGE);
+        pool.share_with(own_row, owners);
+        pool
+    };
+    let mut common: HashSet<u16> = HashSet::new();
+    for own_row in rows {
+        let mut pool = with_others(own_row);
+        let ports = std::iter::from_fn(|| pool.pick(to(1), 7, false, 0));
+        common = ports.collect();
+        // A 64th of a quarter of 4,536 is 17.
+        assert_eq!(common.len(), 4_536 - 3 * 17);
+        assert_eq!(pool.pick_kept(to(1), 7), None, "it has more");
+        pool.share_with(own_row, 1 << own_row);
+        let rest = std::iter::from_fn(|| pool.pick(to(1), 7, false, 0)).count();
+        assert_eq!(rest, 3 * 17, "it is alone again");
+    }
+    for own_row in rows {
+        let mut pool = with_others(own_row);
+        pool.share_among(3);
+        let mut kept = |vm| std::iter::from_fn(|| pool.pick_kept(to(1), vm)).collect::<Vec<_>>();
+        for vm in 0..3 {
+            let ports = kept(vm);
+            assert_eq!(ports.len(), 5, "a third");
+            assert!(ports.iter().all(|port| common.insert(*port)));
+        }
+    }
+    // Alone nobody has less.
+    assert_eq!(pool(DEFAULT_RANGE).pick_kept(to(1), 7), None);
+}
+
+#[test]
 fn memory_is_given_back() {
     let mut pool = pool(DEFAULT_RANGE);
     for n in 0..200 {

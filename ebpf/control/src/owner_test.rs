@@ -19,6 +19,8 @@ fn a_living_owner_keeps_its_row() {
         vm::open(datapath.maps(), &first, &vm_spec("a")).unwrap();
         let second = take(&["b"]).unwrap();
         assert_ne!(first.row(), second.row());
+        let rows = 1 << first.row() | 1 << second.row();
+        assert_eq!(datapath.maps().owners(), rows);
         assert!(!first.adopted() && !second.adopted());
         let error = take(&["b", "a"]).unwrap_err();
         let Error::VmInUse { name, pid } = error else {

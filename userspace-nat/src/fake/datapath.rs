@@ -132,6 +132,10 @@ impl Tables for FakeDatapath {
         self.epoch
     }
 
+    fn other_owners(&self) -> u64 {
+        self.kernel.borrow().owners & !(1 << self.owner)
+    }
+
     fn slots(&self) -> u32 {
         self.kernel.borrow().slots.len() as u32
     }

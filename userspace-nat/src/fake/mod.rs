@@ -98,6 +98,8 @@ pub struct Kernel {
     rates: Shared<RateLimits>,
     /// `CHUNKS`.
     pub(crate) chunks: Vec<Chunk>,
+    /// Rows of `OWNERS` that have a process, a bit each.
+    pub owners: u64,
     /// `FLOWS`.
     pub flows: HashMap<Tuple, FlowRef>,
     /// `NAMES`.
@@ -144,6 +146,7 @@ impl Kernel {
             next_hops: Shared::zeroed(MAX_NEXT_HOPS as usize),
             rates: Shared::zeroed(MAX_VMS as usize),
             chunks: vec![Chunk(0); (slots / SLOTS_PER_CHUNK) as usize],
+            owners: 0,
             flows: HashMap::new(),
             names: HashMap::new(),
             rules: HashMap::new(),

@@ -61,6 +61,8 @@ impl Flows {
         known: &impl Known,
         record: &mut dyn FnMut(&Ended),
     ) -> io::Result<Adoption> {
+        self.ports
+            .share_with(datapath.owner(), datapath.other_owners());
         let chunks = datapath.own_chunks();
         let mut adoption = Adoption::default();
         let seen = match_tuples(datapath, &chunks, &mut adoption)?;

@@ -43,6 +43,8 @@ impl Flows {
     /// back a chunk of slots that is not needed.
     pub fn collect(&mut self, datapath: &mut impl Datapath, now_ns: u64) {
         self.ports.wake(now_ns);
+        self.ports
+            .share_with(datapath.owner(), datapath.other_owners());
         let mut left = SCAN_BUDGET;
         for _ in 0..self.table.chunks() {
             if left == 0 {

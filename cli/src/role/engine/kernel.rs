@@ -121,6 +121,10 @@ impl Tables for KernelDatapath {
         self.epoch
     }
 
+    fn other_owners(&self) -> u64 {
+        self.maps.owners() & !(1 << self.owner_row)
+    }
+
     fn slots(&self) -> u32 {
         self.maps.slots()
     }

@@ -1,8 +1,11 @@
 //! What carries packets counts, and what has nothing to lose gives way.
-use slipgate_abi::{Refusal, tcp::Flags};
+use slipgate_abi::{FlowRef, Refusal, Tuple, slot::SlotFlags, tcp::Flags};
 
 use super::rig::*;
-use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use crate::{
+    clock::{MILLISECOND_NS, SECOND_NS},
+    nat_ports::DEFAULT_RANGE,
+};
 
 fn guest(port: u16) -> At {
     (GUEST, port)
@@ -250,4 +253,61 @@ fn a_vm_at_its_cap_loses_what_has_nothing_to_lose() {
     assert_eq!(rig.refused(1, Refusal::FlowCap), 2);
     assert_eq!(rig.engine.core.flows.count(1), 4);
     assert!(rig.records().iter().all(|record| record["end"] == "idle"));
+}
+
+/// Another process has every port toward a server that is not kept for us.
+#[test]
+fn another_process_leaves_a_vm_ports_toward_any_server() {
+    let mut rig = Rig::new();
+    rig.kernel.borrow_mut().owners = 0b11;
+    rig.pass(2 * SECOND_NS);
+    let theirs = FlowRef {
+        slot: 2_000,
+        generation: 1,
+    };
+    let world = |local_port| Tuple {
+        scope: Tuple::WORLD,
+        local: NAT,
+        remote: SERVER.0,
+        local_port,
+        remote_port: SERVER.1,
+        protocol: 6,
+        pad: [0; 3],
+    };
+    // A quarter, in 64 parts of 17 each, is at the end; ours is the first.
+    let kept = 65_536 - 64 * 17;
+    let kept = kept as u16..kept as u16 + 17;
+    for port in DEFAULT_RANGE.filter(|port| !kept.contains(port)) {
+        rig.kernel.borrow_mut().flows.insert(world(port), theirs);
+    }
+    for number in 0..5 {
+        let nat = rig.connect(40_000 + number, 7);
+        assert!(kept.contains(&nat.1), "{}", nat.1);
+    }
+}
+
+/// An adopter knows which flows were inspected, whatever its rules say.
+#[test]
+fn an_adopters_ports_of_inspected_flows_rest_to_the_end_too() {
+    let setup = || Setup {
+        nat_ports: 61_000..=61_000,
+        ..Setup::default()
+    };
+    let mut rig = Rig::with(setup());
+    let nat = rig.connect(40_000, 7);
+    let slot = rig.kernel.borrow().slots_in_use()[0];
+    let live = rig.kernel.borrow().slot(slot);
+    // SAFETY: a live slot; one thread.
+    unsafe { (*live.as_ptr()).flags |= SlotFlags::INSPECTED };
+    let (mut rig, _) = rig.restart(&setup());
+    rig.close(40_000, nat, true);
+    let mut refused = 0;
+    for port in 50_000..50_118 {
+        rig.guest(1, &syn(guest(port), SERVER, 7));
+        refused += 1;
+        assert_eq!(rig.refused(1, Refusal::PortsExhausted), refused);
+        rig.pass(SECOND_NS);
+    }
+    rig.pass(3 * SECOND_NS);
+    rig.connect(51_000, 7);
 }
