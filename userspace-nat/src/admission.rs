@@ -304,7 +304,13 @@ impl<D: Datapath> Core<D> {
                     self.flows.ports.free(to, port, vm, Freed::Safe, now_ns);
                     continue;
                 }
-                Err(OpenError::NoSlot | OpenError::MapFull) => Refusal::TableFull,
+                Err(OpenError::NoSlot) => {
+                    // For the next: a slot rests.
+                    let row = flow.vm_row;
+                    self.flows.make_room(&mut self.datapath, row, false, now_ns);
+                    Refusal::TableFull
+                }
+                Err(OpenError::MapFull) => Refusal::TableFull,
                 Err(OpenError::GuestTaken | OpenError::Kernel(_)) => Refusal::Insertion,
             };
             self.flows.ports.free(to, port, vm, Freed::Safe, now_ns);

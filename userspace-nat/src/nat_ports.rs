@@ -10,7 +10,8 @@
 //! A freed port rests ([`PORT_REST_NS`], RFC 6888 REQ-8) before it is used toward the same
 //! destination again, unless its flow shows that it is safe ([`Freed::Safe`]): then it is free at
 //! once. When nothing else is left, the VM that had it may have it early: for a SYN with timestamps
-//! (RFC 6191), or after [`EARLY_NS`] where there was no connection ([`Freed::Unconnected`]).
+//! (RFC 6191), or after [`EARLY_NS`] where no end of a connection can be held by the peer
+//! ([`Freed::RestsForOthers`]).
 //!
 //! None of that for a port of an inspected flow ([`Freed::Inspected`]): for as long as a cookie of
 //! its server's is good (RFC 4987 section 3.6), an acknowledgement of old is enough to open a
@@ -52,7 +53,7 @@ use parts::Parts;
 pub const DEFAULT_RANGE: RangeInclusive<u16> = 61_000..=65_535;
 /// Most resting ports, of all destinations together, and as many of inspected flows: 12 MiB each.
 pub const MAX_RESTING: usize = 262_144;
-/// How long the port of a flow that was no connection rests at least, ns: late answers are the same
+/// How long a port rests at least that its own VM may have early, ns: late answers are the same
 /// guest's, and most are there by then.
 pub const EARLY_NS: u64 = 10 * SECOND_NS;
 
@@ -100,8 +101,8 @@ pub enum Freed {
     Safe,
     /// After a rest, or before by the same VM with timestamps.
     Rests,
-    /// After a rest, or a shorter one by the same VM: no peer can hold a connection's end.
-    Unconnected,
+    /// After a rest, or a shorter one by the same VM: there was no connection, or it was reset.
+    RestsForOthers,
     /// After a rest, and by nobody before.
     Inspected,
     /// It was another process's all along: after a rest, and it is nobody's meanwhile.
@@ -293,7 +294,7 @@ impl PortPool {
     }
 
     /// Takes this port for a VM that has just given it back for that, whatever its share. Whether it
-    /// may: it is free, or what had it was no connection.
+    /// may: it is free, or rests for others only.
     pub fn take(&mut self, to: Destination, port: u16, vm: u32) -> bool {
         let Some(offset) = self.offset(port) else {
             return false;
@@ -336,7 +337,7 @@ impl PortPool {
                 entry.get_mut().busy.clear(offset, vm);
                 remove_if_empty(entry);
             }
-            Freed::Rests | Freed::Unconnected | Freed::Taken => {
+            Freed::Rests | Freed::RestsForOthers | Freed::Taken => {
                 let toward = entry.get_mut();
                 let holder = if how == Freed::Taken { NOBODY } else { vm };
                 if holder != vm {
@@ -348,7 +349,7 @@ impl PortPool {
                     vm: holder,
                     ready_ns,
                     early_ns: match how {
-                        Freed::Unconnected => now_ns + EARLY_NS,
+                        Freed::RestsForOthers => now_ns + EARLY_NS,
                         _ => u64::MAX,
                     },
                 });

@@ -89,16 +89,16 @@ fn a_port_that_was_taken_early_has_its_next_rest_whole() {
 }
 
 #[test]
-fn the_port_of_what_was_no_connection_rests_ten_seconds_at_least() {
+fn a_port_that_rests_for_others_rests_ten_seconds_for_its_own_vm() {
     let mut pool = pool(61_000..=61_000);
     let port = pool.pick(to(1), 7, false, 0).unwrap();
-    pool.free(to(1), port, 7, Freed::Unconnected, SECOND_NS);
+    pool.free(to(1), port, 7, Freed::RestsForOthers, SECOND_NS);
     let mut pick = |vm, now_s| pool.pick(to(1), vm, false, now_s * SECOND_NS);
     assert_eq!(pick(7, 10), None);
     assert_eq!(pick(8, 11), None, "another VM");
     assert_eq!(pick(7, 11), Some(port));
     // But where it was given back for that.
-    pool.free(to(1), port, 7, Freed::Unconnected, 12 * SECOND_NS);
+    pool.free(to(1), port, 7, Freed::RestsForOthers, 12 * SECOND_NS);
     assert!(!pool.take(to(1), port, 8));
     assert!(pool.take(to(1), port, 7));
     assert!(!pool.take(to(1), port, 7), "it is in use");

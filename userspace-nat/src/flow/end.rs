@@ -279,7 +279,8 @@ pub(super) fn free_slot(datapath: &impl Datapath, ended: &Ended) {
 }
 
 /// How safely its port can be used again (RFC 6888 REQ-8): at once when the server has nothing of
-/// the flow, be it that it has closed without TIME-WAIT, has reset it, or never answered.
+/// the flow, be it that it has closed without TIME-WAIT, has refused it, or never answered. A RST is
+/// no proof: whoever sent it, the server may go on, which is nothing to other VMs.
 fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
     if entry.inspected {
         return Freed::Inspected;
@@ -288,14 +289,15 @@ fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
     let is_closed = entry.protocol() == Protocol::Tcp && bits.phase() == Phase::Closed;
     let is_safe = match Standing::of(slot, entry, now_ns) {
         _ if is_closed => bits.0 & TcpBits::PEER_TIME_WAIT == 0,
-        Some(Standing::Over | Standing::Reset | Standing::Unanswered) => true,
-        Some(Standing::JustOver | Standing::Silent) | None => false,
+        Some(Standing::Over | Standing::Unanswered) => true,
+        Some(Standing::Reset | Standing::JustOver | Standing::Silent) | None => false,
     };
-    let is_connection = entry.protocol() == Protocol::Tcp && has_both_syns(bits);
+    let is_connection =
+        entry.protocol() == Protocol::Tcp && has_both_syns(bits) && bits.phase() != Phase::Reset;
     match (is_safe, is_connection) {
         (true, _) => Freed::Safe,
         (false, true) => Freed::Rests,
-        (false, false) => Freed::Unconnected,
+        (false, false) => Freed::RestsForOthers,
     }
 }
 

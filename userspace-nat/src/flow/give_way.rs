@@ -1,5 +1,5 @@
-//! Which flows give way when their place is wanted: a port toward their destination, or their
-//! part of their VM's cap.
+//! Which flows give way when their place is wanted: a port toward their destination, their part of
+//! their VM's cap, or their slot.
 //!
 //! # Theory of operation
 //! While there is room every flow lives as long as its RFC says. When there is none, somebody is
@@ -118,7 +118,7 @@ pub(super) const fn has_both_syns(bits: TcpBits) -> bool {
 }
 
 impl Flows {
-    /// Makes room among a VM's flows, of which it has as many as it may; `from_world`: among those
+    /// Makes room among a VM's flows, of which it has as many as it may or can; `from_world`: among those
     /// that the world opened.
     pub fn make_room(
         &mut self,

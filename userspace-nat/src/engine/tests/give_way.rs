@@ -255,6 +255,52 @@ fn a_vm_at_its_cap_loses_what_has_nothing_to_lose() {
     assert!(rig.records().iter().all(|record| record["end"] == "idle"));
 }
 
+/// Who sent the RST nobody knows: the server may go on, which is nothing to another VM.
+#[test]
+fn the_port_of_a_reset_connection_goes_to_its_own_vm_only() {
+    let mut rig = few_ports(61_000);
+    let nat = rig.connect(40_000, 7);
+    rig.world(&ack(SERVER, nat, Flags::RST, 9_001, 8));
+    rig.pass(11 * SECOND_NS);
+    rig.guest(2, &syn(guest(50_000), SERVER, 7));
+    assert_eq!(rig.refused(2, Refusal::PortsExhausted), 1);
+    assert_eq!(rig.connect(40_001, 7), nat);
+    rig.pass(SECOND_NS);
+    assert_eq!(rig.records()[0]["end"], "reset");
+    // When a new connection of its guest's takes its name, it rests, for its own VM a while.
+    rig.guest(1, &ack(guest(40_001), SERVER, Flags::RST, 8, 9_001));
+    rig.guest(1, &syn(guest(40_001), SERVER, 1_000));
+    assert_eq!(rig.refused(1, Refusal::PortsExhausted), 1);
+    rig.pass(10 * SECOND_NS);
+    rig.guest(2, &syn(guest(50_000), SERVER, 7));
+    assert_eq!(rig.refused(2, Refusal::PortsExhausted), 2);
+    assert_eq!(rig.connect(40_001, 1_000), nat);
+}
+
+/// A table that its own flows fill: those that have nothing to lose make room for the next.
+#[test]
+fn a_vm_that_has_no_slot_left_finds_one_when_it_asks_again() {
+    let mut rig = Rig::with(Setup {
+        slots: 1_024,
+        max_flows: 100_000,
+        ..Setup::default()
+    });
+    rig.connect(10_000, 7);
+    for port in 10_001..11_024 {
+        rig.guest(1, &syn(guest(port), SERVER, 7));
+    }
+    let full = rig.refused(1, Refusal::TableFull);
+    assert!(full > 0);
+    rig.pass(11 * SECOND_NS);
+    rig.guest(1, &syn(guest(20_000), SERVER, 7));
+    assert_eq!(rig.refused(1, Refusal::TableFull), full + 1);
+    rig.pass(SECOND_NS + 100 * MILLISECOND_NS);
+    rig.at_guest();
+    rig.at_world();
+    rig.connect(20_000, 7);
+    rig.assert_paired();
+}
+
 /// Another process has every port toward a server that is not kept for us.
 #[test]
 fn another_process_leaves_a_vm_ports_toward_any_server() {
