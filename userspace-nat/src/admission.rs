@@ -29,7 +29,7 @@ use crate::{
     datapath::Datapath,
     engine::core::{Core, VmState},
     flow::{EndReason, NewFlow, OpenError},
-    nat_ports::{Destination, Freed},
+    nat_ports::{Destination, Freed, PortPool},
     packet::{
         Packet, Transport,
         icmp::ECHO_REQUEST,
@@ -71,10 +71,12 @@ impl From<Refusal> for Refused {
     }
 }
 
-/// How often at most a VM's flows are searched for closed ones because it ran into its cap, ns.
+/// How often at most a VM's flows are searched for some that give way because it ran into its cap, ns.
 const CAP_COLLECT_INTERVAL_NS: u64 = 5 * MILLISECOND_NS;
 /// Ports to try when others have the translated tuple in the kernel.
 const PORT_TRIES: usize = 8;
+/// Of these, before what is kept for our process is tried.
+const COMMON_PORT_TRIES: usize = 4;
 
 impl<D: Datapath> Core<D> {
     /// Decides about a packet of a guest.
@@ -273,23 +275,22 @@ impl<D: Datapath> Core<D> {
             protocol: flow.protocol,
         };
         let vm = flow.guest.scope;
+        if flow.verdict == Verdict::Engine && !self.flows.ports.may_inspect(vm) {
+            return Err(Refusal::PortsExhausted);
+        }
         let mut swept = false;
-        for _ in 0..PORT_TRIES {
-            let port = match self.flows.ports.pick(to, vm, timestamps) {
-                Some(port) => port,
-                None => {
-                    let world = Tuple {
-                        scope: Tuple::WORLD,
-                        local: flow.nat,
-                        ..flow.guest
-                    };
-                    if !self.flows.reclaim_ports(&mut self.datapath, world, now_ns) {
-                        return Err(Refusal::PortsExhausted);
-                    }
-                    let port = self.flows.ports.pick(to, vm, timestamps);
-                    port.ok_or(Refusal::PortsExhausted)?
-                }
+        for tried in 0..PORT_TRIES {
+            let ports = &mut self.flows.ports;
+            let common = |ports: &mut PortPool| ports.pick(to, vm, timestamps, now_ns);
+            let mut port = match tried {
+                ..COMMON_PORT_TRIES => common(ports).or_else(|| ports.pick_kept(to, vm)),
+                _ => ports.pick_kept(to, vm).or_else(|| common(ports)),
             };
+            if port.is_none() {
+                let reclaimed = self.flows.reclaim_port(&mut self.datapath, to, vm, now_ns);
+                port = reclaimed.or_else(|| common(&mut self.flows.ports));
+            }
+            let port = port.ok_or(Refusal::PortsExhausted)?;
             flow.nat_port = port;
             let refusal = match self.flows.open(&mut self.datapath, &flow, now_ns) {
                 Ok(slot) => return Ok(slot),
@@ -303,7 +304,13 @@ impl<D: Datapath> Core<D> {
                     self.flows.ports.free(to, port, vm, Freed::Safe, now_ns);
                     continue;
                 }
-                Err(OpenError::NoSlot | OpenError::MapFull) => Refusal::TableFull,
+                Err(OpenError::NoSlot) => {
+                    // For the next: a slot rests.
+                    let row = flow.vm_row;
+                    self.flows.make_room(&mut self.datapath, row, false, now_ns);
+                    Refusal::TableFull
+                }
+                Err(OpenError::MapFull) => Refusal::TableFull,
                 Err(OpenError::GuestTaken | OpenError::Kernel(_)) => Refusal::Insertion,
             };
             self.flows.ports.free(to, port, vm, Freed::Safe, now_ns);
@@ -391,8 +398,11 @@ impl<D: Datapath> Core<D> {
         if self.is_at_cap(vm, by) {
             if now_ns >= vm.collect_after_ns {
                 vm.collect_after_ns = now_ns + CAP_COLLECT_INTERVAL_NS;
+                let (row, from_world) = (vm.net.row, by == Direction::Rx);
+                // The cap is everybody's, the world's share only its own flows'.
+                let from_world = from_world && !self.is_at_cap(vm, Direction::Tx);
                 self.flows
-                    .collect_vm(&mut self.datapath, vm.net.row, now_ns);
+                    .make_room(&mut self.datapath, row, from_world, now_ns);
             }
             if self.is_at_cap(vm, by) {
                 return Err(Refusal::FlowCap);

@@ -43,14 +43,19 @@ pub trait Tables {
     fn instance(&self) -> u32;
     /// Our epoch in that row.
     fn epoch(&self) -> u32;
+    /// The rows of `OWNERS` that other processes have, a bit each.
+    fn other_owners(&self) -> u64;
     /// Elements of `SLOTS`.
     fn slots(&self) -> u32;
     /// A slot. `index` is below [`Tables::slots`], else the last one is returned.
     fn slot(&self, index: u32) -> SlotRef;
     /// Where a slot's connection stands in sequence space. `index` as for [`Tables::slot`].
     fn sequences(&self, index: u32) -> SequencesRef;
-    /// Claims a free chunk of slots for our row; `None` when all are taken.
-    fn claim_chunk(&mut self) -> Option<std::ops::Range<u32>>;
+    /// Claims a free chunk of slots for our row, and says whether its slots have rested; `None` when
+    /// all are taken, or those that are left are kept for other processes.
+    fn claim_chunk(&mut self, now_ns: u64) -> Option<(std::ops::Range<u32>, bool)>;
+    /// Gives back a chunk of ours, by its first slot. All its slots are free, and have rested.
+    fn release_chunk(&mut self, first_slot: u32, now_ns: u64);
     /// The chunks that are our row's already (adoption).
     fn own_chunks(&self) -> Vec<std::ops::Range<u32>>;
     /// A VM's row.

@@ -8,18 +8,26 @@
 //! start, at worst a look at each of the range's words.
 //!
 //! A freed port rests ([`PORT_REST_NS`], RFC 6888 REQ-8) before it is used toward the same
-//! destination again, unless TCP shows that it is safe:
-//! - the guest closed first, so the peer holds no TIME-WAIT: free at once;
-//! - the same VM had it, and its new SYN carries timestamps (RFC 6191): picked when nothing else
-//!   is left.
+//! destination again, unless its flow shows that it is safe ([`Freed::Safe`]): then it is free at
+//! once. When nothing else is left, the VM that had it may have it early: for a SYN with timestamps
+//! (RFC 6191), or after [`EARLY_NS`] where no end of a connection can be held by the peer
+//! ([`Freed::RestsForOthers`]).
 //!
-//! How many ports may rest is bounded ([`MAX_RESTING`]); past it the oldest are freed early.
+//! None of that for a port of an inspected flow ([`Freed::Inspected`]): for as long as a cookie of
+//! its server's is good (RFC 4987 section 3.6), an acknowledgement of old is enough to open a
+//! connection that nobody looks at. It rests to the end.
+//!
+//! How many ports may rest is bounded ([`MAX_RESTING`]). Past it the oldest are freed early; of
+//! those that rest to the end no more come to be, because no flow is inspected that might leave one
+//! ([`PortPool::may_inspect`]).
 //!
 //! # Shares
 //! No VM can use up the ports toward a destination that others want too (RFC 6888 REQ-4). With
 //! several VMs a quarter of the range is a [`Reserve`]: of it a VM may only take what brings its
 //! ports toward that destination, resting ones included, up to an equal part. So whatever the
 //! others do, each VM can have 1/4 of the range divided by the number of VMs.
+//!
+//! Between processes: each has a part of its own ([`PortPool::share_with`]).
 //!
 //! Endpoint-independent mapping (RFC 4787 REQ-1, on request, UDP) would take its ports from a
 //! range of its own, with one [`Destination`] of remote 0.0.0.0:0 for all.
@@ -31,18 +39,23 @@ use std::{
 
 use hashbrown::{HashMap, hash_map::Entry};
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
-use slipgate_abi::{Ip4, Protocol, timeout::PORT_REST_NS};
+use slipgate_abi::{Ip4, Protocol, Tuple, maps::MAX_OWNERS, timeout::PORT_REST_NS};
 
-use crate::quota::Reserve;
+use crate::{clock::SECOND_NS, quota::Reserve};
 
 mod occupancy;
+mod parts;
 
 use occupancy::Occupancy;
+use parts::Parts;
 
 /// Disjoint from Linux's default `ip_local_port_range`, 32768 to 60999.
 pub const DEFAULT_RANGE: RangeInclusive<u16> = 61_000..=65_535;
-/// Most resting ports, of all destinations together: 12 MiB.
+/// Most resting ports, of all destinations together, and as many of inspected flows: 12 MiB each.
 pub const MAX_RESTING: usize = 262_144;
+/// How long a port rests at least that its own VM may have early, ns: late answers are the same
+/// guest's, and most are there by then.
+pub const EARLY_NS: u64 = 10 * SECOND_NS;
 
 /// What a port is busy toward.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +68,21 @@ pub struct Destination {
     pub remote_port: u16,
     /// The protocol.
     pub protocol: Protocol,
+}
+
+impl Destination {
+    /// The flow there that has this port, as the world's links see it.
+    pub fn world(&self, nat_port: u16) -> Tuple {
+        Tuple {
+            scope: Tuple::WORLD,
+            local: self.nat,
+            remote: self.remote,
+            local_port: nat_port,
+            remote_port: self.remote_port,
+            protocol: self.protocol as u8,
+            pad: [0; 3],
+        }
+    }
 }
 
 impl Hash for Destination {
@@ -73,30 +101,63 @@ pub enum Freed {
     Safe,
     /// After a rest, or before by the same VM with timestamps.
     Rests,
+    /// After a rest, or a shorter one by the same VM: there was no connection, or it was reset.
+    RestsForOthers,
+    /// After a rest, and by nobody before.
+    Inspected,
     /// It was another process's all along: after a rest, and it is nobody's meanwhile.
     Taken,
 }
 
+/// How often a port is tried by chance before the rest is tried in turn.
+const RANDOM_TRIES: usize = 8;
 /// Whose a port is that another process has.
-const NOBODY: u32 = slipgate_abi::Tuple::WORLD;
+const NOBODY: u32 = Tuple::WORLD;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Toward {
     busy: Occupancy,
-    /// Ports among the busy that rest, oldest first: (port, VM).
-    resting: VecDeque<(u16, u32)>,
+    /// Ports among the busy that rest, oldest first.
+    resting: VecDeque<Rest>,
+    /// The same of inspected flows.
+    inspected: VecDeque<Rest>,
+    /// The offset at which a search among the busy goes on.
+    looked_at: u16,
 }
+
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    port: u16,
+    /// Whose it was.
+    vm: u32,
+    /// When it is over, ns. It tells a port's rests apart.
+    ready_ns: u64,
+    /// When it is over for whose it was, ns.
+    early_ns: u64,
+}
+
+/// Rests in the order in which they end: when, and whose.
+type RestOrder = VecDeque<(u64, Destination, u16)>;
 
 /// All ports.
 #[derive(Debug)]
 pub struct PortPool {
     range: RangeInclusive<u16>,
+    vms: usize,
     reserve: Reserve,
+    /// Among processes.
+    parts: Parts,
     /// By protocol: ports that sockets of the host hold.
     reserved: HashMap<(Protocol, u16), (), foldhash::fast::RandomState>,
     toward: HashMap<Destination, Toward, foldhash::fast::RandomState>,
-    /// Every rest in the order in which they end.
-    rests: VecDeque<(u64, Destination, u16)>,
+    /// Every rest, also of ports that were picked early.
+    rests: RestOrder,
+    /// Every rest of an inspected flow's port.
+    inspected: RestOrder,
+    /// Of these, how many are of which VM.
+    inspected_of: HashMap<u32, usize, foldhash::fast::RandomState>,
+    /// Among the VMs, of [`MAX_RESTING`].
+    inspected_reserve: Reserve,
     rng: SmallRng,
 }
 
@@ -109,11 +170,16 @@ impl PortPool {
     /// A pool with a generator of the caller's, for tests.
     pub fn with_rng(range: RangeInclusive<u16>, rng: SmallRng) -> Self {
         Self {
+            vms: 1,
             reserve: Reserve::new(range.len(), 1),
+            parts: Parts::new(range.len(), 0, 0),
             range,
             reserved: HashMap::default(),
             toward: HashMap::default(),
             rests: VecDeque::new(),
+            inspected: VecDeque::new(),
+            inspected_of: HashMap::default(),
+            inspected_reserve: Reserve::new(MAX_RESTING, 1),
             rng,
         }
     }
@@ -125,7 +191,32 @@ impl PortPool {
 
     /// Sets among how many VMs the ports are shared.
     pub fn share_among(&mut self, vms: usize) {
-        self.reserve = Reserve::new(self.range.len(), vms);
+        self.vms = vms;
+        self.reserve = Reserve::new(self.usable(), vms);
+        self.inspected_reserve = Reserve::new(MAX_RESTING, vms);
+    }
+
+    /// Sets which rows of `OWNERS` other processes have, a bit each, and which is ours. With others
+    /// there some ports are kept for each process: theirs are left alone, ours are for VMs that have
+    /// little.
+    pub fn share_with(&mut self, own_row: u32, others: u64) {
+        let parts = Parts::new(self.range.len(), own_row, others);
+        if parts != self.parts {
+            self.parts = parts;
+            self.reserve = Reserve::new(self.usable(), self.vms);
+        }
+    }
+
+    /// Ports of the range that are not kept for a process.
+    fn usable(&self) -> usize {
+        self.range.len() - self.parts.kept()
+    }
+
+    /// Whether another flow of a VM may be inspected, after which its port has to rest to the end.
+    pub fn may_inspect(&self, vm: u32) -> bool {
+        let free = MAX_RESTING.saturating_sub(self.inspected.len());
+        let held = || self.inspected_of.get(&vm).copied().unwrap_or_default();
+        free > 0 && self.inspected_reserve.allows(free, held)
     }
 
     /// Sets the ports that sockets of the host hold; they are not picked any more.
@@ -135,28 +226,42 @@ impl PortPool {
 
     /// Picks a free port toward a destination for a VM and marks it busy; `None` when there is
     /// none, or the VM has had its share. `timestamps`: whether it is for a SYN that carries them.
-    pub fn pick(&mut self, to: Destination, vm: u32, timestamps: bool) -> Option<u16> {
+    pub fn pick(&mut self, to: Destination, vm: u32, timestamps: bool, now_ns: u64) -> Option<u16> {
         let size = self.range.len();
         if size == 0 {
             return None;
         }
         let first = *self.range.start();
-        let toward = self.toward.entry(to).or_insert_with(Toward::new);
+        let usable = self.usable();
+        let toward = self.toward.entry(to).or_default();
         let mut start = random_below(&mut self.rng, size);
-        let free = size - toward.busy.len();
+        let free = usable.saturating_sub(toward.busy.len());
         let may = self.reserve.allows(free, || toward.busy.held_by(vm));
-        // Reserved ports are few; each costs one more try.
-        let tries = if may {
-            1 + self.reserved.len().min(64)
+        // Reserved ports are few; each costs one more try, as does what is kept for a process.
+        let parts = if self.parts.kept() > 0 {
+            RANDOM_TRIES + MAX_OWNERS as usize
         } else {
             0
         };
-        for _ in 0..tries {
+        let tries = if may {
+            1 + self.reserved.len().min(64) + parts
+        } else {
+            0
+        };
+        for tried in 0..tries {
             let Some(offset) = toward.busy.first_free_from(start, size) else {
                 break;
             };
+            if let Some(behind) = self.parts.behind_kept(offset) {
+                // By chance again, or what lies behind would be likelier than others.
+                start = match tried {
+                    ..RANDOM_TRIES => random_below(&mut self.rng, size),
+                    _ => behind % size,
+                };
+                continue;
+            }
             let port = first + offset as u16;
-            if self.reserved.is_empty() || !self.reserved.contains_key(&(to.protocol, port)) {
+            if !is_reserved(&self.reserved, to, port) {
                 toward.busy.set(offset, vm, size);
                 return Some(port);
             }
@@ -166,27 +271,55 @@ impl PortPool {
             self.toward.remove(&to);
             return None;
         }
-        if !timestamps {
+        // One of its own that rests; the look is bounded, the oldest are the likeliest.
+        let reserved = &self.reserved;
+        let at = toward.resting.iter().take(64).position(|rest| {
+            let is_early = timestamps || rest.early_ns <= now_ns;
+            rest.vm == vm && is_early && !is_reserved(reserved, to, rest.port)
+        })?;
+        toward.resting.remove(at).map(|rest| rest.port)
+    }
+
+    /// Picks a free port of what is kept for our process, for a VM that has less than an equal part of
+    /// that toward the destination.
+    pub fn pick_kept(&mut self, to: Destination, vm: u32) -> Option<u16> {
+        let own = self.parts.own();
+        let held = self.toward.get(&to).map_or(0, |t| t.busy.held_by(vm));
+        if held >= (own.len() / self.vms.max(1)).max(1) {
             return None;
         }
-        // A resting one of the same VM; the look is bounded, the oldest are the likeliest.
-        let at = toward
-            .resting
-            .iter()
-            .take(64)
-            .position(|(_, had)| *had == vm)?;
-        toward.resting.remove(at).map(|(port, _)| port)
+        let first = *self.range.start();
+        let mut ports = own.map(|offset| first + offset as u16);
+        ports.find(|port| self.take(to, *port, vm))
+    }
+
+    /// Takes this port for a VM that has just given it back for that, whatever its share. Whether it
+    /// may: it is free, or rests for others only.
+    pub fn take(&mut self, to: Destination, port: u16, vm: u32) -> bool {
+        let Some(offset) = self.offset(port) else {
+            return false;
+        };
+        if is_reserved(&self.reserved, to, port) {
+            return false;
+        }
+        let size = self.range.len();
+        let toward = self.toward.entry(to).or_default();
+        if !toward.busy.contains(offset) {
+            toward.busy.set(offset, vm, size);
+            return true;
+        }
+        // The newest.
+        let is_it = |rest: &Rest| rest.port == port && rest.vm == vm && rest.early_ns != u64::MAX;
+        let at = toward.resting.iter().rposition(is_it);
+        at.and_then(|at| toward.resting.remove(at)).is_some()
     }
 
     /// Marks a port busy that a VM's flow has already (adoption).
     pub fn mark(&mut self, to: Destination, port: u16, vm: u32) {
         if let Some(offset) = self.offset(port) {
             let size = self.range.len();
-            self.toward
-                .entry(to)
-                .or_insert_with(Toward::new)
-                .busy
-                .set(offset, vm, size);
+            let toward = self.toward.entry(to).or_default();
+            toward.busy.set(offset, vm, size);
         }
     }
 
@@ -204,48 +337,85 @@ impl PortPool {
                 entry.get_mut().busy.clear(offset, vm);
                 remove_if_empty(entry);
             }
-            Freed::Rests | Freed::Taken => {
+            Freed::Rests | Freed::RestsForOthers | Freed::Taken => {
                 let toward = entry.get_mut();
                 let holder = if how == Freed::Taken { NOBODY } else { vm };
                 if holder != vm {
                     toward.busy.hand_over(offset, vm, holder);
                 }
-                toward.resting.push_back((port, holder));
-                self.rests.push_back((now_ns + PORT_REST_NS, to, port));
-                if self.rests.len() > MAX_RESTING {
-                    self.wake_first();
+                let ready_ns = now_ns + PORT_REST_NS;
+                toward.resting.push_back(Rest {
+                    port,
+                    vm: holder,
+                    ready_ns,
+                    early_ns: match how {
+                        Freed::RestsForOthers => now_ns + EARLY_NS,
+                        _ => u64::MAX,
+                    },
+                });
+                self.rests.push_back((ready_ns, to, port));
+                if self.rests.len() > MAX_RESTING
+                    && let Some(first) = self.rests.pop_front()
+                {
+                    self.end_rest(first);
                 }
+            }
+            Freed::Inspected => {
+                let ready_ns = now_ns + PORT_REST_NS;
+                let rest = Rest {
+                    port,
+                    vm,
+                    ready_ns,
+                    early_ns: u64::MAX,
+                };
+                entry.get_mut().inspected.push_back(rest);
+                self.inspected.push_back((ready_ns, to, port));
+                *self.inspected_of.entry(vm).or_default() += 1;
             }
         }
     }
 
     /// Frees the ports whose rest is over.
     pub fn wake(&mut self, now_ns: u64) {
-        while self
-            .rests
-            .front()
-            .is_some_and(|(ready_ns, ..)| *ready_ns <= now_ns)
-        {
-            self.wake_first();
+        let is_over = |rest: &mut (u64, Destination, u16)| rest.0 <= now_ns;
+        while let Some(rest) = self.rests.pop_front_if(is_over) {
+            self.end_rest(rest);
+        }
+        while let Some(rest) = self.inspected.pop_front_if(is_over) {
+            self.end_inspected_rest(rest);
         }
     }
 
-    fn wake_first(&mut self) {
-        let Some((_, to, port)) = self.rests.pop_front() else {
-            return;
-        };
-        let Some(offset) = self.offset(port) else {
-            return;
-        };
-        let Entry::Occupied(mut entry) = self.toward.entry(to) else {
-            return;
-        };
-        let toward = entry.get_mut();
-        // Not there any more when it was picked early.
-        if let Some(at) = toward.resting.iter().position(|(p, _)| *p == port) {
-            if let Some((_, vm)) = toward.resting.remove(at) {
-                toward.busy.clear(offset, vm);
+    /// Ends a rest, unless its port was picked early: that one's next rest is another.
+    fn end_rest(&mut self, (ready_ns, to, port): (u64, Destination, u16)) {
+        if let Some(toward) = self.toward.get_mut(&to) {
+            let rest = remove_rest(&mut toward.resting, ready_ns, port);
+            self.clear(to, rest);
+        }
+    }
+
+    fn end_inspected_rest(&mut self, (ready_ns, to, port): (u64, Destination, u16)) {
+        if let Some(toward) = self.toward.get_mut(&to) {
+            let rest = remove_rest(&mut toward.inspected, ready_ns, port);
+            self.clear(to, rest);
+            if let Some(rest) = rest
+                && let Entry::Occupied(mut count) = self.inspected_of.entry(rest.vm)
+            {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
             }
+        }
+    }
+
+    /// Frees the port of a rest that is over.
+    fn clear(&mut self, to: Destination, rest: Option<Rest>) {
+        let Some(rest) = rest else { return };
+        if let Some(offset) = self.offset(rest.port)
+            && let Entry::Occupied(mut entry) = self.toward.entry(to)
+        {
+            entry.get_mut().busy.clear(offset, rest.vm);
             remove_if_empty(entry);
         }
     }
@@ -260,17 +430,25 @@ impl PortPool {
         self.busy(to) * 2 > self.range.len()
     }
 
-    /// Up to `most` ports of the range from a random start, for a search among a destination's
-    /// flows.
-    pub fn sample(&mut self, most: usize) -> impl Iterator<Item = u16> + use<> {
+    /// The next `most` ports of the range, for a search among a destination's flows that goes on
+    /// where the last one stopped.
+    pub fn next_ports(
+        &mut self,
+        to: &Destination,
+        most: usize,
+    ) -> impl Iterator<Item = u16> + use<> {
         let (first, size) = (*self.range.start(), self.range.len());
-        let start = random_below(&mut self.rng, size.max(1));
-        (0..most.min(size)).map(move |i| first + ((start + i) % size) as u16)
+        let most = most.min(size);
+        let start = self.toward.get_mut(to).map_or(0, |toward| {
+            let next = (usize::from(toward.looked_at) + most) % size.max(1);
+            usize::from(std::mem::replace(&mut toward.looked_at, next as u16))
+        });
+        (0..most).map(move |i| first + ((start + i) % size) as u16)
     }
 
     /// Destinations with a busy port, and resting ports.
     pub fn sizes(&self) -> (usize, usize) {
-        (self.toward.len(), self.rests.len())
+        (self.toward.len(), self.rests.len() + self.inspected.len())
     }
 
     fn offset(&self, port: u16) -> Option<usize> {
@@ -280,13 +458,18 @@ impl PortPool {
     }
 }
 
-impl Toward {
-    fn new() -> Self {
-        Self {
-            busy: Occupancy::default(),
-            resting: VecDeque::new(),
-        }
-    }
+fn is_reserved(
+    reserved: &HashMap<(Protocol, u16), (), foldhash::fast::RandomState>,
+    to: Destination,
+    port: u16,
+) -> bool {
+    !reserved.is_empty() && reserved.contains_key(&(to.protocol, port))
+}
+
+fn remove_rest(rests: &mut VecDeque<Rest>, ready_ns: u64, port: u16) -> Option<Rest> {
+    let is_it = |rest: &Rest| rest.port == port && rest.ready_ns == ready_ns;
+    let at = rests.iter().position(is_it)?;
+    rests.remove(at)
 }
 
 fn remove_if_empty(

@@ -26,7 +26,7 @@ fn pool(range: RangeInclusive<u16>) -> PortPool {
 fn gives_out_the_whole_range_once_per_destination() {
     let mut pool = pool(DEFAULT_RANGE);
     for n in 0..3 {
-        let ports: HashSet<u16> = std::iter::from_fn(|| pool.pick(to(n), 1, false)).collect();
+        let ports: HashSet<u16> = std::iter::from_fn(|| pool.pick(to(n), 1, false, 0)).collect();
         assert_eq!(ports.len(), 4_536);
         assert!(ports.iter().all(|p| DEFAULT_RANGE.contains(p)));
     }
@@ -35,44 +35,127 @@ fn gives_out_the_whole_range_once_per_destination() {
 #[test]
 fn rfc6888_req_8_a_freed_port_rests_120_seconds() {
     let mut pool = pool(61_000..=61_000);
-    let port = pool.pick(to(1), 1, false).unwrap();
+    let port = pool.pick(to(1), 1, false, 0).unwrap();
     pool.free(to(1), port, 1, Freed::Rests, SECOND_NS);
     pool.wake(120 * SECOND_NS);
-    assert_eq!(pool.pick(to(1), 1, false), None);
+    assert_eq!(pool.pick(to(1), 1, false, 0), None);
     pool.wake(121 * SECOND_NS);
-    assert_eq!(pool.pick(to(1), 1, false), Some(port));
+    assert_eq!(pool.pick(to(1), 1, false, 0), Some(port));
 }
 
 #[test]
 fn rfc6888_req_8_a_safely_closed_port_is_free_at_once() {
     let mut pool = pool(61_000..=61_000);
-    let port = pool.pick(to(1), 1, false).unwrap();
+    let port = pool.pick(to(1), 1, false, 0).unwrap();
     pool.free(to(1), port, 1, Freed::Safe, 0);
-    assert_eq!(pool.pick(to(1), 1, false), Some(port));
+    assert_eq!(pool.pick(to(1), 1, false, 0), Some(port));
 }
 
 #[test]
 fn rfc6191_the_same_vm_with_timestamps_takes_a_resting_port() {
     let mut pool = pool(61_000..=61_001);
     for _ in 0..2 {
-        let port = pool.pick(to(1), 7, false).unwrap();
+        let port = pool.pick(to(1), 7, false, 0).unwrap();
         pool.free(to(1), port, 7, Freed::Rests, 0);
     }
-    assert_eq!(pool.pick(to(1), 1, false), None, "without timestamps");
-    assert_eq!(pool.pick(to(1), 8, true), None, "another VM");
-    assert!(pool.pick(to(1), 7, true).is_some());
-    assert!(pool.pick(to(1), 7, true).is_some());
-    assert_eq!(pool.pick(to(1), 7, true), None);
+    assert_eq!(pool.pick(to(1), 1, false, 0), None, "without timestamps");
+    assert_eq!(pool.pick(to(1), 8, true, 0), None, "another VM");
+    assert!(pool.pick(to(1), 7, true, 0).is_some());
+    assert!(pool.pick(to(1), 7, true, 0).is_some());
+    assert_eq!(pool.pick(to(1), 7, true, 0), None);
     // The rests of ports that were taken early do not free them.
     pool.wake(500 * SECOND_NS);
-    assert_eq!(pool.pick(to(1), 1, false), None);
+    assert_eq!(pool.pick(to(1), 1, false, 0), None);
+}
+
+#[test]
+fn a_port_that_was_taken_early_has_its_next_rest_whole() {
+    let mut pool = pool(61_000..=61_000);
+    let port = pool.pick(to(1), 7, false, 0).unwrap();
+    pool.free(to(1), port, 7, Freed::Rests, 0);
+    assert_eq!(
+        pool.pick(to(1), 7, true, 10 * SECOND_NS),
+        Some(port),
+        "early"
+    );
+    pool.free(to(1), port, 7, Freed::Rests, 115 * SECOND_NS);
+    // When the first rest would have been over.
+    pool.wake(120 * SECOND_NS);
+    assert_eq!(pool.busy(&to(1)), 1);
+    pool.wake(234 * SECOND_NS);
+    assert_eq!(pool.pick(to(1), 1, false, 234 * SECOND_NS), None);
+    pool.wake(235 * SECOND_NS);
+    assert_eq!(pool.sizes(), (0, 0));
+}
+
+#[test]
+fn a_port_that_rests_for_others_rests_ten_seconds_for_its_own_vm() {
+    let mut pool = pool(61_000..=61_000);
+    let port = pool.pick(to(1), 7, false, 0).unwrap();
+    pool.free(to(1), port, 7, Freed::RestsForOthers, SECOND_NS);
+    let mut pick = |vm, now_s| pool.pick(to(1), vm, false, now_s * SECOND_NS);
+    assert_eq!(pick(7, 10), None);
+    assert_eq!(pick(8, 11), None, "another VM");
+    assert_eq!(pick(7, 11), Some(port));
+    // But where it was given back for that.
+    pool.free(to(1), port, 7, Freed::RestsForOthers, 12 * SECOND_NS);
+    assert!(!pool.take(to(1), port, 8));
+    assert!(pool.take(to(1), port, 7));
+    assert!(!pool.take(to(1), port, 7), "it is in use");
+}
+
+#[test]
+fn an_inspected_flows_port_rests_to_the_end() {
+    let mut pool = pool(61_000..=61_000);
+    let port = pool.pick(to(1), 7, false, 0).unwrap();
+    pool.free(to(1), port, 7, Freed::Inspected, 0);
+    assert_eq!(pool.pick(to(1), 7, true, 119 * SECOND_NS), None);
+    assert!(!pool.take(to(1), port, 7));
+    // As many others as may rest do not end it.
+    for n in 0..=MAX_RESTING {
+        let to = Destination {
+            remote_port: 1_000 + (n % 60_000) as u16,
+            ..to((n / 60_000) as u8 + 2)
+        };
+        let port = pool.pick(to, 7, false, 0).unwrap();
+        pool.free(to, port, 7, Freed::Rests, 1);
+    }
+    assert_eq!(pool.sizes().1, MAX_RESTING + 1);
+    assert_eq!(pool.busy(&to(1)), 1);
+    pool.wake(120 * SECOND_NS);
+    assert_eq!(pool.pick(to(1), 7, false, 120 * SECOND_NS), Some(port));
+}
+
+#[test]
+fn a_vm_leaves_the_others_rests_of_inspected_flows() {
+    let mut pool = pool(61_000..=61_000);
+    pool.share_among(2);
+    let mut rest = |vm: u32| {
+        let mut rested = 0;
+        while pool.may_inspect(vm) {
+            let to = Destination {
+                remote_port: 1_000 + (rested % 60_000) as u16,
+                ..to((rested / 60_000 + vm as usize * 10) as u8)
+            };
+            let port = pool.pick(to, vm, false, 0).unwrap();
+            pool.free(to, port, vm, Freed::Inspected, 0);
+            rested += 1;
+        }
+        rested
+    };
+    assert_eq!(rest(1), MAX_RESTING / 4 * 3);
+    assert_eq!(rest(2), MAX_RESTING / 8);
+    assert_eq!(rest(1), 0);
+    pool.wake(120 * SECOND_NS);
+    assert!(pool.may_inspect(1));
+    assert_eq!(pool.sizes(), (0, 0));
 }
 
 #[test]
 fn rfc6056_ports_are_not_in_sequence() {
     let mut pool = pool(DEFAULT_RANGE);
     let ports: Vec<u16> = (0..100)
-        .filter_map(|n| pool.pick(to(n), 1, false))
+        .filter_map(|n| pool.pick(to(n), 1, false, 0))
         .collect();
     let sequential = ports
         .windows(2)
@@ -85,7 +168,7 @@ fn rfc6056_ports_are_not_in_sequence() {
 fn reserved_ports_are_left_alone() {
     let mut pool = pool(61_000..=61_009);
     pool.set_reserved((61_000..61_005).map(|p| (Protocol::Tcp, p)));
-    let ports: HashSet<u16> = std::iter::from_fn(|| pool.pick(to(1), 1, false)).collect();
+    let ports: HashSet<u16> = std::iter::from_fn(|| pool.pick(to(1), 1, false, 0)).collect();
     assert_eq!(ports, (61_005..=61_009).collect());
 }
 
@@ -93,7 +176,7 @@ fn reserved_ports_are_left_alone() {
 fn rfc6888_req_4_a_vm_leaves_ports_to_the_others() {
     let mut pool = pool(DEFAULT_RANGE);
     pool.share_among(3);
-    let mut ports_of = |n, vm| std::iter::from_fn(|| pool.pick(to(n), vm, false)).count();
+    let mut ports_of = |n, vm| std::iter::from_fn(|| pool.pick(to(n), vm, false, 0)).count();
     // A quarter of 4,536 is 1,134, a third of that 378.
     assert_eq!(ports_of(1, 1), 4_536 - 1_134);
     assert_eq!(ports_of(1, 2), 378);
@@ -106,15 +189,15 @@ fn rfc6888_req_4_a_vm_leaves_ports_to_the_others() {
 fn resting_ports_are_of_a_vm_s_share() {
     let mut pool = pool(61_000..=61_079);
     pool.share_among(2);
-    let first: Vec<u16> = std::iter::from_fn(|| pool.pick(to(1), 1, false)).collect();
+    let first: Vec<u16> = std::iter::from_fn(|| pool.pick(to(1), 1, false, 0)).collect();
     assert_eq!(first.len(), 60);
     for port in first {
         pool.free(to(1), port, 1, Freed::Rests, 0);
     }
-    assert_eq!(pool.pick(to(1), 1, false), None);
-    assert!(pool.pick(to(1), 2, false).is_some());
+    assert_eq!(pool.pick(to(1), 1, false, 0), None);
+    assert!(pool.pick(to(1), 2, false, 0).is_some());
     pool.wake(121 * SECOND_NS);
-    assert!(pool.pick(to(1), 1, false).is_some());
+    assert!(pool.pick(to(1), 1, false, 0).is_some());
 }
 
 #[test]
@@ -122,21 +205,57 @@ fn a_port_of_another_process_is_no_vm_s() {
     let mut pool = pool(61_000..=61_079);
     pool.share_among(2);
     for _ in 0..40 {
-        let port = pool.pick(to(1), 1, false).unwrap();
+        let port = pool.pick(to(1), 1, false, 0).unwrap();
         pool.free(to(1), port, 1, Freed::Taken, 0);
     }
     // 40 are left. Past the common ones a VM has its ten, although the others were its tries.
-    let first: Vec<u16> = std::iter::from_fn(|| pool.pick(to(1), 1, false)).collect();
+    let first: Vec<u16> = std::iter::from_fn(|| pool.pick(to(1), 1, false, 0)).collect();
     assert_eq!(first.len(), 20);
     pool.wake(121 * SECOND_NS);
     assert_eq!(pool.busy(&to(1)), 20);
 }
 
 #[test]
+fn each_process_has_ports_that_the_others_leave_alone() {
+    // Rows 0, 1 and 63 have a process each.
+    let rows = [0, 1, 63];
+    let owners = 1 | 1 << 1 | 1 << 63;
+    let with_others = |own_row| {
+        let mut pool = pool(DEFAULT_RANGE);
+        pool.share_with(own_row, owners);
+        pool
+    };
+    let mut common: HashSet<u16> = HashSet::new();
+    for own_row in rows {
+        let mut pool = with_others(own_row);
+        let ports = std::iter::from_fn(|| pool.pick(to(1), 7, false, 0));
+        common = ports.collect();
+        // A 64th of a quarter of 4,536 is 17.
+        assert_eq!(common.len(), 4_536 - 3 * 17);
+        assert_eq!(pool.pick_kept(to(1), 7), None, "it has more");
+        pool.share_with(own_row, 1 << own_row);
+        let rest = std::iter::from_fn(|| pool.pick(to(1), 7, false, 0)).count();
+        assert_eq!(rest, 3 * 17, "it is alone again");
+    }
+    for own_row in rows {
+        let mut pool = with_others(own_row);
+        pool.share_among(3);
+        let mut kept = |vm| std::iter::from_fn(|| pool.pick_kept(to(1), vm)).collect::<Vec<_>>();
+        for vm in 0..3 {
+            let ports = kept(vm);
+            assert_eq!(ports.len(), 5, "a third");
+            assert!(ports.iter().all(|port| common.insert(*port)));
+        }
+    }
+    // Alone nobody has less.
+    assert_eq!(pool(DEFAULT_RANGE).pick_kept(to(1), 7), None);
+}
+
+#[test]
 fn memory_is_given_back() {
     let mut pool = pool(DEFAULT_RANGE);
     for n in 0..200 {
-        let port = pool.pick(to(n), 1, false).unwrap();
+        let port = pool.pick(to(n), 1, false, 0).unwrap();
         pool.free(to(n), port, 1, Freed::Rests, 0);
     }
     pool.wake(121 * SECOND_NS);
@@ -157,7 +276,7 @@ proptest! {
             now += SECOND_NS / 2;
             pool.wake(now);
             if action < 3 {
-                if let Some(port) = pool.pick(to(n), 1, action == 2) {
+                if let Some(port) = pool.pick(to(n), 1, action == 2, now) {
                     prop_assert!(!out.contains(&(n, port)));
                     out.push((n, port));
                 }
@@ -172,7 +291,7 @@ proptest! {
         for n in 0..3 {
             let held = out.iter().filter(|(m, _)| *m == n).count();
             prop_assert_eq!(pool.busy(&to(n)), held);
-            let free = std::iter::from_fn(|| pool.pick(to(n), 1, false)).count();
+            let free = std::iter::from_fn(|| pool.pick(to(n), 1, false, 0)).count();
             prop_assert_eq!(free + held, usize::from(size));
         }
     }
@@ -191,14 +310,14 @@ proptest! {
         for (vm, which, action) in steps {
             let vm = vm % vms;
             if action > 0 || held.is_empty() {
-                held.extend(pool.pick(to(1), vm, false).map(|port| (vm, port)));
+                held.extend(pool.pick(to(1), vm, false, 0).map(|port| (vm, port)));
             } else {
                 let (vm, port) = held.swap_remove(which.index(held.len()));
                 pool.free(to(1), port, vm, Freed::Safe, 0);
             }
             for vm in 0..vms {
                 if held.iter().filter(|(v, _)| *v == vm).count() < part {
-                    let port = pool.pick(to(1), vm, false);
+                    let port = pool.pick(to(1), vm, false, 0);
                     prop_assert!(port.is_some(), "VM {vm}, {} are held", held.len());
                     pool.free(to(1), port.unwrap_or_default(), vm, Freed::Safe, 0);
                 }

@@ -148,6 +148,8 @@ impl SlotFlags {
     /// Nothing but a capture has the engine carry it: a successor gives it back to the kernel. The
     /// owner changes it while the flow lives; it may stay behind on a flow that is `Fast`.
     pub const CAPTURED: u8 = 2;
+    /// An inspect rule let it in: its port rests to the end, whoever knows it by then.
+    pub const INSPECTED: u8 = 4;
 }
 
 /// A live slot, reached by atomics only.

@@ -318,6 +318,12 @@ impl SharedMaps {
         })
     }
 
+    /// The rows of OWNERS that a process has, or had when it was killed: a bit each.
+    pub fn owners(&self) -> u64 {
+        let taken = (0..maps::MAX_OWNERS).filter(|row| self.owner_pid(*row) != 0);
+        taken.fold(0, |owners, row| owners | 1 << row)
+    }
+
     /// A row of OWNERS.
     pub(crate) fn owner(&self, row: u32) -> Option<*mut maps::Owner> {
         self.memory.owners.at(row)

@@ -1,4 +1,4 @@
-use std::{env, os::fd::AsRawFd, process::Command};
+use std::{collections::HashSet, env, os::fd::AsRawFd, process::Command};
 
 use slipgate_abi::{DropReason, Ip4, count::drop_packet};
 
@@ -131,7 +131,7 @@ fn without_capability() {
         .unwrap()
         .tx_packets()
         .fetch_add(77, std::sync::atomic::Ordering::AcqRel);
-    assert_eq!(maps.claim_chunk(4), Some(0..1_024));
+    assert_eq!(maps.claim_chunk(4, 0), Some((0..1_024, true)));
     // SAFETY: a mapped row.
     unsafe { drop_packet(maps.drops(2).unwrap(), DropReason::Denied, 1, 60) };
     assert_eq!(maps.rule(3).unwrap(), "allow any");
@@ -176,22 +176,89 @@ fn nothing_is_handed_out_beyond_the_end() {
     });
 }
 
+const SECOND_NS: u64 = 1_000_000_000;
+
 #[test]
-fn chunks_are_claimed_once_and_run_out() {
-    in_netns("chunks_are_claimed_once_and_run_out", || {
+fn chunks_are_claimed_once_and_the_last_is_kept_for_another() {
+    in_netns(
+        "chunks_are_claimed_once_and_the_last_is_kept_for_another",
+        || {
+            let datapath = datapath();
+            let maps = datapath.maps();
+            // However many claim at once.
+            let claimed: Vec<_> = std::thread::scope(|scope| {
+                let claim = || scope.spawn(|| [maps.claim_chunk(1, 0), maps.claim_chunk(1, 0)]);
+                [claim(), claim()].map(|thread| thread.join().unwrap())
+            })
+            .into_iter()
+            .flatten()
+            .flatten()
+            .collect();
+            let starts: HashSet<_> = claimed.iter().map(|(chunk, _)| chunk.start).collect();
+            assert_eq!(starts.len(), claimed.len());
+            assert!(claimed.len() <= 3);
+            // Of those who met none may have been let in.
+            while maps.chunks_of(1).len() < 3 {
+                assert!(maps.claim_chunk(1, 0).is_some());
+            }
+            assert_eq!(maps.claim_chunk(1, 0), None);
+            assert!(maps.claim_chunk(2, 0).is_some());
+            assert_eq!(maps.claim_chunk(2, 0), None);
+        },
+    );
+}
+
+/// The other end of the maps, as another process has it.
+fn mapped_again(maps: &SharedMaps) -> SharedMaps {
+    let fds = maps.fds().into_iter();
+    SharedMaps::from_fds(fds.map(|fd| fd.try_clone_to_owned().unwrap()).collect()).unwrap()
+}
+
+#[test]
+fn a_chunk_goes_back_and_is_anothers_with_its_generations() {
+    in_netns(
+        "a_chunk_goes_back_and_is_anothers_with_its_generations",
+        || {
+            let datapath = datapath();
+            let first = datapath.maps();
+            let second = &mapped_again(first);
+            let now_ns = 1_000 * SECOND_NS;
+            for _ in 0..3 {
+                assert!(
+                    first
+                        .claim_chunk(1, now_ns)
+                        .is_some_and(|(_, rested)| rested)
+                );
+            }
+            let slot = 1_024;
+            first.slot(slot).unwrap().generation().store(7, Release);
+            assert!(!first.release_chunk(2, slot, now_ns), "it is another's");
+            assert!(first.release_chunk(1, slot, now_ns));
+            assert!(!first.release_chunk(1, slot, now_ns), "once");
+            assert_eq!(first.chunks_of(1).len(), 2);
+            // One that has rested is taken before one that has not.
+            assert_eq!(second.claim_chunk(2, now_ns), Some((3_072..4_096, true)));
+            assert_eq!(first.claim_chunk(1, now_ns), None, "it has its part");
+            assert_eq!(second.claim_chunk(2, now_ns), None);
+            // A third finds what the first gave back.
+            let later_ns = now_ns + 2 * SECOND_NS;
+            assert_eq!(second.claim_chunk(3, later_ns), Some((1_024..2_048, true)));
+            let generation = second.slot(slot).unwrap().generation().load(Acquire);
+            assert_eq!(generation, 7);
+        },
+    );
+}
+
+#[test]
+fn what_was_given_back_just_now_has_not_rested() {
+    in_netns("what_was_given_back_just_now_has_not_rested", || {
         let datapath = datapath();
         let maps = datapath.maps();
-        let claimed: Vec<_> = std::thread::scope(|scope| {
-            let claim = || scope.spawn(|| [maps.claim_chunk(1), maps.claim_chunk(1)]);
-            [claim(), claim()].map(|thread| thread.join().unwrap())
-        })
-        .into_iter()
-        .flatten()
-        .collect();
-        let mut starts: Vec<_> = claimed.iter().flatten().map(|chunk| chunk.start).collect();
-        starts.sort_unstable();
-        assert_eq!(starts, [0, 1_024, 2_048, 3_072]);
-        assert_eq!(maps.claim_chunk(2), None);
+        let now_ns = 1_000 * SECOND_NS + 999_999_999;
+        let all: Vec<_> = (1..=4).filter_map(|row| maps.claim_chunk(row, 0)).collect();
+        assert_eq!(all.len(), 4);
+        assert!(maps.release_chunk(1, 0, now_ns));
+        assert_eq!(maps.claim_chunk(5, now_ns + 2), Some((0..1_024, false)));
     });
 }
 

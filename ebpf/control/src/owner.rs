@@ -250,7 +250,7 @@ fn has_anything(maps: &SharedMaps, row: u32) -> bool {
 /// Moves what a dead owner has.
 fn merge(maps: &SharedMaps, from: u32, to: u32) {
     for index in 0..maps.chunks() {
-        maps.move_chunk(index, from, Some(to));
+        maps.move_chunk(index, from, to);
     }
     for hop in sweep::next_hops_of(maps, from) {
         if let Some(hop) = maps.next_hop(hop) {

@@ -19,6 +19,8 @@ fn a_living_owner_keeps_its_row() {
         vm::open(datapath.maps(), &first, &vm_spec("a")).unwrap();
         let second = take(&["b"]).unwrap();
         assert_ne!(first.row(), second.row());
+        let rows = 1 << first.row() | 1 << second.row();
+        assert_eq!(datapath.maps().owners(), rows);
         assert!(!first.adopted() && !second.adopted());
         let error = take(&["b", "a"]).unwrap_err();
         let Error::VmInUse { name, pid } = error else {
@@ -37,7 +39,7 @@ fn a_dead_owners_row_is_adopted_by_who_serves_its_vms() {
         let first = take(&["a"]);
         let (row, epoch) = (first.row(), first.epoch());
         let before = vm::open(maps, &first, &vm_spec("a")).unwrap();
-        let chunk = maps.claim_chunk(row).unwrap();
+        let chunk = maps.claim_chunk(row, 0).unwrap().0;
         drop(first);
 
         // Somebody who serves another VM leaves it alone.
@@ -65,8 +67,8 @@ fn several_dead_owners_rows_become_one() {
         let (first, second) = (take(&["a"]), take(&["b"]));
         vm::open(maps, &first, &vm_spec("a")).unwrap();
         vm::open(maps, &second, &vm_spec("b")).unwrap();
-        maps.claim_chunk(first.row()).unwrap();
-        maps.claim_chunk(second.row()).unwrap();
+        maps.claim_chunk(first.row(), 0).unwrap();
+        maps.claim_chunk(second.row(), 0).unwrap();
         let hop = maps
             .claim_next_hop(second.row(), 1, [10, 0, 0, 1].into())
             .unwrap();
@@ -177,8 +179,8 @@ fn the_sweep_removes_half_pairs_of_the_dead_only() {
         let (dead, living) = (take(&["a"]), take(&["b"]));
         vm::open(maps, &dead, &vm_spec("a")).unwrap();
         let (dead_chunk, living_chunk) = (
-            maps.claim_chunk(dead.row()).unwrap(),
-            maps.claim_chunk(living.row()).unwrap(),
+            maps.claim_chunk(dead.row(), 0).unwrap().0,
+            maps.claim_chunk(living.row(), 0).unwrap().0,
         );
         drop(dead);
 
@@ -239,8 +241,8 @@ fn the_sweep_frees_what_the_dead_left_empty() {
         let maps = datapath.maps();
         let take = |names: &[&str]| Owner::take(maps, datapath.paths(), names).unwrap();
         let dead = take(&[]);
-        let full = maps.claim_chunk(dead.row()).unwrap();
-        maps.claim_chunk(dead.row()).unwrap();
+        let full = maps.claim_chunk(dead.row(), 0).unwrap().0;
+        maps.claim_chunk(dead.row(), 0).unwrap().0;
         fill(maps.slot(full.start + 9).unwrap(), 1, 1, Verdict::Fast);
         let stale = slipgate_abi::TapEntry { vm: 77, vm_row: 3 };
         maps.taps.insert(&99, &stale, Insert::New).unwrap();
@@ -303,7 +305,7 @@ fn the_last_owner_removes_everything() {
         let port = |row: u32| crate::device::Device::named(&format!("sgport{row}"));
         let (row_a, row_b) = (a.row(), b.row());
         let vm = vm::open(first.maps(), &b, &vm_spec("b")).unwrap();
-        first.maps().claim_chunk(a.row()).unwrap();
+        first.maps().claim_chunk(a.row(), 0).unwrap();
         let paths = first.paths().clone();
         assert_eq!(attached_at("t0", Program::GuestEgress), 1);
         assert_eq!(attached_at("lo", Program::UplinkIngress), 1);

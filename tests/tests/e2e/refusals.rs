@@ -234,3 +234,30 @@ fn new_flows_above_the_rate_are_refused_and_later_ones_are_not() {
     std::thread::sleep(Duration::from_millis(200));
     stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
 }
+
+/// Sixteen ports, a rest of which would be over after two minutes.
+#[test]
+fn a_port_that_refuses_can_be_tried_for_ever() {
+    require_root_and_tun!();
+    let stand = Stand::new(&["--nat-ports", "61000-61015"]);
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let connect = || stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
+    let mut open: Vec<_> = (0..16).map(|_| connect()).collect();
+    // Nobody listens: it is the server that refuses.
+    for _ in 0..60 {
+        stand.run(|| tcp::expect_refused(at(SERVER, 7001))).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(
+        (stand.refused("ports_exhausted"), stand.dropped("refused")),
+        (0, 0)
+    );
+    // The same for a port that has none left: what lives there does not give way.
+    stand.run(|| tcp::expect_refused(server.address())).unwrap();
+    assert_eq!(stand.refused("ports_exhausted"), 1);
+    for stream in &mut open {
+        stand
+            .run(|| tcp::EchoSession::new(stream).round(100))
+            .unwrap();
+    }
+}

@@ -177,7 +177,7 @@ impl<D: Datapath> Core<D> {
             return;
         };
         self.judge.borrow_mut().assign(net.id, net.policy);
-        self.flows.set_closed_limit(net.row, net.max_flows);
+        self.flows.set_cap(net.row, net.max_flows);
         self.rows.insert(net.id, net.row);
         self.flows.share_among(self.rows.len());
         match place {

@@ -255,12 +255,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
 
     fn timeout_ns(&self) -> Option<u64> {
         let now_ns = self.clock.now_ns();
-        let scan = self
-            .core
-            .vms()
-            .next()
-            .is_some()
-            .then_some(self.next_scan_ns);
+        let has_vms = self.core.vms().next().is_some();
+        let scans = has_vms || self.core.flows.has_spare_chunks();
+        let scan = scans.then_some(self.next_scan_ns);
         let deadlines = [
             scan,
             self.core.flows.next_due_ns(),

@@ -6,6 +6,7 @@ mod changes;
 mod ends;
 mod errors;
 mod filtering;
+mod give_way;
 mod inspected;
 mod listening;
 mod loopback;

@@ -155,11 +155,13 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Of a destination that is listed as a port of the host's loopback.
-    fn by_loopback(&self, vm: &VmState, to: Destination, lead: &Lead) -> Why {
+    fn by_loopback(&self, vm: &VmState, to: Destination, lead: &Lead, now_ns: u64) -> Why {
         let judge = self.judge.borrow();
         let policy = judge.policy(vm.net.id);
         let cap = vm.net.max_flows as usize;
-        let is_full = self.flows.count(vm.net.row) + vm.loopback_flows as usize >= cap;
+        let row = vm.net.row;
+        let is_full = self.flows.count(row) + vm.loopback_flows as usize >= cap
+            && !self.flows.could_make_room(&self.datapath, row, now_ns);
         let (refusal, outcome) = match lead.decision.refusal {
             Some(refusal) => (Some(refusal), "refused by the rules".to_owned()),
             None if is_full => (
@@ -226,7 +228,7 @@ impl<D: Datapath> Core<D> {
             };
         }
         if let Some(lead) = self.lead(&vm.net, to) {
-            return self.by_loopback(vm, to, &lead);
+            return self.by_loopback(vm, to, &lead, now_ns);
         }
         if vm.net.is_on_link(to.addr) {
             let outcome = "stays on the guest's own network: never translated";
@@ -248,7 +250,9 @@ impl<D: Datapath> Core<D> {
             } => {
                 let cap = vm.net.max_flows as usize;
                 let via = Some(format!("{source} by {next_hop} on ifindex {ifindex}"));
-                if self.flows.count(row) >= cap {
+                let is_full = self.flows.count(row) >= cap
+                    && !self.flows.could_make_room(&self.datapath, row, now_ns);
+                if is_full {
                     let outcome = format!("refused: the VM has its {cap} flows already");
                     return answer(false, Some("flow_cap"), outcome, via);
                 }

@@ -2,8 +2,8 @@
 use std::{collections::HashSet, io, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef,
-    maps::{MAX_NAMES, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, Verdict, VmRef,
+    maps::{Chunk, MAX_NAMES, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK, may_claim_chunk},
     rate::RateRef,
 };
 
@@ -133,6 +133,10 @@ impl Tables for FakeDatapath {
         self.epoch
     }
 
+    fn other_owners(&self) -> u64 {
+        self.kernel.borrow().owners & !(1 << self.owner)
+    }
+
     fn slots(&self) -> u32 {
         self.kernel.borrow().slots.len() as u32
     }
@@ -147,11 +151,33 @@ impl Tables for FakeDatapath {
         self.kernel.borrow().sequences(index)
     }
 
-    fn claim_chunk(&mut self) -> Option<Range<u32>> {
+    fn claim_chunk(&mut self, now_ns: u64) -> Option<(Range<u32>, bool)> {
         let chunks = &mut self.kernel.borrow_mut().chunks;
-        let chunk = chunks.iter().position(|owner| *owner == 0)?;
-        chunks[chunk] = self.owner + 1;
-        Some(range(chunk))
+        let owned = |chunk: &Chunk| chunk.owner();
+        let owners: HashSet<u32> = chunks.iter().filter_map(owned).collect();
+        let free = chunks.iter().filter(|c| c.owner().is_none()).count();
+        let ours = chunks.iter().filter(|c| c.owner() == Some(self.owner));
+        let others = owners.iter().filter(|owner| **owner != self.owner);
+        let (all, owners) = (chunks.len() as u32, others.count() as u32 + 1);
+        if !may_claim_chunk(all, free as u32, ours.count() as u32, owners) {
+            return None;
+        }
+        let rested = chunks.iter().position(|c| c.has_rested(now_ns));
+        let chunk = rested.or_else(|| chunks.iter().position(|c| c.owner().is_none()))?;
+        chunks[chunk] = Chunk::of(self.owner);
+        Some((range(chunk), rested.is_some()))
+    }
+
+    fn release_chunk(&mut self, first_slot: u32, now_ns: u64) {
+        let kernel = &mut *self.kernel.borrow_mut();
+        let chunk = (first_slot / SLOTS_PER_CHUNK) as usize;
+        assert_eq!(kernel.chunks[chunk], Chunk::of(self.owner), "it is ours");
+        let mut slots = range(chunk);
+        assert!(
+            slots.all(|slot| kernel.slot(slot).verdict().load(Relaxed) == Verdict::Free as u32),
+            "a flow is in it"
+        );
+        kernel.chunks[chunk] = Chunk::free_since(now_ns);
     }
 
     fn own_chunks(&self) -> Vec<Range<u32>> {
@@ -160,7 +186,7 @@ impl Tables for FakeDatapath {
             .chunks
             .iter()
             .enumerate()
-            .filter(|(_, o)| **o == self.owner + 1);
+            .filter(|(_, chunk)| chunk.owner() == Some(self.owner));
         ours.map(|(chunk, _)| range(chunk)).collect()
     }
 

@@ -15,7 +15,7 @@ use std::{
 use slipgate_abi::{
     DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, RateLimits, Sequences, SequencesRef,
     Slot, SlotRef, Tuple, Vm, VmCounters, VmRates, VmRef,
-    maps::{MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
+    maps::{Chunk, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
     rate::RateRef,
     vm::VmFlags,
 };
@@ -97,8 +97,10 @@ pub struct Kernel {
     drops: Shared<DropCounters>,
     next_hops: Shared<NextHop>,
     rates: Shared<RateLimits>,
-    /// `CHUNKS`: owner's row + 1.
-    chunks: Vec<u32>,
+    /// `CHUNKS`.
+    pub(crate) chunks: Vec<Chunk>,
+    /// Rows of `OWNERS` that have a process, a bit each.
+    pub owners: u64,
     /// `FLOWS`.
     pub flows: HashMap<Tuple, FlowRef>,
     /// `NAMES`.
@@ -145,7 +147,8 @@ impl Kernel {
             drops: Shared::zeroed(MAX_VMS as usize),
             next_hops: Shared::zeroed(MAX_NEXT_HOPS as usize),
             rates: Shared::zeroed(MAX_VMS as usize),
-            chunks: vec![0; (slots / SLOTS_PER_CHUNK) as usize],
+            chunks: vec![Chunk(0); (slots / SLOTS_PER_CHUNK) as usize],
+            owners: 0,
             flows: HashMap::new(),
             names: HashMap::new(),
             rules: HashMap::new(),

@@ -61,6 +61,8 @@ impl Flows {
         known: &impl Known,
         record: &mut dyn FnMut(&Ended),
     ) -> io::Result<Adoption> {
+        self.ports
+            .share_with(datapath.owner(), datapath.other_owners());
         let chunks = datapath.own_chunks();
         let mut adoption = Adoption::default();
         let seen = match_tuples(datapath, &chunks, &mut adoption)?;
@@ -110,7 +112,7 @@ impl Flows {
             }
         }
         for chunk in chunks {
-            self.slots.add_chunk(datapath, chunk, now_ns);
+            self.slots.add_chunk(datapath, chunk, false, now_ns);
         }
         Ok(adoption)
     }
@@ -124,7 +126,8 @@ impl Flows {
             live.generation().load(Relaxed),
         )
         .opened_by_world(live.flags() & SlotFlags::INBOUND != 0)
-        .held(held);
+        .held(held)
+        .inspected(live.flags() & SlotFlags::INSPECTED != 0);
         self.table.insert(slot, entry);
         let vm = entry.guest.scope;
         self.ports.mark(entry.destination(), entry.nat_port, vm);

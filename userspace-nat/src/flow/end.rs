@@ -7,13 +7,16 @@ use slipgate_abi::{
     timeout::{self, CLOSING_GRACE_NS},
 };
 
-use super::{Entry, Flows, State};
+use super::{
+    Entry, Flows, State,
+    give_way::{Standing, has_both_syns},
+};
 use crate::{datapath::Datapath, nat_ports::Freed};
 
 /// Why a flow ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum EndReason {
-    /// Silent for longer than its timeout.
+    /// Silent for longer than its timeout, or for long enough when its place was wanted.
     Idle,
     /// TCP closed by both sides.
     Closed,
@@ -257,7 +260,7 @@ impl Flows {
         // programs, and an obstacle to the tuple's next user until swept.
         let _ = datapath.remove(&entry.guest);
         let _ = datapath.remove(&entry.world());
-        let how = freed(datapath.slot(slot), entry);
+        let how = freed(datapath.slot(slot), entry, now_ns);
         let (to, vm) = (entry.destination(), entry.guest.scope);
         self.ports.free(to, entry.nat_port, vm, how, now_ns);
         self.table.unlink(slot);
@@ -275,14 +278,26 @@ pub(super) fn free_slot(datapath: &impl Datapath, ended: &Ended) {
     datapath.slot(ended.slot).set_verdict(Verdict::Free);
 }
 
-/// How safely its port can be used again (RFC 6888 REQ-8).
-fn freed(slot: SlotRef, entry: &Entry) -> Freed {
+/// How safely its port can be used again (RFC 6888 REQ-8): at once when the server has nothing of
+/// the flow, be it that it has closed without TIME-WAIT, has refused it, or never answered. A RST is
+/// no proof: whoever sent it, the server may go on, which is nothing to other VMs.
+fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
+    if entry.inspected {
+        return Freed::Inspected;
+    }
     let bits = TcpBits(slot.tcp().load(Relaxed));
-    let peer_is_done = bits.phase() == Phase::Closed && bits.0 & TcpBits::PEER_TIME_WAIT == 0;
-    if entry.protocol() == Protocol::Tcp && peer_is_done {
-        Freed::Safe
-    } else {
-        Freed::Rests
+    let is_closed = entry.protocol() == Protocol::Tcp && bits.phase() == Phase::Closed;
+    let is_safe = match Standing::of(slot, entry, now_ns) {
+        _ if is_closed => bits.0 & TcpBits::PEER_TIME_WAIT == 0,
+        Some(Standing::Over | Standing::Unanswered) => true,
+        Some(Standing::Reset | Standing::JustOver | Standing::Silent) | None => false,
+    };
+    let is_connection =
+        entry.protocol() == Protocol::Tcp && has_both_syns(bits) && bits.phase() != Phase::Reset;
+    match (is_safe, is_connection) {
+        (true, _) => Freed::Safe,
+        (false, true) => Freed::Rests,
+        (false, false) => Freed::RestsForOthers,
     }
 }
 

@@ -5,10 +5,11 @@
 //! the loop spends on it.
 //!
 //! A closed flow may stay until its timeout, but its resources are wanted sooner when slots or
-//! ports toward its destination run short, or when its VM has left too many behind: then it is
-//! ended. Both its sides have all that the other sent ([`slipgate_abi::tcp`]), so nothing is lost.
-//! What may still come is a copy of the second FIN, whose acknowledgement was lost behind us: as
-//! long as nobody is refused for it, a flow is ended only when it was silent for [`COPIES_NS`].
+//! ports toward its destination run short, or when its VM nears its cap: then it is ended. Both its
+//! sides have all that the other sent ([`slipgate_abi::tcp`]), so nothing is lost. What may still
+//! come is a copy of the second FIN, whose acknowledgement was lost behind us: ahead of need, a flow
+//! is ended only when it was silent for [`COPIES_NS`]. What goes when there is need is another
+//! module's (`give_way`).
 //!
 //! Flows of a frozen VM do not idle out; at the thaw their timers begin anew
 //! ([`Flows::begin_timers`]).
@@ -24,17 +25,12 @@ use super::{
     EndReason, Flows, State,
     cut::is_frozen,
     end::{idle_left_ns, last_seen_ns},
-    table::Leftovers,
+    give_way::COPIES_NS,
 };
 use crate::datapath::Datapath;
 
-/// Above the least retransmission timeout of Linux (200 ms).
-const COPIES_NS: u64 = 300_000_000;
-
 /// Slots looked at in one go.
 const SCAN_BUDGET: usize = 65_536;
-/// Of those of a VM that ran into its cap.
-const VM_BUDGET: usize = 256;
 
 /// Where the scan stands.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,9 +39,12 @@ pub(super) struct Scan {
 }
 
 impl Flows {
-    /// Looks at up to `SCAN_BUDGET` slots, begins to end what is due, and wakes resting ports.
+    /// Looks at up to `SCAN_BUDGET` slots, begins to end what is due, wakes resting ports, and gives
+    /// back a chunk of slots that is not needed.
     pub fn collect(&mut self, datapath: &mut impl Datapath, now_ns: u64) {
         self.ports.wake(now_ns);
+        self.ports
+            .share_with(datapath.owner(), datapath.other_owners());
         let mut left = SCAN_BUDGET;
         for _ in 0..self.table.chunks() {
             if left == 0 {
@@ -65,53 +64,9 @@ impl Flows {
             }
         }
         self.reclaim(datapath, now_ns);
-    }
-
-    /// Looks at some flows of a VM, going on where it stopped: the VM ran into its cap, and closed
-    /// ones do not count.
-    pub fn collect_vm(&mut self, datapath: &mut impl Datapath, row: u16, now_ns: u64) {
-        for _ in 0..self.slots_of(row).len().min(VM_BUDGET) {
-            if let Some(slot) = self.table.next_of(row) {
-                self.look_at(datapath, slot, now_ns);
-            }
+        if let Some(chunk) = self.slots.give_back(datapath, now_ns) {
+            self.table.forget_chunk(chunk as usize);
         }
-    }
-
-    /// Frees ports toward a destination by unlinking closed flows there: those that are quiet, or
-    /// if there is none, the one that was silent longest. Returns whether there was any. A sample
-    /// bounds the work.
-    pub fn reclaim_ports(
-        &mut self,
-        datapath: &mut impl Datapath,
-        world: slipgate_abi::Tuple,
-        now_ns: u64,
-    ) -> bool {
-        let mut any = false;
-        let mut oldest: Option<(u64, u32)> = None;
-        for port in self.ports.sample(256) {
-            let tuple = slipgate_abi::Tuple {
-                local_port: port,
-                ..world
-            };
-            let Some(slot) = self.by_world(&tuple) else {
-                continue;
-            };
-            if phase(datapath, slot) != Phase::Closed {
-                continue;
-            }
-            if is_quiet(datapath, slot, now_ns) {
-                self.unlink(datapath, slot, EndReason::Closed, now_ns);
-                any = true;
-            } else {
-                let this = (last_seen_ns(datapath.slot(slot)), slot);
-                oldest = Some(oldest.map_or(this, |oldest| oldest.min(this)));
-            }
-        }
-        if let Some((_, slot)) = oldest.filter(|_| !any) {
-            self.unlink(datapath, slot, EndReason::Closed, now_ns);
-            any = true;
-        }
-        any
     }
 
     fn look_at(&mut self, datapath: &mut impl Datapath, slot: u32, now_ns: u64) {
@@ -137,13 +92,10 @@ impl Flows {
             return;
         }
         let (destination, generation) = (entry.destination(), entry.generation);
-        let (news, leftovers) = self.table.note_closed(slot);
-        let wanted = leftovers > Leftovers::Few || self.ports.is_pressed(&destination);
-        // Who chats on behind both FINs has no claim to a place.
-        let at_once = due || leftovers == Leftovers::FarTooMany;
-        if at_once || wanted && is_quiet(datapath, slot, now_ns) {
+        let wanted = self.table.is_near_cap(entry.vm_row) || self.ports.is_pressed(&destination);
+        if due || wanted && is_quiet(datapath, slot, now_ns) {
             self.begin_end(datapath, slot, EndReason::Closed, now_ns);
-        } else if news {
+        } else if self.table.note_closed(slot) {
             self.closed.push_back((slot, generation));
         }
     }
@@ -180,8 +132,4 @@ impl Flows {
 /// Whether neither side has sent lately.
 fn is_quiet(datapath: &impl Datapath, slot: u32, now_ns: u64) -> bool {
     now_ns.saturating_sub(last_seen_ns(datapath.slot(slot))) >= COPIES_NS
-}
-
-fn phase(datapath: &impl Datapath, slot: u32) -> Phase {
-    TcpBits(datapath.slot(slot).tcp().load(Relaxed)).phase()
 }

@@ -32,6 +32,7 @@ pub mod adopt;
 mod cut;
 mod end;
 mod gc;
+mod give_way;
 mod open;
 mod slots;
 mod table;
@@ -99,7 +100,8 @@ impl Flows {
         self.table.slots_of(row)
     }
 
-    /// Flows of a VM that count against its cap: all but those that are closed or unlinked.
+    /// Flows of a VM that count against its cap: all whose tuples are in the kernel, so that what
+    /// carries packets counts.
     pub fn count(&self, row: u16) -> usize {
         self.table.counted(row)
     }
@@ -125,9 +127,9 @@ impl Flows {
         self.ports.share_among(vms);
     }
 
-    /// Sets how many closed flows a VM may leave behind before they are ended early.
-    pub fn set_closed_limit(&mut self, row: u16, most: u32) {
-        self.table.set_closed_limit(row, most);
+    /// Sets how many flows a VM may have; when it has nearly as many, closed ones end early.
+    pub fn set_cap(&mut self, row: u16, most: u32) {
+        self.table.set_cap(row, most);
     }
 
     /// Has the engine carry a flow's packets from now on: they come as
@@ -173,6 +175,11 @@ impl Flows {
         let first = chunk as u32 * SLOTS_PER_CHUNK;
         let used = (first..).zip(entries).filter(|(_, entry)| entry.is_some());
         Some(used.map(|(slot, _)| slot))
+    }
+
+    /// Whether there are chunks that might be given back.
+    pub fn has_spare_chunks(&self) -> bool {
+        self.slots.has_spare()
     }
 
     /// Every own slot in use.

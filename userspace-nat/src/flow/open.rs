@@ -30,7 +30,8 @@ pub struct NewFlow {
     pub isn: u32,
     /// Opened from the world, by a forward.
     pub inbound: bool,
-    /// `Engine`: each packet comes to the engine, until [`Flows::release`]; else `Fast`.
+    /// `Engine`: an inspect rule lets it in, and each packet comes to the engine until
+    /// [`Flows::release`]; else `Fast`.
     pub verdict: Verdict,
 }
 
@@ -68,7 +69,8 @@ impl Flows {
         let generation = fill(datapath, slot, flow, now_ns);
         let entry = Entry::live(flow.guest, flow.nat, flow.nat_port, flow.vm_row, generation)
             .opened_by_world(flow.inbound)
-            .held(flow.verdict == Verdict::Engine);
+            .held(flow.verdict == Verdict::Engine)
+            .inspected(flow.verdict == Verdict::Engine);
         let reference = FlowRef { slot, generation };
         if let Err(error) = datapath.insert_noexist(&entry.world(), reference) {
             self.slots.put_back(slot);
@@ -100,6 +102,14 @@ fn fill(datapath: &impl Datapath, slot: u32, flow: &NewFlow, now_ns: u64) -> u32
     let live = datapath.slot(slot);
     // 0 is a slot that was never used.
     let generation = live.generation().load(Relaxed).wrapping_add(1).max(1);
+    let inbound = if flow.inbound { SlotFlags::INBOUND } else { 0 };
+    let is_inspected = flow.verdict == Verdict::Engine;
+    let flags = inbound
+        | if is_inspected {
+            SlotFlags::INSPECTED
+        } else {
+            0
+        };
     let p = live.as_ptr();
     // SAFETY: `Tables::slot` gives a mapped element, of a chunk that is ours; it is free and has
     // rested, so nobody reads its second line.
@@ -113,7 +123,7 @@ fn fill(datapath: &impl Datapath, slot: u32, flow: &NewFlow, now_ns: u64) -> u32
         (&raw mut (*p).remote_port).write(flow.guest.remote_port);
         (&raw mut (*p).nat_port).write(flow.nat_port);
         (&raw mut (*p).protocol).write(flow.protocol);
-        (&raw mut (*p).flags).write(if flow.inbound { SlotFlags::INBOUND } else { 0 });
+        (&raw mut (*p).flags).write(flags);
         (&raw mut (*p).isn).write(flow.isn);
         (&raw mut (*p).created_ns).write(now_ns);
         (&raw mut (*p).rule).write(flow.rule);

@@ -1,19 +1,30 @@
 //! Slots to give out: ours by chunk, free after a rest.
 //!
 //! A chunk is claimed before the last quarter of ours is used, so that it is known early when there
-//! is none left, and when all that are free still rest. From when none is left, that quarter is a
-//! [`Reserve`] among our VMs. What processes have of the table they have by who came first.
-use std::{collections::VecDeque, ops::Range, sync::atomic::Ordering::Relaxed};
+//! is none to be had, and when all that are free still rest. From when none is to be had, that
+//! quarter is a [`Reserve`] among our VMs. What processes have of the table they have by who came
+//! first, but for a quarter that is kept for those that have little ([`may_claim_chunk`]).
+//!
+//! Slots are given out from the first of our chunks that has one, so that others get empty: a chunk
+//! all of whose slots are ready is given back when half of what is left would be free still. It is
+//! one's own until the moment of a single exchange, and each slot's generation stays in the slot: a
+//! process that dies before leaves an empty chunk behind, which the next start of any gives back.
+//!
+//! [`may_claim_chunk`]: slipgate_abi::maps::may_claim_chunk
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::Range,
+    sync::atomic::Ordering::Relaxed,
+};
 
-use slipgate_abi::{Verdict, timeout::SLOT_REST_NS};
+use slipgate_abi::{Verdict, maps::SLOTS_PER_CHUNK, timeout::SLOT_REST_NS};
 
 use crate::{datapath::Tables, quota::Reserve};
 
 /// The slots of our chunks that hold no flow.
 #[derive(Debug)]
 pub(super) struct SlotPool {
-    /// Ready. The last is taken first: its cache lines are the warmest.
-    ready: Vec<u32>,
+    ready: Ready,
     /// Resting, with the time at which they are ready.
     resting: VecDeque<(u64, u32)>,
     /// Slots of our chunks.
@@ -22,29 +33,71 @@ pub(super) struct SlotPool {
     none_left_at_ns: Option<u64>,
 }
 
+/// Slots that may be used, by chunk. Of a chunk the last is taken first: its cache lines are the
+/// warmest.
+#[derive(Debug, Default)]
+struct Ready {
+    by_chunk: BTreeMap<u32, Vec<u32>>,
+    len: usize,
+}
+
+impl Ready {
+    fn push(&mut self, slot: u32) {
+        let chunk = self.by_chunk.entry(slot / SLOTS_PER_CHUNK).or_default();
+        chunk.push(slot);
+        self.len += 1;
+    }
+
+    fn pop(&mut self) -> Option<u32> {
+        let mut first = self.by_chunk.first_entry()?;
+        let slot = first.get_mut().pop();
+        if first.get().is_empty() {
+            first.remove();
+        }
+        self.len -= usize::from(slot.is_some());
+        slot
+    }
+
+    /// Takes the last chunk that has all its slots here; its number.
+    fn take_whole(&mut self) -> Option<u32> {
+        let mut chunks = self.by_chunk.iter().rev();
+        let (chunk, _) = chunks.find(|(_, slots)| slots.len() == SLOTS_PER_CHUNK as usize)?;
+        let chunk = *chunk;
+        self.by_chunk.remove(&chunk);
+        self.len -= SLOTS_PER_CHUNK as usize;
+        Some(chunk)
+    }
+}
+
 /// How long to believe that there is no free chunk, ns: other processes give theirs back.
 const CLAIM_AGAIN_NS: u64 = 1_000_000_000;
 
 impl SlotPool {
     pub(super) fn new() -> Self {
         Self {
-            ready: Vec::new(),
+            ready: Ready::default(),
             resting: VecDeque::new(),
             owned: 0,
             none_left_at_ns: None,
         }
     }
 
-    /// Adds a chunk that is ours. Its slots that hold no flow are ready if they were never used,
-    /// and rest first otherwise: a program may still look at them.
-    pub(super) fn add_chunk(&mut self, tables: &impl Tables, chunk: Range<u32>, now_ns: u64) {
+    /// Adds a chunk that is ours. Its slots that hold no flow are ready if they have rested or were
+    /// never used, and rest first otherwise: a program may still look at them.
+    pub(super) fn add_chunk(
+        &mut self,
+        tables: &impl Tables,
+        chunk: Range<u32>,
+        has_rested: bool,
+        now_ns: u64,
+    ) {
         self.owned += chunk.len();
         for slot in chunk.rev() {
             let live = tables.slot(slot);
             if live.verdict().load(Relaxed) != Verdict::Free as u32 {
                 continue;
             }
-            if live.generation().load(Relaxed) == 0 {
+            if has_rested || live.generation().load(Relaxed) == 0 {
                 self.ready.push(slot);
             } else {
                 self.release(slot, now_ns);
@@ -60,16 +113,16 @@ impl SlotPool {
         (held, vms): (usize, usize),
         now_ns: u64,
     ) -> Option<u32> {
-        if self.ready.is_empty() {
+        if self.ready.len == 0 {
             self.wake(now_ns);
         }
         // Resting ones are no help now, however many there are.
-        let wanted = self.ready.is_empty() || self.free() <= self.owned / 4;
+        let wanted = self.ready.len == 0 || self.free() <= self.owned / 4;
         if wanted && self.may_claim(now_ns) {
-            match tables.claim_chunk() {
-                Some(chunk) => {
+            match tables.claim_chunk(now_ns) {
+                Some((chunk, has_rested)) => {
                     self.none_left_at_ns = None;
-                    self.add_chunk(tables, chunk, now_ns);
+                    self.add_chunk(tables, chunk, has_rested, now_ns);
                 }
                 None => self.none_left_at_ns = Some(now_ns),
             }
@@ -81,8 +134,31 @@ impl SlotPool {
         self.ready.pop()
     }
 
+    /// Gives back a chunk that is not needed, if there is one; its number.
+    pub(super) fn give_back(&mut self, tables: &mut impl Tables, now_ns: u64) -> Option<u32> {
+        self.wake(now_ns);
+        let chunk = SLOTS_PER_CHUNK as usize;
+        let (free, owned) = (
+            self.free().checked_sub(chunk)?,
+            self.owned.checked_sub(chunk)?,
+        );
+        // Half is twice what a claim waits for: nothing goes to and fro.
+        if !self.has_spare() || free <= owned / 2 {
+            return None;
+        }
+        let chunk = self.ready.take_whole()?;
+        self.owned = owned;
+        tables.release_chunk(chunk * SLOTS_PER_CHUNK, now_ns);
+        Some(chunk)
+    }
+
+    /// Whether there is more than the one chunk that stays.
+    pub(super) fn has_spare(&self) -> bool {
+        self.owned > SLOTS_PER_CHUNK as usize
+    }
+
     fn free(&self) -> usize {
-        self.ready.len() + self.resting.len()
+        self.ready.len + self.resting.len()
     }
 
     fn may_claim(&self, now_ns: u64) -> bool {
@@ -120,3 +196,7 @@ impl SlotPool {
         wanted.saturating_sub(self.free())
     }
 }
+
+#[cfg(test)]
+#[path = "slots_test.rs"]
+mod tests;

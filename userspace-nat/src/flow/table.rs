@@ -39,8 +39,10 @@ pub struct Entry {
     pub(super) from_world: bool,
     /// Its packets come to the engine while it lives.
     pub(super) held: bool,
+    /// An inspect rule let it in.
+    pub(super) inspected: bool,
     /// TCP closed it on both sides, and it was found out.
-    pub(super) closed: bool,
+    closed: bool,
     /// The engine carries it meanwhile, for a capture.
     captured: bool,
     /// Which of its ends is under way; older ones in the queue are void.
@@ -69,6 +71,7 @@ impl Entry {
             state: State::Live,
             from_world: false,
             held: false,
+            inspected: false,
             closed: false,
             captured: false,
             end_id: 0,
@@ -85,6 +88,11 @@ impl Entry {
     /// The same, carried by the engine if so.
     pub(super) fn held(self, held: bool) -> Self {
         Self { held, ..self }
+    }
+
+    /// The same, let in by an inspect rule if so.
+    pub(super) fn inspected(self, inspected: bool) -> Self {
+        Self { inspected, ..self }
     }
 
     /// Its verdict while it lives.
@@ -137,24 +145,13 @@ type Chunk = Box<[Option<Entry>]>;
 #[derive(Clone, Debug)]
 struct VmFlows {
     slots: Vec<u32>,
-    closed: u32,
     unlinked: u32,
-    closed_limit: u32,
-    /// Neither closed nor unlinked, and let in by a forward.
+    /// How many it may have.
+    cap: u32,
+    /// Not unlinked, and let in by a forward.
     from_world: u32,
     /// Where the look at the flows of a VM at its cap goes on.
     looked_at: usize,
-}
-
-/// Closed flows of a VM, beside what it may leave behind.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
-pub(super) enum Leftovers {
-    /// No more than that.
-    Few,
-    /// More.
-    TooMany,
-    /// More than twice as many.
-    FarTooMany,
 }
 
 /// The index.
@@ -191,9 +188,8 @@ impl FlowTable {
     pub(super) fn new(slots: u32, rows: usize) -> Self {
         let vm = VmFlows {
             slots: Vec::new(),
-            closed: 0,
             unlinked: 0,
-            closed_limit: u32::MAX,
+            cap: u32::MAX,
             from_world: 0,
             looked_at: 0,
         };
@@ -306,12 +302,7 @@ impl FlowTable {
         }
         let vm = &mut self.vms[usize::from(entry.vm_row)];
         vm.unlinked += 1;
-        // From now on it is not counted for being unlinked.
-        vm.closed -= u32::from(entry.closed);
-        vm.from_world -= u32::from(entry.from_world && !entry.closed);
-        if let Some(entry) = self.get_mut(slot) {
-            entry.closed = false;
-        }
+        vm.from_world -= u32::from(entry.from_world);
     }
 
     /// Removes a flow that was unlinked.
@@ -334,31 +325,22 @@ impl FlowTable {
         }
     }
 
-    /// Notes that TCP closed it; `false` when that was known. Says also how many such flows its VM
-    /// has left behind.
-    pub(super) fn note_closed(&mut self, slot: u32) -> (bool, Leftovers) {
-        let Some(entry) = self.get_mut(slot) else {
-            return (false, Leftovers::Few);
-        };
-        let news = !std::mem::replace(&mut entry.closed, true);
-        let (row, from_world) = (usize::from(entry.vm_row), entry.from_world);
-        let vm = &mut self.vms[row];
-        vm.closed += u32::from(news);
-        vm.from_world -= u32::from(news && from_world);
-        let leftovers = if vm.closed <= vm.closed_limit {
-            Leftovers::Few
-        } else if vm.closed / 2 <= vm.closed_limit {
-            Leftovers::TooMany
-        } else {
-            Leftovers::FarTooMany
-        };
-        (news, leftovers)
+    /// Notes that TCP closed it; `false` when that was known.
+    pub(super) fn note_closed(&mut self, slot: u32) -> bool {
+        self.get_mut(slot)
+            .is_some_and(|entry| !std::mem::replace(&mut entry.closed, true))
     }
 
-    pub(super) fn set_closed_limit(&mut self, row: u16, most: u32) {
+    pub(super) fn set_cap(&mut self, row: u16, most: u32) {
         if let Some(vm) = self.vms.get_mut(usize::from(row)) {
-            vm.closed_limit = most;
+            vm.cap = most;
         }
+    }
+
+    /// Whether a VM has seven eighths of what it may have, or more.
+    pub(super) fn is_near_cap(&self, row: u16) -> bool {
+        let cap = self.vms.get(usize::from(row)).map_or(0, |vm| vm.cap) as usize;
+        self.counted(row) >= cap - cap / 8
     }
 
     pub(super) fn slots_of(&self, row: u16) -> &[u32] {
@@ -368,7 +350,7 @@ impl FlowTable {
     pub(super) fn counted(&self, row: u16) -> usize {
         self.vms
             .get(usize::from(row))
-            .map_or(0, |vm| vm.slots.len() - (vm.closed + vm.unlinked) as usize)
+            .map_or(0, |vm| vm.slots.len() - vm.unlinked as usize)
     }
 
     pub(super) fn counted_from_world(&self, row: u16) -> usize {
@@ -389,6 +371,14 @@ impl FlowTable {
     /// Chunks there can be.
     pub(super) fn chunks(&self) -> usize {
         self.chunks.len()
+    }
+
+    /// A chunk without flows is not ours any more.
+    pub(super) fn forget_chunk(&mut self, index: usize) {
+        if let Some(chunk) = self.chunks.get_mut(index) {
+            debug_assert!(chunk.iter().flatten().all(Option::is_none));
+            *chunk = None;
+        }
     }
 
     /// The entries of a chunk, with the number of its first slot.

@@ -82,6 +82,17 @@ impl Occupancy {
         }
     }
 
+    /// Whether an offset is busy.
+    pub(super) fn contains(&self, offset: usize) -> bool {
+        match self {
+            Self::Few { offsets, len, .. } => {
+                let mut few = offsets[..usize::from(*len)].iter();
+                few.any(|busy| usize::from(*busy) == offset)
+            }
+            Self::Many { words, .. } => words[offset / 64] & 1 << (offset % 64) != 0,
+        }
+    }
+
     /// The first free offset at or after `start`, wrapping at `size`.
     pub(super) fn first_free_from(&self, start: usize, size: usize) -> Option<usize> {
         let Self::Many { words, len, .. } = self else {

@@ -124,6 +124,10 @@ impl Tables for KernelDatapath {
         self.epoch
     }
 
+    fn other_owners(&self) -> u64 {
+        self.maps.owners() & !(1 << self.owner_row)
+    }
+
     fn slots(&self) -> u32 {
         self.maps.slots()
     }
@@ -142,8 +146,12 @@ impl Tables for KernelDatapath {
             .expect("the array has as many elements as that of the slots")
     }
 
-    fn claim_chunk(&mut self) -> Option<Range<u32>> {
-        self.maps.claim_chunk(self.owner_row)
+    fn claim_chunk(&mut self, now_ns: u64) -> Option<(Range<u32>, bool)> {
+        self.maps.claim_chunk(self.owner_row, now_ns)
+    }
+
+    fn release_chunk(&mut self, first_slot: u32, now_ns: u64) {
+        self.maps.release_chunk(self.owner_row, first_slot, now_ns);
     }
 
     fn own_chunks(&self) -> Vec<Range<u32>> {

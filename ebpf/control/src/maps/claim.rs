@@ -1,6 +1,7 @@
 //! What processes take from each other's reach by compare-and-swap in mapped arrays.
 
 use std::{
+    collections::HashSet,
     net::Ipv4Addr,
     ops::Range,
     sync::atomic::{
@@ -9,40 +10,86 @@ use std::{
     },
 };
 
-use slipgate_abi::{NextHop, maps::SLOTS_PER_CHUNK};
+use slipgate_abi::{
+    NextHop,
+    maps::{self, Chunk, MAX_OWNERS, SLOTS_PER_CHUNK},
+};
 
 use super::SharedMaps;
 
 impl SharedMaps {
-    /// Takes a free chunk of slots for an owner; `None` when all are taken.
-    pub fn claim_chunk(&self, owner_row: u32) -> Option<Range<u32>> {
-        (0..self.chunks()).find_map(|index| {
-            self.chunk(index)?
-                .compare_exchange(0, owner_row + 1, AcqRel, Relaxed)
-                .ok()?;
-            Some(self.chunk_slots(index))
-        })
+    /// Takes a free chunk of slots for an owner, and says whether its slots have rested; `None` when
+    /// all are taken, or those that are left are kept for others ([`maps::may_claim_chunk`]).
+    pub fn claim_chunk(&self, owner_row: u32, now_ns: u64) -> Option<(Range<u32>, bool)> {
+        if !self.may_claim_chunk(owner_row, 0) {
+            return None;
+        }
+        let free = |index: u32| {
+            let was = Chunk(self.chunk(index)?.load(Acquire));
+            was.owner().is_none().then_some((index, was))
+        };
+        let (rested, others): (Vec<_>, Vec<_>) = (0..self.chunks())
+            .filter_map(free)
+            .partition(|(_, was)| was.has_rested(now_ns));
+        let (index, was) = rested
+            .into_iter()
+            .chain(others)
+            .find(|(index, was)| self.exchange_chunk(*index, *was, Chunk::of(owner_row)))?;
+        // Several may have found room at once where there was some for one.
+        if !self.may_claim_chunk(owner_row, 1) {
+            self.exchange_chunk(index, Chunk::of(owner_row), was);
+            return None;
+        }
+        Some((self.chunk_slots(index), was.has_rested(now_ns)))
+    }
+
+    /// Gives back a chunk of an owner's, by its first slot: no slot of it holds a flow, and all have
+    /// rested. Whether it was the owner's.
+    pub fn release_chunk(&self, owner_row: u32, first_slot: u32, now_ns: u64) -> bool {
+        let index = first_slot / SLOTS_PER_CHUNK;
+        self.exchange_chunk(index, Chunk::of(owner_row), Chunk::free_since(now_ns))
+    }
+
+    /// Whether an owner may have another chunk, or might have had so many of those it has.
+    fn may_claim_chunk(&self, owner_row: u32, just_claimed: u32) -> bool {
+        let mut owners: HashSet<u32> = (0..MAX_OWNERS)
+            .filter(|row| *row == owner_row || self.owner_pid(*row) != 0)
+            .collect();
+        let (mut free, mut held) = (0, 0);
+        for index in 0..self.chunks() {
+            match self.chunk_owner(index) {
+                Some(row) => {
+                    owners.insert(row);
+                    held += u32::from(row == owner_row);
+                }
+                None => free += 1,
+            }
+        }
+        let (free, held) = (free + just_claimed, held - just_claimed.min(held));
+        maps::may_claim_chunk(self.chunks(), free, held, owners.len() as u32)
+    }
+
+    fn exchange_chunk(&self, index: u32, from: Chunk, to: Chunk) -> bool {
+        let chunk = self.chunk(index);
+        chunk.is_some_and(|word| word.compare_exchange(from.0, to.0, AcqRel, Relaxed).is_ok())
     }
 
     /// The chunks that are an owner's, as ranges of slots.
     pub fn chunks_of(&self, owner_row: u32) -> Vec<Range<u32>> {
         (0..self.chunks())
-            .filter(|index| {
-                self.chunk(*index)
-                    .is_some_and(|owner| owner.load(Acquire) == owner_row + 1)
-            })
+            .filter(|index| self.chunk_owner(*index) == Some(owner_row))
             .map(|index| self.chunk_slots(index))
             .collect()
     }
 
     /// Moves a chunk from one owner to another; whether it was the first one's.
-    pub(crate) fn move_chunk(&self, index: u32, from: u32, to: Option<u32>) -> bool {
-        let to = to.map_or(0, |row| row + 1);
-        self.chunk(index).is_some_and(|owner| {
-            owner
-                .compare_exchange(from + 1, to, AcqRel, Relaxed)
-                .is_ok()
-        })
+    pub(crate) fn move_chunk(&self, index: u32, from: u32, to: u32) -> bool {
+        self.exchange_chunk(index, Chunk::of(from), Chunk::of(to))
+    }
+
+    /// Whose a chunk is.
+    pub(crate) fn chunk_owner(&self, index: u32) -> Option<u32> {
+        Chunk(self.chunk(index)?.load(Acquire)).owner()
     }
 
     /// How many chunks the slots make.
@@ -52,8 +99,7 @@ impl SharedMaps {
             .min(self.memory.chunks.elements())
     }
 
-    /// Whose a chunk is: row + 1, or 0.
-    pub(crate) fn chunk(&self, index: u32) -> Option<&AtomicU32> {
+    fn chunk(&self, index: u32) -> Option<&AtomicU32> {
         // SAFETY: an element of CHUNKS, which all sides reach by atomics.
         Some(unsafe { AtomicU32::from_ptr(self.memory.chunks.at(index)?) })
     }

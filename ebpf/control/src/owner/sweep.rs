@@ -82,9 +82,7 @@ fn is_whole(maps: &SharedMaps, tuple: &Tuple, flow: FlowRef) -> bool {
 
 /// The row whose chunk the slot is in.
 fn chunk_owner(maps: &SharedMaps, slot: u32) -> Option<u32> {
-    maps.chunk(slot / SLOTS_PER_CHUNK)?
-        .load(Acquire)
-        .checked_sub(1)
+    maps.chunk_owner(slot / SLOTS_PER_CHUNK)
 }
 
 /// Gives back the row's chunks that have only free slots; how many.
@@ -93,11 +91,24 @@ pub(super) fn free_chunks(maps: &SharedMaps, row: u32) -> usize {
         maps.slot(slot)
             .is_some_and(|slot| slot.verdict().load(Acquire) == Verdict::Free as u32)
     };
+    // Some may have been freed just now: whoever claims them has them rest.
+    let now_ns = monotonic_ns();
     maps.chunks_of(row)
         .into_iter()
         .filter(|chunk| chunk.clone().all(is_free))
-        .filter(|chunk| maps.move_chunk(chunk.start / SLOTS_PER_CHUNK, row, None))
+        .filter(|chunk| maps.release_chunk(row, chunk.start, now_ns))
         .count()
+}
+
+/// `CLOCK_MONOTONIC`, ns.
+fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a place for the time. With this clock the call does not fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// The row's next hops.

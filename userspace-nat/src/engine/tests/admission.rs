@@ -173,7 +173,7 @@ fn refusals_are_answered_within_a_rate() {
 }
 
 #[test]
-fn the_cap_holds_and_closed_flows_do_not_count() {
+fn the_cap_holds_and_closed_flows_give_way() {
     let mut rig = Rig::with(Setup {
         max_flows: 3,
         ..Setup::default()

@@ -1,5 +1,5 @@
 //! Ends, resets, cuts.
-use slipgate_abi::{Handover, Verdict, tcp::Flags};
+use slipgate_abi::{Handover, Refusal, Verdict, tcp::Flags};
 
 use super::{super::rig::*, scene::*};
 use crate::{
@@ -237,4 +237,45 @@ fn a_syn_of_a_connection_that_was_let_go_is_anothers() {
         assert!(packet.len() < 60, "none of it goes on");
     }
     assert_eq!(scene.rig.engine.core.inspected.counts(101).name, 1);
+}
+
+/// For as long as a server's cookie of the last connection may be good, nobody has its port.
+#[test]
+fn the_port_of_an_inspected_connection_rests_to_the_end() {
+    for is_refused in [true, false] {
+        let mut rig = Rig::with(Setup {
+            nat_ports: 61_000..=61_000,
+            ..setup()
+        });
+        let (guest, mut sequence) = ((GUEST, GUEST_PORT), 7);
+        let mut open = |rig: &mut Rig| {
+            tell(rig, NAME);
+            rig.at_world();
+            sequence += 1_000_000;
+            // With timestamps, which a server knows an old connection by.
+            let options = [2, 4, 5, 0xb4, 8, 10, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1];
+            rig.guest(
+                1,
+                &tcp(guest, SERVER, Flags::SYN, sequence, 0, &options, b""),
+            );
+            let sent = rig.at_world().pop()?;
+            Some(((NAT, u16::from_be_bytes([sent[20], sent[21]])), sequence))
+        };
+        let (nat, isn) = open(&mut rig).expect("the port is free");
+        if is_refused {
+            rig.world(&ack(SERVER, nat, Flags::RST, 0, isn + 1));
+        } else {
+            rig.world(&syn_ack(SERVER, nat, 9_000, isn + 1));
+            rig.guest(1, &ack(guest, SERVER, Flags::RST, isn + 1, 9_001));
+        }
+        // It ends within the grace, or because another connection wants its name.
+        rig.pass(SECOND_NS);
+        for _ in 0..118 {
+            assert_eq!(open(&mut rig), None);
+            rig.pass(SECOND_NS);
+        }
+        assert_eq!(rig.refused(1, Refusal::PortsExhausted), 118);
+        rig.pass(3 * SECOND_NS);
+        assert!(open(&mut rig).is_some(), "it has rested");
+    }
 }
