@@ -1,4 +1,6 @@
 //! Inspected connections.
+mod early;
+mod effort;
 mod ends;
 mod forged;
 mod limits;
