@@ -4,7 +4,7 @@ use userspace_nat::{
     fake::{hellos, initials},
     inspect::{
         Refused,
-        quic::{Flow, Version},
+        quic::{Allowance, Effort, Flow, Version},
         reassembly::{MAX_LEN, Reassembly},
         spoken::{Spoken, Step},
         tls,
@@ -124,7 +124,8 @@ pub fn quic(input: &[u8]) {
             Version::Two
         };
         if how == 255 {
-            flow.server_datagram(bytes);
+            let mut allowance = Allowance::default();
+            flow.server_datagram(bytes, &mut Effort::new(&mut allowance, 0));
             continue;
         }
         let id = [how & 0x7f; 8];
@@ -132,7 +133,9 @@ pub fn quic(input: &[u8]) {
         let datagram = if how == 0 { bytes } else { &sealed };
         number += 1;
         let mut evil = false;
-        let passage = flow.datagram(datagram, &mut |name| {
+        let mut allowance = Allowance::default();
+        let effort = &mut Effort::new(&mut allowance, 0);
+        let passage = flow.datagram(datagram, effort, &mut |name| {
             evil |= name.name().without_dot() == "evil.test";
             !evil
         });

@@ -7,7 +7,7 @@ use slipgate_abi::{
 };
 use thiserror::Error;
 
-use crate::stats::VmStats;
+use crate::{rules::Described, stats::VmStats};
 
 /// Why an entry was not inserted.
 #[derive(Debug, Error)]
@@ -69,8 +69,8 @@ pub trait Tables {
     /// The element for a neighbour on an uplink, claimed when there is none yet, whereupon the
     /// broker will keep it fresh. 0 ("let the kernel resolve") when there is none to be had.
     fn next_hop_for(&mut self, uplink_ifindex: u32, neighbour: Ip4) -> u32;
-    /// A text of `RULES`; `None` where there is none.
-    fn rule_text(&self, rule: u32) -> Option<String>;
+    /// An element of `RULES`, its text cut short; `None` where there is none.
+    fn rule(&self, rule: u32) -> Option<Described>;
     /// The elements of `NEXT_HOPS` that are our row's.
     fn own_next_hops(&self) -> Vec<u32>;
     /// Gives one of them back: no slot names it, nor does anything under way.

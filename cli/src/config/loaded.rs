@@ -175,6 +175,7 @@ impl Part<'_> {
             },
             dns: policies::dns_settings(file, self.dns, typed.resolvers.clone())?,
             host_loopback: host_loopback::of_file(file, self.host_loopback)?,
+            is_learning: false,
         };
         Ok(LoadedPolicy {
             settings,

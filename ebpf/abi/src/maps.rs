@@ -14,7 +14,7 @@
 //! | `NEXT_HOPS` | array, mmapable | index → [`crate::NextHop`] |
 //! | `FORWARDS` | hash | [`crate::ForwardKey`] → [`crate::ForwardTarget`] |
 //! | `DENY` | LPM trie | [`crate::forward::DenyKey`] → u32, the rule |
-//! | `RULES` | array, mmapable | rule → [`RuleText`] (userspace only) |
+//! | `RULES` | array, mmapable | rule → [`RuleElement`] (userspace only) |
 //! | `RATES` | array, mmapable | VM row → [`crate::rate::RateLimits`] |
 //! | `SEQUENCES` | array, mmapable | slot → [`crate::Sequences`] |
 //! | `NAMES` | hash | [`crate::names::NameKey`] → [`crate::names::NameValue`] (userspace only) |
@@ -122,10 +122,39 @@ pub struct Owner {
     pub pad: u32,
 }
 
-/// One element of `RULES`: the rule as the user wrote it.
+/// One element of `RULES`. What it is told by are the digests; the text is for people.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RuleText {
-    /// UTF-8, zero-padded, cut at 128 bytes.
+pub struct RuleElement {
+    /// Digest of what the rule means, whichever policy it is of.
+    pub meaning: [u8; 16],
+    /// Digest of all of it: its meaning, its policy, and its whole text. Zero: the element is free.
+    pub whole: [u8; 16],
+    /// [`RuleFlags`].
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
+    /// As the user wrote it: UTF-8, zero-padded, cut at 128 bytes.
     pub text: [u8; 128],
+}
+
+/// Bits of [`RuleElement::flags`].
+pub struct RuleFlags;
+
+impl RuleFlags {
+    /// Of a policy by which a VM is open so that its own can be learnt.
+    pub const LEARNING: u32 = 1;
+}
+
+const _: () = assert!(size_of::<RuleElement>() == 168);
+
+impl RuleElement {
+    /// A free one.
+    pub const FREE: Self = Self {
+        meaning: [0; 16],
+        whole: [0; 16],
+        flags: 0,
+        pad: 0,
+        text: [0; 128],
+    };
 }

@@ -22,7 +22,7 @@ pod!(
     VmCounters,
     maps::Meta,
     maps::Owner,
-    maps::RuleText,
+    maps::RuleElement,
     NameKey,
     NameValue,
     RateLimits,

@@ -116,7 +116,7 @@ impl MapName {
                 value: U32,
                 entries: maps::MAX_DENY,
             },
-            Self::Rules => Shape::array(size_of::<maps::RuleText>(), maps::MAX_RULES),
+            Self::Rules => Shape::array(size_of::<maps::RuleElement>(), maps::MAX_RULES),
             Self::Rates => Shape::array(size_of::<RateLimits>(), maps::MAX_VMS),
             Self::Names => Shape {
                 kind: Kind::GrowingHash,

@@ -29,8 +29,8 @@ use aya::Pod;
 use slipgate_abi::{
     ABI_VERSION, DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop,
     NextHopRef, RateLimits, RuleRefusals, Sequences, SequencesRef, Slot, SlotRef, TapEntry, Tuple,
-    Vm, VmCounters, VmRates, VmRef, count::COUNTED_RULES, forward::DenyKey, maps, rate::RateRef,
-    vm::VmFlags,
+    Vm, VmCounters, VmRates, VmRef, count::COUNTED_RULES, forward::DenyKey, maps,
+    maps::RuleElement, rate::RateRef, vm::VmFlags,
 };
 
 pub(crate) use self::pinned::{abi_version_of, check_pinned, open_pins};
@@ -87,7 +87,7 @@ struct Memory {
     drops: Mapped<DropCounters>,
     counters: Mapped<VmCounters>,
     next_hops: Mapped<NextHop>,
-    rules: Mapped<maps::RuleText>,
+    rules: Mapped<maps::RuleElement>,
     rates: Mapped<RateLimits>,
 }
 
@@ -248,17 +248,17 @@ impl SharedMaps {
         self.memory.counters.at(row)
     }
 
-    /// Writes a rule's text, cut at its field's size on a character boundary. Whether there is
-    /// such an element.
-    pub fn set_rule(&self, index: u32, text: &str) -> bool {
-        let Some(rule) = self.memory.rules.at(index) else {
+    /// Writes a rule, with its text cut at its field's size on a character boundary. Whether there
+    /// is such an element.
+    pub fn set_rule(&self, index: u32, rule: RuleElement, text: &str) -> bool {
+        let Some(at) = self.memory.rules.at(index) else {
             return false;
         };
-        let mut bytes = [0; size_of::<maps::RuleText>()];
-        fill_text(&mut bytes, text);
-        // SAFETY: an element of RULES. Readers copy it; one that comes in between prints a mix of
-        // two texts, nothing worse.
-        unsafe { rule.write_volatile(maps::RuleText { text: bytes }) };
+        let mut rule = rule;
+        fill_text(&mut rule.text, text);
+        // SAFETY: an element of RULES. Readers copy it; one that comes in between has a mix of two,
+        // of which no flow names either.
+        unsafe { at.write_volatile(rule) };
         true
     }
 
@@ -287,6 +287,12 @@ impl SharedMaps {
     /// A rule's text.
     pub fn rule(&self, index: u32) -> Option<String> {
         self.memory.rule(index)
+    }
+
+    /// What a rule is told by, and its text.
+    pub fn rule_element(&self, index: u32) -> Option<(RuleElement, String)> {
+        let rule = self.memory.rule_element(index)?;
+        Some((rule, text_of(&rule.text)))
     }
 
     pub(crate) fn meta_abi_version(&self) -> &AtomicU32 {
@@ -368,9 +374,12 @@ impl Memory {
     }
 
     fn rule(&self, index: u32) -> Option<String> {
-        // SAFETY: an element of RULES; bytes have no invalid values.
-        let rule = unsafe { self.rules.at(index)?.read_volatile() };
-        Some(text_of(&rule.text))
+        Some(text_of(&self.rule_element(index)?.text))
+    }
+
+    fn rule_element(&self, index: u32) -> Option<RuleElement> {
+        // SAFETY: an element of RULES; bytes and integers have no invalid values.
+        Some(unsafe { self.rules.at(index)?.read_volatile() })
     }
 }
 

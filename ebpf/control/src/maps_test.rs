@@ -1,6 +1,6 @@
 use std::{collections::HashSet, env, os::fd::AsRawFd, process::Command};
 
-use slipgate_abi::{DropReason, Ip4, count::drop_packet};
+use slipgate_abi::{DropReason, Ip4, count::drop_packet, maps::RuleFlags};
 
 use super::*;
 use crate::{
@@ -60,7 +60,7 @@ fn a_process_without_capability_uses_what_it_was_handed() {
             let datapath = datapath();
             let maps = datapath.maps();
             maps.flows.insert(&tuple(1), &flow(1), Insert::New).unwrap();
-            maps.set_rule(3, "allow any");
+            maps.set_rule(3, RuleElement::FREE, "allow any");
             // Without close-on-exec, so that the child has them.
             let numbers: Vec<_> = maps
                 .fds()
@@ -135,7 +135,19 @@ fn without_capability() {
     // SAFETY: a mapped row.
     unsafe { drop_packet(maps.drops(2).unwrap(), DropReason::Denied, 1, 60) };
     assert_eq!(maps.rule(3).unwrap(), "allow any");
-    assert!(maps.set_rule(4, "deny any"));
+    let element = RuleElement {
+        meaning: [3; 16],
+        whole: [4; 16],
+        flags: RuleFlags::LEARNING,
+        ..RuleElement::FREE
+    };
+    let long = "x".repeat(200);
+    assert!(maps.set_rule(5, element, &long));
+    let (found, text) = maps.rule_element(5).unwrap();
+    assert_eq!(text, long[..128]);
+    let text = found.text;
+    assert_eq!(found, RuleElement { text, ..element });
+    assert!(maps.set_rule(4, RuleElement::FREE, "deny any"));
 }
 
 #[test]
@@ -172,7 +184,8 @@ fn nothing_is_handed_out_beyond_the_end() {
         assert!(maps.vm(maps::MAX_VMS - 1).is_some() && maps.vm(maps::MAX_VMS).is_none());
         assert!(maps.next_hop(maps::MAX_NEXT_HOPS).is_none());
         assert!(maps.drops(maps::MAX_VMS).is_none() && maps.counters(u32::MAX).is_none());
-        assert!(!maps.set_rule(maps::MAX_RULES, "x") && maps.rule(maps::MAX_RULES).is_none());
+        assert!(!maps.set_rule(maps::MAX_RULES, RuleElement::FREE, "x"));
+        assert!(maps.rule(maps::MAX_RULES).is_none());
     });
 }
 

@@ -11,7 +11,7 @@ use slipgate_abi::{
     forward::DenyKey,
     maps::{
         DEFAULT_SLOTS, MAX_CHUNKS, MAX_DENY, MAX_FORWARDS, MAX_NAMES, MAX_NEXT_HOPS, MAX_OWNERS,
-        MAX_RULES, MAX_VMS, Meta, Owner, RuleText, TUPLES_PER_SLOT,
+        MAX_RULES, MAX_VMS, Meta, Owner, RuleElement, TUPLES_PER_SLOT,
     },
 };
 
@@ -50,7 +50,7 @@ pub(crate) static FORWARDS: HashMap<ForwardKey, ForwardTarget, { MAX_FORWARDS as
 #[btf_map]
 pub(crate) static DENY: LpmTrie<DenyKey, u32, { MAX_DENY as usize }> = LpmTrie::new();
 #[btf_map]
-pub(crate) static RULES: Mapped<RuleText, { MAX_RULES as usize }> = Array::new();
+pub(crate) static RULES: Mapped<RuleElement, { MAX_RULES as usize }> = Array::new();
 #[btf_map]
 pub(crate) static RATES: Mapped<RateLimits, { MAX_VMS as usize }> = Array::new();
 #[btf_map]

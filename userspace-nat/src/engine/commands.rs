@@ -13,6 +13,7 @@ use crate::{
     flow::{EndReason, Flows},
     port::FrameIo,
     route::{Route, RouteTable},
+    rules::Described,
     vm::VmNet,
 };
 
@@ -151,8 +152,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             ..
         } = &mut self.core;
         let judge = judge.borrow();
-        let policies = judge.policies().texts();
-        rule_texts.begin(*rule_base, policies, texts);
+        let policies = judge.policies().described();
+        let forwards = texts.into_iter().map(Described::forward).collect();
+        rule_texts.begin(*rule_base, policies, forwards);
     }
 
     /// Has a request answered when what has begun to end by now is over.

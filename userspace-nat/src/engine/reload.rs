@@ -23,7 +23,7 @@ use crate::{
     flow::{EndReason, State},
     port::{FrameIo, Outbox},
     relay::{Rejudged, Standing},
-    rules::{Destination, LocalAddresses, OnReload, PolicySet},
+    rules::{Described, Destination, LocalAddresses, OnReload, PolicySet},
     vm::{VmNet, VmSpec},
 };
 
@@ -72,10 +72,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         policies.set_local(&local);
         let named = self.core.rules_of_flows();
         let forwards = self.core.rule_texts.forwards();
-        let texts = policies.texts();
+        let rules: Vec<Described> = policies.described().collect();
         let mut rule_texts = std::mem::take(&mut self.core.rule_texts);
         self.core.renumber_forwards(&mut rule_texts, |rule_texts| {
-            rule_texts.set(rule_base, texts, forwards, &named);
+            rule_texts.set(rule_base, rules.into_iter(), forwards, &named);
         });
         self.core.rule_texts = rule_texts;
         self.core.rule_base = rule_base;
@@ -165,10 +165,10 @@ impl<D: Datapath> Core<D> {
         let generation = live.generation().load(Relaxed);
         let by = self.opened_by.get(&slot);
         let by = by.filter(|(of, _)| *of == generation);
-        let rule = self.rule_texts.text(live.rule(), &self.datapath);
+        let rule = self.rule_texts.identity(live.rule(), &self.datapath);
         let by = by.map(|(_, name)| &**name);
         let judge = self.judge.borrow();
-        judge.keeps(live.vm(), to, by, rule.as_deref(), now_ns)
+        judge.keeps(live.vm(), to, by, rule.as_ref(), now_ns)
     }
 
     /// The elements of `RULES` that flows of ours name.

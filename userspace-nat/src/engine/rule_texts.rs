@@ -1,10 +1,13 @@
-//! The rules' texts, by their elements of `RULES`: those in force, and those by which flows that
-//! live were let in before.
+//! The rules, by their elements of `RULES`: those in force, and those by which flows that
+//! live were let in before. Their texts are for people; what they are told by is their identity.
 use std::collections::HashSet;
 
-use crate::datapath::Datapath;
+use crate::{
+    datapath::Datapath,
+    rules::{Described, Identity},
+};
 
-/// Runs of texts, the one in force last.
+/// Runs of rules, the one in force last.
 #[derive(Debug, Default)]
 pub(super) struct RuleTexts {
     runs: Vec<Run>,
@@ -15,45 +18,45 @@ pub(super) struct RuleTexts {
 #[derive(Debug)]
 struct Run {
     base: u32,
-    texts: Vec<String>,
+    rules: Vec<Described>,
 }
 
 impl RuleTexts {
-    /// The texts in force from now on: the policies', and behind them the forwards'. Of those before,
+    /// The rules in force from now on: the policies', and behind them the forwards'. Of those before,
     /// what `named` has stays known, and the first ones, which relayed forwards name.
     pub(super) fn set(
         &mut self,
         base: u32,
-        policies: impl Iterator<Item = String>,
-        forwards: Vec<String>,
+        policies: impl Iterator<Item = Described>,
+        forwards: Vec<Described>,
         named: &HashSet<u32>,
     ) {
-        let mut texts: Vec<String> = policies.collect();
-        self.policies = texts.len() as u32;
-        texts.extend(forwards);
+        let mut rules: Vec<Described> = policies.collect();
+        self.policies = rules.len() as u32;
+        rules.extend(forwards);
         let mut is_first = true;
         self.runs.retain(|run| {
-            let all = run.base..run.base + run.texts.len() as u32;
+            let all = run.base..run.base + run.rules.len() as u32;
             std::mem::take(&mut is_first) || named.iter().any(|rule| all.contains(rule))
         });
-        self.runs.push(Run { base, texts });
+        self.runs.push(Run { base, rules });
     }
 
     /// Begins with these.
     pub(super) fn begin(
         &mut self,
         base: u32,
-        policies: impl Iterator<Item = String>,
-        forwards: Vec<String>,
+        policies: impl Iterator<Item = Described>,
+        forwards: Vec<Described>,
     ) {
         self.runs.clear();
         self.set(base, policies, forwards, &HashSet::new());
     }
 
-    /// The forwards' texts in force.
-    pub(super) fn forwards(&self) -> Vec<String> {
+    /// The forwards in force.
+    pub(super) fn forwards(&self) -> Vec<Described> {
         let run = self.runs.last();
-        run.map_or_else(Vec::new, |run| run.texts[self.policies as usize..].to_vec())
+        run.map_or_else(Vec::new, |run| run.rules[self.policies as usize..].to_vec())
     }
 
     /// Which of the forwards' texts in force an element is.
@@ -70,16 +73,26 @@ impl RuleTexts {
 
     /// A text of these runs.
     pub(super) fn known(&self, rule: u32) -> Option<&str> {
+        self.described(rule).map(|rule| rule.text.as_str())
+    }
+
+    fn described(&self, rule: u32) -> Option<&Described> {
         // Elements of an old run that no flow names may be a new one's.
         self.runs.iter().rev().find_map(|run| {
             let at = rule.checked_sub(run.base)?;
-            run.texts.get(at as usize).map(String::as_str)
+            run.rules.get(at as usize)
         })
     }
 
     /// A text; of a predecessor's run it is read from the kernel.
     pub(super) fn text(&self, rule: u32, datapath: &impl Datapath) -> Option<String> {
         let known = self.known(rule).map(str::to_owned);
-        known.or_else(|| datapath.rule_text(rule))
+        known.or_else(|| Some(datapath.rule(rule)?.text))
+    }
+
+    /// What a rule is told by; of a predecessor's run it is read from the kernel.
+    pub(super) fn identity(&self, rule: u32, datapath: &impl Datapath) -> Option<Identity> {
+        let known = self.described(rule).map(|rule| rule.identity);
+        known.or_else(|| Some(datapath.rule(rule)?.identity))
     }
 }

@@ -10,6 +10,7 @@ use slipgate_abi::{
 use super::{Kernel, KernelHandle};
 use crate::{
     datapath::{FlowMap, InsertError, NameMap, RememberedName, Tables},
+    rules::Described,
     stats::VmStats,
 };
 
@@ -225,7 +226,7 @@ impl Tables for FakeDatapath {
         index
     }
 
-    fn rule_text(&self, rule: u32) -> Option<String> {
+    fn rule(&self, rule: u32) -> Option<Described> {
         self.kernel.borrow().rules.get(&rule).cloned()
     }
 

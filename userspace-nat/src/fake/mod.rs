@@ -23,6 +23,7 @@ use slipgate_abi::{
 use crate::{
     clock::Clock,
     port::{Batch, FrameIo},
+    rules::Described,
     stats::VmStats,
 };
 
@@ -106,7 +107,7 @@ pub struct Kernel {
     /// `NAMES`.
     pub names: HashMap<NameKey, NameValue>,
     /// `RULES`.
-    pub rules: HashMap<u32, String>,
+    pub rules: HashMap<u32, Described>,
     /// `FORWARDS`: (host's address and port, protocol) to the VM's row and id.
     pub forwards: HashMap<(Ip4, u16, u8), (u16, u32)>,
     /// The port's queue toward the engine.

@@ -202,3 +202,46 @@ fn a_body_ends_where_it_says_in_any_pieces() {
         Err(Refused::TooLong)
     );
 }
+
+#[test]
+fn content_that_begins_as_a_request_is_told() {
+    /// Whether it does, in pieces of any size alike.
+    fn begins(content: &[u8]) -> bool {
+        let whole = Beginning::default().take(content);
+        for size in 1..=content.len() {
+            let mut beginning = Beginning::default();
+            let mut taken = 0;
+            for piece in content.chunks(size) {
+                let here = beginning.take(piece);
+                taken += here;
+                if here < piece.len() {
+                    break;
+                }
+            }
+            assert_eq!(taken, whole);
+        }
+        whole < content.len()
+    }
+    for request in [
+        &b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"[..],
+        b"\r\n\n \tPOST\t/x  HTTP/1.0 \n",
+        b"x y z HTTP/9.9\r",
+        b"OPTIONS * http/1.1 HTTP/1.1\r\n",
+        b"GET / HTTP/1.10 HTTP/1.0 x HTTP/1.1\t \r\n",
+    ] {
+        assert!(begins(request), "{}", request.escape_ascii());
+    }
+    for other in [
+        &b""[..],
+        b"{\"a\": \"GET / HTTP/1.1\r\n\"}",
+        b"a=GET / HTTP/1.1\r\n",
+        b"--b\r\nGET / HTTP/1.1\r\n",
+        b"We speak HTTP/2 and HTTP/1.1, too\r\n",
+        b"GET / HTTP/1.1",
+        b"GET /\r\nHTTP/1.1\r\n",
+        b"<a> b HTTP/1.1\r\n",
+        b"a b HTTP/11\r\n",
+    ] {
+        assert!(!begins(other), "{}", other.escape_ascii());
+    }
+}

@@ -71,8 +71,12 @@ refused! {
     Unsupported unsupported "used what can't be held to its name (CONNECT, Upgrade, a version)",
     /// A TLS hello was not answered by TLS: whatever the server speaks, its name was not told in it.
     Unanswered unanswered "said TLS to a server that speaks something else",
+    /// Packets of QUIC that nobody can open, again and again.
+    Unopened unopened "sent QUIC packets that no key opens, again and again",
     /// More than is read before a name.
     TooLong too_long "said too much before a name",
+    /// The server answered before it had all of a request, and the guest went on.
+    Early early "went on with a request that its server had answered already",
     /// Nothing said for too long.
     Silent silent "said nothing",
     /// Not whole for too long.

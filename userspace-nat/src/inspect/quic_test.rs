@@ -82,23 +82,31 @@ fn the_server_of_rfc_9001_is_called_as_it_answered() {
     let more = made::initial(Version::One, &ID, &called, 3, &[2, 0, 0, 0, 0]);
     let mut forged = answer.clone();
     forged[50] ^= 1;
-    flow.server_datagram(&forged);
+    heard(&mut flow, &forged);
     assert_eq!(passage(&mut flow, &more), Ok(Passage::Dropped));
-    flow.server_datagram(&answer);
+    heard(&mut flow, &answer);
     assert_eq!(passage(&mut flow, &more), Ok(Passage::Goes));
 }
 
 /// What becomes of a datagram when every name is let in but `evil.test`, and what was named.
 fn said(flow: &mut Flow, datagram: &[u8]) -> (Result<Passage, Refused>, Vec<String>) {
     let mut names = Vec::new();
-    let passage = flow.datagram(datagram, &mut |name| {
+    let mut allowance = Allowance::default();
+    let effort = &mut Effort::new(&mut allowance, 0);
+    let passage = flow.datagram(datagram, effort, &mut |name| {
         names.push(name.name().without_dot());
         names.last().is_some_and(|name| name != "evil.test")
     });
     (passage, names)
 }
 
-fn passage(flow: &mut Flow, datagram: &[u8]) -> Result<Passage, Refused> {
+/// A server's datagram.
+pub(super) fn heard(flow: &mut Flow, datagram: &[u8]) {
+    let mut allowance = Allowance::default();
+    flow.server_datagram(datagram, &mut Effort::new(&mut allowance, 0));
+}
+
+pub(super) fn passage(flow: &mut Flow, datagram: &[u8]) -> Result<Passage, Refused> {
     said(flow, datagram).0
 }
 
@@ -134,12 +142,12 @@ fn a_hello_over_several_datagrams_is_held_until_it_is_whole() {
         Ok(Passage::Dropped),
         "nobody is called so"
     );
-    flow.server_datagram(&made::answer(Version::One, b"other", b"server"));
+    heard(&mut flow, &made::answer(Version::One, b"other", b"server"));
     assert_eq!(passage(&mut flow, &ack), Ok(Passage::Dropped));
-    flow.server_datagram(&made::answer(Version::One, &ID, b"server"));
+    heard(&mut flow, &made::answer(Version::One, &ID, b"server"));
     assert_eq!(passage(&mut flow, &ack), Ok(Passage::Goes));
     // It does not change its id.
-    flow.server_datagram(&made::answer(Version::One, &ID, b"resver"));
+    heard(&mut flow, &made::answer(Version::One, &ID, b"resver"));
     let ack = made::initial(Version::One, &ID, b"resver", 3, &[2, 0, 0, 0, 0]);
     assert_eq!(passage(&mut flow, &ack), Ok(Passage::Dropped));
 }
@@ -151,7 +159,7 @@ fn a_connection_goes_on_in_the_version_that_the_server_chose() {
     let mut flow = Flow::default();
     let first = initial(&ID, 0, &[(0, &hello)]);
     assert_eq!(passage(&mut flow, &first), Ok(Passage::Goes));
-    flow.server_datagram(&made::answer(Version::Two, &ID, b"server"));
+    heard(&mut flow, &made::answer(Version::Two, &ID, b"server"));
     let next = made::crypto(hello.len(), &self::hello("evil.test"));
     let next = made::initial(Version::Two, &ID, b"server", 1, &next);
     assert_eq!(passage(&mut flow, &next), Err(Refused::Name));
@@ -328,7 +336,10 @@ fn the_connection_that_is_silent_longest_makes_room_for_another() {
     let begin = |flow: &mut Flow, n: usize| {
         let id = n.to_be_bytes();
         let passed = passage(flow, &initial(&id, 0, &[(0, &hello)]));
-        flow.server_datagram(&made::answer(Version::One, &id, &[&id[..], b"s"].concat()));
+        heard(
+            flow,
+            &made::answer(Version::One, &id, &[&id[..], b"s"].concat()),
+        );
         passed
     };
     let more = |flow: &mut Flow, n: usize, at: usize| {
@@ -389,8 +400,79 @@ fn a_connection_and_its_keys_are_held_memory_and_begin_all_or_none() {
     assert_eq!(passage(&mut flow, &datagram(0)), Ok(Passage::Held));
     assert_eq!(flow.connections.len(), 8);
     for connection in &flow.connections {
-        let keys = connection.keys.capacity() * size_of::<(Version, Keys)>();
-        assert!(CONNECTION_HELD >= size_of::<Connection>() + keys && keys > 0);
+        assert_eq!(connection.keys.capacity(), 1);
+        assert!(connection.held() > CONNECTION_HELD + size_of::<Keys>());
     }
     assert!(flow.held() >= 8 * CONNECTION_HELD);
+}
+
+/// Keys that were made for this.
+fn derived<T>(work: impl FnOnce() -> T) -> (usize, T) {
+    let before = keys::DERIVED.get();
+    let done = work();
+    (keys::DERIVED.get() - before, done)
+}
+
+#[test]
+fn a_connection_keeps_its_keys() {
+    let mut flow = Flow::default();
+    let hello = hello("a.test");
+    let first = initial(&ID, 0, &[(0, &hello)]);
+    let answer = made::answer(Version::One, &ID, b"server");
+    let next = made::initial(Version::One, &ID, b"server", 1, &[2, 0, 0, 0, 0]);
+    let once = derived(|| passage(&mut flow, &first));
+    assert_eq!(once, (1, Ok(Passage::Goes)));
+    let forged = made::answer(Version::One, b"another", b"forged");
+    assert_eq!(derived(|| heard(&mut flow, &forged)).0, 1);
+    assert_eq!(derived(|| heard(&mut flow, &answer)).0, 0);
+    let once = derived(|| passage(&mut flow, &next));
+    assert_eq!(once, (1, Ok(Passage::Goes)));
+    for again in [&first, &next] {
+        let again = derived(|| passage(&mut flow, again));
+        assert_eq!(again, (0, Ok(Passage::Goes)));
+    }
+}
+
+#[test]
+fn a_flow_whose_initials_do_not_open_is_ended_and_others_are_not() {
+    let mut flow = Flow::default();
+    let mut bad = initial(&ID, 0, &[(0, &hello("a.test"))]);
+    *bad.last_mut().unwrap() ^= 1;
+    let most = (effort::MAX_WASTED / (effort::DERIVATION + effort::TRIAL)) as usize;
+    for _ in 0..most {
+        assert_eq!(passage(&mut flow, &bad), Ok(Passage::Dropped));
+    }
+    assert_eq!(passage(&mut flow, &bad), Err(Refused::Unopened));
+    // What opens costs a flow nothing, however often it is sent.
+    let mut flow = Flow::default();
+    let good = initial(&ID, 0, &[(0, &hello("a.test"))]);
+    for _ in 0..10 * most {
+        assert_eq!(passage(&mut flow, &good), Ok(Passage::Goes));
+    }
+}
+
+#[test]
+fn what_is_opened_is_taken_from_the_allowance_and_time_refills_it() {
+    let mut allowance = Allowance::default();
+    let mut passed = |n: usize, now_ns: u64| {
+        let id = n.to_be_bytes();
+        let datagram = initial(&id, 0, &[(0, &hello("a.test"))]);
+        let effort = &mut Effort::new(&mut allowance, now_ns);
+        Flow::default().datagram(&datagram, effort, &mut |_| true)
+    };
+    let each = effort::DERIVATION + effort::TRIAL;
+    let most = (effort::MOST / each) as usize;
+    let (made, ()) = derived(|| {
+        for n in 0..2 * most {
+            let expected = if n < most {
+                Passage::Goes
+            } else {
+                Passage::Unread
+            };
+            assert_eq!(passed(n, 0), Ok(expected), "{n}");
+        }
+    });
+    // Each was sealed by keys too.
+    assert_eq!(made, 2 * most + most);
+    assert_eq!(passed(1, crate::clock::SECOND_NS), Ok(Passage::Goes));
 }

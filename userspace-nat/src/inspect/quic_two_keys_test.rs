@@ -1,7 +1,10 @@
 //! An Initial packet that opens by the keys of two connections. AES-GCM does not commit to a key: the
 //! tag is linear in each block of the ciphertext, so one block can be solved for that makes the tags
 //! of two keys alike.
-use super::*;
+use super::{
+    tests::{heard, passage},
+    *,
+};
 use crate::fake::{hellos, initials as made};
 
 /// Multiplication in GHASH's field (NIST SP 800-38D section 6.3).
@@ -112,9 +115,9 @@ fn a_packet_of_two_keys_is_read_as_its_destination_says() {
         for id in ids {
             let hello = made::crypto(0, &hellos::client_hello("a.test"));
             let first = made::initial(Version::One, id, id, 0, &hello);
-            assert_eq!(flow.datagram(&first, &mut |_| true), Ok(Passage::Goes));
+            assert_eq!(passage(&mut flow, &first), Ok(Passage::Goes));
             let called = [id, b"'s server"].concat();
-            flow.server_datagram(&made::answer(Version::One, id, &called));
+            heard(&mut flow, &made::answer(Version::One, id, &called));
         }
         flow
     };
@@ -124,13 +127,11 @@ fn a_packet_of_two_keys_is_read_as_its_destination_says() {
         let packet = of_two_keys([&keys[0], &keys[1]], &destination, &second);
         let initial = initials(&packet).unwrap()[0];
         assert!(initial.open(&keys[0]).is_some() && initial.open(&keys[1]).is_some());
-        let judged = begin().datagram(&packet, &mut |_| false);
-        assert_eq!(judged, Err(Refused::Name));
+        assert_eq!(passage(&mut begin(), &packet), Err(Refused::Name));
     }
     // One that says nothing by the keys of whom it goes to is not read by another's.
     let packet = of_two_keys([&keys[1], &keys[0]], ids[0], &second);
-    let judged = begin().datagram(&packet, &mut |_| true);
-    assert_ne!(judged, Ok(Passage::Goes));
+    assert_ne!(passage(&mut begin(), &packet), Ok(Passage::Goes));
 }
 
 #[test]
@@ -140,16 +141,16 @@ fn a_packet_to_a_forged_id_that_begins_another_connection_is_dropped() {
     let mut flow = Flow::default();
     let hello = hellos::client_hello("a.test");
     let first = made::initial(Version::One, id, id, 0, &made::crypto(0, &hello));
-    assert_eq!(flow.datagram(&first, &mut |_| true), Ok(Passage::Goes));
-    flow.server_datagram(&made::answer(Version::One, id, forged));
+    assert_eq!(passage(&mut flow, &first), Ok(Passage::Goes));
+    heard(&mut flow, &made::answer(Version::One, id, forged));
     // Of the connection that is known.
     let ack = made::initial(Version::One, id, forged, 1, &[2, 0, 0, 0, 0]);
-    assert_eq!(flow.datagram(&ack, &mut |_| true), Ok(Passage::Goes));
+    assert_eq!(passage(&mut flow, &ack), Ok(Passage::Goes));
     // A server reads it by the other's.
     let packet = of_two_keys([&keys[0], &keys[1]], forged, &[2, 0, 0, 0, 0]);
     let initial = initials(&packet).unwrap()[0];
     assert!(initial.open(&keys[0]).is_some() && initial.open(&keys[1]).is_some());
-    let judged = flow.datagram(&packet, &mut |_| true);
+    let judged = passage(&mut flow, &packet);
     assert_eq!(judged, Ok(Passage::Dropped));
 }
 
@@ -160,9 +161,7 @@ fn a_packet_to_a_forged_id_that_begins_another_connection_is_dropped() {
 fn no_connection_begins_by_an_id_that_a_server_gave_itself() {
     let begin = |flow: &mut Flow, id: &[u8]| {
         let hello = made::crypto(0, &hellos::client_hello("a.test"));
-        flow.datagram(&made::initial(Version::One, id, id, 0, &hello), &mut |_| {
-            true
-        })
+        passage(flow, &made::initial(Version::One, id, id, 0, &hello))
     };
     let answer = |id: &[u8]| made::answer(Version::One, id, b"the server's");
     let of_another_client = |id: &[u8]| {
@@ -190,7 +189,7 @@ fn no_connection_begins_by_an_id_that_a_server_gave_itself() {
         for id in &ids[..*connections] {
             assert_eq!(begin(&mut flow, id), Ok(Passage::Goes));
         }
-        flow.server_datagram(answer);
+        heard(&mut flow, answer);
         // By the keys of the connection it is let by where that is known.
         let ack = [2, 0, 0, 0, 0];
         let packet = made::initial(Version::One, &ids[0], b"the server's", 1, &ack);
@@ -198,7 +197,7 @@ fn no_connection_begins_by_an_id_that_a_server_gave_itself() {
             true => Passage::Goes,
             false => Passage::Dropped,
         };
-        assert_eq!(flow.datagram(&packet, &mut |_| true), Ok(expected), "{at}");
+        assert_eq!(passage(&mut flow, &packet), Ok(expected), "{at}");
         // By those of the id itself it goes nowhere, alone or behind another's.
         let begins = begin(&mut flow, b"the server's");
         assert_eq!(begins, Ok(Passage::Dropped), "{at}");
@@ -218,7 +217,7 @@ fn no_connection_begins_by_an_id_that_a_server_gave_itself() {
                 &made::crypto(0, &hellos::client_hello("a.test")),
             ),
         ];
-        let both = flow.datagram(&both.concat(), &mut |_| true);
+        let both = passage(&mut flow, &both.concat());
         assert_eq!(both, Ok(Passage::Dropped), "{at}");
         assert_eq!(begin(&mut flow, b"any other"), Ok(Passage::Goes), "{at}");
     }
@@ -230,15 +229,15 @@ fn an_answer_that_overtakes_the_first_one_hides_nothing() {
     let mut flow = Flow::default();
     let hello = made::crypto(0, &hellos::client_hello("a.test"));
     let first = made::initial(Version::One, id, id, 0, &hello);
-    assert_eq!(flow.datagram(&first, &mut |_| true), Ok(Passage::Goes));
+    assert_eq!(passage(&mut flow, &first), Ok(Passage::Goes));
     let answer = made::answer(Version::One, id, b"server");
     let mut handshake = answer.clone();
     handshake[0] = 0xe0;
     handshake.remove(7 + b"server".len());
-    flow.server_datagram(&handshake);
-    flow.server_datagram(&answer);
+    heard(&mut flow, &handshake);
+    heard(&mut flow, &answer);
     let ack = made::initial(Version::One, id, b"server", 1, &[2, 0, 0, 0, 0]);
-    assert_eq!(flow.datagram(&ack, &mut |_| true), Ok(Passage::Goes));
+    assert_eq!(passage(&mut flow, &ack), Ok(Passage::Goes));
 }
 
 #[test]
@@ -246,21 +245,18 @@ fn a_server_of_endless_ids_ends_what_may_begin_and_is_not_remembered_without_end
     let mut flow = Flow::default();
     let id: &[u8] = b"flow one";
     let hello = made::crypto(0, &hellos::client_hello("a.test"));
-    let begin = |flow: &mut Flow, id: &[u8]| {
-        flow.datagram(&made::initial(Version::One, id, id, 0, &hello), &mut |_| {
-            true
-        })
-    };
+    let begin =
+        |flow: &mut Flow, id: &[u8]| passage(flow, &made::initial(Version::One, id, id, 0, &hello));
     assert_eq!(begin(&mut flow, id), Ok(Passage::Goes));
     let answer = made::answer(Version::One, b"nobody's", &[0; 8]);
     let at = answer.windows(8).position(|id| id == [0; 8]).unwrap();
     for number in 0..20_000u64 {
         let mut answer = answer.clone();
         answer[at..at + 8].copy_from_slice(&number.to_be_bytes());
-        flow.server_datagram(&answer);
+        heard(&mut flow, &answer);
     }
     assert!(flow.held() < 1 << 19, "{} bytes", flow.held());
     let ack = made::initial(Version::One, id, id, 1, &[2, 0, 0, 0, 0]);
-    assert_eq!(flow.datagram(&ack, &mut |_| true), Ok(Passage::Goes));
+    assert_eq!(passage(&mut flow, &ack), Ok(Passage::Goes));
     assert_eq!(begin(&mut flow, b"flow two"), Err(Refused::Limit));
 }

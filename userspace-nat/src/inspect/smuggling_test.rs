@@ -184,6 +184,17 @@ fn two_readings_are_refused() {
             Malformed,
             "Content-Length: 0\r\n\r\n\u{16}\u{3}\u{1}\0\u{5}",
         ),
+        // Content that is a request to a server that heeds no length, and to one behind it that is
+        // given what was in the chunks.
+        (Malformed, "Content-Length: $LEN\r\n\r\n$EVIL"),
+        (
+            Malformed,
+            "Transfer-Encoding: chunked\r\n\r\n$HEX\r\n$EVIL\r\n0\r\n\r\n",
+        ),
+        (
+            Malformed,
+            "Transfer-Encoding: chunked\r\n\r\n1\r\nX\r\n$HEX\r\n$EVIL\r\n0\r\n\r\n",
+        ),
         // Several hosts.
         (Malformed, "Host: evil.test\r\n\r\n"),
         (Malformed, "Content-Length: 0\r\nHost: a.example\r\n\r\n"),
@@ -314,12 +325,12 @@ fn two_readings_are_refused() {
 fn one_reading_goes_on_and_each_request_of_it_is_told() {
     let goes = [
         (
-            "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: $LEN\r\n\r\n$EVIL",
+            "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 3\r\n\r\na=b",
             &["a.example"][..],
         ),
         (
             "POST / HTTP/1.1\r\nHost: a.example\r\ntransfer-encoding: Chunked\r\n\r\n\
-             $HEX\r\n$EVIL\r\n1\r\nx\r\n0\r\nX-Sum: y\r\n\r\n$EVIL",
+             1\r\n=\r\n$HEX\r\n$EVIL\r\n1\r\nx\r\n0\r\nX-Sum: y\r\n\r\n$EVIL",
             &["a.example", "evil.test"],
         ),
         (

@@ -2,7 +2,7 @@
 //! and what may go on to it.
 use super::{
     HostName, Refused,
-    http::{self, Body},
+    http::{self, Beginning, Body},
     tls,
 };
 use crate::rules::Http;
@@ -40,7 +40,8 @@ enum State {
     /// A second hello is to come; before it, so many more bytes of a record that is none.
     Again(usize),
     Head,
-    Body(Body),
+    /// A request's content, and how it begins.
+    Body(Body, Beginning),
     Rest,
 }
 
@@ -87,14 +88,23 @@ impl Spoken {
                 Ok(Step::Pass(here))
             }
             State::Head => self.head(bytes),
-            State::Body(body) => match body.take(bytes)? {
-                Some(0) => Ok(Step::More),
-                Some(here) => Ok(Step::Pass(here)),
-                None => {
-                    self.state = State::Head;
-                    self.head(bytes)
+            State::Body(body, beginning) => {
+                let content = body.content(bytes).unwrap_or_default();
+                let is_content = !content.is_empty();
+                let bytes = match beginning.take(content) {
+                    0 if is_content => return Err(Refused::Malformed),
+                    here if is_content => &bytes[..here],
+                    _ => bytes,
+                };
+                match body.take(bytes)? {
+                    Some(0) => Ok(Step::More),
+                    Some(here) => Ok(Step::Pass(here)),
+                    None => {
+                        self.state = State::Head;
+                        self.head(bytes)
+                    }
                 }
-            },
+            }
             State::Rest => Ok(Step::Rest),
         }
     }
@@ -115,9 +125,19 @@ impl Spoken {
             Http::First => State::Rest,
             Http::Each if head.upgrades => return Err(Refused::Unsupported),
             Http::Each if head.is_doubtful => return Err(Refused::Malformed),
-            Http::Each => State::Body(head.body),
+            Http::Each => State::Body(head.body, Beginning::default()),
         };
         Ok(Step::Said(head.name, head.len))
+    }
+
+    /// Whether it is in a request's content, or behind that.
+    pub fn is_in_content(&self) -> bool {
+        matches!(self.state, State::Body(..))
+    }
+
+    /// Whether more of a request's content is to come.
+    pub fn has_content_to_come(&self) -> bool {
+        matches!(self.state, State::Body(body, _) if body != Body::Length(0))
     }
 
     /// Whether the server's answer decides how it goes on.

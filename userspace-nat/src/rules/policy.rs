@@ -11,6 +11,7 @@ use slipgate_abi::Refusal;
 use super::{
     Action, Decision, Destination, LocalAddresses, Note, Rule, Settings, Space, Written,
     elsewhere::{self, elsewhere},
+    identity::{Meaning, meaning_of},
     matcher::{Entry, Matcher},
     names::NameMatcher,
     pattern::Pattern,
@@ -36,6 +37,8 @@ pub struct Policy {
     pub(super) rules: Vec<Rule>,
     /// What is known of each rule beside it.
     notes: Vec<Note>,
+    /// What each of them means.
+    meanings: Vec<Meaning>,
     /// Rules by address, by position among the rules.
     all: Matcher,
     /// The denies among them.
@@ -84,6 +87,11 @@ impl Policy {
             settings: Settings::default(),
             default,
             first: 0,
+            meanings: rules
+                .iter()
+                .zip(&notes)
+                .map(|(rule, note)| meaning_of(rule, note.http))
+                .collect(),
             notes,
             names: NameMatcher::new(names),
             all: entries(|_, _| true),
@@ -166,6 +174,11 @@ impl Policy {
     /// Whether a destination is a resolver that the rules by name are not to be got around by.
     pub(super) fn elsewhere(&self, to: Destination) -> bool {
         self.judges_names() && elsewhere(to).is_some()
+    }
+
+    /// The rules, with what each means.
+    pub(super) fn meant(&self) -> impl Iterator<Item = (&Rule, &Meaning)> {
+        self.rules.iter().zip(&self.meanings)
     }
 
     /// The default action.

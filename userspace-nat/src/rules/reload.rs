@@ -3,16 +3,11 @@
 //! What DNS opened is judged anew, by the names ([`Judge::rejudge`]): so new flows see the new rules
 //! from the first packet on, whatever was asked for before. Flows that live are asked for one by one
 //! whether they may go on.
-use slipgate_abi::maps::RuleText;
-
 use super::{
-    Decision, Destination, Judge, LearntName, OnReload, Policy, PolicySet, Rule, elsewhere,
-    judge::openings::split,
+    Decision, Destination, Identity, Judge, LearntName, OnReload, Policy, PolicySet, Rule,
+    elsewhere, judge::openings::split,
 };
 use crate::dns::Name;
-
-/// How the name of a policy begins by which a VM is open to learn its own: it inspects nothing.
-pub const LEARNING: &str = "learning ";
 
 impl Judge {
     /// Puts `policies` in the place of those there are; `of_vm` says which each VM has, by id. VMs
@@ -27,8 +22,8 @@ impl Judge {
 
     /// Whether a flow that is there may go on: whether it would be admitted now, or, where it came
     /// by a name whose opening is over, would be while that lasted. `by`: that name, as far as it is
-    /// known. Of a flow whose name is not known, the text of the rule that let it in is asked
-    /// (`rule`): that is enough when the rule is still there.
+    /// known. Of a flow whose name is not known, the rule that let it in is asked (`rule`): that is
+    /// enough when a rule that means the same is there.
     ///
     /// A flow that came while its VM was open to learn does not go on where a rule inspects: what was
     /// said in it nobody has seen, and it could say the like for ever.
@@ -37,7 +32,7 @@ impl Judge {
         vm: u32,
         to: Destination,
         by: Option<&LearntName>,
-        rule: Option<&str>,
+        rule: Option<&Identity>,
         now_ns: u64,
     ) -> bool {
         let policy = self.policy(vm);
@@ -45,7 +40,7 @@ impl Judge {
         let by_default = [policy.default_id(), policy.elsewhere_id()];
         let by_default = by_default.contains(&verdict.decision.rule);
         let allowed = verdict.decision.is_allowed();
-        let unseen = rule.is_some_and(is_of_learning);
+        let unseen = rule.is_some_and(Identity::is_learning);
         let goes = |decision: Decision| {
             decision.is_allowed() && !(unseen && policy.inspects(decision.rule))
         };
@@ -90,35 +85,17 @@ impl Judge {
     }
 }
 
-/// Whether a text of `RULES` is of a policy by which a VM is open.
-fn is_of_learning(text: &str) -> bool {
-    let named = text.strip_prefix('[');
-    named.is_some_and(|text| text.starts_with(LEARNING))
-}
-
-/// Whether a rule by name with this text lets a destination in.
-fn names(policy: &Policy, text: &str, to: Destination) -> bool {
-    policy.rules.iter().any(|rule| match rule {
+/// Whether a rule by name that lets a destination in means what this one did.
+fn names(policy: &Policy, identity: &Identity, to: Destination) -> bool {
+    policy.meant().any(|(rule, meaning)| match rule {
         Rule::Name(action, pattern) => {
-            action.admits()
+            identity.means(meaning)
+                && action.admits()
                 && pattern.covers(to.port, to.protocol)
                 && (!policy.elsewhere(to) || elsewhere::name_means(pattern))
-                && same(&format!("{} {pattern}", action.name()), text)
         }
         Rule::Match(..) | Rule::DenyFile(_) => false,
     })
-}
-
-/// Whether a text of `RULES` is this rule's, whichever policy's it was and whether it was typed or
-/// stood in a file.
-fn same(rule: &str, text: &str) -> bool {
-    let is_cut_short = text.len() == size_of::<RuleText>();
-    let text = match text.strip_prefix('[').and_then(|t| t.split_once("] ")) {
-        Some((_, text)) => text,
-        None => text,
-    };
-    let text = text.strip_prefix("--").unwrap_or(text);
-    rule == text || is_cut_short && rule.starts_with(text)
 }
 
 #[cfg(test)]

@@ -57,8 +57,25 @@ fn opener(by: &ByRules, port: u16) -> Option<Rc<LearntName>> {
     by.0.borrow().decide(VM, to(port), 1).name
 }
 
-fn keeps(by: &ByRules, port: u16, opener: Option<&LearntName>, rule: Option<&str>) -> bool {
+fn keeps(by: &ByRules, port: u16, opener: Option<&LearntName>, rule: Option<Identity>) -> bool {
+    let rule = rule.as_ref();
     by.0.borrow().keeps(VM, to(port), opener, rule, LATER_NS)
+}
+
+/// What a rule is told by, in a policy of this name; that of the default where it is empty.
+fn identity(name: Option<&str>, is_learning: bool, rule: &str) -> Identity {
+    let rules: Vec<&str> = (!rule.is_empty()).then_some(rule).into_iter().collect();
+    let policy = policy(Action::Allow, &rules).with(Settings {
+        name: name.map(str::to_owned),
+        is_learning,
+        ..Settings::default()
+    });
+    let mut described = policy.described();
+    let described = match rule {
+        "" => described.next(),
+        _ => described.last(),
+    };
+    described.unwrap().identity
 }
 
 #[test]
@@ -132,42 +149,62 @@ fn a_flow_of_a_vm_that_was_open_does_not_go_on_where_a_rule_inspects() {
     let flow = opener(&by, 443).unwrap();
     for rule in ["inspect a.test:443", "inspect 203.0.113.10:443"] {
         reload(&by, Action::Deny, &[rule]);
-        for (text, goes_on) in [
-            ("[learning vm] --allow a.test:443", false),
-            ("[learning vm] --default allow", false),
-            ("[other] --allow a.test:443", true),
-            ("--inspect a.test:443", true),
+        for (name, is_learning, by_rule, goes_on) in [
+            (Some("vm"), true, "allow a.test:443", false),
+            (Some("vm"), true, "", false),
+            (Some("other"), false, "allow a.test:443", true),
+            (Some("learning vm"), false, "allow a.test:443", true),
+            (Some("learning "), false, "", true),
+            (None, false, "inspect a.test:443", true),
         ] {
-            let kept = keeps(&by, 443, Some(&flow), Some(text));
-            assert_eq!(kept, goes_on, "{rule}, {text}");
+            let by_rule = identity(name, is_learning, by_rule);
+            let kept = keeps(&by, 443, Some(&flow), Some(by_rule));
+            assert_eq!(kept, goes_on, "{rule}, {name:?}");
         }
     }
     reload(&by, Action::Deny, &["allow a.test:443"]);
-    let text = "[learning vm] --allow a.test:443";
-    assert!(keeps(&by, 443, Some(&flow), Some(text)), "its own lets it");
+    let rule = identity(Some("vm"), true, "allow a.test:443");
+    assert!(keeps(&by, 443, Some(&flow), Some(rule)), "its own lets it");
 }
 
 #[test]
 fn of_a_flow_whose_name_nobody_knows_the_rule_is_asked() {
     let by = judge(Action::Deny, &["deny b.test", "allow *.test:443"]);
-    let names = |rule| keeps(&by, 443, None, Some(rule));
-    assert!(names("--allow *.test:443") && names("allow *.test:443"));
-    assert!(names("[ci] allow *.test:443"));
-    assert!(!names("--allow *.test"), "it is another rule now");
-    assert!(!names("--deny b.test") && !names("--default allow") && !names(""));
-    assert!(!keeps(&by, 80, None, Some("--allow *.test:443")));
+    let names = |rule| keeps(&by, 443, None, Some(identity(None, false, rule)));
+    assert!(names("allow *.test:443") && names("allow *.TEST:443-443"));
+    assert!(keeps(
+        &by,
+        443,
+        None,
+        Some(identity(Some("ci"), false, "allow *.test:443"))
+    ));
+    assert!(!names("allow *.test"), "it is another rule now");
+    assert!(!names("inspect *.test:443") && !names("deny b.test") && !names(""));
+    assert!(!keeps(&by, 443, None, None));
+    let rule = identity(None, false, "allow *.test:443");
+    assert!(!keeps(&by, 80, None, Some(rule)));
     reload(
         &by,
         Action::Deny,
         &["allow *.test:443", "deny 203.0.113.10"],
     );
-    assert!(!keeps(&by, 443, None, Some("--allow *.test:443")));
-    // RULES has only so much of a text.
+    assert!(!keeps(&by, 443, None, Some(rule)));
+}
+
+#[test]
+fn rules_whose_texts_are_equal_as_far_as_they_are_kept_are_told_apart() {
     let label = "a".repeat(60);
-    let long = format!("allow {label}.{label}.{label}.test:443");
-    reload(&by, Action::Deny, &[&long]);
-    assert!(keeps(&by, 443, None, Some(&long[..size_of::<RuleText>()])));
-    assert!(!keeps(&by, 443, None, Some(&long[..100])));
+    let rule = |last: &str| format!("allow {label}.{label}.{label}.{last}:443");
+    let (one, other) = (rule("one.test"), rule("other.test"));
+    assert_eq!(one[..128], other[..128]);
+    let mut by = judge(Action::Deny, &[&one, "allow x.test"]);
+    told(&mut by, "x.test", &[a("x.test", 0, ADDRESS)]);
+    let of = |rule: &str| Some(identity(None, false, rule));
+    assert!(keeps(&by, 443, None, of(&one)));
+    assert!(!keeps(&by, 443, None, of(&other)));
+    reload(&by, Action::Deny, &[&other]);
+    assert!(!keeps(&by, 443, None, of(&one)), "it is gone");
+    assert!(keeps(&by, 443, None, of(&other)));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! shows tells the policy too, and all of them take one run of `RULES`.
 use std::collections::HashSet;
 
-use super::{Action, Decision, LocalAddresses, Policy, Rule, RuleId};
+use super::{Action, Decision, Described, LocalAddresses, Policy, Rule, RuleId};
 
 /// Policies, numbered.
 #[derive(Clone, Debug)]
@@ -52,6 +52,11 @@ impl PolicySet {
     /// The policy that a rule's number is of.
     pub fn with(&self, rule: RuleId) -> Option<&Policy> {
         self.policies.iter().find(|policy| policy.has(rule))
+    }
+
+    /// Every rule, in the order of [`RuleId`].
+    pub fn described(&self) -> impl Iterator<Item = Described> {
+        self.policies.iter().flat_map(Policy::described)
     }
 
     /// Every rule's text, in the order of [`RuleId`].

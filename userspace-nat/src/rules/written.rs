@@ -69,6 +69,9 @@ pub struct Settings {
     /// What of the gateway leads to the host's 127.0.0.1.
     #[serde(default)]
     pub host_loopback: Vec<LoopbackPorts>,
+    /// Whether a VM is open by it so that its own can be learnt: it inspects nothing.
+    #[serde(default)]
+    pub is_learning: bool,
 }
 
 /// What a policy says of DNS.

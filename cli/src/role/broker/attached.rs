@@ -14,7 +14,10 @@ use slipgate_control::{
     tap::{EnginePort, QUEUE_FRAMES},
     vm::{self, OpenVm},
 };
-use userspace_nat::{rules::PolicySet, vm::VmSpec};
+use userspace_nat::{
+    rules::{Described, PolicySet},
+    vm::VmSpec,
+};
 
 use super::{
     inputs::Inputs,
@@ -146,12 +149,12 @@ impl Attached {
         }
         let run_dirs = slipgate_control::paths::sweep_run_dirs();
         tracing::debug!("removed {run_dirs} directories of locks that dead processes left");
-        let texts: Vec<String> = policies.texts().chain(forward_texts(&config)).collect();
+        let rules = described(&policies, &config);
         let Made {
             port,
             next_hops,
             rule_base,
-        } = match Made::new(&datapath, &owner, &texts) {
+        } = match Made::new(&datapath, &owner, &rules) {
             Ok(made) => made,
             Err(e) => {
                 if !owner.adopted() {
@@ -160,7 +163,7 @@ impl Attached {
                 return Err(e);
             }
         };
-        let run = rule_base..rule_base + texts.len() as u32;
+        let run = rule_base..rule_base + rules.len() as u32;
         let mut attached = Self {
             next_hops,
             vms: Vec::new(),
@@ -354,9 +357,9 @@ impl Attached {
 
     /// The element of `RULES` that a forward's flows show.
     pub(super) fn forward_rule(&self, forward: &Forward) -> u32 {
-        let mut texts = self.policies.texts().chain(forward_texts(&self.config));
-        let at = texts.position(|text| text == forward_text(forward));
-        self.rule_base + at.map_or(0, |at| at as u32)
+        let forwards = self.rule_base + self.policies.texts().count() as u32;
+        let at = forward_texts(&self.config).position(|text| text == forward_text(forward));
+        forwards + at.map_or(0, |at| at as u32)
     }
 
     pub(super) fn attach_uplink(&self) -> anyhow::Result<()> {
@@ -553,7 +556,7 @@ struct Made {
 }
 
 impl Made {
-    fn new(datapath: &Datapath, owner: &Owner, texts: &[String]) -> anyhow::Result<Self> {
+    fn new(datapath: &Datapath, owner: &Owner, rules: &[Described]) -> anyhow::Result<Self> {
         datapath.remove_defunct()?;
         let port = EnginePort::open(owner.row()).context("making the engine port")?;
         owner.set_port(datapath.maps(), port.ifindex);
@@ -564,7 +567,7 @@ impl Made {
             kept: &[],
         };
         Ok(Self {
-            rule_base: rule_texts::write(datapath.maps(), texts, writer)?,
+            rule_base: rule_texts::write(datapath.maps(), rules, writer)?,
             next_hops: NextHops::new(owner.row())?,
             port,
         })
@@ -583,6 +586,12 @@ fn warn_of_rest(taken_down: anyhow::Result<bool>) {
 fn credits_of(vms: usize) -> u32 {
     let share = QUEUE_FRAMES / u32::try_from(vms.max(1)).unwrap_or(u32::MAX);
     share.clamp(1, MOST_CREDITS)
+}
+
+/// The policies' rules, and behind them the forwards.
+pub(super) fn described(policies: &PolicySet, config: &Config) -> Vec<Described> {
+    let forwards = forward_texts(config).map(Described::forward);
+    policies.described().chain(forwards).collect()
 }
 
 /// One text per flag, whatever its range.

@@ -15,7 +15,7 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use userspace_nat::rules::{Action, LEARNING};
+use userspace_nat::rules::Action;
 
 use super::{Broker, reload::Read};
 use crate::{
@@ -91,7 +91,8 @@ impl OpenedVms {
 fn open(own: &LoadedPolicy, vm: &str) -> LoadedPolicy {
     let mut open = own.clone();
     open.default = Action::Allow;
-    open.settings.name = Some(format!("{LEARNING}{vm}"));
+    open.settings.name = Some(format!("learning {vm}"));
+    open.settings.is_learning = true;
     for rule in &mut open.rules {
         if let RuleText::Match(action @ Action::Inspect, _) = &mut rule.rule {
             *action = Action::Allow;

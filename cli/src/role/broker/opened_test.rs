@@ -19,6 +19,8 @@ fn an_open_vm_has_its_policy_but_for_the_default_and_others_have_theirs() {
     };
     let all = opened.add_to(&mut config, &loaded);
     assert_eq!((config.vms[0].policy, config.vms[1].policy), (0, 1));
+    let is_learning = |policy: &LoadedPolicy| policy.settings.is_learning;
+    assert!(all.policies.iter().map(is_learning).eq([false, true]));
     let all = texts(&all);
     assert_eq!(all[..6], texts(&loaded));
     assert_eq!(

@@ -4,7 +4,7 @@
 //! Everything is read and checked before anything is changed: what is wrong with a file leaves all
 //! as it was. Then, in an order in which at any time one of the two policies holds whole:
 //!
-//! 1. the texts get elements of `RULES`, which flows of the old policy do not name;
+//! 1. the rules get elements of `RULES`, which flows of the old policy do not name;
 //! 2. what the new policy denies is put into the guard's list under numbers of its own, and then the
 //!    VMs' rows get these numbers. The engine still judges by the old one;
 //! 3. the engine is told, which changes between two packets, cuts what the new one refuses, and
@@ -24,7 +24,7 @@ use userspace_nat::rules::PolicySet;
 
 use super::{
     Broker,
-    attached::Attached,
+    attached::{Attached, described},
     opened::{Opened, OpenedVms},
     rule_texts,
 };
@@ -216,17 +216,11 @@ impl Attached {
             mut policies,
         } = read;
         let maps = self.datapath.maps();
-        let texts: Vec<String> = policies
-            .texts()
-            .chain(super::attached::forward_texts(&config))
-            .collect();
+        let rules = described(&policies, &config);
         let own = self.former_rules.clone();
         self.clear_other_turn()?;
-        let in_force = self
-            .policies
-            .texts()
-            .chain(super::attached::forward_texts(&self.config));
-        let in_force = self.rule_base..self.rule_base + in_force.count() as u32;
+        let in_force = described(&self.policies, &self.config).len() as u32;
+        let in_force = self.rule_base..self.rule_base + in_force;
         let kept = [in_force, self.relayed_rules.clone()];
         let writer = rule_texts::Writer {
             paths: self.datapath.paths(),
@@ -235,9 +229,9 @@ impl Attached {
             kept: &kept,
         };
         let rule_base =
-            rule_texts::write(maps, &texts, writer).context("giving the rules their numbers")?;
+            rule_texts::write(maps, &rules, writer).context("giving the rules their numbers")?;
         // From here on nothing fails.
-        let run = rule_base..rule_base + texts.len() as u32;
+        let run = rule_base..rule_base + rules.len() as u32;
         if !self.former_rules.contains(&run) {
             self.former_rules.push(run);
         }

@@ -1,7 +1,8 @@
-//! The rules' texts in `RULES`, for people: a flow's slot names its rule by number.
+//! The rules in `RULES`: a flow's slot names its rule by number. An element has the rule's text, for
+//! people, and what it is told by ([`Described`]).
 //!
 //! Several processes share the array. Each takes a run of free elements for its rules, or the run
-//! that has the same texts already (its predecessor's). A run is never given back while the maps
+//! that has the same rules already (its predecessor's). A run is never given back while the maps
 //! live, since flows may name it, unless the array is full: then elements that no flow names any
 //! more are taken. A process that changes its rules takes such elements of its own first, but none
 //! that it still judges by: two runs alternate.
@@ -16,10 +17,18 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use slipgate_abi::{Verdict, maps::MAX_RULES};
+use slipgate_abi::{
+    Verdict,
+    maps::{MAX_RULES, RuleElement},
+};
 use slipgate_control::{Paths, maps::SharedMaps, owner};
+use userspace_nat::rules::Described;
 
-/// Whose texts are written.
+/// What an element is told by: digests of whole rules, or that it is free.
+type Whole = [u8; 16];
+const FREE: Whole = RuleElement::FREE.whole;
+
+/// Whose rules are written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Writer<'w> {
     pub(super) paths: &'w Paths,
@@ -32,11 +41,11 @@ pub(super) struct Writer<'w> {
     pub(super) kept: &'w [Range<u32>],
 }
 
-/// Writes the texts; where they begin. The directory of the locks is locked meanwhile, against other
+/// Writes the rules; where they begin. The directory of the locks is locked meanwhile, against other
 /// processes that do the same.
 pub(super) fn write(
     maps: &SharedMaps,
-    texts: &[String],
+    rules: &[Described],
     writer: Writer<'_>,
 ) -> anyhow::Result<u32> {
     let Writer { own, kept, .. } = writer;
@@ -44,46 +53,44 @@ pub(super) fn write(
     let what = || format!("locking {}", run_dir.display());
     let dir = File::open(run_dir).with_context(what)?;
     dir.lock().with_context(what)?;
-    let present: Vec<String> = (0..MAX_RULES)
-        .map(|index| maps.rule(index).unwrap_or_default())
+    let element = |index| maps.rule_element(index);
+    let present: Vec<Whole> = (0..MAX_RULES)
+        .map(|index| element(index).map_or(FREE, |(element, _)| element.whole))
         .collect();
-    let texts: Vec<&str> = texts
-        .iter()
-        .map(|text| &text[..text.floor_char_boundary(TEXT_BYTES)])
-        .collect();
+    let wanted: Vec<Whole> = rules.iter().map(|rule| rule.identity.whole()).collect();
     let mut in_use = writer.of_others()?;
     in_use.extend(kept.iter().cloned().flatten());
     // Elements that no flow names, of ours, then of anybody.
-    let without = |free: &dyn Fn(u32) -> bool| -> Vec<String> {
+    let without = |free: &dyn Fn(u32) -> bool| -> Vec<Whole> {
         let named = named_by_flows(maps);
         let stays = |index| !free(index) || named.contains(&index) || in_use.contains(&index);
         leaving(&present, stays)
     };
-    let again = |left: Vec<String>| {
-        let run = place(&left, &texts);
+    let again = |left: Vec<Whole>| {
+        let run = place(&left, &wanted);
         run.inspect(|run| maps.forget_refusals_by(run.clone()))
     };
     let is_own = |index: u32| own.iter().any(|run| run.contains(&index));
-    let same = same(&present, &texts);
+    let same = same(&present, &wanted);
     let run = match own {
-        [] => same.or_else(|| place(&present, &texts)),
+        [] => same.or_else(|| place(&present, &wanted)),
         _ => same.or_else(|| again(without(&is_own))),
     };
     let run = run.or_else(|| again(without(&|_| true)));
     let Some(run) = run else {
-        bail!(no_room(texts.len(), in_use.len(), own.is_empty()));
+        bail!(no_room(rules.len(), in_use.len(), own.is_empty()));
     };
-    // Before the texts are: whoever comes after us sees the claim first.
+    // Before the rules are: whoever comes after us sees the claim first.
     let mut claimed = vec![run.clone()];
     claimed.extend(kept.iter().cloned());
     writer.claim(&claimed)?;
-    for (index, text) in run.clone().zip(texts) {
-        maps.set_rule(index, text);
+    for (index, rule) in run.clone().zip(rules) {
+        maps.set_rule(index, rule.element(), &rule.text);
     }
     Ok(run.start)
 }
 
-fn no_room(texts: usize, in_use: usize, starts: bool) -> String {
+fn no_room(rules: usize, in_use: usize, starts: bool) -> String {
     let left = MAX_RULES as usize - in_use.min(MAX_RULES as usize);
     let what = match starts {
         true => "",
@@ -93,7 +100,7 @@ fn no_room(texts: usize, in_use: usize, starts: bool) -> String {
         }
     };
     format!(
-        "there is no room for {texts} rules{what}: all slipgate processes of a network namespace \
+        "there is no room for {rules} rules{what}: all slipgate processes of a network namespace \
          share {MAX_RULES}, of which {left} are not in force, and some of these are named by flows; \
          put long lists into one deny file, which is one rule"
     )
@@ -137,40 +144,32 @@ fn ranges(text: &str) -> impl Iterator<Item = Range<u32>> {
     })
 }
 
-/// Size of an element, bytes.
-const TEXT_BYTES: usize = size_of::<slipgate_abi::maps::RuleText>();
-
-/// These texts but those of elements that may be taken.
-fn leaving(present: &[String], stays: impl Fn(u32) -> bool) -> Vec<String> {
+/// These rules but those of elements that may be taken.
+fn leaving(present: &[Whole], stays: impl Fn(u32) -> bool) -> Vec<Whole> {
     let all = (0..).zip(present);
-    all.map(|(index, text)| match stays(index) {
-        true => text.clone(),
-        false => String::new(),
-    })
-    .collect()
+    all.map(|(index, rule)| if stays(index) { *rule } else { FREE })
+        .collect()
 }
 
-/// The first run that has these texts, else the first that is free.
-fn place(present: &[String], texts: &[&str]) -> Option<Range<u32>> {
-    let free = || first(present, texts, |run| run.iter().all(String::is_empty));
-    same(present, texts).or_else(free)
+/// The first run that has these rules, else the first that is free.
+fn place(present: &[Whole], wanted: &[Whole]) -> Option<Range<u32>> {
+    let free = || first(present, wanted, |run| run.iter().all(|rule| *rule == FREE));
+    same(present, wanted).or_else(free)
 }
 
-/// The first run that has these texts.
-fn same(present: &[String], texts: &[&str]) -> Option<Range<u32>> {
-    first(present, texts, |run| {
-        run.iter().zip(texts).all(|(a, b)| a == b)
-    })
+/// The first run that has these rules.
+fn same(present: &[Whole], wanted: &[Whole]) -> Option<Range<u32>> {
+    first(present, wanted, |run| run == wanted)
 }
 
 fn first(
-    present: &[String],
-    texts: &[&str],
-    fits: impl Fn(&[String]) -> bool,
+    present: &[Whole],
+    wanted: &[Whole],
+    fits: impl Fn(&[Whole]) -> bool,
 ) -> Option<Range<u32>> {
-    let start = present.windows(texts.len()).position(fits)?;
+    let start = present.windows(wanted.len()).position(fits)?;
     let start = u32::try_from(start).ok()?;
-    Some(start..start + u32::try_from(texts.len()).ok()?)
+    Some(start..start + u32::try_from(wanted.len()).ok()?)
 }
 
 fn named_by_flows(maps: &SharedMaps) -> HashSet<u32> {
@@ -188,17 +187,32 @@ mod tests {
 
     use super::*;
 
-    fn texts(list: &[&str]) -> Vec<String> {
-        list.iter().map(|text| (*text).to_owned()).collect()
+    /// Forwards of these texts; an empty one stands for a free element.
+    fn rules(list: &[&str]) -> Vec<Whole> {
+        let whole = |text: &&str| match *text {
+            "" => FREE,
+            text => Described::forward(text.to_owned()).identity.whole(),
+        };
+        list.iter().map(whole).collect()
     }
 
     #[test]
     fn the_same_rules_are_found_again_and_others_go_where_it_is_free() {
-        let present = texts(&["a", "b", "", "", ""]);
-        assert_eq!(place(&present, &["a", "b"]), Some(0..2));
-        assert_eq!(place(&present, &["b", "a"]), Some(2..4));
-        assert_eq!(place(&present, &["x", "y", "z"]), Some(2..5));
-        assert_eq!(place(&present, &["w", "x", "y", "z"]), None);
+        let present = rules(&["a", "b", "", "", ""]);
+        let place = |wanted: &[&str]| place(&present, &rules(wanted));
+        assert_eq!(place(&["a", "b"]), Some(0..2));
+        assert_eq!(place(&["b", "a"]), Some(2..4));
+        assert_eq!(place(&["x", "y", "z"]), Some(2..5));
+        assert_eq!(place(&["w", "x", "y", "z"]), None);
+    }
+
+    #[test]
+    fn rules_whose_texts_are_equal_as_far_as_they_are_kept_are_others() {
+        let long = "--forward ".to_owned() + &"x".repeat(128);
+        let (one, other) = (format!("{long}1"), format!("{long}2"));
+        let present = rules(&[&one, "", ""]);
+        assert_eq!(place(&present, &rules(&[&one])), Some(0..1));
+        assert_eq!(place(&present, &rules(&[&other])), Some(1..2));
     }
 
     fn paths(dir: &Path) -> Paths {
@@ -250,12 +264,12 @@ mod tests {
 
     #[test]
     fn what_is_in_use_stays_and_two_runs_alternate() {
-        let present = texts(&["old", "forward", "new", "named", "x"]);
+        let present = rules(&["old", "forward", "new", "named", "x"]);
         let in_force = 2..3;
         let stays = |index| in_force.contains(&index) || index == 1 || index == 3;
         let left = leaving(&present, stays);
-        assert_eq!(left, texts(&["", "forward", "new", "named", ""]));
-        assert_eq!(place(&left, &["next"]), Some(0..1));
-        assert_eq!(place(&left, &["next", "other"]), None);
+        assert_eq!(left, rules(&["", "forward", "new", "named", ""]));
+        assert_eq!(place(&left, &rules(&["next"])), Some(0..1));
+        assert_eq!(place(&left, &rules(&["next", "other"])), None);
     }
 }

@@ -15,6 +15,7 @@ use slipgate_abi::{
 use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps};
 use userspace_nat::{
     datapath::{FlowMap, InsertError, NameMap, RememberedName, Tables},
+    rules::Described,
     stats::VmStats,
 };
 
@@ -208,8 +209,9 @@ impl Tables for KernelDatapath {
         index
     }
 
-    fn rule_text(&self, rule: u32) -> Option<String> {
-        self.maps.rule(rule).filter(|text| !text.is_empty())
+    fn rule(&self, rule: u32) -> Option<Described> {
+        let (element, text) = self.maps.rule_element(rule)?;
+        Described::of_element(&element, text)
     }
 
     fn own_next_hops(&self) -> Vec<u32> {

@@ -21,7 +21,8 @@ use crate::{
     datapath::Datapath,
     flow::{self, EndReason, State},
     inspect::{
-        Refused, quic,
+        Refused,
+        quic::{self, Effort},
         tcp::{Fate, Outcome, Received, Session},
     },
     packet::{Ipv4, Packet, Transport},
@@ -142,7 +143,9 @@ impl<D: Datapath> Core<D> {
         };
         let Transport::Tcp(tcp) = job.packet.transport else {
             if let Kind::Quic { flow, .. } = &mut inspection.kind {
-                datagrams(&job).for_each(|datagram| flow.server_datagram(datagram));
+                let allowance = &mut self.inspected.of_vm(vm.net.id).of_servers;
+                let mut effort = Effort::new(allowance, now_ns);
+                datagrams(&job).for_each(|datagram| flow.server_datagram(datagram, &mut effort));
             }
             self.inspected.put(slot, inspection);
             return None;

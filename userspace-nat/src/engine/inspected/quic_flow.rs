@@ -13,7 +13,7 @@ use super::{
 use crate::{
     datapath::Datapath,
     inspect::{
-        quic::{self, Passage},
+        quic::{self, Effort, Passage},
         tcp::SLOW_NS,
     },
     packet::{icmp::Unreachable, transport::UDP_HEADER_LEN},
@@ -45,6 +45,7 @@ impl<D: Datapath> Core<D> {
         let others = self.inspected.held(vm.net.id) - inspection.held;
         let mut is_busy = false;
         let mut passage = Ok(Passage::Goes);
+        let mut effort = Effort::new(&mut self.inspected.of_vm(vm.net.id).of_guest, now_ns);
         for datagram in datagrams(&job) {
             // What is kept of an Initial must have room before it is looked at.
             if others + flow.held() >= MAX_HELD
@@ -53,18 +54,18 @@ impl<D: Datapath> Core<D> {
                 is_busy = true;
                 break;
             }
-            // One that waits or is left out does so with its frame.
-            passage = match (
-                passage,
-                flow.datagram(datagram, &mut |said| by.may(said, named)),
-            ) {
-                (Err(why), _) | (_, Err(why)) => Err(why),
-                (Ok(Passage::Dropped), _) | (_, Ok(Passage::Dropped)) => Ok(Passage::Dropped),
+            passage = match flow.datagram(datagram, &mut effort, &mut |said| by.may(said, named)) {
                 // Behind what waits another packet may go at once, but not with it.
-                (Ok(Passage::Held), _) if flow.is_undecided() => Ok(Passage::Held),
-                (_, Ok(this)) => Ok(this),
+                Ok(Passage::Goes) if passage == Ok(Passage::Held) && flow.is_undecided() => passage,
+                // What is left out is so with its frame: the rest of that is not looked at.
+                last @ (Err(_) | Ok(Passage::Dropped | Passage::Unread)) => {
+                    passage = last;
+                    break;
+                }
+                this => this,
             };
         }
+        is_busy |= passage == Ok(Passage::Unread);
         let opened_by = by.last;
         let (vnet, l3) = (job.frame.vnet, job.packet.ip.bytes);
         is_busy |= passage == Ok(Passage::Held) && others + flow.held() + l3.len() > MAX_HELD;
@@ -114,7 +115,7 @@ impl<D: Datapath> Core<D> {
                 self.inspected.put(slot, inspection);
                 Some(Finish::Dispose(Disposition::Consumed))
             }
-            Ok(Passage::Dropped) => {
+            Ok(Passage::Dropped | Passage::Unread) => {
                 self.inspected.put(slot, inspection);
                 Some(Finish::Drop(match is_busy {
                     true => DropReason::EngineBusy,

@@ -85,6 +85,9 @@ pub(super) struct OfVm {
     sessions: usize,
     held: usize,
     counts: RefusedCounts,
+    /// For what the guest sends over QUIC, and for what its servers do.
+    pub(super) of_guest: quic::Allowance,
+    pub(super) of_servers: quic::Allowance,
 }
 
 impl Inspected {
@@ -103,12 +106,16 @@ impl Inspected {
     }
 
     pub(crate) fn count(&mut self, vm: u32, why: Refused) {
-        self.vms.entry(vm).or_default().counts.add(why);
+        self.of_vm(vm).counts.add(why);
+    }
+
+    pub(super) fn of_vm(&mut self, vm: u32) -> &mut OfVm {
+        self.vms.entry(vm).or_default()
     }
 
     pub(super) fn add(&mut self, slot: u32, generation: u32, vm: &VmNet, kind: Kind) {
         self.forget(slot);
-        self.vms.entry(vm.id).or_default().sessions += 1;
+        self.of_vm(vm.id).sessions += 1;
         let inspection = Inspection {
             generation,
             vm: vm.id,

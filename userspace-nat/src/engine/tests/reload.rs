@@ -11,7 +11,10 @@ use crate::{
         chain::tests::{a, answer},
     },
     engine::{ControlMessage, ControlReply, Forward, Reload},
-    rules::{Action, ByRules, LocalAddresses, OnReload, Policy, PolicySet, Rule, Settings, wire},
+    rules::{
+        Action, ByRules, Described, LocalAddresses, OnReload, Policy, PolicySet, Rule, Settings,
+        wire,
+    },
 };
 
 const OTHER: At = (
@@ -179,12 +182,18 @@ fn what_a_vm_did_while_open_does_not_go_on_past_inspection() {
     let named = |name: &str, default, rules: &[&str]| {
         policy(default, rules).with(Settings {
             name: Some(name.to_owned()),
+            is_learning: name == "[learning [learning vm",
             on_reload: OnReload::Keep,
             ..Settings::default()
         })
     };
     let own = || named("own", Action::Deny, &["inspect 198.51.100.7"]);
-    for (before, counts) in [("learning vm", (1, 0, 0)), ("another", (0, 1, 0))] {
+    // Whatever it is called.
+    for (before, counts) in [
+        ("[learning [learning vm", (1, 0, 0)),
+        ("learning vm", (0, 1, 0)),
+        ("[learning vm", (0, 1, 0)),
+    ] {
         let mut rig = Rig::new();
         let open = named(before, Action::Allow, &["allow 198.51.100.7"]);
         rig.reload(vec![own(), open], 20, [1, 0, 0]);
@@ -195,7 +204,12 @@ fn what_a_vm_did_while_open_does_not_go_on_past_inspection() {
     }
     // Also when slipgate dies meanwhile, and a successor takes over.
     let mut rig = Rig::new();
-    let open = named("learning vm", Action::Allow, &["allow 198.51.100.7"]);
+    let open = named(
+        "[learning [learning vm",
+        Action::Allow,
+        &["allow 198.51.100.7"],
+    );
+    let described = PolicySet::new(vec![own(), open.clone()]).described().last();
     rig.reload(vec![own(), open], 20, [1, 0, 0]);
     rig.applied();
     rig.connect(40_000, 7);
@@ -203,8 +217,10 @@ fn what_a_vm_did_while_open_does_not_go_on_past_inspection() {
         let kernel = rig.kernel.borrow();
         kernel.slot(kernel.slots_in_use()[0]).rule()
     };
-    let text = "[learning vm] --allow 198.51.100.7".to_owned();
-    rig.kernel.borrow_mut().rules.insert(rule, text);
+    rig.kernel
+        .borrow_mut()
+        .rules
+        .extend(described.map(|d| (rule, d)));
     let (_, adoption) = rig.restart(&Setup {
         default: Action::Deny,
         rules: vec![Rule::parse(Action::Inspect, "198.51.100.7").unwrap()],
@@ -245,7 +261,10 @@ fn flows_by_name_are_judged_by_their_names() {
     // A successor does not know the name; the rule that let it in stands no more.
     {
         let mut kernel = rig.kernel.borrow_mut();
-        kernel.rules.insert(13, "--allow *.ok.test".into());
+        let before = policy(Action::Deny, &["allow *.ok.test"]);
+        kernel
+            .rules
+            .extend(before.described().last().map(|d| (13, d)));
     }
     let setup = |rule: &str| Setup {
         default: Action::Deny,
@@ -263,6 +282,40 @@ fn flows_by_name_are_judged_by_their_names() {
     assert_eq!((adoption.live, adoption.refused), (1, 0));
     rig.reload(vec![policy(Action::Deny, &["allow a.ok.test"])], 50, [0; 3]);
     assert_eq!(rig.applied(), (1, 0, 0));
+}
+
+/// `RULES` keeps 128 bytes of a text.
+#[test]
+fn a_rule_that_differs_behind_what_is_kept_of_its_text_is_another_one_to_a_successor() {
+    let label = "a".repeat(60);
+    let name_of = |last: &str| format!("{label}.{label}.{label}.{last}.test");
+    let setup = |last: &str| Setup {
+        default: Action::Deny,
+        rules: vec![Rule::parse(Action::Allow, &name_of(last)).unwrap()],
+        rule_base: 60,
+        ..Setup::default()
+    };
+    for (last, lives) in [("one", 1), ("other", 0)] {
+        let mut rig = Rig::with(Setup {
+            rule_base: 10,
+            ..setup("one")
+        });
+        let name: &'static str = name_of("one").leak();
+        let told = answer(name, &[a(name, 0, PEER.octets)]);
+        let asked = wire(name).unwrap();
+        ByRules(rig.engine.core.judge.clone()).answer(101, Name(&asked), &told, 0, 0);
+        rig.connect(40_000, 7);
+        rig.pass(60_000 * MILLISECOND_NS);
+        // As the broker writes it.
+        let rules = policy(Action::Deny, &[&format!("allow {name}")]);
+        let described = rules.described().last().unwrap();
+        let text = described.text[..128].to_owned();
+        let kept = Described::of_element(&described.element(), text).unwrap();
+        rig.kernel.borrow_mut().rules.insert(13, kept);
+        let (_, adoption) = rig.restart(&setup(last));
+        assert_eq!(adoption.live, lives, "{last}");
+        assert_eq!(adoption.refused, 1 - lives, "{last}");
+    }
 }
 
 #[test]

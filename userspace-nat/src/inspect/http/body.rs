@@ -43,6 +43,15 @@ impl Body {
         }
     }
 
+    /// The content at the beginning of these bytes; `None`: what frames it, or its end.
+    pub fn content<'s>(&self, stream: &'s [u8]) -> Option<&'s [u8]> {
+        match *self {
+            Self::Length(0) => None,
+            Self::Length(left) | Self::Chunk(left) => Some(&stream[..clamp(stream, left)]),
+            _ => None,
+        }
+    }
+
     /// How many of the bytes that are there belong to the body; `None` when it is over. 0: there is
     /// more to come before it can be said.
     pub fn take(&mut self, stream: &[u8]) -> Result<Option<usize>, Refused> {

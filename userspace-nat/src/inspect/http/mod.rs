@@ -13,6 +13,7 @@
 //! | a length that is no plain decimal number, a chunk of 2 GiB and more | read octal or signed numbers, or 32 bits |
 //! | a chunk with an extension; a trailer that is no field, or one that frames or routes | read a line more or less |
 //! | content where the method gives it no meaning: GET, HEAD, DELETE, TRACE (RFC 9110 section 9.3) | take it for the next request |
+//! | content whose first line is a request's | take it for the next request |
 //! | any expectation but `100-continue`; a Connection that takes away what frames or routes | pass on a request without its content |
 //! | a field whose name differs from one of these by its punctuation | take it for that one |
 //!
@@ -22,9 +23,11 @@ use httparse::{EMPTY_HEADER, Header, Status};
 
 use super::{HostName, Refused};
 
+mod beginning;
 mod body;
 mod fields;
 
+pub use beginning::Beginning;
 pub use body::Body;
 
 use fields::{lists, only};

@@ -51,6 +51,12 @@ impl Version {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Keys that were made in this thread.
+    pub(crate) static DERIVED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// What one side's Initial packets of a connection are protected by.
 pub struct Keys {
     payload: Aes128Gcm,
@@ -70,6 +76,8 @@ impl Keys {
     }
 
     fn of(side: &[u8], version: Version, destination: &[u8]) -> Self {
+        #[cfg(test)]
+        DERIVED.set(DERIVED.get() + 1);
         let initial = Hkdf::<Sha256>::new(Some(&version.salt()), destination);
         let mut secret = [0; 32];
         expand(&initial, side, &mut secret);

@@ -21,7 +21,9 @@
 //! | an Initial with a whole ClientHello, or more of one that was let in | judged; what was held goes on in its order |
 //! | an Initial, and less than 1,200 bytes in all (RFC 9000 section 14.1) | dropped unread |
 //! | an Initial that can't be opened, or of a connection that made room for another | dropped |
-//! | the begin of DTLS, which may have the same port (RFC 9443) | dropped |
+//! | Initials that can't be opened, again and again | refused |
+//! | an Initial, and the VM has had as many opened as it may for now ([`effort`]) | dropped |
+//! | DTLS ([`dtls`]), which may have the same port (RFC 9443) | dropped |
 //! | what can't be taken apart, an unknown version, more packets than a client sends | refused |
 //!
 //! The hello lies in CRYPTO frames, in any order over several packets. As the datagrams go on as
@@ -31,18 +33,22 @@
 //! Of [`MAX_CONNECTIONS`] that are known and decided the one whose last Initial is the oldest makes
 //! room for the next. Nobody can tell whether it is over, and what was read of it is forgotten; so its
 //! Initials go nowhere from then on, and its ids stay known for that.
-use std::collections::HashMap;
-
 use super::{HostName, Refused, client_hello, reassembly::Reassembly};
 use crate::port::VirtioNetHdr;
 
+mod dtls;
+pub mod effort;
 mod keys;
 mod packet;
 mod shut;
 
+pub use effort::{Allowance, Effort};
+#[cfg(test)]
+pub(crate) use keys::DERIVED;
 pub use keys::{Keys, Version};
 pub use packet::{Initial, crypto_frames, initials};
 
+use effort::NothingLeft;
 use shut::ShutIds;
 
 /// Least payload of a datagram with an Initial packet of a client's, bytes (RFC 9000 section 14.1).
@@ -56,9 +62,8 @@ const MAX_INITIALS: usize = 8;
 /// Unanswered connections of one client's id whose answer a packet may be: who gives itself none has
 /// one at a time.
 const MAX_NAMESAKES: usize = 2;
-/// What a connection takes besides what is said in it, bytes: the map of its keys has room for four.
-const CONNECTION_HELD: usize =
-    size_of::<Connection>() + 4 * (size_of::<(Version, Keys)>() + 1) + 3 * packet::MAX_ID + 64;
+/// What a connection takes besides its keys and what is said in it, bytes.
+const CONNECTION_HELD: usize = size_of::<Connection>() + 3 * packet::MAX_ID + 64;
 /// Frames held of a flow.
 const MAX_FRAMES: usize = 16;
 
@@ -72,6 +77,8 @@ pub struct Flow {
     waiting: Vec<(VirtioNetHdr, Vec<u8>)>,
     /// A connection was let in.
     is_open: bool,
+    /// What was spent on Initials that did not open.
+    wasted: u32,
 }
 
 #[derive(Debug)]
@@ -82,10 +89,20 @@ struct Connection {
     client: Box<[u8]>,
     /// The id that the server answered with.
     server: Option<Box<[u8]>>,
-    keys: HashMap<Version, Keys>,
+    /// Made when they are wanted, and kept.
+    keys: Vec<(KeysOf, Version, Keys)>,
     crypto: Reassembly,
     /// Of the stream, what was judged and let by.
     judged: usize,
+}
+
+/// Whose keys of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum KeysOf {
+    Client,
+    Server,
+    /// Of a client that began a connection by the id which the server gave itself in this one.
+    ClientByServersId,
 }
 
 /// What becomes of a datagram.
@@ -97,6 +114,8 @@ pub enum Passage {
     Held,
     /// It goes nowhere.
     Dropped,
+    /// It goes nowhere, since the VM has had as much opened as it may for now.
+    Unread,
 }
 
 impl Flow {
@@ -105,12 +124,15 @@ impl Flow {
     pub fn datagram(
         &mut self,
         datagram: &[u8],
+        effort: &mut Effort<'_>,
         may: &mut dyn FnMut(&HostName) -> bool,
     ) -> Result<Passage, Refused> {
         let initials = initials(datagram)?;
+        if dtls::is_in(datagram) && (self.is_open || !initials.is_empty()) {
+            return Ok(Passage::Dropped);
+        }
         if initials.is_empty() {
             return match self.is_open {
-                true if begins_dtls(datagram) => Ok(Passage::Dropped),
                 true => Ok(Passage::Goes),
                 false => Err(Refused::Unknown),
             };
@@ -121,16 +143,28 @@ impl Flow {
         if initials.len() > MAX_INITIALS {
             return Err(Refused::TooLong);
         }
-        // One alone is opened where it is taken in.
-        if initials.len() > 1 && !initials.iter().all(|initial| self.can_open(initial)) {
-            return Ok(Passage::Dropped);
-        }
+        // All of them are opened before anything is kept of one.
+        let spent_before = effort.spent();
+        let (mut begun, mut payloads) = (Vec::new(), Vec::new());
         for initial in &initials {
-            let Some((connection, payload)) = self.open(initial)? else {
+            match self.open(initial, &mut begun, effort) {
+                Ok(Some(payload)) => payloads.push(payload),
                 // No server can open it, or all of them but us: a number past its field's end.
+                Ok(None) => {
+                    self.wasted += effort.spent() - spent_before;
+                    return match self.wasted > effort::MAX_WASTED {
+                        true => Err(Refused::Unopened),
+                        false => Ok(Passage::Dropped),
+                    };
+                }
+                Err(NothingLeft) => return Ok(Passage::Unread),
+            }
+        }
+        for (initial, payload) in initials.iter().zip(&payloads) {
+            let Some(connection) = self.connection_of(initial, &mut begun)? else {
                 return Ok(Passage::Dropped);
             };
-            connection.take(&payload)?;
+            connection.take(payload)?;
             connection.judge(may)?;
         }
         if self.is_undecided() {
@@ -142,7 +176,7 @@ impl Flow {
 
     /// Looks at a server's datagram, which goes on whatever it is: by which ids is it called from now
     /// on?
-    pub fn server_datagram(&mut self, datagram: &[u8]) {
+    pub fn server_datagram(&mut self, datagram: &[u8], effort: &mut Effort<'_>) {
         let is_long = datagram.first().is_some_and(|first| first & 0x80 != 0);
         if !is_long {
             return;
@@ -151,7 +185,9 @@ impl Flow {
         for (packet, is_initial) in packets.iter().take(MAX_INITIALS) {
             let mut known = self.connections.iter();
             let is_known = known.any(|c| c.server.as_deref() == Some(packet.source));
-            let is_known = is_known || *is_initial && self.is_answered_by(packet);
+            // One that could not be read may be sent again, and be read then.
+            let is_known =
+                is_known || *is_initial && self.is_answered_by(packet, effort) == Ok(true);
             if !is_known {
                 self.shut.take_servers(packet.source);
             }
@@ -159,18 +195,22 @@ impl Flow {
     }
 
     /// Whether it is a server's first answer in a connection, which is called as it says then.
-    fn is_answered_by(&mut self, initial: &Initial<'_>) -> bool {
+    fn is_answered_by(
+        &mut self,
+        initial: &Initial<'_>,
+        effort: &mut Effort<'_>,
+    ) -> Result<bool, NothingLeft> {
         let called = self.connections.iter_mut().rev().filter(|connection| {
             connection.server.is_none() && *connection.client == *initial.destination
         });
         for connection in called.take(MAX_NAMESAKES) {
-            let keys = Keys::of_server(initial.version, &connection.original);
-            if initial.open(&keys).is_some() {
+            let opened = connection.open_by(KeysOf::Server, initial, effort)?;
+            if opened.is_some() {
                 connection.server = Some(initial.source.into());
-                return true;
+                return Ok(true);
             }
         }
-        false
+        Ok(false)
     }
 
     /// Keeps a frame that is held: from L3 on.
@@ -207,64 +247,60 @@ impl Flow {
 
     /// Memory held, bytes.
     pub fn held(&self) -> usize {
-        let crypto = self
-            .connections
-            .iter()
-            .map(|c| CONNECTION_HELD + c.crypto.held());
+        let connections = self.connections.iter().map(Connection::held);
         let waiting = self.waiting.iter().map(|(_, l3)| l3.capacity());
-        crypto.chain(waiting).sum::<usize>() + self.shut.held()
+        connections.chain(waiting).sum::<usize>() + self.shut.held()
     }
 
-    /// Whether an Initial can be opened, by the keys of one connection; nothing is kept of it.
-    fn can_open(&mut self, initial: &Initial<'_>) -> bool {
+    /// The frames of an Initial, opened by the keys of one connection: one that is known, one of
+    /// `begun`, or another that begins, and is put there. `None`: nobody can open it, or may.
+    fn open(
+        &mut self,
+        initial: &Initial<'_>,
+        begun: &mut Vec<Connection>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Option<Vec<u8>>, NothingLeft> {
         if self.shut.has_past(initial.destination) {
-            return false;
+            return Ok(None);
         }
         let known = self.connections.iter_mut();
         let mut called = known.filter(|c| c.is_called(initial.destination));
         match (called.next(), called.next()) {
-            (Some(connection), None) => connection.open(initial).is_some(),
-            (Some(_), Some(_)) => false,
-            (None, _) => {
-                !self.shut.has_servers(initial.destination)
-                    && Connection::begun_by(initial).open(initial).is_some()
-            }
+            (Some(connection), None) => return connection.open(initial, effort),
+            // Of servers that give themselves no ids: it may be of either.
+            (Some(_), Some(_)) => return Ok(None),
+            (None, _) if self.shut.has_servers(initial.destination) => return Ok(None),
+            (None, _) => {}
         }
+        let mut beginning = begun.iter_mut();
+        if let Some(connection) = beginning.find(|c| c.is_called(initial.destination)) {
+            return connection.open(initial, effort);
+        }
+        let mut connection = Connection::begun_by(initial);
+        let payload = connection.open(initial, effort)?;
+        if payload.is_some() {
+            begun.push(connection);
+        }
+        Ok(payload)
     }
 
-    /// The connection that an Initial is of, and its frames; `None`: nobody can open it, or may.
-    fn open(
+    /// The connection that an Initial is of which was opened; it is the newest from now on. `None`: it
+    /// made room for another one of the same datagram.
+    fn connection_of(
         &mut self,
         initial: &Initial<'_>,
-    ) -> Result<Option<(&mut Connection, Vec<u8>)>, Refused> {
-        if self.shut.has_past(initial.destination) {
+        begun: &mut Vec<Connection>,
+    ) -> Result<Option<&mut Connection>, Refused> {
+        let is_it = |connection: &Connection| connection.is_called(initial.destination);
+        if let Some(at) = self.connections.iter().position(is_it) {
+            self.connections[at..].rotate_left(1);
+        } else if let Some(at) = begun.iter().position(is_it) {
+            self.make_room()?;
+            self.connections.push(begun.swap_remove(at));
+        } else {
             return Ok(None);
         }
-        let known = self.connections.iter().enumerate();
-        let mut called = known.filter(|(_, c)| c.is_called(initial.destination));
-        let payload = match (called.next(), called.next()) {
-            (Some((at, _)), None) => {
-                let payload = self.connections[at].open(initial);
-                if payload.is_some() {
-                    self.connections[at..].rotate_left(1);
-                }
-                payload
-            }
-            // Of servers that give themselves no ids: it may be of either.
-            (Some(_), Some(_)) => None,
-            (None, _) if self.shut.has_servers(initial.destination) => None,
-            (None, _) => {
-                let mut connection = Connection::begun_by(initial);
-                let payload = connection.open(initial);
-                if payload.is_some() {
-                    self.make_room()?;
-                    self.connections.push(connection);
-                }
-                payload
-            }
-        };
-        let newest = self.connections.last_mut();
-        Ok(newest.zip(payload))
+        Ok(self.connections.last_mut())
     }
 
     /// For one more connection.
@@ -288,7 +324,7 @@ impl Connection {
             original: initial.destination.into(),
             client: initial.source.into(),
             server: None,
-            keys: HashMap::new(),
+            keys: Vec::new(),
             crypto: Reassembly::new(0),
             judged: 0,
         }
@@ -298,22 +334,61 @@ impl Connection {
         *self.original == *id || self.server.as_deref() == Some(id)
     }
 
-    fn keys(&mut self, version: Version) -> &Keys {
-        let original = &self.original;
-        self.keys
-            .entry(version)
-            .or_insert_with(|| Keys::of_client(version, original))
+    fn keys(
+        &mut self,
+        of: KeysOf,
+        version: Version,
+        effort: &mut Effort<'_>,
+    ) -> Result<&Keys, NothingLeft> {
+        let known = self.keys.iter();
+        let mut known = known.map(|(kept_of, kept, _)| (*kept_of, *kept));
+        let at = match known.position(|kept| kept == (of, version)) {
+            Some(at) => at,
+            None => {
+                effort.derive()?;
+                let keys = match (of, &self.server) {
+                    (KeysOf::Server, _) => Keys::of_server(version, &self.original),
+                    (KeysOf::ClientByServersId, Some(server)) => Keys::of_client(version, server),
+                    _ => Keys::of_client(version, &self.original),
+                };
+                self.keys.reserve_exact(1);
+                self.keys.push((of, version, keys));
+                self.keys.len() - 1
+            }
+        };
+        Ok(&self.keys[at].2)
+    }
+
+    fn open_by(
+        &mut self,
+        of: KeysOf,
+        initial: &Initial<'_>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Option<Vec<u8>>, NothingLeft> {
+        effort.attempt()?;
+        let keys = self.keys(of, initial.version, effort)?;
+        Ok(initial.open(keys))
     }
 
     /// The frames of an Initial that goes to it; `None`: it can't be opened, or not by these keys alone.
-    fn open(&mut self, initial: &Initial<'_>) -> Option<Vec<u8>> {
-        let payload = initial.open(self.keys(initial.version))?;
+    fn open(
+        &mut self,
+        initial: &Initial<'_>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Option<Vec<u8>>, NothingLeft> {
+        let payload = self.open_by(KeysOf::Client, initial, effort)?;
         let is_begin = *self.original == *initial.destination;
-        let begins_another = !is_begin
-            && initial
-                .open(&Keys::of_client(initial.version, initial.destination))
-                .is_some();
-        (!begins_another).then_some(payload)
+        if payload.is_none() || is_begin {
+            return Ok(payload);
+        }
+        let another = self.open_by(KeysOf::ClientByServersId, initial, effort)?;
+        Ok(payload.filter(|_| another.is_none()))
+    }
+
+    /// Memory held, bytes.
+    fn held(&self) -> usize {
+        let keys = self.keys.capacity() * size_of::<(KeysOf, Version, Keys)>();
+        CONNECTION_HELD + keys + self.crypto.held()
     }
 
     /// Takes the frames of a packet in.
@@ -348,13 +423,6 @@ impl Connection {
     fn is_decided(&self) -> bool {
         self.judged > 0 && self.judged == self.crypto.whole().len() && !self.crypto.has_islands()
     }
-}
-
-/// Whether it may be the begin of DTLS (RFC 9147 section 4): a handshake record of that version. A
-/// server that has it on the same port tells it apart by the first octet.
-fn begins_dtls(datagram: &[u8]) -> bool {
-    const HANDSHAKE: u8 = 22;
-    matches!(datagram, [HANDSHAKE, 0xfe, 0xfc..=0xff, ..])
 }
 
 #[cfg(test)]

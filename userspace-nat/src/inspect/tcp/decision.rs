@@ -42,6 +42,9 @@ impl Session {
         may: &mut dyn FnMut(&HostName, &mut Vec<Rc<LearntName>>) -> bool,
         now_ns: u64,
     ) -> Outcome {
+        if let Some(why) = self.goes_on_after_early_answer() {
+            return self.refuse(why, wire);
+        }
         let before = self.allowed;
         let mut held = false;
         while self.phase == Phase::Open {
@@ -60,7 +63,12 @@ impl Session {
                         self.answer = Some(Reassembly::new(self.guest_ack));
                     }
                 }
-                Step::Pass(len) => self.allowed += len,
+                Step::Pass(len) => {
+                    self.allowed += len;
+                    if self.spoken.is_in_content() {
+                        self.content_allowed();
+                    }
+                }
                 Step::More => break,
                 Step::Held => {
                     held = true;
@@ -91,6 +99,7 @@ impl Session {
         }
         self.be_patient(undecided > 0 && !held, self.allowed > before, now_ns);
         self.transmit(wire, now_ns);
+        self.await_early_answer();
         self.outcome()
     }
 

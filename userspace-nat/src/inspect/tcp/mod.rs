@@ -52,6 +52,7 @@ use crate::{
 };
 
 mod decision;
+mod early;
 mod ending;
 mod opening;
 mod options;
@@ -65,6 +66,7 @@ pub(crate) use options::keep_known;
 pub use segment::{Received, Segment, Wire, build_header};
 
 use decision::Patience;
+use early::EarlyAnswer;
 use opening::Opening;
 use options::Options;
 use server::Server;
@@ -154,6 +156,9 @@ pub struct Session {
     told_window_end: u32,
     /// The server's bytes since the hello, while they matter.
     answer: Option<Reassembly>,
+    /// Behind the last of a request's content that may be sent on, and whether the server answered before.
+    content_end: Option<u32>,
+    early_answer: EarlyAnswer,
     /// Names that this connection named before.
     pub(crate) named: Vec<Rc<LearntName>>,
     opened_ns: u64,
@@ -197,6 +202,8 @@ impl Session {
             server: Server::default(),
             told_window_end: isn,
             answer: None,
+            content_end: None,
+            early_answer: EarlyAnswer::default(),
             named: Vec::new(),
             opened_ns: now_ns,
             patience: Patience::Endless,
@@ -366,6 +373,7 @@ impl Session {
             return (fate, Outcome::Goes);
         }
         self.server.note(segment);
+        self.note_early_answer(segment);
         if self.acknowledged(segment, now_ns) {
             self.resend_from_begin(wire, now_ns);
         }

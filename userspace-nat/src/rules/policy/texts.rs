@@ -1,7 +1,9 @@
 //! What rules are called: their numbers, and their texts.
 use crate::{
     dns::Resolvers,
-    rules::{Action, Decision, Http, Note, Policy, Rule, RuleId},
+    rules::{
+        Action, Decision, Described, Http, Note, Policy, Rule, RuleId, identity::meaning_of_default,
+    },
 };
 
 impl Policy {
@@ -73,6 +75,20 @@ impl Policy {
     pub fn texts(&self) -> impl Iterator<Item = String> {
         (0..RuleId::FIRST_TYPED.0 + self.rules.len() as u32)
             .map(|offset| self.rule_text(RuleId(self.first + offset)))
+    }
+
+    /// Every rule, in the order of [`RuleId`].
+    pub fn described(&self) -> impl Iterator<Item = Described> {
+        let shut = |what| meaning_of_default(what, Action::Deny);
+        let defaults = [
+            meaning_of_default("", self.default),
+            shut("protected"),
+            shut("elsewhere"),
+        ];
+        let meanings = defaults.into_iter().chain(self.meanings.iter().copied());
+        let is_learning = self.settings.is_learning;
+        let described = move |(meaning, text)| Described::new(meaning, is_learning, text);
+        meanings.zip(self.texts()).map(described)
     }
 
     /// A rule's text; with the file's line, where it was one.

@@ -1,5 +1,7 @@
 //! Inspected connections.
 mod again;
+mod early;
+mod effort;
 mod ends;
 mod forged;
 mod limits;

@@ -203,3 +203,40 @@ fn an_initial_in_a_small_datagram_is_dropped_and_counted() {
     rig.guest(1, &initial(b"one", 0, 0, &hellos::client_hello(NAME)));
     assert_eq!(rig.at_world().len(), 1);
 }
+
+#[test]
+fn no_form_of_dtls_goes_along_with_a_connection() {
+    let mut rig = Rig::with(setup());
+    tell(&rig, NAME);
+    rig.guest(1, &initial(b"one", 0, 0, &hellos::client_hello(NAME)));
+    assert_eq!(rig.at_world().len(), 1);
+    let record = |kind: u8, version: [u8; 2], content: &[u8]| {
+        let len = (content.len() as u16).to_be_bytes();
+        let header = [&[kind][..], &version, &[0; 8], &len].concat();
+        [&header[..], content].concat()
+    };
+    let hello = [&[1, 0, 0, 48, 0, 0, 0, 0, 0, 0, 0, 48][..], &[0xab; 48]].concat();
+    let hello = record(22, [0xfe, 0xfd], &hello);
+    let before = [
+        record(20, [0xfe, 0xfd], &[1]),
+        record(21, [0xfe, 0xff], &[1, 0]),
+        record(23, [0x01, 0x00], &[7; 20]),
+        record(26, [0xfe, 0xfd], &[]),
+        // Passed over by who reads DTLS, as what it is not.
+        record(21, [0x03, 0x03], &[]),
+        vec![0x40; 13],
+        vec![0x24, 7, 0, 1, 9],
+    ];
+    for before in &before {
+        let datagram = [&before[..], &hello].concat();
+        rig.guest(1, &udp((GUEST, GUEST_PORT), SERVER, &datagram));
+        assert_eq!(rig.at_world(), Vec::<Vec<u8>>::new(), "{before:02x?}");
+    }
+    assert_eq!(
+        rig.dropped(1, DropReason::Malformed),
+        before.len() as u64,
+        "each is counted"
+    );
+    rig.guest(1, &udp((GUEST, GUEST_PORT), SERVER, b"\x40data"));
+    assert_eq!(rig.at_world().len(), 1);
+}

@@ -33,11 +33,15 @@ pub(super) fn setup() -> Setup {
 }
 
 pub(super) fn tell(rig: &Rig, name: &'static str) {
+    tell_vm(rig, 101, name);
+}
+
+pub(super) fn tell_vm(rig: &Rig, vm: u32, name: &'static str) {
     let mut dns = ByRules(rig.engine.core.judge.clone());
     let now_ns = rig.kernel.borrow().now_ns;
     let wire = wire(name).unwrap();
     let told = answer(name, &[a(name, 60, PEER.octets)]);
-    let verdict = dns.answer(101, Name(&wire), &told, 0, now_ns);
+    let verdict = dns.answer(vm, Name(&wire), &told, 0, now_ns);
     assert_eq!(verdict, NameVerdict::Allow);
 }
 

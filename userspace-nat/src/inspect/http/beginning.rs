@@ -1,0 +1,67 @@
+//! Content that reads as a request.
+//!
+//! A server that does not heed a request's length, as some do not on some of their paths ("CL.0"),
+//! takes its content for the next request. So content may not begin as one does: by a line of a method,
+//! a target and a version. Empty lines before it are passed over, as servers do (RFC 9112 section 2.2);
+//! a target may have blanks, as with some. Without the end of that line no server has a request.
+
+/// Where in a first line the content's next octet is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Beginning {
+    /// In empty lines and blanks before it.
+    #[default]
+    Blank,
+    /// In its first word.
+    Method,
+    /// Behind that, so many octets into a blank and a version.
+    Version(u8),
+    /// It is no request's.
+    Other,
+}
+
+/// A version, `0` for any digit, behind a blank.
+const VERSION: &[u8] = b" HTTP/0.0";
+
+impl Beginning {
+    /// Takes more of the content in: as much of it as there is before a request's first line ends.
+    pub fn take(&mut self, content: &[u8]) -> usize {
+        let ends = content.iter().position(|octet| self.ends_line(*octet));
+        ends.unwrap_or(content.len())
+    }
+
+    /// Takes an octet in, unless it is the one that ends a request's first line.
+    fn ends_line(&mut self, octet: u8) -> bool {
+        let is_blank = matches!(octet, b' ' | b'\t');
+        let is_line_end = matches!(octet, b'\r' | b'\n');
+        let whole = VERSION.len() as u8;
+        *self = match *self {
+            Self::Other => Self::Other,
+            Self::Blank if is_blank || is_line_end => Self::Blank,
+            Self::Blank | Self::Method if is_token(octet) => Self::Method,
+            Self::Method if is_blank => Self::Version(1),
+            Self::Blank | Self::Method => Self::Other,
+            Self::Version(at) if at >= whole && is_line_end => return true,
+            Self::Version(_) if is_line_end => Self::Other,
+            // The line may end behind blanks, or another version may follow.
+            Self::Version(at) if at >= whole && is_blank => Self::Version(whole + 1),
+            Self::Version(at) if at > whole && is(octet, VERSION[1]) => Self::Version(2),
+            Self::Version(at) if VERSION.get(usize::from(at)).is_some_and(|v| is(octet, *v)) => {
+                Self::Version(at + 1)
+            }
+            Self::Version(_) => Self::Version(u8::from(is_blank)),
+        };
+        false
+    }
+}
+
+fn is(octet: u8, of_version: u8) -> bool {
+    match of_version {
+        b'0' => octet.is_ascii_digit(),
+        letter => octet.eq_ignore_ascii_case(&letter),
+    }
+}
+
+/// RFC 9110 section 5.6.2.
+fn is_token(octet: u8) -> bool {
+    octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet)
+}
