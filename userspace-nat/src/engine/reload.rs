@@ -11,7 +11,7 @@
 //! [`Judge::set_policies`]: crate::rules::Judge::set_policies
 use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{Protocol, SlotRef, slot::SlotFlags};
+use slipgate_abi::{Protocol, SlotRef, slot::SlotFlags, tcp::TcpBits};
 
 use super::{
     Context, Control, ControlReply, Engine, Services, commands::Later, core::Core,
@@ -167,8 +167,11 @@ impl<D: Datapath> Core<D> {
         let by = by.filter(|(of, _)| *of == generation);
         let rule = self.rule_texts.identity(live.rule(), &self.datapath);
         let by = by.map(|(_, name)| &**name);
+        let is_in_session = self.flows.entry(slot).is_some_and(|e| e.is_held());
+        let was_released = live.tcp().load(Relaxed) & TcpBits::HELD != 0;
+        let was_inspected = is_in_session || was_released;
         let judge = self.judge.borrow();
-        judge.keeps(live.vm(), to, by, rule.as_ref(), now_ns)
+        judge.keeps(live.vm(), to, by, rule.as_ref(), was_inspected, now_ns)
     }
 
     /// The elements of `RULES` that flows of ours name.

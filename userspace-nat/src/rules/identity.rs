@@ -40,11 +40,6 @@ impl Identity {
         self.meaning == *meaning
     }
 
-    /// Whether it is of a policy by which a VM is open to learn its own.
-    pub(super) fn is_learning(&self) -> bool {
-        self.is_learning
-    }
-
     /// Digest of all that is known of it: never zero.
     pub fn whole(&self) -> [u8; 16] {
         self.whole

@@ -71,7 +71,7 @@ fn each_rule_of_a_set_is_told_apart_and_comes_back_from_the_kernel() {
     let wholes: std::collections::HashSet<_> = described.iter().map(|d| d.identity.whole).collect();
     assert_eq!(wholes.len(), 12);
     for (at, rule) in described.iter().enumerate() {
-        assert_eq!(rule.identity.is_learning(), at >= 6);
+        assert_eq!(rule.identity.is_learning, at >= 6);
         let back = Described::of_element(&rule.element(), rule.text.clone());
         assert_eq!(back.as_ref(), Some(rule));
     }

@@ -4,7 +4,7 @@
 //! from the first packet on, whatever was asked for before. Flows that live are asked for one by one
 //! whether they may go on.
 use super::{
-    Decision, Destination, Identity, Judge, LearntName, OnReload, Policy, PolicySet, Rule,
+    Action, Decision, Destination, Identity, Judge, LearntName, OnReload, Policy, PolicySet, Rule,
     elsewhere, judge::openings::split,
 };
 use crate::dns::Name;
@@ -25,7 +25,7 @@ impl Judge {
     /// known. Of a flow whose name is not known, the rule that let it in is asked (`rule`): that is
     /// enough when a rule that means the same is there.
     ///
-    /// A flow that came while its VM was open to learn does not go on where a rule inspects: what was
+    /// A flow that was never inspected (`was_inspected`) does not go on where a rule inspects: what was
     /// said in it nobody has seen, and it could say the like for ever.
     pub fn keeps(
         &self,
@@ -33,6 +33,7 @@ impl Judge {
         to: Destination,
         by: Option<&LearntName>,
         rule: Option<&Identity>,
+        was_inspected: bool,
         now_ns: u64,
     ) -> bool {
         let policy = self.policy(vm);
@@ -40,9 +41,8 @@ impl Judge {
         let by_default = [policy.default_id(), policy.elsewhere_id()];
         let by_default = by_default.contains(&verdict.decision.rule);
         let allowed = verdict.decision.is_allowed();
-        let unseen = rule.is_some_and(Identity::is_learning);
         let goes = |decision: Decision| {
-            decision.is_allowed() && !(unseen && policy.inspects(decision.rule))
+            decision.is_allowed() && (was_inspected || !policy.inspects(decision.rule))
         };
         // A rule by address has the last word, and a name that is open and allows.
         if !by_default && verdict.name.is_none() || allowed && verdict.name.is_some() {
@@ -52,7 +52,7 @@ impl Judge {
             Some(Some(decision)) => goes(decision),
             _ if allowed => goes(verdict.decision),
             Some(None) => false,
-            None => rule.is_some_and(|rule| names(policy, rule, to)),
+            None => rule.is_some_and(|rule| names(policy, rule, was_inspected, to)),
         }
     }
 
@@ -86,11 +86,12 @@ impl Judge {
 }
 
 /// Whether a rule by name that lets a destination in means what this one did.
-fn names(policy: &Policy, identity: &Identity, to: Destination) -> bool {
+fn names(policy: &Policy, identity: &Identity, was_inspected: bool, to: Destination) -> bool {
     policy.meant().any(|(rule, meaning)| match rule {
         Rule::Name(action, pattern) => {
             identity.means(meaning)
                 && action.admits()
+                && (was_inspected || *action != Action::Inspect)
                 && pattern.covers(to.port, to.protocol)
                 && (!policy.elsewhere(to) || elsewhere::name_means(pattern))
         }
