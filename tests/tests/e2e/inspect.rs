@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use sha2::{Digest as _, Sha256};
 use slipgate_testbed::{
     World,
     clients::{dns, tcp},
@@ -166,17 +167,39 @@ fn each_request_of_a_kept_connection_is_held_to_its_name() {
     };
     allowed_and_inspected(80, &TcpService::Echo, |stand, servers, inspected| {
         let mut stream = connect(stand, servers);
-        for sent in [&request(NAME), &long, &request(NAME)] {
-            let mut writer = stream.try_clone().unwrap();
-            let back = thread::scope(|scope| {
-                scope.spawn(|| writer.write_all(sent).unwrap());
-                let mut back = vec![0; sent.len()];
-                stream.read_exact(&mut back).unwrap();
-                back
-            });
-            assert!(back == **sent);
+        for _ in 0..3 {
+            let back = echoed(&mut stream, &request(NAME), 1_000);
+            assert_eq!(back, Some(request(NAME)));
         }
         let back = echoed(&mut stream, &request("evil.test"), 1_000);
+        assert_eq!(back.is_none(), inspected);
+    });
+    allowed_and_inspected(80, &TcpService::Digest, |stand, servers, _| {
+        let all = [request(NAME), long.clone(), request(NAME), long.clone()].concat();
+        let mut stream = connect(stand, servers);
+        stream.write_all(&all).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut digest = String::new();
+        stream.read_to_string(&mut digest).unwrap();
+        let expected = Sha256::digest(&all);
+        let expected: String = expected
+            .iter()
+            .map(|octet| format!("{octet:02x}"))
+            .collect();
+        assert_eq!(digest.trim_end(), expected);
+    });
+}
+
+#[test]
+fn what_follows_an_answer_to_half_a_request_is_not_sent_on() {
+    require_root_and_tun!();
+    let head = format!("POST / HTTP/1.1\r\nHost: {NAME}\r\nContent-Length: 100\r\n\r\n");
+    allowed_and_inspected(80, &TcpService::Echo, |stand, servers, inspected| {
+        let mut stream = connect(stand, servers);
+        let back = echoed(&mut stream, head.as_bytes(), 1_000);
+        assert_eq!(back.as_deref(), Some(head.as_bytes()), "the answer comes");
+        let evil = b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n";
+        let back = echoed(&mut stream, &[b"a=", &evil[..]].concat(), 1_000);
         assert_eq!(back.is_none(), inspected);
     });
 }
