@@ -76,20 +76,17 @@ fn give_up_privileges(broker: Pid, files: u64) -> Result<(), SandboxError> {
 }
 
 /// What the broker needs while it serves: devices, routes and neighbours (`CAP_NET_ADMIN`),
-/// programs and pins (`CAP_BPF`, `CAP_PERFMON`), the engine's end (`CAP_KILL`: it is nobody's), and
-/// a flow log to be opened again wherever it lies (`CAP_DAC_OVERRIDE`). Numbers from
-/// <linux/capability.h>.
-const BROKER_KEEPS: [u32; 5] = [1, 5, 12, 38, 39];
+/// programs and pins (`CAP_BPF`, `CAP_PERFMON`), a flow log to be opened again wherever it lies
+/// (`CAP_DAC_OVERRIDE`), the end of processes that have users of their own (`CAP_KILL`), and others
+/// in their place, which give up what they are started with (`CAP_SETGID`, `CAP_SETUID`,
+/// `CAP_SETPCAP`). Numbers from <linux/capability.h>.
+const BROKER_KEEPS: [u32; 8] = [1, 5, 6, 7, 8, 12, 38, 39];
 
 /// Gives up every capability that the broker does not need while it serves. It stays root to the
 /// files it owns.
-///
-/// `restarts`: it starts processes while it serves, which become nobody (`CAP_SETGID`,
-/// `CAP_SETUID`).
-pub(crate) fn limit_broker(restarts: bool) -> Result<(), SandboxError> {
+pub(crate) fn limit_broker() -> Result<(), SandboxError> {
     let set = |numbers: &[u32]| numbers.iter().fold(0u64, |set, n| set | 1 << n);
-    let more = if restarts { set(&[6, 7]) } else { 0 };
-    let keep = set(&BROKER_KEEPS) | more;
+    let keep = set(&BROKER_KEEPS);
     prctl("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1)?;
     drop_bounding_set(keep)?;
     keep_capabilities(keep)

@@ -214,7 +214,7 @@ fn the_broker_keeps_what_it_needs_and_nothing_else() {
     let end = match unsafe { fork() }.expect("fork") {
         ForkResult::Child => {
             let keep = super::BROKER_KEEPS.iter().fold(0u64, |set, n| set | 1 << n);
-            let right = super::limit_broker(false).is_ok() && effective() == before & keep;
+            let right = super::limit_broker().is_ok() && effective() == before & keep;
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(i32::from(!right)) }
         }

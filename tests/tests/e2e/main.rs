@@ -16,6 +16,7 @@ mod namespaces;
 mod observability;
 mod per_vm;
 mod policy;
+mod processes;
 mod rates;
 mod records;
 mod refusals;

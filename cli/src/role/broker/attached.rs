@@ -1,6 +1,12 @@
 //! Everything the broker has in the kernel: made in order at the start, taken down in order at the
 //! end, followed in between.
-use std::{collections::BTreeSet, fs::File, net::TcpListener, ops::Range};
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    net::TcpListener,
+    ops::Range,
+    os::fd::{AsFd as _, OwnedFd},
+};
 
 use anyhow::{Context as _, anyhow, bail};
 use slipgate_abi::{ForwardKey, ForwardTarget, forward::DenyKey, maps::MAX_OWNERS};
@@ -17,15 +23,15 @@ use slipgate_control::{
 use userspace_nat::{rules::PolicySet, vm::VmSpec};
 
 use super::{
-    inputs::Inputs,
-    network_view,
+    inputs::{Inputs, open_flow_log, open_pcap},
+    network_view, reserve,
     resolvers::HostResolvers,
     rule_texts, survival,
     uplink::{self, Uplink},
     xdp,
 };
 use crate::{
-    channel::NetworkView,
+    channel::{NetworkView, ToEngine},
     config::{Config, ConfigError, Forward, LoadedPolicies, Said, VmConfig},
     show,
 };
@@ -65,7 +71,11 @@ pub(super) struct Attached {
     pub(super) watch: NetworkWatch,
     pub(super) next_hops: NextHops,
     pub(super) loaded: LoadedPolicies,
+    /// These, and those of VMs that learn.
+    pub(super) in_force: LoadedPolicies,
     pub(super) policies: PolicySet,
+    /// The forwards' host ports, in order: they stay ours while an engine is started again.
+    pub(super) forward_sockets: Vec<OwnedFd>,
     pub(super) flow_log: Option<File>,
     pub(super) pcap: Option<File>,
     /// The socket of `--metrics`, until it is served.
@@ -168,8 +178,10 @@ impl Attached {
             owner,
             port,
             watch,
+            in_force: loaded.clone(),
             loaded,
             policies,
+            forward_sockets: Vec::new(),
             flow_log,
             pcap,
             metrics,
@@ -323,6 +335,42 @@ impl Attached {
                 break;
             }
         }
+    }
+
+    /// Takes the forwards' ports of the host.
+    pub(super) fn reserve_forwards(&mut self) -> anyhow::Result<()> {
+        let forwards = self.config.forwards.iter();
+        self.forward_sockets = forwards.map(reserve::reserve).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Goes on with other files of the flow log's and the pcap's names: the old ones were moved
+    /// away. What an engine that serves is to be told, with a descriptor each.
+    pub(super) fn reopen_files(&mut self) -> anyhow::Result<Vec<(ToEngine, OwnedFd)>> {
+        let mut told = Vec::new();
+        if let Some(path) = &self.config.flow_log {
+            let file = open_flow_log(path)?;
+            told.push((ToEngine::FlowLog, file.as_fd().try_clone_to_owned()?));
+            self.flow_log = Some(file);
+        }
+        if let Some(path) = &self.config.pcap {
+            let file = open_pcap(path)?;
+            told.push((ToEngine::Pcap, file.as_fd().try_clone_to_owned()?));
+            self.pcap = Some(file);
+        }
+        Ok(told)
+    }
+
+    /// Before another engine in the place of one that ended: removes what that was in the middle of.
+    pub(super) fn clean_after_engine(&mut self) -> anyhow::Result<()> {
+        let swept = owner::sweep(self.datapath.maps(), self.datapath.paths(), &self.owner)?;
+        tracing::debug!(?swept, "an engine has ended");
+        // The relays of before, which knew other elements, are gone.
+        let forwards = forward_texts(&self.config).count() as u32;
+        let texts = self.policies.texts().count() as u32;
+        let begin = self.rule_base + texts;
+        self.relayed_rules = begin..begin + forwards;
+        Ok(())
     }
 
     /// Leads the world's first packets on forwarded ports to the engine. Their sockets are bound by

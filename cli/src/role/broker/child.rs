@@ -159,9 +159,20 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Lets a descriptor survive the execve, and gives the child a clean signal mask and a process
-/// group of its own: a ^C at the terminal is for the broker, which ends the others in order.
+/// What ends a process in order. Service managers send it to every process of a service at once
+/// (systemd's `KillMode=control-group`); it is for the broker, which ends the others.
+const FOR_THE_BROKER: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+
+/// Lets a descriptor survive the execve, and gives the child a process group of its own (a ^C at the
+/// terminal is for the broker) and a clean signal mask. What is [`FOR_THE_BROKER`] it ignores from
+/// before its first moment: the broker has these blocked, and the child inherits that until here.
 fn keep(fd: RawFd) -> std::io::Result<()> {
+    for signal in FOR_THE_BROKER {
+        // SAFETY: no handler is installed. What is ignored stays so over the execve.
+        if unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
     // SAFETY: numbers only, and a set that is initialised here.
     unsafe {
         let mut none: libc::sigset_t = std::mem::zeroed();

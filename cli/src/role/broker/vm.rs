@@ -232,12 +232,9 @@ impl Broker {
             Ok(End::Asked { signal, .. }) => How::Stopped {
                 signal: signal as i32,
             },
-            Err(e) => {
-                let why = self.engine_end().map_or(e, |end| anyhow::anyhow!(end));
-                How::NatFailed {
-                    why: format!("{why:#}"),
-                }
-            }
+            Err(e) => How::NatFailed {
+                why: format!("{e:#}"),
+            },
         };
         let end = self.vm.as_mut().and_then(|vm| vm.vmm.stop());
         (how, end)
