@@ -4,6 +4,7 @@
 
 mod changes;
 mod clones;
+mod compromised;
 mod counting;
 mod forwards;
 mod guest_errors;

@@ -33,7 +33,7 @@ use super::{
 use crate::{
     channel::{NetworkView, ToEngine},
     config::{Config, ConfigError, Forward, LoadedPolicies, Said, VmConfig},
-    show,
+    show::{self, plain::one_line},
 };
 
 /// The gateway's MAC in every guest's network, locally administered: a clone or a restored
@@ -89,6 +89,8 @@ pub(super) struct Attached {
     pub(super) former_rules: Vec<Range<u32>>,
     /// The forwards' of the first of these: relays name them as long as they run.
     pub(super) relayed_rules: Range<u32>,
+    /// TAPs that a predecessor served, until those of them that are not ours are shut.
+    former_taps: BTreeSet<u32>,
     /// Which of two sets of numbers the guard's list has.
     pub(super) turn: bool,
     /// The host's.
@@ -171,8 +173,10 @@ impl Attached {
             }
         };
         let run = rule_base..rule_base + texts.len() as u32;
+        let former_taps = owner.noted_taps(&paths)?;
         let mut attached = Self {
             next_hops,
+            former_taps,
             vms: Vec::new(),
             datapath,
             owner,
@@ -208,6 +212,7 @@ impl Attached {
     fn begin(&mut self) -> anyhow::Result<()> {
         self.port.serve(&self.datapath, self.hook)?;
         self.open_vms()?;
+        self.note_taps()?;
         self.set_rates();
         self.write_denied()?;
         self.attach_uplink()?;
@@ -435,22 +440,25 @@ impl Attached {
         serve::serve_tap(&self.datapath, ifindex, self.hook).with_context(what)
     }
 
+    /// Writes down which TAPs are ours, and until they are shut a predecessor's: what the VMs' rows
+    /// say of them is the engine's word.
+    pub(super) fn note_taps(&self) -> anyhow::Result<()> {
+        let ours = self.vms.iter().filter_map(|vm| vm.tap_ifindex);
+        let taps = ours.chain(self.former_taps.iter().copied()).collect();
+        Ok(self.owner.note_taps(self.datapath.paths(), &taps)?)
+    }
+
     /// Shuts out VMs of a predecessor that are not to be served any more. The engine has ended
     /// their flows.
-    pub(super) fn close_departed(&self) -> anyhow::Result<()> {
+    pub(super) fn close_departed(&mut self) -> anyhow::Result<()> {
+        self.shut_departed()?;
         let maps = self.datapath.maps();
         let departed: Vec<u32> = vm::rows_of(maps, self.owner.row())
             .filter(|row| self.vms.iter().all(|vm| vm.open.row != *row))
             .collect();
         for row in departed {
-            let name = vm::name_of(maps, row).unwrap_or_default();
+            let name = one_line(&vm::name_of(maps, row).unwrap_or_default());
             let what = || format!("closing the row of {name}, which is not served any more");
-            if let Some(tap) = vm::tap_of(maps, row) {
-                serve::shut_tap(&self.datapath, tap).with_context(what)?;
-                self.datapath
-                    .detach(Program::Guard, tap)
-                    .with_context(what)?;
-            }
             vm::close(maps, row).with_context(what)?;
             match self.config.new_vms {
                 // Of the name that is ours now.
@@ -459,6 +467,26 @@ impl Attached {
             }
         }
         Ok(())
+    }
+
+    /// Takes down the TAPs that only a predecessor served.
+    fn shut_departed(&mut self) -> anyhow::Result<()> {
+        for tap in std::mem::take(&mut self.former_taps) {
+            let is_ours = self.vms.iter().any(|vm| vm.tap_ifindex == Some(tap));
+            // An index that came again is another device, without our program.
+            if is_ours || !self.is_served(tap)? {
+                continue;
+            }
+            let what =
+                || format!("shutting the TAP with index {tap}, which is not served any more");
+            serve::shut_tap(&self.datapath, tap).with_context(what)?;
+            self.datapath
+                .detach(Program::Guard, tap)
+                .with_context(what)?;
+        }
+        self.note_taps()?;
+        let paths = self.datapath.paths();
+        Ok(self.owner.forget_merged_taps(paths)?)
     }
 
     pub(super) fn serve_taps(&self) -> anyhow::Result<()> {
@@ -479,8 +507,9 @@ impl Attached {
     }
 
     pub(super) fn refresh_next_hops(&mut self) -> anyhow::Result<()> {
+        let uplink = self.uplink.ifindex;
         self.next_hops
-            .refresh(self.datapath.maps(), self.watch.network())?;
+            .refresh(self.datapath.maps(), self.watch.network(), uplink)?;
         Ok(())
     }
 
@@ -582,6 +611,7 @@ impl Attached {
             note(vm::close(self.datapath.maps(), vm.open.row));
         }
         self.forget_applied();
+        note(self.owner.forget_taps(self.datapath.paths()));
         let (row, port) = (self.owner.row(), self.port.ifindex);
         note(self.datapath.detach(Program::EnginePort, port).map(drop));
         drop(self.port);
