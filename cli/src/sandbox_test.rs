@@ -8,11 +8,13 @@ use nix::{
     unistd::{ForkResult, Pid, fork, getpid},
 };
 
+use slipgate_control::users::NOBODY;
+
 use super::{enter, filter};
 
 /// How a child ended that entered the engine's sandbox and ran `call`.
 fn confined(call: impl FnOnce() -> bool) -> WaitStatus {
-    confined_by(|parent| enter(parent).is_ok(), call)
+    confined_by(|parent| enter(parent, NOBODY).is_ok(), call)
 }
 
 /// How a child ended that entered a sandbox and ran `call`.

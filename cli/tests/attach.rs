@@ -219,7 +219,13 @@ fn the_engine_has_no_privileges() {
     }
     assert_eq!(status_field(engine, "Seccomp"), "2");
     assert_eq!(status_field(engine, "NoNewPrivs"), "1");
-    assert_eq!(status_field(engine, "Uid"), "65534\t65534\t65534\t65534");
+    // A user of its own, in all four.
+    for ids in ["Uid", "Gid"] {
+        let ids = status_field(engine, ids);
+        let ids: Vec<u32> = ids.split('\t').map(|id| id.parse().unwrap()).collect();
+        assert_eq!(ids, [ids[0]; 4]);
+        assert!((0x7c00_0000..=0x7c00_ffff).contains(&ids[0]), "{ids:?}");
+    }
     assert_eq!(status_field(engine, "Groups"), "");
     // It serves all the same.
     bed.upload(0, MEGABYTE);

@@ -27,7 +27,7 @@ pub(crate) use alone::check_alone;
 pub const BPFFS: &str = "/sys/fs/bpf";
 const PINS: &str = "/sys/fs/bpf/slipgate";
 const COOKIE_FILE: &str = "netns-cookie";
-const RUN: &str = "/run/slipgate";
+pub(crate) const RUN: &str = "/run/slipgate";
 /// Beside the locks: where the pins are that they guard.
 const PINS_FILE: &str = "pin-dir";
 

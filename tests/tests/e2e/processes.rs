@@ -186,6 +186,69 @@ fn another_engine_takes_the_place_of_one_that_is_killed() {
     assert!(stand.slipgate.pins().pins().is_empty());
 }
 
+/// Whom a process is.
+fn user(pid: Pid) -> u32 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:\t"));
+    line.unwrap().split('\t').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn each_process_is_a_user_that_nobody_else_is() {
+    require_root_and_tun!();
+    const NOBODY: u32 = 65_534;
+    let stands = [(); 2].map(|()| Stand::new(&["--metrics", "127.0.0.1:9600"]));
+    let server = echo_server(&stands[0]);
+    let all: Vec<Pid> = stands
+        .iter()
+        .flat_map(|stand| {
+            eventually("engine and metrics process", || {
+                let all = processes(&stand.slipgate, "slipgate-");
+                // Confined by now.
+                let confined = all.iter().filter(|pid| user(**pid) != 0);
+                (confined.count() == 2).then_some(all)
+            })
+        })
+        .collect();
+    let users: HashSet<u32> = all.iter().map(|pid| user(*pid)).collect();
+    assert_eq!(users.len(), 4, "{users:?}");
+    assert!(!users.contains(&NOBODY));
+    // The engine of one may be stopped or killed by none of these, nor by anybody's nobody.
+    let victim = processes(&stands[0].slipgate, "slipgate-engine")[0];
+    let own = user(victim);
+    for other in users
+        .iter()
+        .copied()
+        .chain([NOBODY])
+        .filter(|user| *user != own)
+    {
+        for signal in ["-STOP", "-KILL"] {
+            use std::os::unix::process::CommandExt as _;
+            let mut command = std::process::Command::new("kill");
+            command.args([signal, &victim.to_string()]);
+            let output = command.uid(other).gid(other).output().unwrap();
+            assert!(!output.status.success(), "{other} may send {signal}");
+        }
+    }
+    stands[0]
+        .run(|| tcp::connect(server.address(), WAIT))
+        .unwrap();
+
+    // The next engine is the same user.
+    kill(victim, Signal::SIGKILL).unwrap();
+    stands[0]
+        .run(|| tcp::connect(server.address(), WAIT))
+        .unwrap();
+    assert_eq!(user(engine(&stands[0].slipgate)), own);
+    for mut stand in stands {
+        assert!(stand.slipgate.stop().unwrap().success());
+    }
+    for user in users {
+        let lock = format!("/run/slipgate/users/{}.lock", user & !3);
+        assert!(!std::path::Path::new(&lock).exists(), "{lock}");
+    }
+}
+
 #[test]
 fn a_policy_that_was_applied_is_the_next_engines_too() {
     require_root_and_tun!();

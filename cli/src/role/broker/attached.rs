@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use slipgate_abi::{ForwardKey, ForwardTarget, forward::DenyKey, maps::MAX_OWNERS};
 use slipgate_control::{
-    Datapath, LoadOptions, Owner, Paths,
+    Datapath, LoadOptions, Owner, Paths, Users,
     attach::{self, Hook, Program},
     device::Device,
     maps::{DenyPrefix, Insert},
@@ -80,6 +80,8 @@ pub(super) struct Attached {
     pub(super) pcap: Option<File>,
     /// The socket of `--metrics`, until it is served.
     pub(super) metrics: Option<TcpListener>,
+    /// Whom our processes are.
+    pub(super) users: Users,
     pub(super) rule_base: u32,
     /// What the command line said of policies.
     pub(super) command_line: Said,
@@ -109,6 +111,7 @@ impl Attached {
             flow_log,
             pcap,
             metrics,
+            users,
         } = inputs;
         let watch = NetworkWatch::open()?;
         for vm in &config.vms {
@@ -189,6 +192,7 @@ impl Attached {
             flow_log,
             pcap,
             metrics,
+            users,
             rule_base,
             command_line,
             took_over,

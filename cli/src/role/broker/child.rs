@@ -12,19 +12,22 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::de::DeserializeOwned;
+use slipgate_control::{Users, users::USERS};
 
 use crate::channel::{Channel, ChannelError, Received};
 
 /// How long an ended process's exit status may take to show, ms.
 const STATUS_WITHIN: u16 = 500;
 
-/// Which role.
+/// Which role; each has a user of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
     Engine,
     Vmm,
     Metrics,
 }
+
+const _: () = assert!((Role::Metrics as u32) < USERS);
 
 impl Role {
     /// The hidden command.
@@ -66,15 +69,16 @@ pub(super) struct ChildProcess {
 }
 
 impl ChildProcess {
-    /// Starts it. It inherits the channel's other end and stderr; its environment is empty but for
+    /// Starts it, to be its role's user. It inherits the channel's other end and stderr; its environment is empty but for
     /// what changes how it logs.
-    pub(super) fn start(role: Role) -> anyhow::Result<Self> {
+    pub(super) fn start(role: Role, users: &Users) -> anyhow::Result<Self> {
         let (ours, theirs) = Channel::pair()?;
         let inherited = theirs.as_raw_fd();
         let mut command = Command::new("/proc/self/exe");
         command
             .arg0(role.title())
             .args([role.command(), "--fd", &inherited.to_string()])
+            .args(["--user", &users.user(role as u32).to_string()])
             .env_clear()
             .stdin(Stdio::null())
             .stdout(Stdio::null());

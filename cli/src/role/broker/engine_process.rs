@@ -31,7 +31,7 @@ impl EngineProcess {
         log: &str,
     ) -> anyhow::Result<Self> {
         let engine = Self {
-            process: ChildProcess::start(Role::Engine)?,
+            process: ChildProcess::start(Role::Engine, &attached.users)?,
             outgoing: Outgoing::default(),
         };
         attached.warn_of_resolvers();
