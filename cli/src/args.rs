@@ -467,4 +467,7 @@ pub(crate) struct ChildArgs {
     /// The channel to the broker, an inherited descriptor
     #[arg(long)]
     pub(crate) fd: i32,
+    /// The user and group that it is from then on
+    #[arg(long)]
+    pub(crate) user: u32,
 }

@@ -22,8 +22,9 @@ use nix::{
         memfd::{MFdFlags, memfd_create},
         socket::{
             AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
-            recvmsg, sendmsg, socketpair,
+            recvmsg, sendmsg, setsockopt, socketpair, sockopt,
         },
+        time::{TimeVal, TimeValLike as _},
     },
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -40,6 +41,8 @@ const INLINE: u8 = 0;
 const IN_MEMFD: u8 = 1;
 /// Largest packet, bytes. A seqpacket must fit the socket's send buffer.
 const MAX_PACKET: usize = 64 * 1024;
+/// How long the broker waits for room where it waits at all: a process that was stopped takes nothing.
+const SEND_WITHIN_MS: i64 = 10_000;
 /// Most descriptors in one packet (the kernel's SCM_MAX_FD is 253).
 pub(crate) const MAX_FDS: usize = 128;
 
@@ -59,6 +62,17 @@ pub(crate) enum ChannelError {
     /// Not one of our messages.
     #[error("the other process speaks another version of the channel: {0}; restart slipgate")]
     Foreign(String),
+}
+
+impl ChannelError {
+    /// Whether it is that the other process has ended.
+    pub(crate) fn is_peer_gone(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+        let Self::Io { source, .. } = self else {
+            return false;
+        };
+        matches!(source.kind(), BrokenPipe | ConnectionReset | NotConnected)
+    }
 }
 
 /// One end.
@@ -81,6 +95,9 @@ impl Channel {
             SockFlag::SOCK_CLOEXEC,
         )
         .map_err(io_error("making a socket pair"))?;
+        let patience = TimeVal::milliseconds(SEND_WITHIN_MS);
+        setsockopt(&a, sockopt::SendTimeout, &patience)
+            .map_err(io_error("limiting the wait for room"))?;
         let ours = Self {
             socket: a,
             is_brokers: true,

@@ -77,9 +77,9 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Capture(args) => control::capture::run(args).map(done),
         Command::Policy(args) => policy::run(args),
         Command::Doctor(args) => doctor::run(args),
-        Command::Engine(args) => role::engine::run(args.fd).map(done),
-        Command::Vmm(args) => role::vmm::run(args.fd).map(done),
-        Command::Metrics(args) => role::metrics::run(args.fd).map(done),
+        Command::Engine(args) => role::engine::run(args).map(done),
+        Command::Vmm(args) => role::vmm::run(args).map(done),
+        Command::Metrics(args) => role::metrics::run(args).map(done),
     }
 }
 

@@ -2,7 +2,7 @@
 //! the kernel, the broker once everything is in place.
 //!
 //! Engine and VMM handle what hostile guests send, so they keep only what they were handed:
-//! descriptors. They change to nobody, drop every capability for good (bounding and ambient sets
+//! descriptors. They change to a user of their own each ([`slipgate_control::users`]), drop every capability for good (bounding and ambient sets
 //! included), can't be traced, dumped or outlive the broker, and then confine themselves to the
 //! system calls of their loops ([`filter`], [`vmm`]): any other ends the process.
 mod filter;
@@ -20,8 +20,6 @@ use nix::{
     unistd::{Gid, Pid, Uid, geteuid, getppid, setgroups, setresgid, setresuid},
 };
 
-/// The user and group "nobody" of every distribution.
-const NOBODY: u32 = 65_534;
 /// Highest capability number tried; the kernel refuses what it does not know.
 const LAST_CAPABILITY: libc::c_ulong = 63;
 /// `_LINUX_CAPABILITY_VERSION_3`, <linux/capability.h>.
@@ -45,19 +43,20 @@ pub(crate) fn engine_files() -> io::Result<u64> {
     Ok(hard.min(ENGINE_FILES))
 }
 
-/// Confines the engine for good. `broker`: the parent, whose death ends us.
-pub(crate) fn enter(broker: Pid) -> Result<(), SandboxError> {
+/// Confines the engine for good. `broker`: the parent, whose death ends us. `user`: what it is from
+/// now on. `user`: what it is from now on.
+pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), SandboxError> {
     let filters = filter::compile()?;
-    give_up_privileges(broker, ENGINE_FILES)?;
+    give_up_privileges(broker, user, ENGINE_FILES)?;
     filters.apply()
 }
 
 /// Leaves the calling process without privileges. `files`: how many descriptors it may have.
-fn give_up_privileges(broker: Pid, files: u64) -> Result<(), SandboxError> {
+fn give_up_privileges(broker: Pid, user: u32, files: u64) -> Result<(), SandboxError> {
     prctl("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1)?;
     limit_resources(files)?;
     drop_bounding_set(0)?;
-    become_nobody()?;
+    become_user(user)?;
     keep_capabilities(0)?;
     // After the change of user, which clears both.
     prctl("dumpable", libc::PR_SET_DUMPABLE, 0)?;
@@ -76,20 +75,17 @@ fn give_up_privileges(broker: Pid, files: u64) -> Result<(), SandboxError> {
 }
 
 /// What the broker needs while it serves: devices, routes and neighbours (`CAP_NET_ADMIN`),
-/// programs and pins (`CAP_BPF`, `CAP_PERFMON`), the engine's end (`CAP_KILL`: it is nobody's), and
-/// a flow log to be opened again wherever it lies (`CAP_DAC_OVERRIDE`). Numbers from
-/// <linux/capability.h>.
-const BROKER_KEEPS: [u32; 5] = [1, 5, 12, 38, 39];
+/// programs and pins (`CAP_BPF`, `CAP_PERFMON`), a flow log to be opened again wherever it lies
+/// (`CAP_DAC_OVERRIDE`), the end of processes that have users of their own (`CAP_KILL`), and others
+/// in their place, which give up what they are started with (`CAP_SETGID`, `CAP_SETUID`,
+/// `CAP_SETPCAP`). Numbers from <linux/capability.h>.
+const BROKER_KEEPS: [u32; 8] = [1, 5, 6, 7, 8, 12, 38, 39];
 
 /// Gives up every capability that the broker does not need while it serves. It stays root to the
 /// files it owns.
-///
-/// `restarts`: it starts processes while it serves, which become nobody (`CAP_SETGID`,
-/// `CAP_SETUID`).
-pub(crate) fn limit_broker(restarts: bool) -> Result<(), SandboxError> {
+pub(crate) fn limit_broker() -> Result<(), SandboxError> {
     let set = |numbers: &[u32]| numbers.iter().fold(0u64, |set, n| set | 1 << n);
-    let more = if restarts { set(&[6, 7]) } else { 0 };
-    let keep = set(&BROKER_KEEPS) | more;
+    let keep = set(&BROKER_KEEPS);
     prctl("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1)?;
     drop_bounding_set(keep)?;
     keep_capabilities(keep)
@@ -124,11 +120,11 @@ fn drop_bounding_set(keep: u64) -> Result<(), SandboxError> {
     )
 }
 
-fn become_nobody() -> Result<(), SandboxError> {
+fn become_user(user: u32) -> Result<(), SandboxError> {
     if !geteuid().is_root() {
         return Ok(());
     }
-    let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
     setgroups(&[]).map_err(failed("supplementary groups"))?;
     setresgid(gid, gid, gid).map_err(failed("group"))?;
     setresuid(uid, uid, uid).map_err(failed("user"))

@@ -8,11 +8,13 @@ use nix::{
     unistd::{ForkResult, Pid, fork, getpid},
 };
 
+use slipgate_control::users::NOBODY;
+
 use super::{enter, filter};
 
 /// How a child ended that entered the engine's sandbox and ran `call`.
 fn confined(call: impl FnOnce() -> bool) -> WaitStatus {
-    confined_by(|parent| enter(parent).is_ok(), call)
+    confined_by(|parent| enter(parent, NOBODY).is_ok(), call)
 }
 
 /// How a child ended that entered a sandbox and ran `call`.
@@ -214,7 +216,7 @@ fn the_broker_keeps_what_it_needs_and_nothing_else() {
     let end = match unsafe { fork() }.expect("fork") {
         ForkResult::Child => {
             let keep = super::BROKER_KEEPS.iter().fold(0u64, |set, n| set | 1 << n);
-            let right = super::limit_broker(false).is_ok() && effective() == before & keep;
+            let right = super::limit_broker().is_ok() && effective() == before & keep;
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(i32::from(!right)) }
         }

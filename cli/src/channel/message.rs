@@ -64,6 +64,8 @@ pub(crate) enum ToEngine {
     Listen { request: u64, row: u16 },
     /// A frozen VM is about to be thawed; answered by [`ToBroker::Thawed`].
     Thaw { request: u64, row: u16 },
+    /// Are you there? Answered by [`ToBroker::Answered`], from the loop that serves guests.
+    Ping { request: u64 },
     /// Stop, and answer [`ToBroker::Stopped`].
     Shutdown(OnExit),
 }
@@ -171,6 +173,8 @@ pub(crate) enum ToBroker {
     },
     /// The answer to [`ToEngine::Thaw`].
     Thawed { request: u64 },
+    /// The answer to [`ToEngine::Ping`].
+    Answered { request: u64 },
     /// The last message: the loop has ended as asked.
     Stopped,
 }

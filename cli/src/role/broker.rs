@@ -8,11 +8,12 @@
 //! 3. TAPs are attached to and brought up, and `slipgate: ready` is printed.
 //! 4. One loop follows the network, answers the control socket and watches the engine.
 //!
-//! When the engine ends unasked, so does the broker, with an error: established flows go on in the
-//! kernel, pins stay, and the next start adopts them. When the broker dies the engine sees the end
-//! of the channel, and the kernel kills it in any case. SIGTERM and SIGINT end both in order, as
-//! `--on-exit` says; SIGHUP opens the flow log again and puts the policy's files in force as they
-//! are now ([`reload`]).
+//! When the engine ends unasked, or hangs, another one takes its place ([`engine`]). One that ends
+//! again and again ends the broker, with an error: established flows go on in the kernel, pins stay,
+//! and the next start adopts them. When the broker dies the engine sees the end of the channel, and
+//! the kernel kills it in any case. SIGTERM and SIGINT end both in order, as `--on-exit` says,
+//! whether the broker gets them alone or all processes do; SIGHUP opens the flow log again and puts
+//! the policy's files in force as they are now ([`reload`]).
 //!
 //! With `run` there is a third process, the VMM, which is started before all of this and let go
 //! after step 3 ([`vm`]). The loop watches it too, and its end is the loop's.
@@ -22,6 +23,7 @@ mod bound_ports;
 mod changes;
 mod child;
 mod console;
+mod engine;
 mod engine_process;
 mod follow;
 mod inputs;
@@ -66,7 +68,7 @@ use self::{
     answers::Questions,
     attached::Attached,
     console::Typed,
-    engine_process::EngineProcess,
+    engine::{Engine, GivenUp},
     inputs::Inputs,
     metrics::Metrics,
     opened::Opened,
@@ -105,9 +107,9 @@ pub(crate) fn run(config: Config, log: &str) -> anyhow::Result<()> {
     match broker.serve(&signals) {
         Ok(End::Asked { exit, .. }) => broker.stop(exit),
         Ok(End::Vm(_) | End::VmmGone) => bail!("a VM has ended that is not there"),
-        Err(e) => Err(match broker.engine_end() {
-            Some(end) => anyhow!(
-                "{end}; established flows go on in the kernel and new ones are refused: run \
+        Err(e) => Err(match e.downcast_ref::<GivenUp>() {
+            Some(given_up) => anyhow!(
+                "{given_up}; established flows go on in the kernel and new ones are refused: run \
                  `slipgate attach` again, which takes them over"
             ),
             None => e,
@@ -151,7 +153,7 @@ enum End {
 
 struct Broker {
     attached: Attached,
-    engine: EngineProcess,
+    engine: Engine,
     control: ControlServer,
     asked: Questions,
     applying: Option<Applying>,
@@ -181,8 +183,9 @@ impl Broker {
         let reserved_ports = bound_ports::bound(&attached.config.nat_ports);
         let start = |attached: &mut Attached| {
             let control = ControlServer::bind(&socket, owner)?;
-            let mut engine = EngineProcess::start(attached, &reserved_ports, log)?;
-            let adopted = engine.await_ready(ENGINE_WITHIN)?;
+            // What may fail for the user's reasons comes first.
+            attached.reserve_forwards()?;
+            let (engine, adopted) = Engine::start(attached, &reserved_ports, log, ENGINE_WITHIN)?;
             attached.write_forwards()?;
             // Adopted flows and the engine's first ones may have claimed next hops.
             attached.refresh_next_hops()?;
@@ -235,8 +238,7 @@ impl Broker {
         if let Some(listener) = broker.attached.metrics.take() {
             broker.metrics = Some(Metrics::new(listener, &broker.attached, log));
         }
-        sandbox::limit_broker(broker.metrics.is_some())
-            .context("giving up what the broker does not need")?;
+        sandbox::limit_broker().context("giving up what the broker does not need")?;
         Ok(broker)
     }
 
@@ -270,12 +272,7 @@ impl Broker {
                     let exit = self.attached.config.on_exit;
                     return Ok(End::Asked { exit, signal });
                 }
-                // The old file goes on being written to where the new one can't be opened.
-                match self.engine.reopen_files(&self.attached) {
-                    Ok(true) => tracing::info!("opened the flow log and --pcap's file again"),
-                    Ok(false) => {}
-                    Err(e) => tracing::warn!("{e:#}"),
-                }
+                self.reopen_files()?;
                 self.apply(None, None)?;
             }
             // Before the network: its TAP goes with it.
@@ -294,12 +291,12 @@ impl Broker {
                 });
             }
             if ready.channel {
-                self.engine.flush()?;
                 self.hear_engine()?;
             }
             if ready.engine {
-                bail!("the engine has ended");
+                self.engine.has_ended();
             }
+            self.see_to_engine()?;
             if ready.network {
                 self.follow_network()?;
             }
@@ -328,6 +325,7 @@ impl Broker {
     fn wait(&self, signals: &SignalFd) -> anyhow::Result<Ready> {
         let due = self.metrics.as_ref().and_then(Metrics::due);
         let due = due.map_or(self.look_due, |due| due.min(self.look_due));
+        let due = due.min(self.engine.due());
         let waits = self.control.has_waiting();
         let wait = match waits {
             true => Duration::ZERO,
@@ -335,13 +333,13 @@ impl Broker {
         };
         let timeout = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
         let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds = vec![
-            input(signals.as_fd()),
-            input(self.engine.pidfd()),
-            PollFd::new(self.engine.channel().as_fd(), self.engine.wants()),
-            input(self.attached.watch.as_fd()),
-        ];
+        let mut fds = vec![input(signals.as_fd()), input(self.attached.watch.as_fd())];
+        let engine = self.engine.watched();
+        let has_engine = engine.is_some();
+        let engine_at = fds.len();
+        fds.extend(engine.into_iter().flatten());
         let mut typed = None;
+        let vmm_at = fds.len();
         if let Some(vm) = &self.vm {
             fds.extend([input(vm.vmm.pidfd()), input(vm.vmm.channel().as_fd())]);
             let wants = vm.console.wants();
@@ -360,10 +358,10 @@ impl Broker {
         let is = |at: usize| fds[at].any().unwrap_or(true);
         Ok(Ready {
             signals: is(0),
-            engine: is(1),
-            channel: is(2),
-            network: is(3),
-            vmm: self.vm.is_some() && (is(4) || is(5)),
+            network: is(1),
+            engine: has_engine && is(engine_at),
+            channel: has_engine && is(engine_at + 1),
+            vmm: self.vm.is_some() && (is(vmm_at) || is(vmm_at + 1)),
             typed: typed.is_some_and(is),
             control: waits || (others..fds.len()).any(is),
         })
@@ -391,44 +389,77 @@ impl Broker {
 
     fn hear_engine(&mut self) -> anyhow::Result<()> {
         let mut refresh = false;
-        for _ in 0..HEARD_AT_ONCE {
-            match self.engine.channel().try_receive::<ToBroker>()? {
-                Received::Nothing => break,
-                Received::End => bail!("the engine has closed its channel"),
-                Received::Message(ToBroker::NextHopsWanted, _) => refresh = true,
-                Received::Message(ToBroker::Why { request, answer }, _) => {
-                    self.answer_why(request, answer);
-                }
-                Received::Message(ToBroker::Names { request, page }, _) => {
-                    self.answer_names(request, page);
-                }
-                Received::Message(
-                    ToBroker::Applied {
-                        request,
-                        cut,
-                        kept,
-                        left,
-                    },
-                    _,
-                ) => self.applied(request, Applied { cut, kept, left })?,
-                Received::Message(ToBroker::Cut { request, flows }, _) => {
+        for message in self.engine.hear()? {
+            match message {
+                ToBroker::NextHopsWanted => refresh = true,
+                ToBroker::Why { request, answer } => self.answer_why(request, answer),
+                ToBroker::Names { request, page } => self.answer_names(request, page),
+                ToBroker::Applied {
+                    request,
+                    cut,
+                    kept,
+                    left,
+                } => self.applied(request, Applied { cut, kept, left })?,
+                ToBroker::Cut { request, flows } => {
                     let cut = flows.map(|flows| Answer::Cut { flows });
                     self.answer_change(request, cut.unwrap_or(Answer::UnknownFlow));
                 }
-                Received::Message(ToBroker::Capturing { request, refused }, _) => {
+                ToBroker::Capturing { request, refused }
+                | ToBroker::Listening { request, refused } => {
                     let refused = refused.map(|error| Answer::Error { error });
                     self.answer_change(request, refused.unwrap_or(Answer::Done));
                 }
-                Received::Message(ToBroker::Listening { request, refused }, _) => {
-                    let refused = refused.map(|error| Answer::Error { error });
-                    self.answer_change(request, refused.unwrap_or(Answer::Done));
-                }
-                Received::Message(ToBroker::Thawed { request }, _) => self.thawed(request),
-                Received::Message(ToBroker::Ready { .. } | ToBroker::Stopped, _) => {}
+                ToBroker::Thawed { request } => self.thawed(request),
+                ToBroker::Ready { adopted } => self.engine_serves(adopted)?,
+                // The first is the watch's, the second is waited for elsewhere.
+                ToBroker::Answered { .. } | ToBroker::Stopped => {}
             }
         }
         if refresh {
             self.attached.refresh_next_hops()?;
+        }
+        Ok(())
+    }
+
+    /// Watches the engine, and has another one in the place of one that ended or hangs.
+    fn see_to_engine(&mut self) -> anyhow::Result<()> {
+        if let Some(how) = self.engine.failed()? {
+            self.forget_asked();
+            self.engine.plan(how)?;
+        }
+        if self.engine.is_due() {
+            self.attached.clean_after_engine()?;
+            self.engine
+                .start_again(&self.attached, &self.reserved_ports);
+        }
+        Ok(())
+    }
+
+    /// An engine in the place of another one is ready.
+    fn engine_serves(&mut self, adopted: u64) -> anyhow::Result<()> {
+        if !self.engine.serves() {
+            return Ok(());
+        }
+        self.attached.write_forwards()?;
+        // Adopted flows may have claimed next hops.
+        self.attached.refresh_next_hops()?;
+        let flows = counted(adopted, "flow");
+        tracing::info!("there is an engine again, which took over {flows}");
+        self.tell_policies_again()
+    }
+
+    /// Goes on with other files of the same names: the old ones were moved away. They go on being
+    /// written to where the new ones can't be opened.
+    fn reopen_files(&mut self) -> anyhow::Result<()> {
+        match self.attached.reopen_files() {
+            Ok(files) if files.is_empty() => {}
+            Ok(files) => {
+                for (message, file) in files {
+                    self.engine.hand(message, file)?;
+                }
+                tracing::info!("opened the flow log and --pcap's file again");
+            }
+            Err(e) => tracing::warn!("{e:#}"),
         }
         Ok(())
     }
@@ -444,12 +475,6 @@ impl Broker {
             self.engine.tell(ToEngine::Names { request, from })?;
         }
         Ok(())
-    }
-
-    /// When the loop failed because the engine has ended: how.
-    fn engine_end(&mut self) -> Option<String> {
-        let end = self.engine.end()?;
-        Some(format!("the engine {end}"))
     }
 
     fn follow_network(&mut self) -> anyhow::Result<()> {
@@ -499,11 +524,18 @@ impl Broker {
             // Nothing new comes from the guests while their flows end.
             self.attached.shut_taps()?;
         }
-        self.engine.tell(ToEngine::Shutdown(match exit {
+        let Self {
+            engine,
+            attached,
+            reserved_ports,
+            ..
+        } = &mut self;
+        let engine = engine.to_be_stopped(attached, reserved_ports, ENGINE_WITHIN)?;
+        engine.tell(ToEngine::Shutdown(match exit {
             OnExit::Detach => EngineExit::Detach,
             OnExit::Keep => EngineExit::Keep,
         }))?;
-        self.engine.await_stopped(ENGINE_WITHIN)?;
+        engine.await_stopped(ENGINE_WITHIN)?;
         match exit {
             OnExit::Keep => tracing::info!("stopped; flows go on in the kernel"),
             OnExit::Detach => {

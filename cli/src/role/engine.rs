@@ -23,14 +23,15 @@ use userspace_nat::{
 use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};
 use super::inherited;
 use crate::{
+    args::ChildArgs,
     channel::{Channel, ForwardSocket, Start, ToBroker, ToEngine},
     log, sandbox,
 };
 
 /// Runs until the broker says stop.
-pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
-    let channel = Rc::new(inherited::channel("engine", fd)?);
+    let channel = Rc::new(inherited::channel("engine", args.fd)?);
     let Handed {
         start,
         mut fds,
@@ -55,7 +56,7 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     // opened at the first draw and kept.
     rand::random::<u64>();
     let files = sandbox::engine_files().context("reading how many descriptors it may have")?;
-    sandbox::enter(broker)?;
+    sandbox::enter(broker, args.user)?;
 
     let mut recorded = hashbrown::HashSet::default();
     let mut writer: Option<Box<dyn io::Write + Send>> = None;

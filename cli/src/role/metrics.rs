@@ -18,12 +18,12 @@ use anyhow::{Context as _, bail};
 use slipgate_control::{layout::MAPS, maps::ReadOnlyMaps};
 
 use super::inherited;
-use crate::{channel::ToMetrics, log, sandbox::metrics as sandbox};
+use crate::{args::ChildArgs, channel::ToMetrics, log, sandbox::metrics as sandbox};
 
 /// Runs until the broker is gone.
-pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
-    let channel = inherited::channel("metrics", fd)?;
+    let channel = inherited::channel("metrics", args.fd)?;
     let Some((ToMetrics::Start(start), mut fds)) = channel.receive()? else {
         bail!("the broker is gone before it said what to show");
     };
@@ -35,7 +35,7 @@ pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
     let maps = ReadOnlyMaps::from_fds(fds)?;
     let listener = TcpListener::from(listener);
     listener.set_nonblocking(true)?;
-    sandbox::enter(broker)?;
+    sandbox::enter(broker, args.user)?;
     tracing::debug!("metrics are served");
     server::Server::new(maps, start.owner_row, channel, listener).run()
 }

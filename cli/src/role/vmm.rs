@@ -17,6 +17,7 @@ use slipgate_vmm::{
 
 use super::inherited;
 use crate::{
+    args::ChildArgs,
     channel::{Channel, FromVmm, GuestEnd, ToVmm, VmmEnd, VmmStart},
     log,
     sandbox::vmm as sandbox,
@@ -26,15 +27,15 @@ use crate::{
 static BUILT_IN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/slipgate-guest"));
 
 /// Runs until the guest ends or the broker says stop.
-pub(crate) fn run(fd: i32) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
-    let channel = Arc::new(inherited::channel("vmm", fd)?);
+    let channel = Arc::new(inherited::channel("vmm", args.fd)?);
     let Some((ToVmm::Start(start), fds)) = channel.receive()? else {
         bail!("the broker is gone before it said what to run");
     };
     log::to_stderr(&start.log)?;
     write_from_the_background();
-    sandbox::enter(broker)?;
+    sandbox::enter(broker, args.user)?;
     let machine = match make(&start, fds.into()) {
         Ok(machine) => machine,
         Err(e) => {

@@ -37,10 +37,10 @@ const ALWAYS_HERE: &[libc::c_long] = &[libc::SYS_poll];
 #[cfg(not(target_arch = "x86_64"))]
 const ALWAYS_HERE: &[libc::c_long] = &[];
 
-/// Confines the calling process for good. `broker`: the parent, whose death ends us.
-pub(crate) fn enter(broker: Pid) -> Result<(), SandboxError> {
+/// Confines the calling process for good. `broker`: the parent, whose death ends us. `user`: what it is from now on.
+pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), SandboxError> {
     let filters = Filters::compile(of_a_loop(ALWAYS.iter().chain(ALWAYS_HERE)))?;
-    give_up_privileges(broker, FILES)?;
+    give_up_privileges(broker, user, FILES)?;
     filters.apply()
 }
 

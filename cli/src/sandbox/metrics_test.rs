@@ -1,12 +1,14 @@
 use nix::sys::{signal::Signal, wait::WaitStatus};
 
+use slipgate_control::users::NOBODY;
+
 use super::{
     super::tests::{confined_by, syscall},
     enter,
 };
 
 fn confined(call: impl FnOnce() -> bool) -> WaitStatus {
-    confined_by(|parent| enter(parent).is_ok(), call)
+    confined_by(|parent| enter(parent, NOBODY).is_ok(), call)
 }
 
 #[test]

@@ -36,14 +36,14 @@ pub(crate) enum Thread {
     Of(ThreadKind),
 }
 
-/// Confines the calling process for good. `broker`: the parent, whose death ends us.
-pub(crate) fn enter(broker: Pid) -> Result<(), SandboxError> {
+/// Confines the calling process for good. `broker`: the parent, whose death ends us. `user`: what it is from now on.
+pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), SandboxError> {
     let filters = [
         soft(libc::SYS_openat, libc::EACCES),
         soft(libc::SYS_clone3, libc::ENOSYS),
         hard(Calls::making()),
     ];
-    give_up_privileges(broker, FILES)?;
+    give_up_privileges(broker, user, FILES)?;
     for filter in filters {
         apply(&filter.map_err(broken)?)?;
     }

@@ -2,6 +2,8 @@
 //! and makes one raw call. A forbidden one ends the process by SIGSYS.
 use nix::sys::{signal::Signal, wait::WaitStatus};
 
+use slipgate_control::users::NOBODY;
+
 use super::{
     super::tests::{confined_by, open, syscall},
     *,
@@ -18,7 +20,10 @@ const THREADS: [Thread; 5] = [
 /// `None`: while the machine is made.
 fn confined(thread: Option<Thread>, call: impl FnOnce() -> bool) -> WaitStatus {
     let narrowed = |thread: Option<Thread>| thread.is_none_or(|thread| narrow(thread).is_ok());
-    confined_by(|parent| enter(parent).is_ok() && narrowed(thread), call)
+    confined_by(
+        |parent| enter(parent, NOBODY).is_ok() && narrowed(thread),
+        call,
+    )
 }
 
 #[track_caller]

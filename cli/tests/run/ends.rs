@@ -180,18 +180,72 @@ fn is_ready(vmm: u32) -> bool {
     tasks.any(is_vcpu) && (call.starts_with("47 ") || call.starts_with("0 "))
 }
 
+/// As a service manager does it; the broker gets it last, which is the worst order.
 #[test]
-fn a_vm_ends_with_its_engine_and_the_next_of_its_name_takes_the_rest_down() {
+fn a_signal_to_all_processes_at_once_stops_in_order() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let mut vm = bed.start(&payload().spin(), &[]);
+    vm.await_line("here", WAIT).unwrap();
+    let all = [
+        vm.vmm_pid().unwrap(),
+        vm.engine_pid().unwrap(),
+        vm.broker_pid(),
+    ];
+    for pid in all {
+        MicroVm::signal(pid, libc::SIGTERM);
+    }
+    let end = vm.finish(WAIT).unwrap();
+    assert_ended(&end, 128 + libc::SIGTERM, "stopped");
+    assert!(end.report["vmm"].is_object(), "{:#}", end.report);
+    bed.assert_nothing_is_left();
+}
+
+#[test]
+fn a_vm_outlives_its_engine() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let mut vm = bed.start(&payload().halt(), &["--name", "tough"]);
+    vm.await_line("here", WAIT).unwrap();
+    let (vmm, engine) = (vm.vmm_pid(), vm.engine_pid());
+    MicroVm::signal(engine.unwrap(), libc::SIGKILL);
+    let until = std::time::Instant::now() + WAIT;
+    while !vm.stderr().contains("there is an engine again") {
+        assert!(std::time::Instant::now() < until, "{}", vm.stderr());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(vm.vmm_pid(), vmm);
+    assert_ne!(vm.engine_pid(), engine);
+    MicroVm::signal(vm.broker_pid(), libc::SIGTERM);
+    assert_ended(&vm.finish(WAIT).unwrap(), 143, "stopped");
+    bed.assert_nothing_is_left();
+}
+
+#[test]
+fn a_vm_ends_when_its_engine_is_given_up_and_the_next_of_its_name_takes_the_rest_down() {
     require_root_and_tun!();
     require_kvm!();
     let bed = Bed::new();
     let mut vm = bed.start(&payload().halt(), &["--name", "orphan"]);
     vm.await_line("here", WAIT).unwrap();
-    MicroVm::signal(vm.engine_pid().unwrap(), libc::SIGKILL);
+    let given_up = "is not started again";
+    let until = std::time::Instant::now() + WAIT;
+    let mut killed = None;
+    while !vm.stderr().contains(given_up) {
+        assert!(std::time::Instant::now() < until, "{}", vm.stderr());
+        if let Some(pid) = vm.engine_pid().filter(|pid| Some(*pid) != killed) {
+            MicroVm::signal(pid, libc::SIGKILL);
+            killed = Some(pid);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let end = vm.finish(WAIT).unwrap();
     assert_ended(&end, 123, "nat_failed");
     for part in [
         "the engine was killed by signal 9",
+        given_up,
         "orphan was stopped",
         "--name orphan",
     ] {

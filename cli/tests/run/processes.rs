@@ -24,6 +24,12 @@ fn the_vmm_has_no_privileges_and_each_thread_its_own_filter() {
     vm.await_line("here", WAIT).unwrap();
     let pid = vm.vmm_pid().unwrap();
     let mut names = Vec::new();
+    let user = field(&format!("/proc/{pid}/status"), "Uid");
+    let number: u32 = user.split('\t').next().unwrap().parse().unwrap();
+    assert!((0x7c00_0000..=0x7c00_ffff).contains(&number), "{user}");
+    // And not the engine's.
+    let engine = vm.engine_pid().unwrap();
+    assert_ne!(field(&format!("/proc/{engine}/status"), "Uid"), user);
     for thread in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
         let path = thread.unwrap().path().join("status");
         let path = path.to_str().unwrap();
@@ -31,7 +37,7 @@ fn the_vmm_has_no_privileges_and_each_thread_its_own_filter() {
         for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
             assert_eq!(field(path, set), "0000000000000000", "{set} of {name}");
         }
-        assert_eq!(field(path, "Uid"), "65534\t65534\t65534\t65534");
+        assert_eq!(field(path, "Uid"), user, "{name}");
         assert_eq!(field(path, "Groups"), "");
         assert_eq!(field(path, "NoNewPrivs"), "1");
         assert_eq!(field(path, "Seccomp"), "2");

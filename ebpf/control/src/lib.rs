@@ -54,6 +54,7 @@ pub mod paths;
 pub mod probe;
 pub mod serve;
 pub mod tap;
+pub mod users;
 pub mod vm;
 
 pub use attach::{Hook, Program, XdpMode};
@@ -64,6 +65,7 @@ pub use maps::{ReadOnlyMaps, SharedMaps};
 pub use netlink::{Network, NetworkWatch, NextHops};
 pub use owner::Owner;
 pub use paths::Paths;
+pub use users::Users;
 
 #[cfg(test)]
 mod testing;

@@ -174,7 +174,7 @@ fn a_next_hop_is_valid_exactly_while_its_mac_is_known() {
         let hop = maps.next_hop(index).unwrap();
         let valid = || hop.valid().load(Acquire) == 1;
         until(&mut watch, "up", |network| network.links[&up0].up);
-        assert_eq!(hops.refresh(maps, watch.network()).unwrap(), 0);
+        assert_eq!(hops.refresh(maps, watch.network(), up0).unwrap(), 0);
         assert!(!valid());
         let shown = run("ip neigh show dev up0");
         assert!(
@@ -188,7 +188,7 @@ fn a_next_hop_is_valid_exactly_while_its_mac_is_known() {
                 .get(&(up0, ROUTER))
                 .is_some_and(|n| n.mac.is_some())
         });
-        assert_eq!(hops.refresh(maps, watch.network()).unwrap(), 1);
+        assert_eq!(hops.refresh(maps, watch.network(), up0).unwrap(), 1);
         assert!(valid());
         let read = crate::ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
         let element = read.next_hop(index).unwrap();
@@ -202,14 +202,14 @@ fn a_next_hop_is_valid_exactly_while_its_mac_is_known() {
         run("ip neigh replace 192.0.2.1 lladdr 02:00:00:00:00:02 dev up0 nud permanent");
         run("ip link set up0 mtu 1400");
         until(&mut watch, "an MTU", |n| n.links[&up0].mtu == 1_400);
-        hops.refresh(maps, watch.network()).unwrap();
+        hops.refresh(maps, watch.network(), up0).unwrap();
         let element = read.next_hop(index).unwrap();
         assert_eq!((element.mtu, element.neighbour_mac[5]), (1_400, 2));
         assert!(valid());
 
         run("ip link set up0 down");
         until(&mut watch, "down", |n| !n.links[&up0].up);
-        hops.refresh(maps, watch.network()).unwrap();
+        hops.refresh(maps, watch.network(), up0).unwrap();
         assert!(!valid());
     });
 }
@@ -226,7 +226,7 @@ fn a_next_hop_that_is_given_back_is_kept_known_no_more() {
         let other = "192.0.2.7".parse().unwrap();
         let index = maps.claim_next_hop(5, up0, ROUTER).unwrap();
         let kept = maps.claim_next_hop(5, up0, other).unwrap();
-        hops.refresh(maps, watch.network()).unwrap();
+        hops.refresh(maps, watch.network(), up0).unwrap();
         let managed = |address: &str| {
             let shown = run("ip neigh show dev up0");
             let mut lines = shown.lines();
@@ -237,13 +237,99 @@ fn a_next_hop_that_is_given_back_is_kept_known_no_more() {
         // As the engine does.
         maps.free_next_hop(index);
         assert_eq!(maps.next_hops_of(5).collect::<Vec<_>>(), [kept]);
-        hops.refresh(maps, watch.network()).unwrap();
+        hops.refresh(maps, watch.network(), up0).unwrap();
         assert!(!managed("192.0.2.1 ") && managed("192.0.2.7 "));
 
         // Whoever claims it next finds it not valid, whatever a late writer left.
         maps.next_hop(index).unwrap().valid().store(1, Release);
         assert_eq!(maps.claim_next_hop(6, up0, other), Some(index));
         assert_eq!(maps.next_hop(index).unwrap().valid().load(Acquire), 0);
+    });
+}
+
+/// The engine writes there, and may be somebody else's by then.
+#[test]
+fn neighbours_are_asked_for_where_the_hosts_routes_lead_by_the_uplink_and_nowhere_else() {
+    in_netns("foreign_next_hops", || {
+        let up0 = uplink();
+        run("ip route add 198.51.100.0/24 via 192.0.2.8 dev up0");
+        run("ip link add foreign0 type veth peer name foreign1");
+        run("ip link set foreign1 up");
+        run("ip link set foreign0 up");
+        run("ip addr add 203.0.113.2/24 dev foreign0");
+        run("ip route add default via 203.0.113.1 dev foreign0");
+        let foreign = crate::device::Device::named("foreign0").unwrap();
+        let foreign = foreign.ifindex().unwrap();
+        run("ip neigh add 203.0.113.1 lladdr 02:00:00:00:00:01 dev foreign0 nud permanent");
+        run("ip neigh add 203.0.113.9 lladdr 02:00:00:00:00:09 dev foreign0 nud stale");
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let mut watch = NetworkWatch::open().unwrap();
+        until(&mut watch, "up", |n| {
+            n.links[&up0].up && n.links[&foreign].up && n.neighbours.len() >= 2
+        });
+        let shown = || run("ip neigh show nud all").replace(" \n", "\n");
+        let before = shown();
+        let claim = |ifindex, neighbour: &str| {
+            let index = maps.claim_next_hop(5, ifindex, neighbour.parse().unwrap());
+            maps.next_hop(index.unwrap()).unwrap()
+        };
+        let refused = [
+            // Other devices, whatever leads there.
+            claim(foreign, "203.0.113.1"),
+            claim(foreign, "203.0.113.9"),
+            claim(foreign, "192.0.2.1"),
+            claim(1, "127.0.0.2"),
+            // By the uplink, but no route has them there: beyond a router, elsewhere, the host
+            // itself, a broadcast, a group.
+            claim(up0, "198.51.100.7"),
+            claim(up0, "203.0.113.1"),
+            claim(up0, "10.9.9.9"),
+            claim(up0, "192.0.2.2"),
+            claim(up0, "192.0.2.255"),
+            claim(up0, "224.0.0.1"),
+            claim(up0, "0.0.0.0"),
+        ];
+        // As if it had been filled in besides.
+        refused.iter().for_each(|hop| hop.valid().store(1, Release));
+        let mut hops = NextHops::new(5).unwrap();
+        assert_eq!(hops.refresh(maps, watch.network(), up0).unwrap(), 0);
+        assert_eq!(shown(), before, "nothing was asked for");
+        for hop in &refused {
+            assert_eq!(hop.valid().load(Acquire), 0);
+        }
+        // And what routes lead to is.
+        claim(up0, "192.0.2.8");
+        claim(up0, "192.0.2.77");
+        hops.refresh(maps, watch.network(), up0).unwrap();
+        let shown = shown();
+        for neighbour in ["192.0.2.8 dev up0", "192.0.2.77 dev up0"] {
+            assert!(shown.contains(neighbour), "{shown}");
+        }
+    });
+}
+
+#[test]
+fn neighbours_are_asked_for_so_many_at_a_time() {
+    in_netns("many_next_hops", || {
+        let up0 = uplink();
+        run("ip addr add 10.64.0.1/16 dev up0");
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let mut watch = NetworkWatch::open().unwrap();
+        until(&mut watch, "up", |network| network.links[&up0].up);
+        for number in 0..400u16 {
+            let [high, low] = (number + 256).to_be_bytes();
+            let claimed = maps.claim_next_hop(5, up0, Ipv4Addr::new(10, 64, high, low));
+            assert!(claimed.is_some());
+        }
+        let mut hops = NextHops::new(5).unwrap();
+        for _ in 0..2 {
+            hops.refresh(maps, watch.network(), up0).unwrap();
+            let shown = run("ip neigh show dev up0 nud all");
+            let asked = shown.lines().filter(|line| line.starts_with("10.64."));
+            assert_eq!(asked.count(), 256);
+        }
     });
 }
 
@@ -258,10 +344,10 @@ fn a_neighbour_that_the_kernel_refuses_is_left_to_the_programs() {
         let mut watch = NetworkWatch::open().unwrap();
         let mut hops = NextHops::new(0).unwrap();
         until(&mut watch, "up", |network| network.links[&up0].up);
-        without_net_admin(|| assert_eq!(hops.refresh(maps, watch.network()).unwrap(), 0));
+        without_net_admin(|| assert_eq!(hops.refresh(maps, watch.network(), up0).unwrap(), 0));
         assert!(!run("ip neigh show dev up0").contains("192.0.2.1"));
         // The next refresh asks again.
-        hops.refresh(maps, watch.network()).unwrap();
+        hops.refresh(maps, watch.network(), up0).unwrap();
         assert!(run("ip neigh show dev up0").contains("192.0.2.1"));
     });
 }
@@ -306,14 +392,14 @@ fn a_link_without_l2_needs_no_neighbour() {
         // A tun has a carrier only while somebody has it open.
         let valid = NextHops::new(0)
             .unwrap()
-            .refresh(maps, watch.network())
+            .refresh(maps, watch.network(), ifindex)
             .unwrap();
         assert_eq!(valid, 0);
         let _open = open_tun("l3");
         until(&mut watch, "up", |network| network.links[&ifindex].up);
         NextHops::new(0)
             .unwrap()
-            .refresh(maps, watch.network())
+            .refresh(maps, watch.network(), ifindex)
             .unwrap();
         let read = crate::ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
         let element = read.next_hop(index).unwrap();

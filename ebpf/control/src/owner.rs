@@ -13,6 +13,7 @@
 //! change.
 
 mod sweep;
+pub(crate) mod taps;
 
 use std::{
     os::fd::BorrowedFd,
@@ -39,6 +40,8 @@ const ENGINE_DIES_WITHIN: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Owner {
     row: u32,
+    /// It, and those that were merged into it.
+    rows: Vec<u32>,
     epoch: u32,
     adopted: bool,
     /// The row's own, and those of rows merged into it: until they are seen to be empty, nobody
@@ -58,24 +61,21 @@ impl Owner {
                 None => return Err(in_use(maps, row, names)),
             }
         }
-        let (row, locks) = match adopted.first() {
-            Some((row, _)) => {
-                let row = *row;
-                for (other, _) in &adopted[1..] {
-                    merge(maps, *other, row);
-                }
-                (row, adopted.into_iter().map(|(_, lock)| lock).collect())
-            }
-            None => {
-                let (row, lock) = take_empty(maps, paths)?;
-                (row, vec![lock])
-            }
-        };
+        if adopted.is_empty() {
+            adopted.push(take_empty(maps, paths)?);
+        }
+        let (rows, locks): (Vec<u32>, Vec<FileLock>) = adopted.into_iter().unzip();
+        let row = rows[0];
+        for other in &rows[1..] {
+            merge(maps, *other, row);
+        }
         let adopted = has_anything(maps, row);
-        let epoch = word(maps, row, Field::Epoch).fetch_add(1, AcqRel) + 1;
+        let epoch = word(maps, row, Field::Epoch).fetch_add(1, AcqRel);
+        let epoch = epoch.wrapping_add(1);
         word(maps, row, Field::Pid).store(std::process::id(), Release);
         Ok(Self {
             row,
+            rows,
             epoch,
             adopted,
             locks,
@@ -289,3 +289,7 @@ fn word(maps: &SharedMaps, row: u32, field: Field) -> &AtomicU32 {
 #[cfg(test)]
 #[path = "owner_test.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "owner/nonsense_test.rs"]
+mod nonsense_tests;

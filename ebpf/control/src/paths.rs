@@ -13,7 +13,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Error, Result, fingerprint::fingerprint, load::BUILD_FILE};
+use crate::{
+    Error, Result, fingerprint::fingerprint, load::BUILD_FILE, owner::taps::SUFFIX as TAPS_SUFFIX,
+};
 
 mod abandoned;
 mod alone;
@@ -25,7 +27,7 @@ pub(crate) use alone::check_alone;
 pub const BPFFS: &str = "/sys/fs/bpf";
 const PINS: &str = "/sys/fs/bpf/slipgate";
 const COOKIE_FILE: &str = "netns-cookie";
-const RUN: &str = "/run/slipgate";
+pub(crate) const RUN: &str = "/run/slipgate";
 /// Beside the locks: where the pins are that they guard.
 const PINS_FILE: &str = "pin-dir";
 
@@ -93,7 +95,9 @@ impl Paths {
                 // What it had in force: there is nothing left to go on with.
                 || name.as_encoded_bytes().ends_with(b".policy")
                 || name.as_encoded_bytes().ends_with(b".policy-new")
-                || name.as_encoded_bytes().ends_with(b".rules");
+                || name.as_encoded_bytes().ends_with(b".rules")
+                || name.as_encoded_bytes().ends_with(TAPS_SUFFIX.as_bytes())
+                || name.as_encoded_bytes().ends_with(b".taps-new");
             if ours {
                 remove_if_there(&entry.path(), |f| fs::remove_file(f))?;
             }

@@ -8,8 +8,6 @@
 //! index and no program; it is served again as soon as the notice comes. Its VM's flows go on,
 //! since slots name the VM's row and the row names the TAP.
 
-use std::sync::atomic::Ordering::Acquire;
-
 use crate::{
     Result,
     attach::{Hook, Program},
@@ -19,13 +17,17 @@ use crate::{
     vm,
 };
 
-/// A VM and the name of its TAP.
+/// A VM and its TAP, as who serves it knows that: its row may say anything, for engines write there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Served {
     /// The VM's row.
     pub vm_row: u32,
     /// The TAP's name.
     pub tap: String,
+    /// The index it had when it was served last; `None` while there is none.
+    pub ifindex: Option<u32>,
+    /// Its MTU then, L3 bytes.
+    pub mtu: u32,
 }
 
 /// What became of a TAP.
@@ -84,18 +86,20 @@ pub fn follow_taps(
 ) -> Result<Vec<(u32, TapChange)>> {
     let mut changes = Vec::new();
     let maps = datapath.maps();
-    for Served { vm_row, tap } in served {
-        let Some(row) = maps.vm(*vm_row) else {
-            continue;
-        };
-        let known = row.tap_ifindex().load(Acquire);
+    for Served {
+        vm_row,
+        tap,
+        ifindex: known,
+        mtu,
+    } in served
+    {
         match network.link_by_name(tap) {
-            None if known != 0 => {
+            None if known.is_some() => {
                 vm::forget_tap(maps, *vm_row)?;
                 changes.push((*vm_row, TapChange::Gone));
             }
             None => {}
-            Some(link) if link.ifindex != known => {
+            Some(link) if Some(link.ifindex) != *known => {
                 let ifindex = link.ifindex;
                 vm::set_tap(maps, *vm_row, ifindex)?;
                 vm::set_mtu(maps, *vm_row, link.mtu);
@@ -114,7 +118,7 @@ pub fn follow_taps(
                     }
                 }
             }
-            Some(link) if vm::mtu_of(maps, *vm_row) != Some(link.mtu) => {
+            Some(link) if *mtu != link.mtu => {
                 vm::set_mtu(maps, *vm_row, link.mtu);
                 changes.push((*vm_row, TapChange::Mtu(link.mtu)));
             }

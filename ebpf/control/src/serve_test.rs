@@ -1,4 +1,9 @@
-use std::{fs::File, io::Write, os::fd::AsRawFd};
+use std::{
+    fs::File,
+    io::Write,
+    os::fd::AsRawFd,
+    sync::atomic::Ordering::{Acquire, Release},
+};
 
 use super::*;
 use crate::{
@@ -44,12 +49,30 @@ fn a_tap_made_again_under_its_name_is_served_again() {
         let up = |name: &str| Device::named(name).unwrap().flags().unwrap() & libc::IFF_UP != 0;
         assert!(up("t0"));
         let mut watch = NetworkWatch::open().unwrap();
-        let served = [Served {
+        let served = std::cell::RefCell::new(Served {
             vm_row: vm.row,
             tap: "t0".into(),
-        }];
-        let follow =
-            |watch: &NetworkWatch| follow_taps(&datapath, watch.network(), &served, Hook::Tcx);
+            ifindex: Some(tap),
+            mtu: 1_500,
+        });
+        // As a broker keeps it.
+        let follow = |watch: &NetworkWatch| {
+            let mut served = served.borrow_mut();
+            let changes = follow_taps(
+                &datapath,
+                watch.network(),
+                std::slice::from_ref(&*served),
+                Hook::Tcx,
+            );
+            for (_, change) in changes.as_ref().unwrap() {
+                match *change {
+                    TapChange::Gone => served.ifindex = None,
+                    TapChange::Again { ifindex } => served.ifindex = Some(ifindex),
+                    TapChange::Mtu(mtu) => served.mtu = mtu,
+                }
+            }
+            changes
+        };
         assert_eq!(follow(&watch).unwrap(), []);
 
         run("ip link set t0 mtu 1400");
@@ -77,6 +100,57 @@ fn a_tap_made_again_under_its_name_is_served_again() {
         let row = maps.vm(vm.row).unwrap();
         assert_eq!(row.id().load(Acquire), vm.id);
         assert_eq!(row.tap_ifindex().load(Acquire), again);
+    });
+}
+
+/// The row is the engine's to write, and whoever took that over writes what it likes.
+#[test]
+fn what_a_row_says_of_its_tap_leads_to_nothing() {
+    in_netns("what_a_row_says_of_its_tap_leads_to_nothing", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
+        let tap = make_tap("t0");
+        let foreign = make_tap("foreign0");
+        run("ip link set foreign0 up mtu 1234");
+        let spec = VmSpec {
+            tap_ifindex: tap,
+            ..vm_spec("a")
+        };
+        let vm = vm::open(maps, &owner, &spec).unwrap();
+        serve_tap(&datapath, tap, Hook::Tcx).unwrap();
+        let mut watch = NetworkWatch::open().unwrap();
+        let served = |ifindex| {
+            [Served {
+                vm_row: vm.row,
+                tap: "t0".into(),
+                ifindex,
+                mtu: 1_500,
+            }]
+        };
+        let row = maps.vm(vm.row).unwrap();
+        let follow = |watch: &NetworkWatch, ifindex| {
+            follow_taps(&datapath, watch.network(), &served(ifindex), Hook::Tcx).unwrap()
+        };
+        for lie in [foreign, 1, 0, 0xffff] {
+            row.tap_ifindex().store(lie, Release);
+            vm::set_mtu(maps, vm.row, 100);
+            assert_eq!(follow(&watch, Some(tap)), [], "{lie}");
+        }
+        // Nor does a change pass unseen by a row that knows of it already.
+        run("ip link del t0");
+        update_until(&mut watch, |network| network.link_by_name("t0").is_none());
+        row.tap_ifindex().store(0, Release);
+        assert_eq!(follow(&watch, Some(tap)), [(vm.row, TapChange::Gone)]);
+        let ifindex = make_tap("t0");
+        update_until(&mut watch, |network| network.link_by_name("t0").is_some());
+        row.tap_ifindex().store(ifindex, Release);
+        let again = [(vm.row, TapChange::Again { ifindex })];
+        assert_eq!(follow(&watch, None), again);
+        assert_eq!(attached_at("t0", Program::GuestEgress), 1);
+        assert_eq!(attached_at("foreign0", Program::GuestEgress), 0);
+        let flags = Device::named("foreign0").unwrap().flags().unwrap();
+        assert_ne!(flags & libc::IFF_UP, 0);
     });
 }
 

@@ -4,6 +4,7 @@
 
 mod changes;
 mod clones;
+mod compromised;
 mod counting;
 mod forwards;
 mod guest_errors;
@@ -16,6 +17,7 @@ mod namespaces;
 mod observability;
 mod per_vm;
 mod policy;
+mod processes;
 mod rates;
 mod records;
 mod refusals;

@@ -1,4 +1,5 @@
-//! `kill -9` at random moments: the engine, the broker, both.
+//! `kill -9` at random moments: the engine, which is replaced; the broker, and both, which are
+//! outages.
 
 use std::{
     net::SocketAddrV4,
@@ -91,6 +92,52 @@ fn killed_at_any_moment_nothing_is_lost() {
     assert!(closed.records.len() > connections);
 }
 
+/// Nobody notices, and the books are whole: what the engine had in hand is sent again.
+#[test]
+fn an_engine_killed_at_any_moment_is_replaced() {
+    require_root_and_tun!();
+    /// Less than are given up.
+    const KILLS: u64 = 4;
+    let mut random = random();
+    let mut scene = Scene::new(&[]);
+    ask_often(&scene);
+    let mut books = Books::open(&scene);
+    let echo = TcpServer::start(&scene.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let close = TcpServer::start(&scene.world.net, (SERVER, 7001), TcpService::Close).unwrap();
+    let streams = [
+        Stream::start(
+            &scene.guest,
+            echo.address(),
+            256 << 10,
+            Duration::from_millis(10),
+        ),
+        Stream::start(&scene.guest, echo.address(), 100, Duration::from_millis(1)),
+    ];
+    let churn = Churn::start(&scene.guest, close.address(), Duration::from_millis(5));
+    let broker = scene.slipgate.broker_pid();
+    let mut replaced = Vec::new();
+    for _ in 0..KILLS {
+        std::thread::sleep(Duration::from_micros(below(&mut random, 1_500_000)));
+        let began = Instant::now();
+        let killed = scene.slipgate.kill_engine().unwrap();
+        let connect = || tcp::connect_close(close.address(), WAIT);
+        scene.guest.run(connect).unwrap();
+        streams.iter().for_each(Stream::expect_progress);
+        eventually("another engine", || {
+            scene.slipgate.engine_pid().is_some_and(|pid| pid != killed)
+        });
+        replaced.push((began, Instant::now()));
+    }
+    assert_eq!(scene.slipgate.broker_pid(), broker);
+    books.kills = KILLS;
+    // A connection whose first packet the engine had in hand waits for a second.
+    let connections = churn.finish(&replaced);
+    println!("{connections} connections came and went");
+    streams.into_iter().for_each(Stream::finish);
+    let closed = books.close(&mut scene);
+    assert!(closed.records.len() > connections);
+}
+
 /// Kills, looks at what goes on and what does not, starts again, and looks at what was adopted.
 fn one_outage(
     scene: &mut Scene,
@@ -124,10 +171,10 @@ fn one_outage(
     std::thread::sleep(Duration::from_micros(below(random, 700_000)));
     let before = scene.slipgate.flows().unwrap();
     let began = Instant::now();
-    let victim = ["engine", "broker", "both"][below(random, 3) as usize];
+    // An engine that is killed alone is no outage: `an_engine_killed_at_any_moment_is_replaced`.
+    let victim = ["broker", "both"][below(random, 2) as usize];
     println!("kill -9: {victim}");
     match victim {
-        "engine" => drop(scene.slipgate.kill_engine().unwrap()),
         "broker" => drop(scene.slipgate.kill_broker().unwrap()),
         _ => scene.slipgate.kill_both().unwrap(),
     }

@@ -72,7 +72,7 @@ fn two_processes_and_one_is_killed() {
     connects_at_once(&a, &guest_a);
     connects_at_once(&b, &guest_b);
     expect_whole(&datagrams.join().unwrap());
-    b.kill_engine().unwrap();
+    b.kill_broker().unwrap();
     await_death(&mut b);
     connects_at_once(&a, &guest_a);
     stream_b.expect_progress();

@@ -33,7 +33,31 @@ impl Questions {
     }
 }
 
+impl Questions {
+    /// The engine that was asked is gone; who waits for its answer.
+    fn forget_engine(&mut self) -> Vec<ClientId> {
+        self.thaws = Thaws::default();
+        let why = std::mem::take(&mut self.why).into_values();
+        let names = std::mem::take(&mut self.names).into_values();
+        let changes = std::mem::take(&mut self.changes).into_values();
+        why.chain(names).chain(changes).collect()
+    }
+}
+
 impl Broker {
+    /// Tells who waits for an engine's answer that it has ended.
+    pub(super) fn forget_asked(&mut self) {
+        for client in self.asked.forget_engine() {
+            let error = "the engine has ended meanwhile, and is started again: try again";
+            let error = error.to_owned();
+            self.control.answer(client, &Answer::Error { error });
+        }
+        // The metrics process has a limit to its patience.
+        if let Some(metrics) = &mut self.metrics {
+            metrics.asking = None;
+        }
+    }
+
     /// Answers what can be answered, and asks on. How to stop, when it is asked to.
     pub(super) fn answer_control(&mut self) -> anyhow::Result<Option<OnExit>> {
         for asked in self.control.serve() {
@@ -43,7 +67,7 @@ impl Broker {
                 descriptor,
             } = asked;
             if self.engine.is_behind() && request.asks_engine() {
-                let error = "the engine is behind with what it was asked: try again".to_owned();
+                let error = "the engine can be asked nothing more just now: try again".to_owned();
                 self.control.answer(client, &Answer::Error { error });
                 continue;
             }

@@ -1,11 +1,17 @@
 //! Everything the broker has in the kernel: made in order at the start, taken down in order at the
 //! end, followed in between.
-use std::{collections::BTreeSet, fs::File, net::TcpListener, ops::Range};
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    net::TcpListener,
+    ops::Range,
+    os::fd::{AsFd as _, OwnedFd},
+};
 
 use anyhow::{Context as _, anyhow, bail};
 use slipgate_abi::{ForwardKey, ForwardTarget, forward::DenyKey, maps::MAX_OWNERS};
 use slipgate_control::{
-    Datapath, LoadOptions, Owner, Paths,
+    Datapath, LoadOptions, Owner, Paths, Users,
     attach::{self, Hook, Program},
     device::Device,
     maps::{DenyPrefix, Insert},
@@ -20,17 +26,17 @@ use userspace_nat::{
 };
 
 use super::{
-    inputs::Inputs,
-    network_view,
+    inputs::{Inputs, open_flow_log, open_pcap},
+    network_view, reserve,
     resolvers::HostResolvers,
     rule_texts, survival,
     uplink::{self, Uplink},
     xdp,
 };
 use crate::{
-    channel::NetworkView,
+    channel::{NetworkView, ToEngine},
     config::{Config, ConfigError, Forward, LoadedPolicies, Said, VmConfig},
-    show,
+    show::{self, plain::one_line},
 };
 
 /// The gateway's MAC in every guest's network, locally administered: a clone or a restored
@@ -68,11 +74,17 @@ pub(super) struct Attached {
     pub(super) watch: NetworkWatch,
     pub(super) next_hops: NextHops,
     pub(super) loaded: LoadedPolicies,
+    /// These, and those of VMs that learn.
+    pub(super) in_force: LoadedPolicies,
     pub(super) policies: PolicySet,
+    /// The forwards' host ports, in order: they stay ours while an engine is started again.
+    pub(super) forward_sockets: Vec<OwnedFd>,
     pub(super) flow_log: Option<File>,
     pub(super) pcap: Option<File>,
     /// The socket of `--metrics`, until it is served.
     pub(super) metrics: Option<TcpListener>,
+    /// Whom our processes are.
+    pub(super) users: Users,
     pub(super) rule_base: u32,
     /// What the command line said of policies.
     pub(super) command_line: Said,
@@ -82,6 +94,8 @@ pub(super) struct Attached {
     pub(super) former_rules: Vec<Range<u32>>,
     /// The forwards' of the first of these: relays name them as long as they run.
     pub(super) relayed_rules: Range<u32>,
+    /// TAPs that a predecessor served, until those of them that are not ours are shut.
+    former_taps: BTreeSet<u32>,
     /// Which of two sets of numbers the guard's list has.
     pub(super) turn: bool,
     /// The host's.
@@ -100,6 +114,7 @@ impl Attached {
             flow_log,
             pcap,
             metrics,
+            users,
         } = inputs;
         let watch = NetworkWatch::open()?;
         for vm in &config.vms {
@@ -164,18 +179,23 @@ impl Attached {
             }
         };
         let run = rule_base..rule_base + rules.len() as u32;
+        let former_taps = owner.noted_taps(&paths)?;
         let mut attached = Self {
             next_hops,
+            former_taps,
             vms: Vec::new(),
             datapath,
             owner,
             port,
             watch,
+            in_force: loaded.clone(),
             loaded,
             policies,
+            forward_sockets: Vec::new(),
             flow_log,
             pcap,
             metrics,
+            users,
             rule_base,
             command_line,
             took_over,
@@ -199,6 +219,7 @@ impl Attached {
     fn begin(&mut self) -> anyhow::Result<()> {
         self.port.serve(&self.datapath, self.hook)?;
         self.open_vms()?;
+        self.note_taps()?;
         self.set_rates();
         self.write_denied()?;
         self.attach_uplink()?;
@@ -328,6 +349,42 @@ impl Attached {
         }
     }
 
+    /// Takes the forwards' ports of the host.
+    pub(super) fn reserve_forwards(&mut self) -> anyhow::Result<()> {
+        let forwards = self.config.forwards.iter();
+        self.forward_sockets = forwards.map(reserve::reserve).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Goes on with other files of the flow log's and the pcap's names: the old ones were moved
+    /// away. What an engine that serves is to be told, with a descriptor each.
+    pub(super) fn reopen_files(&mut self) -> anyhow::Result<Vec<(ToEngine, OwnedFd)>> {
+        let mut told = Vec::new();
+        if let Some(path) = &self.config.flow_log {
+            let file = open_flow_log(path)?;
+            told.push((ToEngine::FlowLog, file.as_fd().try_clone_to_owned()?));
+            self.flow_log = Some(file);
+        }
+        if let Some(path) = &self.config.pcap {
+            let file = open_pcap(path)?;
+            told.push((ToEngine::Pcap, file.as_fd().try_clone_to_owned()?));
+            self.pcap = Some(file);
+        }
+        Ok(told)
+    }
+
+    /// Before another engine in the place of one that ended: removes what that was in the middle of.
+    pub(super) fn clean_after_engine(&mut self) -> anyhow::Result<()> {
+        let swept = owner::sweep(self.datapath.maps(), self.datapath.paths(), &self.owner)?;
+        tracing::debug!(?swept, "an engine has ended");
+        // The relays of before, which knew other elements, are gone.
+        let forwards = forward_texts(&self.config).count() as u32;
+        let texts = self.policies.texts().count() as u32;
+        let begin = self.rule_base + texts;
+        self.relayed_rules = begin..begin + forwards;
+        Ok(())
+    }
+
     /// Leads the world's first packets on forwarded ports to the engine. Their sockets are bound by
     /// now: nobody else's port is taken.
     pub(super) fn write_forwards(&self) -> anyhow::Result<()> {
@@ -390,22 +447,25 @@ impl Attached {
         serve::serve_tap(&self.datapath, ifindex, self.hook).with_context(what)
     }
 
+    /// Writes down which TAPs are ours, and until they are shut a predecessor's: what the VMs' rows
+    /// say of them is the engine's word.
+    pub(super) fn note_taps(&self) -> anyhow::Result<()> {
+        let ours = self.vms.iter().filter_map(|vm| vm.tap_ifindex);
+        let taps = ours.chain(self.former_taps.iter().copied()).collect();
+        Ok(self.owner.note_taps(self.datapath.paths(), &taps)?)
+    }
+
     /// Shuts out VMs of a predecessor that are not to be served any more. The engine has ended
     /// their flows.
-    pub(super) fn close_departed(&self) -> anyhow::Result<()> {
+    pub(super) fn close_departed(&mut self) -> anyhow::Result<()> {
+        self.shut_departed()?;
         let maps = self.datapath.maps();
         let departed: Vec<u32> = vm::rows_of(maps, self.owner.row())
             .filter(|row| self.vms.iter().all(|vm| vm.open.row != *row))
             .collect();
         for row in departed {
-            let name = vm::name_of(maps, row).unwrap_or_default();
+            let name = one_line(&vm::name_of(maps, row).unwrap_or_default());
             let what = || format!("closing the row of {name}, which is not served any more");
-            if let Some(tap) = vm::tap_of(maps, row) {
-                serve::shut_tap(&self.datapath, tap).with_context(what)?;
-                self.datapath
-                    .detach(Program::Guard, tap)
-                    .with_context(what)?;
-            }
             vm::close(maps, row).with_context(what)?;
             match self.config.new_vms {
                 // Of the name that is ours now.
@@ -414,6 +474,26 @@ impl Attached {
             }
         }
         Ok(())
+    }
+
+    /// Takes down the TAPs that only a predecessor served.
+    fn shut_departed(&mut self) -> anyhow::Result<()> {
+        for tap in std::mem::take(&mut self.former_taps) {
+            let is_ours = self.vms.iter().any(|vm| vm.tap_ifindex == Some(tap));
+            // An index that came again is another device, without our program.
+            if is_ours || !self.is_served(tap)? {
+                continue;
+            }
+            let what =
+                || format!("shutting the TAP with index {tap}, which is not served any more");
+            serve::shut_tap(&self.datapath, tap).with_context(what)?;
+            self.datapath
+                .detach(Program::Guard, tap)
+                .with_context(what)?;
+        }
+        self.note_taps()?;
+        let paths = self.datapath.paths();
+        Ok(self.owner.forget_merged_taps(paths)?)
     }
 
     pub(super) fn serve_taps(&self) -> anyhow::Result<()> {
@@ -434,8 +514,9 @@ impl Attached {
     }
 
     pub(super) fn refresh_next_hops(&mut self) -> anyhow::Result<()> {
+        let uplink = self.uplink.ifindex;
         self.next_hops
-            .refresh(self.datapath.maps(), self.watch.network())?;
+            .refresh(self.datapath.maps(), self.watch.network(), uplink)?;
         Ok(())
     }
 
@@ -537,6 +618,7 @@ impl Attached {
             note(vm::close(self.datapath.maps(), vm.open.row));
         }
         self.forget_applied();
+        note(self.owner.forget_taps(self.datapath.paths()));
         let (row, port) = (self.owner.row(), self.port.ifindex);
         note(self.datapath.detach(Program::EnginePort, port).map(drop));
         drop(self.port);

@@ -2,7 +2,6 @@
 use std::os::fd::OwnedFd;
 
 use slipgate_abi::Verdict;
-use slipgate_control::vm;
 use userspace_nat::{
     engine::Subject,
     record::{FlowId, Id},
@@ -50,8 +49,10 @@ impl Broker {
         let maps = self.attached.datapath.maps();
         if maps.is_frozen(row) {
             maps.set_frozen(row, false);
-            let name = vm::name_of(maps, row).unwrap_or_default();
-            tracing::info!("{name} is thawed");
+            let vms = &self.attached.vms;
+            if let Some(vm) = vms.iter().find(|vm| vm.open.row == row) {
+                tracing::info!("{} is thawed", vm.config.name);
+            }
         }
         self.answer_change(request, Answer::Done);
     }

@@ -12,19 +12,22 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::de::DeserializeOwned;
+use slipgate_control::{Users, users::USERS};
 
 use crate::channel::{Channel, ChannelError, Received};
 
 /// How long an ended process's exit status may take to show, ms.
 const STATUS_WITHIN: u16 = 500;
 
-/// Which role.
+/// Which role; each has a user of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
     Engine,
     Vmm,
     Metrics,
 }
+
+const _: () = assert!((Role::Metrics as u32) < USERS);
 
 impl Role {
     /// The hidden command.
@@ -66,15 +69,16 @@ pub(super) struct ChildProcess {
 }
 
 impl ChildProcess {
-    /// Starts it. It inherits the channel's other end and stderr; its environment is empty but for
+    /// Starts it, to be its role's user. It inherits the channel's other end and stderr; its environment is empty but for
     /// what changes how it logs.
-    pub(super) fn start(role: Role) -> anyhow::Result<Self> {
+    pub(super) fn start(role: Role, users: &Users) -> anyhow::Result<Self> {
         let (ours, theirs) = Channel::pair()?;
         let inherited = theirs.as_raw_fd();
         let mut command = Command::new("/proc/self/exe");
         command
             .arg0(role.title())
             .args([role.command(), "--fd", &inherited.to_string()])
+            .args(["--user", &users.user(role as u32).to_string()])
             .env_clear()
             .stdin(Stdio::null())
             .stdout(Stdio::null());
@@ -159,9 +163,20 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Lets a descriptor survive the execve, and gives the child a clean signal mask and a process
-/// group of its own: a ^C at the terminal is for the broker, which ends the others in order.
+/// What ends a process in order. Service managers send it to every process of a service at once
+/// (systemd's `KillMode=control-group`); it is for the broker, which ends the others.
+const FOR_THE_BROKER: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+
+/// Lets a descriptor survive the execve, and gives the child a process group of its own (a ^C at the
+/// terminal is for the broker) and a clean signal mask. What is [`FOR_THE_BROKER`] it ignores from
+/// before its first moment: the broker has these blocked, and the child inherits that until here.
 fn keep(fd: RawFd) -> std::io::Result<()> {
+    for signal in FOR_THE_BROKER {
+        // SAFETY: no handler is installed. What is ignored stays so over the execve.
+        if unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
     // SAFETY: numbers only, and a set that is initialised here.
     unsafe {
         let mut none: libc::sigset_t = std::mem::zeroed();

@@ -1,4 +1,4 @@
-//! The engine process as the broker has it: handed descriptors and how to work, then told of
+//! An engine process as the broker has it: handed descriptors and how to work, then told of
 //! changes.
 use std::{
     net::SocketAddrV4,
@@ -12,14 +12,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::{
     attached::{self, Attached},
     child::{ChildProcess, Role},
-    inputs::{open_flow_log, open_pcap},
     outgoing::Outgoing,
-    reserve,
 };
-use crate::{
-    channel::{Channel, ForwardSocket, MAX_FDS, Received, Start, ToBroker, ToEngine},
-    config::Config,
-};
+use crate::channel::{Channel, ForwardSocket, MAX_FDS, Received, Start, ToBroker, ToEngine};
 
 /// A running engine. It is killed when this is dropped.
 #[derive(Debug)]
@@ -35,10 +30,8 @@ impl EngineProcess {
         reserved_ports: &[(u8, u16)],
         log: &str,
     ) -> anyhow::Result<Self> {
-        // What may fail for the user's reasons comes first.
-        let forwards = reserve_forwards(attached)?;
         let engine = Self {
-            process: ChildProcess::start(Role::Engine)?,
+            process: ChildProcess::start(Role::Engine, &attached.users)?,
             outgoing: Outgoing::default(),
         };
         attached.warn_of_resolvers();
@@ -50,7 +43,7 @@ impl EngineProcess {
             flow_log_events: config.flow_log_events,
             pcap: attached.pcap.is_some(),
             vms: attached.vms.iter().map(|vm| attached.vm_spec(vm)).collect(),
-            policies: attached.loaded.clone(),
+            policies: attached.in_force.clone(),
             rule_base: attached.rule_base,
             forward_texts: attached::forward_texts(config).collect(),
             resolvers: attached.resolvers.now().to_vec(),
@@ -67,9 +60,10 @@ impl EngineProcess {
         engine
             .channel()
             .send(&ToEngine::Start(Box::new(start)), &fds)?;
+        let forwards: Vec<_> = forwards(attached).collect();
         for some in forwards.chunks(MAX_FDS) {
             let names = some.iter().map(|(name, _)| name.clone()).collect();
-            let fds: Vec<_> = some.iter().map(|(_, fd)| fd.as_fd()).collect();
+            let fds: Vec<_> = some.iter().map(|(_, fd)| *fd).collect();
             engine.channel().send(&ToEngine::Forwards(names), &fds)?;
         }
         engine.channel().send(&ToEngine::Begin, &[])?;
@@ -114,17 +108,9 @@ impl EngineProcess {
         self.outgoing.is_behind()
     }
 
-    /// Has it go on with other files of the flow log's and the pcap's names: the old ones were
-    /// moved away. Whether there are such.
-    pub(super) fn reopen_files(&mut self, attached: &Attached) -> anyhow::Result<bool> {
-        let Config { flow_log, pcap, .. } = &attached.config;
-        if let Some(path) = flow_log {
-            self.hand(ToEngine::FlowLog, open_flow_log(path)?.into())?;
-        }
-        if let Some(path) = pcap {
-            self.hand(ToEngine::Pcap, open_pcap(path)?.into())?;
-        }
-        Ok(flow_log.is_some() || pcap.is_some())
+    /// Why it is of no use any more, though it may run.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.outgoing.failure()
     }
 
     /// Waits until it serves; how many flows it took over.
@@ -138,39 +124,64 @@ impl EngineProcess {
         }
     }
 
+    /// Waits until it answers.
+    pub(super) fn await_answer(&mut self, within: Duration) -> anyhow::Result<()> {
+        // No question of the watch's.
+        let asked = u64::MAX;
+        self.tell(ToEngine::Ping { request: asked })?;
+        self.await_message(
+            within,
+            "answered",
+            |message| matches!(message, ToBroker::Answered { request } if *request == asked),
+        )
+    }
+
     /// Waits until it has stopped as asked.
     pub(super) fn await_stopped(&mut self, within: Duration) -> anyhow::Result<()> {
+        let is_stopped = |message: &ToBroker| matches!(message, ToBroker::Stopped);
+        self.await_message(within, "stopped", is_stopped)
+    }
+
+    fn await_message(
+        &mut self,
+        within: Duration,
+        what: &str,
+        is_it: impl Fn(&ToBroker) -> bool,
+    ) -> anyhow::Result<()> {
         let until = Instant::now() + within;
         loop {
             self.flush()?;
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                bail!("the engine has not stopped within {} s", within.as_secs());
+                bail!("the engine has not {what} within {} s", within.as_secs());
             }
             let mut fds = [PollFd::new(self.channel().as_fd(), self.wants())];
             let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
             match poll(&mut fds, timeout) {
                 Ok(_) | Err(nix::Error::EINTR) => {}
-                Err(e) => return Err(e).context("waiting for the engine to stop"),
+                Err(e) => return Err(e).context("waiting for the engine"),
             }
             match self.process.heard::<ToBroker>()? {
-                Received::Message(ToBroker::Stopped, _) => return Ok(()),
+                Received::Message(message, _) if is_it(&message) => return Ok(()),
                 Received::Message(..) | Received::Nothing => {}
                 Received::End => {
-                    return Err(self.process.ended_before("it had stopped in order"));
+                    return Err(self.process.ended_before(&format!("it had {what}")));
                 }
             }
         }
     }
 
-    /// How the engine ended, in words; `None` while it runs.
-    pub(super) fn end(&mut self) -> Option<String> {
-        self.process.end()
+    /// How one that has closed its channel ended, in words.
+    pub(super) fn how_it_ended(&mut self) -> String {
+        let end = self.process.end();
+        end.unwrap_or_else(|| "closed its channel".into())
     }
 }
 
-fn reserve_forwards(attached: &Attached) -> anyhow::Result<Vec<(ForwardSocket, OwnedFd)>> {
-    let forwards = attached.config.forwards.iter().map(|forward| {
+/// What it is told of the forwards, each with its socket.
+fn forwards(attached: &Attached) -> impl Iterator<Item = (ForwardSocket, BorrowedFd<'_>)> {
+    let all = attached.config.forwards.iter();
+    all.zip(&attached.forward_sockets).map(|(forward, socket)| {
         let vm = &attached.vms[forward.vm].open;
         let name = ForwardSocket {
             vm: vm.id,
@@ -180,7 +191,6 @@ fn reserve_forwards(attached: &Attached) -> anyhow::Result<Vec<(ForwardSocket, O
             guest_port: forward.guest_port,
             rule: attached.forward_rule(forward),
         };
-        Ok((name, reserve::reserve(forward)?))
-    });
-    forwards.collect()
+        (name, socket.as_fd())
+    })
 }

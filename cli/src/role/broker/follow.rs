@@ -21,11 +21,15 @@ impl Attached {
             .map(|vm| Served {
                 vm_row: vm.open.row,
                 tap: vm.config.tap.clone(),
+                ifindex: vm.tap_ifindex,
+                mtu: vm.mtu,
             })
             .collect();
         let network = self.watch.network();
         let changes = serve::follow_taps(&self.datapath, network, &served, self.hook)?;
         let mut tell = Vec::new();
+        let came = |(_, change): &(u32, TapChange)| matches!(change, TapChange::Again { .. });
+        let again = changes.iter().any(came);
         for (row, change) in changes {
             let Some(index) = self.vms.iter().position(|vm| vm.open.row == row) else {
                 continue;
@@ -52,6 +56,9 @@ impl Attached {
                 self.vms[index].mtu = mtu;
                 tell.push(self.vm_spec(&self.vms[index]));
             }
+        }
+        if again {
+            self.note_taps()?;
         }
         Ok(tell)
     }

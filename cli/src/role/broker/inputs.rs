@@ -8,6 +8,7 @@ use std::{
     path::Path,
 };
 
+use slipgate_control::Users;
 use userspace_nat::rules::PolicySet;
 
 use super::metrics;
@@ -22,6 +23,8 @@ pub(super) struct Inputs {
     pub(super) pcap: Option<File>,
     /// The socket of `--metrics`.
     pub(super) metrics: Option<TcpListener>,
+    /// Whom our processes are.
+    pub(super) users: Users,
 }
 
 impl Inputs {
@@ -35,6 +38,7 @@ impl Inputs {
             flow_log: config.flow_log.as_deref().map(open_flow_log).transpose()?,
             pcap: config.pcap.as_deref().map(open_pcap).transpose()?,
             metrics: config.metrics.map(metrics::listen).transpose()?,
+            users: Users::claim(),
         })
     }
 

@@ -123,7 +123,7 @@ impl Metrics {
         });
         let mut fds = attached.datapath.maps().fds();
         fds.push(self.listener.as_fd());
-        let started = ChildProcess::start(Role::Metrics).and_then(|process| {
+        let started = ChildProcess::start(Role::Metrics, &attached.users).and_then(|process| {
             process.channel().send(&start, &fds)?;
             Ok(process)
         });

@@ -1,13 +1,12 @@
 //! What is on its way to the engine.
 //!
 //! The engine is never waited for: it may be waiting for the broker to hear what it says. What its
-//! channel has no room for is kept until it has, in order, up to a bound.
+//! channel has no room for is kept until it has, in order, up to a bound. What one that is gone was
+//! to be told is nothing any more: the next one is told how everything stands when it is started.
 use std::{
     collections::VecDeque,
     os::fd::{AsFd, OwnedFd},
 };
-
-use anyhow::bail;
 
 use crate::channel::{Channel, ToEngine};
 
@@ -18,7 +17,11 @@ const MANY_QUEUED: usize = 64;
 
 /// Messages with their descriptors, in order.
 #[derive(Debug, Default)]
-pub(super) struct Outgoing(VecDeque<(ToEngine, Option<OwnedFd>)>);
+pub(super) struct Outgoing {
+    waiting: VecDeque<(ToEngine, Option<OwnedFd>)>,
+    /// More was to be said than may wait.
+    overflowed: bool,
+}
 
 impl Outgoing {
     /// Sends a message behind those that wait, now or when there is room.
@@ -28,33 +31,42 @@ impl Outgoing {
         message: ToEngine,
         fd: Option<OwnedFd>,
     ) -> anyhow::Result<()> {
-        if self.0.len() >= MOST_QUEUED {
-            bail!("the engine hangs: it has not taken {MOST_QUEUED} messages");
+        if self.waiting.len() >= MOST_QUEUED {
+            self.overflowed = true;
+            return Ok(());
         }
-        self.0.push_back((message, fd));
+        self.waiting.push_back((message, fd));
         self.flush(channel)
     }
 
     /// Sends what waits, as far as there is room.
     pub(super) fn flush(&mut self, channel: &Channel) -> anyhow::Result<()> {
-        while let Some((message, fd)) = self.0.front() {
+        while let Some((message, fd)) = self.waiting.front() {
             let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
-            if !channel.try_send_with(message, &fds)? {
-                break;
+            match channel.try_send_with(message, &fds) {
+                Ok(true) => drop(self.waiting.pop_front()),
+                Ok(false) => break,
+                Err(error) if error.is_peer_gone() => self.waiting.clear(),
+                Err(error) => return Err(error.into()),
             }
-            self.0.pop_front();
         }
         Ok(())
     }
 
     /// Whether nothing waits.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.waiting.is_empty()
+    }
+
+    /// Why the engine is not told everything any more.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.overflowed
+            .then(|| format!("hangs: it has not taken {MOST_QUEUED} messages"))
     }
 
     /// Whether the engine is better asked nothing more for now.
     pub(super) fn is_behind(&self) -> bool {
-        self.0.len() >= MANY_QUEUED
+        self.waiting.len() >= MANY_QUEUED
     }
 }
 

@@ -44,6 +44,8 @@ pub(super) struct Applying {
     what: String,
     /// Numbers that the guard's list had before.
     before: BTreeSet<u32>,
+    /// What the engine was told, for another in its place.
+    told: Policies,
     /// No other policy was put in force: a VM was opened, or these are closed again, and their
     /// clients told by the end of the sockets.
     closed: Option<Vec<Opened>>,
@@ -152,17 +154,29 @@ impl Broker {
         closed: Option<Vec<Opened>>,
     ) -> anyhow::Result<()> {
         let request = self.asked.next();
+        let told = Policies {
+            request,
+            ..policies
+        };
         self.applying = Some(Applying {
             request,
             client,
             what,
             before,
+            told: told.clone(),
             closed,
         });
-        self.engine.tell(ToEngine::Policies(Box::new(Policies {
-            request,
-            ..policies
-        })))
+        self.engine.tell(ToEngine::Policies(Box::new(told)))
+    }
+
+    /// Step 3 again, with an engine in the place of one that ended at it. That was started with the
+    /// new policy, and has cut what that refuses; what is left to cut is what is said beside it.
+    pub(super) fn tell_policies_again(&mut self) -> anyhow::Result<()> {
+        let Some(applying) = &self.applying else {
+            return Ok(());
+        };
+        let told = Box::new(applying.told.clone());
+        self.engine.tell(ToEngine::Policies(told))
     }
 
     /// The engine has: nothing that is denied now leaves any more.
@@ -246,6 +260,7 @@ impl Attached {
         policies.set_local(&self.network_view().local);
         self.config = config;
         self.loaded = loaded;
+        self.in_force = told.clone();
         self.policies = policies;
         self.rule_base = rule_base;
         self.add_denied();

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
-use slipgate_control::{device::Device, guest_tap::GuestTap};
+use slipgate_control::{Users, device::Device, guest_tap::GuestTap};
 
 use super::{
     Broker, End,
@@ -116,7 +116,7 @@ fn start(
     inputs: Inputs,
     log: &str,
 ) -> anyhow::Result<Broker> {
-    let mut vm = prepare(config, images, log)?;
+    let mut vm = prepare(config, images, log, &inputs.users)?;
     super::warn_of_host(&config.nat);
     let served = match super::attach(config.nat.clone(), inputs) {
         Ok(attached) => Broker::start(attached, log, Some(vm)),
@@ -169,7 +169,7 @@ impl Images {
 }
 
 /// Opens what the VMM is handed, the TAP last; takes in its name; makes the machine.
-fn prepare(config: &mut RunConfig, images: Images, log: &str) -> anyhow::Result<Vm> {
+fn prepare(config: &mut RunConfig, images: Images, log: &str, users: &Users) -> anyhow::Result<Vm> {
     let machine = &config.machine;
     let Images { kernel, initrd } = images;
     let kvm = kvm::open()?;
@@ -186,7 +186,7 @@ fn prepare(config: &mut RunConfig, images: Images, log: &str) -> anyhow::Result<
         taps: tap.queues,
     };
     let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
-    let vmm = VmmProcess::start(&config.machine, handed, mtu, log)?;
+    let vmm = VmmProcess::start(&config.machine, handed, mtu, log, users)?;
     Ok(Vm { vmm, console })
 }
 
@@ -232,12 +232,9 @@ impl Broker {
             Ok(End::Asked { signal, .. }) => How::Stopped {
                 signal: signal as i32,
             },
-            Err(e) => {
-                let why = self.engine_end().map_or(e, |end| anyhow::anyhow!(end));
-                How::NatFailed {
-                    why: format!("{why:#}"),
-                }
-            }
+            Err(e) => How::NatFailed {
+                why: format!("{e:#}"),
+            },
         };
         let end = self.vm.as_mut().and_then(|vm| vm.vmm.stop());
         (how, end)

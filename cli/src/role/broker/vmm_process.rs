@@ -11,6 +11,8 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
+use slipgate_control::Users;
+
 use super::child::{ChildProcess, Role};
 use crate::{
     channel::{Channel, FromVmm, Received, ToVmm, VmmEnd, VmmStart},
@@ -49,9 +51,10 @@ impl VmmProcess {
         handed: Handed,
         mtu: u16,
         log: &str,
+        users: &Users,
     ) -> anyhow::Result<Self> {
         let mut vmm = Self {
-            process: ChildProcess::start(Role::Vmm)?,
+            process: ChildProcess::start(Role::Vmm, users)?,
         };
         let start = VmmStart {
             cpus: spec.cpus,

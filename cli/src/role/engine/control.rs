@@ -117,8 +117,7 @@ impl Control for BrokerChannel {
                 refused: refused.map(|why| why.to_string()),
             },
             ControlReply::Thawed { request } => ToBroker::Thawed { request },
-            // Not asked for.
-            ControlReply::Synced { .. } => return Ok(()),
+            ControlReply::Synced { request, .. } => ToBroker::Answered { request },
         };
         self.channel.send(&message, &[]).map_err(io::Error::other)
     }
@@ -155,6 +154,7 @@ fn translate(message: ToEngine) -> Option<ControlMessage> {
         ToEngine::Names { request, from } => ControlMessage::Names { request, from },
         ToEngine::Cut { request, what } => ControlMessage::Cut { request, what },
         ToEngine::Thaw { request, row } => ControlMessage::Thaw { request, row },
+        ToEngine::Ping { request } => ControlMessage::Sync { request },
         ToEngine::Shutdown(exit) => ControlMessage::Shutdown(exit),
         ToEngine::Start(_)
         | ToEngine::Forwards(_)

@@ -139,6 +139,47 @@ impl Network {
             .map(|(_, link)| link)
     }
 
+    /// Whether the host's routes lead to this neighbour by this device: as a router, or because it
+    /// is on the link. Without L2 header the device leads there by itself.
+    pub fn is_next_hop(&self, ifindex: u32, neighbour: Ipv4Addr) -> bool {
+        let Some(link) = self.links.get(&ifindex) else {
+            return false;
+        };
+        if !link.has_l2 || neighbour.is_unspecified() {
+            return !link.has_l2;
+        }
+        let by_it = |route: &&Route| {
+            route.kind == RouteKind::Unicast
+                && route.table == Table::Main
+                && route.oif == Some(ifindex)
+        };
+        let mut by_it = self.routes.iter().filter(by_it);
+        by_it.any(|route| route.gateway == Some(neighbour)) || self.is_on_link(ifindex, neighbour)
+    }
+
+    fn is_on_link(&self, ifindex: u32, address: Ipv4Addr) -> bool {
+        let has = |route: &&Route| {
+            let shift = 32u32.saturating_sub(u32::from(route.prefix_len));
+            let differs = u32::from(route.destination) ^ u32::from(address);
+            differs.checked_shr(shift).unwrap_or(0) == 0
+        };
+        // The host's own addresses and broadcasts are in the table local, which the kernel asks
+        // first.
+        let best = |table| {
+            let routes = self.routes.iter().filter(move |r| r.table == table);
+            routes.filter(has).min_by_key(|route| {
+                let longest = std::cmp::Reverse(route.prefix_len);
+                (longest, route.metric)
+            })
+        };
+        let route = best(Table::Local).or_else(|| best(Table::Main));
+        route.is_some_and(|route| {
+            route.kind == RouteKind::Unicast
+                && route.gateway.is_none()
+                && route.oif == Some(ifindex)
+        })
+    }
+
     /// A device's first address.
     pub fn address_of(&self, ifindex: u32) -> Option<&Address> {
         self.addresses

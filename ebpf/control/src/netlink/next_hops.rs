@@ -5,6 +5,10 @@
 //! known, asks the kernel to keep knowing it (a managed neighbour entry, Linux 5.16), and takes
 //! `valid` back whenever the kernel itself would not use what stands there. Until then the
 //! programs let the kernel resolve the neighbour, packet by packet.
+//!
+//! What stands there is the engine's word, whoever may have taken it over. So the kernel is asked
+//! for nothing but what the broker knows by itself to be right: neighbours on the uplink that it
+//! chose, which the host's own routes lead to, and so many at a time ([`MOST`]).
 
 use std::{
     collections::HashSet,
@@ -23,6 +27,9 @@ use slipgate_abi::{NextHop, NextHopRef, link::NextHopFlags};
 
 use super::{network::Network, socket::Requests};
 use crate::{Result, maps::SharedMaps, owner};
+
+/// Of one owner, those that are kept fresh: more than an engine claims.
+const MOST: usize = 256;
 
 /// The next hops of one owner.
 #[derive(Debug)]
@@ -53,8 +60,9 @@ impl NextHops {
     }
 
     /// Brings every element of the owner up to date; how many are valid. Call it after each change
-    /// of the network, and when an engine has claimed one.
-    pub fn refresh(&mut self, maps: &SharedMaps, network: &Network) -> Result<usize> {
+    /// of the network, and when an engine has claimed one. `uplink`: the one device that flows leave
+    /// by.
+    pub fn refresh(&mut self, maps: &SharedMaps, network: &Network, uplink: u32) -> Result<usize> {
         let mut valid = 0;
         let mut wanted_still = HashSet::new();
         for index in owner::next_hops_of(maps, self.owner_row) {
@@ -64,6 +72,12 @@ impl NextHops {
             let Some((ifindex, neighbour)) = claimed_for(maps, index, hop) else {
                 continue;
             };
+            let is_known = wanted_still.contains(&(ifindex, neighbour));
+            let may_be = ifindex == uplink && network.is_next_hop(uplink, neighbour);
+            if !may_be || (!is_known && wanted_still.len() == MOST) {
+                hop.valid().store(0, Release);
+                continue;
+            }
             wanted_still.insert((ifindex, neighbour));
             self.keep_known(network, ifindex, neighbour);
             match wanted(network, ifindex, neighbour) {

@@ -12,6 +12,7 @@ fn left(run: &Path, name: &str) -> PathBuf {
         "0.sock",
         "0.policy",
         "0.policy-new",
+        "0.taps",
     ] {
         fs::write(dir.join(file), "1").unwrap();
     }

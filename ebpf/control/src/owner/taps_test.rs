@@ -1,0 +1,43 @@
+use super::*;
+use crate::testing::{datapath, in_netns, vm_spec};
+use crate::vm;
+
+fn set(taps: &[u32]) -> BTreeSet<u32> {
+    taps.iter().copied().collect()
+}
+
+#[test]
+fn a_successor_finds_the_taps_that_were_noted_but_those_of_the_living() {
+    in_netns("noted_taps", || {
+        let datapath = datapath();
+        let (maps, paths) = (datapath.maps(), datapath.paths());
+        let serve = |name: &str, taps: &[u32]| {
+            let owner = Owner::take(maps, paths, &[name]).unwrap();
+            vm::open(maps, &owner, &vm_spec(name)).unwrap();
+            owner.note_taps(paths, &set(taps)).unwrap();
+            owner
+        };
+        let (a, b) = (serve("a", &[7, 8]), serve("b", &[9]));
+        // Another process serves one of them since a has died.
+        drop(a);
+        let lives = serve("c", &[8, 10]);
+        drop(b);
+        // What the rows say is not looked at.
+        for row in 1..slipgate_abi::maps::MAX_VMS {
+            maps.vm(row)
+                .unwrap()
+                .tap_ifindex()
+                .store(1, std::sync::atomic::Ordering::Release);
+        }
+        let both = Owner::take(maps, paths, &["a", "b"]).unwrap();
+        assert_eq!(both.noted_taps(paths).unwrap(), set(&[7, 9]));
+        both.note_taps(paths, &set(&[9])).unwrap();
+        both.forget_merged_taps(paths).unwrap();
+        drop(both);
+        let again = Owner::take(maps, paths, &["a"]).unwrap();
+        assert_eq!(again.noted_taps(paths).unwrap(), set(&[9]));
+        again.forget_taps(paths).unwrap();
+        assert_eq!(again.noted_taps(paths).unwrap(), set(&[]));
+        drop(lives);
+    });
+}

@@ -1,0 +1,211 @@
+//! An engine that somebody has taken over: what it writes into the maps and says to the broker, by
+//! the hand of the test, which is root and writes the same.
+
+use std::{
+    io::IoSlice,
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    sync::atomic::Ordering::Release,
+};
+
+use nix::sys::socket::{ControlMessage, MsgFlags, SockType, getsockopt, sendmsg, sockopt};
+use slipgate_control::maps::SharedMaps;
+use slipgate_testbed::{
+    Guest, GuestConfig, PinDir, Slipgate, World,
+    clients::tcp,
+    require_root_and_tun,
+    servers::{TcpServer, TcpService},
+    world::{SERVER, UPLINK},
+};
+
+use crate::{Stand, WAIT, eventually};
+
+fn maps(pins: &PinDir) -> SharedMaps {
+    let inside = pins.pins().into_iter().find(|pin| pin.ends_with("SLOTS"));
+    let slots = pins.path().join(inside.expect("SLOTS is pinned"));
+    SharedMaps::open_pinned(slots.parent().unwrap()).unwrap()
+}
+
+fn is_up(world: &World, device: &str) -> bool {
+    let link = world.host.ip(&format!("-o link show {device}")).unwrap();
+    let flags = link.split_once('<').unwrap().1.split_once('>').unwrap().0;
+    flags.split(',').any(|flag| flag == "UP")
+}
+
+#[test]
+fn rows_that_name_other_devices_take_none_of_them_down() {
+    require_root_and_tun!();
+    let world = World::new().unwrap();
+    let [guest, other] =
+        ["tap0", "tap1"].map(|tap| Guest::new(&world, GuestConfig::new(tap)).unwrap());
+    let server = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let connect = || guest.run(|| tcp::connect(server.address(), WAIT));
+    let pins = PinDir::new().unwrap();
+    let both = ["--tap", "tap0", "--tap", "tap1", "--uplink", UPLINK];
+    let mut slipgate = Slipgate::attach(&world.host, &pins, &both).unwrap();
+    drop(connect().unwrap());
+    let uplink = world.host.ifindex(UPLINK).unwrap();
+    let lie = || {
+        let maps = maps(&pins);
+        for row in 1..slipgate_abi::maps::MAX_VMS {
+            maps.vm(row).unwrap().tap_ifindex().store(uplink, Release);
+        }
+    };
+    // While it serves, over changes of links too.
+    lie();
+    world
+        .host
+        .ip("link add other0 type veth peer name other1")
+        .unwrap();
+    world.host.ip("link del other0").unwrap();
+    eventually("it noticed", || slipgate.stats().ok());
+    assert!(is_up(&world, UPLINK) && is_up(&world, "tap1"));
+    // The next one does not serve the second any more, and shuts it: by what was noted of it.
+    slipgate.kill_both().unwrap();
+    lie();
+    let one = ["--tap", "tap0", "--uplink", UPLINK];
+    slipgate = Slipgate::attach(&world.host, &pins, &one).unwrap();
+    assert!(is_up(&world, UPLINK), "a row of a VM's took it down");
+    assert!(!is_up(&world, "tap1"), "it is not served any more");
+    drop(connect().unwrap());
+    lie();
+    assert!(slipgate.stop().unwrap().success());
+    assert!(is_up(&world, UPLINK) && !is_up(&world, "tap0"));
+    assert!(pins.pins().is_empty(), "{:?}", pins.pins());
+    drop(other);
+}
+
+#[test]
+fn next_hops_of_other_devices_are_nobodys_neighbours() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let host = &stand.world.host;
+    host.ip("link add other0 type veth peer name other1")
+        .unwrap();
+    host.ip("link set other1 up").unwrap();
+    host.ip("link set other0 up").unwrap();
+    host.ip("addr add 100.64.0.1/24 dev other0").unwrap();
+    let other = host.ifindex("other0").unwrap();
+    let uplink = host.ifindex(UPLINK).unwrap();
+    let maps = maps(stand.slipgate.pins());
+    let claim = |ifindex, neighbour: &str| {
+        let claimed = maps.claim_next_hop(0, ifindex, neighbour.parse().unwrap());
+        claimed.expect("an element");
+    };
+    claim(other, "100.64.0.9");
+    claim(uplink, "100.64.0.10");
+    // As it may be: it tells when the broker has looked.
+    let neighbours = |device: &str| {
+        host.ip(&format!("neigh show nud all dev {device}"))
+            .unwrap()
+    };
+    let asked = "198.18.0.77";
+    assert!(!neighbours(UPLINK).contains(asked));
+    claim(uplink, asked);
+    host.ip("link set other1 down").unwrap();
+    eventually("the broker's look", || {
+        neighbours(UPLINK)
+            .contains(&format!("{asked} "))
+            .then_some(())
+    });
+    let all = neighbours("other0") + &neighbours(UPLINK);
+    assert!(!all.contains("100.64.0."), "{all}");
+}
+
+/// The engine's end of the channel to the broker, taken out of that process.
+fn channel_of(engine: u32) -> OwnedFd {
+    let owned = |fd: libc::c_long| {
+        // SAFETY: the kernel made it for us just now, if it did.
+        (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    };
+    // SAFETY: numbers only.
+    let pidfd = owned(unsafe { libc::syscall(libc::SYS_pidfd_open, engine, 0) }).unwrap();
+    let fds = std::fs::read_dir(format!("/proc/{engine}/fd")).unwrap();
+    let mut fds = fds.filter_map(|fd| fd.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    fds.find_map(|fd| {
+        // SAFETY: as above.
+        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0) };
+        let is_it = |fd: &OwnedFd| getsockopt(fd, sockopt::SockType) == Ok(SockType::SeqPacket);
+        owned(copy).filter(is_it)
+    })
+    .expect("a channel")
+}
+
+/// Says something as the engine, with a descriptor besides.
+fn say(channel: &OwnedFd, head: [u8; 2], json: &str) {
+    let rights = [channel.as_raw_fd()];
+    let parts = [IoSlice::new(&head), IoSlice::new(json.as_bytes())];
+    let rights = [ControlMessage::ScmRights(&rights)];
+    sendmsg::<()>(
+        channel.as_raw_fd(),
+        &parts,
+        &rights,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )
+    .unwrap();
+}
+
+const INLINE: [u8; 2] = [1, 0];
+
+#[test]
+fn whatever_the_engine_says_the_broker_serves_on() {
+    require_root_and_tun!();
+    let mut stand = Stand::new(&[]);
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let broker = stand.slipgate.broker_pid();
+    let descriptors = || {
+        let fds = std::fs::read_dir(format!("/proc/{broker}/fd")).unwrap();
+        fds.count()
+    };
+    let before = descriptors();
+    let engine = stand.slipgate.engine_pid().unwrap();
+    let channel = channel_of(engine);
+    // Answers to what nobody asked.
+    for unasked in [
+        r#""Stopped""#,
+        r#"{"Ready":{"adopted":18446744073709551615}}"#,
+        r#"{"Applied":{"request":1,"cut":1,"kept":1,"left":1}}"#,
+        r#"{"Cut":{"request":2,"flows":null}}"#,
+        r#"{"Thawed":{"request":3}}"#,
+        r#"{"Capturing":{"request":4,"refused":"[31mno"}}"#,
+        r#"{"Answered":{"request":5}}"#,
+    ] {
+        say(&channel, INLINE, unasked);
+    }
+    // Faster than anybody could do what it asks for.
+    for _ in 0..5_000 {
+        say(&channel, INLINE, r#""NextHopsWanted""#);
+    }
+    eventually("the broker serves", || stand.slipgate.stats().ok());
+    let connect = |stand: &Stand| drop(stand.run(|| tcp::connect(server.address(), WAIT)).unwrap());
+    connect(&stand);
+    assert_eq!(stand.slipgate.engine_pid(), Some(engine));
+    eventually("no descriptor stays", || {
+        (descriptors() <= before).then_some(())
+    });
+
+    // What is no message ends the engine, and another takes its place.
+    let nonsense = [
+        (INLINE, "{"),
+        (INLINE, r#"{"Nothing":1}"#),
+        ([9, 0], r#""NextHopsWanted""#),
+        // A file, which the broker does not read.
+        ([1, 1], ""),
+    ];
+    let mut last = engine;
+    for (head, json) in nonsense {
+        say(&channel_of(last), head, json);
+        last = eventually("another engine", || {
+            stand.slipgate.engine_pid().filter(|pid| *pid != last)
+        });
+        connect(&stand);
+    }
+    let said = stand.says("talks nonsense");
+    assert_eq!(
+        said.matches("talks nonsense").count(),
+        nonsense.len(),
+        "{said}"
+    );
+    assert_eq!(stand.slipgate.broker_pid(), broker);
+    assert!(stand.slipgate.stop().unwrap().success());
+}
