@@ -55,7 +55,7 @@ pub use vm::{TapEntry, Vm, VmRef};
 
 /// Version of everything in this crate. Raise it with any change of layout or meaning; a process
 /// refuses pinned maps of another version.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 #[cfg(feature = "user")]
 mod pod;

@@ -8,7 +8,8 @@
 //!    frame that goes back to the kernel is written at once, in the buffer it came in;
 //! 2. the broker's messages;
 //! 3. descriptors of the services, and their timers;
-//! 4. ends of flows: graces that are over, the scan ([`crate::flow`]), credits;
+//! 4. flows that follow the host's network, some at a time (`follow`); ends of flows: graces that are
+//!    over, the scan ([`crate::flow`]), credits;
 //! 5. answers, records, and only then the slots of recorded flows.
 //!
 //! Nothing in a turn waits. While frames keep coming, the next turn does not wait either; when
@@ -42,6 +43,7 @@ mod dispatch;
 mod errors;
 mod fairness;
 mod find_guests;
+mod follow;
 mod hops;
 mod inspected;
 mod listening;
@@ -262,6 +264,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.listening.next_deadline_ns(),
             self.core.inspected.next_deadline_ns(),
             self.later.front().map(|(due_ns, _)| *due_ns),
+            self.core.following.is_under_way().then_some(now_ns),
         ];
         let first_ns = deadlines.into_iter().flatten().min()?;
         Some(first_ns.saturating_sub(now_ns))
@@ -344,6 +347,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     }
 
     fn work_timers(&mut self, now_ns: u64) {
+        self.core.go_on_following(now_ns);
         self.in_rounds(|engine| engine.work_services(now_ns));
         self.in_rounds(|engine| engine.core.work_inspections(now_ns));
         let Core {

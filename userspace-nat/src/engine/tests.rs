@@ -6,6 +6,7 @@ mod changes;
 mod ends;
 mod errors;
 mod filtering;
+mod follow;
 mod inspected;
 mod listening;
 mod loopback;

@@ -3,6 +3,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
     Command, Direction, DropReason, Handover, PortHeader, SlotRef, Tuple, Verdict,
+    link::is_usable,
     portframe::PortFlags,
     segment::Segments,
     slot::SlotFlags,
@@ -74,7 +75,7 @@ impl Kernel {
         }
         // SAFETY: `next_hop` is an index the engine was given.
         let hop = unsafe { &*self.next_hops.at(slot.next_hop().load(Relaxed) as usize) };
-        if hop.valid == 1 && packet.ip.bytes.len() as u32 > hop.mtu {
+        if is_usable(hop.sequence) && packet.ip.bytes.len() as u32 > hop.mtu {
             return self.hand_over(row, Handover::TooBig, 0, vnet, l3);
         }
         if let Some(way) = self.over_rate(row, Direction::Tx, segments) {

@@ -167,6 +167,11 @@ impl Flows {
         self.table.chunks()
     }
 
+    /// Whether a chunk ever had any.
+    pub fn has_chunk(&self, chunk: usize) -> bool {
+        self.table.chunk(chunk).is_some()
+    }
+
     /// The slots in use of a chunk, if it ever had any.
     pub fn in_chunk(&self, chunk: usize) -> Option<impl Iterator<Item = u32>> {
         let entries = self.table.chunk(chunk)?;
