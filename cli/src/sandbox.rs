@@ -45,11 +45,21 @@ pub(crate) fn engine_files() -> io::Result<u64> {
     Ok(hard.min(ENGINE_FILES))
 }
 
-/// Confines the engine for good. `broker`: the parent, whose death ends us.
-pub(crate) fn enter(broker: Pid) -> Result<(), SandboxError> {
+/// Confines the engine for good. `broker`: the parent, whose death ends us. `start_threads` starts
+/// the threads that it is to have: without privileges, and under the same filters as soon as this
+/// returns. None can be started later.
+pub(crate) fn enter<T>(
+    broker: Pid,
+    start_threads: impl FnOnce() -> io::Result<T>,
+) -> Result<T, SandboxError> {
     let filters = filter::compile()?;
     give_up_privileges(broker, ENGINE_FILES)?;
-    filters.apply()
+    let threads = start_threads().map_err(|source| SandboxError {
+        step: "starting the threads that write files",
+        source,
+    })?;
+    filters.apply()?;
+    Ok(threads)
 }
 
 /// Leaves the calling process without privileges. `files`: how many descriptors it may have.

@@ -67,9 +67,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         adoption.uninspected = self.core.end_uninspected(now_ns);
         adoption.live -= adoption.refused + adoption.uninspected;
         self.core.release_captured();
-        self.core
-            .flows
-            .free_finished(&mut self.core.datapath, now_ns);
+        self.free_recorded(now_ns);
         Ok(adoption)
     }
 }

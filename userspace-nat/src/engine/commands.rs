@@ -10,6 +10,7 @@ use crate::{
     datapath::Datapath,
     flow::{EndReason, Flows},
     port::FrameIo,
+    record::Output,
     route::RouteTable,
     vm::VmNet,
 };
@@ -102,9 +103,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 self.answer(ControlReply::Names { request, page })?;
             }
             ControlMessage::Sync { request } => self.answer_after_ends(Later::Sync(request)),
-            ControlMessage::Pcap(writer) => match &mut self.watch.dump {
-                Some(dump) => dump.set_writer(writer),
-                None => self.watch.dump = Some(PortDump::new(writer)),
+            ControlMessage::PcapOutput(output) => self.watch.dump = Some(PortDump::new(output)),
+            ControlMessage::Pcap(file) => match &mut self.watch.dump {
+                Some(dump) => dump.set_file(file),
+                None => self.watch.dump = Some(PortDump::new(Output::direct(file))),
             },
             ControlMessage::Cut { request, what } => {
                 let flows = self.cut(what).map(|flows| flows as u64);
@@ -200,6 +202,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.end_where(EndReason::Detached, now_ns, Flows::all);
         self.finish_all_due();
         self.write_out();
+        self.finish_log();
+        self.free_recorded(now_ns);
     }
 
     /// Waits out every grace that has begun: at most [`CLOSING_GRACE_NS`].

@@ -16,5 +16,6 @@ mod records;
 mod reload;
 mod rig;
 mod shares;
+mod slow_disk;
 mod speed;
 mod survival;
