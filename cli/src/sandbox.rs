@@ -44,11 +44,21 @@ pub(crate) fn engine_files() -> io::Result<u64> {
 }
 
 /// Confines the engine for good. `broker`: the parent, whose death ends us. `user`: what it is from
-/// now on. `user`: what it is from now on.
-pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), SandboxError> {
+/// now on. `start_threads` starts the threads that it is to have: without privileges, and under the
+/// same filters as soon as this returns. None can be started later.
+pub(crate) fn enter<T>(
+    broker: Pid,
+    user: u32,
+    start_threads: impl FnOnce() -> io::Result<T>,
+) -> Result<T, SandboxError> {
     let filters = filter::compile()?;
     give_up_privileges(broker, user, ENGINE_FILES)?;
-    filters.apply()
+    let threads = start_threads().map_err(|source| SandboxError {
+        step: "starting the threads that write files",
+        source,
+    })?;
+    filters.apply()?;
+    Ok(threads)
 }
 
 /// Leaves the calling process without privileges. `files`: how many descriptors it may have.

@@ -14,7 +14,7 @@ use super::{enter, filter};
 
 /// How a child ended that entered the engine's sandbox and ran `call`.
 fn confined(call: impl FnOnce() -> bool) -> WaitStatus {
-    confined_by(|parent| enter(parent, NOBODY).is_ok(), call)
+    confined_by(|parent| enter(parent, NOBODY, || Ok(())).is_ok(), call)
 }
 
 /// How a child ended that entered a sandbox and ran `call`.

@@ -212,18 +212,12 @@ impl<D: Datapath> Core<D> {
                 rule: Some(rule),
             });
         }
-        let (uplink_ifindex, next_hop, source) = match self.routes.lookup(to.addr) {
-            Route::Via {
-                ifindex,
-                next_hop,
-                source,
-            } => (ifindex, next_hop, source),
-            // A rule opened an address of the host's own: it has no link to leave by.
-            Route::HostLocal => return Err(Refusal::Protected.into()),
-            Route::OtherUplink { .. } | Route::Refused(_) | Route::Unreachable => {
-                return Err(Refusal::NoRoute.into());
-            }
-        };
+        let route = self.routes.lookup(to.addr);
+        // A rule opened an address of the host's own: it has no link to leave by.
+        if route == Route::HostLocal {
+            return Err(Refusal::Protected.into());
+        }
+        let (hop, source) = route.hop().ok_or(Refusal::NoRoute)?;
         if verdict.inspect && !self.may_inspect(vm, packet) {
             let rule = self.rule_base + decision.rule.0;
             vm.net.stats.refused_by(rule);
@@ -240,8 +234,8 @@ impl<D: Datapath> Core<D> {
             nat: source.into(),
             nat_port: 0,
             rule: self.rule_base + decision.rule.0,
-            uplink_ifindex,
-            next_hop: self.next_hop(uplink_ifindex, next_hop.into(), guest.remote),
+            uplink_ifindex: hop.ifindex,
+            next_hop: self.next_hop(hop, guest.remote),
             isn,
             inbound: false,
             verdict: if verdict.inspect {
@@ -340,12 +334,8 @@ impl<D: Datapath> Core<D> {
         if self.routes.lookup(world.local.into()) != Route::HostLocal {
             return Ok(None);
         }
-        let (uplink_ifindex, next_hop) = match self.routes.lookup(world.remote.into()) {
-            Route::Via {
-                ifindex, next_hop, ..
-            } => (ifindex, next_hop),
-            _ => return Err(Refusal::NoRoute),
-        };
+        let route = self.routes.lookup(world.remote.into());
+        let (hop, _) = route.hop().ok_or(Refusal::NoRoute)?;
         self.charge(vm, Direction::Rx, now_ns)?;
         let guest = Tuple {
             scope: vm.net.id,
@@ -366,8 +356,8 @@ impl<D: Datapath> Core<D> {
             nat: world.local,
             nat_port: world.local_port,
             rule: forward.rule,
-            uplink_ifindex,
-            next_hop: self.next_hop(uplink_ifindex, next_hop.into(), world.remote),
+            uplink_ifindex: hop.ifindex,
+            next_hop: self.next_hop(hop, world.remote),
             isn,
             inbound: true,
             verdict: Verdict::Fast,

@@ -35,6 +35,17 @@ pub trait FlowMap {
     fn for_each(&mut self, visit: &mut dyn FnMut(Tuple, FlowRef)) -> std::io::Result<()>;
 }
 
+/// What an element of `NEXT_HOPS` is claimed for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Hop {
+    /// The uplink.
+    pub ifindex: u32,
+    /// Who is next there; unspecified where the link has no neighbours.
+    pub neighbour: Ip4,
+    /// Largest packet that the route there carries, bytes; 0: as large as the link's.
+    pub route_mtu: u32,
+}
+
 /// The mapped arrays.
 pub trait Tables {
     /// Our row in `OWNERS`.
@@ -66,9 +77,9 @@ pub trait Tables {
     fn rates(&self, row: u16) -> Option<RateRef>;
     /// An element of `NEXT_HOPS`.
     fn next_hop(&self, index: u32) -> Option<NextHopRef>;
-    /// The element for a neighbour on an uplink, claimed when there is none yet, whereupon the
-    /// broker will keep it fresh. 0 ("let the kernel resolve") when there is none to be had.
-    fn next_hop_for(&mut self, uplink_ifindex: u32, neighbour: Ip4) -> u32;
+    /// The element for a next hop, claimed when there is none yet, whereupon the broker will keep it
+    /// fresh. 0 ("let the kernel resolve") when there is none to be had.
+    fn next_hop_for(&mut self, hop: Hop) -> u32;
     /// An element of `RULES`, its text cut short; `None` where there is none.
     fn rule(&self, rule: u32) -> Option<Described>;
     /// The elements of `NEXT_HOPS` that are our row's.

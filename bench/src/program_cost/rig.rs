@@ -232,7 +232,7 @@ fn vm() -> Vm {
 
 fn next_hop() -> NextHop {
     NextHop {
-        valid: 1,
+        sequence: 1,
         ifindex: DEVICE,
         mtu: 1500,
         flags: 0,
@@ -240,7 +240,8 @@ fn next_hop() -> NextHop {
         uplink_mac: UPLINK_MAC,
         neighbour: Ipv4Addr::new(192, 0, 2, 1).into(),
         owner: 1,
-        pad: [0; 28],
+        route_mtu: 0,
+        pad: [0; 24],
     }
 }
 

@@ -6,7 +6,7 @@ mod control;
 mod kernel;
 mod port_io;
 
-use std::{collections::VecDeque, fs::File, io, os::fd::OwnedFd, rc::Rc};
+use std::{collections::VecDeque, fs::File, os::fd::OwnedFd, rc::Rc};
 
 use anyhow::{Context as _, bail};
 use slipgate_abi::Protocol;
@@ -15,7 +15,7 @@ use userspace_nat::{
     clock::SystemClock,
     dns,
     engine::{ControlMessage, Engine, Forward, HostServices, Parts},
-    record::{self, FlowLog},
+    record::{self, Background, FlowLog, Unwritten},
     relay::{self, Relay},
     rules::{ByRules, Judge},
 };
@@ -56,17 +56,33 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     // opened at the first draw and kept.
     rand::random::<u64>();
     let files = sandbox::engine_files().context("reading how many descriptors it may have")?;
-    sandbox::enter(broker, args.user)?;
+    let has = (flow_log.is_some(), pcap.is_some());
+    let (log_writer, pcap_writer) = sandbox::enter(broker, args.user, || {
+        let start = |is_wanted: bool, name, unwritten| {
+            is_wanted
+                .then(|| Background::start(name, unwritten))
+                .transpose()
+        };
+        Ok((
+            start(has.0, "flow-log", Unwritten::Lost)?,
+            start(has.1, "pcap", Unwritten::TriedAgain)?,
+        ))
+    })?;
 
     let mut recorded = hashbrown::HashSet::default();
-    let mut writer: Option<Box<dyn io::Write + Send>> = None;
-    if let Some(mut log) = flow_log {
-        recorded = record::recorded_ids(&mut log).context(
+    let mut log_output = None;
+    if let (Some(mut file), Some(mut writer)) = (flow_log, log_writer) {
+        recorded = record::recorded_ids(&mut file).context(
             "--flow-log: reading the end of what is in it; give a file that can be appended to",
         )?;
-        writer = Some(Box::new(log));
+        writer.set_file(Box::new(file));
+        log_output = Some(writer.into());
     }
-    let log = FlowLog::new(writer).of(start.flow_log_events);
+    let log = FlowLog::to(log_output).of(start.flow_log_events);
+    let pcap = pcap.zip(pcap_writer).map(|(file, mut writer)| {
+        writer.set_file(Box::new(file));
+        writer.into()
+    });
     let judge = Judge::shared(policies);
     let names = Box::new(ByRules(judge.clone()));
     let parts = Parts {
@@ -88,7 +104,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         log,
     };
     let mut known = known(*start, forwards)?;
-    known.extend(pcap.map(|file| ControlMessage::Pcap(Box::new(file))));
+    known.extend(pcap.map(ControlMessage::PcapOutput));
     let (mut engine, adoption) = Engine::start(parts, known, &recorded)?;
     tracing::debug!(?adoption, "the engine serves");
     let ended = [

@@ -1,10 +1,10 @@
 use std::{
     net::Ipv4Addr,
     os::fd::{AsFd, AsRawFd},
-    sync::atomic::Ordering::{Acquire, Release},
+    sync::atomic::Ordering::Acquire,
 };
 
-use slipgate_abi::link::NextHopFlags;
+use slipgate_abi::link::{NextHopFlags, is_usable};
 
 use super::*;
 use crate::testing::{datapath, in_netns, run};
@@ -159,20 +159,23 @@ fn a_next_hop_is_valid_exactly_while_its_mac_is_known() {
         let maps = datapath.maps();
         let mut watch = NetworkWatch::open().unwrap();
         let mut hops = NextHops::new(5).unwrap();
-        let index = maps.claim_next_hop(5, up0, ROUTER).unwrap();
+        let index = maps.claim_next_hop(5, up0, ROUTER, 0).unwrap();
         assert_eq!(
-            maps.claim_next_hop(5, up0, ROUTER),
+            maps.claim_next_hop(5, up0, ROUTER, 0),
             Some(index),
             "the same again"
         );
         assert_ne!(
-            maps.claim_next_hop(6, up0, ROUTER),
+            maps.claim_next_hop(6, up0, ROUTER, 0),
             Some(index),
             "another owner's"
         );
         assert_ne!(index, 0);
+        let by_lesser_routes = maps.claim_next_hop(5, up0, ROUTER, 1_300).unwrap();
+        assert_ne!(by_lesser_routes, index, "for routes of another MTU");
+        maps.free_next_hop(by_lesser_routes);
         let hop = maps.next_hop(index).unwrap();
-        let valid = || hop.valid().load(Acquire) == 1;
+        let valid = || is_usable(hop.sequence().load(Acquire));
         until(&mut watch, "up", |network| network.links[&up0].up);
         assert_eq!(hops.refresh(maps, watch.network(), up0).unwrap(), 0);
         assert!(!valid());
@@ -224,8 +227,8 @@ fn a_next_hop_that_is_given_back_is_kept_known_no_more() {
         let mut hops = NextHops::new(5).unwrap();
         until(&mut watch, "up", |network| network.links[&up0].up);
         let other = "192.0.2.7".parse().unwrap();
-        let index = maps.claim_next_hop(5, up0, ROUTER).unwrap();
-        let kept = maps.claim_next_hop(5, up0, other).unwrap();
+        let index = maps.claim_next_hop(5, up0, ROUTER, 0).unwrap();
+        let kept = maps.claim_next_hop(5, up0, other, 0).unwrap();
         hops.refresh(maps, watch.network(), up0).unwrap();
         let managed = |address: &str| {
             let shown = run("ip neigh show dev up0");
@@ -240,10 +243,12 @@ fn a_next_hop_that_is_given_back_is_kept_known_no_more() {
         hops.refresh(maps, watch.network(), up0).unwrap();
         assert!(!managed("192.0.2.1 ") && managed("192.0.2.7 "));
 
-        // Whoever claims it next finds it not valid, whatever a late writer left.
-        maps.next_hop(index).unwrap().valid().store(1, Release);
-        assert_eq!(maps.claim_next_hop(6, up0, other), Some(index));
-        assert_eq!(maps.next_hop(index).unwrap().valid().load(Acquire), 0);
+        // Whoever claims it next finds it out of use, and what a late writer does keeps it so.
+        let hop = maps.next_hop(index).unwrap();
+        let late = hop.withdraw();
+        assert_eq!(maps.claim_next_hop(6, up0, other, 0), Some(index));
+        assert!(!hop.publish(late));
+        assert!(!is_usable(hop.sequence().load(Acquire)));
     });
 }
 
@@ -340,7 +345,7 @@ fn a_neighbour_that_the_kernel_refuses_is_left_to_the_programs() {
         let up0 = uplink();
         let datapath = datapath();
         let maps = datapath.maps();
-        maps.claim_next_hop(0, up0, ROUTER).unwrap();
+        maps.claim_next_hop(0, up0, ROUTER, 0).unwrap();
         let mut watch = NetworkWatch::open().unwrap();
         let mut hops = NextHops::new(0).unwrap();
         until(&mut watch, "up", |network| network.links[&up0].up);
@@ -386,7 +391,7 @@ fn a_link_without_l2_needs_no_neighbour() {
         let datapath = datapath();
         let maps = datapath.maps();
         let index = maps
-            .claim_next_hop(0, ifindex, Ipv4Addr::UNSPECIFIED)
+            .claim_next_hop(0, ifindex, Ipv4Addr::UNSPECIFIED, 0)
             .unwrap();
         let mut watch = NetworkWatch::open().unwrap();
         // A tun has a carrier only while somebody has it open.
@@ -403,7 +408,8 @@ fn a_link_without_l2_needs_no_neighbour() {
             .unwrap();
         let read = crate::ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
         let element = read.next_hop(index).unwrap();
-        assert_eq!((element.valid, element.flags), (1, NextHopFlags::NO_L2));
+        assert!(is_usable(element.sequence));
+        assert_eq!(element.flags, NextHopFlags::NO_L2);
     });
 }
 

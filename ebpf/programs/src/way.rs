@@ -15,45 +15,44 @@ pub(crate) struct Way {
 /// The flow's way; `None` when its uplink is gone.
 #[inline(always)]
 pub(crate) fn way_of(skb: Skb, slot: SlotRef) -> Option<Way> {
-    if let Some(way) = maps::next_hop(load32(slot.next_hop())).and_then(way_by) {
+    let hop = maps::next_hop(load32(slot.next_hop()));
+    if let Some(way) = hop.and_then(way_by) {
         return Some(way);
     }
     let ifindex = slot.uplink_ifindex();
+    let mtu = skb.mtu_of(ifindex)?;
     Some(Way {
         ifindex,
-        mtu: skb.mtu_of(ifindex)?,
+        mtu: match hop.map(NextHopRef::route_mtu) {
+            None | Some(0) => mtu,
+            Some(route_mtu) => mtu.min(route_mtu),
+        },
         macs: None,
         neighbour_unknown: true,
     })
 }
 
-/// The way by a next hop, if it is valid.
+/// The way by a next hop, if it may be used and nobody writes it just now.
 #[inline(always)]
 pub(crate) fn way_by(hop: NextHopRef) -> Option<Way> {
-    if load32(hop.valid()) != 1 {
-        return None;
-    }
-    let raw = hop.as_ptr();
-    // SAFETY: a live element. A writer that comes between clears `valid` first, which the second
-    // look finds; what it tore is then not used.
-    let (ifindex, mtu, macs) = unsafe {
-        (
-            (&raw const (*raw).ifindex).read_volatile(),
-            (&raw const (*raw).mtu).read_volatile(),
-            (&raw const (*raw).neighbour_mac)
-                .cast::<Macs>()
-                .read_volatile(),
-        )
-    };
-    if load32(hop.valid()) != 1 {
-        return None;
-    }
-    Some(Way {
-        ifindex,
-        mtu,
-        // Without L2 header they are zeroes, and the redirect strips them.
-        macs: Some(macs),
-        neighbour_unknown: false,
+    hop.read(|hop| {
+        // SAFETY: a live element, read word by word; `read` finds out whether they go together.
+        let (ifindex, mtu, macs) = unsafe {
+            (
+                (&raw const (*hop).ifindex).read_volatile(),
+                (&raw const (*hop).mtu).read_volatile(),
+                (&raw const (*hop).neighbour_mac)
+                    .cast::<Macs>()
+                    .read_volatile(),
+            )
+        };
+        Way {
+            ifindex,
+            mtu,
+            // Without L2 header they are zeroes, and the redirect strips them.
+            macs: Some(macs),
+            neighbour_unknown: false,
+        }
     })
 }
 

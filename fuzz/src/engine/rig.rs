@@ -363,6 +363,7 @@ pub(super) fn routes(mtu: u32) -> ControlMessage {
                 gateway: Some(ip(192, 0, 2, 254).into()),
                 prefsrc: Some(HOST.into()),
                 metric: 0,
+                mtu: None,
             }],
         },
         local: LocalAddresses {

@@ -61,15 +61,13 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.flush_log();
         adoption.reopened = self.core.reopen(now_ns);
         // What changed while nobody served.
-        self.core.follow_routes(now_ns);
+        self.core.follow_at_once(now_ns);
         let refused = self.core.refused_flows(now_ns, |_| false);
         adoption.refused = self.cut_slots(&refused.cut, EndReason::Policy);
         adoption.uninspected = self.core.end_uninspected(now_ns);
         adoption.live -= adoption.refused + adoption.uninspected;
         self.core.release_captured();
-        self.core
-            .flows
-            .free_finished(&mut self.core.datapath, now_ns);
+        self.free_recorded(now_ns);
         Ok(adoption)
     }
 }

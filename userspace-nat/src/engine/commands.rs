@@ -1,7 +1,5 @@
 //! Doing what the broker says.
-use std::sync::atomic::Ordering::Relaxed;
-
-use slipgate_abi::{Verdict, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::timeout::CLOSING_GRACE_NS;
 
 use super::{
     Context, Control, ControlMessage, ControlReply, Engine, EngineError, Services, core::Core,
@@ -12,7 +10,8 @@ use crate::{
     datapath::Datapath,
     flow::{EndReason, Flows},
     port::FrameIo,
-    route::{Route, RouteTable},
+    record::Output,
+    route::RouteTable,
     rules::Described,
     vm::VmNet,
 };
@@ -69,8 +68,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             } => {
                 self.core.judge.borrow_mut().set_local(&local);
                 self.core.set_links(&links);
-                self.core.routes = RouteTable::new(&routes);
-                self.core.follow_routes(now_ns);
+                self.core.set_routes(RouteTable::new(&routes));
             }
             ControlMessage::Forwards(forwards) => self.core.set_forwards(forwards),
             ControlMessage::ForwardTexts(texts) => self.set_forward_texts(texts),
@@ -106,9 +104,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 self.answer(ControlReply::Names { request, page })?;
             }
             ControlMessage::Sync { request } => self.answer_after_ends(Later::Sync(request)),
-            ControlMessage::Pcap(writer) => match &mut self.watch.dump {
-                Some(dump) => dump.set_writer(writer),
-                None => self.watch.dump = Some(PortDump::new(writer)),
+            ControlMessage::PcapOutput(output) => self.watch.dump = Some(PortDump::new(output)),
+            ControlMessage::Pcap(file) => match &mut self.watch.dump {
+                Some(dump) => dump.set_file(file),
+                None => self.watch.dump = Some(PortDump::new(Output::direct(file))),
             },
             ControlMessage::Cut { request, what } => {
                 let flows = self.cut(what).map(|flows| flows as u64);
@@ -205,6 +204,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.end_where(EndReason::Detached, now_ns, Flows::all);
         self.finish_all_due();
         self.write_out();
+        self.finish_log();
+        self.free_recorded(now_ns);
     }
 
     /// Waits out every grace that has begun: at most [`CLOSING_GRACE_NS`].
@@ -219,32 +220,5 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             flows.finish_due(datapath, self.clock.now_ns(), &mut |e| ended.push(*e));
         }
         self.record(&ended);
-    }
-}
-
-impl<D: Datapath> Core<D> {
-    /// Flows follow the routes to a new next hop; those whose translated address is gone end.
-    pub(super) fn follow_routes(&mut self, now_ns: u64) {
-        for slot in self.flows.all() {
-            let live = self.datapath.slot(slot);
-            if live.verdict().load(Relaxed) == Verdict::Closing as u32 {
-                continue;
-            }
-            if !self.routes.is_host(live.nat().into()) {
-                self.flows
-                    .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
-                continue;
-            }
-            if let Route::Via {
-                ifindex,
-                next_hop,
-                source,
-            } = self.routes.lookup(live.remote().into())
-                && live.nat() == source.into()
-            {
-                let next_hop = self.next_hop(ifindex, next_hop.into(), live.remote());
-                live.next_hop().store(next_hop, Relaxed);
-            }
-        }
     }
 }

@@ -14,7 +14,7 @@ use super::{
     reload::Reload,
 };
 use crate::{
-    record::{RefusedSample, RelayedId},
+    record::{Output, RefusedSample, RelayedId},
     relay,
     route::RouteSnapshot,
     rules::{self, LocalAddresses},
@@ -94,7 +94,9 @@ pub enum ControlMessage {
     FlowLog(Option<Box<dyn Write + Send>>),
     /// Other policies. Answered when no packet of what they deny can leave any more.
     Policies(Box<Reload>),
-    /// Where the port's frames are written (`--pcap`, and its rotation).
+    /// Where the port's frames are written (`--pcap`).
+    PcapOutput(Output),
+    /// Another file for them (rotation).
     Pcap(Box<dyn Write + Send>),
     /// End flows. Answered when no packet of theirs can leave any more.
     Cut {

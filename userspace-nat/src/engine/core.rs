@@ -15,7 +15,7 @@ use crate::{
     quota::{self, TokenBucket},
     record::Refusals,
     reply::Answers,
-    route::RouteTable,
+    route::{Difference, RouteTable},
     rules::{LearntName, SharedJudge},
     stats::VmStats,
     vm::VmNet,
@@ -93,6 +93,7 @@ pub(crate) struct Core<D> {
     pub(super) forwards: HashMap<(Protocol, Ipv4Addr, u16), Forward>,
     pub(super) find_guests_at_ns: u64,
     links: HashMap<u32, Link>,
+    pub(super) following: super::follow::Following,
     pub(super) hops: super::hops::Hops,
     /// Sessions of the flows under inspect rules.
     pub(crate) inspected: super::inspected::Inspected,
@@ -123,6 +124,7 @@ impl<D: Datapath> Core<D> {
             forwards: HashMap::new(),
             find_guests_at_ns: 0,
             links: HashMap::new(),
+            following: super::follow::Following::default(),
             hops: super::hops::Hops::default(),
             inspected: super::inspected::Inspected::default(),
         }
@@ -248,8 +250,17 @@ impl<D: Datapath> Core<D> {
     }
 
     pub(crate) fn set_links(&mut self, links: &[Link]) {
-        self.links = links.iter().map(|link| (link.ifindex, *link)).collect();
-        self.hops.forget_known();
+        let links: HashMap<u32, Link> = links.iter().map(|link| (link.ifindex, *link)).collect();
+        let before = std::mem::replace(&mut self.links, links);
+        // Next hops are known by it.
+        let differs = |link: &Link| {
+            let had_l2 = before.get(&link.ifindex).is_none_or(|before| before.has_l2);
+            had_l2 != link.has_l2
+        };
+        if self.links.values().any(differs) {
+            self.hops.forget_known();
+            self.follow(Difference::everything());
+        }
     }
 
     /// Whether a link's packets have an L2 header.
@@ -265,7 +276,6 @@ impl<D: Datapath> Core<D> {
 
     /// Largest packet that both of a flow's links carry, bytes.
     pub(crate) fn path_mtu(&self, vm: &VmNet, slot: u32) -> u32 {
-        let uplink = self.datapath.slot(slot).uplink_ifindex();
-        u32::from(vm.mtu).min(self.link_mtu(uplink))
+        u32::from(vm.mtu).min(self.uplink_mtu(slot))
     }
 }

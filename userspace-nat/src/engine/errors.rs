@@ -142,15 +142,12 @@ impl<D: Datapath> Core<D> {
             return Exit::NextHop(next_hop);
         }
         let mut uplink = live.uplink_ifindex();
-        if let crate::route::Route::Via {
-            ifindex, next_hop, ..
-        } = self.routes.lookup(live.remote().into())
-        {
-            let index = self.next_hop(ifindex, next_hop.into(), live.remote());
+        if let Some((hop, _)) = self.routes.lookup(live.remote().into()).hop() {
+            let index = self.next_hop(hop, live.remote());
             if index != 0 {
                 return Exit::NextHop(index);
             }
-            uplink = ifindex;
+            uplink = hop.ifindex;
         }
         Exit::Uplink(uplink)
     }

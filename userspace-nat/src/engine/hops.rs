@@ -16,7 +16,10 @@ use std::{
 use slipgate_abi::{Ip4, maps::SLOTS_PER_CHUNK};
 
 use super::core::Core;
-use crate::{clock::SECOND_NS, datapath::Datapath};
+use crate::{
+    clock::SECOND_NS,
+    datapath::{Datapath, Hop},
+};
 
 /// Most next hops remembered: on-link neighbours of a /20.
 const MAX_KNOWN: usize = 4_096;
@@ -27,9 +30,6 @@ pub(super) const MAX_ON_LINK: usize = 256;
 const INTERVAL_NS: u64 = 10 * SECOND_NS;
 /// Slots looked at in one go.
 pub(super) const LOOK_BUDGET: u32 = 8 * SLOTS_PER_CHUNK;
-
-/// An uplink's ifindex and a neighbour there.
-type Hop = (u32, Ip4);
 
 /// What is known of our elements.
 #[derive(Debug, Default)]
@@ -73,22 +73,21 @@ impl Hops {
 }
 
 impl<D: Datapath> Core<D> {
-    /// The element of `NEXT_HOPS` for a neighbour on the way to `destination`, or 0.
-    pub(crate) fn next_hop(&mut self, ifindex: u32, neighbour: Ip4, destination: Ip4) -> u32 {
-        let has_l2 = self.has_l2(ifindex);
+    /// The element of `NEXT_HOPS` for a next hop on the way to `destination`, or 0.
+    pub(crate) fn next_hop(&mut self, mut hop: Hop, destination: Ip4) -> u32 {
         // A link without L2 has one next hop, whoever is behind it.
-        let neighbour = Some(neighbour).filter(|_| has_l2);
-        let neighbour = neighbour.unwrap_or(Ip4::UNSPECIFIED);
-        let hop = (ifindex, neighbour);
+        if !self.has_l2(hop.ifindex) {
+            hop.neighbour = Ip4::UNSPECIFIED;
+        }
         if let Some(index) = self.hops.known.get(&hop).copied() {
             self.hops.note_use(index);
             return index;
         }
-        let on_link = neighbour == destination && !self.hops.on_link.contains_key(&hop);
+        let on_link = hop.neighbour == destination && !self.hops.on_link.contains_key(&hop);
         if on_link && self.hops.on_link.len() >= MAX_ON_LINK {
             return 0;
         }
-        let index = self.datapath.next_hop_for(ifindex, neighbour);
+        let index = self.datapath.next_hop_for(hop);
         // None to be had now may be one to be had later.
         if index == 0 {
             return 0;

@@ -10,13 +10,14 @@
 //!    and what is left of the batch waits for the next;
 //! 2. the broker's messages;
 //! 3. descriptors of the services, and their timers;
-//! 4. ends of flows: graces that are over, the scan ([`crate::flow`]), credits;
-//! 5. answers, records, and only then the slots of recorded flows.
+//! 4. flows that follow the host's network, some at a time (`follow`); ends of flows: graces that are
+//!    over, the scan ([`crate::flow`]), credits;
+//! 5. answers, records, and only then the slots of flows whose records are written.
 //!
 //! Nothing in a turn waits. While frames keep coming, the next turn does not wait either; when
 //! nothing does, the thread sleeps until the next timer: with live flows a second away at most,
 //! without VMs for ever.
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use hashbrown::HashSet;
 use slipgate_abi::{DropReason, segment::Segments};
@@ -44,6 +45,7 @@ mod dispatch;
 mod errors;
 mod fairness;
 mod find_guests;
+mod follow;
 mod hops;
 mod inspected;
 mod listening;
@@ -91,6 +93,8 @@ const QUIET_SCAN_INTERVAL_NS: u64 = SECOND_NS;
 const QUIET_AFTER_NS: u64 = SECOND_NS;
 /// Between two looks at credits that are out, ns.
 const CREDITS_INTERVAL_NS: u64 = 25 * MILLISECOND_NS;
+/// Between two looks whether the flow log's file has taken what is under way, ns.
+const WRITTEN_INTERVAL_NS: u64 = 50 * MILLISECOND_NS;
 
 /// The engine.
 #[derive(Debug)]
@@ -102,6 +106,8 @@ pub struct Engine<D, P, C, K, S> {
     services: S,
     log: FlowLog,
     losses: Losses,
+    /// The log's batches that flows are recorded in that ended in this turn, by slot.
+    recorded_in: HashMap<u32, u64>,
     watch: Watch,
     listening: Listening,
     poller: Poller,
@@ -146,6 +152,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             services: parts.services,
             log,
             losses: Losses::default(),
+            recorded_in: HashMap::new(),
             watch: Watch::default(),
             listening: Listening::default(),
             poller,
@@ -181,6 +188,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                     self.end_all();
                 }
                 self.end_records();
+                self.end_dump();
                 self.end_listening();
                 return Ok(exit);
             }
@@ -267,6 +275,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.listening.next_deadline_ns(),
             self.core.inspected.next_deadline_ns(),
             self.later.front().map(|(due_ns, _)| *due_ns),
+            self.core.following.is_under_way().then_some(now_ns),
+            self.log.is_behind().then_some(now_ns + WRITTEN_INTERVAL_NS),
         ];
         let first_ns = deadlines.into_iter().flatten().min()?;
         Some(first_ns.saturating_sub(now_ns))
@@ -366,6 +376,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     }
 
     fn work_timers(&mut self, now_ns: u64) {
+        self.core.go_on_following(now_ns);
         self.in_rounds(|engine| engine.work_services(now_ns));
         self.in_rounds(|engine| engine.core.work_inspections(now_ns));
         let Core {
@@ -428,9 +439,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             let wall = self.clock.wall();
             self.watch.work(&mut self.core, &self.poller, now_ns, wall);
         }
-        self.core
-            .flows
-            .free_finished(&mut self.core.datapath, now_ns);
+        self.free_recorded(now_ns);
     }
 
     fn write_answers(&mut self) {

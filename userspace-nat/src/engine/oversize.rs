@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Direction, DropReason,
+    Direction, DropReason, NextHop,
     segment::{self, Segments},
 };
 
@@ -24,6 +24,7 @@ use crate::{
     },
     port::{ETHERTYPE_IPV4, Exit, VirtioNetHdr},
     reply::IcmpError,
+    route::Route,
 };
 
 impl<D: Datapath> Core<D> {
@@ -143,19 +144,21 @@ impl<D: Datapath> Core<D> {
         Ok(())
     }
 
-    /// Largest packet that the flow's uplink carries, bytes.
+    /// Largest packet that the flow's uplink, and its route there, carry, bytes.
     pub(super) fn uplink_mtu(&self, slot: u32) -> u32 {
         let live = self.datapath.slot(slot);
         let next_hop = live.next_hop().load(Relaxed);
-        let hop = self
-            .datapath
-            .next_hop(next_hop)
-            .filter(|h| h.valid().load(Relaxed) == 1);
+        let hop = self.datapath.next_hop(next_hop);
         // SAFETY: `Tables::next_hop` gives a mapped element; a word is read, not a reference made.
-        let known = hop.map(|h| unsafe { (&raw const (*h.as_ptr()).mtu).read_volatile() });
-        known
-            .filter(|mtu| *mtu >= 68)
-            .unwrap_or_else(|| self.link_mtu(live.uplink_ifindex()))
+        let mtu = |hop: *const NextHop| unsafe { (&raw const (*hop).mtu).read_volatile() };
+        let known = hop.and_then(|hop| hop.read(mtu));
+        known.filter(|mtu| *mtu >= 68).unwrap_or_else(|| {
+            let link_mtu = self.link_mtu(live.uplink_ifindex());
+            match self.routes.lookup(live.remote().into()) {
+                Route::Via { mtu: Some(mtu), .. } => link_mtu.min(mtu),
+                _ => link_mtu,
+            }
+        })
     }
 
     /// Guests choose identifications on their own; behind one address they would collide (RFC

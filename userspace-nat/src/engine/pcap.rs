@@ -1,12 +1,15 @@
 //! `--pcap`: what the engine reads from its port and writes to it, for other tools to look at.
 //!
-//! Frames are copied to a bounded buffer and written once a turn, to a regular file, which does not
-//! wait. What the file does not take in time is lost and counted as `pcap_lost` of its VM.
+//! Frames are copied to a bounded buffer and handed over once a turn, to a thread that writes
+//! ([`Output`]). What the file does not take in time is lost and counted as `pcap_lost` of its VM.
 //!
 //! Each frame is shown on the link whose addresses it has: what a guest sent and what goes to it on
 //! the VM's, what came from the world and leaves for it on the uplink's. A frame that comes, is
 //! decided on and goes back to the kernel is there twice, with what it came for and what is done.
-use std::{io::Write, time::SystemTime};
+use std::{
+    io::Write,
+    time::{Duration, SystemTime},
+};
 
 use slipgate_abi::{Command, Handover, portframe::PortFlags};
 
@@ -15,6 +18,7 @@ use crate::{
     datapath::Datapath,
     pcapng::{Link, Shot, Stream},
     port::Frame,
+    record::Output,
     stats::Tally,
     vm::VmNet,
 };
@@ -25,7 +29,7 @@ const BUFFER: usize = 16 << 20;
 /// A file that is being written.
 pub(super) struct PortDump {
     stream: Stream,
-    writer: Box<dyn Write + Send>,
+    output: Output,
 }
 
 /// Which way a frame went.
@@ -44,18 +48,18 @@ impl std::fmt::Debug for PortDump {
 }
 
 impl PortDump {
-    pub(super) fn new(writer: Box<dyn Write + Send>) -> Self {
+    pub(super) fn new(output: Output) -> Self {
         Self {
             stream: Stream::new(BUFFER),
-            writer,
+            output,
         }
     }
 
-    /// Goes on in another file (rotation). What waits goes to the old one.
-    pub(super) fn set_writer(&mut self, writer: Box<dyn Write + Send>) {
+    /// Goes on in another file (rotation). What waits goes to the old one, as far as it keeps up.
+    pub(super) fn set_file(&mut self, file: Box<dyn Write + Send>) {
         self.flush();
         self.stream = Stream::new(BUFFER);
-        self.writer = writer;
+        self.output.set_file(file);
     }
 
     /// Takes a frame with all its headers.
@@ -98,11 +102,17 @@ impl PortDump {
         }
     }
 
-    /// Writes what waits. What can't be written now is tried again.
+    /// Hands over what waits. What finds no room now is tried again.
     pub(super) fn flush(&mut self) {
         if self.stream.waiting() > 0 {
-            let _ = self.stream.drain(|bytes| self.writer.write(bytes));
+            let _ = self.stream.drain(|bytes| self.output.take_some(bytes));
         }
+    }
+
+    /// Waits until what was handed over is written, so long at most.
+    pub(super) fn finish(&mut self, within: Duration) {
+        self.flush();
+        self.output.finish(within);
     }
 }
 

@@ -1,5 +1,8 @@
 //! Writing down what happened ([`crate::record`]): with the names that only the engine knows.
-use std::{sync::atomic::Ordering::Relaxed, time::SystemTime};
+use std::{
+    sync::atomic::Ordering::Relaxed,
+    time::{Duration, SystemTime},
+};
 
 use super::{Control, Engine, Services, core::Core, services::ServiceRecord};
 use crate::{
@@ -13,6 +16,8 @@ use crate::{
 
 /// Between two reports of what was refused, ns.
 const REFUSALS_INTERVAL_NS: u64 = 10 * SECOND_NS;
+/// How long a disk may take for the last lines. Who asked the engine to stop waits.
+const LOG_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
     /// Has kept what the log, or who listens, wants.
@@ -65,6 +70,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 rule: rule.as_deref(),
                 dns,
             };
+            self.recorded_in.insert(ended.slot, self.log.batch());
             self.log.flow_end(ended, names, wall);
             if dns.is_some() {
                 self.core.opened_by.remove(&ended.slot);
@@ -117,15 +123,44 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.services.end_records(self.clock.now_ns());
         self.record_services();
         self.record_refusals();
-        self.flush_log();
+        self.finish_log();
         if let Some(lost) = self.losses.rest() {
             self.say_lost(lost);
         }
     }
 
-    /// Writes what is buffered, and counts what could not be.
+    /// Frees the flows that have ended, but for those whose record is on its way to the file.
+    pub(super) fn free_recorded(&mut self, now_ns: u64) {
+        let (log, flows) = (&self.log, &mut self.core.flows);
+        if log.is_behind() {
+            self.recorded_in.retain(|_, batch| log.is_under_way(*batch));
+            flows.keep_unwritten(&self.recorded_in);
+        }
+        self.recorded_in.clear();
+        let is_under_way = |batch| log.is_under_way(batch);
+        flows.free_finished(&mut self.core.datapath, is_under_way, now_ns);
+    }
+
+    /// Has the last frames of `--pcap` written.
+    pub(super) fn end_dump(&mut self) {
+        if let Some(dump) = &mut self.watch.dump {
+            dump.finish(LOG_ENDS_WITHIN);
+        }
+    }
+
+    /// Hands over what is buffered, and counts what could not be written.
     pub(super) fn flush_log(&mut self) {
         self.log.flush();
+        self.count_lost();
+    }
+
+    /// Waits until all is written, as long as there is patience with the disk.
+    pub(super) fn finish_log(&mut self) {
+        self.log.finish(LOG_ENDS_WITHIN);
+        self.count_lost();
+    }
+
+    fn count_lost(&mut self) {
         let lost = self.log.take_failed();
         if lost > 0 {
             self.core.nobody().tally(Tally::RecordLost, lost);

@@ -247,6 +247,7 @@ impl<D: Datapath> Core<D> {
                 ifindex,
                 next_hop,
                 source,
+                ..
             } => {
                 let cap = vm.net.max_flows as usize;
                 let via = Some(format!("{source} by {next_hop} on ifindex {ifindex}"));

@@ -9,7 +9,7 @@ use slipgate_abi::{
 
 use super::{Kernel, KernelHandle};
 use crate::{
-    datapath::{FlowMap, InsertError, NameMap, RememberedName, Tables},
+    datapath::{FlowMap, Hop, InsertError, NameMap, RememberedName, Tables},
     rules::Described,
     stats::VmStats,
 };
@@ -210,19 +210,23 @@ impl Tables for FakeDatapath {
             .then(|| unsafe { NextHopRef::new(kernel.next_hops.at(index as usize)) })
     }
 
-    fn next_hop_for(&mut self, uplink_ifindex: u32, neighbour: Ip4) -> u32 {
+    fn next_hop_for(&mut self, wanted: Hop) -> u32 {
         let kernel = self.kernel.borrow();
         let ours = self.owner + 1;
         // SAFETY: in bounds; one thread.
         let hop = |index: u32| unsafe { &mut *kernel.next_hops.at(index as usize) };
         let same = (1..MAX_NEXT_HOPS).find(|index| {
             let hop = hop(*index);
-            hop.owner == ours && hop.ifindex == uplink_ifindex && hop.neighbour == neighbour
+            hop.owner == ours
+                && hop.ifindex == wanted.ifindex
+                && hop.neighbour == wanted.neighbour
+                && hop.route_mtu == wanted.route_mtu
         });
         let index = same.or_else(|| (1..MAX_NEXT_HOPS).find(|index| hop(*index).owner == 0));
         let Some(index) = index else { return 0 };
         let hop = hop(index);
-        (hop.owner, hop.ifindex, hop.neighbour) = (ours, uplink_ifindex, neighbour);
+        (hop.owner, hop.ifindex) = (ours, wanted.ifindex);
+        (hop.neighbour, hop.route_mtu) = (wanted.neighbour, wanted.route_mtu);
         index
     }
 
@@ -246,7 +250,7 @@ impl Tables for FakeDatapath {
         // SAFETY: in bounds; one thread.
         let hop = unsafe { &mut *kernel.next_hops.at(index as usize) };
         assert_eq!(hop.owner, self.owner + 1, "it is another's");
-        (hop.owner, hop.ifindex, hop.valid) = (0, 0, 0);
+        (hop.owner, hop.ifindex, hop.sequence) = (0, 0, 0);
     }
 }
 

@@ -3,6 +3,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
     Command, Direction, DropReason, Handover, PortHeader, SequencesRef, SlotRef, Tuple, Verdict,
+    link::is_usable,
     portframe::PortFlags,
     rate::RateRef,
     segment::{self, Segments},
@@ -91,7 +92,7 @@ impl Kernel {
         }
         // SAFETY: `next_hop` is an index the engine was given.
         let hop = unsafe { &*self.next_hops.at(slot.next_hop().load(Relaxed) as usize) };
-        if hop.valid == 1 && packet.ip.bytes.len() as u32 > hop.mtu {
+        if is_usable(hop.sequence) && packet.ip.bytes.len() as u32 > hop.mtu {
             if let Some(way) = self.refuses_now(row, Direction::Tx, segments) {
                 return way;
             }

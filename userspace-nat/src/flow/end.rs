@@ -1,8 +1,9 @@
 //! Ending a flow, in two phases.
-use std::sync::atomic::Ordering::Relaxed;
+use std::{collections::HashMap, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
     Counter, Direction, Protocol, Slot, SlotRef, Verdict,
+    maps::SLOTS_PER_CHUNK,
     tcp::{Phase, TcpBits},
     timeout::{self, CLOSING_GRACE_NS},
 };
@@ -12,6 +13,9 @@ use super::{
     give_way::{Standing, has_both_syns},
 };
 use crate::{datapath::Datapath, nat_ports::Freed};
+
+/// Of the table, at most one part in so many waits for a slow file.
+const UNWRITTEN_SHARE: usize = 8;
 
 /// Why a flow ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -236,11 +240,39 @@ impl Flows {
         }
     }
 
-    /// Frees what was recorded: its counts move to the VM's `COUNTERS` in the same breath, so that
-    /// they are never in neither place for long, and its slot rests.
-    pub fn free_finished(&mut self, datapath: &mut impl Datapath, now_ns: u64) {
-        if self.finished.is_empty() {
-            return;
+    /// Keeps finished flows back whose records are in these batches of the log's, on their way to
+    /// its file. If the engine dies before they are there, its successor finds the flows.
+    ///
+    /// A file that takes nothing must not take the table: of more than a part of it, the oldest are
+    /// freed all the same, and recorded unless the engine dies too.
+    pub fn keep_unwritten(&mut self, batches: &HashMap<u32, u64>) {
+        let (unwritten, written) = std::mem::take(&mut self.finished)
+            .into_iter()
+            .partition(|ended| batches.contains_key(&ended.slot));
+        self.finished = written;
+        let unwritten: Vec<Ended> = unwritten;
+        let with_batch = |ended: Ended| (batches[&ended.slot], ended);
+        self.unwritten.extend(unwritten.into_iter().map(with_batch));
+        let most = self.table.chunks() * SLOTS_PER_CHUNK as usize / UNWRITTEN_SHARE;
+        let too_many = self.unwritten.len().saturating_sub(most);
+        let oldest = self.unwritten.drain(..too_many).map(|(_, ended)| ended);
+        self.finished.extend(oldest);
+    }
+
+    /// Frees what was recorded, but for what is kept back and [under way](Flows::keep_unwritten): its
+    /// counts move to the VM's `COUNTERS` in the same breath, so that they are never in neither place
+    /// for long, and its slot rests.
+    pub fn free_finished(
+        &mut self,
+        datapath: &mut impl Datapath,
+        is_under_way: impl Fn(u64) -> bool,
+        now_ns: u64,
+    ) {
+        while let Some((_, ended)) = self
+            .unwritten
+            .pop_front_if(|(batch, _)| !is_under_way(*batch))
+        {
+            self.finished.push(ended);
         }
         for ended in std::mem::take(&mut self.finished) {
             free_slot(datapath, &ended);

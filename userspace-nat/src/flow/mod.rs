@@ -11,7 +11,7 @@
 //! | `Live` | both tuples in `FLOWS`, verdict `Fast`, `Engine` or `Drop` | [`Flows::begin_end`] to `Ending`; [`Flows::unlink`] to `Unlinked` |
 //! | `Ending` | both tuples, verdict `Closing`: packets come to the engine, which sends them on unless the flow is cut | after the grace to `Finished`, or back to `Live` when it was only idle and a packet came |
 //! | `Unlinked` | no tuple, verdict `Closing`: its name may be used anew at once | after the grace to `Finished` |
-//! | `Finished` | no tuple, verdict `Closing`, counts final, record written | once the record is flushed: counts moved to `COUNTERS`, verdict `Free`; the slot rests |
+//! | `Finished` | no tuple, verdict `Closing`, counts final, record on its way to the log | once the record is with the kernel, or lost: counts moved to `COUNTERS`, verdict `Free`; the slot rests |
 //!
 //! The grace ([`CLOSING_GRACE_NS`](slipgate_abi::timeout::CLOSING_GRACE_NS)) outlasts any program
 //! that read the verdict before it changed, so the counts read after it are final.
@@ -56,6 +56,8 @@ pub struct Flows {
     ending: VecDeque<end::Ending>,
     /// Flows in `Finished`.
     finished: Vec<end::Ended>,
+    /// Finished ones whose records are on their way to the log's file, in its batches, in order.
+    unwritten: VecDeque<(u64, end::Ended)>,
     /// Closed flows that still hold their slot, oldest first, for when slots run short.
     closed: VecDeque<(u32, u32)>,
     next_end_id: u32,
@@ -73,6 +75,7 @@ impl Flows {
             ports,
             ending: VecDeque::new(),
             finished: Vec::new(),
+            unwritten: VecDeque::new(),
             closed: VecDeque::new(),
             next_end_id: 0,
             scan: gc::Scan::default(),
@@ -167,6 +170,11 @@ impl Flows {
     /// Chunks of slots there can be.
     pub fn chunks(&self) -> usize {
         self.table.chunks()
+    }
+
+    /// Whether a chunk ever had any.
+    pub fn has_chunk(&self, chunk: usize) -> bool {
+        self.table.chunk(chunk).is_some()
     }
 
     /// The slots in use of a chunk, if it ever had any.

@@ -13,14 +13,16 @@
 //! is `r`, a random number of the engine's, and which of its relayed flows it is. Packets and bytes
 //! are L3, as if segmented.
 //!
-//! Lines are buffered and written once per turn of the loop or when a mebibyte is waiting, always
-//! whole lines in one write, so a file opened for appending can be rotated at any time and be given
-//! anew ([`FlowLog::set_writer`]). What can't be written is counted and lost: memory stays bounded.
+//! Lines are buffered and handed over once per turn of the loop or when a mebibyte is waiting, always
+//! whole lines, so a file opened for appending can be rotated at any time and be given anew
+//! ([`FlowLog::set_writer`]). They are written by a thread, which a slow disk may stop ([`Output`]).
+//! What can't be written, or finds no room, is counted and lost: memory stays bounded.
 //! A log that does not want an event costs it nothing. Beside the file there may be listeners
 //! ([`Listener`]), who hear of one VM each.
 use std::{
+    collections::VecDeque,
     io::{self, Write},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use serde::Serialize;
@@ -31,6 +33,7 @@ mod flow;
 mod id;
 mod listener;
 mod losses;
+mod output;
 mod refused;
 mod time;
 
@@ -40,6 +43,7 @@ pub use flow::{Names, RelayedEnd, RelayedFlow};
 pub use id::{FlowId, Id, RelayedId, recorded_ids};
 pub use listener::Listener;
 pub use losses::Losses;
+pub use output::{Background, MOST_QUEUED, Outcome, Output, Unwritten};
 pub use refused::{Refusals, RefusedSample};
 pub use time::Rfc3339;
 
@@ -48,7 +52,7 @@ const WRITE_AT: usize = 1 << 20;
 
 /// The log.
 pub struct FlowLog {
-    writer: Option<Box<dyn Write + Send>>,
+    output: Option<Output>,
     events: Events,
     /// Who hears of a VM as it goes.
     listeners: Vec<Listener>,
@@ -56,8 +60,10 @@ pub struct FlowLog {
     only: Option<u32>,
     buffer: Vec<u8>,
     lines: u64,
-    /// A write failed midway: the next one begins on a line of its own.
-    torn: bool,
+    /// What is being filled, counted from 1.
+    batch: u64,
+    /// Batches that were handed over, oldest first, as far as they are not known to be done.
+    under_way: VecDeque<UnderWay>,
     written: u64,
     failed: u64,
     /// Of those, how many [`FlowLog::take_failed`] has told.
@@ -68,10 +74,18 @@ pub struct FlowLog {
     run: u32,
 }
 
+/// A batch that was handed over.
+struct UnderWay {
+    batch: u64,
+    /// The output's.
+    number: u64,
+    lines: u64,
+}
+
 impl std::fmt::Debug for FlowLog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("FlowLog")
-            .field("open", &self.writer.is_some())
+            .field("open", &self.output.is_some())
             .field("written", &self.written)
             .field("failed", &self.failed)
             .finish_non_exhaustive()
@@ -79,16 +93,23 @@ impl std::fmt::Debug for FlowLog {
 }
 
 impl FlowLog {
-    /// A log of flows' ends to this writer; without one, records are dropped uncounted.
+    /// A log of flows' ends to this writer, which never waits; without one, records are dropped
+    /// uncounted.
     pub fn new(writer: Option<Box<dyn Write + Send>>) -> Self {
+        Self::to(writer.map(Output::direct))
+    }
+
+    /// A log of flows' ends; without an output, records are dropped uncounted.
+    pub fn to(output: Option<Output>) -> Self {
         Self {
-            writer,
+            output,
             events: Events::from_iter([Event::FlowEnd]),
             listeners: Vec::new(),
             only: None,
             buffer: Vec::new(),
             lines: 0,
-            torn: false,
+            batch: 1,
+            under_way: VecDeque::new(),
             written: 0,
             failed: 0,
             told: 0,
@@ -109,7 +130,7 @@ impl FlowLog {
     }
 
     fn writes(&self, event: Event) -> bool {
-        self.writer.is_some() && self.events.has(event)
+        self.output.is_some() && self.events.has(event)
     }
 
     /// Lets one hear what is recorded from now on, too.
@@ -142,31 +163,75 @@ impl FlowLog {
     /// Goes on with another writer (rotation). What is buffered goes to the old one.
     pub fn set_writer(&mut self, writer: Option<Box<dyn Write + Send>>) {
         self.flush();
-        self.writer = writer;
-        self.torn = false;
+        match (writer, &mut self.output) {
+            (Some(file), Some(output)) => output.set_file(file),
+            (writer, output) => *output = writer.map(Output::direct),
+        }
     }
 
-    /// Writes what is buffered.
+    /// Hands over what is buffered, and takes in what has come of what was handed over before.
     pub fn flush(&mut self) {
-        let Some(writer) = &mut self.writer else {
+        let Some(output) = &mut self.output else {
             return;
         };
-        if self.buffer.is_empty() {
-            return;
-        }
-        if std::mem::take(&mut self.torn) {
-            self.buffer.insert(0, b'\n');
-        }
-        match writer.write_all(&self.buffer).and_then(|()| writer.flush()) {
-            Ok(()) => self.written += self.lines,
-            Err(error) => {
-                self.failed += self.lines;
-                self.torn = true;
-                self.error = Some(error);
+        if !self.buffer.is_empty() {
+            match output.give(&self.buffer, self.lines) {
+                Some(number) => self.under_way.push_back(UnderWay {
+                    batch: self.batch,
+                    number,
+                    lines: self.lines,
+                }),
+                None => {
+                    self.failed += self.lines;
+                    self.error = Some(io::Error::other("it does not keep up"));
+                }
             }
+            self.batch += 1;
+            self.lines = 0;
+            self.buffer.clear();
         }
-        self.lines = 0;
-        self.buffer.clear();
+        while let Some(first) = self.under_way.front()
+            && output.is_done(first.number)
+        {
+            self.under_way.pop_front();
+        }
+        let outcome = output.take_outcome();
+        self.written += outcome.written;
+        self.failed += outcome.lost;
+        if outcome.error.is_some() {
+            self.error = outcome.error;
+        }
+    }
+
+    /// Hands over what is buffered, and waits until all is written; so long at most. What is not by
+    /// then is counted as lost.
+    pub fn finish(&mut self, within: Duration) {
+        self.flush();
+        if let Some(output) = &self.output
+            && !output.finish(within)
+        {
+            self.failed += self.under_way.drain(..).map(|left| left.lines).sum::<u64>();
+            self.error = Some(io::ErrorKind::TimedOut.into());
+            self.output = None;
+        }
+        self.flush();
+    }
+
+    /// The batch that lines go to now.
+    pub fn batch(&self) -> u64 {
+        self.batch
+    }
+
+    /// Whether a batch that is complete is on its way to the file: neither written nor lost.
+    pub fn is_under_way(&self, batch: u64) -> bool {
+        self.under_way
+            .binary_search_by_key(&batch, |under_way| under_way.batch)
+            .is_ok()
+    }
+
+    /// Whether anything is.
+    pub fn is_behind(&self) -> bool {
+        !self.under_way.is_empty()
     }
 
     /// Records written, and records lost because writing failed.

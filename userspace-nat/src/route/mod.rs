@@ -2,7 +2,8 @@
 //!
 //! `bpf_redirect` puts a packet on the wire whatever its destination, even one that is the host's
 //! own, so the engine asks first. The broker follows the kernel's tables by netlink and sends a
-//! whole [`RouteSnapshot`] at each change; the [`RouteTable`] compiled from it is replaced whole.
+//! whole [`RouteSnapshot`] at each change; the [`RouteTable`] compiled from it is replaced whole, and
+//! a [`Difference`] says which flows that may concern.
 //!
 //! A look-up takes the longest prefix, of those the lowest metric, as the kernel does in its main
 //! table. Routes of other links than the uplink are seen and answer [`Route::OtherUplink`]: a
@@ -13,9 +14,16 @@ use std::net::Ipv4Addr;
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 
+use crate::datapath::Hop;
+
+mod difference;
 mod table;
 
+pub use difference::Difference;
 pub use table::RouteTable;
+
+/// Least MTU of any link, bytes (RFC 791).
+const LEAST_MTU: u32 = 68;
 
 /// What the broker knows of the host's addresses and routes.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -54,6 +62,8 @@ pub struct RouteEntry {
     pub prefsrc: Option<Ipv4Addr>,
     /// Priority: the lower wins (`RTA_PRIORITY`).
     pub metric: u32,
+    /// Largest packet that it carries, bytes (`RTAX_MTU`); `None`: as large as the link's.
+    pub mtu: Option<u32>,
 }
 
 /// A route's type, as `rtm_type` has it.
@@ -74,6 +84,15 @@ pub enum RouteKind {
     Prohibit,
 }
 
+impl RouteEntry {
+    /// Its MTU, if it has one: no less than what any link carries (RFC 791).
+    fn mtu(&self) -> Option<u32> {
+        self.mtu
+            .filter(|mtu| *mtu > 0)
+            .map(|mtu| mtu.max(LEAST_MTU))
+    }
+}
+
 /// How a destination is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
@@ -85,6 +104,8 @@ pub enum Route {
         next_hop: Ipv4Addr,
         /// The address that the host would use as source.
         source: Ipv4Addr,
+        /// Largest packet that the route carries, bytes; `None`: as large as the link's.
+        mtu: Option<u32>,
     },
     /// It is an address of the host, or a broadcast address of one of its networks.
     HostLocal,
@@ -97,4 +118,26 @@ pub enum Route {
     Refused(RouteKind),
     /// No route, or no source address on the link of the route.
     Unreachable,
+}
+
+impl Route {
+    /// The next hop, with the host's source address there; `None` where it leads by no uplink.
+    pub fn hop(self) -> Option<(Hop, Ipv4Addr)> {
+        match self {
+            Self::Via {
+                ifindex,
+                next_hop,
+                source,
+                mtu,
+            } => {
+                let hop = Hop {
+                    ifindex,
+                    neighbour: next_hop.into(),
+                    route_mtu: mtu.unwrap_or(0),
+                };
+                Some((hop, source))
+            }
+            _ => None,
+        }
+    }
 }

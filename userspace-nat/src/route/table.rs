@@ -9,12 +9,13 @@ use crate::prefix_map::PrefixMap;
 /// Routes, ready to be looked up. The default table has no route.
 #[derive(Clone, Debug, Default)]
 pub struct RouteTable {
-    uplink: Option<u32>,
+    pub(super) uplink: Option<u32>,
     /// For each prefix its best route.
-    best: PrefixMap<RouteEntry>,
+    pub(super) best: PrefixMap<RouteEntry>,
     /// The host's addresses and networks by link, in the order the kernel lists them.
-    sources: Vec<(u32, Ipv4Net)>,
-    host: Vec<Ipv4Addr>,
+    pub(super) sources: Vec<(u32, Ipv4Net)>,
+    /// Its own and broadcast addresses, sorted.
+    pub(super) host: Vec<Ipv4Addr>,
 }
 
 impl RouteTable {
@@ -73,6 +74,7 @@ impl RouteTable {
                         ifindex: route.ifindex,
                         next_hop,
                         source,
+                        mtu: route.mtu(),
                     },
                     None => Route::Unreachable,
                 }

@@ -19,6 +19,7 @@ fn route(
         gateway: gateway.map(|addr| addr.parse().unwrap()),
         prefsrc: None,
         metric,
+        mtu: None,
     }
 }
 
@@ -60,6 +61,7 @@ fn via(next_hop: &str, source: &str) -> Route {
         ifindex: UPLINK,
         next_hop: next_hop.parse().unwrap(),
         source: source.parse().unwrap(),
+        mtu: None,
     }
 }
 
@@ -118,6 +120,7 @@ fn without_a_restriction_every_link_is_an_uplink() {
         ifindex: OTHER,
         next_hop: "192.0.2.9".parse().unwrap(),
         source: "192.0.2.1".parse().unwrap(),
+        mtu: None,
     };
     assert_eq!(table.lookup("192.0.2.9".parse().unwrap()), expected);
 }
@@ -187,6 +190,7 @@ fn entries() -> impl Strategy<Value = Vec<RouteEntry>> {
                 gateway: None,
                 prefsrc: None,
                 metric,
+                mtu: None,
             })
             .collect()
     })
@@ -214,5 +218,21 @@ proptest! {
             };
             prop_assert_eq!(table.lookup(addr), expected, "{}", addr);
         }
+    }
+}
+
+#[test]
+fn a_route_has_an_mtu_of_its_own_or_none() {
+    let mut snapshot = host();
+    let mtu = |snapshot: &RouteSnapshot| match RouteTable::new(snapshot)
+        .lookup("1.1.1.1".parse().unwrap())
+    {
+        Route::Via { mtu, .. } => mtu,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(mtu(&snapshot), None);
+    for (said, counts) in [(1_300, Some(1_300)), (0, None), (10, Some(68))] {
+        snapshot.routes[1].mtu = Some(said);
+        assert_eq!(mtu(&snapshot), counts);
     }
 }

@@ -78,5 +78,6 @@ fn route(route: &netlink::Route) -> Option<RouteEntry> {
         gateway: route.gateway,
         prefsrc: route.source,
         metric: route.metric,
+        mtu: route.mtu,
     })
 }

@@ -14,7 +14,7 @@ use slipgate_abi::{
 };
 use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps};
 use userspace_nat::{
-    datapath::{FlowMap, InsertError, NameMap, RememberedName, Tables},
+    datapath::{FlowMap, Hop, InsertError, NameMap, RememberedName, Tables},
     rules::Described,
     stats::VmStats,
 };
@@ -28,7 +28,7 @@ pub(super) struct KernelDatapath {
     owner_row: u32,
     epoch: u32,
     /// Next hops claimed so far: looking for them again would be a walk over all.
-    next_hops: HashMap<(u32, Ip4), u32>,
+    next_hops: HashMap<Hop, u32>,
     /// Where the broker is asked to fill new ones.
     broker: Rc<Channel>,
     /// The channel had no room for the question.
@@ -185,26 +185,26 @@ impl Tables for KernelDatapath {
         self.maps.next_hop(index)
     }
 
-    fn next_hop_for(&mut self, uplink_ifindex: u32, neighbour: Ip4) -> u32 {
+    fn next_hop_for(&mut self, hop: Hop) -> u32 {
         let ours = self.owner_row + 1;
-        let key = (uplink_ifindex, neighbour);
-        if let Some(&index) = self.next_hops.get(&key) {
-            let hop = self.maps.next_hop(index);
-            if hop.is_some_and(|hop| hop.owner().load(Acquire) == ours) {
+        if let Some(&index) = self.next_hops.get(&hop) {
+            let element = self.maps.next_hop(index);
+            if element.is_some_and(|element| element.owner().load(Acquire) == ours) {
                 if self.unasked {
                     self.ask_for_next_hops();
                 }
                 return index;
             }
-            self.next_hops.remove(&key);
+            self.next_hops.remove(&hop);
         }
+        let neighbour = Ipv4Addr::from(hop.neighbour);
         let claimed =
             self.maps
-                .claim_next_hop(self.owner_row, uplink_ifindex, Ipv4Addr::from(neighbour));
+                .claim_next_hop(self.owner_row, hop.ifindex, neighbour, hop.route_mtu);
         let Some(index) = claimed else {
             return 0;
         };
-        self.next_hops.insert(key, index);
+        self.next_hops.insert(hop, index);
         self.ask_for_next_hops();
         index
     }

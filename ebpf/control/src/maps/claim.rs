@@ -110,17 +110,26 @@ impl SharedMaps {
     }
 
     /// The owner's next hop by this interface and neighbour ([`Ipv4Addr::UNSPECIFIED`] where the
-    /// link has no neighbours): one it has, or a free one, not valid yet, which
-    /// [`crate::netlink::NextHops::refresh`] completes. `None` when all are taken: use 0.
-    pub fn claim_next_hop(&self, owner_row: u32, ifindex: u32, neighbour: Ipv4Addr) -> Option<u32> {
+    /// link has no neighbours) for routes of this MTU (0: of none): one it has, or a free one, not
+    /// valid yet, which [`crate::netlink::NextHops::refresh`] completes. `None` when all are taken:
+    /// use 0.
+    pub fn claim_next_hop(
+        &self,
+        owner_row: u32,
+        ifindex: u32,
+        neighbour: Ipv4Addr,
+        route_mtu: u32,
+    ) -> Option<u32> {
         let ours = owner_row + 1;
         let same = |index: &u32| {
             self.next_hop(*index).is_some_and(|hop| {
                 hop.owner().load(Acquire) == ours
                     && self.hop_ifindex(*index).load(Acquire) == ifindex
                     // SAFETY: written before `ifindex`, and only by its owner.
-                    && unsafe { (&raw const (*hop.as_ptr()).neighbour).read() }
-                        == neighbour.into()
+                    && unsafe {
+                        (&raw const (*hop.as_ptr()).neighbour).read() == neighbour.into()
+                            && (&raw const (*hop.as_ptr()).route_mtu).read() == route_mtu
+                    }
             })
         };
         let elements = 1..self.memory.next_hops.elements();
@@ -136,11 +145,14 @@ impl SharedMaps {
         };
         let index = elements.clone().find(free)?;
         let hop = self.next_hop(index)?.as_ptr();
-        // Its last owner's broker may have set it after it was given back.
-        self.next_hop(index)?.valid().store(0, Release);
-        // SAFETY: ours since the exchange; programs look at `valid` (0) first, the broker at
+        // A broker that is still at its last owner's does not put it into use.
+        self.next_hop(index)?.withdraw();
+        // SAFETY: ours since the exchange; programs look at `sequence` (even) first, the broker at
         // `ifindex` first.
-        unsafe { (&raw mut (*hop).neighbour).write(neighbour.into()) };
+        unsafe {
+            (&raw mut (*hop).neighbour).write_volatile(neighbour.into());
+            (&raw mut (*hop).route_mtu).write_volatile(route_mtu);
+        }
         self.hop_ifindex(index).store(ifindex, Release);
         Some(index)
     }
@@ -155,7 +167,7 @@ impl SharedMaps {
         let Some(hop) = self.next_hop(index) else {
             return;
         };
-        hop.valid().store(0, Release);
+        hop.withdraw();
         self.hop_ifindex(index).store(0, Release);
         hop.owner().store(0, Release);
     }

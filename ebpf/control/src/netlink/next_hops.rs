@@ -2,19 +2,19 @@
 //!
 //! An engine claims an element by interface and neighbour, not valid yet
 //! ([`SharedMaps::claim_next_hop`]). The broker completes it as soon as the neighbour's MAC is
-//! known, asks the kernel to keep knowing it (a managed neighbour entry, Linux 5.16), and takes
-//! `valid` back whenever the kernel itself would not use what stands there. Until then the
-//! programs let the kernel resolve the neighbour, packet by packet.
+//! known, asks the kernel to keep knowing it (a managed neighbour entry, Linux 5.16), and withdraws
+//! it whenever the kernel itself would not use what stands there. Until then the programs let the
+//! kernel resolve the neighbour, packet by packet.
 //!
 //! What stands there is the engine's word, whoever may have taken it over. So the kernel is asked
 //! for nothing but what the broker knows by itself to be right: neighbours on the uplink that it
 //! chose, which the host's own routes lead to, and so many at a time ([`MOST`]).
+//!
+//! The engine may give an element back, and claim it for somebody else, at any moment. Both withdraw
+//! it, which the sequence number shows ([`NextHop`]): what was written for the one before is then
+//! never put into use.
 
-use std::{
-    collections::HashSet,
-    net::Ipv4Addr,
-    sync::atomic::Ordering::{Acquire, Release},
-};
+use std::{collections::HashSet, net::Ipv4Addr, sync::atomic::Ordering::Acquire};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::{
@@ -23,7 +23,10 @@ use netlink_packet_route::{
         NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage,
     },
 };
-use slipgate_abi::{NextHop, NextHopRef, link::NextHopFlags};
+use slipgate_abi::{
+    NextHop, NextHopRef,
+    link::{NextHopFlags, is_usable},
+};
 
 use super::{network::Network, socket::Requests};
 use crate::{Result, maps::SharedMaps, owner};
@@ -69,28 +72,23 @@ impl NextHops {
             let Some(hop) = maps.next_hop(index) else {
                 continue;
             };
-            let Some((ifindex, neighbour)) = claimed_for(maps, index, hop) else {
+            // Before who it was claimed for: a claim that comes between is another number.
+            let seen = hop.sequence().load(Acquire);
+            let Some(claim) = claimed_for(maps, index, hop) else {
                 continue;
             };
+            let (ifindex, neighbour) = (claim.ifindex, claim.neighbour);
             let is_known = wanted_still.contains(&(ifindex, neighbour));
             let may_be = ifindex == uplink && network.is_next_hop(uplink, neighbour);
-            if !may_be || (!is_known && wanted_still.len() == MOST) {
-                hop.valid().store(0, Release);
-                continue;
+            let is_wanted = may_be && (is_known || wanted_still.len() < MOST);
+            if is_wanted {
+                wanted_still.insert((ifindex, neighbour));
+                self.keep_known(network, ifindex, neighbour);
             }
-            wanted_still.insert((ifindex, neighbour));
-            self.keep_known(network, ifindex, neighbour);
-            match wanted(network, ifindex, neighbour) {
-                Some(wanted) => {
-                    write(hop, wanted);
-                    valid += 1;
-                }
-                None => hop.valid().store(0, Release),
-            }
-            // Given back by the engine meanwhile, and perhaps claimed anew: not to be used before
-            // the refresh that the claim asks for.
-            if claimed_for(maps, index, hop) != Some((ifindex, neighbour)) {
-                hop.valid().store(0, Release);
+            match wanted(network, claim).filter(|_| is_wanted) {
+                Some(wanted) => valid += usize::from(write(hop, seen, wanted)),
+                None if is_usable(seen) => drop(hop.withdraw_from(seen)),
+                None => {}
             }
         }
         self.let_go(|hop| !wanted_still.contains(hop));
@@ -167,39 +165,66 @@ impl NextHops {
     }
 }
 
-/// By which interface and for whom an element was claimed; `None` when it is not, or not quite yet.
-fn claimed_for(maps: &SharedMaps, index: u32, hop: NextHopRef) -> Option<(u32, Ipv4Addr)> {
-    let ifindex = maps.hop_ifindex(index).load(Acquire);
-    // SAFETY: an element of NEXT_HOPS, whose words do not tear. It is written before `ifindex`; one
-    // that is claimed anew in between does not look the same a second time.
-    let neighbour = unsafe { (&raw const (*hop.as_ptr()).neighbour).read_volatile() };
-    (ifindex != 0).then(|| (ifindex, neighbour.into()))
+/// What an element was claimed for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Claim {
+    ifindex: u32,
+    neighbour: Ipv4Addr,
+    /// 0: the routes say nothing.
+    route_mtu: u32,
 }
 
-/// What the programs may use by this interface and neighbour; `None` when nothing.
-fn wanted(network: &Network, ifindex: u32, neighbour: Ipv4Addr) -> Option<Wanted> {
+/// What an element was claimed for; `None` when it is not, or not quite yet.
+fn claimed_for(maps: &SharedMaps, index: u32, hop: NextHopRef) -> Option<Claim> {
+    let ifindex = maps.hop_ifindex(index).load(Acquire);
+    // SAFETY: an element of NEXT_HOPS, whose words do not tear. They are written before `ifindex`;
+    // where it is claimed anew in between, the sequence number is another.
+    let (neighbour, route_mtu) = unsafe {
+        (
+            (&raw const (*hop.as_ptr()).neighbour).read_volatile(),
+            (&raw const (*hop.as_ptr()).route_mtu).read_volatile(),
+        )
+    };
+    (ifindex != 0).then(|| Claim {
+        ifindex,
+        neighbour: neighbour.into(),
+        route_mtu,
+    })
+}
+
+/// What the programs may use for this claim; `None` when nothing.
+fn wanted(network: &Network, claim: Claim) -> Option<Wanted> {
+    let Claim {
+        ifindex, neighbour, ..
+    } = claim;
     let link = network.links.get(&ifindex).filter(|link| link.up)?;
+    let mtu = match claim.route_mtu {
+        0 => link.mtu,
+        route => link.mtu.min(route),
+    };
     if !link.has_l2 {
         return Some(Wanted {
-            mtu: link.mtu,
+            mtu,
             flags: NextHopFlags::NO_L2,
             neighbour_mac: [0; 6],
             uplink_mac: [0; 6],
         });
     }
     Some(Wanted {
-        mtu: link.mtu,
+        mtu,
         flags: 0,
         neighbour_mac: network.neighbours.get(&(ifindex, neighbour))?.mac?,
         uplink_mac: link.mac?,
     })
 }
 
-/// Writes an element, unless it says so already: `valid` goes before and comes after.
-fn write(hop: NextHopRef, wanted: Wanted) {
+/// Writes an element that was at the sequence number `seen`, unless it says so already; whether it
+/// is in use then. It is not when the engine has given it back meanwhile, and perhaps claimed it
+/// anew: a claim asks for another refresh.
+fn write(hop: NextHopRef, seen: u32, wanted: Wanted) -> bool {
     let element: *mut NextHop = hop.as_ptr();
-    // SAFETY: an element that only this process writes, field by field; programs use them only
-    // while `valid` is set.
+    // SAFETY: an element that only this process writes, field by field; who reads them finds out by
+    // the sequence number whether they go together.
     unsafe {
         let written = Wanted {
             mtu: (&raw const (*element).mtu).read_volatile(),
@@ -207,13 +232,20 @@ fn write(hop: NextHopRef, wanted: Wanted) {
             neighbour_mac: (&raw const (*element).neighbour_mac).read_volatile(),
             uplink_mac: (&raw const (*element).uplink_mac).read_volatile(),
         };
-        if written != wanted {
-            hop.valid().store(0, Release);
-            (&raw mut (*element).mtu).write_volatile(wanted.mtu);
-            (&raw mut (*element).flags).write_volatile(wanted.flags);
-            (&raw mut (*element).neighbour_mac).write_volatile(wanted.neighbour_mac);
-            (&raw mut (*element).uplink_mac).write_volatile(wanted.uplink_mac);
+        if is_usable(seen) && written == wanted {
+            return true;
         }
+        let Some(withdrawn) = hop.withdraw_from(seen) else {
+            return false;
+        };
+        (&raw mut (*element).mtu).write_volatile(wanted.mtu);
+        (&raw mut (*element).flags).write_volatile(wanted.flags);
+        (&raw mut (*element).neighbour_mac).write_volatile(wanted.neighbour_mac);
+        (&raw mut (*element).uplink_mac).write_volatile(wanted.uplink_mac);
+        hop.publish(withdrawn)
     }
-    hop.valid().store(1, Release);
 }
+
+#[cfg(test)]
+#[path = "next_hops_test.rs"]
+mod tests;

@@ -127,7 +127,7 @@ pub(crate) fn vm() -> Vm {
 /// A valid next hop with an L2 header.
 pub(crate) fn next_hop() -> NextHop {
     NextHop {
-        valid: 1,
+        sequence: 1,
         ifindex: TAP,
         mtu: MTU,
         flags: 0,
@@ -135,7 +135,8 @@ pub(crate) fn next_hop() -> NextHop {
         uplink_mac: UPLINK_MAC,
         neighbour: Ipv4Addr::new(192, 0, 2, 1).into(),
         owner: 1,
-        pad: [0; 28],
+        route_mtu: 0,
+        pad: [0; 24],
     }
 }
 

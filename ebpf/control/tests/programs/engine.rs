@@ -179,7 +179,7 @@ fn emit_goes_by_its_next_hop_as_it_is() {
     };
     assert_eq!((run.action, run.frame), (REDIRECT, expected.bytes()));
     // Not valid: the kernel finds the neighbour.
-    datapath.hops.change(HOP, |hop| hop.valid = 0);
+    datapath.hops.change(HOP, |hop| hop.sequence = 2);
     let sent = command(Command::Emit, HOP, &frame);
     let run = datapath.run(PORT, &sent);
     assert_eq!((run.action, run.frame), (REDIRECT, sent));

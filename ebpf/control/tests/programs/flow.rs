@@ -125,12 +125,26 @@ fn ttl_and_mtu_are_looked_at_before_anything_is_changed() {
 }
 
 #[test]
+fn without_a_valid_next_hop_the_routes_mtu_counts_too() {
+    let mut datapath = loaded!();
+    datapath.admit(Flow::new(Protocol::Udp));
+    let frame = Frame::tx(Protocol::Udp).bytes();
+    datapath.hops.change(HOP, |hop| {
+        hop.sequence = 2;
+        hop.route_mtu = frame.len() as u32 - 14;
+    });
+    assert_eq!(datapath.run(EGRESS, &frame).action, REDIRECT);
+    datapath.hops.change(HOP, |hop| hop.route_mtu -= 1);
+    datapath.expect_handover(EGRESS, &frame, Handover::TooBig, 0);
+}
+
+#[test]
 fn without_a_valid_next_hop_the_devices_mtu_counts() {
     // Loopback's is 65,536, so nothing is too big, and the MACs stay for the kernel to write.
     let mut datapath = loaded!();
     datapath.admit(Flow::new(Protocol::Udp));
     datapath.hops.change(HOP, |hop| {
-        hop.valid = 0;
+        hop.sequence = 2;
         hop.mtu = 40;
     });
     let run = datapath.run(EGRESS, &Frame::tx(Protocol::Udp).bytes());

@@ -33,7 +33,7 @@ fn without_a_valid_next_hop_the_kernel_finds_the_neighbour() {
         bed.datapath
             .slots
             .change(9, |slot| slot.uplink_ifindex = uplink);
-        bed.datapath.hops.change(HOP, |hop| hop.valid = 0);
+        bed.datapath.hops.change(HOP, |hop| hop.sequence = 2);
         let [a, b, c, d, e, f] = ROUTER_MAC;
         ip("addr add 192.0.2.9/24 dev world0");
         ip(&format!(

@@ -54,9 +54,10 @@ fn open(rig: &mut Rig) -> At {
     let core = &rig.engine.core;
     let hop = rig.kernel.borrow().slot(slot).next_hop().load(Relaxed);
     let hop = core.datapath.next_hop(hop).expect("it has a next hop");
+    let withdrawn = hop.withdraw();
     // SAFETY: an element of the in-memory kernel's; one thread.
     unsafe { (*hop.as_ptr()).mtu = UPLINK_MTU };
-    hop.valid().store(1, Relaxed);
+    assert!(hop.publish(withdrawn));
     (NAT, u16::from_be_bytes([sent[20], sent[21]]))
 }
 

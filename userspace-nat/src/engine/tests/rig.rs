@@ -424,6 +424,7 @@ pub(super) fn routes() -> ControlMessage {
         gateway: Some([192, 0, 2, 254].into()),
         prefsrc: None,
         metric: 0,
+        mtu: None,
     };
     ControlMessage::Routes {
         routes: RouteSnapshot {

@@ -6,7 +6,7 @@ use slipgate_abi::{Command, Handover, Ip4, PortHeader, Protocol, Refusal};
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    datapath::Tables as _,
+    datapath::{Hop, Tables as _},
     engine::{ControlMessage, Forward, core::Core, hops::LOOK_BUDGET},
     port::PORT_HEADER_AT,
 };
@@ -187,6 +187,14 @@ fn on_link_routes() -> ControlMessage {
     }
 }
 
+fn hop(number: u16) -> Hop {
+    Hop {
+        ifindex: UPLINK,
+        neighbour: neighbour(number),
+        route_mtu: 0,
+    }
+}
+
 fn neighbour(number: u16) -> Ip4 {
     let [high, low] = number.to_be_bytes();
     Ip4 {
@@ -239,7 +247,7 @@ fn a_next_hop_that_is_asked_for_between_two_looks_is_not_given_back() {
     let mut rig = on_link();
     let core = &mut rig.engine.core;
     let now_ns = 3_600 * SECOND_NS;
-    let ask = |core: &mut Core<_>| core.next_hop(UPLINK, neighbour(7), neighbour(7));
+    let ask = |core: &mut Core<_>| core.next_hop(hop(7), neighbour(7));
     let index = ask(core);
     core.release_idle_hops(now_ns);
     // What was sent by it may still be under way at the next look.
@@ -267,8 +275,8 @@ fn a_look_for_idle_next_hops_takes_some_flows_at_a_time() {
     assert_eq!(rig.flows(), usize::from(FLOWS));
     let looks = |rig: &Rig| rig.kernel.borrow().slots_looked_at.get();
     let core = &mut rig.engine.core;
-    let [named, asked_for] = [7, 8].map(|n| core.next_hop(UPLINK, neighbour(n), neighbour(n)));
-    core.next_hop(UPLINK, neighbour(9), neighbour(9));
+    let [named, asked_for] = [7, 8].map(|n| core.next_hop(hop(n), neighbour(n)));
+    core.next_hop(hop(9), neighbour(9));
     let (mut now_ns, mut most) = (3_600 * SECOND_NS, 0);
     let mut release = |rig: &mut Rig, now_ns: u64| {
         let before = looks(rig);
@@ -282,7 +290,7 @@ fn a_look_for_idle_next_hops_takes_some_flows_at_a_time() {
     now_ns += 10 * SECOND_NS;
     release(&mut rig, now_ns);
     let core = &mut rig.engine.core;
-    assert_eq!(core.next_hop(UPLINK, neighbour(8), neighbour(8)), asked_for);
+    assert_eq!(core.next_hop(hop(8), neighbour(8)), asked_for);
     assert_eq!(core.datapath.own_next_hops().len(), 3);
     release(&mut rig, now_ns);
     assert!((1..=u64::from(LOOK_BUDGET)).contains(&most), "{most}");
@@ -297,7 +305,7 @@ fn a_router_stays_and_a_predecessors_remains_go() {
     let router = hops_of(&rig);
     assert_eq!(router.len(), 1);
     // A predecessor had claimed another, for a flow that is no more.
-    let left = rig.engine.core.datapath.next_hop_for(UPLINK, neighbour(1));
+    let left = rig.engine.core.datapath.next_hop_for(hop(1));
     assert_ne!(left, 0);
     let (mut rig, _) = rig.restart(&Setup::default());
     rig.pass(25 * SECOND_NS);

@@ -1,0 +1,419 @@
+//! Where a file's bytes go, so that no turn of the engine's waits for a disk.
+//!
+//! # Theory of operation
+//! A write to a regular file may take as long as the disk, or the server behind it, likes, and
+//! `O_NONBLOCK` does not change that. So a [`Background`] has a thread that writes and a queue before
+//! it of [`MOST_QUEUED`] bytes. What finds no room is refused at once, and its giver counts it as
+//! lost. The thread is made before the process is confined, and given its file later.
+//!
+//! A batch has a number. [`Output::is_done`] says whether it is with the kernel, or can't be: only then
+//! may what it is about be forgotten, so that who comes after a crash finds either the line or the
+//! flow. Batches are done in order.
+//!
+//! Without a thread ([`Output::direct`]) a batch is done when it was given: tests, and files that
+//! never wait.
+use std::{
+    collections::VecDeque,
+    io::{self, Write},
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+    thread,
+    time::Duration,
+};
+
+/// Most that waits for the thread, bytes; as much may be under way besides. Far less than the part of
+/// a log that an adopter looks through.
+pub const MOST_QUEUED: usize = 1 << 20;
+/// How long what can't be written now is left alone, when it is not to be lost.
+const RETRY_AFTER: Duration = Duration::from_millis(200);
+/// The thread has no deep calls.
+const STACK_BYTES: usize = 128 << 10;
+
+type File = Box<dyn Write + Send>;
+
+/// What becomes of bytes that a file does not take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unwritten {
+    /// They are lost, and a line begins behind them: lines.
+    Lost,
+    /// They are tried again: one stream, of no use with a hole.
+    TriedAgain,
+}
+
+/// What has come of batches since the last look.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Lines that were written.
+    pub written: u64,
+    /// Lines that could not be.
+    pub lost: u64,
+    /// Why not, last.
+    pub error: Option<io::Error>,
+}
+
+/// A file, written at once or by a thread.
+pub struct Output {
+    to: To,
+    given: u64,
+}
+
+enum To {
+    Direct(Writing, Outcome),
+    Background(Background),
+}
+
+impl std::fmt::Debug for Output {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Output")
+            .field("given", &self.given)
+            .finish_non_exhaustive()
+    }
+}
+
+impl From<Background> for Output {
+    fn from(background: Background) -> Self {
+        Self {
+            to: To::Background(background),
+            given: 0,
+        }
+    }
+}
+
+impl Output {
+    /// Writes by whoever gives.
+    pub fn direct(file: File) -> Self {
+        let writing = Writing {
+            file: Some(file),
+            torn: false,
+        };
+        Self {
+            to: To::Direct(writing, Outcome::default()),
+            given: 0,
+        }
+    }
+
+    /// Goes on with another file. What was given before goes to the old one.
+    pub fn set_file(&mut self, file: File) {
+        match &mut self.to {
+            To::Direct(writing, _) => writing.set(file),
+            To::Background(background) => background.set_file(file),
+        }
+    }
+
+    /// Takes a batch of so many whole lines, all of it or nothing; its number. `None`: there is no
+    /// room, and it is lost.
+    pub fn give(&mut self, bytes: &[u8], lines: u64) -> Option<u64> {
+        match &mut self.to {
+            To::Direct(writing, outcome) => match writing.write_lines(bytes) {
+                Ok(()) => outcome.written += lines,
+                Err(error) => {
+                    outcome.lost += lines;
+                    outcome.error = Some(error);
+                }
+            },
+            To::Background(background) => background.give(bytes, lines).then_some(())?,
+        }
+        self.given += 1;
+        Some(self.given)
+    }
+
+    /// Takes as much of a stream as there is room for.
+    pub fn take_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.to {
+            To::Direct(writing, _) => writing.file.as_mut().map_or(Ok(0), |f| f.write(bytes)),
+            To::Background(background) => match bytes.len().min(background.room()) {
+                0 => Err(io::ErrorKind::WouldBlock.into()),
+                some if background.give(&bytes[..some], 0) => {
+                    self.given += 1;
+                    Ok(some)
+                }
+                _ => Err(io::ErrorKind::WouldBlock.into()),
+            },
+        }
+    }
+
+    /// Whether a batch is written, or lost.
+    pub fn is_done(&self, batch: u64) -> bool {
+        match &self.to {
+            To::Direct(..) => true,
+            To::Background(background) => background.state().done >= batch,
+        }
+    }
+
+    /// Whether all that was given is.
+    pub fn is_all_done(&self) -> bool {
+        self.is_done(self.given)
+    }
+
+    /// What has come of batches since the last call.
+    pub fn take_outcome(&mut self) -> Outcome {
+        match &mut self.to {
+            To::Direct(_, outcome) => std::mem::take(outcome),
+            To::Background(background) => std::mem::take(&mut background.state().outcome),
+        }
+    }
+
+    /// Waits until all is done, so long at most; whether it is.
+    pub fn finish(&self, within: Duration) -> bool {
+        match &self.to {
+            To::Direct(..) => true,
+            To::Background(background) => background.finish(within),
+        }
+    }
+}
+
+/// A file, and whether it ends amid a line.
+struct Writing {
+    file: Option<File>,
+    torn: bool,
+}
+
+impl Writing {
+    fn set(&mut self, file: File) {
+        self.file = Some(file);
+        self.torn = false;
+    }
+
+    /// One write where the file takes it whole. One that failed midway is followed by a line's end.
+    fn write_lines(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let file = self.file.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        let written = match self.torn {
+            true => file.write_all(b"\n").and_then(|()| file.write_all(bytes)),
+            false => file.write_all(bytes),
+        };
+        let written = written.and_then(|()| file.flush());
+        self.torn = written.is_err();
+        written
+    }
+}
+
+/// A thread that writes.
+#[derive(Debug)]
+pub struct Background {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// There is something to write, or an end.
+    work: Condvar,
+    /// Something was written, or the thread has begun.
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Job>,
+    queued_bytes: usize,
+    /// Batches that the thread has taken or will take, and those that it is done with.
+    given: u64,
+    done: u64,
+    outcome: Outcome,
+    has_begun: bool,
+    waits: bool,
+    is_over: bool,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State")
+            .field("queued_bytes", &self.queued_bytes)
+            .field("given", &self.given)
+            .field("done", &self.done)
+            .finish_non_exhaustive()
+    }
+}
+
+enum Job {
+    File(File),
+    /// Batches up to that number.
+    Write {
+        bytes: Vec<u8>,
+        lines: u64,
+        up_to: u64,
+    },
+}
+
+impl Background {
+    /// Starts a thread of that name, which waits for a file. When this returns, the thread has made
+    /// whatever system calls a thread makes at its beginning.
+    pub fn start(name: &str, unwritten: Unwritten) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let threads = shared.clone();
+        thread::Builder::new()
+            .name(name.to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || threads.write(unwritten))?;
+        let mut state = shared.lock();
+        while !state.has_begun {
+            state = wait(&shared.news, state);
+        }
+        drop(state);
+        Ok(Self { shared })
+    }
+
+    /// Goes on with another file. What was given before goes to the one before; to the first goes
+    /// all.
+    pub fn set_file(&mut self, file: File) {
+        let mut state = self.state();
+        state.queue.push_back(Job::File(file));
+        self.shared.wake(state);
+    }
+
+    fn room(&self) -> usize {
+        MOST_QUEUED.saturating_sub(self.state().queued_bytes)
+    }
+
+    /// Whether there was room.
+    fn give(&mut self, more: &[u8], more_lines: u64) -> bool {
+        let mut state = self.state();
+        // A batch larger than the queue finds room in an empty one.
+        if state.queued_bytes > 0 && state.queued_bytes + more.len() > MOST_QUEUED {
+            return false;
+        }
+        state.given += 1;
+        state.queued_bytes += more.len();
+        let now_up_to = state.given;
+        match state.queue.back_mut() {
+            Some(Job::Write {
+                bytes,
+                lines,
+                up_to,
+            }) => {
+                bytes.extend_from_slice(more);
+                *lines += more_lines;
+                *up_to = now_up_to;
+            }
+            _ => state.queue.push_back(Job::Write {
+                bytes: more.to_vec(),
+                lines: more_lines,
+                up_to: now_up_to,
+            }),
+        }
+        self.shared.wake(state);
+        true
+    }
+
+    fn finish(&self, within: Duration) -> bool {
+        let is_behind = |state: &mut State| state.done < state.given;
+        let waited = self
+            .shared
+            .news
+            .wait_timeout_while(self.state(), within, is_behind);
+        let (state, _) = waited.unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.done == state.given
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.lock()
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let mut state = self.state();
+        state.is_over = true;
+        self.shared.wake(state);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No holder panics.
+        self.state
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Wakes the thread, if it waits: a system call.
+    fn wake(&self, state: MutexGuard<'_, State>) {
+        let waits = state.waits;
+        drop(state);
+        if waits {
+            self.work.notify_one();
+        }
+    }
+
+    /// The thread.
+    fn write(&self, unwritten: Unwritten) {
+        let mut to = Writing {
+            file: None,
+            torn: false,
+        };
+        let mut state = self.lock();
+        state.has_begun = true;
+        self.news.notify_all();
+        loop {
+            let Some(job) = state.queue.pop_front() else {
+                if state.is_over {
+                    return;
+                }
+                state.waits = true;
+                state = wait(&self.work, state);
+                state.waits = false;
+                continue;
+            };
+            let (bytes, lines, up_to) = match job {
+                Job::File(file) => {
+                    drop(state);
+                    to.set(file);
+                    state = self.lock();
+                    continue;
+                }
+                Job::Write {
+                    bytes,
+                    lines,
+                    up_to,
+                } => (bytes, lines, up_to),
+            };
+            state.queued_bytes -= bytes.len();
+            drop(state);
+            let written = match unwritten {
+                Unwritten::Lost => to.write_lines(&bytes),
+                Unwritten::TriedAgain => self.write_stream(&mut to, &bytes),
+            };
+            state = self.lock();
+            state.done = up_to;
+            match written {
+                Ok(()) => state.outcome.written += lines,
+                Err(error) => {
+                    state.outcome.lost += lines;
+                    state.outcome.error = Some(error);
+                }
+            }
+            self.news.notify_all();
+        }
+    }
+
+    /// Until all of it is written, or nobody gives any more.
+    fn write_stream(&self, to: &mut Writing, mut bytes: &[u8]) -> io::Result<()> {
+        let file = to.file.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        while !bytes.is_empty() {
+            match file.write(bytes) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(some) => bytes = &bytes[some..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    let state = self.lock();
+                    // A file that was given meanwhile is another stream.
+                    let has_other = state.queue.iter().any(|job| matches!(job, Job::File(_)));
+                    if state.is_over || has_other {
+                        return Err(error);
+                    }
+                    drop(state);
+                    thread::sleep(RETRY_AFTER);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn wait<'a>(on: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    on.wait(state)
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[path = "output_test.rs"]
+mod tests;

@@ -1,0 +1,110 @@
+use super::{super::*, *};
+
+const UPLINK: u32 = 2;
+const OTHER: u32 = 3;
+
+fn net(prefix: &str) -> Ipv4Net {
+    prefix.parse().unwrap()
+}
+
+fn route(prefix: &str, ifindex: u32, gateway: Option<[u8; 4]>) -> RouteEntry {
+    RouteEntry {
+        prefix: net(prefix),
+        kind: RouteKind::Unicast,
+        ifindex,
+        gateway: gateway.map(Ipv4Addr::from),
+        prefsrc: None,
+        metric: 0,
+        mtu: None,
+    }
+}
+
+fn address(ifindex: u32, addr: &str) -> HostAddress {
+    HostAddress {
+        ifindex,
+        addr: net(addr),
+        broadcast: None,
+    }
+}
+
+fn host() -> RouteSnapshot {
+    RouteSnapshot {
+        uplink_ifindex: Some(UPLINK),
+        addresses: vec![
+            address(UPLINK, "192.0.2.1/24"),
+            address(OTHER, "172.17.0.1/16"),
+        ],
+        routes: vec![
+            route("0.0.0.0/0", UPLINK, Some([192, 0, 2, 254])),
+            route("192.0.2.0/24", UPLINK, None),
+            route("172.17.0.0/16", OTHER, None),
+        ],
+    }
+}
+
+fn changed(change: impl FnOnce(&mut RouteSnapshot)) -> Difference {
+    let mut snapshot = host();
+    change(&mut snapshot);
+    RouteTable::new(&snapshot).difference_from(&RouteTable::new(&host()))
+}
+
+fn concerns(difference: &Difference, remote: [u8; 4]) -> bool {
+    difference.concerns(remote.into(), [192, 0, 2, 1].into())
+}
+
+#[test]
+fn what_is_no_flows_is_no_difference() {
+    assert!(changed(|_| {}).is_empty());
+    // A worse route to where a better one leads.
+    let worse = |s: &mut RouteSnapshot| {
+        let default = route("0.0.0.0/0", OTHER, None);
+        s.routes.push(RouteEntry {
+            metric: 600,
+            ..default
+        });
+    };
+    assert!(changed(worse).is_empty());
+}
+
+#[test]
+fn a_route_concerns_who_is_in_its_prefix() {
+    let added = changed(|s| s.routes.push(route("198.51.100.0/24", OTHER, None)));
+    let gone = changed(|s| s.routes.truncate(2));
+    assert!(concerns(&added, [198, 51, 100, 7]) && !concerns(&added, [198, 51, 101, 7]));
+    assert!(concerns(&gone, [172, 17, 0, 9]) && !concerns(&gone, [172, 18, 0, 9]));
+    let by_default = changed(|s| s.routes[0].gateway = Some([192, 0, 2, 253].into()));
+    assert!(concerns(&by_default, [8, 8, 8, 8]));
+    let mtu = changed(|s| s.routes[0].mtu = Some(1_300));
+    assert!(concerns(&mtu, [8, 8, 8, 8]));
+}
+
+#[test]
+fn an_address_that_goes_concerns_who_is_translated_to_it() {
+    let gone = changed(|s| s.addresses.truncate(1));
+    assert!(gone.concerns([8, 8, 8, 8].into(), [172, 17, 0, 1].into()));
+    assert!(!concerns(&gone, [8, 8, 8, 8]));
+    // What was the host's may lead by the uplink now.
+    assert!(concerns(&gone, [172, 17, 0, 1]));
+    // The uplink's own are what sources are picked from.
+    let other = changed(|s| s.addresses[0] = address(UPLINK, "192.0.2.2/24"));
+    assert_eq!(other, Difference::everything());
+    let uplink = changed(|s| s.uplink_ifindex = Some(OTHER));
+    assert_eq!(uplink, Difference::everything());
+}
+
+#[test]
+fn differences_add_up_within_bounds() {
+    let mut sum = Difference::default();
+    assert!(sum.is_empty());
+    sum.add(changed(|s| {
+        s.routes.push(route("198.51.100.0/24", OTHER, None))
+    }));
+    sum.add(changed(|s| s.routes.truncate(2)));
+    assert!(concerns(&sum, [198, 51, 100, 7]) && concerns(&sum, [172, 17, 0, 9]));
+    assert!(!concerns(&sum, [8, 8, 8, 8]));
+    sum.add(changed(|s| {
+        s.routes
+            .extend((0..100).map(|n| route(&format!("10.{n}.0.0/16"), OTHER, None)));
+    }));
+    assert_eq!(sum, Difference::everything());
+}
