@@ -75,11 +75,11 @@ fn give_up_privileges(broker: Pid, files: u64) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// What the broker needs while it serves: devices, routes and neighbours (`CAP_NET_ADMIN`),
-/// programs and pins (`CAP_BPF`, `CAP_PERFMON`), the engine's end (`CAP_KILL`: it is nobody's), and
-/// a flow log to be opened again wherever it lies (`CAP_DAC_OVERRIDE`). Numbers from
-/// <linux/capability.h>.
-const BROKER_KEEPS: [u32; 5] = [1, 5, 12, 38, 39];
+/// What the broker needs while it serves: devices, their programs, routes and neighbours
+/// (`CAP_NET_ADMIN`), the engine's end (`CAP_KILL`: it is nobody's), and a flow log to be opened
+/// again wherever it lies (`CAP_DAC_OVERRIDE`). Programs and maps are made before, and what is made
+/// needs no `CAP_BPF`. Numbers from <linux/capability.h>.
+const BROKER_KEEPS: [u32; 3] = [1, 5, 12];
 
 /// Gives up every capability that the broker does not need while it serves. It stays root to the
 /// files it owns.

@@ -194,9 +194,10 @@ fn filters_compile_for_this_architecture() {
     assert!(filter::compile().is_ok());
 }
 
-/// A forked child enters the broker's limits and reads what it has left.
+/// A forked child enters the broker's limits and reads what it has left. That it needs all of that is
+/// shown by `tests/capabilities.rs`.
 #[test]
-fn the_broker_keeps_what_it_needs_and_nothing_else() {
+fn the_broker_keeps_what_is_listed_and_nothing_else() {
     let effective = || {
         let status = std::fs::read_to_string("/proc/thread-self/status").expect("procfs");
         let line = status.lines().find(|line| line.starts_with("CapEff:"));
