@@ -4,7 +4,7 @@
 use std::{
     collections::VecDeque,
     io,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use libc::iovec;
@@ -49,13 +49,19 @@ struct Noted {
     taken_from: Vec<Vec<usize>>,
 }
 
+impl Kernel {
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.0.lock().unwrap()
+    }
+}
+
 impl FrameIo for Kernel {
     fn begin(&mut self) -> io::Result<()> {
         Ok(())
     }
 
     unsafe fn transfer(&mut self, transfers: &mut [Transfer]) -> io::Result<u64> {
-        let mut noted = self.0.lock().unwrap();
+        let mut noted = self.noted();
         for transfer in transfers {
             // SAFETY: as the caller promises.
             let pieces: &[iovec] =
@@ -192,8 +198,7 @@ impl Rig {
 
     /// Gives a frame to the card: where the kernel put each byte, and where the driver finds it.
     fn receive(&mut self, frame: &[u8]) -> (Vec<usize>, Vec<usize>) {
-        let to_guest = &mut self.kernel.0.lock().unwrap().to_guest;
-        to_guest.push_back(frame.to_vec());
+        self.kernel.noted().to_guest.push_back(frame.to_vec());
         self.work();
         let mut found_at = Vec::new();
         let used: u16 = self.get(ring(0) + 0x2002);
@@ -204,7 +209,7 @@ impl Rig {
             found_at.extend(at..at + bytes as usize);
             self.seen += 1;
         }
-        let put_at = self.kernel.0.lock().unwrap().put_at.pop().unwrap();
+        let put_at = self.kernel.noted().put_at.pop().unwrap();
         let found = found_at.iter().map(|address| {
             // SAFETY: an address in the guest's memory, which is mapped.
             unsafe { (*address as *const u8).read() }
@@ -267,7 +272,7 @@ fn what_is_sent_is_taken_by_the_kernel_from_where_the_guest_put_it() {
         }
         rig.offer(1, nth, head);
         rig.work();
-        let taken = rig.kernel.0.lock().unwrap().taken_from.pop().unwrap();
+        let taken = rig.kernel.noted().taken_from.pop().unwrap();
         assert_eq!(taken.len(), addresses.len());
         // The header alone is a copy: it was checked, and the guest can't change it any more.
         let (header, bytes) = taken.split_at(HEADER_BYTES);
