@@ -3,6 +3,7 @@
 use std::{fs, process::Command};
 
 use serde::Serialize;
+use slipgate_testbed::NetNs;
 
 use crate::{contender::MTU, generator::SMALL_FRAME_BYTES, workload::Limits};
 
@@ -53,6 +54,8 @@ pub(crate) struct Conditions {
     pub(crate) offloads: &'static str,
     /// TCP's, of all ends and of what relays.
     pub(crate) congestion_control: String,
+    /// How they came to it, or why they did not: then they have the machine's.
+    pub(crate) congestion_control_set: String,
     pub(crate) limits: Limits,
     pub(crate) sysctl: Vec<(&'static str, String)>,
     pub(crate) commit: String,
@@ -91,6 +94,7 @@ impl Conditions {
             offloads: "TAP: checksum, TSO, USO by virtio_net_hdr; uplink veth: checksum, TSO, GSO; \
                        pasta and slirp4netns have none on their TAP",
             congestion_control: congestion_control.to_owned(),
+            congestion_control_set: set_by(congestion_control),
             limits,
             sysctl: SYSCTL.into_iter().filter_map(sysctl).collect(),
             commit: asked(
@@ -106,6 +110,15 @@ impl Conditions {
             versions: Vec::new(),
             missing: Vec::new(),
         }
+    }
+}
+
+/// How a namespace takes a congestion control on this machine.
+fn set_by(congestion_control: &str) -> String {
+    let tried = NetNs::new("tried").and_then(|ns| ns.set_congestion_control(congestion_control));
+    match tried {
+        Ok(by) => by.to_string(),
+        Err(why) => format!("NOT SET, streams have the machine's own: {why}"),
     }
 }
 

@@ -62,7 +62,10 @@ fn conditions(c: &Conditions) -> String {
             format!("{}, but for the rows named after theirs", c.mtu),
         ),
         ("offloads", c.offloads.to_owned()),
-        ("congestion", c.congestion_control.clone()),
+        (
+            "congestion",
+            format!("{}, {}", c.congestion_control, c.congestion_control_set),
+        ),
         (
             "time",
             format!("bulk {:?}, others {:?} each", c.limits.bulk, c.limits.short),

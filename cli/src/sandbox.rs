@@ -84,12 +84,12 @@ fn give_up_privileges(broker: Pid, user: u32, files: u64) -> Result<(), SandboxE
     Ok(())
 }
 
-/// What the broker needs while it serves: devices, routes and neighbours (`CAP_NET_ADMIN`),
-/// programs and pins (`CAP_BPF`, `CAP_PERFMON`), a flow log to be opened again wherever it lies
-/// (`CAP_DAC_OVERRIDE`), the end of processes that have users of their own (`CAP_KILL`), and others
-/// in their place, which give up what they are started with (`CAP_SETGID`, `CAP_SETUID`,
-/// `CAP_SETPCAP`). Numbers from <linux/capability.h>.
-const BROKER_KEEPS: [u32; 8] = [1, 5, 6, 7, 8, 12, 38, 39];
+/// What the broker needs while it serves: devices, their programs, routes and neighbours
+/// (`CAP_NET_ADMIN`), a flow log to be opened again wherever it lies (`CAP_DAC_OVERRIDE`), the end of
+/// processes that have users of their own (`CAP_KILL`), and others in their place, which give up what
+/// they are started with (`CAP_SETGID`, `CAP_SETUID`, `CAP_SETPCAP`). Programs and maps are made
+/// before, and what is made needs no `CAP_BPF`. Numbers from <linux/capability.h>.
+const BROKER_KEEPS: [u32; 6] = [1, 5, 6, 7, 8, 12];
 
 /// Gives up every capability that the broker does not need while it serves. It stays root to the
 /// files it owns.

@@ -90,7 +90,7 @@ pub use capture::{Capture, Captured, CapturedFrame};
 pub use error::{Error, Result};
 pub use guest::{GUEST_DEVICE, Guest, GuestConfig};
 pub use microvm::{Line, MicroVm, MicroVmEnd};
-pub use netns::{CONGESTION_CONTROL, NetNs};
+pub use netns::{CONGESTION_CONTROL, CongestionControlBy, NetNs};
 pub use pins::PinDir;
 pub use pump::Direction;
 pub use slipgate::Slipgate;

@@ -7,13 +7,14 @@
 
 use std::{
     fmt, fs,
+    io::{self, Write},
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::{fs::MetadataExt, process::CommandExt},
     },
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
-    sync::{Arc, OnceLock, mpsc},
+    sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, mpsc},
     thread::JoinHandle,
     time::Duration,
 };
@@ -35,6 +36,26 @@ pub struct NetNs {
 struct Inner {
     name: String,
     fd: OwnedFd,
+    /// The congestion control that its routes are to have.
+    by_routes: Mutex<Option<String>>,
+}
+
+/// How a namespace came to a congestion control.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CongestionControlBy {
+    /// Its own default.
+    Default,
+    /// Each of its routes has it, but for loopback's.
+    Routes,
+}
+
+impl fmt::Display for CongestionControlBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Default => "by sysctl",
+            Self::Routes => "by the routes, since this machine allows no namespace to set it",
+        })
+    }
 }
 
 impl fmt::Debug for NetNs {
@@ -62,6 +83,7 @@ impl NetNs {
             inner: Arc::new(Inner {
                 name: name.to_owned(),
                 fd,
+                by_routes: Mutex::default(),
             }),
         };
         ns.ip("link set lo up")?;
@@ -71,8 +93,10 @@ impl NetNs {
             ns.sysctl(&format!("net.ipv4.conf.{scope}.rp_filter"), "0")?;
         }
         // Not the machine's own: BBR, for one, paces a bulk stream to a third of what the path has
-        // room for. A kernel made without it keeps what it has.
-        let _ = ns.set_congestion_control(CONGESTION_CONTROL);
+        // room for.
+        if let Err(why) = ns.set_congestion_control(CONGESTION_CONTROL) {
+            say_once(&format!("TCP has this machine's congestion control: {why}"));
+        }
         Ok(ns)
     }
 
@@ -207,6 +231,15 @@ impl NetNs {
 
     /// Runs `ip ARGS` (separated by white space) in the namespace and returns its output.
     pub fn ip(&self, args: &str) -> Result<String> {
+        let said = self.ip_alone(args)?;
+        let changes_routes = |word| ["add", "change", "replace", "up"].contains(&word);
+        if args.split_whitespace().any(changes_routes) {
+            self.give_routes_the_congestion_control()?;
+        }
+        Ok(said)
+    }
+
+    fn ip_alone(&self, args: &str) -> Result<String> {
         let mut command = Command::new("ip");
         command.args(args.split_whitespace());
         Ok(String::from_utf8_lossy(&self.output(command)?.stdout).into_owned())
@@ -229,9 +262,41 @@ impl NetNs {
             .tried(format!("write {value} to {path}"))
     }
 
-    /// TCP's congestion control of sockets made in the namespace from now on, as the kernel calls it.
-    pub fn set_congestion_control(&self, name: &str) -> Result<()> {
-        self.sysctl("net.ipv4.tcp_congestion_control", name)
+    /// TCP's congestion control of connections made in the namespace from now on, as the kernel
+    /// calls it.
+    ///
+    /// What `tcp_allowed_congestion_control` does not list may be the default of the machine's own
+    /// namespace alone. There it is given to each route, of those that [`NetNs::ip`] makes later too.
+    pub fn set_congestion_control(&self, name: &str) -> Result<CongestionControlBy> {
+        let path = "/proc/sys/net/ipv4/tcp_congestion_control";
+        let set = self.run(|| fs::write(path, name));
+        let is_refused = matches!(&set, Err(why) if why.kind() == io::ErrorKind::PermissionDenied);
+        let mut by_routes = self.by_routes();
+        // A route's goes before the default.
+        if is_refused || by_routes.is_some() {
+            *by_routes = Some(name.to_owned());
+            drop(by_routes);
+            self.give_routes_the_congestion_control()?;
+            return Ok(CongestionControlBy::Routes);
+        }
+        set.tried(format!("write {name} to {path}"))?;
+        Ok(CongestionControlBy::Default)
+    }
+
+    fn by_routes(&self) -> MutexGuard<'_, Option<String>> {
+        let by_routes = self.inner.by_routes.lock();
+        by_routes.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_routes_the_congestion_control(&self) -> Result<()> {
+        let Some(name) = self.by_routes().clone() else {
+            return Ok(());
+        };
+        let routes = self.ip_alone("-4 route show")?;
+        for route in routes.lines().filter_map(|line| route_with(line, &name)) {
+            self.ip_alone(&format!("route replace {route}"))?;
+        }
+        Ok(())
     }
 
     /// The processes in the namespace (this one not among them).
@@ -262,6 +327,31 @@ impl NetNs {
             index => Some(index),
         }
     }
+}
+
+/// A route as `ip route` shows it, as `ip route replace` takes it, with this congestion control.
+/// `None`: it has that, or is not one by one device.
+fn route_with(shown: &str, name: &str) -> Option<String> {
+    let mut words: Vec<&str> = shown.split_whitespace().collect();
+    // States of the link, which are shown and not set.
+    words.retain(|word| !["linkdown", "dead", "offload", "trap"].contains(word));
+    if let Some(at) = words.iter().position(|word| *word == "congctl") {
+        if words.get(at + 1) == Some(&name) {
+            return None;
+        }
+        words.drain(at..words.len().min(at + 2));
+    }
+    let is_by_one_device = !shown.starts_with(char::is_whitespace) && words.contains(&"dev");
+    is_by_one_device.then(|| format!("{} congctl {name}", words.join(" ")))
+}
+
+/// Says it on stderr the first time. Not `eprintln!`: libtest shows what that prints of failed tests
+/// only.
+fn say_once(what: &str) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let _ = writeln!(io::stderr(), "testbed: {what}");
+    });
 }
 
 fn joined<T>(result: std::thread::Result<T>) -> T {
@@ -331,3 +421,7 @@ fn spawner() -> mpsc::Sender<Order> {
     };
     SPAWNER.get_or_init(start).clone()
 }
+
+#[cfg(test)]
+#[path = "netns_test.rs"]
+mod tests;

@@ -1,8 +1,9 @@
 //! The program under test: started, asked, killed and started again.
 
 use std::{
-    env,
+    env, fs,
     io::{BufRead, BufReader, Read},
+    os::unix::process::CommandExt,
     path::PathBuf,
     process::{Child, Command, ExitStatus, Output, Stdio},
     sync::{Arc, Mutex, PoisonError, mpsc},
@@ -12,7 +13,7 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
-    error::{Error, Result, Tried},
+    error::{Error, Result, Tried, checked},
     netns::NetNs,
     owner,
     pins::PinDir,
@@ -33,6 +34,49 @@ pub fn binary() -> Result<PathBuf> {
             "there is no slipgate binary at {}: run `cargo xtask build`, or set SLIPGATE_BIN",
             path.display()
         ))),
+    }
+}
+
+/// Another build of the same source: `$SLIPGATE_OTHER_BIN`, which `cargo xtask test` makes without
+/// optimisation where the one under test has it.
+pub fn another_build() -> Result<PathBuf> {
+    let missing = |why: &str| Error::Missing(format!("another build of slipgate: {why}"));
+    let path = env::var_os("SLIPGATE_OTHER_BIN").map(PathBuf::from);
+    let path = path.ok_or_else(|| missing("SLIPGATE_OTHER_BIN is not set"))?;
+    let read = |path: &PathBuf| fs::read(path).tried(format!("read {}", path.display()));
+    match read(&path)? == read(&binary()?)? {
+        false => Ok(path),
+        true => Err(missing("SLIPGATE_OTHER_BIN is the one under test")),
+    }
+}
+
+/// How it is started, where that is not as usual.
+#[derive(Clone, Debug, Default)]
+pub struct Start {
+    /// Another binary than the one under test.
+    pub binary: Option<PathBuf>,
+    /// The number of a capability that neither it nor any child of its can have.
+    pub without_capability: Option<u8>,
+}
+
+impl Start {
+    fn command(&self) -> Result<Command> {
+        let mut command = Command::new(match &self.binary {
+            Some(binary) => binary.clone(),
+            None => binary()?,
+        });
+        if let Some(capability) = self.without_capability {
+            let drop_it = move || {
+                let (capability, none) = (libc::c_ulong::from(capability), 0 as libc::c_ulong);
+                // SAFETY: a plain system call that takes numbers, allowed between fork and exec.
+                let done =
+                    unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, none, none, none) };
+                checked(done).map(drop)
+            };
+            // SAFETY: `drop_it` makes a system call only: no allocation, no lock.
+            unsafe { command.pre_exec(drop_it) };
+        }
+        Ok(command)
     }
 }
 
@@ -78,12 +122,17 @@ pub struct Slipgate {
 impl Slipgate {
     /// Runs `slipgate attach --pin-dir PINS ARGS…` in `ns` and waits until it is ready.
     pub fn attach(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Slipgate> {
-        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        Self::start(ns.clone(), pins.clone(), args)
+        Self::attach_as(&Start::default(), ns, pins, args)
     }
 
-    fn start(ns: NetNs, pins: PinDir, args: Vec<String>) -> Result<Slipgate> {
-        let mut command = Command::new(binary()?);
+    /// The same, started in some other way.
+    pub fn attach_as(start: &Start, ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Slipgate> {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        Self::start(start, ns.clone(), pins.clone(), args)
+    }
+
+    fn start(start: &Start, ns: NetNs, pins: PinDir, args: Vec<String>) -> Result<Slipgate> {
+        let mut command = start.command()?;
         command
             .arg("attach")
             .arg("--pin-dir")
@@ -278,7 +327,12 @@ impl Slipgate {
     /// Starts it again with the same arguments and pins, whatever is left of the old one: stop or
     /// kill that first, or replace it while it runs.
     pub fn again(&self) -> Result<Slipgate> {
-        Self::start(self.ns.clone(), self.pins.clone(), self.args.clone())
+        self.again_as(&Start::default())
+    }
+
+    /// The same, started in some other way.
+    pub fn again_as(&self, start: &Start) -> Result<Slipgate> {
+        Self::start(start, self.ns.clone(), self.pins.clone(), self.args.clone())
     }
 }
 

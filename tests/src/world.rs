@@ -119,7 +119,7 @@ impl World {
     /// TCP's congestion control of connections from now on, of the host and of the servers.
     pub fn set_congestion_control(&self, name: &str) -> Result<()> {
         self.host.set_congestion_control(name)?;
-        self.net.set_congestion_control(name)
+        self.net.set_congestion_control(name).map(drop)
     }
 
     fn set_up(&self) -> Result<()> {

@@ -6,6 +6,10 @@ use super::*;
 use crate::clock::SECOND_NS;
 
 fn to(n: u8) -> Destination {
+    to_port(n, 443)
+}
+
+fn to_port(n: u8, remote_port: u16) -> Destination {
     Destination {
         nat: Ip4 {
             octets: [192, 0, 2, 1],
@@ -13,7 +17,7 @@ fn to(n: u8) -> Destination {
         remote: Ip4 {
             octets: [198, 51, 100, n],
         },
-        remote_port: 443,
+        remote_port,
         protocol: Protocol::Tcp,
     }
 }
@@ -151,17 +155,112 @@ fn a_vm_leaves_the_others_rests_of_inspected_flows() {
     assert_eq!(pool.sizes(), (0, 0));
 }
 
-#[test]
-fn rfc6056_ports_are_not_in_sequence() {
-    let mut pool = pool(DEFAULT_RANGE);
-    let ports: Vec<u16> = (0..100)
-        .filter_map(|n| pool.pick(to(n), 1, false, 0))
+/// Pearson's chi-square of offsets below [`SIZE`], over [`BINS`] bins.
+fn chi_square(offsets: impl Iterator<Item = usize>) -> f64 {
+    let mut bins = [0_u32; BINS];
+    offsets.for_each(|offset| bins[offset * BINS / SIZE] += 1);
+    let expected = f64::from(bins.iter().sum::<u32>()) / BINS as f64;
+    let square = |seen: &u32| (f64::from(*seen) - expected).powi(2) / expected;
+    bins.iter().map(square).sum()
+}
+
+const SIZE: usize = 4_536;
+const BINS: usize = 64;
+/// 63 degrees of freedom have a mean of 63 and a deviation of 11.2: random numbers come here once
+/// in 10⁹ tries.
+const MOST_CHI_SQUARE: f64 = 140.0;
+/// How many ports back a port must tell nothing about.
+const LAGS: usize = 16;
+
+/// What tells the ports from random ones: the values, the step from one to the one `lag` later.
+fn what_is_not_random(ports: &[u16]) -> Vec<String> {
+    let offsets: Vec<usize> = ports
+        .iter()
+        .map(|port| usize::from(port - DEFAULT_RANGE.start()))
         .collect();
-    let sequential = ports
-        .windows(2)
-        .filter(|w| w[1].wrapping_sub(w[0]) <= 8)
-        .count();
-    assert!(sequential < 10, "{ports:?}");
+    let values = (0, chi_square(offsets.iter().copied()));
+    let steps = (1..=LAGS).map(|lag| {
+        let step = |(at, earlier): (usize, &usize)| (offsets[at + lag] + SIZE - earlier) % SIZE;
+        let earlier = offsets[..offsets.len() - lag].iter().enumerate();
+        (lag, chi_square(earlier.map(step)))
+    });
+    std::iter::once(values)
+        .chain(steps)
+        .filter(|(_, chi_square)| *chi_square > MOST_CHI_SQUARE)
+        .map(|(lag, chi_square)| format!("lag {lag}: {chi_square:.0}"))
+        .collect()
+}
+
+const NONE: [String; 0] = [];
+
+#[test]
+fn rfc6056_ports_are_random() {
+    // Each for a destination of its own: what one guest sees that talks to many.
+    let mut many = pool(DEFAULT_RANGE);
+    let ports: Vec<u16> = (0..20_000)
+        .filter_map(|n| many.pick(to_port((n % 200) as u8, n / 200), 1, false, 0))
+        .collect();
+    assert_eq!(ports.len(), 20_000);
+    assert_eq!(what_is_not_random(&ports), NONE);
+    // One destination, half of whose ports are taken and each freed in a while.
+    let mut one = pool(DEFAULT_RANGE);
+    let mut out = VecDeque::new();
+    let ports: Vec<u16> = (0..20_000)
+        .filter_map(|_| {
+            if out.len() == SIZE / 2 {
+                let first = out.pop_front()?;
+                one.free(to(1), first, 1, Freed::Safe, 0);
+            }
+            let port = one.pick(to(1), 1, false, 0)?;
+            out.push_back(port);
+            Some(port)
+        })
+        .collect();
+    assert_eq!(ports.len(), 20_000);
+    assert_eq!(what_is_not_random(&ports), NONE);
+    // And no two pools draw the same.
+    let first_of_its_own = || {
+        let mut pool = PortPool::new(DEFAULT_RANGE);
+        (0..8)
+            .map(|n| pool.pick(to(n), 1, false, 0))
+            .collect::<Vec<_>>()
+    };
+    assert_ne!(first_of_its_own(), first_of_its_own());
+}
+
+/// The measure by itself: what must not pass for random.
+#[test]
+fn ports_that_could_be_guessed_are_told_from_random_ones() {
+    let mut rng = SmallRng::seed_from_u64(2);
+    let mut random = |below: usize| random_below(&mut rng, below);
+    let offsets: [(&str, Box<dyn FnMut(usize) -> usize>); 7] = [
+        ("a sequence", Box::new(|n| n)),
+        ("a stride", Box::new(|n| n * 1_009)),
+        (
+            "two strides in turn",
+            Box::new(|n| n / 2 * 13 + n % 2 * 2_000),
+        ),
+        ("eight sequences in turn", Box::new(|n| n % 8 * 567 + n / 8)),
+        ("a small window", Box::new(|n| random_in(n, 256))),
+        (
+            "a window that moves",
+            Box::new(|n| n * 3 + random_in(n, 64)),
+        ),
+        ("half of the range", Box::new(|n| random_in(n, SIZE / 2))),
+    ];
+    for (what, mut offset) in offsets {
+        let port = |n| DEFAULT_RANGE.start() + (offset(n) % SIZE) as u16;
+        let ports: Vec<u16> = (0..20_000).map(port).collect();
+        assert_ne!(what_is_not_random(&ports), NONE, "{what}");
+    }
+    let port = |_| DEFAULT_RANGE.start() + random(SIZE) as u16;
+    let ports: Vec<u16> = (0..20_000).map(port).collect();
+    assert_eq!(what_is_not_random(&ports), NONE);
+}
+
+/// The `n`th random number of some generator.
+fn random_in(n: usize, below: usize) -> usize {
+    random_below(&mut SmallRng::seed_from_u64(n as u64), below)
 }
 
 #[test]

@@ -75,3 +75,34 @@ fn the_upper_index_changes_no_answer() {
         );
     }
 }
+
+/// The most steps of a look-up: of the binary search, and outwards.
+fn most_steps(map: &PrefixMap<()>) -> u32 {
+    let halvings = |addr: u32| map.segments_to_search(addr).count().ilog2() + 1;
+    let steps = |addr: Ipv4Addr| halvings(addr.to_bits()) + map.covering(addr).count() as u32;
+    let addrs = (0..400_000_u32).map(|i| Ipv4Addr::from_bits(i.wrapping_mul(2_654_435_761)));
+    let listed = map.iter().map(|(prefix, _)| prefix.network());
+    addrs.chain(listed).map(steps).max().unwrap_or(0)
+}
+
+#[test]
+fn a_hundred_thousand_prefixes_take_as_few_steps_as_ten() {
+    let spread = |lines: u32| {
+        let line = |i: u32| net(i.wrapping_mul(2_654_435_761), [24, 32][i as usize % 2]);
+        PrefixMap::new((0..lines).map(|i| (line(i), ())))
+    };
+    let (few, many) = (most_steps(&spread(10)), most_steps(&spread(100_000)));
+    println!("10 prefixes: {few} steps at most, 100,000: {many}");
+    assert!(many <= few, "{many} steps for 100,000, {few} for 10");
+}
+
+#[test]
+fn no_list_takes_more_than_17_steps_of_search() {
+    // Each second address of one /16: as many segments as there can be under one table entry.
+    let crowded = PrefixMap::new((0..1 << 15).map(|i| (net(0x0a00_0000 | i << 1, 32), ())));
+    // All of it nested, too.
+    let around = (8..=31).map(|len| (net(0x0a00_0000, len), ()));
+    let nested = PrefixMap::new(crowded.iter().map(|(p, ())| (p, ())).chain(around));
+    assert_eq!(most_steps(&crowded), 17 + 1);
+    assert!(most_steps(&nested) <= 17 + 25, "{}", most_steps(&nested));
+}

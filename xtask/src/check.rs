@@ -1,5 +1,6 @@
 //! `cargo xtask check`: everything about the source that needs no running of it.
 
+mod documents;
 mod layers;
 mod length;
 
@@ -10,13 +11,14 @@ use crate::{
     workspace::{Workspace, capture, run, say},
 };
 
-/// Formatting, lints, layers, each whatever the others find; the lengths of files are told, not judged.
+/// Formatting, lints, layers, documents, each whatever the others find; the lengths of files are told, not judged.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     length::report(workspace)?;
-    let checks: [(&str, Check); 6] = [
+    let checks: [(&str, Check); 7] = [
         ("formatting", formatting),
         ("layers", layers::check),
+        ("tests that documents name", documents::check),
         ("lints of the BPF programs", lint_programs),
         ("lints of the built-in guest", guest::lint),
         ("lints of the workspace", lint_workspace),

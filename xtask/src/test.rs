@@ -73,10 +73,12 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         say(format!("tests on other kernels will be skipped: {why:#}"));
     }
 
-    say("building the release binary and the tests");
+    say("building the release binary, another build of it, and the tests");
     run(workspace
         .cargo()
         .args(["build", "--release", "--package=slipgate"]))?;
+    // Upgrades go to it.
+    run(workspace.cargo().args(["build", "--package=slipgate"]))?;
     for round in &rounds {
         run(workspace
             .cargo()
@@ -99,6 +101,10 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         privilege::run_binaries_as_root(workspace, &mut cargo)?;
         cargo
             .env("SLIPGATE_BIN", workspace.target.join("release/slipgate"))
+            .env(
+                "SLIPGATE_OTHER_BIN",
+                workspace.target.join("debug/slipgate"),
+            )
             // The lines are parsed.
             .env("CARGO_TERM_COLOR", "never");
         if may_not_skip() {

@@ -38,16 +38,26 @@ pub(super) const BY_ITSELF: &[libc::c_long] = &[
     libc::SYS_exit_group,
 ];
 
+/// What the standard library asks for where it prints a backtrace (`RUST_BACKTRACE`), beside opening
+/// files, and prints one without names where it is refused. To be killed in the midst of a panic's
+/// message would hide what it was about.
+pub(super) const FOR_A_BACKTRACE: &[libc::c_long] = &[
+    libc::SYS_getcwd,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+];
+
 /// Two filters that are stacked; the kernel takes the stricter answer. The list is of what a process
 /// calls, and kills it for anything else. The other one answers EACCES to opening a file for
 /// reading, which a C library may try on its own account (time zones, memory tuning) and does
-/// without.
+/// without, and to [`FOR_A_BACKTRACE`].
 ///
 /// Compiling allocates, applying does not.
 #[derive(Debug)]
 pub(super) struct Filters {
     list: BpfProgram,
-    no_open: BpfProgram,
+    refused: BpfProgram,
 }
 
 impl Filters {
@@ -55,20 +65,21 @@ impl Filters {
         let list =
             list.and_then(|rules| program(rules, SeccompAction::KillProcess, SeccompAction::Allow));
         // The one call that opens a file by name and has its flags in a register.
-        let no_open = program(
-            Rules::from([(libc::SYS_openat, Vec::new())]),
+        let calls = FOR_A_BACKTRACE.iter().chain(&[libc::SYS_openat]);
+        let refused = program(
+            calls.map(|&call| (call, Vec::new())).collect(),
             SeccompAction::Allow,
             SeccompAction::Errno(libc::EACCES as u32),
         );
         Ok(Self {
             list: list.map_err(broken)?,
-            no_open: no_open.map_err(broken)?,
+            refused: refused.map_err(broken)?,
         })
     }
 
     /// For all threads, for good.
     pub(super) fn apply(&self) -> Result<(), SandboxError> {
-        for filter in [&self.no_open, &self.list] {
+        for filter in [&self.refused, &self.list] {
             seccompiler::apply_filter_all_threads(filter).map_err(|e| SandboxError {
                 step: "seccomp filter",
                 source: io::Error::other(e),
@@ -83,6 +94,7 @@ impl Filters {
 pub(super) fn of_a_loop<'a>(always: impl IntoIterator<Item = &'a libc::c_long>) -> Compiled<Rules> {
     let mut rules: Rules = BY_ITSELF
         .iter()
+        .chain(FOR_A_BACKTRACE)
         .chain(always)
         .map(|&call| (call, Vec::new()))
         .collect();

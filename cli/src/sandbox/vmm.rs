@@ -18,7 +18,8 @@ use slipgate_vmm::ThreadKind;
 use super::{
     SandboxError, give_up_privileges,
     rules::{
-        BY_ITSELF, Compiled, Rules, broken, equal, masked, no_new_code, own_signals, program, rule,
+        BY_ITSELF, Compiled, FOR_A_BACKTRACE, Rules, broken, equal, masked, no_new_code,
+        own_signals, program, rule,
     },
 };
 
@@ -36,11 +37,13 @@ pub(crate) enum Thread {
     Of(ThreadKind),
 }
 
-/// Confines the calling process for good. `broker`: the parent, whose death ends us. `user`: what it is from now on.
+/// Confines the calling process for good. `broker`: the parent, whose death ends us. `user`: what it
+/// is from now on.
 pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), SandboxError> {
+    let not_by_name = FOR_A_BACKTRACE.iter().chain(&[libc::SYS_openat]);
     let filters = [
-        soft(libc::SYS_openat, libc::EACCES),
-        soft(libc::SYS_clone3, libc::ENOSYS),
+        soft(not_by_name, libc::EACCES),
+        soft(&[libc::SYS_clone3], libc::ENOSYS),
         hard(Calls::making()),
     ];
     give_up_privileges(broker, user, FILES)?;
@@ -63,10 +66,11 @@ fn apply(filter: &BpfProgram) -> Result<(), SandboxError> {
     })
 }
 
-/// A call that libraries make on their own account and do without: opening a file for reading
-/// (time zones, memory tuning), and making a thread in the way whose flags no filter can see.
-fn soft(call: libc::c_long, errno: i32) -> Compiled<BpfProgram> {
-    let rules = Rules::from([(call, Vec::new())]);
+/// Calls that libraries make on their own account and do without: opening a file for reading
+/// (time zones, memory tuning, a backtrace's names), and making a thread in the way whose flags no
+/// filter can see.
+fn soft<'c>(calls: impl IntoIterator<Item = &'c libc::c_long>, errno: i32) -> Compiled<BpfProgram> {
+    let rules = calls.into_iter().map(|&call| (call, Vec::new())).collect();
     let refuse = SeccompAction::Errno(errno as u32);
     program(rules, SeccompAction::Allow, refuse)
 }
@@ -76,6 +80,7 @@ fn hard(calls: Calls) -> Compiled<BpfProgram> {
     let mut rules: Rules = BY_ITSELF
         .iter()
         .chain(EVERYBODY)
+        .chain(FOR_A_BACKTRACE)
         .chain(calls.calls.iter().copied().flatten())
         .map(|&call| (call, Vec::new()))
         .collect();

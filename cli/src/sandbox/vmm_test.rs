@@ -5,7 +5,9 @@ use nix::sys::{signal::Signal, wait::WaitStatus};
 use slipgate_control::users::NOBODY;
 
 use super::{
-    super::tests::{confined_by, open, syscall},
+    super::tests::{
+        SOMETIMES, confined_by, does_without_names_in_a_backtrace, makes, open, syscall,
+    },
     *,
 };
 
@@ -177,4 +179,12 @@ fn threads_are_made_while_the_machine_is_and_narrow_themselves() {
         });
         worker.join().unwrap_or(false) && narrow(Thread::Main).is_ok()
     });
+}
+
+#[test]
+fn what_is_a_system_call_only_sometimes_passes() {
+    for thread in THREADS.into_iter().map(Some).chain([None]) {
+        assert_passes(thread, || makes(&SOMETIMES));
+        assert_passes(thread, does_without_names_in_a_backtrace);
+    }
 }

@@ -276,7 +276,7 @@ fn neighbours_are_asked_for_where_the_hosts_routes_lead_by_the_uplink_and_nowher
         let shown = || run("ip neigh show nud all").replace(" \n", "\n");
         let before = shown();
         let claim = |ifindex, neighbour: &str| {
-            let index = maps.claim_next_hop(5, ifindex, neighbour.parse().unwrap());
+            let index = maps.claim_next_hop(5, ifindex, neighbour.parse().unwrap(), 0);
             maps.next_hop(index.unwrap()).unwrap()
         };
         let refused = [
@@ -296,12 +296,14 @@ fn neighbours_are_asked_for_where_the_hosts_routes_lead_by_the_uplink_and_nowher
             claim(up0, "0.0.0.0"),
         ];
         // As if it had been filled in besides.
-        refused.iter().for_each(|hop| hop.valid().store(1, Release));
+        for hop in &refused {
+            assert!(hop.publish(hop.withdraw()));
+        }
         let mut hops = NextHops::new(5).unwrap();
         assert_eq!(hops.refresh(maps, watch.network(), up0).unwrap(), 0);
         assert_eq!(shown(), before, "nothing was asked for");
         for hop in &refused {
-            assert_eq!(hop.valid().load(Acquire), 0);
+            assert!(!is_usable(hop.sequence().load(Acquire)));
         }
         // And what routes lead to is.
         claim(up0, "192.0.2.8");
@@ -325,7 +327,7 @@ fn neighbours_are_asked_for_so_many_at_a_time() {
         until(&mut watch, "up", |network| network.links[&up0].up);
         for number in 0..400u16 {
             let [high, low] = (number + 256).to_be_bytes();
-            let claimed = maps.claim_next_hop(5, up0, Ipv4Addr::new(10, 64, high, low));
+            let claimed = maps.claim_next_hop(5, up0, Ipv4Addr::new(10, 64, high, low), 0);
             assert!(claimed.is_some());
         }
         let mut hops = NextHops::new(5).unwrap();

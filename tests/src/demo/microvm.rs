@@ -1,4 +1,5 @@
 //! A microVM with the built-in guest, two vCPUs and two queue pairs, under `slipgate run`.
+mod port;
 mod report;
 
 use std::{collections::HashMap, time::Duration};
@@ -11,6 +12,7 @@ use slipgate_testbed::{
     world::{HOST, SERVER, SERVER_2, UPLINK},
 };
 
+use self::port::{Carried, Watched};
 use crate::progress::{Progress, bytes, grouped};
 
 /// The name that the guest looks up.
@@ -37,6 +39,9 @@ struct Seen {
     /// During the upload.
     flows: Vec<FlowRow>,
     why_denied: String,
+    /// What the engine port had carried before the streams, and after them.
+    port_before_streams: Carried,
+    port: Carried,
     end: MicroVmEnd,
     /// Whether a TAP, a port or a pin is left.
     left: Vec<String>,
@@ -100,13 +105,20 @@ pub(crate) fn run(progress: &mut Progress) -> Result<()> {
         &work,
     ];
     let vm = MicroVm::start(&world.host, &pins, &flags)?;
-    let seen = watch(vm, &world, &pins, progress)?;
+    let port = Watched::start(&world)?;
+    let seen = watch(vm, &port, &world, &pins, progress)?;
     report::print(&seen, names.udp_queries(NAME), progress);
     Ok(())
 }
 
 /// Follows the guest's console to its end.
-fn watch(mut vm: MicroVm, world: &World, pins: &PinDir, progress: &mut Progress) -> Result<Seen> {
+fn watch(
+    mut vm: MicroVm,
+    port: &Watched,
+    world: &World,
+    pins: &PinDir,
+    progress: &mut Progress,
+) -> Result<Seen> {
     let stats = |vm: &MicroVm| -> Result<Value> {
         let shown = vm.run(&["stats", "--json"])?.stdout;
         parse(&String::from_utf8_lossy(&shown))
@@ -134,6 +146,7 @@ fn watch(mut vm: MicroVm, world: &World, pins: &PinDir, progress: &mut Progress)
         &format!("{} opened and closed", grouped(done)),
     );
     let after_connections = stats(&vm)?;
+    let port_before_streams = port.carried(&world.host)?;
     let why_denied = vm.run(&["why", VM, &format!("{DENIED}:443")])?.stdout;
     let flows = flows_of_the_upload(&vm)?;
     let up = said(&mut vm, "stream")?;
@@ -141,6 +154,7 @@ fn watch(mut vm: MicroVm, world: &World, pins: &PinDir, progress: &mut Progress)
     let down = said(&mut vm, "stream")?;
     progress.step("download", &rate(&down));
     let after_streams = stats(&vm)?;
+    let carried = port.carried(&world.host)?;
     let end = vm.finish(WAIT)?;
     progress.step(
         "end",
@@ -165,6 +179,8 @@ fn watch(mut vm: MicroVm, world: &World, pins: &PinDir, progress: &mut Progress)
         after_connections,
         after_streams,
         flows,
+        port_before_streams,
+        port: carried,
         why_denied: String::from_utf8_lossy(&why_denied).trim().to_owned(),
         end,
         left: left.collect(),

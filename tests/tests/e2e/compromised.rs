@@ -88,7 +88,7 @@ fn next_hops_of_other_devices_are_nobodys_neighbours() {
     let uplink = host.ifindex(UPLINK).unwrap();
     let maps = maps(stand.slipgate.pins());
     let claim = |ifindex, neighbour: &str| {
-        let claimed = maps.claim_next_hop(0, ifindex, neighbour.parse().unwrap());
+        let claimed = maps.claim_next_hop(0, ifindex, neighbour.parse().unwrap(), 0);
         claimed.expect("an element");
     };
     claim(other, "100.64.0.9");

@@ -1,7 +1,7 @@
 //! Egress by name: what is not allowed by name is neither looked up nor reached, however the guest
 //! goes about it; and would be without the rules. Judged at the servers.
 
-use std::net::Ipv4Addr;
+use std::{fs, net::Ipv4Addr};
 
 use slipgate_testbed::{
     Guest, GuestConfig, PinDir, Slipgate, World,
@@ -9,6 +9,8 @@ use slipgate_testbed::{
     dns_wire::Record,
     require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
+    skipped,
+    slipgate::{self, Start},
     world::{SERVER, SERVER_2, UPLINK},
 };
 
@@ -239,8 +241,15 @@ const STAYS: [&str; 8] = [
 ];
 
 #[test]
-fn what_dns_opened_outlives_engine_broker_and_upgrade() {
+fn what_dns_opened_outlives_engine_broker_and_an_upgrade_to_another_build() {
     require_root_and_tun!();
+    let other = match slipgate::another_build() {
+        Ok(binary) => Start {
+            binary: Some(binary),
+            ..Start::default()
+        },
+        Err(why) => return skipped!("{why}"),
+    };
     let mut stand = Stand::new(&STAYS);
     let servers = serve(&stand.world);
     refused(&stand, 7000);
@@ -253,13 +262,18 @@ fn what_dns_opened_outlives_engine_broker_and_upgrade() {
     stand.slipgate.kill_both().unwrap();
     stand.again();
     connects(&stand, 7000);
-    // As for an upgrade: it stops and leaves all in place, another takes over.
-    stand.slipgate.stop().unwrap();
-    stand.again();
-    let said = stand.says("of a predecessor");
-    assert!(!said.contains("without an orderly stop"), "{said}");
-    connects(&stand, 7000);
-    refused(&stand, 7001);
+    // An upgrade, and back: it stops and leaves all in place, and another build takes over.
+    for start in [other, Start::default()] {
+        stand.slipgate.stop().unwrap();
+        stand.slipgate = stand.slipgate.again_as(&start).unwrap();
+        let runs = fs::read_link(format!("/proc/{}/exe", stand.slipgate.broker_pid())).unwrap();
+        let asked_for = start.binary.map_or_else(slipgate::binary, Ok).unwrap();
+        assert_eq!(runs, fs::canonicalize(asked_for).unwrap());
+        let said = stand.says("of a predecessor");
+        assert!(!said.contains("without an orderly stop"), "{said}");
+        connects(&stand, 7000);
+        refused(&stand, 7001);
+    }
     assert_eq!(servers.other_port.accepted(), 0);
     let asked = servers.dns.udp_queries("api.example.test");
     assert_eq!(asked, 1, "nobody asked again");

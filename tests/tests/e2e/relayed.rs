@@ -42,9 +42,11 @@ fn relayed_flows_are_shown_counted_and_cut_as_others_are() {
         udp::probe(at(GATEWAY, 9000), b"x", WAIT).unwrap();
         (connect(resolver), connect(world.address()))
     });
-    let flows = eventually("three and one", || {
+    // Who connects is done when the answer has come: the ACK of it may be on its way yet.
+    let flows = eventually("three and one, all open", || {
         let flows = stand.slipgate.flows().unwrap();
-        (flows.len() == 4).then_some(flows)
+        let all_open = flows.iter().all(|flow| flow.state != "opening");
+        (flows.len() == 4 && all_open).then_some(flows)
     });
     let relayed: Vec<_> = flows.iter().filter(|flow| flow.path == "relay").collect();
     let shown: Vec<_> = relayed

@@ -1,12 +1,14 @@
 //! A refusal, an ICMP error and silence are told apart; a lease is what the server gave.
 
 use std::{
-    net::{Ipv4Addr, UdpSocket},
+    net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket},
     time::Duration,
 };
 
+use nix::sys::socket::{getsockopt, sockopt::TcpCongestion};
+
 use slipgate_testbed::{
-    GUEST_DEVICE, Guest, GuestConfig, World,
+    CONGESTION_CONTROL, GUEST_DEVICE, Guest, GuestConfig, NetNs, World,
     clients::{IcmpError, icmp, tcp, tcp::ConnectOutcome, udp, udp::UdpOutcome},
     dhcp, require_root_and_tun,
     servers::{TcpServer, TcpService},
@@ -162,4 +164,40 @@ fn a_lease_is_taken_applied_and_renewed() {
             .to_string()
             .contains("no DHCP answer to Discover")
     );
+}
+
+fn congestion_control(connection: &TcpStream) -> String {
+    let name = getsockopt(connection, TcpCongestion).unwrap();
+    name.to_string_lossy().trim_end_matches('\0').to_owned()
+}
+
+/// Whatever the machine has, and may be set in a namespace of it.
+#[test]
+fn connections_have_the_congestion_control_that_was_asked_for() {
+    require_root_and_tun!();
+    let (world, guest) = masqueraded(forwarding(), GuestConfig::new("tap0"));
+    let server = world
+        .net
+        .run(|| TcpListener::bind(at(SERVER, 7000)).unwrap());
+    let both_ends = |from: &NetNs| {
+        let client = from.run(|| tcp::connect(at(SERVER, 7000), WAIT)).unwrap();
+        let (accepted, _) = server.accept().unwrap();
+        [client, accepted].map(|end| congestion_control(&end))
+    };
+    for name in ["cubic", "reno", "cubic"] {
+        for ns in [&guest.ns, &world.host, &world.net] {
+            ns.set_congestion_control(name).unwrap();
+        }
+        assert_eq!(both_ends(&guest.ns), [name, name]);
+        assert_eq!(both_ends(&world.host), [name, name]);
+    }
+}
+
+#[test]
+fn a_new_namespace_has_linuxs_own_congestion_control() {
+    require_root_and_tun!();
+    let (world, guest) = masqueraded(forwarding(), GuestConfig::new("tap0"));
+    let server = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let client = guest.run(|| tcp::connect(server.address(), WAIT)).unwrap();
+    assert_eq!(congestion_control(&client), CONGESTION_CONTROL);
 }

@@ -68,16 +68,25 @@ impl NameMatcher {
     pub(super) fn matching(&self, name: Name<'_>) -> Vec<u32> {
         let exact = self.exact.get(name.0);
         let mut found = exact.map_or_else(Vec::new, |places| places.as_slice().to_vec());
-        let labels = name.labels().count();
-        let mut at = 0;
-        for left in (0..labels).rev() {
-            at += 1 + usize::from(name.0[at]);
-            if left > 0 && left <= self.deepest {
-                let beneath = self.beneath.get(&name.0[at..]);
-                found.extend(beneath.map_or(&[][..], Places::as_slice));
-            }
+        for parent in self.parents_to_look_up(name) {
+            let beneath = self.beneath.get(parent);
+            found.extend(beneath.map_or(&[][..], Places::as_slice));
         }
         found.sort_unstable();
         found
     }
+
+    /// The parents of a name that may be in `beneath`, the longest first.
+    fn parents_to_look_up<'n>(&self, name: Name<'n>) -> impl Iterator<Item = &'n [u8]> {
+        let (labels, deepest) = (name.labels().count(), self.deepest);
+        let mut at = 0;
+        (0..labels).rev().filter_map(move |left| {
+            at += 1 + usize::from(name.0[at]);
+            (left > 0 && left <= deepest).then_some(&name.0[at..])
+        })
+    }
 }
+
+#[cfg(test)]
+#[path = "names_test.rs"]
+mod tests;

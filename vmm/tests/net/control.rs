@@ -234,6 +234,53 @@ fn queue_pairs_are_turned_on_and_off() {
     rig.queues[2].wait_used();
 }
 
+/// As many pairs as are promised.
+#[test]
+fn sixteen_queue_pairs_carry_frames_each_and_a_seventeenth_is_refused() {
+    const PAIRS: usize = 16;
+    const BURST: u8 = 15;
+    for io in [IoMethod::Vectored, IoMethod::IoUring] {
+        let (ours, peers): (Vec<_>, Vec<_>) = (0..PAIRS).map(|_| sockets()).unzip();
+        let mut rig = Rig::new(ours, io);
+        rig.start(ALL, 64);
+        assert_eq!(config::<2>(&rig.net, 8), [PAIRS as u8, 0]);
+        assert_eq!(rig.queues.len(), 2 * PAIRS + 1);
+        assert_eq!(rig.command(4, 0, &[PAIRS as u8 + 1, 0]), ERR);
+        assert_eq!(rig.command(4, 0, &[PAIRS as u8, 0]), OK);
+        // All at once, both ways; what is in a frame says whose it is and which.
+        let content = |pair: usize, nth: u8| pair as u8 * BURST + nth;
+        for (pair, peer) in peers.iter().enumerate() {
+            for nth in 0..BURST {
+                let queue = &mut rig.queues[2 * pair];
+                let at = queue.next_buffer(2_000);
+                queue.add(&[(at, 2_000, true)]);
+                transmit(peer, &frame_to(MAC, content(pair, nth)));
+                let frame = frame_to(OTHER, content(pair, nth));
+                let at = rig.queues[2 * pair + 1].next_buffer(frame.len() as u32);
+                rig.write(at, &frame);
+                rig.queues[2 * pair + 1].add(&[(at, frame.len() as u32, false)]);
+            }
+            rig.queues[2 * pair].kick();
+            rig.queues[2 * pair + 1].kick();
+        }
+        for (pair, peer) in peers.iter().enumerate() {
+            for nth in 0..BURST {
+                let (head, bytes) = rig.queues[2 * pair].wait_used();
+                let at = rig.queues[2 * pair].buffers[&head];
+                let got = rig.read(at, bytes as usize);
+                assert_eq!(got[HEADER + 20], content(pair, nth), "to pair {pair}");
+                let sent = wait_receive(peer);
+                assert_eq!(sent, frame_to(OTHER, content(pair, nth)), "of pair {pair}");
+            }
+        }
+        let each = u64::from(BURST);
+        for pair in rig.counters.snapshot().pairs {
+            assert_eq!((pair.rx_frames, pair.tx_frames), (each, each));
+        }
+        assert!(!rig.needs_reset());
+    }
+}
+
 #[test]
 fn without_mq_the_third_queue_is_the_control_queue() {
     let ((a, _peer_a), (b, _peer_b)) = (sockets(), sockets());

@@ -224,6 +224,53 @@ fn queues_are_attached_to_the_tap_and_detached() {
     rig.start(ALL, 64);
 }
 
+/// The TAP gives a flow to the queue that it came by.
+#[test]
+fn sixteen_queues_of_a_tap_have_each_its_own_flow() {
+    require_root_and_tun!();
+    const PAIRS: usize = 16;
+    let (_ns, taps) = turning("vmmnet16", PAIRS);
+    let mut rig = Rig::new(taps, IoMethod::Auto);
+    rig.start(ALL, 64);
+    assert_eq!(rig.command(4, 0, &[PAIRS as u8, 0]), 0);
+    for pair in 0..PAIRS {
+        for _ in 0..60 {
+            let at = rig.queues[2 * pair].next_buffer(2_000);
+            rig.queues[2 * pair].add(&[(at, 2_000, true)]);
+        }
+        rig.queues[2 * pair].kick();
+    }
+    for pair in 0..PAIRS {
+        let mut frame = datagram(100);
+        // Its own source port.
+        frame[34] = 0x20 + pair as u8;
+        let bytes = [&[0; HEADER][..], &frame].concat();
+        // Where the first goes nobody has told the TAP yet.
+        let mut tries = 0;
+        loop {
+            let queue = &mut rig.queues[2 * pair + 1];
+            let at = queue.next_buffer(bytes.len() as u32);
+            rig.write(at, &bytes);
+            let queue = &mut rig.queues[2 * pair + 1];
+            queue.add(&[(at, bytes.len() as u32, false)]);
+            queue.kick();
+            queue.wait_used();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            if let Some((head, _)) = rig.queues[2 * pair].take_used() {
+                let at = rig.queues[2 * pair].buffers[&head];
+                if rig.read(at + HEADER as u64, frame.len()) == frame {
+                    break;
+                }
+            }
+            tries += 1;
+            assert!(tries < 40, "nothing came back on pair {pair}");
+        }
+    }
+    for (number, pair) in rig.counters.snapshot().pairs.iter().enumerate() {
+        assert!(pair.rx_frames > 0 && pair.tx_frames > 0, "pair {number}");
+    }
+}
+
 /// Each takes a lock of the whole host's, and a guest may reset its card as often as it likes. A
 /// flag that somebody else has changed meanwhile shows that the card did not set it again.
 #[test]

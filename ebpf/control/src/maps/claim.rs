@@ -99,7 +99,7 @@ impl SharedMaps {
             .min(self.memory.chunks.elements())
     }
 
-    fn chunk(&self, index: u32) -> Option<&AtomicU32> {
+    pub(crate) fn chunk(&self, index: u32) -> Option<&AtomicU32> {
         // SAFETY: an element of CHUNKS, which all sides reach by atomics.
         Some(unsafe { AtomicU32::from_ptr(self.memory.chunks.at(index)?) })
     }

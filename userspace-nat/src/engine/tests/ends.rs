@@ -34,14 +34,38 @@ fn rfc5382_req_5_a_half_open_connection_lives_four_minutes() {
 #[test]
 fn rfc7857_section_2_2_a_reset_connection_lives_four_minutes_unless_revived() {
     let mut rig = Rig::new();
-    let nat = rig.connect(40_000, 7);
-    rig.connect(40_001, 7);
-    rig.world(&ack(SERVER, nat, Flags::RST, 9_001, 8));
-    rig.pass(4 * MINUTE_NS - 2 * SECOND_NS);
-    assert_eq!(rig.flows(), 2);
+    rig.connect(40_000, 7);
+    let [silent, by_guest, by_server] = [40_001, 40_002, 40_003];
+    let nats = [silent, by_guest, by_server].map(|port| rig.connect(port, 7));
+    for nat in nats {
+        rig.world(&ack(SERVER, nat, Flags::RST, 9_001, 8));
+    }
+    rig.pass(3 * MINUTE_NS);
+    // The reset was not of the connection's: both ends go on, one of them first.
+    let next = ack((GUEST, by_guest), SERVER, Flags::ACK, 8, 9_001);
+    assert_eq!(rig.guest(1, &next), Way::Fast);
+    rig.world(&ack(SERVER, nats[2], Flags::ACK, 9_001, 8));
+    rig.pass(MINUTE_NS - 2 * SECOND_NS);
+    assert_eq!(rig.flows(), 4);
     rig.pass(5 * SECOND_NS);
-    assert_eq!(rig.flows(), 1);
-    assert_eq!(rig.records()[0]["end"], "reset");
+    assert_eq!(rig.flows(), 3, "nothing came of the silent one");
+    let of_silent = &rig.records()[0];
+    assert_eq!(
+        (&of_silent["end"], &of_silent["tcp"]),
+        (&"reset".into(), &"reset".into())
+    );
+    assert_eq!(of_silent["guest"], format!("10.0.2.15:{silent}"));
+    // The revived are what they were, and live as long.
+    rig.pass(119 * MINUTE_NS);
+    assert_eq!(rig.flows(), 3);
+    rig.pass(5 * MINUTE_NS);
+    rig.assert_empty();
+    for record in &rig.records()[1..] {
+        assert_eq!(
+            (&record["end"], &record["tcp"]),
+            (&"idle".into(), &"established".into())
+        );
+    }
 }
 
 #[test]

@@ -155,5 +155,8 @@ fn parts(tap: &Tap, commands: i32) -> io::Result<(Box<dyn FrameIo>, Waits)> {
 }
 
 #[cfg(test)]
+#[path = "copies_test.rs"]
+mod copies_tests;
+#[cfg(test)]
 #[path = "stepped_test.rs"]
 mod tests;

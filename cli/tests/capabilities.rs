@@ -1,0 +1,157 @@
+//! What the broker does while it serves, without one of its capabilities each time: each is missed,
+//! and it has no other. A capability that is not in the bounding set when slipgate starts is one that
+//! it never has.
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, chown},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use slipgate_testbed::{
+    Guest, GuestConfig, PinDir, Result, Slipgate, World,
+    clients::icmp,
+    require_root_and_tun,
+    slipgate::Start,
+    world::{SERVER, UPLINK},
+};
+
+/// By their numbers in <linux/capability.h>.
+const DAC_OVERRIDE: u8 = 1;
+const KILL: u8 = 5;
+const SETGID: u8 = 6;
+const SETUID: u8 = 7;
+const NET_ADMIN: u8 = 12;
+/// For what takes some milliseconds. What is missing costs it.
+const WAIT: Duration = Duration::from_secs(3);
+const NOBODY: u32 = 65_534;
+const METRICS: &str = "127.0.0.1:9600";
+
+/// What the broker does for somebody else to see.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Task {
+    /// It starts, and a guest is served.
+    Serve,
+    /// A TAP that goes and comes again has its program again.
+    ServeTapAgain,
+    /// SIGHUP opens the flow log again, in a folder that is another user's.
+    OpenLogAgain,
+    /// It ends, and with it a process of its own that does not listen any more.
+    EndStoppedChild,
+}
+
+use Task::*;
+
+#[test]
+fn the_broker_keeps_what_it_needs_and_nothing_else() {
+    require_root_and_tun!();
+    let needed: [(u8, Task); 5] = [
+        (DAC_OVERRIDE, OpenLogAgain),
+        (KILL, EndStoppedChild),
+        // Without these there is no process of another user's, and no port: not even a start.
+        (SETGID, Serve),
+        (SETUID, Serve),
+        (NET_ADMIN, Serve),
+    ];
+    let (kept, failed) = what_fails(None).unwrap();
+    assert_eq!(failed, []);
+    let all_needed = needed.iter().fold(0, |set, (number, _)| set | 1 << number);
+    assert_eq!(kept, Some(all_needed), "kept, and missed where it is not");
+    let failed = needed.map(|(number, _)| (number, what_fails(Some(number)).unwrap().1));
+    assert_eq!(failed, needed.map(|(number, task)| (number, vec![task])));
+}
+
+/// The broker's capabilities once it serves, if it does, and what it can't do then.
+fn what_fails(without_capability: Option<u8>) -> Result<(Option<u64>, Vec<Task>)> {
+    let world = World::new()?;
+    let mut guest = Guest::new(&world, GuestConfig::new("tap0"))?;
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = folder.path().join("flows.jsonl");
+    let log_path = log.display().to_string();
+    let args = [
+        "--tap",
+        "tap0",
+        "--uplink",
+        UPLINK,
+        "--flow-log",
+        &log_path,
+        "--metrics",
+        METRICS,
+    ];
+    let start = Start {
+        binary: Some(env!("CARGO_BIN_EXE_slipgate").into()),
+        without_capability,
+    };
+    let attached = Slipgate::attach_as(&start, &world.host, &PinDir::new()?, &args);
+    let Ok(mut slipgate) = attached else {
+        return Ok((None, vec![Serve]));
+    };
+    let kept = capabilities(slipgate.broker_pid());
+    let mut failed = Vec::new();
+    let mut note = |task, done: bool| failed.extend((!done).then_some(task));
+    note(Serve, is_served(&guest));
+    note(
+        OpenLogAgain,
+        opens_log_again(&slipgate, folder.path(), &log),
+    );
+    guest.unplug();
+    guest.plug()?;
+    note(ServeTapAgain, soon(|| is_served(&guest)));
+    let child = metrics_process(&slipgate);
+    signal(child, libc::SIGSTOP);
+    note(EndStoppedChild, slipgate.stop().is_ok());
+    signal(child, libc::SIGKILL);
+    Ok((Some(kept), failed))
+}
+
+/// What it may do: its permitted set, as a bit for each.
+fn capabilities(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");
+    let set = status.lines().find_map(|line| line.strip_prefix("CapPrm:"));
+    u64::from_str_radix(set.expect("CapPrm").trim(), 16).expect("hexadecimal")
+}
+
+fn metrics_process(slipgate: &Slipgate) -> u32 {
+    let broker = slipgate.broker_pid();
+    let children = fs::read_to_string(format!("/proc/{broker}/task/{broker}/children"));
+    let children = children.expect("the broker's children");
+    let is_it = |pid: &&str| {
+        let name = fs::read_to_string(format!("/proc/{pid}/cmdline"));
+        name.is_ok_and(|name| name.starts_with("slipgate-metrics"))
+    };
+    let pid = children
+        .split_whitespace()
+        .find(is_it)
+        .expect("a metrics process");
+    pid.parse().expect("a number")
+}
+
+fn is_served(guest: &Guest) -> bool {
+    let ping = || icmp::ping(SERVER, 1, 56, Duration::from_millis(300));
+    guest.run(ping).is_ok_and(|told| !told.replies.is_empty())
+}
+
+/// The folder is nobody's from now on, and root is who may only do there what others may.
+fn opens_log_again(slipgate: &Slipgate, folder: &Path, log: &Path) -> bool {
+    fs::rename(log, log.with_extension("1")).expect("move the flow log away");
+    chown(folder, Some(NOBODY), Some(NOBODY)).expect("give the folder away");
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).expect("close the folder");
+    signal(slipgate.broker_pid(), libc::SIGHUP);
+    soon(|| log.exists())
+}
+
+fn soon(mut so: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + WAIT;
+    loop {
+        let is_so = so();
+        if is_so || Instant::now() > until {
+            return is_so;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn signal(pid: u32, signal: libc::c_int) {
+    // SAFETY: kill takes numbers only.
+    unsafe { libc::kill(pid as i32, signal) };
+}
