@@ -21,6 +21,7 @@ const DAC_OVERRIDE: u8 = 1;
 const KILL: u8 = 5;
 const SETGID: u8 = 6;
 const SETUID: u8 = 7;
+const SETPCAP: u8 = 8;
 const NET_ADMIN: u8 = 12;
 /// For what takes some milliseconds. What is missing costs it.
 const WAIT: Duration = Duration::from_secs(3);
@@ -36,6 +37,8 @@ enum Task {
     ServeTapAgain,
     /// SIGHUP opens the flow log again, in a folder that is another user's.
     OpenLogAgain,
+    /// An engine that ended has a successor, which can come by no capability.
+    ReplaceEngine,
     /// It ends, and with it a process of its own that does not listen any more.
     EndStoppedChild,
 }
@@ -45,12 +48,13 @@ use Task::*;
 #[test]
 fn the_broker_keeps_what_it_needs_and_nothing_else() {
     require_root_and_tun!();
-    let needed: [(u8, Task); 5] = [
+    let needed: [(u8, Task); 6] = [
         (DAC_OVERRIDE, OpenLogAgain),
         (KILL, EndStoppedChild),
         // Without these there is no process of another user's, and no port: not even a start.
         (SETGID, Serve),
         (SETUID, Serve),
+        (SETPCAP, ReplaceEngine),
         (NET_ADMIN, Serve),
     ];
     let (kept, failed) = what_fails(None).unwrap();
@@ -94,10 +98,11 @@ fn what_fails(without_capability: Option<u8>) -> Result<(Option<u64>, Vec<Task>)
         OpenLogAgain,
         opens_log_again(&slipgate, folder.path(), &log),
     );
+    note(ReplaceEngine, replaces_engine(&slipgate));
     guest.unplug();
     guest.plug()?;
     note(ServeTapAgain, soon(|| is_served(&guest)));
-    let child = metrics_process(&slipgate);
+    let child = child(&slipgate, "slipgate-metrics").expect("a metrics process");
     signal(child, libc::SIGSTOP);
     note(EndStoppedChild, slipgate.stop().is_ok());
     signal(child, libc::SIGKILL);
@@ -106,24 +111,37 @@ fn what_fails(without_capability: Option<u8>) -> Result<(Option<u64>, Vec<Task>)
 
 /// What it may do: its permitted set, as a bit for each.
 fn capabilities(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");
-    let set = status.lines().find_map(|line| line.strip_prefix("CapPrm:"));
-    u64::from_str_radix(set.expect("CapPrm").trim(), 16).expect("hexadecimal")
+    capability_set(pid, "CapPrm:").expect("a process")
 }
 
-fn metrics_process(slipgate: &Slipgate) -> u32 {
+fn capability_set(pid: u32, set: &str) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(set))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}
+
+/// A process of the broker's, by its name.
+fn child(slipgate: &Slipgate, name: &str) -> Option<u32> {
     let broker = slipgate.broker_pid();
-    let children = fs::read_to_string(format!("/proc/{broker}/task/{broker}/children"));
-    let children = children.expect("the broker's children");
+    let children = fs::read_to_string(format!("/proc/{broker}/task/{broker}/children")).ok()?;
     let is_it = |pid: &&str| {
-        let name = fs::read_to_string(format!("/proc/{pid}/cmdline"));
-        name.is_ok_and(|name| name.starts_with("slipgate-metrics"))
+        let command = fs::read_to_string(format!("/proc/{pid}/cmdline"));
+        command.is_ok_and(|command| command.starts_with(name))
     };
-    let pid = children
-        .split_whitespace()
-        .find(is_it)
-        .expect("a metrics process");
-    pid.parse().expect("a number")
+    children.split_whitespace().find(is_it)?.parse().ok()
+}
+
+/// The engine is killed; its successor has not even a bounding set.
+fn replaces_engine(slipgate: &Slipgate) -> bool {
+    const ENGINE: &str = "slipgate-engine";
+    let Some(before) = child(slipgate, ENGINE) else {
+        return false;
+    };
+    signal(before, libc::SIGKILL);
+    soon(|| {
+        let now = child(slipgate, ENGINE).filter(|now| *now != before);
+        now.and_then(|now| capability_set(now, "CapBnd:")) == Some(0)
+    })
 }
 
 fn is_served(guest: &Guest) -> bool {
