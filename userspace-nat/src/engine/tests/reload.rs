@@ -294,7 +294,9 @@ fn a_rule_that_differs_behind_what_is_kept_of_its_text_is_another_one_to_a_succe
         let name: &'static str = name_of("one").leak();
         let told = answer(name, &[a(name, 0, PEER.octets)]);
         let asked = wire(name).unwrap();
-        ByRules(rig.engine.core.judge.clone()).answer(101, Name(&asked), &told, 0, 0);
+        let now_ns = rig.kernel.borrow().now_ns;
+        let mut dns = ByRules(rig.engine.core.judge.clone());
+        dns.answer(101, Name(&asked), &told, 0, now_ns);
         rig.connect(40_000, 7);
         rig.pass(60_000 * MILLISECOND_NS);
         // As the broker writes it.

@@ -98,9 +98,12 @@ impl Session {
 
     /// Behind what the guest said.
     pub(super) fn await_early_answer(&mut self) {
+        let content = self.has_content_to_send();
+        // Its number would be ahead again in a while.
+        self.content_end = self.content_end.filter(|_| content);
         self.early_answer = match self.early_answer {
             EarlyAnswer::Begun => EarlyAnswer::Begun,
-            _ if !self.has_content_to_send() => EarlyAnswer::NotAwaited,
+            _ if !content => EarlyAnswer::NotAwaited,
             EarlyAnswer::NotAwaited => EarlyAnswer::None(Interim::from(self.server.next)),
             awaited => awaited,
         };

@@ -204,6 +204,20 @@ fn ns_per_frame_of_initials() {
         send(&rig, 1, vnet, &frame);
         rig.turn();
     }));
-    println!("{derivation} ns a derivation, {trial} a trial");
+    let mut open = Flow::default();
+    let mut allowance = Allowance::default();
+    let effort = &mut Effort::new(&mut allowance, 0);
+    let first = begin(GUEST_PORT)[28..].to_vec();
+    open.datagram(&first, effort, &mut |_| true).unwrap();
+    let data: Vec<u8> = (0..1_200u32)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect();
+    let data = [&[0x40], &data[..]].concat();
+    let data = time(Box::new(move |_| {
+        let mut allowance = Allowance::default();
+        let effort = &mut Effort::new(&mut allowance, 0);
+        std::hint::black_box(open.datagram(&data, effort, &mut |_| true).unwrap());
+    }));
+    println!("{derivation} ns a derivation, {trial} a trial, {data} a datagram of data");
     println!("{unbounded} ns a frame without bounds, {bounded} with them, when it is replayed");
 }
