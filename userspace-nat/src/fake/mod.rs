@@ -199,6 +199,13 @@ impl Kernel {
         self.set_flag(row, VmFlags::LIMITED, rates.is_limited());
     }
 
+    /// Fills a next hop in as the broker does, with what it carries, bytes.
+    pub fn set_next_hop_mtu(&self, index: u32, mtu: u32) {
+        let hop = self.next_hops.at(index as usize);
+        // SAFETY: in bounds; one thread.
+        unsafe { ((*hop).mtu, (*hop).valid) = (mtu, 1) };
+    }
+
     fn set_flag(&self, row: u16, flag: u32, on: bool) {
         use std::sync::atomic::Ordering::Relaxed;
         let vm = self.vm(row);
