@@ -55,9 +55,9 @@ fn ways(protocol: Protocol) -> [(&'static str, bool, Vec<u8>); 5] {
 #[derive(Clone, Copy)]
 struct Offer {
     start_ns: u64,
-    /// The first one was charged by then.
-    begun_ns: u64,
-    /// A pause until then was made up for by what came behind.
+    /// The burst was used up by then: a pause before it was lost.
+    used_up_ns: Option<u64>,
+    /// A pause between these two was made up for by what came behind.
     saturated_ns: u64,
 }
 
@@ -66,15 +66,15 @@ impl Offer {
         let now_ns = coarse_ns();
         Self {
             start_ns: now_ns,
-            begun_ns: now_ns,
+            used_up_ns: None,
             saturated_ns: now_ns,
         }
     }
 
-    /// Before the run of this number, of so many.
-    fn note(&mut self, number: u64, of: u64) {
-        if number == 1 {
-            self.begun_ns = coarse_ns();
+    /// After the run of this number, of so many.
+    fn note(&mut self, number: u64, of: u64, passed: bool) {
+        if !passed {
+            self.used_up_ns.get_or_insert_with(coarse_ns);
         }
         if number == of * 5 / 6 {
             self.saturated_ns = coarse_ns();
@@ -85,7 +85,8 @@ impl Offer {
     fn expected(self, per_second: u64) -> std::ops::RangeInclusive<u64> {
         let in_time = |ns: u64| per_second * ns / 1_000_000_000;
         let burst = in_time(BURST_NS);
-        let least = in_time(self.saturated_ns.saturating_sub(self.begun_ns));
+        let used_up_ns = self.used_up_ns.unwrap_or(self.saturated_ns);
+        let least = in_time(self.saturated_ns.saturating_sub(used_up_ns));
         burst + least..=burst + in_time(coarse_ns() - self.start_ns) + 1
     }
 }
@@ -112,8 +113,9 @@ fn so_many_packets_pass_and_the_rest_are_dropped() {
             limit(&datapath, rx, packets(RATE));
             let mut offer = Offer::begin();
             let mut passes = |number: &u64| {
-                offer.note(*number, SENT);
-                datapath.run(program, &frame).action == REDIRECT
+                let passed = datapath.run(program, &frame).action == REDIRECT;
+                offer.note(*number, SENT, passed);
+                passed
             };
             let passed = (0..SENT).filter(&mut passes).count() as u64;
             let expected = offer.expected(RATE);
@@ -156,8 +158,9 @@ fn gso_frames_are_charged_as_segmented() {
             let program = if rx { "uplink_ingress" } else { "guest_egress" };
             let mut offer = Offer::begin();
             let mut run = |number| {
-                offer.note(number, 400);
-                datapath.run_gso(program, &frame, 1_400)
+                let run = datapath.run_gso(program, &frame, 1_400);
+                offer.note(number, 400, run.action == REDIRECT);
+                run
             };
             let runs: Vec<_> = (0..400).map(&mut run).collect();
             let passed = runs.iter().filter(|run| run.action == REDIRECT).count() as u64;
@@ -238,8 +241,9 @@ fn two_cpus_spend_no_time_twice() {
         let run = || {
             let mut offer = offer;
             let passes = |number: &u64| {
-                offer.note(*number, RUNS);
-                run_program(program, &frame, 0).action == REDIRECT
+                let passed = run_program(program, &frame, 0).action == REDIRECT;
+                offer.note(*number, RUNS, passed);
+                passed
             };
             ((0..RUNS).filter(passes).count() as u64, offer)
         };
@@ -249,7 +253,7 @@ fn two_cpus_spend_no_time_twice() {
     let passed: u64 = runs.iter().map(|(passed, _)| passed).sum();
     let [(_, one), (_, other)] = runs;
     let both = Offer {
-        begun_ns: one.begun_ns.min(other.begun_ns),
+        used_up_ns: one.used_up_ns.into_iter().chain(other.used_up_ns).min(),
         // The slower one had enough left for both.
         saturated_ns: one.saturated_ns.max(other.saturated_ns),
         ..offer
