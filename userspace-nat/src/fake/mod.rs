@@ -13,8 +13,8 @@ use std::{
 };
 
 use slipgate_abi::{
-    DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, RateLimits, Sequences, SequencesRef,
-    Slot, SlotRef, Tuple, Vm, VmCounters, VmRates, VmRef,
+    DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, NextHopRef, RateLimits, Sequences,
+    SequencesRef, Slot, SlotRef, Tuple, Vm, VmCounters, VmRates, VmRef,
     maps::{Chunk, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
     rate::RateRef,
     vm::VmFlags,
@@ -209,6 +209,17 @@ impl Kernel {
     pub fn set_rates(&self, row: u16, rates: VmRates) {
         self.rates(row).set(rates);
         self.set_flag(row, VmFlags::LIMITED, rates.is_limited());
+    }
+
+    /// Fills a next hop in as the broker does, with what it carries, bytes.
+    pub fn set_next_hop_mtu(&self, index: u32, mtu: u32) {
+        let element = self.next_hops.at(index as usize);
+        // SAFETY: in bounds; the allocation lives as long as the kernel.
+        let hop = unsafe { NextHopRef::new(element) };
+        let withdrawn = hop.withdraw();
+        // SAFETY: in bounds; one thread.
+        unsafe { (*element).mtu = mtu };
+        hop.publish(withdrawn);
     }
 
     fn set_flag(&self, row: u16, flag: u32, on: bool) {

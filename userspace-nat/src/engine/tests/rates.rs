@@ -7,7 +7,6 @@ use slipgate_abi::{DropReason, Handover, Rate, VmRates, vm::VmFlags};
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    datapath::Tables as _,
     engine::{ControlMessage, Subject, WORK_PER_TURN},
     flow::EndReason,
     port::{BATCH, VirtioNetHdr},
@@ -50,15 +49,18 @@ fn rx(rate: Rate) -> VmRates {
 fn open(rig: &mut Rig) -> At {
     rig.guest(1, &udp(GUEST_AT, SERVER, b"x"));
     let sent = rig.at_world().pop().expect("it goes out");
-    let slot = slot(rig);
-    let core = &rig.engine.core;
-    let hop = rig.kernel.borrow().slot(slot).next_hop().load(Relaxed);
-    let hop = core.datapath.next_hop(hop).expect("it has a next hop");
-    let withdrawn = hop.withdraw();
-    // SAFETY: an element of the in-memory kernel's; one thread.
-    unsafe { (*hop.as_ptr()).mtu = UPLINK_MTU };
-    assert!(hop.publish(withdrawn));
+    set_mtu(rig, UPLINK_MTU);
     (NAT, u16::from_be_bytes([sent[20], sent[21]]))
+}
+
+/// Of the uplink of the one flow.
+fn set_mtu(rig: &Rig, mtu: u32) {
+    let kernel = rig.kernel.borrow();
+    let hop = kernel
+        .slot(kernel.slots_in_use()[0])
+        .next_hop()
+        .load(Relaxed);
+    kernel.set_next_hop_mtu(hop, mtu);
 }
 
 fn slot(rig: &Rig) -> u32 {
@@ -418,11 +420,7 @@ fn a_turn_writes_so_much_and_the_rest_waits_for_the_next() {
 fn a_packet_for_which_there_is_no_room_is_not_sent_in_part() {
     let mut rig = Rig::new();
     open(&mut rig);
-    let slot = slot(&rig);
-    let hop = rig.kernel.borrow().slot(slot).next_hop().load(Relaxed);
-    let hop = rig.engine.core.datapath.next_hop(hop).expect("a next hop");
-    // SAFETY: as in `open`.
-    unsafe { (*hop.as_ptr()).mtu = 68 };
+    set_mtu(&rig, 68);
     rig.kernel.borrow().set_rates(1, tx(packets(10)));
     rig.guest(1, &datagram(GUEST_AT, SERVER, 60_000));
     assert_eq!(rig.at_world().len(), 0);
