@@ -117,7 +117,7 @@ fn what_one_process_had_of_the_table_the_other_gets_when_its_flows_have_ended() 
         Slipgate::attach(&world.host, &pins, &args).unwrap()
     };
     let (guest_a, guest_b) = (guest("tapa"), guest("tapb"));
-    let (a, b) = (attach("tapa"), attach("tapb"));
+    let (a, _b) = (attach("tapa"), attach("tapb"));
     let close = TcpServer::start(&world.net, (SERVER, 7001), TcpService::Close).unwrap();
     let start = |port| UdpServer::start(&world.net, (SERVER, port), UdpService::Echo).unwrap();
     let (udp_a, udp_b) = (start(7002), start(7003));
