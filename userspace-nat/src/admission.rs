@@ -301,7 +301,7 @@ impl<D: Datapath> Core<D> {
                 }
                 Err(OpenError::GuestTaken) if !swept && self.sweep(&flow.guest) => {
                     swept = true;
-                    self.flows.ports.free(to, port, vm, Freed::Safe, now_ns);
+                    self.flows.ports.put_back(to, port, vm);
                     continue;
                 }
                 Err(OpenError::NoSlot) => {
@@ -313,7 +313,7 @@ impl<D: Datapath> Core<D> {
                 Err(OpenError::MapFull) => Refusal::TableFull,
                 Err(OpenError::GuestTaken | OpenError::Kernel(_)) => Refusal::Insertion,
             };
-            self.flows.ports.free(to, port, vm, Freed::Safe, now_ns);
+            self.flows.ports.put_back(to, port, vm);
             return Err(refusal);
         }
         Err(Refusal::PortsExhausted)
