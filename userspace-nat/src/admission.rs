@@ -295,7 +295,7 @@ impl<D: Datapath> Core<D> {
                 }
                 Err(OpenError::GuestTaken) if !swept && self.sweep(&flow.guest) => {
                     swept = true;
-                    self.flows.ports.free(to, port, vm, Freed::Safe, now_ns);
+                    self.flows.ports.put_back(to, port, vm);
                     continue;
                 }
                 Err(OpenError::NoSlot) => {
@@ -307,7 +307,7 @@ impl<D: Datapath> Core<D> {
                 Err(OpenError::MapFull) => Refusal::TableFull,
                 Err(OpenError::GuestTaken | OpenError::Kernel(_)) => Refusal::Insertion,
             };
-            self.flows.ports.free(to, port, vm, Freed::Safe, now_ns);
+            self.flows.ports.put_back(to, port, vm);
             return Err(refusal);
         }
         Err(Refusal::PortsExhausted)
@@ -388,9 +388,9 @@ impl<D: Datapath> Core<D> {
         if self.is_at_cap(vm, by) {
             if now_ns >= vm.collect_after_ns {
                 vm.collect_after_ns = now_ns + CAP_COLLECT_INTERVAL_NS;
-                let (row, from_world) = (vm.net.row, by == Direction::Rx);
-                // The cap is everybody's, the world's share only its own flows'.
-                let from_world = from_world && !self.is_at_cap(vm, Direction::Tx);
+                // The world's share only flows of the world's can leave.
+                let from_world = by == Direction::Rx && self.is_at_worlds_share(vm);
+                let row = vm.net.row;
                 self.flows
                     .make_room(&mut self.datapath, row, from_world, now_ns);
             }
@@ -421,9 +421,13 @@ impl<D: Datapath> Core<D> {
 
     fn is_at_cap(&self, vm: &VmState, by: Direction) -> bool {
         let (row, cap) = (vm.net.row, vm.net.max_flows);
-        let worlds = worlds_share(cap) as usize;
         self.flows.count(row) + vm.loopback_flows as usize >= cap as usize
-            || by == Direction::Rx && self.flows.count_from_world(row) >= worlds
+            || by == Direction::Rx && self.is_at_worlds_share(vm)
+    }
+
+    fn is_at_worlds_share(&self, vm: &VmState) -> bool {
+        let worlds = worlds_share(vm.net.max_flows) as usize;
+        self.flows.count_from_world(vm.net.row) >= worlds
     }
 }
 

@@ -158,6 +158,8 @@ pub struct PortPool {
     inspected_of: HashMap<u32, usize, foldhash::fast::RandomState>,
     /// Among the VMs, of [`MAX_RESTING`].
     inspected_reserve: Reserve,
+    /// The rest that the last port was taken from early, until the next one is.
+    early: Option<(Destination, Rest)>,
     rng: SmallRng,
 }
 
@@ -180,6 +182,7 @@ impl PortPool {
             inspected: VecDeque::new(),
             inspected_of: HashMap::default(),
             inspected_reserve: Reserve::new(MAX_RESTING, 1),
+            early: None,
             rng,
         }
     }
@@ -235,6 +238,7 @@ impl PortPool {
         let usable = self.usable();
         let toward = self.toward.entry(to).or_default();
         let mut start = random_below(&mut self.rng, size);
+        self.early = None;
         let free = usable.saturating_sub(toward.busy.len());
         let may = self.reserve.allows(free, || toward.busy.held_by(vm));
         // Reserved ports are few; each costs one more try, as does what is kept for a process.
@@ -277,7 +281,26 @@ impl PortPool {
             let is_early = timestamps || rest.early_ns <= now_ns;
             rest.vm == vm && is_early && !is_reserved(reserved, to, rest.port)
         })?;
-        toward.resting.remove(at).map(|rest| rest.port)
+        let rest = toward.resting.remove(at)?;
+        self.early = Some((to, rest));
+        Some(rest.port)
+    }
+
+    /// Gives back a port that was picked just now, and not used: as it was.
+    pub fn put_back(&mut self, to: Destination, port: u16, vm: u32) {
+        let (Some(offset), Entry::Occupied(mut entry)) = (self.offset(port), self.toward.entry(to))
+        else {
+            return;
+        };
+        match self.early.take() {
+            Some((of, rest)) if of == to && rest.port == port => {
+                entry.get_mut().resting.push_front(rest);
+            }
+            _ => {
+                entry.get_mut().busy.clear(offset, vm);
+                remove_if_empty(entry);
+            }
+        }
     }
 
     /// Picks a free port of what is kept for our process, for a VM that has less than an equal part of
@@ -305,13 +328,16 @@ impl PortPool {
         let size = self.range.len();
         let toward = self.toward.entry(to).or_default();
         if !toward.busy.contains(offset) {
+            self.early = None;
             toward.busy.set(offset, vm, size);
             return true;
         }
         // The newest.
         let is_it = |rest: &Rest| rest.port == port && rest.vm == vm && rest.early_ns != u64::MAX;
         let at = toward.resting.iter().rposition(is_it);
-        at.and_then(|at| toward.resting.remove(at)).is_some()
+        let rest = at.and_then(|at| toward.resting.remove(at));
+        self.early = rest.map(|rest| (to, rest)).or(self.early);
+        rest.is_some()
     }
 
     /// Marks a port busy that a VM's flow has already (adoption).

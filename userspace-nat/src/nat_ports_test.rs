@@ -93,6 +93,23 @@ fn a_port_that_was_taken_early_has_its_next_rest_whole() {
 }
 
 #[test]
+fn a_port_that_was_picked_and_not_used_is_as_it_was() {
+    let mut pool = pool(61_000..=61_001);
+    let rests = pool.pick(to(1), 7, false, 0).unwrap();
+    pool.free(to(1), rests, 7, Freed::Rests, 0);
+    let unused = pool.pick(to(1), 7, false, 0).unwrap();
+    pool.put_back(to(1), unused, 7);
+    assert_eq!(pool.pick(to(1), 7, false, 0), Some(unused));
+    assert_eq!(pool.pick(to(1), 7, true, SECOND_NS), Some(rests), "early");
+    pool.put_back(to(1), rests, 7);
+    assert_eq!(pool.pick(to(1), 8, true, SECOND_NS), None, "another VM");
+    pool.wake(119 * SECOND_NS);
+    assert_eq!(pool.busy(&to(1)), 2);
+    pool.wake(120 * SECOND_NS);
+    assert_eq!(pool.pick(to(1), 8, false, 0), Some(rests));
+}
+
+#[test]
 fn a_port_that_rests_for_others_rests_ten_seconds_for_its_own_vm() {
     let mut pool = pool(61_000..=61_000);
     let port = pool.pick(to(1), 7, false, 0).unwrap();

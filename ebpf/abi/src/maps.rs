@@ -33,51 +33,6 @@ pub const TUPLES_PER_SLOT: u32 = 2;
 pub const SLOTS_PER_CHUNK: u32 = 1_024;
 /// Most chunks there can be (`CHUNKS` has this many elements).
 pub const MAX_CHUNKS: u32 = 4_096;
-
-/// One element of `CHUNKS`, changed by compare-and-swap: whose a chunk of slots is, or since when
-/// it is nobody's. 0: nobody ever had it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Chunk(pub u32);
-
-impl Chunk {
-    /// The owner's row + 1; 0: nobody's.
-    const OWNER: u32 = 0xff;
-    const SECOND: u64 = 1_000_000_000;
-
-    /// Of the owner in this row.
-    pub const fn of(owner_row: u32) -> Self {
-        Self((owner_row + 1) & Self::OWNER)
-    }
-
-    /// Given back at this time.
-    pub const fn free_since(now_ns: u64) -> Self {
-        let seconds = (now_ns / Self::SECOND) as u32 & (u32::MAX >> 8);
-        // The first second counts as the next, so that it is not "never".
-        Self(if seconds == 0 { 1 } else { seconds } << 8)
-    }
-
-    /// Whose it is.
-    pub const fn owner(self) -> Option<u32> {
-        (self.0 & Self::OWNER).checked_sub(1)
-    }
-
-    /// Whether its slots may be used at once: nobody had it for longer than a slot rests. Once in
-    /// half a year one that has rested for that long is taken for one that has not, and rests again.
-    pub const fn has_rested(self, now_ns: u64) -> bool {
-        let seconds = (Self::free_since(now_ns).0 >> 8).wrapping_sub(self.0 >> 8) & (u32::MAX >> 8);
-        // By whole seconds, two may be little more than one.
-        self.0 == 0 || self.owner().is_none() && seconds as u64 * Self::SECOND > SLOT_REST_NS
-    }
-}
-
-/// Whether an owner may claim another chunk: a quarter of the chunks is kept, of which it may only
-/// take what brings it up to an equal part, a chunk at least. `owners`: how many there are, itself
-/// among them; one more may always come.
-pub const fn may_claim_chunk(chunks: u32, free: u32, held: u32, owners: u32) -> bool {
-    let kept = chunks / 4;
-    let part = kept / (owners + 1);
-    free > kept || free > 0 && held < if part == 0 { 1 } else { part }
-}
 /// Rows of `VMS`, `DROPS`, `COUNTERS`; row 0 is nobody's.
 pub const MAX_VMS: u32 = 1_024;
 /// Processes that can share the maps.
@@ -92,6 +47,62 @@ pub const MAX_DENY: u32 = 262_144;
 pub const MAX_NAMES: u32 = 65_536;
 /// Elements of `RULES`; all lines of a deny file are one rule.
 pub const MAX_RULES: u32 = 4_096;
+
+/// One element of `CHUNKS`, changed by compare-and-swap: whose a chunk of slots is, or since when
+/// it is nobody's. 0: nobody ever had it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Chunk(pub u32);
+
+impl Chunk {
+    /// The owner's row + 1; 0: nobody's.
+    const OWNER: u32 = 0x7f;
+    /// Somebody had it, and gave it back at the second above.
+    const GIVEN_BACK: u32 = 0x80;
+    const SECONDS: u32 = u32::MAX >> 8;
+    const SECOND: u64 = 1_000_000_000;
+
+    /// Of the owner in this row.
+    pub const fn of(owner_row: u32) -> Self {
+        Self((owner_row + 1) & Self::OWNER)
+    }
+
+    /// Given back at this time.
+    pub const fn free_since(now_ns: u64) -> Self {
+        let seconds = (now_ns / Self::SECOND) as u32 & Self::SECONDS;
+        Self(seconds << 8 | Self::GIVEN_BACK)
+    }
+
+    /// Whose it is.
+    pub const fn owner(self) -> Option<u32> {
+        (self.0 & Self::OWNER).checked_sub(1)
+    }
+
+    /// Whether its slots may be used at once: nobody had it for longer than a slot rests. Once in
+    /// half a year one that has rested for that long is taken for one that has not, and rests again.
+    pub const fn has_rested(self, now_ns: u64) -> bool {
+        let now = Self::free_since(now_ns).0 >> 8;
+        let seconds = now.wrapping_sub(self.0 >> 8) & Self::SECONDS;
+        // By whole seconds, two may be little more than one.
+        self.0 == 0 || self.owner().is_none() && seconds as u64 * Self::SECOND > SLOT_REST_NS
+    }
+}
+
+const _: () = assert!(MAX_OWNERS <= Chunk::OWNER);
+
+/// Whether an owner may claim another chunk. The last quarter is kept for those that have little:
+/// half of it for who has none, of the other half each may take what brings it up to an equal part.
+/// `owners`: how many there are, itself among them; one more may always come.
+pub const fn may_claim_chunk(chunks: u32, free: u32, held: u32, owners: u32) -> bool {
+    let kept = chunks / 4;
+    let least_free = if held == 0 {
+        0
+    } else if held < kept / (owners + 1) {
+        kept / 2
+    } else {
+        kept
+    };
+    free > least_free
+}
 
 /// The one element of `META`.
 #[repr(C)]
@@ -158,3 +169,7 @@ impl RuleElement {
         text: [0; 128],
     };
 }
+
+#[cfg(test)]
+#[path = "maps_test.rs"]
+mod tests;

@@ -242,7 +242,7 @@ fn the_sweep_frees_what_the_dead_left_empty() {
         let take = |names: &[&str]| Owner::take(maps, datapath.paths(), names).unwrap();
         let dead = take(&[]);
         let full = maps.claim_chunk(dead.row(), 0).unwrap().0;
-        maps.claim_chunk(dead.row(), 0).unwrap().0;
+        maps.claim_chunk(dead.row(), 0).unwrap();
         fill(maps.slot(full.start + 9).unwrap(), 1, 1, Verdict::Fast);
         let stale = slipgate_abi::TapEntry { vm: 77, vm_row: 3 };
         maps.taps.insert(&99, &stale, Insert::New).unwrap();

@@ -15,7 +15,7 @@ use slipgate_testbed::{
 };
 
 use super::{
-    WAIT,
+    WAIT, eventually,
     scene::{assert_empty, await_death, maps, roomy_guest},
     traffic::{Stream, expect_whole, paced},
 };
@@ -94,4 +94,62 @@ fn two_processes_and_one_is_killed() {
     assert_empty(&maps);
     let links = world.host.ip("-br link").unwrap();
     assert!(!links.contains("sgport"), "{links}");
+}
+
+/// Four chunks of 1,024 slots, three of which one process may have.
+#[test]
+fn what_one_process_had_of_the_table_the_other_gets_when_its_flows_have_ended() {
+    require_root_and_tun!();
+    const FLAGS: [&str; 6] = [
+        "--flow-table",
+        "4096",
+        "--max-flows",
+        "4096",
+        "--new-flows-per-second",
+        "100000",
+    ];
+    let world = World::new().unwrap();
+    let pins = PinDir::new().unwrap();
+    let guest = |tap: &str| roomy_guest(&world, GuestConfig::new(tap));
+    let attach = |tap| {
+        let mut args = vec!["--tap", tap, "--uplink", UPLINK];
+        args.extend(FLAGS);
+        Slipgate::attach(&world.host, &pins, &args).unwrap()
+    };
+    let (guest_a, guest_b) = (guest("tapa"), guest("tapb"));
+    let (a, _b) = (attach("tapa"), attach("tapb"));
+    let close = TcpServer::start(&world.net, (SERVER, 7001), TcpService::Close).unwrap();
+    let start = |port| UdpServer::start(&world.net, (SERVER, port), UdpService::Echo).unwrap();
+    let (udp_a, udp_b) = (start(7002), start(7003));
+    let fill = |guest: &Guest, server: &UdpServer, flows: u16| {
+        guest.run(|| {
+            for port in 20_000..20_000 + flows {
+                let socket = std::net::UdpSocket::bind(("0.0.0.0", port)).unwrap();
+                // What was refused before may be told to any socket that sends.
+                let _ = socket.send_to(b"one", server.address());
+            }
+        });
+    };
+    let flows_of = |vm: &str| {
+        let flows = a.flows().unwrap();
+        flows.iter().filter(|flow| flow.vm == vm).count()
+    };
+    eventually("all that one may have", || {
+        fill(&guest_a, &udp_a, 4_000);
+        flows_of("tapa") == 3_072
+    });
+    let connect = || guest_b.run(|| tcp::connect_close(close.address(), WAIT));
+    connect().unwrap();
+    eventually("all that is left", || {
+        fill(&guest_b, &udp_b, 2_000);
+        flows_of("tapb") == 1_024
+    });
+    a.run(&["cut", "tapa"]).unwrap();
+    eventually("what the other had", || {
+        fill(&guest_b, &udp_b, 2_000);
+        flows_of("tapb") >= 2_000
+    });
+    guest_a
+        .run(|| tcp::connect_close(close.address(), WAIT))
+        .unwrap();
 }

@@ -85,10 +85,10 @@ fn a_fourth_finds_its_part_whatever_three_have() {
         process.open(65_536, 0);
     }
     let chunks: Vec<usize> = all.iter().map(Process::chunks).collect();
-    assert_eq!(chunks, [48, 5, 4, 0, 0, 0]);
-    // A quarter in equal parts, one of which is for whoever comes next.
+    assert_eq!(chunks, [48, 5, 3, 0, 0, 0]);
+    // Half of the quarter that is kept is for those that have none.
     let opened: Vec<usize> = all[3..].iter_mut().map(|p| p.open(65_536, 0)).collect();
-    assert_eq!(opened, [3 * 1_024, 2 * 1_024, 2 * 1_024]);
+    assert_eq!(opened, [1_024, 1_024, 1_024]);
     for process in &mut all[..3] {
         assert_eq!(process.open(1, 2 * SECOND_NS), 0);
     }

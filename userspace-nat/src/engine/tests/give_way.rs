@@ -1,9 +1,10 @@
 //! What carries packets counts, and what has nothing to lose gives way.
-use slipgate_abi::{FlowRef, Refusal, Tuple, slot::SlotFlags, tcp::Flags};
+use slipgate_abi::{FlowRef, Protocol, Refusal, Tuple, slot::SlotFlags, tcp::Flags};
 
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
+    engine::{ControlMessage, Forward},
     nat_ports::DEFAULT_RANGE,
 };
 
@@ -57,6 +58,58 @@ fn no_more_tuples_carry_packets_than_a_vm_may_have_flows() {
         (8, 8)
     );
     rig.assert_paired();
+}
+
+/// Of what a forward lets in the world has its share of the cap, closed connections among it.
+#[test]
+fn closed_connections_of_the_worlds_count_and_make_room_for_its_own() {
+    let mut rig = Rig::with(Setup {
+        max_flows: 4,
+        ..Setup::default()
+    });
+    let forward = Forward {
+        protocol: Protocol::Tcp,
+        host: [0, 0, 0, 0].into(),
+        host_port: 8_080,
+        vm: 101,
+        vm_row: 1,
+        guest_port: 80,
+        rule: 12,
+    };
+    let message = ControlMessage::Forwards(vec![forward]);
+    rig.broker.messages.borrow_mut().push_back(message);
+    rig.turn();
+    let (host, inside) = ((NAT, 8_080), guest(80));
+    let mut kernel = rig.kernel.borrow_mut();
+    kernel.forwards.insert((NAT, 8_080, 6), (1, 101));
+    drop(kernel);
+    // One of the guest's own is closed, and is no room for the world beyond its share.
+    let own = rig.connect(40_000, 7);
+    rig.close(40_000, own, true);
+    for number in 0..6 {
+        let client = (PEER, 50_000 + number);
+        rig.world(&syn(client, host, 7));
+        assert_eq!(rig.at_guest().len(), 1, "client {number}");
+        rig.guest(1, &syn_ack(inside, client, 9_000, 8));
+        rig.world(&ack(client, host, 0, 8, 9_001));
+        rig.world(&ack(client, host, Flags::FIN, 8, 9_001));
+        rig.guest(1, &ack(inside, client, Flags::FIN, 9_001, 9));
+        assert_eq!(rig.world(&ack(client, host, 0, 9, 9_002)), Way::Fast);
+        rig.at_guest();
+        assert!(rig.engine.core.flows.count_from_world(1) <= 3);
+        assert!(rig.engine.core.flows.count(1) <= 4);
+        rig.pass(10 * MILLISECOND_NS);
+    }
+    // A fourth that lives is one too many.
+    for number in 10..14 {
+        let client = (PEER, 50_000 + number);
+        rig.world(&syn(client, host, 7));
+        rig.guest(1, &syn_ack(inside, client, 9_000, 8));
+        rig.world(&ack(client, host, 0, 8, 9_001));
+        rig.pass(10 * MILLISECOND_NS);
+    }
+    assert_eq!(rig.refused(1, Refusal::FlowCap), 1);
+    assert_eq!(rig.engine.core.flows.count_from_world(1), 3);
 }
 
 /// Tries a closed port so often a second.

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::*;
 use crate::{
-    clock::MILLISECOND_NS,
+    clock::{MILLISECOND_NS, SECOND_NS},
+    engine::ControlMessage,
     fake::Faults,
     flow::adopt::Adoption,
     port::VirtioNetHdr,
@@ -73,6 +74,48 @@ fn adopted_flows_that_the_rules_refuse_now_are_ended() {
     assert_eq!(records[0]["end"], "policy");
     assert_eq!(records[0]["remote"], "203.0.113.9:443");
     assert_eq!(records[0]["tx_packets"], 1);
+}
+
+#[test]
+fn what_a_predecessor_left_empty_is_given_back() {
+    let setup = || Setup {
+        slots: 8_192,
+        max_flows: 8_192,
+        ..Setup::default()
+    };
+    let mut rig = Rig::with(setup());
+    for port in 0..4_000 {
+        rig.guest(1, &udp((GUEST, 1_000 + port), SERVER, b"x"));
+        rig.guest(1, &udp((GUEST, 1_000 + port), (PEER, 9), b"x"));
+    }
+    let chunks = |rig: &Rig| {
+        let kernel = rig.kernel.borrow();
+        kernel
+            .chunks
+            .iter()
+            .filter(|c| c.owner() == Some(0))
+            .count()
+    };
+    // Three quarters: two more are for whoever comes.
+    assert_eq!(chunks(&rig), 6);
+    let flows = rig.flows();
+    let (mut rig, found) = rig.restart(&setup());
+    assert_eq!(found.live, flows);
+    rig.pass(320 * SECOND_NS);
+    assert_eq!((rig.flows(), chunks(&rig)), (0, 1));
+    // Also when all VMs have gone meanwhile.
+    for port in 0..3_000 {
+        rig.guest(1, &udp((GUEST, 1_000 + port), SERVER, b"x"));
+    }
+    assert!(chunks(&rig) > 3);
+    for row in 1..=3 {
+        let id = 100 + u32::from(row);
+        let gone = ControlMessage::VmGone { row, id };
+        rig.broker.messages.borrow_mut().push_back(gone);
+    }
+    rig.pass(20 * SECOND_NS);
+    assert_eq!((rig.flows(), chunks(&rig)), (0, 1));
+    assert_eq!(rig.engine.timeout_ns(), None, "it sleeps");
 }
 
 #[test]
