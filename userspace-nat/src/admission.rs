@@ -14,8 +14,10 @@
 //! that the kernel has.
 //!
 //! Rules come before quotas, so that what may never be does not use up what may. What is refused
-//! after them was work all the same, and keeps its token of the rate. What forwards let in may use
-//! its share of a quota, so that the world can't use up a guest's own.
+//! after them was work all the same, and keeps its token of the rate. What the world opens by a forward
+//! is in [`inbound`].
+mod inbound;
+
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
@@ -108,44 +110,6 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Decides about a packet of the world to a forward.
-    pub(crate) fn admit_inbound(
-        &mut self,
-        vm: &mut VmState,
-        packet: &Packet<'_>,
-        now_ns: u64,
-    ) -> Admission {
-        let Some(world) = packet.tuple(Tuple::WORLD, Direction::Rx) else {
-            return Admission::NoFlow;
-        };
-        if let Some(slot) = self.flows.by_world(&world) {
-            if self.belongs(slot, packet, Direction::Rx) {
-                if self.flows.revive(&mut self.datapath, slot) {
-                    return Admission::Flow { slot };
-                }
-                if self.flows.is_cut(slot) {
-                    return Admission::Cut { slot };
-                }
-            }
-            self.flows
-                .unlink(&mut self.datapath, slot, EndReason::TupleReused, now_ns);
-        }
-        let Some(isn) = opens(packet) else {
-            return Admission::NoFlow;
-        };
-        match self.open_inbound(vm, world, isn, now_ns) {
-            Ok(Some(slot)) => Admission::Flow { slot },
-            Ok(None) => Admission::NoFlow,
-            Err(refusal) => {
-                let guest = Tuple {
-                    scope: vm.net.id,
-                    ..world
-                };
-                self.refuse(vm.net.id, &guest, refusal.into(), now_ns)
-            }
-        }
-    }
-
     /// Notes what is refused, for the records.
     pub(crate) fn refuse(
         &mut self,
@@ -159,30 +123,30 @@ impl<D: Datapath> Core<D> {
         Admission::Refused(reason)
     }
 
-    /// Whether a packet is of the flow that has its tuple, and not of a new connection. Only the
-    /// side that opened a flow can have opened another by the same name; a SYN of the other side
-    /// is a simultaneous open (RFC 5382 REQ-2), or its receiver's to challenge (RFC 5961).
+    /// Whether a packet is of the flow that has its tuple, and not of a new connection. The side that
+    /// opened a flow may have opened another by the same name; a SYN of the peer on a flow of the
+    /// guest's is a simultaneous open (RFC 5382 REQ-2), or its receiver's to challenge (RFC 5961). A SYN
+    /// of the guest on a flow of the world's is a connection of the guest's own: that somebody has sent
+    /// a packet in a remote's name to a forward does not mean that the guest may connect there.
     fn belongs(&self, slot: u32, packet: &Packet<'_>, from: Direction) -> bool {
         let Transport::Tcp(tcp) = packet.transport else {
             return true;
         };
-        let live = self.datapath.slot(slot);
-        let inbound = live.flags() & SlotFlags::INBOUND != 0;
         if !tcp.is_opening_syn() {
             return true;
         }
-        if live.isn() == tcp.sequence {
+        let live = self.datapath.slot(slot);
+        let again = live.isn() == tcp.sequence;
+        match (from, live.flags() & SlotFlags::INBOUND != 0) {
             // A retransmission, unless the connection was inspected and let go: its opener has said and
             // heard more than that since, and what it opens by the same number nobody has looked at.
-            return from == Direction::Rx || inbound || !self.was_let_go(slot);
-        }
-        match (from, inbound) {
-            (Direction::Tx, false) => false,
+            (Direction::Tx, false) => again && !self.was_let_go(slot),
+            (Direction::Tx, true) => false,
             // Anybody can send a SYN in the peer's name: it does not end a connection that lives.
             (Direction::Rx, true) => {
-                TcpBits(live.tcp().load(Relaxed)).phase() == Phase::Established
+                again || TcpBits(live.tcp().load(Relaxed)).phase() == Phase::Established
             }
-            (Direction::Tx, true) | (Direction::Rx, false) => true,
+            (Direction::Rx, false) => true,
         }
     }
 
@@ -316,69 +280,6 @@ impl<D: Datapath> Core<D> {
     /// once. Returns whether it is gone.
     fn sweep(&mut self, tuple: &Tuple) -> bool {
         self.flows.by_guest(tuple).is_none() && self.datapath.remove(tuple).unwrap_or(false)
-    }
-
-    fn open_inbound(
-        &mut self,
-        vm: &mut VmState,
-        world: Tuple,
-        isn: u32,
-        now_ns: u64,
-    ) -> Result<Option<u32>, Refusal> {
-        let protocol = Protocol::from_ip(world.protocol).ok_or(Refusal::Insertion)?;
-        let Some(forward) = self.forward_for(&world, vm.net.id) else {
-            return Ok(None);
-        };
-        // A host that routes sees packets of others: they are no forward's.
-        if self.routes.lookup(world.local.into()) != Route::HostLocal {
-            return Ok(None);
-        }
-        let (uplink_ifindex, next_hop) = match self.routes.lookup(world.remote.into()) {
-            Route::Via {
-                ifindex, next_hop, ..
-            } => (ifindex, next_hop),
-            _ => return Err(Refusal::NoRoute),
-        };
-        self.charge(vm, Direction::Rx, now_ns)?;
-        let guest = Tuple {
-            scope: vm.net.id,
-            local: vm.net.guest.into(),
-            local_port: forward.guest_port,
-            ..world
-        };
-        let to = Destination {
-            nat: world.local,
-            remote: world.remote,
-            remote_port: world.remote_port,
-            protocol,
-        };
-        let flow = NewFlow {
-            guest,
-            vm_row: vm.net.row,
-            protocol,
-            nat: world.local,
-            nat_port: world.local_port,
-            rule: forward.rule,
-            uplink_ifindex,
-            next_hop: self.next_hop(uplink_ifindex, next_hop.into(), world.remote),
-            isn,
-            inbound: true,
-            verdict: Verdict::Fast,
-        };
-        self.flows.ports.mark(to, flow.nat_port, vm.net.id);
-        let opened = self
-            .flows
-            .open(&mut self.datapath, &flow, now_ns)
-            .map_err(|error| {
-                self.flows
-                    .ports
-                    .free(to, flow.nat_port, vm.net.id, Freed::Safe, now_ns);
-                match error {
-                    OpenError::NoSlot | OpenError::MapFull => Refusal::TableFull,
-                    _ => Refusal::Insertion,
-                }
-            });
-        self.settle(vm, opened).map(Some)
     }
 
     /// Cap and rate, of what the guest opens (`Tx`) or the world (`Rx`).

@@ -151,6 +151,11 @@ fn forward<const L2: usize>(skb: Skb, packet: &Packet) -> i32 {
     if !packet.is_udp() && !connection::opens(packet) {
         return TC_ACT_UNSPEC;
     }
+    // A forward of loopback is the host's alone. The host drops what comes by a link to it, but only
+    // behind us.
+    if packet.destination.is_loopback() {
+        return TC_ACT_UNSPEC;
+    }
     let mut key = ForwardKey {
         host: packet.destination,
         port: packet.destination_port,

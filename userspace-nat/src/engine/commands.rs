@@ -228,7 +228,7 @@ impl<D: Datapath> Core<D> {
             if live.verdict().load(Relaxed) == Verdict::Closing as u32 {
                 continue;
             }
-            if !self.routes.is_host(live.nat().into()) {
+            if live.nat().is_loopback() || !self.routes.is_host(live.nat().into()) {
                 self.flows
                     .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
                 continue;

@@ -234,8 +234,12 @@ impl<D: Datapath> Core<D> {
             .collect();
     }
 
-    /// The forward of this VM that a packet from the world meets: of its address, else of any.
+    /// The forward of this VM that a packet from the world meets: of its address, else of any. What is
+    /// sent to loopback by a link meets none: those forwards are the host's alone.
     pub(crate) fn forward_for(&self, world: &Tuple, vm: u32) -> Option<Forward> {
+        if world.local.is_loopback() {
+            return None;
+        }
         let protocol = Protocol::from_ip(world.protocol)?;
         let of = |host| {
             self.forwards

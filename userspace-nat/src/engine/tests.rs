@@ -6,6 +6,7 @@ mod changes;
 mod ends;
 mod errors;
 mod filtering;
+mod forwards;
 mod inspected;
 mod listening;
 mod loopback;

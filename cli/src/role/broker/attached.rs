@@ -326,12 +326,14 @@ impl Attached {
     }
 
     /// Leads the world's first packets on forwarded ports to the engine. Their sockets are bound by
-    /// now: nobody else's port is taken.
+    /// now: nobody else's port is taken. A forward of loopback is the host's alone, which comes by its
+    /// socket: whoever is on the uplink's link could send to that address too.
     pub(super) fn write_forwards(&self) -> anyhow::Result<()> {
         let forwards = &self.datapath.maps().forwards;
         let ours = |target: &ForwardTarget| self.vms.iter().any(|vm| vm.open.id == target.vm);
         forwards.remove_if(|_, target| ours(target))?;
-        for forward in &self.config.forwards {
+        let from_links = |forward: &&Forward| !forward.host.is_loopback();
+        for forward in self.config.forwards.iter().filter(from_links) {
             let vm = &self.vms[forward.vm].open;
             let key = ForwardKey {
                 host: forward.host.into(),
