@@ -17,6 +17,7 @@
 //! after them was work all the same, and keeps its token of the rate. What the world opens by a forward
 //! is in [`inbound`].
 mod inbound;
+pub(crate) mod worlds_rate;
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -59,6 +60,15 @@ pub enum Admission {
     NoFlow,
     /// It would open a flow that may not be.
     Refused(Refusal),
+}
+
+/// Who opens a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Opener {
+    /// The guest.
+    Guest,
+    /// The world, by this tuple and number of its SYN.
+    World((Tuple, u32)),
 }
 
 /// A refusal, and the element of `RULES` that it is due to.
@@ -194,7 +204,7 @@ impl<D: Datapath> Core<D> {
                 rule: Some(rule),
             });
         }
-        self.charge(vm, Direction::Tx, now_ns)?;
+        self.charge(vm, Opener::Guest, now_ns)?;
         let flow = NewFlow {
             guest,
             vm_row: vm.net.row,
@@ -221,7 +231,7 @@ impl<D: Datapath> Core<D> {
             let generation = self.datapath.slot(*slot).generation().load(Relaxed);
             self.opened_by.insert(*slot, (generation, name));
         }
-        Ok(self.settle(vm, opened)?)
+        Ok(self.settle(vm, opened, now_ns)?)
     }
 
     fn open_with_port(
@@ -282,14 +292,20 @@ impl<D: Datapath> Core<D> {
         self.flows.by_guest(tuple).is_none() && self.datapath.remove(tuple).unwrap_or(false)
     }
 
-    /// Cap and rate, of what the guest opens (`Tx`) or the world (`Rx`).
+    /// Cap and rate. What the world opened and nobody
+    /// has shown to be behind makes room, and not sooner than the new one may be.
     pub(crate) fn charge(
         &mut self,
         vm: &mut VmState,
-        by: Direction,
+        by: Opener,
         now_ns: u64,
     ) -> Result<(), Refusal> {
+        let mut leaves = None;
         if self.is_at_cap(vm, by) {
+            let row = vm.net.row;
+            leaves = self.flows.oldest_unproven(&self.datapath, row, now_ns);
+        }
+        if leaves.is_none() && self.is_at_cap(vm, by) {
             if now_ns >= vm.collect_after_ns {
                 vm.collect_after_ns = now_ns + CAP_COLLECT_INTERVAL_NS;
                 self.flows
@@ -299,15 +315,33 @@ impl<D: Datapath> Core<D> {
                 return Err(Refusal::FlowCap);
             }
         }
-        let within_share = by == Direction::Tx || vm.from_world.take(now_ns);
+        let within_share = match by {
+            Opener::Guest => true,
+            Opener::World(first) => vm.from_world.take(first, now_ns),
+        };
         if !within_share || !vm.new_flows.take(now_ns) {
             return Err(Refusal::FlowRate);
+        }
+        if let Some(slot) = leaves {
+            self.flows.make_room(&mut self.datapath, slot, now_ns);
         }
         Ok(())
     }
 
     /// Counts an admission, and remembers it for the records.
-    fn settle(&mut self, vm: &VmState, opened: Result<u32, Refusal>) -> Result<u32, Refusal> {
+    fn settle(
+        &mut self,
+        vm: &VmState,
+        opened: Result<u32, Refusal>,
+        now_ns: u64,
+    ) -> Result<u32, Refusal> {
+        if opened == Err(Refusal::TableFull)
+            && let row = vm.net.row
+            && let Some(slot) = self.flows.oldest_unproven(&self.datapath, row, now_ns)
+        {
+            // Its slot may be taken in a second, when who was refused asks again.
+            self.flows.make_room(&mut self.datapath, slot, now_ns);
+        }
         if let Ok(slot) = opened {
             vm.net.stats.tally(crate::stats::Tally::Admitted, 1);
             if vm.is_captured {
@@ -320,11 +354,11 @@ impl<D: Datapath> Core<D> {
         opened
     }
 
-    fn is_at_cap(&self, vm: &VmState, by: Direction) -> bool {
+    fn is_at_cap(&self, vm: &VmState, by: Opener) -> bool {
         let (row, cap) = (vm.net.row, vm.net.max_flows);
         let worlds = worlds_share(cap) as usize;
         self.flows.count(row) + vm.loopback_flows as usize >= cap as usize
-            || by == Direction::Rx && self.flows.count_from_world(row) >= worlds
+            || by != Opener::Guest && self.flows.count_from_world(row) >= worlds
     }
 }
 

@@ -27,6 +27,7 @@ pub mod cell;
 pub mod checksum;
 pub mod count;
 pub mod forward;
+pub mod handshake;
 pub mod link;
 pub mod maps;
 pub mod names;
@@ -55,7 +56,7 @@ pub use vm::{TapEntry, Vm, VmRef};
 
 /// Version of everything in this crate. Raise it with any change of layout or meaning; a process
 /// refuses pinned maps of another version.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 #[cfg(feature = "user")]
 mod pod;

@@ -15,6 +15,7 @@ use crate::{
     connection,
     drops::{NOBODY, drop_packet},
     handover::hand_over,
+    handshake,
     identity::guest_macs,
     lookup,
     maps::{self, FORWARDS},
@@ -140,6 +141,7 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
     slot.rx_packets().fetch_add(segments.packets, Relaxed);
     slot.rx_bytes().fetch_add(segments.bytes, Relaxed);
     connection::note(skb, packet, slot, Direction::Rx);
+    handshake::note(skb, packet, slot, Direction::Rx);
     // SAFETY: no arguments.
     store64(slot.rx_last_ns(), unsafe { bpf_ktime_get_coarse_ns() });
     redirect(tap)

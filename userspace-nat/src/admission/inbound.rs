@@ -11,7 +11,7 @@ use std::net::Ipv4Addr;
 
 use slipgate_abi::{Direction, Protocol, Refusal, Tuple, Verdict};
 
-use super::{Admission, opens};
+use super::{Admission, Opener, opens};
 use crate::{
     datapath::Datapath,
     engine::core::{Core, VmState},
@@ -93,7 +93,7 @@ impl<D: Datapath> Core<D> {
             } => (ifindex, next_hop),
             _ => return Err(Refusal::NoRoute),
         };
-        self.charge(vm, Direction::Rx, now_ns)?;
+        self.charge(vm, Opener::World((world, isn)), now_ns)?;
         let guest = Tuple {
             scope: vm.net.id,
             local: vm.net.guest.into(),
@@ -132,6 +132,6 @@ impl<D: Datapath> Core<D> {
                     _ => Refusal::Insertion,
                 }
             });
-        self.settle(vm, opened).map(Some)
+        self.settle(vm, opened, now_ns).map(Some)
     }
 }

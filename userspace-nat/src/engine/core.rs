@@ -9,6 +9,7 @@ use slipgate_abi::{Protocol, Tuple, maps::MAX_VMS};
 
 use super::control::{Forward, Link};
 use crate::{
+    admission::worlds_rate::WorldsRate,
     datapath::Datapath,
     flow::Flows,
     port::Outbox,
@@ -27,7 +28,7 @@ pub(crate) struct VmState {
     pub(crate) net: VmNet,
     pub(crate) new_flows: TokenBucket,
     /// What of it the world may use.
-    pub(crate) from_world: TokenBucket,
+    pub(crate) from_world: WorldsRate,
     pub(crate) answers: Answers,
     /// What is said about flows that are cut.
     pub(crate) cut_answers: Answers,
@@ -58,10 +59,10 @@ impl VmState {
 
 /// New flows in all, and those that the world opens. A second's worth at once: a browser's or a
 /// build's burst is no attack.
-fn rates(net: &VmNet) -> (TokenBucket, TokenBucket) {
+fn rates(net: &VmNet) -> (TokenBucket, WorldsRate) {
     let all = net.new_flows_per_second;
     let world = quota::worlds_share(all);
-    (TokenBucket::new(all, all), TokenBucket::new(world, world))
+    (TokenBucket::new(all, all), WorldsRate::new(world))
 }
 
 /// Everything a decision needs, and what it changes.

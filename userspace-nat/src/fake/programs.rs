@@ -2,7 +2,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Command, Direction, DropReason, Handover, PortHeader, SlotRef, Tuple, Verdict,
+    Command, Direction, DropReason, Handover, PortHeader, SlotRef, Tuple, Verdict, handshake,
     portframe::PortFlags,
     segment::Segments,
     slot::SlotFlags,
@@ -346,12 +346,20 @@ fn count(
     if let Transport::Tcp(tcp) = packet.transport
         && TcpBits(slot.tcp().load(Relaxed)).is_concerned_by(tcp.flags)
     {
-        let segment = Segment {
-            flags: tcp.flags,
-            end: end_of(tcp.sequence, tcp.flags, tcp.payload_len as u32),
-            acknowledgement: tcp.acknowledgement,
-        };
-        note(slot, direction, &segment, || now_ns);
+        note(slot, direction, &segment_of(&tcp), || now_ns);
+    }
+    if let Transport::Tcp(tcp) = packet.transport
+        && handshake::is_pending(slot)
+    {
+        handshake::note(slot, direction, &segment_of(&tcp));
+    }
+}
+
+fn segment_of(tcp: &Tcp) -> Segment {
+    Segment {
+        flags: tcp.flags,
+        end: end_of(tcp.sequence, tcp.flags, tcp.payload_len as u32),
+        acknowledgement: tcp.acknowledgement,
     }
 }
 

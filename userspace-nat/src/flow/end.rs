@@ -7,7 +7,7 @@ use slipgate_abi::{
     timeout::{self, CLOSING_GRACE_NS},
 };
 
-use super::{Entry, Flows, State};
+use super::{Entry, Flows, State, proof::proof_left_ns};
 use crate::{datapath::Datapath, nat_ports::Freed};
 
 /// Why a flow ended.
@@ -33,6 +33,8 @@ pub enum EndReason {
     Detached,
     /// What an earlier process began to end.
     Adopted,
+    /// Nobody had shown to be behind it, and a new flow needed its place.
+    MadeRoom,
     /// Somebody asked for it.
     Cut,
     /// What it said, or did not say, is not what its rule lets in.
@@ -52,6 +54,7 @@ impl EndReason {
             Self::Policy => "policy",
             Self::Detached => "detached",
             Self::Adopted => "adopted",
+            Self::MadeRoom => "made-room",
             Self::Cut => "cut",
             Self::Inspection => "inspection",
         }
@@ -99,7 +102,8 @@ pub(super) fn last_seen_ns(slot: SlotRef) -> u64 {
 /// How long it may still be silent, ns; 0: it is due.
 pub(super) fn idle_left_ns(slot: SlotRef, protocol: Protocol, now_ns: u64) -> u64 {
     let idle_ns = timeout::idle_ns(protocol, TcpBits(slot.tcp().load(Relaxed)));
-    idle_ns.saturating_sub(now_ns.saturating_sub(last_seen_ns(slot)))
+    let left_ns = idle_ns.saturating_sub(now_ns.saturating_sub(last_seen_ns(slot)));
+    proof_left_ns(slot, protocol, now_ns).map_or(left_ns, |proof_ns| left_ns.min(proof_ns))
 }
 
 impl Flows {

@@ -26,10 +26,14 @@ use super::{
     end::{idle_left_ns, last_seen_ns},
     table::Leftovers,
 };
-use crate::datapath::Datapath;
+use crate::{clock::SECOND_NS, datapath::Datapath};
 
 /// Above the least retransmission timeout of Linux (200 ms).
 const COPIES_NS: u64 = 300_000_000;
+
+/// How long a reset connection is silent before it makes room in a VM at its cap. Who forges a RST for
+/// one that lives gains only there, and only when neither side says a word for so long.
+const RESET_NS: u64 = 10 * SECOND_NS;
 
 /// Slots looked at in one go.
 const SCAN_BUDGET: usize = 65_536;
@@ -60,7 +64,7 @@ impl Flows {
             for at in 0..SLOTS_PER_CHUNK {
                 let slot = chunk as u32 * SLOTS_PER_CHUNK + at;
                 if self.entry(slot).is_some() {
-                    self.look_at(datapath, slot, now_ns);
+                    self.look_at(datapath, slot, u64::MAX, now_ns);
                 }
             }
         }
@@ -68,11 +72,11 @@ impl Flows {
     }
 
     /// Looks at some flows of a VM, going on where it stopped: the VM ran into its cap, and closed
-    /// ones do not count.
+    /// ones do not count. Connections that were reset and are silent since make room.
     pub fn collect_vm(&mut self, datapath: &mut impl Datapath, row: u16, now_ns: u64) {
         for _ in 0..self.slots_of(row).len().min(VM_BUDGET) {
             if let Some(slot) = self.table.next_of(row) {
-                self.look_at(datapath, slot, now_ns);
+                self.look_at(datapath, slot, RESET_NS, now_ns);
             }
         }
     }
@@ -114,7 +118,9 @@ impl Flows {
         any
     }
 
-    fn look_at(&mut self, datapath: &mut impl Datapath, slot: u32, now_ns: u64) {
+    /// Ends a flow if it is due. A connection that was reset is when it was silent for `reset_ns`, if not
+    /// before.
+    fn look_at(&mut self, datapath: &mut impl Datapath, slot: u32, reset_ns: u64, now_ns: u64) {
         let Some(entry) = self.entry(slot) else {
             return;
         };
@@ -123,8 +129,10 @@ impl Flows {
         }
         let protocol = entry.protocol();
         let live = datapath.slot(slot);
-        let due = idle_left_ns(live, protocol, now_ns) == 0;
         let phase = TcpBits(live.tcp().load(Relaxed)).phase();
+        let was_reset = protocol == Protocol::Tcp && phase == Phase::Reset;
+        let silent_ns = now_ns.saturating_sub(last_seen_ns(live));
+        let due = idle_left_ns(live, protocol, now_ns) == 0 || was_reset && silent_ns >= reset_ns;
         if protocol != Protocol::Tcp || !matches!(phase, Phase::Closed) {
             if due && !is_frozen(datapath, entry.vm_row) {
                 let reason = match phase {

@@ -33,6 +33,7 @@ mod cut;
 mod end;
 mod gc;
 mod open;
+mod proof;
 mod slots;
 mod table;
 
