@@ -5,6 +5,7 @@
 mod changes;
 mod clones;
 mod counting;
+mod forged;
 mod forwards;
 mod guest_errors;
 mod hostile;

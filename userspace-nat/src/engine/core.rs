@@ -37,7 +37,8 @@ pub(crate) struct VmState {
     pub(crate) collect_after_ns: u64,
     /// Connections to the host's loopback, and exchanges with it, as of its last packet.
     pub(crate) loopback_flows: u32,
-    pub(crate) credits: super::credits::Snapshot,
+    /// The guest's, and the world's.
+    pub(crate) credits: [super::credits::Snapshot; 2],
 }
 
 impl VmState {
@@ -52,7 +53,7 @@ impl VmState {
             is_captured: false,
             collect_after_ns: 0,
             loopback_flows: 0,
-            credits: super::credits::Snapshot::default(),
+            credits: Default::default(),
         }
     }
 }

@@ -1,13 +1,14 @@
-//! Fairness within a batch: VMs take turns, so that a VM's single SYN waits for one frame of each
-//! other VM at most, however many of theirs came before it. Frames of one VM keep their order.
+//! Fairness within a batch: VMs take turns, and so do a guest and the world that sends to it. So a VM's
+//! single SYN waits for two frames of each VM at most, however many of theirs came before it. Frames of
+//! one sender keep their order.
 use crate::port::{BATCH, Batch, Frame};
 
 /// The order in which a batch is handled.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     places: Vec<u8>,
-    /// (VM row, frames so far) of the batch at hand.
-    counts: Vec<(u16, u8)>,
+    /// (sender: VM's row, whether from the world; frames so far) of the batch at hand.
+    counts: Vec<((u16, bool), u8)>,
     ranks: Vec<u8>,
 }
 
@@ -21,14 +22,15 @@ impl Order {
         self.ranks.clear();
         for index in 0..batch.len() {
             // What can't be parsed is dropped: its place does not matter.
-            let row = Frame::parse(batch.frame(index)).map_or(0, |f| f.header.vm_row);
-            let rank = match self.counts.iter_mut().find(|(r, _)| *r == row) {
+            let sender = Frame::parse(batch.frame(index))
+                .map_or((0, false), |f| (f.header.vm_row, f.is_from_world()));
+            let rank = match self.counts.iter_mut().find(|(s, _)| *s == sender) {
                 Some((_, count)) => {
                     *count += 1;
                     *count
                 }
                 None => {
-                    self.counts.push((row, 0));
+                    self.counts.push((sender, 0));
                     0
                 }
             };

@@ -275,12 +275,19 @@ impl Kernel {
         l3: &[u8],
     ) -> Way {
         let vm = self.vm(row);
-        let out = vm.handed_over().load(Relaxed) - vm.taken_in().load(Relaxed);
+        let from_world = flags & PortFlags::FROM_UPLINK != 0;
+        let (handed_over, taken_in) = vm.under_way(from_world);
+        let out = handed_over.load(Relaxed) - taken_in.load(Relaxed);
         // SAFETY: a live row; one thread.
-        if out >= u64::from(unsafe { (*vm.as_ptr()).credits }) {
+        let credits = match (from_world, why) {
+            (false, _) => unsafe { (*vm.as_ptr()).credits },
+            (true, Handover::Forward) => unsafe { (*vm.as_ptr()).world_credits.div_ceil(2) },
+            (true, _) => unsafe { (*vm.as_ptr()).world_credits },
+        };
+        if out >= u64::from(credits) {
             return self.drop_at(row, DropReason::NoCredit, l3);
         }
-        vm.handed_over().fetch_add(1, Relaxed);
+        handed_over.fetch_add(1, Relaxed);
         let header = PortHeader {
             code: why as u8,
             flags,

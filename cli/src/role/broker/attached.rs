@@ -33,9 +33,9 @@ use crate::{
 /// The gateway's MAC in every guest's network, locally administered: a clone or a restored
 /// snapshot finds the one it knew.
 const GATEWAY_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
-/// Frames of one VM that may be on their way to the engine at once, at most: room for a burst of
-/// first packets, and what another VM's first packet may have to wait behind, at a few microseconds
-/// each.
+/// Frames of one guest that may be on their way to the engine at once, at most, and as many that the
+/// world sends it: room for a burst of first packets, and what another VM's first packet may have to
+/// wait behind, at a few microseconds each.
 const MOST_CREDITS: u32 = 512;
 
 /// The bit of a policy's number that tells whose turn it is.
@@ -580,10 +580,10 @@ fn warn_of_rest(taken_down: anyhow::Result<bool>) {
     }
 }
 
-/// How many frames each of several VMs may have on their way: all together no more than the port
-/// queues, so that no VM's flood costs another one's frame.
+/// How many frames each of several VMs may have on their way, and as many from the world: all together
+/// no more than the port queues, so that no VM's flood costs another one's frame.
 fn credits_of(vms: usize) -> u32 {
-    let share = QUEUE_FRAMES / u32::try_from(vms.max(1)).unwrap_or(u32::MAX);
+    let share = QUEUE_FRAMES / 2 / u32::try_from(vms.max(1)).unwrap_or(u32::MAX);
     share.clamp(1, MOST_CREDITS)
 }
 

@@ -458,3 +458,70 @@ fn a_successor_knows_who_is_unproven() {
     assert_eq!(rig.refused(1, Refusal::FlowCap), 0);
     assert_eq!(rig.at_guest().len(), 7);
 }
+
+#[test]
+fn the_worlds_flood_takes_no_credit_and_no_turn_of_the_guests() {
+    let mut rig = with_forwards(Setup::default());
+    let nat = rig.connect(40_000, 7);
+    let slot = rig.kernel.borrow().slots_in_use()[0];
+    rig.kernel.borrow().slot(slot).set_verdict(Verdict::Engine);
+    let vnet = VirtioNetHdr::default();
+    // The engine has no time.
+    let mut kernel = rig.kernel.borrow_mut();
+    let first = |number: u8| syn((ip([203, 0, 113, number]), 50_000), HTTP, 5);
+    let went: Vec<bool> = (0..200)
+        .map(|number| kernel.world_sends(vnet, &first(number)) == Way::Engine(Handover::Forward))
+        .collect();
+    assert_eq!(went.iter().filter(|went| **went).count(), 32);
+    // What a server answers has the rest of the world's credits, the guest all of its own.
+    let answer = ack(SERVER, nat, 0, 9_001, 8);
+    for _ in 0..32 {
+        let way = kernel.world_sends(vnet, &answer);
+        assert_eq!(way, Way::Engine(Handover::Verdict));
+    }
+    let no_credit = Way::Dropped(DropReason::NoCredit);
+    assert_eq!(kernel.world_sends(vnet, &answer), no_credit);
+    for port in 0..64 {
+        let way = kernel.guest_sends(1, vnet, &udp((GUEST, 5_000 + port), (PEER, 1_234), b"x"));
+        assert_eq!(way, Way::Engine(Handover::Miss));
+    }
+    drop(kernel);
+    rig.turn();
+    assert_eq!(rig.flows(), 1 + 32 + 64);
+    // What was lost in the port's queue is given back to whom it was taken from.
+    rig.kernel.borrow_mut().faults.queue_len = 1;
+    for number in 0..32 {
+        let port = 60_000 + number;
+        let mut kernel = rig.kernel.borrow_mut();
+        kernel.world_sends(vnet, &syn((PEER, port), HTTP, 5));
+    }
+    rig.kernel.borrow_mut().faults.queue_len = 0;
+    let way = rig.world(&syn((PEER, 60_100), HTTP, 5));
+    assert_eq!(way, no_credit);
+    rig.pass(100 * MILLISECOND_NS);
+    let way = rig.world(&syn((PEER, 60_101), HTTP, 5));
+    assert_eq!(way, Way::Engine(Handover::Forward));
+    let counters = rig.kernel.borrow().stats(1).snapshot().0;
+    assert_eq!(counters.lost_after_redirect, 31);
+}
+
+#[test]
+fn a_guests_first_packet_waits_for_a_turn_of_the_worlds() {
+    let mut rig = with_forwards(Setup::default());
+    let vnet = VirtioNetHdr::default();
+    for number in 0..30 {
+        let client = (ip([203, 0, 113, number]), 50_000);
+        let mut kernel = rig.kernel.borrow_mut();
+        kernel.world_sends(vnet, &syn(client, HTTP, 5));
+    }
+    let first = udp((GUEST, 5_000), SERVER, b"x");
+    rig.kernel.borrow_mut().guest_sends(1, vnet, &first);
+    rig.turn();
+    // Its flow was the second to be opened.
+    let slot = rig.kernel.borrow().slots_in_use();
+    let place = slot
+        .iter()
+        .map(|slot| rig.kernel.borrow().slot(*slot).guest_tuple().protocol)
+        .position(|protocol| protocol == 17);
+    assert_eq!(place, Some(1));
+}
