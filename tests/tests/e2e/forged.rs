@@ -10,7 +10,7 @@ use slipgate_testbed::{
     Capture, LinkSender,
     clients::{tcp, udp, udp::UdpOutcome},
     frame::{FrameBuilder, Packet, tcp_flags},
-    require_root_and_tun,
+    kernel_view, require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     streams::Receipt,
     world::{HOST, ROUTER, SERVER, WORLD_LINK},
@@ -49,6 +49,9 @@ fn a_forward_of_loopback_is_the_hosts_alone() {
         "--forward",
         "udp:5353:5300",
     ]);
+    let (host, pins) = (&stand.world.host, stand.slipgate.pins());
+    let keys = kernel_view::dump(host, pins, "FORWARDS").unwrap();
+    assert_eq!(keys.len(), 2, "{keys:?}");
     let neighbour = LinkSender::new(&stand.world).unwrap();
     let arrivals = Capture::keeping(&stand.guest.ns, "eth0").unwrap();
     let client = (ROUTER, 50_000);
@@ -76,7 +79,6 @@ fn a_forward_of_loopback_is_the_hosts_alone() {
     // The host itself comes by its own socket.
     let _server = TcpServer::start(&stand.guest.ns, (GUEST, 90), TcpService::Streams).unwrap();
     let _echo = UdpServer::start(&stand.guest.ns, (GUEST, 91), UdpService::Echo).unwrap();
-    let host = &stand.world.host;
     let down = host
         .run(|| tcp::download(at(Ipv4Addr::LOCALHOST, 9090), 1 << 20, 1, WAIT))
         .unwrap();

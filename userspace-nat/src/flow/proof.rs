@@ -10,10 +10,9 @@
 //! An unproven connection lives for [`FROM_WORLD_OPENING_NS`] from its SYN on, whatever is sent again
 //! meanwhile; an unproven flow of UDP as long since it was last seen, unless the guest has answered.
 //! When its VM has no room for another flow the oldest unproven one is ended at once, if it has had
-//! [`ROUND_TRIP_NS`]. So a flood of
-//! forged packets shortens the time that a handshake may take, to the world's share of the VM's flows
-//! divided by the packets a second, and harms nothing that is proven. A client that was too slow is
-//! told by the host's RST, or comes in again with what it sends next.
+//! [`ROUND_TRIP_NS`]. So a flood of forged packets shortens the time that a handshake may take, to the
+//! world's share of the VM's flows divided by the packets a second, and harms nothing that is proven. A
+//! client that was too slow is told by the host's RST, or comes in again with what it sends next.
 //!
 //! Each VM's flows from the world stand in a queue in the order in which they were opened. What has
 //! ended or is proven by now stays in it until it comes to the front or the queue is twice as long as

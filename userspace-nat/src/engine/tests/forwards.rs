@@ -525,3 +525,30 @@ fn a_guests_first_packet_waits_for_a_turn_of_the_worlds() {
         .position(|protocol| protocol == 17);
     assert_eq!(place, Some(1));
 }
+
+#[test]
+fn a_table_that_forged_syns_fill_has_room_for_who_asks_again() {
+    let mut rig = with_forwards(Setup {
+        slots: 1_024,
+        max_flows: 100_000,
+        ..Setup::default()
+    });
+    // A quarter is kept for those that have less than a third of it.
+    for number in 0..769u16 {
+        let [high, low] = number.to_be_bytes();
+        rig.world(&syn((ip([203, 0, high, low]), 50_000), HTTP, 5));
+    }
+    assert_eq!(rig.flows(), 769);
+    rig.pass(300 * MILLISECOND_NS);
+    rig.at_guest();
+    let (client, own) = (syn(SERVER, HTTP, 5), udp((GUEST, 5_000), SERVER, b"x"));
+    rig.world(&client);
+    rig.guest(1, &own);
+    assert_eq!(rig.refused(1, Refusal::TableFull), 2);
+    rig.pass(SECOND_NS + 100 * MILLISECOND_NS);
+    rig.at_guest();
+    rig.world(&client);
+    rig.guest(1, &own);
+    assert_eq!(rig.refused(1, Refusal::TableFull), 2);
+    assert_eq!((rig.at_guest().len(), rig.at_world().len()), (1, 1));
+}
