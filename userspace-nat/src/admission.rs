@@ -14,8 +14,11 @@
 //! that the kernel has.
 //!
 //! Rules come before quotas, so that what may never be does not use up what may. What is refused
-//! after them was work all the same, and keeps its token of the rate. What forwards let in may use
-//! its share of a quota, so that the world can't use up a guest's own.
+//! after them was work all the same, and keeps its token of the rate. What the world opens by a forward
+//! is in [`inbound`].
+mod inbound;
+pub(crate) mod worlds_rate;
+
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
@@ -57,6 +60,15 @@ pub enum Admission {
     NoFlow,
     /// It would open a flow that may not be.
     Refused(Refusal),
+}
+
+/// Who opens a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Opener {
+    /// The guest.
+    Guest,
+    /// The world, by this tuple and number of its SYN.
+    World((Tuple, u32)),
 }
 
 /// A refusal, and the element of `RULES` that it is due to.
@@ -110,44 +122,6 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Decides about a packet of the world to a forward.
-    pub(crate) fn admit_inbound(
-        &mut self,
-        vm: &mut VmState,
-        packet: &Packet<'_>,
-        now_ns: u64,
-    ) -> Admission {
-        let Some(world) = packet.tuple(Tuple::WORLD, Direction::Rx) else {
-            return Admission::NoFlow;
-        };
-        if let Some(slot) = self.flows.by_world(&world) {
-            if self.belongs(slot, packet, Direction::Rx) {
-                if self.flows.revive(&mut self.datapath, slot) {
-                    return Admission::Flow { slot };
-                }
-                if self.flows.is_cut(slot) {
-                    return Admission::Cut { slot };
-                }
-            }
-            self.flows
-                .unlink(&mut self.datapath, slot, EndReason::TupleReused, now_ns);
-        }
-        let Some(isn) = opens(packet) else {
-            return Admission::NoFlow;
-        };
-        match self.open_inbound(vm, world, isn, now_ns) {
-            Ok(Some(slot)) => Admission::Flow { slot },
-            Ok(None) => Admission::NoFlow,
-            Err(refusal) => {
-                let guest = Tuple {
-                    scope: vm.net.id,
-                    ..world
-                };
-                self.refuse(vm.net.id, &guest, refusal.into(), now_ns)
-            }
-        }
-    }
-
     /// Notes what is refused, for the records.
     pub(crate) fn refuse(
         &mut self,
@@ -161,30 +135,30 @@ impl<D: Datapath> Core<D> {
         Admission::Refused(reason)
     }
 
-    /// Whether a packet is of the flow that has its tuple, and not of a new connection. Only the
-    /// side that opened a flow can have opened another by the same name; a SYN of the other side
-    /// is a simultaneous open (RFC 5382 REQ-2), or its receiver's to challenge (RFC 5961).
+    /// Whether a packet is of the flow that has its tuple, and not of a new connection. The side that
+    /// opened a flow may have opened another by the same name; a SYN of the peer on a flow of the
+    /// guest's is a simultaneous open (RFC 5382 REQ-2), or its receiver's to challenge (RFC 5961). A SYN
+    /// of the guest on a flow of the world's is a connection of the guest's own: that somebody has sent
+    /// a packet in a remote's name to a forward does not mean that the guest may connect there.
     fn belongs(&self, slot: u32, packet: &Packet<'_>, from: Direction) -> bool {
         let Transport::Tcp(tcp) = packet.transport else {
             return true;
         };
-        let live = self.datapath.slot(slot);
-        let inbound = live.flags() & SlotFlags::INBOUND != 0;
         if !tcp.is_opening_syn() {
             return true;
         }
-        if live.isn() == tcp.sequence {
+        let live = self.datapath.slot(slot);
+        let again = live.isn() == tcp.sequence;
+        match (from, live.flags() & SlotFlags::INBOUND != 0) {
             // A retransmission, unless the connection was inspected and let go: its opener has said and
             // heard more than that since, and what it opens by the same number nobody has looked at.
-            return from == Direction::Rx || inbound || !self.was_let_go(slot);
-        }
-        match (from, inbound) {
-            (Direction::Tx, false) => false,
+            (Direction::Tx, false) => again && !self.was_let_go(slot),
+            (Direction::Tx, true) => false,
             // Anybody can send a SYN in the peer's name: it does not end a connection that lives.
             (Direction::Rx, true) => {
-                TcpBits(live.tcp().load(Relaxed)).phase() == Phase::Established
+                again || TcpBits(live.tcp().load(Relaxed)).phase() == Phase::Established
             }
-            (Direction::Tx, true) | (Direction::Rx, false) => true,
+            (Direction::Rx, false) => true,
         }
     }
 
@@ -226,7 +200,7 @@ impl<D: Datapath> Core<D> {
                 rule: Some(rule),
             });
         }
-        self.charge(vm, Direction::Tx, now_ns)?;
+        self.charge(vm, Opener::Guest, now_ns)?;
         let flow = NewFlow {
             guest,
             vm_row: vm.net.row,
@@ -253,7 +227,7 @@ impl<D: Datapath> Core<D> {
             let generation = self.datapath.slot(*slot).generation().load(Relaxed);
             self.opened_by.insert(*slot, (generation, name));
         }
-        Ok(self.settle(vm, opened)?)
+        Ok(self.settle(vm, opened, now_ns)?)
     }
 
     fn open_with_port(
@@ -319,77 +293,24 @@ impl<D: Datapath> Core<D> {
         self.flows.by_guest(tuple).is_none() && self.datapath.remove(tuple).unwrap_or(false)
     }
 
-    fn open_inbound(
-        &mut self,
-        vm: &mut VmState,
-        world: Tuple,
-        isn: u32,
-        now_ns: u64,
-    ) -> Result<Option<u32>, Refusal> {
-        let protocol = Protocol::from_ip(world.protocol).ok_or(Refusal::Insertion)?;
-        let Some(forward) = self.forward_for(&world, vm.net.id) else {
-            return Ok(None);
-        };
-        // A host that routes sees packets of others: they are no forward's.
-        if self.routes.lookup(world.local.into()) != Route::HostLocal {
-            return Ok(None);
-        }
-        let route = self.routes.lookup(world.remote.into());
-        let (hop, _) = route.hop().ok_or(Refusal::NoRoute)?;
-        self.charge(vm, Direction::Rx, now_ns)?;
-        let guest = Tuple {
-            scope: vm.net.id,
-            local: vm.net.guest.into(),
-            local_port: forward.guest_port,
-            ..world
-        };
-        let to = Destination {
-            nat: world.local,
-            remote: world.remote,
-            remote_port: world.remote_port,
-            protocol,
-        };
-        let flow = NewFlow {
-            guest,
-            vm_row: vm.net.row,
-            protocol,
-            nat: world.local,
-            nat_port: world.local_port,
-            rule: forward.rule,
-            uplink_ifindex: hop.ifindex,
-            next_hop: self.next_hop(hop, world.remote),
-            isn,
-            inbound: true,
-            verdict: Verdict::Fast,
-        };
-        self.flows.ports.mark(to, flow.nat_port, vm.net.id);
-        let opened = self
-            .flows
-            .open(&mut self.datapath, &flow, now_ns)
-            .map_err(|error| {
-                self.flows
-                    .ports
-                    .free(to, flow.nat_port, vm.net.id, Freed::Safe, now_ns);
-                match error {
-                    OpenError::NoSlot | OpenError::MapFull => Refusal::TableFull,
-                    _ => Refusal::Insertion,
-                }
-            });
-        self.settle(vm, opened).map(Some)
-    }
-
-    /// Cap and rate, of what the guest opens (`Tx`) or the world (`Rx`).
+    /// Cap and rate. What the world opened and nobody has shown to be behind makes room, and not
+    /// sooner than the new one may be.
     pub(crate) fn charge(
         &mut self,
         vm: &mut VmState,
-        by: Direction,
+        by: Opener,
         now_ns: u64,
     ) -> Result<(), Refusal> {
+        let mut leaves = None;
         if self.is_at_cap(vm, by) {
+            let row = vm.net.row;
+            leaves = self.flows.oldest_unproven(&self.datapath, row, now_ns);
+        }
+        if leaves.is_none() && self.is_at_cap(vm, by) {
             if now_ns >= vm.collect_after_ns {
                 vm.collect_after_ns = now_ns + CAP_COLLECT_INTERVAL_NS;
                 // The world's share only flows of the world's can leave.
-                let from_world = by == Direction::Rx && self.is_at_worlds_share(vm);
+                let from_world = by != Opener::Guest && self.is_at_worlds_share(vm);
                 let row = vm.net.row;
                 self.flows
                     .make_room(&mut self.datapath, row, from_world, now_ns);
@@ -398,15 +319,33 @@ impl<D: Datapath> Core<D> {
                 return Err(Refusal::FlowCap);
             }
         }
-        let within_share = by == Direction::Tx || vm.from_world.take(now_ns);
+        let within_share = match by {
+            Opener::Guest => true,
+            Opener::World(first) => vm.from_world.take(first, now_ns),
+        };
         if !within_share || !vm.new_flows.take(now_ns) {
             return Err(Refusal::FlowRate);
+        }
+        if let Some(slot) = leaves {
+            self.flows.end_unproven(&mut self.datapath, slot, now_ns);
         }
         Ok(())
     }
 
     /// Counts an admission, and remembers it for the records.
-    fn settle(&mut self, vm: &VmState, opened: Result<u32, Refusal>) -> Result<u32, Refusal> {
+    fn settle(
+        &mut self,
+        vm: &VmState,
+        opened: Result<u32, Refusal>,
+        now_ns: u64,
+    ) -> Result<u32, Refusal> {
+        if opened == Err(Refusal::TableFull)
+            && let row = vm.net.row
+            && let Some(slot) = self.flows.oldest_unproven(&self.datapath, row, now_ns)
+        {
+            // Its slot may be taken in a second, when who was refused asks again.
+            self.flows.end_unproven(&mut self.datapath, slot, now_ns);
+        }
         if let Ok(slot) = opened {
             vm.net.stats.tally(crate::stats::Tally::Admitted, 1);
             if vm.is_captured {
@@ -419,10 +358,10 @@ impl<D: Datapath> Core<D> {
         opened
     }
 
-    fn is_at_cap(&self, vm: &VmState, by: Direction) -> bool {
+    fn is_at_cap(&self, vm: &VmState, by: Opener) -> bool {
         let (row, cap) = (vm.net.row, vm.net.max_flows);
         self.flows.count(row) + vm.loopback_flows as usize >= cap as usize
-            || by == Direction::Rx && self.is_at_worlds_share(vm)
+            || by != Opener::Guest && self.is_at_worlds_share(vm)
     }
 
     fn is_at_worlds_share(&self, vm: &VmState) -> bool {

@@ -9,7 +9,7 @@
 //! frame that is re-injected keeps it, so it stays whole.
 use std::{io, os::fd::BorrowedFd};
 
-use slipgate_abi::{Command, PortHeader, segment::Segments};
+use slipgate_abi::{Command, PortHeader, portframe::PortFlags, segment::Segments};
 
 use crate::{stats::Traffic, vm::VmNet};
 
@@ -199,6 +199,11 @@ impl<'a> Frame<'a> {
             ethertype: u16::from_be_bytes(*ethertype),
             l3,
         })
+    }
+
+    /// Whether the world sent it, and not the guest.
+    pub fn is_from_world(&self) -> bool {
+        self.header.flags & PortFlags::FROM_UPLINK != 0
     }
 }
 

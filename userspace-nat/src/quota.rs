@@ -39,6 +39,18 @@ impl TokenBucket {
         self.take_many(1, now_ns)
     }
 
+    /// Takes a token, if so many are left behind it.
+    pub fn take_leaving(&mut self, left: u32, now_ns: u64) -> bool {
+        let kept_ns = self.interval_ns.saturating_mul(u64::from(left));
+        let mut less = Self {
+            burst_ns: self.burst_ns.saturating_sub(kept_ns),
+            ..*self
+        };
+        let taken = less.take(now_ns);
+        self.full_at_ns = less.full_at_ns;
+        taken
+    }
+
     /// Takes so many tokens, or none.
     pub fn take_many(&mut self, tokens: u32, now_ns: u64) -> bool {
         if self.interval_ns == u64::MAX {

@@ -27,6 +27,7 @@ pub mod cell;
 pub mod checksum;
 pub mod count;
 pub mod forward;
+pub mod handshake;
 pub mod link;
 pub mod maps;
 pub mod names;

@@ -126,7 +126,8 @@ pub struct Slot {
     pub uplink_ifindex: u32,
     /// The owner's epoch when the flow was admitted.
     pub epoch: u32,
-    /// TCP: sequence number behind the guest's FIN, once that was seen.
+    /// TCP: sequence number behind the guest's FIN, once that was seen; of a flow from the world before
+    /// that, behind its SYN ([`crate::handshake`]).
     pub fin_end_tx: u32,
     /// TCP: sequence number behind the peer's FIN, once that was seen.
     pub fin_end_rx: u32,

@@ -11,6 +11,9 @@ const SECOND: u64 = 1_000_000_000;
 pub const TCP_ESTABLISHED_NS: u64 = 7_440 * SECOND;
 /// Opening, closing or reset TCP: RFC 5382 REQ-5 and RFC 7857 section 2.2, 4 minutes.
 pub const TCP_TRANSITORY_NS: u64 = 240 * SECOND;
+/// What the world opened by a forward while nobody has shown to be there: TCP from the SYN on (Linux gives
+/// up a SYN-ACK after as long; RFC 6146 section 3.5.2.2 asks for 6 s), UDP while the guest is silent.
+pub const FROM_WORLD_OPENING_NS: u64 = 60 * SECOND;
 /// UDP: RFC 4787 REQ-5 recommends 5 minutes.
 pub const UDP_NS: u64 = 300 * SECOND;
 /// ICMP query: RFC 5508 REQ-2, 60 seconds.

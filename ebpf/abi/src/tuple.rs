@@ -26,6 +26,12 @@ impl Ip4 {
     pub const fn to_wire(self) -> u32 {
         u32::from_ne_bytes(self.octets)
     }
+
+    /// Whether it is one that no link may carry: 127.0.0.0/8 (RFC 1122 section 3.2.1.3).
+    #[inline(always)]
+    pub const fn is_loopback(self) -> bool {
+        self.octets[0] == 127
+    }
 }
 
 impl From<core::net::Ipv4Addr> for Ip4 {

@@ -38,17 +38,18 @@ pub struct Vm {
     pub flags: u32,
     /// The TAP's MTU, L3 bytes.
     pub mtu: u32,
-    /// How many frames may be on their way to the engine at once.
+    /// How many of the guest's frames may be on their way to the engine at once.
     pub credits: u32,
     /// Policy number: scope of the keys in `DENY`.
     pub policy: u32,
     /// Prefix length of the guest's network.
     pub prefix_len: u32,
-    /// Zero.
-    pub pad0: u32,
+    /// How many of the world's frames for it, beside those; half of them at most first packets to
+    /// forwards.
+    pub world_credits: u32,
 
-    /// Frames that were redirected to the engine port so far, as [`crate::segment::credits`]
-    /// counts them. Counted by the programs.
+    /// The guest's frames that were redirected to the engine port so far, as
+    /// [`crate::segment::credits`] counts them. Counted by the programs.
     pub handed_over: u64,
     /// Of those, how many came out at the engine or are known to be lost. Stored by the engine;
     /// never more.
@@ -59,8 +60,12 @@ pub struct Vm {
     pub guard_window_ns: u64,
     /// Denied packets let through to the engine in this window, so that it can answer them.
     pub guard_passed: u64,
+    /// As `handed_over`, of the world's frames.
+    pub world_handed_over: u64,
+    /// As `taken_in`, of the world's frames.
+    pub world_taken_in: u64,
     /// Zero.
-    pub pad1: [u8; 24],
+    pub pad: [u8; 8],
 
     /// Name given by the user, UTF-8, zero-padded.
     pub name: [u8; 64],
@@ -136,18 +141,42 @@ impl VmRef {
         unsafe { AtomicU32::from_ptr(&raw mut (*self.0).tap_ifindex) }
     }
 
-    /// Frames redirected to the engine port.
+    /// The guest's frames redirected to the engine port.
     #[inline(always)]
     pub fn handed_over(&self) -> &AtomicU64 {
         // SAFETY: as above.
         unsafe { AtomicU64::from_ptr(&raw mut (*self.0).handed_over) }
     }
 
-    /// Frames that came out, or are known to be lost.
+    /// Those that came out, or are known to be lost.
     #[inline(always)]
     pub fn taken_in(&self) -> &AtomicU64 {
         // SAFETY: as above.
         unsafe { AtomicU64::from_ptr(&raw mut (*self.0).taken_in) }
+    }
+
+    /// The world's frames redirected to the engine port.
+    #[inline(always)]
+    pub fn world_handed_over(&self) -> &AtomicU64 {
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.0).world_handed_over) }
+    }
+
+    /// Those that came out, or are known to be lost.
+    #[inline(always)]
+    pub fn world_taken_in(&self) -> &AtomicU64 {
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.0).world_taken_in) }
+    }
+
+    /// Counts of frames handed over and taken in: the world's, or the guest's.
+    #[inline(always)]
+    pub fn under_way(&self, from_world: bool) -> (&AtomicU64, &AtomicU64) {
+        if from_world {
+            (self.world_handed_over(), self.world_taken_in())
+        } else {
+            (self.handed_over(), self.taken_in())
+        }
     }
 
     /// Gateway ARP requests answered in the kernel.

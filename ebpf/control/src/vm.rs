@@ -101,6 +101,7 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
         (&raw mut (*vm).gateway_mac).write_volatile(spec.gateway_mac);
         (&raw mut (*vm).mtu).write_volatile(spec.mtu);
         (&raw mut (*vm).credits).write_volatile(spec.credits);
+        (&raw mut (*vm).world_credits).write_volatile(spec.credits);
         (&raw mut (*vm).policy).write_volatile(spec.policy);
         (&raw mut (*vm).prefix_len).write_volatile(spec.prefix_len.into());
         if let Some(mac) = spec.guest_mac {
@@ -297,8 +298,11 @@ fn claim_row(maps: &SharedMaps) -> Result<u32> {
 /// What the row's last VM counted is not the new one's.
 fn clear_counters(maps: &SharedMaps, row: u32) {
     let vm = maps.vm(row).expect("a row just claimed");
-    vm.handed_over().store(0, Release);
-    vm.taken_in().store(0, Release);
+    for from_world in [false, true] {
+        let (handed_over, taken_in) = vm.under_way(from_world);
+        handed_over.store(0, Release);
+        taken_in.store(0, Release);
+    }
     vm.arp_answered().store(0, Release);
     let (drops, counters) = (maps.drops(row), maps.counters(row));
     // SAFETY: rows of a VM that nobody serves yet: no TAP names it.

@@ -18,6 +18,7 @@ fn ids_are_never_given_out_again_and_rows_are() {
         // SAFETY: a mapped row.
         unsafe { drop_packet(maps.drops(1).unwrap(), DropReason::Spoofed, 3, 180) };
         maps.vm(1).unwrap().handed_over().store(5, Release);
+        maps.vm(1).unwrap().world_taken_in().store(5, Release);
         close(maps, first.row).unwrap();
         assert_eq!(maps.taps.entries().unwrap(), []);
 
@@ -26,7 +27,7 @@ fn ids_are_never_given_out_again_and_rows_are() {
         let read = crate::ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
         assert_eq!(read.drops(1).unwrap().spoofed.packets, 0);
         let vm = read.vm(1).unwrap();
-        assert_eq!((vm.handed_over, vm.id), (0, 2));
+        assert_eq!((vm.handed_over, vm.world_taken_in, vm.id), (0, 0, 2));
         assert_eq!(crate::ReadOnlyMaps::name(&vm), "b");
         assert_eq!(read.vms().map(|(row, _)| row).collect::<Vec<_>>(), [1]);
     });

@@ -94,7 +94,8 @@ fn note_change(skb: Skb, slot: SlotRef, index: u32, rx: u32, payload_len: u32) {
     tcp::note(slot, sequences, direction, &segment, now_ns);
 }
 
+/// The TCP payload of a frame, bytes.
 #[inline(always)]
-fn payload_len(packet: &Packet) -> u32 {
+pub(crate) fn payload_len(packet: &Packet) -> u32 {
     packet.l3_len.wrapping_sub(packet.headers_len)
 }

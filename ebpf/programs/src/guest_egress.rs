@@ -15,7 +15,7 @@ use crate::{
     arp, connection,
     drops::{NOBODY, drop_frame, drop_packet},
     handover::hand_over,
-    identity,
+    handshake, identity,
     lookup::{self, Flow},
     maps::{self, TAPS},
     packet::{ETHERNET_LEN, Ethernet, Packet, ether_type, icmp},
@@ -238,6 +238,7 @@ pub(crate) fn send_to_world<const ENGINE: bool>(
     slot.tx_packets().fetch_add(segments.packets, Relaxed);
     slot.tx_bytes().fetch_add(segments.bytes, Relaxed);
     connection::note(skb, packet, flow, Direction::Tx);
+    handshake::note(skb, packet, slot, Direction::Tx);
     // SAFETY: no arguments.
     store64(slot.tx_last_ns(), unsafe { bpf_ktime_get_coarse_ns() });
     if way.neighbour_unknown {

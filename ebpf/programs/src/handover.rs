@@ -2,7 +2,9 @@
 //!
 //! How many frames of a VM may be on their way at once is bounded by credits: the programs count
 //! out, the engine counts in. So one VM's flood neither fills the port's queue nor delays the
-//! admission of another's flows.
+//! admission of another's flows. What the world sends has credits of its own, so that whoever floods
+//! a VM takes none of what the guest sends; and of these first packets to forwards, which anybody may
+//! send, have half, so that they take none of what the VM's peers send.
 use core::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
@@ -72,17 +74,27 @@ fn give(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
     let Some(ethernet) = skb.pulled_header::<Ethernet>(0) else {
         return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Malformed);
     };
+    let from_world = flags & PortFlags::FROM_UPLINK != 0;
     // SAFETY: these fields change only while the row has no TAP; a u32 does not tear.
-    let (credits, port) = unsafe {
+    let (mut credits, port) = unsafe {
         let vm = vm.as_ptr();
+        let credits = if from_world {
+            &raw const (*vm).world_credits
+        } else {
+            &raw const (*vm).credits
+        };
         (
-            (&raw const (*vm).credits).read_volatile(),
+            credits.read_volatile(),
             (&raw const (*vm).port_ifindex).read_volatile(),
         )
     };
+    if code == Handover::Forward as u8 {
+        credits = credits.div_ceil(2);
+    }
+    let (handed_over, taken_in) = vm.under_way(from_world);
     // What several CPUs find free at once overshoots by a frame each at most. Signed, so that a
     // count that is too high by whatever mistake shuts nobody out.
-    let under_way = load64(vm.handed_over()).wrapping_sub(load64(vm.taken_in())) as i64;
+    let under_way = load64(handed_over).wrapping_sub(load64(taken_in)) as i64;
     if under_way >= i64::from(credits) {
         return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::NoCredit);
     }
@@ -90,7 +102,7 @@ fn give(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
     if port == 0 {
         return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::EngineBusy);
     }
-    vm.handed_over().fetch_add(cost, Relaxed);
+    handed_over.fetch_add(cost, Relaxed);
     let header = PortHeader {
         code,
         flags,
@@ -99,12 +111,12 @@ fn give(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
     };
     // SAFETY: `pulled_header` checked the bounds.
     let ethernet = unsafe { &mut *ethernet };
-    if flags & PortFlags::FROM_UPLINK == 0 {
+    if !from_world {
         identity::learn(vm, ethernet.macs);
     }
     // SAFETY: arrays of bytes and of halves of the same length; any bits are valid.
     ethernet.macs = unsafe { core::mem::transmute::<[u8; PortHeader::LEN], Macs>(header.encode()) };
-    if flags & PortFlags::FROM_UPLINK != 0 {
+    if from_world {
         ethernet.ether_type = ether_type::IPV4.to_be();
     }
     redirect(port)

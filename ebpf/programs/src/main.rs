@@ -23,6 +23,7 @@ mod guard;
 mod guest_egress;
 mod guest_shut;
 mod handover;
+mod handshake;
 mod identity;
 mod lookup;
 mod maps;

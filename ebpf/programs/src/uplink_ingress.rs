@@ -15,6 +15,7 @@ use crate::{
     connection,
     drops::{NOBODY, drop_packet},
     handover::hand_over,
+    handshake,
     identity::guest_macs,
     lookup::{self, Flow},
     maps::{self, FORWARDS},
@@ -150,6 +151,7 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
     slot.rx_packets().fetch_add(segments.packets, Relaxed);
     slot.rx_bytes().fetch_add(segments.bytes, Relaxed);
     connection::note(skb, packet, flow, Direction::Rx);
+    handshake::note(skb, packet, slot, Direction::Rx);
     // SAFETY: no arguments.
     store64(slot.rx_last_ns(), unsafe { bpf_ktime_get_coarse_ns() });
     redirect(tap)
@@ -159,6 +161,11 @@ pub(crate) fn send_to_guest<const L2: usize, const ENGINE: bool>(
 #[inline(always)]
 fn forward<const L2: usize>(skb: Skb, packet: &Packet) -> i32 {
     if !packet.is_udp() && !connection::opens(packet) {
+        return TC_ACT_UNSPEC;
+    }
+    // A forward of loopback is the host's alone. The host drops what comes by a link to it, but only
+    // behind us.
+    if packet.destination.is_loopback() {
         return TC_ACT_UNSPEC;
     }
     let mut key = ForwardKey {

@@ -10,7 +10,7 @@ use std::{
 
 use hashbrown::HashSet;
 use ipnet::Ipv4Net;
-use slipgate_abi::{DropReason, PortHeader};
+use slipgate_abi::{DropReason, PortHeader, portframe::PortFlags};
 use userspace_nat::{
     dns,
     engine::{Control, ControlMessage, ControlReply, Engine, HostServices, Link, Parts, Status},
@@ -230,8 +230,8 @@ impl Rig {
         match whole.filter(|_| bytes.len() >= VNET_LEN + PortHeader::LEN + 2) {
             Some(header) => {
                 let vm = kernel.vm(header.vm_row);
-                vm.handed_over()
-                    .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                let (handed_over, _) = vm.under_way(header.flags & PortFlags::FROM_UPLINK != 0);
+                handed_over.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             }
             None => self.foreign += 1,
         }
@@ -285,10 +285,11 @@ impl Rig {
                 .sum::<u64>();
             admitted += counters.admitted;
             ended += counters.ended;
-            handed_over += kernel
-                .vm(row)
-                .handed_over()
-                .load(std::sync::atomic::Ordering::Relaxed);
+            for from_world in [false, true] {
+                let vm = kernel.vm(row);
+                let (count, _) = vm.under_way(from_world);
+                handed_over += count.load(std::sync::atomic::Ordering::Relaxed);
+            }
         }
         assert_eq!(handed_over + self.foreign, status.frames_read + kernel.lost);
         let frames = kernel.dropped + status.frames_dropped + status.frames_unsent;

@@ -6,6 +6,7 @@ mod changes;
 mod clones;
 mod compromised;
 mod counting;
+mod forged;
 mod forwards;
 mod guest_errors;
 mod hostile;

@@ -9,6 +9,7 @@ use slipgate_abi::{Protocol, Tuple, maps::MAX_VMS};
 
 use super::control::{Forward, Link};
 use crate::{
+    admission::worlds_rate::WorldsRate,
     datapath::Datapath,
     flow::Flows,
     port::Outbox,
@@ -27,7 +28,7 @@ pub(crate) struct VmState {
     pub(crate) net: VmNet,
     pub(crate) new_flows: TokenBucket,
     /// What of it the world may use.
-    pub(crate) from_world: TokenBucket,
+    pub(crate) from_world: WorldsRate,
     pub(crate) answers: Answers,
     /// What is said about flows that are cut.
     pub(crate) cut_answers: Answers,
@@ -36,7 +37,8 @@ pub(crate) struct VmState {
     pub(crate) collect_after_ns: u64,
     /// Connections to the host's loopback, and exchanges with it, as of its last packet.
     pub(crate) loopback_flows: u32,
-    pub(crate) credits: super::credits::Snapshot,
+    /// The guest's, and the world's.
+    pub(crate) credits: [super::credits::Snapshot; 2],
 }
 
 impl VmState {
@@ -51,17 +53,17 @@ impl VmState {
             is_captured: false,
             collect_after_ns: 0,
             loopback_flows: 0,
-            credits: super::credits::Snapshot::default(),
+            credits: Default::default(),
         }
     }
 }
 
 /// New flows in all, and those that the world opens. A second's worth at once: a browser's or a
 /// build's burst is no attack.
-fn rates(net: &VmNet) -> (TokenBucket, TokenBucket) {
+fn rates(net: &VmNet) -> (TokenBucket, WorldsRate) {
     let all = net.new_flows_per_second;
     let world = quota::worlds_share(all);
-    (TokenBucket::new(all, all), TokenBucket::new(world, world))
+    (TokenBucket::new(all, all), WorldsRate::new(world))
 }
 
 /// Everything a decision needs, and what it changes.
@@ -236,8 +238,12 @@ impl<D: Datapath> Core<D> {
             .collect();
     }
 
-    /// The forward of this VM that a packet from the world meets: of its address, else of any.
+    /// The forward of this VM that a packet from the world meets: of its address, else of any. What is
+    /// sent to loopback by a link meets none: those forwards are the host's alone.
     pub(crate) fn forward_for(&self, world: &Tuple, vm: u32) -> Option<Forward> {
+        if world.local.is_loopback() {
+            return None;
+        }
         let protocol = Protocol::from_ip(world.protocol)?;
         let of = |host| {
             self.forwards

@@ -1,11 +1,12 @@
-//! Credits: how many of a VM's frames may be on their way to the engine.
+//! Credits: how many of a VM's frames may be on their way to the engine, those of the guest and those
+//! of the world each for themselves.
 //!
 //! The programs count a frame as handed over before they redirect it, and drop it as `NoCredit`
 //! when more than the VM's credits are out. The engine counts in what comes out. What a full queue
 //! lost in between would be missing for ever: so when the port is found empty, and a count of
 //! frames handed over that is a while old is still ahead of what came out, the difference is lost,
 //! is counted as such, and its credits are given back.
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use slipgate_abi::segment;
 
@@ -20,7 +21,7 @@ use crate::{
 /// How long a frame may take from the redirect to the port's queue, ns: very long.
 const IN_FLIGHT_NS: u64 = 20 * MILLISECOND_NS;
 
-/// A VM's frames handed over, some time ago.
+/// Frames handed over, some time ago.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Snapshot {
     handed_over: u64,
@@ -42,10 +43,11 @@ impl<D: Datapath> Core<D> {
         const PROTOCOL_AT: usize = 9;
         let protocol = frame.l3.get(PROTOCOL_AT).copied().unwrap_or(0);
         let credits = segment::credits(frame.l3.len() as u32, protocol, gso_size);
-        let taken_in = vm.taken_in().load(Relaxed);
-        let handed_over = vm.handed_over().load(Relaxed);
-        let credits = credits.min(handed_over.saturating_sub(taken_in));
-        vm.taken_in().fetch_add(credits, Relaxed);
+        let (handed_over, taken_in) = vm.under_way(frame.is_from_world());
+        let out = handed_over
+            .load(Relaxed)
+            .saturating_sub(taken_in.load(Relaxed));
+        taken_in.fetch_add(credits.min(out), Relaxed);
     }
 
     /// Settles what was lost. The port was just found empty. Returns whether frames are still
@@ -57,34 +59,38 @@ impl<D: Datapath> Core<D> {
                 continue;
             };
             let Some(vm) = self.vm_mut(row) else { continue };
-            let handed_over = live.handed_over().load(Relaxed);
-            let taken_in = live.taken_in().load(Relaxed);
-            if handed_over <= taken_in {
-                vm.credits = Snapshot {
-                    handed_over,
-                    at_ns: now_ns,
-                };
-                continue;
+            for (from_world, snapshot) in [false, true].into_iter().zip(&mut vm.credits) {
+                let (lost, more) = settle(live.under_way(from_world), snapshot, now_ns);
+                if lost > 0 {
+                    vm.net.stats.tally(Tally::LostAfterRedirect, lost);
+                }
+                out |= more;
             }
-            if now_ns < vm.credits.at_ns + IN_FLIGHT_NS {
-                out = true;
-                continue;
-            }
-            if let Some(lost) = vm
-                .credits
-                .handed_over
-                .checked_sub(taken_in)
-                .filter(|n| *n > 0)
-            {
-                live.taken_in().fetch_add(lost, Relaxed);
-                vm.net.stats.tally(Tally::LostAfterRedirect, lost);
-            }
-            vm.credits = Snapshot {
-                handed_over,
-                at_ns: now_ns,
-            };
-            out = true;
         }
         out
     }
+}
+
+/// Takes in what was lost: how much that was, and whether frames are still out.
+fn settle(
+    (handed_over, taken_in): (&AtomicU64, &AtomicU64),
+    snapshot: &mut Snapshot,
+    now_ns: u64,
+) -> (u64, bool) {
+    let now = Snapshot {
+        handed_over: handed_over.load(Relaxed),
+        at_ns: now_ns,
+    };
+    let came = taken_in.load(Relaxed);
+    if now.handed_over <= came {
+        *snapshot = now;
+        return (0, false);
+    }
+    if now_ns < snapshot.at_ns + IN_FLIGHT_NS {
+        return (0, true);
+    }
+    let lost = snapshot.handed_over.saturating_sub(came);
+    taken_in.fetch_add(lost, Relaxed);
+    *snapshot = now;
+    (lost, true)
 }

@@ -131,7 +131,7 @@ impl<D: Datapath> Core<D> {
         poller: &Poller,
         now_ns: u64,
     ) -> (Finish, Segments) {
-        let from_world = frame.header.flags & PortFlags::FROM_UPLINK != 0;
+        let from_world = frame.is_from_world();
         let traffic = if from_world {
             Traffic::RxFromWorld
         } else {

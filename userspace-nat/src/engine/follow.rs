@@ -118,7 +118,7 @@ impl<D: Datapath> Core<D> {
         if live.verdict().load(Relaxed) == Verdict::Closing as u32 {
             return STEPS_PER_LOOK;
         }
-        if !self.routes.is_host(nat.into()) {
+        if nat.is_loopback() || !self.routes.is_host(nat.into()) {
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
             return STEPS_PER_END;

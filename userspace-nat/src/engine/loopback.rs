@@ -9,7 +9,7 @@ use slipgate_abi::{Direction, Protocol, Refusal};
 
 use super::core::{Core, VmState};
 use crate::{
-    admission::{Refused, opens},
+    admission::{Opener, Refused, opens},
     datapath::Datapath,
     packet::Packet,
     relay::{Opening, Standing},
@@ -56,7 +56,7 @@ impl<D: Datapath> Core<D> {
                 })
             }
             None => self
-                .charge(vm, Direction::Tx, now_ns)
+                .charge(vm, Opener::Guest, now_ns)
                 .map_err(Refused::from),
         };
         if let Err(refused) = refused {

@@ -152,7 +152,9 @@ impl<D: Datapath> Core<D> {
     fn is_allowed(&self, slot: u32, live: SlotRef, now_ns: u64) -> bool {
         if live.flags() & SlotFlags::INBOUND != 0 {
             let forward = self.forward_for(&live.world_tuple(), live.vm());
-            return forward.is_some_and(|forward| forward.guest_port == live.guest_port());
+            let leads = forward.is_some_and(|forward| forward.guest_port == live.guest_port());
+            let vm = self.vm_by_id(live.vm());
+            return leads && vm.is_some_and(|vm| self.may_come_in(&vm.net, live.remote().into()));
         }
         let Some(protocol) = Protocol::from_ip(live.protocol()) else {
             return false;

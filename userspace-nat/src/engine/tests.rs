@@ -7,6 +7,7 @@ mod ends;
 mod errors;
 mod filtering;
 mod follow;
+mod forwards;
 mod give_way;
 mod inspected;
 mod listening;

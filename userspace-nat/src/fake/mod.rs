@@ -179,6 +179,7 @@ impl Kernel {
             (*vm).prefix_len = 24;
             (*vm).mtu = mtu;
             (*vm).credits = 64;
+            (*vm).world_credits = 64;
         }
     }
 

@@ -3,6 +3,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
     Command, Direction, DropReason, Handover, PortHeader, SequencesRef, SlotRef, Tuple, Verdict,
+    handshake,
     link::is_usable,
     portframe::PortFlags,
     rate::RateRef,
@@ -340,9 +341,16 @@ impl Kernel {
         l3: &[u8],
     ) -> Way {
         let vm = self.vm(row);
-        let out = vm.handed_over().load(Relaxed) - vm.taken_in().load(Relaxed);
+        let from_world = flags & PortFlags::FROM_UPLINK != 0;
+        let (handed_over, taken_in) = vm.under_way(from_world);
+        let out = handed_over.load(Relaxed) - taken_in.load(Relaxed);
         // SAFETY: a live row; one thread.
-        if out >= u64::from(unsafe { (*vm.as_ptr()).credits }) {
+        let credits = match (from_world, why) {
+            (false, _) => unsafe { (*vm.as_ptr()).credits },
+            (true, Handover::Forward) => unsafe { (*vm.as_ptr()).world_credits.div_ceil(2) },
+            (true, _) => unsafe { (*vm.as_ptr()).world_credits },
+        };
+        if out >= u64::from(credits) {
             return self.drop_at(row, DropReason::NoCredit, l3);
         }
         let gso_size = match vnet.gso_type {
@@ -354,7 +362,7 @@ impl Kernel {
             _ => 0,
         };
         let cost = segment::credits(l3.len() as u32, protocol, gso_size);
-        vm.handed_over().fetch_add(cost, Relaxed);
+        handed_over.fetch_add(cost, Relaxed);
         let header = PortHeader {
             code: why as u8,
             flags,
@@ -422,6 +430,11 @@ fn count(
     {
         let now_ns = || now_ns;
         tcp::note(slot, flow.sequences, direction, &tcp.segment(), now_ns);
+    }
+    if let Transport::Tcp(tcp) = packet.transport
+        && handshake::is_pending(slot)
+    {
+        handshake::note(slot, direction, &tcp.segment());
     }
 }
 

@@ -98,6 +98,7 @@ impl Flows {
             let captured = live.flags() & SlotFlags::CAPTURED != 0;
             let held = verdict == Verdict::Engine as u32 && !captured;
             let entry = self.index(slot, live, held);
+            self.await_proof(datapath, slot);
             if !known.is_vm(live.vm_row(), live.vm()) {
                 self.unlink(datapath, slot, EndReason::VmRemoved, now_ns);
                 adoption.ending += 1;

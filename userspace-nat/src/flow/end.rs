@@ -11,6 +11,7 @@ use slipgate_abi::{
 use super::{
     Entry, Flows, State,
     give_way::{Standing, has_both_syns},
+    proof::proof_left_ns,
 };
 use crate::{datapath::Datapath, nat_ports::Freed};
 
@@ -40,6 +41,8 @@ pub enum EndReason {
     Detached,
     /// What an earlier process began to end.
     Adopted,
+    /// Nobody had shown to be behind it, and a new flow needed its place.
+    MadeRoom,
     /// Somebody asked for it.
     Cut,
     /// What it said, or did not say, is not what its rule lets in.
@@ -59,6 +62,7 @@ impl EndReason {
             Self::Policy => "policy",
             Self::Detached => "detached",
             Self::Adopted => "adopted",
+            Self::MadeRoom => "made-room",
             Self::Cut => "cut",
             Self::Inspection => "inspection",
         }
@@ -106,7 +110,8 @@ pub(super) fn last_seen_ns(slot: SlotRef) -> u64 {
 /// How long it may still be silent, ns; 0: it is due.
 pub(super) fn idle_left_ns(slot: SlotRef, protocol: Protocol, now_ns: u64) -> u64 {
     let idle_ns = timeout::idle_ns(protocol, TcpBits(slot.tcp().load(Relaxed)));
-    idle_ns.saturating_sub(now_ns.saturating_sub(last_seen_ns(slot)))
+    let left_ns = idle_ns.saturating_sub(now_ns.saturating_sub(last_seen_ns(slot)));
+    proof_left_ns(slot, protocol, now_ns).map_or(left_ns, |proof_ns| left_ns.min(proof_ns))
 }
 
 impl Flows {

@@ -78,8 +78,8 @@ impl Flows {
         }
         let protocol = entry.protocol();
         let live = datapath.slot(slot);
-        let due = idle_left_ns(live, protocol, now_ns) == 0;
         let phase = TcpBits(live.tcp().load(Relaxed)).phase();
+        let due = idle_left_ns(live, protocol, now_ns) == 0;
         if protocol != Protocol::Tcp || !matches!(phase, Phase::Closed) {
             if due && !is_frozen(datapath, entry.vm_row) {
                 let reason = match phase {

@@ -17,7 +17,8 @@
 //! | | UDP: at least as long as any mapping must live (RFC 4787 REQ-5) | [`UDP_LEAST_NS`] | its VM |
 //!
 //! The order is that of the table, and the one that was silent longest is the first of its kind. Of
-//! what the world opened only what is over gives way. A RST is believed only by silence, because
+//! what the world opened only what is over or was reset gives way (what nobody has shown to be behind
+//! is [`super::proof`]'s). A RST is believed only by silence, because
 //! anybody can forge one: a connection that lives says something, or was idle, and then only its
 //! own VM can have wanted its place.
 //!
@@ -76,7 +77,8 @@ impl Standing {
             return after(COPIES_NS, Self::Over).or(Some(Self::JustOver));
         }
         if entry.from_world {
-            return None;
+            let was_reset = protocol == Protocol::Tcp && bits.phase() == Phase::Reset;
+            return was_reset.then(|| after(RESET_NS, Self::Reset)).flatten();
         }
         let is_answered = live.rx_packets().load(Relaxed) > 0;
         if protocol != Protocol::Tcp {

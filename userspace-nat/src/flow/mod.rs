@@ -34,6 +34,7 @@ mod end;
 mod gc;
 mod give_way;
 mod open;
+mod proof;
 mod slots;
 mod table;
 

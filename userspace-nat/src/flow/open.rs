@@ -85,6 +85,7 @@ impl Flows {
         }
         datapath.slot(slot).set_verdict(entry.live_verdict());
         self.table.insert(slot, entry);
+        self.await_proof(datapath, slot);
         Ok(slot)
     }
 }

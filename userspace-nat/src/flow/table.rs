@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, Hasher};
 use hashbrown::HashTable;
 use slipgate_abi::{Ip4, Protocol, SlotRef, Tuple, Verdict, maps::SLOTS_PER_CHUNK};
 
-use super::EndReason;
+use super::{EndReason, proof::FromWorld};
 use crate::nat_ports::Destination;
 
 /// Where a flow stands; see the module above.
@@ -150,6 +150,7 @@ struct VmFlows {
     cap: u32,
     /// Not unlinked, and let in by a forward.
     from_world: u32,
+    awaiting_proof: FromWorld,
     /// Where the look at the flows of a VM at its cap goes on.
     looked_at: usize,
 }
@@ -191,6 +192,7 @@ impl FlowTable {
             unlinked: 0,
             cap: u32::MAX,
             from_world: 0,
+            awaiting_proof: FromWorld::default(),
             looked_at: 0,
         };
         Self {
@@ -356,6 +358,19 @@ impl FlowTable {
     pub(super) fn counted_from_world(&self, row: u16) -> usize {
         let vm = self.vms.get(usize::from(row));
         vm.map_or(0, |vm| vm.from_world as usize)
+    }
+
+    /// Takes a VM's queue of flows from the world, to be put back.
+    pub(super) fn take_from_world(&mut self, row: u16) -> FromWorld {
+        let vm = self.vms.get_mut(usize::from(row));
+        vm.map(|vm| std::mem::take(&mut vm.awaiting_proof))
+            .unwrap_or_default()
+    }
+
+    pub(super) fn put_from_world(&mut self, row: u16, queue: FromWorld) {
+        if let Some(vm) = self.vms.get_mut(usize::from(row)) {
+            vm.awaiting_proof = queue;
+        }
     }
 
     /// The next of a VM's slots to be looked at; they are taken in turn.

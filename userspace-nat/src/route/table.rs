@@ -96,19 +96,22 @@ impl RouteTable {
     pub fn sources(&self, ifindex: u32) -> impl Iterator<Item = Ipv4Addr> {
         self.sources
             .iter()
-            .filter(move |(link, _)| *link == ifindex)
+            .filter(move |(link, net)| *link == ifindex && !net.addr().is_loopback())
             .map(|(_, net)| net.addr())
     }
 
     /// As the kernel picks it: what the route prefers, else the link's address in the network of
-    /// the next hop, else the link's first, else, on a link without one, the host's first.
+    /// the next hop, else the link's first, else, on a link without one, the host's first. Never one of
+    /// loopback, which no link may carry: whoever is on the link could answer to it, and so reach the
+    /// host where it listens for itself alone.
     fn source(&self, route: &RouteEntry, next_hop: Ipv4Addr) -> Option<Ipv4Addr> {
         let mut on_link = self
             .sources
             .iter()
-            .filter(|(link, _)| *link == route.ifindex);
+            .filter(|(link, net)| *link == route.ifindex && !net.addr().is_loopback());
         route
             .prefsrc
+            .filter(|addr| !addr.is_loopback())
             .or_else(|| {
                 on_link
                     .clone()

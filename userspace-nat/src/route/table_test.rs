@@ -236,3 +236,23 @@ fn a_route_has_an_mtu_of_its_own_or_none() {
         assert_eq!(mtu(&snapshot), counts);
     }
 }
+
+#[test]
+fn loopback_is_never_the_source() {
+    let mut snapshot = host();
+    snapshot.addresses.insert(
+        0,
+        HostAddress {
+            ifindex: UPLINK,
+            addr: "127.0.0.5/8".parse().unwrap(),
+            broadcast: None,
+        },
+    );
+    snapshot.routes[1].prefsrc = Some("127.0.0.1".parse().unwrap());
+    let table = RouteTable::new(&snapshot);
+    assert_eq!(
+        table.lookup("1.1.1.1".parse().unwrap()),
+        via("198.51.100.1", "198.51.100.5")
+    );
+    assert!(table.sources(UPLINK).all(|addr| !addr.is_loopback()));
+}

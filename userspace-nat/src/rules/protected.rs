@@ -51,6 +51,12 @@ impl Space {
         }
     }
 
+    /// Whether a client of a forward may be in it: private and shared networks have clients. From the
+    /// rest a packet is forged, or of somebody who has no business with a guest.
+    pub const fn may_come_in(self) -> bool {
+        matches!(self, Self::Private | Self::Shared)
+    }
+
     /// Why no rule opens it, where none does: a flow to it has no link to leave by.
     pub const fn never_opens(self) -> Option<&'static str> {
         match self {

@@ -42,9 +42,9 @@ use crate::{
 /// The gateway's MAC in every guest's network, locally administered: a clone or a restored
 /// snapshot finds the one it knew.
 const GATEWAY_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
-/// Frames of one VM that may be on their way to the engine at once, at most: room for a burst of
-/// first packets, and what another VM's first packet may have to wait behind, at a few microseconds
-/// each.
+/// Frames of one guest that may be on their way to the engine at once, at most, and as many that the
+/// world sends it: room for a burst of first packets, and what another VM's first packet may have to
+/// wait behind, at a few microseconds each.
 const MOST_CREDITS: u32 = 512;
 
 /// The bit of a policy's number that tells whose turn it is.
@@ -386,12 +386,14 @@ impl Attached {
     }
 
     /// Leads the world's first packets on forwarded ports to the engine. Their sockets are bound by
-    /// now: nobody else's port is taken.
+    /// now: nobody else's port is taken. A forward of loopback is the host's alone, which comes by its
+    /// socket: whoever is on the uplink's link could send to that address too.
     pub(super) fn write_forwards(&self) -> anyhow::Result<()> {
         let forwards = &self.datapath.maps().forwards;
         let ours = |target: &ForwardTarget| self.vms.iter().any(|vm| vm.open.id == target.vm);
         forwards.remove_if(|_, target| ours(target))?;
-        for forward in &self.config.forwards {
+        let from_links = |forward: &&Forward| !forward.host.is_loopback();
+        for forward in self.config.forwards.iter().filter(from_links) {
             let vm = &self.vms[forward.vm].open;
             let key = ForwardKey {
                 host: forward.host.into(),
@@ -663,10 +665,10 @@ fn warn_of_rest(taken_down: anyhow::Result<bool>) {
     }
 }
 
-/// How many frames each of several VMs may have on their way: all together no more than the port
-/// queues, so that no VM's flood costs another one's frame.
+/// How many frames each of several VMs may have on their way, and as many from the world: all together
+/// no more than the port queues, so that no VM's flood costs another one's frame.
 fn credits_of(vms: usize) -> u32 {
-    let share = QUEUE_FRAMES / u32::try_from(vms.max(1)).unwrap_or(u32::MAX);
+    let share = QUEUE_FRAMES / 2 / u32::try_from(vms.max(1)).unwrap_or(u32::MAX);
     share.clamp(1, MOST_CREDITS)
 }
 

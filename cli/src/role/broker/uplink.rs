@@ -63,6 +63,14 @@ pub(super) fn check_source(
     let Some(source) = config.nat_address else {
         return Ok(());
     };
+    if source.is_loopback() {
+        return Err(ConfigError::new(
+            "--nat-address",
+            source,
+            "no link carries loopback addresses",
+            "give one of the uplink's, as `ip address` shows them",
+        ));
+    }
     if network.addresses.iter().any(|a| a.address == source) {
         return Ok(());
     }

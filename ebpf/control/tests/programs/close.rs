@@ -147,3 +147,30 @@ fn connecting_for_longer_than_the_word_holds_is_not_told() {
     assert_eq!(datapath.slots.get(9).connect_us, 0);
     assert_eq!(phase(&datapath), Phase::Established);
 }
+
+/// Who forges a SYN does not know what the guest has answered.
+#[test]
+fn the_opener_of_a_forwards_connection_is_proven_by_what_it_acknowledges() {
+    for by_engine in [false, true] {
+        let guests = 0xffff_fff0u32.wrapping_add(PAYLOAD + 1);
+        for (flags, ack, proves) in [
+            (ACK, guests, true),
+            (FIN, guests, true),
+            (ACK, guests.wrapping_sub(1), false),
+            (ACK, guests.wrapping_add(1 << 16), false),
+            (ACK, 0x7777_7777, false),
+            (Flags::RST | ACK, guests, false),
+        ] {
+            let mut datapath = loaded!();
+            datapath.admit(Flow {
+                tcp: TcpBits::SYN_RX,
+                flags: SlotFlags::INBOUND,
+                ..Flow::new(Protocol::Tcp)
+            });
+            send(&datapath, false, by_engine, SYN | ACK, 0xffff_fff0, ISN + 1);
+            send(&datapath, true, by_engine, flags, ISN + 1, ack);
+            let proven = datapath.slots.get(9).tcp & TcpBits::OPENER_PROVEN != 0;
+            assert_eq!(proven, proves, "{flags:x} {ack:x}");
+        }
+    }
+}

@@ -113,13 +113,15 @@ pub(crate) fn vm() -> Vm {
         credits: 64,
         policy: 6,
         prefix_len: 24,
-        pad0: 0,
+        world_credits: 64,
         handed_over: 0,
         taken_in: 0,
         arp_answered: 0,
         guard_window_ns: 0,
         guard_passed: 0,
-        pad1: [0; 24],
+        world_handed_over: 0,
+        world_taken_in: 0,
+        pad: [0; 8],
         name: [0; 64],
     }
 }

@@ -96,10 +96,11 @@ impl Datapath {
             .map(|slot| slot.tx_packets + slot.rx_packets)
             .sum();
         let vm = self.vms.get(ROW);
-        drops + flows + vm.handed_over + vm.arp_answered
+        drops + flows + vm.handed_over + vm.world_handed_over + vm.arp_answered
     }
 
     pub(crate) fn handed_over(&self) -> u64 {
-        self.vms.get(ROW).handed_over
+        let vm = self.vms.get(ROW);
+        vm.handed_over + vm.world_handed_over
     }
 }

@@ -1,7 +1,7 @@
 //! What of a guest goes to the engine, and how much of it at once.
 use std::net::Ipv4Addr;
 
-use slipgate_abi::{DropReason, Handover, Protocol, portframe::PortFlags, tcp::Flags};
+use slipgate_abi::{DropReason, Handover, Protocol, Verdict, portframe::PortFlags, tcp::Flags};
 
 use crate::{datapath::*, frame::*, loaded};
 
@@ -194,4 +194,49 @@ fn a_packet_takes_the_credits_of_its_fragments() {
     }
     assert_eq!(datapath.run(EGRESS, &large(1_501).bytes()).action, SHOT);
     assert_eq!(datapath.only_reason(ROW), DropReason::NoCredit);
+}
+
+#[test]
+fn the_worlds_frames_take_none_of_the_guests_credits() {
+    let mut datapath = loaded!();
+    datapath.forward((NAT, 8080, Protocol::Udp), (VM, 80));
+    datapath.admit(Flow {
+        verdict: Verdict::Engine,
+        ..Flow::new(Protocol::Tcp)
+    });
+    datapath.vms.change(ROW, |vm| {
+        vm.credits = 2;
+        vm.world_credits = 4;
+    });
+    let first = Frame {
+        destination_port: 8080,
+        ..Frame::rx(Protocol::Udp)
+    };
+    let peers = Frame::rx(Protocol::Tcp);
+    let guests = Frame::tx(Protocol::Udp);
+    let actions = |program, frame: &Frame| -> Vec<i32> {
+        let run = |_| datapath.run(program, &frame.bytes()).action;
+        (0..4).map(run).collect()
+    };
+    // First packets to forwards have half of the world's credits, what the VM's peers send the rest.
+    assert_eq!(
+        actions("uplink_ingress", &first),
+        [REDIRECT, REDIRECT, SHOT, SHOT]
+    );
+    assert_eq!(
+        actions("uplink_ingress", &peers),
+        [REDIRECT, REDIRECT, SHOT, SHOT]
+    );
+    assert_eq!(actions(EGRESS, &guests), [REDIRECT, REDIRECT, SHOT, SHOT]);
+    let vm = datapath.vms.get(ROW);
+    assert_eq!((vm.handed_over, vm.world_handed_over), (2, 4));
+    assert_eq!(datapath.drops.get(ROW).no_credit.packets, 6);
+    // The guest's are of no use to the world either.
+    datapath.vms.change(ROW, |vm| vm.taken_in = 2);
+    assert_eq!(datapath.run("uplink_ingress", &peers.bytes()).action, SHOT);
+    datapath.vms.change(ROW, |vm| vm.world_taken_in = 1);
+    assert_eq!(
+        datapath.run("uplink_ingress", &peers.bytes()).action,
+        REDIRECT
+    );
 }

@@ -127,9 +127,10 @@ fn each_frame_is_counted_once() {
                     .entry((program, run.action))
                     .or_default() += 1;
                 let vm = datapath.vms.get(ROW);
-                datapath
-                    .vms
-                    .change(ROW, |row| row.taken_in = vm.handed_over);
+                datapath.vms.change(ROW, |row| {
+                    row.taken_in = vm.handed_over;
+                    row.world_taken_in = vm.world_handed_over;
+                });
                 prop_assert!(cell::load32(datapath.slot(1).generation()) == 1);
             }
             Ok(())
@@ -169,6 +170,6 @@ fn tallies(datapath: &Datapath) -> Vec<u64> {
         tallies.extend([slot.tx_packets, slot.rx_packets]);
     }
     let vm = datapath.vms.get(ROW);
-    tallies.extend([vm.handed_over, vm.arp_answered]);
+    tallies.extend([vm.handed_over, vm.world_handed_over, vm.arp_answered]);
     tallies
 }

@@ -332,6 +332,28 @@ fn forwards_go_to_their_vm() {
     datapath.expect_drop(INGRESS, &frame.bytes(), 0, DropReason::StaleVm);
 }
 
+/// Whoever is on the link may send to loopback by the host's MAC; the host drops it, but behind us.
+#[test]
+fn loopback_is_no_forwards_whatever_leads_there() {
+    let loopback = Ipv4Addr::new(127, 0, 0, 1);
+    for (protocol, host) in [
+        (Protocol::Tcp, loopback),
+        (Protocol::Udp, loopback),
+        (Protocol::Tcp, Ipv4Addr::UNSPECIFIED),
+        (Protocol::Udp, Ipv4Addr::UNSPECIFIED),
+    ] {
+        let mut datapath = loaded!();
+        datapath.forward((host, 8080, protocol), (VM, 80));
+        let frame = Frame {
+            destination: loopback,
+            destination_port: 8080,
+            tcp_flags: Flags::SYN,
+            ..Frame::rx(protocol)
+        };
+        datapath.expect_unnoticed(INGRESS, &frame.bytes());
+    }
+}
+
 #[test]
 fn icmp_errors_about_our_packets_go_to_the_engine() {
     for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Icmp] {

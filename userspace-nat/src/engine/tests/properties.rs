@@ -209,7 +209,9 @@ fn each_frame_once(rig: &Rig, frames: &Status) -> Result<(), TestCaseError> {
             .iter()
             .map(|r| drops.get(*r).packets)
             .sum::<u64>();
-        handed_over += kernel.vm(row).handed_over().load(Relaxed);
+        for from_world in [false, true] {
+            handed_over += kernel.vm(row).under_way(from_world).0.load(Relaxed);
+        }
     }
     prop_assert_eq!(handed_over, frames.frames_read);
     prop_assert_eq!(
@@ -240,7 +242,10 @@ fn balance(rig: &Rig) -> Result<(), TestCaseError> {
         prop_assert_eq!(counters.ended_rx.bytes, sum("rx_bytes"));
         let kernel = rig.kernel.borrow();
         let vm = kernel.vm(row);
-        prop_assert_eq!(vm.handed_over().load(Relaxed), vm.taken_in().load(Relaxed));
+        for from_world in [false, true] {
+            let (handed_over, taken_in) = vm.under_way(from_world);
+            prop_assert_eq!(handed_over.load(Relaxed), taken_in.load(Relaxed));
+        }
         prop_assert_eq!(drops.get(DropReason::StaleVm).packets, 0);
     }
     Ok(())

@@ -196,6 +196,7 @@ pub(super) struct Setup {
     pub(super) rule_base: u32,
     /// Ports of the gateway that lead to the host's loopback; with one there is a relay.
     pub(super) listed: Vec<LoopbackPorts>,
+    pub(super) forwards: Vec<Forward>,
 }
 
 impl Default for Setup {
@@ -210,6 +211,7 @@ impl Default for Setup {
             events: Events::from_iter([Event::FlowEnd]),
             rule_base: 10,
             listed: Vec::new(),
+            forwards: Vec::new(),
         }
     }
 }
@@ -490,6 +492,7 @@ fn start(
     };
     let mut known = vec![routes()];
     known.extend((1..=3).map(|row| ControlMessage::Vm(spec(row, setup))));
+    known.push(ControlMessage::Forwards(setup.forwards.clone()));
     let (engine, adoption) = Engine::start(parts, known, recorded).unwrap();
     (engine, broker, adoption)
 }

@@ -70,11 +70,13 @@ fn a_replayed_frame_costs_so_many_derivations_a_turn_and_another_vm_is_served_in
     }
     let others = begin(GUEST_PORT);
     send(&rig, 2, VirtioNetHdr::default(), &others);
-    let derived = derived_in_a_turn(&mut rig);
-    assert!(derived <= MOST_AT_ONCE + 1, "{derived} keys");
+    let mut derived = derived_in_a_turn(&mut rig);
     let sent = rig.at_world();
     assert_eq!(sent.len(), 1, "the other VM's goes out in that turn");
     assert_eq!(sent[0].len(), others.len());
+    // What of the batch waited for a turn of its own.
+    derived += (0..4).map(|_| derived_in_a_turn(&mut rig)).sum::<usize>();
+    assert!(derived <= MOST_AT_ONCE + 1, "{derived} keys");
     // And so it goes on, as fast as time gives.
     let (vnet, frame) = frame_that_does_not_open(GUEST_PORT + 60);
     for _ in 0..100 {

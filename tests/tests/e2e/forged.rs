@@ -1,0 +1,213 @@
+//! What a neighbour on the uplink's link, or whoever can forge a source, gets out of forwards.
+
+use std::{
+    net::Ipv4Addr,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use slipgate_testbed::{
+    Capture, LinkSender,
+    clients::{tcp, udp, udp::UdpOutcome},
+    frame::{FrameBuilder, Packet, tcp_flags},
+    kernel_view, require_root_and_tun,
+    servers::{TcpServer, TcpService, UdpServer, UdpService},
+    streams::Receipt,
+    world::{HOST, ROUTER, SERVER, WORLD_LINK},
+};
+
+use crate::{GATEWAY_MAC, GUEST, GUEST_MAC, Stand, WAIT, at, eventually};
+
+fn syn(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> FrameBuilder {
+    FrameBuilder::tcp(at(from.0, from.1), at(to.0, to.1))
+        .flags(tcp_flags::SYN)
+        .numbers(5, 0)
+}
+
+/// The remotes of what a device in a capture sent or received to this port.
+fn senders_to(capture: &Capture, port: u16) -> Vec<Ipv4Addr> {
+    let frames = capture.frames();
+    let packets = frames
+        .iter()
+        .filter_map(|frame| Packet::parse_ethernet(&frame.bytes));
+    packets
+        .filter(|packet| packet.destination.port() == port)
+        .map(|packet| *packet.source.ip())
+        .collect()
+}
+
+#[test]
+fn a_forward_of_loopback_is_the_hosts_alone() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[
+        "--forward",
+        "tcp:127.0.0.1:9090:90",
+        "--forward",
+        "udp:127.0.0.1:9091:91",
+        "--forward",
+        "tcp:8080:80",
+        "--forward",
+        "udp:5353:5300",
+    ]);
+    let (host, pins) = (&stand.world.host, stand.slipgate.pins());
+    let keys = kernel_view::dump(host, pins, "FORWARDS").unwrap();
+    assert_eq!(keys.len(), 2, "{keys:?}");
+    let neighbour = LinkSender::new(&stand.world).unwrap();
+    let arrivals = Capture::keeping(&stand.guest.ns, "eth0").unwrap();
+    let client = (ROUTER, 50_000);
+    for loopback in [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 8, 8, 8)] {
+        for port in [9090, 8080] {
+            neighbour.send(&syn(client, (loopback, port))).unwrap();
+        }
+        for port in [9091, 5353] {
+            let datagram = FrameBuilder::udp(at(client.0, client.1), at(loopback, port));
+            neighbour.send(&datagram.payload(b"x")).unwrap();
+        }
+    }
+    // What is sent to the host's address arrives, behind all that.
+    neighbour.send(&syn(client, (HOST, 8080))).unwrap();
+    let datagram = FrameBuilder::udp(at(client.0, client.1), at(HOST, 5353)).payload(b"x");
+    neighbour.send(&datagram).unwrap();
+    eventually("both arrive at the guest", || {
+        let tcp = senders_to(&arrivals, 80).contains(&ROUTER);
+        (tcp && senders_to(&arrivals, 5300).contains(&ROUTER)).then_some(())
+    });
+    let came = [90, 91, 80, 5300].map(|port| senders_to(&arrivals, port).len());
+    assert_eq!(came, [0, 0, 1, 1]);
+    assert_eq!(stand.slipgate.flows().unwrap().len(), 2);
+
+    // The host itself comes by its own socket.
+    let _server = TcpServer::start(&stand.guest.ns, (GUEST, 90), TcpService::Streams).unwrap();
+    let _echo = UdpServer::start(&stand.guest.ns, (GUEST, 91), UdpService::Echo).unwrap();
+    let down = host
+        .run(|| tcp::download(at(Ipv4Addr::LOCALHOST, 9090), 1 << 20, 1, WAIT))
+        .unwrap();
+    assert_eq!(down.receipt, Receipt::expected(1 << 20, 1));
+    let sent = host
+        .run(|| udp::probe(at(Ipv4Addr::LOCALHOST, 9091), b"x", WAIT))
+        .unwrap();
+    assert!(matches!(sent, UdpOutcome::Answered(_)), "{sent:?}");
+}
+
+#[test]
+fn a_forged_client_of_a_forward_opens_no_way_out() {
+    require_root_and_tun!();
+    for (default, goes_out) in [("deny", false), ("allow", true)] {
+        let stand = Stand::new(&["--default", default, "--forward", "tcp:8080:80"]);
+        let neighbour = LinkSender::new(&stand.world).unwrap();
+        let world = Capture::keeping(&stand.world.net, WORLD_LINK).unwrap();
+        let guest = Capture::keeping(&stand.guest.ns, "eth0").unwrap();
+        let server = (SERVER, 7000);
+        neighbour.send(&syn(server, (HOST, 8080))).unwrap();
+        eventually("the forged SYN arrives", || {
+            senders_to(&guest, 80).contains(&SERVER).then_some(())
+        });
+        for isn in [5, 77] {
+            let own = syn((GUEST, 80), server).macs(GUEST_MAC, GATEWAY_MAC);
+            let (vnet, frame) = own.numbers(isn, 0).build();
+            stand.guest.inject(vnet, &frame).unwrap();
+        }
+        let syns = || {
+            let frames = world.frames();
+            let packets = frames
+                .iter()
+                .filter_map(|frame| Packet::parse_ethernet(&frame.bytes));
+            let to_server = packets.filter(|packet| packet.destination == at(SERVER, 7000));
+            to_server
+                .filter(|packet| packet.tcp_flags() == Some(tcp_flags::SYN))
+                .count()
+        };
+        if goes_out {
+            eventually("the guest's own SYNs go out", || {
+                (syns() == 2).then_some(())
+            });
+        } else {
+            eventually("both are refused", || {
+                (stand.refused("default_deny") == 2).then_some(())
+            });
+            assert_eq!(syns(), 0);
+        }
+        // From where no client is nobody comes in, whatever the packet says.
+        let never = [
+            [10, 0, 2, 2],
+            [10, 0, 2, 3],
+            [10, 0, 2, 77],
+            [169, 254, 169, 254],
+            [169, 254, 1, 1],
+            [240, 0, 0, 1],
+            [0, 0, 0, 1],
+        ]
+        .map(Ipv4Addr::from);
+        for source in never {
+            neighbour
+                .send(&syn((source, 50_000), (HOST, 8080)))
+                .unwrap();
+        }
+        let private = Ipv4Addr::new(192, 168, 9, 9);
+        neighbour
+            .send(&syn((private, 50_000), (HOST, 8080)))
+            .unwrap();
+        eventually("who comes from a private network arrives", || {
+            senders_to(&guest, 80).contains(&private).then_some(())
+        });
+        let came = senders_to(&guest, 80);
+        assert!(
+            never.iter().all(|source| !came.contains(source)),
+            "{came:?}"
+        );
+        assert_eq!(stand.refused("protected"), never.len() as u64);
+    }
+}
+
+/// Forged SYNs a second.
+const FLOOD: u64 = 300;
+
+#[test]
+fn a_flood_of_forged_syns_shuts_no_client_of_a_forward_out() {
+    require_root_and_tun!();
+    // The world's share of the flows is full after 5 s; then its rate is a quarter of the flood.
+    for rate in ["2000", "100"] {
+        let stand = Stand::new(&[
+            "--forward",
+            "tcp:8080:80",
+            "--max-flows",
+            "2000",
+            "--new-flows-per-second",
+            rate,
+        ]);
+        let server = TcpServer::start(&stand.guest.ns, (GUEST, 80), TcpService::Close).unwrap();
+        let neighbour = LinkSender::new(&stand.world).unwrap();
+        let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+        let connected = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let begun = Instant::now();
+                while !over.load(Relaxed) {
+                    let number = sent.load(Relaxed);
+                    let due = begun + Duration::from_nanos(number * 1_000_000_000 / FLOOD);
+                    std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                    let [_, high, middle, low] = (number as u32).to_be_bytes();
+                    let source = Ipv4Addr::new(11, high, middle, low);
+                    neighbour.send(&syn((source, 999), (HOST, 8080))).unwrap();
+                    sent.store(number + 1, Relaxed);
+                }
+            });
+            std::thread::sleep(Duration::from_secs(8));
+            let clients: Vec<_> = (0..60)
+                .map(|_| {
+                    std::thread::sleep(Duration::from_millis(100));
+                    let net = &stand.world.net;
+                    scope.spawn(|| net.run(|| tcp::connect_close(at(HOST, 8080), 2 * WAIT)))
+                })
+                .collect();
+            let ended = clients.into_iter().map(|client| client.join().unwrap());
+            let connected = ended.filter(Result::is_ok).count();
+            over.store(true, Relaxed);
+            connected
+        });
+        let forged = sent.load(Relaxed);
+        println!("rate {rate}: {connected} of 60 connected, {forged} forged");
+        assert!(forged > 12 * FLOOD, "{forged}");
+        assert!(connected >= 57, "{connected} of 60 at a rate of {rate}");
+        assert!(server.accepted() >= connected as u64);
+    }
+}

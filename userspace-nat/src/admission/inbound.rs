@@ -1,0 +1,133 @@
+//! What the world opens: the first packet to a forward.
+//!
+//! # Theory of operation
+//! No rule judges who connects to a forward, and the source of a first packet may be forged. So a flow
+//! that the world opened lets the guest answer whoever has written, and no more: a connection of the
+//! guest's own to the same remote is judged like any other, and from addresses that are no client's,
+//! whatever a packet says, nobody gets in ([`crate::rules::Space::may_come_in`]).
+//!
+//! What forwards let in may use its share of a quota, so that the world can't use up a guest's own.
+use std::net::Ipv4Addr;
+
+use slipgate_abi::{Direction, Protocol, Refusal, Tuple, Verdict};
+
+use super::{Admission, Opener, opens};
+use crate::{
+    datapath::Datapath,
+    engine::core::{Core, VmState},
+    flow::{EndReason, NewFlow, OpenError},
+    nat_ports::{Destination, Freed},
+    packet::Packet,
+    route::Route,
+    vm::VmNet,
+};
+
+impl<D: Datapath> Core<D> {
+    /// Decides about a packet of the world to a forward.
+    pub(crate) fn admit_inbound(
+        &mut self,
+        vm: &mut VmState,
+        packet: &Packet<'_>,
+        now_ns: u64,
+    ) -> Admission {
+        let Some(world) = packet.tuple(Tuple::WORLD, Direction::Rx) else {
+            return Admission::NoFlow;
+        };
+        if let Some(slot) = self.flows.by_world(&world) {
+            if self.belongs(slot, packet, Direction::Rx) {
+                if self.flows.revive(&mut self.datapath, slot) {
+                    return Admission::Flow { slot };
+                }
+                if self.flows.is_cut(slot) {
+                    return Admission::Cut { slot };
+                }
+            }
+            self.flows
+                .unlink(&mut self.datapath, slot, EndReason::TupleReused, now_ns);
+        }
+        let Some(isn) = opens(packet) else {
+            return Admission::NoFlow;
+        };
+        match self.open_inbound(vm, world, isn, now_ns) {
+            Ok(Some(slot)) => Admission::Flow { slot },
+            Ok(None) => Admission::NoFlow,
+            Err(refusal) => {
+                let guest = Tuple {
+                    scope: vm.net.id,
+                    ..world
+                };
+                self.refuse(vm.net.id, &guest, refusal.into(), now_ns)
+            }
+        }
+    }
+
+    /// Whether somebody at an address may be a forward's client: not one of a VM's own network, of the
+    /// host, or of space that nobody who is outside has.
+    pub(crate) fn may_come_in(&self, vm: &VmNet, remote: Ipv4Addr) -> bool {
+        let judge = self.judge.borrow();
+        let space = judge.policy(vm.id).protected(remote);
+        !vm.is_on_link(remote) && space.is_none_or(|(_, space)| space.may_come_in())
+    }
+
+    fn open_inbound(
+        &mut self,
+        vm: &mut VmState,
+        world: Tuple,
+        isn: u32,
+        now_ns: u64,
+    ) -> Result<Option<u32>, Refusal> {
+        let protocol = Protocol::from_ip(world.protocol).ok_or(Refusal::Insertion)?;
+        let Some(forward) = self.forward_for(&world, vm.net.id) else {
+            return Ok(None);
+        };
+        // A host that routes sees packets of others: they are no forward's.
+        if self.routes.lookup(world.local.into()) != Route::HostLocal {
+            return Ok(None);
+        }
+        if !self.may_come_in(&vm.net, world.remote.into()) {
+            return Err(Refusal::Protected);
+        }
+        let route = self.routes.lookup(world.remote.into());
+        let (hop, _) = route.hop().ok_or(Refusal::NoRoute)?;
+        self.charge(vm, Opener::World((world, isn)), now_ns)?;
+        let guest = Tuple {
+            scope: vm.net.id,
+            local: vm.net.guest.into(),
+            local_port: forward.guest_port,
+            ..world
+        };
+        let to = Destination {
+            nat: world.local,
+            remote: world.remote,
+            remote_port: world.remote_port,
+            protocol,
+        };
+        let flow = NewFlow {
+            guest,
+            vm_row: vm.net.row,
+            protocol,
+            nat: world.local,
+            nat_port: world.local_port,
+            rule: forward.rule,
+            uplink_ifindex: hop.ifindex,
+            next_hop: self.next_hop(hop, world.remote),
+            isn,
+            inbound: true,
+            verdict: Verdict::Fast,
+        };
+        self.flows.ports.mark(to, flow.nat_port, vm.net.id);
+        let opened = self
+            .flows
+            .open(&mut self.datapath, &flow, now_ns)
+            .map_err(|error| {
+                self.flows
+                    .ports
+                    .free(to, flow.nat_port, vm.net.id, Freed::Safe, now_ns);
+                match error {
+                    OpenError::NoSlot | OpenError::MapFull => Refusal::TableFull,
+                    _ => Refusal::Insertion,
+                }
+            });
+        self.settle(vm, opened, now_ns).map(Some)
+    }
+}
