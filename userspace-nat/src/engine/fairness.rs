@@ -1,22 +1,26 @@
-//! Fairness within a batch: VMs take turns by what their frames lead to, so that a VM's single SYN
-//! waits for one frame of each other VM at most, however many of theirs came before it, and a VM
-//! whose frames are sent on in many pieces has its turns as seldom. Frames of one VM keep their order.
+//! Fairness within a batch: VMs take turns by what their frames lead to, and so do a guest and the
+//! world that sends to it. So a VM's single SYN waits for two frames of each VM at most, however many
+//! of theirs came before it, and who sends frames that go on in many pieces has turns as seldom.
+//! Frames of one sender keep their order.
+use slipgate_abi::portframe::PortFlags;
+
 use crate::port::{BATCH, Batch, Frame};
 
 /// The order in which a batch is handled.
 #[derive(Debug, Default)]
 pub(super) struct Order {
-    vms: Vec<Share>,
-    /// For each frame, the next one of its VM; [`NONE`]: it is the last.
+    senders: Vec<Share>,
+    /// For each frame, the next one of its sender; [`NONE`]: it is the last.
     following: Vec<u8>,
-    /// Place in `vms` of whose frame was given out last.
+    /// Place in `senders` of whose frame was given out last.
     at: usize,
 }
 
-/// A VM's frames in the batch at hand.
+/// A sender's frames in the batch at hand.
 #[derive(Clone, Copy, Debug)]
 struct Share {
-    row: u16,
+    /// The VM's row, and whether it is the world that sends.
+    sender: (u16, bool),
     next: u8,
     last: u8,
     /// What those that were handled led to, frames.
@@ -30,20 +34,24 @@ const _: () = assert!(BATCH <= NONE as usize);
 impl Order {
     /// Takes a batch of which nothing is handled.
     pub(super) fn arrange(&mut self, batch: &Batch) {
-        self.vms.clear();
+        self.senders.clear();
         self.following.clear();
         for index in 0..batch.len() {
             // What can't be parsed is dropped: its place does not matter.
-            let row = Frame::parse(batch.frame(index)).map_or(0, |f| f.header.vm_row);
+            let header = Frame::parse(batch.frame(index)).map(|frame| frame.header);
+            let sender = header.map_or((0, false), |header| {
+                let from_world = header.flags & PortFlags::FROM_UPLINK != 0;
+                (header.vm_row, from_world)
+            });
             let index = index as u8;
             self.following.push(NONE);
-            match self.vms.iter_mut().find(|vm| vm.row == row) {
-                Some(vm) => {
-                    self.following[usize::from(vm.last)] = index;
-                    vm.last = index;
+            match self.senders.iter_mut().find(|share| share.sender == sender) {
+                Some(share) => {
+                    self.following[usize::from(share.last)] = index;
+                    share.last = index;
                 }
-                None => self.vms.push(Share {
-                    row,
+                None => self.senders.push(Share {
+                    sender,
                     next: index,
                     last: index,
                     cost: 0,
@@ -54,25 +62,25 @@ impl Order {
 
     /// Whether every frame was given out.
     pub(super) fn is_done(&self) -> bool {
-        self.vms.iter().all(|vm| vm.next == NONE)
+        self.senders.iter().all(|share| share.next == NONE)
     }
 
-    /// The frame to be handled next: of the VM that has cost least so far.
+    /// The frame to be handled next: of the sender that has cost least so far.
     pub(super) fn next(&mut self) -> Option<usize> {
-        let waiting = self.vms.iter().enumerate();
-        let waiting = waiting.filter(|(_, vm)| vm.next != NONE);
-        let (at, _) = waiting.min_by_key(|(_, vm)| vm.cost)?;
+        let waiting = self.senders.iter().enumerate();
+        let waiting = waiting.filter(|(_, share)| share.next != NONE);
+        let (at, _) = waiting.min_by_key(|(_, share)| share.cost)?;
         self.at = at;
-        let vm = &mut self.vms[at];
-        let index = usize::from(vm.next);
-        vm.next = self.following[index];
+        let share = &mut self.senders[at];
+        let index = usize::from(share.next);
+        share.next = self.following[index];
         Some(index)
     }
 
     /// What the frame that was given out last led to, in frames.
     pub(super) fn charge(&mut self, cost: usize) {
-        if let Some(vm) = self.vms.get_mut(self.at) {
-            vm.cost += cost;
+        if let Some(share) = self.senders.get_mut(self.at) {
+            share.cost += cost;
         }
     }
 }
