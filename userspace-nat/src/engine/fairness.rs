@@ -17,7 +17,7 @@ pub(super) struct Order {
 /// A sender's frames in the batch at hand.
 #[derive(Clone, Copy, Debug)]
 struct Share {
-    /// The VM's row, and whether the world sends to it.
+    /// The VM's row, and whether it is the world that sends.
     sender: (u16, bool),
     next: u8,
     last: u8,
@@ -40,7 +40,7 @@ impl Order {
             let sender = frame.map_or((0, false), |f| (f.header.vm_row, f.is_from_world()));
             let index = index as u8;
             self.following.push(NONE);
-            match self.senders.iter_mut().find(|s| s.sender == sender) {
+            match self.senders.iter_mut().find(|share| share.sender == sender) {
                 Some(share) => {
                     self.following[usize::from(share.last)] = index;
                     share.last = index;
@@ -57,25 +57,25 @@ impl Order {
 
     /// Whether every frame was given out.
     pub(super) fn is_done(&self) -> bool {
-        self.senders.iter().all(|sender| sender.next == NONE)
+        self.senders.iter().all(|share| share.next == NONE)
     }
 
     /// The frame to be handled next: of the sender that has cost least so far.
     pub(super) fn next(&mut self) -> Option<usize> {
         let waiting = self.senders.iter().enumerate();
-        let waiting = waiting.filter(|(_, sender)| sender.next != NONE);
-        let (at, _) = waiting.min_by_key(|(_, sender)| sender.cost)?;
+        let waiting = waiting.filter(|(_, share)| share.next != NONE);
+        let (at, _) = waiting.min_by_key(|(_, share)| share.cost)?;
         self.at = at;
-        let vm = &mut self.senders[at];
-        let index = usize::from(vm.next);
-        vm.next = self.following[index];
+        let share = &mut self.senders[at];
+        let index = usize::from(share.next);
+        share.next = self.following[index];
         Some(index)
     }
 
     /// What the frame that was given out last led to, in frames.
     pub(super) fn charge(&mut self, cost: usize) {
-        if let Some(vm) = self.senders.get_mut(self.at) {
-            vm.cost += cost;
+        if let Some(share) = self.senders.get_mut(self.at) {
+            share.cost += cost;
         }
     }
 }
