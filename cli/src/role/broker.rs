@@ -524,18 +524,13 @@ impl Broker {
             // Nothing new comes from the guests while their flows end.
             self.attached.shut_taps()?;
         }
-        let Self {
-            engine,
-            attached,
-            reserved_ports,
-            ..
-        } = &mut self;
-        let engine = engine.to_be_stopped(attached, reserved_ports, ENGINE_WITHIN)?;
-        engine.tell(ToEngine::Shutdown(match exit {
+        let engine_exit = match exit {
             OnExit::Detach => EngineExit::Detach,
             OnExit::Keep => EngineExit::Keep,
-        }))?;
-        engine.await_stopped(ENGINE_WITHIN)?;
+        };
+        let ports = &self.reserved_ports;
+        self.engine
+            .stop(engine_exit, &mut self.attached, ports, ENGINE_WITHIN)?;
         match exit {
             OnExit::Keep => tracing::info!("stopped; flows go on in the kernel"),
             OnExit::Detach => {

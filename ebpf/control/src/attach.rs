@@ -311,6 +311,24 @@ pub(crate) fn pinned(paths: &Paths) -> Result<Vec<Attached>> {
     Ok(all)
 }
 
+/// Whether every interface that was attached to is gone, an engine port's among them, as far as links
+/// tell.
+pub(crate) fn are_defunct(paths: &Paths) -> Result<bool> {
+    let mut has_port = false;
+    for attached in pinned(paths)? {
+        match attached.by {
+            AttachedBy::Link if link::target(&paths.pin(&attached.pin_name()))? != 0 => {
+                return Ok(false);
+            }
+            AttachedBy::Link => has_port |= attached.program == Program::EnginePort,
+            // Beside a link of the same interface.
+            AttachedBy::Clsact if attached.program == Program::GuestShut => {}
+            AttachedBy::Clsact => return Ok(false),
+        }
+    }
+    Ok(has_port)
+}
+
 /// Names program and interface in an error of a system call.
 fn explain(error: Error, program: Program, ifindex: u32) -> Error {
     let name = Device::with_index(ifindex).map_or_else(

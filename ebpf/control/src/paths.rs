@@ -19,6 +19,7 @@ use crate::{
 
 mod abandoned;
 mod alone;
+mod gone;
 
 pub use abandoned::sweep_run_dirs;
 pub(crate) use alone::check_alone;

@@ -118,3 +118,36 @@ fn what_the_dead_left_of_locks_is_removed_by_the_next_start() {
     start();
     assert!(!lives.exists());
 }
+
+#[test]
+fn pins_of_a_namespace_that_is_gone_go_with_the_next_start_in_another() {
+    require_root_and_tun!();
+    let pins = PinDir::new().unwrap();
+    let sets = || {
+        let all = pins.pins();
+        all.iter().filter(|pin| pin.ends_with("SLOTS")).count()
+    };
+    let [mut dies, mut lives] = [Host::new(&pins), Host::new(&pins)];
+    let mut streams = [&dies, &lives].map(|host| {
+        let stream = host.guest.run(|| tcp::connect(host.server.address(), WAIT));
+        stream.unwrap()
+    });
+    // All are killed. One's namespace goes, the other's flow goes on.
+    dies.slipgate.kill_both().unwrap();
+    lives.slipgate.kill_both().unwrap();
+    drop(dies);
+    assert_eq!(sets(), 2);
+    // The kernel takes a namespace's interfaces down some time after its last process.
+    crate::eventually("the dead one's pins are gone", || {
+        let starts = Host::new(&pins);
+        let left = sets();
+        drop(starts.slipgate);
+        (left == 2).then_some(())
+    });
+    let [_, stream] = &mut streams;
+    EchoSession::new(stream).round(1_000).unwrap();
+    lives.slipgate = lives.slipgate.again().unwrap();
+    EchoSession::new(stream).round(1_000).unwrap();
+    assert_eq!(lives.packets().len(), 1, "it was adopted");
+    assert!(lives.slipgate.stop().unwrap().success());
+}

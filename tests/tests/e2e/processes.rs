@@ -66,7 +66,8 @@ fn round(stand: &Stand, stream: &mut TcpStream) {
         .expect("an established flow goes on");
 }
 
-/// Each flow has one start and one end in the log; how many there are.
+/// Each flow has one end in the log, and no more than one start: that of a flow let in within the turn
+/// in which its engine was killed is missing. How many there are.
 fn assert_books_are_whole(stand: &Stand) -> usize {
     let ids = |event| {
         let mut lines = stand.events(event);
@@ -76,7 +77,7 @@ fn assert_books_are_whole(stand: &Stand) -> usize {
         ids
     };
     let (started, ended) = (ids("flow_start"), ids("flow_end"));
-    assert_eq!(started, ended);
+    assert!(started.is_subset(&ended), "{started:?} {ended:?}");
     ended.len()
 }
 
@@ -300,6 +301,26 @@ fn an_engine_that_is_stopped_is_noticed_and_another_takes_its_place() {
     assert!(status.success(), "{}", stand.slipgate.stderr());
     assert_eq!(assert_books_are_whole(&stand), 2);
     assert!(stand.slipgate.pins().pins().is_empty());
+}
+
+#[test]
+fn an_engine_that_is_killed_while_it_stops_leaves_nothing_undone() {
+    require_root_and_tun!();
+    // It waits for 50 ms between the two steps of a flow's end.
+    for delay_ms in [0, 10, 40] {
+        let mut stand = Stand::new(&[]);
+        let server = echo_server(&stand);
+        let streams = [(); 3].map(|()| stand.run(|| tcp::connect(server.address(), WAIT)).unwrap());
+        let victim = engine(&stand.slipgate);
+        let broker = Pid::from_raw(stand.slipgate.broker_pid() as i32);
+        kill(broker, Signal::SIGTERM).unwrap();
+        std::thread::sleep(Duration::from_millis(delay_ms));
+        kill(victim, Signal::SIGKILL).unwrap();
+        let status = stand.slipgate.stop().unwrap();
+        assert!(status.success(), "{}", stand.slipgate.stderr());
+        assert_eq!(assert_books_are_whole(&stand), streams.len());
+        assert!(stand.slipgate.pins().pins().is_empty());
+    }
 }
 
 #[test]

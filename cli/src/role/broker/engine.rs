@@ -23,6 +23,7 @@ use std::{
 };
 
 use nix::poll::{PollFd, PollFlags};
+use userspace_nat::engine::OnExit;
 
 use super::{HEARD_AT_ONCE, attached::Attached, engine_process::EngineProcess};
 use crate::channel::{ChannelError, Received, ToBroker, ToEngine};
@@ -249,30 +250,28 @@ impl Engine {
         }
     }
 
-    /// One that answers and is told to stop, for the end; it is started if there is none.
-    pub(super) fn to_be_stopped(
-        &mut self,
-        attached: &Attached,
+    /// Stops it in order, within so long. Where it does not answer any more, ends meanwhile, or there
+    /// is none just now, another one is started to do it.
+    pub(super) fn stop(
+        self,
+        exit: OnExit,
+        attached: &mut Attached,
         reserved_ports: &[(u8, u16)],
         within: Duration,
-    ) -> anyhow::Result<&mut EngineProcess> {
-        let none = State::Due(Instant::now());
-        let mut process = match std::mem::replace(&mut self.state, none) {
-            State::Serves(process) => process,
-            State::Begins(_) | State::Due(_) => {
-                let mut process = EngineProcess::start(attached, reserved_ports, &self.log)?;
-                process.await_ready(within)?;
-                process
+    ) -> anyhow::Result<()> {
+        if let State::Serves(mut process) = self.state {
+            let stopped = process
+                .await_answer(ANSWERS_WITHIN)
+                .and_then(|()| process.stop(exit, within));
+            match stopped {
+                Ok(()) => return Ok(()),
+                Err(e) => tracing::error!("{e:#}; another one is started, to stop in its place"),
             }
-        };
-        if let Err(e) = process.await_answer(ANSWERS_WITHIN) {
-            tracing::error!("{e:#}; another one is started, to end its flows");
-            drop(process);
-            process = EngineProcess::start(attached, reserved_ports, &self.log)?;
-            process.await_ready(within)?;
         }
-        self.state = State::Serves(process);
-        Ok(self.process_mut().expect("it serves"))
+        attached.clean_after_engine()?;
+        let mut process = EngineProcess::start(attached, reserved_ports, &self.log)?;
+        process.await_ready(within)?;
+        process.stop(exit, within)
     }
 }
 

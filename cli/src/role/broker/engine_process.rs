@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use userspace_nat::engine::OnExit;
 
 use super::{
     attached::{self, Attached},
@@ -136,8 +137,9 @@ impl EngineProcess {
         )
     }
 
-    /// Waits until it has stopped as asked.
-    pub(super) fn await_stopped(&mut self, within: Duration) -> anyhow::Result<()> {
+    /// Has it stop, and waits until it has.
+    pub(super) fn stop(&mut self, exit: OnExit, within: Duration) -> anyhow::Result<()> {
+        self.tell(ToEngine::Shutdown(exit))?;
         let is_stopped = |message: &ToBroker| matches!(message, ToBroker::Stopped);
         self.await_message(within, "stopped", is_stopped)
     }

@@ -1,7 +1,8 @@
 //! Directories of locks that killed processes left.
 //!
 //! One is removed when nobody holds a lock in it and its pins are gone: pins that are there hold flows
-//! for a successor, which finds in it whose they are. Where the pins are is written in it. Where it
+//! for a successor, which finds in it whose they are. Those whose namespace is gone are removed before
+//! ([`super::gone`]). Where the pins are is written in it. Where it
 //! is not, for its process died before, or was of a version that wrote none, its name tells: it
 //! has a hash of the pins' path, and these are directories on a mounted bpffs.
 use std::{
@@ -12,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{PINS, Paths, RUN, hash_of, pin_dir_of};
+use super::{PINS, Paths, RUN, gone, hash_of, pin_dir_of};
 use crate::{Result, lock::FileLock, owner};
 
 /// Directories on bpffs that are looked at, at most.
@@ -25,7 +26,10 @@ pub fn sweep_run_dirs() -> usize {
 }
 
 /// `pinned`: all directories that may have pins in them.
-fn sweep_run_dirs_in(run: &Path, pinned: &dyn Fn() -> io::Result<Vec<PathBuf>>) -> usize {
+pub(super) fn sweep_run_dirs_in(
+    run: &Path,
+    pinned: &dyn Fn() -> io::Result<Vec<PathBuf>>,
+) -> usize {
     let dirs = fs::read_dir(run).into_iter().flatten().flatten();
     let names = OnceCell::new();
     // What can't be looked at may be there.
@@ -39,7 +43,7 @@ fn sweep_run_dirs_in(run: &Path, pinned: &dyn Fn() -> io::Result<Vec<PathBuf>>) 
 /// Whether it is gone. One who makes it again meanwhile waits for the lock, and begins anew.
 fn sweep_run_dir(run_dir: &Path, has_pins: &dyn Fn(&Path) -> bool) -> Result<bool> {
     // Empty: nobody is in it, and who begins makes it again.
-    if fs::remove_dir(run_dir).is_ok() {
+    if fs::remove_dir(run_dir).is_ok() || gone::sweep(run_dir)? {
         return Ok(true);
     }
     if !run_dir.is_dir() || has_pins(run_dir) {
