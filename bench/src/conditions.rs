@@ -2,13 +2,13 @@
 
 use std::{fs, process::Command};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use slipgate_testbed::NetNs;
 
 use crate::{contender::MTU, generator::SMALL_FRAME_BYTES, workload::Limits};
 
 /// Which CPU does what.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Pinning {
     /// Client, server and frame generator; so also a NAT that works in the sender's context.
     pub(crate) ends: Option<usize>,
@@ -37,7 +37,7 @@ impl Pinning {
 }
 
 /// The conditions of a run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Conditions {
     /// UTC.
     pub(crate) date: String,
@@ -54,7 +54,8 @@ pub(crate) struct Conditions {
     pub(crate) offloads: &'static str,
     /// TCP's, of all ends and of what relays.
     pub(crate) congestion_control: String,
-    /// How they came to it, or why they did not: then they have the machine's.
+    /// How they came to it, or why they did not: then they have the machine's. Older runs do not say.
+    #[serde(default)]
     pub(crate) congestion_control_set: String,
     pub(crate) limits: Limits,
     pub(crate) sysctl: Vec<(&'static str, String)>,

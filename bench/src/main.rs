@@ -4,6 +4,7 @@
 //! main ─► run ─► contender × workload ─► results ─► goals, report, plot
 //!              ├ microvm        the built-in guest under slipgate run and QEMU
 //!              ├ dns            questions answered, beside dnsmasq and unbound
+//!              ├ relay          forwards of the host's own, beside a copy loop and rinetd
 //!              └ program_cost
 //! ```
 #![cfg(target_os = "linux")]
@@ -17,6 +18,8 @@ mod goals;
 mod microvm;
 mod plot;
 mod program_cost;
+mod recorded;
+mod relay;
 mod report;
 mod results;
 mod run;
@@ -45,6 +48,7 @@ const MICROVM: &str = "microvm";
 const MICROVM_GUESTS: &str = "microvm-guests";
 const MICROVM_RING: &str = "microvm-ring";
 const DNS: &str = "dns";
+const RELAY: &str = "relay";
 
 /// Measures slipgate, nftables, plain forwarding, pasta, slirp4netns and einat side by side; its
 /// resolver beside dnsmasq and unbound.
@@ -53,7 +57,7 @@ const DNS: &str = "dns";
 struct CommandLine {
     /// Only these workloads: bulk-up, bulk-down, connect-close, request-response, udp-64,
     /// established, new-flows-udp, new-flows-tcp, microvm (microvm-guests, microvm-ring), dns,
-    /// programs
+    /// relay, programs
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
     /// Only these contenders; ratios are to nftables, those of whole microVMs to qemu-tap
@@ -77,6 +81,9 @@ struct CommandLine {
     /// Let the scheduler place everything
     #[arg(long)]
     no_pinning: bool,
+    /// Measure nothing: print the tables of an earlier run's JSON file, and draw its plot beside it
+    #[arg(long, value_name = "FILE")]
+    plot_from: Option<PathBuf>,
     /// Directory of the JSON file and the plot [default: target/bench]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -86,7 +93,14 @@ fn main() -> Result<()> {
     if let Some(ended) = microvm::ring::as_vmm() {
         return ended;
     }
+    if let Some(ended) = relay::as_copy_loop() {
+        return ended;
+    }
     let args = CommandLine::parse();
+    if let Some(file) = &args.plot_from {
+        print!("{}", recorded::show(file)?);
+        return Ok(());
+    }
     requirements::root_and_tun()
         .map_err(|why| anyhow::anyhow!("the benchmarks can't run: {why}"))?;
     let (rounds, seconds) = if args.quick { (2, 0.4) } else { (5, 2.0) };
@@ -139,7 +153,11 @@ fn main() -> Result<()> {
         true => dns::measure(rounds, limits, pinning, plan.budget, &mut conditions),
         false => Default::default(),
     };
-    let report = measure(&plan, conditions, programs, microvm, dns)?;
+    let relay = match wanted(RELAY) {
+        true => relay::measure(rounds, limits, pinning, plan.budget, &mut conditions),
+        false => Default::default(),
+    };
+    let report = measure(&plan, conditions, programs, microvm, [dns, relay])?;
     print!("{}", report.text());
     write(&report, args.out)
 }
@@ -149,7 +167,7 @@ fn measure(
     conditions: Conditions,
     programs: bool,
     microvm: Vec<Cell>,
-    dns: (Vec<Cell>, Vec<Table>),
+    parts: [(Vec<Cell>, Vec<Table>); 2],
 ) -> Result<Report> {
     let mut cells = if plan.workloads.is_empty() {
         Vec::new()
@@ -159,8 +177,10 @@ fn measure(
     let mut tables = plan.tables(contender::REFERENCE, &cells);
     tables.extend(microvm::tables(&microvm));
     cells.extend(microvm);
-    tables.extend(dns.1);
-    cells.extend(dns.0);
+    for (of_part, tables_of_part) in parts {
+        tables.extend(tables_of_part);
+        cells.extend(of_part);
+    }
     Ok(Report {
         conditions,
         goals: goals::judge(&tables),
@@ -188,7 +208,8 @@ fn write(report: &Report, out: Option<PathBuf>) -> Result<()> {
     println!("\nraw   {}", json.display());
     if !report.tables.is_empty() {
         let svg = directory.join(format!("{stem}.svg"));
-        plot::draw(report, &svg).with_context(|| format!("draw {}", svg.display()))?;
+        plot::draw(&report.conditions, &report.tables, &svg)
+            .with_context(|| format!("draw {}", svg.display()))?;
         println!("plot  {}", svg.display());
     }
     Ok(())
@@ -214,10 +235,10 @@ fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
     let known: Vec<_> = all.iter().map(|workload| workload.name()).collect();
     for name in only {
         let name = name.as_str();
-        let ours = [PROGRAMS, MICROVM, MICROVM_GUESTS, MICROVM_RING, DNS];
+        let ours = [PROGRAMS, MICROVM, MICROVM_GUESTS, MICROVM_RING, DNS, RELAY];
         if !ours.contains(&name) && !known.contains(&name) {
             bail!(
-                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {PROGRAMS}",
+                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {PROGRAMS}",
                 known.join(", ")
             );
         }

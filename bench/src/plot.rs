@@ -11,7 +11,8 @@ use plotters::{
 };
 
 use crate::{
-    report::{Report, number},
+    conditions::Conditions,
+    report::number,
     results::{Row, Table},
 };
 
@@ -33,13 +34,9 @@ const GRID: RGBColor = RGBColor(0xe2, 0xe6, 0xea);
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Writes the plot of all metrics.
-pub(crate) fn draw(report: &Report, path: &Path) -> Result<()> {
-    let tables: Vec<&Table> = report
-        .tables
-        .iter()
-        .filter(|table| has_data(table))
-        .collect();
-    let rows = report.tables.iter().map(|table| table.rows.len()).max();
+pub(crate) fn draw(conditions: &Conditions, tables: &[Table], path: &Path) -> Result<()> {
+    let rows = tables.iter().map(|table| table.rows.len()).max();
+    let tables: Vec<&Table> = tables.iter().filter(|table| has_data(table)).collect();
     let panel_height = PANEL_HEADER as u32 + 16 + rows.unwrap_or(0) as u32 * ROW_HEIGHT as u32;
     let lines = tables.len().div_ceil(COLUMNS).max(1) as u32;
     let size = (
@@ -49,7 +46,7 @@ pub(crate) fn draw(report: &Report, path: &Path) -> Result<()> {
     let root = SVGBackend::new(path, size).into_drawing_area();
     let drawn = (|| {
         root.fill(&WHITE).map_err(wrong)?;
-        header(&root, report)?;
+        header(&root, conditions)?;
         for (at, table) in tables.iter().enumerate() {
             let (column, line) = ((at % COLUMNS) as u32, (at / COLUMNS) as u32);
             let (left, top) = (10 + column * PANEL_WIDTH, HEADER + line * panel_height);
@@ -68,8 +65,7 @@ fn has_data(table: &Table) -> bool {
     table.rows.iter().any(|row| row.summary.is_some())
 }
 
-fn header(root: &Area, report: &Report) -> Result<()> {
-    let c = &report.conditions;
+fn header(root: &Area, c: &Conditions) -> Result<()> {
     text(
         root,
         "slipgate and its peers",

@@ -26,14 +26,17 @@ pub(crate) struct Report {
 impl Report {
     /// As text.
     pub(crate) fn text(&self) -> String {
-        let mut out = conditions(&self.conditions);
-        for table in &self.tables {
-            out += &metric(table);
-        }
+        let mut out = tables(&self.conditions, &self.tables);
         out += &programs(&self.programs);
         out += &goals(&self.goals);
         out
     }
+}
+
+/// The conditions, and a table per metric.
+pub(crate) fn tables(of: &Conditions, tables: &[Table]) -> String {
+    let metrics = tables.iter().map(metric);
+    conditions(of) + &metrics.collect::<String>()
 }
 
 fn conditions(c: &Conditions) -> String {

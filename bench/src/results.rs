@@ -1,11 +1,11 @@
 //! Cells, turned into series and ratios.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{run::Cell, statistics::Summary, workload::Metric};
 
 /// One metric of one contender over all rounds.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) contender: &'static str,
     /// By round; rounds that failed are left out.
@@ -40,7 +40,7 @@ impl Row {
 }
 
 /// One metric over all contenders.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) metric: Metric,
     /// The contender that ratios are to.

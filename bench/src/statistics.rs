@@ -1,9 +1,9 @@
 //! Medians, percentiles and spread of a few numbers.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Some measurements of one thing.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
     pub(crate) median: f64,
     pub(crate) min: f64,

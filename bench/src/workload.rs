@@ -10,7 +10,7 @@ mod small_packets;
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{contender::Stand, generator::FirstPacket, results::Measured};
 
@@ -22,7 +22,7 @@ pub(crate) const SMALL_PACKETS: &str = "udp-64";
 pub(crate) const ESTABLISHED: &str = "established";
 
 /// How long a workload may take on one contender, once.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Limits {
     /// Of a bulk transfer.
     pub(crate) bulk: Duration,
@@ -31,7 +31,7 @@ pub(crate) struct Limits {
 }
 
 /// What a number is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unit {
     GigabitsPerSecond,
@@ -58,7 +58,7 @@ impl Unit {
 }
 
 /// A number that a workload comes to.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Metric {
     /// Unique among all workloads.
     pub(crate) name: &'static str,

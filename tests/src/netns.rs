@@ -45,7 +45,7 @@ struct Inner {
 pub enum CongestionControlBy {
     /// Its own default.
     Default,
-    /// Each of its routes has it, but for loopback's.
+    /// Each of its routes has it.
     Routes,
 }
 
@@ -295,6 +295,12 @@ impl NetNs {
         let routes = self.ip_alone("-4 route show")?;
         for route in routes.lines().filter_map(|line| route_with(line, &name)) {
             self.ip_alone(&format!("route replace {route}"))?;
+        }
+        // To the namespace's own addresses, loopback's among them.
+        let own = self.ip_alone("-4 route show table local")?;
+        let own = own.lines().filter(|line| line.starts_with("local "));
+        for route in own.filter_map(|line| route_with(line, &name)) {
+            self.ip_alone(&format!("route replace {route} table local"))?;
         }
         Ok(())
     }

@@ -120,6 +120,11 @@ impl Stand {
         Ok(self.world.set_congestion_control(name)?)
     }
 
+    /// The guest's namespace.
+    pub(crate) fn guest_ns(&self) -> &NetNs {
+        &self.guest_ns
+    }
+
     /// Runs `f` in the guest.
     pub(crate) fn in_guest<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         self.guest_ns.run(f)

@@ -13,6 +13,32 @@ fn carried(end: &MicroVmEnd, pair: usize) -> (u64, u64) {
     (of("tx_frames"), of("rx_frames"))
 }
 
+/// As many as are promised, on however few cores.
+#[test]
+fn sixteen_queue_pairs_carry_frames_each() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let close = TcpServer::start(&bed.world.net, (SERVER, 7001), TcpService::Close).unwrap();
+    // The first vCPU has the fewest of them: it sees to the others besides.
+    let work = format!("crr {} 640 x16 close", close.address());
+    let vm = bed.start_with(&["--cpus", "16", "--cmdline", &work]);
+    let end = vm.finish(2 * WAIT).unwrap();
+    assert_eq!(
+        end.status.code(),
+        Some(0),
+        "{:#?}\n{}",
+        end.lines,
+        end.stderr
+    );
+    let each: Vec<_> = (0..16).map(|pair| carried(&end, pair)).collect();
+    let a_connection = |(tx, rx): &(u64, u64)| *tx >= 3 && *rx >= 3;
+    assert!(each.iter().all(a_connection), "{each:?}");
+    let frames: u64 = each.iter().map(|(tx, rx)| tx + rx).sum();
+    assert!(frames >= 6 * 640, "{each:?}");
+    println!("{each:?}");
+}
+
 #[test]
 fn two_queue_pairs_carry_its_workloads_and_the_kernel_the_bulk() {
     require_root_and_tun!();

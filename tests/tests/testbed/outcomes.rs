@@ -190,6 +190,8 @@ fn connections_have_the_congestion_control_that_was_asked_for() {
         }
         assert_eq!(both_ends(&guest.ns), [name, name]);
         assert_eq!(both_ends(&world.host), [name, name]);
+        // By loopback, too.
+        assert_eq!(both_ends(&world.net), [name, name]);
     }
 }
 

@@ -1,0 +1,46 @@
+//! A port of the host's loopback that leads into the guest, for the host's own clients: slipgate's
+//! forward, which its engine relays, beside a loop that copies through the kernel's sockets, and
+//! rinetd where it is installed. For these two the host routes to the guest.
+
+mod contender;
+mod copy_loop;
+mod workload;
+
+use std::time::Duration;
+
+pub(crate) use self::copy_loop::as_copy_loop;
+use crate::{
+    conditions::{Conditions, Pinning},
+    results::Table,
+    run::{Cell, Plan},
+    workload::Limits,
+};
+
+/// All ratios are to it.
+const REFERENCE: &str = contender::COPY_LOOP;
+/// Where the host's clients connect to.
+const PORT: u16 = 8080;
+/// Where the guest serves.
+const GUEST_PORT: u16 = 80;
+
+/// Measures; the cells and the tables of them.
+pub(crate) fn measure(
+    rounds: usize,
+    limits: Limits,
+    pinning: Pinning,
+    budget: Duration,
+    conditions: &mut Conditions,
+) -> (Vec<Cell>, Vec<Table>) {
+    let plan = Plan {
+        contenders: crate::present(contender::all(), conditions),
+        workloads: workload::all(),
+        rounds,
+        limits,
+        pinning,
+        congestion_control: conditions.congestion_control.clone(),
+        budget,
+    };
+    let cells = plan.run();
+    let tables = plan.tables(REFERENCE, &cells);
+    (cells, tables)
+}

@@ -1,0 +1,94 @@
+//! Who relays.
+
+use std::{fs, process::Command};
+
+use anyhow::{Context, Result};
+use slipgate_testbed::{Guest, PinDir, World, baseline, slipgate, world::UPLINK};
+
+use super::{GUEST_PORT, PORT, copy_loop};
+use crate::{
+    conditions::Pinning,
+    contender::{Contender, NatProcess, Stand, guest, pin, version, world},
+};
+
+pub(super) const COPY_LOOP: &str = "copy-loop";
+
+pub(super) fn all() -> Vec<Box<dyn Contender>> {
+    vec![
+        Box::new(Relay::Slipgate),
+        Box::new(Relay::CopyLoop),
+        Box::new(Relay::Rinetd),
+    ]
+}
+
+enum Relay {
+    Slipgate,
+    CopyLoop,
+    Rinetd,
+}
+
+impl Contender for Relay {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Slipgate => "slipgate",
+            Self::CopyLoop => COPY_LOOP,
+            Self::Rinetd => "rinetd",
+        }
+    }
+
+    fn version(&self) -> Result<String> {
+        match self {
+            Self::Slipgate => {
+                let said = Command::new(slipgate::binary()?).arg("--version").output();
+                let said = said.context("run `slipgate --version`")?;
+                Ok(String::from_utf8_lossy(&said.stdout).trim().to_owned())
+            }
+            Self::CopyLoop => Ok("64 KiB, two threads a connection".to_owned()),
+            Self::Rinetd => version("rinetd", "rinetd"),
+        }
+    }
+
+    fn set_up(&self, pinning: Pinning) -> Result<Stand> {
+        if let Self::Slipgate = self {
+            return by_slipgate(pinning);
+        }
+        let world = World::with(world(true))?;
+        let guest = Guest::new(&world, guest(pinning))?;
+        baseline::plain_forwarding(&world, &guest)?;
+        let inside = guest.config().address;
+        let scratch = tempfile::tempdir().context("make a directory for a configuration")?;
+        let command = match self {
+            Self::Rinetd => {
+                let file = scratch.path().join("rinetd.conf");
+                let text = format!("127.0.0.1 {PORT} {inside} {GUEST_PORT}\n");
+                fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
+                let mut command = Command::new("rinetd");
+                command.arg("-f").arg("-c").arg(file);
+                command
+            }
+            _ => copy_loop::command(
+                &format!("127.0.0.1:{PORT}"),
+                &format!("{inside}:{GUEST_PORT}"),
+            )?,
+        };
+        let process = NatProcess::start(&world.host, command, pinning)?;
+        let mut stand = Stand::in_kernel(world, guest).served_by(process)?;
+        stand.keep(scratch);
+        Ok(stand)
+    }
+}
+
+fn by_slipgate(pinning: Pinning) -> Result<Stand> {
+    let world = World::with(world(false))?;
+    let guest = Guest::new(&world, guest(pinning))?;
+    let pins = PinDir::new()?;
+    let forward = format!("tcp:{PORT}:{GUEST_PORT}");
+    let mut args = vec!["--tap", guest.tap(), "--uplink", UPLINK, "--log", "warn"];
+    args.extend(["--mode", "hybrid", "--forward", &forward]);
+    args.extend(["--new-flows-per-second", "100000000"]);
+    let mut slipgate = slipgate::Slipgate::attach(&world.host, &pins, &args)?;
+    pin(slipgate.broker_pid(), pinning.middle)?;
+    let engine = slipgate.engine_pid().context("slipgate has no engine")?;
+    pin(engine, pinning.middle)?;
+    Ok(Stand::in_kernel(world, guest).under_slipgate(slipgate, engine))
+}

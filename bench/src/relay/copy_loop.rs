@@ -1,0 +1,64 @@
+//! What a relay costs at least where it is written by hand: two threads a connection, each of which
+//! reads up to 64 KiB from one socket and writes them to the other.
+
+use std::{
+    env,
+    io::{Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    process::Command,
+    thread,
+};
+
+use anyhow::{Context, Result};
+
+/// The argument that makes this program one.
+const ROLE: &str = "copy-loop";
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// The command that relays from `listen` to `to`.
+pub(super) fn command(listen: &str, to: &str) -> Result<Command> {
+    let mut command = Command::new(env::current_exe().context("find this program")?);
+    command.args([ROLE, listen, to]);
+    Ok(command)
+}
+
+/// Relays when this program was started to.
+pub(crate) fn as_copy_loop() -> Option<Result<()>> {
+    let mut args = env::args().skip(1);
+    if args.next().as_deref() != Some(ROLE) {
+        return None;
+    }
+    Some((|| {
+        let listen = args.next().context("no address to listen at")?;
+        let to = args.next().context("no address to connect to")?;
+        let listener = TcpListener::bind(&listen).with_context(|| format!("listen at {listen}"))?;
+        loop {
+            let (client, _) = listener.accept().context("accept")?;
+            let to = to.clone();
+            thread::spawn(move || relay(client, &to));
+        }
+    })())
+}
+
+fn relay(client: TcpStream, to: &str) -> Result<()> {
+    let server = TcpStream::connect(to)?;
+    for socket in [&client, &server] {
+        socket.set_nodelay(true)?;
+    }
+    let (from, back) = (client.try_clone()?, server.try_clone()?);
+    let up = thread::spawn(move || copy(from, server));
+    copy(back, client);
+    let _ = up.join();
+    Ok(())
+}
+
+/// Until one of the two is done.
+fn copy(mut from: TcpStream, mut to: TcpStream) {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    while let Ok(bytes @ 1..) = from.read(&mut buffer) {
+        if to.write_all(&buffer[..bytes]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
