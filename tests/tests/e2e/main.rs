@@ -23,6 +23,7 @@ mod relayed;
 mod resolvers;
 mod reverse;
 mod services;
+mod shortages;
 mod stand;
 mod taps;
 mod traps;
