@@ -1,5 +1,6 @@
 //! `cargo xtask check`: everything about the source that needs no running of it.
 
+pub(crate) mod abi;
 mod layers;
 mod length;
 
@@ -14,9 +15,10 @@ use crate::{
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     length::report(workspace)?;
-    let checks: [(&str, Check); 6] = [
+    let checks: [(&str, Check); 7] = [
         ("formatting", formatting),
         ("layers", layers::check),
+        ("the version of the ABI", abi::check),
         ("lints of the BPF programs", lint_programs),
         ("lints of the built-in guest", guest::lint),
         ("lints of the workspace", lint_workspace),
