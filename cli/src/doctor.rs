@@ -239,7 +239,7 @@ fn host_found() -> Vec<Finding> {
         None => "unknown",
     };
     let mut findings = vec![Finding::ok("forwarding", forwarding)];
-    let bypassed = facts.warnings();
+    let bypassed = facts.bypassed();
     if bypassed.is_empty() {
         let found = match facts.forward_chains {
             Some(_) => "no rules for forwarded packets, no IPsec",
@@ -251,6 +251,13 @@ fn host_found() -> Vec<Finding> {
         Finding::ok("firewall", warning).with(
             State::Note,
             "say what guests may reach with --allow and --deny",
+        )
+    }));
+    let translates = facts.translates_too().into_iter();
+    findings.extend(translates.map(|warning| {
+        Finding::ok("host's NAT", warning).with(
+            State::Note,
+            "keep its ports and --nat-ports apart, or give slipgate an address of its own",
         )
     }));
     if let Some((first, last)) = facts.local_ports {

@@ -1,8 +1,15 @@
-//! Messages for people, on stderr. Nobody has to read them: one that can't be written is dropped,
-//! and what is being done goes on.
-use std::io::{self, IsTerminal as _, Write};
+//! Messages for people, on stderr. Nobody has to read them: one that can't be written at once is
+//! dropped, and what is being done goes on. A pipe that nobody empties, or a terminal that is held,
+//! would else stop the engine's loop, and with it all VMs. How many were dropped is said before the
+//! next that is not.
+use std::{
+    io::{self, IsTerminal as _, Write},
+    os::fd::AsFd,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use anyhow::Context as _;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tracing_subscriber::EnvFilter;
 
 use crate::show::plain::plain;
@@ -14,7 +21,10 @@ pub(crate) fn to_stderr(level: &str) -> anyhow::Result<()> {
     let plain = std::env::var_os("NO_COLOR").is_some() || !std::io::stderr().is_terminal();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(|| Unheard(io::stderr()))
+        .with_writer(|| Unheard {
+            to: io::stderr(),
+            dropped: &DROPPED,
+        })
         // It would say so on stderr.
         .log_internal_errors(false)
         .with_ansi(!plain)
@@ -30,17 +40,57 @@ pub(crate) fn say(text: std::fmt::Arguments<'_>) {
     let _ = io::stderr().write_all(plain(&text).as_bytes());
 }
 
-/// A writer whose reader may be gone.
-struct Unheard<W>(W);
+/// Messages that stderr did not take, and of which that was not said.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+/// What a pipe takes at once when it takes anything: a page.
+const AT_ONCE: usize = 4_096;
 
-impl<W: Write> Write for Unheard<W> {
+/// A writer whose reader may be gone, or read nothing.
+struct Unheard<'a, W> {
+    to: W,
+    dropped: &'a AtomicU64,
+}
+
+impl<W: Write + AsFd> Unheard<'_, W> {
+    /// Whether it would take something without waiting.
+    fn takes(&self) -> bool {
+        let mut fds = [PollFd::new(self.to.as_fd(), PollFlags::POLLOUT)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Writes as far as it is taken at once; whether that was all.
+    fn write_at_once(&mut self, text: &[u8]) -> bool {
+        text.chunks(AT_ONCE).all(|some| {
+            let takes = self.takes();
+            if takes {
+                let _ = self.to.write_all(some);
+            }
+            takes
+        })
+    }
+}
+
+impl<W: Write + AsFd> Write for Unheard<'_, W> {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        let _ = self.0.write_all(text);
+        let dropped = self.dropped.swap(0, Relaxed);
+        if dropped > 0 {
+            let told = format!("{dropped} messages are lost: nobody read them\n");
+            if !self.write_at_once(told.as_bytes()) {
+                self.dropped.fetch_add(dropped, Relaxed);
+            }
+        }
+        if !self.write_at_once(text) {
+            self.dropped.fetch_add(1, Relaxed);
+        }
         Ok(text.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let _ = self.0.flush();
+        let _ = self.to.flush();
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "log_test.rs"]
+mod tests;

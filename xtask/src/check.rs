@@ -1,5 +1,6 @@
 //! `cargo xtask check`: everything about the source that needs no running of it.
 
+pub(crate) mod abi;
 mod documents;
 mod layers;
 mod length;
@@ -15,10 +16,11 @@ use crate::{
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     length::report(workspace)?;
-    let checks: [(&str, Check); 7] = [
+    let checks: [(&str, Check); 8] = [
         ("formatting", formatting),
         ("layers", layers::check),
         ("tests that documents name", documents::check),
+        ("the version of the ABI", abi::check),
         ("lints of the BPF programs", lint_programs),
         ("lints of the built-in guest", guest::lint),
         ("lints of the workspace", lint_workspace),

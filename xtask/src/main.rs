@@ -52,8 +52,17 @@ enum Task {
     Test(test::Test),
     /// Feed mutated input to everything that reads what a guest or the world wrote
     Fuzz(fuzz::Fuzz),
-    /// Check formatting, lints and the direction of dependencies
+    /// Check formatting, lints, the direction of dependencies and the version of the ABI
     Check,
+    /// Say whether ebpf/abi/layout.txt is what ABI_VERSION stands for, or write it
+    Abi {
+        /// Write it, when the version was raised
+        #[arg(long)]
+        write: bool,
+        /// Write it for the same version: no release has it yet
+        #[arg(long, requires = "write")]
+        unreleased: bool,
+    },
     /// Measure slipgate and its peers
     Bench {
         /// What to give to the benchmark program
@@ -85,6 +94,8 @@ fn perform(task: &Task) -> Result<()> {
         Task::Test(what) => test::test(&workspace, what),
         Task::Fuzz(what) => fuzz::fuzz(&workspace, what),
         Task::Check => check::check(&workspace),
+        Task::Abi { write: false, .. } => check::abi::check(&workspace),
+        Task::Abi { unreleased, .. } => check::abi::write(&workspace, *unreleased),
         Task::Bench { args } => match bench::bench(&workspace, args)? {},
         Task::Dist => dist::dist(&workspace),
         Task::Setup => setup::everything(&workspace),

@@ -61,7 +61,7 @@ use nix::{
         signalfd::{SfdFlags, SignalFd},
     },
 };
-use slipgate_control::{BpfLog, host::HostFacts};
+use slipgate_control::{BpfLog, host::HostFacts, netlink::Changes};
 use userspace_nat::engine::OnExit as EngineExit;
 
 use self::{
@@ -180,7 +180,7 @@ impl Broker {
         let owner = owner.unwrap_or_else(|| nix::unistd::getuid().as_raw());
         let socket = format!("{}.sock", attached.owner.row());
         let socket = attached.datapath.paths().run_dir.join(socket);
-        let reserved_ports = bound_ports::bound(&attached.config.nat_ports);
+        let reserved_ports = bound_ports::bound(&attached.config.nat_ports).unwrap_or_default();
         let start = |attached: &mut Attached| {
             let control = ControlServer::bind(&socket, owner)?;
             // What may fail for the user's reasons comes first.
@@ -234,6 +234,7 @@ impl Broker {
             return Err(e);
         }
         broker.attached.forget_former();
+        broker.attached.datapath.set_serves(true);
         broker.tell_frozen();
         if let Some(listener) = broker.attached.metrics.take() {
             broker.metrics = Some(Metrics::new(listener, &broker.attached, log));
@@ -297,7 +298,8 @@ impl Broker {
                 self.engine.has_ended();
             }
             self.see_to_engine()?;
-            if ready.network {
+            let is_due = |due| due <= Instant::now();
+            if ready.network || self.attached.watch.due().is_some_and(is_due) {
                 self.follow_network()?;
             }
             if ready.control
@@ -314,6 +316,7 @@ impl Broker {
             if Instant::now() >= self.look_due {
                 self.look_due = Instant::now() + LOOK_EVERY;
                 self.attached.keep_unrouted();
+                self.serve_what_came()?;
                 self.look_at_ports()?;
                 self.look_at_resolvers()?;
                 self.attached.look_at_guards();
@@ -324,8 +327,9 @@ impl Broker {
     /// Waits until there is something to do, or to look after.
     fn wait(&self, signals: &SignalFd) -> anyhow::Result<Ready> {
         let due = self.metrics.as_ref().and_then(Metrics::due);
-        let due = due.map_or(self.look_due, |due| due.min(self.look_due));
-        let due = due.min(self.engine.due());
+        let due = due.into_iter().chain(self.attached.watch.due());
+        let due = due.chain([self.engine.due()]);
+        let due = due.fold(self.look_due, Instant::min);
         let waits = self.control.has_waiting();
         let wait = match waits {
             true => Duration::ZERO,
@@ -477,8 +481,19 @@ impl Broker {
         Ok(())
     }
 
+    /// Takes in what has changed in the host's network, and goes along with it. What can't be done for
+    /// want of descriptors or memory is done later, with all else that changed by then.
     fn follow_network(&mut self) -> anyhow::Result<()> {
         let changes = self.attached.watch.update()?;
+        match self.go_along_with(changes) {
+            Err(e) if is_shortage(&e) => self.attached.watch.fall_behind(&format!("{e:#}")),
+            Err(e) => return Err(e),
+            Ok(()) => self.attached.watch.caught_up(),
+        }
+        Ok(())
+    }
+
+    fn go_along_with(&mut self, changes: Changes) -> anyhow::Result<()> {
         // A TAP of ours goes with its VM, whose end is about to be seen.
         if changes.links && self.vm.is_none() {
             for vm in self.attached.follow_taps()? {
@@ -500,8 +515,26 @@ impl Broker {
         Ok(())
     }
 
+    /// Serves TAPs that are there and could not be served when they came.
+    fn serve_what_came(&mut self) -> anyhow::Result<()> {
+        if self.vm.is_none() && self.attached.lacks_a_tap() {
+            let links = Changes {
+                links: true,
+                ..Changes::default()
+            };
+            match self.go_along_with(links) {
+                Err(e) if is_shortage(&e) => self.attached.watch.fall_behind(&format!("{e:#}")),
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
     fn look_at_ports(&mut self) -> anyhow::Result<()> {
-        let now = bound_ports::bound(&self.attached.config.nat_ports);
+        // What can't be read now is as it was.
+        let Some(now) = bound_ports::bound(&self.attached.config.nat_ports) else {
+            return Ok(());
+        };
         if now != self.reserved_ports {
             self.engine.tell(ToEngine::ReservedPorts(now.clone()))?;
             self.reserved_ports = now;
@@ -520,6 +553,7 @@ impl Broker {
 
     /// Ends both processes in order.
     fn stop(mut self, exit: OnExit) -> anyhow::Result<()> {
+        self.attached.datapath.set_serves(false);
         if exit == OnExit::Detach {
             // Nothing new comes from the guests while their flows end.
             self.attached.shut_taps()?;
@@ -552,6 +586,12 @@ impl Broker {
         }
         Ok(())
     }
+}
+
+/// Whether it failed for want of what the host may have again.
+fn is_shortage(error: &anyhow::Error) -> bool {
+    let ours = error.downcast_ref::<slipgate_control::Error>();
+    ours.is_some_and(slipgate_control::Error::is_shortage)
 }
 
 /// What there is to do.

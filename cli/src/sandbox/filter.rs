@@ -29,7 +29,8 @@ const ALWAYS: &[libc::c_long] = &[
     libc::SYS_getsockopt,
     libc::SYS_getsockname,
     libc::SYS_fstat,
-    // waiting
+    // waiting, and whether stderr is read
+    libc::SYS_ppoll,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
@@ -37,7 +38,7 @@ const ALWAYS: &[libc::c_long] = &[
 
 /// Older forms that only this architecture has.
 #[cfg(target_arch = "x86_64")]
-const ALWAYS_HERE: &[libc::c_long] = &[libc::SYS_epoll_wait];
+const ALWAYS_HERE: &[libc::c_long] = &[libc::SYS_epoll_wait, libc::SYS_poll];
 #[cfg(not(target_arch = "x86_64"))]
 const ALWAYS_HERE: &[libc::c_long] = &[];
 

@@ -181,18 +181,23 @@ impl Datapath {
     pub fn attach_guard(&self, ifindex: u32, mode: XdpMode) -> Result<()> {
         const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
         const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
-        let _lock = self.lock()?;
-        let flags = match mode {
-            XdpMode::Native => XDP_FLAGS_DRV_MODE,
-            XdpMode::Generic => XDP_FLAGS_SKB_MODE,
-        };
         let attached = Attached {
             program: Program::Guard,
             ifindex,
             by: AttachedBy::Link,
         };
         let fd = self.program(Program::Guard)?;
-        link::attach(&self.paths.pin(&attached.pin_name()), fd, ifindex, || {
+        let pin = self.paths.pin(&attached.pin_name());
+        // Looked at every few seconds: as long as all is well it takes no lock.
+        if link::is_attached(&pin, fd, ifindex) {
+            return Ok(());
+        }
+        let _lock = self.lock()?;
+        let flags = match mode {
+            XdpMode::Native => XDP_FLAGS_DRV_MODE,
+            XdpMode::Generic => XDP_FLAGS_SKB_MODE,
+        };
+        link::attach(&pin, fd, ifindex, || {
             bpf::link_create_xdp(fd, ifindex, flags)
         })
         .map_err(|error| explain(error, Program::Guard, ifindex))
@@ -200,14 +205,20 @@ impl Datapath {
 
     /// Takes a program off an interface; whether it was there.
     pub fn detach(&self, program: Program, ifindex: u32) -> Result<bool> {
+        let attachments = [AttachedBy::Link, AttachedBy::Clsact].map(|by| Attached {
+            program,
+            ifindex,
+            by,
+        });
+        // Nobody else attaches to what we serve: what is not there needs no lock.
+        let is_pinned = |attached: &Attached| self.paths.pin(&attached.pin_name()).exists();
+        if !attachments.iter().any(is_pinned) {
+            return Ok(false);
+        }
         let _lock = self.lock()?;
         let mut found = false;
-        for by in [AttachedBy::Link, AttachedBy::Clsact] {
-            found |= self.remove_attached(Attached {
-                program,
-                ifindex,
-                by,
-            })?;
+        for attached in attachments {
+            found |= self.remove_attached(attached)?;
         }
         Ok(found)
     }
@@ -229,21 +240,38 @@ impl Datapath {
 
     /// Removes the pins of attachments whose interface is gone; how many.
     pub fn remove_defunct(&self) -> Result<usize> {
+        // Most changes of links leave none, and need no lock.
+        if !self.has_defunct()? {
+            return Ok(0);
+        }
         let _lock = self.lock()?;
         let mut removed = 0;
         for attached in self.attached()? {
-            let alive = match attached.by {
-                AttachedBy::Link => {
-                    link::target(&self.paths.pin(&attached.pin_name()))? == attached.ifindex
-                }
-                AttachedBy::Clsact => Device::with_index(attached.ifindex).is_ok(),
-            };
-            if !alive {
+            if !self.is_alive(attached)? {
                 self.remove_attached(attached)?;
                 removed += 1;
             }
         }
         Ok(removed)
+    }
+
+    fn has_defunct(&self) -> Result<bool> {
+        for attached in self.attached()? {
+            // One that another process removes just now is looked at with the lock.
+            if !self.is_alive(attached).unwrap_or(false) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn is_alive(&self, attached: Attached) -> Result<bool> {
+        Ok(match attached.by {
+            AttachedBy::Link => {
+                link::target(&self.paths.pin(&attached.pin_name()))? == attached.ifindex
+            }
+            AttachedBy::Clsact => Device::with_index(attached.ifindex).is_ok(),
+        })
     }
 
     /// Puts this build's programs under every attachment that has another's. The caller holds the

@@ -29,8 +29,7 @@ pub enum Error {
     /// Pinned state was made by a build with another ABI.
     #[error(
         "the maps pinned in {pin_dir} have ABI version {theirs}, this slipgate has {ours}: \
-         run the slipgate that made them, or stop it with `--on-exit detach` (its flows end), \
-         or give this one another --pin-dir"
+         run the slipgate that made them, or stop it with `--on-exit detach` (its flows end)"
     )]
     AbiVersion {
         /// Where it is.
@@ -43,8 +42,8 @@ pub enum Error {
     /// A pinned map has another shape than this build's.
     #[error(
         "the map {map} pinned in {pin_dir} (ABI version {their_version}) is {theirs}, but this \
-         slipgate (ABI version {our_version}) has {ours}: remove the directory when nothing uses \
-         it, or give another --pin-dir"
+         slipgate (ABI version {our_version}) has {ours}: run the slipgate that made it, or stop it \
+         with `--on-exit detach` (its flows end); where none runs, remove the directory"
     )]
     Layout {
         /// The map's name.
@@ -129,6 +128,17 @@ pub enum Error {
         /// Where they should be.
         pin_dir: String,
     },
+    /// Somebody else is changing the pins, and does not come to an end.
+    #[error(
+        "{} is locked by {}, which starts or stops in this network namespace and has not come to an end: wait for it, or if it hangs, end it",
+        path.display(), holder_named(.holder)
+    )]
+    Locked {
+        /// The lock.
+        path: PathBuf,
+        /// The process that holds it, where that is known.
+        holder: Option<u32>,
+    },
     /// A VM of this name is served by a process that lives.
     #[error(
         "the VM `{name}` is already served by slipgate process {pid}: stop that one, or choose another name"
@@ -203,12 +213,30 @@ impl Error {
         }
     }
 
+    /// Whether somebody else holds the lock.
+    pub fn is_locked(&self) -> bool {
+        matches!(self, Self::Locked { .. })
+    }
+
+    /// Whether the host is short of something that it may have again: descriptors or memory.
+    pub fn is_shortage(&self) -> bool {
+        const SHORTAGES: [i32; 4] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+        self.errno().is_some_and(|errno| SHORTAGES.contains(&errno))
+    }
+
     /// The kernel's error number, when there is one.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Os { answer, .. } => answer.raw_os_error(),
             _ => None,
         }
+    }
+}
+
+fn holder_named(holder: &Option<u32>) -> String {
+    match holder {
+        Some(pid) => format!("slipgate process {pid}"),
+        None => "another slipgate process".to_owned(),
     }
 }
 

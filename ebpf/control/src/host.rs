@@ -7,6 +7,10 @@ use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_XFRM};
 
 use crate::netlink::raw;
 
+mod source_nat;
+
+pub use source_nat::SourceNat;
+
 /// Facts of the calling thread's network namespace. `None`: it could not be found out.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct HostFacts {
@@ -16,6 +20,8 @@ pub struct HostFacts {
     pub forward_chains: Option<Vec<ForwardChain>>,
     /// Tables of legacy iptables, whose rules are not listed among the chains.
     pub legacy_tables: Vec<String>,
+    /// Chains of the host's own source NAT, which may translate to a tuple that a guest's flow has.
+    pub source_nat: Option<Vec<SourceNat>>,
     /// IPsec policies, which slipgate's packets never meet.
     pub xfrm_policies: Option<usize>,
     /// The ports that the host's own sockets get, first and last: translated ports must be others.
@@ -45,6 +51,7 @@ impl HostFacts {
             legacy_tables: fs::read_to_string("/proc/net/ip_tables_names")
                 .map(|names| names.lines().map(Into::into).collect())
                 .unwrap_or_default(),
+            source_nat: source_nat::find().ok(),
             xfrm_policies: xfrm_policies().ok(),
             local_ports: sysctl("ip_local_port_range").and_then(|range| {
                 let mut ports = range.split_whitespace().map(str::parse);
@@ -55,6 +62,27 @@ impl HostFacts {
 
     /// Warnings for the start of `slipgate attach`, each saying what and why it matters.
     pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.bypassed();
+        warnings.extend(self.translates_too());
+        warnings
+    }
+
+    /// The host's own source NAT, which knows nothing of guests' flows.
+    pub fn translates_too(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for SourceNat { table, chain } in self.source_nat.iter().flatten() {
+            warnings.push(format!(
+                "the chain {table} {chain} translates source addresses: where it picks a port that \
+                 a guest's flow to the same server has, the answers go to the guest and the \
+                 connection breaks; give it ports outside --nat-ports, as `masquerade to \
+                 :1024-60999` does, or slipgate an address of its own by --nat-address"
+            ));
+        }
+        warnings
+    }
+
+    /// What slipgate's packets do not meet.
+    pub fn bypassed(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let chains = self.forward_chains.iter().flatten();
         for chain in chains.filter(|chain| chain.rules > 0 || chain.drops) {

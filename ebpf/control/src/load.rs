@@ -22,7 +22,11 @@ mod build;
 use std::{
     fs,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::atomic::Ordering::{AcqRel, Acquire, Release},
+    sync::atomic::{
+        AtomicBool,
+        Ordering::{AcqRel, Acquire, Relaxed, Release},
+    },
+    time::Duration,
 };
 
 use aya::{
@@ -40,7 +44,7 @@ use crate::{
     bpf_log::BpfLog,
     btf,
     layout::{Kind, MapName},
-    lock::FileLock,
+    lock::{FileLock, PATIENCE, WHILE_SERVING},
     maps::{SharedMaps, check_pinned, open_pins},
     object, paths, probe,
 };
@@ -64,6 +68,8 @@ pub struct Datapath {
     programs: Vec<(Program, OwnedFd)>,
     log: Option<BpfLog>,
     joined: bool,
+    /// Guests are served: they do not wait for others' starts.
+    serves: AtomicBool,
 }
 
 impl Datapath {
@@ -106,6 +112,7 @@ impl Datapath {
             programs,
             log,
             joined,
+            serves: AtomicBool::new(false),
         };
         datapath.replace_attached()?;
         datapath.pin_programs()?;
@@ -144,8 +151,18 @@ impl Datapath {
             .ok_or_else(|| no_program(program))
     }
 
+    /// Whether guests are served from now on. While they are, what needs the lock is soon given up
+    /// ([`Error::is_locked`]), to be tried again; a start and an orderly end wait for longer.
+    pub fn set_serves(&self, serves: bool) {
+        self.serves.store(serves, Relaxed);
+    }
+
     pub(crate) fn lock(&self) -> Result<FileLock> {
-        lock(&self.paths)
+        let patience = match self.serves.load(Relaxed) {
+            true => WHILE_SERVING,
+            false => PATIENCE,
+        };
+        lock(&self.paths, patience)
     }
 
     fn pin_programs(&self) -> Result<()> {
@@ -183,15 +200,15 @@ pub(crate) fn remove_pins(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-fn lock(paths: &Paths) -> Result<FileLock> {
-    FileLock::wait(&paths.run_dir.join("lock"))
+fn lock(paths: &Paths, patience: Duration) -> Result<FileLock> {
+    FileLock::wait(&paths.run_dir.join("lock"), patience)
 }
 
 /// Makes the directories and takes their lock, also while a last owner removes them.
 fn create_and_lock(paths: &Paths) -> Result<FileLock> {
     loop {
         paths.create()?;
-        match lock(paths) {
+        match lock(paths, PATIENCE) {
             Ok(lock) => {
                 // It may have removed the pins' directory before the lock was named anew.
                 paths.create()?;

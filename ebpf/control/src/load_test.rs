@@ -72,6 +72,7 @@ fn another_abi_version_is_refused_with_both_named() {
             text.contains("99") && text.contains(&ABI_VERSION.to_string()),
             "{text}"
         );
+        assert!(!text.contains("--pin-dir"), "{text}");
         let error = SharedMaps::open_pinned(&first.paths().pin_dir).unwrap_err();
         assert!(matches!(error, Error::AbiVersion { .. }), "{error}");
     });
@@ -100,6 +101,8 @@ fn a_map_of_another_shape_is_refused_with_both_named() {
         for part in ["OWNERS", "value 24 bytes", "value 16 bytes", "ABI version"] {
             assert!(text.contains(part), "`{part}` in: {text}");
         }
+        // A network namespace has one set of pins.
+        assert!(!text.contains("--pin-dir"), "{text}");
     });
 }
 

@@ -1,16 +1,24 @@
-//! Locks on files, which the kernel frees when their holder dies, however it dies.
+//! Locks on files, which the kernel frees when their holder dies, however it dies. One that hangs, or
+//! is stopped, keeps its lock: nobody waits for ever, and who gives up says who holds it.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
-    io::ErrorKind,
     os::{
         fd::{AsFd, BorrowedFd},
         unix::fs::{MetadataExt, OpenOptionsExt},
     },
     path::Path,
+    time::{Duration, Instant},
 };
 
 use crate::{Error, Result};
+
+/// How long a start, or an orderly end, waits for others': each loads programs while it holds the
+/// lock, which takes seconds on a slow machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a process waits that serves guests meanwhile.
+pub(crate) const WHILE_SERVING: Duration = Duration::from_millis(500);
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 /// A held lock. Dropping it, or dying, frees it. Close-on-exec, but a forked child that keeps the
 /// descriptor keeps the lock.
@@ -20,17 +28,20 @@ pub(crate) struct FileLock {
 }
 
 impl FileLock {
-    /// Waits for the lock.
-    pub(crate) fn wait(path: &Path) -> Result<Self> {
+    /// Waits for the lock, so long at most.
+    pub(crate) fn wait(path: &Path, patience: Duration) -> Result<Self> {
+        let deadline = Instant::now() + patience;
         loop {
-            let file = open(path)?;
-            match file.lock() {
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                other => other.map_err(Error::os(format!("lock {}", path.display())))?,
+            if let Some(lock) = Self::take(path)? {
+                return Ok(lock);
             }
-            if is_current(&file, path) {
-                return Ok(Self { file });
+            if Instant::now() >= deadline {
+                return Err(Error::Locked {
+                    path: path.to_owned(),
+                    holder: holder(path),
+                });
             }
+            std::thread::sleep(LOOK_AGAIN_AFTER);
         }
     }
 
@@ -55,6 +66,26 @@ impl FileLock {
     }
 }
 
+/// The process that holds a lock on the file, by the kernel's list of locks. `None`: it is not of our
+/// process-id namespace, or has let go by now.
+fn holder(path: &Path) -> Option<u32> {
+    let file = std::fs::metadata(path).ok()?;
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    holder_in(&locks, file.dev(), file.ino())
+}
+
+/// A line is `1: FLOCK  ADVISORY  WRITE 4321 00:19:77 0 EOF`; those who wait have `->` after the
+/// number.
+fn holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let file = format!("{major:02x}:{minor:02x}:{inode}");
+    locks.lines().find_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let (kind, pid, of) = (words.next()?, words.nth(2)?, words.next()?);
+        (kind == "FLOCK" && of == file).then(|| pid.parse().ok())?
+    })
+}
+
 fn open(path: &Path) -> Result<File> {
     OpenOptions::new()
         .create(true)
@@ -72,3 +103,7 @@ fn is_current(file: &File, path: &Path) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+#[path = "lock_test.rs"]
+mod tests;

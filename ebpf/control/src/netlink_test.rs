@@ -444,3 +444,75 @@ fn a_network_goes_over_a_channel() {
         assert_eq!(back, network);
     });
 }
+
+/// Descriptors are short: what was missed is told when there are some again, and nobody ends for it.
+#[test]
+fn who_is_short_of_descriptors_falls_behind_and_catches_up() {
+    // The limit is the whole process's, and other tests run beside.
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--ignored",
+            "--exact",
+            "netlink::tests::short_of_descriptors",
+        ])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}"
+    );
+}
+
+#[test]
+#[ignore = "the child of who_is_short_of_descriptors_falls_behind_and_catches_up"]
+fn short_of_descriptors() {
+    in_netns("short_of_descriptors", || {
+        let up0 = uplink();
+        let mut watch = NetworkWatch::open().unwrap();
+        until(&mut watch, "up", |network| network.links[&up0].up);
+        watch.fall_behind(&"a test says so");
+        let first = watch.due().unwrap();
+        run("ip link set up0 mtu 1400");
+        // Not asked in vain.
+        assert!(!watch.update().unwrap().any());
+        assert_eq!(watch.due(), Some(first));
+
+        std::thread::sleep(first.saturating_duration_since(std::time::Instant::now()));
+        without_descriptors(|| assert!(!watch.update().unwrap().any()));
+        let second = watch.due().unwrap();
+        assert!(second > first, "it waits again");
+        assert_eq!(
+            watch.network().links[&up0].mtu,
+            1_500,
+            "what is known stays"
+        );
+
+        std::thread::sleep(second.saturating_duration_since(std::time::Instant::now()));
+        let changes = watch.update().unwrap();
+        assert!(changes.links && changes.addresses && changes.routes && changes.neighbours);
+        assert_eq!(watch.network().links[&up0].mtu, 1_400);
+        watch.caught_up();
+        assert_eq!(watch.due(), None);
+        run("ip link set up0 mtu 1300");
+        until(&mut watch, "an MTU", |n| n.links[&up0].mtu == 1_300);
+    });
+}
+
+/// Runs while no descriptor can be made.
+fn without_descriptors(body: impl FnOnce()) {
+    let limit = |soft| {
+        // SAFETY: a struct of integers.
+        let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+        // SAFETY: room for the limit, and then the limit.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+            let before = std::mem::replace(&mut limit.rlim_cur, soft);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+            before
+        }
+    };
+    let before = limit(0);
+    body();
+    limit(before);
+}

@@ -30,7 +30,12 @@ use slipgate_abi::maps::{MAX_OWNERS, MAX_VMS};
 pub(crate) use self::sweep::next_hops_of;
 pub use self::sweep::{Swept, sweep};
 use crate::{
-    Error, Paths, Result, load::Datapath, lock::FileLock, maps::SharedMaps, tap::EnginePort, vm,
+    Error, Paths, Result,
+    load::Datapath,
+    lock::{FileLock, PATIENCE, WHILE_SERVING},
+    maps::SharedMaps,
+    tap::EnginePort,
+    vm,
 };
 
 /// How long after its broker a killed process's engine may hold the row.
@@ -53,7 +58,7 @@ impl Owner {
     /// Takes a row: the one that has the VMs of these names, when its process is dead, else one
     /// that has nothing.
     pub fn take(maps: &SharedMaps, paths: &Paths, names: &[&str]) -> Result<Self> {
-        let _all = FileLock::wait(&paths.run_dir.join("lock"))?;
+        let _all = FileLock::wait(&paths.run_dir.join("lock"), PATIENCE)?;
         let mut adopted = Vec::new();
         for row in rows_with_vms(maps, names) {
             match take_of_the_dead(maps, paths, row)? {
@@ -173,7 +178,7 @@ fn lock_path(paths: &Paths, row: u32) -> PathBuf {
 
 /// The rows that processes hold.
 pub fn living(paths: &Paths) -> Result<Vec<u32>> {
-    let _all = FileLock::wait(&paths.run_dir.join("lock"))?;
+    let _all = FileLock::wait(&paths.run_dir.join("lock"), WHILE_SERVING)?;
     let mut living = Vec::new();
     for row in 0..MAX_OWNERS {
         if is_alive(paths, row)? {

@@ -105,11 +105,10 @@ pub fn follow_taps(
                 vm::set_mtu(maps, *vm_row, link.mtu);
                 match serve_tap(datapath, ifindex, hook) {
                     Ok(()) => changes.push((*vm_row, TapChange::Again { ifindex })),
-                    // Gone again meanwhile: another notice follows.
-                    Err(_) if Device::with_index(ifindex).is_err() => {}
-                    // Something else by its name: it stays shut, and everybody else is served.
+                    // Gone again meanwhile, something else by its name, or what passes: it stays shut
+                    // until it is tried again, and everybody else is served.
                     Err(error) => {
-                        tracing::warn!("{tap} can't be served: {error}");
+                        tracing::warn!("{tap} can't be served now: {error}");
                         if let Ok(device) = Device::with_index(ifindex) {
                             let _ = device.set_up(false);
                         }
@@ -125,7 +124,10 @@ pub fn follow_taps(
             Some(_) => {}
         }
     }
-    datapath.remove_defunct()?;
+    // In the way of nobody: what is left now goes another time.
+    if let Err(error) = datapath.remove_defunct() {
+        tracing::debug!("{error}");
+    }
     Ok(changes)
 }
 

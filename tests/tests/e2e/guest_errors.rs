@@ -179,3 +179,67 @@ pub(crate) fn send_raw(to: Ipv4Addr, message: &[u8]) {
     };
     assert_eq!(sent, message.len() as isize);
 }
+
+/// As a router's next hop behind a tunnel has it: the link says 1,500, the route less. The guest is
+/// told of what it may send, and peers by the MSS; and again when the route changes.
+#[test]
+fn a_route_s_mtu_is_told_like_a_link_s_and_followed_when_it_changes() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let host = &stand.world.host;
+    let shown = host.ip("route show default").unwrap();
+    let default = shown.lines().next().expect("a default route").trim();
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
+    for (mtu, largest) in [("mtu 1300", 1300), ("mtu lock 1200", 1200)] {
+        host.ip(&format!("route change {default} {mtu}")).unwrap();
+        // The broker hears of it, and the engine of the broker.
+        std::thread::sleep(BRIEFLY);
+        let capture = Capture::start(host, UPLINK).unwrap();
+        stand
+            .run(|| tcp::upload(server.address(), 4 << 20, 1, WAIT))
+            .unwrap_or_else(|error| panic!("{mtu:?}: {error}"));
+        stand
+            .run(|| tcp::download(server.address(), 4 << 20, 1, WAIT))
+            .unwrap_or_else(|error| panic!("{mtu:?}: {error}"));
+        let seen = capture.finish().unwrap();
+        assert_eq!(seen.sent.longest_segment_bytes, largest, "{mtu:?}");
+        assert!(seen.received.longest_segment_bytes <= largest, "{mtu:?}");
+    }
+}
+
+/// A connection that is open when the route's MTU falls goes on in smaller segments.
+#[test]
+fn a_route_s_mtu_that_falls_does_not_hang_what_is_open() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let host = &stand.world.host;
+    let shown = host.ip("route show default").unwrap();
+    let default = shown.lines().next().expect("a default route").trim();
+    let frames = stand.guest.frames().unwrap();
+    let _echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    let send = |size| {
+        let datagram = datagram(4000, at(SERVER, 7));
+        let (vnet, frame) = datagram.payload(&vec![7; size]).build();
+        stand.guest.inject(vnet, &frame).unwrap();
+        let answer = frames.wait_for(WAIT, |frame| {
+            frame.packet().is_some_and(|packet| {
+                *packet.destination.ip() == GUEST
+                    && (packet.destination.port() == 4000 || packet.protocol == 1)
+            })
+        });
+        let answer = answer.expect("an answer");
+        let packet = answer.packet().unwrap();
+        let told = packet.transport()[6..8].try_into().unwrap();
+        (packet.protocol == 1).then(|| (packet.icmp(), u16::from_be_bytes(told)))
+    };
+    // One flow, opened before.
+    assert_eq!(send(1400), None);
+    host.ip(&format!("route change {default} mtu 1300"))
+        .unwrap();
+    std::thread::sleep(BRIEFLY);
+    assert_eq!(send(1272), None);
+    assert_eq!(send(1273), Some((Some((3, 4)), 1300)));
+    host.ip(&format!("route change {default}")).unwrap();
+    std::thread::sleep(BRIEFLY);
+    assert_eq!(send(1400), None);
+}

@@ -26,6 +26,7 @@ mod relayed;
 mod resolvers;
 mod reverse;
 mod services;
+mod shortages;
 mod stand;
 mod taps;
 mod traps;

@@ -102,6 +102,8 @@ pub(super) struct Attached {
     pub(super) resolvers: HostResolvers,
     pub(super) uplink: Uplink,
     pub(super) hook: Hook,
+    /// It was said that somebody else holds the lock.
+    told_of_lock: bool,
 }
 
 impl Attached {
@@ -205,6 +207,7 @@ impl Attached {
             resolvers: HostResolvers::find(),
             uplink,
             hook,
+            told_of_lock: false,
             config,
         };
         match attached.begin() {
@@ -571,14 +574,34 @@ impl Attached {
     }
 
     /// Puts the guard on TAPs whose VMM has turned segmentation off since, or takes it off.
-    pub(super) fn look_at_guards(&self) {
+    pub(super) fn look_at_guards(&mut self) {
+        let mut locked = None;
         for vm in &self.vms {
-            if let Some(ifindex) = vm.tap_ifindex
-                && let Err(e) = xdp::guard(&self.datapath, &self.config, &vm.config.tap, ifindex)
-            {
-                tracing::debug!("the guard of {}: {e}", vm.config.tap);
+            let Some(ifindex) = vm.tap_ifindex else {
+                continue;
+            };
+            match xdp::guard(&self.datapath, &self.config, &vm.config.tap, ifindex) {
+                Ok(()) => {}
+                // The others would wait for it too.
+                Err(e) if e.is_locked() => {
+                    locked = Some(e);
+                    break;
+                }
+                Err(e) => tracing::debug!("the guard of {}: {e}", vm.config.tap),
             }
         }
+        if let (Some(e), false) = (&locked, self.told_of_lock) {
+            tracing::warn!("what TAPs need is looked at later: {e}");
+        }
+        self.told_of_lock = locked.is_some();
+    }
+
+    /// Whether a TAP is there that is to be served and is not.
+    pub(super) fn lacks_a_tap(&self) -> bool {
+        let network = self.watch.network();
+        let is_there = |name: &str| network.link_by_name(name).is_some();
+        let mut vms = self.vms.iter();
+        vms.any(|vm| vm.tap_ifindex.is_none() && is_there(&vm.config.tap))
     }
 
     /// Keeps what is in force for a successor.

@@ -41,6 +41,15 @@ pub(super) fn replace(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> Resu
     )))
 }
 
+/// Whether the program is under the link pinned there, and that on the interface.
+pub(super) fn is_attached(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> bool {
+    let is = || -> Result<bool> {
+        let (prog_id, target) = info(open(pin)?.as_fd(), pin)?;
+        Ok(target == ifindex && prog_id == program_id(program)?)
+    };
+    pin.exists() && is().unwrap_or(false)
+}
+
 /// The ifindex of the link's interface; 0 when that is gone.
 pub(super) fn target(pin: &Path) -> Result<u32> {
     Ok(info(open(pin)?.as_fd(), pin)?.1)

@@ -3,8 +3,19 @@
 //! The kernel does not tell of every IPv4 route that goes with a link or an address, and says what
 //! replaces what only by flags. So a notice of a link, an address or a route only means "ask
 //! again"; neighbours, which change all the time, are followed notice by notice.
+//!
+//! A host that is short of descriptors or memory is not asked in vain again and again, nor given up:
+//! the watch falls behind, says so, and after a while begins anew, with a new socket and all
+//! questions; each time that fails it waits for twice as long. What changed meanwhile it can't tell,
+//! so then everything has.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::{
+    collections::HashMap,
+    fmt::Display,
+    net::Ipv4Addr,
+    os::fd::{AsFd, BorrowedFd},
+    time::{Duration, Instant},
+};
 
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage, address::AddressMessage, link::LinkMessage,
@@ -12,7 +23,7 @@ use netlink_packet_route::{
 };
 
 use super::{
-    network::Network,
+    network::{Neighbour, Network},
     parse,
     socket::{Notice, Notices, Requests},
 };
@@ -25,13 +36,27 @@ const NEIGHBOUR: u32 = 3;
 const IPV4_ADDRESS: u32 = 5;
 const IPV4_ROUTE: u32 = 7;
 
+type Neighbours = HashMap<(u32, Ipv4Addr), Neighbour>;
+
 /// The network, and notices of its changes. Poll its descriptor, then [`NetworkWatch::update`].
 #[derive(Debug)]
 pub struct NetworkWatch {
     notices: Notices,
     requests: Requests,
     network: Network,
+    behind: Option<Behind>,
 }
+
+/// Changes have been missed.
+#[derive(Clone, Copy, Debug)]
+struct Behind {
+    again_at: Instant,
+    wait: Duration,
+}
+
+/// How long the first and any later wait is, before all is asked for anew.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// What differs from before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -62,9 +87,10 @@ impl NetworkWatch {
             notices,
             requests: Requests::open()?,
             network: Network::default(),
+            behind: None,
         };
-        watch.ask_configuration()?;
-        watch.ask_neighbours()?;
+        watch.network = watch.ask_configuration()?;
+        watch.network.neighbours = watch.ask_neighbours()?;
         Ok(watch)
     }
 
@@ -73,8 +99,74 @@ impl NetworkWatch {
         &self.network
     }
 
-    /// Takes in what has changed, without waiting.
+    /// When it is to be [updated](Self::update) without a notice.
+    pub fn due(&self) -> Option<Instant> {
+        self.behind.map(|behind| behind.again_at)
+    }
+
+    /// What changed could not be taken in, or gone along with, for a reason that passes: everything is
+    /// asked for anew in a while, and is then said to have changed.
+    pub fn fall_behind(&mut self, why: &dyn Display) {
+        let wait = match self.behind {
+            None => {
+                tracing::warn!(
+                    "changes of the host's network are not followed now: {why}; trying again until \
+                     they are"
+                );
+                FIRST_WAIT
+            }
+            Some(behind) => (2 * behind.wait).min(LONGEST_WAIT),
+        };
+        self.behind = Some(Behind {
+            again_at: Instant::now() + wait,
+            wait,
+        });
+    }
+
+    /// What was behind is not any more, also for those who go along with it.
+    pub fn caught_up(&mut self) {
+        if self
+            .behind
+            .take_if(|behind| behind.again_at <= Instant::now())
+            .is_some()
+        {
+            tracing::info!("changes of the host's network are followed again");
+        }
+    }
+
+    /// Takes in what has changed, without waiting. Where the host is short of what that takes, it
+    /// [falls behind](Self::fall_behind).
     pub fn update(&mut self) -> Result<Changes> {
+        let updated = match self.behind {
+            None => self.take_in(),
+            Some(behind) if behind.again_at <= Instant::now() => self.begin_anew(),
+            // Only so that they do not wake us.
+            Some(_) => self.notices.drain(drop).map(|()| Changes::default()),
+        };
+        match updated {
+            Err(error) if error.is_shortage() => {
+                self.fall_behind(&error);
+                Ok(Changes::default())
+            }
+            updated => updated,
+        }
+    }
+
+    fn begin_anew(&mut self) -> Result<Changes> {
+        self.notices.drain(drop)?;
+        self.requests = Requests::open()?;
+        let mut network = self.ask_configuration()?;
+        network.neighbours = self.ask_neighbours()?;
+        self.network = network;
+        Ok(Changes {
+            links: true,
+            addresses: true,
+            routes: true,
+            neighbours: true,
+        })
+    }
+
+    fn take_in(&mut self) -> Result<Changes> {
         let (mut configuration, mut overrun) = (false, false);
         let mut changes = Changes::default();
         let neighbours = &mut self.network.neighbours;
@@ -93,23 +185,24 @@ impl NetworkWatch {
             Notice::Message(_) => configuration = true,
         })?;
         if configuration || overrun {
-            let before = std::mem::take(&mut self.network);
-            self.network.neighbours = before.neighbours;
-            self.ask_configuration()?;
+            let mut now = self.ask_configuration()?;
+            now.neighbours = std::mem::take(&mut self.network.neighbours);
+            let before = std::mem::replace(&mut self.network, now);
             changes.links = self.network.links != before.links;
             changes.addresses = self.network.addresses != before.addresses;
             changes.routes = self.network.routes != before.routes;
         }
         if overrun {
-            let before = std::mem::take(&mut self.network.neighbours);
-            self.ask_neighbours()?;
+            let now = self.ask_neighbours()?;
+            let before = std::mem::replace(&mut self.network.neighbours, now);
             changes.neighbours |= self.network.neighbours != before;
         }
         Ok(changes)
     }
 
-    fn ask_configuration(&mut self) -> Result<()> {
-        let network = &mut self.network;
+    /// All but the neighbours.
+    fn ask_configuration(&mut self) -> Result<Network> {
+        let mut network = Network::default();
         self.requests.dump(
             RouteNetlinkMessage::GetLink(LinkMessage::default()),
             "list links",
@@ -142,11 +235,12 @@ impl NetworkWatch {
                     network.routes.extend(parse::route(&message));
                 }
             },
-        )
+        )?;
+        Ok(network)
     }
 
-    fn ask_neighbours(&mut self) -> Result<()> {
-        let network = &mut self.network;
+    fn ask_neighbours(&mut self) -> Result<Neighbours> {
+        let mut neighbours = Neighbours::new();
         let mut question = NeighbourMessage::default();
         question.header.family = AddressFamily::Inet;
         self.requests.dump(
@@ -154,10 +248,11 @@ impl NetworkWatch {
             "list neighbours",
             |answer| {
                 if let RouteNetlinkMessage::NewNeighbour(message) = answer {
-                    network.neighbours.extend(parse::neighbour(&message));
+                    neighbours.extend(parse::neighbour(&message));
                 }
             },
-        )
+        )?;
+        Ok(neighbours)
     }
 }
 

@@ -14,7 +14,12 @@ use slipgate_abi::{
 };
 
 use super::{Owner, is_alive};
-use crate::{Paths, Result, lock::FileLock, maps::SharedMaps, vm};
+use crate::{
+    Paths, Result,
+    lock::{FileLock, PATIENCE},
+    maps::SharedMaps,
+    vm,
+};
 
 /// What a sweep removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -32,7 +37,7 @@ pub struct Swept {
 /// Sweeps the remains of dead processes, and of the one whose row this owner took. Call it before
 /// the engine starts: it must not be in the middle of an admission.
 pub fn sweep(maps: &SharedMaps, paths: &Paths, owner: &Owner) -> Result<Swept> {
-    let _all = FileLock::wait(&paths.run_dir.join("lock"))?;
+    let _all = FileLock::wait(&paths.run_dir.join("lock"), PATIENCE)?;
     let mut busy = [false; MAX_OWNERS as usize];
     for (row, busy) in (0..).zip(&mut busy) {
         *busy = row != owner.row && is_alive(paths, row)?;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::paths::PINS_FILE;
+use crate::{lock::PATIENCE, paths::PINS_FILE};
 
 /// A directory as a process leaves it that is killed.
 fn left(run: &Path, name: &str) -> PathBuf {
@@ -40,8 +40,8 @@ fn what_the_dead_left_is_swept_and_what_somebody_has_is_not() {
     let (starts, serves) = (make("starts", &gone), make("serves", &gone));
     let empty = run.join("empty");
     fs::create_dir(&empty).unwrap();
-    let starting = FileLock::wait(&starts.join("lock")).unwrap();
-    let serving = FileLock::wait(&serves.join("owner-0.lock")).unwrap();
+    let starting = FileLock::wait(&starts.join("lock"), PATIENCE).unwrap();
+    let serving = FileLock::wait(&serves.join("owner-0.lock"), PATIENCE).unwrap();
     assert_eq!(sweep_run_dirs_in(&run, &nowhere), 2);
     assert!(!dead.exists() && !empty.exists());
     assert!(pinned.exists() && starts.exists() && serves.exists());
@@ -72,7 +72,7 @@ fn one_that_does_not_say_where_its_pins_are_is_known_by_its_name() {
     let others = others.map(|name| left(run, name));
     let file = run.join("4026531843");
     fs::write(&file, "").unwrap();
-    let living = FileLock::wait(&lives.join("owner-0.lock")).unwrap();
+    let living = FileLock::wait(&lives.join("owner-0.lock"), PATIENCE).unwrap();
     let pinned = || {
         Ok(["/bpf/a/there", "/sys/fs/bpf/slipgate/4026531842"]
             .map(PathBuf::from)

@@ -1,0 +1,114 @@
+//! The host's own source NAT: rules that masquerade, or give packets another source address.
+//!
+//! It picks ports from the whole range where the packet's own is taken, and knows nothing of guests'
+//! flows, as these know nothing of it. A tuple that both have is the guest's: the answers to the
+//! host's connection arrive at the guest.
+
+use std::{fs, io};
+
+use netlink_sys::protocols::NETLINK_NETFILTER;
+
+use super::none_when_unsupported;
+use crate::netlink::raw;
+
+/// A chain with a rule that translates source addresses.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct SourceNat {
+    /// Its table.
+    pub table: String,
+    /// Its name.
+    pub chain: String,
+}
+
+/// Where the kernel says which legacy tables there are, and which targets their rules may have.
+const LEGACY_TABLES: &str = "/proc/net/ip_tables_names";
+const LEGACY_TARGETS: &str = "/proc/net/ip_tables_targets";
+const TARGETS: [&str; 3] = ["MASQUERADE", "SNAT", "NETMAP"];
+
+/// All there are, of nftables, and whether legacy iptables may have some: which rules are in its
+/// tables the kernel does not say in words.
+pub(super) fn find() -> io::Result<Vec<SourceNat>> {
+    /// `NFNL_SUBSYS_NFTABLES` and `NFT_MSG_GETRULE`.
+    const GET_RULE: u16 = 10 << 8 | 7;
+    /// `struct nfgenmsg`: any family, version 0, no resource.
+    const ANY_FAMILY: [u8; 4] = [0; 4];
+    let mut found = Vec::new();
+    let dumped = raw::dump(NETLINK_NETFILTER, GET_RULE, &ANY_FAMILY, |_, payload| {
+        found.extend(
+            payload
+                .split_at_checked(ANY_FAMILY.len())
+                .and_then(|(family, attributes)| of_rule(*family.first()?, attributes)),
+        );
+    });
+    none_when_unsupported(dumped)?;
+    let lines = |path| fs::read_to_string(path).unwrap_or_default();
+    found.extend(of_legacy(&lines(LEGACY_TABLES), &lines(LEGACY_TARGETS)));
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}
+
+fn of_legacy(tables: &str, targets: &str) -> Option<SourceNat> {
+    let has_table = tables.lines().any(|table| table == "nat");
+    let has_target = targets.lines().any(|target| TARGETS.contains(&target));
+    (has_table && has_target).then(|| SourceNat {
+        table: "nat".into(),
+        chain: "of legacy iptables".into(),
+    })
+}
+
+/// The rule's chain, when the rule is one of IPv4 or both families and has such an expression.
+fn of_rule(family: u8, attributes: &[u8]) -> Option<SourceNat> {
+    const NFPROTO_INET: u8 = 1;
+    const NFPROTO_IPV4: u8 = 2;
+    const NFTA_RULE_TABLE: u16 = 1;
+    const NFTA_RULE_CHAIN: u16 = 2;
+    const NFTA_RULE_EXPRESSIONS: u16 = 4;
+    if !matches!(family, NFPROTO_INET | NFPROTO_IPV4) {
+        return None;
+    }
+    let expressions = find_attribute(attributes, NFTA_RULE_EXPRESSIONS)?;
+    let translates = raw::attributes(expressions).any(|(_, expression)| is_source_nat(expression));
+    translates.then(|| SourceNat {
+        table: find_attribute(attributes, NFTA_RULE_TABLE).map_or_else(String::new, text),
+        chain: find_attribute(attributes, NFTA_RULE_CHAIN).map_or_else(String::new, text),
+    })
+}
+
+/// Whether an expression is `masquerade`, `snat`, or one of the targets of iptables-nft.
+fn is_source_nat(expression: &[u8]) -> bool {
+    const NFTA_EXPR_NAME: u16 = 1;
+    const NFTA_EXPR_DATA: u16 = 2;
+    const NFTA_NAT_TYPE: u16 = 1;
+    const NFT_NAT_SNAT: u32 = 0;
+    const NFTA_TARGET_NAME: u16 = 1;
+    let Some(name) = find_attribute(expression, NFTA_EXPR_NAME) else {
+        return false;
+    };
+    let data = find_attribute(expression, NFTA_EXPR_DATA).unwrap_or_default();
+    match text(name).as_str() {
+        "masq" => true,
+        "nat" => {
+            let kind = find_attribute(data, NFTA_NAT_TYPE).and_then(|kind| kind.first_chunk());
+            // Network order, as all of nfnetlink.
+            kind.is_some_and(|kind| u32::from_be_bytes(*kind) == NFT_NAT_SNAT)
+        }
+        "target" => find_attribute(data, NFTA_TARGET_NAME)
+            .is_some_and(|target| TARGETS.contains(&text(target).as_str())),
+        _ => false,
+    }
+}
+
+fn find_attribute(of: &[u8], wanted: u16) -> Option<&[u8]> {
+    raw::attributes(of).find_map(|(kind, value)| (kind == wanted).then_some(value))
+}
+
+fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value)
+        .trim_end_matches('\0')
+        .to_owned()
+}
+
+#[cfg(test)]
+#[path = "source_nat_test.rs"]
+mod tests;

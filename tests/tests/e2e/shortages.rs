@@ -1,0 +1,102 @@
+//! A broker that serves, on a host that is short of something, or whose other processes hang.
+
+use std::{fs, fs::File, path::PathBuf, time::Instant};
+
+use slipgate_testbed::{
+    Capture,
+    clients::tcp,
+    require_root_and_tun,
+    servers::{TcpServer, TcpService},
+    world::{SERVER, UPLINK},
+};
+
+use crate::{BRIEFLY, Stand, WAIT};
+
+/// The number that its next descriptor would have: with that limit it can have none.
+fn next_descriptor(stand: &Stand) -> libc::rlim_t {
+    let fds = format!("/proc/{}/fd", stand.slipgate.broker_pid());
+    let is_free = |number: &u64| fs::symlink_metadata(format!("{fds}/{number}")).is_err();
+    (0..).find(is_free).expect("one that is free")
+}
+
+/// Lets the broker have so many descriptors; how many it might have before.
+fn limit_descriptors(stand: &Stand, most: libc::rlim_t) -> libc::rlim_t {
+    let pid = stand.slipgate.broker_pid() as libc::pid_t;
+    // SAFETY: structs of integers, alive during the calls.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        let none = std::ptr::null();
+        assert_eq!(
+            libc::prlimit(pid, libc::RLIMIT_NOFILE, none, &raw mut limit),
+            0
+        );
+        let before = std::mem::replace(&mut limit.rlim_cur, most);
+        let nowhere = std::ptr::null_mut();
+        assert_eq!(
+            libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const limit, nowhere),
+            0
+        );
+        before
+    }
+}
+
+#[test]
+fn a_broker_without_descriptors_lives_and_follows_the_network() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let host = &stand.world.host;
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
+    let before = limit_descriptors(&stand, next_descriptor(&stand));
+    // Its links, addresses and routes change.
+    host.ip("tuntap add other0 mode tap").unwrap();
+    host.ip("addr add 172.31.0.1/24 dev other0").unwrap();
+    host.ip("link set other0 up").unwrap();
+    host.ip(&format!("link set {UPLINK} mtu 1400")).unwrap();
+    host.ip("link del other0").unwrap();
+    std::thread::sleep(2 * BRIEFLY);
+    assert!(stand.slipgate.broker_runs(), "{}", stand.slipgate.stderr());
+    limit_descriptors(&stand, before);
+    let largest = || {
+        let capture = Capture::start(host, UPLINK).unwrap();
+        let sent = stand.run(|| tcp::upload(server.address(), 1 << 20, 1, WAIT));
+        sent.unwrap();
+        capture.finish().unwrap().sent.longest_segment_bytes
+    };
+    let deadline = Instant::now() + WAIT;
+    while largest() != 1400 {
+        assert!(Instant::now() < deadline, "{}", stand.slipgate.stderr());
+    }
+}
+
+/// The lock of this stand's pins.
+fn lock_of(stand: &Stand) -> PathBuf {
+    let pins = stand.slipgate.pins().path();
+    let dirs = fs::read_dir("/run/slipgate").unwrap().flatten();
+    let is_ours = |dir: &PathBuf| {
+        fs::read_to_string(dir.join("pin-dir"))
+            .is_ok_and(|kept| kept.starts_with(pins.to_str().unwrap()))
+    };
+    let mut ours = dirs.map(|entry| entry.path()).filter(is_ours);
+    ours.next().expect("its directory").join("lock")
+}
+
+#[test]
+fn a_broker_that_serves_does_not_wait_for_who_holds_the_lock() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let host = &stand.world.host;
+    let lock = File::options().write(true).open(lock_of(&stand)).unwrap();
+    lock.lock().unwrap();
+    // A TAP of another's that goes leaves pins to be looked for.
+    host.ip("tuntap add other0 mode tap").unwrap();
+    host.ip("link del other0").unwrap();
+    std::thread::sleep(BRIEFLY);
+    let asked = Instant::now();
+    let (admitted, _) = stand
+        .slipgate
+        .why("tap0", "203.0.113.9:443", "tcp")
+        .unwrap();
+    assert!(admitted);
+    assert!(asked.elapsed() < WAIT / 2, "{:?}", asked.elapsed());
+    lock.unlock().unwrap();
+}
