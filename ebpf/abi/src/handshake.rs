@@ -40,13 +40,12 @@ pub fn note(slot: SlotRef, direction: Direction, segment: &Segment) {
     const KIND: u8 = Flags::SYN | Flags::ACK | Flags::RST;
     let bits = load32(slot.tcp());
     let guests_syn_end = slot.fin_end(Direction::Tx);
-    match (direction, segment.flags & KIND) {
-        (Direction::Tx, kind) if kind == Flags::SYN | Flags::ACK => {
-            if bits & TcpBits::FIN_TX == 0 {
-                store32(guests_syn_end, segment.end);
-            }
+    let kind = segment.flags & KIND;
+    match direction {
+        Direction::Tx if kind == Flags::SYN | Flags::ACK && bits & TcpBits::FIN_TX == 0 => {
+            store32(guests_syn_end, segment.end);
         }
-        (Direction::Rx, Flags::ACK) if bits & TcpBits::SYN_TX != 0 => {
+        Direction::Rx if kind == Flags::ACK && bits & TcpBits::SYN_TX != 0 => {
             let behind = segment.acknowledgement.wrapping_sub(load32(guests_syn_end));
             if behind < EARLY_DATA {
                 slot.tcp().fetch_or(TcpBits::OPENER_PROVEN, AcqRel);

@@ -345,10 +345,11 @@ impl Kernel {
         let (handed_over, taken_in) = vm.under_way(from_world);
         let out = handed_over.load(Relaxed) - taken_in.load(Relaxed);
         // SAFETY: a live row; one thread.
+        let (guests, worlds) = unsafe { ((*vm.as_ptr()).credits, (*vm.as_ptr()).world_credits) };
         let credits = match (from_world, why) {
-            (false, _) => unsafe { (*vm.as_ptr()).credits },
-            (true, Handover::Forward) => unsafe { (*vm.as_ptr()).world_credits.div_ceil(2) },
-            (true, _) => unsafe { (*vm.as_ptr()).world_credits },
+            (false, _) => guests,
+            (true, Handover::Forward) => worlds.div_ceil(2),
+            (true, _) => worlds,
         };
         if out >= u64::from(credits) {
             return self.drop_at(row, DropReason::NoCredit, l3);
