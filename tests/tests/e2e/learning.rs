@@ -206,6 +206,24 @@ fn a_vm_is_closed_again_when_who_learns_is_killed() {
     assert!(!is_open(&stand));
 }
 
+/// Who learns hears nothing of the next engine, and ends.
+#[test]
+fn a_vm_is_closed_again_when_the_engine_dies_while_it_is_open() {
+    require_root_and_tun!();
+    let mut stand = Stand::new(&["--default", "deny"]);
+    let _server = TcpServer::start(&stand.world.net, (SERVER, PORT), TcpService::Hold).unwrap();
+    let learn = Learn::start(&stand, &["--open"]);
+    let mut stream = stand.run(|| tcp::connect(at(SERVER, PORT), WAIT)).unwrap();
+    stand.slipgate.kill_engine().unwrap();
+    stand.says("there is an engine again");
+    learn.end();
+    eventually("it is closed", || (!is_open(&stand)).then_some(()));
+    stream.set_read_timeout(Some(WAIT)).unwrap();
+    assert!(stand.run(|| stream.read(&mut [0; 1])).is_err(), "it is cut");
+    stand.run(|| tcp::expect_refused(at(SERVER, PORT))).unwrap();
+    assert!(stand.slipgate.broker_runs());
+}
+
 /// A policy of its own that leaves flows at a reload: one port is let in, one inspected, as is one
 /// that leads to the host's loopback; and what the guest has there while it is open.
 struct Scene {

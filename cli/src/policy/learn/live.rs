@@ -58,7 +58,7 @@ pub(super) fn listen(
     loop {
         let end = wait.until(Some(records.stream.as_fd()), None)?;
         if !records.read(each)? {
-            bail!("slipgate has ended, or serves {vm} no more");
+            bail!("slipgate or its engine has ended, or serves {vm} no more");
         }
         if end {
             break;
