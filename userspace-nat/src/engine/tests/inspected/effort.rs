@@ -64,6 +64,10 @@ fn rig() -> Rig {
 #[test]
 fn a_replayed_frame_costs_so_many_derivations_a_turn_and_another_vm_is_served_in_it() {
     let mut rig = rig();
+    let vm = rig.kernel.borrow().vm(1);
+    // Enough for all of the frames.
+    // SAFETY: a live row; one thread.
+    unsafe { (*vm.as_ptr()).credits = 1_024 };
     for n in 0..60 {
         let (vnet, frame) = frame_that_does_not_open(GUEST_PORT + n);
         send(&rig, 1, vnet, &frame);
