@@ -250,7 +250,8 @@ fn rfc6056_ports_are_random() {
 fn ports_that_could_be_guessed_are_told_from_random_ones() {
     let mut rng = SmallRng::seed_from_u64(2);
     let mut random = |below: usize| random_below(&mut rng, below);
-    let offsets: [(&str, Box<dyn FnMut(usize) -> usize>); 7] = [
+    type Offset = Box<dyn FnMut(usize) -> usize>;
+    let offsets: [(&str, Offset); 7] = [
         ("a sequence", Box::new(|n| n)),
         ("a stride", Box::new(|n| n * 1_009)),
         (

@@ -102,7 +102,7 @@ fn no_list_takes_more_than_17_steps_of_search() {
     let crowded = PrefixMap::new((0..1 << 15).map(|i| (net(0x0a00_0000 | i << 1, 32), ())));
     // All of it nested, too.
     let around = (8..=31).map(|len| (net(0x0a00_0000, len), ()));
-    let nested = PrefixMap::new(crowded.iter().map(|(p, ())| (p, ())).chain(around));
+    let nested = PrefixMap::new(crowded.iter().map(|(p, value)| (p, *value)).chain(around));
     assert_eq!(most_steps(&crowded), 17 + 1);
     assert!(most_steps(&nested) <= 17 + 25, "{}", most_steps(&nested));
 }

@@ -47,10 +47,9 @@ pub(crate) fn is_strange(skb: Skb, packet: &Packet, flow: Flow) -> bool {
 /// Arguments in words, and an answer in one: that is what goes through a call.
 #[inline(never)]
 fn is_none_of_guests(skb: Skb, slot: SlotRef, index: u32, payload_len: u32) -> u32 {
-    let (Some(segment), Some(sequences)) = (
-        packet::segment(skb, payload_len),
-        maps::sequences(index),
-    ) else {
+    let (Some(segment), Some(sequences)) =
+        (packet::segment(skb, payload_len), maps::sequences(index))
+    else {
         return 1;
     };
     // SAFETY: no arguments.
@@ -78,10 +77,9 @@ fn note_segment(skb: Skb, packet: &Packet, flow: Flow, direction: Direction) {
 #[inline(never)]
 fn note_change(skb: Skb, slot: SlotRef, index: u32, rx: u32, payload_len: u32) {
     // What can't be read is as if it had not been seen: the timers are there for that.
-    let (Some(segment), Some(sequences)) = (
-        packet::segment(skb, payload_len),
-        maps::sequences(index),
-    ) else {
+    let (Some(segment), Some(sequences)) =
+        (packet::segment(skb, payload_len), maps::sequences(index))
+    else {
         return;
     };
     let direction = if rx != 0 {
