@@ -101,17 +101,9 @@ impl<D: Datapath> Core<D> {
         let Some(tuple) = packet.tuple(vm.net.id, Direction::Tx) else {
             return Admission::NoFlow;
         };
-        if let Some(slot) = self.flows.by_guest(&tuple) {
-            if self.belongs(slot, packet, Direction::Tx) {
-                if self.flows.revive(&mut self.datapath, slot) {
-                    return Admission::Flow { slot };
-                }
-                if self.flows.is_cut(slot) {
-                    return Admission::Cut { slot };
-                }
-            }
-            self.flows
-                .unlink(&mut self.datapath, slot, EndReason::TupleReused, now_ns);
+        let known = self.flows.by_guest(&tuple);
+        if let Some(admission) = self.admit_known(known, packet, Direction::Tx, now_ns) {
+            return admission;
         }
         let Some(isn) = opens(packet) else {
             return Admission::NoFlow;
@@ -120,6 +112,29 @@ impl<D: Datapath> Core<D> {
             Ok(slot) => Admission::Flow { slot },
             Err(refused) => self.refuse(vm.net.id, &tuple, refused, now_ns),
         }
+    }
+
+    /// What becomes of a packet whose tuple a flow has; `None`: it may open another, and what was there
+    /// is unlinked.
+    fn admit_known(
+        &mut self,
+        known: Option<u32>,
+        packet: &Packet<'_>,
+        from: Direction,
+        now_ns: u64,
+    ) -> Option<Admission> {
+        let slot = known?;
+        if self.belongs(slot, packet, from) {
+            if self.flows.revive(&mut self.datapath, slot) {
+                return Some(Admission::Flow { slot });
+            }
+            if self.flows.is_cut(slot) {
+                return Some(Admission::Cut { slot });
+            }
+        }
+        let reason = EndReason::TupleReused;
+        self.flows.unlink(&mut self.datapath, slot, reason, now_ns);
+        None
     }
 
     /// Notes what is refused, for the records.

@@ -15,7 +15,7 @@ use super::{Admission, Opener, opens};
 use crate::{
     datapath::Datapath,
     engine::core::{Core, VmState},
-    flow::{EndReason, NewFlow, OpenError},
+    flow::{NewFlow, OpenError},
     nat_ports::{Destination, Freed},
     packet::Packet,
     route::Route,
@@ -33,17 +33,9 @@ impl<D: Datapath> Core<D> {
         let Some(world) = packet.tuple(Tuple::WORLD, Direction::Rx) else {
             return Admission::NoFlow;
         };
-        if let Some(slot) = self.flows.by_world(&world) {
-            if self.belongs(slot, packet, Direction::Rx) {
-                if self.flows.revive(&mut self.datapath, slot) {
-                    return Admission::Flow { slot };
-                }
-                if self.flows.is_cut(slot) {
-                    return Admission::Cut { slot };
-                }
-            }
-            self.flows
-                .unlink(&mut self.datapath, slot, EndReason::TupleReused, now_ns);
+        let known = self.flows.by_world(&world);
+        if let Some(admission) = self.admit_known(known, packet, Direction::Rx, now_ns) {
+            return admission;
         }
         let Some(isn) = opens(packet) else {
             return Admission::NoFlow;
