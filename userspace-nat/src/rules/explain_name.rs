@@ -9,7 +9,7 @@
 //! which one sentence tells. Public resolvers are decided in their own way, at all ports but that
 //! of DNS over TLS: no broad rule opens them, and a rule by name may ([`Policy::first_of`]). They
 //! are so all alike, but for those that a rule gives or denies by address; one sentence tells of
-//! them.
+//! them, that they are opened or that they stay shut.
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
@@ -138,15 +138,17 @@ impl Policy {
                 .filter_map(outcome)
                 .any(|o| o != Outcome::Refused),
         };
-        // Resolvers of which no rule by address speaks in particular.
+        // Resolvers of which no rule by address speaks in particular, nor denies them.
         let resolvers = ranges.iter().find_map(|range| {
             let is_one = !range.is_rules && is_resolver(range);
-            let (decision, _) = judged(range).filter(|_| is_one)?;
+            let (decision, by_name) = judged(range).filter(|_| is_one)?;
             let (here, around) = (self.outcome(decision), outcome(&ranges[range.parent]));
-            (here != Outcome::Refused && around != Some(here)).then_some((decision, here))
+            let is_own = by_name || decision.rule == self.elsewhere_id();
+            (is_own && around != Some(here)).then_some((decision, here))
         });
+        let opened = resolvers.filter(|(_, here)| *here != Outcome::Refused);
         // Of what is shut though the name is open one sentence tells.
-        let (mut differing, mut opens_some) = (Vec::new(), passes || resolvers.is_some());
+        let (mut differing, mut opens_some) = (Vec::new(), passes || opened.is_some());
         for range in ranges.iter().skip(1).filter(|range| range.is_rules) {
             let Some((decision, _)) = judged(range) else {
                 continue;
@@ -178,7 +180,7 @@ impl Policy {
             let due = Due {
                 by_name,
                 speaks,
-                everywhere: differing.is_empty() && resolvers.is_none(),
+                everywhere: differing.is_empty() && opened.is_none(),
             };
             self.tell_elsewhere(&what, decision, due, sentences);
         } else {
@@ -191,7 +193,7 @@ impl Policy {
                 "In {more} more ranges it is decided in its own way."
             ));
         }
-        if let Some((decision, here)) = resolvers {
+        if let Some((decision, here)) = opened {
             let (here, by) = (here.describe(), self.by(decision));
             sentences.push(format!(
                 "Where its address is a public resolver's, it is {here} {by}."
@@ -199,10 +201,13 @@ impl Policy {
         }
         let mut rules = self.rules.iter();
         if opens_some && rules.any(|rule| !matches!(rule, Rule::Name(..))) {
-            sentences.push(
-                "What a rule by address denies, and protected space, stays shut all the same."
-                    .to_owned(),
-            );
+            let shut = match resolvers.is_some() && opened.is_none() {
+                true => ", protected space and public resolvers stay",
+                false => ", and protected space, stays",
+            };
+            sentences.push(format!(
+                "What a rule by address denies{shut} shut all the same."
+            ));
         }
         passes
     }

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use slipgate_abi::Refusal;
 
 use super::{
     super::{
@@ -207,9 +208,18 @@ fn is_told_what_the_judge_does(
     let does = policy.outcome(verdict.decision);
     prop_assert_eq!(does == Outcome::Inspected, verdict.inspect);
     let told = told(passes, &text, to.addr);
-    let is_all_the_same = does == Outcome::Refused && text.contains("stays shut all the same");
+    let shut = text
+        .lines()
+        .find(|line| line.ends_with("shut all the same."));
+    let is_resolver = policy.elsewhere(to) && is_by_address(to);
+    // That resolvers stay shut is said, but for those that a rule by address denies.
+    let is_said = |line: &str| {
+        let is_denied = policy.decide(to).refusal == Some(Refusal::Rule);
+        !is_resolver || is_denied || line.contains("public resolvers")
+    };
+    let is_all_the_same = does == Outcome::Refused && shut.is_some_and(is_said);
     // Protected space, and resolvers elsewhere, where there is no rule by address.
-    let special = ranges_of_nobody().any(|range| range.contains(&to.addr));
+    let special = shut.is_none() && ranges_of_nobody().any(|range| range.contains(&to.addr));
     prop_assert!(
         told == does || is_all_the_same || (special && does == Outcome::Refused),
         "{} to {:?} is told to be {:?}, and is {:?}:\n{}",
@@ -345,4 +355,29 @@ fn a_rule_is_told_of_though_later_lines_of_a_deny_file_have_all_of_its_addresses
     let expected = "TCP port 443 of it is admitted and inspected whatever address it has, by rule \
                     1, `--inspect 0.0.0.0/0`, and no rule by name speaks of it.";
     assert!(text.lines().any(|line| line == expected), "{text}");
+}
+
+#[test]
+fn that_resolvers_stay_shut_is_said_unless_a_rule_opens_them() {
+    let texts = [
+        (Action::Allow, "a.test"),
+        (Action::Allow, "dns.google:443"),
+        (Action::Deny, "203.0.113.0/24"),
+        (Action::Allow, "9.9.9.9:443"),
+    ];
+    let rules = texts.map(|(action, text)| Rule::parse(action, text).unwrap());
+    let text = told_of_443(Action::Deny, rules.to_vec(), "a.test");
+    let expected = "\
+a.test is resolved, by rule 1, `--allow a.test`.
+TCP port 443 of what DNS tells for it is opened by rule 1, `--allow a.test`.
+Where its address is in 9.9.9.9/32, it is admitted and not inspected by rule 4, `--allow 9.9.9.9:443`.
+What a rule by address denies, protected space and public resolvers stay shut all the same.";
+    assert_eq!(text, expected);
+
+    let text = told_of_443(Action::Deny, rules.to_vec(), "dns.google");
+    let expected = "\
+dns.google is resolved, by rule 2, `--allow dns.google:443`.
+TCP port 443 of what DNS tells for it is opened by rule 2, `--allow dns.google:443`.
+What a rule by address denies, and protected space, stays shut all the same.";
+    assert_eq!(text, expected);
 }
