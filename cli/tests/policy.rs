@@ -203,7 +203,7 @@ fn explain_says_which_rules_match_and_which_decides() {
 yes:
   api.code.test is resolved, by rule 1, `allow *.code.test:443/tcp` (egress.toml:3: code).
   TCP port 443 of what DNS tells for it is opened by rule 1, `allow *.code.test:443/tcp` (egress.toml:3: code).
-  What a rule by address denies, and protected space, stays shut all the same.
+  What a rule by address denies, protected space and public resolvers stay shut all the same.
 rules that match, in order:
   rule 1, `allow *.code.test:443/tcp` (egress.toml:3: code)
   rule 2, `allow api.code.test:443/tcp` (egress.toml:3: code)

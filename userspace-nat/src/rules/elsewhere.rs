@@ -101,6 +101,11 @@ pub(super) fn is_canary(name: Name<'_>) -> bool {
     !KNOWN.canaries.matching(name).is_empty()
 }
 
+/// Whether a destination is one by its address alone: others, at that port, are none.
+pub(super) fn is_by_address(to: Destination) -> bool {
+    elsewhere(to) == Some(Elsewhere::Known) && to.port != DNS_OVER_TLS
+}
+
 /// The public resolvers' addresses.
 pub(super) fn resolvers() -> impl Iterator<Item = Ipv4Addr> {
     KNOWN.addresses.iter().copied()

@@ -4,14 +4,21 @@
 //! Nobody knows the addresses that DNS will tell, and a rule by address may speak of some of them.
 //! So the address space is cut into ranges in which all addresses are decided alike ([`cut`]): by
 //! the prefixes of all that is said by address. One address of each range is judged as it would be
-//! after the guest has asked ([`Policy::decide_as`]), and what differs from the rest is told.
+//! after the guest has asked ([`Policy::decide_as`]), and what differs from the rest is told: of
+//! rules' ranges by their prefixes. Protected space and lines of deny files only ever refuse, of
+//! which one sentence tells. Public resolvers are decided in their own way, at all ports but that
+//! of DNS over TLS: no broad rule opens them, and a rule by name may ([`Policy::first_of`]). They
+//! are so all alike, but for those that a rule gives or denies by address; one sentence tells of
+//! them, that they are opened or that they stay shut.
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 use slipgate_abi::Protocol;
 
 use super::{
-    Action, Decision, Destination, Policy, Rule, elsewhere::resolvers, policy::Place,
+    Action, Decision, Destination, Policy, Rule,
+    elsewhere::{is_by_address, resolvers},
+    policy::Place,
     protected::everywhere,
 };
 use crate::dns::{DNS_PORT, Name};
@@ -104,9 +111,24 @@ impl Policy {
             port,
             protocol,
         };
-        let ranges = cut(self.prefixes(port, protocol));
+        let mut ranges = cut(self.prefixes(port, protocol));
         let judged = |range: &Range| Some(self.decide_told(at(range.address?), name, about));
         let outcome = |range: &Range| Some(self.outcome(judged(range)?.0));
+        let is_resolver = |range: &Range| {
+            let to = at(range.prefix.addr());
+            let is_one = range.prefix.prefix_len() == range.prefix.max_prefix_len();
+            is_one && self.elsewhere(to) && is_by_address(to)
+        };
+        // What else is no rule's (a deny file's line) and not refused is decided as what is around
+        // it: where narrower ranges have all addresses of one, it stands for it.
+        for index in (1..ranges.len()).rev() {
+            let (range, around) = (ranges[index], ranges[index].parent);
+            let is_alike = !range.is_rules && !is_resolver(&range);
+            let is_wanted = is_alike && ranges[around].address.is_none();
+            if is_wanted && outcome(&range).is_some_and(|o| o != Outcome::Refused) {
+                ranges[around].address = range.address;
+            }
+        }
         let elsewhere = judged(&ranges[0]);
         let passes = match elsewhere {
             Some((decision, _)) => decision.is_allowed(),
@@ -116,12 +138,24 @@ impl Policy {
                 .filter_map(outcome)
                 .any(|o| o != Outcome::Refused),
         };
+        // Resolvers of which no rule by address speaks in particular, nor denies them.
+        let resolvers = ranges.iter().find_map(|range| {
+            let is_one = !range.is_rules && is_resolver(range);
+            let (decision, by_name) = judged(range).filter(|_| is_one)?;
+            let (here, around) = (self.outcome(decision), outcome(&ranges[range.parent]));
+            let is_own = by_name || decision.rule == self.elsewhere_id();
+            (is_own && around != Some(here)).then_some((decision, here))
+        });
+        let opened = resolvers.filter(|(_, here)| *here != Outcome::Refused);
         // Of what is shut though the name is open one sentence tells.
-        let (mut differing, mut opens_some) = (Vec::new(), passes);
+        let (mut differing, mut opens_some) = (Vec::new(), passes || opened.is_some());
         for range in ranges.iter().skip(1).filter(|range| range.is_rules) {
-            let (Some((decision, _)), around) = (judged(range), outcome(&ranges[range.parent]))
-            else {
+            let Some((decision, _)) = judged(range) else {
                 continue;
+            };
+            let around = match resolvers {
+                Some((_, of_resolvers)) if is_resolver(range) => Some(of_resolvers),
+                _ => outcome(&ranges[range.parent]),
             };
             let here = self.outcome(decision);
             let is_told = passes && here == Outcome::Refused;
@@ -146,7 +180,7 @@ impl Policy {
             let due = Due {
                 by_name,
                 speaks,
-                everywhere: differing.is_empty(),
+                everywhere: differing.is_empty() && opened.is_none(),
             };
             self.tell_elsewhere(&what, decision, due, sentences);
         } else {
@@ -159,12 +193,21 @@ impl Policy {
                 "In {more} more ranges it is decided in its own way."
             ));
         }
+        if let Some((decision, here)) = opened {
+            let (here, by) = (here.describe(), self.by(decision));
+            sentences.push(format!(
+                "Where its address is a public resolver's, it is {here} {by}."
+            ));
+        }
         let mut rules = self.rules.iter();
         if opens_some && rules.any(|rule| !matches!(rule, Rule::Name(..))) {
-            sentences.push(
-                "What a rule by address denies, and protected space, stays shut all the same."
-                    .to_owned(),
-            );
+            let shut = match resolvers.is_some() && opened.is_none() {
+                true => ", protected space and public resolvers stay",
+                false => ", and protected space, stays",
+            };
+            sentences.push(format!(
+                "What a rule by address denies{shut} shut all the same."
+            ));
         }
         passes
     }

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use slipgate_abi::Refusal;
 
 use super::{
     super::{
@@ -56,9 +57,70 @@ fn rule() -> impl Strategy<Value = Rule> {
 
 /// As many rules as are told of one by one.
 fn policy() -> impl Strategy<Value = Policy> {
+    policy_of(rule())
+}
+
+fn policy_of(rule: impl Strategy<Value = Rule>) -> impl Strategy<Value = Policy> {
     let default = prop::sample::select(&[Action::Allow, Action::Deny][..]);
-    let rules = prop::collection::vec(rule(), 0..SHOWN_RANGES);
+    let rules = prop::collection::vec(rule, 0..SHOWN_RANGES);
     (default, rules).prop_map(|(default, rules)| Policy::new(default, rules))
+}
+
+/// Resolvers' addresses side by side and others, and what is around them.
+const CROWDED: [&str; 12] = [
+    "0.0.0.0/0",
+    "0.0.0.0/1",
+    "128.0.0.0/1",
+    "208.67.222.0/24",
+    "208.67.222.220/30",
+    "208.67.222.220/31",
+    "208.67.222.220",
+    "208.67.222.221",
+    "208.67.222.222/31",
+    "208.67.222.222",
+    "208.67.222.223",
+    "10.0.0.0/8",
+];
+
+/// Few prefixes that cover each other often, and names of which one is a resolver's.
+fn crowded_rule() -> impl Strategy<Value = Rule> {
+    let action = prop::sample::select(&[Action::Allow, Action::Deny, Action::Inspect][..]);
+    let scope = prop::sample::select(&["", "", "", ":443", ":853", ":853/tcp"][..]);
+    let prefix = prop::sample::select(&CROWDED[..]);
+    let name = prop::sample::select(&["dns.google", "*.google", "a.test"][..]);
+    let what = prop_oneof![2 => prefix.clone(), 1 => name];
+    let typed = (action, what, scope);
+    let file = prop::collection::vec(prefix, 1..5);
+    prop_oneof![
+        4 => typed.prop_map(|(action, what, scope)| {
+            Rule::parse(action, &format!("{what}{scope}")).unwrap()
+        }),
+        1 => file.prop_map(|lines| {
+            Rule::DenyFile(Box::new(DenyFile::parse("list", &lines.join("\n")).unwrap()))
+        }),
+    ]
+}
+
+fn crowded_to() -> impl Strategy<Value = Destination> {
+    let addr = prop::sample::select(
+        &[
+            [208, 67, 222, 219],
+            [208, 67, 222, 220],
+            [208, 67, 222, 221],
+            [208, 67, 222, 222],
+            [208, 67, 222, 223],
+            [1, 1, 1, 1],
+            [10, 0, 0, 1],
+            [203, 0, 113, 1],
+        ][..],
+    );
+    let port = prop::sample::select(&[443, 853, 80][..]);
+    let protocol = prop::sample::select(&[Protocol::Tcp, Protocol::Udp][..]);
+    (addr, port, protocol).prop_map(|(addr, port, protocol)| Destination {
+        addr: addr.into(),
+        port,
+        protocol,
+    })
 }
 
 /// Of ports and addresses that rules speak of, mostly.
@@ -109,6 +171,13 @@ fn told(passes: bool, text: &str, addr: Ipv4Addr) -> Outcome {
             narrowest = Some((prefix.prefix_len(), of(rest).unwrap()));
         }
     }
+    // An address that a rule gives is told of by itself.
+    if resolvers().any(|one| one == addr) && narrowest.is_none_or(|(len, _)| len < 32) {
+        let mut sentences = text.lines();
+        let resolvers =
+            sentences.find(|s| s.starts_with("Where its address is a public resolver's"));
+        narrowest = resolvers.map(|s| (32, of(s).unwrap())).or(narrowest);
+    }
     let inspected = text.lines().any(|sentence| {
         sentence.starts_with("Inspected:")
             || (!sentence.starts_with("Where") && is(Outcome::Inspected, sentence))
@@ -119,6 +188,48 @@ fn told(passes: bool, text: &str, addr: Ipv4Addr) -> Outcome {
         (None, true) if inspected => Outcome::Inspected,
         (None, true) => Outcome::Admitted,
     }
+}
+
+/// Holds what is told of a name, and an address of it, against the judge.
+fn is_told_what_the_judge_does(
+    policy: &Policy,
+    name: &'static str,
+    to: Destination,
+) -> Result<(), TestCaseError> {
+    let asked = wire(name).unwrap();
+    let port = Some((to.port, to.protocol));
+    let (passes, text) = policy.explain_name(Name(&asked), port);
+    let (verdict, is_resolved) = judged(policy, name, to);
+    prop_assert_eq!(text.contains("is not resolved"), !is_resolved, "{}", &text);
+    if !is_resolved {
+        prop_assert!(!passes);
+        return Ok(());
+    }
+    let does = policy.outcome(verdict.decision);
+    prop_assert_eq!(does == Outcome::Inspected, verdict.inspect);
+    let told = told(passes, &text, to.addr);
+    let shut = text
+        .lines()
+        .find(|line| line.ends_with("shut all the same."));
+    let is_resolver = policy.elsewhere(to) && is_by_address(to);
+    // That resolvers stay shut is said, but for those that a rule by address denies.
+    let is_said = |line: &str| {
+        let is_denied = policy.decide(to).refusal == Some(Refusal::Rule);
+        !is_resolver || is_denied || line.contains("public resolvers")
+    };
+    let is_all_the_same = does == Outcome::Refused && shut.is_some_and(is_said);
+    // Protected space, and resolvers elsewhere, where there is no rule by address.
+    let special = shut.is_none() && ranges_of_nobody().any(|range| range.contains(&to.addr));
+    prop_assert!(
+        told == does || is_all_the_same || (special && does == Outcome::Refused),
+        "{} to {:?} is told to be {:?}, and is {:?}:\n{}",
+        name,
+        to,
+        told,
+        does,
+        text
+    );
+    Ok(())
 }
 
 proptest! {
@@ -139,26 +250,16 @@ proptest! {
         policy in policy(), name in prop::sample::select(&NAMES[..]), to in to(),
     ) {
         prop_assume!(to.port != DNS_PORT);
-        let asked = wire(name).unwrap();
-        let port = Some((to.port, to.protocol));
-        let (passes, text) = policy.explain_name(Name(&asked), port);
-        let (verdict, is_resolved) = judged(&policy, name, to);
-        prop_assert_eq!(text.contains("is not resolved"), !is_resolved, "{}", &text);
-        if !is_resolved {
-            prop_assert!(!passes);
-            return Ok(());
-        }
-        let does = policy.outcome(verdict.decision);
-        prop_assert_eq!(does == Outcome::Inspected, verdict.inspect);
-        let told = told(passes, &text, to.addr);
-        let is_all_the_same = does == Outcome::Refused && text.contains("stays shut all the same");
-        // Protected space, and resolvers elsewhere, where there is no rule by address.
-        let special = ranges_of_nobody().any(|range| range.contains(&to.addr));
-        prop_assert!(
-            told == does || is_all_the_same || (special && does == Outcome::Refused),
-            "{} to {:?} is told to be {:?}, and is {:?}:\n{}",
-            name, to, told, does, text
-        );
+        is_told_what_the_judge_does(&policy, name, to)?;
+    }
+
+    #[test]
+    fn what_is_told_of_resolvers_and_of_ranges_in_pieces_is_what_the_judge_does(
+        policy in policy_of(crowded_rule()),
+        name in prop::sample::select(&["dns.google", "a.test"][..]),
+        to in crowded_to(),
+    ) {
+        is_told_what_the_judge_does(&policy, name, to)?;
     }
 
     #[test]
@@ -205,4 +306,78 @@ fn what_stands_before_a_deny_of_all_is_not_said_to_be_denied() {
     let expected = "Where its address is in 203.0.113.0/24, it is admitted and not inspected by \
                     rule 1, `--allow 203.0.113.0/24`.";
     assert!(text.lines().any(|line| line == expected), "{text}");
+}
+
+/// What is told of TCP port 443.
+fn told_of_443(default: Action, rules: Vec<Rule>, name: &str) -> String {
+    let asked = wire(name).unwrap();
+    let policy = Policy::new(default, rules);
+    let (_, text) = policy.explain_name(Name(&asked), Some((443, Protocol::Tcp)));
+    text
+}
+
+#[test]
+fn resolvers_that_a_rule_by_name_means_are_told_of_within_a_broad_rule() {
+    let rules = [
+        (Action::Allow, "0.0.0.0/1"),
+        (Action::Allow, "9.9.9.9:443"),
+        (Action::Inspect, "dns.google"),
+    ];
+    let rules = rules.map(|(action, text)| Rule::parse(action, text).unwrap());
+    let text = told_of_443(Action::Allow, rules.to_vec(), "dns.google");
+    for expected in [
+        "Where its address is in 0.0.0.0/1, it is admitted and not inspected by rule 1, \
+         `--allow 0.0.0.0/1`.",
+        "Where its address is in 9.9.9.9/32, it is admitted and not inspected by rule 2, \
+         `--allow 9.9.9.9:443`.",
+        "Where its address is a public resolver's, it is admitted and inspected by rule 3, \
+         `--inspect dns.google`.",
+    ] {
+        assert!(text.lines().any(|line| line == expected), "{text}");
+    }
+}
+
+#[test]
+fn a_rule_is_told_of_though_later_lines_of_a_deny_file_have_all_of_its_addresses() {
+    let inspect = |text| Rule::parse(Action::Inspect, text).unwrap();
+    let file = |lines| Rule::DenyFile(Box::new(DenyFile::parse("list", lines).unwrap()));
+    let rules = vec![
+        inspect("198.51.100.0/31"),
+        file("198.51.100.0/32\n198.51.100.1/32"),
+    ];
+    let text = told_of_443(Action::Allow, rules, "a.test");
+    let expected = "Where its address is in 198.51.100.0/31, it is admitted and inspected by rule \
+                    1, `--inspect 198.51.100.0/31`.";
+    assert!(text.lines().any(|line| line == expected), "{text}");
+
+    let rules = vec![inspect("0.0.0.0/0"), file("0.0.0.0/1\n128.0.0.0/1")];
+    let text = told_of_443(Action::Allow, rules, "a.test");
+    let expected = "TCP port 443 of it is admitted and inspected whatever address it has, by rule \
+                    1, `--inspect 0.0.0.0/0`, and no rule by name speaks of it.";
+    assert!(text.lines().any(|line| line == expected), "{text}");
+}
+
+#[test]
+fn that_resolvers_stay_shut_is_said_unless_a_rule_opens_them() {
+    let texts = [
+        (Action::Allow, "a.test"),
+        (Action::Allow, "dns.google:443"),
+        (Action::Deny, "203.0.113.0/24"),
+        (Action::Allow, "9.9.9.9:443"),
+    ];
+    let rules = texts.map(|(action, text)| Rule::parse(action, text).unwrap());
+    let text = told_of_443(Action::Deny, rules.to_vec(), "a.test");
+    let expected = "\
+a.test is resolved, by rule 1, `--allow a.test`.
+TCP port 443 of what DNS tells for it is opened by rule 1, `--allow a.test`.
+Where its address is in 9.9.9.9/32, it is admitted and not inspected by rule 4, `--allow 9.9.9.9:443`.
+What a rule by address denies, protected space and public resolvers stay shut all the same.";
+    assert_eq!(text, expected);
+
+    let text = told_of_443(Action::Deny, rules.to_vec(), "dns.google");
+    let expected = "\
+dns.google is resolved, by rule 2, `--allow dns.google:443`.
+TCP port 443 of what DNS tells for it is opened by rule 2, `--allow dns.google:443`.
+What a rule by address denies, and protected space, stays shut all the same.";
+    assert_eq!(text, expected);
 }
