@@ -32,7 +32,7 @@ use super::{
 use crate::{
     clock::Clock,
     datapath::Datapath,
-    flow::EndReason,
+    flow::{EndReason, State},
     packet::{Packet, Transport, build::Segment, icmp::Unreachable},
     port::FrameIo,
     reply::{IcmpError, reset_for},
@@ -49,7 +49,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         match what {
             Subject::Flow { slot, generation } => {
                 let entry = self.core.flows.entry(slot)?;
-                let is_it = entry.generation == generation;
+                // One that has ended stays until its record is written.
+                let lives = matches!(entry.state, State::Live | State::Ending);
+                let is_it = entry.generation == generation && lives;
                 is_it.then(|| self.cut_slots(&[slot], EndReason::Cut))
             }
             Subject::Relayed(id) => {

@@ -3,14 +3,14 @@
 use std::{
     collections::HashSet,
     io::{self, Write},
-    sync::{Arc, Condvar, Mutex},
+    sync::{Arc, Condvar, Mutex, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
 use super::rig::*;
 use crate::{
     clock::SECOND_NS,
-    engine::ControlMessage,
+    engine::{ControlMessage, Subject},
     record::{Background, FlowLog, Unwritten},
 };
 
@@ -108,6 +108,22 @@ fn no_turn_waits_for_the_disk_and_each_slot_waits_for_its_record() {
     assert_eq!((slots_in_use(&rig), recorded(&rig)), (1, (100, 100)));
     assert_eq!(rig.engine.status().records_lost, 0);
     assert_eq!(rig.engine.status().records_written, 100);
+}
+
+#[test]
+fn what_has_ended_is_no_flow_to_be_cut_while_its_record_waits() {
+    let (mut rig, disk) = with_slow_disk(Setup::default());
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    let slot = rig.kernel.borrow().slots_in_use()[0];
+    let generation = rig.kernel.borrow().slot(slot).generation().load(Relaxed);
+    let mut cut = || rig.engine.cut(Subject::Flow { slot, generation });
+    assert_eq!(cut(), Some(1));
+    assert_eq!(cut(), Some(0), "it is being cut");
+    rig.pass(SECOND_NS);
+    assert_eq!(slots_in_use(&rig), 1);
+    let what = Subject::Flow { slot, generation };
+    assert_eq!(rig.engine.cut(what), None);
+    disk.now(Does::Write);
 }
 
 #[test]
