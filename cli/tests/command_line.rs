@@ -120,7 +120,7 @@ fn readers_say_that_nothing_is_attached() {
 
 #[test]
 fn an_engine_is_not_for_people() {
-    let output = slipgate(&["engine", "--fd", "999"]);
+    let output = slipgate(&["engine", "--fd", "999", "--user", "65534"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("slipgate starts these by itself"));
 }
