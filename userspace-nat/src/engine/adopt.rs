@@ -65,7 +65,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         let refused = self.core.refused_flows(now_ns, |_| false);
         adoption.refused = self.cut_slots(&refused.cut, EndReason::Policy);
         adoption.uninspected = self.core.end_uninspected(now_ns);
-        adoption.live -= adoption.refused + adoption.uninspected;
+        // Counted, since what was about to end may have been refused as well.
+        adoption.live = self.core.flows.live();
         self.core.release_captured();
         self.free_recorded(now_ns);
         Ok(adoption)

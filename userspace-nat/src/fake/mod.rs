@@ -120,6 +120,8 @@ pub struct Kernel {
     pub faults: Faults,
     /// Now, ns.
     pub now_ns: u64,
+    /// Frames that the programs handed over.
+    pub handed_over: u64,
     /// Frames lost from the port's queue.
     pub lost: u64,
     /// Packets that the programs themselves dropped.
@@ -159,6 +161,7 @@ impl Kernel {
             at_world: Vec::new(),
             faults: Faults::default(),
             now_ns: 1_000_000_000_000,
+            handed_over: 0,
             lost: 0,
             dropped: 0,
             instance: 0x51_1b_6a_7e,

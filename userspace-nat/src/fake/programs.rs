@@ -364,6 +364,7 @@ impl Kernel {
         };
         let cost = segment::credits(l3.len() as u32, protocol, gso_size);
         handed_over.fetch_add(cost, Relaxed);
+        self.handed_over += 1;
         let header = PortHeader {
             code: why as u8,
             flags,

@@ -115,6 +115,12 @@ impl Flows {
         self.table.counted_from_world(row)
     }
 
+    /// Flows that live: all that hold a slot but those that are on their way out. Looks at each.
+    pub fn live(&self) -> usize {
+        let entries = self.table.iter();
+        entries.filter(|(_, e)| e.state == State::Live).count()
+    }
+
     /// Slots in use.
     pub fn len(&self) -> usize {
         self.table.len()

@@ -1,7 +1,7 @@
 //! Other policies while flows live.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Ip4, Protocol, Refusal, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::{Ip4, Protocol, Refusal, Verdict, timeout::CLOSING_GRACE_NS};
 
 use super::rig::*;
 use crate::{
@@ -309,6 +309,23 @@ fn a_rule_that_differs_behind_what_is_kept_of_its_text_is_another_one_to_a_succe
         assert_eq!(adoption.live, lives, "{last}");
         assert_eq!(adoption.refused, 1 - lives, "{last}");
     }
+}
+
+#[test]
+fn what_was_ending_when_slipgate_died_and_is_refused_now_is_none_that_lives() {
+    let mut rig = Rig::new();
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    rig.guest(1, &udp((GUEST, 5_001), SERVER, b"x"));
+    let slots = rig.kernel.borrow().slots_in_use();
+    let ending = rig.kernel.borrow().slot(slots[0]);
+    ending.set_verdict(Verdict::Closing);
+    let (_, adoption) = rig.restart(&Setup {
+        default: Action::Deny,
+        rule_base: 60,
+        ..Setup::default()
+    });
+    let ends = (adoption.ending, adoption.refused);
+    assert_eq!((adoption.live, ends), (0, (1, 2)));
 }
 
 #[test]
