@@ -61,7 +61,7 @@ use nix::{
         signalfd::{SfdFlags, SignalFd},
     },
 };
-use slipgate_control::{BpfLog, host::HostFacts, netlink::Changes};
+use slipgate_control::{BpfLog, host::HostFacts, netlink::Changes, owner};
 use userspace_nat::engine::OnExit as EngineExit;
 
 use self::{
@@ -432,9 +432,16 @@ impl Broker {
             self.engine.plan(how)?;
         }
         if self.engine.is_due() {
-            self.attached.clean_after_engine()?;
-            self.engine
-                .start_again(&self.attached, &self.reserved_ports);
+            match self.attached.clean_after_engine(owner::WHILE_SERVING) {
+                Ok(()) => self
+                    .engine
+                    .start_again(&self.attached, &self.reserved_ports),
+                Err(e) if e.is_locked() || e.is_shortage() => {
+                    tracing::warn!("the engine is started a little later: {e}");
+                    self.engine.put_off();
+                }
+                Err(e) => return Err(e.into()),
+            }
         }
         Ok(())
     }
@@ -447,6 +454,10 @@ impl Broker {
         self.attached.write_forwards()?;
         // Adopted flows may have claimed next hops.
         self.attached.refresh_next_hops()?;
+        // What was asked while there was none is answered by nobody.
+        if let Some(metrics) = &mut self.metrics {
+            metrics.asking = None;
+        }
         let flows = counted(adopted, "flow");
         tracing::info!("there is an engine again, which took over {flows}");
         self.tell_policies_again()
@@ -592,6 +603,12 @@ impl Broker {
 fn is_shortage(error: &anyhow::Error) -> bool {
     let ours = error.downcast_ref::<slipgate_control::Error>();
     ours.is_some_and(slipgate_control::Error::is_shortage)
+}
+
+/// Whether it may go well a little later: another process holds the lock, or something is short.
+fn is_passing(error: &anyhow::Error) -> bool {
+    let ours = error.downcast_ref::<slipgate_control::Error>();
+    ours.is_some_and(|error| error.is_locked() || error.is_shortage())
 }
 
 /// What there is to do.

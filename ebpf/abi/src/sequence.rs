@@ -13,13 +13,19 @@
 //!   acknowledgements got lost repeats no more than that.
 //! - It ends within that window of what the server has acknowledged, and behind a FIN there is nothing.
 //! - It acknowledges what the server has sent, and nothing that was acknowledged long before.
-//! - After 4 GiB numbers come again, and with them the handshake's. Those two are refused for as long as
-//!   a server can know its cookie by them ([`COOKIE_LIFE_NS`]).
 //! - After a reset, of either side, no octet of the guest's goes on ([`TcpBits::RST`] is for good).
 //!
+//! Linux knows its cookie by the *difference* of the two numbers (`check_tcp_syn_cookie`): the
+//! handshake's, moved on by as much each, are as good. So what has that difference is refused for as long
+//! as a cookie is good ([`COOKIE_LIFE_NS`]) where the server may have forgotten the connection: it was
+//! reset, or both sides have ended it, or the server has said nothing for [`FORGETS_AFTER`]. The
+//! handshake's own numbers are refused always, and come again after 4 GiB. The price: a connection both of
+//! whose sides have said as much, to a few octets, and whose server is silent for so long, waits.
+//!
 //! Whoever knows the addresses can forge the server's segments: one counts only if it acknowledges what
-//! the guest has sent, and lies in the guest's window (RFC 9293 section 3.10.7.4). It is delivered all
-//! the same; the guest's stack knows what to make of it.
+//! the guest has sent, and lies in the guest's window (RFC 9293 section 3.10.7.4), and a reset only if
+//! the guest would believe it (RFC 5961 section 3.2): between what it has acknowledged and what was sent
+//! to it. It is delivered all the same; the guest's stack knows what to make of it.
 //!
 //! Words only ever move forward, by compare-and-swap, so CPUs that see segments at once agree.
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -31,8 +37,18 @@ use crate::{
 };
 
 /// For so long after a connection was opened a server may make it again from the handshake's ACK, ns.
-/// Linux: two minutes (`MAX_SYNCOOKIE_AGE`).
-pub const COOKIE_LIFE_NS: u64 = 300 * 1_000_000_000;
+/// Linux: less than two minutes (`MAX_SYNCOOKIE_AGE`).
+pub const COOKIE_LIFE_NS: u64 = 150 * 1_000_000_000;
+
+/// A server that has said nothing for so long may have forgotten the connection, in
+/// [`Sequences::server_seen`]'s unit: 20 s. Linux forgets one that it has closed after 60 s.
+pub const FORGETS_AFTER: u32 = (20 * 1_000_000_000u64 >> SEEN_SHIFT) as u32;
+
+/// From ns to the unit of [`Sequences::server_seen`].
+const SEEN_SHIFT: u32 = 20;
+
+/// How far the difference may be from the handshake's: Linux puts the index of an MSS in it, 0 to 3.
+const COOKIE_SLACK: i32 = 7;
 
 /// How far an acknowledgement of the guest's may lie behind its newest: segments overtake each
 /// other on their way through several queues.
@@ -69,8 +85,10 @@ pub struct Sequences {
     pub rx: SendSpace,
     /// The number of the server's first octet: what the handshake's ACK acknowledges.
     pub server_first: u32,
+    /// When the server was last heard, `CLOCK_MONOTONIC` in units of 2^20 ns, about a millisecond.
+    pub server_seen: u32,
     /// Zero.
-    pub pad: [u32; 5],
+    pub pad: [u32; 4],
 }
 
 const _: () = assert!(size_of::<Sequences>() == 64);
@@ -78,7 +96,12 @@ const _: () = assert!(size_of::<Sequences>() == 64);
 impl Sequences {
     /// Of a connection of which the server has acknowledged all that was inspected. `sent` and
     /// `received` have [`SendSpace::acknowledged`], `end`, `window` and `window_scale` filled in.
-    pub const fn released(mut sent: SendSpace, mut received: SendSpace, server_first: u32) -> Self {
+    pub const fn released(
+        mut sent: SendSpace,
+        mut received: SendSpace,
+        server_first: u32,
+        now_ns: u64,
+    ) -> Self {
         sent.low = sent.acknowledged.wrapping_sub(1);
         received.low = received.acknowledged;
         sent.window = at_least(sent.window);
@@ -87,7 +110,8 @@ impl Sequences {
             tx: sent,
             rx: received,
             server_first,
-            pad: [0; 5],
+            server_seen: (now_ns >> SEEN_SHIFT) as u32,
+            pad: [0; 4],
         }
     }
 }
@@ -128,6 +152,7 @@ impl SequencesRef {
             store32(word!(self, side, window_scale), from.window_scale);
         }
         store32(self.server_first(), sequences.server_first);
+        store32(self.server_seen(), sequences.server_seen);
         // Not relaxed: whoever sees the bit sees the numbers.
         slot.tcp()
             .fetch_or(TcpBits::HELD, core::sync::atomic::Ordering::AcqRel);
@@ -166,9 +191,28 @@ impl SequencesRef {
         {
             return false;
         }
-        let is_handshake = segment.sequence == slot.isn().wrapping_add(1)
-            && segment.acknowledgement == load32(self.server_first());
-        !is_handshake || now_ns().wrapping_sub(slot.created_ns()) > COOKIE_LIFE_NS
+        let sent = segment.sequence.wrapping_sub(slot.isn().wrapping_add(1));
+        let received = segment
+            .acknowledgement
+            .wrapping_sub(load32(self.server_first()));
+        let apart = sent.wrapping_sub(received) as i32;
+        if apart > COOKIE_SLACK || apart < -COOKIE_SLACK {
+            return true;
+        }
+        let now_ns = now_ns();
+        if now_ns.wrapping_sub(slot.created_ns()) > COOKIE_LIFE_NS {
+            return true;
+        }
+        // Behind the guest's FIN nothing can follow, whatever comes of this.
+        let is_last = bits & TcpBits::FIN_TX != 0
+            && segment.sequence == load32(slot.fin_end(Direction::Tx))
+            && segment.end == segment.sequence;
+        const FINS: u32 = TcpBits::FIN_TX | TcpBits::FIN_RX;
+        let seen = load32(self.server_seen());
+        let silent = ((now_ns >> SEEN_SHIFT) as u32).wrapping_sub(seen) as i32;
+        let may_be_forgotten =
+            bits & TcpBits::RST != 0 || bits & FINS == FINS || silent >= FORGETS_AFTER as i32;
+        is_last || !(sent == 0 || may_be_forgotten)
     }
 
     /// Whether a segment of the world's can be the server's.
@@ -182,6 +226,12 @@ impl SequencesRef {
         {
             return false;
         }
+        if segment.flags & Flags::RST != 0 {
+            let newest = load32(word!(self, Direction::Rx, end));
+            if is_before(segment.sequence, acknowledged) || is_before(newest, segment.sequence) {
+                return false;
+            }
+        }
         if segment.flags & Flags::ACK == 0 {
             return segment.flags & Flags::RST != 0;
         }
@@ -193,7 +243,10 @@ impl SequencesRef {
     /// Takes in where a segment of the connection shows that it stands. Both sides do it by this
     /// function, for a segment that [`Self::is_guests`] or [`Self::is_servers`] believes.
     #[inline(always)]
-    pub fn note(self, direction: Direction, segment: &Segment) {
+    pub fn note(self, direction: Direction, segment: &Segment, now_ns: impl Fn() -> u64) {
+        if matches!(direction, Direction::Rx) {
+            store32(self.server_seen(), (now_ns() >> SEEN_SHIFT) as u32);
+        }
         advance(word!(self, direction, end), segment.end);
         if segment.flags & Flags::ACK == 0 {
             return;
@@ -228,7 +281,8 @@ impl SequencesRef {
             tx: side(Direction::Tx),
             rx: side(Direction::Rx),
             server_first: load32(self.server_first()),
-            pad: [0; 5],
+            server_seen: load32(self.server_seen()),
+            pad: [0; 4],
         }
     }
 
@@ -247,6 +301,12 @@ impl SequencesRef {
     fn server_first(&self) -> &AtomicU32 {
         // SAFETY: as in `word!`.
         unsafe { AtomicU32::from_ptr(&raw mut (*self.0).server_first) }
+    }
+
+    #[inline(always)]
+    fn server_seen(&self) -> &AtomicU32 {
+        // SAFETY: as in `word!`.
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.0).server_seen) }
     }
 }
 

@@ -49,7 +49,8 @@ impl Held {
             ..SendSpace::default()
         };
         let (slot, sequences) = held.refs();
-        sequences.hold(slot, Sequences::released(sent, received, SERVER_FIRST));
+        let sequences_now = Sequences::released(sent, received, SERVER_FIRST, 2 * SECOND_NS);
+        sequences.hold(slot, sequences_now);
         held
     }
 
@@ -77,8 +78,9 @@ impl Held {
 
     fn server(&mut self, flags: u8, sequence: u32, len: u32, acknowledgement: u32) {
         let segment = segment(flags, sequence, len, acknowledgement);
+        let now_ns = self.now_ns;
         let (slot, sequences) = self.refs();
-        tcp::note(slot, sequences, Direction::Rx, &segment, || 0);
+        tcp::note(slot, sequences, Direction::Rx, &segment, || now_ns);
     }
 
     fn bits(&mut self) -> u32 {
@@ -169,6 +171,9 @@ fn a_forged_segment_of_the_servers_moves_nothing() {
         (A, SERVER_FIRST + 65_536, RELEASED),
         (A, SERVER_FIRST - 2, RELEASED),
         (R, SERVER_FIRST + 65_536, 0),
+        // Resets that the guest would not believe, though they lie in its window.
+        (R, SERVER_FIRST + 1_000, 0),
+        (R, SERVER_FIRST - 1, 0),
         (0, SERVER_FIRST + 100, RELEASED),
     ] {
         held.server(flags, sequence, 1, acknowledgement);
@@ -234,6 +239,65 @@ fn the_handshakes_numbers_are_refused_when_they_come_again() {
     assert!(held.guest(A, FIRST.wrapping_sub(1), 0, SERVER_FIRST));
     held.now_ns = SECOND_NS + COOKIE_LIFE_NS + 1;
     assert!(held.guest(A, FIRST, 100, SERVER_FIRST));
+}
+
+/// How a server comes to forget a connection.
+type Forgets = fn(&mut Held);
+
+/// Linux knows its cookie by the difference of the two numbers.
+#[test]
+fn numbers_moved_on_from_the_handshakes_are_refused_where_the_server_may_have_forgotten() {
+    const MOVED: u32 = 1_000;
+    const ANSWER: u32 = 3_000;
+    let sent = RELEASED.wrapping_add(2_000);
+    let conversation = || {
+        let mut held = Held::new();
+        assert!(held.guest(A, RELEASED, 2_000, SERVER_FIRST));
+        held.server(A, SERVER_FIRST, ANSWER, sent);
+        assert!(held.guest(A, sent, 0, SERVER_FIRST + ANSWER));
+        held
+    };
+    let moved = |by: u32| (FIRST.wrapping_add(MOVED + by), SERVER_FIRST + MOVED);
+    // While it lives an echo has such numbers all the time.
+    let (sequence, acknowledgement) = moved(0);
+    assert!(conversation().guest(A, sequence, 0, acknowledgement));
+    let cases: [(&str, Forgets); 4] = [
+        ("reset by the guest", |held| {
+            assert!(held.guest(R, RELEASED.wrapping_add(2_000), 0, 0));
+        }),
+        ("reset by the server", |held| {
+            held.server(R, SERVER_FIRST + ANSWER, 0, 0);
+        }),
+        ("both FINs", |held| {
+            let end = RELEASED.wrapping_add(2_000);
+            assert!(held.guest(FA, end, 0, SERVER_FIRST + ANSWER));
+            held.server(FA, SERVER_FIRST + ANSWER, 0, end.wrapping_add(1));
+            let last = (end.wrapping_add(1), SERVER_FIRST + ANSWER + 1);
+            assert!(held.guest(A, last.0, 0, last.1));
+        }),
+        ("silence", |held| held.now_ns += 21 * SECOND_NS),
+    ];
+    for (what, forgets) in cases {
+        for by in [0, 3, 7, 3u32.wrapping_neg()] {
+            let mut held = conversation();
+            forgets(&mut held);
+            let (sequence, acknowledgement) = moved(by);
+            assert!(!held.guest(A, sequence, 0, acknowledgement), "{what}");
+            assert!(!held.guest(A, sequence, 10, acknowledgement), "{what}");
+            held.now_ns = SECOND_NS + COOKIE_LIFE_NS + 1;
+            assert!(held.guest(A, sequence, 0, acknowledgement), "{what}, late");
+        }
+        let mut held = conversation();
+        forgets(&mut held);
+        let (sequence, acknowledgement) = moved(8);
+        assert!(held.guest(A, sequence, 0, acknowledgement), "{what}");
+    }
+    // What the server says shows that it has not.
+    let mut held = conversation();
+    held.now_ns += 21 * SECOND_NS;
+    held.server(A, SERVER_FIRST + ANSWER, 0, sent);
+    let (sequence, acknowledgement) = moved(0);
+    assert!(held.guest(A, sequence, 0, acknowledgement));
 }
 
 #[test]

@@ -102,7 +102,7 @@ pub fn note(
         if matches!(direction, Direction::Rx) && !sequences.is_servers(segment) {
             return;
         }
-        sequences.note(direction, segment);
+        sequences.note(direction, segment, &now_ns);
     }
     let fin_end = load32(slot.fin_end(direction.other()));
     let (add, clear) = bits.observe(direction, segment, fin_end);

@@ -8,7 +8,7 @@
 //! Datapath::open(&LoadOptions { paths, slots, bpf_log })?       maps made or joined; programs loaded, pinned,
 //!                                                               put in place of an older build's under traffic
 //! Owner::take(datapath.maps(), &paths, &names)?                 a row in OWNERS, locked for life; adopts
-//! owner::sweep(datapath.maps(), &paths, &owner)?                half-made and half-ended flows of the dead
+//! owner::sweep(datapath.maps(), &paths, &owner, owner::PATIENCE)?    half-made and half-ended flows of the dead
 //! tap::EnginePort::open(owner.row())?                           sgport<row>; .fd is for the engine
 //! port.serve(&datapath, hook)?                                  attach, then up; hook: probe::best_hook()
 //! vm::open(datapath.maps(), &owner, &VmSpec { .. })?            row and id; TAPS entry

@@ -15,9 +15,9 @@ use crate::{Error, Result};
 
 /// How long a start, or an orderly end, waits for others': each loads programs while it holds the
 /// lock, which takes seconds on a slow machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a process waits that serves guests meanwhile.
-pub(crate) const WHILE_SERVING: Duration = Duration::from_millis(500);
+pub const WHILE_SERVING: Duration = Duration::from_millis(500);
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 /// A held lock. Dropping it, or dying, frees it. Close-on-exec, but a forked child that keeps the

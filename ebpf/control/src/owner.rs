@@ -29,13 +29,9 @@ use slipgate_abi::maps::{MAX_OWNERS, MAX_VMS};
 
 pub(crate) use self::sweep::next_hops_of;
 pub use self::sweep::{Swept, sweep};
+pub use crate::lock::{PATIENCE, WHILE_SERVING};
 use crate::{
-    Error, Paths, Result,
-    load::Datapath,
-    lock::{FileLock, PATIENCE, WHILE_SERVING},
-    maps::SharedMaps,
-    tap::EnginePort,
-    vm,
+    Error, Paths, Result, load::Datapath, lock::FileLock, maps::SharedMaps, tap::EnginePort, vm,
 };
 
 /// How long after its broker a killed process's engine may hold the row.
@@ -176,9 +172,9 @@ fn lock_path(paths: &Paths, row: u32) -> PathBuf {
     paths.run_dir.join(format!("owner-{row}.lock"))
 }
 
-/// The rows that processes hold.
-pub fn living(paths: &Paths) -> Result<Vec<u32>> {
-    let _all = FileLock::wait(&paths.run_dir.join("lock"), WHILE_SERVING)?;
+/// The rows that processes hold. `patience`: how long the lock is waited for.
+pub fn living(paths: &Paths, patience: Duration) -> Result<Vec<u32>> {
+    let _all = FileLock::wait(&paths.run_dir.join("lock"), patience)?;
     let mut living = Vec::new();
     for row in 0..MAX_OWNERS {
         if is_alive(paths, row)? {

@@ -219,7 +219,7 @@ fn the_sweep_removes_half_pairs_of_the_dead_only() {
         ));
 
         let owner = take(&["a"]);
-        let swept = sweep(maps, datapath.paths(), &owner).unwrap();
+        let swept = sweep(maps, datapath.paths(), &owner, PATIENCE).unwrap();
         assert_eq!(swept.tuples, gone.len());
         for tuple in kept {
             assert!(maps.flows.get(&tuple).unwrap().is_some(), "{tuple:?}");
@@ -228,7 +228,7 @@ fn the_sweep_removes_half_pairs_of_the_dead_only() {
             assert!(maps.flows.get(&tuple).unwrap().is_none(), "{tuple:?}");
         }
         assert_eq!(
-            sweep(maps, datapath.paths(), &owner).unwrap(),
+            sweep(maps, datapath.paths(), &owner, PATIENCE).unwrap(),
             Swept::default()
         );
     });
@@ -250,7 +250,7 @@ fn the_sweep_frees_what_the_dead_left_empty() {
         drop(dead);
         let owner = take(&["b"]);
         assert_ne!(owner.row(), row);
-        let swept = sweep(maps, datapath.paths(), &owner).unwrap();
+        let swept = sweep(maps, datapath.paths(), &owner, PATIENCE).unwrap();
         assert_eq!((swept.chunks, swept.entries), (1, 1));
         assert_eq!(maps.chunks_of(row), [full]);
     });

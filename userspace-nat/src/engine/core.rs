@@ -34,7 +34,7 @@ pub(crate) struct VmState {
     pub(crate) cut_answers: Answers,
     /// Its new flows are carried by the engine, for a capture.
     pub(crate) is_captured: bool,
-    pub(crate) collect_after_ns: u64,
+    pub(crate) collect_after_ns: [u64; 2],
     /// Connections to the host's loopback, and exchanges with it, as of its last packet.
     pub(crate) loopback_flows: u32,
     /// The guest's, and the world's.
@@ -51,7 +51,7 @@ impl VmState {
             answers: Answers::new(),
             cut_answers: Answers::about_cuts(),
             is_captured: false,
-            collect_after_ns: 0,
+            collect_after_ns: [0; 2],
             loopback_flows: 0,
             credits: Default::default(),
         }

@@ -16,12 +16,12 @@
 //! it was until the broker's message came.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Verdict, maps::SLOTS_PER_CHUNK};
+use slipgate_abi::maps::SLOTS_PER_CHUNK;
 
 use super::core::Core;
 use crate::{
     datapath::Datapath,
-    flow::EndReason,
+    flow::{EndReason, State},
     route::{Difference, RouteTable},
 };
 
@@ -114,10 +114,11 @@ impl<D: Datapath> Core<D> {
         if !difference.concerns(remote.into(), nat.into()) {
             return 1;
         }
-        let live = self.datapath.slot(slot);
-        if live.verdict().load(Relaxed) == Verdict::Closing as u32 {
+        // One that is ending may be revived.
+        if matches!(entry.state, State::Unlinked | State::Finished) {
             return STEPS_PER_LOOK;
         }
+        let live = self.datapath.slot(slot);
         if nat.is_loopback() || !self.routes.is_host(nat.into()) {
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);

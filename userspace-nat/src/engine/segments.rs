@@ -2,7 +2,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Direction,
+    Direction, handshake,
     tcp::{self, TcpBits},
 };
 
@@ -39,6 +39,9 @@ impl<D: Datapath> Core<D> {
         if TcpBits(live.tcp().load(Relaxed)).is_concerned_by(tcp.flags) {
             let sequences = self.datapath.sequences(slot);
             tcp::note(live, sequences, direction, &tcp.segment(), || now_ns);
+        }
+        if handshake::is_pending(live) {
+            handshake::note(live, direction, &tcp.segment());
         }
     }
 }

@@ -6,12 +6,13 @@ use std::{
     net::TcpListener,
     ops::Range,
     os::fd::{AsFd as _, OwnedFd},
+    time::Duration,
 };
 
 use anyhow::{Context as _, anyhow, bail};
 use slipgate_abi::{ForwardKey, ForwardTarget, forward::DenyKey, maps::MAX_OWNERS};
 use slipgate_control::{
-    Datapath, LoadOptions, Owner, Paths, Users,
+    Datapath, Error, LoadOptions, Owner, Paths, Users,
     attach::{self, Hook, Program},
     device::Device,
     maps::{DenyPrefix, Insert},
@@ -147,7 +148,7 @@ impl Attached {
                 vm::retire(datapath.maps(), row);
             }
         }
-        let swept = owner::sweep(datapath.maps(), &paths, &owner)?;
+        let swept = owner::sweep(datapath.maps(), &paths, &owner, owner::PATIENCE)?;
         tracing::debug!(
             ?swept,
             row = owner.row(),
@@ -167,11 +168,10 @@ impl Attached {
         let run_dirs = slipgate_control::paths::sweep_run_dirs();
         tracing::debug!("removed {run_dirs} directories of locks that dead processes left");
         let rules = described(&policies, &config);
-        let Made {
-            port,
-            next_hops,
-            rule_base,
-        } = match Made::new(&datapath, &owner, &rules) {
+        // Before anything is made that a failure would have to take down.
+        let taps = owner.noted_taps(&paths).map_err(anyhow::Error::from);
+        let made = taps.and_then(|taps| Ok((taps, Made::new(&datapath, &owner, &rules)?)));
+        let (former_taps, made) = match made {
             Ok(made) => made,
             Err(e) => {
                 if !owner.adopted() {
@@ -180,8 +180,12 @@ impl Attached {
                 return Err(e);
             }
         };
+        let Made {
+            port,
+            next_hops,
+            rule_base,
+        } = made;
         let run = rule_base..rule_base + rules.len() as u32;
-        let former_taps = owner.noted_taps(&paths)?;
         let mut attached = Self {
             next_hops,
             former_taps,
@@ -377,8 +381,10 @@ impl Attached {
     }
 
     /// Before another engine in the place of one that ended: removes what that was in the middle of.
-    pub(super) fn clean_after_engine(&mut self) -> anyhow::Result<()> {
-        let swept = owner::sweep(self.datapath.maps(), self.datapath.paths(), &self.owner)?;
+    /// `patience`: how long it waits for other processes that start.
+    pub(super) fn clean_after_engine(&mut self, patience: Duration) -> Result<(), Error> {
+        let (maps, paths) = (self.datapath.maps(), self.datapath.paths());
+        let swept = owner::sweep(maps, paths, &self.owner, patience)?;
         tracing::debug!(?swept, "an engine has ended");
         // The relays of before, which knew other elements, are gone.
         let forwards = forward_texts(&self.config).count() as u32;
@@ -532,6 +538,11 @@ impl Attached {
             let rates = rates.is_limited().then_some(rates);
             self.datapath.maps().set_rates(vm.open.row, rates);
         }
+    }
+
+    /// What the engine is told of all VMs.
+    pub(super) fn vm_specs(&self) -> Vec<VmSpec> {
+        self.vms.iter().map(|vm| self.vm_spec(vm)).collect()
     }
 
     /// What the engine is told of a VM.

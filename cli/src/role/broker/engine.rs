@@ -23,6 +23,7 @@ use std::{
 };
 
 use nix::poll::{PollFd, PollFlags};
+use slipgate_control::owner;
 use userspace_nat::engine::OnExit;
 
 use super::{HEARD_AT_ONCE, attached::Attached, engine_process::EngineProcess};
@@ -239,6 +240,11 @@ impl Engine {
         matches!(self.state, State::Due(due) if due <= Instant::now())
     }
 
+    /// Not now: what has to be done before can't be.
+    pub(super) fn put_off(&mut self) {
+        self.state = State::Due(Instant::now() + LOOK_EVERY);
+    }
+
     /// Starts it; it says when it is ready. One that can't be started has ended.
     pub(super) fn start_again(&mut self, attached: &Attached, reserved_ports: &[(u8, u16)]) {
         match EngineProcess::start(attached, reserved_ports, &self.log) {
@@ -259,16 +265,25 @@ impl Engine {
         reserved_ports: &[(u8, u16)],
         within: Duration,
     ) -> anyhow::Result<()> {
-        if let State::Serves(mut process) = self.state {
-            let stopped = process
+        let stopped = match self.state {
+            State::Serves(mut process) => process
                 .await_answer(ANSWERS_WITHIN)
-                .and_then(|()| process.stop(exit, within));
-            match stopped {
-                Ok(()) => return Ok(()),
-                Err(e) => tracing::error!("{e:#}; another one is started, to stop in its place"),
-            }
+                .and_then(|()| process.stop(exit, within))
+                .map(Some),
+            // Two of them at the same flows would record each twice.
+            State::Begins(mut process) => process
+                .await_ready(within)
+                .and_then(|_| process.stop(exit, within))
+                .map(Some),
+            State::Due(_) => Ok(None),
+        };
+        // Whichever it was, it does not run any more.
+        match stopped {
+            Ok(Some(())) => return Ok(()),
+            Ok(None) => {}
+            Err(e) => tracing::error!("{e:#}; another one is started, to stop in its place"),
         }
-        attached.clean_after_engine()?;
+        attached.clean_after_engine(owner::PATIENCE)?;
         let mut process = EngineProcess::start(attached, reserved_ports, &self.log)?;
         process.await_ready(within)?;
         process.stop(exit, within)

@@ -9,19 +9,26 @@
 //! however it does, the VM has its own policy again (and then our end is closed too), and whatever
 //! that does not let in is cut, also where the policy leaves flows at a reload. If the texts of the
 //! policies find no room then, the ones of before stay in `RULES`, and the VM has its own among
-//! them. Should even that fail, the VM is frozen.
+//! them. Where another process holds the lock, or descriptors are short, it is tried again a little
+//! later, and the VM is open until then. Should anything else fail, the VM is frozen.
 //!
 //! Nothing of it is kept for a successor.
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    time::{Duration, Instant},
+};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use userspace_nat::rules::Action;
 
-use super::{Broker, reload::Read};
+use super::{Broker, is_passing, reload::Read};
 use crate::{
     config::{Config, LoadedPolicies, LoadedPolicy, RuleText},
     control_socket::{Answer, ClientId},
 };
+
+/// After what can't be done just now.
+const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// One of them.
 #[derive(Debug)]
@@ -30,6 +37,8 @@ pub(super) struct Opened {
     lifeline: OwnedFd,
     /// The client has ended.
     over: bool,
+    /// When it is tried again to give its VM the policy of before.
+    again_at: Option<Instant>,
 }
 
 impl Opened {
@@ -130,6 +139,7 @@ impl Broker {
             vm: vm.clone(),
             lifeline,
             over: false,
+            again_at: None,
         });
         let opened = OpenedVms::of(&self.opened);
         let read = Read::again(&self.attached, &opened).map_err(anyhow::Error::from);
@@ -178,7 +188,7 @@ impl Broker {
         let over: Vec<String> = self
             .opened
             .iter()
-            .filter(|o| o.over)
+            .filter(|o| o.over && o.again_at.is_none_or(|at| at <= Instant::now()))
             .map(|o| o.vm.clone())
             .collect();
         if over.is_empty() || self.applying.is_some() {
@@ -205,7 +215,17 @@ impl Broker {
                 break;
             }
         }
-        let gone = self.opened.extract_if(.., |opened| opened.over).collect();
+        if let Err(e) = &closed
+            && is_passing(e)
+        {
+            tracing::warn!("{} stays open a little longer: {e:#}", over.join(", "));
+            let again_at = Some(Instant::now() + TRIED_AGAIN_AFTER);
+            let late = self.opened.iter_mut().filter(|o| is_over(&o.vm));
+            late.for_each(|opened| opened.again_at = again_at);
+            return Ok(());
+        }
+        let gone = self.opened.extract_if(.., |opened| is_over(&opened.vm));
+        let gone = gone.collect();
         let names = over.join(", ");
         match closed {
             Ok((policies, before)) => {

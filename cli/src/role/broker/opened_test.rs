@@ -58,6 +58,7 @@ fn a_client_that_ends_or_shuts_its_side_is_seen() {
             vm: "a".into(),
             lifeline: theirs.into(),
             over: false,
+            again_at: None,
         };
         assert!(!opened.has_ended());
         match shuts {

@@ -175,8 +175,13 @@ impl Broker {
         let Some(applying) = &self.applying else {
             return Ok(());
         };
-        let told = Box::new(applying.told.clone());
-        self.engine.tell(ToEngine::Policies(told))
+        // The host's addresses and the VMs are those of now, not of when it was first told.
+        let told = Policies {
+            local: self.attached.network_view().local,
+            vms: self.attached.vm_specs(),
+            ..applying.told.clone()
+        };
+        self.engine.tell(ToEngine::Policies(Box::new(told)))
     }
 
     /// The engine has: nothing that is denied now leaves any more.
@@ -273,7 +278,7 @@ impl Attached {
             policies: told,
             rule_base,
             local: self.network_view().local,
-            vms: self.vms.iter().map(|vm| self.vm_spec(vm)).collect(),
+            vms: self.vm_specs(),
             strictly,
         };
         Ok((message, before))

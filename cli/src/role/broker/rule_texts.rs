@@ -124,7 +124,7 @@ impl Writer<'_> {
     /// What other processes that live have in use. Of a dead one only what flows name is.
     fn of_others(&self) -> anyhow::Result<HashSet<u32>> {
         let mut in_use = HashSet::new();
-        for row in owner::living(self.paths)? {
+        for row in owner::living(self.paths, owner::WHILE_SERVING)? {
             if row != self.row {
                 // One that has none judges by no rules yet, or is of a version that writes none.
                 let text = fs::read_to_string(self.claims_of(row)).unwrap_or_default();

@@ -6,7 +6,7 @@
 //! in the middle of it. A slot in `Closing` is left to its adopter, who knows whether its record
 //! was written.
 
-use std::{collections::HashSet, sync::atomic::Ordering::Acquire};
+use std::{collections::HashSet, sync::atomic::Ordering::Acquire, time::Duration};
 
 use slipgate_abi::{
     FlowRef, Tuple, Verdict,
@@ -14,12 +14,7 @@ use slipgate_abi::{
 };
 
 use super::{Owner, is_alive};
-use crate::{
-    Paths, Result,
-    lock::{FileLock, PATIENCE},
-    maps::SharedMaps,
-    vm,
-};
+use crate::{Paths, Result, lock::FileLock, maps::SharedMaps, vm};
 
 /// What a sweep removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -35,9 +30,10 @@ pub struct Swept {
 }
 
 /// Sweeps the remains of dead processes, and of the one whose row this owner took. Call it before
-/// the engine starts: it must not be in the middle of an admission.
-pub fn sweep(maps: &SharedMaps, paths: &Paths, owner: &Owner) -> Result<Swept> {
-    let _all = FileLock::wait(&paths.run_dir.join("lock"), PATIENCE)?;
+/// the engine starts: it must not be in the middle of an admission. `patience`: how long the lock is
+/// waited for.
+pub fn sweep(maps: &SharedMaps, paths: &Paths, owner: &Owner, patience: Duration) -> Result<Swept> {
+    let _all = FileLock::wait(&paths.run_dir.join("lock"), patience)?;
     let mut busy = [false; MAX_OWNERS as usize];
     for (row, busy) in (0..).zip(&mut busy) {
         *busy = row != owner.row && is_alive(paths, row)?;

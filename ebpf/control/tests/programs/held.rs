@@ -36,7 +36,7 @@ fn held(datapath: &mut Datapath) {
         window: WINDOW,
         ..SendSpace::default()
     };
-    let sequences = Sequences::released(sent, received, SERVER_FIRST);
+    let sequences = Sequences::released(sent, received, SERVER_FIRST, now_ns());
     datapath.sequences(9).hold(slot, sequences);
 }
 
@@ -247,4 +247,15 @@ fn flags_that_contradict_each_other_are_dropped() {
         datapath.admit(Flow::new(Protocol::Tcp));
         datapath.expect_drop("uplink_ingress", &worlds.bytes(), ROW, reason);
     }
+}
+
+/// The clock of the programs.
+fn now_ns() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: room for the answer.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -288,7 +288,7 @@ impl<D: Datapath> Core<D> {
                 if let Kind::Tcp(session) = &inspection.kind {
                     let live = self.datapath.slot(slot);
                     let sequences = self.datapath.sequences(slot);
-                    sequences.hold(live, session.sequences());
+                    sequences.hold(live, session.sequences(now_ns));
                 }
                 self.inspected.end(slot, &inspection);
                 self.flows.release(&mut self.datapath, slot);

@@ -5,7 +5,7 @@ use super::Session;
 
 impl Session {
     /// Where the connection stands. Means something once it was [`super::Outcome::Released`].
-    pub fn sequences(&self) -> Sequences {
+    pub fn sequences(&self, now_ns: u64) -> Sequences {
         let inspected_end = self.next_expected();
         let sent_end = self.passed_end.map_or(inspected_end, |end| {
             if end.wrapping_sub(inspected_end) as i32 > 0 {
@@ -28,7 +28,7 @@ impl Session {
             window_scale: self.guest_window_scale().into(),
             ..SendSpace::default()
         };
-        Sequences::released(sent, received, self.server.first)
+        Sequences::released(sent, received, self.server.first, now_ns)
     }
 }
 

@@ -39,6 +39,24 @@ fn try_again(scene: &mut Scene, what: &str) {
     assert_eq!(dropped, 3, "{what}");
 }
 
+/// Another pair of numbers of the same difference, which is a cookie as good, between what both sides
+/// have said.
+fn try_moved_on(scene: &mut Scene, what: &str) {
+    scene.rig.at_world();
+    let by = 2_000;
+    let (from, to) = ((GUEST, GUEST_PORT), scene.server);
+    let (sequence, ack) = (FIRST.wrapping_add(by), SERVER_ISN + 1 + by);
+    let before = scene.rig.dropped(1, DropReason::OutOfWindow);
+    for payload in [&b""[..], &hello("evil.test")] {
+        let segment = tcp(from, to, Flags::ACK, sequence, ack, &[], payload);
+        scene.rig.guest(1, &segment);
+    }
+    let sent = scene.rig.at_world();
+    assert!(sent.is_empty(), "{what}: {sent:02x?}");
+    let dropped = scene.rig.dropped(1, DropReason::OutOfWindow) - before;
+    assert_eq!(dropped, 2, "{what}");
+}
+
 /// The guest's segment behind its hello, whole by way of the engine if it is `large`.
 fn guest_says(scene: &mut Scene, at: usize, flags: u8, large: bool) {
     let payload = if large { vec![7; 3_000] } else { Vec::new() };
@@ -97,6 +115,40 @@ fn nothing_opens_another_connection_after_the_end() {
         try_again(&mut scene, what);
         scene.rig.pass(timeout::TCP_ESTABLISHED_NS + 2 * SECOND_NS);
         scene.rig.assert_empty();
+    }
+}
+
+#[test]
+fn nothing_opens_another_connection_by_numbers_moved_on_from_the_handshakes() {
+    let ends: [(&str, End); 5] = [
+        ("the guest's reset", |scene, at| {
+            guest_says(scene, at, Flags::RST, false);
+        }),
+        ("the server's reset", |scene, _| {
+            scene.server(b"", Flags::RST);
+        }),
+        ("both FINs", |scene, at| {
+            scene.server(b"", Flags::FIN);
+            scene.guest(at, b"", Flags::FIN);
+            scene.settle();
+            scene.guest(at + 1, b"", 0);
+        }),
+        ("the server's FIN, and a while later", |scene, _| {
+            scene.server(b"", Flags::FIN);
+            scene.rig.pass(61 * SECOND_NS);
+        }),
+        ("silence", |scene, _| scene.rig.pass(21 * SECOND_NS)),
+    ];
+    for (what, end) in ends {
+        let (mut scene, at) = let_go();
+        scene.guest(at, &[7; 1_400], 0);
+        scene.guest(at + 1_400, &[7; 1_400], 0);
+        scene.settle();
+        scene.server(&[7; 1_400], 0);
+        scene.server(&[7; 1_400], 0);
+        scene.settle();
+        end(&mut scene, at + 2_800);
+        try_moved_on(&mut scene, what);
     }
 }
 
