@@ -257,7 +257,10 @@ fn numbers_moved_on_from_the_handshakes_are_refused_where_the_server_may_have_fo
         assert!(held.guest(A, sent, 0, SERVER_FIRST + ANSWER));
         held
     };
-    let moved = |by: u32| (FIRST.wrapping_add(MOVED + by), SERVER_FIRST + MOVED);
+    let moved = |by: u32| {
+        let sequence = FIRST.wrapping_add(MOVED).wrapping_add(by);
+        (sequence, SERVER_FIRST + MOVED)
+    };
     // While it lives an echo has such numbers all the time.
     let (sequence, acknowledgement) = moved(0);
     assert!(conversation().guest(A, sequence, 0, acknowledgement));
