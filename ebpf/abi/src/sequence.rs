@@ -42,7 +42,7 @@ pub const COOKIE_LIFE_NS: u64 = 150 * 1_000_000_000;
 
 /// A server that has said nothing for so long may have forgotten the connection, in
 /// [`Sequences::server_seen`]'s unit: 20 s. Linux forgets one that it has closed after 60 s.
-pub const FORGETS_AFTER: u32 = (20 * 1_000_000_000u64 >> SEEN_SHIFT) as u32;
+pub const FORGETS_AFTER: u32 = ((20 * 1_000_000_000u64) >> SEEN_SHIFT) as u32;
 
 /// From ns to the unit of [`Sequences::server_seen`].
 const SEEN_SHIFT: u32 = 20;
@@ -196,7 +196,7 @@ impl SequencesRef {
             .acknowledgement
             .wrapping_sub(load32(self.server_first()));
         let apart = sent.wrapping_sub(received) as i32;
-        if apart > COOKIE_SLACK || apart < -COOKIE_SLACK {
+        if !(-COOKIE_SLACK..=COOKIE_SLACK).contains(&apart) {
             return true;
         }
         let now_ns = now_ns();
