@@ -18,6 +18,7 @@ use slipgate_testbed::{GuestConfig, WorldConfig};
 
 pub(crate) use self::{
     process::{NatProcess, Scheduled, pin, version},
+    slipgate::own_version,
     stand::{Link, Stand},
 };
 use crate::{conditions::Pinning, workload::ESTABLISHED};

@@ -76,14 +76,7 @@ impl Contender for Slipgate {
     }
 
     fn version(&self) -> Result<String> {
-        let output = Command::new(slipgate::binary()?)
-            .arg("--version")
-            .output()
-            .context("run `slipgate --version`")?;
-        if !output.status.success() {
-            bail!("`slipgate --version` ended with {}", output.status);
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        own_version()
     }
 
     fn takes_part(&self, workload: &str) -> bool {
@@ -219,6 +212,18 @@ fn learn_names(stand: &Stand) -> Result<()> {
         "{open:?} of {NAMES} addresses are open by name"
     );
     Ok(())
+}
+
+/// The version of slipgate itself.
+pub(crate) fn own_version() -> Result<String> {
+    let output = Command::new(slipgate::binary()?)
+        .arg("--version")
+        .output()
+        .context("run `slipgate --version`")?;
+    if !output.status.success() {
+        bail!("`slipgate --version` ended with {}", output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 #[cfg(test)]

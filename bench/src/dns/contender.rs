@@ -7,7 +7,7 @@ use slipgate_testbed::{Guest, PinDir, World, baseline, slipgate, world::SERVER, 
 
 use crate::{
     conditions::Pinning,
-    contender::{Contender, NatProcess, Stand, guest, pin, version, world},
+    contender::{Contender, NatProcess, Stand, guest, own_version, pin, version, world},
 };
 
 pub(super) const DNSMASQ: &str = "dnsmasq";
@@ -45,11 +45,7 @@ impl Contender for Resolver {
 
     fn version(&self) -> Result<String> {
         match self {
-            Self::Slipgate { .. } => {
-                let said = Command::new(slipgate::binary()?).arg("--version").output();
-                let said = said.context("run `slipgate --version`")?;
-                Ok(String::from_utf8_lossy(&said.stdout).trim().to_owned())
-            }
+            Self::Slipgate { .. } => own_version(),
             Self::Dnsmasq => version("dnsmasq", "dnsmasq-base"),
             Self::Unbound => version("unbound", "unbound"),
         }

@@ -8,7 +8,7 @@ use slipgate_testbed::{Guest, PinDir, World, baseline, slipgate, world::UPLINK};
 use super::{GUEST_PORT, PORT, copy_loop};
 use crate::{
     conditions::Pinning,
-    contender::{Contender, NatProcess, Stand, guest, pin, version, world},
+    contender::{Contender, NatProcess, Stand, guest, own_version, pin, version, world},
 };
 
 pub(super) const COPY_LOOP: &str = "copy-loop";
@@ -38,11 +38,7 @@ impl Contender for Relay {
 
     fn version(&self) -> Result<String> {
         match self {
-            Self::Slipgate => {
-                let said = Command::new(slipgate::binary()?).arg("--version").output();
-                let said = said.context("run `slipgate --version`")?;
-                Ok(String::from_utf8_lossy(&said.stdout).trim().to_owned())
-            }
+            Self::Slipgate => own_version(),
             Self::CopyLoop => Ok("64 KiB, two threads a connection".to_owned()),
             Self::Rinetd => version("rinetd", "rinetd"),
         }

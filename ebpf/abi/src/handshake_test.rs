@@ -3,7 +3,7 @@ extern crate std;
 use core::mem::MaybeUninit;
 
 use super::*;
-use crate::{Sequences, SequencesRef, Slot, tcp::end_of};
+use crate::{Sequences, SequencesRef, Slot};
 use Direction::{Rx, Tx};
 
 const S: u8 = Flags::SYN;
@@ -37,13 +37,7 @@ fn proven(flags: u8, segments: &[(Direction, u8, u32, u32, u32)]) -> bool {
     let mut memory = MaybeUninit::<Slot>::zeroed();
     let slot = slot_with(&mut memory, flags);
     for &(direction, flags, sequence, payload_len, acknowledgement) in segments {
-        let segment = Segment {
-            flags,
-            sequence,
-            end: end_of(sequence, flags, payload_len),
-            acknowledgement,
-            window: 0,
-        };
+        let segment = Segment::new(flags, sequence, payload_len, acknowledgement, 0);
         note_both(slot, direction, &segment);
     }
     is_proven(slot)
@@ -100,13 +94,7 @@ fn what_a_fin_ends_at_is_known_all_the_same() {
         (Rx, f, 6, 11),
         (Tx, A, 11, 7),
     ] {
-        let segment = Segment {
-            flags,
-            sequence,
-            end: end_of(sequence, flags, 0),
-            acknowledgement,
-            window: 0,
-        };
+        let segment = Segment::new(flags, sequence, 0, acknowledgement, 0);
         note_both(slot, direction, &segment);
     }
     let bits = TcpBits(slot.tcp().load(Relaxed));

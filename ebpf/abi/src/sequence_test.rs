@@ -89,13 +89,7 @@ impl Held {
 }
 
 fn segment(flags: u8, sequence: u32, len: u32, acknowledgement: u32) -> Segment {
-    Segment {
-        flags,
-        sequence,
-        end: tcp::end_of(sequence, flags, len),
-        acknowledgement,
-        window: 60_000,
-    }
+    Segment::new(flags, sequence, len, acknowledgement, 60_000)
 }
 
 const A: u8 = Flags::ACK;

@@ -78,6 +78,26 @@ pub struct Segment {
     pub window: u16,
 }
 
+impl Segment {
+    /// Of these header fields, and so many bytes of payload.
+    #[inline(always)]
+    pub const fn new(
+        flags: u8,
+        sequence: u32,
+        payload_len: u32,
+        acknowledgement: u32,
+        window: u16,
+    ) -> Self {
+        Self {
+            flags,
+            sequence,
+            end: end_of(sequence, flags, payload_len),
+            acknowledgement,
+            window,
+        }
+    }
+}
+
 /// What stands behind a segment in sequence space (RFC 9293 section 3.4).
 #[inline(always)]
 pub const fn end_of(sequence: u32, flags: u8, payload_len: u32) -> u32 {

@@ -6,13 +6,7 @@ fn talk(segments: &[(Direction, u8, u32, u32, u32)]) -> TcpBits {
     let mut bits = TcpBits::default();
     let mut ends = [0; 2];
     for &(direction, flags, sequence, payload_len, acknowledgement) in segments {
-        let segment = Segment {
-            flags,
-            sequence,
-            end: end_of(sequence, flags, payload_len),
-            acknowledgement,
-            window: 0,
-        };
+        let segment = Segment::new(flags, sequence, payload_len, acknowledgement, 0);
         let (add, clear) = bits.observe(direction, &segment, ends[direction.other() as usize]);
         if flags & Flags::FIN != 0 {
             ends[direction as usize] = segment.end;

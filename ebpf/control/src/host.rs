@@ -3,10 +3,12 @@
 
 use std::{fs, io};
 
-use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_XFRM};
+use netlink_sys::protocols::NETLINK_XFRM;
 
+use self::nfnetlink::{find, number, text};
 use crate::netlink::raw;
 
+mod nfnetlink;
 mod source_nat;
 
 pub use source_nat::SourceNat;
@@ -47,7 +49,7 @@ impl HostFacts {
         let sysctl = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
         Self {
             ip_forward: sysctl("ip_forward").map(|value| value.trim() != "0"),
-            forward_chains: forward_chains().ok(),
+            forward_chains: nfnetlink::dump(nfnetlink::GET_CHAIN, forward_chain).ok(),
             legacy_tables: fs::read_to_string("/proc/net/ip_tables_names")
                 .map(|names| names.lines().map(Into::into).collect())
                 .unwrap_or_default(),
@@ -122,26 +124,8 @@ fn none_when_unsupported<T: Default>(result: io::Result<T>) -> io::Result<T> {
     }
 }
 
-fn forward_chains() -> io::Result<Vec<ForwardChain>> {
-    /// `NFNL_SUBSYS_NFTABLES` and `NFT_MSG_GETCHAIN`.
-    const GET_CHAIN: u16 = 10 << 8 | 4;
-    /// `struct nfgenmsg`: any family, version 0, no resource.
-    const ANY_FAMILY: [u8; 4] = [0; 4];
-    let mut chains = Vec::new();
-    let dumped = raw::dump(NETLINK_NETFILTER, GET_CHAIN, &ANY_FAMILY, |_, payload| {
-        chains.extend(
-            payload
-                .split_at_checked(ANY_FAMILY.len())
-                .and_then(|(family, attributes)| forward_chain(*family.first()?, attributes)),
-        );
-    });
-    none_when_unsupported(dumped.map(|()| chains))
-}
-
 /// The chain, when it is a base chain at the forward hook of IPv4 or both families.
 fn forward_chain(family: u8, attributes: &[u8]) -> Option<ForwardChain> {
-    const NFPROTO_INET: u8 = 1;
-    const NFPROTO_IPV4: u8 = 2;
     const NF_INET_FORWARD: u32 = 2;
     const NF_DROP: u32 = 0;
     const NFTA_CHAIN_TABLE: u16 = 1;
@@ -150,16 +134,8 @@ fn forward_chain(family: u8, attributes: &[u8]) -> Option<ForwardChain> {
     const NFTA_CHAIN_POLICY: u16 = 5;
     const NFTA_CHAIN_USE: u16 = 6;
     const NFTA_HOOK_HOOKNUM: u16 = 1;
-    let find = |of, wanted| raw::attributes(of).find_map(|(kind, v)| (kind == wanted).then_some(v));
-    // Network order, as all of nfnetlink.
-    let number = |value: &[u8]| value.first_chunk().map(|word| u32::from_be_bytes(*word));
-    let text = |value: &[u8]| {
-        String::from_utf8_lossy(value)
-            .trim_end_matches('\0')
-            .to_owned()
-    };
     let hook = find(find(attributes, NFTA_CHAIN_HOOK)?, NFTA_HOOK_HOOKNUM)?;
-    if !matches!(family, NFPROTO_INET | NFPROTO_IPV4) || number(hook)? != NF_INET_FORWARD {
+    if !nfnetlink::sees_ipv4(family) || number(hook)? != NF_INET_FORWARD {
         return None;
     }
     Some(ForwardChain {

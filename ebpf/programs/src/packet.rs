@@ -120,14 +120,13 @@ pub(crate) fn segment(skb: Skb, payload_len: u32) -> Option<tcp::Segment> {
     let header = skb.header::<Tcp>(ETHERNET_LEN + IPV4_LEN)?;
     // SAFETY: `header` checked the bounds.
     let header = unsafe { &*header };
-    let (sequence, flags) = (u32::from_be(header.sequence), header.tail.flags);
-    Some(tcp::Segment {
-        flags,
-        sequence,
-        end: tcp::end_of(sequence, flags, payload_len),
-        acknowledgement: u32::from_be(header.tail.acknowledgement),
-        window: u16::from_be(header.tail.window),
-    })
+    Some(tcp::Segment::new(
+        header.tail.flags,
+        u32::from_be(header.sequence),
+        payload_len,
+        u32::from_be(header.tail.acknowledgement),
+        u16::from_be(header.tail.window),
+    ))
 }
 
 impl Packet {

@@ -55,13 +55,13 @@ impl Tcp {
 
     /// As the rules that the programs share have it.
     pub fn segment(&self) -> tcp::Segment {
-        tcp::Segment {
-            flags: self.flags,
-            sequence: self.sequence,
-            end: self.sequence.wrapping_add(self.sequence_len()),
-            acknowledgement: self.acknowledgement,
-            window: self.window,
-        }
+        tcp::Segment::new(
+            self.flags,
+            self.sequence,
+            self.payload_len as u32,
+            self.acknowledgement,
+            self.window,
+        )
     }
 
     /// Sequence numbers it takes: payload, SYN and FIN.

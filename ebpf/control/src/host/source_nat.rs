@@ -6,9 +6,7 @@
 
 use std::{fs, io};
 
-use netlink_sys::protocols::NETLINK_NETFILTER;
-
-use super::none_when_unsupported;
+use super::nfnetlink::{self, number, text};
 use crate::netlink::raw;
 
 /// A chain with a rule that translates source addresses.
@@ -28,19 +26,7 @@ const TARGETS: [&str; 3] = ["MASQUERADE", "SNAT", "NETMAP"];
 /// All there are, of nftables, and whether legacy iptables may have some: which rules are in its
 /// tables the kernel does not say in words.
 pub(super) fn find() -> io::Result<Vec<SourceNat>> {
-    /// `NFNL_SUBSYS_NFTABLES` and `NFT_MSG_GETRULE`.
-    const GET_RULE: u16 = 10 << 8 | 7;
-    /// `struct nfgenmsg`: any family, version 0, no resource.
-    const ANY_FAMILY: [u8; 4] = [0; 4];
-    let mut found = Vec::new();
-    let dumped = raw::dump(NETLINK_NETFILTER, GET_RULE, &ANY_FAMILY, |_, payload| {
-        found.extend(
-            payload
-                .split_at_checked(ANY_FAMILY.len())
-                .and_then(|(family, attributes)| of_rule(*family.first()?, attributes)),
-        );
-    });
-    none_when_unsupported(dumped)?;
+    let mut found = nfnetlink::dump(nfnetlink::GET_RULE, of_rule)?;
     let lines = |path| fs::read_to_string(path).unwrap_or_default();
     found.extend(of_legacy(&lines(LEGACY_TABLES), &lines(LEGACY_TARGETS)));
     found.sort_unstable();
@@ -59,19 +45,17 @@ fn of_legacy(tables: &str, targets: &str) -> Option<SourceNat> {
 
 /// The rule's chain, when the rule is one of IPv4 or both families and has such an expression.
 fn of_rule(family: u8, attributes: &[u8]) -> Option<SourceNat> {
-    const NFPROTO_INET: u8 = 1;
-    const NFPROTO_IPV4: u8 = 2;
     const NFTA_RULE_TABLE: u16 = 1;
     const NFTA_RULE_CHAIN: u16 = 2;
     const NFTA_RULE_EXPRESSIONS: u16 = 4;
-    if !matches!(family, NFPROTO_INET | NFPROTO_IPV4) {
+    if !nfnetlink::sees_ipv4(family) {
         return None;
     }
-    let expressions = find_attribute(attributes, NFTA_RULE_EXPRESSIONS)?;
+    let expressions = nfnetlink::find(attributes, NFTA_RULE_EXPRESSIONS)?;
     let translates = raw::attributes(expressions).any(|(_, expression)| is_source_nat(expression));
     translates.then(|| SourceNat {
-        table: find_attribute(attributes, NFTA_RULE_TABLE).map_or_else(String::new, text),
-        chain: find_attribute(attributes, NFTA_RULE_CHAIN).map_or_else(String::new, text),
+        table: nfnetlink::find(attributes, NFTA_RULE_TABLE).map_or_else(String::new, text),
+        chain: nfnetlink::find(attributes, NFTA_RULE_CHAIN).map_or_else(String::new, text),
     })
 }
 
@@ -82,31 +66,17 @@ fn is_source_nat(expression: &[u8]) -> bool {
     const NFTA_NAT_TYPE: u16 = 1;
     const NFT_NAT_SNAT: u32 = 0;
     const NFTA_TARGET_NAME: u16 = 1;
-    let Some(name) = find_attribute(expression, NFTA_EXPR_NAME) else {
+    let Some(name) = nfnetlink::find(expression, NFTA_EXPR_NAME) else {
         return false;
     };
-    let data = find_attribute(expression, NFTA_EXPR_DATA).unwrap_or_default();
+    let data = nfnetlink::find(expression, NFTA_EXPR_DATA).unwrap_or_default();
     match text(name).as_str() {
         "masq" => true,
-        "nat" => {
-            let kind = find_attribute(data, NFTA_NAT_TYPE).and_then(|kind| kind.first_chunk());
-            // Network order, as all of nfnetlink.
-            kind.is_some_and(|kind| u32::from_be_bytes(*kind) == NFT_NAT_SNAT)
-        }
-        "target" => find_attribute(data, NFTA_TARGET_NAME)
+        "nat" => nfnetlink::find(data, NFTA_NAT_TYPE).and_then(number) == Some(NFT_NAT_SNAT),
+        "target" => nfnetlink::find(data, NFTA_TARGET_NAME)
             .is_some_and(|target| TARGETS.contains(&text(target).as_str())),
         _ => false,
     }
-}
-
-fn find_attribute(of: &[u8], wanted: u16) -> Option<&[u8]> {
-    raw::attributes(of).find_map(|(kind, value)| (kind == wanted).then_some(value))
-}
-
-fn text(value: &[u8]) -> String {
-    String::from_utf8_lossy(value)
-        .trim_end_matches('\0')
-        .to_owned()
 }
 
 #[cfg(test)]
