@@ -320,20 +320,19 @@ impl<D: Datapath> Core<D> {
         if self.is_at_cap(vm, by) {
             let row = vm.net.row;
             leaves = self.flows.oldest_unproven(&self.datapath, row, now_ns);
-        }
-        if leaves.is_none() && self.is_at_cap(vm, by) {
-            // The world's share only flows of the world's can leave. Who looks among those in vain takes
-            // no look from the guest.
-            let from_world = by != Opener::Guest && self.is_at_worlds_share(vm);
-            let after_ns = &mut vm.collect_after_ns[usize::from(from_world)];
-            if now_ns >= *after_ns {
-                *after_ns = now_ns + CAP_COLLECT_INTERVAL_NS;
-                let row = vm.net.row;
-                self.flows
-                    .make_room(&mut self.datapath, row, from_world, now_ns);
-            }
-            if self.is_at_cap(vm, by) {
-                return Err(Refusal::FlowCap);
+            if leaves.is_none() {
+                // The world's share only flows of the world's can leave. Who looks among those in vain
+                // takes no look from the guest.
+                let from_world = by != Opener::Guest && self.is_at_worlds_share(vm);
+                let after_ns = &mut vm.collect_after_ns[usize::from(from_world)];
+                if now_ns >= *after_ns {
+                    *after_ns = now_ns + CAP_COLLECT_INTERVAL_NS;
+                    self.flows
+                        .make_room(&mut self.datapath, row, from_world, now_ns);
+                }
+                if self.is_at_cap(vm, by) {
+                    return Err(Refusal::FlowCap);
+                }
             }
         }
         let within_share = match by {

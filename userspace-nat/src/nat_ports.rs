@@ -383,7 +383,7 @@ impl PortPool {
                 if self.rests.len() > MAX_RESTING
                     && let Some(first) = self.rests.pop_front()
                 {
-                    self.end_rest(first);
+                    self.end_rest(first, |toward| &mut toward.resting);
                 }
             }
             Freed::Inspected => {
@@ -405,27 +405,12 @@ impl PortPool {
     pub fn wake(&mut self, now_ns: u64) {
         let is_over = |rest: &mut (u64, Destination, u16)| rest.0 <= now_ns;
         while let Some(rest) = self.rests.pop_front_if(is_over) {
-            self.end_rest(rest);
+            self.end_rest(rest, |toward| &mut toward.resting);
         }
         while let Some(rest) = self.inspected.pop_front_if(is_over) {
-            self.end_inspected_rest(rest);
-        }
-    }
-
-    /// Ends a rest, unless its port was picked early: that one's next rest is another.
-    fn end_rest(&mut self, (ready_ns, to, port): (u64, Destination, u16)) {
-        if let Some(toward) = self.toward.get_mut(&to) {
-            let rest = remove_rest(&mut toward.resting, ready_ns, port);
-            self.clear(to, rest);
-        }
-    }
-
-    fn end_inspected_rest(&mut self, (ready_ns, to, port): (u64, Destination, u16)) {
-        if let Some(toward) = self.toward.get_mut(&to) {
-            let rest = remove_rest(&mut toward.inspected, ready_ns, port);
-            self.clear(to, rest);
-            if let Some(rest) = rest
-                && let Entry::Occupied(mut count) = self.inspected_of.entry(rest.vm)
+            let ended = self.end_rest(rest, |toward| &mut toward.inspected);
+            if let Some(Rest { vm, .. }) = ended
+                && let Entry::Occupied(mut count) = self.inspected_of.entry(vm)
             {
                 *count.get_mut() -= 1;
                 if *count.get() == 0 {
@@ -435,15 +420,26 @@ impl PortPool {
         }
     }
 
-    /// Frees the port of a rest that is over.
-    fn clear(&mut self, to: Destination, rest: Option<Rest>) {
-        let Some(rest) = rest else { return };
-        if let Some(offset) = self.offset(rest.port)
-            && let Entry::Occupied(mut entry) = self.toward.entry(to)
-        {
-            entry.get_mut().busy.clear(offset, rest.vm);
-            remove_if_empty(entry);
-        }
+    /// Ends a rest among `of` and frees its port, unless that was picked early: its next rest is
+    /// another.
+    fn end_rest(
+        &mut self,
+        (ready_ns, to, port): (u64, Destination, u16),
+        of: impl FnOnce(&mut Toward) -> &mut VecDeque<Rest>,
+    ) -> Option<Rest> {
+        let offset = self.offset(port)?;
+        let Entry::Occupied(mut entry) = self.toward.entry(to) else {
+            return None;
+        };
+        let rests = of(entry.get_mut());
+        let is_it = |rest: &Rest| rest.port == port && rest.ready_ns == ready_ns;
+        let rest = rests
+            .iter()
+            .position(is_it)
+            .and_then(|at| rests.remove(at))?;
+        entry.get_mut().busy.clear(offset, rest.vm);
+        remove_if_empty(entry);
+        Some(rest)
     }
 
     /// Busy ports toward a destination, resting ones included.
@@ -490,12 +486,6 @@ fn is_reserved(
     port: u16,
 ) -> bool {
     !reserved.is_empty() && reserved.contains_key(&(to.protocol, port))
-}
-
-fn remove_rest(rests: &mut VecDeque<Rest>, ready_ns: u64, port: u16) -> Option<Rest> {
-    let is_it = |rest: &Rest| rest.port == port && rest.ready_ns == ready_ns;
-    let at = rests.iter().position(is_it)?;
-    rests.remove(at)
 }
 
 fn remove_if_empty(

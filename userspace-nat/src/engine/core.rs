@@ -257,13 +257,12 @@ impl<D: Datapath> Core<D> {
 
     pub(crate) fn set_links(&mut self, links: &[Link]) {
         let links: HashMap<u32, Link> = links.iter().map(|link| (link.ifindex, *link)).collect();
-        let before = std::mem::replace(&mut self.links, links);
         // Next hops are known by it.
-        let differs = |link: &Link| {
-            let had_l2 = before.get(&link.ifindex).is_none_or(|before| before.has_l2);
-            had_l2 != link.has_l2
-        };
-        if self.links.values().any(differs) {
+        let differs = links
+            .values()
+            .any(|link| self.has_l2(link.ifindex) != link.has_l2);
+        self.links = links;
+        if differs {
             self.hops.forget_known();
             self.follow(Difference::everything());
         }

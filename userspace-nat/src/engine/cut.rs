@@ -32,7 +32,7 @@ use super::{
 use crate::{
     clock::Clock,
     datapath::Datapath,
-    flow::{EndReason, State},
+    flow::EndReason,
     packet::{Packet, Transport, build::Segment, icmp::Unreachable},
     port::FrameIo,
     reply::{IcmpError, reset_for},
@@ -50,8 +50,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             Subject::Flow { slot, generation } => {
                 let entry = self.core.flows.entry(slot)?;
                 // One that has ended stays until its record is written.
-                let lives = matches!(entry.state, State::Live | State::Ending);
-                let is_it = entry.generation == generation && lives;
+                let is_it = entry.generation == generation && entry.state.is_linked();
                 is_it.then(|| self.cut_slots(&[slot], EndReason::Cut))
             }
             Subject::Relayed(id) => {

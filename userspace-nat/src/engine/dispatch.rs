@@ -6,7 +6,6 @@ use slipgate_abi::{
     Command, Direction, DropReason, Handover, PortHeader, Refusal,
     portframe::PortFlags,
     segment::{self, Segments},
-    tcp::Flags,
 };
 
 use super::{
@@ -180,7 +179,7 @@ impl<D: Datapath> Core<D> {
         now_ns: u64,
     ) -> Finish {
         let Job { frame, packet, .. } = job;
-        if contradicts_itself(&packet) {
+        if packet.contradicts_itself() {
             return Finish::Drop(DropReason::BadTcpFlags);
         }
         let handover = Handover::from_u8(frame.header.code);
@@ -330,7 +329,7 @@ impl<D: Datapath> Core<D> {
     }
 
     fn world_sent(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
-        if contradicts_itself(&job.packet) {
+        if job.packet.contradicts_itself() {
             return Finish::Drop(DropReason::BadTcpFlags);
         }
         match Handover::from_u8(job.frame.header.code) {
@@ -382,11 +381,6 @@ impl<D: Datapath> Core<D> {
         };
         Finish::Command { code, change }
     }
-}
-
-/// As the programs have it, which drop these before.
-fn contradicts_itself(packet: &Packet<'_>) -> bool {
-    matches!(packet.transport, Transport::Tcp(tcp) if Flags::are_contradictory(tcp.flags))
 }
 
 fn is_dhcp(packet: &Packet<'_>) -> bool {

@@ -21,7 +21,7 @@ use slipgate_abi::maps::SLOTS_PER_CHUNK;
 use super::core::Core;
 use crate::{
     datapath::Datapath,
-    flow::{EndReason, State},
+    flow::EndReason,
     route::{Difference, RouteTable},
 };
 
@@ -115,7 +115,7 @@ impl<D: Datapath> Core<D> {
             return 1;
         }
         // One that is ending may be revived.
-        if matches!(entry.state, State::Unlinked | State::Finished) {
+        if !entry.state.is_linked() {
             return STEPS_PER_LOOK;
         }
         let live = self.datapath.slot(slot);

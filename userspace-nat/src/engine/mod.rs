@@ -17,7 +17,7 @@
 //! Nothing in a turn waits. While frames keep coming, the next turn does not wait either; when
 //! nothing does, the thread sleeps until the next timer: with live flows a second away at most,
 //! without VMs for ever.
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use hashbrown::HashSet;
 use slipgate_abi::{DropReason, segment::Segments};
@@ -60,7 +60,7 @@ mod rates;
 mod records;
 mod reload;
 mod rule_texts;
-pub mod segments;
+mod segments;
 mod services;
 mod unread;
 mod watch;
@@ -106,8 +106,6 @@ pub struct Engine<D, P, C, K, S> {
     services: S,
     log: FlowLog,
     losses: Losses,
-    /// The log's batches that flows are recorded in that ended in this turn, by slot.
-    recorded_in: HashMap<u32, u64>,
     watch: Watch,
     listening: Listening,
     poller: Poller,
@@ -152,7 +150,6 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             services: parts.services,
             log,
             losses: Losses::default(),
-            recorded_in: HashMap::new(),
             watch: Watch::default(),
             listening: Listening::default(),
             poller,

@@ -8,7 +8,7 @@ use super::{Control, Engine, Services, core::Core, services::ServiceRecord};
 use crate::{
     clock::{Clock, SECOND_NS},
     datapath::Datapath,
-    flow::{Ended, State},
+    flow::Ended,
     port::FrameIo,
     record::{Event, FlowLog, Names},
     stats::Tally,
@@ -45,8 +45,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         let core = &self.core;
         self.log.tell_only(listener, |log| {
             for slot in core.flows.slots_of(row) {
-                let live = core.flows.entry(*slot).map(|entry| entry.state);
-                if matches!(live, Some(State::Live | State::Ending)) {
+                let entry = core.flows.entry(*slot);
+                if entry.is_some_and(|entry| entry.state.is_linked()) {
                     record_start(log, core, *slot, now_ns, wall);
                 }
             }
@@ -57,6 +57,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     pub(super) fn record(&mut self, ended: &[Ended]) {
         let wall = self.clock.wall();
         for ended in ended {
+            self.core.flows.recorded(ended, self.log.batch());
             let content = &ended.content;
             self.core
                 .inspected
@@ -70,7 +71,6 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 rule: rule.as_deref(),
                 dns,
             };
-            self.recorded_in.insert(ended.slot, self.log.batch());
             self.log.flow_end(ended, names, wall);
             if dns.is_some() {
                 self.core.opened_by.remove(&ended.slot);
@@ -131,14 +131,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
 
     /// Frees the flows that have ended, but for those whose record is on its way to the file.
     pub(super) fn free_recorded(&mut self, now_ns: u64) {
-        let (log, flows) = (&self.log, &mut self.core.flows);
-        if log.is_behind() {
-            self.recorded_in.retain(|_, batch| log.is_under_way(*batch));
-            flows.keep_unwritten(&self.recorded_in);
-        }
-        self.recorded_in.clear();
-        let is_under_way = |batch| log.is_under_way(batch);
-        flows.free_finished(&mut self.core.datapath, is_under_way, now_ns);
+        let Core {
+            flows, datapath, ..
+        } = &mut self.core;
+        flows.free_finished(datapath, |batch| self.log.is_under_way(batch), now_ns);
     }
 
     /// Has the last frames of `--pcap` written.

@@ -20,10 +20,10 @@ use super::{
 use crate::{
     clock::Clock,
     datapath::Datapath,
-    flow::{EndReason, State},
+    flow::EndReason,
     port::{FrameIo, Outbox},
     relay::{Rejudged, Standing},
-    rules::{Described, Destination, LocalAddresses, OnReload, PolicySet},
+    rules::{Destination, LocalAddresses, OnReload, PolicySet},
     vm::{VmNet, VmSpec},
 };
 
@@ -72,10 +72,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         policies.set_local(&local);
         let named = self.core.rules_of_flows();
         let forwards = self.core.rule_texts.forwards();
-        let rules: Vec<Described> = policies.described().collect();
         let mut rule_texts = std::mem::take(&mut self.core.rule_texts);
         self.core.renumber_forwards(&mut rule_texts, |rule_texts| {
-            rule_texts.set(rule_base, rules.into_iter(), forwards, &named);
+            rule_texts.set(rule_base, policies.described(), forwards, &named);
         });
         self.core.rule_texts = rule_texts;
         self.core.rule_base = rule_base;
@@ -128,10 +127,9 @@ impl<D: Datapath> Core<D> {
     pub(super) fn refused_flows(&self, now_ns: u64, may_stay: impl Fn(u32) -> bool) -> Refused {
         let mut refused = Refused::default();
         for slot in self.flows.all() {
-            let lives = self.flows.entry(slot).is_some_and(|entry| {
-                matches!(entry.state, State::Live | State::Ending) && !self.flows.is_cut(slot)
-            });
-            if !lives {
+            let entry = self.flows.entry(slot);
+            let is_linked = entry.is_some_and(|entry| entry.state.is_linked());
+            if !is_linked || self.flows.is_cut(slot) {
                 continue;
             }
             refused.live += 1;

@@ -64,7 +64,7 @@ impl Kernel {
             }
             return self.drop_at(row, DropReason::Spoofed, l3);
         }
-        if contradicts_itself(&packet) {
+        if packet.contradicts_itself() {
             return self.drop_at(row, DropReason::BadTcpFlags, l3);
         }
         if packet.ip.destination.octets[..3] == gateway.octets[..3] {
@@ -178,7 +178,7 @@ impl Kernel {
         if self.is_frozen(row) {
             return self.drop_at(row, DropReason::Frozen, l3);
         }
-        if contradicts_itself(&packet) {
+        if packet.contradicts_itself() {
             return self.drop_at(row, DropReason::BadTcpFlags, l3);
         }
         if let Some(why) = detour(slot, &packet, Direction::Rx) {
@@ -386,10 +386,6 @@ impl Kernel {
 
 fn parse(l3: &[u8]) -> Result<Packet<'_>, crate::packet::Malformed> {
     Packet::parse(Ipv4::parse(l3)?)
-}
-
-fn contradicts_itself(packet: &Packet<'_>) -> bool {
-    matches!(packet.transport, Transport::Tcp(tcp) if Flags::are_contradictory(tcp.flags))
 }
 
 /// Why a packet of a flow goes to the engine all the same.

@@ -21,7 +21,7 @@ use std::{collections::VecDeque, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Protocol, SlotRef, handshake, slot::SlotFlags, timeout::FROM_WORLD_OPENING_NS};
 
-use super::{EndReason, Flows, State, end::last_seen_ns, table::FlowTable};
+use super::{EndReason, Flows, end::last_seen_ns, table::FlowTable};
 use crate::{clock::MILLISECOND_NS, datapath::Datapath};
 
 /// How long an unproven flow is left alone: a handshake around the world. Otherwise, where most of a
@@ -86,10 +86,9 @@ fn is_unproven(
     datapath: &impl Datapath,
     (slot, generation): (u32, u32),
 ) -> bool {
-    let entry = table.get(slot).filter(|entry| {
-        let linked = matches!(entry.state, State::Live | State::Ending);
-        entry.generation == generation && linked
-    });
+    let entry = table
+        .get(slot)
+        .filter(|entry| entry.generation == generation && entry.state.is_linked());
     entry.is_some_and(|entry| !is_proven(datapath.slot(slot), entry.protocol()))
 }
 

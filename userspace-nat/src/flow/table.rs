@@ -20,6 +20,13 @@ pub enum State {
     Finished,
 }
 
+impl State {
+    /// Whether both its tuples are in place.
+    pub const fn is_linked(self) -> bool {
+        matches!(self, Self::Live | Self::Ending)
+    }
+}
+
 /// What is known of a flow besides its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
@@ -39,8 +46,6 @@ pub struct Entry {
     pub(super) from_world: bool,
     /// Its packets come to the engine while it lives.
     pub(super) held: bool,
-    /// An inspect rule let it in.
-    pub(super) inspected: bool,
     /// TCP closed it on both sides, and it was found out.
     closed: bool,
     /// The engine carries it meanwhile, for a capture.
@@ -71,7 +76,6 @@ impl Entry {
             state: State::Live,
             from_world: false,
             held: false,
-            inspected: false,
             closed: false,
             captured: false,
             end_id: 0,
@@ -88,11 +92,6 @@ impl Entry {
     /// The same, carried by the engine if so.
     pub(super) fn held(self, held: bool) -> Self {
         Self { held, ..self }
-    }
-
-    /// The same, let in by an inspect rule if so.
-    pub(super) fn inspected(self, inspected: bool) -> Self {
-        Self { inspected, ..self }
     }
 
     /// Its verdict while it lives.
@@ -287,7 +286,7 @@ impl FlowTable {
         let Some(entry) = self.get(slot).copied() else {
             return;
         };
-        if matches!(entry.state, State::Unlinked | State::Finished) {
+        if !entry.state.is_linked() {
             return;
         }
         let found = self

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     datapath::Datapath,
-    flow::{self, EndReason, State},
+    flow::{self, EndReason},
     inspect::{
         Refused,
         quic::{self, Effort},
@@ -192,8 +192,7 @@ impl<D: Datapath> Core<D> {
             // that may go on.
             let entry = self.flows.entry(slot);
             let same = entry.is_some_and(|entry| {
-                entry.generation == inspection.generation
-                    && matches!(entry.state, State::Live | State::Ending)
+                entry.generation == inspection.generation && entry.state.is_linked()
             });
             let goes_on = same && !self.flows.is_cut(slot);
             if goes_on && flow::is_frozen(&self.datapath, row) {
