@@ -22,3 +22,4 @@ mod shares;
 mod slow_disk;
 mod speed;
 mod survival;
+mod why_agrees;

@@ -1,4 +1,5 @@
-//! What would become of a flow: the answer to `slipgate why`, from what admission decides by.
+//! What would become of a flow: the answer to `slipgate why`. It is the plan that admission would
+//! commit to, in words.
 use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Refusal, vm::VmFlags};
@@ -8,10 +9,11 @@ use super::{
     core::{Core, VmState},
 };
 use crate::{
+    admission::plan::{Path, Plan, has_timestamps_by_default},
     datapath::Datapath,
     dns::{DNS_PORT, Name},
     route::Route,
-    rules::{Decision, Destination, Lead, wire},
+    rules::{Decision, Destination, wire},
 };
 
 /// Addresses of a name that are shown: who owns the name says how many there are.
@@ -154,134 +156,142 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Of a destination that is listed as a port of the host's loopback.
-    fn by_loopback(&self, vm: &VmState, to: Destination, lead: &Lead, now_ns: u64) -> Why {
-        let judge = self.judge.borrow();
-        let policy = judge.policy(vm.net.id);
-        let cap = vm.net.max_flows as usize;
-        let row = vm.net.row;
-        let is_full = self.flows.count(row) + vm.loopback_flows as usize >= cap
-            && !self.flows.could_make_room(&self.datapath, row, now_ns);
-        let (refusal, outcome) = match lead.decision.refusal {
-            Some(refusal) => (Some(refusal), "refused by the rules".to_owned()),
-            None if is_full => (
-                Some(Refusal::FlowCap),
-                format!("refused: the VM has its {cap} flows already"),
-            ),
-            None => (
-                None,
-                format!(
-                    "admitted, and relayed to the host's 127.0.0.1:{}, if somebody listens there",
-                    lead.host_port
-                ),
-            ),
-        };
-        Why {
-            admitted: refusal.is_none(),
-            rule: match lead.decision.refusal {
-                Some(_) => judge.policies().text(lead.decision),
-                None => lead.text.clone(),
-            },
-            refusal: refusal.map(|refusal| refusal.name().to_owned()),
-            outcome,
-            explanation: policy.explain_loopback(to, lead),
-            via: None,
-            lacks_address: false,
-        }
-    }
-
+    /// Of an address: what admission plans for a flow to it.
     fn by_address(&self, row: u16, to: Destination, now_ns: u64) -> Why {
         let judge = self.judge.borrow();
         let id = self.vm(row).map_or(0, |vm| vm.net.id);
-        let decision = judge.decide(id, to, now_ns).decision;
-        let rule = judge.policies().text(decision);
-        let explanation = judge.explain(id, to, now_ns);
-        let answer = |admitted, refusal: Option<&str>, outcome: String, via| Why {
-            admitted,
-            rule: rule.clone(),
-            refusal: refusal.map(str::to_owned),
-            outcome,
-            explanation: explanation.clone(),
-            via,
-            lacks_address: false,
+        let nothing = |outcome: String| {
+            let decision = judge.decide(id, to, now_ns).decision;
+            Why {
+                admitted: false,
+                rule: judge.policies().text(decision),
+                refusal: None,
+                outcome,
+                explanation: judge.explain(id, to, now_ns),
+                via: None,
+                lacks_address: false,
+            }
         };
         let Some(vm) = self.vm(row) else {
-            return answer(false, None, format!("no VM is served in row {row}"), None);
+            return nothing(format!("no VM is served in row {row}"));
         };
         if to.port == DNS_PORT
             && let Some((rule, why)) = judge.policy(id).resolves_nothing()
         {
-            let outcome = "answered REFUSED, whatever is asked".to_owned();
             return Why {
                 rule,
                 explanation: why.to_owned(),
-                ..answer(false, None, outcome, None)
+                ..nothing("answered REFUSED, whatever is asked".to_owned())
             };
         }
         if to.port == DNS_PORT {
             let outcome = "answered by slipgate's resolver, whatever address is asked; no rule by \
                            address is tried";
             return Why {
+                admitted: true,
                 rule: String::new(),
                 explanation: String::new(),
-                ..answer(true, None, outcome.to_owned(), None)
+                ..nothing(outcome.to_owned())
             };
         }
-        if let Some(lead) = self.lead(&vm.net, to) {
-            return self.by_loopback(vm, to, &lead, now_ns);
+        if let Some(plan) = self.plan_to_loopback(vm, to, now_ns) {
+            return self.planned(vm, to, &plan, now_ns);
         }
         if vm.net.is_on_link(to.addr) {
-            let outcome = "stays on the guest's own network: never translated";
-            return answer(false, None, outcome.to_owned(), None);
+            return nothing("stays on the guest's own network: never translated".to_owned());
         }
-        if let Some(refusal) = decision.refusal {
-            return answer(
-                false,
-                Some(refusal.name()),
-                "refused by the rules".to_owned(),
-                None,
-            );
-        }
-        match self.routes.lookup(to.addr) {
-            Route::Via {
+        let timestamps = has_timestamps_by_default(to.protocol);
+        let plan = self.plan_outbound(vm, to, timestamps, now_ns);
+        self.planned(vm, to, &plan, now_ns)
+    }
+
+    /// A plan in words.
+    fn planned(&self, vm: &VmState, to: Destination, plan: &Plan, now_ns: u64) -> Why {
+        let judge = self.judge.borrow();
+        let via = match plan.route {
+            Some(Route::Via {
                 ifindex,
                 next_hop,
                 source,
                 ..
-            } => {
-                let cap = vm.net.max_flows as usize;
-                let via = Some(format!("{source} by {next_hop} on ifindex {ifindex}"));
-                let is_full = self.flows.count(row) >= cap
-                    && !self.flows.could_make_room(&self.datapath, row, now_ns);
-                if is_full {
-                    let outcome = format!("refused: the VM has its {cap} flows already");
-                    return answer(false, Some("flow_cap"), outcome, via);
-                }
-                answer(
-                    true,
-                    None,
-                    "admitted, then translated in the kernel".to_owned(),
-                    via,
-                )
+            }) => Some(format!("{source} by {next_hop} on ifindex {ifindex}")),
+            _ => None,
+        };
+        let (rule, explanation) = match &plan.path {
+            Path::Relayed(lead) => {
+                let explanation = judge.policy(vm.net.id).explain_loopback(to, lead);
+                let rule = match plan.decision.refusal {
+                    Some(_) => judge.policies().text(plan.decision),
+                    None => lead.text.clone(),
+                };
+                (rule, explanation)
             }
-            Route::HostLocal => {
-                let outcome = "an address of the host itself: it has no link to leave by";
-                answer(false, Some("protected"), outcome.to_owned(), None)
+            Path::Translated | Path::Inspected => {
+                let rule = judge.policies().text(plan.decision);
+                (rule, judge.explain(vm.net.id, to, now_ns))
             }
-            Route::OtherUplink { ifindex } => {
-                let outcome = format!("the route leads by ifindex {ifindex}, which is no uplink");
-                answer(false, Some("no_route"), outcome, None)
-            }
-            Route::Refused(kind) => {
-                let outcome = format!("the host's route refuses it ({kind:?})");
-                answer(false, Some("no_route"), outcome, None)
-            }
-            Route::Unreachable => answer(
-                false,
-                Some("no_route"),
-                "no route leads there".to_owned(),
-                None,
-            ),
+        };
+        let refusal = plan.refused.map(|refused| refused.reason);
+        Why {
+            admitted: refusal.is_none(),
+            rule,
+            refusal: refusal.map(|refusal| refusal.name().to_owned()),
+            outcome: match refusal {
+                None => admitted(&plan.path),
+                Some(refusal) => refused(vm, plan, refusal),
+            },
+            explanation,
+            via,
+            lacks_address: false,
+        }
+    }
+}
+
+/// What becomes of the packets of a flow that may be.
+fn admitted(path: &Path) -> String {
+    match path {
+        Path::Translated => "admitted, then translated in the kernel".to_owned(),
+        Path::Inspected => {
+            "admitted, inspected: it must say a name that the rules let in there; then \
+                            translated in the kernel"
+                .to_owned()
+        }
+        Path::Relayed(lead) => format!(
+            "admitted, and relayed to the host's 127.0.0.1:{}, if somebody listens there",
+            lead.host_port
+        ),
+    }
+}
+
+/// Why a flow may not be.
+fn refused(vm: &VmState, plan: &Plan, refusal: Refusal) -> String {
+    if plan.decision.refusal.is_some() {
+        return "refused by the rules".to_owned();
+    }
+    match (refusal, plan.route) {
+        (Refusal::FlowCap, _) => {
+            let cap = vm.net.max_flows;
+            format!("refused: the VM has its {cap} flows already")
+        }
+        (Refusal::FlowRate, _) => {
+            let rate = vm.net.new_flows_per_second;
+            format!("refused: the VM opens its {rate} flows a second already")
+        }
+        (Refusal::Inspection, _) => {
+            "refused: it can't be inspected, or no more of the VM's flows can".to_owned()
+        }
+        (Refusal::PortsExhausted, _) => {
+            "refused: no translated port toward that destination is left".to_owned()
+        }
+        (_, Some(Route::HostLocal)) => {
+            "an address of the host itself: it has no link to leave by".to_owned()
+        }
+        (_, Some(Route::OtherUplink { ifindex })) => {
+            format!("the route leads by ifindex {ifindex}, which is no uplink")
+        }
+        (_, Some(Route::Refused(kind))) => format!("the host's route refuses it ({kind:?})"),
+        (_, Some(Route::Unreachable | Route::Via { .. }) | None) => {
+            "no route leads there".to_owned()
         }
     }
 }

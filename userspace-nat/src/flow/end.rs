@@ -314,7 +314,7 @@ pub(super) fn free_slot(datapath: &impl Datapath, ended: &Ended) {
 /// How safely its port can be used again (RFC 6888 REQ-8): at once when the server has nothing of
 /// the flow, be it that it has closed without TIME-WAIT, has refused it, or never answered. A RST is
 /// no proof: whoever sent it, the server may go on, which is nothing to other VMs.
-fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
+pub(super) fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
     if slot.flags() & SlotFlags::INSPECTED != 0 {
         return Freed::Inspected;
     }

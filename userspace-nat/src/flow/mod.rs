@@ -40,6 +40,7 @@ mod table;
 
 pub use cut::is_frozen;
 pub use end::{EndReason, Ended};
+pub use give_way::{GivingWay, PortLook};
 pub use open::{NewFlow, OpenError};
 pub use table::{Entry, State};
 

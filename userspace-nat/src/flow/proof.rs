@@ -56,23 +56,22 @@ impl Flows {
     }
 
     /// The oldest flow that the world opened to a VM and that is unproven, and had time to be not.
-    pub fn oldest_unproven(
-        &mut self,
-        datapath: &impl Datapath,
-        row: u16,
-        now_ns: u64,
-    ) -> Option<u32> {
+    /// Whoever asks calls [`Flows::forget_proven`] then.
+    pub fn oldest_unproven(&self, datapath: &impl Datapath, row: u16, now_ns: u64) -> Option<u32> {
+        let mut opened = self.table.from_world(row)?.opened.iter();
+        let oldest = opened.find(|of| is_unproven(&self.table, datapath, **of));
+        let age_ns = |slot: u32| now_ns.saturating_sub(datapath.slot(slot).created_ns());
+        let oldest = oldest.map(|(slot, _)| *slot);
+        oldest.filter(|slot| age_ns(*slot) >= ROUND_TRIP_NS)
+    }
+
+    /// Takes what is proven or has ended from the front of a VM's queue: nobody passes it again.
+    pub fn forget_proven(&mut self, datapath: &impl Datapath, row: u16) {
         let mut queue = self.table.take_from_world(row);
         let table = &self.table;
-        while let Some(of) = queue.opened.front()
-            && !is_unproven(table, datapath, *of)
-        {
-            queue.opened.pop_front();
-        }
-        let oldest = queue.opened.front().map(|(slot, _)| *slot);
+        let is_over = |of: &mut (u32, u32)| !is_unproven(table, datapath, *of);
+        while queue.opened.pop_front_if(is_over).is_some() {}
         self.table.put_from_world(row, queue);
-        let age_ns = |slot: &u32| now_ns.saturating_sub(datapath.slot(*slot).created_ns());
-        oldest.filter(|slot| age_ns(slot) >= ROUND_TRIP_NS)
     }
 
     /// Ends an unproven flow for the sake of a new one.

@@ -113,6 +113,11 @@ impl Entry {
         self.held
     }
 
+    /// Whether the world opened it, by a forward.
+    pub fn is_from_world(&self) -> bool {
+        self.from_world
+    }
+
     /// The flow on the world's links.
     pub fn world(&self) -> Tuple {
         Tuple {
@@ -359,6 +364,12 @@ impl FlowTable {
         vm.map_or(0, |vm| vm.from_world as usize)
     }
 
+    /// A VM's queue of flows from the world.
+    pub(super) fn from_world(&self, row: u16) -> Option<&FromWorld> {
+        let vm = self.vms.get(usize::from(row));
+        vm.map(|vm| &vm.awaiting_proof)
+    }
+
     /// Takes a VM's queue of flows from the world, to be put back.
     pub(super) fn take_from_world(&mut self, row: u16) -> FromWorld {
         let vm = self.vms.get_mut(usize::from(row));
@@ -372,14 +383,22 @@ impl FlowTable {
         }
     }
 
-    /// The next of a VM's slots to be looked at; they are taken in turn.
-    pub(super) fn next_of(&mut self, row: u16) -> Option<u32> {
-        let vm = self.vms.get_mut(usize::from(row))?;
-        if vm.looked_at >= vm.slots.len() {
-            vm.looked_at = 0;
+    /// The next of a VM's slots to be looked at, so many at most; they are taken in turn.
+    pub(super) fn next_of(&self, row: u16, most: usize) -> impl Iterator<Item = u32> {
+        let vm = self.vms.get(usize::from(row));
+        let (slots, at): (&[u32], usize) = vm.map_or((&[], 0), |vm| (&vm.slots, vm.looked_at));
+        let (behind, ahead) = slots.split_at(at.min(slots.len()));
+        ahead.iter().chain(behind).take(most).copied()
+    }
+
+    /// Notes that so many of a VM's slots were looked at.
+    pub(super) fn looked_at(&mut self, row: u16, slots: usize) {
+        if let Some(vm) = self.vms.get_mut(usize::from(row)) {
+            vm.looked_at = match vm.slots.len() {
+                0 => 0,
+                len => (vm.looked_at.min(len) + slots) % len,
+            };
         }
-        vm.looked_at += 1;
-        vm.slots.get(vm.looked_at - 1).copied()
     }
 
     /// Chunks there can be.

@@ -46,19 +46,6 @@ use quic_flow::datagrams;
 use sessions::{Inspection, Kind};
 
 impl<D: Datapath> Core<D> {
-    /// Whether a flow under an inspect rule may be opened for a packet.
-    pub(crate) fn may_inspect(&mut self, vm: &VmState, packet: &Packet<'_>) -> bool {
-        let why = match packet.transport {
-            Transport::Tcp(_) | Transport::Udp(_) if self.inspected.has_room(vm.net.id) => {
-                return true;
-            }
-            Transport::Tcp(_) | Transport::Udp(_) => Refused::Limit,
-            _ => Refused::Unknown,
-        };
-        self.inspected.count(vm.net.id, why);
-        false
-    }
-
     /// A flow under an inspect rule was opened by a packet.
     pub(crate) fn begin_inspection(
         &mut self,

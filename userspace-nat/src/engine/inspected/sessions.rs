@@ -4,7 +4,7 @@ use std::{
     rc::Rc,
 };
 
-use slipgate_abi::DropReason;
+use slipgate_abi::{DropReason, Protocol};
 
 use super::held_segments;
 use crate::{
@@ -91,10 +91,16 @@ pub(super) struct OfVm {
 }
 
 impl Inspected {
-    /// Whether a VM may have another session.
-    pub(super) fn has_room(&self, vm: u32) -> bool {
-        let of_vm = self.vms.get(&vm);
-        of_vm.is_none_or(|of_vm| of_vm.sessions < MAX_SESSIONS && of_vm.held < MAX_HELD)
+    /// Why a VM may not have another session of this protocol; `None`: it may.
+    pub(crate) fn refuses(&self, vm: u32, protocol: Protocol) -> Option<Refused> {
+        let is_full = |of_vm: &OfVm| of_vm.sessions >= MAX_SESSIONS || of_vm.held >= MAX_HELD;
+        match protocol {
+            Protocol::Icmp => Some(Refused::Unknown),
+            Protocol::Tcp | Protocol::Udp => {
+                let is_full = self.vms.get(&vm).is_some_and(is_full);
+                is_full.then_some(Refused::Limit)
+            }
+        }
     }
 
     /// What was refused of a VM's.

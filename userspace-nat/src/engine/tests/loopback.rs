@@ -80,7 +80,7 @@ impl Rig {
         next
     }
 
-    fn asks_why(&mut self, row: u16, to: At, protocol: Protocol) -> Why {
+    pub(super) fn asks_why(&mut self, row: u16, to: At, protocol: Protocol) -> Why {
         let to = Destination {
             addr: to.0.into(),
             port: to.1,
