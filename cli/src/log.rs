@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tracing_subscriber::EnvFilter;
 
-use crate::show::plain::plain;
+use slipgate_policy::plain;
 
 /// Starts writing messages of `level` ("info", or a filter like "slipgate=debug,info") and worse.
 pub(crate) fn to_stderr(level: &str) -> anyhow::Result<()> {
