@@ -1,6 +1,7 @@
 //! `cargo xtask check`: everything about the source that needs no running of it.
 
 pub(crate) mod abi;
+mod cycles;
 mod documents;
 mod layers;
 mod length;
@@ -13,7 +14,10 @@ use crate::{
 };
 
 /// Formatting, lints, layers, documents, each whatever the others find; the lengths of files are told, not judged.
-pub(crate) fn check(workspace: &Workspace) -> Result<()> {
+pub(crate) fn check(workspace: &Workspace, only_cycles: bool) -> Result<()> {
+    if only_cycles {
+        return cycles::check(workspace);
+    }
     components(workspace)?;
     length::report(workspace)?;
     let checks: [(&str, Check); 8] = [

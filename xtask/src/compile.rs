@@ -1,24 +1,41 @@
 //! `cargo xtask build`: the BPF object and the built-in guest, then the binary that embeds both.
 
 use anyhow::Result;
+use clap::{ArgMatches, Command};
 
 use crate::{
-    bpf, guest, setup,
+    bpf, flag, guest, setup,
     workspace::{Workspace, run},
 };
 
 /// What of the product to build.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Debug, Default)]
 pub(crate) struct Build {
-    /// Only the BPF objects, target/bpf/slipgate.o and slipgate-log.o
-    #[arg(long)]
     bpf_only: bool,
-    /// Only the built-in guest, target/guest/slipgate-guest
-    #[arg(long, conflicts_with = "bpf_only")]
     guest_only: bool,
-    /// The binary unoptimised, in target/debug
-    #[arg(long)]
     debug: bool,
+}
+
+impl Build {
+    pub(crate) fn command() -> Command {
+        Command::new("build")
+            .about("Build target/release/slipgate, the BPF object embedded")
+            .args([
+                flag("bpf-only")
+                    .help("Only the BPF objects, target/bpf/slipgate.o and slipgate-log.o")
+                    .conflicts_with("guest-only"),
+                flag("guest-only").help("Only the built-in guest, target/guest/slipgate-guest"),
+                flag("debug").help("The binary unoptimised, in target/debug"),
+            ])
+    }
+
+    pub(crate) fn of(matches: &ArgMatches) -> Self {
+        Self {
+            bpf_only: matches.get_flag("bpf-only"),
+            guest_only: matches.get_flag("guest-only"),
+            debug: matches.get_flag("debug"),
+        }
+    }
 }
 
 /// Sets up what is missing and builds.

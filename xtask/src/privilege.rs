@@ -1,6 +1,6 @@
 //! What needs root is run as it is when we are root, else through sudo.
 
-use std::{ffi::OsStr, process::Command};
+use std::{ffi::OsStr, fs, os::unix::fs::MetadataExt as _, process::Command};
 
 use anyhow::{Result, bail};
 
@@ -43,7 +43,8 @@ fn elevated(program: &OsStr, options: &[&str]) -> Result<Command> {
 }
 
 fn is_root() -> bool {
-    nix::unistd::geteuid().is_root()
+    // Of our process, so of the effective user.
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
 fn require_sudo(whom: &str) -> Result<()> {

@@ -3,22 +3,60 @@
 use std::{convert::Infallible, os::unix::process::CommandExt, process::Command};
 
 use anyhow::{Context, Result};
+use clap::{Arg, ArgMatches};
 
 use crate::{
-    compile, privilege, setup,
+    compile, privilege, setup, words,
     workspace::{Workspace, run as run_to_end},
 };
 
+/// What to show, or to run.
+#[derive(Debug)]
+pub(crate) struct Run {
+    guest: Option<String>,
+    args: Vec<String>,
+}
+
+impl Run {
+    pub(crate) fn command() -> clap::Command {
+        clap::Command::new("run")
+            .about(
+                "Show slipgate at work in a private network; with `-- ARGS`, run `slipgate ARGS` on \
+                 this machine",
+            )
+            .args([
+                Arg::new("guest")
+                    .long("guest")
+                    .value_name("KIND")
+                    .value_parser(["microvm", "linux"])
+                    .conflicts_with("args")
+                    .help(
+                        "What the guest is: microvm, or linux (network namespaces) [default: microvm \
+                         where there is KVM]",
+                    ),
+                Arg::new("args")
+                    .value_name("ARGS")
+                    .num_args(0..)
+                    .last(true)
+                    .allow_hyphen_values(true)
+                    .help("What to give to slipgate"),
+            ])
+    }
+
+    pub(crate) fn of(matches: &ArgMatches) -> Self {
+        Self {
+            guest: matches.get_one("guest").cloned(),
+            args: words(matches, "args"),
+        }
+    }
+}
+
 /// Builds, then becomes the program, so that signals and exit status are the program's own.
-pub(crate) fn run(
-    workspace: &Workspace,
-    guest: Option<&str>,
-    args: &[String],
-) -> Result<Infallible> {
+pub(crate) fn run(workspace: &Workspace, what: &Run) -> Result<Infallible> {
     compile::build(workspace, &compile::Build::default())?;
     let slipgate = workspace.target.join("release/slipgate");
-    if !args.is_empty() {
-        return become_program(privilege::as_root(&slipgate)?.args(args));
+    if !what.args.is_empty() {
+        return become_program(privilege::as_root(&slipgate)?.args(&what.args));
     }
     setup::test_tools()?;
     run_to_end(workspace.cargo().args([
@@ -30,7 +68,7 @@ pub(crate) fn run(
     let demo = workspace.target.join("release/slipgate-demo");
     let mut demo = privilege::as_root_with_environment(&demo)?;
     demo.env("SLIPGATE_BIN", slipgate);
-    if let Some(guest) = guest {
+    if let Some(guest) = &what.guest {
         demo.args(["--guest", guest]);
     }
     become_program(&mut demo)

@@ -15,24 +15,48 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::{
-    bpf, fuzz, guest, metadata, privilege, setup,
+    bpf, flag, fuzz, guest, metadata, privilege, setup, words,
     workspace::{Workspace, run, say},
 };
 
 /// Which tests, and whether to look after the machine first.
-#[derive(Debug, clap::Args)]
+#[derive(Debug)]
 pub(crate) struct Test {
-    /// Take tools, BPF objects and the built-in guest as they are
-    #[arg(long)]
     no_setup: bool,
-    /// Only the tests of this crate (may be repeated)
-    #[arg(long, short, value_name = "CRATE")]
     package: Vec<String>,
-    /// Only tests whose name contains one of these
-    #[arg(value_name = "NAME")]
     filters: Vec<String>,
+}
+
+impl Test {
+    pub(crate) fn command() -> clap::Command {
+        clap::Command::new("test")
+            .about("Run all tests, as root (through sudo), the quick ones first")
+            .args([
+                flag("no-setup").help("Take tools, BPF objects and the built-in guest as they are"),
+                Arg::new("package")
+                    .long("package")
+                    .short('p')
+                    .value_name("CRATE")
+                    .action(ArgAction::Append)
+                    .help("Only the tests of this crate (may be repeated)"),
+                Arg::new("filters")
+                    .value_name("NAME")
+                    .action(ArgAction::Append)
+                    .num_args(0..)
+                    .help("Only tests whose name contains one of these"),
+            ])
+    }
+
+    pub(crate) fn of(matches: &ArgMatches) -> Self {
+        Self {
+            no_setup: matches.get_flag("no-setup"),
+            package: words(matches, "package"),
+            filters: words(matches, "filters"),
+        }
+    }
 }
 
 /// Crates that are tested by calls of their own, after all others, in this order: their tests need

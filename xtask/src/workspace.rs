@@ -3,8 +3,10 @@
 use std::{
     env,
     ffi::OsStr,
+    fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{self, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
 use anyhow::{Context, Result, bail};
@@ -80,6 +82,33 @@ impl Workspace {
             }
         }
         cargo
+    }
+}
+
+/// A folder that goes with its owner.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    /// A new one in `folder`, which is made if it is not there.
+    pub(crate) fn below(folder: &Path) -> Result<Self> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Relaxed);
+        let path = folder.join(format!("scratch-{}-{number}", process::id()));
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::create_dir(&path))
+            .with_context(|| format!("could not make {}", path.display()))?;
+        Ok(Self(path))
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).ok();
     }
 }
 
