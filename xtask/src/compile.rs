@@ -1,5 +1,7 @@
 //! `cargo xtask build`: the BPF object and the built-in guest, then the binary that embeds both.
 
+use std::{panic::resume_unwind, thread};
+
 use anyhow::Result;
 use clap::{ArgMatches, Command};
 
@@ -40,15 +42,13 @@ impl Build {
 
 /// Sets up what is missing and builds.
 pub(crate) fn build(workspace: &Workspace, what: &Build) -> Result<()> {
-    if !what.guest_only {
-        bpf::build(workspace, &setup::bpf(workspace)?)?;
+    if what.bpf_only {
+        return bpf::build(workspace, &setup::bpf(workspace)?);
     }
-    if !what.bpf_only {
-        guest::build(workspace)?;
+    if what.guest_only {
+        return guest::build(workspace);
     }
-    if what.bpf_only || what.guest_only {
-        return Ok(());
-    }
+    artefacts(workspace, || Ok(()))?;
     let mut cargo = workspace.cargo();
     cargo.args(["build", "--package=slipgate"]);
     if !what.debug {
@@ -56,3 +56,23 @@ pub(crate) fn build(workspace: &Workspace, what: &Build) -> Result<()> {
     }
     run(&mut cargo)
 }
+
+/// Builds what the binary embeds, and does `meanwhile`: on a fresh machine the tools for BPF take
+/// long to download, and that needs no processor.
+pub(crate) fn artefacts(
+    workspace: &Workspace,
+    meanwhile: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    thread::scope(|scope| {
+        let programs = scope.spawn(|| bpf::build(workspace, &setup::bpf(workspace)?));
+        let others = guest::build(workspace).and_then(|()| meanwhile());
+        match programs.join() {
+            Ok(programs) => programs.and(others),
+            Err(panic) => resume_unwind(panic),
+        }
+    })
+}
+
+#[cfg(test)]
+#[path = "compile_test.rs"]
+mod tests;

@@ -15,8 +15,9 @@ use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgMatches, value_parser};
 
 use crate::{
-    test::Summary,
-    workspace::{Workspace, on_path, run, rustc_version, say},
+    rustc_version::rustc_version,
+    summary::Summary,
+    workspace::{Workspace, on_path, run, say},
 };
 
 /// Which targets, and how long each.

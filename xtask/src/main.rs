@@ -6,12 +6,15 @@ mod bpf;
 mod check;
 mod compile;
 mod dist;
+mod elf;
 mod fuzz;
 mod guest;
 mod metadata;
 mod privilege;
 mod run;
+mod rustc_version;
 mod setup;
+mod summary;
 mod test;
 mod workspace;
 

@@ -4,7 +4,10 @@ use std::{ffi::OsStr, fs, os::unix::fs::MetadataExt as _, process::Command};
 
 use anyhow::{Result, bail};
 
-use crate::workspace::{Workspace, on_path, run, rustc_version};
+use crate::{
+    rustc_version::rustc_version,
+    workspace::{Workspace, on_path, run},
+};
 
 /// A command that will run as root, with root's environment.
 pub(crate) fn as_root(program: impl AsRef<OsStr>) -> Result<Command> {

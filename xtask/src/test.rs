@@ -3,10 +3,6 @@
 //! Everything is compiled by whoever calls; only the test binaries themselves go through sudo, so
 //! that nothing in the target folder comes to belong to root.
 
-mod summary;
-
-pub(crate) use summary::Summary;
-
 use std::{
     env,
     io::{BufRead, BufReader, pipe},
@@ -18,7 +14,9 @@ use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::{
-    bpf, flag, fuzz, guest, metadata, privilege, setup, words,
+    compile, flag, fuzz, metadata, privilege, setup,
+    summary::Summary,
+    words,
     workspace::{Workspace, run, say},
 };
 
@@ -78,10 +76,7 @@ const BOOTS_KERNELS: &str = "slipgate-testbed";
 /// Sets up, builds, runs, and prints the tests' summaries; an error if any failed.
 pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
     if !what.no_setup {
-        let toolchain = setup::bpf(workspace)?;
-        setup::test_tools()?;
-        bpf::build(workspace, &toolchain)?;
-        guest::build(workspace)?;
+        compile::artefacts(workspace, setup::test_tools)?;
     }
     let members = metadata::packages(workspace, &workspace.root.join("Cargo.toml"))?;
     let members: Vec<&str> = members
@@ -97,10 +92,10 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         say(format!("tests on other kernels will be skipped: {why:#}"));
     }
 
-    say("building the release binary, another build of it, and the tests");
+    say("building the binary, another build of it, and the tests");
     run(workspace
         .cargo()
-        .args(["build", "--release", "--package=slipgate"]))?;
+        .args(["build", "--profile=quick", "--package=slipgate"]))?;
     // Upgrades go to it.
     run(workspace.cargo().args(["build", "--package=slipgate"]))?;
     for round in &rounds {
@@ -124,7 +119,7 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         }
         privilege::run_binaries_as_root(workspace, &mut cargo)?;
         cargo
-            .env("SLIPGATE_BIN", workspace.target.join("release/slipgate"))
+            .env("SLIPGATE_BIN", workspace.target.join("quick/slipgate"))
             .env(
                 "SLIPGATE_OTHER_BIN",
                 workspace.target.join("debug/slipgate"),

@@ -11,8 +11,6 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::setup::RustcVersion;
-
 /// The checkout that this xtask belongs to.
 pub(crate) struct Workspace {
     /// The folder of the workspace's `Cargo.toml`.
@@ -66,7 +64,8 @@ impl Workspace {
     /// The cargo that runs us, in the checkout, without what `cargo run` told xtask about itself.
     pub(crate) fn cargo(&self) -> Command {
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(&self.root);
+        // What is embedded has been built before, or the build is to fail.
+        cargo.current_dir(&self.root).env("SLIPGATE_NO_STUBS", "1");
         for (name, _) in env::vars_os() {
             let told_to_xtask = [
                 "CARGO_PKG_",
@@ -110,14 +109,6 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).ok();
     }
-}
-
-/// What the outer compiler is.
-pub(crate) fn rustc_version(workspace: &Workspace) -> Result<RustcVersion> {
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    RustcVersion::parse(&capture(
-        Command::new(rustc).arg("-vV").current_dir(&workspace.root),
-    )?)
 }
 
 /// Says what is being done, on stderr.

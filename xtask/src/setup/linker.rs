@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{Compiler, apt};
 use crate::{
-    bpf::elf,
+    elf,
     workspace::{Scratch, Workspace, on_path, run, say},
 };
 
