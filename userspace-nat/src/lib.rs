@@ -14,6 +14,9 @@
 //! Everything that comes over the port is hostile: it is parsed by bounds-checked views, work and
 //! memory per guest are bounded, and what is not served is counted ([`stats`]).
 
+// Only modules that share memory with the kernel's programs say `expect(unsafe_code)`. Tests may.
+#![cfg_attr(not(test), deny(unsafe_code))]
+
 pub mod admission;
 pub mod arp;
 pub mod clock;

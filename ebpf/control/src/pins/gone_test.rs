@@ -7,7 +7,8 @@ use super::*;
 use crate::{
     Datapath, Hook, LoadOptions, Owner,
     device::Device,
-    paths::{RUN, abandoned, netns_inode},
+    paths::{RUN, netns_inode},
+    pins::abandoned,
     serve,
     tap::EnginePort,
     testing::{make_tap, run, skipped},

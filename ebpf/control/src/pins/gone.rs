@@ -21,8 +21,12 @@ use std::{
     thread,
 };
 
-use super::{Paths, netns_cookie, pin_dir_of};
-use crate::{Error, Result, attach, load::remove_pins, lock::FileLock, owner};
+use super::{is_any_alive, remove_pins};
+use crate::{
+    Error, Paths, Result, attach,
+    lock::FileLock,
+    paths::{netns_cookie, pin_dir_of},
+};
 
 /// Whether the pins that this directory's locks guard were a namespace's that is gone, and are gone
 /// now; the locks with them.
@@ -41,7 +45,7 @@ pub(super) fn sweep(run_dir: &Path) -> Result<bool> {
     let Some(_all) = FileLock::take(&run_dir.join("lock"))? else {
         return Ok(false);
     };
-    if owner::is_any_alive(&paths)? || !attach::are_defunct(&paths)? {
+    if is_any_alive(&paths)? || !attach::are_defunct(&paths)? {
         return Ok(false);
     }
     let Some((inode, cookie)) = inode_of(run_dir).zip(paths.kept_cookie()?) else {

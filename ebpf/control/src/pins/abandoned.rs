@@ -13,8 +13,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{PINS, Paths, RUN, gone, hash_of, pin_dir_of};
-use crate::{Result, lock::FileLock, owner};
+use super::{gone, is_any_alive};
+use crate::{
+    Paths, Result,
+    lock::FileLock,
+    paths::{PINS, RUN, hash_of, pin_dir_of},
+};
 
 /// Directories on bpffs that are looked at, at most.
 const MOST_DIRS: usize = 1 << 16;
@@ -60,7 +64,7 @@ fn sweep_run_dir(run_dir: &Path, has_pins: &dyn Fn(&Path) -> bool) -> Result<boo
         pin_dir: PathBuf::new(),
         run_dir: run_dir.to_owned(),
     };
-    if owner::is_any_alive(&paths)? {
+    if is_any_alive(&paths)? {
         return Ok(false);
     }
     paths.remove_run_dir()?;

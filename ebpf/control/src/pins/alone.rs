@@ -5,8 +5,11 @@
 //! pins than those that serve the namespace, or have its flows, is refused.
 use std::{fs, path::Path};
 
-use super::{Paths, RUN, netns_cookie, netns_inode, pin_dir_of};
-use crate::{Error, Result, owner};
+use super::is_any_alive;
+use crate::{
+    Error, Paths, Result,
+    paths::{RUN, netns_cookie, netns_inode, pin_dir_of},
+};
 
 /// An error if another set of pins is the namespace's, or if ours are and can't be seen.
 pub(crate) fn check_alone(paths: &Paths) -> Result<()> {
@@ -18,7 +21,7 @@ pub(crate) fn check_alone(paths: &Paths) -> Result<()> {
 }
 
 fn check_in(run: &Path, paths: &Paths, inode: u64, cookie: u64) -> Result<()> {
-    if is_empty(&paths.pin_dir) && owner::is_any_alive(paths)? {
+    if is_empty(&paths.pin_dir) && is_any_alive(paths)? {
         let pin_dir = paths.pin_dir.display().to_string();
         return Err(Error::PinsHidden { pin_dir });
     }
@@ -36,7 +39,7 @@ fn check_in(run: &Path, paths: &Paths, inode: u64, cookie: u64) -> Result<()> {
         // As it is given to --pin-dir.
         let root = other.pin_dir.parent().unwrap_or(&other.pin_dir);
         let root = root.display().to_string();
-        if owner::is_any_alive(&other)? {
+        if is_any_alive(&other)? {
             return Err(Error::OtherPins { root });
         }
         // Inode numbers are given out again, cookies are not.

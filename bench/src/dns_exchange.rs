@@ -235,5 +235,5 @@ fn is_answer(message: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-#[path = "exchange_test.rs"]
+#[path = "dns_exchange_test.rs"]
 mod tests;
