@@ -37,8 +37,8 @@ use crate::{
     flow::EndReason,
     packet::{Packet, Transport, icmp::ECHO_REQUEST},
     relay::Opening,
-    rules::Destination,
 };
+use slipgate_policy::Destination;
 
 /// What becomes of a packet that came here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

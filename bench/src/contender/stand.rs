@@ -13,7 +13,7 @@ use serde_json::Value;
 use slipgate_testbed::{GUEST_DEVICE, Guest, NetNs, Slipgate, World, frame::Mac, world::SERVER};
 
 use super::process::{self, NatProcess, Scheduled};
-use crate::generator::Injector;
+use crate::injector::Injector;
 
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -15,10 +15,11 @@ use crate::{
     datapath::Datapath,
     engine::core::{Core, VmState},
     flow::PortLook,
+    name_gate::LearntName,
     nat_ports,
     route::Route,
-    rules::{Decision, Destination, Lead, LearntName},
 };
+use slipgate_policy::{Decision, Destination, Lead};
 
 /// What is to become of a new flow.
 #[derive(Clone, Debug)]

@@ -11,10 +11,9 @@ use super::{
 use crate::{
     admission::plan::{Path, Plan, has_timestamps_by_default},
     datapath::Datapath,
-    dns::{DNS_PORT, Name},
     route::Route,
-    rules::{Decision, Destination, wire},
 };
+use slipgate_policy::{DNS_PORT, Decision, Destination, Name, wire};
 
 /// Addresses of a name that are shown: who owns the name says how many there are.
 const SHOWN_ADDRESSES: usize = 8;

@@ -12,7 +12,7 @@ use std::{
 
 use slipgate_abi::{
     NextHop,
-    maps::{self, Chunk, MAX_OWNERS, SLOTS_PER_CHUNK},
+    maps::{self, Chunk, MAX_NEXT_HOPS, MAX_OWNERS, SLOTS_PER_CHUNK},
 };
 
 use super::SharedMaps;
@@ -159,7 +159,10 @@ impl SharedMaps {
 
     /// An owner's next hops.
     pub fn next_hops_of(&self, owner_row: u32) -> impl Iterator<Item = u32> + '_ {
-        crate::owner::next_hops_of(self, owner_row)
+        (1..MAX_NEXT_HOPS).filter(move |index| {
+            self.next_hop(*index)
+                .is_some_and(|hop| hop.owner().load(Acquire) == owner_row + 1)
+        })
     }
 
     /// Frees a next hop. No slot may name it any more.

@@ -9,16 +9,17 @@ use crate::{
     clock::MILLISECOND_NS,
     datapath::Tables as _,
     dns::{
-        Name, NamePolicy, NameVerdict,
+        NamePolicy, NameVerdict,
         chain::tests::{a, answer},
     },
     engine::{ControlMessage, Forward, Reload, Why},
+    name_gate::ByRules,
     packet::icmp::ECHO_REQUEST,
     relay::{Limits, Relay},
     route::{RouteEntry, RouteKind},
-    rules::{
-        Action, ByRules, LocalAddresses, LoopbackPorts, Policy, PolicySet, Rule, Settings, wire,
-    },
+};
+use slipgate_policy::{
+    Action, LocalAddresses, LoopbackPorts, Name, Policy, PolicySet, Rule, Settings, wire,
 };
 
 /// A SYN's, as Linux sends them: MSS, SACK permitted, timestamps.
