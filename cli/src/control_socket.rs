@@ -31,7 +31,7 @@ use nix::{
     },
 };
 use serde::{Deserialize, Serialize};
-use userspace_nat::engine::NamesPage;
+use userspace_nat::control::NamesPage;
 
 use crate::channel::{WhyAnswer, WhyQuestion};
 

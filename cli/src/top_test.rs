@@ -7,7 +7,7 @@ use ratatui::{
 };
 use slipgate_abi::{DropCounters, VmCounters};
 use userspace_nat::{
-    engine::RelayedCounts,
+    control::RelayedCounts,
     record::{FlowId, Id},
 };
 

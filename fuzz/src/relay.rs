@@ -6,14 +6,7 @@
 use std::net::UdpSocket;
 
 use slipgate_abi::{Ip4, Protocol, segment::Segments};
-use userspace_nat::{
-    engine::Context,
-    fake::packets::{self, is_right},
-    packet::{Ipv4, Packet, Transport},
-    poll::{Poller, Subsystem},
-    port::{Frame, Outbox},
-    relay::{Forward, Limits, Opening, Question, Relay, Standing, Taken},
-};
+use userspace_nat::{context::Context, fake::packets::{self, is_right}, packet::{Ipv4, Packet, Transport}, poll::{Poller, Subsystem}, port::{Frame, Outbox}, relay::{Forward, Limits, Opening, Question, Relay, Standing, Taken}};
 
 use crate::{
     dress::dress,

@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use serde::{Deserialize, Serialize};
 use slipgate_policy::LocalAddresses;
 use userspace_nat::{
-    engine::{Link, NamesPage, OnExit, Subject},
+    control::{Link, NamesPage, OnExit},
+    observe::Subject,
     record::Events,
     route::RouteSnapshot,
     vm::VmSpec,

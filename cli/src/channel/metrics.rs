@@ -1,6 +1,6 @@
 //! What broker and metrics process say to each other.
 use serde::{Deserialize, Serialize};
-use userspace_nat::engine::NamesPage;
+use userspace_nat::control::NamesPage;
 
 /// From the broker.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -16,7 +16,7 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::signalfd::SignalFd,
 };
-use userspace_nat::{engine::NotCaptured, record::RelayedId};
+use userspace_nat::{observe::NotCaptured, record::RelayedId};
 
 use super::{ask_each, cut::target, stop_signals};
 use crate::{

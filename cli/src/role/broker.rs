@@ -62,7 +62,7 @@ use nix::{
     },
 };
 use slipgate_control::{BpfLog, host::HostFacts, netlink::Changes, owner};
-use userspace_nat::engine::OnExit as EngineExit;
+use userspace_nat::control::OnExit as EngineExit;
 
 use self::{
     answers::Questions,

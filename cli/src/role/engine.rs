@@ -13,11 +13,13 @@ use slipgate_abi::Protocol;
 use slipgate_control::{layout::MAPS, maps::SharedMaps};
 use userspace_nat::{
     clock::SystemClock,
+    control::{ControlMessage, Forward},
     dns,
-    engine::{ControlMessage, Engine, Forward, HostServices, Parts},
+    event_loop::{Engine, Parts},
     name_gate::{ByRules, Judge},
     record::{self, Background, FlowLog, Unwritten},
     relay::{self, Relay},
+    services::HostServices,
 };
 
 use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};

@@ -6,7 +6,7 @@ use serde::Serialize;
 use slipgate_abi::{Protocol, Verdict, slot::SlotFlags, vm::VmFlags};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
 use userspace_nat::{
-    engine::LiveRelayed,
+    control::LiveRelayed,
     record::{FlowId, Id},
 };
 

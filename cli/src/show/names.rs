@@ -6,7 +6,7 @@ use std::{
 };
 
 use userspace_nat::{
-    engine::{LiveRelayed, NamesPage, RelayedCounts},
+    control::{LiveRelayed, NamesPage, RelayedCounts},
     name_gate::NameCounts,
     record::RefusedSample,
 };

@@ -9,7 +9,6 @@ use super::{
 };
 use crate::{
     datapath::Datapath,
-    engine::core::{Core, VmState},
     flow::{NewFlow, OpenError},
     nat_ports::{Destination, Freed, PortPool},
     packet::{
@@ -17,6 +16,7 @@ use crate::{
         transport::{OPTION_TIMESTAMPS, tcp_options},
     },
     relay::Opening,
+    state::{Core, VmState},
     stats::Tally,
 };
 

@@ -14,14 +14,11 @@ use slipgate_abi::{Direction, Protocol, Refusal, Tuple, Verdict};
 use super::{Admission, Opener, opens, room::Room};
 use crate::{
     datapath::{Datapath, Hop},
-    engine::{
-        Forward,
-        core::{Core, VmState},
-    },
     flow::{NewFlow, OpenError},
     nat_ports::{Destination, Freed},
     packet::Packet,
     route::Route,
+    state::{Core, Forward, VmState},
     vm::VmNet,
 };
 

@@ -13,11 +13,11 @@ use slipgate_abi::{Protocol, Refusal};
 use super::{Refused, room::Room};
 use crate::{
     datapath::Datapath,
-    engine::core::{Core, VmState},
     flow::PortLook,
     name_gate::LearntName,
     nat_ports,
     route::Route,
+    state::{Core, VmState},
 };
 use slipgate_policy::{Decision, Destination, Lead};
 

@@ -8,9 +8,9 @@ use super::Opener;
 use crate::{
     clock::MILLISECOND_NS,
     datapath::Datapath,
-    engine::core::{Core, VmState},
     flow::GivingWay,
     quota::worlds_share,
+    state::{Core, VmState},
 };
 
 /// How often at most a VM's flows are searched for some that give way because it ran into its cap, ns.

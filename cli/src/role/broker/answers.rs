@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use slipgate_abi::Protocol;
-use userspace_nat::engine::NamesPage;
+use userspace_nat::control::NamesPage;
 
 use super::{Broker, thaws::Thaws};
 use crate::{

@@ -3,7 +3,7 @@ use std::os::fd::OwnedFd;
 
 use slipgate_abi::Verdict;
 use userspace_nat::{
-    engine::Subject,
+    observe::Subject,
     record::{FlowId, Id},
 };
 

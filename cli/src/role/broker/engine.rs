@@ -24,7 +24,7 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags};
 use slipgate_control::owner;
-use userspace_nat::engine::OnExit;
+use userspace_nat::control::OnExit;
 
 use super::{HEARD_AT_ONCE, attached::Attached, engine_process::EngineProcess};
 use crate::channel::{ChannelError, Received, ToBroker, ToEngine};

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use userspace_nat::engine::OnExit;
+use userspace_nat::control::OnExit;
 
 use super::{
     attached::{self, Attached},

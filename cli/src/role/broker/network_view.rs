@@ -5,7 +5,7 @@ use ipnet::Ipv4Net;
 use slipgate_control::netlink::{self, Network};
 use slipgate_policy::LocalAddresses;
 use userspace_nat::{
-    engine,
+    control,
     route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
 };
 
@@ -43,7 +43,7 @@ pub(super) fn view(
         links: network
             .links
             .values()
-            .map(|link| engine::Link {
+            .map(|link| control::Link {
                 ifindex: link.ifindex,
                 mtu: link.mtu,
                 has_l2: link.has_l2,

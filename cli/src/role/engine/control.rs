@@ -11,7 +11,8 @@ use slipgate_abi::Protocol;
 use slipgate_policy::Destination;
 use userspace_nat::{
     clock::SECOND_NS,
-    engine::{CaptureRequest, Control, ControlMessage, ControlReply, Reload, Why},
+    control::{Control, ControlMessage, ControlReply, Reload, Why},
+    observe::CaptureRequest,
 };
 
 use crate::channel::{Channel, NetworkView, Policies, Received, ToBroker, ToEngine, WhyAnswer};
