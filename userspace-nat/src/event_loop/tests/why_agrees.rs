@@ -100,6 +100,11 @@ enum Step {
         protocol: Protocol,
         from: u16,
     },
+    /// Both ends close a connection, the guest first or the peer.
+    Close {
+        guest_first: bool,
+        which: prop::sample::Index,
+    },
     /// A peer answers, or ends, a flow.
     Answer {
         flags: u8,
@@ -144,8 +149,9 @@ fn step() -> impl Strategy<Value = Step> {
         Protocol::Udp,
         Protocol::Icmp,
     ]);
-    let remote = prop::sample::select(REMOTES.to_vec());
-    let port = prop::sample::select(vec![443u16, 443, 80, 853]);
+    // Mostly one, so that ports toward it run short.
+    let remote = prop_oneof![3 => Just(PEER.octets), 2 => prop::sample::select(REMOTES.to_vec())];
+    let port = prop_oneof![3 => Just(443u16), 1 => prop::sample::select(vec![80u16, 853])];
     let listed = prop::sample::select(vec![8_080u16, 8_081, 9_999]);
     let transport = prop::sample::select(vec![Protocol::Tcp, Protocol::Udp]);
     let flags = prop::sample::select(vec![
@@ -165,7 +171,9 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (row, prop::sample::select(NAMES.to_vec()), remote)
             .prop_map(|(row, name, remote)| Step::Tell { row, name, remote }),
         2 => (transport, 1_000u16..1_010).prop_map(|(protocol, from)| Step::Knock { protocol, from }),
-        5 => (flags, any::<prop::sample::Index>())
+        3 => (any::<bool>(), any::<prop::sample::Index>())
+            .prop_map(|(guest_first, which)| Step::Close { guest_first, which }),
+        4 => (flags, any::<prop::sample::Index>())
             .prop_map(|(flags, which)| Step::Answer { flags, which }),
         4 => prop_oneof![0u64..400, 0u64..40_000].prop_map(|ms| Step::Pass { ms }),
         1 => prop::collection::vec(of(), 3).prop_map(|policies| Step::Reload { policies }),
@@ -470,6 +478,39 @@ impl World {
         self.rig.at_guest();
     }
 
+    /// A connection is accepted, and both sides close it.
+    fn close(&mut self, nat: At, server: At, guest_first: bool) {
+        let world = Tuple {
+            scope: Tuple::WORLD,
+            local: nat.0,
+            remote: server.0,
+            local_port: nat.1,
+            remote_port: server.1,
+            protocol: 6,
+            pad: [0; 3],
+        };
+        let flows = &self.rig.engine.core.flows;
+        let slot = flows.by_world(&world);
+        let Some(entry) = slot.and_then(|slot| flows.entry(slot)).copied() else {
+            return;
+        };
+        let (row, guest) = (entry.vm_row, (GUEST, entry.guest.local_port));
+        self.rig.world(&syn_ack(server, nat, 9_000, 8));
+        self.rig.guest(row, &ack(guest, server, 0, 8, 9_001));
+        let (first, second) = (9_001, 9_002);
+        if guest_first {
+            self.rig
+                .guest(row, &ack(guest, server, Flags::FIN, 8, first));
+            self.rig.world(&ack(server, nat, Flags::FIN, first, 9));
+            self.rig.guest(row, &ack(guest, server, 0, 9, second));
+        } else {
+            self.rig.world(&ack(server, nat, Flags::FIN, first, 8));
+            self.rig
+                .guest(row, &ack(guest, server, Flags::FIN, 8, second));
+            self.rig.world(&ack(server, nat, 0, second, 9));
+        }
+    }
+
     fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
         match step {
             Step::Open {
@@ -495,6 +536,12 @@ impl World {
                 };
                 self.rig.world(&packet);
             }
+            Step::Close { guest_first, which } if !self.sent.is_empty() => {
+                let (nat, server, protocol) = self.sent[which.index(self.sent.len())];
+                if protocol == 6 {
+                    self.close(nat, server, guest_first);
+                }
+            }
             Step::Answer { flags, which } if !self.sent.is_empty() => {
                 let (nat, server, protocol) = self.sent[which.index(self.sent.len())];
                 let packet = match protocol {
@@ -504,7 +551,7 @@ impl World {
                 };
                 self.rig.world(&packet);
             }
-            Step::Answer { .. } => {}
+            Step::Answer { .. } | Step::Close { .. } => {}
             Step::Pass { ms } => self.rig.pass(ms * MILLISECOND_NS),
             Step::Reload { policies } => self.reload(&policies),
         }
