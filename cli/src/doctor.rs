@@ -3,15 +3,17 @@
 use std::{fs, net::SocketAddrV4, os::fd::OwnedFd, path::Path, process::ExitCode};
 
 use serde::Serialize;
+use slipgate_broker::host::{
+    self,
+    kvm::{self, KvmUnavailable},
+    offers_tso,
+};
 use slipgate_control::{NetworkWatch, host::HostFacts, probe};
 use userspace_nat::nat_ports::DEFAULT_RANGE;
 
 use crate::{
     args::DoctorArgs,
-    host,
-    kvm::{self, KvmUnavailable},
-    offloads::offers_tso,
-    show,
+    brokers,
 };
 
 /// One thing that was looked at.
@@ -164,7 +166,7 @@ fn capabilities() -> Finding {
 /// Whether somebody serves VMs here already.
 fn attached(pin_dir: &Path) -> Finding {
     let what = "attached";
-    let found = match show::paths(pin_dir).map(|paths| paths.pin_dir.try_exists()) {
+    let found = match brokers::paths(pin_dir).map(|paths| paths.pin_dir.try_exists()) {
         Ok(Ok(true)) => "yes: `slipgate stats` shows what",
         Ok(Ok(false)) => "nothing in this network namespace",
         Ok(Err(_)) | Err(_) => "unknown: pins are for root",

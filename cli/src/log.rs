@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tracing_subscriber::EnvFilter;
 
-use crate::show::plain::plain;
+pub(crate) use slipgate_broker::say;
 
 /// Starts writing messages of `level` ("info", or a filter like "slipgate=debug,info") and worse.
 pub(crate) fn to_stderr(level: &str) -> anyhow::Result<()> {
@@ -31,13 +31,6 @@ pub(crate) fn to_stderr(level: &str) -> anyhow::Result<()> {
         .with_target(false)
         .try_init()
         .map_err(|e| anyhow::anyhow!("setting up messages: {e}"))
-}
-
-/// Says something on stderr, whatever the level of messages: a line, without its end.
-pub(crate) fn say(text: std::fmt::Arguments<'_>) {
-    // In one write: another process's message does not come between.
-    let text = format!("slipgate: {text}\n");
-    let _ = io::stderr().write_all(plain(&text).as_bytes());
 }
 
 /// Messages that stderr did not take, and of which that was not said.

@@ -1,57 +1,12 @@
 //! `--vm name=a,tap=tap0[,mac=M][,ip=A][,max-flows=N][,policy=NAME]` and its short form `--tap tap0`.
 use std::net::Ipv4Addr;
 
-use serde::{Deserialize, Serialize};
 use slipgate_abi::portframe::is_port_device;
+use slipgate_broker::config::{GuestNetwork, VmConfig, VmFlags};
+use slipgate_policy::document::{ConfigError, Limits, address, check_name};
 
-use super::{ConfigError, GuestNetwork, Limits, network};
-
-/// Longest name of a VM, bytes: what fits its row in `VMS`, with a final zero.
-const MAX_NAME: usize = 63;
 /// Longest name of a network device, bytes (IFNAMSIZ less the final zero).
 const MAX_IFNAME: usize = 15;
-
-/// One VM.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct VmConfig {
-    /// Unique name.
-    pub(crate) name: String,
-    /// The TAP that its VMM has open.
-    pub(crate) tap: String,
-    /// The guest's MAC; when given, frames from another are dropped.
-    pub(crate) mac: Option<[u8; 6]>,
-    /// The guest's address.
-    pub(crate) ip: Ipv4Addr,
-    /// What `--vm` says beside.
-    pub(crate) typed: VmTyped,
-    /// Place of its policy among the process's.
-    pub(crate) policy: u32,
-    /// What it may have.
-    #[serde(skip)]
-    pub(crate) limits: Limits,
-}
-
-impl VmConfig {
-    /// One of which nothing is known, for checking what would be right with whatever VM.
-    pub(super) fn any() -> Self {
-        Self {
-            name: "VM".into(),
-            tap: "tap".into(),
-            mac: None,
-            ip: Ipv4Addr::UNSPECIFIED,
-            typed: VmTyped::default(),
-            policy: 0,
-            limits: Limits::default(),
-        }
-    }
-}
-
-/// What `--vm` says of policies and quotas.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct VmTyped {
-    pub(crate) policy: Option<String>,
-    pub(crate) max_flows: Option<u32>,
-}
 
 /// All VMs of the command line.
 pub(super) fn parse(
@@ -72,7 +27,7 @@ pub(super) fn parse(
             tap: tap.clone(),
             mac: None,
             ip: network.guest,
-            typed: VmTyped::default(),
+            typed: VmFlags::default(),
             policy: 0,
             limits: Limits::default(),
         };
@@ -153,7 +108,7 @@ fn parse_spec(spec: &str, network: &GuestNetwork) -> Result<VmConfig, ConfigErro
     let ip = match ip {
         None => network.guest,
         Some(text) => {
-            let ip = network::address("--vm", text)?;
+            let ip = address("--vm", text)?;
             network.check_guest("--vm", ip)?;
             ip
         }
@@ -176,31 +131,13 @@ fn parse_spec(spec: &str, network: &GuestNetwork) -> Result<VmConfig, ConfigErro
         tap: tap.to_owned(),
         mac,
         ip,
-        typed: VmTyped {
+        typed: VmFlags {
             policy: policy.map(str::to_owned),
             max_flows,
         },
         policy: 0,
         limits: Limits::default(),
     })
-}
-
-/// A name for a VM.
-pub(super) fn check_name<'a>(
-    flag: &'static str,
-    given: &str,
-    name: &'a str,
-) -> Result<&'a str, ConfigError> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(plain) {
-        return Err(ConfigError::new(
-            flag,
-            given,
-            format!("{name:?} can't be a name"),
-            "give 1 to 63 letters, digits, '-', '_' or '.'",
-        ));
-    }
-    Ok(name)
 }
 
 /// The MAC of a guest.
