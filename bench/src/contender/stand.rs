@@ -204,7 +204,8 @@ impl Stand {
         if !held {
             pids.reverse();
         }
-        pids.into_iter().try_for_each(|pid| process::hold(pid, held))
+        pids.into_iter()
+            .try_for_each(|pid| process::hold(pid, held))
     }
 
     /// Ends it in order, and says so when that fails.
