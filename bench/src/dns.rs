@@ -7,18 +7,16 @@
 //! per VM (64) is not met.
 
 mod contender;
-mod exchange;
 mod workload;
 
 use crate::{
-    conditions::{Conditions, Pinning},
-    results::{Row, Table},
-    run::{Cell, Plan},
+    conditions::Conditions,
+    machine::Pinning,
+    results::{Cell, Row, Table},
+    run::Plan,
     workload::Limits,
 };
 use std::time::Duration;
-
-pub(crate) use self::exchange::{Client, Upstream};
 
 /// All ratios are to it.
 const REFERENCE: &str = contender::DNSMASQ;

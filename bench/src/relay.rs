@@ -10,9 +10,10 @@ use std::time::Duration;
 
 pub(crate) use self::copy_loop::as_copy_loop;
 use crate::{
-    conditions::{Conditions, Pinning},
-    results::Table,
-    run::{Cell, Plan},
+    conditions::Conditions,
+    machine::Pinning,
+    results::{Cell, Table},
+    run::Plan,
     workload::Limits,
 };
 

@@ -16,7 +16,10 @@ use slipgate_control::host::HostFacts;
 use userspace_nat::dns::parse_resolv_conf;
 
 pub use self::offloads::offers_tso;
-pub(crate) use self::{bound_ports::bound, resolvers::{HostResolvers, RESOLV_CONF}};
+pub(crate) use self::{
+    bound_ports::bound,
+    resolvers::{HostResolvers, RESOLV_CONF},
+};
 
 /// How long the kernel may take to say that nobody listens on this host.
 const LISTENS_WITHIN: Duration = Duration::from_millis(20);

@@ -13,7 +13,9 @@ mod uplink;
 mod vms;
 mod xdp;
 
-use std::{collections::BTreeSet, fs::File, net::TcpListener, ops::Range, os::fd::OwnedFd, time::Duration};
+use std::{
+    collections::BTreeSet, fs::File, net::TcpListener, ops::Range, os::fd::OwnedFd, time::Duration,
+};
 
 use anyhow::anyhow;
 use slipgate_control::{
@@ -195,4 +197,3 @@ pub(crate) fn warn_of_rest(taken_down: anyhow::Result<bool>) {
         tracing::warn!("taking down what the start had made: {e:#}");
     }
 }
-

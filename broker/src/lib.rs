@@ -43,7 +43,7 @@ mod vm;
 pub use self::{
     run::{run, run_vm},
     say::{counted, say},
-    vm::exit_status,
+    vm::{EXIT_USAGE, exit_status},
 };
 
 use std::path::Path;

@@ -86,7 +86,11 @@ struct Read {
 
 impl Read {
     /// The command line's, with its files read again, or with another policy file.
-    fn reread(config: &Config, file: Option<&Path>, learning: &LearningVms) -> Result<Self, ConfigError> {
+    fn reread(
+        config: &Config,
+        file: Option<&Path>,
+        learning: &LearningVms,
+    ) -> Result<Self, ConfigError> {
         let config = match file {
             Some(file) => config.with_policy_file(file)?,
             None => config.reread()?,
@@ -145,7 +149,10 @@ impl PolicyChanges {
         if self.applying.is_some() {
             match client {
                 Some(client) => {
-                    parts.refuse(client, "another policy is just being put in force: try again");
+                    parts.refuse(
+                        client,
+                        "another policy is just being put in force: try again",
+                    );
                 }
                 None => self.apply_again = true,
             }
@@ -192,7 +199,9 @@ impl PolicyChanges {
         let Some(Applying { id, change }) = &self.applying else {
             return Ok(());
         };
-        let policies = parts.attached.policies_to_tell(*id, change.strictly.clone());
+        let policies = parts
+            .attached
+            .policies_to_tell(*id, change.strictly.clone());
         parts.engine.tell(ToEngine::Policies(Box::new(policies)))
     }
 
@@ -257,8 +266,7 @@ impl Attached {
             own: &own,
             kept: &kept,
         };
-        let run =
-            write_rules(maps, &rules, writer).context("giving the rules their numbers")?;
+        let run = write_rules(maps, &rules, writer).context("giving the rules their numbers")?;
         // From here on nothing fails.
         if !self.former_rules.contains(&run) {
             self.former_rules.push(run.clone());

@@ -104,7 +104,11 @@ pub fn run_vm<N: Serialize>(
     };
     let vm = &broker.parts.attached.vms[0].config;
     let (name, tap) = (vm.name.clone(), vm.tap.clone());
-    tracing::info!("{} on {tap}, by {}", name, broker.parts.attached.uplink.name);
+    tracing::info!(
+        "{} on {tap}, by {}",
+        name,
+        broker.parts.attached.uplink.name
+    );
     let prepared = began.elapsed();
     let served = match broker.boot() {
         Ok(()) => broker.serve(&signals),
@@ -210,4 +214,3 @@ impl Broker {
         (how, end)
     }
 }
-

@@ -24,8 +24,7 @@ use slipgate_ipc::{
 
 use crate::{
     control_api::Pending,
-    counted,
-    host,
+    counted, host,
     kernel_errors::is_shortage,
     kernel_state::Attached,
     parts::Parts,
@@ -229,7 +228,10 @@ impl Broker {
         };
         let timeout = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
         let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds = vec![input(signals.as_fd()), input(self.parts.attached.watch.as_fd())];
+        let mut fds = vec![
+            input(signals.as_fd()),
+            input(self.parts.attached.watch.as_fd()),
+        ];
         let engine = self.parts.engine.watched();
         let has_engine = engine.is_some();
         let engine_at = fds.len();
@@ -294,7 +296,9 @@ impl Broker {
                     cut,
                     kept,
                     left,
-                } => self.policies.applied(&mut self.parts, id, Applied { cut, kept, left })?,
+                } => self
+                    .policies
+                    .applied(&mut self.parts, id, Applied { cut, kept, left })?,
                 FromEngine::Ready { adopted } => self.engine_serves(adopted)?,
                 // The first is the watch's, the second is waited for elsewhere.
                 FromEngine::Pong { .. } | FromEngine::Stopped => {}
@@ -497,7 +501,9 @@ impl Broker {
             return Ok(());
         };
         if now != self.reserved_ports {
-            self.parts.engine.tell(ToEngine::ReservedPorts(now.clone()))?;
+            self.parts
+                .engine
+                .tell(ToEngine::ReservedPorts(now.clone()))?;
             self.reserved_ports = now;
         }
         Ok(())
@@ -520,7 +526,8 @@ impl Broker {
             self.parts.attached.shut_taps()?;
         }
         let ports = &self.reserved_ports;
-        self.parts.engine
+        self.parts
+            .engine
             .stop(exit, &mut self.parts.attached, ports, ENGINE_WITHIN)?;
         match exit {
             OnExit::Keep => tracing::info!("stopped; flows go on in the kernel"),

@@ -82,7 +82,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         (config, loaded, policies) = all;
         took_over = true;
     }
-    let run_dirs = slipgate_control::paths::sweep_run_dirs();
+    let run_dirs = slipgate_control::pins::sweep_run_dirs();
     tracing::debug!("removed {run_dirs} directories of locks that dead processes left");
     let rules = described(&policies, &config);
     // Before anything is made that a failure would have to take down.

@@ -10,13 +10,13 @@ use anyhow::Context as _;
 use slipgate_control::{Users, guest_tap::GuestTap};
 use slipgate_policy::document::ConfigError;
 
+pub use self::report::{EXIT_USAGE, exit_status};
 use self::{console::Console, vmm_process::Handed};
 pub(crate) use self::{
     console::Typed,
     report::{How, Report, ReportFile},
     vmm_process::VmmProcess,
 };
-pub use self::report::exit_status;
 use crate::{
     config::{MachineSpec, RunConfig},
     host::kvm,
@@ -60,32 +60,32 @@ impl Images {
 }
 
 impl Vm {
-/// Opens what the VMM is handed, the TAP last; takes in its name; makes the machine.
-pub(crate) fn prepare(
+    /// Opens what the VMM is handed, the TAP last; takes in its name; makes the machine.
+    pub(crate) fn prepare(
         config: &mut RunConfig,
         images: Images,
         log: &str,
         users: &Users,
     ) -> anyhow::Result<Self> {
-    let machine = &config.machine;
-    let Images { kernel, initrd } = images;
-    let kvm = kvm::open()?;
-    let (console, input) = Console::open(kernel.is_some())?;
-    let output = vmm_process::stdout()?;
-    let tap = GuestTap::make(&machine.tap, machine.queues).context("making the guest's TAP")?;
-    config.set_tap(&tap.name);
-    let handed = Handed {
-        kvm,
-        kernel,
-        initrd,
-        input,
-        output,
-        taps: tap.queues,
-    };
-    let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
-    let vmm = VmmProcess::start(&config.machine, handed, mtu, log, users)?;
-    Ok(Vm { vmm, console })
-}
+        let machine = &config.machine;
+        let Images { kernel, initrd } = images;
+        let kvm = kvm::open()?;
+        let (console, input) = Console::open(kernel.is_some())?;
+        let output = vmm_process::stdout()?;
+        let tap = GuestTap::make(&machine.tap, machine.queues).context("making the guest's TAP")?;
+        config.set_tap(&tap.name);
+        let handed = Handed {
+            kvm,
+            kernel,
+            initrd,
+            input,
+            output,
+            taps: tap.queues,
+        };
+        let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
+        let vmm = VmmProcess::start(&config.machine, handed, mtu, log, users)?;
+        Ok(Vm { vmm, console })
+    }
 
     /// An error before the guest ran, or the VMM's end where that is behind it: its TAP goes too.
     pub(crate) fn blame(&mut self, error: anyhow::Error) -> anyhow::Error {
@@ -95,4 +95,3 @@ pub(crate) fn prepare(
         }
     }
 }
-

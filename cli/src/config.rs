@@ -3,7 +3,7 @@
 //! out by the roles.
 mod machine;
 mod network;
-mod policies;
+mod overrides;
 mod rules;
 mod vm;
 
@@ -70,7 +70,7 @@ fn checked(
         uplink: nat.uplink.clone(),
         network,
         vms,
-        typed: policies::overrides(nat, order)?,
+        typed: overrides::of(nat, order)?,
         // By `settle`.
         policy_file: None,
         forwards: Vec::new(),

@@ -1,6 +1,6 @@
 //! `slipgate doctor`: what this machine has and lacks for the hybrid NAT, and how to get it. Runs
 //! as any user; what only root can see is said to be unknown, not missing.
-use std::{fs, net::SocketAddrV4, os::fd::OwnedFd, path::Path, process::ExitCode};
+use std::{fmt::Display, fs, net::SocketAddrV4, os::fd::OwnedFd, path::Path, process::ExitCode};
 
 use serde::Serialize;
 use slipgate_broker::host::{
@@ -8,13 +8,10 @@ use slipgate_broker::host::{
     kvm::{self, KvmUnavailable},
     offers_tso,
 };
-use slipgate_control::{NetworkWatch, host::HostFacts, probe};
+use slipgate_control::{NetworkWatch, host::HostFacts, object, probe};
 use userspace_nat::nat_ports::DEFAULT_RANGE;
 
-use crate::{
-    args::DoctorArgs,
-    brokers,
-};
+use crate::{args::DoctorArgs, brokers, role::vmm, show};
 
 /// One thing that was looked at.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -90,12 +87,33 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
             None => finding,
         }
     }));
+    findings.extend(stub_found(
+        "BPF programs",
+        State::Missing,
+        [false, true].map(|logging| object::bytes(logging).err()),
+    ));
     findings.push(kvm_found(kvm::open().map(Into::into)));
+    findings.extend(stub_found(
+        "guest",
+        State::Note,
+        [vmm::built_in_guest().err()],
+    ));
     findings.extend(uplink_found(uplink));
     let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     findings.push(resolvers_found(&host::resolvers(&resolv_conf)));
     findings.extend(host_found());
     findings
+}
+
+/// What should be embedded in this binary, and is not.
+fn stub_found<E: Display>(
+    what: &str,
+    state: State,
+    errors: impl IntoIterator<Item = Option<E>>,
+) -> Option<Finding> {
+    let error = errors.into_iter().flatten().next()?;
+    let remedy = "build it by `cargo xtask build`";
+    Some(Finding::ok(what, error.to_string()).with(state, remedy))
 }
 
 /// Who answers guests' questions unless `--dns` says it.

@@ -19,9 +19,7 @@ use nix::{
     },
     unistd::{Gid, Pid, Uid, geteuid, getppid, setgroups, setresgid, setresuid},
 };
-use slipgate_broker::privileges::{
-    ConfinementError, drop_bounding_set, keep_capabilities, prctl,
-};
+use slipgate_broker::privileges::{ConfinementError, drop_bounding_set, keep_capabilities, prctl};
 
 /// Descriptors that the engine may have.
 const ENGINE_FILES: u64 = 65_536;
@@ -42,7 +40,8 @@ pub(crate) fn enter<T>(
 ) -> Result<T, ConfinementError> {
     let filters = filter::compile()?;
     give_up_privileges(broker, user, ENGINE_FILES)?;
-    let threads = start_threads().map_err(|source| ConfinementError::new("starting the threads that write files", source))?;
+    let threads = start_threads()
+        .map_err(|source| ConfinementError::new("starting the threads that write files", source))?;
     filters.apply()?;
     Ok(threads)
 }

@@ -56,7 +56,10 @@ pub fn messages(input: &[u8]) {
         _ => {
             if let Ok(answer) = serde_json::from_slice::<ClientAnswer>(bytes) {
                 let json = serde_json::to_vec(&answer).expect("it was JSON before");
-                assert_eq!(serde_json::from_slice::<ClientAnswer>(&json).ok(), Some(answer));
+                assert_eq!(
+                    serde_json::from_slice::<ClientAnswer>(&json).ok(),
+                    Some(answer)
+                );
             }
         }
     }

@@ -372,4 +372,3 @@ fn relay() -> Seeds {
         ("forward", forward.concat()),
     ]
 }
-

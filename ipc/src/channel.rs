@@ -159,11 +159,7 @@ impl Channel {
         }
     }
 
-    fn send_packet(
-        &self,
-        packet: &Packet<impl AsFd>,
-        flags: MsgFlags,
-    ) -> Result<(), ChannelError> {
+    fn send_packet(&self, packet: &Packet<impl AsFd>, flags: MsgFlags) -> Result<(), ChannelError> {
         let Packet { json, fds } = packet;
         let mut raw: Vec<RawFd> = Vec::with_capacity(fds.len() + 1);
         let large;

@@ -22,21 +22,28 @@ fn subject() -> impl Strategy<Value = Option<Subject>> {
     prop_oneof![
         Just(None),
         any::<u16>().prop_map(|row| Some(Subject::Vm { row })),
-        any::<(u32, u32)>()
-            .prop_map(|(slot, generation)| Some(Subject::Flow { slot, generation })),
-        any::<(u32, u64)>().prop_map(|(run, number)| Some(Subject::Relayed(RelayedId { run, number }))),
+        any::<(u32, u32)>().prop_map(|(slot, generation)| Some(Subject::Flow { slot, generation })),
+        any::<(u32, u64)>()
+            .prop_map(|(run, number)| Some(Subject::Relayed(RelayedId { run, number }))),
     ]
 }
 
 fn request() -> impl Strategy<Value = EngineRequest<Tag>> {
-    let question = (any::<[u8; 4]>(), any::<u16>(), any::<u8>(), any::<Option<String>>());
+    let question = (
+        any::<[u8; 4]>(),
+        any::<u16>(),
+        any::<u8>(),
+        any::<Option<String>>(),
+    );
     prop_oneof![
-        question.prop_map(|(address, port, protocol, name)| EngineRequest::Why(FlowQuestion {
-            address: address.into(),
-            port,
-            protocol,
-            name,
-        })),
+        question.prop_map(
+            |(address, port, protocol, name)| EngineRequest::Why(FlowQuestion {
+                address: address.into(),
+                port,
+                protocol,
+                name,
+            })
+        ),
         any::<u64>().prop_map(|from| EngineRequest::Inventory { from }),
         Just(EngineRequest::Thaw),
         Just(EngineRequest::Cut),
@@ -100,8 +107,11 @@ fn message() -> impl Strategy<Value = ToEngine<Tag>> {
         Just(ToEngine::Begin),
         Just(ToEngine::Shutdown(OnExit::Keep)),
         any::<u64>().prop_map(|id| ToEngine::Ping { id }),
-        (any::<u64>(), subject(), request())
-            .prop_map(|(id, about, request)| ToEngine::Request { id, about, request }),
+        (any::<u64>(), subject(), request()).prop_map(|(id, about, request)| ToEngine::Request {
+            id,
+            about,
+            request
+        }),
     ]
 }
 

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use slipgate_testbed::{Guest, PinDir, World, baseline, slipgate, world::SERVER, world::UPLINK};
 
 use crate::{
-    conditions::Pinning,
     contender::{Contender, NatProcess, Stand, guest, own_version, pin, version, world},
+    machine::Pinning,
 };
 
 pub(super) const DNSMASQ: &str = "dnsmasq";

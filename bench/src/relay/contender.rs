@@ -7,8 +7,8 @@ use slipgate_testbed::{Guest, PinDir, World, baseline, slipgate, world::UPLINK};
 
 use super::{GUEST_PORT, PORT, copy_loop};
 use crate::{
-    conditions::Pinning,
     contender::{Contender, NatProcess, Stand, guest, own_version, pin, version, world},
+    machine::Pinning,
 };
 
 pub(super) const COPY_LOOP: &str = "copy-loop";

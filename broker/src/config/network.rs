@@ -24,11 +24,7 @@ impl GuestNetwork {
     ///
     /// # Errors
     /// It is not, by `flag`'s value.
-    pub fn check_guest(
-        &self,
-        flag: &'static str,
-        guest: Ipv4Addr,
-    ) -> Result<(), ConfigError> {
+    pub fn check_guest(&self, flag: &'static str, guest: Ipv4Addr) -> Result<(), ConfigError> {
         self.check_host(flag, &guest.to_string(), guest)?;
         if guest == self.gateway {
             return Err(ConfigError::new(

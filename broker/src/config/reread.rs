@@ -8,7 +8,10 @@ use super::{Config, policy_flags::is_same_file};
 impl Config {
     /// The same, with its files read again: what the policy file says of resolvers and forwards
     /// included. An error leaves everything as it was.
-    pub(crate) fn reread(&self) -> Result<Self, ConfigError> {
+    ///
+    /// # Errors
+    /// As [`Config::settle`].
+    pub fn reread(&self) -> Result<Self, ConfigError> {
         let mut new = self.clone();
         new.settle()?;
         Ok(new)
@@ -22,7 +25,10 @@ impl Config {
     }
 
     /// The same with another policy file. By another name for the same file nothing becomes another.
-    pub(crate) fn with_policy_file(&self, file: &Path) -> Result<Self, ConfigError> {
+    ///
+    /// # Errors
+    /// As [`Config::settle`].
+    pub fn with_policy_file(&self, file: &Path) -> Result<Self, ConfigError> {
         if self
             .typed
             .file

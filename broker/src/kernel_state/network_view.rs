@@ -3,9 +3,7 @@ use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 use slipgate_control::netlink::{self, Network};
-use slipgate_ipc::engine::{
-    HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot,
-};
+use slipgate_ipc::engine::{HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot};
 use slipgate_policy::LocalAddresses;
 
 use crate::config::GuestNetwork;

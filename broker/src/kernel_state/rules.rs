@@ -55,7 +55,7 @@ pub(crate) fn write(
     dir.lock().with_context(what)?;
     let element = |index| maps.rule_element(index);
     let present: Vec<Whole> = (0..MAX_RULES)
-        .map(|index| element(index).map_or(FREE, |(element, _)| element.whole))
+        .map(|index| element(index).map_or(FREE, |element| element.whole))
         .collect();
     let wanted: Vec<Whole> = rules.iter().map(|rule| rule.identity.whole()).collect();
     let mut in_use = writer.of_others()?;

@@ -48,9 +48,9 @@ impl Attached {
                 let reply = EngineReply::UnknownFlow;
                 subject.map(Some).ok_or_else(|| reply.into())
             }
-            (Scope::Engine, Some(_)) => {
-                Err(ClientAnswer::error("that is asked of no VM, and of no flow"))
-            }
+            (Scope::Engine, Some(_)) => Err(ClientAnswer::error(
+                "that is asked of no VM, and of no flow",
+            )),
             (Scope::Vm, _) => Err(ClientAnswer::error("that is asked of a VM")),
             (Scope::Flows, None) => Err(ClientAnswer::error("that is asked of a VM or a flow")),
         }

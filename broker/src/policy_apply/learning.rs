@@ -153,13 +153,16 @@ impl PolicyChanges {
         match read.and_then(|read| parts.attached.take_in(read)) {
             Ok(before) => {
                 tracing::warn!("{vm} is open, to learn its policy: what nothing denies is let in");
-                self.tell_policies(parts, Change {
-                    client: Some(client),
-                    what: format!("{vm} is open"),
-                    before,
-                    strictly: Vec::new(),
-                    closed: Some(Vec::new()),
-                })
+                self.tell_policies(
+                    parts,
+                    Change {
+                        client: Some(client),
+                        what: format!("{vm} is open"),
+                        before,
+                        strictly: Vec::new(),
+                        closed: Some(Vec::new()),
+                    },
+                )
             }
             Err(e) => {
                 self.learning.pop();
@@ -238,13 +241,16 @@ impl PolicyChanges {
         let gone = gone.collect();
         let names = over.join(", ");
         match closed {
-            Ok(before) => self.tell_policies(parts, Change {
-                client: None,
-                what: format!("{names}: not open any more"),
-                before,
-                strictly: ids,
-                closed: Some(gone),
-            }),
+            Ok(before) => self.tell_policies(
+                parts,
+                Change {
+                    client: None,
+                    what: format!("{names}: not open any more"),
+                    before,
+                    strictly: ids,
+                    closed: Some(gone),
+                },
+            ),
             Err(e) => {
                 for row in rows {
                     parts.attached.datapath.maps().set_frozen(row, true);

@@ -105,7 +105,9 @@ impl Metrics {
         };
         if let State::Runs(process, _) = &self.state {
             // One that does not listen has its own limit to its patience.
-            let _ = process.channel().try_send(ToMetrics::<OwnedFd>::Inventory(page));
+            let _ = process
+                .channel()
+                .try_send(ToMetrics::<OwnedFd>::Inventory(page));
         }
     }
 

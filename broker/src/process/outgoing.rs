@@ -25,7 +25,11 @@ pub(crate) struct Outgoing {
 
 impl Outgoing {
     /// Sends a message behind those that wait, now or when there is room.
-    pub(crate) fn send(&mut self, channel: &Channel, message: ToEngine) -> Result<(), ChannelError> {
+    pub(crate) fn send(
+        &mut self,
+        channel: &Channel,
+        message: ToEngine,
+    ) -> Result<(), ChannelError> {
         if self.waiting.len() >= MOST_QUEUED {
             self.overflowed = true;
             return Ok(());

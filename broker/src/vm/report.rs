@@ -136,11 +136,12 @@ impl ReportFile {
     }
 }
 
+/// Exit status of a command line that can't be used, as clap has it: flags, or the files and devices
+/// that they name.
+pub const EXIT_USAGE: u8 = 2;
+
 /// Exit statuses: see the help of `slipgate run`.
 mod status {
-    /// A command line that can't be used, as clap has it: flags, or the files and devices that they
-    /// name.
-    pub(super) const USAGE: u8 = 2;
     pub(super) const FAILURE: u8 = 1;
     pub(crate) const RESET: u8 = 120;
     pub(crate) const CRASHED: u8 = 121;
@@ -203,7 +204,7 @@ impl How {
 /// The exit status of a command that failed.
 pub fn exit_status(error: &anyhow::Error) -> u8 {
     match error.is::<ConfigError>() {
-        true => status::USAGE,
+        true => EXIT_USAGE,
         false => status::FAILURE,
     }
 }

@@ -34,7 +34,10 @@ fn each_flag_about_policies_counts_and_others_do_not() {
         }
         // What is kept of it is all of it.
         let kept = serde_json::to_string(&said_here).unwrap();
-        assert_eq!(serde_json::from_str::<PolicyFlags>(&kept).unwrap(), said_here);
+        assert_eq!(
+            serde_json::from_str::<PolicyFlags>(&kept).unwrap(),
+            said_here
+        );
     }
     let allow_first = said("--tap t0 --allow 192.0.2.1 --deny 192.0.2.1");
     assert!(!allow_first.agrees(&said("--tap t0 --deny 192.0.2.1 --allow 192.0.2.1")));

@@ -1,6 +1,4 @@
 //! `--vm name=a,tap=tap0[,mac=M][,ip=A][,max-flows=N][,policy=NAME]` and its short form `--tap tap0`.
-use std::net::Ipv4Addr;
-
 use slipgate_abi::portframe::is_port_device;
 use slipgate_broker::config::{GuestNetwork, VmConfig, VmFlags};
 use slipgate_policy::document::{ConfigError, Limits, address, check_name};

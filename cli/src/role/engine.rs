@@ -19,17 +19,14 @@ use userspace_nat::{
     clock::SystemClock,
     dns,
     engine::{ControlMessage, Engine, HostServices, Parts},
+    name_gate::{ByRules, Judge},
     record::{self, Background, FlowLog, Unwritten},
     relay::{self, Relay},
-    rules::{ByRules, Judge},
 };
 
 use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};
 use super::inherited;
-use crate::{
-    args::ChildArgs,
-    log, sandbox,
-};
+use crate::{args::ChildArgs, log, sandbox};
 
 /// Runs until the broker says stop.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {

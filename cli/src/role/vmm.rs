@@ -20,14 +20,28 @@ use slipgate_vmm::{
 };
 
 use super::inherited;
-use crate::{
-    args::ChildArgs,
-    log,
-    sandbox::vmm as sandbox,
-};
+use crate::{args::ChildArgs, log, sandbox::vmm as sandbox};
 
-/// The built-in guest: an ELF file with a PVH note.
+/// The built-in guest: an ELF file with a PVH note; empty where the build had none to embed.
 static BUILT_IN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/slipgate-guest"));
+
+/// The built-in guest.
+///
+/// # Errors
+/// When this binary was built without it.
+pub(crate) fn built_in_guest() -> anyhow::Result<&'static [u8]> {
+    unless_stub(BUILT_IN)
+}
+
+fn unless_stub(image: &[u8]) -> anyhow::Result<&[u8]> {
+    if image.is_empty() {
+        bail!(
+            "this slipgate was built without the built-in guest, with an empty stub in its place: \
+             build it by `cargo xtask build`, or name a kernel with --kernel"
+        );
+    }
+    Ok(image)
+}
 
 /// Runs until the guest ends or the broker says stop.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
@@ -84,12 +98,15 @@ fn write_from_the_background() {
 }
 
 fn make(start: VmmStart) -> anyhow::Result<Machine> {
-    let kernel = start.kernel.map(File::from).map(Kernel::File);
+    let kernel = match start.kernel {
+        Some(image) => Kernel::File(File::from(image)),
+        None => Kernel::Bytes(built_in_guest()?),
+    };
     Ok(Machine::new(MachineConfig {
         cpus: start.cpus,
         memory_bytes: start.memory_bytes,
         boot: BootSource {
-            kernel: kernel.unwrap_or(Kernel::Bytes(BUILT_IN)),
+            kernel,
             initrd: start.initrd.map(File::from),
             cmdline: start.cmdline,
         },
@@ -161,3 +178,7 @@ fn guest_end(outcome: Outcome) -> GuestEnd {
         },
     }
 }
+
+#[cfg(test)]
+#[path = "vmm_test.rs"]
+mod tests;

@@ -11,13 +11,12 @@ use slipgate_ipc::{
     client::{ClientAnswer, Target},
     engine::{EngineReply, EngineRequest, FlowQuestion, WhyAnswer},
 };
-use userspace_nat::rules::{NamePattern, wire};
+use slipgate_policy::{NamePattern, document::ConfigError, one_line, wire};
 
-use super::{plain::one_line, print_once};
+use super::print_once;
 use crate::{
     args::{Proto, WhyArgs},
     brokers::{ANOTHER_ANSWER, ask_each, of_engine},
-    config::ConfigError,
 };
 
 /// For scripts: the flow would be refused. 1 is an error, 2 a command line that can't be used.

@@ -147,18 +147,40 @@ pub(super) fn messages() -> Seeds {
         ),
     ];
     let mut seeds = Seeds::new();
-    seeds.extend(to_engine.iter().map(|(name, m)| (*name, packet(kind::TO_ENGINE, json(m)))));
-    seeds.extend(from_engine.iter().map(|(name, m)| (*name, packet(kind::TO_BROKER, json(m)))));
-    seeds.extend(to_vmm.iter().map(|(name, m)| (*name, packet(kind::TO_VMM, json(m)))));
+    seeds.extend(
+        to_engine
+            .iter()
+            .map(|(name, m)| (*name, packet(kind::TO_ENGINE, json(m)))),
+    );
+    seeds.extend(
+        from_engine
+            .iter()
+            .map(|(name, m)| (*name, packet(kind::TO_BROKER, json(m)))),
+    );
+    seeds.extend(
+        to_vmm
+            .iter()
+            .map(|(name, m)| (*name, packet(kind::TO_VMM, json(m)))),
+    );
     for (name, message) in [("ended", ended), ("counted", counted)] {
         seeds.push((name, packet(kind::FROM_VMM, json(&message))));
     }
     seeds.push((
         "scrape",
-        packet(kind::FROM_METRICS, json(&FromMetrics::Inventory { from: 0 })),
+        packet(
+            kind::FROM_METRICS,
+            json(&FromMetrics::Inventory { from: 0 }),
+        ),
     ));
-    seeds.extend(clients.iter().map(|(name, m)| (*name, line(kind::CONTROL, json(m)))));
-    seeds.push(("answer", line(kind::ANSWER, json(&ClientAnswer::error("no")))));
+    seeds.extend(
+        clients
+            .iter()
+            .map(|(name, m)| (*name, line(kind::CONTROL, json(m)))),
+    );
+    seeds.push((
+        "answer",
+        line(kind::ANSWER, json(&ClientAnswer::error("no"))),
+    ));
     seeds
 }
 

@@ -22,12 +22,13 @@ use slipgate_ipc::{
     engine::EngineRequest,
 };
 
+use slipgate_policy::tools::flow_log::{Reader, Seen};
+
 use super::Wait;
 use crate::{
     args::LearnArgs,
     brokers::{ANOTHER_ANSWER, ask_each, of_engine},
     log::say,
-    policy::flow_log::{Reader, Seen},
 };
 
 /// How long the engine may take to send the rest.
@@ -47,14 +48,15 @@ pub(super) fn listen(
 ) -> anyhow::Result<Reader> {
     // ^C is to print what was learnt, from now on.
     let mut wait = Wait::begin(args)?;
-    let record = |to| of_engine(Target::Vm(vm.to_owned()), EngineRequest::Record { to });
-    let mut records = Records::of(ask(&args.pin_dir, vm, record)?);
-    let open = |lifeline| ClientRequest::Open {
-        vm: vm.to_owned(),
-        lifeline,
-    };
+    let stream = ask(&args.pin_dir, vm, |to| {
+        of_engine(Target::Vm(vm.to_owned()), EngineRequest::Record { to })
+    })?;
+    let mut records = Records::of(stream);
     let open = match args.open {
-        true => Some(ask(&args.pin_dir, vm, open)?),
+        true => Some(ask(&args.pin_dir, vm, |lifeline| ClientRequest::Open {
+            vm: vm.to_owned(),
+            lifeline,
+        })?),
         false => None,
     };
     say(format_args!(

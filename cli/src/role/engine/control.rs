@@ -9,9 +9,7 @@ use std::{
 use slipgate_abi::Protocol;
 use slipgate_ipc::{
     channel::{Channel, Received},
-    engine::{
-        EngineReply, EngineRequest, FromEngine, Policies, Subject, ToEngine, WhyAnswer,
-    },
+    engine::{EngineReply, EngineRequest, FromEngine, Policies, Subject, ToEngine, WhyAnswer},
 };
 use slipgate_policy::Destination;
 use userspace_nat::{

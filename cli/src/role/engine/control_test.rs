@@ -49,7 +49,10 @@ fn a_request_about_nothing_that_it_can_be_asked_of_is_refused() {
         slot: 1,
         generation: 2,
     });
-    for (id, about, request) in [(1, about, EngineRequest::Thaw), (2, None, EngineRequest::Cut)] {
+    for (id, about, request) in [
+        (1, about, EngineRequest::Thaw),
+        (2, None, EngineRequest::Cut),
+    ] {
         let message = ToEngine::<std::os::fd::OwnedFd>::Request { id, about, request };
         broker.send(message).unwrap();
         assert!(control.recv().unwrap().is_none());
