@@ -14,7 +14,7 @@ use tracing_subscriber::{
     filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _,
 };
 
-use crate::show::plain::plain;
+use slipgate_policy::plain;
 
 /// Starts writing messages of `level` ("info", or a filter like "slipgate=debug,info") and worse.
 pub(crate) fn to_stderr(level: &str) -> anyhow::Result<()> {

@@ -1,16 +1,8 @@
 //! DNS: a guest's query, the query that goes upstream, its answer, and the reply.
 //!
 //! Input: `knobs (1) | id (2) | length (2) | query | answer …`. Knobs: see [`knob`].
-use userspace_nat::dns::{
-    Name,
-    answer::Answer,
-    cache::Cache,
-    chain::Chain,
-    message::{HEADER_LEN, Rcode},
-    parse_resolv_conf, parse_resolver,
-    query::{Key, Query, QueryError},
-    reply::{self, Asked},
-};
+use slipgate_policy::Name;
+use userspace_nat::dns::{answer::Answer, cache::Cache, chain::Chain, message::{HEADER_LEN, Rcode}, parse_resolv_conf, parse_resolver, query::{Key, Query, QueryError}, reply::{self, Asked}};
 
 use crate::tape::Tape;
 

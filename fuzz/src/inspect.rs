@@ -1,16 +1,7 @@
 //! What inspected connections say. Each input is taken whole and in two pieces: where it is cut may
 //! change nothing.
-use userspace_nat::{
-    fake::{hellos, initials},
-    inspect::{
-        Refused,
-        quic::{Allowance, Effort, Flow, Version},
-        reassembly::{MAX_LEN, Reassembly},
-        spoken::{Spoken, Step},
-        tls,
-    },
-    rules::Http,
-};
+use slipgate_policy::Http;
+use userspace_nat::{fake::{hellos, initials}, inspect::{quic::{Allowance, Effort, Flow, Version}, reassembly::{MAX_LEN, Reassembly}, spoken::{Spoken, Step}, tls, Refused}};
 
 use crate::tape::Tape;
 

@@ -4,10 +4,8 @@
 use std::{io, path::Path};
 
 use slipgate_abi::Protocol;
-use userspace_nat::{
-    dns::Name,
-    rules::{Destination, Judge, wire},
-};
+use slipgate_policy::{wire, Destination, Name};
+use userspace_nat::name_gate::Judge;
 
 use crate::{
     cli::config::{LoadedPolicies, PolicyFile, Typed, check_file, policy_in_file},

@@ -302,7 +302,8 @@ fn initialise(maps: &SharedMaps) -> Result<()> {
     Ok(())
 }
 
-fn random_word() -> Result<u32> {
+/// A number that nobody can guess.
+pub(crate) fn random_word() -> Result<u32> {
     let mut word = [0; size_of::<u32>()];
     // SAFETY: room for as many bytes.
     match unsafe { libc::getrandom(word.as_mut_ptr().cast(), word.len(), 0) } {

@@ -149,6 +149,21 @@ pub(crate) fn pin_dir_of(run_dir: &Path) -> Option<PathBuf> {
     (!written.is_empty()).then(|| OsString::from_vec(written).into())
 }
 
+/// A path as /proc/self/mountinfo has it: blanks, tabs, line ends and backslashes stand in octal
+/// (proc_pid_mountinfo(5)).
+pub(crate) fn mount_path(field: &[u8]) -> PathBuf {
+    let mut path = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, after)) = rest.split_first() {
+        let octal = after.get(..3).filter(|_| first == b'\\');
+        let octal =
+            octal.and_then(|digits| u8::from_str_radix(str::from_utf8(digits).ok()?, 8).ok());
+        path.push(octal.unwrap_or(first));
+        rest = if octal.is_some() { &after[3..] } else { after };
+    }
+    OsString::from_vec(path).into()
+}
+
 /// What tells the locks of one pin directory from those of another.
 pub(crate) fn hash_of(pin_dir: &Path) -> String {
     fingerprint(pin_dir.as_os_str().as_bytes())
@@ -199,7 +214,8 @@ pub(crate) fn netns_cookie() -> Result<u64> {
     Ok(cookie)
 }
 
-fn make_private(dir: &Path) -> Result<()> {
+/// Makes a directory, and those above, for root only.
+pub(crate) fn make_private(dir: &Path) -> Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)

@@ -172,12 +172,6 @@ pub fn set_tap(maps: &SharedMaps, row: u32, ifindex: u32) -> Result<()> {
         })
 }
 
-/// The index of the VM's TAP; `None` while it has none.
-pub fn tap_of(maps: &SharedMaps, row: u32) -> Option<u32> {
-    let ifindex = maps.vm(row)?.tap_ifindex().load(Acquire);
-    (ifindex != 0).then_some(ifindex)
-}
-
 /// Says that the VM's TAP is gone.
 pub fn forget_tap(maps: &SharedMaps, row: u32) -> Result<()> {
     let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
@@ -185,13 +179,6 @@ pub fn forget_tap(maps: &SharedMaps, row: u32) -> Result<()> {
     };
     vm.tap_ifindex().store(0, Release);
     maps.taps.remove_if(|_, tap| tap.vm == id).map(drop)
-}
-
-/// The TAP's MTU as the programs know it, L3 bytes.
-pub fn mtu_of(maps: &SharedMaps, row: u32) -> Option<u32> {
-    let vm = maps.vm(row)?.as_ptr();
-    // SAFETY: a word of a mapped row.
-    Some(unsafe { (&raw const (*vm).mtu).read_volatile() })
 }
 
 /// Follows a change of the TAP's MTU, L3 bytes.

@@ -6,15 +6,8 @@
 use std::collections::HashMap;
 
 use slipgate_abi::{Ip4, tcp::Flags};
-use userspace_nat::{
-    dns::{Name, NamePolicy, answer::Answer},
-    fake::{
-        hellos::{client_hello, records},
-        packets,
-    },
-    port::VirtioNetHdr,
-    rules::{ByRules, SharedJudge, wire},
-};
+use slipgate_policy::{wire, Name};
+use userspace_nat::{dns::{answer::Answer, NamePolicy}, fake::{hellos::{client_hello, records}, packets}, name_gate::{ByRules, SharedJudge}, port::VirtioNetHdr};
 
 use super::rig::{Rig, VMS};
 use crate::{

@@ -1,12 +1,7 @@
 //! What may happen next.
 use slipgate_abi::{Handover, Ip4, Protocol};
-use userspace_nat::{
-    engine::ControlMessage,
-    fake::{Faults, packets},
-    packet::{Ipv4, Packet, Transport},
-    port::VirtioNetHdr,
-    rules::Destination,
-};
+use slipgate_policy::Destination;
+use userspace_nat::{engine::ControlMessage, fake::{packets, Faults}, packet::{Ipv4, Packet, Transport}, port::VirtioNetHdr};
 
 use super::{
     inspected,

@@ -27,9 +27,9 @@ use slipgate_abi::{
 use crate::{
     clock::Clock,
     port::{Batch, FrameIo},
-    rules::Described,
     stats::VmStats,
 };
+use slipgate_policy::Described;
 
 mod datapath;
 pub mod hellos;

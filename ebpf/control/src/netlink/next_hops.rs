@@ -79,8 +79,10 @@ impl NextHops {
             };
             let (ifindex, neighbour) = (claim.ifindex, claim.neighbour);
             let is_known = wanted_still.contains(&(ifindex, neighbour));
-            let may_be = ifindex == uplink && network.is_next_hop(uplink, neighbour);
-            let is_wanted = may_be && (is_known || wanted_still.len() < MOST);
+            let is_wanted = is_known
+                || ifindex == uplink
+                    && wanted_still.len() < MOST
+                    && network.is_next_hop(uplink, neighbour);
             if is_wanted {
                 wanted_still.insert((ifindex, neighbour));
                 self.keep_known(network, ifindex, neighbour);

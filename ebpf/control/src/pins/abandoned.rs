@@ -9,7 +9,6 @@ use std::{
     cell::OnceCell,
     collections::HashSet,
     fs, io,
-    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
@@ -17,7 +16,7 @@ use super::{gone, is_any_alive};
 use crate::{
     Paths, Result,
     lock::FileLock,
-    paths::{PINS, RUN, hash_of, pin_dir_of},
+    paths::{PINS, RUN, hash_of, mount_path, pin_dir_of},
 };
 
 /// Directories on bpffs that are looked at, at most.
@@ -148,17 +147,7 @@ fn bpffs_at(line: &[u8]) -> Option<PathBuf> {
     if fields.next()? != b"bpf" {
         return None;
     }
-    // Blanks and backslashes are in octal.
-    let mut path = Vec::with_capacity(at.len());
-    let mut rest = at;
-    while let Some((&first, after)) = rest.split_first() {
-        let octal = after.get(..3).filter(|_| first == b'\\');
-        let octal =
-            octal.and_then(|digits| u8::from_str_radix(str::from_utf8(digits).ok()?, 8).ok());
-        path.push(octal.unwrap_or(first));
-        rest = if octal.is_some() { &after[3..] } else { after };
-    }
-    Some(std::ffi::OsStr::from_bytes(&path).into())
+    Some(mount_path(at))
 }
 
 #[cfg(test)]

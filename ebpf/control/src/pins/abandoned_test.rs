@@ -1,3 +1,5 @@
+use std::os::unix::ffi::OsStrExt as _;
+
 use super::*;
 use crate::{lock::PATIENCE, paths::PINS_FILE};
 

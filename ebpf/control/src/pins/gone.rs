@@ -25,7 +25,7 @@ use super::{is_any_alive, remove_pins};
 use crate::{
     Error, Paths, Result, attach,
     lock::FileLock,
-    paths::{netns_cookie, pin_dir_of},
+    paths::{mount_path, netns_cookie, pin_dir_of},
 };
 
 /// Whether the pins that this directory's locks guard were a namespace's that is gone, and are gone
@@ -97,18 +97,18 @@ fn seen_namespaces(name: &str) -> impl Iterator<Item = PathBuf> + '_ {
         let tasks = tasks.map(|task| task.path().join("ns/net"));
         tasks.chain(entries(process.path().join("fd")).map(|file| file.path()))
     });
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = fs::read("/proc/self/mountinfo").unwrap_or_default();
     let mounted: Vec<PathBuf> = mounts
-        .lines()
+        .split(|byte| *byte == b'\n')
         .filter_map(|line| mounted(line, name))
         .collect();
     held.filter(is_it).chain(mounted)
 }
 
 /// Where a line of mountinfo says that this namespace is mounted (proc_pid_mountinfo(5)).
-fn mounted(line: &str, name: &str) -> Option<PathBuf> {
-    let mut fields = line.split(' ');
-    (fields.nth(3)? == name).then(|| fields.next().map(PathBuf::from))?
+fn mounted(line: &[u8], name: &str) -> Option<PathBuf> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    (fields.nth(3)? == name.as_bytes()).then(|| fields.next().map(mount_path))?
 }
 
 /// The cookie of the namespace of this file.

@@ -1,4 +1,6 @@
 use std::{
+    ffi::OsString,
+    os::unix::ffi::OsStringExt as _,
     sync::mpsc,
     time::{Duration, Instant},
 };
@@ -158,8 +160,11 @@ fn pins_go_with_their_namespace_and_not_before() {
 #[test]
 fn a_mounted_namespace_is_found() {
     let line = "211 28 0:4 net:[4026532441] /run/netns/a rw shared:120 - nsfs nsfs rw";
-    let at = |name| mounted(line, name);
+    let at = |name| mounted(line.as_bytes(), name);
     assert_eq!(at("net:[4026532441]"), Some("/run/netns/a".into()));
     assert_eq!(at("net:[4026532442]"), None);
-    assert_eq!(mounted("", "net:[1]"), None);
+    assert_eq!(mounted(b"", "net:[1]"), None);
+    let odd = b"212 28 0:4 net:[4026532442] /run/netns/a\\040b\xff rw - nsfs nsfs rw";
+    let path = OsString::from_vec(b"/run/netns/a b\xff".to_vec());
+    assert_eq!(mounted(odd, "net:[4026532442]"), Some(path.into()));
 }
