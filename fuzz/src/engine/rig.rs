@@ -12,7 +12,16 @@ use hashbrown::HashSet;
 use ipnet::Ipv4Net;
 use slipgate_abi::{DropReason, PortHeader, portframe::PortFlags};
 use slipgate_policy::{Action, LocalAddresses, Policy, Rule};
-use userspace_nat::{dns, engine::{Control, ControlMessage, ControlReply, Engine, HostServices, Link, Parts, Status}, fake::{FakeClock, FakeDatapath, FakePort, Faults, Kernel, KernelHandle}, name_gate::{Judge, SharedJudge}, port::{PORT_HEADER_AT, VNET_LEN}, record::{recorded_ids, FlowLog}, relay::{Limits, Relay}, route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot}};
+use userspace_nat::{
+    dns,
+    engine::{Control, ControlMessage, ControlReply, Engine, HostServices, Link, Parts, Status},
+    fake::{FakeClock, FakeDatapath, FakePort, Faults, Kernel, KernelHandle},
+    name_gate::{Judge, SharedJudge},
+    port::{PORT_HEADER_AT, VNET_LEN},
+    record::{FlowLog, recorded_ids},
+    relay::{Limits, Relay},
+    route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
+};
 
 use super::inspected::{self, Server};
 use crate::vms::{GATEWAY, GUEST, HOST, ip, spec};
