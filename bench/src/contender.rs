@@ -21,7 +21,7 @@ pub(crate) use self::{
     slipgate::own_version,
     stand::{Link, Stand},
 };
-use crate::{conditions::Pinning, workload::ESTABLISHED};
+use crate::{machine::Pinning, workload_names::ESTABLISHED};
 
 /// The contender that all are compared with.
 pub(crate) const REFERENCE: &str = nftables::NAME;

@@ -7,14 +7,12 @@
 //! per VM (64) is not met.
 
 mod contender;
-mod exchange;
 mod workload;
 
-pub(crate) use self::exchange::{Client, Upstream};
 use crate::{
     conditions::Conditions,
-    results::Table,
-    run::{Cell, Plan, Settings},
+    results::{Cell, Table},
+    run::{Plan, Settings},
 };
 
 /// All ratios are to it.

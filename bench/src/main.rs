@@ -13,8 +13,11 @@ mod conditions;
 mod contender;
 mod cpu_time;
 mod dns;
+mod dns_exchange;
 mod generator;
 mod goals;
+mod injector;
+mod machine;
 mod microvm;
 mod plot;
 mod program_cost;
@@ -25,6 +28,7 @@ mod results;
 mod run;
 mod statistics;
 mod workload;
+mod workload_names;
 
 use std::{env, fs, path::PathBuf, time::Duration};
 
@@ -33,11 +37,12 @@ use clap::Parser;
 use slipgate_testbed::{CONGESTION_CONTROL, affinity, requirements};
 
 use crate::{
-    conditions::{Conditions, Pinning},
+    conditions::Conditions,
     contender::Contender,
+    machine::Pinning,
     report::Report,
-    results::Table,
-    run::{Cell, Plan, Settings},
+    results::{Cell, Table},
+    run::{Plan, Settings},
     workload::{Limits, Workload},
 };
 

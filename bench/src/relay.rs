@@ -9,8 +9,8 @@ mod workload;
 pub(crate) use self::copy_loop::as_copy_loop;
 use crate::{
     conditions::Conditions,
-    results::Table,
-    run::{Cell, Plan, Settings},
+    results::{Cell, Table},
+    run::{Plan, Settings},
 };
 
 /// All ratios are to it.

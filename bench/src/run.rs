@@ -7,24 +7,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use serde::Serialize;
 
 use crate::{
-    conditions::Pinning,
     contender::{Contender, Stand},
-    results::{self, Row, Table},
+    machine::Pinning,
+    results::{self, Cell, Row, Table},
     workload::{Limits, Sample, Workload},
 };
-
-/// One contender in one workload in one round.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Cell {
-    pub(crate) round: usize,
-    pub(crate) contender: &'static str,
-    pub(crate) workload: &'static str,
-    /// What it came to, or why not.
-    pub(crate) outcome: std::result::Result<Sample, String>,
-}
 
 /// How everything is measured.
 #[derive(Clone)]

@@ -17,9 +17,9 @@ use slipgate_testbed::{Guest, World, slipgate, world::SERVER};
 
 use super::{Contender, Stand, guest, world};
 use crate::{
-    conditions::Pinning,
-    dns::{Client, Upstream},
-    workload::{ADMISSION, ESTABLISHED, SMALL_PACKETS},
+    dns_exchange::{Client, Upstream},
+    machine::Pinning,
+    workload_names::{ADMISSION, ESTABLISHED, SMALL_PACKETS},
 };
 
 /// Quotas are policy: none of them may be what is measured.

@@ -17,7 +17,7 @@ use slipgate_testbed::{
 };
 
 use super::process::{self, NatProcess, Scheduled};
-use crate::{conditions::Pinning, generator::Injector};
+use crate::{injector::Injector, machine::Pinning};
 
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -214,10 +214,16 @@ impl Stand {
     }
 
     /// Stops that process while others are measured, or lets it go on: what it still has to do
-    /// (its queue, thousands of flows to look after) would be done at their cost.
+    /// (its queue, thousands of flows to look after) would be done at their cost. slipgate's broker
+    /// is stopped before the engine and goes on after it, or it would take it for one that hangs.
     pub(crate) fn hold(&self, held: bool) -> Result<()> {
-        self.decider()
-            .map_or(Ok(()), |pid| process::hold(pid, held))
+        let broker = self.slipgate.as_ref().map(|(s, _)| s.broker_pid());
+        let mut pids: Vec<u32> = broker.into_iter().chain(self.decider()).collect();
+        if !held {
+            pids.reverse();
+        }
+        pids.into_iter()
+            .try_for_each(|pid| process::hold(pid, held))
     }
 
     /// Ends it in order, and says so when that fails.

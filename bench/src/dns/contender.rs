@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use slipgate_testbed::{Guest, World, baseline, world::SERVER};
 
 use crate::{
-    conditions::Pinning,
     contender::{Contender, NatProcess, Stand, guest, own_version, version, world},
+    machine::Pinning,
 };
 
 pub(super) const DNSMASQ: &str = "dnsmasq";

@@ -32,9 +32,8 @@ use slipgate_vmm::{
 
 use super::metric;
 use crate::{
-    results::{self, Measured, Table},
-    run::Cell,
-    workload::{Metric, Sample, Unit},
+    results::{self, Cell, Table},
+    workload::{Measured, Metric, Sample, Unit},
 };
 
 /// Makes this program a VMM: `slipgate-bench vmm CPUS COMMAND-LINE`.

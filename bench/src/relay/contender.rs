@@ -7,8 +7,8 @@ use slipgate_testbed::{Guest, World, baseline};
 
 use super::{GUEST_PORT, PORT, copy_loop};
 use crate::{
-    conditions::Pinning,
     contender::{Contender, NatProcess, Stand, guest, own_version, version, world},
+    machine::Pinning,
 };
 
 pub(super) const COPY_LOOP: &str = "copy-loop";

@@ -25,7 +25,7 @@
 //!
 //! ```text
 //! SharedMaps::from_fds(fds)?         in the order of SharedMaps::fds()
-//! maps.slot(i), maps.vm(row), maps.drops(row), maps.counters(row), maps.next_hop(i), maps.rule(i)
+//! maps.slot(i), maps.vm(row), maps.drops(row), maps.counters(row), maps.next_hop(i), maps.rule_element(i)
 //! maps.claim_chunk(owner_row, now_ns), maps.release_chunk(owner_row, slot, now_ns), maps.chunks_of(owner_row)
 //! maps.claim_next_hop(owner_row, ifindex, address, route_mtu)
 //! maps.flows.insert(&tuple, &flow, Insert::New) / .get / .remove / .entries      also forwards, taps, deny
@@ -51,11 +51,13 @@ pub mod netlink;
 pub mod object;
 pub mod owner;
 pub mod paths;
+pub mod pins;
 pub mod probe;
 pub mod serve;
 pub mod tap;
 pub mod users;
 pub mod vm;
+mod vm_rows;
 
 pub use attach::{Hook, Program, XdpMode};
 pub use bpf_log::BpfLog;

@@ -284,15 +284,9 @@ impl SharedMaps {
         }
     }
 
-    /// A rule's text.
-    pub fn rule(&self, index: u32) -> Option<String> {
-        self.memory.rule(index)
-    }
-
-    /// What a rule is told by, and its text.
-    pub fn rule_element(&self, index: u32) -> Option<(RuleElement, String)> {
-        let rule = self.memory.rule_element(index)?;
-        Some((rule, text_of(&rule.text)))
+    /// A rule: what it is told by, and its text, which [`text_of`] reads.
+    pub fn rule_element(&self, index: u32) -> Option<RuleElement> {
+        self.memory.rule_element(index)
     }
 
     pub(crate) fn meta_abi_version(&self) -> &AtomicU32 {
@@ -391,7 +385,7 @@ pub(crate) fn fill_text(field: &mut [u8], text: &str) {
 }
 
 /// The text of a zero-padded field.
-pub(crate) fn text_of(field: &[u8]) -> String {
+pub fn text_of(field: &[u8]) -> String {
     let length = field.iter().position(|b| *b == 0).unwrap_or(field.len());
     String::from_utf8_lossy(&field[..length]).into_owned()
 }

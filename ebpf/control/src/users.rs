@@ -15,12 +15,16 @@
 //! nobody, as it is said in a warning.
 
 use std::{
-    fs, io,
-    os::unix::fs::DirBuilderExt,
+    fs,
     path::{Path, PathBuf},
 };
 
-use crate::{Error, Result, lock::FileLock, paths::RUN};
+use crate::{
+    Result,
+    load::random_word,
+    lock::FileLock,
+    paths::{RUN, make_private},
+};
 
 /// The user and group "nobody" of every distribution.
 pub const NOBODY: u32 = 65_534;
@@ -48,15 +52,16 @@ const RANGES: [Range; 2] = [
     },
 ];
 
-/// A block that is ours.
+/// A block that is ours, if there was one.
 #[derive(Debug)]
 pub struct Users {
-    first: Option<u32>,
     claim: Option<Claim>,
 }
 
 #[derive(Debug)]
 struct Claim {
+    /// The first user of the block.
+    first: u32,
     path: PathBuf,
     _lock: FileLock,
 }
@@ -76,11 +81,13 @@ impl Users {
         let Some(range) = RANGES.iter().find(has) else {
             return Self::nobody("this user namespace has no numbers for them");
         };
-        match claim_in(&Path::new(RUN).join("users"), *range, random()) {
-            Ok(Some((first, claim))) => Self {
-                first: Some(first),
-                claim: Some(claim),
-            },
+        // Any number is as good.
+        let start = random_word().unwrap_or_else(|error| {
+            tracing::debug!("{error}");
+            std::process::id()
+        });
+        match claim_in(&Path::new(RUN).join("users"), *range, start) {
+            Ok(Some(claim)) => Self { claim: Some(claim) },
             Ok(None) => Self::nobody("all numbers for them are taken"),
             Err(error) => Self::nobody(&error.to_string()),
         }
@@ -91,15 +98,13 @@ impl Users {
             "{why}: slipgate's processes run as the user nobody, and other processes of nobody's \
              may stop and kill them"
         );
-        Self {
-            first: None,
-            claim: None,
-        }
+        Self { claim: None }
     }
 
     /// One of the [`USERS`], which is a group's number too.
     pub fn user(&self, which: u32) -> u32 {
-        self.first.map_or(NOBODY, |first| first + which % USERS)
+        let claim = self.claim.as_ref();
+        claim.map_or(NOBODY, |claim| claim.first + which % USERS)
     }
 }
 
@@ -112,25 +117,19 @@ impl Drop for Users {
     }
 }
 
-/// The first free block from `start` on; the first user of it.
-fn claim_in(dir: &Path, range: Range, start: u32) -> Result<Option<(u32, Claim)>> {
+/// The first free block from `start` on.
+fn claim_in(dir: &Path, range: Range, start: u32) -> Result<Option<Claim>> {
     loop {
-        make(dir)?;
-        forget_dead(dir);
-        match first_free(dir, range, start) {
+        let claimed = make_private(dir).and_then(|()| {
+            forget_dead(dir);
+            first_free(dir, range, start)
+        });
+        match claimed {
             // Empty as it was, somebody has just removed it.
             Err(error) if error.errno() == Some(libc::ENOENT) => {}
             other => return other,
         }
     }
-}
-
-fn make(dir: &Path) -> Result<()> {
-    let made = fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir);
-    made.map_err(Error::os(format!("make {}", dir.display())))
 }
 
 /// Removes what killed processes left.
@@ -143,13 +142,17 @@ fn forget_dead(dir: &Path) {
     }
 }
 
-fn first_free(dir: &Path, range: Range, start: u32) -> Result<Option<(u32, Claim)>> {
+fn first_free(dir: &Path, range: Range, start: u32) -> Result<Option<Claim>> {
     for turn in 0..range.blocks {
         let block = (start % range.blocks + turn) % range.blocks;
         let first = range.first + block * USERS;
         let path = dir.join(format!("{first}.lock"));
         if let Some(lock) = FileLock::take(&path)? {
-            return Ok(Some((first, Claim { path, _lock: lock })));
+            return Ok(Some(Claim {
+                first,
+                path,
+                _lock: lock,
+            }));
         }
     }
     Ok(None)
@@ -168,20 +171,6 @@ fn is_mapped(map: &str, first: u32, last: u32) -> bool {
         };
         inside <= first && last - inside < count
     })
-}
-
-fn random() -> u32 {
-    let mut word = [0; 4];
-    // SAFETY: room for as many bytes.
-    let drawn = unsafe { libc::getrandom(word.as_mut_ptr().cast(), word.len(), 0) };
-    match drawn {
-        4 => u32::from_ne_bytes(word),
-        // Any number is as good.
-        _ => {
-            tracing::debug!("getrandom: {}", io::Error::last_os_error());
-            std::process::id()
-        }
-    }
 }
 
 #[cfg(test)]

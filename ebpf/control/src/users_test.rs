@@ -11,10 +11,7 @@ fn blocks_are_apart_and_come_back() {
     let dir = dir.path().join("users");
     let take = |start| {
         let claimed = claim_in(&dir, FEW, start).unwrap();
-        claimed.map(|(first, claim)| Users {
-            first: Some(first),
-            claim: Some(claim),
-        })
+        claimed.map(|claim| Users { claim: Some(claim) })
     };
     // From anywhere on, and round.
     let all: Vec<_> = (0..3).map(|_| take(5).unwrap()).collect();

@@ -6,9 +6,8 @@ use slipgate_abi::{
 };
 
 use crate::skb::Skb;
+pub(crate) use crate::skb::{ETHERNET_LEN, L4};
 
-/// Length of an Ethernet header without tags.
-pub(crate) const ETHERNET_LEN: usize = 14;
 /// Length of an IPv4 header without options: the only one that is translated.
 pub(crate) const IPV4_LEN: usize = 20;
 
@@ -56,16 +55,6 @@ pub(crate) struct Ipv4 {
     pub(crate) checksum: u16,
     pub(crate) source: u32,
     pub(crate) destination: u32,
-}
-
-/// The first half of a TCP, the whole of a UDP header, or an ICMP echo's.
-#[repr(C, packed(2))]
-#[derive(Clone, Copy)]
-pub(crate) struct L4 {
-    /// Source and destination port; ICMP: type with code, checksum.
-    pub(crate) ports: [u16; 2],
-    /// TCP: sequence number; UDP: length, checksum; ICMP: id, sequence number.
-    pub(crate) rest: [u16; 2],
 }
 
 /// The second part of a TCP header.

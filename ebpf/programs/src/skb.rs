@@ -18,6 +18,19 @@ use slipgate_abi::{
     skb::SkbLayout,
 };
 
+/// Length of an Ethernet header without tags.
+pub(crate) const ETHERNET_LEN: usize = 14;
+
+/// The first half of a TCP, the whole of a UDP header, or an ICMP echo's.
+#[repr(C, packed(2))]
+#[derive(Clone, Copy)]
+pub(crate) struct L4 {
+    /// Source and destination port; ICMP: type with code, checksum.
+    pub(crate) ports: [u16; 2],
+    /// TCP: sequence number; UDP: length, checksum; ICMP: id, sequence number.
+    pub(crate) rest: [u16; 2],
+}
+
 /// Set by the loader.
 #[unsafe(no_mangle)]
 static SKB_LAYOUT: SkbLayout = SkbLayout {
@@ -106,7 +119,7 @@ impl Skb {
 
     /// Copies a header from an offset that only the packet tells; `false` if the frame ends before.
     #[inline(always)]
-    pub(crate) fn load(self, offset: usize, header: &mut crate::packet::L4) -> bool {
+    pub(crate) fn load(self, offset: usize, header: &mut L4) -> bool {
         let (to, len) = ((&raw mut *header).cast(), size_of_val(header) as u32);
         // SAFETY: a live context and room for `len` bytes, any of which are valid.
         unsafe { bpf_skb_load_bytes(self.0.cast(), offset as u32, to, len) == 0 }
@@ -141,7 +154,7 @@ impl Skb {
     #[inline(always)]
     pub(crate) fn push_ethernet(self) -> Result<(), Refused> {
         // SAFETY: a live context.
-        let ret = unsafe { bpf_skb_change_head(self.0, crate::packet::ETHERNET_LEN as u32, 0) };
+        let ret = unsafe { bpf_skb_change_head(self.0, ETHERNET_LEN as u32, 0) };
         if ret == 0 { Ok(()) } else { Err(Refused) }
     }
 

@@ -12,15 +12,16 @@ use std::{
 use hashbrown::HashSet;
 use ipnet::Ipv4Net;
 use slipgate_abi::{DropReason, PortHeader, portframe::PortFlags};
+use slipgate_policy::{Action, LocalAddresses, Policy, Rule};
 use userspace_nat::{
     dns,
     engine::{Control, ControlMessage, ControlReply, Engine, HostServices, Link, Parts, Status},
     fake::{FakeClock, FakeDatapath, FakePort, Faults, Kernel, KernelHandle},
+    name_gate::{Judge, SharedJudge},
     port::{PORT_HEADER_AT, VNET_LEN},
     record::{FlowLog, recorded_ids},
     relay::{Limits, Relay},
     route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
-    rules::{Action, Judge, LocalAddresses, Policy, Rule, SharedJudge},
 };
 
 use super::inspected::{self, Server};

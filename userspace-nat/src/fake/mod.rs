@@ -3,6 +3,10 @@
 //! [`Kernel`] is shared by a [`FakeDatapath`] and a [`FakePort`], and by the test, which sends
 //! packets as a guest or as the world: what the programs would do with them happens by the ABI's
 //! own rules (`programs`). Faults can be set: insertions that fail, a port that takes nothing.
+#![expect(
+    unsafe_code,
+    reason = "its tables are memory that is changed through several references, as mapped tables are"
+)]
 use std::{
     cell::{Cell, RefCell},
     collections::{HashMap, VecDeque},
@@ -23,9 +27,9 @@ use slipgate_abi::{
 use crate::{
     clock::Clock,
     port::{Batch, FrameIo},
-    rules::Described,
     stats::VmStats,
 };
+use slipgate_policy::Described;
 
 mod datapath;
 pub mod hellos;

@@ -12,7 +12,6 @@ use super::{
 };
 use crate::{
     datagram::is_unicast,
-    dns::DNS_PORT,
     engine::Context,
     packet::transport::Tcp,
     port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},
@@ -20,6 +19,7 @@ use crate::{
     record::RelayedFlow,
     vm::VmNet,
 };
+use slipgate_policy::DNS_PORT;
 
 impl Relay {
     /// A TCP segment of a guest.

@@ -22,7 +22,7 @@ use slipgate_abi::{
     maps::{MAX_RULES, RuleElement},
 };
 use slipgate_control::{Paths, maps::SharedMaps, owner};
-use userspace_nat::rules::Described;
+use slipgate_policy::Described;
 
 /// What an element is told by: digests of whole rules, or that it is free.
 type Whole = [u8; 16];
@@ -55,7 +55,7 @@ pub(super) fn write(
     dir.lock().with_context(what)?;
     let element = |index| maps.rule_element(index);
     let present: Vec<Whole> = (0..MAX_RULES)
-        .map(|index| element(index).map_or(FREE, |(element, _)| element.whole))
+        .map(|index| element(index).map_or(FREE, |element| element.whole))
         .collect();
     let wanted: Vec<Whole> = rules.iter().map(|rule| rule.identity.whole()).collect();
     let mut in_use = writer.of_others()?;

@@ -12,10 +12,10 @@ use slipgate_abi::{
     FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef,
     rate::RateRef,
 };
-use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps};
+use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps, text_of};
+use slipgate_policy::Described;
 use userspace_nat::{
     datapath::{FlowMap, Hop, InsertError, NameMap, RememberedName, Tables},
-    rules::Described,
     stats::VmStats,
 };
 
@@ -210,8 +210,8 @@ impl Tables for KernelDatapath {
     }
 
     fn rule(&self, rule: u32) -> Option<Described> {
-        let (element, text) = self.maps.rule_element(rule)?;
-        Described::of_element(&element, text)
+        let element = self.maps.rule_element(rule)?;
+        Described::of_element(&element, text_of(&element.text))
     }
 
     fn own_next_hops(&self) -> Vec<u32> {

@@ -1,7 +1,6 @@
 //! What processes take from each other's reach by compare-and-swap in mapped arrays.
 
 use std::{
-    collections::HashSet,
     net::Ipv4Addr,
     ops::Range,
     sync::atomic::{
@@ -12,7 +11,7 @@ use std::{
 
 use slipgate_abi::{
     NextHop,
-    maps::{self, Chunk, MAX_OWNERS, SLOTS_PER_CHUNK},
+    maps::{self, Chunk, MAX_NEXT_HOPS, SLOTS_PER_CHUNK},
 };
 
 use super::SharedMaps;
@@ -52,21 +51,20 @@ impl SharedMaps {
 
     /// Whether an owner may have another chunk, or might have had so many of those it has.
     fn may_claim_chunk(&self, owner_row: u32, just_claimed: u32) -> bool {
-        let mut owners: HashSet<u32> = (0..MAX_OWNERS)
-            .filter(|row| *row == owner_row || self.owner_pid(*row) != 0)
-            .collect();
+        // A bit for each row that a chunk can name, whether or not `OWNERS` has it.
+        let mut owners = u128::from(self.owners()) | 1 << owner_row;
         let (mut free, mut held) = (0, 0);
         for index in 0..self.chunks() {
             match self.chunk_owner(index) {
                 Some(row) => {
-                    owners.insert(row);
+                    owners |= 1 << row;
                     held += u32::from(row == owner_row);
                 }
                 None => free += 1,
             }
         }
         let (free, held) = (free + just_claimed, held - just_claimed.min(held));
-        maps::may_claim_chunk(self.chunks(), free, held, owners.len() as u32)
+        maps::may_claim_chunk(self.chunks(), free, held, owners.count_ones())
     }
 
     fn exchange_chunk(&self, index: u32, from: Chunk, to: Chunk) -> bool {
@@ -159,7 +157,10 @@ impl SharedMaps {
 
     /// An owner's next hops.
     pub fn next_hops_of(&self, owner_row: u32) -> impl Iterator<Item = u32> + '_ {
-        crate::owner::next_hops_of(self, owner_row)
+        (1..MAX_NEXT_HOPS).filter(move |index| {
+            self.next_hop(*index)
+                .is_some_and(|hop| hop.owner().load(Acquire) == owner_row + 1)
+        })
     }
 
     /// Frees a next hop. No slot may name it any more.

@@ -29,7 +29,7 @@ use slipgate_abi::{
 };
 
 use super::{network::Network, socket::Requests};
-use crate::{Result, maps::SharedMaps, owner};
+use crate::{Result, maps::SharedMaps};
 
 /// Of one owner, those that are kept fresh: more than an engine claims.
 const MOST: usize = 256;
@@ -68,7 +68,7 @@ impl NextHops {
     pub fn refresh(&mut self, maps: &SharedMaps, network: &Network, uplink: u32) -> Result<usize> {
         let mut valid = 0;
         let mut wanted_still = HashSet::new();
-        for index in owner::next_hops_of(maps, self.owner_row) {
+        for index in maps.next_hops_of(self.owner_row) {
             let Some(hop) = maps.next_hop(index) else {
                 continue;
             };
@@ -79,8 +79,10 @@ impl NextHops {
             };
             let (ifindex, neighbour) = (claim.ifindex, claim.neighbour);
             let is_known = wanted_still.contains(&(ifindex, neighbour));
-            let may_be = ifindex == uplink && network.is_next_hop(uplink, neighbour);
-            let is_wanted = may_be && (is_known || wanted_still.len() < MOST);
+            let is_wanted = is_known
+                || ifindex == uplink
+                    && wanted_still.len() < MOST
+                    && network.is_next_hop(uplink, neighbour);
             if is_wanted {
                 wanted_still.insert((ifindex, neighbour));
                 self.keep_known(network, ifindex, neighbour);

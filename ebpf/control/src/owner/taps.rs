@@ -11,10 +11,10 @@ use std::{
 };
 
 use super::Owner;
-use crate::{Error, Paths, Result, paths::remove_if_there};
-
-/// Of the files' names.
-pub(crate) const SUFFIX: &str = ".taps";
+use crate::{
+    Error, Paths, Result,
+    paths::{TAPS_SUFFIX, remove_if_there},
+};
 
 impl Owner {
     /// Notes the TAPs of the owner's VMs, by index. Call it before they are served.
@@ -33,6 +33,9 @@ impl Owner {
     pub fn noted_taps(&self, paths: &Paths) -> Result<BTreeSet<u32>> {
         let of = |row| read(&path(&paths.run_dir, row));
         let mut taps: BTreeSet<u32> = self.rows.iter().copied().flat_map(of).collect();
+        if taps.is_empty() {
+            return Ok(taps);
+        }
         for row in super::living(paths, super::PATIENCE)? {
             if !self.rows.contains(&row) {
                 for tap in of(row) {
@@ -63,7 +66,7 @@ fn forget<'r>(paths: &Paths, mut rows: impl Iterator<Item = &'r u32>) -> Result<
 }
 
 fn path(run_dir: &Path, row: u32) -> PathBuf {
-    run_dir.join(format!("{row}{SUFFIX}"))
+    run_dir.join(format!("{row}{TAPS_SUFFIX}"))
 }
 
 /// None where there is no such file: nothing was ever attached to, or by a version without notes.
