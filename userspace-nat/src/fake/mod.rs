@@ -36,9 +36,11 @@ pub mod hellos;
 pub mod initials;
 pub mod packets;
 mod programs;
+mod segmentation;
 
 pub use datapath::FakeDatapath;
 pub use programs::Way;
+pub use segmentation::segments;
 
 /// An array that everybody changes through pointers, like a mapped one.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use slipgate_abi::{
     vm::VmFlags,
 };
 
-use super::Kernel;
+use super::{Kernel, segments};
 use crate::{
     packet::{
         Ipv4, Packet, Transport,
@@ -223,7 +223,10 @@ impl Kernel {
             return;
         }
         match command {
-            Command::ToGuest => self.at_guest.push((id, frame.l3.to_vec())),
+            Command::ToGuest => {
+                let packets = segments(frame.vnet, frame.l3).into_iter();
+                self.at_guest.extend(packets.map(|packet| (id, packet)));
+            }
             Command::Emit | Command::EmitBy => self.at_world.push(frame.l3.to_vec()),
             Command::Forward | Command::Deliver => {
                 let packet = parse(frame.l3).expect("the engine sends back what it could parse");
