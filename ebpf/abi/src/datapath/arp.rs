@@ -2,15 +2,14 @@
 //! its neighbour entry while the engine is down or busy; the rest is the engine's.
 use core::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{DropReason, Handover, Ip4, VmRef, cell::load32, vm::VmFlags};
-
-use crate::{
+use super::{
+    Kernel,
     drops::drop_frame,
     handover::hand_over,
     identity,
     packet::{ETHERNET_LEN, Ethernet},
-    skb::{Skb, redirect},
 };
+use crate::{DropReason, Handover, Ip4, VmRef, cell::load32, vm::VmFlags};
 
 const REQUEST: u16 = 1;
 const REPLY: u16 = 2;
@@ -31,15 +30,15 @@ struct Arp {
 
 /// Takes an ARP frame of the VM in `row`.
 #[inline(always)]
-pub(crate) fn run(skb: Skb, row: u32, vm: VmRef, flags: u8) -> i32 {
-    let Some(arp) = skb.pulled_header::<Arp>(0) else {
-        return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Malformed);
+pub(super) fn run<K: Kernel>(kernel: K, row: u32, vm: VmRef, flags: u8) -> K::End {
+    let Some(arp) = kernel.pulled_header::<Arp>(0) else {
+        return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Malformed);
     };
     // SAFETY: `pulled_header` checked the bounds.
     let arp = unsafe { &mut *arp };
     if arp.hardware != u16::to_be(1) || arp.protocol != u16::to_be(0x0800) || arp.lengths != [6, 4]
     {
-        return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Malformed);
+        return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Malformed);
     }
     let (guest, gateway, _) = identity::network(vm);
     let macs = identity::guest_macs(vm);
@@ -48,11 +47,11 @@ pub(crate) fn run(skb: Skb, row: u32, vm: VmRef, flags: u8) -> i32 {
         && arp.sender_mac != [macs[0], macs[1], macs[2]];
     // A probe (RFC 5227) has no sender address yet.
     if wrong_mac || (sender != guest && sender != Ip4::UNSPECIFIED) {
-        return drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Spoofed);
+        return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Spoofed);
     }
     identity::learn(vm, arp.ethernet.macs);
     if arp.operation != u16::to_be(REQUEST) || Ip4::from_wire(arp.target) != gateway {
-        return hand_over::<ETHERNET_LEN>(skb, row, Handover::Arp, flags);
+        return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Arp, flags);
     }
     let asker = arp.ethernet.macs;
     let ours = [macs[3], macs[4], macs[5]];
@@ -63,5 +62,5 @@ pub(crate) fn run(skb: Skb, row: u32, vm: VmRef, flags: u8) -> i32 {
     arp.sender_mac = ours;
     arp.sender = gateway.to_wire();
     vm.arp_answered().fetch_add(1, Relaxed);
-    redirect(skb.ifindex())
+    kernel.redirect(kernel.ifindex())
 }

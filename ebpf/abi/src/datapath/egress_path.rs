@@ -1,27 +1,26 @@
 //! How a packet leaves for the world: by a next hop with known MACs, or by the kernel's neighbour
 //! table.
-use slipgate_abi::{NextHop, NextHopRef, SlotRef, cell::load32};
-
-use crate::{maps, packet::Macs, skb::Skb};
+use super::{Kernel, Maps as _, packet::Macs};
+use crate::{NextHop, NextHopRef, SlotRef, cell::load32};
 
 /// How to leave.
-pub(crate) struct Way {
-    pub(crate) ifindex: u32,
-    pub(crate) mtu: u32,
-    pub(crate) macs: Option<Macs>,
-    pub(crate) neighbour_unknown: bool,
+pub(super) struct Path {
+    pub(super) ifindex: u32,
+    pub(super) mtu: u32,
+    pub(super) macs: Option<Macs>,
+    pub(super) neighbour_unknown: bool,
 }
 
-/// The flow's way; `None` when its uplink is gone.
+/// The flow's path; `None` when its uplink is gone.
 #[inline(always)]
-pub(crate) fn way_of(skb: Skb, slot: SlotRef) -> Option<Way> {
-    let hop = maps::next_hop(load32(slot.next_hop()));
-    if let Some(way) = hop.and_then(way_by) {
-        return Some(way);
+pub(super) fn path_of<K: Kernel>(kernel: K, slot: SlotRef) -> Option<Path> {
+    let hop = kernel.maps().next_hop(load32(slot.next_hop()));
+    if let Some(path) = hop.and_then(path_by) {
+        return Some(path);
     }
     let ifindex = slot.uplink_ifindex();
-    let mtu = skb.mtu_of(ifindex)?;
-    Some(Way {
+    let mtu = kernel.mtu_of(ifindex)?;
+    Some(Path {
         ifindex,
         mtu: match hop.map(NextHopRef::route_mtu) {
             None | Some(0) => mtu,
@@ -32,9 +31,9 @@ pub(crate) fn way_of(skb: Skb, slot: SlotRef) -> Option<Way> {
     })
 }
 
-/// The way by a next hop, if it may be used and nobody writes it just now.
+/// The path by a next hop, if it may be used and nobody writes it just now.
 #[inline(always)]
-pub(crate) fn way_by(hop: NextHopRef) -> Option<Way> {
+pub(super) fn path_by(hop: NextHopRef) -> Option<Path> {
     hop.read(|hop| {
         // SAFETY: a live element, read word by word; `read` finds out whether they go together.
         let (ifindex, mtu, macs) = unsafe {
@@ -46,7 +45,7 @@ pub(crate) fn way_by(hop: NextHopRef) -> Option<Way> {
                     .read_volatile(),
             )
         };
-        Way {
+        Path {
             ifindex,
             mtu,
             // Without L2 header they are zeroes, and the redirect strips them.

@@ -1,26 +1,24 @@
-//! What a segment says of a handshake that the world began; see [`slipgate_abi::handshake`].
-use slipgate_abi::{Direction, SlotRef, handshake};
-
-use crate::{
-    connection,
+//! What a segment says of a handshake that the world began; see [`crate::handshake`].
+use super::{
+    Kernel, connection,
     packet::{self, Packet},
-    skb::Skb,
 };
+use crate::{Direction, SlotRef, handshake};
 
 /// Notes it, after the segment was translated.
 #[inline(always)]
-pub(crate) fn note(skb: Skb, packet: &Packet, slot: SlotRef, direction: Direction) {
+pub(super) fn note<K: Kernel>(kernel: K, packet: &Packet, slot: SlotRef, direction: Direction) {
     if packet.is_tcp() && handshake::is_pending(slot) {
         let rx = u32::from(matches!(direction, Direction::Rx));
-        note_pending(skb, slot, rx, connection::payload_len(packet));
+        note_pending(kernel, slot, rx, connection::payload_len(packet));
     }
 }
 
 /// Arguments in words, so that there are no more than registers.
 #[inline(never)]
-fn note_pending(skb: Skb, slot: SlotRef, rx: u32, payload_len: u32) {
+fn note_pending<K: Kernel>(kernel: K, slot: SlotRef, rx: u32, payload_len: u32) {
     // What can't be read is as if it had not been seen: it is sent again.
-    let Some(segment) = packet::segment(skb, payload_len) else {
+    let Some(segment) = packet::segment(kernel, payload_len) else {
         return;
     };
     let direction = if rx != 0 {

@@ -1,27 +1,32 @@
 //! A packet's headers, read once into a small struct.
-use slipgate_abi::{
+use super::Kernel;
+use crate::{
     DropReason, Ip4, Protocol,
     segment::{self, Segments},
     tcp,
 };
 
-use crate::skb::Skb;
-pub(crate) use crate::skb::{ETHERNET_LEN, L4};
-
+/// Length of an Ethernet header without tags.
+pub const ETHERNET_LEN: usize = 14;
 /// Length of an IPv4 header without options: the only one that is translated.
-pub(crate) const IPV4_LEN: usize = 20;
+pub const IPV4_LEN: usize = 20;
 
 /// EtherTypes.
-pub(crate) mod ether_type {
-    pub(crate) const IPV4: u16 = 0x0800;
-    pub(crate) const ARP: u16 = 0x0806;
-    pub(crate) const IPV6: u16 = 0x86dd;
-    pub(crate) const VLAN: u16 = 0x8100;
-    pub(crate) const SERVICE_VLAN: u16 = 0x88a8;
+pub mod ether_type {
+    /// IPv4.
+    pub const IPV4: u16 = 0x0800;
+    /// ARP.
+    pub const ARP: u16 = 0x0806;
+    /// IPv6.
+    pub const IPV6: u16 = 0x86dd;
+    /// An 802.1Q tag.
+    pub const VLAN: u16 = 0x8100;
+    /// An 802.1ad tag.
+    pub const SERVICE_VLAN: u16 = 0x88a8;
 }
 
 /// ICMP types (RFC 792).
-pub(crate) mod icmp {
+pub(super) mod icmp {
     pub(crate) const ECHO_REPLY: u8 = 0;
     pub(crate) const UNREACHABLE: u8 = 3;
     pub(crate) const ECHO: u8 = 8;
@@ -35,26 +40,47 @@ pub(crate) mod icmp {
 /// Ethernet header. Both addresses in one array of halves, destination first, as they stand side
 /// by side in `NextHop` and `Vm` as well.
 #[repr(C, packed(2))]
-pub(crate) struct Ethernet {
-    pub(crate) macs: Macs,
-    pub(crate) ether_type: u16,
+pub struct Ethernet {
+    /// Destination and source address.
+    pub macs: Macs,
+    /// The EtherType.
+    pub ether_type: u16,
 }
 
 /// Destination and source address.
-pub(crate) type Macs = [u16; 6];
+pub type Macs = [u16; 6];
 
 /// IPv4 header without options.
 #[repr(C, packed(2))]
-pub(crate) struct Ipv4 {
-    pub(crate) version_ihl: u8,
-    pub(crate) tos: u8,
-    pub(crate) total_len: u16,
-    pub(crate) id: u16,
-    pub(crate) fragment: u16,
-    pub(crate) ttl_protocol: u16,
-    pub(crate) checksum: u16,
-    pub(crate) source: u32,
-    pub(crate) destination: u32,
+pub struct Ipv4 {
+    /// Version, and header length in words.
+    pub version_ihl: u8,
+    /// DSCP and ECN.
+    pub tos: u8,
+    /// Header and payload, bytes.
+    pub total_len: u16,
+    /// Identification.
+    pub id: u16,
+    /// Flags and fragment offset.
+    pub fragment: u16,
+    /// TTL and protocol in one word, as the header's checksum takes them.
+    pub ttl_protocol: u16,
+    /// The header's checksum.
+    pub checksum: u16,
+    /// Source address.
+    pub source: u32,
+    /// Destination address.
+    pub destination: u32,
+}
+
+/// The first half of a TCP, the whole of a UDP header, or an ICMP echo's.
+#[repr(C, packed(2))]
+#[derive(Clone, Copy)]
+pub struct L4 {
+    /// Source and destination port; ICMP: type with code, checksum.
+    pub ports: [u16; 2],
+    /// TCP: sequence number; UDP: length, checksum; ICMP: id, sequence number.
+    pub rest: [u16; 2],
 }
 
 /// The second part of a TCP header.
@@ -78,35 +104,35 @@ struct Tcp {
 
 /// An IPv4 packet with or without the L4 part parsed.
 #[derive(Clone, Copy)]
-pub(crate) struct Packet {
-    pub(crate) source: Ip4,
-    pub(crate) destination: Ip4,
+pub(super) struct Packet {
+    pub(super) source: Ip4,
+    pub(super) destination: Ip4,
     /// Host order; both 0 before [`Packet::parse_transport`].
-    pub(crate) source_port: u16,
+    pub(super) source_port: u16,
     /// As above. ICMP echo has its id here and in `source_port`.
-    pub(crate) destination_port: u16,
+    pub(super) destination_port: u16,
     /// IP protocol number.
-    pub(crate) protocol: u8,
-    pub(crate) ttl: u8,
-    pub(crate) tcp_flags: u8,
-    pub(crate) icmp_type: u8,
+    pub(super) protocol: u8,
+    pub(super) ttl: u8,
+    pub(super) tcp_flags: u8,
+    pub(super) icmp_type: u8,
     /// TCP sequence number, host order.
-    pub(crate) sequence: u32,
+    pub(super) sequence: u32,
     /// L4 checksum as it stands in the packet.
-    pub(crate) checksum: u16,
+    pub(super) checksum: u16,
     /// IP header to end, bytes.
-    pub(crate) l3_len: u32,
+    pub(super) l3_len: u32,
     /// What each segment repeats, bytes.
-    pub(crate) headers_len: u32,
+    pub(super) headers_len: u32,
     /// L4 payload per segment; 0 when the frame is one packet.
-    pub(crate) gso_size: u32,
+    pub(super) gso_size: u32,
 }
 
 /// The segment in a frame that was parsed as TCP and has an Ethernet header; `payload_len` is the
 /// whole frame's.
 #[inline(always)]
-pub(crate) fn segment(skb: Skb, payload_len: u32) -> Option<tcp::Segment> {
-    let header = skb.header::<Tcp>(ETHERNET_LEN + IPV4_LEN)?;
+pub(super) fn segment<K: Kernel>(kernel: K, payload_len: u32) -> Option<tcp::Segment> {
+    let header = kernel.header::<Tcp>(ETHERNET_LEN + IPV4_LEN)?;
     // SAFETY: `header` checked the bounds.
     let header = unsafe { &*header };
     Some(tcp::Segment::new(
@@ -121,8 +147,8 @@ pub(crate) fn segment(skb: Skb, payload_len: u32) -> Option<tcp::Segment> {
 impl Packet {
     /// Reads the IPv4 header at `L2`. The reason is `Malformed`, `IpOptions` or `Fragment`.
     #[inline(always)]
-    pub(crate) fn parse_network<const L2: usize>(skb: Skb) -> Result<Self, DropReason> {
-        let Some(ip) = skb.pulled_header::<Ipv4>(L2) else {
+    pub(super) fn parse_network<K: Kernel, const L2: usize>(kernel: K) -> Result<Self, DropReason> {
+        let Some(ip) = kernel.pulled_header::<Ipv4>(L2) else {
             return Err(DropReason::Malformed);
         };
         // SAFETY: `pulled_header` checked the bounds.
@@ -138,8 +164,8 @@ impl Packet {
         if ip.fragment & u16::to_be(0x3fff) != 0 {
             return Err(DropReason::Fragment);
         }
-        let gso_size = skb.gso_size();
-        let room = skb.len().wrapping_sub(L2 as u32);
+        let gso_size = kernel.gso_size();
+        let room = kernel.frame_len().wrapping_sub(L2 as u32);
         let mut l3_len = u32::from(u16::from_be(ip.total_len));
         // GRO leaves 0 in what outgrows the field (BIG TCP).
         if l3_len == 0 && gso_size != 0 {
@@ -169,7 +195,10 @@ impl Packet {
 
     /// Reads the L4 header. The reason is `Malformed` or `IpProtocol`.
     #[inline(always)]
-    pub(crate) fn parse_transport<const L2: usize>(&mut self, skb: Skb) -> Result<(), DropReason> {
+    pub(super) fn parse_transport<K: Kernel, const L2: usize>(
+        &mut self,
+        kernel: K,
+    ) -> Result<(), DropReason> {
         let l4_len = self.l3_len - IPV4_LEN as u32;
         let Some(protocol) = Protocol::from_ip(self.protocol) else {
             return Err(DropReason::IpProtocol);
@@ -177,7 +206,7 @@ impl Packet {
         if l4_len < size_of::<L4>() as u32 {
             return Err(DropReason::Malformed);
         }
-        let Some(l4) = skb.pulled_header::<L4>(L2 + IPV4_LEN) else {
+        let Some(l4) = kernel.pulled_header::<L4>(L2 + IPV4_LEN) else {
             return Err(DropReason::Malformed);
         };
         // SAFETY: `pulled_header` checked the bounds.
@@ -190,7 +219,7 @@ impl Packet {
                 let high = u32::from(u16::from_be(rest[0]));
                 self.sequence = high << 16 | u32::from(u16::from_be(rest[1]));
                 let offset = L2 + IPV4_LEN + size_of::<L4>();
-                let Some(tail) = skb.pulled_header::<TcpTail>(offset) else {
+                let Some(tail) = kernel.pulled_header::<TcpTail>(offset) else {
                     return Err(DropReason::Malformed);
                 };
                 // SAFETY: as above.
@@ -228,28 +257,28 @@ impl Packet {
 
     /// What it counts as.
     #[inline(always)]
-    pub(crate) fn segments(&self) -> Segments {
+    pub(super) fn segments(&self) -> Segments {
         segment::count(self.l3_len, self.headers_len, self.gso_size)
     }
 
     /// The largest packet it becomes, L3 bytes.
     #[inline(always)]
-    pub(crate) fn largest(&self) -> u32 {
+    pub(super) fn largest(&self) -> u32 {
         segment::largest_packet(self.l3_len, self.headers_len, self.gso_size)
     }
 
     #[inline(always)]
-    pub(crate) fn is_tcp(&self) -> bool {
+    pub(super) fn is_tcp(&self) -> bool {
         self.protocol == Protocol::Tcp as u8
     }
 
     #[inline(always)]
-    pub(crate) fn is_udp(&self) -> bool {
+    pub(super) fn is_udp(&self) -> bool {
         self.protocol == Protocol::Udp as u8
     }
 
     #[inline(always)]
-    pub(crate) fn is_icmp(&self) -> bool {
+    pub(super) fn is_icmp(&self) -> bool {
         self.protocol == Protocol::Icmp as u8
     }
 }

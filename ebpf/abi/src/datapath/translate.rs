@@ -13,13 +13,20 @@
 //! protocol has it, or after. Whether it is partial shows in the field: replacing a word outside
 //! the pseudo-header leaves it alone. Where it lies no helper tells: the kernel's own struct does.
 //! (`bpf_skb_change_tail` refuses to cut the place off on some kernels, on others it does not.)
-use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
-use slipgate_abi::{Direction, DropReason, Ip4, Protocol, checksum};
-
-use crate::{
+use super::{
+    Kernel, Refused,
     packet::{ETHERNET_LEN, Ethernet, IPV4_LEN, Ipv4, L4, Macs, Packet, ether_type},
-    skb::{Refused, Skb},
 };
+use crate::{Direction, DropReason, Ip4, Protocol, checksum};
+
+/// Flags of `bpf_l4_csum_replace` (include/uapi/linux/bpf.h); its lowest four bits are the length of
+/// the word that is replaced.
+pub mod checksum_flags {
+    /// The word is part of the pseudo-header.
+    pub const PSEUDO_HDR: u64 = 1 << 4;
+    /// A sum of zero means that there is none (UDP).
+    pub const MARK_MANGLED_0: u64 = 1 << 5;
+}
 
 const L4_OFFSET: usize = ETHERNET_LEN + IPV4_LEN;
 
@@ -31,29 +38,27 @@ struct Headers {
     l4: L4,
 }
 
-impl From<Refused> for DropReason {
-    #[inline(always)]
-    fn from(_: Refused) -> Self {
-        Self::KernelRefused
-    }
-}
-
 /// What is put in place of what.
-pub(crate) struct Rewrite {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rewrite {
     /// [`Direction::Tx`]: the source is replaced; else the destination.
-    pub(crate) direction: Direction,
+    pub(super) direction: Direction,
     /// The new address.
-    pub(crate) address: Ip4,
+    pub(super) address: Ip4,
     /// The new port or ICMP id, host order.
-    pub(crate) port: u16,
+    pub(super) port: u16,
     /// The new MAC addresses, unless the kernel is to find them.
-    pub(crate) macs: Option<Macs>,
+    pub(super) macs: Option<Macs>,
 }
 
 /// Rewrites a frame with an Ethernet header. When it fails, the frame may be half changed and must
 /// be dropped.
 #[inline(always)]
-pub(crate) fn rewrite(skb: Skb, packet: &Packet, to: &Rewrite) -> Result<(), DropReason> {
+pub(super) fn rewrite<K: Kernel>(
+    kernel: K,
+    packet: &Packet,
+    to: &Rewrite,
+) -> Result<(), DropReason> {
     let from_guest = matches!(to.direction, Direction::Tx);
     let (old_address, old_port) = if from_guest {
         (packet.source, packet.source_port)
@@ -62,35 +67,37 @@ pub(crate) fn rewrite(skb: Skb, packet: &Packet, to: &Rewrite) -> Result<(), Dro
     };
     let (checksum_offset, flags) = match Protocol::from_ip(packet.protocol) {
         Some(Protocol::Tcp) => (L4_OFFSET + 16, 0),
-        Some(Protocol::Udp) => (L4_OFFSET + 6, u64::from(BPF_F_MARK_MANGLED_0)),
+        Some(Protocol::Udp) => (L4_OFFSET + 6, checksum_flags::MARK_MANGLED_0),
         Some(Protocol::Icmp) => (L4_OFFSET + 2, 0),
         None => return Err(DropReason::IpProtocol),
     };
     if from_guest {
         let ambiguous = packet.checksum == 0 && packet.is_udp();
         if ambiguous || same_sum(old_port, to.port) {
-            check_place_by_probe(skb, packet, checksum_offset)?;
+            check_place_by_probe(kernel, packet, checksum_offset)?;
         }
-        replace_port(skb, checksum_offset, old_port, to.port, flags)?;
+        replace_port(kernel, checksum_offset, old_port, to.port, flags)?;
         if !ambiguous && !same_sum(old_port, to.port) {
-            let now = checksum_at(skb, checksum_offset)?;
+            let now = checksum_at(kernel, checksum_offset)?;
             if now == packet.checksum {
-                check_place(skb, packet, checksum_offset)?;
+                check_place(kernel, packet, checksum_offset)?;
             }
         }
     } else {
-        replace_port(skb, checksum_offset, old_port, to.port, flags)?;
+        replace_port(kernel, checksum_offset, old_port, to.port, flags)?;
     }
     if !packet.is_icmp() {
-        skb.l4_checksum_replace(
+        kernel.l4_checksum_replace(
             checksum_offset,
             old_address.to_wire(),
             to.address.to_wire(),
-            flags | u64::from(BPF_F_PSEUDO_HDR) | 4,
+            flags | checksum_flags::PSEUDO_HDR | 4,
         )?;
     }
 
-    let headers = skb.header::<Headers>(0).ok_or(DropReason::KernelRefused)?;
+    let headers = kernel
+        .header::<Headers>(0)
+        .ok_or(DropReason::KernelRefused)?;
     // SAFETY: `header` checked the bounds.
     let headers = unsafe { &mut *headers };
     if let Some(macs) = to.macs {
@@ -123,8 +130,14 @@ pub(crate) fn rewrite(skb: Skb, packet: &Packet, to: &Rewrite) -> Result<(), Dro
 }
 
 #[inline(always)]
-fn replace_port(skb: Skb, offset: usize, old: u16, new: u16, flags: u64) -> Result<(), Refused> {
-    skb.l4_checksum_replace(
+fn replace_port<K: Kernel>(
+    kernel: K,
+    offset: usize,
+    old: u16,
+    new: u16,
+    flags: u64,
+) -> Result<(), Refused> {
+    kernel.l4_checksum_replace(
         offset,
         u32::from(old.to_be()),
         u32::from(new.to_be()),
@@ -139,19 +152,21 @@ fn same_sum(a: u16, b: u16) -> bool {
 }
 
 #[inline(always)]
-fn checksum_at(skb: Skb, offset: usize) -> Result<u16, DropReason> {
-    let field = skb.header::<u16>(offset).ok_or(DropReason::KernelRefused)?;
+fn checksum_at<K: Kernel>(kernel: K, offset: usize) -> Result<u16, DropReason> {
+    let field = kernel
+        .header::<u16>(offset)
+        .ok_or(DropReason::KernelRefused)?;
     // SAFETY: `header` checked the bounds.
     Ok(unsafe { *field })
 }
 
 /// The checksum is partial: refuses one that lies before its protocol's place.
 #[inline(always)]
-fn check_place(skb: Skb, packet: &Packet, offset: usize) -> Result<(), DropReason> {
+fn check_place<K: Kernel>(kernel: K, packet: &Packet, offset: usize) -> Result<(), DropReason> {
     // ICMP has no pseudo-header, so nobody makes it partial; a zero UDP checksum means none.
     if packet.is_icmp()
         || (packet.is_udp() && packet.checksum == 0)
-        || skb.partial_checksum_place()? < offset as i32
+        || kernel.partial_checksum_place()? < offset as i32
     {
         return Err(DropReason::Malformed);
     }
@@ -161,13 +176,19 @@ fn check_place(skb: Skb, packet: &Packet, offset: usize) -> Result<(), DropReaso
 /// As [`check_place`] where the rewrite itself does not show whether the checksum is partial.
 #[cold]
 #[inline(always)]
-fn check_place_by_probe(skb: Skb, packet: &Packet, offset: usize) -> Result<(), DropReason> {
-    skb.l4_checksum_replace(offset, 0, 1, 2)?;
-    let field = skb.header::<u16>(offset).ok_or(DropReason::KernelRefused)?;
+fn check_place_by_probe<K: Kernel>(
+    kernel: K,
+    packet: &Packet,
+    offset: usize,
+) -> Result<(), DropReason> {
+    kernel.l4_checksum_replace(offset, 0, 1, 2)?;
+    let field = kernel
+        .header::<u16>(offset)
+        .ok_or(DropReason::KernelRefused)?;
     // SAFETY: `header` checked the bounds.
     let now = unsafe { *field };
     if now == packet.checksum {
-        return check_place(skb, packet, offset);
+        return check_place(kernel, packet, offset);
     }
     // SAFETY: as above.
     unsafe { *field = packet.checksum };

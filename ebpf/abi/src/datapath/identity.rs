@@ -1,11 +1,10 @@
 //! Who a VM is, from its row: constant while its TAP is attached, but for a MAC that is learned.
-use slipgate_abi::{Ip4, Vm, VmRef, cell::load32, vm::VmFlags};
-
-use crate::packet::Macs;
+use super::packet::Macs;
+use crate::{Ip4, Vm, VmRef, cell::load32, vm::VmFlags};
 
 /// The guest's and the gateway's MAC, as they stand in a frame to the guest.
 #[inline(always)]
-pub(crate) fn guest_macs(vm: VmRef) -> Macs {
+pub fn guest_macs(vm: VmRef) -> Macs {
     // SAFETY: a live row; the two arrays lie side by side, 2-aligned (asserted below).
     unsafe { (&raw const (*vm.as_ptr()).guest_mac).cast::<Macs>().read() }
 }
@@ -18,7 +17,7 @@ const _: () = {
 
 /// Whether a frame with these addresses has the guest's as its source.
 #[inline(always)]
-pub(crate) fn sent_by(vm: VmRef, macs: Macs) -> bool {
+pub fn sent_by(vm: VmRef, macs: Macs) -> bool {
     let ours = guest_macs(vm);
     macs[3] == ours[0] && macs[4] == ours[1] && macs[5] == ours[2]
 }
@@ -28,7 +27,7 @@ pub(crate) fn sent_by(vm: VmRef, macs: Macs) -> bool {
 /// engine (its first packets), never on the fast path. Meanwhile a frame may be sent to a mix of
 /// two MACs of the same guest, no worse than to the old one.
 #[inline(always)]
-pub(crate) fn learn(vm: VmRef, macs: Macs) {
+pub fn learn(vm: VmRef, macs: Macs) {
     let is_group = macs[3].to_ne_bytes()[0] & 1 != 0;
     if is_group || load32(vm.flags()) & VmFlags::CHECK_MAC != 0 || sent_by(vm, macs) {
         return;
@@ -42,7 +41,7 @@ pub(crate) fn learn(vm: VmRef, macs: Macs) {
 
 /// The guest's address, the gateway's, their network's prefix length.
 #[inline(always)]
-pub(crate) fn network(vm: VmRef) -> (Ip4, Ip4, u32) {
+pub fn network(vm: VmRef) -> (Ip4, Ip4, u32) {
     let row = vm.as_ptr();
     // SAFETY: a live row whose identity is constant while its TAP is attached.
     unsafe { ((*row).guest, (*row).gateway, (*row).prefix_len) }
@@ -50,7 +49,7 @@ pub(crate) fn network(vm: VmRef) -> (Ip4, Ip4, u32) {
 
 /// Whether two addresses share a prefix.
 #[inline(always)]
-pub(crate) fn same_network(a: Ip4, b: Ip4, prefix_len: u32) -> bool {
+pub fn same_network(a: Ip4, b: Ip4, prefix_len: u32) -> bool {
     let differ = u32::from_be(a.to_wire() ^ b.to_wire());
     match prefix_len {
         0 => true,

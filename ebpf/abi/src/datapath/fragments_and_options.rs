@@ -2,20 +2,18 @@
 //!
 //! Those of a live flow are dropped and counted in its VM's row. The host has no socket for them:
 //! it would put a fragmented segment together and answer it with RST. A first fragment has the
-//! ports; that the later ones are its flow's is remembered ([`crate::pieces`]). What comes before
+//! ports; that the later ones are its flow's is remembered ([`super::fragment_table`]). What comes before
 //! its first fragment is the host's, which never completes it.
 //!
 //! "No VM" is row 0 here, not a `None`: on Linux 6.1 the verifier refuses the spilled payload of one.
-use aya_ebpf::bindings::TC_ACT_UNSPEC;
-use slipgate_abi::{DropReason, Ip4, Protocol, Tuple, Verdict, cell::load32, segment::Segments};
-
-use crate::{
+use super::{
+    Kernel, Maps as _,
     drops::{NOBODY, drop_packet},
-    lookup, maps,
-    packet::{IPV4_LEN, Ipv4, L4, icmp},
-    pieces::{self, Datagram},
-    skb::Skb,
+    fragment_table::{self, Datagram},
+    lookup,
+    packet::{ETHERNET_LEN, IPV4_LEN, Ipv4, L4, icmp},
 };
+use crate::{DropReason, Ip4, Protocol, Tuple, Verdict, cell::load32, segment::Segments};
 
 /// More fragments follow.
 const MORE: u16 = 0x2000;
@@ -25,27 +23,31 @@ const OFFSET: u16 = 0x1fff;
 /// Takes a packet whose header at `L2` could not be parsed for one of these reasons.
 #[cold]
 #[inline(always)]
-pub(crate) fn run<const L2: usize>(skb: Skb, reason: DropReason) -> i32 {
+pub(super) fn run<K: Kernel, const L2: usize>(kernel: K, reason: DropReason) -> K::End {
     if !matches!(reason, DropReason::Fragment | DropReason::IpOptions) {
-        return TC_ACT_UNSPEC;
+        return kernel.pass();
     }
-    if L2 == 0 { packet(skb) } else { frame(skb) }
+    if L2 == 0 {
+        packet(kernel)
+    } else {
+        frame(kernel)
+    }
 }
 
 #[inline(never)]
-fn frame(skb: Skb) -> i32 {
-    look::<{ crate::packet::ETHERNET_LEN }>(skb)
+fn frame<K: Kernel>(kernel: K) -> K::End {
+    look::<K, ETHERNET_LEN>(kernel)
 }
 
 #[inline(never)]
-fn packet(skb: Skb) -> i32 {
-    look::<0>(skb)
+fn packet<K: Kernel>(kernel: K) -> K::End {
+    look::<K, 0>(kernel)
 }
 
 #[inline(always)]
-fn look<const L2: usize>(skb: Skb) -> i32 {
-    let Some(ip) = skb.pulled_header::<Ipv4>(L2) else {
-        return TC_ACT_UNSPEC;
+fn look<K: Kernel, const L2: usize>(kernel: K) -> K::End {
+    let Some(ip) = kernel.pulled_header::<Ipv4>(L2) else {
+        return kernel.pass();
     };
     // SAFETY: `pulled_header` checked the bounds.
     let ip = unsafe { &*ip };
@@ -69,25 +71,25 @@ fn look<const L2: usize>(skb: Skb) -> i32 {
         DropReason::IpOptions
     };
     if fragment & OFFSET != 0 {
-        return match pieces::row_of(&datagram) {
-            NOBODY => TC_ACT_UNSPEC,
-            row => drop_packet(skb, row, reason, segments),
+        return match fragment_table::row_of(kernel, &datagram) {
+            NOBODY => kernel.pass(),
+            row => drop_packet(kernel, row, reason, segments),
         };
     }
-    let row = flow_row::<L2>(skb, &datagram, header_len);
+    let row = flow_row::<K, L2>(kernel, &datagram, header_len);
     if is_fragment {
-        pieces::remember(&datagram, row);
+        fragment_table::remember(kernel, &datagram, row);
     }
     match row {
-        NOBODY => TC_ACT_UNSPEC,
-        row => drop_packet(skb, row, reason, segments),
+        NOBODY => kernel.pass(),
+        row => drop_packet(kernel, row, reason, segments),
     }
 }
 
 /// The row of the VM whose live flow a packet is, which has its ports behind `header_len` bytes;
 /// `NOBODY`: no flow's.
 #[inline(always)]
-fn flow_row<const L2: usize>(skb: Skb, datagram: &Datagram, header_len: usize) -> u32 {
+fn flow_row<K: Kernel, const L2: usize>(kernel: K, datagram: &Datagram, header_len: usize) -> u32 {
     let Some(protocol) = Protocol::from_ip(datagram.protocol as u8) else {
         return NOBODY;
     };
@@ -95,7 +97,7 @@ fn flow_row<const L2: usize>(skb: Skb, datagram: &Datagram, header_len: usize) -
         ports: [0; 2],
         rest: [0; 2],
     };
-    if header_len < IPV4_LEN || !skb.load(L2 + header_len, &mut l4) {
+    if header_len < IPV4_LEN || !kernel.load(L2 + header_len, &mut l4) {
         return NOBODY;
     }
     let (ports, rest) = (l4.ports, l4.rest);
@@ -104,19 +106,22 @@ fn flow_row<const L2: usize>(skb: Skb, datagram: &Datagram, header_len: usize) -
         Protocol::Icmp => (u16::from_be(rest[0]), 0),
         Protocol::Tcp | Protocol::Udp => (u16::from_be(ports[1]), u16::from_be(ports[0])),
     };
-    let found = lookup::world_flow_by(&Tuple {
-        scope: Tuple::WORLD,
-        local: Ip4::from_wire(datagram.destination),
-        remote: Ip4::from_wire(datagram.source),
-        local_port,
-        remote_port,
-        protocol: datagram.protocol as u8,
-        pad: [0; 3],
-    });
+    let found = lookup::world_flow_by(
+        kernel.maps(),
+        &Tuple {
+            scope: Tuple::WORLD,
+            local: Ip4::from_wire(datagram.destination),
+            remote: Ip4::from_wire(datagram.source),
+            local_port,
+            remote_port,
+            protocol: datagram.protocol as u8,
+            pad: [0; 3],
+        },
+    );
     let Some(slot) = found else { return NOBODY };
     let row = slot.vm_row();
     let live = load32(slot.verdict()) != Verdict::Free as u32;
-    if live && maps::vm(row, slot.vm()).is_some() {
+    if live && kernel.maps().vm(row, slot.vm()).is_some() {
         row
     } else {
         NOBODY

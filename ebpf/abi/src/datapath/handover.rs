@@ -7,72 +7,70 @@
 //! send, have half, so that they take none of what the VM's peers send.
 use core::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{
+use super::{
+    Kernel, Maps as _, drops, identity,
+    packet::{ETHERNET_LEN, Ethernet, Ipv4, Macs, ether_type},
+};
+use crate::{
     DropReason, Handover, PortHeader,
     cell::{load32, load64},
     portframe::PortFlags,
     segment::{self, MAX_GSO_FRAME_LEN},
 };
 
-use crate::{
-    drops, identity,
-    maps::vm_row,
-    packet::{ETHERNET_LEN, Ethernet, Ipv4, Macs, ether_type},
-    skb::{Skb, redirect},
-};
-
 /// Hands over a frame of the VM in `row`. `L2` is 0 where the packet has no Ethernet header yet.
 #[cold]
 #[inline(always)]
-pub(crate) fn hand_over<const L2: usize>(skb: Skb, row: u32, why: Handover, flags: u8) -> i32 {
+pub fn hand_over<K: Kernel, const L2: usize>(
+    kernel: K,
+    row: u32,
+    why: Handover,
+    flags: u8,
+) -> K::End {
     if L2 == 0 {
-        hand_over_packet(skb, row, why as u8, flags)
+        hand_over_packet(kernel, row, why as u8, flags)
     } else {
-        hand_over_frame(skb, row, why as u8, flags)
+        hand_over_frame(kernel, row, why as u8, flags)
     }
 }
 
 #[inline(never)]
-fn hand_over_frame(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
-    give(skb, row, code, flags)
+fn hand_over_frame<K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
+    give(kernel, row, code, flags)
 }
 
 #[inline(never)]
-fn hand_over_packet(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
-    if skb.push_ethernet().is_err() {
-        return drops::drop_frame::<0>(skb, row, DropReason::KernelRefused);
+fn hand_over_packet<K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
+    if kernel.push_ethernet().is_err() {
+        return drops::drop_frame::<K, 0>(kernel, row, DropReason::KernelRefused);
     }
-    give(skb, row, code, flags)
+    give(kernel, row, code, flags)
 }
 
 #[inline(always)]
-fn give(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
-    #[cfg(feature = "log")]
-    aya_log_ebpf::debug!(
-        &skb.context(),
-        "hand over: ifindex {} vm row {} why {} flags {}",
-        skb.ifindex(),
-        row,
-        code,
-        flags
-    );
-    let Some(vm) = vm_row(row) else {
-        return drops::drop_frame::<ETHERNET_LEN>(skb, drops::NOBODY, DropReason::StaleVm);
+fn give<K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
+    kernel.log_hand_over(row, code, flags);
+    let Some(vm) = kernel.maps().vm_row(row) else {
+        return drops::drop_frame::<K, ETHERNET_LEN>(kernel, drops::NOBODY, DropReason::StaleVm);
     };
-    let mut cost = segment::credits(skb.len() - ETHERNET_LEN as u32, 0, 0);
-    if skb.gso_size() != 0 {
-        let Some(ip) = skb.pulled_header::<Ipv4>(ETHERNET_LEN) else {
-            return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Malformed);
+    let mut cost = segment::credits(kernel.frame_len() - ETHERNET_LEN as u32, 0, 0);
+    if kernel.gso_size() != 0 {
+        let Some(ip) = kernel.pulled_header::<Ipv4>(ETHERNET_LEN) else {
+            return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Malformed);
         };
         // SAFETY: `pulled_header` checked the bounds.
         let [_, protocol] = unsafe { (*ip).ttl_protocol }.to_ne_bytes();
-        if skb.len() >= MAX_GSO_FRAME_LEN {
-            return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::TooBig);
+        if kernel.frame_len() >= MAX_GSO_FRAME_LEN {
+            return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::TooBig);
         }
-        cost = segment::credits(skb.len() - ETHERNET_LEN as u32, protocol, skb.gso_size());
+        cost = segment::credits(
+            kernel.frame_len() - ETHERNET_LEN as u32,
+            protocol,
+            kernel.gso_size(),
+        );
     }
-    let Some(ethernet) = skb.pulled_header::<Ethernet>(0) else {
-        return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::Malformed);
+    let Some(ethernet) = kernel.pulled_header::<Ethernet>(0) else {
+        return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Malformed);
     };
     let from_world = flags & PortFlags::FROM_UPLINK != 0;
     // SAFETY: these fields change only while the row has no TAP; a u32 does not tear.
@@ -96,11 +94,11 @@ fn give(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
     // count that is too high by whatever mistake shuts nobody out.
     let under_way = load64(handed_over).wrapping_sub(load64(taken_in)) as i64;
     if under_way >= i64::from(credits) {
-        return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::NoCredit);
+        return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::NoCredit);
     }
     // The kernel would lose it without a trace.
     if port == 0 {
-        return drops::drop_frame::<ETHERNET_LEN>(skb, row, DropReason::EngineBusy);
+        return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::EngineBusy);
     }
     handed_over.fetch_add(cost, Relaxed);
     let header = PortHeader {
@@ -119,5 +117,5 @@ fn give(skb: Skb, row: u32, code: u8, flags: u8) -> i32 {
     if from_world {
         ethernet.ether_type = ether_type::IPV4.to_be();
     }
-    redirect(port)
+    kernel.redirect(port)
 }
