@@ -32,7 +32,7 @@ fn ring(queue: u64) -> u64 {
     queue * 0x3000
 }
 
-/// A queue of which every descriptor and entry is arbitrary, most of them plausible.
+/// A queue with arbitrary descriptors and entries, most of them plausible.
 #[derive(Clone, Debug)]
 struct Soup {
     descriptors: Vec<(u64, u32, u16, u16)>,
@@ -79,8 +79,8 @@ fn lay_out(memory: &GuestMemory, queue: u64, soup: &Soup) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Whatever the rings hold: no panic, an end, as many chains back as there were at most, and
-    /// frames at the peer that a TAP may be given.
+    /// Any contents of the rings: no panic, an end, at most as many chains given back as there
+    /// were, and only frames at the peer that a TAP may be given.
     #[test]
     fn arbitrary_rings_do_no_harm(
         soups in (soup(2), soup(0), soup(0)),
