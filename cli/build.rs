@@ -1,23 +1,46 @@
 //! Puts the built-in guest where `src/role/vmm.rs` includes it from.
+//!
+//! On a fresh clone nobody has built it yet. Then an empty stub takes its place, so that
+//! `cargo check` and editors work; booting a stub is an error that says so. A release build, and one
+//! that `cargo xtask` starts, never embeds a stub.
 
-use std::{env, fs, path::PathBuf};
+use std::{env, fs, io, path::PathBuf};
 
 const IMAGE: &str = "slipgate-guest";
+/// The folder of a built image, if not the workspace's.
+const FOLDER: &str = "SLIPGATE_GUEST_DIR";
+/// Set by whoever has built the image before and wants no stub.
+const NO_STUBS: &str = "SLIPGATE_NO_STUBS";
 
-fn main() {
-    println!("cargo:rerun-if-env-changed=SLIPGATE_GUEST_DIR");
+fn main() -> io::Result<()> {
+    println!("cargo:rerun-if-env-changed={FOLDER}");
     let var = |name: &str| PathBuf::from(env::var_os(name).expect("cargo sets it"));
-    let from = match env::var_os("SLIPGATE_GUEST_DIR") {
-        Some(dir) => PathBuf::from(dir),
+    let from = match env::var_os(FOLDER) {
+        Some(folder) => PathBuf::from(folder),
         None => var("CARGO_MANIFEST_DIR").join("../target/guest"),
     };
-    let image = from.join(IMAGE);
-    println!("cargo:rerun-if-changed={}", image.display());
-    if let Err(error) = fs::copy(&image, var("OUT_DIR").join(IMAGE)) {
+    let (source, target) = (from.join(IMAGE), var("OUT_DIR").join(IMAGE));
+    let Err(error) = fs::copy(&source, &target) else {
+        println!("cargo:rerun-if-changed={}", source.display());
+        return Ok(());
+    };
+    let missing = format!("no built-in guest at {} ({error})", source.display());
+    let is_release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
+    if is_release || env::var_os(NO_STUBS).is_some() || env::var_os(FOLDER).is_some() {
         println!(
-            "cargo:error=no built-in guest at {} ({error}): build it with `cargo xtask build \
-             --guest-only`, or name the directory of a built one in SLIPGATE_GUEST_DIR",
-            image.display()
+            "cargo:error={missing}: build it with `cargo xtask build --guest-only`, or name the \
+             directory of a built one in {FOLDER}"
         );
+        return Ok(());
     }
+    // A file that is not there would make cargo compile the crate anew each time; its folder says
+    // as well when it comes.
+    fs::create_dir_all(&from)?;
+    println!("cargo:rerun-if-changed={}", from.display());
+    println!("cargo:rerun-if-env-changed={NO_STUBS}");
+    println!(
+        "cargo:warning={missing}: an empty stub is embedded, and `slipgate run` needs --kernel until \
+         you run `cargo xtask build --guest-only` and build again"
+    );
+    fs::write(&target, "")
 }

@@ -5,36 +5,12 @@ use std::{fs, process::Command};
 use serde::{Deserialize, Serialize};
 use slipgate_testbed::NetNs;
 
-use crate::{contender::MTU, generator::SMALL_FRAME_BYTES, workload::Limits};
-
-/// Which CPU does what.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Pinning {
-    /// Client, server and frame generator; so also a NAT that works in the sender's context.
-    pub(crate) ends: Option<usize>,
-    /// The stand-in for a VMM, and NAT processes.
-    pub(crate) middle: Option<usize>,
-}
-
-impl Pinning {
-    /// The ends on the first CPU and the middle on the second; nowhere where there is only one.
-    pub(crate) fn of_this_machine() -> Pinning {
-        match cpus() {
-            0 | 1 => Pinning::none(),
-            _ => Pinning {
-                ends: Some(0),
-                middle: Some(1),
-            },
-        }
-    }
-
-    pub(crate) fn none() -> Pinning {
-        Pinning {
-            ends: None,
-            middle: None,
-        }
-    }
-}
+use crate::{
+    contender::MTU,
+    generator::SMALL_FRAME_BYTES,
+    machine::{Pinning, cpus, kernel},
+    workload::Limits,
+};
 
 /// The conditions of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -121,16 +97,6 @@ fn set_by(congestion_control: &str) -> String {
         Ok(by) => by.to_string(),
         Err(why) => format!("NOT SET, streams have the machine's own: {why}"),
     }
-}
-
-/// The kernel's release.
-pub(crate) fn kernel() -> String {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease");
-    release.unwrap_or_default().trim().to_owned()
-}
-
-fn cpus() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The load average over a minute.

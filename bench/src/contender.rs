@@ -17,11 +17,11 @@ use anyhow::Result;
 use slipgate_testbed::{GuestConfig, WorldConfig};
 
 pub(crate) use self::{
-    process::{NatProcess, Scheduled, pin, version},
+    process::{NatProcess, Scheduled, version},
     slipgate::own_version,
     stand::{Link, Stand},
 };
-use crate::{conditions::Pinning, workload::ESTABLISHED};
+use crate::{machine::Pinning, workload_names::ESTABLISHED};
 
 /// The contender that all are compared with.
 pub(crate) const REFERENCE: &str = nftables::NAME;

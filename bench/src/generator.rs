@@ -7,12 +7,8 @@
 
 use std::{
     fs::File,
-    io,
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
-    os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
-        unix::fs::FileExt,
-    },
+    os::unix::fs::FileExt,
     time::Duration,
 };
 
@@ -21,7 +17,6 @@ use slipgate_testbed::{
     NetNs,
     frame::{FrameBuilder, tcp_flags, with_vnet},
     servers::{UdpServer, UdpService},
-    tap::{TapQueue, VNET_HDR_LEN},
     world::{SERVER, WORLD_LINK},
 };
 
@@ -33,87 +28,6 @@ const SMALL_PAYLOAD: [u8; 22] = [0x5a; 22];
 /// The port of the flow that is established before a flood.
 const ECHO_PORT: u16 = 4000;
 const GUEST_PORT: u16 = 9000;
-
-/// What takes the frames.
-pub(crate) enum Injector {
-    /// A queue of the host's TAP.
-    Tap(TapQueue),
-    /// A packet socket on the guest's device.
-    Packet(OwnedFd),
-}
-
-impl Injector {
-    /// A packet socket on `device` in `ns`.
-    pub(crate) fn on_device(ns: &NetNs, device: &str) -> Result<Injector> {
-        let index = ns
-            .ifindex(device)
-            .with_context(|| format!("no device {device}"))?;
-        let socket = ns.run(|| packet_socket(index));
-        let socket = socket.with_context(|| format!("open a packet socket on {device}"))?;
-        Ok(Injector::Packet(socket))
-    }
-
-    /// Writes a frame, made by [`with_vnet`]. Whether it was taken: a full queue loses it.
-    pub(crate) fn write(&self, frame: &[u8]) -> Result<bool> {
-        let sent = match self {
-            Injector::Tap(queue) => queue.write(frame),
-            Injector::Packet(socket) => send(socket, &frame[VNET_HDR_LEN..]),
-        };
-        let full = [libc::ENOBUFS, libc::EAGAIN, libc::ENETDOWN];
-        match sent {
-            Ok(()) => Ok(true),
-            Err(error) if error.raw_os_error().is_some_and(|e| full.contains(&e)) => Ok(false),
-            Err(error) => Err(error).context("write a frame as the guest's VMM"),
-        }
-    }
-}
-
-fn send(socket: &OwnedFd, frame: &[u8]) -> io::Result<()> {
-    // SAFETY: the frame is readable for its length.
-    let sent = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-    match sent {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    }
-}
-
-fn packet_socket(ifindex: u32) -> io::Result<OwnedFd> {
-    // Protocol 0: it sends, and receives nothing.
-    // SAFETY: socket takes numbers and returns a descriptor or -1.
-    let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if socket < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a fresh descriptor that nothing else owns.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    let on: libc::c_int = 1;
-    // SAFETY: the value is an int and its size is given.
-    let set = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_PACKET,
-            libc::PACKET_QDISC_BYPASS,
-            (&raw const on).cast(),
-            size_of_val(&on) as libc::socklen_t,
-        )
-    };
-    // SAFETY: sockaddr_ll is plain data, for which zeroes are valid.
-    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    address.sll_family = libc::AF_PACKET as u16;
-    address.sll_ifindex = ifindex as i32;
-    // SAFETY: the address is readable for the length given.
-    let bound = unsafe {
-        libc::bind(
-            socket.as_raw_fd(),
-            (&raw const address).cast(),
-            size_of_val(&address) as libc::socklen_t,
-        )
-    };
-    match set == 0 && bound == 0 {
-        true => Ok(socket),
-        false => Err(io::Error::last_os_error()),
-    }
-}
 
 /// A UDP flow that the NAT has seen packets of both ways. The world drops what has the small
 /// frame's length as soon as it has arrived, so that no stack and no server is measured.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
+    results::Cell,
     results::tables,
-    run::Cell,
     workload::{self, ADMISSION as WORKLOADS, ESTABLISHED, Sample},
 };
 

@@ -13,8 +13,11 @@ mod conditions;
 mod contender;
 mod cpu_time;
 mod dns;
+mod dns_exchange;
 mod generator;
 mod goals;
+mod injector;
+mod machine;
 mod microvm;
 mod plot;
 mod program_cost;
@@ -25,19 +28,21 @@ mod results;
 mod run;
 mod statistics;
 mod workload;
+mod workload_names;
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{env, fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use slipgate_testbed::{CONGESTION_CONTROL, affinity, requirements};
 
 use crate::{
-    conditions::{Conditions, Pinning},
+    conditions::Conditions,
     contender::Contender,
+    machine::Pinning,
     report::Report,
-    results::Table,
-    run::{Cell, Plan},
+    results::{Cell, Table},
+    run::{Plan, Settings},
     workload::{Limits, Workload},
 };
 
@@ -140,9 +145,7 @@ fn main() -> Result<()> {
         // Threads and processes started from now on inherit it; those in the middle are moved.
         affinity::pin_thread(cpu)?;
     }
-    let plan = Plan {
-        contenders,
-        workloads,
+    let settings = Settings {
         rounds,
         limits,
         pinning,
@@ -150,12 +153,17 @@ fn main() -> Result<()> {
         budget: Duration::from_secs(args.budget),
     };
     let dns = match wanted(DNS) {
-        true => dns::measure(rounds, limits, pinning, plan.budget, &mut conditions),
+        true => dns::measure(&settings, &mut conditions),
         false => Default::default(),
     };
     let relay = match wanted(RELAY) {
-        true => relay::measure(rounds, limits, pinning, plan.budget, &mut conditions),
+        true => relay::measure(&settings, &mut conditions),
         false => Default::default(),
+    };
+    let plan = Plan {
+        contenders,
+        workloads,
+        settings,
     };
     let report = measure(&plan, conditions, programs, microvm, [dns, relay])?;
     print!("{}", report.text());
@@ -186,7 +194,7 @@ fn measure(
         goals: goals::judge(&tables),
         tables,
         programs: match programs {
-            true => program_cost::measure(plan.rounds).unwrap_or_else(|error| {
+            true => program_cost::measure(plan.settings.rounds).unwrap_or_else(|error| {
                 eprintln!("programs: {error:#}");
                 Vec::new()
             }),
@@ -213,6 +221,12 @@ fn write(report: &Report, out: Option<PathBuf>) -> Result<()> {
         println!("plot  {}", svg.display());
     }
     Ok(())
+}
+
+/// The arguments behind `role`, when this program was started for that and not to measure.
+fn role_arguments(role: &str) -> Option<impl Iterator<Item = String>> {
+    let mut args = env::args().skip(1);
+    (args.next()? == role).then_some(args)
 }
 
 /// A congestion control that this kernel has.

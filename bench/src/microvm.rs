@@ -29,9 +29,8 @@ use self::{
 use crate::{
     conditions::Conditions,
     is_wanted,
-    results::{self, Measured, Table},
-    run::Cell,
-    workload::{Metric, Sample, Unit},
+    results::{self, Cell, Table},
+    workload::{Measured, Metric, Sample, Unit},
 };
 
 /// Whom the others are compared with: the usual way to have a fast microVM.

@@ -2,11 +2,11 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    conditions::Pinning,
     goals,
+    machine::Pinning,
     report::Report,
     results,
-    run::Cell,
+    results::Cell,
     workload::{Limits, Metric, Sample, Unit},
 };
 

@@ -8,8 +8,7 @@ use crate::{
     conditions::Conditions,
     goals::Goal,
     program_cost::Cost,
-    results::{Row, Table},
-    run::Cell,
+    results::{Cell, Row, Table},
     statistics::Summary,
 };
 

@@ -2,7 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{run::Cell, statistics::Summary, workload::Metric};
+use crate::{
+    statistics::Summary,
+    workload::{Measured, Metric, Sample},
+};
+
+/// One contender in one workload in one round.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Cell {
+    pub(crate) round: usize,
+    pub(crate) contender: &'static str,
+    pub(crate) workload: &'static str,
+    /// What it came to, or why not.
+    pub(crate) outcome: std::result::Result<Sample, String>,
+}
 
 /// One metric of one contender over all rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -59,9 +72,6 @@ impl Table {
         ratios(&self.row(contender)?.values, &self.row(to)?.values)
     }
 }
-
-/// What a workload is called, and what it comes to.
-pub(crate) type Measured = (&'static str, &'static [Metric]);
 
 /// A table per metric, in the order of the workloads.
 pub(crate) fn tables(

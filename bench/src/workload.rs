@@ -1,7 +1,7 @@
 //! What the contenders are given to do. Each workload is bounded in time by [`Limits`].
 
-mod bulk;
-mod connect_close;
+pub(crate) mod bulk;
+pub(crate) mod connect_close;
 mod established;
 mod new_flows;
 mod request_response;
@@ -12,14 +12,11 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::{contender::Stand, generator::FirstPacket, results::Measured};
+pub(crate) use crate::workload_names::{ADMISSION, ESTABLISHED, SMALL_PACKETS};
+use crate::{contender::Stand, generator::FirstPacket};
 
-/// Those that let flows in.
-pub(crate) const ADMISSION: [&str; 2] = ["new-flows-udp", "new-flows-tcp"];
-/// The one of small frames.
-pub(crate) const SMALL_PACKETS: &str = "udp-64";
-/// The one of slipgate's programs, as they run.
-pub(crate) const ESTABLISHED: &str = "established";
+/// What a workload is called, and what it comes to.
+pub(crate) type Measured = (&'static str, &'static [Metric]);
 
 /// How long a workload may take on one contender, once.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

@@ -2,7 +2,10 @@
 mod policy;
 mod run;
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
@@ -10,7 +13,7 @@ pub(crate) use self::{
     policy::{CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand},
     run::RunArgs,
 };
-use crate::config::{Amount, Count};
+use slipgate_policy::document::{Amount, Count};
 
 /// Least and most of an MTU, L3 bytes: RFC 791's, and a TAP's.
 const MTU_BYTES: std::ops::RangeInclusive<u32> = 576..=65_521;
@@ -22,7 +25,7 @@ fn mtu(text: &str) -> Result<u32, String> {
 }
 
 /// The gateway's address unless told otherwise.
-pub(crate) const DEFAULT_GATEWAY: &str = "10.0.2.2";
+pub(crate) const DEFAULT_GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 /// Where pins are kept unless told otherwise.
 pub(crate) const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/slipgate";
 
@@ -103,7 +106,7 @@ pub(crate) struct NatArgs {
     #[arg(long, value_name = "A", default_value = "10.0.2.15")]
     pub(crate) guest_ip: String,
     /// The gateway's address as guests see it; the next one up is their DNS server
-    #[arg(long, value_name = "A", default_value = DEFAULT_GATEWAY)]
+    #[arg(long, value_name = "A", default_value_t = DEFAULT_GATEWAY.to_string())]
     pub(crate) gateway: String,
     /// Prefix length of the guests' network
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u8).range(1..=30))]

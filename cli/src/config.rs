@@ -2,42 +2,34 @@
 //! touches the system: what depends on the machine (does the TAP exist, is the port free) is found
 //! out by the roles.
 mod anew;
-mod error;
 mod file;
-mod forward;
 mod host_loopback;
-mod loaded;
 mod machine;
 mod network;
-mod policies;
-mod policy_file;
 mod rules;
 mod said;
+mod settle;
 mod vm;
 
 use std::{
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    net::{Ipv4Addr, SocketAddr},
     ops::RangeInclusive,
     path::PathBuf,
 };
 
 use slipgate_abi::maps::{MAX_CHUNKS, SLOTS_PER_CHUNK};
-use userspace_nat::{
-    dns::resolvers::MAX_RESOLVERS,
-    record::{Event, Events},
+use slipgate_policy::document::{
+    CliOverrides, ConfigError, Forward, Limits, PolicyFile, RuleFlag, check_rules, parse_range,
 };
+use userspace_nat::record::{Event, Events};
 
 pub(crate) use self::{
-    error::ConfigError,
     file::from_disk,
-    forward::Forward,
-    loaded::{LoadedPolicies, LoadedPolicy, RuleText},
     machine::{MachineSpec, RunConfig},
     network::GuestNetwork,
-    policies::{Limits, Typed, check_file, has_top_level, limits_in_file, policy_in_file},
-    policy_file::{Amount, Count, PolicyFile, schema},
-    rules::RuleFlag,
+    rules::rule_flags,
     said::Said,
+    settle::read_policy_file,
     vm::VmConfig,
 };
 use crate::args::{AttachArgs, FlowLogEvent, Mode, NatArgs, OnExit, Xdp};
@@ -51,7 +43,7 @@ pub(crate) struct Config {
     pub(crate) network: GuestNetwork,
     pub(crate) vms: Vec<VmConfig>,
     /// What flags say of policies.
-    pub(crate) typed: Typed,
+    pub(crate) typed: CliOverrides,
     /// As it was read last.
     pub(crate) policy_file: Option<PolicyFile>,
     pub(crate) forwards: Vec<Forward>,
@@ -74,7 +66,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Checks what `attach` was told. `order`: the rule flags as typed, see [`RuleFlag::in_order`].
+    /// Checks what `attach` was told. `order`: the rule flags as typed, see [`rule_flags`].
     pub(crate) fn new(args: &AttachArgs, order: Vec<RuleFlag>) -> Result<Self, ConfigError> {
         let nat = &args.nat;
         let network = GuestNetwork::new(nat)?;
@@ -117,13 +109,13 @@ impl Config {
                 "give one, like 127.0.0.1:9600",
             ));
         }
-        rules::check(&order)?;
+        check_rules(&order)?;
         let mut config = Self {
             mode: nat.mode,
             uplink: nat.uplink.clone(),
             network,
             vms,
-            typed: Typed::new(nat, order)?,
+            typed: settle::overrides(nat, order)?,
             // By `settle`.
             policy_file: None,
             forwards: Vec::new(),
@@ -158,40 +150,8 @@ fn event(typed: &FlowLogEvent) -> Event {
     }
 }
 
-/// A list of resolvers.
-fn resolvers(given: &[String]) -> Result<Vec<SocketAddr>, ConfigError> {
-    if let Some(first) = given.get(MAX_RESOLVERS) {
-        return Err(ConfigError::new(
-            "--dns",
-            first,
-            format!("one too many: {MAX_RESOLVERS} are asked at most"),
-            "leave out those that are asked last",
-        ));
-    }
-    let each = given
-        .iter()
-        .map(|given| resolver(given).map(SocketAddr::V4));
-    each.collect()
-}
-
-/// `A` or `A:P`.
-fn resolver(given: &str) -> Result<SocketAddrV4, ConfigError> {
-    let parsed = given
-        .parse()
-        .or_else(|_| given.parse().map(|a| SocketAddrV4::new(a, 53)));
-    match parsed {
-        Ok(a) if a.port() != 0 && !a.ip().is_unspecified() && !a.ip().is_multicast() => Ok(a),
-        _ => Err(ConfigError::new(
-            "--dns",
-            given,
-            "not a resolver's address",
-            "give one like 192.0.2.53 or 192.0.2.53:5353, or none",
-        )),
-    }
-}
-
 fn nat_ports(given: &str) -> Result<RangeInclusive<u16>, ConfigError> {
-    let range = forward::parse_range(given).filter(|r| r.len() > 1);
+    let range = parse_range(given).filter(|r| r.len() > 1);
     range.ok_or_else(|| {
         ConfigError::new(
             "--nat-ports",

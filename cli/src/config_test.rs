@@ -1,15 +1,15 @@
 use clap::{CommandFactory as _, FromArgMatches as _};
 
 use super::*;
-use userspace_nat::dns::Resolvers as Asked;
+use slipgate_policy::{Resolvers as Asked, document::LoadedPolicies};
 
 use crate::args::{Command, CommandLine};
 
 /// Typed rules alone.
-fn by(rules: &[RuleFlag]) -> Typed {
-    Typed {
+fn by(rules: &[RuleFlag]) -> CliOverrides {
+    CliOverrides {
         rules: rules.to_vec(),
-        ..Typed::default()
+        ..CliOverrides::default()
     }
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn config(flags: &str) -> Result<Config, String> {
         panic!("not attach");
     };
     let attach = matches.subcommand_matches("attach").expect("attach");
-    Config::new(&args, RuleFlag::in_order(attach)).map_err(|e| e.to_string())
+    Config::new(&args, rule_flags(attach)).map_err(|e| e.to_string())
 }
 
 #[track_caller]
@@ -273,7 +273,7 @@ fn deny_files_are_read_and_compiled() {
         .compile()
         .unwrap();
     let policy = policies.of(None);
-    let to = |addr: &str, port| userspace_nat::rules::Destination {
+    let to = |addr: &str, port| slipgate_policy::Destination {
         addr: addr.parse().unwrap(),
         port,
         protocol: slipgate_abi::Protocol::Tcp,

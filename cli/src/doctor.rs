@@ -1,9 +1,9 @@
 //! `slipgate doctor`: what this machine has and lacks for the hybrid NAT, and how to get it. Runs
 //! as any user; what only root can see is said to be unknown, not missing.
-use std::{fs, net::SocketAddrV4, os::fd::OwnedFd, path::Path, process::ExitCode};
+use std::{fmt::Display, fs, net::SocketAddrV4, os::fd::OwnedFd, path::Path, process::ExitCode};
 
 use serde::Serialize;
-use slipgate_control::{NetworkWatch, host::HostFacts, probe};
+use slipgate_control::{NetworkWatch, host::HostFacts, object, probe};
 use userspace_nat::nat_ports::DEFAULT_RANGE;
 
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
     host,
     kvm::{self, KvmUnavailable},
     offloads::offers_tso,
+    role::vmm,
     show,
 };
 
@@ -88,12 +89,33 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
             None => finding,
         }
     }));
+    findings.extend(stub_found(
+        "BPF programs",
+        State::Missing,
+        [false, true].map(|logging| object::bytes(logging).err()),
+    ));
     findings.push(kvm_found(kvm::open().map(Into::into)));
+    findings.extend(stub_found(
+        "guest",
+        State::Note,
+        [vmm::built_in_guest().err()],
+    ));
     findings.extend(uplink_found(uplink));
     let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     findings.push(resolvers_found(&host::resolvers(&resolv_conf)));
     findings.extend(host_found());
     findings
+}
+
+/// What should be embedded in this binary, and is not.
+fn stub_found<E: Display>(
+    what: &str,
+    state: State,
+    errors: impl IntoIterator<Item = Option<E>>,
+) -> Option<Finding> {
+    let error = errors.into_iter().flatten().next()?;
+    let remedy = "build it by `cargo xtask build`";
+    Some(Finding::ok(what, error.to_string()).with(state, remedy))
 }
 
 /// Who answers guests' questions unless `--dns` says it.

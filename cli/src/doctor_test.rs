@@ -18,6 +18,16 @@ fn a_report_says_what_is_missing_and_what_to_do() {
 }
 
 #[test]
+fn what_the_binary_was_built_without_is_told() {
+    let real: [Option<String>; 2] = [None, None];
+    assert_eq!(stub_found("BPF programs", State::Missing, real), None);
+    let stub = [None, Some("built without".to_owned())];
+    let finding = stub_found("BPF programs", State::Missing, stub).unwrap();
+    assert_eq!(finding.state, State::Missing);
+    assert_eq!(finding.found, "built without");
+}
+
+#[test]
 fn an_uplink_that_is_not_there_is_named() {
     let finding = &uplink_found(Some("nosuchdev0"))[0];
     assert_eq!(finding.state, State::Missing);

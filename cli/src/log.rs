@@ -10,17 +10,19 @@ use std::{
 
 use anyhow::Context as _;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{
+    filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
 
-use crate::show::plain::plain;
+use slipgate_policy::plain;
 
 /// Starts writing messages of `level` ("info", or a filter like "slipgate=debug,info") and worse.
 pub(crate) fn to_stderr(level: &str) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(level)
+    let filter: Targets = level
+        .parse()
         .with_context(|| format!("--log {level}: give error, warn, info, debug or trace"))?;
     let plain = std::env::var_os("NO_COLOR").is_some() || !std::io::stderr().is_terminal();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(|| Unheard {
             to: io::stderr(),
             dropped: &DROPPED,
@@ -28,7 +30,10 @@ pub(crate) fn to_stderr(level: &str) -> anyhow::Result<()> {
         // It would say so on stderr.
         .log_internal_errors(false)
         .with_ansi(!plain)
-        .with_target(false)
+        .with_target(false);
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(filter)
         .try_init()
         .map_err(|e| anyhow::anyhow!("setting up messages: {e}"))
 }

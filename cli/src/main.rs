@@ -23,8 +23,9 @@ use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 
 use crate::{
     args::{Command, CommandLine},
-    config::{Config, ConfigError, RuleFlag, RunConfig},
+    config::{Config, RunConfig},
 };
+use slipgate_policy::document::{ConfigError, RuleFlag};
 
 /// For a command line that can't be used, as clap has it: flags, or the files and devices that they
 /// name.
@@ -85,5 +86,5 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 fn rules_of(command: &str, matches: &ArgMatches) -> Vec<RuleFlag> {
     let matches = matches.subcommand_matches(command);
-    matches.map(RuleFlag::in_order).unwrap_or_default()
+    matches.map(config::rule_flags).unwrap_or_default()
 }

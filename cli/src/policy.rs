@@ -8,11 +8,14 @@ mod learn;
 
 use std::{path::Path, process::ExitCode};
 
-use userspace_nat::rules::{Policy, PolicySet};
+use slipgate_policy::{
+    document::{ConfigError, schema},
+    tools::Compiled,
+};
 
 use crate::{
     args::PolicyCommand,
-    config::{ConfigError, LoadedPolicies, PolicyFile, Typed, from_disk, has_top_level, schema},
+    config::{from_disk, read_policy_file},
     control,
     show::print_once,
 };
@@ -32,41 +35,7 @@ pub(crate) fn run(command: &PolicyCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// A policy file, compiled.
-struct Compiled {
-    file: PolicyFile,
-    policies: PolicySet,
-}
-
-impl Compiled {
-    fn read(path: &Path) -> Result<Self, ConfigError> {
-        let file = PolicyFile::read(path)?;
-        crate::config::check_file(&file)?;
-        let loaded = LoadedPolicies::of(&Typed::default(), Some(&file), &from_disk)?;
-        let policies = loaded.compile()?;
-        Ok(Self { file, policies })
-    }
-
-    /// The policy of that name, or the file's top level.
-    fn named(&self, name: Option<&str>) -> Result<&Policy, ConfigError> {
-        let all = self.policies.iter();
-        let names: Vec<&str> = all.filter_map(|p| p.settings().name.as_deref()).collect();
-        let Some(name) = name else {
-            if has_top_level(&self.file.document) {
-                return Ok(self.policies.of(Some(0)));
-            }
-            let problem = "it has named policies only";
-            let remedy = format!("give --policy NAME, one of {}", names.join(", "));
-            return Err(ConfigError::new("FILE", self.file.name(), problem, remedy));
-        };
-        let found = self.policies.by_name(name).map(|(_, policy)| policy);
-        found.ok_or_else(|| {
-            let remedy = match names[..] {
-                [] => "leave it out: the file has no [policy.NAME]".to_owned(),
-                _ => format!("give one of {}", names.join(", ")),
-            };
-            let problem = format!("{} has no such policy", self.file.name());
-            ConfigError::new("--policy", name, problem, remedy)
-        })
-    }
+/// Reads and compiles a policy file.
+fn compile(path: &Path) -> Result<Compiled, ConfigError> {
+    Compiled::new(read_policy_file(path)?, &from_disk)
 }

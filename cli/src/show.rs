@@ -2,7 +2,6 @@
 //! nothing and cost the packets' path nothing.
 pub(crate) mod flows;
 pub(crate) mod names;
-pub(crate) mod plain;
 pub(crate) mod stats;
 pub(crate) mod table;
 pub(crate) mod why;
@@ -93,7 +92,11 @@ fn print(watch: bool, text: impl Fn() -> anyhow::Result<String>) -> anyhow::Resu
     loop {
         let text = text()?;
         let home = if clear { "\x1b[H\x1b[2J" } else { "" };
-        if !write_all(&mut out, &format!("{home}{}", plain::plain(&text)))? || !watch {
+        if !write_all(
+            &mut out,
+            &format!("{home}{}", slipgate_policy::plain(&text)),
+        )? || !watch
+        {
             return Ok(());
         }
         thread::sleep(WATCH_EVERY);
@@ -102,7 +105,7 @@ fn print(watch: bool, text: impl Fn() -> anyhow::Result<String>) -> anyhow::Resu
 
 /// Prints. A reader that has gone is no error.
 pub(crate) fn print_once(text: &str) -> anyhow::Result<()> {
-    write_all(&mut std::io::stdout().lock(), &plain::plain(text)).map(drop)
+    write_all(&mut std::io::stdout().lock(), &slipgate_policy::plain(text)).map(drop)
 }
 
 /// Whether anybody reads.

@@ -1,32 +1,56 @@
 //! Puts the two builds of the BPF object where `src/object.rs` includes them from.
+//!
+//! On a fresh clone nobody has built them yet. Then empty stubs take their place, so that
+//! `cargo check` and editors work without the tools for BPF; loading a stub is an error that says
+//! so. A release build, and one that `cargo xtask` starts, never embeds a stub.
 
 use std::{
-    env, fs,
+    env, fs, io,
     path::{Path, PathBuf},
 };
 
 const OBJECTS: [&str; 2] = ["slipgate.o", "slipgate-log.o"];
+/// The folder of built objects, if not the workspace's.
+const FOLDER: &str = "SLIPGATE_BPF_DIR";
+/// Set by whoever has built the objects before and wants no stub.
+const NO_STUBS: &str = "SLIPGATE_NO_STUBS";
 
-fn main() {
-    println!("cargo:rerun-if-env-changed=SLIPGATE_BPF_DIR");
+fn main() -> io::Result<()> {
+    println!("cargo:rerun-if-env-changed={FOLDER}");
     let var = |name: &str| PathBuf::from(env::var_os(name).expect("cargo sets it"));
-    let from = match env::var_os("SLIPGATE_BPF_DIR") {
-        Some(dir) => PathBuf::from(dir),
+    let from = match env::var_os(FOLDER) {
+        Some(folder) => PathBuf::from(folder),
         None => var("CARGO_MANIFEST_DIR").join("../../target/bpf"),
     };
     for object in OBJECTS {
-        let source = from.join(object);
-        println!("cargo:rerun-if-changed={}", source.display());
-        copy(&source, &var("OUT_DIR").join(object));
+        embed(&from, object, &var("OUT_DIR"))?;
     }
+    Ok(())
 }
 
-fn copy(source: &Path, target: &Path) {
-    if let Err(error) = fs::copy(source, target) {
+fn embed(from: &Path, object: &str, into: &Path) -> io::Result<()> {
+    let source = from.join(object);
+    let Err(error) = fs::copy(&source, into.join(object)) else {
+        println!("cargo:rerun-if-changed={}", source.display());
+        return Ok(());
+    };
+    let missing = format!("no BPF object at {} ({error})", source.display());
+    let is_release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
+    if is_release || env::var_os(NO_STUBS).is_some() || env::var_os(FOLDER).is_some() {
         println!(
-            "cargo:error=no BPF object at {} ({error}): build it with `cargo xtask build --bpf-only`, \
-             or name the directory of a built one in SLIPGATE_BPF_DIR",
-            source.display()
+            "cargo:error={missing}: build it with `cargo xtask build --bpf-only`, or name the \
+             directory of a built one in {FOLDER}"
         );
+        return Ok(());
     }
+    // A file that is not there would make cargo compile the crate anew each time; its folder says
+    // as well when it comes.
+    fs::create_dir_all(from)?;
+    println!("cargo:rerun-if-changed={}", from.display());
+    println!("cargo:rerun-if-env-changed={NO_STUBS}");
+    println!(
+        "cargo:warning={missing}: an empty stub is embedded, and what is built can't load the BPF \
+         programs until you run `cargo xtask build --bpf-only` and build again"
+    );
+    fs::write(into.join(object), "")
 }

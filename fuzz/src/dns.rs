@@ -1,8 +1,8 @@
 //! DNS: a guest's query, the query that goes upstream, its answer, and the reply.
 //!
 //! Input: `knobs (1) | id (2) | length (2) | query | answer …`. Knobs: see [`knob`].
+use slipgate_policy::Name;
 use userspace_nat::dns::{
-    Name,
     answer::Answer,
     cache::Cache,
     chain::Chain,

@@ -6,10 +6,11 @@
 use std::net::{SocketAddr, UdpSocket};
 
 use slipgate_abi::Protocol;
+use slipgate_policy::{Action, DenyFile, Destination, LocalAddresses, Name, Policy, Rule};
 use userspace_nat::{
-    dns::{Limits, Name, Origin, Proxy, message::HEADER_LEN, query::Query},
+    dns::{Limits, Origin, Proxy, message::HEADER_LEN, query::Query},
+    name_gate::{ByRules, Judge},
     poll::{Poller, Readiness},
-    rules::{Action, ByRules, DenyFile, Destination, Judge, LocalAddresses, Policy, Rule},
     vm::VmNet,
 };
 
@@ -43,7 +44,7 @@ pub(crate) mod step {
 
 struct Rig {
     proxy: Proxy,
-    judge: userspace_nat::rules::SharedJudge,
+    judge: userspace_nat::name_gate::SharedJudge,
     poller: Poller,
     resolver: UdpSocket,
     asked: Vec<(Vec<u8>, SocketAddr)>,

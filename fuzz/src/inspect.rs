@@ -1,5 +1,6 @@
 //! What inspected connections say. Each input is taken whole and in two pieces: where it is cut may
 //! change nothing.
+use slipgate_policy::Http;
 use userspace_nat::{
     fake::{hellos, initials},
     inspect::{
@@ -9,7 +10,6 @@ use userspace_nat::{
         spoken::{Spoken, Step},
         tls,
     },
-    rules::Http,
 };
 
 use crate::tape::Tape;

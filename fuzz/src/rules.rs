@@ -4,11 +4,9 @@
 //! begins with `+` (allow), `?` (inspect), `-` (deny), or is of the deny file that stands between them.
 use ipnet::Ipv4Net;
 use slipgate_abi::{Protocol, Refusal};
-use userspace_nat::{
-    prefix_map::PrefixMap,
-    rules::{
-        Action, Decision, DenyFile, Destination, LocalAddresses, NamePattern, Pattern, Policy, Rule,
-    },
+use slipgate_policy::{
+    Action, Decision, DenyFile, Destination, LocalAddresses, NamePattern, Pattern, Policy,
+    PrefixMap, Rule,
 };
 
 use crate::{

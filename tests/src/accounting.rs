@@ -3,52 +3,13 @@
 //! A GSO frame counts as the segments it stands for, each with its own IP and transport header;
 //! bytes are L3 bytes (the IP total length), so Ethernet headers and padding do not count.
 
-use std::{collections::HashMap, net::SocketAddrV4};
+use std::collections::HashMap;
 
+pub use crate::frame::FlowKey;
 use crate::{
     frame::{Packet, tcp_flags},
     tap::VnetHdr,
 };
-
-/// One direction of a flow. For ICMP echo the port is the identifier, on the side that asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FlowKey {
-    /// IP protocol number.
-    pub protocol: u8,
-    /// Sender.
-    pub source: SocketAddrV4,
-    /// Receiver.
-    pub destination: SocketAddrV4,
-}
-
-impl FlowKey {
-    /// A TCP direction.
-    pub fn tcp(source: SocketAddrV4, destination: SocketAddrV4) -> Self {
-        FlowKey {
-            protocol: 6,
-            source,
-            destination,
-        }
-    }
-
-    /// A UDP direction.
-    pub fn udp(source: SocketAddrV4, destination: SocketAddrV4) -> Self {
-        FlowKey {
-            protocol: 17,
-            source,
-            destination,
-        }
-    }
-
-    /// The other direction.
-    pub fn reversed(self) -> Self {
-        FlowKey {
-            source: self.destination,
-            destination: self.source,
-            ..self
-        }
-    }
-}
 
 /// What was counted in one direction of one flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

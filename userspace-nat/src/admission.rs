@@ -40,7 +40,6 @@ use crate::{
     },
     quota::worlds_share,
     route::Route,
-    rules,
 };
 
 /// What becomes of a packet that came here.
@@ -186,7 +185,7 @@ impl<D: Datapath> Core<D> {
         now_ns: u64,
     ) -> Result<u32, Refused> {
         let protocol = Protocol::from_ip(guest.protocol).ok_or(Refusal::Insertion)?;
-        let to = rules::Destination {
+        let to = slipgate_policy::Destination {
             addr: guest.remote.into(),
             port: guest.remote_port,
             protocol,

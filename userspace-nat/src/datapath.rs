@@ -7,7 +7,8 @@ use slipgate_abi::{
 };
 use thiserror::Error;
 
-use crate::{rules::Described, stats::VmStats};
+use crate::stats::VmStats;
+use slipgate_policy::Described;
 
 /// Why an entry was not inserted.
 #[derive(Debug, Error)]

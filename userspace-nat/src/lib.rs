@@ -2,7 +2,7 @@
 //!
 //! The kernel's programs translate established flows and hand everything else to an *engine port*.
 //! The [`engine`] reads that port, and
-//! - admits new flows ([`admission`], [`flow`], [`nat_ports`], [`quota`], [`rules`], [`route`]),
+//! - admits new flows ([`admission`], [`flow`], [`nat_ports`], [`quota`], [`name_gate`], [`route`]),
 //! - answers what the guest asks of its network ([`dhcp`], [`dns`], [`arp`], [`icmp`]),
 //! - relays what can't be translated ([`relay`]),
 //! - finds the end of every flow and records it ([`flow`], [`record`]).
@@ -13,6 +13,9 @@
 //!
 //! Everything that comes over the port is hostile: it is parsed by bounds-checked views, work and
 //! memory per guest are bounded, and what is not served is counted ([`stats`]).
+
+// Only modules that share memory with the kernel's programs say `expect(unsafe_code)`. Tests may.
+#![cfg_attr(not(test), deny(unsafe_code))]
 
 pub mod admission;
 pub mod arp;
@@ -28,18 +31,17 @@ pub mod flow;
 pub mod icmp;
 pub mod inspect;
 pub mod mss;
+pub mod name_gate;
 pub mod nat_ports;
 pub mod packet;
 pub mod pcapng;
 pub mod poll;
 pub mod port;
-pub mod prefix_map;
 pub mod quota;
 pub mod record;
 pub mod relay;
 pub mod reply;
 pub mod route;
-pub mod rules;
 pub mod stats;
 #[cfg(test)]
 mod test_vm;

@@ -1,4 +1,8 @@
 //! Where the engine counts: the mapped rows of `COUNTERS` and `DROPS`.
+#![expect(
+    unsafe_code,
+    reason = "counts in mapped rows that the kernel's programs and other processes change too"
+)]
 use std::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},

@@ -24,10 +24,10 @@ pub mod memory;
 pub mod pci;
 pub mod report;
 pub mod thread;
-pub mod vcpu;
 pub mod virtio;
 
 pub use counters::Counters;
+pub use machine::vcpu;
 pub use machine::{Machine, MachineConfig, MachineError, Outcome, SerialIo, StopHandle};
 pub use report::Report;
 pub use thread::{ThreadKind, ThreadSetup};

@@ -15,6 +15,7 @@ mod devices;
 mod ending;
 mod error;
 mod gate;
+pub mod vcpu;
 
 pub(crate) use bus::{Answer, Bus};
 pub(crate) use ending::Ending;
@@ -32,7 +33,7 @@ use crate::{
     counters::Counters,
     cpuid, kick, kvm, layout,
     legacy::{pm_timer::PmTimer, rtc::Rtc, serial::Console},
-    memory, vcpu,
+    memory,
     virtio::net::NetConfig,
 };
 

@@ -4,7 +4,6 @@
 //! along (`-Z build-std`), by the compiler and linker that `setup` found. `ebpf/control` embeds
 //! what is left here, so an object that has not changed keeps its modification time.
 
-pub(crate) mod elf;
 mod target;
 
 use std::{
@@ -16,6 +15,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
+    elf,
     setup::BpfToolchain,
     workspace::{Workspace, run, say},
 };

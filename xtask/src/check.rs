@@ -1,6 +1,7 @@
 //! `cargo xtask check`: everything about the source that needs no running of it.
 
 pub(crate) mod abi;
+mod cycles;
 mod documents;
 mod layers;
 mod length;
@@ -13,7 +14,10 @@ use crate::{
 };
 
 /// Formatting, lints, layers, documents, each whatever the others find; the lengths of files are told, not judged.
-pub(crate) fn check(workspace: &Workspace) -> Result<()> {
+pub(crate) fn check(workspace: &Workspace, only_cycles: bool) -> Result<()> {
+    if only_cycles {
+        return cycles::check(workspace);
+    }
     components(workspace)?;
     length::report(workspace)?;
     let checks: [(&str, Check); 8] = [
@@ -76,13 +80,14 @@ fn lint_workspace(workspace: &Workspace) -> Result<()> {
     ]))
 }
 
-/// As they are without libFuzzer, whose C++ would take minutes.
+/// As they are without libFuzzer, whose C++ would take minutes. In the workspace's target folder,
+/// where most libraries have been looked at already.
 fn lint_fuzz_targets(workspace: &Workspace) -> Result<()> {
     run(workspace
         .cargo()
         .args(["clippy", "--quiet", "--no-default-features"])
         .args(["--manifest-path", "fuzz/Cargo.toml", "--", "-Dwarnings"])
-        .env("CARGO_TARGET_DIR", workspace.target.join("fuzz")))
+        .env("CARGO_TARGET_DIR", &workspace.target))
 }
 
 /// Makes sure that the toolchain has rustfmt and clippy.

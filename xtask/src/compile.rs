@@ -1,37 +1,54 @@
 //! `cargo xtask build`: the BPF object and the built-in guest, then the binary that embeds both.
 
+use std::{panic::resume_unwind, thread};
+
 use anyhow::Result;
+use clap::{ArgMatches, Command};
 
 use crate::{
-    bpf, guest, setup,
+    bpf, flag, guest, setup,
     workspace::{Workspace, run},
 };
 
 /// What of the product to build.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Debug, Default)]
 pub(crate) struct Build {
-    /// Only the BPF objects, target/bpf/slipgate.o and slipgate-log.o
-    #[arg(long)]
     bpf_only: bool,
-    /// Only the built-in guest, target/guest/slipgate-guest
-    #[arg(long, conflicts_with = "bpf_only")]
     guest_only: bool,
-    /// The binary unoptimised, in target/debug
-    #[arg(long)]
     debug: bool,
+}
+
+impl Build {
+    pub(crate) fn command() -> Command {
+        Command::new("build")
+            .about("Build target/release/slipgate, the BPF object embedded")
+            .args([
+                flag("bpf-only")
+                    .help("Only the BPF objects, target/bpf/slipgate.o and slipgate-log.o")
+                    .conflicts_with("guest-only"),
+                flag("guest-only").help("Only the built-in guest, target/guest/slipgate-guest"),
+                flag("debug").help("The binary unoptimised, in target/debug"),
+            ])
+    }
+
+    pub(crate) fn of(matches: &ArgMatches) -> Self {
+        Self {
+            bpf_only: matches.get_flag("bpf-only"),
+            guest_only: matches.get_flag("guest-only"),
+            debug: matches.get_flag("debug"),
+        }
+    }
 }
 
 /// Sets up what is missing and builds.
 pub(crate) fn build(workspace: &Workspace, what: &Build) -> Result<()> {
-    if !what.guest_only {
-        bpf::build(workspace, &setup::bpf(workspace)?)?;
+    if what.bpf_only {
+        return bpf::build(workspace, &setup::bpf(workspace)?);
     }
-    if !what.bpf_only {
-        guest::build(workspace)?;
+    if what.guest_only {
+        return guest::build(workspace);
     }
-    if what.bpf_only || what.guest_only {
-        return Ok(());
-    }
+    artefacts(workspace, || Ok(()))?;
     let mut cargo = workspace.cargo();
     cargo.args(["build", "--package=slipgate"]);
     if !what.debug {
@@ -39,3 +56,23 @@ pub(crate) fn build(workspace: &Workspace, what: &Build) -> Result<()> {
     }
     run(&mut cargo)
 }
+
+/// Builds what the binary embeds, and does `meanwhile`: on a fresh machine the tools for BPF take
+/// long to download, and that needs no processor.
+pub(crate) fn artefacts(
+    workspace: &Workspace,
+    meanwhile: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    thread::scope(|scope| {
+        let programs = scope.spawn(|| bpf::build(workspace, &setup::bpf(workspace)?));
+        let others = guest::build(workspace).and_then(|()| meanwhile());
+        match programs.join() {
+            Ok(programs) => programs.and(others),
+            Err(panic) => resume_unwind(panic),
+        }
+    })
+}
+
+#[cfg(test)]
+#[path = "compile_test.rs"]
+mod tests;

@@ -5,9 +5,10 @@ use std::{fs, process::Command};
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    bpf::{self, elf},
-    guest, setup,
-    workspace::{Workspace, capture, run, rustc_version, say},
+    bpf, elf, guest,
+    rustc_version::rustc_version,
+    setup,
+    workspace::{Workspace, capture, run, say},
 };
 
 /// Builds `dist/slipgate` in the target folder and proves that it starts.

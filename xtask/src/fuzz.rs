@@ -12,21 +12,44 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use clap::{Arg, ArgMatches, value_parser};
 
 use crate::{
-    test::Summary,
-    workspace::{Workspace, on_path, run, rustc_version, say},
+    rustc_version::rustc_version,
+    summary::Summary,
+    workspace::{Workspace, on_path, run, say},
 };
 
 /// Which targets, and how long each.
-#[derive(Debug, clap::Args)]
+#[derive(Debug)]
 pub(crate) struct Fuzz {
-    /// How long each target runs, seconds
-    #[arg(long, default_value_t = 60, value_name = "N")]
     seconds: u32,
-    /// Only this target
-    #[arg(value_name = "TARGET")]
     target: Option<String>,
+}
+
+impl Fuzz {
+    pub(crate) fn command() -> clap::Command {
+        clap::Command::new("fuzz")
+            .about("Feed mutated input to everything that reads what a guest or the world wrote")
+            .args([
+                Arg::new("seconds")
+                    .long("seconds")
+                    .value_name("N")
+                    .default_value("60")
+                    .value_parser(value_parser!(u32))
+                    .help("How long each target runs, seconds"),
+                Arg::new("target")
+                    .value_name("TARGET")
+                    .help("Only this target"),
+            ])
+    }
+
+    pub(crate) fn of(matches: &ArgMatches) -> Self {
+        Self {
+            seconds: matches.get_one("seconds").copied().unwrap_or_default(),
+            target: matches.get_one("target").cloned(),
+        }
+    }
 }
 
 /// How long each target runs among the tests, seconds.

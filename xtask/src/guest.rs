@@ -13,8 +13,9 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    bpf::elf,
-    workspace::{Workspace, run, rustc_version, say},
+    elf,
+    rustc_version::rustc_version,
+    workspace::{Workspace, run, say},
 };
 
 /// The image and the program's name.

@@ -6,77 +6,27 @@ mod bpf;
 mod check;
 mod compile;
 mod dist;
+mod elf;
 mod fuzz;
 mod guest;
 mod metadata;
 mod privilege;
 mod run;
+mod rustc_version;
 mod setup;
+mod summary;
 mod test;
 mod workspace;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::workspace::Workspace;
 
-#[derive(Parser)]
-#[command(
-    name = "cargo xtask",
-    bin_name = "cargo xtask",
-    about,
-    max_term_width = 100
-)]
-struct Cli {
-    #[command(subcommand)]
-    task: Task,
-}
-
-#[derive(Subcommand)]
-enum Task {
-    /// Build target/release/slipgate, the BPF object embedded
-    Build(compile::Build),
-    /// Show slipgate at work in a private network; with `-- ARGS`, run `slipgate ARGS` on this machine
-    Run {
-        /// What the guest is: microvm, or linux (network namespaces) [default: microvm where there
-        /// is KVM]
-        #[arg(long, value_name = "KIND", value_parser = ["microvm", "linux"], conflicts_with = "args")]
-        guest: Option<String>,
-        /// What to give to slipgate
-        #[arg(last = true)]
-        args: Vec<String>,
-    },
-    /// Run all tests, as root (through sudo), the quick ones first
-    Test(test::Test),
-    /// Feed mutated input to everything that reads what a guest or the world wrote
-    Fuzz(fuzz::Fuzz),
-    /// Check formatting, lints, the direction of dependencies and the version of the ABI
-    Check,
-    /// Say whether ebpf/abi/layout.txt is what ABI_VERSION stands for, or write it
-    Abi {
-        /// Write it, when the version was raised
-        #[arg(long)]
-        write: bool,
-        /// Write it for the same version: no release has it yet
-        #[arg(long, requires = "write")]
-        unreleased: bool,
-    },
-    /// Measure slipgate and its peers
-    Bench {
-        /// What to give to the benchmark program
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
-    },
-    /// Build target/dist/slipgate, one static binary that needs nothing else
-    Dist,
-    /// Find or install all that the others need
-    Setup,
-}
-
 fn main() -> ExitCode {
-    match perform(&Cli::parse().task) {
+    match perform(&command().get_matches()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             // Not `Debug`: a stack of xtask's own calls says nothing about what went wrong.
@@ -86,18 +36,81 @@ fn main() -> ExitCode {
     }
 }
 
-fn perform(task: &Task) -> Result<()> {
+fn command() -> Command {
+    Command::new("cargo xtask")
+        .bin_name("cargo xtask")
+        .about("Builds, runs, tests and measures slipgate")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommands([
+            compile::Build::command(),
+            run::Run::command(),
+            test::Test::command(),
+            fuzz::Fuzz::command(),
+            Command::new("check")
+                .about("Check formatting, lints, the direction of dependencies and the version of the ABI")
+                .arg(flag("cycles").help("Only whether modules depend on each other in a circle")),
+            Command::new("abi")
+                .about("Say whether ebpf/abi/layout.txt is what ABI_VERSION stands for, or write it")
+                .args([
+                    flag("write").help("Write it, when the version was raised"),
+                    flag("unreleased")
+                        .requires("write")
+                        .help("Write it for the same version: no release has it yet"),
+                ]),
+            Command::new("bench")
+                .about("Measure slipgate and its peers")
+                .arg(
+                    Arg::new("args")
+                        .value_name("ARGS")
+                        .help("What to give to the benchmark program")
+                        .num_args(0..)
+                        .trailing_var_arg(true)
+                        .allow_hyphen_values(true),
+                ),
+            Command::new("dist")
+                .about("Build target/dist/slipgate, one static binary that needs nothing else"),
+            Command::new("setup").about("Find or install all that the others need"),
+        ])
+}
+
+/// An option without a value.
+fn flag(name: &'static str) -> Arg {
+    Arg::new(name).long(name).action(ArgAction::SetTrue)
+}
+
+/// All values of an option or of a list of arguments.
+fn words(matches: &ArgMatches, name: &str) -> Vec<String> {
+    matches
+        .get_many(name)
+        .into_iter()
+        .flatten()
+        .cloned()
+        .collect()
+}
+
+fn perform(matches: &ArgMatches) -> Result<()> {
     let workspace = Workspace::find()?;
+    let Some((task, matches)) = matches.subcommand() else {
+        unreachable!("clap requires one");
+    };
     match task {
-        Task::Build(what) => compile::build(&workspace, what),
-        Task::Run { guest, args } => match run::run(&workspace, guest.as_deref(), args)? {},
-        Task::Test(what) => test::test(&workspace, what),
-        Task::Fuzz(what) => fuzz::fuzz(&workspace, what),
-        Task::Check => check::check(&workspace),
-        Task::Abi { write: false, .. } => check::abi::check(&workspace),
-        Task::Abi { unreleased, .. } => check::abi::write(&workspace, *unreleased),
-        Task::Bench { args } => match bench::bench(&workspace, args)? {},
-        Task::Dist => dist::dist(&workspace),
-        Task::Setup => setup::everything(&workspace),
+        "build" => compile::build(&workspace, &compile::Build::of(matches)),
+        "run" => match run::run(&workspace, &run::Run::of(matches))? {},
+        "test" => test::test(&workspace, &test::Test::of(matches)),
+        "fuzz" => fuzz::fuzz(&workspace, &fuzz::Fuzz::of(matches)),
+        "check" => check::check(&workspace, matches.get_flag("cycles")),
+        "abi" if matches.get_flag("write") => {
+            check::abi::write(&workspace, matches.get_flag("unreleased"))
+        }
+        "abi" => check::abi::check(&workspace),
+        "bench" => match bench::bench(&workspace, &words(matches, "args"))? {},
+        "dist" => dist::dist(&workspace),
+        "setup" => setup::everything(&workspace),
+        task => unreachable!("clap knows no {task}"),
     }
 }
+
+#[cfg(test)]
+#[path = "main_test.rs"]
+mod tests;

@@ -1,21 +1,25 @@
 //! What `cargo metadata` says about the crates of a workspace.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use serde::Deserialize;
+use serde_json::Value;
 
 use crate::workspace::{Workspace, capture};
 
 /// A crate of the workspace and what its manifest asks for.
-#[derive(Debug, Deserialize)]
+#[derive(Debug)]
 pub(crate) struct Package {
     pub(crate) name: String,
+    /// Where its manifest is.
+    pub(crate) folder: PathBuf,
     pub(crate) dependencies: Vec<Dependency>,
+    /// The root files of its library and its binaries.
+    pub(crate) roots: Vec<PathBuf>,
 }
 
 /// One line of a manifest's dependencies.
-#[derive(Debug, Deserialize)]
+#[derive(Debug)]
 pub(crate) struct Dependency {
     pub(crate) name: String,
     /// `None` for an ordinary one, else `dev` or `build`.
@@ -42,11 +46,46 @@ pub(crate) fn packages(workspace: &Workspace, manifest: &Path) -> Result<Vec<Pac
 
 /// Reads the JSON of `cargo metadata --no-deps`, which lists the members only.
 pub(crate) fn parse(told: &str) -> Result<Vec<Package>> {
-    #[derive(Deserialize)]
-    struct Metadata {
-        packages: Vec<Package>,
-    }
-    let metadata: Metadata =
-        serde_json::from_str(told).context("`cargo metadata` wrote something unexpected")?;
-    Ok(metadata.packages)
+    let metadata: Option<Value> = serde_json::from_str(told).ok();
+    metadata
+        .and_then(|metadata| {
+            let packages = metadata["packages"].as_array()?.iter();
+            packages.map(package).collect()
+        })
+        .context("`cargo metadata` wrote something unexpected")
+}
+
+fn package(told: &Value) -> Option<Package> {
+    let dependencies = told["dependencies"].as_array()?.iter();
+    let targets = told["targets"].as_array()?.iter();
+    Some(Package {
+        name: text(&told["name"])?,
+        folder: PathBuf::from(told["manifest_path"].as_str()?)
+            .parent()?
+            .to_owned(),
+        dependencies: dependencies.map(dependency).collect::<Option<_>>()?,
+        roots: targets
+            .filter(|target| is_library_or_binary(target))
+            .map(|target| text(&target["src_path"]).map(PathBuf::from))
+            .collect::<Option<_>>()?,
+    })
+}
+
+fn dependency(told: &Value) -> Option<Dependency> {
+    Some(Dependency {
+        name: text(&told["name"])?,
+        kind: text(&told["kind"]),
+        path: text(&told["path"]),
+    })
+}
+
+fn is_library_or_binary(target: &Value) -> bool {
+    let kinds = target["kind"].as_array().into_iter().flatten();
+    kinds
+        .filter_map(Value::as_str)
+        .any(|kind| kind == "bin" || kind.ends_with("lib"))
+}
+
+fn text(value: &Value) -> Option<String> {
+    value.as_str().map(str::to_owned)
 }

@@ -1,10 +1,13 @@
 //! What needs root is run as it is when we are root, else through sudo.
 
-use std::{ffi::OsStr, process::Command};
+use std::{ffi::OsStr, fs, os::unix::fs::MetadataExt as _, process::Command};
 
 use anyhow::{Result, bail};
 
-use crate::workspace::{Workspace, on_path, run, rustc_version};
+use crate::{
+    rustc_version::rustc_version,
+    workspace::{Workspace, on_path, run},
+};
 
 /// A command that will run as root, with root's environment.
 pub(crate) fn as_root(program: impl AsRef<OsStr>) -> Result<Command> {
@@ -43,7 +46,8 @@ fn elevated(program: &OsStr, options: &[&str]) -> Result<Command> {
 }
 
 fn is_root() -> bool {
-    nix::unistd::geteuid().is_root()
+    // Of our process, so of the effective user.
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
 fn require_sudo(whom: &str) -> Result<()> {

@@ -1,39 +1,88 @@
 //! `cargo xtask run`: the demonstration in its private world, or slipgate itself on this machine.
 
-use std::{convert::Infallible, os::unix::process::CommandExt, process::Command};
+use std::{convert::Infallible, os::unix::process::CommandExt, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result};
+use clap::{Arg, ArgMatches};
 
 use crate::{
-    compile, privilege, setup,
+    compile, privilege, setup, words,
     workspace::{Workspace, run as run_to_end},
 };
 
-/// Builds, then becomes the program, so that signals and exit status are the program's own.
-pub(crate) fn run(
-    workspace: &Workspace,
-    guest: Option<&str>,
-    args: &[String],
-) -> Result<Infallible> {
-    compile::build(workspace, &compile::Build::default())?;
-    let slipgate = workspace.target.join("release/slipgate");
-    if !args.is_empty() {
-        return become_program(privilege::as_root(&slipgate)?.args(args));
+/// What to show, or to run.
+#[derive(Debug)]
+pub(crate) struct Run {
+    guest: Option<String>,
+    args: Vec<String>,
+}
+
+impl Run {
+    pub(crate) fn command() -> clap::Command {
+        clap::Command::new("run")
+            .about(
+                "Show slipgate at work in a private network; with `-- ARGS`, run `slipgate ARGS` on \
+                 this machine",
+            )
+            .args([
+                Arg::new("guest")
+                    .long("guest")
+                    .value_name("KIND")
+                    .value_parser(["microvm", "linux"])
+                    .conflicts_with("args")
+                    .help(
+                        "What the guest is: microvm, or linux (network namespaces) [default: microvm \
+                         where there is KVM]",
+                    ),
+                Arg::new("args")
+                    .value_name("ARGS")
+                    .num_args(0..)
+                    .last(true)
+                    .allow_hyphen_values(true)
+                    .help("What to give to slipgate"),
+            ])
     }
-    setup::test_tools()?;
-    run_to_end(workspace.cargo().args([
-        "build",
-        "--release",
-        "--package=slipgate-testbed",
-        "--bin=slipgate-demo",
-    ]))?;
-    let demo = workspace.target.join("release/slipgate-demo");
+
+    pub(crate) fn of(matches: &ArgMatches) -> Self {
+        Self {
+            guest: matches.get_one("guest").cloned(),
+            args: words(matches, "args"),
+        }
+    }
+}
+
+/// Builds, then becomes the program, so that signals and exit status are the program's own.
+pub(crate) fn run(workspace: &Workspace, what: &Run) -> Result<Infallible> {
+    let is_demo = what.args.is_empty();
+    compile::artefacts(workspace, || match is_demo {
+        true => setup::test_tools(),
+        false => Ok(()),
+    })?;
+    let slipgate = build_quick(workspace)?;
+    if !is_demo {
+        return become_program(privilege::as_root(&slipgate)?.args(&what.args));
+    }
+    let demo = slipgate.with_file_name("slipgate-demo");
     let mut demo = privilege::as_root_with_environment(&demo)?;
     demo.env("SLIPGATE_BIN", slipgate);
-    if let Some(guest) = guest {
+    if let Some(guest) = &what.guest {
         demo.args(["--guest", guest]);
     }
     become_program(&mut demo)
+}
+
+/// Builds slipgate, and the demonstration beside it, by the profile `quick`; slipgate's path. Always
+/// both: alone, each would have libraries with other features, and those are compiled anew.
+pub(crate) fn build_quick(workspace: &Workspace) -> Result<PathBuf> {
+    run_to_end(workspace.cargo().args([
+        "build",
+        "--profile=quick",
+        "--package=slipgate",
+        "--bin=slipgate",
+        "--package=slipgate-testbed",
+        "--bin=slipgate-demo",
+    ]))?;
+    Ok(workspace.target.join("quick/slipgate"))
 }
 
 /// Replaces xtask.

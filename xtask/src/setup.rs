@@ -12,7 +12,7 @@ mod tools;
 
 use anyhow::Result;
 
-pub(crate) use compiler::{Compiler, RustcVersion};
+pub(crate) use compiler::Compiler;
 pub(crate) use linker::Linker;
 
 use crate::workspace::{Workspace, say};

@@ -3,10 +3,6 @@
 //! Everything is compiled by whoever calls; only the test binaries themselves go through sudo, so
 //! that nothing in the target folder comes to belong to root.
 
-mod summary;
-
-pub(crate) use summary::Summary;
-
 use std::{
     env,
     io::{BufRead, BufReader, pipe},
@@ -15,24 +11,50 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::{
-    bpf, fuzz, guest, metadata, privilege, setup,
-    workspace::{Workspace, run, say},
+    compile, flag, fuzz, metadata, privilege, run, setup,
+    summary::Summary,
+    words,
+    workspace::{Workspace, run as run_to_end, say},
 };
 
 /// Which tests, and whether to look after the machine first.
-#[derive(Debug, clap::Args)]
+#[derive(Debug)]
 pub(crate) struct Test {
-    /// Take tools, BPF objects and the built-in guest as they are
-    #[arg(long)]
     no_setup: bool,
-    /// Only the tests of this crate (may be repeated)
-    #[arg(long, short, value_name = "CRATE")]
     package: Vec<String>,
-    /// Only tests whose name contains one of these
-    #[arg(value_name = "NAME")]
     filters: Vec<String>,
+}
+
+impl Test {
+    pub(crate) fn command() -> clap::Command {
+        clap::Command::new("test")
+            .about("Run all tests, as root (through sudo), the quick ones first")
+            .args([
+                flag("no-setup").help("Take tools, BPF objects and the built-in guest as they are"),
+                Arg::new("package")
+                    .long("package")
+                    .short('p')
+                    .value_name("CRATE")
+                    .action(ArgAction::Append)
+                    .help("Only the tests of this crate (may be repeated)"),
+                Arg::new("filters")
+                    .value_name("NAME")
+                    .action(ArgAction::Append)
+                    .num_args(0..)
+                    .help("Only tests whose name contains one of these"),
+            ])
+    }
+
+    pub(crate) fn of(matches: &ArgMatches) -> Self {
+        Self {
+            no_setup: matches.get_flag("no-setup"),
+            package: words(matches, "package"),
+            filters: words(matches, "filters"),
+        }
+    }
 }
 
 /// Crates that are tested by calls of their own, after all others, in this order: their tests need
@@ -54,10 +76,7 @@ const BOOTS_KERNELS: &str = "slipgate-testbed";
 /// Sets up, builds, runs, and prints the tests' summaries; an error if any failed.
 pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
     if !what.no_setup {
-        let toolchain = setup::bpf(workspace)?;
-        setup::test_tools()?;
-        bpf::build(workspace, &toolchain)?;
-        guest::build(workspace)?;
+        compile::artefacts(workspace, setup::test_tools)?;
     }
     let members = metadata::packages(workspace, &workspace.root.join("Cargo.toml"))?;
     let members: Vec<&str> = members
@@ -73,17 +92,17 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         say(format!("tests on other kernels will be skipped: {why:#}"));
     }
 
-    say("building the release binary, another build of it, and the tests");
-    run(workspace
-        .cargo()
-        .args(["build", "--release", "--package=slipgate"]))?;
+    say("building the binary, another build of it, and the tests");
+    let slipgate = run::build_quick(workspace)?;
     // Upgrades go to it.
-    run(workspace.cargo().args(["build", "--package=slipgate"]))?;
+    run_to_end(workspace.cargo().args(["build", "--package=slipgate"]))?;
     for round in &rounds {
-        run(workspace
-            .cargo()
-            .args(["test", "--no-run"])
-            .args(packages(round)))?;
+        run_to_end(
+            workspace
+                .cargo()
+                .args(["test", "--no-run"])
+                .args(packages(round)),
+        )?;
     }
 
     let mut summary = Summary::default();
@@ -100,7 +119,7 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         }
         privilege::run_binaries_as_root(workspace, &mut cargo)?;
         cargo
-            .env("SLIPGATE_BIN", workspace.target.join("release/slipgate"))
+            .env("SLIPGATE_BIN", &slipgate)
             .env(
                 "SLIPGATE_OTHER_BIN",
                 workspace.target.join("debug/slipgate"),

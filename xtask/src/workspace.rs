@@ -3,13 +3,13 @@
 use std::{
     env,
     ffi::OsStr,
+    fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{self, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
 use anyhow::{Context, Result, bail};
-
-use crate::setup::RustcVersion;
 
 /// The checkout that this xtask belongs to.
 pub(crate) struct Workspace {
@@ -64,7 +64,8 @@ impl Workspace {
     /// The cargo that runs us, in the checkout, without what `cargo run` told xtask about itself.
     pub(crate) fn cargo(&self) -> Command {
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(&self.root);
+        // What is embedded has been built before, or the build is to fail.
+        cargo.current_dir(&self.root).env("SLIPGATE_NO_STUBS", "1");
         for (name, _) in env::vars_os() {
             let told_to_xtask = [
                 "CARGO_PKG_",
@@ -83,12 +84,31 @@ impl Workspace {
     }
 }
 
-/// What the outer compiler is.
-pub(crate) fn rustc_version(workspace: &Workspace) -> Result<RustcVersion> {
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    RustcVersion::parse(&capture(
-        Command::new(rustc).arg("-vV").current_dir(&workspace.root),
-    )?)
+/// A folder that goes with its owner.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    /// A new one in `folder`, which is made if it is not there.
+    pub(crate) fn below(folder: &Path) -> Result<Self> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Relaxed);
+        let path = folder.join(format!("scratch-{}-{number}", process::id()));
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::create_dir(&path))
+            .with_context(|| format!("could not make {}", path.display()))?;
+        Ok(Self(path))
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).ok();
+    }
 }
 
 /// Says what is being done, on stderr.

@@ -16,7 +16,7 @@ use super::{
     process::{self, NatProcess},
     world,
 };
-use crate::conditions::Pinning;
+use crate::machine::Pinning;
 
 pub(super) struct Einat;
 

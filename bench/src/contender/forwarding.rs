@@ -4,7 +4,7 @@ use anyhow::Result;
 use slipgate_testbed::{Guest, World, baseline};
 
 use super::{Contender, Stand, guest, world};
-use crate::conditions::{self, Pinning};
+use crate::machine::{self, Pinning};
 
 pub(super) struct Forwarding;
 
@@ -14,7 +14,7 @@ impl Contender for Forwarding {
     }
 
     fn version(&self) -> Result<String> {
-        Ok(format!("Linux {}", conditions::kernel()))
+        Ok(format!("Linux {}", machine::kernel()))
     }
 
     fn set_up(&self, pinning: Pinning) -> Result<Stand> {

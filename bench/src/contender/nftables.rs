@@ -4,7 +4,7 @@ use anyhow::Result;
 use slipgate_testbed::{Guest, World, baseline};
 
 use super::{Contender, Stand, guest, process, world};
-use crate::conditions::Pinning;
+use crate::machine::Pinning;
 
 pub(super) const NAME: &str = "nftables";
 

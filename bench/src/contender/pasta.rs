@@ -14,7 +14,7 @@ use super::{
     process::{self, NatProcess},
     world,
 };
-use crate::conditions::Pinning;
+use crate::machine::Pinning;
 
 /// Its default, and what it is fastest with.
 const BEST_MTU: u32 = 65520;

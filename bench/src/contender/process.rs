@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use slipgate_testbed::NetNs;
 
-use crate::conditions::Pinning;
+use crate::machine::Pinning;
 
 /// A child that is killed when dropped.
 pub(crate) struct NatProcess {

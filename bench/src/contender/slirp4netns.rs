@@ -10,7 +10,7 @@ use super::{
     process::{self, NatProcess},
     world,
 };
-use crate::conditions::Pinning;
+use crate::machine::Pinning;
 
 /// The most it takes, and what it is fastest with.
 const BEST_MTU: u32 = 65520;

@@ -4,10 +4,10 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Result, ensure};
 
-use super::exchange::{Client, Upstream};
 use crate::{
     contender::Stand,
     cpu_time::CpuTime,
+    dns_exchange::{Client, Upstream},
     workload::{Limits, Metric, Sample, Workload, rates},
 };
 

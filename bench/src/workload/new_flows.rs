@@ -15,7 +15,8 @@ use super::{ADMISSION, Limits, Metric, Sample, Workload, rates};
 use crate::{
     contender::Stand,
     cpu_time::CpuTime,
-    generator::{Arrivals, FirstPacket, Injector, NewFlows},
+    generator::{Arrivals, FirstPacket, NewFlows},
+    injector::Injector,
 };
 
 /// Frames on their way at once: below every queue's length (TAPs have 1,000).

@@ -12,7 +12,8 @@ use super::{Limits, Metric, SMALL_PACKETS, Sample, Unit, Workload};
 use crate::{
     contender::Stand,
     cpu_time::CpuTime,
-    generator::{Arrivals, EstablishedFlow, Injector},
+    generator::{Arrivals, EstablishedFlow},
+    injector::Injector,
 };
 
 /// Frames between looks at the clock.

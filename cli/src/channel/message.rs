@@ -2,15 +2,15 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use serde::{Deserialize, Serialize};
+use slipgate_policy::LocalAddresses;
 use userspace_nat::{
     engine::{Link, NamesPage, OnExit, Subject},
     record::Events,
     route::RouteSnapshot,
-    rules::LocalAddresses,
     vm::VmSpec,
 };
 
-use crate::config::LoadedPolicies;
+use slipgate_policy::document::LoadedPolicies;
 
 /// From the broker.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -1,7 +1,9 @@
 //! The command line read again while slipgate runs.
 use std::path::Path;
 
-use super::{Config, ConfigError, LoadedPolicies, PolicyFile, loaded::Reader, said::is_same_file};
+use slipgate_policy::document::{ConfigError, PolicyFile};
+
+use super::{Config, said::is_same_file};
 
 impl Config {
     /// The same, with its files read again: what the policy file says of resolvers and forwards
@@ -49,13 +51,5 @@ impl Config {
             Some(file) => file.name(),
             None => "the rules of the command line".to_owned(),
         }
-    }
-}
-
-impl LoadedPolicies {
-    /// Of a command line and its policy file, with deny files read in another way.
-    pub(crate) fn load_by(config: &Config, read: Reader<'_>) -> Result<Self, ConfigError> {
-        let loaded = Self::of(&config.typed, config.policy_file.as_ref(), read)?;
-        loaded.with_host_loopback(&config.typed.host_loopback)
     }
 }

@@ -8,7 +8,7 @@ fn listed(flags: &str, file: &str) -> Result<Vec<Vec<String>>, String> {
     let mut written = tempfile::NamedTempFile::new().unwrap();
     written.write_all(file.as_bytes()).unwrap();
     let config = config(&format!("--policy {} {flags}", written.path().display()))?;
-    let loaded = LoadedPolicies::load(&config).map_err(|e| e.to_string())?;
+    let loaded = config.load_policies().map_err(|e| e.to_string())?;
     let lists = loaded.policies.iter().map(|policy| {
         let list = policy.settings.host_loopback.iter();
         list.map(LoopbackPorts::to_string).collect()
@@ -19,7 +19,7 @@ fn listed(flags: &str, file: &str) -> Result<Vec<Vec<String>>, String> {
 #[test]
 fn nothing_is_listed_unless_somebody_does() {
     let config = config("--tap t0").unwrap();
-    let loaded = LoadedPolicies::load(&config).unwrap();
+    let loaded = config.load_policies().unwrap();
     assert!(loaded.policies[0].settings.host_loopback.is_empty());
 }
 

@@ -2,8 +2,9 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
+use slipgate_policy::document::{ConfigError, Limits, RuleFlag, check_name};
 
-use super::{Config, ConfigError, GuestNetwork, Limits, RuleFlag, VmConfig, vm};
+use super::{Config, GuestNetwork, VmConfig, vm};
 use crate::args::{OnExit, RunArgs};
 
 /// Virtual CPUs at most.
@@ -66,13 +67,13 @@ impl RunConfig {
                     return Err(ConfigError::new("--tap", tap, problem, remedy));
                 }
                 // The VM may be called as it.
-                vm::check_name("--tap", tap, tap)?;
+                check_name("--tap", tap, tap)?;
                 tap.clone()
             }
             None => TAP_PATTERN.into(),
         };
         let name = match &args.name {
-            Some(name) => vm::check_name("--name", name, name)?,
+            Some(name) => check_name("--name", name, name)?,
             None => &tap,
         };
         if let (Some(initrd), None) = (&args.initrd, &args.kernel) {

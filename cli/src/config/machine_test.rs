@@ -1,7 +1,10 @@
 use clap::{CommandFactory as _, FromArgMatches as _};
 
 use super::*;
-use crate::args::{Command, CommandLine};
+use crate::{
+    args::{Command, CommandLine},
+    config::rule_flags,
+};
 
 fn config(words: &[&str]) -> Result<RunConfig, String> {
     let words = ["slipgate", "run"].iter().chain(words);
@@ -13,7 +16,7 @@ fn config(words: &[&str]) -> Result<RunConfig, String> {
         panic!("not run");
     };
     let order = matches.subcommand_matches("run").expect("run");
-    RunConfig::new(&args, RuleFlag::in_order(order)).map_err(|e| e.to_string())
+    RunConfig::new(&args, rule_flags(order)).map_err(|e| e.to_string())
 }
 
 #[track_caller]

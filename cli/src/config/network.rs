@@ -136,14 +136,4 @@ impl GuestNetwork {
     }
 }
 
-/// An IPv4 address, or an error that names the flag.
-pub(super) fn address(flag: &'static str, given: &str) -> Result<Ipv4Addr, ConfigError> {
-    given.trim().parse().map_err(|_| {
-        ConfigError::new(
-            flag,
-            given,
-            "not an IPv4 address",
-            "give four numbers like 10.0.2.15",
-        )
-    })
-}
+pub(super) use slipgate_policy::document::address;

@@ -7,12 +7,12 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Config, RuleFlag,
-    policy_file::{Amount, Count},
-    vm::VmTyped,
+use slipgate_policy::{
+    Action,
+    document::{Amount, Count, Quotas, RuleFlag},
 };
-use crate::args::DefaultRule;
+
+use super::{Config, vm::VmTyped};
 
 /// As a successor of the same version, or a later one, understands it: a new field is to be
 /// `#[serde(default)]`, and absent where nothing is said. One that an earlier version does not know
@@ -74,10 +74,7 @@ impl Config {
             };
             (flag.to_owned(), given)
         };
-        let default = typed.default.map(|default| match default {
-            DefaultRule::Allow => "allow",
-            DefaultRule::Deny => "deny",
-        });
+        let default = typed.default.map(Action::name);
         let vms = self.vms.iter().map(|vm| {
             let VmTyped { policy, max_flows } = vm.typed.clone();
             (vm.name.clone(), SaidOfVm { policy, max_flows })
@@ -96,7 +93,7 @@ impl Config {
     }
 
     fn said_of_quotas(&self) -> BTreeMap<String, u64> {
-        let super::policy_file::Quotas {
+        let Quotas {
             max_flows,
             new_flows_per_second,
             tx_bytes_per_second,

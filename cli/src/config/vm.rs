@@ -4,10 +4,10 @@ use std::net::Ipv4Addr;
 use serde::{Deserialize, Serialize};
 use slipgate_abi::portframe::is_port_device;
 
+use slipgate_policy::document::check_name;
+
 use super::{ConfigError, GuestNetwork, Limits, network};
 
-/// Longest name of a VM, bytes: what fits its row in `VMS`, with a final zero.
-const MAX_NAME: usize = 63;
 /// Longest name of a network device, bytes (IFNAMSIZ less the final zero).
 const MAX_IFNAME: usize = 15;
 
@@ -29,21 +29,6 @@ pub(crate) struct VmConfig {
     /// What it may have.
     #[serde(skip)]
     pub(crate) limits: Limits,
-}
-
-impl VmConfig {
-    /// One of which nothing is known, for checking what would be right with whatever VM.
-    pub(super) fn any() -> Self {
-        Self {
-            name: "VM".into(),
-            tap: "tap".into(),
-            mac: None,
-            ip: Ipv4Addr::UNSPECIFIED,
-            typed: VmTyped::default(),
-            policy: 0,
-            limits: Limits::default(),
-        }
-    }
 }
 
 /// What `--vm` says of policies and quotas.
@@ -183,24 +168,6 @@ fn parse_spec(spec: &str, network: &GuestNetwork) -> Result<VmConfig, ConfigErro
         policy: 0,
         limits: Limits::default(),
     })
-}
-
-/// A name for a VM.
-pub(super) fn check_name<'a>(
-    flag: &'static str,
-    given: &str,
-    name: &'a str,
-) -> Result<&'a str, ConfigError> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(plain) {
-        return Err(ConfigError::new(
-            flag,
-            given,
-            format!("{name:?} can't be a name"),
-            "give 1 to 63 letters, digits, '-', '_' or '.'",
-        ));
-    }
-    Ok(name)
 }
 
 /// The MAC of a guest.

@@ -1,16 +1,12 @@
 //! `slipgate policy explain`: what a file decides, without anything running.
-use std::{net::Ipv4Addr, process::ExitCode};
+use std::process::ExitCode;
 
 use slipgate_abi::Protocol;
-use userspace_nat::{
-    dns::{DNS_PORT, Name},
-    rules::{Destination, NamePattern, Policy, RuleId, wire},
-};
+use slipgate_policy::tools::explain;
 
-use super::Compiled;
+use super::compile;
 use crate::{
     args::{DEFAULT_GATEWAY, ExplainArgs, Proto},
-    config::ConfigError,
     show::print_once,
 };
 
@@ -18,105 +14,17 @@ use crate::{
 const EXIT_REFUSED: u8 = 3;
 
 pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
-    let compiled = Compiled::read(&args.file)?;
+    let compiled = compile(&args.file)?;
     let policy = compiled.named(args.policy.as_deref())?;
-    let (passes, text) = explain(policy, &args.destination, args.proto)?;
+    let protocol = match args.proto {
+        Proto::Tcp => Protocol::Tcp,
+        Proto::Udp => Protocol::Udp,
+        Proto::Icmp => Protocol::Icmp,
+    };
+    let (passes, text) = explain(policy, &args.destination, protocol, DEFAULT_GATEWAY)?;
     print_once(&text)?;
     Ok(match passes {
         true => ExitCode::SUCCESS,
         false => ExitCode::from(EXIT_REFUSED),
     })
-}
-
-/// Whether it passes, and why.
-pub(super) fn explain(
-    policy: &Policy,
-    destination: &str,
-    proto: Proto,
-) -> Result<(bool, String), ConfigError> {
-    let protocol = match proto {
-        Proto::Tcp => Protocol::Tcp,
-        Proto::Udp => Protocol::Udp,
-        Proto::Icmp => Protocol::Icmp,
-    };
-    let refused = |problem: String| {
-        let remedy = "give ADDRESS:PORT, NAME:PORT or NAME; with --proto icmp the host alone";
-        ConfigError::new("DESTINATION", destination, problem, remedy)
-    };
-    if destination.contains("://") {
-        return Err(refused("a URL is none: leave the scheme out".into()));
-    }
-    let (host, port) = match destination.rsplit_once(':') {
-        None => (destination, None),
-        Some((host, port)) => {
-            let number = port.parse::<u16>().ok().filter(|port| *port > 0);
-            let number = number.ok_or_else(|| refused(format!("{port:?} is no port")))?;
-            (host, Some(number))
-        }
-    };
-    if protocol == Protocol::Icmp && port.is_some() {
-        return Err(refused("ping has no ports".into()));
-    }
-    let (passes, sentences, rules) = if NamePattern::is_meant_by(host) {
-        let wire = wire(host).map_err(|e| refused(e.to_string()))?;
-        let name = Name(&wire);
-        let port = match protocol {
-            Protocol::Icmp => Some((0, protocol)),
-            _ => port.map(|port| (port, protocol)),
-        };
-        let (passes, sentences) = policy.explain_name(name, port);
-        (passes, sentences, policy.speaking_of(name))
-    } else {
-        let addr: Ipv4Addr = host
-            .parse()
-            .map_err(|_| refused(format!("{host:?} is neither an IPv4 address nor a name")))?;
-        let port = match (protocol, port) {
-            (Protocol::Icmp, _) => 0,
-            (_, Some(port)) => port,
-            (_, None) => return Err(refused("no port".into())),
-        };
-        let to = Destination {
-            addr,
-            port,
-            protocol,
-        };
-        if to.port == DNS_PORT {
-            let (passes, sentences) = policy.explain_port_53();
-            return Ok((passes, text(policy, passes, &sentences, &[])));
-        }
-        let (passes, sentences) = match led(policy, to) {
-            Some(led) => led,
-            None => {
-                let explanation = policy.explain(to);
-                (explanation.decision.is_allowed(), explanation.to_string())
-            }
-        };
-        (passes, sentences, policy.matching(to))
-    };
-    Ok((passes, text(policy, passes, &sentences, &rules)))
-}
-
-/// Of a port that leads to the host's loopback; the gateway is taken to have the address that it
-/// has unless told otherwise.
-fn led(policy: &Policy, to: Destination) -> Option<(bool, String)> {
-    let lead = policy.host_loopback(to, DEFAULT_GATEWAY.parse().ok()?)?;
-    let sentences = policy.explain_loopback(to, &lead);
-    Some((lead.decision.is_allowed(), sentences))
-}
-
-fn text(policy: &Policy, passes: bool, sentences: &str, rules: &[RuleId]) -> String {
-    let mut text = format!("{}:\n", if passes { "yes" } else { "no" });
-    for sentence in sentences.lines() {
-        text.push_str(&format!("  {sentence}\n"));
-    }
-    match rules {
-        [] => text.push_str("rules that match: none\n"),
-        rules => {
-            text.push_str("rules that match, in order:\n");
-            for rule in rules {
-                text.push_str(&format!("  {}\n", policy.describe(*rule)));
-            }
-        }
-    }
-    text
 }

@@ -1,6 +1,5 @@
 //! `slipgate policy learn`: the least policy that covers what was seen, of a running VM ([`live`]) or
 //! in a flow log.
-mod least;
 mod live;
 
 use std::{
@@ -17,11 +16,19 @@ use nix::{
     sys::signalfd::SignalFd,
 };
 
-use self::least::Learnt;
-use super::flow_log::{Follower, Reader, Recorded, Seen};
-use crate::{
-    args::LearnArgs, config::ConfigError, control::stop_signals, log::say, show::print_once,
+use slipgate_policy::tools::{
+    flow_log::{Reader, Recorded, Seen},
+    learn::Learnt,
 };
+
+use super::flow_log::Follower;
+use crate::{
+    args::{DEFAULT_GATEWAY, LearnArgs},
+    control::stop_signals,
+    log::say,
+    show::print_once,
+};
+use slipgate_policy::document::ConfigError;
 
 /// How often a log that is followed is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -64,7 +71,7 @@ pub(super) fn run(args: &LearnArgs) -> anyhow::Result<ExitCode> {
             }
         ));
     }
-    print_once(&learnt.toml(only, args.generalise, &remarks))?;
+    print_once(&learnt.toml(only, DEFAULT_GATEWAY, args.generalise, &remarks))?;
     Ok(match remarks.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::from(EXIT_INCOMPLETE),

@@ -15,9 +15,9 @@ use userspace_nat::{
     clock::SystemClock,
     dns,
     engine::{ControlMessage, Engine, Forward, HostServices, Parts},
+    name_gate::{ByRules, Judge},
     record::{self, Background, FlowLog, Unwritten},
     relay::{self, Relay},
-    rules::{ByRules, Judge},
 };
 
 use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};

@@ -23,8 +23,26 @@ use crate::{
     sandbox::vmm as sandbox,
 };
 
-/// The built-in guest: an ELF file with a PVH note.
+/// The built-in guest: an ELF file with a PVH note; empty where the build had none to embed.
 static BUILT_IN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/slipgate-guest"));
+
+/// The built-in guest.
+///
+/// # Errors
+/// When this binary was built without it.
+pub(crate) fn built_in_guest() -> anyhow::Result<&'static [u8]> {
+    unless_stub(BUILT_IN)
+}
+
+fn unless_stub(image: &[u8]) -> anyhow::Result<&[u8]> {
+    if image.is_empty() {
+        bail!(
+            "this slipgate was built without the built-in guest, with an empty stub in its place: \
+             build it by `cargo xtask build`, or name a kernel with --kernel"
+        );
+    }
+    Ok(image)
+}
 
 /// Runs until the guest ends or the broker says stop.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
@@ -88,7 +106,7 @@ fn make(start: &VmmStart, mut fds: VecDeque<OwnedFd>) -> anyhow::Result<Machine>
     let (kvm, input, output) = (next()?, next()?, next()?);
     let kernel = match start.kernel {
         true => Kernel::File(File::from(next()?)),
-        false => Kernel::Bytes(BUILT_IN),
+        false => Kernel::Bytes(built_in_guest()?),
     };
     let initrd = start.initrd.then(next).transpose()?.map(File::from);
     let taps = fds.into();
@@ -168,3 +186,7 @@ fn guest_end(outcome: Outcome) -> GuestEnd {
         },
     }
 }
+
+#[cfg(test)]
+#[path = "vmm_test.rs"]
+mod tests;

@@ -7,8 +7,8 @@ use std::{
 
 use userspace_nat::{
     engine::{LiveRelayed, NamesPage, RelayedCounts},
+    name_gate::NameCounts,
     record::RefusedSample,
-    rules::NameCounts,
 };
 
 use super::sockets;

@@ -1,5 +1,5 @@
 //! Columns of text.
-use super::plain::one_line;
+use slipgate_policy::one_line;
 
 /// Lines of cells, each column as wide as its widest cell. `right`: columns of numbers.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>], right: &[usize]) -> String {

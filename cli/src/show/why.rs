@@ -7,16 +7,18 @@ use std::{
 
 use anyhow::bail;
 use slipgate_abi::Protocol;
-use userspace_nat::rules::{NamePattern, wire};
+use slipgate_policy::{NamePattern, wire};
 
-use super::{plain::one_line, print_once};
+use slipgate_policy::one_line;
+
+use super::print_once;
 use crate::{
     args::{Proto, WhyArgs},
     channel::{WhyAnswer, WhyQuestion},
-    config::ConfigError,
     control::ask_each,
     control_socket::{Answer, Request},
 };
+use slipgate_policy::document::ConfigError;
 
 /// For scripts: the flow would be refused. 1 is an error, 2 a command line that can't be used.
 const EXIT_REFUSED: u8 = 3;

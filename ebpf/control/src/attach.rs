@@ -10,19 +10,12 @@
 //! A link whose interface is gone stays pinned, defunct (its ifindex reads 0). Ifindexes come
 //! again, so an attachment is looked at before it is trusted.
 
-mod clsact;
-mod link;
+pub(crate) mod clsact;
+pub(crate) mod link;
 
-use std::{fs, os::fd::AsFd};
+use std::{fs, os::fd::BorrowedFd};
 
-use slipgate_abi::portframe::is_port_device;
-
-use crate::{
-    Error, Paths, Result, bpf,
-    device::Device,
-    load::{Datapath, program_id},
-    paths,
-};
+use crate::{Error, Paths, Result, bpf, device::Device};
 
 /// The programs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -139,194 +132,6 @@ impl Attached {
     }
 }
 
-impl Datapath {
-    /// Attaches a TC program, or puts this build of it in the place of another. What the other
-    /// hook had of it is removed afterwards, so there is no moment without.
-    pub fn attach(&self, program: Program, ifindex: u32, hook: Hook) -> Result<()> {
-        let _lock = self.lock()?;
-        let by = match hook {
-            Hook::Tcx => AttachedBy::Link,
-            Hook::Clsact => AttachedBy::Clsact,
-        };
-        let attached = Attached {
-            program,
-            ifindex,
-            by,
-        };
-        let fd = self.program(program)?;
-        let pin = self.paths.pin(&attached.pin_name());
-        match hook {
-            Hook::Tcx => link::attach(&pin, fd, ifindex, || {
-                let place = match program {
-                    Program::GuestShut => bpf::Place::Last,
-                    _ => bpf::Place::First,
-                };
-                bpf::link_create_tcx(fd, ifindex, place)
-            }),
-            Hook::Clsact => clsact::attach(&pin, fd, program, ifindex),
-        }
-        .map_err(|error| explain(error, program, ifindex))?;
-        let other = Attached {
-            by: match by {
-                AttachedBy::Link => AttachedBy::Clsact,
-                AttachedBy::Clsact => AttachedBy::Link,
-            },
-            ..attached
-        };
-        self.remove_attached(other)?;
-        Ok(())
-    }
-
-    /// Attaches the guard to an interface at XDP.
-    pub fn attach_guard(&self, ifindex: u32, mode: XdpMode) -> Result<()> {
-        const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
-        const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
-        let attached = Attached {
-            program: Program::Guard,
-            ifindex,
-            by: AttachedBy::Link,
-        };
-        let fd = self.program(Program::Guard)?;
-        let pin = self.paths.pin(&attached.pin_name());
-        // Looked at every few seconds: as long as all is well it takes no lock.
-        if link::is_attached(&pin, fd, ifindex) {
-            return Ok(());
-        }
-        let _lock = self.lock()?;
-        let flags = match mode {
-            XdpMode::Native => XDP_FLAGS_DRV_MODE,
-            XdpMode::Generic => XDP_FLAGS_SKB_MODE,
-        };
-        link::attach(&pin, fd, ifindex, || {
-            bpf::link_create_xdp(fd, ifindex, flags)
-        })
-        .map_err(|error| explain(error, Program::Guard, ifindex))
-    }
-
-    /// Takes a program off an interface; whether it was there.
-    pub fn detach(&self, program: Program, ifindex: u32) -> Result<bool> {
-        let attachments = [AttachedBy::Link, AttachedBy::Clsact].map(|by| Attached {
-            program,
-            ifindex,
-            by,
-        });
-        // Nobody else attaches to what we serve: what is not there needs no lock.
-        let is_pinned = |attached: &Attached| self.paths.pin(&attached.pin_name()).exists();
-        if !attachments.iter().any(is_pinned) {
-            return Ok(false);
-        }
-        let _lock = self.lock()?;
-        let mut found = false;
-        for attached in attachments {
-            found |= self.remove_attached(attached)?;
-        }
-        Ok(found)
-    }
-
-    /// Whether a program attached by tcx runs before all others at the interface: one attached in
-    /// front of it since might keep packets from it.
-    pub fn is_first(&self, program: Program, ifindex: u32) -> Result<bool> {
-        let ours = program_id(self.program(program)?)?;
-        let programs = bpf::tcx_programs(ifindex).map_err(Error::os(format!(
-            "ask what is attached to ifindex {ifindex}"
-        )))?;
-        Ok(programs.first() == Some(&ours))
-    }
-
-    /// What is attached, by the pins, defunct ones included.
-    pub fn attached(&self) -> Result<Vec<Attached>> {
-        pinned(&self.paths)
-    }
-
-    /// Removes the pins of attachments whose interface is gone; how many.
-    pub fn remove_defunct(&self) -> Result<usize> {
-        // Most changes of links leave none, and need no lock.
-        if !self.has_defunct()? {
-            return Ok(0);
-        }
-        let _lock = self.lock()?;
-        let mut removed = 0;
-        for attached in self.attached()? {
-            if !self.is_alive(attached)? {
-                self.remove_attached(attached)?;
-                removed += 1;
-            }
-        }
-        Ok(removed)
-    }
-
-    fn has_defunct(&self) -> Result<bool> {
-        for attached in self.attached()? {
-            // One that another process removes just now is looked at with the lock.
-            if !self.is_alive(attached).unwrap_or(false) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    fn is_alive(&self, attached: Attached) -> Result<bool> {
-        Ok(match attached.by {
-            AttachedBy::Link => {
-                link::target(&self.paths.pin(&attached.pin_name()))? == attached.ifindex
-            }
-            AttachedBy::Clsact => Device::with_index(attached.ifindex).is_ok(),
-        })
-    }
-
-    /// Puts this build's programs under every attachment that has another's. The caller holds the
-    /// lock.
-    pub(crate) fn replace_attached(&self) -> Result<()> {
-        for attached in self.attached()? {
-            let fd = self.program(attached.program)?;
-            let pin = self.paths.pin(&attached.pin_name());
-            match attached.by {
-                AttachedBy::Link => link::replace(&pin, fd, attached.ifindex)?,
-                AttachedBy::Clsact if Device::with_index(attached.ifindex).is_err() => {}
-                AttachedBy::Clsact => {
-                    clsact::attach(&pin, fd, attached.program, attached.ifindex)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes off everything; TAPs are taken down first, and engine ports removed. The caller holds
-    /// the lock and knows that no owner lives.
-    pub(crate) fn detach_all(&self) -> Result<()> {
-        for attached in self.attached()? {
-            match (attached.program, Device::with_index(attached.ifindex)) {
-                (Program::GuestEgress | Program::GuestShut, Ok(tap)) => tap.set_up(false)?,
-                // An index that came again is somebody else's device.
-                (Program::EnginePort, Ok(port)) if is_port_device(port.name()) => {
-                    crate::netlink::remove_link(attached.ifindex, port.name())?;
-                }
-                _ => {}
-            }
-            self.remove_attached(attached)?;
-        }
-        Ok(())
-    }
-
-    fn remove_attached(&self, attached: Attached) -> Result<bool> {
-        let pin = self.paths.pin(&attached.pin_name());
-        if !pin.exists() {
-            return Ok(false);
-        }
-        match attached.by {
-            // Dropping the pin is not enough while another process has the link open.
-            AttachedBy::Link => {
-                if let Ok(link) = bpf::obj_get(&pin) {
-                    bpf::link_detach(link.as_fd())
-                        .map_err(Error::os(format!("detach {}", pin.display())))?;
-                }
-            }
-            AttachedBy::Clsact => clsact::detach(attached.program, attached.ifindex)?,
-        }
-        paths::remove_if_there(&pin, |p| fs::remove_file(p))
-    }
-}
-
 /// The attachments that are pinned.
 pub(crate) fn pinned(paths: &Paths) -> Result<Vec<Attached>> {
     let dir = &paths.pin_dir;
@@ -357,8 +162,15 @@ pub(crate) fn are_defunct(paths: &Paths) -> Result<bool> {
     Ok(has_port)
 }
 
+/// The number that the kernel knows a program by.
+pub(crate) fn program_id(fd: BorrowedFd<'_>) -> Result<u32> {
+    bpf::prog_info(fd)
+        .map(|info| info.id)
+        .map_err(Error::os("ask for a program's id"))
+}
+
 /// Names program and interface in an error of a system call.
-fn explain(error: Error, program: Program, ifindex: u32) -> Error {
+pub(crate) fn explain(error: Error, program: Program, ifindex: u32) -> Error {
     let name = Device::with_index(ifindex).map_or_else(
         |_| format!("ifindex {ifindex} (gone)"),
         |device| device.name().to_owned(),

@@ -1,6 +1,8 @@
+use std::os::fd::AsFd as _;
+
 use super::*;
 use crate::{
-    probe,
+    Datapath, probe,
     testing::{attached_at, datapath, in_netns, make_tap, options, run},
 };
 
@@ -148,7 +150,7 @@ fn another_build_replaces_under_the_link() {
         assert_eq!(link(), before);
 
         // Another one does.
-        let path = first.paths().run_dir.join(crate::load::BUILD_FILE);
+        let path = first.paths().run_dir.join(crate::paths::BUILD_FILE);
         std::fs::write(path, "another").unwrap();
         let second = datapath();
         let after = link();
@@ -159,7 +161,7 @@ fn another_build_replaces_under_the_link() {
         let shown = run("tc filter show dev t1 ingress");
         assert!(shown.contains(&format!("id {id} ")), "{shown}");
         let pinned = bpf::obj_get(&second.paths().pin("guest_egress")).unwrap();
-        assert_eq!(crate::load::program_id(pinned.as_fd()).unwrap(), id);
+        assert_eq!(program_id(pinned.as_fd()).unwrap(), id);
 
         // The logging build is always another.
         let third = Datapath::open(&crate::LoadOptions {
@@ -175,7 +177,7 @@ fn another_build_replaces_under_the_link() {
 }
 
 fn program_id_of(datapath: &Datapath, program: Program) -> u32 {
-    crate::load::program_id(datapath.program(program).unwrap()).unwrap()
+    program_id(datapath.program(program).unwrap()).unwrap()
 }
 
 #[test]

@@ -18,6 +18,9 @@ use aya_obj::generated::{
     bpf_prog_info,
 };
 
+/// Where bpffs is expected.
+pub const BPFFS: &str = "/sys/fs/bpf";
+
 fn call(cmd: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i64> {
     // SAFETY: `attr` is a whole, initialised union; what it points to is the caller's to keep.
     let result = unsafe {

@@ -20,7 +20,7 @@ pub enum Error {
     /// Pins can't be where they are to be.
     #[error(
         "{dir} is not on a bpffs: give a --pin-dir that is, such as below {bpffs}",
-        bpffs = crate::paths::BPFFS
+        bpffs = crate::bpf::BPFFS
     )]
     NotBpffs {
         /// Where they were to be.
@@ -75,6 +75,16 @@ pub enum Error {
         pin_dir: PathBuf,
         /// The first one missing.
         missing: &'static str,
+    },
+    /// The binary was built where no BPF object was.
+    #[error(
+        "this slipgate was built without the BPF programs, with an empty stub in the place of {name}: \
+         build it by `cargo xtask build` (or the programs alone by `cargo xtask build --bpf-only`, \
+         and then the rest again)"
+    )]
+    StubObject {
+        /// The object's file.
+        name: &'static str,
     },
     /// The object could not be read, or the kernel refused a map or a program.
     #[error("can't load {what}: {reason}")]

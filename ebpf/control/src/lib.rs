@@ -51,11 +51,13 @@ pub mod netlink;
 pub mod object;
 pub mod owner;
 pub mod paths;
+pub mod pins;
 pub mod probe;
 pub mod serve;
 pub mod tap;
 pub mod users;
 pub mod vm;
+mod vm_rows;
 
 pub use attach::{Hook, Program, XdpMode};
 pub use bpf_log::BpfLog;

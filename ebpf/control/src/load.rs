@@ -17,6 +17,7 @@
 //! aya makes the maps (with the object's BTF, so that bpftool prints names) and loads the
 //! programs. Links are made by our own calls: aya would detach what it attached when dropped.
 
+mod attached;
 mod build;
 
 use std::{
@@ -35,18 +36,19 @@ use aya::{
 };
 use slipgate_abi::{ABI_VERSION, maps as abi_maps, skb::SKB_LAYOUT};
 
-pub(crate) use self::build::BUILD_FILE;
 use self::build::{forget_build, is_this_build, keep_build, open_programs};
 use crate::{
     Error, Paths, Result,
-    attach::{self, Program},
+    attach::{Program, program_id},
     bpf,
     bpf_log::BpfLog,
     btf,
     layout::{Kind, MapName},
     lock::{FileLock, PATIENCE, WHILE_SERVING},
     maps::{SharedMaps, check_pinned, open_pins},
-    object, paths, probe,
+    object, paths,
+    pins::{check_alone, remove_pins},
+    probe,
 };
 
 /// What to load, and where.
@@ -75,9 +77,11 @@ pub struct Datapath {
 impl Datapath {
     /// Makes or joins the pinned state in the calling thread's network namespace.
     pub fn open(options: &LoadOptions) -> Result<Self> {
+        // Before anything of a predecessor's is touched.
+        let object = object::bytes(options.bpf_log)?;
         let paths = options.paths.clone();
         probe::ensure_bpffs(&paths.pin_dir)?;
-        paths::check_alone(&paths)?;
+        check_alone(&paths)?;
         let _lock = create_and_lock(&paths)?;
 
         if paths.are_stale()? {
@@ -99,7 +103,7 @@ impl Datapath {
         } else {
             // From here until all is replaced, what is pinned is no one build's.
             forget_build(&paths)?;
-            let mut ebpf = load_object(&paths, options.bpf_log, slots)?;
+            let mut ebpf = load_object(&paths, object, slots)?;
             make_missing_maps(&paths, slots)?;
             let log = options.bpf_log.then(|| BpfLog::of(&mut ebpf)).transpose()?;
             (load_programs(&mut ebpf)?, log)
@@ -187,19 +191,6 @@ impl Datapath {
     }
 }
 
-/// Removes every pin of ours. Links that only their pin holds go with it.
-pub(crate) fn remove_pins(paths: &Paths) -> Result<()> {
-    let maps = MapName::ALL.map(|map| map.name().to_owned());
-    let programs = Program::ALL.map(|program| program.name().to_owned());
-    let links = attach::pinned(paths)?
-        .into_iter()
-        .map(attach::Attached::pin_name);
-    for name in maps.into_iter().chain(programs).chain(links) {
-        paths::remove_if_there(&paths.pin(&name), |p| fs::remove_file(p))?;
-    }
-    Ok(())
-}
-
 fn lock(paths: &Paths, patience: Duration) -> Result<FileLock> {
     FileLock::wait(&paths.run_dir.join("lock"), patience)
 }
@@ -254,7 +245,7 @@ fn whole_chunks(slots: u32) -> u32 {
     slots.div_ceil(chunk).clamp(1, abi_maps::MAX_CHUNKS) * chunk
 }
 
-fn load_object(paths: &Paths, logging: bool, slots: u32) -> Result<Ebpf> {
+fn load_object(paths: &Paths, object: &[u8], slots: u32) -> Result<Ebpf> {
     let skb = btf::skb_layout()?;
     let mut loader = EbpfLoader::new();
     loader.override_global(SKB_LAYOUT, &skb, true);
@@ -263,7 +254,7 @@ fn load_object(paths: &Paths, logging: bool, slots: u32) -> Result<Ebpf> {
         loader.map_max_entries(map.name(), map.shape(slots).entries);
     }
     loader
-        .load(object::bytes(logging))
+        .load(object)
         .map_err(|error| refused("the BPF object", &error))
 }
 
@@ -367,12 +358,6 @@ fn retry(mut load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), Progr
         }
     }
     load()
-}
-
-pub(crate) fn program_id(fd: BorrowedFd<'_>) -> Result<u32> {
-    bpf::prog_info(fd)
-        .map(|info| info.id)
-        .map_err(Error::os("ask for a program's id"))
 }
 
 fn no_program(program: Program) -> Error {

@@ -17,7 +17,7 @@ pub(crate) mod taps;
 
 use std::{
     os::fd::BorrowedFd,
-    path::{Path, PathBuf},
+    path::Path,
     sync::atomic::{
         AtomicU32,
         Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -27,11 +27,16 @@ use std::{
 
 use slipgate_abi::maps::{MAX_OWNERS, MAX_VMS};
 
-pub(crate) use self::sweep::next_hops_of;
 pub use self::sweep::{Swept, sweep};
 pub use crate::lock::{PATIENCE, WHILE_SERVING};
 use crate::{
-    Error, Paths, Result, load::Datapath, lock::FileLock, maps::SharedMaps, tap::EnginePort, vm,
+    Error, Paths, Result,
+    load::Datapath,
+    lock::FileLock,
+    maps::SharedMaps,
+    pins::{is_alive, lock_path},
+    tap::EnginePort,
+    vm_rows,
 };
 
 /// How long after its broker a killed process's engine may hold the row.
@@ -168,10 +173,6 @@ pub(crate) fn is_process(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
-fn lock_path(paths: &Paths, row: u32) -> PathBuf {
-    paths.run_dir.join(format!("owner-{row}.lock"))
-}
-
 /// The rows that processes hold. `patience`: how long the lock is waited for.
 pub fn living(paths: &Paths, patience: Duration) -> Result<Vec<u32>> {
     let _all = FileLock::wait(&paths.run_dir.join("lock"), patience)?;
@@ -184,31 +185,12 @@ pub fn living(paths: &Paths, patience: Duration) -> Result<Vec<u32>> {
     Ok(living)
 }
 
-/// Whether a process holds the row. Rows that never had one have no file.
-pub(crate) fn is_alive(paths: &Paths, row: u32) -> Result<bool> {
-    let path = lock_path(paths, row);
-    if !path.exists() {
-        return Ok(false);
-    }
-    Ok(FileLock::take(&path)?.is_none())
-}
-
-/// Whether a process holds any row.
-pub(crate) fn is_any_alive(paths: &Paths) -> Result<bool> {
-    for row in 0..MAX_OWNERS {
-        if is_alive(paths, row)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
 /// The rows that have VMs of these names, without repetition.
 fn rows_with_vms(maps: &SharedMaps, names: &[&str]) -> Vec<u32> {
     let mut rows: Vec<u32> = names
         .iter()
-        .filter_map(|name| vm::row_named(maps, name))
-        .filter_map(|vm_row| vm::owner_of(maps, vm_row))
+        .filter_map(|name| vm_rows::row_named(maps, name))
+        .filter_map(|vm_row| vm_rows::owner_of(maps, vm_row))
         .filter(|row| *row < MAX_OWNERS)
         .collect();
     rows.sort_unstable();
@@ -220,7 +202,8 @@ fn in_use(maps: &SharedMaps, row: u32, names: &[&str]) -> Error {
     let name = names
         .iter()
         .find(|name| {
-            vm::row_named(maps, name).and_then(|vm_row| vm::owner_of(maps, vm_row)) == Some(row)
+            vm_rows::row_named(maps, name).and_then(|vm_row| vm_rows::owner_of(maps, vm_row))
+                == Some(row)
         })
         .copied()
         .unwrap_or_default();
@@ -245,7 +228,7 @@ fn take_empty(maps: &SharedMaps, paths: &Paths) -> Result<(u32, FileLock)> {
 
 /// Whether the row has VMs or slots.
 fn has_anything(maps: &SharedMaps, row: u32) -> bool {
-    vm::rows_of(maps, row).next().is_some() || !maps.chunks_of(row).is_empty()
+    vm_rows::rows_of(maps, row).next().is_some() || !maps.chunks_of(row).is_empty()
 }
 
 /// Moves what a dead owner has.
@@ -253,7 +236,7 @@ fn merge(maps: &SharedMaps, from: u32, to: u32) {
     for index in 0..maps.chunks() {
         maps.move_chunk(index, from, to);
     }
-    for hop in sweep::next_hops_of(maps, from) {
+    for hop in maps.next_hops_of(from) {
         if let Some(hop) = maps.next_hop(hop) {
             let _ = hop
                 .owner()
@@ -261,8 +244,8 @@ fn merge(maps: &SharedMaps, from: u32, to: u32) {
         }
     }
     for vm_row in 1..MAX_VMS {
-        if vm::is_open(maps, vm_row) && vm::owner_of(maps, vm_row) == Some(from) {
-            vm::set_owner(maps, vm_row, to);
+        if vm_rows::is_open(maps, vm_row) && vm_rows::owner_of(maps, vm_row) == Some(from) {
+            vm_rows::set_owner(maps, vm_row, to);
         }
     }
 }

@@ -80,7 +80,7 @@ fn several_dead_owners_rows_become_one() {
         assert_eq!(maps.chunks_of(rows[0]).len(), 2);
         assert!(maps.chunks_of(rows[1]).is_empty());
         assert_eq!(vm::rows_of(maps, rows[0]).count(), 2);
-        assert_eq!(next_hops_of(maps, rows[0]).collect::<Vec<_>>(), [hop]);
+        assert_eq!(maps.next_hops_of(rows[0]).collect::<Vec<_>>(), [hop]);
     });
 }
 

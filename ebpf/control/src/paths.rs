@@ -13,24 +13,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{
-    Error, Result, fingerprint::fingerprint, load::BUILD_FILE, owner::taps::SUFFIX as TAPS_SUFFIX,
-};
+pub use crate::bpf::BPFFS;
+use crate::{Error, Result, fingerprint::fingerprint};
 
-mod abandoned;
-mod alone;
-mod gone;
-
-pub use abandoned::sweep_run_dirs;
-pub(crate) use alone::check_alone;
-
-/// Where bpffs is expected.
-pub const BPFFS: &str = "/sys/fs/bpf";
-const PINS: &str = "/sys/fs/bpf/slipgate";
-const COOKIE_FILE: &str = "netns-cookie";
+pub(crate) const PINS: &str = "/sys/fs/bpf/slipgate";
+pub(crate) const COOKIE_FILE: &str = "netns-cookie";
 pub(crate) const RUN: &str = "/run/slipgate";
 /// Beside the locks: where the pins are that they guard.
-const PINS_FILE: &str = "pin-dir";
+pub(crate) const PINS_FILE: &str = "pin-dir";
+/// Beside the locks: which build the pinned programs are of.
+pub(crate) const BUILD_FILE: &str = "programs-build";
+/// Of the files beside the locks that say which TAPs a process serves.
+pub(crate) const TAPS_SUFFIX: &str = ".taps";
 
 /// The directories of one set of pinned state.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -81,7 +75,7 @@ impl Paths {
         self.remove_run_dir()
     }
 
-    fn remove_run_dir(&self) -> Result<()> {
+    pub(crate) fn remove_run_dir(&self) -> Result<()> {
         let Ok(entries) = fs::read_dir(&self.run_dir) else {
             return Ok(());
         };
@@ -121,7 +115,7 @@ impl Paths {
     }
 
     /// That of the namespace which the pins are of, if it was noted.
-    fn kept_cookie(&self) -> Result<Option<String>> {
+    pub(crate) fn kept_cookie(&self) -> Result<Option<String>> {
         let path = self.cookie_path();
         match fs::read_to_string(&path) {
             Ok(kept) => Ok(Some(kept.trim().to_owned())),
@@ -150,14 +144,14 @@ impl Paths {
 }
 
 /// Where the pins are that the locks in a run directory guard, if that was noted.
-fn pin_dir_of(run_dir: &Path) -> Option<PathBuf> {
+pub(crate) fn pin_dir_of(run_dir: &Path) -> Option<PathBuf> {
     let written = fs::read(run_dir.join(PINS_FILE)).unwrap_or_default();
     (!written.is_empty()).then(|| OsString::from_vec(written).into())
 }
 
 /// A path as /proc/self/mountinfo has it: blanks, tabs, line ends and backslashes stand in octal
 /// (proc_pid_mountinfo(5)).
-fn mount_path(field: &[u8]) -> PathBuf {
+pub(crate) fn mount_path(field: &[u8]) -> PathBuf {
     let mut path = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, after)) = rest.split_first() {
@@ -171,7 +165,7 @@ fn mount_path(field: &[u8]) -> PathBuf {
 }
 
 /// What tells the locks of one pin directory from those of another.
-fn hash_of(pin_dir: &Path) -> String {
+pub(crate) fn hash_of(pin_dir: &Path) -> String {
     fingerprint(pin_dir.as_os_str().as_bytes())
 }
 
@@ -199,7 +193,7 @@ pub fn netns_inode() -> Result<u64> {
 }
 
 /// The calling thread's network namespace, by a number that is never given out again (Linux 5.14).
-fn netns_cookie() -> Result<u64> {
+pub(crate) fn netns_cookie() -> Result<u64> {
     let failed = || Error::os("ask for the network namespace's cookie");
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(failed())?;
     let mut cookie = 0u64;

@@ -6,7 +6,7 @@ use std::{panic, thread};
 
 pub(crate) use skipped::skipped;
 
-use crate::{Datapath, LoadOptions, Paths, Program, bpf, device::Device, load};
+use crate::{Datapath, LoadOptions, Paths, Program, bpf, device::Device, pins};
 
 /// Runs a test in a network namespace of its own, on a thread of its own. Says so when it can't.
 pub(crate) fn in_netns(test: &str, body: impl FnOnce() + Send + 'static) {
@@ -36,7 +36,7 @@ impl Drop for PinsOfThisNetns {
         if let Ok(paths) = Paths::of_this_netns()
             && paths.pin_dir.exists()
         {
-            load::remove_pins(&paths).unwrap();
+            pins::remove_pins(&paths).unwrap();
             paths.remove().unwrap();
         }
     }

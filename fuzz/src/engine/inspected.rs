@@ -6,14 +6,15 @@
 use std::collections::HashMap;
 
 use slipgate_abi::{Ip4, tcp::Flags};
+use slipgate_policy::{Name, wire};
 use userspace_nat::{
-    dns::{Name, NamePolicy, answer::Answer},
+    dns::{NamePolicy, answer::Answer},
     fake::{
         hellos::{client_hello, records},
         packets,
     },
+    name_gate::{ByRules, SharedJudge},
     port::VirtioNetHdr,
-    rules::{ByRules, SharedJudge, wire},
 };
 
 use super::rig::{Rig, VMS};

@@ -1,11 +1,11 @@
 //! What may happen next.
 use slipgate_abi::{Handover, Ip4, Protocol};
+use slipgate_policy::Destination;
 use userspace_nat::{
     engine::ControlMessage,
     fake::{Faults, packets},
     packet::{Ipv4, Packet, Transport},
     port::VirtioNetHdr,
-    rules::Destination,
 };
 
 use super::{

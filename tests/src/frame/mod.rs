@@ -6,7 +6,7 @@ mod parse;
 use std::net::Ipv4Addr;
 
 pub use build::{Checksum, FrameBuilder, IntoAddress, tcp_flags};
-pub use parse::Packet;
+pub use parse::{FlowKey, Packet};
 
 use crate::tap::{VNET_HDR_LEN, VnetHdr};
 

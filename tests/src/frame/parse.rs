@@ -1,7 +1,47 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use super::{fold, pseudo_sum, sum_of};
-use crate::{accounting::FlowKey, tap::VnetHdr};
+use crate::tap::VnetHdr;
+
+/// One direction of a flow. For ICMP echo the port is the identifier, on the side that asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowKey {
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Sender.
+    pub source: SocketAddrV4,
+    /// Receiver.
+    pub destination: SocketAddrV4,
+}
+
+impl FlowKey {
+    /// A TCP direction.
+    pub fn tcp(source: SocketAddrV4, destination: SocketAddrV4) -> Self {
+        FlowKey {
+            protocol: 6,
+            source,
+            destination,
+        }
+    }
+
+    /// A UDP direction.
+    pub fn udp(source: SocketAddrV4, destination: SocketAddrV4) -> Self {
+        FlowKey {
+            protocol: 17,
+            source,
+            destination,
+        }
+    }
+
+    /// The other direction.
+    pub fn reversed(self) -> Self {
+        FlowKey {
+            source: self.destination,
+            destination: self.source,
+            ..self
+        }
+    }
+}
 
 /// An IPv4 packet taken apart. Ports are 0 where there are none (a later fragment, other protocols);
 /// for an ICMP echo the asking side's port is the identifier.

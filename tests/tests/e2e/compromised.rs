@@ -8,7 +8,6 @@ use std::{
 };
 
 use nix::sys::socket::{ControlMessage, MsgFlags, SockType, getsockopt, sendmsg, sockopt};
-use slipgate_control::maps::SharedMaps;
 use slipgate_testbed::{
     Guest, GuestConfig, PinDir, Slipgate, World,
     clients::tcp,
@@ -17,13 +16,7 @@ use slipgate_testbed::{
     world::{SERVER, UPLINK},
 };
 
-use crate::{Stand, WAIT, eventually};
-
-fn maps(pins: &PinDir) -> SharedMaps {
-    let inside = pins.pins().into_iter().find(|pin| pin.ends_with("SLOTS"));
-    let slots = pins.path().join(inside.expect("SLOTS is pinned"));
-    SharedMaps::open_pinned(slots.parent().unwrap()).unwrap()
-}
+use crate::{Stand, WAIT, eventually, stand::maps};
 
 fn is_up(world: &World, device: &str) -> bool {
     let link = world.host.ip(&format!("-o link show {device}")).unwrap();

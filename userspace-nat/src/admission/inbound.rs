@@ -4,7 +4,7 @@
 //! No rule judges who connects to a forward, and the source of a first packet may be forged. So a flow
 //! that the world opened lets the guest answer whoever has written, and no more: a connection of the
 //! guest's own to the same remote is judged like any other, and from addresses that are no client's,
-//! whatever a packet says, nobody gets in ([`crate::rules::Space::may_come_in`]).
+//! whatever a packet says, nobody gets in ([`slipgate_policy::Space::may_come_in`]).
 //!
 //! What forwards let in may use its share of a quota, so that the world can't use up a guest's own.
 use std::net::Ipv4Addr;

@@ -7,12 +7,10 @@ use super::{
 use crate::{
     clock::SECOND_NS,
     dns::Origin,
-    rules::{
-        Action, ByRules, Destination, DnsSettings, Judge, Policy, PolicySet, Rule, Settings,
-        SharedJudge,
-    },
+    name_gate::{ByRules, Judge, SharedJudge},
     test_vm,
 };
+use slipgate_policy::{Action, Destination, DnsSettings, Policy, PolicySet, Rule, Settings};
 
 const ADDRESS: [u8; 4] = [203, 0, 113, 10];
 

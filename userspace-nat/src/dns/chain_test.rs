@@ -3,7 +3,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use proptest::prelude::*;
 
 use super::*;
-use crate::rules::wire;
+use slipgate_policy::wire;
 
 /// A record to be written: owner, type, TTL, data.
 pub(crate) type Written = (&'static str, u16, u32, Vec<u8>);

@@ -2,7 +2,7 @@ use super::{
     super::chain::tests::{a, answer, cname},
     *,
 };
-use crate::rules::wire;
+use slipgate_policy::wire;
 
 #[test]
 fn the_names_on_the_way_are_recorded_up_to_a_bound() {

@@ -5,31 +5,16 @@ use std::{
     str::FromStr,
 };
 
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+pub use slipgate_policy::{DNS_PORT, MAX_RESOLVERS, Resolvers};
 
 use crate::clock::SECOND_NS;
 
-/// The port of DNS.
-pub const DNS_PORT: u16 = 53;
-/// More are not used.
-pub const MAX_RESOLVERS: usize = 8;
 /// resolv.conf(5): `MAXNS`.
 const MAX_RESOLV_CONF: usize = 3;
 /// A resolver that let a question time out is asked last for this long.
 const REST_NS: u64 = 5 * SECOND_NS;
-
-/// Whom the questions of a policy's VMs go to.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub enum Resolvers {
-    /// The host's own resolvers, as they are now.
-    #[default]
-    Host,
-    /// These, in this order; [`MAX_RESOLVERS`] at most.
-    These(Vec<SocketAddr>),
-    /// Nobody: every question is refused.
-    Nobody,
-}
 
 /// A resolver that was not understood.
 #[derive(Debug, Error)]

@@ -1,19 +1,17 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    dns::{
-        answer::Answer,
-        chain::{
-            Chain,
-            tests::{Written, a, cname},
-        },
-        hickory,
-        message::Bits,
-        name::Name,
+use crate::dns::{
+    answer::Answer,
+    chain::{
+        Chain,
+        tests::{Written, a, cname},
     },
-    rules::wire,
+    hickory,
+    message::Bits,
+    name::Name,
 };
+use slipgate_policy::wire;
 
 const BITS: u16 = Bits::QR | Bits::RD | Bits::RA;
 

@@ -12,9 +12,9 @@ use crate::{
     port::FrameIo,
     record::Output,
     route::RouteTable,
-    rules::Described,
     vm::VmNet,
 };
+use slipgate_policy::Described;
 
 /// An answer that waits for flows to end.
 #[derive(Debug)]

@@ -17,9 +17,9 @@ use crate::{
     record::{Output, RefusedSample, RelayedId},
     relay,
     route::RouteSnapshot,
-    rules::{self, LocalAddresses},
     vm::VmSpec,
 };
+use slipgate_policy::LocalAddresses;
 
 /// A port of the host that leads to a guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -135,7 +135,7 @@ pub enum ControlMessage {
         /// The VM's row.
         row: u16,
         /// The destination; its address is 0.0.0.0 when only a name is known.
-        to: rules::Destination,
+        to: slipgate_policy::Destination,
         /// The name that the guest would ask for.
         name: Option<String>,
     },
@@ -242,7 +242,7 @@ pub struct Why {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NamesPage {
     /// What was refused in each VM's DNS, by the VM's name.
-    pub vms: Vec<(String, rules::NameCounts)>,
+    pub vms: Vec<(String, crate::name_gate::NameCounts)>,
     /// What was refused of them since the engine began, with the last of each kind; of each VM the
     /// most frequent kinds.
     pub refused: Vec<RefusedSample>,

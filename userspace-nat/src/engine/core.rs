@@ -12,12 +12,12 @@ use crate::{
     admission::worlds_rate::WorldsRate,
     datapath::Datapath,
     flow::Flows,
+    name_gate::{LearntName, SharedJudge},
     port::Outbox,
     quota::{self, TokenBucket},
     record::Refusals,
     reply::Answers,
     route::{Difference, RouteTable},
-    rules::{LearntName, SharedJudge},
     stats::VmStats,
     vm::VmNet,
 };

@@ -18,7 +18,6 @@ use super::{
 use crate::{
     admission::Admission,
     datapath::Datapath,
-    dns::DNS_PORT,
     mss,
     packet::{Ipv4, Packet, Transport, icmp::Unreachable},
     poll::Poller,
@@ -26,6 +25,7 @@ use crate::{
     reply::IcmpError,
     stats::{Tally, Traffic},
 };
+use slipgate_policy::DNS_PORT;
 
 /// What became of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,7 +1,7 @@
 //! Ports of the gateway that lead to the host's loopback: who may open a connection there.
 //!
 //! Like any other flow it is admitted once: it must be listed by the VM's policy, no rule may stand
-//! against it ([`Policy::host_loopback`](crate::rules::Policy::host_loopback)), and it counts toward
+//! against it ([`Policy::host_loopback`](slipgate_policy::Policy::host_loopback)), and it counts toward
 //! the VM's cap and rate. The [relay](crate::relay) carries it then.
 use std::net::Ipv4Addr;
 
@@ -13,9 +13,9 @@ use crate::{
     datapath::Datapath,
     packet::Packet,
     relay::{Opening, Standing},
-    rules::{Destination, Lead, OnReload},
     vm::VmNet,
 };
+use slipgate_policy::{Destination, Lead, OnReload};
 
 impl<D: Datapath> Core<D> {
     /// Whether ports of an address may lead there.

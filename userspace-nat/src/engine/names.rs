@@ -11,10 +11,10 @@ use super::{
 use crate::{
     clock::Clock,
     datapath::Datapath,
+    name_gate::NameCounts,
     port::FrameIo,
     record::{RefusedSample, RelayedFlow},
     relay,
-    rules::NameCounts,
 };
 
 /// Bytes of a page, roughly: JSON adds to each name.
@@ -188,6 +188,6 @@ fn size_of_sample(sample: &RefusedSample) -> usize {
 /// The backslashes of unusual names are doubled in JSON.
 fn size(counts: &NameCounts) -> usize {
     let of =
-        |by: &crate::rules::RefusedQuestions| 2 * (by.rule.len() + by.last.len()) + ENTRY_BYTES;
+        |by: &crate::name_gate::RefusedQuestions| 2 * (by.rule.len() + by.last.len()) + ENTRY_BYTES;
     22 * ENTRY_BYTES + counts.refused_by.iter().map(of).sum::<usize>()
 }

@@ -5,14 +5,14 @@
 //! than an element has room for is not remembered: its name is asked for anew. So is what finds no
 //! room in the map, of which no VM can take what the others need ([`Reserve`]).
 //!
-//! [`LearntName::way`]: crate::rules::LearntName::way
+//! [`LearntName::way`]: crate::name_gate::LearntName::way
 use slipgate_abi::{maps::MAX_NAMES, names::MAX_NAME_LEN};
 
 use super::core::Core;
 use crate::{
     datapath::{Datapath, RememberedName},
+    name_gate::Change,
     quota::Reserve,
-    rules::Change,
 };
 
 impl<D: Datapath> Core<D> {

@@ -145,6 +145,7 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Largest packet that the flow's uplink, and its route there, carry, bytes.
+    #[expect(unsafe_code, reason = "reads one word of a mapped element")]
     pub(super) fn uplink_mtu(&self, slot: u32) -> u32 {
         let live = self.datapath.slot(slot);
         let next_hop = live.next_hop().load(Relaxed);

@@ -3,7 +3,7 @@ use std::{io, ops::RangeInclusive};
 
 use thiserror::Error;
 
-use crate::{record::FlowLog, rules::SharedJudge};
+use crate::{name_gate::SharedJudge, record::FlowLog};
 
 /// What an engine is made of.
 #[derive(Debug)]

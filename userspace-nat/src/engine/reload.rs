@@ -8,7 +8,7 @@
 //! A flow keeps the number of the rule that let it in. So the run of rules before stays known, and
 //! in `RULES`, for as long as a flow names one of it.
 //!
-//! [`Judge::set_policies`]: crate::rules::Judge::set_policies
+//! [`Judge::set_policies`]: crate::name_gate::Judge::set_policies
 use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Protocol, SlotRef, slot::SlotFlags, tcp::TcpBits};
@@ -23,9 +23,9 @@ use crate::{
     flow::{EndReason, State},
     port::{FrameIo, Outbox},
     relay::{Rejudged, Standing},
-    rules::{Described, Destination, LocalAddresses, OnReload, PolicySet},
     vm::{VmNet, VmSpec},
 };
+use slipgate_policy::{Described, Destination, LocalAddresses, OnReload, PolicySet};
 
 /// What is to be in force from now on.
 #[derive(Debug)]

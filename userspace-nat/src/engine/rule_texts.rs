@@ -2,10 +2,8 @@
 //! live were let in before. Their texts are for people; what they are told by is their identity.
 use std::collections::HashSet;
 
-use crate::{
-    datapath::Datapath,
-    rules::{Described, Identity},
-};
+use crate::datapath::Datapath;
+use slipgate_policy::{Described, Identity};
 
 /// Runs of rules, the one in force last.
 #[derive(Debug, Default)]

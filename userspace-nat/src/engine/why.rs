@@ -7,12 +7,8 @@ use super::{
     control::Why,
     core::{Core, VmState},
 };
-use crate::{
-    datapath::Datapath,
-    dns::{DNS_PORT, Name},
-    route::Route,
-    rules::{Decision, Destination, Lead, wire},
-};
+use crate::{datapath::Datapath, route::Route};
+use slipgate_policy::{DNS_PORT, Decision, Destination, Lead, Name, wire};
 
 /// Addresses of a name that are shown: who owns the name says how many there are.
 const SHOWN_ADDRESSES: usize = 8;

@@ -10,9 +10,9 @@ use slipgate_abi::{
 use super::{Kernel, KernelHandle};
 use crate::{
     datapath::{FlowMap, Hop, InsertError, NameMap, RememberedName, Tables},
-    rules::Described,
     stats::VmStats,
 };
+use slipgate_policy::Described;
 
 /// The tables as an owner's engine has them.
 #[derive(Clone, Debug)]

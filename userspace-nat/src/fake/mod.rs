@@ -3,6 +3,10 @@
 //! [`Kernel`] is shared by a [`FakeDatapath`] and a [`FakePort`], and by the test, which sends
 //! packets as a guest or as the world: what happens to them is what the BPF programs do, by the same
 //! functions ([`slipgate_abi::datapath`]). Faults can be set: insertions that fail, a port that takes nothing.
+#![expect(
+    unsafe_code,
+    reason = "its tables are memory that is changed through several references, as mapped tables are"
+)]
 use std::{
     cell::{Cell, RefCell},
     collections::{HashMap, HashSet, VecDeque},
@@ -24,19 +28,21 @@ use slipgate_abi::{
 use crate::{
     clock::Clock,
     port::{Batch, FrameIo},
-    rules::Described,
     stats::VmStats,
 };
+use slipgate_policy::Described;
 
 mod datapath;
 pub mod hellos;
 pub mod initials;
 pub mod packets;
 mod programs;
+mod segmentation;
 mod skb;
 
 pub use datapath::FakeDatapath;
 pub use programs::Way;
+pub use segmentation::segments;
 
 /// An array that everybody changes through pointers, like a mapped one.
 #[derive(Debug)]

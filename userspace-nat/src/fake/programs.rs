@@ -8,6 +8,7 @@ use slipgate_abi::{
 
 use super::{
     Kernel,
+    segmentation::segments,
     skb::{End, Frame, Run},
 };
 use crate::port::{self, ETHERTYPE_ARP, ETHERTYPE_IPV4, VNET_LEN, VirtioNetHdr};
@@ -85,8 +86,17 @@ impl Kernel {
     pub(super) fn engine_port(&mut self, bytes: &[u8]) {
         let parsed =
             port::Frame::parse(bytes).expect("the engine writes frames of the port's form");
-        Command::from_u8(parsed.header.code).expect("the engine writes commands that exist");
+        let command = Command::from_u8(parsed.header.code);
+        let command = command.expect("the engine writes commands that exist");
+        let known = self.at_guest.len();
         self.engine_sends_frame(parsed.vnet, &bytes[VNET_LEN..]);
+        if command == Command::ToGuest {
+            // The guest's device may take no GSO frames.
+            for (vm, frame) in self.at_guest.split_off(known) {
+                let packets = segments(parsed.vnet, &frame).into_iter();
+                self.at_guest.extend(packets.map(|packet| (vm, packet)));
+            }
+        }
     }
 
     /// The engine's port gets a frame, from the header on that stands for the MAC addresses.

@@ -1,4 +1,8 @@
 //! Opening a flow.
+#![expect(
+    unsafe_code,
+    reason = "fills a mapped slot in while nobody else reads it"
+)]
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use slipgate_abi::{Direction, FlowRef, Ip4, Protocol, Tuple, Verdict, slot::SlotFlags};

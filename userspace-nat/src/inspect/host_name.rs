@@ -1,5 +1,5 @@
 //! A host name as a client says it, in a TLS hello or a Host header.
-use crate::dns::Name;
+use slipgate_policy::Name;
 
 /// A checked host name: DNS wire form, lower case.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

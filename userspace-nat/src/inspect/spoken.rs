@@ -5,7 +5,7 @@ use super::{
     http::{self, Beginning, Body},
     tls,
 };
-use crate::rules::Http;
+use slipgate_policy::Http;
 
 /// What to do with the bytes that are there.
 #[derive(Clone, PartialEq, Eq, Debug)]

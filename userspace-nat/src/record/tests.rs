@@ -427,7 +427,17 @@ fn rfc3339_times() {
         (4_102_444_799, 0, "2099-12-31T23:59:59.000Z"),
     ] {
         assert_eq!(Rfc3339(at(seconds, millis)).to_string(), text);
+        assert_eq!(
+            serde_json::to_value(Rfc3339(at(seconds, millis))).unwrap(),
+            text
+        );
     }
+    // Cut, not rounded.
+    let late = at(4_102_444_799, 999) + Duration::from_nanos(999_999);
+    assert_eq!(Rfc3339(late).to_string(), "2099-12-31T23:59:59.999Z");
+    // A clock that stands wrong.
+    let before = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
+    assert_eq!(Rfc3339(before).to_string(), "1970-01-01T00:00:00.000Z");
 }
 
 #[test]

@@ -25,9 +25,9 @@ use crate::{
     engine::Context,
     packet::{Ipv4, Packet, Transport, transport::Tcp},
     poll::Interest,
-    rules::Destination,
     vm::VmNet,
 };
+use slipgate_policy::Destination;
 
 /// A SYN that is kept is no longer than its headers can be.
 const LONGEST_SYN: usize = 120;

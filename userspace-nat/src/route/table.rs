@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use ipnet::Ipv4Net;
 
 use super::{Route, RouteEntry, RouteKind, RouteSnapshot};
-use crate::prefix_map::PrefixMap;
+use slipgate_policy::PrefixMap;
 
 /// Routes, ready to be looked up. The default table has no route.
 #[derive(Clone, Debug, Default)]

@@ -6,6 +6,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use jiff::{Timestamp, tz::Offset};
+
 const SECONDS: u8 = 0x00;
 const MINUTES: u8 = 0x02;
 const HOURS: u8 = 0x04;
@@ -47,41 +49,27 @@ impl Rtc {
 
 /// A register at so many seconds after 1970 began.
 fn register(index: u8, unix_seconds: u64) -> u8 {
-    let days = unix_seconds / 86_400;
-    let second = unix_seconds % 86_400;
-    let (year, month, day) = date(days);
+    // The calendar ends with the year 9999, and the clock stands still then.
+    let seconds = i64::try_from(unix_seconds).unwrap_or(i64::MAX);
+    let now = Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX);
+    let now = Offset::UTC.to_datetime(now);
     let value = match index {
-        SECONDS => second % 60,
-        MINUTES => second / 60 % 60,
-        HOURS => second / 3600,
-        // 1 is Sunday; 1970 began on a Thursday.
-        DAY_OF_WEEK => (days + 4) % 7 + 1,
-        DAY => day,
-        MONTH => month,
-        YEAR => year % 100,
-        CENTURY => year / 100 % 100,
+        SECONDS => now.second(),
+        MINUTES => now.minute(),
+        HOURS => now.hour(),
+        // 1 is Sunday.
+        DAY_OF_WEEK => now.weekday().to_sunday_one_offset(),
+        DAY => now.day(),
+        MONTH => now.month(),
+        // Two digits each.
+        YEAR => (now.year() % 100) as i8,
+        CENTURY => (now.year() / 100) as i8,
         STATUS_A => return RUNNING,
         STATUS_B => return HOURS_24,
         STATUS_D => return VALID,
         _ => return 0,
     };
     (value / 10 * 16 + value % 10) as u8
-}
-
-/// Year, month and day of a day counted from 1 January 1970. Years are taken to begin in March, so
-/// that the leap day is the last; 400 of them have 146,097 days.
-fn date(days: u64) -> (u64, u64, u64) {
-    let from_march_of_0 = days + 719_468;
-    let era = from_march_of_0 / 146_097;
-    let day_of_era = from_march_of_0 % 146_097;
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = (month_from_march + 2) % 12 + 1;
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    (year, month, day)
 }
 
 #[cfg(test)]

@@ -31,6 +31,15 @@ fn tells_the_time_in_bcd() {
     );
 }
 
+/// Year, month and day of a day counted from 1 January 1970, as the registers tell them.
+fn date(days: u64) -> (u64, u64, u64) {
+    let read = |index| {
+        let bcd = u64::from(register(index, days * 86_400));
+        bcd / 16 * 10 + bcd % 16
+    };
+    (read(CENTURY) * 100 + read(YEAR), read(MONTH), read(DAY))
+}
+
 #[test]
 fn every_day_follows_the_one_before() {
     let mut last = date(0);
@@ -44,6 +53,13 @@ fn every_day_follows_the_one_before() {
         assert!(follows, "{last:?} then {year}-{month}-{date}");
         last = next;
     }
+}
+
+#[test]
+fn behind_the_year_9999_the_clock_stands_still() {
+    let last = clock(253_402_207_200);
+    assert_eq!(last[..2], [0x99, 0x99]);
+    assert_eq!(clock(u64::MAX), last);
 }
 
 #[test]

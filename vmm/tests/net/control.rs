@@ -203,15 +203,8 @@ fn queue_pairs_are_turned_on_and_off() {
     let mut rig = Rig::new(vec![a, b], IoMethod::Auto);
     rig.start(ALL, 64);
     assert_eq!(config::<2>(&rig.net, 8), [2, 0]);
-    let post = |rig: &mut Rig, queue: usize| {
-        for _ in 0..8 {
-            let at = rig.queues[queue].next_buffer(2_000);
-            rig.queues[queue].add(&[(at, 2_000, true)]);
-        }
-        rig.queues[queue].kick();
-    };
-    post(&mut rig, 0);
-    post(&mut rig, 2);
+    rig.post_on(0, 8, 2_000);
+    rig.post_on(2, 8, 2_000);
     transmit(&peer_a, &frame_to(MAC, 1));
     transmit(&peer_b, &frame_to(MAC, 2));
     rig.queues[0].wait_used();
@@ -251,16 +244,10 @@ fn sixteen_queue_pairs_carry_frames_each_and_a_seventeenth_is_refused() {
         let content = |pair: usize, nth: u8| pair as u8 * BURST + nth;
         for (pair, peer) in peers.iter().enumerate() {
             for nth in 0..BURST {
-                let queue = &mut rig.queues[2 * pair];
-                let at = queue.next_buffer(2_000);
-                queue.add(&[(at, 2_000, true)]);
                 transmit(peer, &frame_to(MAC, content(pair, nth)));
-                let frame = frame_to(OTHER, content(pair, nth));
-                let at = rig.queues[2 * pair + 1].next_buffer(frame.len() as u32);
-                rig.write(at, &frame);
-                rig.queues[2 * pair + 1].add(&[(at, frame.len() as u32, false)]);
+                rig.add_on(2 * pair + 1, &frame_to(OTHER, content(pair, nth)));
             }
-            rig.queues[2 * pair].kick();
+            rig.post_on(2 * pair, BURST.into(), 2_000);
             rig.queues[2 * pair + 1].kick();
         }
         for (pair, peer) in peers.iter().enumerate() {

@@ -185,21 +185,33 @@ impl Rig {
 
     /// Adds `count` RX buffers of `bytes`, and notifies.
     pub(crate) fn post(&mut self, count: u64, bytes: u32) {
+        self.post_on(0, count, bytes);
+    }
+
+    /// The same on one of the receive queues.
+    pub(crate) fn post_on(&mut self, queue: usize, count: u64, bytes: u32) {
+        let queue = &mut self.queues[queue];
         for _ in 0..count {
-            let at = self.rx().next_buffer(bytes);
-            self.rx().add(&[(at, bytes, true)]);
+            let at = queue.next_buffer(bytes);
+            queue.add(&[(at, bytes, true)]);
         }
-        self.rx().kick();
+        queue.kick();
     }
 
     /// Sends one frame from one buffer, header in front, and waits until it was given back.
     pub(crate) fn send(&mut self, header: [u8; HEADER], frame: &[u8]) {
-        let bytes = [&header[..], frame].concat();
-        let at = self.tx().next_buffer(bytes.len() as u32);
-        self.write(at, &bytes);
-        self.tx().add(&[(at, bytes.len() as u32, false)]);
+        self.add_on(1, &[&header[..], frame].concat());
         self.tx().kick();
         self.tx().wait_used();
+    }
+
+    /// Adds a frame with its header in one buffer to one of the transmit queues, without a
+    /// notification.
+    pub(crate) fn add_on(&mut self, queue: usize, bytes: &[u8]) {
+        let len = bytes.len() as u32;
+        let at = self.queues[queue].next_buffer(len);
+        self.write(at, bytes);
+        self.queues[queue].add(&[(at, len, false)]);
     }
 
     /// Waits for the next received frame: its bytes with the header, from all its buffers.

@@ -111,9 +111,7 @@ fn a_broken_ring_needs_a_reset_and_harms_nobody_else() {
                 eventually(name, || rig.needs_reset());
                 assert_eq!(rig.pair().broken_rings, 1, "{name}");
                 // The other pair goes on.
-                let at = rig.queues[3].next_buffer(100);
-                rig.write(at, &frame());
-                rig.queues[3].add(&[(at, 72, false)]);
+                rig.add_on(3, &frame());
                 rig.queues[3].kick();
                 wait_receive(&peer_b);
                 // And this one after a reset.

@@ -234,11 +234,7 @@ fn sixteen_queues_of_a_tap_have_each_its_own_flow() {
     rig.start(ALL, 64);
     assert_eq!(rig.command(4, 0, &[PAIRS as u8, 0]), 0);
     for pair in 0..PAIRS {
-        for _ in 0..60 {
-            let at = rig.queues[2 * pair].next_buffer(2_000);
-            rig.queues[2 * pair].add(&[(at, 2_000, true)]);
-        }
-        rig.queues[2 * pair].kick();
+        rig.post_on(2 * pair, 60, 2_000);
     }
     for pair in 0..PAIRS {
         let mut frame = datagram(100);
@@ -248,11 +244,8 @@ fn sixteen_queues_of_a_tap_have_each_its_own_flow() {
         // Where the first goes nobody has told the TAP yet.
         let mut tries = 0;
         loop {
+            rig.add_on(2 * pair + 1, &bytes);
             let queue = &mut rig.queues[2 * pair + 1];
-            let at = queue.next_buffer(bytes.len() as u32);
-            rig.write(at, &bytes);
-            let queue = &mut rig.queues[2 * pair + 1];
-            queue.add(&[(at, bytes.len() as u32, false)]);
             queue.kick();
             queue.wait_used();
             std::thread::sleep(std::time::Duration::from_millis(5));

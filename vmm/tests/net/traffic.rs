@@ -279,9 +279,7 @@ fn what_the_tap_does_not_take_waits_in_order() {
         while sent < 60 {
             let mut bytes = frame(60_000);
             bytes[20..24].copy_from_slice(&sent.to_le_bytes());
-            let at = rig.tx().next_buffer(60_012);
-            rig.write(at, &with_header(PLAIN, &bytes));
-            rig.tx().add(&[(at, 60_012, false)]);
+            rig.add_on(1, &with_header(PLAIN, &bytes));
             sent += 1;
         }
         rig.tx().kick();
@@ -319,9 +317,7 @@ fn interrupts_come_when_they_are_wanted_and_once_a_batch() {
             rig.tx().set_no_interrupt(false);
         }
         for _ in 0..32 {
-            let at = rig.tx().next_buffer(100);
-            rig.write(at, &with_header(PLAIN, &frame(60)));
-            rig.tx().add(&[(at, 72, false)]);
+            rig.add_on(1, &with_header(PLAIN, &frame(60)));
         }
         rig.tx().kick();
         eventually("all are given back", || rig.pair().tx_frames == 36);

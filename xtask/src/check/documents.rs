@@ -8,12 +8,12 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::workspace::Workspace;
+use crate::{metadata, workspace::Workspace};
 
 /// A mark, and where tests of it are. The documents' legends say the same in words.
 const MARKS: [(char, &[&str]); 13] = [
     ('A', &["vmm/tests/net_allocation.rs"]),
-    ('C', &["cli/"]),
+    ('C', &["cli/", "broker/", "ipc/"]),
     ('E', &["userspace-nat/src/engine/tests/"]),
     ('G', &["tests/tests/guest/"]),
     ('K', &["ebpf/control/src/"]),
@@ -22,7 +22,7 @@ const MARKS: [(char, &[&str]); 13] = [
     ('Q', &["tests/tests/kernels/"]),
     ('S', &["tests/tests/stress/"]),
     ('T', &["vmm/tests/net/"]),
-    ('U', &["userspace-nat/src/", "ebpf/abi/src/"]),
+    ('U', &["userspace-nat/src/", "policy/src/", "ebpf/abi/src/"]),
     ('V', &["vmm/tests/"]),
     ('X', &["tests/tests/e2e/"]),
 ];
@@ -34,17 +34,9 @@ type Tests = BTreeMap<String, Vec<String>>;
 
 pub(super) fn check(workspace: &Workspace) -> Result<()> {
     let mut tests = Tests::new();
-    for folder in [
-        "bench",
-        "cli",
-        "ebpf",
-        "guest",
-        "tests",
-        "userspace-nat",
-        "vmm",
-        "xtask",
-    ] {
-        for file in files(&workspace.root.join(folder), "rs")? {
+    let folders = metadata::packages(workspace, &workspace.root.join("Cargo.toml"))?;
+    for folder in folders.iter().map(|package| &package.folder) {
+        for file in files(folder, "rs")? {
             let text = read(&file)?;
             let path = file.strip_prefix(&workspace.root).unwrap_or(&file);
             for name in tests_in(&text) {

@@ -1,5 +1,7 @@
 //! Which crate may depend on which: docs/architecture.md, "Layers". Nothing points back.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, bail};
 
 use crate::{
@@ -12,15 +14,30 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("slipgate-abi", &[]),
     ("slipgate-programs", &["slipgate-abi"]),
     ("slipgate-control", &["slipgate-abi"]),
-    ("userspace-nat", &["slipgate-abi"]),
+    ("slipgate-policy", &["slipgate-abi"]),
+    ("userspace-nat", &["slipgate-abi", "slipgate-policy"]),
+    ("slipgate-ipc", &["slipgate-abi", "slipgate-policy"]),
     ("slipgate-vmm", &[]),
     ("slipgate-guest", &[]),
+    (
+        "slipgate-broker",
+        &[
+            "slipgate-abi",
+            "slipgate-control",
+            "slipgate-policy",
+            "userspace-nat",
+            "slipgate-ipc",
+        ],
+    ),
     (
         "slipgate",
         &[
             "slipgate-abi",
             "slipgate-control",
+            "slipgate-policy",
             "userspace-nat",
+            "slipgate-ipc",
+            "slipgate-broker",
             "slipgate-vmm",
         ],
     ),
@@ -29,7 +46,10 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "slipgate-abi",
             "slipgate-control",
+            "slipgate-policy",
             "userspace-nat",
+            "slipgate-ipc",
+            "slipgate-broker",
             "slipgate-vmm",
             "slipgate-guest",
         ],
@@ -39,9 +59,20 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "slipgate-abi",
             "slipgate-control",
+            "slipgate-policy",
             "userspace-nat",
             "slipgate-vmm",
             "slipgate-testbed",
+        ],
+    ),
+    (
+        "slipgate-fuzz",
+        &[
+            "slipgate-abi",
+            "slipgate-policy",
+            "userspace-nat",
+            "slipgate-ipc",
+            "slipgate-vmm",
         ],
     ),
     ("xtask", &[]),
@@ -54,45 +85,77 @@ const FOR_TESTS: [&str; 1] = ["slipgate-testbed"];
 const KNOW_AYA: [&str; 2] = ["slipgate-control", "slipgate-abi"];
 
 /// The crates that must do without aya, also through others.
-const WITHOUT_AYA: [&str; 2] = ["userspace-nat", "slipgate-vmm"];
+const WITHOUT_AYA: [&str; 4] = [
+    "slipgate-policy",
+    "userspace-nat",
+    "slipgate-ipc",
+    "slipgate-vmm",
+];
+
+/// The crates that must do without KVM, also through others.
+const WITHOUT_KVM: [&str; 5] = [
+    "slipgate-control",
+    "slipgate-policy",
+    "userspace-nat",
+    "slipgate-ipc",
+    "slipgate-broker",
+];
 
 /// An error that lists every arrow which points the wrong way.
 pub(super) fn check(workspace: &Workspace) -> Result<()> {
     let mut packages = metadata::packages(workspace, &workspace.root.join("Cargo.toml"))?;
-    let programs = workspace.root.join("ebpf/programs/Cargo.toml");
-    packages.extend(metadata::packages(workspace, &programs)?);
+    let members = packages.len();
+    for other in ["ebpf/programs/Cargo.toml", "fuzz/Cargo.toml"] {
+        packages.extend(metadata::packages(workspace, &workspace.root.join(other))?);
+    }
     let mut wrong: Vec<String> = packages.iter().flat_map(wrong_arrows).collect();
-    for package in packages
-        .iter()
-        .filter(|p| WITHOUT_AYA.contains(&p.name.as_str()))
-    {
-        let all = capture(
-            workspace
-                .cargo()
-                .args([
-                    "tree",
-                    "--edges=no-dev",
-                    "--prefix=none",
-                    "--format={p}",
-                    "--package",
-                ])
-                .arg(&package.name),
-        )?;
-        if all
-            .lines()
-            .any(|line| is_aya(line.split(' ').next().unwrap_or_default()))
-        {
-            wrong.push(format!(
-                "{} comes to depend on aya: `cargo tree -i aya`",
-                package.name
-            ));
-        }
+    for package in &packages[..members] {
+        wrong.extend(wrong_libraries(workspace, &package.name)?);
     }
     if !wrong.is_empty() {
         bail!("the layers are broken:\n  {}", wrong.join("\n  "));
     }
     Ok(())
 }
+
+/// The libraries that a member of the workspace comes to depend on through others, and must not.
+fn wrong_libraries(workspace: &Workspace, package: &str) -> Result<Vec<String>> {
+    let forbidden: Vec<IsLibrary> = [
+        (WITHOUT_AYA.contains(&package), is_aya as IsLibrary),
+        (WITHOUT_KVM.contains(&package), is_kvm),
+    ]
+    .into_iter()
+    .filter_map(|(is_forbidden, is_it)| is_forbidden.then_some(is_it))
+    .collect();
+    if forbidden.is_empty() {
+        return Ok(Vec::new());
+    }
+    let all = capture(
+        workspace
+            .cargo()
+            .args([
+                "tree",
+                "--edges=no-dev",
+                "--prefix=none",
+                "--format={p}",
+                "--package",
+            ])
+            .arg(package),
+    )?;
+    let names: BTreeSet<&str> = all
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .filter(|name| forbidden.iter().any(|is_it| is_it(name)))
+        .collect();
+    Ok(names
+        .into_iter()
+        .map(|name| {
+            format!("{package} comes to depend on {name}: `cargo tree -p {package} -i {name}`")
+        })
+        .collect())
+}
+
+type IsLibrary = fn(&str) -> bool;
 
 fn wrong_arrows(package: &Package) -> Vec<String> {
     let name = package.name.as_str();
@@ -122,6 +185,10 @@ fn wrong_arrows(package: &Package) -> Vec<String> {
 /// The userspace side of aya, whatever its crate.
 fn is_aya(name: &str) -> bool {
     ["aya", "aya-obj", "aya-log"].contains(&name)
+}
+
+fn is_kvm(name: &str) -> bool {
+    ["kvm-ioctls", "kvm-bindings"].contains(&name)
 }
 
 #[cfg(test)]

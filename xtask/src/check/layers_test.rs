@@ -3,8 +3,9 @@ use crate::metadata::{Package, parse};
 
 fn package(name: &str, dependency: &str, kind: &str, path: &str) -> Package {
     let told = format!(
-        r#"{{"packages": [{{"name": "{name}", "dependencies":
-            [{{"name": "{dependency}", "kind": {kind}, "path": {path}, "req": "*"}}]}}],
+        r#"{{"packages": [{{"name": "{name}", "manifest_path": "/repo/Cargo.toml", "dependencies":
+            [{{"name": "{dependency}", "kind": {kind}, "path": {path}, "req": "*"}}],
+            "targets": [{{"kind": ["lib"], "src_path": "/repo/src/lib.rs"}}]}}],
             "workspace_members": []}}"#
     );
     parse(&told).unwrap().remove(0)
@@ -17,6 +18,12 @@ fn arrows_of_the_design_are_right() {
     for (from, to) in [
         ("slipgate-control", "slipgate-abi"),
         ("slipgate", "userspace-nat"),
+        ("slipgate-policy", "slipgate-abi"),
+        ("userspace-nat", "slipgate-policy"),
+        ("slipgate-ipc", "slipgate-policy"),
+        ("slipgate-broker", "slipgate-ipc"),
+        ("slipgate-broker", "slipgate-control"),
+        ("slipgate", "slipgate-broker"),
     ] {
         assert!(
             wrong_arrows(&package(from, to, "null", HERE)).is_empty(),
@@ -30,6 +37,13 @@ fn arrows_that_point_back_are_named() {
     for (from, to) in [
         ("slipgate-abi", "slipgate-control"),
         ("userspace-nat", "slipgate-control"),
+        ("slipgate-policy", "userspace-nat"),
+        ("userspace-nat", "slipgate-ipc"),
+        ("slipgate-ipc", "userspace-nat"),
+        ("slipgate-ipc", "slipgate-broker"),
+        ("slipgate-broker", "slipgate"),
+        ("slipgate-broker", "slipgate-vmm"),
+        ("slipgate-vmm", "userspace-nat"),
         ("xtask", "slipgate-abi"),
     ] {
         let wrong = wrong_arrows(&package(from, to, "null", HERE));

@@ -1,6 +1,9 @@
 //! Debian's packages.
 
-use std::process::{Command, Stdio};
+use std::{
+    process::{Command, Stdio},
+    sync::{Mutex, PoisonError},
+};
 
 use anyhow::{Context, Result};
 
@@ -16,6 +19,9 @@ pub(crate) fn is_here() -> bool {
 
 /// Installs `packages`, asking no question; refreshes the package lists when one is not in them.
 pub(crate) fn install(packages: &[String]) -> Result<()> {
+    // apt has a lock of its own, and fails where it is held.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     say(format!(
         "installing Debian packages: {}",
         packages.join(" ")

@@ -6,10 +6,10 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use super::apt;
-use crate::workspace::capture;
+use crate::{rustc_version::RustcVersion, workspace::capture};
 
 const DEBIAN_PACKAGES: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
 
@@ -82,44 +82,6 @@ impl fmt::Display for Compiler {
             ..
         } = &self.version;
         write!(f, "{} ({release}, LLVM {llvm_major})", self.rustc.display())
-    }
-}
-
-/// What `rustc -vV` tells.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct RustcVersion {
-    /// As in `1.96.0` or `1.97.0-nightly`.
-    pub(crate) release: String,
-    /// The target triple it runs on.
-    pub(crate) host: String,
-    pub(crate) llvm_major: u32,
-}
-
-impl RustcVersion {
-    /// Reads the output of `rustc -vV`.
-    pub(crate) fn parse(told: &str) -> Result<Self> {
-        let field = |name: &str| {
-            told.lines()
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
-                .map(str::trim)
-                .with_context(|| format!("`rustc -vV` names no `{name}`, but says: {told}"))
-        };
-        let llvm = field("LLVM version")?;
-        let llvm_major = llvm
-            .split('.')
-            .next()
-            .and_then(|major| major.parse().ok())
-            .with_context(|| format!("`rustc -vV` has the LLVM version `{llvm}`"))?;
-        Ok(Self {
-            release: field("release")?.to_owned(),
-            host: field("host")?.to_owned(),
-            llvm_major,
-        })
-    }
-
-    /// Whether it takes `-Z` flags unasked.
-    pub(crate) fn is_nightly(&self) -> bool {
-        self.release.ends_with("-nightly") || self.release.ends_with("-dev")
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::apt;
-use crate::workspace::{Workspace, capture, on_path, say};
+use crate::workspace::{Scratch, Workspace, capture, on_path, say};
 
 /// Kernels by their first two numbers, and the release of Debian that is sure to have them.
 const KERNELS: [(&str, &str); 2] = [("6.1", "bookworm"), ("6.12", "trixie")];
@@ -83,12 +83,11 @@ fn fetch(folder: &Path, series: &str, release: &str) -> Result<()> {
 }
 
 /// A folder beside what is to be, so that it can be moved there.
-fn scratch_in(folder: &Path) -> Result<tempfile::TempDir> {
+fn scratch_in(folder: &Path) -> Result<Scratch> {
     if !apt::is_here() {
         bail!("that takes apt, Debian's package manager");
     }
-    fs::create_dir_all(folder).with_context(|| format!("could not make {}", folder.display()))?;
-    Ok(tempfile::tempdir_in(folder)?)
+    Scratch::below(folder)
 }
 
 /// Leaves `target` whole or not at all.

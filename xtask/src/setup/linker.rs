@@ -1,7 +1,7 @@
 //! bpf-linker: turns rustc's bitcode into a BPF object with BTF. Its LLVM must not be older than rustc's.
 
 use std::{
-    fmt, fs,
+    env, fmt, fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail};
 
 use super::{Compiler, apt};
 use crate::{
-    bpf::elf,
-    workspace::{Workspace, on_path, run, say},
+    elf,
+    workspace::{Scratch, Workspace, on_path, run, say},
 };
 
 const VERSION: &str = "0.13.0";
@@ -157,7 +157,7 @@ fn links(compiler: &Compiler, linker: &Path) -> Result<()> {
         #[unsafe(link_section = "classifier")]
         extern "C" fn probe() -> i32 { 0 }
     "#;
-    let scratch = tempfile::tempdir().context("no temporary folder to try the linker in")?;
+    let scratch = Scratch::below(&env::temp_dir())?;
     let (source, object) = (
         scratch.path().join("probe.rs"),
         scratch.path().join("probe.o"),

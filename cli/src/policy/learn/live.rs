@@ -15,13 +15,14 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
+use slipgate_policy::tools::flow_log::{Reader, Seen};
+
 use super::Wait;
 use crate::{
     args::LearnArgs,
     control::ask_each,
     control_socket::{Answer, Request},
     log::say,
-    policy::flow_log::{Reader, Seen},
 };
 
 /// How long the engine may take to send the rest.

@@ -21,10 +21,8 @@ use slipgate_control::{
     tap::{EnginePort, QUEUE_FRAMES},
     vm::{self, OpenVm},
 };
-use userspace_nat::{
-    rules::{Described, PolicySet},
-    vm::VmSpec,
-};
+use slipgate_policy::{Described, PolicySet};
+use userspace_nat::vm::VmSpec;
 
 use super::{
     inputs::{Inputs, open_flow_log, open_pcap},
@@ -36,9 +34,11 @@ use super::{
 };
 use crate::{
     channel::{NetworkView, ToEngine},
-    config::{Config, ConfigError, Forward, LoadedPolicies, Said, VmConfig},
-    show::{self, plain::one_line},
+    config::{Config, Said, VmConfig},
+    show,
 };
+use slipgate_policy::document::{ConfigError, Forward, LoadedPolicies};
+use slipgate_policy::one_line;
 
 /// The gateway's MAC in every guest's network, locally administered: a clone or a restored
 /// snapshot finds the one it knew.
@@ -165,7 +165,7 @@ impl Attached {
             (config, loaded, policies) = all;
             took_over = true;
         }
-        let run_dirs = slipgate_control::paths::sweep_run_dirs();
+        let run_dirs = slipgate_control::pins::sweep_run_dirs();
         tracing::debug!("removed {run_dirs} directories of locks that dead processes left");
         let rules = described(&policies, &config);
         // Before anything is made that a failure would have to take down.

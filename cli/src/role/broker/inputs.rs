@@ -9,10 +9,11 @@ use std::{
 };
 
 use slipgate_control::Users;
-use userspace_nat::rules::PolicySet;
+use slipgate_policy::PolicySet;
 
 use super::metrics;
-use crate::config::{Config, ConfigError, LoadedPolicies};
+use crate::config::Config;
+use slipgate_policy::document::{ConfigError, LoadedPolicies};
 
 /// All of them.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ pub(super) struct Inputs {
 impl Inputs {
     /// Reads the deny files, and opens the flow log.
     pub(super) fn open(config: &Config) -> Result<Self, ConfigError> {
-        let loaded = LoadedPolicies::load(config)?;
+        let loaded = config.load_policies()?;
         let policies = loaded.compile()?;
         Ok(Self {
             loaded,

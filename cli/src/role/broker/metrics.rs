@@ -11,10 +11,8 @@ use super::{
     attached::Attached,
     child::{ChildProcess, Role},
 };
-use crate::{
-    channel::{FromMetrics, MetricsStart, Received, ToMetrics},
-    config::ConfigError,
-};
+use crate::channel::{FromMetrics, MetricsStart, Received, ToMetrics};
+use slipgate_policy::document::ConfigError;
 
 /// How long it is waited before the first new start, and at most.
 const BACK_OFF: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];

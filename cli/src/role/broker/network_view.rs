@@ -3,10 +3,10 @@ use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 use slipgate_control::netlink::{self, Network};
+use slipgate_policy::LocalAddresses;
 use userspace_nat::{
     engine,
     route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
-    rules::LocalAddresses,
 };
 
 use crate::{channel::NetworkView, config::GuestNetwork};

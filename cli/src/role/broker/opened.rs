@@ -19,13 +19,14 @@ use std::{
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use userspace_nat::rules::Action;
+use slipgate_policy::Action;
 
 use super::{Broker, is_passing, reload::Read};
 use crate::{
-    config::{Config, LoadedPolicies, LoadedPolicy, RuleText},
+    config::Config,
     control_socket::{Answer, ClientId},
 };
+use slipgate_policy::document::{LoadedPolicies, LoadedPolicy, RuleText};
 
 /// After what can't be done just now.
 const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(2);

@@ -12,7 +12,7 @@ fn an_open_vm_has_its_policy_but_for_the_default_and_others_have_theirs() {
     let flags = "--vm name=a,tap=t1 --vm name=b,tap=t2 --default deny --allow a.test:443 \
                  --inspect 192.0.2.0/24:443 --deny 198.51.100.0/24";
     let mut config = config(flags).unwrap();
-    let loaded = LoadedPolicies::load(&config).unwrap();
+    let loaded = config.load_policies().unwrap();
     let opened = OpenedVms {
         with_policy: vec!["b".into(), "gone".into()],
         open: vec!["b".into(), "gone".into()],
@@ -41,7 +41,7 @@ fn an_open_vm_has_its_policy_but_for_the_default_and_others_have_theirs() {
 #[test]
 fn a_vm_that_is_closed_again_has_its_own_also_among_policies_that_stay() {
     let mut config = config("--vm name=a,tap=t1 --default deny").unwrap();
-    let loaded = LoadedPolicies::load(&config).unwrap();
+    let loaded = config.load_policies().unwrap();
     let with_room = OpenedVms {
         with_policy: vec!["a".into()],
         open: Vec::new(),

@@ -20,7 +20,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use slipgate_control::vm;
-use userspace_nat::rules::PolicySet;
+use slipgate_policy::PolicySet;
 
 use super::{
     Broker,
@@ -30,9 +30,10 @@ use super::{
 };
 use crate::{
     channel::{Policies, ToEngine},
-    config::{Config, ConfigError, LoadedPolicies},
+    config::Config,
     control_socket::{Answer, ClientId},
 };
+use slipgate_policy::document::{ConfigError, LoadedPolicies};
 
 /// A change that the engine is at.
 #[derive(Debug)]
@@ -67,7 +68,7 @@ impl Read {
             Some(file) => config.with_policy_file(file)?,
             None => config.reread()?,
         };
-        let loaded = LoadedPolicies::load(&config)?;
+        let loaded = config.load_policies()?;
         Self::of(config, loaded, opened)
     }
 

@@ -11,9 +11,10 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use serde::Serialize;
 
 use crate::{
-    config::{ConfigError, MachineSpec, RunConfig},
+    config::{MachineSpec, RunConfig},
     show::stats::VmStats,
 };
+use slipgate_policy::document::ConfigError;
 
 /// How it all ended.
 #[derive(Debug, Serialize)]

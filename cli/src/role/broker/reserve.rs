@@ -15,7 +15,7 @@ use nix::sys::socket::{
 use slipgate_abi::Protocol;
 
 use super::child::Role;
-use crate::config::Forward;
+use slipgate_policy::document::Forward;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1_024;

@@ -57,7 +57,7 @@ impl Attached {
     pub(super) fn warn_of_resolvers(&self) {
         let of = |vm: &super::attached::ServedVm| self.policies.of(Some(vm.config.policy));
         let mut vms = self.vms.iter();
-        if !vms.any(|vm| of(vm).settings().dns.resolvers == userspace_nat::dns::Resolvers::Host) {
+        if !vms.any(|vm| of(vm).settings().dns.resolvers == slipgate_policy::Resolvers::Host) {
             return;
         }
         let hosts = self.resolvers.now();

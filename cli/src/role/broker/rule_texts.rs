@@ -22,7 +22,7 @@ use slipgate_abi::{
     maps::{MAX_RULES, RuleElement},
 };
 use slipgate_control::{Paths, maps::SharedMaps, owner};
-use userspace_nat::rules::Described;
+use slipgate_policy::Described;
 
 /// What an element is told by: digests of whole rules, or that it is free.
 type Whole = [u8; 16];

@@ -16,9 +16,10 @@ use std::{
 
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
-use userspace_nat::rules::PolicySet;
+use slipgate_policy::PolicySet;
 
-use crate::config::{Config, LoadedPolicies, PolicyFile, RuleText, Said};
+use crate::config::{Config, Said};
+use slipgate_policy::document::{LoadedPolicies, PolicyFile, RuleText};
 
 /// To be another when a [`Said`] can't be compared with those of before.
 const VERSION: u32 = 1;
@@ -139,7 +140,7 @@ pub(super) fn take_over(
     }
     let file = PolicyFile::parse(&kept.file, kept.text).with_context(what)?;
     let config = config.with_policy(file).with_context(what)?;
-    let loaded = LoadedPolicies::load_by(&config, &|path| {
+    let loaded = config.load_policies_by(&|path| {
         let text = kept.lists.get(&path.display().to_string());
         text.cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
     });

@@ -1,5 +1,6 @@
 use super::*;
-use crate::{args::AttachArgs, config::RuleFlag};
+use crate::args::AttachArgs;
+use crate::config::rule_flags;
 
 /// A command line with these flags besides, and its policy file.
 fn config(flags: &[&str]) -> Config {
@@ -8,7 +9,7 @@ fn config(flags: &[&str]) -> Config {
     let all = ["attach", "--tap", "tap0"].iter().chain(flags);
     let matches = command.get_matches_from(all);
     let args = AttachArgs::from_arg_matches(&matches).unwrap();
-    Config::new(&args, RuleFlag::in_order(&matches)).unwrap()
+    Config::new(&args, rule_flags(&matches)).unwrap()
 }
 
 struct Files {
@@ -38,7 +39,7 @@ impl Files {
     /// `other.toml` is applied over this command line, and kept.
     fn apply(&self, config: &Config) {
         let other = config.with_policy_file(&self.path("other.toml")).unwrap();
-        let loaded = LoadedPolicies::load(&other).unwrap();
+        let loaded = other.load_policies().unwrap();
         let said = config.said_of_policies();
         keep(&self.path("kept"), &said, &other, &loaded).unwrap();
     }
@@ -113,7 +114,7 @@ fn the_command_lines_file_by_another_name_is_read_again_and_not_kept() {
     for before in [&config, &other] {
         files.apply(&config);
         let again = before.with_policy_file(&given).unwrap();
-        let loaded = LoadedPolicies::load(&again).unwrap();
+        let loaded = again.load_policies().unwrap();
         keep(&kept, &said, &again, &loaded).unwrap();
         assert!(!kept.exists());
     }
@@ -132,7 +133,7 @@ fn what_the_command_line_names_is_not_kept() {
     let config = config(&["--policy", given.to_str().unwrap()]);
     files.apply(&config);
     assert!(files.path("kept").exists());
-    let loaded = LoadedPolicies::load(&config).unwrap();
+    let loaded = config.load_policies().unwrap();
     let said = config.said_of_policies();
     keep(&files.path("kept"), &said, &config, &loaded).unwrap();
     assert!(!files.path("kept").exists());

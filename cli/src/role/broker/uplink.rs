@@ -2,7 +2,8 @@
 use anyhow::anyhow;
 use slipgate_control::netlink::Network;
 
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
+use slipgate_policy::document::ConfigError;
 
 /// The device.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -22,11 +22,12 @@ use super::{
 };
 use crate::{
     channel::{GuestEnd, VmmEnd},
-    config::{ConfigError, MachineSpec, RunConfig},
+    config::{MachineSpec, RunConfig},
     kvm,
     log::say,
     show::stats,
 };
+use slipgate_policy::document::ConfigError;
 
 /// The MTU of a TAP that nobody gave one, L3 bytes.
 const TAP_MTU: u16 = 1_500;

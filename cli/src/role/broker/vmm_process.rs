@@ -16,8 +16,9 @@ use slipgate_control::Users;
 use super::child::{ChildProcess, Role};
 use crate::{
     channel::{Channel, FromVmm, Received, ToVmm, VmmEnd, VmmStart},
-    config::{ConfigError, MachineSpec},
+    config::MachineSpec,
 };
+use slipgate_policy::document::ConfigError;
 
 /// How long the VMM may take to make a machine: it reads kernel and initrd.
 const MADE_WITHIN: Duration = Duration::from_secs(60);

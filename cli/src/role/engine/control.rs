@@ -8,10 +8,10 @@ use std::{
 };
 
 use slipgate_abi::Protocol;
+use slipgate_policy::Destination;
 use userspace_nat::{
     clock::SECOND_NS,
     engine::{CaptureRequest, Control, ControlMessage, ControlReply, Reload, Why},
-    rules::Destination,
 };
 
 use crate::channel::{Channel, NetworkView, Policies, Received, ToBroker, ToEngine, WhyAnswer};

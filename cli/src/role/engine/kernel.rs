@@ -13,9 +13,9 @@ use slipgate_abi::{
     rate::RateRef,
 };
 use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps, text_of};
+use slipgate_policy::Described;
 use userspace_nat::{
     datapath::{FlowMap, Hop, InsertError, NameMap, RememberedName, Tables},
-    rules::Described,
     stats::VmStats,
 };
 

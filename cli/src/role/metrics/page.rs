@@ -14,7 +14,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use slipgate_control::maps::ReadOnlyMaps;
-use userspace_nat::{engine::RelayedCounts, rules::NameCounts};
+use userspace_nat::{engine::RelayedCounts, name_gate::NameCounts};
 
 use crate::show::stats::{self, VmStats, Which};
 

@@ -19,7 +19,7 @@ use std::{
 use anyhow::Context as _;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use slipgate_control::maps::ReadOnlyMaps;
-use userspace_nat::{engine::RelayedCounts, rules::NameCounts};
+use userspace_nat::{engine::RelayedCounts, name_gate::NameCounts};
 
 use super::{
     http::{self, MAX_REQUEST, Wanted},

@@ -14,7 +14,7 @@ use netlink_packet_route::{
 };
 
 use super::Program;
-use crate::{Error, Result, bpf, load::program_id, netlink::Requests, paths};
+use crate::{Error, Result, attach::program_id, bpf, netlink::Requests, paths};
 
 /// The first priority there is.
 const FIRST: u32 = 1;
@@ -38,7 +38,7 @@ const INGRESS: TcHandle = TcHandle {
 const ETH_P_ALL: u16 = libc::ETH_P_ALL as u16;
 
 /// Makes or replaces the filter, then its note.
-pub(super) fn attach(pin: &Path, fd: BorrowedFd<'_>, program: Program, ifindex: u32) -> Result<()> {
+pub(crate) fn attach(pin: &Path, fd: BorrowedFd<'_>, program: Program, ifindex: u32) -> Result<()> {
     let mut requests = Requests::open()?;
     let qdisc = message(
         ifindex,
@@ -83,7 +83,7 @@ pub(super) fn attach(pin: &Path, fd: BorrowedFd<'_>, program: Program, ifindex: 
 
 /// Removes the filter; that it, the qdisc or the interface is gone is fine. The qdisc stays: it
 /// may carry others' filters.
-pub(super) fn detach(program: Program, ifindex: u32) -> Result<()> {
+pub(crate) fn detach(program: Program, ifindex: u32) -> Result<()> {
     let mut filter = message(ifindex, HANDLE, INGRESS, TcFilterBpf::KIND);
     filter.header.info = filter_info(program);
     let sent = Requests::open()?.send(

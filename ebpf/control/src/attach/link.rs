@@ -8,10 +8,10 @@ use std::{
 
 use aya_obj::generated::bpf_link_type;
 
-use crate::{Error, Result, bpf, load::program_id, paths};
+use crate::{Error, Result, attach::program_id, bpf, paths};
 
 /// Puts the program under the link pinned there, or makes and pins one.
-pub(super) fn attach(
+pub(crate) fn attach(
     pin: &Path,
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -29,7 +29,7 @@ pub(super) fn attach(
 
 /// Puts the program under the link pinned there, unless it is there already or the link is
 /// defunct. The pin stays: it is the link's, not the program's.
-pub(super) fn replace(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> Result<()> {
+pub(crate) fn replace(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> Result<()> {
     let link = open(pin)?;
     let (prog_id, target) = info(link.as_fd(), pin)?;
     if target != ifindex || prog_id == program_id(program)? {
@@ -42,7 +42,7 @@ pub(super) fn replace(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> Resu
 }
 
 /// Whether the program is under the link pinned there, and that on the interface.
-pub(super) fn is_attached(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> bool {
+pub(crate) fn is_attached(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> bool {
     let is = || -> Result<bool> {
         let (prog_id, target) = info(open(pin)?.as_fd(), pin)?;
         Ok(target == ifindex && prog_id == program_id(program)?)
@@ -51,7 +51,7 @@ pub(super) fn is_attached(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> 
 }
 
 /// The ifindex of the link's interface; 0 when that is gone.
-pub(super) fn target(pin: &Path) -> Result<u32> {
+pub(crate) fn target(pin: &Path) -> Result<u32> {
     Ok(info(open(pin)?.as_fd(), pin)?.1)
 }
 

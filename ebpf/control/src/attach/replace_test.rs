@@ -72,7 +72,7 @@ fn check_no_gap(hook: Hook) {
 
     let first = datapath();
     std::fs::write(
-        first.paths().run_dir.join(crate::load::BUILD_FILE),
+        first.paths().run_dir.join(crate::paths::BUILD_FILE),
         "another",
     )
     .unwrap();

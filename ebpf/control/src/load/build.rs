@@ -4,29 +4,27 @@ use std::{fs, os::fd::OwnedFd, path::PathBuf};
 
 use crate::{Error, Paths, Result, attach::Program, bpf, fingerprint::fingerprint, object, paths};
 
-/// In the run directory.
-pub(crate) const BUILD_FILE: &str = "programs-build";
-
 /// The file that says which build the pinned programs are of, when all are of one.
 fn build_path(paths: &Paths) -> PathBuf {
-    paths.run_dir.join(BUILD_FILE)
+    paths.run_dir.join(paths::BUILD_FILE)
 }
 
-fn this_build() -> String {
-    fingerprint(object::bytes(false))
+fn this_build() -> Result<String> {
+    Ok(fingerprint(object::bytes(false)?))
 }
 
 /// Whether all programs are pinned and of this build.
 pub(super) fn is_this_build(paths: &Paths) -> bool {
     let pinned = |program: Program| paths.pin(program.name()).exists();
-    fs::read_to_string(build_path(paths)).is_ok_and(|build| build == this_build())
+    let kept = fs::read_to_string(build_path(paths)).ok();
+    kept.is_some_and(|kept| this_build().is_ok_and(|this| kept == this))
         && Program::ALL.into_iter().all(pinned)
 }
 
 /// Notes that the pinned programs are of this build.
 pub(super) fn keep_build(paths: &Paths) -> Result<()> {
     let path = build_path(paths);
-    fs::write(&path, this_build()).map_err(Error::os(format!("write {}", path.display())))
+    fs::write(&path, this_build()?).map_err(Error::os(format!("write {}", path.display())))
 }
 
 /// Before they change.

@@ -11,7 +11,7 @@ use std::{
 
 use slipgate_abi::{
     NextHop,
-    maps::{self, Chunk, SLOTS_PER_CHUNK},
+    maps::{self, Chunk, MAX_NEXT_HOPS, SLOTS_PER_CHUNK},
 };
 
 use super::SharedMaps;
@@ -157,7 +157,10 @@ impl SharedMaps {
 
     /// An owner's next hops.
     pub fn next_hops_of(&self, owner_row: u32) -> impl Iterator<Item = u32> + '_ {
-        crate::owner::next_hops_of(self, owner_row)
+        (1..MAX_NEXT_HOPS).filter(move |index| {
+            self.next_hop(*index)
+                .is_some_and(|hop| hop.owner().load(Acquire) == owner_row + 1)
+        })
     }
 
     /// Frees a next hop. No slot may name it any more.

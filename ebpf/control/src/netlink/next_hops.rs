@@ -29,7 +29,7 @@ use slipgate_abi::{
 };
 
 use super::{network::Network, socket::Requests};
-use crate::{Result, maps::SharedMaps, owner};
+use crate::{Result, maps::SharedMaps};
 
 /// Of one owner, those that are kept fresh: more than an engine claims.
 const MOST: usize = 256;
@@ -68,7 +68,7 @@ impl NextHops {
     pub fn refresh(&mut self, maps: &SharedMaps, network: &Network, uplink: u32) -> Result<usize> {
         let mut valid = 0;
         let mut wanted_still = HashSet::new();
-        for index in owner::next_hops_of(maps, self.owner_row) {
+        for index in maps.next_hops_of(self.owner_row) {
             let Some(hop) = maps.next_hop(index) else {
                 continue;
             };

@@ -12,6 +12,7 @@ use crate::{
     maps::Insert,
     netlink::{NetworkWatch, NextHops},
     testing::{datapath, in_netns, vm_spec},
+    vm,
 };
 
 /// A sequence that looks like none (Marsaglia's xorshift).
@@ -66,7 +67,7 @@ fn a_start_over_nonsense_serves_or_says_why_not() {
                 let _ = maps.flows.insert(&tuple, &flow, Insert::Any);
             }
             // What an engine knows it may name.
-            vm::set_owner(maps, 1, 0);
+            crate::vm_rows::set_owner(maps, 1, 0);
             let name = vm::name_of(maps, 1).unwrap();
             let Ok(owner) = Owner::take(maps, paths, &[&name, "a"]) else {
                 continue;

@@ -10,11 +10,11 @@ use std::{collections::HashSet, sync::atomic::Ordering::Acquire, time::Duration}
 
 use slipgate_abi::{
     FlowRef, Tuple, Verdict,
-    maps::{MAX_NEXT_HOPS, MAX_OWNERS, MAX_VMS, SLOTS_PER_CHUNK},
+    maps::{MAX_OWNERS, MAX_VMS, SLOTS_PER_CHUNK},
 };
 
-use super::{Owner, is_alive};
-use crate::{Paths, Result, lock::FileLock, maps::SharedMaps, vm};
+use super::Owner;
+use crate::{Paths, Result, lock::FileLock, maps::SharedMaps, pins::is_alive, vm_rows};
 
 /// What a sweep removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -43,13 +43,13 @@ pub fn sweep(maps: &SharedMaps, paths: &Paths, owner: &Owner, patience: Duration
     let tuples = maps.flows.remove_if(|tuple, flow| {
         !is_whole(maps, tuple, *flow) && !chunk_owner(maps, flow.slot).is_some_and(is_busy)
     })?;
-    let gone = |id: u32, row: u32| vm::id_of(maps, row) != Some(id);
+    let gone = |id: u32, row: u32| vm_rows::id_of(maps, row) != Some(id);
     let taps = maps.taps.remove_if(|_, tap| gone(tap.vm, tap.vm_row))?;
     let forwards = maps
         .forwards
         .remove_if(|_, forward| gone(forward.vm, forward.vm_row))?;
     let open: HashSet<u32> = (1..MAX_VMS)
-        .filter_map(|row| vm::id_of(maps, row))
+        .filter_map(|row| vm_rows::id_of(maps, row))
         .collect();
     let names = maps.names.remove_if(|key, _| !open.contains(&key.vm))?;
     let mut swept = Swept {
@@ -112,17 +112,9 @@ fn monotonic_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The row's next hops.
-pub(crate) fn next_hops_of(maps: &SharedMaps, row: u32) -> impl Iterator<Item = u32> + '_ {
-    (1..MAX_NEXT_HOPS).filter(move |index| {
-        maps.next_hop(*index)
-            .is_some_and(|hop| hop.owner().load(Acquire) == row + 1)
-    })
-}
-
 /// Gives back the row's next hops, which no slot names any more; how many.
 pub(super) fn free_next_hops(maps: &SharedMaps, row: u32) -> usize {
-    let hops: Vec<_> = next_hops_of(maps, row).collect();
+    let hops: Vec<_> = maps.next_hops_of(row).collect();
     for hop in &hops {
         maps.free_next_hop(*hop);
     }

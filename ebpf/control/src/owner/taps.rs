@@ -11,10 +11,10 @@ use std::{
 };
 
 use super::Owner;
-use crate::{Error, Paths, Result, paths::remove_if_there};
-
-/// Of the files' names.
-pub(crate) const SUFFIX: &str = ".taps";
+use crate::{
+    Error, Paths, Result,
+    paths::{TAPS_SUFFIX, remove_if_there},
+};
 
 impl Owner {
     /// Notes the TAPs of the owner's VMs, by index. Call it before they are served.
@@ -66,7 +66,7 @@ fn forget<'r>(paths: &Paths, mut rows: impl Iterator<Item = &'r u32>) -> Result<
 }
 
 fn path(run_dir: &Path, row: u32) -> PathBuf {
-    run_dir.join(format!("{row}{SUFFIX}"))
+    run_dir.join(format!("{row}{TAPS_SUFFIX}"))
 }
 
 /// None where there is no such file: nothing was ever attached to, or by a version without notes.

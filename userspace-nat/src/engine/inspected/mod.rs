@@ -27,8 +27,8 @@ use crate::{
     },
     packet::{Ipv4, Packet, Transport},
     port::{VirtioNetHdr, single},
-    rules::{self, Http},
 };
+use slipgate_policy::Http;
 
 mod intact;
 mod naming;
@@ -247,7 +247,10 @@ impl<D: Datapath> Core<D> {
     /// such rules.
     fn has_inspect_rule(&self, slot: u32) -> bool {
         let live = self.datapath.slot(slot);
-        let rule = live.rule().checked_sub(self.rule_base).map(rules::RuleId);
+        let rule = live
+            .rule()
+            .checked_sub(self.rule_base)
+            .map(slipgate_policy::RuleId);
         let judge = self.judge.borrow();
         let policy = judge.policy(live.vm());
         let known = rule.filter(|rule| policy.has(*rule));

@@ -5,7 +5,7 @@ use slipgate_abi::{Protocol, Tuple};
 
 use crate::{
     inspect::HostName,
-    rules::{self, LearntName, SharedJudge},
+    name_gate::{LearntName, SharedJudge},
 };
 
 /// Names that a connection named are remembered, so many.
@@ -15,7 +15,7 @@ const MAX_NAMED: usize = 16;
 pub(super) struct Naming<'a> {
     pub(super) judge: &'a SharedJudge,
     pub(super) vm: u32,
-    pub(super) to: rules::Destination,
+    pub(super) to: slipgate_policy::Destination,
     pub(super) now_ns: u64,
     /// The last name that was let in.
     pub(super) last: Option<Rc<LearntName>>,
@@ -25,7 +25,7 @@ impl<'a> Naming<'a> {
     pub(super) fn new(
         judge: &'a SharedJudge,
         vm: u32,
-        to: rules::Destination,
+        to: slipgate_policy::Destination,
         now_ns: u64,
     ) -> Self {
         Self {
@@ -61,8 +61,8 @@ impl<'a> Naming<'a> {
     }
 }
 
-pub(super) fn destination(tuple: &Tuple) -> rules::Destination {
-    rules::Destination {
+pub(super) fn destination(tuple: &Tuple) -> slipgate_policy::Destination {
+    slipgate_policy::Destination {
         addr: tuple.remote.into(),
         port: tuple.remote_port,
         protocol: Protocol::from_ip(tuple.protocol).unwrap_or(Protocol::Tcp),

@@ -12,7 +12,7 @@ use crate::{
         Refused, RefusedCounts, quic,
         tcp::{SLOW_NS, Session},
     },
-    rules::LearntName,
+    name_gate::LearntName,
     stats::VmStats,
     vm::VmNet,
 };

@@ -14,8 +14,8 @@ use crate::{
         HostName,
         tcp::{Segment, Session, Wire, build_header},
     },
+    name_gate::LearntName,
     port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr},
-    rules::LearntName,
     vm::VmNet,
 };
 

@@ -7,8 +7,8 @@ use crate::{
     clock::SECOND_NS,
     engine::{ControlMessage, ControlReply, Forward},
     port::VirtioNetHdr,
-    rules::{Action, Rule},
 };
+use slipgate_policy::{Action, Rule};
 
 fn rule(action: Action, pattern: &str) -> Rule {
     Rule::Match(action, pattern.parse().unwrap())
@@ -533,7 +533,7 @@ fn why_says_what_would_happen() {
         (2, [203, 0, 113, 1]),
         (3, [169, 254, 169, 254]),
     ] {
-        let to = crate::rules::Destination {
+        let to = slipgate_policy::Destination {
             addr: addr.into(),
             port: 443,
             protocol: slipgate_abi::Protocol::Tcp,

@@ -4,11 +4,8 @@ use std::io;
 use slipgate_abi::{Counter, Ip4, Refusal, Verdict, count::COUNTED_RULES};
 
 use super::rig::*;
-use crate::{
-    clock::SECOND_NS,
-    engine::ControlMessage,
-    rules::{Action, Rule},
-};
+use crate::{clock::SECOND_NS, engine::ControlMessage};
+use slipgate_policy::{Action, Rule};
 
 fn deny(pattern: &str) -> Rule {
     Rule::Match(Action::Deny, pattern.parse().unwrap())

@@ -12,8 +12,8 @@ use crate::{
     engine::{ControlMessage, Forward},
     flow::NewFlow,
     port::VirtioNetHdr,
-    rules::Action,
 };
+use slipgate_policy::Action;
 
 /// The host's ports 8,080 (TCP) and 5,353 (UDP) of any address lead to VM 1, and 9,090 of loopback.
 fn with_forwards(setup: Setup) -> Rig {

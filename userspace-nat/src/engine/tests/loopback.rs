@@ -14,8 +14,8 @@ use crate::{
     packet::{Ipv4, Packet, Transport, transport::Tcp},
     port::VirtioNetHdr,
     record::RelayedId,
-    rules::{Action, Destination, LoopbackPorts, OnReload, Policy, Rule, Settings},
 };
+use slipgate_policy::{Action, Destination, LoopbackPorts, OnReload, Policy, Rule, Settings};
 
 const PORT: u16 = 8080;
 const TO: At = (GATEWAY, PORT);

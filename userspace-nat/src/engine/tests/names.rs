@@ -4,13 +4,14 @@ use crate::{
     clock::SECOND_NS,
     datapath::NameMap,
     dns::{
-        Name, NamePolicy, NameVerdict,
+        NamePolicy, NameVerdict,
         chain::tests::{a, answer},
     },
     engine::*,
-    rules::{Action, ByRules, FLOOR_S, MAX_PER_VM, NameCounts, Rule, wire},
+    name_gate::{ByRules, MAX_PER_VM, NameCounts},
 };
 use slipgate_abi::{Protocol, Refusal, maps::MAX_NAMES};
+use slipgate_policy::{Action, FLOOR_S, Name, Rule, wire};
 
 const NAME: &str = "api.ok.test";
 
@@ -146,7 +147,7 @@ fn a_full_map_loses_what_is_remembered_and_nothing_that_is_open() {
 fn why_judges_a_name_as_the_guest_would_come_there() {
     let mut rig = Rig::with(setup());
     let why = |rig: &mut Rig, name: Option<&str>, port| {
-        let to = crate::rules::Destination {
+        let to = slipgate_policy::Destination {
             addr: name.map_or(PEER.into(), |_| [0; 4].into()),
             port,
             protocol: Protocol::Tcp,
@@ -262,7 +263,7 @@ fn a_name_of_thousands_of_addresses_is_explained_in_a_line() {
         .push_back(ControlMessage::Why {
             request: 1,
             row: 1,
-            to: crate::rules::Destination {
+            to: slipgate_policy::Destination {
                 addr: std::net::Ipv4Addr::UNSPECIFIED,
                 port: 443,
                 protocol: Protocol::Tcp,

@@ -4,8 +4,8 @@ use crate::{
     clock::SECOND_NS,
     engine::ControlMessage,
     record::{Event, Events},
-    rules::{Action, Rule},
 };
+use slipgate_policy::{Action, Rule};
 
 fn setup() -> Setup {
     Setup {

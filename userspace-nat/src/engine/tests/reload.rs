@@ -7,14 +7,14 @@ use super::rig::*;
 use crate::{
     clock::MILLISECOND_NS,
     dns::{
-        Name, NamePolicy,
+        NamePolicy,
         chain::tests::{a, answer},
     },
     engine::{ControlMessage, ControlReply, Forward, Reload},
-    rules::{
-        Action, ByRules, Described, LocalAddresses, OnReload, Policy, PolicySet, Rule, Settings,
-        wire,
-    },
+    name_gate::ByRules,
+};
+use slipgate_policy::{
+    Action, Described, LocalAddresses, Name, OnReload, Policy, PolicySet, Rule, Settings, wire,
 };
 
 const OTHER: At = (

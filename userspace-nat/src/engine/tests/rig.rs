@@ -17,15 +17,16 @@ use crate::{
     engine::*,
     fake::{FakeClock, FakeDatapath, FakePort, Kernel, KernelHandle},
     flow::adopt::Adoption,
+    name_gate::Judge,
     nat_ports::DEFAULT_RANGE,
     poll::Readiness,
     port::VirtioNetHdr,
     record::{Event, Events, FlowLog, RelayedFlow},
     relay::{self, Limits, Relay, Taken},
     route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
-    rules::{Action, Judge, LocalAddresses, LoopbackPorts, Policy, Rule, Settings},
     vm::{VmNet, VmSpec},
 };
+use slipgate_policy::{Action, LocalAddresses, LoopbackPorts, Policy, Rule, Settings};
 
 pub(super) const GUEST: Ip4 = Ip4 {
     octets: [10, 0, 2, 15],

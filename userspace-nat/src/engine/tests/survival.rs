@@ -9,8 +9,8 @@ use crate::{
     fake::Faults,
     flow::adopt::Adoption,
     port::VirtioNetHdr,
-    rules::{Action, Rule},
 };
+use slipgate_policy::{Action, Rule};
 
 fn adoption(live: usize, ending: usize, ended: usize, dangling: usize) -> Adoption {
     Adoption {

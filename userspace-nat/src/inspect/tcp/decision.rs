@@ -10,7 +10,7 @@ use crate::{
         spoken::Step,
         tls,
     },
-    rules::LearntName,
+    name_gate::LearntName,
 };
 
 /// What the guest is waited for.

@@ -48,8 +48,9 @@ use super::{
 };
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    rules::{Http, LearntName},
+    name_gate::LearntName,
 };
+use slipgate_policy::Http;
 
 mod decision;
 mod early;

@@ -3,7 +3,8 @@ use super::{
     guest::{Close, End},
     world::{Impairment, VM, World},
 };
-use crate::{dns::DNS_PORT, port::single};
+use crate::port::single;
+use slipgate_policy::DNS_PORT;
 
 fn framed(messages: &[&[u8]]) -> Vec<u8> {
     messages.iter().fold(Vec::new(), |mut bytes, message| {

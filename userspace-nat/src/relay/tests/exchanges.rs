@@ -4,7 +4,8 @@ use super::{
     super::*,
     world::{Impairment, MS, VM, World},
 };
-use crate::{datagram::Datagram, rules::Destination};
+use crate::datagram::Datagram;
+use slipgate_policy::Destination;
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);

@@ -7,7 +7,8 @@ use super::{
     guest::{Close, End},
     world::{Client, Impairment, MS, VM, World, bytes},
 };
-use crate::{fake::packets, rules::Destination};
+use crate::fake::packets;
+use slipgate_policy::Destination;
 
 const LOSSY: Impairment = Impairment {
     loss: 3,

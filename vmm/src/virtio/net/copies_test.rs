@@ -8,21 +8,18 @@ use std::{
 };
 
 use libc::iovec;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
-use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::*;
+use super::{
+    tests::{Nobody, enabled, ring, sockets},
+    *,
+};
 use crate::{
     GuestMemory,
-    virtio::{
-        Signals,
-        net::{
-            frame_io::{Transfer, Way},
-            tap::HEADER_BYTES,
-        },
+    virtio::net::{
+        frame_io::{Transfer, Way},
+        tap::HEADER_BYTES,
     },
 };
 
@@ -96,14 +93,6 @@ impl FrameIo for Kernel {
     }
 }
 
-struct Nobody;
-
-impl Signals for Nobody {
-    fn queue(&self, _index: u16) {}
-    fn config(&self) {}
-    fn needs_reset(&self) {}
-}
-
 struct Rig {
     card: Stepped,
     counters: Arc<NetCounters>,
@@ -113,36 +102,19 @@ struct Rig {
     seen: u16,
 }
 
-fn ring(queue: u64) -> u64 {
-    queue * 0x4000
-}
-
 impl Rig {
     fn new() -> Rig {
-        let flags = SockFlag::SOCK_NONBLOCK;
-        let (ours, _) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        let (ours, _) = sockets();
         let counters = NetCounters::new(1);
         let mut card = Stepped::new(ours, Arc::clone(&counters)).unwrap();
         let kernel = Kernel::default();
         card.worker.io = Box::new(kernel.clone());
         let range = (GuestAddress(0), MEMORY as usize);
         let memory = Arc::new(GuestMemory::from_ranges(&[range]).unwrap());
-        let enabled = |index: u64| {
-            let mut queue = Queue::new(QUEUE_SIZE).unwrap();
-            queue.set_desc_table_address(Some(ring(index) as u32), Some(0));
-            queue.set_avail_ring_address(Some(ring(index) as u32 + 0x1000), Some(0));
-            queue.set_used_ring_address(Some(ring(index) as u32 + 0x2000), Some(0));
-            queue.set_ready(true);
-            EnabledQueue {
-                index: index as u16,
-                queue,
-                kick: EventFd::new(EFD_NONBLOCK).unwrap(),
-            }
-        };
         let activation = Activation {
             memory: Arc::clone(&memory),
             features: card.features() & (1 << VIRTIO_NET_F_MRG_RXBUF | 1 << 32),
-            queues: (0..3).map(enabled).collect(),
+            queues: (0..3).map(|index| enabled(index, QUEUE_SIZE)).collect(),
             signals: Arc::new(Nobody),
         };
         card.activate(activation).unwrap();

@@ -64,7 +64,7 @@ fn sessions_and_what_they_hold_have_bounds() {
     assert_eq!(rig.flows(), MAX_SESSIONS);
     assert_eq!(rig.refused(1, Refusal::Inspection), 1);
     assert_eq!(rig.engine.core.inspected.counts(101).limit, 1);
-    let to = crate::rules::Destination {
+    let to = slipgate_policy::Destination {
         addr: PEER.into(),
         port: 443,
         protocol: Protocol::Tcp,

@@ -6,8 +6,8 @@ use crate::{
     clock::SECOND_NS,
     fake::hellos::{self, record, records},
     inspect::Refused,
-    rules::{Action, Rule},
 };
+use slipgate_policy::{Action, Rule};
 
 #[test]
 fn an_allowed_name_goes_on_and_then_the_kernel_takes_over() {

@@ -5,14 +5,15 @@ use super::super::rig::*;
 use crate::{
     clock::SECOND_NS,
     dns::{
-        Name, NamePolicy, NameVerdict,
+        NamePolicy, NameVerdict,
         chain::tests::{a, answer},
     },
     fake::hellos::{self, records},
     inspect::{Refused, RefusedCounts, tcp},
+    name_gate::ByRules,
     packet::{Ipv4, Packet, Transport},
-    rules::{Action, ByRules, Rule, wire},
 };
+use slipgate_policy::{Action, Name, Rule, wire};
 
 pub(super) const NAME: &str = "api.ok.test";
 pub(super) const GUEST_PORT: u16 = 40_000;

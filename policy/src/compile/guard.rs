@@ -1,0 +1,46 @@
+//! What the kernel's guard may drop on its own.
+use ipnet::Ipv4Net;
+
+use super::policy::Policy;
+use crate::{Action, DenyFile, Pattern, PrefixMap, Rule, RuleId};
+
+impl Policy {
+    /// Prefixes of which every address, port and protocol is refused by a rule, whatever else the
+    /// rules say: what the kernel's guard may drop on its own. A prefix of which an earlier allow
+    /// opens a part is left out whole. Each comes with the rule that refuses it.
+    ///
+    /// Port 53 and the guest's own network are served by the engine before any rule is asked; the
+    /// guard must let them through first.
+    pub fn deny_prefixes(&self) -> Vec<(Ipv4Net, RuleId)> {
+        let mut allowed: Vec<Ipv4Net> = Vec::new();
+        let mut earlier: Option<PrefixMap<()>> = None;
+        let mut found: Vec<(Ipv4Net, RuleId)> = Vec::new();
+        for (rule, order) in self.rules.iter().zip(0..) {
+            if let Rule::Match(Action::Allow | Action::Inspect, pattern) = rule {
+                allowed.push(pattern.prefix());
+                earlier = None;
+                continue;
+            }
+            let earlier = earlier
+                .get_or_insert_with(|| PrefixMap::new(allowed.iter().map(|prefix| (*prefix, ()))));
+            found.extend(
+                denied_whole(rule)
+                    .filter(|prefix| !earlier.overlaps(*prefix))
+                    .map(|prefix| (prefix, self.id(order))),
+            );
+        }
+        // Sorting is stable: of equal prefixes the first rule stays.
+        found.sort_by_key(|(prefix, _)| *prefix);
+        found.dedup_by_key(|(prefix, _)| *prefix);
+        found
+    }
+}
+
+fn denied_whole(rule: &Rule) -> Box<dyn Iterator<Item = Ipv4Net> + '_> {
+    let whole = |pattern: &Pattern| pattern.is_whole().then_some(pattern.prefix());
+    match rule {
+        Rule::Match(Action::Deny, pattern) => Box::new(whole(pattern).into_iter()),
+        Rule::Match(..) | Rule::Name(..) => Box::new(std::iter::empty()),
+        Rule::DenyFile(file) => Box::new(DenyFile::patterns(file).filter_map(move |p| whole(&p))),
+    }
+}

@@ -1,0 +1,93 @@
+//! A destination, judged by its address alone.
+use std::net::Ipv4Addr;
+
+use slipgate_abi::Refusal;
+
+use crate::{Action, Decision, Destination, Policy, Rule, Space, compile::dns_bypass::dns_bypass};
+
+impl Policy {
+    /// Judges a destination.
+    pub fn decide(&self, to: Destination) -> Decision {
+        let space = self.protected.space_of(to.addr);
+        let bypass = self.bypasses_dns(to);
+        let shortest = space.map_or(0, |(range, _)| range.prefix_len());
+        let matched = match (space, bypass) {
+            (None, false) => self.all.first(to, 0),
+            // Only allows as specific as the protected range count; denies all do.
+            (Some(_), false) => earliest(self.all.first(to, shortest), self.denies.first(to, 0)),
+            // Only allows that mean a resolver.
+            (_, true) => earliest(self.meant.first(to, shortest), self.denies.first(to, 0)),
+        };
+        if let Some((order, line)) = self.in_files(to, matched) {
+            return self.decision(order, Some(line), Action::Deny);
+        }
+        let refused = |rule, refusal| Decision {
+            rule,
+            line: None,
+            refusal: Some(refusal),
+        };
+        match matched {
+            Some(order) => self.decision(order, None, self.action(order)),
+            None if space.is_some() => refused(self.protected_id(), Refusal::Protected),
+            None if bypass => refused(self.dns_bypass_id(), Refusal::DnsElsewhere),
+            None => self.by_default(),
+        }
+    }
+
+    /// Whether a destination is a resolver by which a guest could get around the rules by name.
+    pub fn bypasses_dns(&self, to: Destination) -> bool {
+        self.judges_names() && dns_bypass(to).is_some()
+    }
+
+    /// The protected space around an address that no rule by address opens on purpose.
+    pub fn shut_space(&self, addr: Ipv4Addr) -> Option<Space> {
+        let (range, space) = self.protected(addr)?;
+        let opens = self.rules.iter().any(|rule| match rule {
+            Rule::Match(Action::Allow | Action::Inspect, pattern) => {
+                let prefix = pattern.prefix();
+                prefix.contains(&addr) && prefix.prefix_len() >= range.prefix_len()
+            }
+            _ => false,
+        });
+        (!opens).then_some(space)
+    }
+
+    pub(crate) fn decision(&self, order: u32, line: Option<u32>, action: Action) -> Decision {
+        Decision {
+            rule: self.id(order),
+            line,
+            refusal: (action == Action::Deny).then_some(Refusal::Rule),
+        }
+    }
+
+    pub(crate) fn by_default(&self) -> Decision {
+        Decision {
+            rule: self.default_id(),
+            line: None,
+            refusal: (self.default == Action::Deny).then_some(Refusal::Default),
+        }
+    }
+
+    /// The first deny file with a line for `to`, if it comes before `matched`.
+    fn in_files(&self, to: Destination, matched: Option<u32>) -> Option<(u32, u32)> {
+        let before = matched.unwrap_or(u32::MAX);
+        self.files
+            .iter()
+            .take_while(|order| **order < before)
+            .find_map(|order| match &self.rules[*order as usize] {
+                Rule::DenyFile(file) => Some((*order, file.line_for(to)?)),
+                Rule::Match(..) | Rule::Name(..) => None,
+            })
+    }
+}
+
+fn earliest(a: Option<u32>, b: Option<u32>) -> Option<u32> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+#[cfg(test)]
+#[path = "by_address_test.rs"]
+pub(crate) mod tests;

@@ -1,0 +1,6 @@
+//! What a policy decides about a destination, a name, or a question.
+mod by_address;
+mod by_name;
+pub(crate) mod exfil_budget;
+pub(crate) mod host_loopback;
+pub(crate) mod token_bucket;

@@ -1,0 +1,335 @@
+//! Policies as the engine is sent them: every file read, every rule checked.
+use std::{io, ops::Range, path::Path};
+
+use serde::{Deserialize, Serialize};
+use slipgate_abi::maps::MAX_RULES;
+use toml::Spanned;
+
+use super::{
+    error::ConfigError,
+    file::PolicyFile,
+    host_loopback, meaning,
+    overrides::CliOverrides,
+    rule_flag::{DENY_FILE, RuleFlag, parse},
+    schema::{DefaultText, Dns, HostLoopback, HttpText, ReloadText, RuleEntry},
+};
+use crate::{
+    Action, DenyFile, DenyFileError, DnsSettings, Http, Note, OnReload, Policy, PolicySet,
+    Resolvers, Rule, Settings, Written,
+};
+
+/// The policies of a process.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LoadedPolicies {
+    /// A VM names its own by its place here: first the one without a name, then the named ones.
+    pub policies: Vec<LoadedPolicy>,
+}
+
+/// One of them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LoadedPolicy {
+    /// What it says beside its rules.
+    pub settings: Settings,
+    /// What happens where no rule matches.
+    pub default: Action,
+    /// In the order in which they are tried.
+    pub rules: Vec<LoadedRule>,
+}
+
+/// One rule, as it was written.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LoadedRule {
+    /// The rule.
+    pub rule: RuleText,
+    /// Where it was written, and why.
+    pub note: Note,
+}
+
+/// What was written of it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum RuleText {
+    /// An action and a pattern.
+    Match(Action, String),
+    /// A file of patterns that are denied.
+    DenyFile {
+        /// Its path, as shown.
+        name: String,
+        /// All of it.
+        text: String,
+    },
+}
+
+/// How a file's text is had: from the disk, or from a test.
+pub type Reader<'r> = &'r dyn Fn(&Path) -> io::Result<String>;
+
+impl LoadedPolicies {
+    /// Of what was typed, and of a policy file.
+    pub fn of(
+        typed: &CliOverrides,
+        file: Option<&PolicyFile>,
+        read: Reader<'_>,
+    ) -> Result<Self, ConfigError> {
+        let typed = Flags {
+            rules: typed_rules(&typed.rules, read)?,
+            default: typed.default,
+            resolvers: typed.resolvers()?,
+        };
+        let Some(file) = file else {
+            let dns = DnsSettings {
+                resolvers: typed.resolvers.unwrap_or_default(),
+                ..DnsSettings::default()
+            };
+            let policy = LoadedPolicy {
+                settings: Settings {
+                    dns,
+                    ..Settings::default()
+                },
+                default: typed.default.unwrap_or(Action::Allow),
+                rules: typed.rules,
+            };
+            return Ok(Self {
+                policies: vec![policy],
+            });
+        };
+        let document = &file.document;
+        let top = Part {
+            name: None,
+            default: document.default.as_ref(),
+            on_reload: document.on_reload,
+            rules: &document.rules,
+            dns: &document.dns,
+            host_loopback: &document.host_loopback,
+        };
+        let named = document.policy.iter().map(|(name, policy)| Part {
+            name: Some(name),
+            default: policy.default.as_ref(),
+            on_reload: policy.on_reload,
+            rules: &policy.rules,
+            dns: &policy.dns,
+            host_loopback: &policy.host_loopback,
+        });
+        let parts = [top].into_iter().chain(named);
+        let policies = parts.map(|part| part.load(file, &typed, read));
+        Ok(Self {
+            policies: policies.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Compiles them.
+    pub fn compile(&self) -> Result<PolicySet, ConfigError> {
+        let policies = self.policies.iter().map(LoadedPolicy::compile);
+        let policies = PolicySet::new(policies.collect::<Result<_, _>>()?);
+        let texts = policies.texts().count();
+        if texts > MAX_RULES as usize {
+            let file = self.policies.iter().find_map(|p| p.settings.file.clone());
+            let (flag, given) = match file {
+                Some(file) => ("--policy", file),
+                None => ("--deny", "...".to_owned()),
+            };
+            let problem =
+                format!("{texts} rules and defaults in all, and there is room for {MAX_RULES}");
+            let remedy = "put long lists into one deny file, which is one rule";
+            return Err(ConfigError::new(flag, given, problem, remedy));
+        }
+        Ok(policies)
+    }
+}
+
+/// What was typed: it comes before the file's rules, and beats its values.
+struct Flags {
+    rules: Vec<LoadedRule>,
+    default: Option<Action>,
+    resolvers: Option<Resolvers>,
+}
+
+/// A policy within a file.
+struct Part<'f> {
+    name: Option<&'f Spanned<String>>,
+    default: Option<&'f Spanned<DefaultText>>,
+    on_reload: Option<ReloadText>,
+    rules: &'f [Spanned<RuleEntry>],
+    dns: &'f Dns,
+    host_loopback: &'f HostLoopback,
+}
+
+impl Part<'_> {
+    fn load(
+        &self,
+        file: &PolicyFile,
+        typed: &Flags,
+        read: Reader<'_>,
+    ) -> Result<LoadedPolicy, ConfigError> {
+        if let Some(name) = self.name {
+            let checked = meaning::check_name("", name.get_ref(), name.get_ref());
+            checked.map_err(|e| file.error(&name.span(), e.problem, e.remedy))?;
+        }
+        let mut rules = typed.rules.clone();
+        for entry in self.rules {
+            rules.extend(rules_of(file, entry, read)?);
+        }
+        let settings = Settings {
+            name: self.name.map(|name| name.get_ref().clone()),
+            file: Some(file.name()),
+            on_reload: match self.on_reload {
+                None | Some(ReloadText::Cut) => OnReload::Cut,
+                Some(ReloadText::Keep) => OnReload::Keep,
+            },
+            dns: meaning::dns_settings(file, self.dns, typed.resolvers.clone())?,
+            host_loopback: host_loopback::of_file(file, self.host_loopback)?,
+            is_learning: false,
+        };
+        Ok(LoadedPolicy {
+            settings,
+            default: self.default(file, typed.default)?,
+            rules,
+        })
+    }
+
+    /// What was typed, else what the file says, which must say it: nobody is to find out by
+    /// accident (a file cut short, for one) which way an unsaid default goes.
+    fn default(&self, file: &PolicyFile, typed: Option<Action>) -> Result<Action, ConfigError> {
+        let said = self.default.map(|said| match said.get_ref() {
+            DefaultText::Allow => Action::Allow,
+            DefaultText::Deny => Action::Deny,
+        });
+        if let Some(default) = typed.or(said) {
+            return Ok(default);
+        }
+        if self.name.is_none() && !meaning::has_top_level(&file.document) {
+            // No VM can have it.
+            return Ok(Action::Deny);
+        }
+        let first = self.rules.first().map(Spanned::span);
+        let span = self.name.map(Spanned::span).or(first);
+        Err(file.error(
+            &span.unwrap_or_default(),
+            match self.name {
+                Some(name) => format!("the policy {} does not say its default", name.get_ref()),
+                None => "no default is said".to_owned(),
+            },
+            "write default = \"deny\", and what no rule matches is refused; or \"allow\"",
+        ))
+    }
+}
+
+fn rules_of(
+    file: &PolicyFile,
+    entry: &Spanned<RuleEntry>,
+    read: Reader<'_>,
+) -> Result<Vec<LoadedRule>, ConfigError> {
+    let RuleEntry {
+        allow,
+        inspect,
+        deny,
+        deny_file,
+        http,
+        comment,
+    } = entry.get_ref();
+    let said = [
+        (Action::Allow, allow),
+        (Action::Inspect, inspect),
+        (Action::Deny, deny),
+    ];
+    let said: Vec<_> = said
+        .into_iter()
+        .filter_map(|(action, patterns)| Some((action, patterns.as_ref()?)))
+        .collect();
+    if said.len() + usize::from(deny_file.is_some()) != 1 {
+        return Err(file.error(
+            &entry.span(),
+            "a rule says exactly one of allow, inspect, deny and deny_file",
+            "write one rule for each, in the order in which they are to be tried",
+        ));
+    }
+    if let (Some(http), None) = (http, inspect) {
+        let problem = "http is about what is inspected";
+        return Err(file.error(&http.span(), problem, "write it beside inspect"));
+    }
+    let note = |span: &Range<usize>| Note {
+        place: Some(file.line(span)),
+        comment: comment.clone(),
+        http: match http.as_ref().map(Spanned::get_ref) {
+            None | Some(HttpText::Each) => Http::Each,
+            Some(HttpText::First) => Http::First,
+        },
+    };
+    if let Some(list) = deny_file {
+        let path = file.beside(list.get_ref());
+        let unreadable = |e| {
+            let problem = format!("{} can't be read ({e})", path.display());
+            file.error(
+                &list.span(),
+                problem,
+                "give a text file with one pattern a line",
+            )
+        };
+        let text = read(&path).map_err(unreadable)?;
+        let name = path.display().to_string();
+        DenyFile::parse(&name, &text).map_err(|e| bad_line("deny_file", &e))?;
+        return Ok(vec![LoadedRule {
+            rule: RuleText::DenyFile { name, text },
+            note: note(&list.span()),
+        }]);
+    }
+    let mut rules = Vec::new();
+    for (action, patterns) in said {
+        for (text, span) in patterns.get_ref().each(patterns.span()) {
+            Rule::parse(action, text).map_err(|e| {
+                let remedy = "write CIDR or NAME[:PORT[-PORT]][/tcp|udp|icmp]";
+                file.error(&span, e.to_string(), remedy)
+            })?;
+            rules.push(LoadedRule {
+                rule: RuleText::Match(action, text.to_owned()),
+                note: note(&span),
+            });
+        }
+    }
+    Ok(rules)
+}
+
+fn typed_rules(typed: &[RuleFlag], read: Reader<'_>) -> Result<Vec<LoadedRule>, ConfigError> {
+    let rules = typed.iter().map(|rule| {
+        Ok(LoadedRule {
+            rule: match rule {
+                RuleFlag::Allow(text) => RuleText::Match(Action::Allow, text.clone()),
+                RuleFlag::Inspect(text) => RuleText::Match(Action::Inspect, text.clone()),
+                RuleFlag::Deny(text) => RuleText::Match(Action::Deny, text.clone()),
+                RuleFlag::DenyFile(path) => RuleText::DenyFile {
+                    name: path.display().to_string(),
+                    text: read(path).map_err(|e| {
+                        let problem = format!("it can't be read ({e})");
+                        let remedy = "give a text file with one RULE a line";
+                        ConfigError::new(DENY_FILE, path.display(), problem, remedy)
+                    })?,
+                },
+            },
+            note: Note::default(),
+        })
+    });
+    rules.collect()
+}
+
+impl LoadedPolicy {
+    fn compile(&self) -> Result<Policy, ConfigError> {
+        let rules = self.rules.iter().map(|LoadedRule { rule, note }| {
+            let rule = match rule {
+                RuleText::Match(action, text) => parse(*action, text)?,
+                RuleText::DenyFile { name, text } => {
+                    let parsed = DenyFile::parse(name, text);
+                    Rule::DenyFile(Box::new(parsed.map_err(|e| bad_line(DENY_FILE, &e))?))
+                }
+            };
+            let note = note.clone();
+            Ok(Written { rule, note })
+        });
+        let rules: Vec<Written> = rules.collect::<Result<_, _>>()?;
+        Ok(Policy::new(self.default, rules).with(self.settings.clone()))
+    }
+}
+
+fn bad_line(flag: &'static str, error: &DenyFileError) -> ConfigError {
+    let DenyFileError { file, line, why } = error;
+    let (given, problem) = (format!("{file}:{line}"), why.to_string());
+    let remedy = "correct the line, or put a # before it";
+    ConfigError::new(flag, given, problem, remedy)
+}

@@ -1,0 +1,370 @@
+//! Which policy and which quotas each VM has: flags and a policy file together.
+//!
+//! Rules that were typed come before the file's, in every policy of it; a flag beats the file's
+//! value, and what `--vm` says of one VM beats the flag.
+use slipgate_abi::{Rate, VmRates};
+
+use super::{
+    amount::Count,
+    error::ConfigError,
+    file::PolicyFile,
+    forward::{self, Forward},
+    overrides::{CliOverrides, parse_resolvers},
+    schema::{self, Dns, Document, HostLoopback, NamedPolicy, Quotas, Resolvers, ResolversWord},
+};
+use crate::{DnsSettings, Resolvers as Asked};
+
+/// Longest name of a VM or of a policy, bytes: what fits a VM's row in `VMS`, with a final zero.
+const MAX_NAME: usize = 63;
+/// Flows a VM may have at once, unless told otherwise.
+const MAX_FLOWS: u32 = 16_384;
+/// New flows a VM may open per second, unless told otherwise.
+const NEW_FLOWS_PER_SECOND: u32 = 2_000;
+
+/// What a VM may have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Flows at once.
+    pub max_flows: u32,
+    /// On average, and as many at once.
+    pub new_flows_per_second: u32,
+    /// Questions; 0: no limit.
+    pub dns_per_second: u32,
+    /// Bytes and packets per second.
+    pub rates: VmRates,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_flows: MAX_FLOWS,
+            new_flows_per_second: NEW_FLOWS_PER_SECOND,
+            dns_per_second: 0,
+            rates: VmRates::default(),
+        }
+    }
+}
+
+impl Limits {
+    /// Takes over what is said.
+    pub fn change(&mut self, by: &Quotas) {
+        let count = |own: &mut u32, said: Option<Count>| {
+            if let Some(said) = said {
+                *own = said.0;
+            }
+        };
+        count(&mut self.max_flows, by.max_flows);
+        count(&mut self.new_flows_per_second, by.new_flows_per_second);
+        count(&mut self.dns_per_second, by.dns_per_second);
+        let Rate {
+            packets_per_second: tx_packets,
+            bytes_per_second: tx_bytes,
+        } = &mut self.rates.tx;
+        let Rate {
+            packets_per_second: rx_packets,
+            bytes_per_second: rx_bytes,
+        } = &mut self.rates.rx;
+        for (own, said) in [
+            (tx_bytes, by.tx_bytes_per_second),
+            (rx_bytes, by.rx_bytes_per_second),
+            (tx_packets, by.tx_packets_per_second),
+            (rx_packets, by.rx_packets_per_second),
+        ] {
+            if let Some(said) = said {
+                *own = said.0;
+            }
+        }
+    }
+}
+
+/// A VM, and the policy that its own flag names.
+#[derive(Clone, Copy, Debug)]
+pub struct VmChoice<'v> {
+    /// Its name.
+    pub name: &'v str,
+    /// What `policy=` of its flag says.
+    pub policy: Option<&'v str>,
+}
+
+/// The place of a VM's policy: 0 is the one without a name, the named ones follow in the order of
+/// their names.
+///
+/// # Errors
+/// There is no such policy, or none is named.
+pub fn policy_of(
+    vm: VmChoice<'_>,
+    typed: &CliOverrides,
+    file: Option<&PolicyFile>,
+) -> Result<u32, ConfigError> {
+    let Some(file) = file else {
+        return match vm.policy {
+            None => Ok(0),
+            Some(name) => {
+                let problem = format!("policy={name}, but there is no --policy");
+                let remedy = "give the file that has it by --policy";
+                Err(ConfigError::new("--vm", vm.name, problem, remedy))
+            }
+        };
+    };
+    let document = &file.document;
+    let place = |name: &str| named(document, name).map(|(place, _)| place);
+    let names: Vec<&str> = document
+        .policy
+        .keys()
+        .map(|name| &**name.get_ref())
+        .collect();
+    let remedy = match names[..] {
+        [] => "the file has no [policy.NAME]".to_owned(),
+        _ => format!("the file has {}", names.join(", ")),
+    };
+    let by_flag = match (vm.policy, typed.policy_name.as_deref()) {
+        (Some(name), _) => Some(("--vm", name)),
+        (None, name) => name.map(|name| ("--policy-name", name)),
+    };
+    // What is said of one VM beats what is said of all.
+    let in_file = document
+        .vms
+        .iter()
+        .find(|(name, _)| name.get_ref() == vm.name);
+    if let Some((_, name)) = in_file
+        && vm.policy.is_none()
+    {
+        return place(name.get_ref()).ok_or_else(|| {
+            file.error(
+                &name.span(),
+                format!("no policy {:?}", name.get_ref()),
+                remedy,
+            )
+        });
+    }
+    if let Some((flag, name)) = by_flag {
+        let problem = format!("{} has no such policy", file.name());
+        return place(name).ok_or_else(|| ConfigError::new(flag, name, problem, remedy));
+    }
+    if !has_top_level(document) {
+        let problem = format!(
+            "{} names no policy, and {} has named ones only",
+            vm.name,
+            file.name()
+        );
+        let remedy = format!("give policy=NAME in --vm, or --policy-name: {remedy}");
+        return Err(ConfigError::new("--policy", file.name(), problem, remedy));
+    }
+    Ok(0)
+}
+
+/// The same for a VM of which only the name is known; `default`: of VMs that name none.
+pub fn policy_in_file(
+    file: &PolicyFile,
+    vm: &str,
+    default: Option<&str>,
+) -> Result<u32, ConfigError> {
+    let document = &file.document;
+    let mut vms = document.vms.iter();
+    let said = vms.find_map(|(name, policy)| (name.get_ref() == vm).then_some(policy.get_ref()));
+    match said.map(String::as_str).or(default) {
+        Some(name) => named(document, name)
+            .map(|(place, _)| place)
+            .ok_or_else(|| {
+                let problem = format!("{} has no policy {name:?}, of {vm}", file.name());
+                ConfigError::new("--policy", name, problem, "give one that both files have")
+            }),
+        None if !has_top_level(document) => {
+            let problem = format!("it does not say which policy {vm} has");
+            let remedy = "give --policy NAME, or write [vms]";
+            Err(ConfigError::new("--policy", file.name(), problem, remedy))
+        }
+        None => Ok(0),
+    }
+}
+
+/// What of a file is checked when it is used, but for its rules and the VMs that there are.
+pub fn check_file(file: &PolicyFile) -> Result<(), ConfigError> {
+    check_vms(file)?;
+    check_dns(file)?;
+    let mut all = Vec::new();
+    for entry in &file.document.forward {
+        // Of whatever VM.
+        let forward = schema::Forward {
+            vm: None,
+            ..entry.get_ref().clone()
+        };
+        let added = forward::add(&mut all, &forward.spec(), &["VM"]);
+        added.map_err(|e| file.error(&entry.span(), e.problem, e.remedy))?;
+    }
+    Ok(())
+}
+
+fn named<'d>(document: &'d Document, name: &str) -> Option<(u32, &'d NamedPolicy)> {
+    let mut all = (1..).zip(&document.policy);
+    all.find_map(|(place, (key, policy))| (key.get_ref() == name).then_some((place, policy)))
+}
+
+/// Whether the top level is a policy: in a file with named ones it may say nothing of one.
+pub fn has_top_level(document: &Document) -> bool {
+    document.policy.is_empty()
+        || document.default.is_some()
+        || document.on_reload.is_some()
+        || !document.rules.is_empty()
+        || document.quotas != Quotas::default()
+        || document.host_loopback != HostLoopback::default()
+}
+
+/// What the file lets a VM have that has that policy.
+pub fn limits_in_file(file: &PolicyFile, policy: u32) -> Limits {
+    let mut limits = Limits::default();
+    limits.change(quotas_of(&file.document, policy));
+    limits
+}
+
+/// The quotas of the policy at a place.
+pub fn quotas_of(document: &Document, policy: u32) -> &Quotas {
+    let named = (policy as usize).checked_sub(1);
+    let named = named.and_then(|place| document.policy.values().nth(place));
+    named.map_or(&document.quotas, |policy| &policy.quotas)
+}
+
+/// A name in `[vms]` that is no VM's is no error: a file may serve several command lines. One that
+/// names no policy is.
+pub fn check_vms(file: &PolicyFile) -> Result<(), ConfigError> {
+    for policy in file.document.vms.values() {
+        if named(&file.document, policy.get_ref()).is_none() {
+            let problem = format!("no policy {:?}", policy.get_ref());
+            return Err(file.error(&policy.span(), problem, "write [policy.NAME] for it"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether it stands in the place of a list of resolvers.
+fn is_word(text: &str) -> bool {
+    ["none", "host"].contains(&text)
+}
+
+/// Whom questions go to, as that part of the file says; `None`: it does not.
+fn resolvers_of(file: &PolicyFile, dns: &Dns) -> Result<Option<Asked>, ConfigError> {
+    let Some(resolvers) = &dns.resolvers else {
+        return Ok(None);
+    };
+    let in_file = |e: ConfigError| {
+        let problem = format!("{:?}: {}", e.given(), e.problem);
+        file.error(&resolvers.span(), problem, e.remedy)
+    };
+    match resolvers.get_ref() {
+        Resolvers::Word(ResolversWord::Host) => Ok(Some(Asked::Host)),
+        Resolvers::Word(ResolversWord::None) => Ok(Some(Asked::Nobody)),
+        Resolvers::These(given) if given.is_empty() => Err(file.error(
+            &resolvers.span(),
+            "no resolver",
+            "give one, or \"none\" to refuse every question",
+        )),
+        Resolvers::These(given) if given.iter().any(|one| is_word(one)) => Err(file.error(
+            &resolvers.span(),
+            "a list has addresses only",
+            "write resolvers = \"none\" to refuse every question, or resolvers = \"host\" for the \
+             host's; or leave these words out of the list",
+        )),
+        Resolvers::These(given) => {
+            let these = parse_resolvers(given).map_err(in_file)?;
+            Ok(Some(Asked::These(these)))
+        }
+    }
+}
+
+/// What is said of DNS in any of its policies.
+pub fn check_dns(file: &PolicyFile) -> Result<(), ConfigError> {
+    let named = file.document.policy.values().map(|policy| &policy.dns);
+    for dns in [&file.document.dns].into_iter().chain(named) {
+        dns_settings(file, dns, None)?;
+    }
+    Ok(())
+}
+
+/// Those typed, then the file's.
+pub fn forwards(
+    typed: &[String],
+    file: Option<&PolicyFile>,
+    vms: &[&str],
+) -> Result<Vec<Forward>, ConfigError> {
+    let mut all = forward::parse(typed, vms)?;
+    for entry in file.iter().flat_map(|file| &file.document.forward) {
+        let in_file = |e: ConfigError| match file {
+            Some(file) => file.error(&entry.span(), e.problem, e.remedy),
+            None => e,
+        };
+        let spec = entry.get_ref().spec();
+        forward::add(&mut all, &spec, vms).map_err(in_file)?;
+    }
+    Ok(all)
+}
+
+/// What a policy says of DNS, if it can be; `typed`: what the command line says of resolvers.
+pub(super) fn dns_settings(
+    file: &PolicyFile,
+    dns: &Dns,
+    typed: Option<Asked>,
+) -> Result<DnsSettings, ConfigError> {
+    let own = resolvers_of(file, dns)?;
+    let of_file = resolvers_of(file, &file.document.dns)?;
+    let mut settings = DnsSettings {
+        resolvers: typed.or(own).or(of_file).unwrap_or_default(),
+        types: dns.types.iter().map(|kind| kind.number()).collect(),
+        ..Default::default()
+    };
+    if let Some(floor) = dns.ttl_floor_s {
+        settings.ttl_floor_s = floor;
+        settings.ttl_ceiling_s = settings.ttl_ceiling_s.max(floor);
+    }
+    if let Some(ceiling) = &dns.ttl_ceiling_s {
+        settings.ttl_ceiling_s = *ceiling.get_ref();
+        if settings.ttl_ceiling_s < settings.ttl_floor_s {
+            let problem = format!(
+                "ttl_ceiling_s is {}, below ttl_floor_s, which is {}",
+                settings.ttl_ceiling_s, settings.ttl_floor_s
+            );
+            return Err(file.error(&ceiling.span(), problem, "give the floor or more"));
+        }
+    }
+    if let Some(labels) = &dns.max_labels {
+        settings.max_labels = *labels.get_ref();
+        if !(1..=127).contains(&settings.max_labels) {
+            let problem = format!("max_labels is {}", settings.max_labels);
+            return Err(file.error(&labels.span(), problem, "give 1 to 127"));
+        }
+    }
+    if let Some(octets) = &dns.max_label_octets {
+        settings.max_label_octets = *octets.get_ref();
+        if !(1..=63).contains(&settings.max_label_octets) {
+            let problem = format!("max_label_octets is {}", settings.max_label_octets);
+            return Err(file.error(&octets.span(), problem, "give 1 to 63"));
+        }
+    }
+    if let Some(octets) = dns.new_name_octets_per_minute {
+        settings.new_names.octets_per_minute = octets.0;
+    }
+    if let Some(octets) = dns.new_name_burst_octets {
+        settings.new_names.burst_octets = octets.0;
+    }
+    Ok(settings)
+}
+
+/// A name for a VM or a policy.
+///
+/// # Errors
+/// It is too long, or has characters that names have not.
+pub fn check_name<'a>(
+    flag: &'static str,
+    given: &str,
+    name: &'a str,
+) -> Result<&'a str, ConfigError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(plain) {
+        return Err(ConfigError::new(
+            flag,
+            given,
+            format!("{name:?} can't be a name"),
+            "give 1 to 63 letters, digits, '-', '_' or '.'",
+        ));
+    }
+    Ok(name)
+}

@@ -1,0 +1,29 @@
+//! Policy documents: TOML files and what a command line says over them, with the place of whatever
+//! is wrong; and their meaning.
+mod amount;
+mod error;
+mod file;
+mod forward;
+mod host_loopback;
+mod load;
+mod meaning;
+mod overrides;
+mod place;
+mod rule_flag;
+mod schema;
+
+pub use self::{
+    amount::{Amount, Count},
+    error::ConfigError,
+    file::PolicyFile,
+    forward::{Forward, address, parse_range},
+    host_loopback::parse as parse_host_loopback,
+    load::{LoadedPolicies, LoadedPolicy, LoadedRule, Reader, RuleText},
+    meaning::{
+        Limits, VmChoice, check_dns, check_file, check_name, check_vms, forwards, has_top_level,
+        limits_in_file, policy_in_file, policy_of, quotas_of,
+    },
+    overrides::CliOverrides,
+    rule_flag::{RuleFlag, check_rules},
+    schema::{Document, HostLoopback, Quotas, schema},
+};

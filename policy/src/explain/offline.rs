@@ -1,0 +1,176 @@
+//! What a policy says of a destination or a name when nobody has asked for it: for people who write
+//! one. Walks all rules; nothing here is on a flow's way.
+use crate::{
+    Action, Decision, Destination, Name, NamePattern, Pattern, Place, Policy, Rule, RuleId,
+    compile::protected::everywhere,
+};
+
+/// One rule, as it stands in a policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing<'p> {
+    /// Its number.
+    pub id: RuleId,
+    /// The rule.
+    pub rule: &'p Rule,
+}
+
+impl Policy {
+    /// The rules, in order.
+    pub fn standing(&self) -> impl Iterator<Item = Standing<'_>> {
+        let first = self.default_id().0 + RuleId::FIRST_TYPED.0;
+        (first..).zip(&self.rules).map(|(id, rule)| Standing {
+            id: RuleId(id),
+            rule,
+        })
+    }
+
+    /// A rule as a sentence calls it.
+    pub fn describe(&self, rule: RuleId) -> String {
+        self.named(as_decision(rule))
+    }
+
+    /// Every rule by address that would match a destination, in order: the first is not always the
+    /// one that decides, for protected space is opened only by what means it.
+    pub fn matching(&self, to: Destination) -> Vec<RuleId> {
+        let matches = |rule: &Rule| match rule {
+            Rule::Match(_, pattern) => pattern.matches(to),
+            Rule::DenyFile(file) => file.line_for(to).is_some(),
+            Rule::Name(..) => false,
+        };
+        let standing = self.standing().filter(|standing| matches(standing.rule));
+        standing.map(|standing| standing.id).collect()
+    }
+
+    /// The rules about a name (in lower case, wire form), in order; all of its ports.
+    pub fn speaking_of(&self, name: Name<'_>) -> Vec<RuleId> {
+        let first = self.default_id().0 + RuleId::FIRST_TYPED.0;
+        let mut about: Vec<u32> = self.about(name).iter().map(|place| place.order).collect();
+        about.dedup();
+        about
+            .into_iter()
+            .map(|place| RuleId(first + place))
+            .collect()
+    }
+
+    /// Whether a name may be asked for.
+    pub fn question(&self, name: Name<'_>) -> Decision {
+        self.may_ask(name, &self.about(name))
+    }
+
+    /// Judges a destination as if DNS had just told it for `name`: what is
+    /// decided after the guest has asked.
+    pub fn decide_as(&self, to: Destination, name: Name<'_>) -> Decision {
+        let about = self.about(name);
+        self.decide_told(to, name, &about).0
+    }
+
+    /// The same, given the rules about the name; and whether it is due to the name.
+    pub(super) fn decide_told(
+        &self,
+        to: Destination,
+        name: Name<'_>,
+        about: &[Place],
+    ) -> (Decision, bool) {
+        let is_told = self.without_dns().is_none() && self.may_ask(name, about).is_allowed();
+        let names = is_told.then_some(((), about));
+        let (decision, by_name) = self.decide_among(to, names.into_iter());
+        (decision, by_name.is_some())
+    }
+
+    /// The first rule by address that admits, without inspection, some of what an inspect rule
+    /// about a name would have inspected.
+    pub fn uninspected_by(&self, later: Standing<'_>) -> Option<RuleId> {
+        let Rule::Name(Action::Inspect, name) = later.rule else {
+            return None;
+        };
+        let mut earlier = self.standing().take_while(|s| s.id < later.id);
+        earlier.find_map(|s| match s.rule {
+            Rule::Match(Action::Allow, pattern) => {
+                pattern.scope().overlaps(name.scope()).then_some(s.id)
+            }
+            _ => None,
+        })
+    }
+
+    /// Whether nothing is left for a rule to decide, since an earlier one matches all that it
+    /// matches: the first such one.
+    pub fn covered_by(&self, later: Standing<'_>) -> Option<RuleId> {
+        let mut earlier = self.standing().take_while(|s| s.id < later.id);
+        earlier.find_map(|s| covers(s.rule, later.rule).then_some(s.id))
+    }
+}
+
+fn covers(earlier: &Rule, later: &Rule) -> bool {
+    match (earlier, later) {
+        (Rule::Match(action, a), Rule::Match(later, b)) => {
+            a.contains(b) && (*action == Action::Deny || !speaks_where_not(a, *later, b))
+        }
+        (Rule::DenyFile(file), Rule::Match(_, b)) => file.patterns().any(|a| a.contains(b)),
+        (Rule::Name(_, a), Rule::Name(_, b)) => a.contains(b),
+        (Rule::DenyFile(file), Rule::Name(_, b)) => {
+            let mut lines = file.lines_about(b.name()).into_iter();
+            lines.any(|line| file.name_at(line).is_some_and(|a| a.contains(b)))
+        }
+        _ => false,
+    }
+}
+
+/// Whether there is protected space that an admitting rule for `a` is too broad to open, and in
+/// which a later rule for `b`, within `a`, has a say.
+fn speaks_where_not(a: &Pattern, later: Action, b: &Pattern) -> bool {
+    let (a, b) = (a.prefix(), b.prefix());
+    everywhere().any(|range| {
+        let overlaps = range.contains(&b) || b.contains(&range);
+        let opens = range.prefix_len() <= b.prefix_len();
+        overlaps && range.prefix_len() > a.prefix_len() && (later == Action::Deny || opens)
+    })
+}
+
+fn as_decision(rule: RuleId) -> Decision {
+    Decision {
+        rule,
+        line: None,
+        refusal: None,
+    }
+}
+
+impl Pattern {
+    /// Whether everything that `other` matches is matched.
+    pub fn contains(&self, other: &Self) -> bool {
+        self.prefix().contains(&other.prefix()) && self.scope().contains(other.scope())
+    }
+}
+
+impl NamePattern {
+    /// Whether everything that `other` matches is matched.
+    pub fn contains(&self, other: &Self) -> bool {
+        let (a, b) = (self.name().0, other.name().0);
+        let names = match (self.is_exact(), other.is_exact()) {
+            (true, true) => a == b,
+            (true, false) => false,
+            // Label by label: a tail of bytes may begin within a label.
+            (false, true) => parents(b).any(|parent| parent == a),
+            (false, false) => a == b || parents(b).any(|parent| parent == a),
+        };
+        names && self.scope().contains(other.scope())
+    }
+
+    /// Whether both are about the same names.
+    pub fn is_about_same(&self, other: &Self) -> bool {
+        (self.name().0, self.is_exact()) == (other.name().0, other.is_exact())
+    }
+}
+
+/// The names above a name in wire form.
+fn parents(name: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::successors(parent(name), |name| parent(name))
+}
+
+fn parent(name: &[u8]) -> Option<&[u8]> {
+    let length = usize::from(*name.first()?);
+    name.get(1 + length..).filter(|rest| !rest.is_empty())
+}
+
+#[cfg(test)]
+#[path = "offline_test.rs"]
+mod tests;

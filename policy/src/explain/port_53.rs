@@ -1,0 +1,59 @@
+//! Port 53, which slipgate's own resolver answers, whatever address a guest sends to.
+use super::offline::Standing;
+use crate::{Action, Policy, Rule};
+
+impl Policy {
+    /// Why no name at all is resolved, if none is: as rules are called, and in a sentence.
+    pub fn resolves_nothing(&self) -> Option<(String, &'static str)> {
+        if let Some(text) = self.without_dns() {
+            return Some((text, "No resolver is asked."));
+        }
+        let shut = self.default_action() == Action::Deny;
+        let opens = |standing: Standing<'_>| match standing.rule {
+            Rule::Name(action, _) => action.admits() && !self.is_hidden(standing),
+            Rule::Match(..) | Rule::DenyFile(_) => false,
+        };
+        let nothing = shut && !self.standing().any(opens);
+        nothing.then(|| {
+            let text = self.text(self.by_default());
+            (text, "No rule allows a name, and the default is deny.")
+        })
+    }
+
+    /// Whether every name of a rule is denied, whatever is asked of it, by one that stands before.
+    fn is_hidden(&self, later: Standing<'_>) -> bool {
+        let Rule::Name(_, pattern) = later.rule else {
+            return false;
+        };
+        let mut earlier = self.standing().take_while(|s| s.id < later.id);
+        earlier.any(|s| match s.rule {
+            Rule::Name(Action::Deny, deny) => deny.is_whole() && deny.contains(pattern),
+            Rule::DenyFile(file) => {
+                let mut lines = file.lines_about(pattern.name()).into_iter();
+                let denies = |line| file.name_at(line).is_some_and(|d| d.contains(pattern));
+                lines.any(|line| denies(line) && file.name_at(line).is_some_and(|d| d.is_whole()))
+            }
+            Rule::Name(..) | Rule::Match(..) => false,
+        })
+    }
+
+    /// What becomes of a guest that sends to port 53 of any address, in sentences, one a line; and
+    /// whether any name is answered.
+    pub fn explain_port_53(&self) -> (bool, String) {
+        let mut text =
+            "Port 53 of every address is answered by slipgate's own resolver; no rule by \
+                        address is tried."
+                .to_owned();
+        let nothing = self.resolves_nothing();
+        if let Some((by, why)) = &nothing {
+            text.push_str(&format!(
+                "\nIt answers REFUSED, whatever is asked, by {by}. {why}"
+            ));
+        }
+        (nothing.is_none(), text)
+    }
+}
+
+#[cfg(test)]
+#[path = "port_53_test.rs"]
+mod tests;

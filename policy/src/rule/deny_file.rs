@@ -1,0 +1,115 @@
+//! A file of denied destinations: one pattern by address or by name per line, `#` comments, blank
+//! lines.
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::{
+    Destination,
+    matcher::{Entry, Matcher},
+    name::Name,
+    name_pattern::{NameError, NamePattern},
+    names::NameMatcher,
+    pattern::Pattern,
+};
+
+/// A deny file, compiled. In a policy it is one rule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DenyFile {
+    name: String,
+    /// Each pattern with its line, from 1.
+    patterns: Vec<(u32, Pattern)>,
+    matcher: Matcher,
+    /// The same by name.
+    name_patterns: Vec<(u32, NamePattern)>,
+    names: NameMatcher,
+}
+
+/// A line of a deny file that could not be understood.
+#[derive(Error, Debug)]
+#[error("{file}:{line}: {why}")]
+pub struct DenyFileError {
+    /// The file.
+    pub file: String,
+    /// The line, from 1.
+    pub line: u32,
+    /// What is wrong with it.
+    pub why: NameError,
+}
+
+impl DenyFile {
+    /// Compiles a file's text; `name` stands for it in output.
+    pub fn parse(name: &str, text: &str) -> Result<Self, DenyFileError> {
+        let (mut patterns, mut name_patterns) = (Vec::new(), Vec::new());
+        for (line, number) in text.lines().zip(1..) {
+            let rule = line.split_once('#').map_or(line, |(rule, _)| rule).trim();
+            if rule.is_empty() {
+                continue;
+            }
+            let bad = |why| DenyFileError {
+                file: name.to_owned(),
+                line: number,
+                why,
+            };
+            if NamePattern::is_meant_by(rule) {
+                name_patterns.push((number, rule.parse().map_err(bad)?));
+            } else {
+                patterns.push((number, rule.parse().map_err(|e| bad(NameError::Scope(e)))?));
+            }
+        }
+        let matcher = Matcher::new(patterns.iter().map(|(line, pattern)| Entry {
+            pattern: *pattern,
+            order: *line,
+        }));
+        Ok(Self {
+            name: name.to_owned(),
+            patterns,
+            matcher,
+            names: NameMatcher::new(name_patterns.iter().map(|(line, pattern)| (*line, pattern))),
+            name_patterns,
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its patterns by address, in the order of the lines.
+    pub fn patterns(&self) -> impl Iterator<Item = Pattern> {
+        self.patterns.iter().map(|(_, pattern)| *pattern)
+    }
+
+    /// The first line, from 1, that denies `to`.
+    pub fn line_for(&self, to: Destination) -> Option<u32> {
+        self.matcher.first(to, 0)
+    }
+
+    /// The pattern by address on a line, from 1.
+    pub fn pattern_at(&self, line: u32) -> Option<Pattern> {
+        at(&self.patterns, line).copied()
+    }
+
+    /// The pattern by name on a line, from 1.
+    pub fn name_at(&self, line: u32) -> Option<&NamePattern> {
+        at(&self.name_patterns, line)
+    }
+
+    /// Whether it has lines by name.
+    pub fn has_names(&self) -> bool {
+        !self.names.is_empty()
+    }
+
+    /// The lines, from 1, about a name (in lower case), ascending.
+    pub(crate) fn lines_about(&self, name: Name<'_>) -> Vec<u32> {
+        self.names.matching(name)
+    }
+}
+
+fn at<P>(patterns: &[(u32, P)], line: u32) -> Option<&P> {
+    let index = patterns.binary_search_by_key(&line, |(number, _)| *number);
+    index.ok().map(|index| &patterns[index].1)
+}
+
+#[cfg(test)]
+#[path = "deny_file_test.rs"]
+mod tests;

@@ -1,0 +1,172 @@
+//! Ports of the gateway that lead to the host's 127.0.0.1.
+//!
+//! What is listed is let in for being listed: neither the default nor the safe defaults stand
+//! against it. A rule by address that denies does, wherever it stands in the order, unless one that
+//! allows comes first; and so does one that inspects, for nothing here is inspected.
+use std::{fmt, net::Ipv4Addr, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use slipgate_abi::Protocol;
+
+use super::{Destination, scope, settings::DNS_PORT};
+
+/// A port that DHCP has, whatever is listed; DNS has its own, too.
+const DHCP_PORT: u16 = 67;
+/// Entries of a policy, so that looking through them costs nothing.
+pub const MOST_LOOPBACK_ENTRIES: usize = 256;
+
+/// One entry: `[ADDR:]PORT[-PORT][:PORT[-PORT]][/tcp|udp]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LoopbackPorts {
+    /// Where the guest connects to; `None`: the gateway's address.
+    pub address: Option<Ipv4Addr>,
+    /// First and last port there.
+    pub ports: (u16, u16),
+    /// The host's port that the first one leads to; the others follow it.
+    pub host_first: u16,
+    /// Whether connections are led there.
+    pub tcp: bool,
+    /// Whether datagrams are.
+    pub udp: bool,
+    /// It was typed as a flag.
+    pub typed: bool,
+}
+
+/// Why a text is no entry.
+#[derive(thiserror::Error, Clone, PartialEq, Eq, Debug)]
+pub enum LoopbackError {
+    /// It has another form.
+    #[error("{0:?} is no port or range of ports")]
+    Ports(String),
+    /// Behind the slash.
+    #[error("{0:?} is neither tcp nor udp")]
+    Protocol(String),
+    /// Before the first colon.
+    #[error("{0:?} is no IPv4 address")]
+    Address(String),
+    /// Ranges that differ.
+    #[error("{0} ports lead to {1} ports of the host")]
+    Lengths(usize, usize),
+    /// Ours.
+    #[error("port {0} is slipgate's own: its {1} answers there")]
+    Ours(u16, &'static str),
+    /// Two entries.
+    #[error("port {0} leads to port {1} of the host already")]
+    Twice(u16, u16),
+    /// Too many.
+    #[error("more than {MOST_LOOPBACK_ENTRIES} entries")]
+    TooMany,
+}
+
+impl LoopbackPorts {
+    /// The host's port that a destination leads to.
+    pub fn leads(&self, to: Destination, gateway: Ipv4Addr) -> Option<u16> {
+        let (first, last) = self.ports;
+        let listed = self.address.unwrap_or(gateway) == to.addr
+            && (first..=last).contains(&to.port)
+            && match to.protocol {
+                Protocol::Tcp => self.tcp,
+                Protocol::Udp => self.udp,
+                Protocol::Icmp => false,
+            };
+        listed.then(|| self.host_first + (to.port - first))
+    }
+
+    /// A port that both have, and where the other leads with it.
+    fn clashes(&self, other: &Self) -> Option<(u16, u16)> {
+        let first = self.ports.0.max(other.ports.0);
+        let shared = first <= self.ports.1.min(other.ports.1);
+        let protocols = self.tcp && other.tcp || self.udp && other.udp;
+        (self.address == other.address && shared && protocols)
+            .then(|| (first, other.host_first + (first - other.ports.0)))
+    }
+
+    /// Adds an entry to others; each port may lead to one place only.
+    ///
+    /// # Errors
+    /// It has a port that another one has, or there are too many.
+    pub fn add_to(self, all: &mut Vec<Self>) -> Result<(), LoopbackError> {
+        if let Some((port, host)) = all.iter().find_map(|other| self.clashes(other)) {
+            return Err(LoopbackError::Twice(port, host));
+        }
+        if all.len() == MOST_LOOPBACK_ENTRIES {
+            return Err(LoopbackError::TooMany);
+        }
+        all.push(self);
+        Ok(())
+    }
+}
+
+impl FromStr for LoopbackPorts {
+    type Err = LoopbackError;
+
+    fn from_str(text: &str) -> Result<Self, LoopbackError> {
+        let (rest, tcp, udp) = match text.split_once('/') {
+            None => (text, true, true),
+            Some((rest, "tcp")) => (rest, true, false),
+            Some((rest, "udp")) => (rest, false, true),
+            Some((_, other)) => return Err(LoopbackError::Protocol(other.to_owned())),
+        };
+        // An address has dots, and a port has none.
+        let (address, rest) = match rest.split_once(':') {
+            Some((address, rest)) if address.contains('.') => {
+                let parsed = address.parse();
+                let parsed = parsed.map_err(|_| LoopbackError::Address(address.to_owned()))?;
+                (Some(parsed), rest)
+            }
+            _ => (None, rest),
+        };
+        let (guest, host) = rest.split_once(':').unwrap_or((rest, rest));
+        let range = |text: &str| {
+            let range = scope::parse_ports(text);
+            range.ok_or_else(|| LoopbackError::Ports(text.to_owned()))
+        };
+        let (guest, host) = (range(guest)?, range(host)?);
+        let len = |(first, last): (u16, u16)| usize::from(last - first) + 1;
+        if len(guest) != len(host) {
+            return Err(LoopbackError::Lengths(len(guest), len(host)));
+        }
+        let has = |port| (guest.0..=guest.1).contains(&port);
+        if has(DNS_PORT) {
+            return Err(LoopbackError::Ours(DNS_PORT, "DNS"));
+        }
+        if has(DHCP_PORT) && udp {
+            return Err(LoopbackError::Ours(DHCP_PORT, "DHCP"));
+        }
+        Ok(Self {
+            address,
+            ports: guest,
+            host_first: host.0,
+            tcp,
+            udp,
+            typed: false,
+        })
+    }
+}
+
+impl fmt::Display for LoopbackPorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let range = |f: &mut fmt::Formatter<'_>, (first, last): (u16, u16)| match first == last {
+            true => write!(f, "{first}"),
+            false => write!(f, "{first}-{last}"),
+        };
+        f.write_str(match self.typed {
+            true => "--host-loopback ",
+            false => "host_loopback ",
+        })?;
+        if let Some(address) = self.address {
+            write!(f, "{address}:")?;
+        }
+        range(f, self.ports)?;
+        if self.host_first != self.ports.0 {
+            let last = self.host_first + (self.ports.1 - self.ports.0);
+            f.write_str(":")?;
+            range(f, (self.host_first, last))?;
+        }
+        match (self.tcp, self.udp) {
+            (true, false) => f.write_str("/tcp"),
+            (false, true) => f.write_str("/udp"),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What a policy decides about a destination that was typed, and which rules match it.
+use std::net::Ipv4Addr;
+
+use slipgate_abi::Protocol;
+
+use crate::{
+    DNS_PORT, Destination, Name, NamePattern, Policy, RuleId, document::ConfigError, wire,
+};
+
+/// Whether it passes, and why.
+/// `destination`: `ADDRESS:PORT`, `NAME:PORT` or `NAME`; for ICMP the host alone. `gateway`: the
+/// guests' gateway.
+///
+/// # Errors
+/// The destination is none.
+pub fn explain(
+    policy: &Policy,
+    destination: &str,
+    protocol: Protocol,
+    gateway: Ipv4Addr,
+) -> Result<(bool, String), ConfigError> {
+    let refused = |problem: String| {
+        let remedy = "give ADDRESS:PORT, NAME:PORT or NAME; with --proto icmp the host alone";
+        ConfigError::new("DESTINATION", destination, problem, remedy)
+    };
+    if destination.contains("://") {
+        return Err(refused("a URL is none: leave the scheme out".into()));
+    }
+    let (host, port) = match destination.rsplit_once(':') {
+        None => (destination, None),
+        Some((host, port)) => {
+            let number = port.parse::<u16>().ok().filter(|port| *port > 0);
+            let number = number.ok_or_else(|| refused(format!("{port:?} is no port")))?;
+            (host, Some(number))
+        }
+    };
+    if protocol == Protocol::Icmp && port.is_some() {
+        return Err(refused("ping has no ports".into()));
+    }
+    let (passes, sentences, rules) = if NamePattern::is_meant_by(host) {
+        let wire = wire(host).map_err(|e| refused(e.to_string()))?;
+        let name = Name(&wire);
+        let port = match protocol {
+            Protocol::Icmp => Some((0, protocol)),
+            _ => port.map(|port| (port, protocol)),
+        };
+        let (passes, sentences) = policy.explain_name(name, port);
+        (passes, sentences, policy.speaking_of(name))
+    } else {
+        let addr: Ipv4Addr = host
+            .parse()
+            .map_err(|_| refused(format!("{host:?} is neither an IPv4 address nor a name")))?;
+        let port = match (protocol, port) {
+            (Protocol::Icmp, _) => 0,
+            (_, Some(port)) => port,
+            (_, None) => return Err(refused("no port".into())),
+        };
+        let to = Destination {
+            addr,
+            port,
+            protocol,
+        };
+        if to.port == DNS_PORT {
+            let (passes, sentences) = policy.explain_port_53();
+            return Ok((passes, text(policy, passes, &sentences, &[])));
+        }
+        let (passes, sentences) = match led(policy, to, gateway) {
+            Some(led) => led,
+            None => {
+                let explanation = policy.explain(to);
+                (explanation.decision.is_allowed(), explanation.to_string())
+            }
+        };
+        (passes, sentences, policy.matching(to))
+    };
+    Ok((passes, text(policy, passes, &sentences, &rules)))
+}
+
+/// Of a port that leads to the host's loopback.
+fn led(policy: &Policy, to: Destination, gateway: Ipv4Addr) -> Option<(bool, String)> {
+    let lead = policy.host_loopback(to, gateway)?;
+    let sentences = policy.explain_loopback(to, &lead);
+    Some((lead.decision.is_allowed(), sentences))
+}
+
+fn text(policy: &Policy, passes: bool, sentences: &str, rules: &[RuleId]) -> String {
+    let mut text = format!("{}:\n", if passes { "yes" } else { "no" });
+    for sentence in sentences.lines() {
+        text.push_str(&format!("  {sentence}\n"));
+    }
+    match rules {
+        [] => text.push_str("rules that match: none\n"),
+        rules => {
+            text.push_str("rules that match, in order:\n");
+            for rule in rules {
+                text.push_str(&format!("  {}\n", policy.describe(*rule)));
+            }
+        }
+    }
+    text
+}

@@ -1,0 +1,255 @@
+//! What was seen, and the least policy that covers it.
+//!
+//! By name where the flow's name is known, by address elsewhere; each with its port and protocol. A
+//! name whose address is in protected space needs a rule by address too, or its answers are
+//! refused; and so they are if the names that an alias leads through may not be asked for: these
+//! get a rule like that of the name.
+//!
+//! A guest chooses how many destinations and names there are, so they are bounded.
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    net::Ipv4Addr,
+};
+
+use slipgate_abi::Protocol;
+
+use super::flow_log::Seen;
+use crate::{Action, Policy, Rule, wire};
+
+/// Destinations that are told apart: nobody reads a policy with more rules.
+const MOST_SEEN: usize = 16_384;
+/// Aliases of a name.
+const MOST_ALIASES: usize = 256;
+/// So many names beneath one parent become one rule, with `--generalise`.
+const ENOUGH: usize = 2;
+
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Host {
+    /// Without `*.`.
+    Name(String),
+    Beneath(String),
+    Address(Ipv4Addr),
+}
+
+/// What was seen, each with its flows.
+#[derive(Debug, Default)]
+pub struct Learnt {
+    seen: BTreeMap<(Host, u16, &'static str), u64>,
+    /// Names that answers for a name led through.
+    aliases: BTreeMap<String, BTreeSet<String>>,
+    /// What was led to the host's loopback: where to, by which protocol, and to which port.
+    led: BTreeMap<(Ipv4Addr, u16, &'static str, u16), u64>,
+    flows: u64,
+    /// Of these, how many were to something new for which there was no room.
+    left_out: u64,
+    /// Aliases for which there was none.
+    aliases_left_out: u64,
+}
+
+impl Learnt {
+    /// Takes in what was seen, of that VM or of whichever.
+    pub fn take(&mut self, seen: Seen, only: Option<&str>) {
+        let is_other = |vm: &str| only.is_some_and(|only| only != vm);
+        let (vm, to, name) = match seen {
+            Seen::Flow { vm, to, name, .. } => (vm, to, name),
+            Seen::Loopback { vm, to, host_port } => {
+                if !is_other(&vm) {
+                    let key = (to.addr, to.port, to.protocol.name(), host_port);
+                    // As many as are listed somewhere.
+                    *self.led.entry(key).or_default() += 1;
+                    self.flows += 1;
+                }
+                return;
+            }
+            Seen::Question {
+                vm, name, chain, ..
+            } if !is_other(&vm) && !chain.is_empty() => {
+                // One that no rule can have leads nowhere, whatever is allowed.
+                let chain = chain.into_iter().filter(|name| wire(name).is_ok());
+                self.lead(name, chain.collect());
+                return;
+            }
+            _ => return,
+        };
+        if is_other(&vm) {
+            return;
+        }
+        self.flows += 1;
+        let mut note = |host| {
+            let key = (host, to.port, to.protocol.name());
+            let has_room = self.seen.len() < MOST_SEEN;
+            match self.seen.get_mut(&key) {
+                Some(flows) => *flows += 1,
+                None if has_room => drop(self.seen.insert(key, 1)),
+                None => self.left_out += 1,
+            }
+        };
+        // A name that no rule can have is known by its address alone.
+        match name.filter(|name| wire(name).is_ok()) {
+            Some(name) => {
+                note(Host::Name(name.to_ascii_lowercase()));
+                if is_protected(to.addr) {
+                    note(Host::Address(to.addr));
+                }
+            }
+            None => note(Host::Address(to.addr)),
+        }
+    }
+
+    /// Whether nothing was.
+    pub fn is_empty(&self) -> bool {
+        self.flows == 0
+    }
+
+    /// What is not covered, for there was too much, in words.
+    pub fn too_much(&self) -> Option<String> {
+        (self.left_out + self.aliases_left_out > 0).then(|| {
+            format!(
+                "{} flows and {} aliases were to something new after {MOST_SEEN} destinations, and \
+                 are not covered",
+                self.left_out, self.aliases_left_out
+            )
+        })
+    }
+
+    /// The names that an answer led through.
+    fn lead(&mut self, name: String, chain: BTreeSet<String>) {
+        let has_room = self.aliases.len() < MOST_SEEN;
+        match self.aliases.get_mut(&name) {
+            Some(known) => {
+                for alias in chain {
+                    match known.len() < MOST_ALIASES {
+                        true => drop(known.insert(alias)),
+                        false => self.aliases_left_out += u64::from(!known.contains(&alias)),
+                    }
+                }
+            }
+            None if has_room => drop(self.aliases.insert(name, chain)),
+            None => self.aliases_left_out += 1,
+        }
+    }
+
+    /// The policy, as a file; `remarks` go before it. `gateway`: the guests' gateway.
+    pub fn toml(
+        mut self,
+        vm: Option<&str>,
+        gateway: Ipv4Addr,
+        generalise: bool,
+        remarks: &[String],
+    ) -> String {
+        self.lead_on();
+        if generalise {
+            self.generalise();
+        }
+        let whose = vm.map(|vm| format!(" of {vm}")).unwrap_or_default();
+        let mut text: String = remarks.iter().map(|r| format!("# {r}.\n")).collect();
+        let _ = write!(
+            text,
+            "# The least policy for what was seen{whose}: {} flows, {} rules.\n\
+             default = \"deny\"\n\
+             rules = [\n",
+            self.flows,
+            self.seen.len()
+        );
+        for ((host, port, protocol), flows) in &self.seen {
+            let host = match host {
+                Host::Name(name) => name.clone(),
+                Host::Beneath(parent) => format!("*.{parent}"),
+                Host::Address(addr) => addr.to_string(),
+            };
+            let pattern = match *protocol {
+                icmp if icmp == Protocol::Icmp.name() => format!("{host}/{icmp}"),
+                protocol => format!("{host}:{port}/{protocol}"),
+            };
+            let flows = count(*flows);
+            let _ = writeln!(text, "  {{ allow = \"{pattern}\" }}, # {flows}");
+        }
+        text.push_str("]\n");
+        if !self.led.is_empty() {
+            text.push_str("[host_loopback]\nports = [\n");
+        }
+        for ((addr, port, protocol, host_port), flows) in &self.led {
+            let addr = match *addr == gateway {
+                true => String::new(),
+                false => format!("{addr}:"),
+            };
+            let host_port = match host_port {
+                same if same == port => String::new(),
+                other => format!(":{other}"),
+            };
+            let flows = count(*flows);
+            let _ = writeln!(text, "  \"{addr}{port}{host_port}/{protocol}\", # {flows}");
+        }
+        if !self.led.is_empty() {
+            text.push_str("]\n");
+        }
+        text
+    }
+
+    /// What is asked for on the way to a name is let in as the name is.
+    fn lead_on(&mut self) {
+        let mut more = Vec::new();
+        for (host, port, protocol) in self.seen.keys() {
+            if let Host::Name(name) = host {
+                let aliases = self.aliases.get(name).into_iter().flatten();
+                more.extend(aliases.map(|alias| (Host::Name(alias.clone()), *port, *protocol)));
+            }
+        }
+        for key in more {
+            self.seen.entry(key).or_default();
+        }
+    }
+
+    /// Names beneath one parent, at one port, become one rule.
+    fn generalise(&mut self) {
+        let mut families: BTreeMap<(String, u16, &'static str), BTreeSet<String>> = BTreeMap::new();
+        for (host, port, protocol) in self.seen.keys() {
+            if let Host::Name(name) = host
+                && let Some((_, parent)) = name.split_once('.')
+                && !is_suffix(parent)
+            {
+                let family = families.entry((parent.to_owned(), *port, protocol));
+                family.or_default().insert(name.clone());
+            }
+        }
+        for ((parent, port, protocol), names) in families {
+            if names.len() < ENOUGH {
+                continue;
+            }
+            let mut flows = 0;
+            for name in names {
+                let key = (Host::Name(name), port, protocol);
+                flows += self.seen.remove(&key).unwrap_or(0);
+            }
+            self.seen
+                .insert((Host::Beneath(parent), port, protocol), flows);
+        }
+    }
+}
+
+fn count(flows: u64) -> String {
+    match flows {
+        0 => "by alias".to_owned(),
+        1 => "1 flow".to_owned(),
+        n => format!("{n} flows"),
+    }
+}
+
+/// Whether anybody can have a name beneath it, as far as can be told without a list: `com`,
+/// `co.uk`.
+fn is_suffix(parent: &str) -> bool {
+    match parent.rsplit_once('.') {
+        None => true,
+        Some((second, top)) => !second.contains('.') && top.len() == 2 && second.len() <= 3,
+    }
+}
+
+fn is_protected(addr: Ipv4Addr) -> bool {
+    let nothing = Policy::new(Action::Deny, Vec::<Rule>::new());
+    nothing.protected(addr).is_some()
+}
+
+#[cfg(test)]
+#[path = "learn_test.rs"]
+mod tests;

@@ -1,0 +1,128 @@
+//! Answers: where they lead, and what they open.
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    rc::Rc,
+};
+
+use super::Judge;
+use crate::{
+    dns::{ExtendedError, answer::Answer, chain::Chain},
+    name_gate::learnt::{Full, Lasting, LearntName, MAX_PER_VM},
+};
+use slipgate_policy::{Name, embedded, shut_v6};
+
+impl Judge {
+    /// The first address that a name of the world may not have.
+    fn shut(&self, vm: u32, chain: &Chain) -> Option<ExtendedError> {
+        let policy = self.policy(vm);
+        let v4 = |addr| policy.shut_space(addr).map(|space| space.describe());
+        chain.addresses.iter().find_map(|(addr, _)| {
+            let what = match addr {
+                IpAddr::V4(addr) => v4(*addr),
+                IpAddr::V6(addr) => shut_v6(*addr).or_else(|| v4(embedded(*addr)?)),
+            }?;
+            let text = format!("refused by the safe defaults: the answer has {addr}, {what}");
+            Some(ExtendedError::blocked(text))
+        })
+    }
+
+    pub(super) fn judge_answer(
+        &mut self,
+        vm: u32,
+        name: Name<'_>,
+        answer: &Answer,
+        age_s: u32,
+        now_ns: u64,
+    ) -> Result<(), ExtendedError> {
+        // A question that was under way when the policy changed is judged by the new one.
+        let policy = self.policy(vm);
+        let decision = self.asks(vm, name, &policy.about(name));
+        if !decision.is_allowed() {
+            let error = self.refusal(vm, decision, name);
+            let text = policy.text(decision);
+            self.count(vm).refused(text, name.without_dot());
+            return Err(error);
+        }
+        let Some(mut chain) = Chain::of(answer, name) else {
+            self.count(vm).refused_chains += 1;
+            let text = "refused: the answer leads in a circle, or through too many names";
+            return Err(ExtendedError::blocked(text.into()));
+        };
+        for (_, ttl_s) in &mut chain.addresses {
+            *ttl_s = ttl_s.saturating_sub(age_s);
+        }
+        let dns = &self.policy(vm).settings().dns;
+        let lasting = Lasting {
+            floor_s: dns.ttl_floor_s,
+            ceiling_s: dns.ttl_ceiling_s,
+        };
+        self.open(vm, name, &chain, lasting, now_ns)
+    }
+
+    /// Opens what a way leads to, by the present policy, if that has nothing against it.
+    pub(super) fn open(
+        &mut self,
+        vm: u32,
+        name: Name<'_>,
+        chain: &Chain,
+        lasting: Lasting,
+        now_ns: u64,
+    ) -> Result<(), ExtendedError> {
+        let mut rules = self.policy(vm).about(name);
+        let by_rule = !rules.is_empty();
+        let mut way = name.0.to_vec();
+        for step in &chain.steps {
+            way.extend_from_slice(step);
+            let about = self.policy(vm).about(Name(step));
+            let decision = self.asks(vm, Name(step), &about);
+            if !decision.is_allowed() {
+                self.count(vm).refused_chains += 1;
+                return Err(self.refusal(vm, decision, Name(step)));
+            }
+            // What is denied of a name on the way is not to be had by another name for it.
+            let policy = self.policy(vm);
+            rules.extend(
+                about
+                    .into_iter()
+                    .filter(|place| policy.is_deny(place.order)),
+            );
+        }
+        if by_rule && let Some(error) = self.shut(vm, chain) {
+            self.count(vm).rebinding += 1;
+            return Err(error);
+        }
+        // What a connection says is held against what was asked for, rules or none.
+        let (inspects, by_address) = self.policy(vm).inspections();
+        if rules.is_empty() && !by_address {
+            return Ok(());
+        }
+        rules.sort_unstable();
+        rules.dedup();
+        let addresses: Vec<(Ipv4Addr, u32)> = chain
+            .addresses
+            .iter()
+            .filter_map(|(addr, ttl)| match addr {
+                IpAddr::V4(addr) => Some((*addr, *ttl)),
+                IpAddr::V6(_) => None,
+            })
+            .collect();
+        let learnt = Rc::new(LearntName {
+            name: name.without_dot().into(),
+            rules: rules.into(),
+            way: way.into(),
+        });
+        let policy = self.policies.of(self.of_vm.get(&vm).copied());
+        let same = |a: &LearntName, b: &LearntName| match inspects {
+            true => a.name == b.name && a.rules == b.rules,
+            false => policy.same_effect(&a.rules, &b.rules),
+        };
+        self.learnt
+            .open(vm, &learnt, &addresses, same, lasting, now_ns)
+            .map_err(|Full| {
+                self.count(vm).full += 1;
+                let text =
+                    format!("refused: no room, {MAX_PER_VM} addresses are open by name at most");
+                ExtendedError::prohibited(text)
+            })
+    }
+}

@@ -1,0 +1,63 @@
+//! The judge as the DNS proxy has it.
+use super::SharedJudge;
+use crate::dns::{ExtendedError, NamePolicy, NameVerdict, Telling, answer::Answer, query::Key};
+use slipgate_policy::{Name, Resolvers};
+
+/// The DNS proxy's end of a shared judge.
+#[derive(Clone, Debug)]
+pub struct ByRules(pub SharedJudge);
+
+impl NamePolicy for ByRules {
+    fn rule(&self, vm: u32, name: Name<'_>) -> Option<String> {
+        let judge = self.0.borrow();
+        let policy = judge.policy(vm);
+        if let Some(text) = policy.without_dns() {
+            return Some(text);
+        }
+        let judges = policy.judges_names();
+        judges.then(|| policy.text(judge.asks(vm, name, &policy.about(name))))
+    }
+
+    fn telling(&self, vm: u32) -> Telling {
+        let judge = self.0.borrow();
+        let policy = judge.policy(vm);
+        let index = judge.policy_of(vm).unwrap_or(0) & 0xffff;
+        Telling {
+            view: u32::from(judge.generation) << 16 | index,
+            strips_ech: policy.inspections().0,
+            ttl_ceiling_s: policy.settings().dns.ttl_ceiling_s,
+        }
+    }
+
+    fn resolvers(&self, vm: u32) -> Resolvers {
+        self.0.borrow().policy(vm).settings().dns.resolvers.clone()
+    }
+
+    fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict {
+        self.0.borrow_mut().judge_question(vm, name, qtype).into()
+    }
+
+    fn lookup(&mut self, vm: u32, key: Key<'_>, now_ns: u64) -> NameVerdict {
+        self.0.borrow_mut().judge_lookup(vm, key, now_ns).into()
+    }
+
+    fn over_rate(&mut self, vm: u32, per_second: u32) -> ExtendedError {
+        self.0.borrow_mut().count(vm).over_rate += 1;
+        ExtendedError::over_rate(per_second)
+    }
+
+    fn answer(
+        &mut self,
+        vm: u32,
+        name: Name<'_>,
+        answer: &Answer,
+        age_s: u32,
+        now_ns: u64,
+    ) -> NameVerdict {
+        let mut judge = self.0.borrow_mut();
+        if !judge.policy(vm).judges_names() {
+            return NameVerdict::Allow;
+        }
+        judge.judge_answer(vm, name, answer, age_s, now_ns).into()
+    }
+}

@@ -1,0 +1,200 @@
+//! The name gate: what rules say of names, and what DNS has opened by them.
+//!
+//! # Theory of operation
+//! The engine has one, shared by admission and the DNS proxy. A question is judged by its name
+//! before it is looked up ([`NamePolicy::question`]); an answer, from upstream or from the cache,
+//! before it goes to the guest ([`NamePolicy::answer`]): every name that it leads through must be
+//! one that may be asked for, no address may be protected, and then the addresses are open to that
+//! VM, before it can know them. Admission asks [`Judge::decide`]. [`question`] has the first of
+//! these, [`answer`] the second, [`openings`] what becomes of what is open.
+//!
+//! | | with a rule by name or `--default deny` |
+//! | --- | --- |
+//! | a name that a rule denies, or that none allows with `--default deny` | REFUSED, not looked up |
+//! | a name with more labels, or a longer one, than the policy takes | REFUSED |
+//! | a public resolver's name ([`slipgate_policy::is_canary`] and its like) that no rule gives | REFUSED |
+//! | a name that a browser asks for to learn whether it may use such a resolver | no such name |
+//! | any, where the policy has no resolvers | REFUSED, by whatever rules |
+//! | TXT, NULL, ANY, and types that are none of those in use, with `--default deny` | REFUSED, unless the policy has them |
+//! | more new names beneath a wildcard than a VM may ask for ([`slipgate_policy::Asker`]) | REFUSED |
+//! | an answer that leads to such a name | REFUSED |
+//! | an answer about an allowed name with a protected address | REFUSED ("rebinding") |
+//! | an answer for which the VM has no room | REFUSED; what lives stays |
+mod answer;
+mod by_rules;
+mod counts;
+mod inspect;
+mod learnt;
+mod openings;
+mod question;
+mod reload;
+
+use std::{cell::RefCell, collections::HashMap, hash::RandomState, net::Ipv4Addr, rc::Rc};
+
+use slipgate_policy::{Asker, Decision, Destination, LocalAddresses, Name, Policy, PolicySet};
+
+use self::learnt::Learnt;
+pub use self::{
+    by_rules::ByRules,
+    counts::{NameCounts, RefusedQuestions},
+    inspect::Said,
+    learnt::{Change, LearntName, MAX_PER_VM},
+};
+
+/// A judge as it is shared.
+pub type SharedJudge = Rc<RefCell<Judge>>;
+
+/// The rules, and what DNS has opened by them.
+#[derive(Debug)]
+pub struct Judge {
+    policies: PolicySet,
+    /// Each VM's, by id.
+    of_vm: HashMap<u32, u32>,
+    learnt: Learnt,
+    counts: HashMap<u32, NameCounts>,
+    askers: HashMap<u32, Asker>,
+    hasher: RandomState,
+    /// Of the rules: answers kept under others are not told.
+    generation: u16,
+}
+
+/// A decision, and the name that it is due to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// What was decided.
+    pub decision: Decision,
+    /// The name that opened the address.
+    pub name: Option<Rc<LearntName>>,
+    /// Whether an inspect rule decided.
+    pub inspect: bool,
+}
+
+impl Judge {
+    /// A judge who knows the rules and has heard nothing.
+    pub fn new(policies: impl Into<PolicySet>) -> Self {
+        Self {
+            policies: policies.into(),
+            of_vm: HashMap::new(),
+            learnt: Learnt::default(),
+            counts: HashMap::new(),
+            askers: HashMap::new(),
+            hasher: RandomState::new(),
+            generation: 0,
+        }
+    }
+
+    pub(super) fn replace_policies(&mut self, policies: PolicySet) {
+        self.policies = policies;
+    }
+
+    /// The same, to be shared.
+    pub fn shared(policies: impl Into<PolicySet>) -> SharedJudge {
+        Rc::new(RefCell::new(Self::new(policies)))
+    }
+
+    /// All policies.
+    pub fn policies(&self) -> &PolicySet {
+        &self.policies
+    }
+
+    /// Which addresses are the host's and the guests', now.
+    pub fn set_local(&mut self, local: &LocalAddresses) {
+        self.policies.set_local(local);
+    }
+
+    /// Says which policy a VM has.
+    pub fn assign(&mut self, vm: u32, policy: u32) {
+        self.of_vm.insert(vm, policy);
+    }
+
+    /// The index of a VM's policy in the set; `None`: that VM was never spoken of.
+    pub fn policy_of(&self, vm: u32) -> Option<u32> {
+        self.of_vm.get(&vm).copied()
+    }
+
+    /// A VM's policy. A VM that was never spoken of has the only one, and where there are several
+    /// one that refuses everything.
+    pub fn policy(&self, vm: u32) -> &Policy {
+        self.policies.of(self.policy_of(vm))
+    }
+
+    /// Judges a destination for a VM.
+    pub fn decide(&self, vm: u32, to: Destination, now_ns: u64) -> Verdict {
+        let policy = self.policy(vm);
+        let names = self.learnt.effects(vm, to.addr, now_ns);
+        let names = names.map(|name| (name, &*name.rules));
+        let (decision, name) = policy.decide_among(to, names);
+        Verdict {
+            decision,
+            name: name.cloned(),
+            inspect: policy.inspects(decision.rule),
+        }
+    }
+
+    /// [`Judge::decide`] in sentences, one a line.
+    pub fn explain(&self, vm: u32, to: Destination, now_ns: u64) -> String {
+        let verdict = self.decide(vm, to, now_ns);
+        let Some(name) = verdict.name else {
+            return self.policy(vm).explain(to).to_string();
+        };
+        let decision = verdict.decision;
+        let outcome = if decision.is_allowed() {
+            "allowed"
+        } else {
+            "refused"
+        };
+        format!(
+            "{} is {outcome} by {}.\n{} is an address of {}, as this VM was told by DNS.",
+            to.describe(),
+            self.policy(vm).named(decision),
+            to.addr,
+            name.name,
+        )
+    }
+
+    /// Whether a name may be asked for, the rule that decides about a connection to it, and the
+    /// addresses that it opened to the VM.
+    pub fn name(
+        &self,
+        vm: u32,
+        name: Name<'_>,
+        to: Destination,
+        now_ns: u64,
+    ) -> (Decision, Option<Decision>, Vec<Ipv4Addr>) {
+        let policy = self.policy(vm);
+        let rules = policy.about(name);
+        let question = policy.may_ask(name, &rules);
+        let open = self.learnt.addresses(vm, &name.without_dot(), now_ns);
+        (question, policy.first_of(&rules, to), open)
+    }
+
+    /// What was refused in a VM's DNS.
+    pub fn counts(&self, vm: u32) -> NameCounts {
+        NameCounts {
+            open: self.learnt.count(vm) as u64,
+            ..self.counts.get(&vm).cloned().unwrap_or_default()
+        }
+    }
+
+    /// Forgets a VM that is gone.
+    pub fn forget(&mut self, vm: u32) {
+        self.learnt.forget(vm);
+        self.counts.remove(&vm);
+        self.askers.remove(&vm);
+        self.of_vm.remove(&vm);
+    }
+
+    fn count(&mut self, vm: u32) -> &mut NameCounts {
+        self.counts.entry(vm).or_default()
+    }
+}
+
+#[cfg(test)]
+#[path = "judge_asks_test.rs"]
+mod asks_tests;
+#[cfg(test)]
+#[path = "judge_test.rs"]
+mod tests;
+#[cfg(test)]
+#[path = "told_test.rs"]
+mod told_tests;

@@ -1,0 +1,84 @@
+//! What is open: its end, and its way through restarts and other rules.
+use std::net::Ipv4Addr;
+
+use super::Judge;
+use crate::{
+    clock::SECOND_NS,
+    dns::{chain::Chain, name::end_of_plain},
+    name_gate::{Change, learnt::Lasting},
+};
+use slipgate_policy::Name;
+
+impl Judge {
+    /// Addresses open by name to a VM, and to all of them.
+    pub fn open_by_name(&self, vm: u32) -> (usize, usize) {
+        (self.learnt.count(vm), self.learnt.total())
+    }
+
+    /// Ends openings whose time is over.
+    pub fn expire(&mut self, now_ns: u64) {
+        self.learnt.expire(now_ns);
+    }
+
+    /// What opened and what ended since the last call, for a successor.
+    pub fn take_changes(&mut self) -> Vec<Change> {
+        self.learnt.take_changes()
+    }
+
+    /// Opens again what a predecessor, or this judge under other rules, had open until `expires_ns`
+    /// by a way ([`LearntName::way`]), as far as the present rules have nothing against it.
+    pub fn reopen(
+        &mut self,
+        vm: u32,
+        addr: Ipv4Addr,
+        way: &[u8],
+        expires_ns: u64,
+        now_ns: u64,
+    ) -> bool {
+        let left_ns = expires_ns.saturating_sub(now_ns);
+        // The floor was counted when it opened.
+        let lasting = Lasting {
+            floor_s: 0,
+            ceiling_s: self.policy(vm).settings().dns.ttl_ceiling_s,
+        };
+        let left_s = u32::try_from(left_ns / SECOND_NS).unwrap_or(u32::MAX);
+        let Some((name, steps)) = split(way) else {
+            return false;
+        };
+        if left_s == 0 || !self.policy(vm).judges_names() {
+            return false;
+        }
+        let about = self.policy(vm).about(name);
+        let chain = Chain {
+            steps,
+            addresses: vec![(addr.into(), left_s)],
+        };
+        self.asks(vm, name, &about).is_allowed()
+            && self.open(vm, name, &chain, lasting, now_ns).is_ok()
+            && (!about.is_empty() || self.policy(vm).inspections().1)
+    }
+
+    /// Judges anew what is open, after the rules or a VM's policy changed.
+    pub fn rejudge(&mut self, now_ns: u64) {
+        self.generation = self.generation.wrapping_add(1);
+        let vms = self.learnt.vms();
+        for vm in vms {
+            for (addr, name, expires_ns) in self.learnt.forget(vm) {
+                self.reopen(vm, addr, &name.way, expires_ns, now_ns);
+            }
+        }
+    }
+}
+
+/// A way's first name, and the others.
+pub(super) fn split(way: &[u8]) -> Option<(Name<'_>, Vec<Box<[u8]>>)> {
+    let end = end_of_plain(way, 0)?;
+    let (first, mut rest) = way.split_at(end);
+    let mut steps = Vec::new();
+    while !rest.is_empty() {
+        let (step, after) = rest.split_at(end_of_plain(rest, 0)?);
+        steps.push(step.into());
+        rest = after;
+    }
+    Some((Name(first), steps))
+}

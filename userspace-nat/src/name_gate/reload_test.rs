@@ -1,0 +1,235 @@
+use slipgate_abi::Protocol;
+
+use std::rc::Rc;
+
+use super::*;
+use crate::{
+    clock::SECOND_NS,
+    dns::{
+        NamePolicy as _, NameVerdict,
+        chain::tests::{Written, a, answer, cname},
+    },
+    name_gate::ByRules,
+};
+use slipgate_policy::{Action, DnsSettings, Settings, wire};
+
+const VM: u32 = 7;
+const ADDRESS: [u8; 4] = [203, 0, 113, 10];
+const LATER_NS: u64 = 3_600 * SECOND_NS;
+
+fn policy(default: Action, rules: &[&str]) -> Policy {
+    let rules = rules.iter().map(|rule| match rule.split_once(' ') {
+        Some(("deny", text)) => Rule::parse(Action::Deny, text).unwrap(),
+        Some(("allow", text)) => Rule::parse(Action::Allow, text).unwrap(),
+        Some(("inspect", text)) => Rule::parse(Action::Inspect, text).unwrap(),
+        _ => panic!("{rule}"),
+    });
+    Policy::new(default, rules.collect::<Vec<_>>())
+}
+
+fn judge(default: Action, rules: &[&str]) -> ByRules {
+    ByRules(Judge::shared(policy(default, rules)))
+}
+
+fn told(by: &mut ByRules, name: &str, records: &[Written]) {
+    let verdict = by.answer(VM, Name(&wire(name).unwrap()), &answer(name, records), 0, 0);
+    assert_eq!(verdict, NameVerdict::Allow);
+}
+
+fn to(port: u16) -> Destination {
+    Destination {
+        addr: ADDRESS.into(),
+        port,
+        protocol: Protocol::Tcp,
+    }
+}
+
+fn reload(by: &ByRules, default: Action, rules: &[&str]) {
+    let set = PolicySet::new(vec![policy(default, rules)]);
+    by.0.borrow_mut().set_policies(set, &[(VM, 0)], 1);
+}
+
+fn is_open(by: &ByRules, port: u16) -> bool {
+    by.0.borrow().decide(VM, to(port), 1).decision.is_allowed()
+}
+
+/// The name that opened a flow to this port, now.
+fn opener(by: &ByRules, port: u16) -> Option<Rc<LearntName>> {
+    by.0.borrow().decide(VM, to(port), 1).name
+}
+
+fn keeps(by: &ByRules, port: u16, opener: Option<&LearntName>, rule: Option<Identity>) -> bool {
+    let rule = rule.as_ref();
+    by.0.borrow()
+        .keeps(VM, to(port), opener, rule, false, LATER_NS)
+}
+
+/// What a rule is told by, in a policy of this name; that of the default where it is empty.
+fn identity(name: Option<&str>, is_learning: bool, rule: &str) -> Identity {
+    let rules: Vec<&str> = (!rule.is_empty()).then_some(rule).into_iter().collect();
+    let policy = policy(Action::Allow, &rules).with(Settings {
+        name: name.map(str::to_owned),
+        is_learning,
+        ..Settings::default()
+    });
+    let mut described = policy.described();
+    let described = match rule {
+        "" => described.next(),
+        _ => described.last(),
+    };
+    described.unwrap().identity
+}
+
+#[test]
+fn openings_follow_their_names_to_other_rules() {
+    let mut by = judge(Action::Deny, &["allow a.test:443", "allow b.test"]);
+    told(&mut by, "a.test", &[a("a.test", 60, ADDRESS)]);
+    assert!(is_open(&by, 443) && !is_open(&by, 80));
+    // The same rule at another place, and with another port.
+    reload(
+        &by,
+        Action::Deny,
+        &["deny x.test", "allow b.test", "allow *.test:80"],
+    );
+    assert!(!is_open(&by, 443) && is_open(&by, 80));
+    let rule = by.0.borrow().decide(VM, to(80), 1).decision;
+    assert_eq!(by.0.borrow().policies().text(rule), "--allow *.test:80");
+    // No rule speaks of it.
+    reload(&by, Action::Deny, &["allow b.test"]);
+    assert!(!is_open(&by, 443) && !is_open(&by, 80));
+    assert_eq!(by.0.borrow().counts(VM).open, 0);
+    // What was forgotten must be asked for again.
+    reload(&by, Action::Deny, &["allow a.test"]);
+    assert!(!is_open(&by, 443));
+}
+
+#[test]
+fn a_name_on_the_way_that_is_denied_now_shuts_the_address() {
+    let mut by = judge(Action::Deny, &["allow a.test", "allow cdn.test"]);
+    let records = [cname("a.test", 60, "cdn.test"), a("cdn.test", 60, ADDRESS)];
+    told(&mut by, "a.test", &records);
+    assert!(is_open(&by, 443));
+    let flow = opener(&by, 443).unwrap();
+    for rules in [&["allow a.test", "deny cdn.test"][..], &["allow a.test"]] {
+        reload(&by, Action::Deny, rules);
+        assert!(!is_open(&by, 443), "{rules:?}");
+        assert!(!keeps(&by, 443, Some(&flow), None), "{rules:?}");
+        by = judge(Action::Deny, &["allow a.test", "allow cdn.test"]);
+        told(&mut by, "a.test", &records);
+    }
+}
+
+#[test]
+fn a_flow_outlasts_its_opening_but_not_its_rule() {
+    let mut by = judge(Action::Deny, &["allow a.test:443"]);
+    told(&mut by, "a.test", &[a("a.test", 0, ADDRESS)]);
+    let flow = opener(&by, 443).unwrap();
+    // An hour later nothing is open any more.
+    assert!(keeps(&by, 443, Some(&flow), None));
+    reload(&by, Action::Deny, &["deny b.test", "allow *.test"]);
+    assert!(
+        keeps(&by, 443, Some(&flow), None),
+        "another rule lets it in"
+    );
+    reload(&by, Action::Deny, &["allow a.test:80"]);
+    assert!(!keeps(&by, 443, Some(&flow), None), "another port");
+    reload(&by, Action::Deny, &["deny a.test", "allow *.test"]);
+    assert!(!keeps(&by, 443, Some(&flow), None));
+    reload(&by, Action::Deny, &["allow a.test", "deny 203.0.113.0/24"]);
+    assert!(!keeps(&by, 443, Some(&flow), None), "addresses beat names");
+    reload(&by, Action::Deny, &["allow 203.0.113.10:443"]);
+    assert!(keeps(&by, 443, Some(&flow), None), "let in by address");
+    reload(&by, Action::Allow, &["deny a.test"]);
+    assert!(!keeps(&by, 443, Some(&flow), None), "its name is denied");
+    assert!(keeps(&by, 443, None, None), "it never had a name");
+}
+
+#[test]
+fn a_flow_that_was_never_inspected_does_not_go_on_where_a_rule_inspects() {
+    let mut by = judge(Action::Allow, &["allow a.test:443"]);
+    told(&mut by, "a.test", &[a("a.test", 0, ADDRESS)]);
+    let flow = opener(&by, 443).unwrap();
+    let goes_on = |by: &ByRules, opener: Option<&LearntName>, rule, was_inspected| {
+        let judge = by.0.borrow();
+        judge.keeps(VM, to(443), opener, Some(&rule), was_inspected, LATER_NS)
+    };
+    for rule in ["inspect a.test:443", "inspect 203.0.113.10:443"] {
+        reload(&by, Action::Deny, &[rule]);
+        for (is_learning, by_rule) in [
+            (true, "allow a.test:443"),
+            (true, ""),
+            (false, "allow a.test:443"),
+            (false, "inspect a.test:443"),
+        ] {
+            let by_rule = identity(None, is_learning, by_rule);
+            assert!(!goes_on(&by, Some(&flow), by_rule, false), "{rule}");
+            assert!(goes_on(&by, Some(&flow), by_rule, true), "{rule}");
+        }
+    }
+    // Of a name that nobody knows any more the rule that means the same is asked.
+    reload(&by, Action::Deny, &["inspect a.test:443"]);
+    let same = identity(None, false, "inspect a.test:443");
+    assert!(goes_on(&by, None, same, true) && !goes_on(&by, None, same, false));
+    reload(&by, Action::Deny, &["allow a.test:443"]);
+    let rule = identity(None, true, "allow a.test:443");
+    assert!(goes_on(&by, Some(&flow), rule, false), "its own lets it");
+}
+
+#[test]
+fn of_a_flow_whose_name_nobody_knows_the_rule_is_asked() {
+    let by = judge(Action::Deny, &["deny b.test", "allow *.test:443"]);
+    let names = |rule| keeps(&by, 443, None, Some(identity(None, false, rule)));
+    assert!(names("allow *.test:443") && names("allow *.TEST:443-443"));
+    assert!(keeps(
+        &by,
+        443,
+        None,
+        Some(identity(Some("ci"), false, "allow *.test:443"))
+    ));
+    assert!(!names("allow *.test"), "it is another rule now");
+    assert!(!names("inspect *.test:443") && !names("deny b.test") && !names(""));
+    assert!(!keeps(&by, 443, None, None));
+    let rule = identity(None, false, "allow *.test:443");
+    assert!(!keeps(&by, 80, None, Some(rule)));
+    reload(
+        &by,
+        Action::Deny,
+        &["allow *.test:443", "deny 203.0.113.10"],
+    );
+    assert!(!keeps(&by, 443, None, Some(rule)));
+}
+
+#[test]
+fn rules_whose_texts_are_equal_as_far_as_they_are_kept_are_told_apart() {
+    let label = "a".repeat(60);
+    let rule = |last: &str| format!("allow {label}.{label}.{label}.{last}:443");
+    let (one, other) = (rule("one.test"), rule("other.test"));
+    assert_eq!(one[..128], other[..128]);
+    let mut by = judge(Action::Deny, &[&one, "allow x.test"]);
+    told(&mut by, "x.test", &[a("x.test", 0, ADDRESS)]);
+    let of = |rule: &str| Some(identity(None, false, rule));
+    assert!(keeps(&by, 443, None, of(&one)));
+    assert!(!keeps(&by, 443, None, of(&other)));
+    reload(&by, Action::Deny, &[&other]);
+    assert!(!keeps(&by, 443, None, of(&one)), "it is gone");
+    assert!(keeps(&by, 443, None, of(&other)));
+}
+
+#[test]
+fn each_vm_has_what_its_policy_says() {
+    let mut by = judge(Action::Deny, &["allow a.test"]);
+    told(&mut by, "a.test", &[a("a.test", 60, ADDRESS)]);
+    let kept = policy(Action::Deny, &["deny a.test"]).with(Settings {
+        name: Some("kept".into()),
+        on_reload: OnReload::Keep,
+        dns: DnsSettings::default(),
+        ..Settings::default()
+    });
+    let set = PolicySet::new(vec![policy(Action::Allow, &[]), kept]);
+    by.0.borrow_mut().set_policies(set, &[(VM, 1), (8, 0)], 1);
+    assert!(!is_open(&by, 443));
+    let judge = by.0.borrow();
+    assert_eq!(judge.on_reload(VM), OnReload::Keep);
+    assert_eq!(judge.on_reload(8), OnReload::Cut);
+    assert!(judge.decide(8, to(443), 1).decision.is_allowed());
+}

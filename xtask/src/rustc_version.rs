@@ -1,0 +1,57 @@
+//! What a Rust compiler says about itself.
+
+use std::{env, process::Command};
+
+use anyhow::{Context, Result};
+
+use crate::workspace::{Workspace, capture};
+
+/// What the outer compiler is.
+pub(crate) fn rustc_version(workspace: &Workspace) -> Result<RustcVersion> {
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    RustcVersion::parse(&capture(
+        Command::new(rustc).arg("-vV").current_dir(&workspace.root),
+    )?)
+}
+
+/// What `rustc -vV` tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RustcVersion {
+    /// As in `1.96.0` or `1.97.0-nightly`.
+    pub(crate) release: String,
+    /// The target triple it runs on.
+    pub(crate) host: String,
+    pub(crate) llvm_major: u32,
+}
+
+impl RustcVersion {
+    /// Reads the output of `rustc -vV`.
+    pub(crate) fn parse(told: &str) -> Result<Self> {
+        let field = |name: &str| {
+            told.lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+                .map(str::trim)
+                .with_context(|| format!("`rustc -vV` names no `{name}`, but says: {told}"))
+        };
+        let llvm = field("LLVM version")?;
+        let llvm_major = llvm
+            .split('.')
+            .next()
+            .and_then(|major| major.parse().ok())
+            .with_context(|| format!("`rustc -vV` has the LLVM version `{llvm}`"))?;
+        Ok(Self {
+            release: field("release")?.to_owned(),
+            host: field("host")?.to_owned(),
+            llvm_major,
+        })
+    }
+
+    /// Whether it takes `-Z` flags unasked.
+    pub(crate) fn is_nightly(&self) -> bool {
+        self.release.ends_with("-nightly") || self.release.ends_with("-dev")
+    }
+}
+
+#[cfg(test)]
+#[path = "rustc_version_test.rs"]
+mod tests;
