@@ -70,7 +70,7 @@ impl Owner {
     }
 }
 
-fn forget<'r>(paths: &Paths, mut rows: impl Iterator<Item = &'r u32>) -> Result<()> {
+fn remove_records<'r>(paths: &Paths, mut rows: impl Iterator<Item = &'r u32>) -> Result<()> {
     rows.try_for_each(|row| {
         let path = path(&paths.run_dir, *row);
         remove_if_there(&path, |path| fs::remove_file(path)).map(drop)

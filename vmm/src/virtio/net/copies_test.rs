@@ -18,7 +18,7 @@ use super::{
 use crate::{
     GuestMemory,
     virtio::net::{
-        frame_io::{Transfer, Way},
+        frame_io::{Transfer, Direction},
         tap::HEADER_BYTES,
     },
 };
