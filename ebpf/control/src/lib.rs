@@ -1,5 +1,38 @@
 //! Control of the kernel side: loads the BPF programs, pins them and their maps, attaches them,
 //! makes devices, and follows links, routes and neighbours. Packets do not pass through this crate.
+//!
+//! # Calls of a broker, in order
+//!
+//! ```text
+//! Paths::of_this_netns()?  (or Paths::with_pin_dir(dir)?)
+//! Datapath::open(&LoadOptions { paths, slots, bpf_log })?       maps made or joined; programs loaded, pinned,
+//!                                                               put in place of an older build's under traffic
+//! Owner::take(datapath.maps(), &paths, &names)?                 a row in OWNERS, locked for life; adopts
+//! owner::sweep(datapath.maps(), &paths, &owner, owner::PATIENCE)?    half-made and half-ended flows of the dead
+//! tap::EnginePort::open(owner.row())?                           sgport<row>; .fd is for the engine
+//! port.serve(&datapath, hook)?                                  attach, then up; hook: probe::best_hook()
+//! vm::open(datapath.maps(), &owner, &VmSpec { .. })?            row and id; TAPS entry
+//! serve::serve_tap(&datapath, tap_ifindex, hook)?               attach, forwarding 0, and only then up
+//! guest_tap::GuestTap::make(name, queues)?                      for a VMM of ours, before all of this; left down
+//! datapath.attach(Program::uplink(has_l2), ifindex, hook)?
+//! NetworkWatch::open()?   .network()  .update()?                in the poll loop, by .as_fd()
+//! NextHops::new(owner.row())? .refresh(maps, watch.network(), uplink)?  after each update and engine request
+//! serve::follow_taps(&datapath, watch.network(), &served, hook)?  after a change of links
+//! serve::shut_tap, vm::close, datapath.remove_if_last(owner)?   orderly stop, after the engine's
+//! ```
+//!
+//! # Calls of an engine, which needs no capability
+//!
+//! ```text
+//! SharedMaps::from_fds(fds)?         in the order of SharedMaps::fds()
+//! maps.slot(i), maps.vm(row), maps.drops(row), maps.counters(row), maps.next_hop(i), maps.rule_element(i)
+//! maps.claim_chunk(owner_row, now_ns), maps.release_chunk(owner_row, slot, now_ns), maps.chunks_of(owner_row)
+//! maps.claim_next_hop(owner_row, ifindex, address, route_mtu)
+//! maps.flows.insert(&tuple, &flow, Insert::New) / .get / .remove / .entries      also forwards, taps, deny
+//! ```
+//!
+//! `slipgate flows` and `stats` use [`maps::ReadOnlyMaps`]: memory that can't be written, no
+//! descriptors, and copies instead of references.
 
 pub mod attach;
 mod bpf;
