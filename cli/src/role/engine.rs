@@ -18,11 +18,13 @@ use slipgate_ipc::{
 use slipgate_policy::PolicySet;
 use userspace_nat::{
     clock::SystemClock,
+    control::ControlMessage,
     dns,
-    engine::{ControlMessage, Engine, HostServices, Parts},
+    event_loop::{Engine, Parts},
     name_gate::{ByRules, Judge},
     record::{self, Background, FlowLog, Unwritten},
     relay::{self, Relay},
+    services::HostServices,
 };
 
 use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};

@@ -39,6 +39,12 @@ impl TokenBucket {
         self.take_many(1, now_ns)
     }
 
+    /// Reports whether a token is available now, without taking it.
+    pub fn has(&self, now_ns: u64) -> bool {
+        let mut copy = *self;
+        copy.take(now_ns)
+    }
+
     /// Takes a token if at least `left` tokens remain after it. Returns false otherwise.
     pub fn take_leaving(&mut self, left: u32, now_ns: u64) -> bool {
         let kept_ns = self.interval_ns.saturating_mul(u64::from(left));

@@ -14,7 +14,8 @@ use slipgate_ipc::{
 use slipgate_policy::{Destination, PolicySet};
 use userspace_nat::{
     clock::SECOND_NS,
-    engine::{CaptureRequest, Control, ControlMessage, ControlReply, Reload, Why},
+    control::{Control, ControlMessage, ControlReply, Reload, Why},
+    observe::CaptureRequest,
 };
 
 use super::convert;
