@@ -17,7 +17,7 @@ use anyhow::Result;
 use slipgate_testbed::{GuestConfig, WorldConfig};
 
 pub(crate) use self::{
-    process::{NatProcess, Scheduled, pin, version},
+    process::{NatProcess, Scheduled, version},
     slipgate::own_version,
     stand::{Link, Stand},
 };

@@ -11,41 +11,20 @@ mod workload;
 
 use crate::{
     conditions::Conditions,
-    machine::Pinning,
-    results::{Cell, Row, Table},
-    run::Plan,
-    workload::Limits,
+    results::{Cell, Table},
+    run::{Plan, Settings},
 };
-use std::time::Duration;
 
 /// All ratios are to it.
 const REFERENCE: &str = contender::DNSMASQ;
 
 /// Measures; the cells and the tables of them.
-pub(crate) fn measure(
-    rounds: usize,
-    limits: Limits,
-    pinning: Pinning,
-    budget: Duration,
-    conditions: &mut Conditions,
-) -> (Vec<Cell>, Vec<Table>) {
+pub(crate) fn measure(settings: &Settings, conditions: &mut Conditions) -> (Vec<Cell>, Vec<Table>) {
     let missing_before = conditions.missing.len();
     let plan = Plan {
         contenders: crate::present(contender::all(), conditions),
         workloads: workload::all(),
-        rounds,
-        limits,
-        pinning,
-        congestion_control: conditions.congestion_control.clone(),
-        budget,
+        settings: settings.clone(),
     };
-    let cells = plan.run();
-    let mut tables = plan.tables(REFERENCE, &cells);
-    // A comparison with two of three says that it is one.
-    for table in &mut tables {
-        for (name, why) in &conditions.missing[missing_before..] {
-            table.rows.push(Row::missing(name, why.clone()));
-        }
-    }
-    (cells, tables)
+    plan.compare(REFERENCE, &conditions.missing[missing_before..])
 }

@@ -30,7 +30,7 @@ mod statistics;
 mod workload;
 mod workload_names;
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{env, fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -42,7 +42,7 @@ use crate::{
     machine::Pinning,
     report::Report,
     results::{Cell, Table},
-    run::Plan,
+    run::{Plan, Settings},
     workload::{Limits, Workload},
 };
 
@@ -145,9 +145,7 @@ fn main() -> Result<()> {
         // Threads and processes started from now on inherit it; those in the middle are moved.
         affinity::pin_thread(cpu)?;
     }
-    let plan = Plan {
-        contenders,
-        workloads,
+    let settings = Settings {
         rounds,
         limits,
         pinning,
@@ -155,12 +153,17 @@ fn main() -> Result<()> {
         budget: Duration::from_secs(args.budget),
     };
     let dns = match wanted(DNS) {
-        true => dns::measure(rounds, limits, pinning, plan.budget, &mut conditions),
+        true => dns::measure(&settings, &mut conditions),
         false => Default::default(),
     };
     let relay = match wanted(RELAY) {
-        true => relay::measure(rounds, limits, pinning, plan.budget, &mut conditions),
+        true => relay::measure(&settings, &mut conditions),
         false => Default::default(),
+    };
+    let plan = Plan {
+        contenders,
+        workloads,
+        settings,
     };
     let report = measure(&plan, conditions, programs, microvm, [dns, relay])?;
     print!("{}", report.text());
@@ -191,7 +194,7 @@ fn measure(
         goals: goals::judge(&tables),
         tables,
         programs: match programs {
-            true => program_cost::measure(plan.rounds).unwrap_or_else(|error| {
+            true => program_cost::measure(plan.settings.rounds).unwrap_or_else(|error| {
                 eprintln!("programs: {error:#}");
                 Vec::new()
             }),
@@ -218,6 +221,12 @@ fn write(report: &Report, out: Option<PathBuf>) -> Result<()> {
         println!("plot  {}", svg.display());
     }
     Ok(())
+}
+
+/// The arguments behind `role`, when this program was started for that and not to measure.
+fn role_arguments(role: &str) -> Option<impl Iterator<Item = String>> {
+    let mut args = env::args().skip(1);
+    (args.next()? == role).then_some(args)
 }
 
 /// A congestion control that this kernel has.

@@ -6,15 +6,11 @@ mod contender;
 mod copy_loop;
 mod workload;
 
-use std::time::Duration;
-
 pub(crate) use self::copy_loop::as_copy_loop;
 use crate::{
     conditions::Conditions,
-    machine::Pinning,
     results::{Cell, Table},
-    run::Plan,
-    workload::Limits,
+    run::{Plan, Settings},
 };
 
 /// All ratios are to it.
@@ -25,23 +21,12 @@ const PORT: u16 = 8080;
 const GUEST_PORT: u16 = 80;
 
 /// Measures; the cells and the tables of them.
-pub(crate) fn measure(
-    rounds: usize,
-    limits: Limits,
-    pinning: Pinning,
-    budget: Duration,
-    conditions: &mut Conditions,
-) -> (Vec<Cell>, Vec<Table>) {
+pub(crate) fn measure(settings: &Settings, conditions: &mut Conditions) -> (Vec<Cell>, Vec<Table>) {
+    let missing_before = conditions.missing.len();
     let plan = Plan {
         contenders: crate::present(contender::all(), conditions),
         workloads: workload::all(),
-        rounds,
-        limits,
-        pinning,
-        congestion_control: conditions.congestion_control.clone(),
-        budget,
+        settings: settings.clone(),
     };
-    let cells = plan.run();
-    let tables = plan.tables(REFERENCE, &cells);
-    (cells, tables)
+    plan.compare(REFERENCE, &conditions.missing[missing_before..])
 }

@@ -11,14 +11,13 @@ use anyhow::Result;
 use crate::{
     contender::{Contender, Stand},
     machine::Pinning,
-    results::{self, Cell, Table},
+    results::{self, Cell, Row, Table},
     workload::{Limits, Sample, Workload},
 };
 
-/// What to run.
-pub(crate) struct Plan {
-    pub(crate) contenders: Vec<Box<dyn Contender>>,
-    pub(crate) workloads: Vec<Box<dyn Workload>>,
+/// How everything is measured.
+#[derive(Clone)]
+pub(crate) struct Settings {
     pub(crate) rounds: usize,
     pub(crate) limits: Limits,
     pub(crate) pinning: Pinning,
@@ -27,27 +26,52 @@ pub(crate) struct Plan {
     pub(crate) budget: Duration,
 }
 
+/// What to run.
+pub(crate) struct Plan {
+    pub(crate) contenders: Vec<Box<dyn Contender>>,
+    pub(crate) workloads: Vec<Box<dyn Workload>>,
+    pub(crate) settings: Settings,
+}
+
 impl Plan {
     /// Runs all rounds.
     pub(crate) fn run(&self) -> Vec<Cell> {
         let (started, mut longest) = (Instant::now(), Duration::ZERO);
         let mut cells = Vec::new();
-        for round in 1..=self.rounds {
-            if started.elapsed() + longest > self.budget {
+        let Settings { rounds, budget, .. } = self.settings;
+        for round in 1..=rounds {
+            if started.elapsed() + longest > budget {
                 let done = round - 1;
-                eprintln!("the time is up after {done} of {} rounds", self.rounds);
+                eprintln!("the time is up after {done} of {rounds} rounds");
                 break;
             }
             let began = Instant::now();
             self.round(round, &mut cells);
             longest = longest.max(began.elapsed());
             eprintln!(
-                "round {round} of {}: {:.0} s",
-                self.rounds,
+                "round {round} of {rounds}: {:.0} s",
                 began.elapsed().as_secs_f64()
             );
         }
         cells
+    }
+
+    /// Runs all rounds, and has a row too of each contender that this machine has not: a comparison
+    /// with two of three says that it is one.
+    pub(crate) fn compare(
+        &self,
+        reference: &'static str,
+        missing: &[(&'static str, String)],
+    ) -> (Vec<Cell>, Vec<Table>) {
+        let cells = self.run();
+        let mut tables = self.tables(reference, &cells);
+        for table in &mut tables {
+            let rows = missing
+                .iter()
+                .map(|(name, why)| Row::missing(name, why.clone()));
+            table.rows.extend(rows);
+        }
+        (cells, tables)
     }
 
     /// A table per metric, in the order of the workloads; who takes no part has no row.
@@ -67,9 +91,11 @@ impl Plan {
 
     fn round(&self, round: usize, cells: &mut Vec<Cell>) {
         let set_up = |contender: &dyn Contender| {
-            let stand = contender.set_up(self.pinning)?;
+            let stand = contender.set_up(self.settings.pinning)?;
             // Where it can't be, the conditions say so.
-            stand.set_congestion_control(&self.congestion_control).ok();
+            stand
+                .set_congestion_control(&self.settings.congestion_control)
+                .ok();
             stand.hold(true)?;
             Ok(stand)
         };
@@ -84,7 +110,7 @@ impl Plan {
                     continue;
                 }
                 let outcome = match stand {
-                    Ok(stand) => measure(workload.as_ref(), stand, self.limits),
+                    Ok(stand) => measure(workload.as_ref(), stand, self.settings.limits),
                     Err(error) => Err(anyhow::anyhow!("set-up: {error:#}")),
                 };
                 let outcome = outcome.map_err(|error| told_once(&error));

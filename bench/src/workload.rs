@@ -1,7 +1,7 @@
 //! What the contenders are given to do. Each workload is bounded in time by [`Limits`].
 
-mod bulk;
-mod connect_close;
+pub(crate) mod bulk;
+pub(crate) mod connect_close;
 mod established;
 mod new_flows;
 mod request_response;

@@ -138,9 +138,7 @@ fn sighup_opens_the_flow_log_again() {
     let mut bed = Bed::new(&["tap0"], &["--flow-log", log.to_str().unwrap()]);
     bed.guests[0].dhcp(WAIT).unwrap();
     fs::rename(&log, &moved).unwrap();
-    let pid = i32::try_from(bed.slipgate.broker_pid()).unwrap();
-    // SAFETY: numbers only; the process is ours and has not been waited for.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGHUP) }, 0);
+    slipgate_testbed::signal(bed.slipgate.broker_pid(), libc::SIGHUP);
     eventually("a new flow log", || log.exists());
     bed.upload(0, MEGABYTE);
     assert!(bed.slipgate.stop().unwrap().success());

@@ -11,7 +11,7 @@ use std::{
 use slipgate_testbed::{
     Guest, GuestConfig, PinDir, Result, Slipgate, World,
     clients::icmp,
-    require_root_and_tun,
+    require_root_and_tun, signal,
     slipgate::Start,
     world::{SERVER, UPLINK},
 };
@@ -122,13 +122,7 @@ fn capability_set(pid: u32, set: &str) -> Option<u64> {
 
 /// A process of the broker's, by its name.
 fn child(slipgate: &Slipgate, name: &str) -> Option<u32> {
-    let broker = slipgate.broker_pid();
-    let children = fs::read_to_string(format!("/proc/{broker}/task/{broker}/children")).ok()?;
-    let is_it = |pid: &&str| {
-        let command = fs::read_to_string(format!("/proc/{pid}/cmdline"));
-        command.is_ok_and(|command| command.starts_with(name))
-    };
-    children.split_whitespace().find(is_it)?.parse().ok()
+    slipgate.children_named(name).pop()
 }
 
 /// The engine is killed; its successor has not even a bounding set.
@@ -167,9 +161,4 @@ fn soon(mut so: impl FnMut() -> bool) -> bool {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-}
-
-fn signal(pid: u32, signal: libc::c_int) {
-    // SAFETY: kill takes numbers only.
-    unsafe { libc::kill(pid as i32, signal) };
 }

@@ -2,7 +2,15 @@
 //!
 //! Input: `knobs (1) | id (2) | length (2) | query | answer …`. Knobs: see [`knob`].
 use slipgate_policy::Name;
-use userspace_nat::dns::{answer::Answer, cache::Cache, chain::Chain, message::{HEADER_LEN, Rcode}, parse_resolv_conf, parse_resolver, query::{Key, Query, QueryError}, reply::{self, Asked}};
+use userspace_nat::dns::{
+    answer::Answer,
+    cache::Cache,
+    chain::Chain,
+    message::{HEADER_LEN, Rcode},
+    parse_resolv_conf, parse_resolver,
+    query::{Key, Query, QueryError},
+    reply::{self, Asked},
+};
 
 use crate::tape::Tape;
 

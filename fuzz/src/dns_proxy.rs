@@ -7,7 +7,12 @@ use std::net::{SocketAddr, UdpSocket};
 
 use slipgate_abi::Protocol;
 use slipgate_policy::{Action, DenyFile, Destination, LocalAddresses, Name, Policy, Rule};
-use userspace_nat::{dns::{message::HEADER_LEN, query::Query, Limits, Origin, Proxy}, name_gate::{ByRules, Judge}, poll::{Poller, Readiness}, vm::VmNet};
+use userspace_nat::{
+    dns::{Limits, Origin, Proxy, message::HEADER_LEN, query::Query},
+    name_gate::{ByRules, Judge},
+    poll::{Poller, Readiness},
+    vm::VmNet,
+};
 
 use crate::{
     tape::Tape,

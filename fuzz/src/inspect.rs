@@ -1,7 +1,16 @@
 //! What inspected connections say. Each input is taken whole and in two pieces: where it is cut may
 //! change nothing.
 use slipgate_policy::Http;
-use userspace_nat::{fake::{hellos, initials}, inspection::{Refused, quic::{Allowance, Effort, Flow, Version}, reassembly::{MAX_LEN, Reassembly}, spoken::{Spoken, Step}, tls}};
+use userspace_nat::{
+    fake::{hellos, initials},
+    inspection::{
+        Refused,
+        quic::{Allowance, Effort, Flow, Version},
+        reassembly::{MAX_LEN, Reassembly},
+        spoken::{Spoken, Step},
+        tls,
+    },
+};
 
 use crate::tape::Tape;
 

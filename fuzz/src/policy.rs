@@ -4,13 +4,14 @@
 use std::{io, path::Path};
 
 use slipgate_abi::Protocol;
-use slipgate_policy::{wire, Destination, Name};
+use slipgate_policy::{
+    Destination, Name, PolicySet,
+    document::{CliOverrides, LoadedPolicies, PolicyFile, check_file, policy_in_file},
+    wire,
+};
 use userspace_nat::name_gate::Judge;
 
-use crate::{
-    cli::config::{LoadedPolicies, PolicyFile, Typed, check_file, policy_in_file},
-    tape::Tape,
-};
+use crate::tape::Tape;
 
 /// Names that are asked for.
 const NAMES: [&str; 3] = ["example.com", "api.example.com", "a.b.evil.test"];
@@ -34,21 +35,19 @@ pub fn policy(input: &[u8]) {
         Err(error) => return assert!(error.to_string().starts_with("p/policy.toml:")),
     };
     let _ = check_file(&file).map_err(|error| error.to_string());
-    let loaded = match LoadedPolicies::of(&Typed::default(), Some(&file), &read) {
+    let loaded = match LoadedPolicies::of(&CliOverrides::default(), Some(&file), &read) {
         Ok(loaded) => loaded,
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
-    let json = serde_json::to_vec(&loaded).expect("what the engine is sent");
-    assert_eq!(
-        serde_json::from_slice::<LoadedPolicies>(&json).ok(),
-        Some(loaded.clone())
-    );
     let policies = match loaded.compile() {
         Ok(policies) => policies,
         // More rules than there is room for.
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
     assert!(policies.doubles().is_none());
+    // What the engine is sent.
+    let sent = PolicySet::from_bytes(&policies.to_bytes());
+    assert_eq!(sent.expect("what was compiled"), policies);
 
     let texts: Vec<String> = policies.texts().collect();
     let mut judge = Judge::new(policies.clone());

@@ -6,7 +6,14 @@
 use std::net::UdpSocket;
 
 use slipgate_abi::{Ip4, Protocol, segment::Segments};
-use userspace_nat::{context::Context, fake::packets::{self, is_right}, packet::{Ipv4, Packet, Transport}, poll::{Poller, Subsystem}, port::{Frame, Outbox}, relay::{Forward, Limits, Opening, Question, Relay, Standing, Taken}};
+use userspace_nat::{
+    context::Context,
+    fake::packets::{self, is_right},
+    packet::{Ipv4, Packet, Transport},
+    poll::{Poller, Subsystem},
+    port::{Frame, Outbox},
+    relay::{Forward, Limits, Opening, Question, Relay, Standing, Taken},
+};
 
 use crate::{
     dress::dress,
@@ -301,8 +308,12 @@ impl World {
         assert_eq!(live, u64::from(each.iter().sum::<u32>()));
         assert_eq!(live, counts.begun - counts.ended);
         for bytes in self.out.frames() {
-            let l3 = Frame::parse(bytes).expect("a frame of the port").l3;
-            assert!(is_right(l3));
+            let frame = Frame::parse(bytes).expect("a frame of the port");
+            let packets = userspace_nat::fake::segments(frame.vnet, frame.l3);
+            assert!(packets.iter().all(|packet| is_right(packet)));
+            let Some(l3) = packets.last() else {
+                continue;
+            };
             let packet = Ipv4::parse(l3).and_then(Packet::parse);
             let packet = packet.expect("a packet");
             assert_eq!(packet.ip.destination, GUEST);

@@ -4,7 +4,10 @@
 //! begins with `+` (allow), `?` (inspect), `-` (deny), or is of the deny file that stands between them.
 use ipnet::Ipv4Net;
 use slipgate_abi::{Protocol, Refusal};
-use slipgate_policy::{Action, Decision, DenyFile, Destination, LocalAddresses, NamePattern, Pattern, Policy, PrefixMap, Rule};
+use slipgate_policy::{
+    Action, Decision, DenyFile, Destination, LocalAddresses, NamePattern, Pattern, Policy,
+    PrefixMap, Rule,
+};
 
 use crate::{
     tape::Tape,

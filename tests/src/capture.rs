@@ -6,7 +6,7 @@
 
 use std::{
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -163,22 +163,11 @@ impl Drop for Capture {
 }
 
 fn packet_socket(ifindex: u32) -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // Protocol 0: nothing is received before the bind names the device.
-    // SAFETY: socket takes numbers and returns a descriptor or -1.
-    let fd = checked(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
-    // SAFETY: a fresh descriptor that nothing else owns.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // Nothing is received before the bind names the device.
+    let socket = sockets::packet(libc::SOCK_RAW | libc::SOCK_NONBLOCK, 0)?;
     sockets::set(&socket, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
     sockets::set_receive_buffer(&socket, RECEIVE_BUFFER_BYTES)?;
-    // SAFETY: sockaddr_ll is plain data, for which zeroes are valid.
-    let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    to.sll_family = libc::AF_PACKET as u16;
-    to.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
-    to.sll_ifindex = ifindex as i32;
-    let len = size_of_val(&to) as libc::socklen_t;
-    // SAFETY: the address is readable for the length given.
-    checked(unsafe { libc::bind(socket.as_raw_fd(), (&raw const to).cast(), len) })?;
+    sockets::bind_to_link(&socket, ifindex, libc::ETH_P_ALL as u16)?;
     Ok(socket)
 }
 

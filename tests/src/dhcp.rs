@@ -6,16 +6,17 @@
 use std::{
     io,
     net::Ipv4Addr,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     time::{Duration, Instant},
 };
 
 use smoltcp::wire::{DhcpMessageType, DhcpOption, DhcpPacket, DhcpRepr, EthernetAddress};
 
 use crate::{
-    error::{Error, Result, Tried, checked, checked_len},
+    error::{Error, Result, Tried, checked_len},
     frame::{FrameBuilder, Mac, Packet},
     netns::NetNs,
+    sockets,
 };
 
 const OPTION_MTU: u8 = 26;
@@ -93,7 +94,7 @@ pub fn apply(ns: &NetNs, device: &str, lease: &Lease) -> Result<()> {
 
 struct Client {
     socket: OwnedFd,
-    ifindex: i32,
+    ifindex: u32,
     mac: Mac,
     transaction: u32,
     /// The address it already has, when renewing; else 0.0.0.0.
@@ -104,15 +105,8 @@ struct Client {
 impl Client {
     fn open(ns: &NetNs, device: &str, mac: Mac) -> Result<Client> {
         let missing = || Error::unexpected(format!("DHCP on `{device}`: there is no such device"));
-        let ifindex = ns.ifindex(device).ok_or_else(missing)? as i32;
-        let protocol = (libc::ETH_P_IP as u16).to_be();
-        let socket = ns.run(|| -> io::Result<OwnedFd> {
-            let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
-            // SAFETY: socket takes numbers and returns a descriptor or -1.
-            let fd = checked(unsafe { libc::socket(libc::AF_PACKET, kind, protocol.into()) })?;
-            // SAFETY: a fresh descriptor that nothing else owns.
-            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-        });
+        let ifindex = ns.ifindex(device).ok_or_else(missing)?;
+        let socket = ns.run(|| sockets::packet(libc::SOCK_DGRAM, libc::ETH_P_IP as u16));
         let socket = socket.tried("open a packet socket for DHCP")?;
         // Unique enough to tell parallel guests apart: the time in nanoseconds and the descriptor.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -197,11 +191,7 @@ impl Client {
     }
 
     fn send(&self, packet: &[u8]) -> io::Result<usize> {
-        // SAFETY: sockaddr_ll is plain data, for which zeroes are valid.
-        let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        to.sll_family = libc::AF_PACKET as u16;
-        to.sll_protocol = (libc::ETH_P_IP as u16).to_be();
-        to.sll_ifindex = self.ifindex;
+        let mut to = sockets::link(self.ifindex, libc::ETH_P_IP as u16);
         to.sll_halen = 6;
         to.sll_addr[..6].copy_from_slice(&crate::frame::BROADCAST);
         let len = size_of_val(&to) as libc::socklen_t;
@@ -222,14 +212,8 @@ impl Client {
         let mut buffer = [0u8; 2048];
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let mut fd = libc::pollfd {
-                fd: self.socket.as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
-            };
-            // SAFETY: one pollfd, writable.
-            let ready = unsafe { libc::poll(&raw mut fd, 1, left.as_millis() as i32) };
-            if checked(ready).tried("wait for a DHCP answer")? == 0 {
+            let ready = sockets::poll(&self.socket, libc::POLLIN, left.as_millis() as i32);
+            if ready.tried("wait for a DHCP answer")? == 0 {
                 return Ok(None);
             }
             // SAFETY: the buffer is writable for its length.

@@ -93,6 +93,7 @@ pub use guest::{GUEST_DEVICE, Guest, GuestConfig};
 pub use link_sender::LinkSender;
 pub use microvm::{Line, MicroVm, MicroVmEnd};
 pub use netns::{CONGESTION_CONTROL, CongestionControlBy, NetNs};
+pub use owner::signal;
 pub use pins::PinDir;
 pub use pump::Direction;
 pub use slipgate::Slipgate;

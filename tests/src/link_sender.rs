@@ -2,13 +2,14 @@
 
 use std::{
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
 };
 
 use crate::{
-    error::{Error, Result, Tried, checked, checked_len},
+    error::{Error, Result, Tried, checked_len},
     frame::{FrameBuilder, Mac},
     netns::NetNs,
+    sockets,
     world::{UPLINK, WORLD_LINK, World},
 };
 
@@ -47,19 +48,9 @@ impl LinkSender {
 }
 
 fn packet_socket(ifindex: u32) -> io::Result<OwnedFd> {
-    // Protocol 0: nothing is received.
-    // SAFETY: socket takes numbers and returns a descriptor or -1.
-    let fd =
-        checked(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: a fresh descriptor that nothing else owns.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: sockaddr_ll is plain data, for which zeroes are valid.
-    let mut by: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    by.sll_family = libc::AF_PACKET as u16;
-    by.sll_ifindex = ifindex as i32;
-    let len = size_of_val(&by) as libc::socklen_t;
-    // SAFETY: the address is readable for the length given.
-    checked(unsafe { libc::bind(socket.as_raw_fd(), (&raw const by).cast(), len) })?;
+    // Nothing is received.
+    let socket = sockets::packet(libc::SOCK_RAW, 0)?;
+    sockets::bind_to_link(&socket, ifindex, 0)?;
     Ok(socket)
 }
 

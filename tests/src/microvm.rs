@@ -190,17 +190,7 @@ impl MicroVm {
     }
 
     fn child(&self, title: &str) -> Option<u32> {
-        let is = |pid: &u32| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline"));
-            line.is_ok_and(|line| line.starts_with(title.as_bytes()))
-        };
-        owner::children(self.broker.id()).into_iter().find(is)
-    }
-
-    /// Sends a signal to one of its processes.
-    pub fn signal(pid: u32, signal: i32) {
-        // SAFETY: kill takes numbers only.
-        unsafe { libc::kill(pid as i32, signal) };
+        owner::children_named(self.broker.id(), title).pop()
     }
 }
 

@@ -26,6 +26,8 @@ use crate::{
 
 /// TCP's congestion control in namespaces, unless told otherwise: Linux's own default.
 pub const CONGESTION_CONTROL: &str = "cubic";
+/// The variable that names another one.
+const CONGESTION_CONTROL_VARIABLE: &str = "SLIPGATE_CONGESTION_CONTROL";
 
 /// A network namespace. Cheap to clone; gone with the last clone, socket and process in it.
 #[derive(Clone)]
@@ -94,7 +96,9 @@ impl NetNs {
         }
         // Not the machine's own: BBR, for one, paces a bulk stream to a third of what the path has
         // room for.
-        if let Err(why) = ns.set_congestion_control(CONGESTION_CONTROL) {
+        let wanted = std::env::var(CONGESTION_CONTROL_VARIABLE);
+        let wanted = wanted.as_deref().unwrap_or(CONGESTION_CONTROL);
+        if let Err(why) = ns.set_congestion_control(wanted) {
             say_once(&format!("TCP has this machine's congestion control: {why}"));
         }
         Ok(ns)
@@ -268,9 +272,9 @@ impl NetNs {
     /// What `tcp_allowed_congestion_control` does not list may be the default of the machine's own
     /// namespace alone. There it is given to each route, of those that [`NetNs::ip`] makes later too.
     pub fn set_congestion_control(&self, name: &str) -> Result<CongestionControlBy> {
-        let path = "/proc/sys/net/ipv4/tcp_congestion_control";
-        let set = self.run(|| fs::write(path, name));
-        let is_refused = matches!(&set, Err(why) if why.kind() == io::ErrorKind::PermissionDenied);
+        let set = self.sysctl("net.ipv4.tcp_congestion_control", name);
+        let number = set.as_ref().err().and_then(Error::os_error);
+        let is_refused = matches!(number, Some(libc::EPERM | libc::EACCES));
         let mut by_routes = self.by_routes();
         // A route's goes before the default.
         if is_refused || by_routes.is_some() {
@@ -279,8 +283,7 @@ impl NetNs {
             self.give_routes_the_congestion_control()?;
             return Ok(CongestionControlBy::Routes);
         }
-        set.tried(format!("write {name} to {path}"))?;
-        Ok(CongestionControlBy::Default)
+        set.map(|()| CongestionControlBy::Default)
     }
 
     fn by_routes(&self) -> MutexGuard<'_, Option<String>> {

@@ -49,8 +49,13 @@ pub(crate) fn sweep_processes() {
 
 /// Sends SIGKILL.
 pub(crate) fn kill(pid: u32) {
+    signal(pid, libc::SIGKILL);
+}
+
+/// Sends a signal to a process; one that has ended gets none.
+pub fn signal(pid: u32, signal: i32) {
     // SAFETY: kill takes numbers only.
-    unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+    unsafe { libc::kill(pid as i32, signal) };
 }
 
 /// Whether the process runs; a zombie does not.
@@ -63,6 +68,15 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
     pids()
         .filter(|pid| stat_field(*pid, 1) == Some(u64::from(parent)))
         .collect()
+}
+
+/// Those of them whose command line begins with `title`, as a process of slipgate's names itself.
+pub(crate) fn children_named(parent: u32, title: &str) -> Vec<u32> {
+    let is_named = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline"));
+        line.is_ok_and(|line| line.starts_with(title.as_bytes()))
+    };
+    children(parent).into_iter().filter(is_named).collect()
 }
 
 pub(crate) fn pids() -> impl Iterator<Item = u32> {

@@ -1,8 +1,5 @@
 use super::*;
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|octet| format!("{octet:02x}")).collect()
-}
+use crate::streams::hexadecimal;
 
 #[test]
 fn keys_and_mask_are_those_of_rfc_9001_appendix_a() {

@@ -263,6 +263,11 @@ impl Slipgate {
         self.broker.id()
     }
 
+    /// The broker's children whose command line begins with `title`, such as `slipgate-engine`.
+    pub fn children_named(&self, title: &str) -> Vec<u32> {
+        owner::children_named(self.broker.id(), title)
+    }
+
     /// The engine's process: the broker's child, while one runs.
     pub fn engine_pid(&mut self) -> Option<u32> {
         for pid in owner::children(self.broker.id()) {
@@ -308,8 +313,8 @@ impl Slipgate {
     /// SIGTERM, and its exit status. Not ending in time is an error, and then it is killed.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         self.engine_pid();
-        // SAFETY: kill takes numbers only; the child has not been waited for, so the pid is its.
-        unsafe { libc::kill(self.broker.id() as i32, libc::SIGTERM) };
+        // The child has not been waited for, so the pid is its.
+        owner::signal(self.broker.id(), libc::SIGTERM);
         let deadline = Instant::now() + STOP_TIMEOUT;
         while Instant::now() < deadline {
             if let Some(status) = self.broker.try_wait().tried("wait for slipgate")? {

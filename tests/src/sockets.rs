@@ -34,6 +34,34 @@ pub(crate) fn set_value<T: Copy>(
         .map(drop)
 }
 
+/// A packet socket of this kind that receives packets of `protocol`, none if that is 0, from all
+/// devices until it is bound to one.
+pub(crate) fn packet(kind: i32, protocol: u16) -> io::Result<OwnedFd> {
+    let kind = kind | libc::SOCK_CLOEXEC;
+    // SAFETY: socket takes numbers and returns a descriptor or -1.
+    let fd = checked(unsafe { libc::socket(libc::AF_PACKET, kind, i32::from(protocol.to_be())) })?;
+    // SAFETY: a fresh descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A device, as packet sockets name it.
+pub(crate) fn link(ifindex: u32, protocol: u16) -> libc::sockaddr_ll {
+    // SAFETY: sockaddr_ll is plain data, for which zeroes are valid.
+    let mut link: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    link.sll_family = libc::AF_PACKET as u16;
+    link.sll_protocol = protocol.to_be();
+    link.sll_ifindex = ifindex as i32;
+    link
+}
+
+/// Has a packet socket send by a device, and receive what that has of `protocol`.
+pub(crate) fn bind_to_link(socket: &OwnedFd, ifindex: u32, protocol: u16) -> io::Result<()> {
+    let link = link(ifindex, protocol);
+    let len = size_of_val(&link) as libc::socklen_t;
+    // SAFETY: the address is readable for the length given.
+    checked(unsafe { libc::bind(socket.as_raw_fd(), (&raw const link).cast(), len) }).map(drop)
+}
+
 /// A TCP socket bound to this port, which an ended connection may still have.
 pub(crate) fn tcp_from(port: u16) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;

@@ -166,7 +166,8 @@ pub(crate) fn drain(stream: &mut impl Read) -> io::Result<u64> {
 }
 
 /// As `sha256sum` prints it.
-pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+/// Two digits a byte.
+pub fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -9,7 +9,11 @@
 //! frame that is re-injected keeps it, so it stays whole.
 use std::{io, os::fd::BorrowedFd};
 
-use slipgate_abi::{Command, PortHeader, portframe::PortFlags, segment::Segments};
+use slipgate_abi::{
+    Command, PortHeader,
+    portframe::PortFlags,
+    segment::{self, Segments},
+};
 
 use crate::{stats::Traffic, vm::VmNet};
 
@@ -243,7 +247,7 @@ impl Outbox {
     }
 
     /// Sends an L3 packet or ARP message of ours to the guest, counted as
-    /// [`Traffic::TxToGuest`].
+    /// [`Traffic::TxToGuest`]; of a GSO frame, whose `hdr_len` is right, its segments.
     pub fn to_guest(
         &mut self,
         vm: &VmNet,
@@ -258,7 +262,12 @@ impl Outbox {
             id: vm.id,
         };
         self.push(header, ethertype, vnet, l3)?;
-        vm.stats.traffic(Traffic::TxToGuest, 1, l3.len() as u64);
+        let headers_len = usize::from(vnet.hdr_len).saturating_sub(ETHERNET_LEN);
+        let Segments { packets, bytes } = match vnet.gso_type {
+            VirtioNetHdr::GSO_NONE => single(l3.len()),
+            _ => segment::count(l3.len() as u32, headers_len as u32, vnet.gso_size.into()),
+        };
+        vm.stats.traffic(Traffic::TxToGuest, packets, bytes);
         Ok(())
     }
 

@@ -3,7 +3,6 @@
     unsafe_code,
     reason = "counts in mapped rows that the kernel's programs and other processes change too"
 )]
-pub mod inspected;
 
 use std::sync::atomic::{
     AtomicU32, AtomicU64,

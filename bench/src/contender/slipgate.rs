@@ -13,9 +13,9 @@ use std::{fmt::Write, fs, net::Ipv4Addr, process::Command};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use slipgate_testbed::{Guest, PinDir, World, slipgate, world::SERVER, world::UPLINK};
+use slipgate_testbed::{Guest, World, slipgate, world::SERVER};
 
-use super::{Contender, Stand, guest, process, world};
+use super::{Contender, Stand, guest, world};
 use crate::{
     dns_exchange::{Client, Upstream},
     machine::Pinning,
@@ -93,13 +93,10 @@ impl Contender for Slipgate {
     fn set_up(&self, pinning: Pinning) -> Result<Stand> {
         let world = World::with(world(false))?;
         let guest = Guest::new(&world, guest(pinning))?;
-        let pins = PinDir::new()?;
         let scratch = tempfile::tempdir().context("make a directory for policy and records")?;
         let file = |name: &str| scratch.path().join(name).display().to_string();
         let upstream = SERVER.to_string();
-        let mut args = vec!["--tap", guest.tap(), "--uplink", UPLINK];
-        args.extend(["--mode", "hybrid", "--log", "warn"]);
-        args.extend(QUOTAS);
+        let mut args = QUOTAS.to_vec();
         let (policy, denied, records) =
             (file("policy.toml"), file("names.txt"), file("flows.jsonl"));
         match self {
@@ -120,11 +117,7 @@ impl Contender for Slipgate {
                 args.extend(["--flow-log-events", "flow_start,flow_end"]);
             }
         }
-        let mut slipgate = slipgate::Slipgate::attach(&world.host, &pins, &args)?;
-        process::pin(slipgate.broker_pid(), pinning.middle)?;
-        let engine = slipgate.engine_pid().context("slipgate has no engine")?;
-        process::pin(engine, pinning.middle)?;
-        let mut stand = Stand::in_kernel(world, guest).under_slipgate(slipgate, engine);
+        let mut stand = Stand::attached(world, guest, &args, pinning)?;
         stand.keep(scratch);
         if [Slipgate::Spread, Slipgate::Names].contains(self) {
             stand = stand.with_new_flows_to((0..NAMES).map(address_of).collect());

@@ -10,10 +10,14 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use slipgate_testbed::{GUEST_DEVICE, Guest, NetNs, Slipgate, World, frame::Mac, world::SERVER};
+use slipgate_testbed::{
+    GUEST_DEVICE, Guest, NetNs, PinDir, Slipgate, World,
+    frame::Mac,
+    world::{SERVER, UPLINK},
+};
 
 use super::process::{self, NatProcess, Scheduled};
-use crate::injector::Injector;
+use crate::{injector::Injector, machine::Pinning};
 
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -61,9 +65,23 @@ impl Stand {
         Ok(self)
     }
 
-    pub(crate) fn under_slipgate(mut self, slipgate: Slipgate, engine: u32) -> Stand {
-        self.slipgate = Some((slipgate, engine));
-        self
+    /// A guest that `slipgate attach` serves in hybrid mode, told `args` besides.
+    pub(crate) fn attached(
+        world: World,
+        guest: Guest,
+        args: &[&str],
+        pinning: Pinning,
+    ) -> Result<Stand> {
+        let mut all = vec!["--tap", guest.tap(), "--uplink", UPLINK];
+        all.extend(["--mode", "hybrid", "--log", "warn"]);
+        all.extend(args);
+        let mut slipgate = Slipgate::attach(&world.host, &PinDir::new()?, &all)?;
+        process::pin(slipgate.broker_pid(), pinning.middle)?;
+        let engine = slipgate.engine_pid().context("slipgate has no engine")?;
+        process::pin(engine, pinning.middle)?;
+        let mut stand = Stand::in_kernel(world, guest);
+        stand.slipgate = Some((slipgate, engine));
+        Ok(stand)
     }
 
     /// Has new flows go to these in turn, instead of the world's first server.
@@ -196,10 +214,16 @@ impl Stand {
     }
 
     /// Stops that process while others are measured, or lets it go on: what it still has to do
-    /// (its queue, thousands of flows to look after) would be done at their cost.
+    /// (its queue, thousands of flows to look after) would be done at their cost. slipgate's broker
+    /// is stopped before the engine and goes on after it, or it would take it for one that hangs.
     pub(crate) fn hold(&self, held: bool) -> Result<()> {
-        self.decider()
-            .map_or(Ok(()), |pid| process::hold(pid, held))
+        let broker = self.slipgate.as_ref().map(|(s, _)| s.broker_pid());
+        let mut pids: Vec<u32> = broker.into_iter().chain(self.decider()).collect();
+        if !held {
+            pids.reverse();
+        }
+        pids.into_iter()
+            .try_for_each(|pid| process::hold(pid, held))
     }
 
     /// Ends it in order, and says so when that fails.

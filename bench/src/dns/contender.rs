@@ -3,10 +3,10 @@
 use std::{fmt::Write as _, fs, process::Command};
 
 use anyhow::{Context, Result};
-use slipgate_testbed::{Guest, PinDir, World, baseline, slipgate, world::SERVER, world::UPLINK};
+use slipgate_testbed::{Guest, World, baseline, world::SERVER};
 
 use crate::{
-    contender::{Contender, NatProcess, Stand, guest, own_version, pin, version, world},
+    contender::{Contender, NatProcess, Stand, guest, own_version, version, world},
     machine::Pinning,
 };
 
@@ -107,17 +107,11 @@ impl Contender for Resolver {
 fn by_slipgate(rules: bool, pinning: Pinning) -> Result<Stand> {
     let world = World::with(world(false))?;
     let guest = Guest::new(&world, guest(pinning))?;
-    let pins = PinDir::new()?;
     let upstream = SERVER.to_string();
-    let mut args = vec!["--tap", guest.tap(), "--uplink", UPLINK, "--log", "warn"];
-    args.extend(["--mode", "hybrid", "--dns", &upstream]);
+    let mut args = vec!["--dns", &upstream];
     if rules {
         // Each name is judged, each answer followed to its end and searched for protected addresses.
         args.extend(["--deny", "*.denied.test", "--deny", "denied.test"]);
     }
-    let mut slipgate = slipgate::Slipgate::attach(&world.host, &pins, &args)?;
-    pin(slipgate.broker_pid(), pinning.middle)?;
-    let engine = slipgate.engine_pid().context("slipgate has no engine")?;
-    pin(engine, pinning.middle)?;
-    Ok(Stand::in_kernel(world, guest).under_slipgate(slipgate, engine))
+    Stand::attached(world, guest, &args, pinning)
 }

@@ -305,10 +305,7 @@ fn cpu_ns(pid: u32) -> Result<u64> {
 
 /// Runs a guest when this program was started to be a VMM.
 pub(crate) fn as_vmm() -> Option<Result<()>> {
-    let mut args = env::args().skip(1);
-    if args.next().as_deref() != Some(VMM) {
-        return None;
-    }
+    let mut args = crate::role_arguments(VMM)?;
     Some((|| {
         let cpus = args.next().context("no number of CPUs")?;
         let line = args.next().context("no command line")?;

@@ -2,12 +2,12 @@
 
 use std::{fs, process::Command};
 
-use anyhow::{Context, Result};
-use slipgate_testbed::{Guest, PinDir, World, baseline, slipgate, world::UPLINK};
+use anyhow::{Context as _, Result};
+use slipgate_testbed::{Guest, World, baseline};
 
 use super::{GUEST_PORT, PORT, copy_loop};
 use crate::{
-    contender::{Contender, NatProcess, Stand, guest, own_version, pin, version, world},
+    contender::{Contender, NatProcess, Stand, guest, own_version, version, world},
     machine::Pinning,
 };
 
@@ -77,14 +77,8 @@ impl Contender for Relay {
 fn by_slipgate(pinning: Pinning) -> Result<Stand> {
     let world = World::with(world(false))?;
     let guest = Guest::new(&world, guest(pinning))?;
-    let pins = PinDir::new()?;
     let forward = format!("tcp:{PORT}:{GUEST_PORT}");
-    let mut args = vec!["--tap", guest.tap(), "--uplink", UPLINK, "--log", "warn"];
-    args.extend(["--mode", "hybrid", "--forward", &forward]);
-    args.extend(["--new-flows-per-second", "100000000"]);
-    let mut slipgate = slipgate::Slipgate::attach(&world.host, &pins, &args)?;
-    pin(slipgate.broker_pid(), pinning.middle)?;
-    let engine = slipgate.engine_pid().context("slipgate has no engine")?;
-    pin(engine, pinning.middle)?;
-    Ok(Stand::in_kernel(world, guest).under_slipgate(slipgate, engine))
+    let quota = ["--new-flows-per-second", "100000000"];
+    let args = [&["--forward", &forward][..], &quota].concat();
+    Stand::attached(world, guest, &args, pinning)
 }

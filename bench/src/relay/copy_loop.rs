@@ -24,10 +24,7 @@ pub(super) fn command(listen: &str, to: &str) -> Result<Command> {
 
 /// Relays when this program was started to.
 pub(crate) fn as_copy_loop() -> Option<Result<()>> {
-    let mut args = env::args().skip(1);
-    if args.next().as_deref() != Some(ROLE) {
-        return None;
-    }
+    let mut args = crate::role_arguments(ROLE)?;
     Some((|| {
         let listen = args.next().context("no address to listen at")?;
         let to = args.next().context("no address to connect to")?;

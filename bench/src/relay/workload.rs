@@ -14,12 +14,10 @@ use slipgate_testbed::{
 use super::{GUEST_PORT, PORT};
 use crate::{
     contender::Stand,
-    statistics::percentile,
-    workload::{Limits, Metric, Sample, Unit, Workload},
+    workload::{Limits, Metric, Sample, Unit, Workload, bulk::Bulk, connect_close::connections},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(3);
-const WARM_UP: usize = 20;
 /// A relay may open its end a moment after it listens.
 const START: Duration = Duration::from_secs(3);
 
@@ -76,15 +74,9 @@ impl Workload for Through {
         stand.world.host.run(|| {
             until_it_listens(to)?;
             match self {
-                Self::Connect => connections(to, limits),
-                Self::Up => {
-                    tcp::rate_up(to, limits.bulk / 10, TIMEOUT)?;
-                    rate(self.name(), tcp::rate_up(to, limits.bulk, TIMEOUT)?)
-                }
-                Self::Down => {
-                    tcp::rate_down(to, limits.bulk / 10, TIMEOUT)?;
-                    rate(self.name(), tcp::rate_down(to, limits.bulk, TIMEOUT)?)
-                }
+                Self::Connect => connections(to, self.metrics(), limits),
+                Self::Up => Bulk::Up.stream(to, self.name(), limits),
+                Self::Down => Bulk::Down.stream(to, self.name(), limits),
             }
         })
     }
@@ -99,28 +91,4 @@ fn until_it_listens(to: SocketAddrV4) -> Result<()> {
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
-}
-
-fn connections(to: SocketAddrV4, limits: Limits) -> Result<Sample> {
-    let connect = || tcp::connect_close(to, TIMEOUT);
-    for _ in 0..WARM_UP {
-        connect()?;
-    }
-    let (mut took, started) = (Vec::new(), Instant::now());
-    while started.elapsed() < limits.short {
-        took.push(connect()?.as_secs_f64() * 1e6);
-    }
-    let values = [
-        ("relay-connect p50", percentile(&took, 50.0)),
-        ("relay-connect p99", percentile(&took, 99.0)),
-    ];
-    Ok(Sample::of(&values).with("connections", took.len() as f64))
-}
-
-fn rate(name: &'static str, rate: tcp::Rate) -> Result<Sample> {
-    let sample = Sample::of(&[(name, rate.bits_per_second() / 1e9)]);
-    let stalled = f64::from(u8::from(rate.stalled));
-    Ok(sample
-        .with("bytes", rate.bytes as f64)
-        .with("stalled", stalled))
 }

@@ -1,6 +1,6 @@
 //! One TCP stream as fast as it goes, with GSO frames where the contender has them.
 
-use std::time::Duration;
+use std::{net::SocketAddrV4, time::Duration};
 
 use anyhow::Result;
 use slipgate_testbed::{
@@ -16,7 +16,7 @@ use crate::contender::Stand;
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy)]
-pub(super) enum Bulk {
+pub(crate) enum Bulk {
     Up,
     Down,
 }
@@ -42,16 +42,26 @@ impl Workload for Bulk {
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
         let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams)?;
-        let warm_up = limits.bulk / 10;
-        let rate = stand.in_guest(|| -> slipgate_testbed::Result<_> {
-            let run = |time| match self {
-                Bulk::Up => tcp::rate_up(server.address(), time, TIMEOUT),
-                Bulk::Down => tcp::rate_down(server.address(), time, TIMEOUT),
-            };
-            run(warm_up)?;
-            run(limits.bulk)
-        })?;
-        let sample = Sample::of(&[(self.name(), rate.bits_per_second() / 1e9)]);
+        stand.in_guest(|| self.stream(server.address(), self.name(), limits))
+    }
+}
+
+impl Bulk {
+    /// A stream from here to a server of [`TcpService::Streams`], or from there, after a short one
+    /// to warm up. Its rate is the metric `name`.
+    pub(crate) fn stream(
+        self,
+        server: SocketAddrV4,
+        name: &'static str,
+        limits: Limits,
+    ) -> Result<Sample> {
+        let run = |time| match self {
+            Bulk::Up => tcp::rate_up(server, time, TIMEOUT),
+            Bulk::Down => tcp::rate_down(server, time, TIMEOUT),
+        };
+        run(limits.bulk / 10)?;
+        let rate = run(limits.bulk)?;
+        let sample = Sample::of(&[(name, rate.bits_per_second() / 1e9)]);
         let stalled = f64::from(u8::from(rate.stalled));
         Ok(sample
             .with("bytes", rate.bytes as f64)

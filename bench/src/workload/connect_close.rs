@@ -1,6 +1,9 @@
 //! Connections, one after the other, that the server closes at once.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::SocketAddrV4,
+    time::{Duration, Instant},
+};
 
 use anyhow::Result;
 use slipgate_testbed::{
@@ -38,19 +41,27 @@ impl Workload for ConnectClose {
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
         let server = TcpServer::start(&stand.world.net, (SERVER, 7001), TcpService::Close)?;
-        let connect = || tcp::connect_close(server.address(), TIMEOUT);
-        let took = stand.in_guest(|| -> slipgate_testbed::Result<_> {
-            (0..WARM_UP).try_for_each(|_| connect().map(drop))?;
-            let (mut took, started) = (Vec::new(), Instant::now());
-            while started.elapsed() < limits.short {
-                took.push(connect()?.as_secs_f64() * 1e6);
-            }
-            Ok(took)
-        })?;
-        let values = [
-            ("connect-close p50", percentile(&took, 50.0)),
-            ("connect-close p99", percentile(&took, 99.0)),
-        ];
-        Ok(Sample::of(&values).with("connections", took.len() as f64))
+        stand.in_guest(|| connections(server.address(), self.metrics(), limits))
     }
+}
+
+/// Connections from here to a server of [`TcpService::Close`], one after the other. The metrics are
+/// the median and the 99th percentile of what they took.
+pub(crate) fn connections(
+    server: SocketAddrV4,
+    metrics: &[Metric],
+    limits: Limits,
+) -> Result<Sample> {
+    let connect = || tcp::connect_close(server, TIMEOUT);
+    for _ in 0..WARM_UP {
+        connect()?;
+    }
+    let (mut took, started) = (Vec::new(), Instant::now());
+    while started.elapsed() < limits.short {
+        took.push(connect()?.as_secs_f64() * 1e6);
+    }
+    let percentiles = [50.0, 99.0].map(|percent| percentile(&took, percent));
+    let names = metrics.iter().map(|metric| metric.name);
+    let values: Vec<_> = names.zip(percentiles).collect();
+    Ok(Sample::of(&values).with("connections", took.len() as f64))
 }

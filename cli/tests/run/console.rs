@@ -7,7 +7,6 @@ use std::{
         unix::process::CommandExt as _,
     },
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
 };
 
 use nix::{
@@ -16,7 +15,7 @@ use nix::{
 };
 use slipgate_testbed::{require_kvm, require_root_and_tun, world::UPLINK};
 
-use crate::{Bed, WAIT, payload::Payload};
+use crate::{Bed, eventually, payload::Payload};
 
 impl Bed {
     fn command(&self, image: &[u8]) -> Command {
@@ -85,15 +84,6 @@ fn is_raw(terminal: &OwnedFd) -> bool {
     !flags.intersects(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG)
 }
 
-#[track_caller]
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let until = Instant::now() + WAIT;
-    while !done() {
-        assert!(Instant::now() < until, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 #[test]
 fn a_terminal_is_raw_until_the_escape_and_then_as_it_was() {
     require_root_and_tun!();
@@ -134,7 +124,7 @@ fn a_terminal_is_put_back_after_a_crash_and_a_signal() {
         let command = bed.command(&Payload::default().say("here\n").spin());
         let (mut child, _master, terminal) = on_a_terminal(&bed, command);
         eventually("raw mode", || is_raw(&terminal));
-        slipgate_testbed::MicroVm::signal(child.id(), signal);
+        slipgate_testbed::signal(child.id(), signal);
         assert_eq!(child.wait().unwrap().code(), Some(status));
         assert!(!is_raw(&terminal));
     }

@@ -1,9 +1,9 @@
 //! However a guest ends, its way has a status of its own, and the TAP and the NAT are gone.
 use std::time::Duration;
 
-use slipgate_testbed::{MicroVm, MicroVmEnd, require_kvm, require_root_and_tun, world::UPLINK};
+use slipgate_testbed::{MicroVmEnd, require_kvm, require_root_and_tun, signal, world::UPLINK};
 
-use crate::{Bed, WAIT, payload::Payload};
+use crate::{Bed, WAIT, eventually, payload::Payload};
 
 fn payload() -> Payload {
     Payload::default().say("here\n")
@@ -117,7 +117,7 @@ fn a_signal_stops_the_vm_then_the_nat() {
     ] {
         let mut vm = bed.start(&image, &["--cpus", "2"]);
         vm.await_line("here", WAIT).unwrap();
-        MicroVm::signal(vm.broker_pid(), signal);
+        slipgate_testbed::signal(vm.broker_pid(), signal);
         let end = vm.finish(Duration::from_secs(10)).unwrap();
         assert_ended(&end, 128 + signal, "stopped");
         assert!(end.report["vmm"].is_object(), "{:#}", end.report);
@@ -132,7 +132,7 @@ fn a_killed_vmm_is_reported_and_taken_down_after() {
     let bed = Bed::new();
     let mut vm = bed.start(&payload().halt(), &["--name", "victim"]);
     vm.await_line("here", WAIT).unwrap();
-    MicroVm::signal(vm.vmm_pid().unwrap(), libc::SIGKILL);
+    signal(vm.vmm_pid().unwrap(), libc::SIGKILL);
     let end = vm.finish(WAIT).unwrap();
     assert_ended(&end, 122, "vmm_killed");
     let said = "the VMM of victim was killed by signal 9";
@@ -150,13 +150,14 @@ fn a_vmm_killed_before_its_guest_ran_is_named_and_the_next_run_tidies_up() {
     let until = std::time::Instant::now() + WAIT;
     let vmm = loop {
         assert!(std::time::Instant::now() < until, "no VMM is ready");
+        // No rest between two looks: its guest runs a moment later.
         if let Some(pid) = vm.vmm_pid()
             && is_ready(pid)
         {
             break pid;
         }
     };
-    MicroVm::signal(vmm, libc::SIGKILL);
+    signal(vmm, libc::SIGKILL);
     let end = vm.finish(WAIT).unwrap();
     // 122 should it have been told to run by then.
     assert!(matches!(end.status.code(), Some(1 | 122)), "{}", end.stderr);
@@ -194,7 +195,7 @@ fn a_signal_to_all_processes_at_once_stops_in_order() {
         vm.broker_pid(),
     ];
     for pid in all {
-        MicroVm::signal(pid, libc::SIGTERM);
+        signal(pid, libc::SIGTERM);
     }
     let end = vm.finish(WAIT).unwrap();
     assert_ended(&end, 128 + libc::SIGTERM, "stopped");
@@ -210,15 +211,13 @@ fn a_vm_outlives_its_engine() {
     let mut vm = bed.start(&payload().halt(), &["--name", "tough"]);
     vm.await_line("here", WAIT).unwrap();
     let (vmm, engine) = (vm.vmm_pid(), vm.engine_pid());
-    MicroVm::signal(engine.unwrap(), libc::SIGKILL);
-    let until = std::time::Instant::now() + WAIT;
-    while !vm.stderr().contains("there is an engine again") {
-        assert!(std::time::Instant::now() < until, "{}", vm.stderr());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    signal(engine.unwrap(), libc::SIGKILL);
+    eventually("another engine", || {
+        vm.stderr().contains("there is an engine again")
+    });
     assert_eq!(vm.vmm_pid(), vmm);
     assert_ne!(vm.engine_pid(), engine);
-    MicroVm::signal(vm.broker_pid(), libc::SIGTERM);
+    signal(vm.broker_pid(), libc::SIGTERM);
     assert_ended(&vm.finish(WAIT).unwrap(), 143, "stopped");
     bed.assert_nothing_is_left();
 }
@@ -231,16 +230,14 @@ fn a_vm_ends_when_its_engine_is_given_up_and_the_next_of_its_name_takes_the_rest
     let mut vm = bed.start(&payload().halt(), &["--name", "orphan"]);
     vm.await_line("here", WAIT).unwrap();
     let given_up = "is not started again";
-    let until = std::time::Instant::now() + WAIT;
     let mut killed = None;
-    while !vm.stderr().contains(given_up) {
-        assert!(std::time::Instant::now() < until, "{}", vm.stderr());
+    eventually("the engine is given up", || {
         if let Some(pid) = vm.engine_pid().filter(|pid| Some(*pid) != killed) {
-            MicroVm::signal(pid, libc::SIGKILL);
+            signal(pid, libc::SIGKILL);
             killed = Some(pid);
         }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        vm.stderr().contains(given_up)
+    });
     let end = vm.finish(WAIT).unwrap();
     assert_ended(&end, 123, "nat_failed");
     for part in [
@@ -267,15 +264,11 @@ fn nothing_outlives_a_killed_broker() {
     let mut vm = bed.start(&payload().spin(), &["--name", "left"]);
     vm.await_line("here", WAIT).unwrap();
     let (vmm, engine) = (vm.vmm_pid().unwrap(), vm.engine_pid().unwrap());
-    MicroVm::signal(vm.broker_pid(), libc::SIGKILL);
+    signal(vm.broker_pid(), libc::SIGKILL);
     drop(vm.finish(WAIT).unwrap());
     let runs = |pid: u32| std::path::Path::new(&format!("/proc/{pid}/exe")).exists();
     let has_tap = || bed.world.host.ifindex("sgvm0").is_some();
-    let until = std::time::Instant::now() + WAIT;
-    while runs(vmm) || runs(engine) || has_tap() {
-        assert!(std::time::Instant::now() < until, "they live on");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("their end", || !(runs(vmm) || runs(engine) || has_tap()));
     let next = bed.start(&payload().exit(0), &["--name", "left"]);
     assert_ended(&next.finish(WAIT).unwrap(), 0, "exited");
     bed.assert_nothing_is_left();
@@ -301,7 +294,7 @@ fn two_at_once_share_the_maps_and_nothing_else() {
         .collect();
     assert_eq!(names, ["sgvm0", "sgvm1"]);
     for (vm, other_is_left) in [(first, true), (second, false)] {
-        MicroVm::signal(vm.broker_pid(), libc::SIGTERM);
+        signal(vm.broker_pid(), libc::SIGTERM);
         assert_ended(&vm.finish(WAIT).unwrap(), 143, "stopped");
         let links = bed.world.host.ip("-brief link").unwrap();
         assert_eq!(links.contains("sgvm1"), other_is_left, "{links}");

@@ -6,7 +6,11 @@ mod payload;
 mod processes;
 mod refused;
 
-use std::{path::PathBuf, sync::Once, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::Once,
+    time::{Duration, Instant},
+};
 
 use slipgate_testbed::{MicroVm, MicroVmEnd, PinDir, World, world::UPLINK};
 
@@ -21,6 +25,16 @@ fn this_build() {
     ONCE.call_once(|| unsafe {
         std::env::set_var("SLIPGATE_BIN", env!("CARGO_BIN_EXE_slipgate"));
     });
+}
+
+/// Waits until it is done, looking often. Who drops a machine in a panic sees its stderr.
+#[track_caller]
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + WAIT;
+    while !done() {
+        assert!(Instant::now() < until, "{what} did not happen in {WAIT:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// A world, pins, and a folder for kernels.

@@ -1,6 +1,6 @@
 //! Ports of the host that lead to a guest.
 
-use crate::Ip4;
+use crate::{Ip4, VmId, VmRow};
 
 /// Key of `FORWARDS`. A packet is looked up with its destination address, then with 0.0.0.0.
 #[repr(C)]
@@ -28,6 +28,18 @@ pub struct ForwardTarget {
     pub guest_port: u16,
     /// Zero.
     pub pad: [u8; 6],
+}
+
+impl ForwardTarget {
+    /// The VM's id.
+    pub const fn id(&self) -> VmId {
+        VmId::new(self.vm)
+    }
+
+    /// The VM's row; `None` where the entry names none that exists.
+    pub const fn row(&self) -> Option<VmRow> {
+        VmRow::from_word(self.vm_row)
+    }
 }
 
 /// Key of the LPM trie `DENY`: destinations that the guard may drop on its own.

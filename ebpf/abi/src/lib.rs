@@ -26,8 +26,10 @@
 pub mod cell;
 pub mod checksum;
 pub mod count;
+pub mod datapath;
 pub mod forward;
 pub mod handshake;
+pub mod ids;
 pub mod link;
 pub mod maps;
 pub mod names;
@@ -47,6 +49,7 @@ pub use count::{
     VmCounters,
 };
 pub use forward::{ForwardKey, ForwardTarget};
+pub use ids::{IfIndex, RuleIndex, SlotIndex, VmId, VmRow};
 pub use link::{NextHop, NextHopRef};
 pub use names::{NameKey, NameValue};
 pub use portframe::{Command, Handover, PortHeader};

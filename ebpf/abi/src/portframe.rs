@@ -10,6 +10,8 @@
 //! 0x02 'S'  'G'  ver  code flag vm row(BE)  VM id, or next hop (BE)
 //! ```
 
+use crate::VmRow;
+
 /// A decoded header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortHeader {
@@ -39,6 +41,11 @@ pub const PORT_VERSION: u8 = 1;
 impl PortHeader {
     /// Length on the wire, bytes: both MAC addresses.
     pub const LEN: usize = 12;
+
+    /// The VM's row.
+    pub const fn row(&self) -> VmRow {
+        VmRow::new(self.vm_row)
+    }
 
     /// As it stands on the wire.
     #[inline(always)]

@@ -31,7 +31,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// Most that may pass in one direction. 0: no limit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[cfg_attr(feature = "user", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rate {
     /// Packets per second, as if segmented.
     pub packets_per_second: u64,
@@ -41,7 +41,7 @@ pub struct Rate {
 
 /// Most that may pass from and to a VM.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[cfg_attr(feature = "user", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct VmRates {
     /// From the guest.
     pub tx: Rate,

@@ -11,7 +11,7 @@
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::{Direction, Ip4, Protocol, Tuple};
+use crate::{Direction, IfIndex, Ip4, Protocol, RuleIndex, SlotIndex, Tuple, VmId, VmRow};
 
 /// What happens to the packets of a flow. See the module's table.
 #[repr(u32)]
@@ -63,6 +63,13 @@ pub struct FlowRef {
     pub slot: u32,
     /// The slot's generation when the entry was made.
     pub generation: u32,
+}
+
+impl FlowRef {
+    /// Which slot it is.
+    pub const fn index(&self) -> SlotIndex {
+        SlotIndex::new(self.slot)
+    }
 }
 
 /// One flow. 128 bytes: the first cache line changes under traffic, the second is constant while
@@ -394,6 +401,26 @@ impl SlotRef {
     #[inline(always)]
     pub fn connect_us(&self) -> &AtomicU32 {
         atomic!(self, connect_us, AtomicU32)
+    }
+
+    /// Whose flow it is.
+    pub fn id(&self) -> VmId {
+        VmId::new(self.vm())
+    }
+
+    /// The VM's row. It may be beyond the last where somebody wrote nonsense.
+    pub fn row(&self) -> VmRow {
+        VmRow::new(constant!(self, vm_row))
+    }
+
+    /// The element of the rule that admitted it.
+    pub fn rule_index(&self) -> RuleIndex {
+        RuleIndex::new(self.rule())
+    }
+
+    /// The uplink it leaves by.
+    pub fn uplink(&self) -> IfIndex {
+        IfIndex::new(self.uplink_ifindex())
     }
 
     /// The flow as the guest's link sees it.

@@ -1,7 +1,7 @@
 //! The guests: who is behind which TAP.
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::Ip4;
+use crate::{Ip4, VmId, VmRow};
 
 /// Value of `TAPS`, keyed by ifindex.
 #[repr(C)]
@@ -11,6 +11,18 @@ pub struct TapEntry {
     pub vm: u32,
     /// Row in `VMS`, `DROPS` and `COUNTERS`.
     pub vm_row: u32,
+}
+
+impl TapEntry {
+    /// The VM's id.
+    pub const fn id(&self) -> VmId {
+        VmId::new(self.vm)
+    }
+
+    /// The VM's row; `None` where the entry names none that exists.
+    pub const fn row(&self) -> Option<VmRow> {
+        VmRow::from_word(self.vm_row)
+    }
 }
 
 /// One row of `VMS`. Row 0 stays free: what can't be attributed to a VM is counted there.

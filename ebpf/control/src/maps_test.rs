@@ -39,7 +39,7 @@ fn what_a_rule_refused_is_not_its_successors() {
         let datapath = datapath();
         let maps = datapath.maps();
         let counters = maps.counters(7).unwrap();
-        // SAFETY: a row that nobody else uses.
+        // SAFETY: a row that no other thread uses.
         let row = unsafe { &mut *counters };
         for (place, rule, flows) in [(0, 3, 10), (1, 4, 20), (2, 9, 40)] {
             row.refused_by_rule[place].rule = rule + 1;
@@ -80,7 +80,7 @@ fn a_process_without_capability_uses_what_it_was_handed() {
                 .output()
                 .unwrap();
             for number in numbers {
-                // SAFETY: ours, and used no more.
+                // SAFETY: our own descriptors, not used any more.
                 unsafe { libc::close(number) };
             }
             let said = String::from_utf8_lossy(&output.stdout);
@@ -93,12 +93,16 @@ fn a_process_without_capability_uses_what_it_was_handed() {
             assert_eq!(maps.flows.get(&tuple(2)).unwrap(), Some(flow(2)));
             assert_eq!(maps.slot(7).unwrap().tx_packets().load(Acquire), 77);
             assert!(maps.chunks_of(4).into_iter().eq(std::iter::once(0..1_024)));
-            assert_eq!(maps.rule(4).unwrap(), "deny any");
+            assert_eq!(rule_text(maps, 4), "deny any");
             let read = ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
             assert_eq!(read.drops(2).unwrap().denied.bytes, 60);
             assert_eq!(read.rule(4).unwrap(), "deny any");
         },
     );
+}
+
+fn rule_text(maps: &SharedMaps, index: u32) -> String {
+    text_of(&maps.rule_element(index).unwrap().text)
 }
 
 #[test]
@@ -134,7 +138,7 @@ fn without_capability() {
     assert_eq!(maps.claim_chunk(4, 0), Some((0..1_024, true)));
     // SAFETY: a mapped row.
     unsafe { drop_packet(maps.drops(2).unwrap(), DropReason::Denied, 1, 60) };
-    assert_eq!(maps.rule(3).unwrap(), "allow any");
+    assert_eq!(rule_text(&maps, 3), "allow any");
     let element = RuleElement {
         meaning: [3; 16],
         whole: [4; 16],
@@ -143,8 +147,8 @@ fn without_capability() {
     };
     let long = "x".repeat(200);
     assert!(maps.set_rule(5, element, &long));
-    let (found, text) = maps.rule_element(5).unwrap();
-    assert_eq!(text, long[..128]);
+    assert_eq!(rule_text(&maps, 5), long[..128]);
+    let found = maps.rule_element(5).unwrap();
     let text = found.text;
     assert_eq!(found, RuleElement { text, ..element });
     assert!(maps.set_rule(4, RuleElement::FREE, "deny any"));
@@ -185,7 +189,7 @@ fn nothing_is_handed_out_beyond_the_end() {
         assert!(maps.next_hop(maps::MAX_NEXT_HOPS).is_none());
         assert!(maps.drops(maps::MAX_VMS).is_none() && maps.counters(u32::MAX).is_none());
         assert!(!maps.set_rule(maps::MAX_RULES, RuleElement::FREE, "x"));
-        assert!(maps.rule(maps::MAX_RULES).is_none());
+        assert!(maps.rule_element(maps::MAX_RULES).is_none());
     });
 }
 
@@ -210,7 +214,7 @@ fn chunks_are_claimed_once_and_the_last_is_kept_for_another() {
             let starts: HashSet<_> = claimed.iter().map(|(chunk, _)| chunk.start).collect();
             assert_eq!(starts.len(), claimed.len());
             assert!(claimed.len() <= 3);
-            // Of those who met none may have been let in.
+            // Claims that met may all have been refused.
             while maps.chunks_of(1).len() < 3 {
                 assert!(maps.claim_chunk(1, 0).is_some());
             }
@@ -221,7 +225,7 @@ fn chunks_are_claimed_once_and_the_last_is_kept_for_another() {
     );
 }
 
-/// The other end of the maps, as another process has it.
+/// Maps the same maps again, as another process does.
 fn mapped_again(maps: &SharedMaps) -> SharedMaps {
     let fds = maps.fds().into_iter();
     SharedMaps::from_fds(fds.map(|fd| fd.try_clone_to_owned().unwrap()).collect()).unwrap()

@@ -1,40 +1,44 @@
-//! Users that slipgate's own processes run as: numbers that nobody else on the host has, so that
-//! nobody else may stop, kill or trace them, and they not each other.
+//! Users that slipgate's own processes run as: ids that nothing else on the host uses, so that no
+//! other process may stop, kill or trace them, nor they each other.
 //!
 //! # Theory of operation
 //!
-//! A slipgate process (a broker and those that it starts) takes a block of numbers by locking
-//! `/run/slipgate/users/<block>.lock`, one for all network namespaces; the kernel frees the lock
-//! however the broker ends. No entry in a user database is needed. The blocks lie where no
-//! distribution, container manager or directory service gives out users (systemd's
-//! `UIDS-GIDS.md`, shadow's `SUB_UID_*`, sssd's ranges). The search begins anywhere, so that
-//! processes that don't share a `/run` hardly meet either.
+//! A slipgate process (a broker and those that it starts) takes a block of ids by locking
+//! `/run/slipgate/users/<block>.lock`, which is common to all network namespaces. The kernel frees
+//! the lock however the broker ends. No entry in a user database is needed. The blocks lie where no
+//! distribution, container manager or directory service allocates users (systemd's `UIDS-GIDS.md`,
+//! shadow's `SUB_UID_*`, sssd's ranges). The search begins at a random block, so that processes
+//! that don't share a `/run` are unlikely to collide.
 //!
-//! In a user namespace that does not have these numbers, as in many containers, a few are taken
-//! that systemd leaves free among the 16-bit ones. Where even they are not mapped, all is the user
-//! nobody, as it is said in a warning.
+//! A user namespace that does not map these ids, as in many containers, uses a few that systemd
+//! leaves free among the 16-bit ones. If even these are not mapped, all processes run as the user
+//! nobody, and a warning says so.
 
 use std::{
-    fs, io,
-    os::unix::fs::DirBuilderExt,
+    fs,
     path::{Path, PathBuf},
 };
 
-use crate::{Error, Result, lock::FileLock, paths::RUN};
+use crate::{
+    Result,
+    load::random_word,
+    lock::FileLock,
+    paths::{RUN, make_private},
+};
 
 /// The user and group "nobody" of every distribution.
 pub const NOBODY: u32 = 65_534;
-/// Users of a block.
+/// Number of users in a block.
 pub const USERS: u32 = 4;
 
-/// Where blocks are.
+/// Range of user ids that is divided into blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Range {
     first: u32,
     blocks: u32,
 }
 
-/// In this order.
+/// Ranges, in order of preference.
 const RANGES: [Range; 2] = [
     // Behind sssd's last number, before systemd's foreign ones: 0x7C00_0000 to 0x7C00_FFFF.
     Range {
@@ -48,21 +52,22 @@ const RANGES: [Range; 2] = [
     },
 ];
 
-/// A block that is ours.
+/// A block of users, or the user nobody.
 #[derive(Debug)]
 pub struct Users {
-    first: Option<u32>,
     claim: Option<Claim>,
 }
 
 #[derive(Debug)]
 struct Claim {
+    /// First user of the block.
+    first: u32,
     path: PathBuf,
     _lock: FileLock,
 }
 
 impl Users {
-    /// Takes a block. A host where there is none has its processes be nobody, with a warning.
+    /// Takes a block. If none can be taken, the processes run as nobody, and a warning is logged.
     pub fn claim() -> Self {
         let maps = ["uid_map", "gid_map"];
         let maps = maps.map(|map| fs::read_to_string(format!("/proc/self/{map}")));
@@ -76,11 +81,13 @@ impl Users {
         let Some(range) = RANGES.iter().find(has) else {
             return Self::nobody("this user namespace has no numbers for them");
         };
-        match claim_in(&Path::new(RUN).join("users"), *range, random()) {
-            Ok(Some((first, claim))) => Self {
-                first: Some(first),
-                claim: Some(claim),
-            },
+        // Any start will do.
+        let start = random_word().unwrap_or_else(|error| {
+            tracing::debug!("{error}");
+            std::process::id()
+        });
+        match claim_in(&Path::new(RUN).join("users"), *range, start) {
+            Ok(Some(claim)) => Self { claim: Some(claim) },
             Ok(None) => Self::nobody("all numbers for them are taken"),
             Err(error) => Self::nobody(&error.to_string()),
         }
@@ -91,72 +98,68 @@ impl Users {
             "{why}: slipgate's processes run as the user nobody, and other processes of nobody's \
              may stop and kill them"
         );
-        Self {
-            first: None,
-            claim: None,
-        }
+        Self { claim: None }
     }
 
-    /// One of the [`USERS`], which is a group's number too.
+    /// Returns one of the [`USERS`] user ids, which is also the group id.
     pub fn user(&self, which: u32) -> u32 {
-        self.first.map_or(NOBODY, |first| first + which % USERS)
+        let claim = self.claim.as_ref();
+        claim.map_or(NOBODY, |claim| claim.first + which % USERS)
     }
 }
 
 impl Drop for Users {
     fn drop(&mut self) {
-        // Under the lock: who waits for it sees that the file is not the named one any more.
+        // Under the lock: a process that waits for it finds that the path no longer names the file.
         if let Some(claim) = &self.claim {
             let _ = fs::remove_file(&claim.path);
         }
     }
 }
 
-/// The first free block from `start` on; the first user of it.
-fn claim_in(dir: &Path, range: Range, start: u32) -> Result<Option<(u32, Claim)>> {
+/// Takes the first free block from `start` on.
+fn claim_in(dir: &Path, range: Range, start: u32) -> Result<Option<Claim>> {
     loop {
-        make(dir)?;
-        forget_dead(dir);
-        match first_free(dir, range, start) {
-            // Empty as it was, somebody has just removed it.
+        let claimed = make_private(dir).and_then(|()| {
+            remove_unlocked(dir);
+            first_free(dir, range, start)
+        });
+        match claimed {
+            // Another process has just removed the empty directory.
             Err(error) if error.errno() == Some(libc::ENOENT) => {}
             other => return other,
         }
     }
 }
 
-fn make(dir: &Path) -> Result<()> {
-    let made = fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir);
-    made.map_err(Error::os(format!("make {}", dir.display())))
-}
-
-/// Removes what killed processes left.
-fn forget_dead(dir: &Path) {
+/// Removes the lock files of killed processes.
+fn remove_unlocked(dir: &Path) {
     for file in fs::read_dir(dir).into_iter().flatten().flatten() {
-        // What can't be looked at is not ours to remove.
+        // A file that cannot be examined is not removed.
         if let Ok(Some(_lock)) = FileLock::take(&file.path()) {
             let _ = fs::remove_file(file.path());
         }
     }
 }
 
-fn first_free(dir: &Path, range: Range, start: u32) -> Result<Option<(u32, Claim)>> {
+fn first_free(dir: &Path, range: Range, start: u32) -> Result<Option<Claim>> {
     for turn in 0..range.blocks {
         let block = (start % range.blocks + turn) % range.blocks;
         let first = range.first + block * USERS;
         let path = dir.join(format!("{first}.lock"));
         if let Some(lock) = FileLock::take(&path)? {
-            return Ok(Some((first, Claim { path, _lock: lock })));
+            return Ok(Some(Claim {
+                first,
+                path,
+                _lock: lock,
+            }));
         }
     }
     Ok(None)
 }
 
-/// Whether a map of user_namespaces(7) has all of these: lines of a first number inside, one
-/// outside, and how many.
+/// Whether an id map of user_namespaces(7) contains all of these ids. A line has the first id
+/// inside, the first id outside, and the count.
 fn is_mapped(map: &str, first: u32, last: u32) -> bool {
     let (first, last) = (u64::from(first), u64::from(last));
     map.lines().any(|line| {
@@ -168,20 +171,6 @@ fn is_mapped(map: &str, first: u32, last: u32) -> bool {
         };
         inside <= first && last - inside < count
     })
-}
-
-fn random() -> u32 {
-    let mut word = [0; 4];
-    // SAFETY: room for as many bytes.
-    let drawn = unsafe { libc::getrandom(word.as_mut_ptr().cast(), word.len(), 0) };
-    match drawn {
-        4 => u32::from_ne_bytes(word),
-        // Any number is as good.
-        _ => {
-            tracing::debug!("getrandom: {}", io::Error::last_os_error());
-            std::process::id()
-        }
-    }
 }
 
 #[cfg(test)]

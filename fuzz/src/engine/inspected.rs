@@ -6,8 +6,16 @@
 use std::collections::HashMap;
 
 use slipgate_abi::{Ip4, tcp::Flags};
-use slipgate_policy::{wire, Name};
-use userspace_nat::{dns::{answer::Answer, NamePolicy}, fake::{hellos::{client_hello, records}, packets}, name_gate::{ByRules, SharedJudge}, port::VirtioNetHdr};
+use slipgate_policy::{Name, wire};
+use userspace_nat::{
+    dns::{NamePolicy, answer::Answer},
+    fake::{
+        hellos::{client_hello, records},
+        packets,
+    },
+    name_gate::{ByRules, SharedJudge},
+    port::VirtioNetHdr,
+};
 
 use super::rig::{Rig, VMS};
 use crate::{

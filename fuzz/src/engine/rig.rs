@@ -3,6 +3,7 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     io::{self, Write},
+    net::Ipv4Addr,
     os::fd::BorrowedFd,
     rc::Rc,
     sync::{Arc, Mutex},
@@ -12,7 +13,18 @@ use hashbrown::HashSet;
 use ipnet::Ipv4Net;
 use slipgate_abi::{DropReason, PortHeader, portframe::PortFlags};
 use slipgate_policy::{Action, LocalAddresses, Policy, Rule};
-use userspace_nat::{control::{Control, ControlMessage, ControlReply, Link, Status}, dns, event_loop::{Engine, Parts}, fake::{FakeClock, FakeDatapath, FakePort, Faults, Kernel, KernelHandle}, name_gate::{Judge, SharedJudge}, port::{PORT_HEADER_AT, VNET_LEN}, record::{FlowLog, recorded_ids}, relay::{Limits, Relay}, route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot}, services::HostServices};
+use userspace_nat::{
+    control::{Control, ControlMessage, ControlReply, Link, Status},
+    dns,
+    event_loop::{Engine, Parts},
+    fake::{FakeClock, FakeDatapath, FakePort, Faults, Kernel, KernelHandle},
+    name_gate::{Judge, SharedJudge},
+    port::{PORT_HEADER_AT, VNET_LEN},
+    record::{FlowLog, recorded_ids},
+    relay::{Limits, Relay},
+    route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
+    services::HostServices,
+};
 
 use super::inspected::{self, Server};
 use crate::vms::{GATEWAY, GUEST, HOST, ip, spec};
@@ -309,28 +321,21 @@ fn judge() -> SharedJudge {
     let by_address =
         |action| move |text: &str| Rule::Match(action, text.parse().expect("a pattern"));
     let denied = ["203.0.113.0/24", "198.51.100.9:443/tcp"].map(by_address(Action::Deny));
-    let open = [
-        "0.0.0.0/1",
-        "128.0.0.0/2",
-        "192.0.0.0/7",
-        "196.0.0.0/7",
-        "198.0.0.0/11",
-        "198.32.0.0/12",
-        "198.48.0.0/15",
-        "198.50.0.0/16",
-        "198.51.0.0/18",
-        "198.51.64.0/19",
-        "198.51.96.0/22",
-        "198.51.100.0/26",
-        "198.51.100.128/25",
-        "199.0.0.0/8",
-        "200.0.0.0/5",
-        "208.0.0.0/4",
-    ]
-    .map(by_address(Action::Allow));
+    let open = all_but(inspected::SERVER.0.into())
+        .map(|net| net.to_string())
+        .map(|net| by_address(Action::Allow)(&net));
     let named = Rule::parse(Action::Inspect, inspected::NAME).expect("a rule");
     let rules = denied.into_iter().chain([named]).chain(open).collect();
     Judge::shared(Policy::new(Action::Deny, rules))
+}
+
+/// Every address but this one: of each of its 32 prefixes, the half that it is not in.
+fn all_but(address: Ipv4Addr) -> impl Iterator<Item = Ipv4Net> {
+    (1..=32).map(move |len| {
+        let other = Ipv4Addr::from_bits(address.to_bits() ^ 1 << (32 - len));
+        let half = Ipv4Net::new(other, len).expect("a prefix length");
+        half.trunc()
+    })
 }
 
 pub(super) fn routes(mtu: u32) -> ControlMessage {

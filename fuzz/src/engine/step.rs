@@ -1,7 +1,12 @@
 //! What may happen next.
 use slipgate_abi::{Handover, Ip4, Protocol};
 use slipgate_policy::Destination;
-use userspace_nat::{control::ControlMessage, fake::{Faults, packets}, packet::{Ipv4, Packet, Transport}, port::VirtioNetHdr};
+use userspace_nat::{
+    control::ControlMessage,
+    fake::{Faults, packets},
+    packet::{Ipv4, Packet, Transport},
+    port::VirtioNetHdr,
+};
 
 use super::{
     inspected,

@@ -39,8 +39,9 @@ struct Seen {
     /// During the upload.
     flows: Vec<FlowRow>,
     why_denied: String,
-    /// What the engine port had carried before the streams, and after them.
-    port_before_streams: Carried,
+    /// How many frames the engine port had carried before the streams.
+    port_before_streams: u64,
+    /// What it has carried after them.
     port: Carried,
     end: MicroVmEnd,
     /// Whether a TAP, a port or a pin is left.
@@ -146,7 +147,7 @@ fn watch(
         &format!("{} opened and closed", grouped(done)),
     );
     let after_connections = stats(&vm)?;
-    let port_before_streams = port.carried(&world.host)?;
+    let port_before_streams = port.carried(&world.host)?.frames();
     let why_denied = vm.run(&["why", VM, &format!("{DENIED}:443")])?.stdout;
     let flows = flows_of_the_upload(&vm)?;
     let up = said(&mut vm, "stream")?;

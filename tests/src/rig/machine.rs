@@ -14,7 +14,8 @@ use crate::{
     netns::NetNs,
 };
 
-pub(crate) const QEMU: &str = "qemu-system-x86_64";
+/// The program.
+pub const QEMU: &str = "qemu-system-x86_64";
 const LOOK: Duration = Duration::from_millis(5);
 
 /// A machine to be started.

@@ -11,18 +11,25 @@
 //! What runs inside says lines on the second serial port ([`REPORT_DEVICE`]) and ends the machine
 //! through [`EXIT_PORT`]. A kernel that panics ends it too: reboot is off.
 
+mod audit;
 mod client;
 mod cpio;
 mod initramfs;
 mod kernel;
 mod machine;
+mod nested;
 
+pub use audit::forbidden_calls;
 pub use client::{Client, ClientReport, ClientServers};
 pub use cpio::Archive;
 pub use initramfs::{Initramfs, MODULES};
 pub use kernel::{Kernel, Module};
+pub use machine::QEMU;
+pub(crate) use machine::wait;
 pub use machine::{Ended, Hardware, Machine};
-pub(crate) use machine::{QEMU, wait};
+pub use nested::{
+    NESTED, NESTED_FIRMWARE, NESTED_ORDER, NestedEnd, NestedRun, NestedTraces, NestedVmm, judge,
+};
 
 /// The serial port that the report is written to.
 pub const REPORT_DEVICE: &str = "/dev/ttyS1";
@@ -33,9 +40,6 @@ pub const WELL: u8 = 0x10;
 /// What is written there otherwise.
 pub const FAILED: u8 = 0x11;
 
-/// A folder that, if it is there, has a kernel and an initramfs to boot by `slipgate run` instead
-/// of the checks.
-pub const NESTED: &str = "/nested";
 /// A file that, if it is there, has the command to run instead of the checks.
 pub const COMMAND: &str = "/command";
 

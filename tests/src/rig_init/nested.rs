@@ -1,20 +1,24 @@
-//! A machine inside the machine: `slipgate run` boots a stock Linux client under the KVM that QEMU
-//! emulates, on a NAT to the testbed's own world.
+//! A machine inside the machine: a VMM boots a stock Linux client under the KVM that QEMU emulates,
+//! on a NAT to the testbed's own world. By default `slipgate run` does, once. Told an order of VMMs,
+//! each boots the same client in its turn, so that what breaks can be counted of each.
 
 use std::{
     fs,
-    io::{self, BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read},
     path::Path,
-    process::{Command, ExitStatus, Stdio},
+    process::{Command, Stdio},
     sync::mpsc,
     thread,
     time::Instant,
 };
 
 use slipgate_testbed::{
-    Error, PinDir, Result, World,
+    Error, PinDir, Result, Slipgate, World,
     error::Tried,
-    rig::{Client, ClientReport, NESTED},
+    rig::{
+        Client, NESTED, NESTED_FIRMWARE, NESTED_ORDER, NestedEnd, NestedRun, NestedTraces,
+        NestedVmm, QEMU,
+    },
     slipgate,
     world::UPLINK,
 };
@@ -23,21 +27,47 @@ use crate::stuck;
 
 /// A kernel under two emulations.
 const PARAMETERS: &str = "console=ttyS0 quiet panic=-1 mitigations=off";
+const TAP: &str = "vm0";
 
 /// Whether all is well; `None` when this machine is for something else.
 pub(crate) fn run() -> Option<bool> {
-    let folder = Path::new(NESTED);
-    folder.is_dir().then(|| match client(folder) {
-        Ok(report) => report.is_whole(),
-        Err(why) => {
-            println!("FAILED nested {why}");
-            false
+    Path::new(NESTED).is_dir().then(|| {
+        let mut well = true;
+        for (vmm, number) in order().into_iter().zip(1..) {
+            let mut run = NestedRun {
+                number,
+                vmm,
+                end: None,
+                seconds: 0.0,
+            };
+            println!("{run}");
+            let started = Instant::now();
+            let end = boot(vmm).unwrap_or_else(|why| {
+                println!("FAILED nested {why}");
+                NestedEnd::Other
+            });
+            well &= end == NestedEnd::Passed;
+            run.seconds = started.elapsed().as_secs_f64();
+            run.end = Some(end);
+            println!("{run}");
         }
+        well
     })
 }
 
-/// Boots it; its console goes to the report as it comes.
-fn client(folder: &Path) -> Result<ClientReport> {
+fn order() -> Vec<NestedVmm> {
+    let Ok(names) = fs::read_to_string(NESTED_ORDER) else {
+        return vec![NestedVmm::Slipgate];
+    };
+    let vmm = |name: &str| match name {
+        "qemu" => NestedVmm::Qemu,
+        _ => NestedVmm::Slipgate,
+    };
+    names.split_whitespace().map(vmm).collect()
+}
+
+/// Boots the client by `vmm`. Its console goes to the report as it comes.
+fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
     if !Path::new("/dev/kvm").exists() {
         return Err(Error::Missing("no /dev/kvm in the outer machine".into()));
     }
@@ -45,63 +75,100 @@ fn client(folder: &Path) -> Result<ClientReport> {
     let world = World::new()?;
     let _servers = client.serve(&world)?;
     let pins = PinDir::new()?;
-    let report = folder.join("report.json");
-    let mut command = Command::new(slipgate::binary()?);
+    let kernel = Path::new(NESTED).join("vmlinuz");
+    let initramfs = Path::new(NESTED).join("initramfs");
+    let report = Path::new(NESTED).join("report.json");
+    let mut nat = None;
+    let mut command = match vmm {
+        NestedVmm::Slipgate => {
+            let mut command = Command::new(slipgate::binary()?);
+            command
+                .args(["run", "--tap", TAP, "--uplink", UPLINK])
+                .args(client.nat_flags())
+                .args(["--cpus", "2", "--queues", "2", "--memory", "256"])
+                .args(["--cmdline", PARAMETERS])
+                .arg("--pin-dir")
+                .arg(pins.path())
+                .arg("--kernel")
+                .arg(kernel)
+                .arg("--initrd")
+                .arg(initramfs)
+                .arg("--report")
+                .arg(&report);
+            command
+        }
+        NestedVmm::Qemu => {
+            let made = format!("tuntap add {TAP} mode tap multi_queue vnet_hdr");
+            world.host.ip(&made)?;
+            let flags = client.nat_flags();
+            let mut args = vec!["--tap", TAP, "--uplink", UPLINK];
+            args.extend(flags.iter().map(String::as_str));
+            nat = Some(Slipgate::attach(&world.host, &pins, &args)?);
+            let net = format!("tap,id=n,ifname={TAP},script=no,downscript=no,vhost=off,queues=2");
+            let mut command = Command::new(QEMU);
+            command
+                .args(["-L", NESTED_FIRMWARE, "-M", "q35", "-accel", "kvm"])
+                .args(["-cpu", "qemu64", "-smp", "2", "-m", "256"])
+                .args(["-nodefaults", "-display", "none", "-no-reboot"])
+                .args(["-serial", "stdio", "-netdev", &net, "-device"])
+                .arg("virtio-net-pci,netdev=n,mq=on,vectors=6,romfile=")
+                .args(["-append", PARAMETERS])
+                .arg("-kernel")
+                .arg(kernel)
+                .arg("-initrd")
+                .arg(initramfs);
+            command
+        }
+    };
     command
-        .args(["run", "--tap", "vm0", "--uplink", UPLINK])
-        .args(client.nat_flags())
-        .args(["--cpus", "2", "--queues", "2", "--memory", "256"])
-        .args(["--cmdline", PARAMETERS])
-        .arg("--pin-dir")
-        .arg(pins.path())
-        .arg("--kernel")
-        .arg(folder.join("vmlinuz"))
-        .arg("--initrd")
-        .arg(folder.join("initramfs"))
-        .arg("--report")
-        .arg(&report)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let started = Instant::now();
-    let mut vm = world.host.spawn(command)?;
-    let (out, err) = (vm.stdout.take(), vm.stderr.take());
+    let mut running = world.host.spawn(command)?;
+    let (out, err) = (running.stdout.take(), running.stderr.take());
     let errors = thread::spawn(move || {
-        let lines = BufReader::new(err?).lines().map_while(Result::ok);
-        Some(lines.collect::<Vec<_>>().join("\n"))
+        let mut text = Vec::new();
+        // What could not be read is not told.
+        let _ = err.map(|mut err| err.read_to_end(&mut text));
+        String::from_utf8_lossy(&text).into_owned()
     });
-    let (running, over) = mpsc::channel();
-    let pid = vm.id();
-    let watch = thread::spawn(move || stuck::watch(pid, &over));
+    let (over, ended) = mpsc::channel();
+    let pid = running.id();
+    let watch = thread::spawn(move || stuck::watch(pid, &ended));
     let mut console = String::new();
-    for line in BufReader::new(out.into_iter().next().ok_or_else(no_pipe)?).lines() {
+    for line in BufReader::new(out.into_iter().next().ok_or_else(no_pipe)?).split(b'\n') {
         let line = line.tried("read the guest's console")?;
+        let line = String::from_utf8_lossy(&line);
         let line = line.trim_end();
-        // A report that can't be written is missed by whoever reads it.
-        let _ = writeln!(io::stdout(), "{line}");
+        println!("{line}");
         console.push_str(line);
         console.push('\n');
     }
-    drop(running);
-    let _ = watch.join();
-    let status = vm.wait().tried("wait for `slipgate run`")?;
-    let stderr = errors.join().ok().flatten().unwrap_or_default();
+    drop(over);
+    let timed_out = watch.join().unwrap_or(true);
+    let status = running.wait().tried("wait for the VMM")?;
+    let mut stderr = errors.join().unwrap_or_default();
+    if let Some(nat) = nat {
+        stderr.push_str(&nat.stderr());
+    }
     println!("{stderr}");
     println!("{}", fs::read_to_string(&report).unwrap_or_default());
-    println!("from start to end {:.1} s", started.elapsed().as_secs_f64());
-    ended_well(status)?;
-    Ok(ClientReport::read(&console))
-}
-
-fn ended_well(status: ExitStatus) -> Result<()> {
-    match status.success() {
-        true => Ok(()),
-        false => Err(Error::unexpected(format!(
-            "`slipgate run` ended with {status}"
-        ))),
-    }
+    let seconds = started.elapsed().as_secs_f64();
+    println!("{vmm:?} ended with {status} after {seconds:.1} s");
+    // The next run has one of its own, or none.
+    let _ = fs::remove_file(&report);
+    Ok(NestedEnd::of(
+        vmm,
+        NestedTraces {
+            console: &console,
+            stderr: &stderr,
+            status: status.code(),
+            timed_out,
+        },
+    ))
 }
 
 fn no_pipe() -> Error {
-    Error::unexpected("`slipgate run` has no stdout".to_owned())
+    Error::unexpected("the VMM has no stdout".to_owned())
 }

@@ -18,10 +18,10 @@ const BETWEEN: Duration = Duration::from_secs(2);
 const ENDING: Duration = Duration::from_secs(10);
 
 /// Waits for `over` to be dropped. After too long a time it says what all of it is at, and ends `vmm`
-/// so that its report is written: by a request first.
-pub(super) fn watch(vmm: u32, over: &Receiver<()>) {
+/// so that its report is written: by a request first. Whether it took too long.
+pub(super) fn watch(vmm: u32, over: &Receiver<()>) -> bool {
     if is_over(over, PATIENCE) {
-        return;
+        return false;
     }
     println!("FAILED nested goes on after {PATIENCE:?}; what it is at, twice:");
     for _ in 0..2 {
@@ -35,12 +35,13 @@ pub(super) fn watch(vmm: u32, over: &Receiver<()>) {
     }
     for signal in [libc::SIGTERM, libc::SIGKILL] {
         println!("ending {vmm} by signal {signal}");
-        // SAFETY: a number. The process was not waited for: its output has not ended.
-        unsafe { libc::kill(vmm as libc::pid_t, signal) };
+        // It was not waited for: its output has not ended.
+        slipgate_testbed::signal(vmm, signal);
         if is_over(over, ENDING) {
-            return;
+            break;
         }
     }
+    true
 }
 
 fn is_over(over: &Receiver<()>, within: Duration) -> bool {

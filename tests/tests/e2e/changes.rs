@@ -45,9 +45,7 @@ fn error_of(stand: &Stand, args: &[&str]) -> String {
 
 /// SIGHUP.
 fn hang_up(stand: &Stand) {
-    let pid = stand.slipgate.broker_pid();
-    // SAFETY: takes numbers only; the child has not been waited for.
-    unsafe { libc::kill(pid as i32, libc::SIGHUP) };
+    slipgate_testbed::signal(stand.slipgate.broker_pid(), libc::SIGHUP);
 }
 
 #[test]

@@ -43,6 +43,7 @@ fn three_clones_talk_to_one_server_at_once_and_are_told_apart() {
                     let got = guest
                         .run(|| tcp::download(address, BYTES, seed, WAIT))
                         .unwrap();
+                    println!("{}: {:.2} s", guest.config().tap, got.took.as_secs_f64());
                     (got.receipt, Receipt::expected(BYTES, seed))
                 })
             })

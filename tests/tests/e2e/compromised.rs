@@ -8,7 +8,6 @@ use std::{
 };
 
 use nix::sys::socket::{ControlMessage, MsgFlags, SockType, getsockopt, sendmsg, sockopt};
-use slipgate_control::maps::SharedMaps;
 use slipgate_testbed::{
     Guest, GuestConfig, PinDir, Slipgate, World,
     clients::tcp,
@@ -17,13 +16,7 @@ use slipgate_testbed::{
     world::{SERVER, UPLINK},
 };
 
-use crate::{Stand, WAIT, eventually};
-
-fn maps(pins: &PinDir) -> SharedMaps {
-    let inside = pins.pins().into_iter().find(|pin| pin.ends_with("SLOTS"));
-    let slots = pins.path().join(inside.expect("SLOTS is pinned"));
-    SharedMaps::open_pinned(slots.parent().unwrap()).unwrap()
-}
+use crate::{Stand, WAIT, eventually, stand::maps};
 
 fn is_up(world: &World, device: &str) -> bool {
     let link = world.host.ip(&format!("-o link show {device}")).unwrap();
@@ -164,11 +157,11 @@ fn whatever_the_engine_says_the_broker_serves_on() {
     for unasked in [
         r#""Stopped""#,
         r#"{"Ready":{"adopted":18446744073709551615}}"#,
-        r#"{"Applied":{"request":1,"cut":1,"kept":1,"left":1}}"#,
-        r#"{"Cut":{"request":2,"flows":null}}"#,
-        r#"{"Thawed":{"request":3}}"#,
-        r#"{"Capturing":{"request":4,"refused":"[31mno"}}"#,
-        r#"{"Answered":{"request":5}}"#,
+        r#"{"Applied":{"id":1,"cut":1,"kept":1,"left":1}}"#,
+        r#"{"Reply":{"id":2,"reply":{"cut":{"flows":1}}}}"#,
+        r#"{"Reply":{"id":3,"reply":"done"}}"#,
+        r#"{"Reply":{"id":4,"reply":{"refused":{"why":"[31mno"}}}}"#,
+        r#"{"Pong":{"id":5}}"#,
     ] {
         say(&channel, INLINE, unasked);
     }

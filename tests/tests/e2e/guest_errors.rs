@@ -3,7 +3,7 @@
 use std::{net::Ipv4Addr, time::Duration};
 
 use slipgate_testbed::{
-    Capture, GuestConfig, WorldConfig,
+    Capture, GuestConfig, NetNs, WorldConfig,
     clients::{IcmpError, icmp, tcp, udp, udp::UdpOutcome},
     frame::FrameBuilder,
     require_root_and_tun,
@@ -180,6 +180,13 @@ pub(crate) fn send_raw(to: Ipv4Addr, message: &[u8]) {
     assert_eq!(sent, message.len() as isize);
 }
 
+/// The default route of a namespace, as `ip route change` takes it.
+fn default_route(host: &NetNs) -> String {
+    let shown = host.ip("route show default").unwrap();
+    let route = shown.lines().next().expect("a default route");
+    route.trim().to_owned()
+}
+
 /// As a router's next hop behind a tunnel has it: the link says 1,500, the route less. The guest is
 /// told of what it may send, and peers by the MSS; and again when the route changes.
 #[test]
@@ -187,8 +194,7 @@ fn a_route_s_mtu_is_told_like_a_link_s_and_followed_when_it_changes() {
     require_root_and_tun!();
     let stand = Stand::new(&[]);
     let host = &stand.world.host;
-    let shown = host.ip("route show default").unwrap();
-    let default = shown.lines().next().expect("a default route").trim();
+    let default = default_route(host);
     let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
     for (mtu, largest) in [("mtu 1300", 1300), ("mtu lock 1200", 1200)] {
         host.ip(&format!("route change {default} {mtu}")).unwrap();
@@ -213,8 +219,7 @@ fn a_route_s_mtu_that_falls_does_not_hang_what_is_open() {
     require_root_and_tun!();
     let stand = Stand::new(&[]);
     let host = &stand.world.host;
-    let shown = host.ip("route show default").unwrap();
-    let default = shown.lines().next().expect("a default route").trim();
+    let default = default_route(host);
     let frames = stand.guest.frames().unwrap();
     let _echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
     let send = |size| {

@@ -16,6 +16,7 @@ use slipgate_testbed::{
     clients::{dns, tcp},
     require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
+    streams::hexadecimal,
     tls,
     world::{SERVER, SERVER_2},
 };
@@ -181,12 +182,7 @@ fn each_request_of_a_kept_connection_is_held_to_its_name() {
         stream.shutdown(Shutdown::Write).unwrap();
         let mut digest = String::new();
         stream.read_to_string(&mut digest).unwrap();
-        let expected = Sha256::digest(&all);
-        let expected: String = expected
-            .iter()
-            .map(|octet| format!("{octet:02x}"))
-            .collect();
-        assert_eq!(digest.trim_end(), expected);
+        assert_eq!(digest.trim_end(), hexadecimal(&Sha256::digest(&all)));
     });
 }
 

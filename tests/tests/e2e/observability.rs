@@ -173,15 +173,8 @@ fn who_scrapes_badly_or_slowly_holds_nobody_up() {
 }
 
 /// The metrics process, while one runs.
-fn metrics_pid(stand: &Stand) -> Option<i32> {
-    let broker = stand.slipgate.broker_pid();
-    let children = format!("/proc/{broker}/task/{broker}/children");
-    let children = std::fs::read_to_string(children).unwrap_or_default();
-    children.split_whitespace().find_map(|pid| {
-        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
-        line.starts_with("slipgate-metrics")
-            .then(|| pid.parse().ok())?
-    })
+fn metrics_pid(stand: &Stand) -> Option<u32> {
+    stand.slipgate.children_named("slipgate-metrics").pop()
 }
 
 #[test]
@@ -202,7 +195,7 @@ fn the_metrics_process_has_no_privileges_is_started_again_and_goes_with_the_brok
         ] {
             assert!(status.contains(line), "{line} in:\n{status}");
         }
-        kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+        slipgate_testbed::signal(pid, libc::SIGKILL);
         // The NAT is none the worse for it.
         stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
         eventually("another one", || {

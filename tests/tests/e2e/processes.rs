@@ -30,16 +30,8 @@ const NOTICED_WITHIN: Duration = Duration::from_secs(20);
 
 /// The broker's children of this name, by number.
 fn processes(slipgate: &Slipgate, title: &str) -> Vec<Pid> {
-    let broker = slipgate.broker_pid();
-    let children = format!("/proc/{broker}/task/{broker}/children");
-    let children = fs::read_to_string(children).unwrap_or_default();
-    let is_it = |pid: &&str| {
-        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.starts_with(title)
-    };
-    let pids = children.split_whitespace().filter(is_it);
-    pids.map(|pid| Pid::from_raw(pid.parse().unwrap()))
-        .collect()
+    let children = slipgate.children_named(title).into_iter();
+    children.map(|pid| Pid::from_raw(pid as i32)).collect()
 }
 
 fn engine(slipgate: &Slipgate) -> Pid {

@@ -10,7 +10,6 @@ use std::{
 };
 
 use slipgate_abi::{Rate, VmRates, maps::MAX_VMS, rate::BURST_NS};
-use slipgate_control::maps::SharedMaps;
 use slipgate_testbed::{
     Capture, GuestConfig, WorldConfig,
     accounting::{FlowCounts, FlowKey},
@@ -21,7 +20,7 @@ use slipgate_testbed::{
     world::{SERVER, UPLINK},
 };
 
-use crate::{GATEWAY_MAC, GUEST, GUEST_MAC, Stand, WAIT, guest_errors::send_raw};
+use crate::{GATEWAY_MAC, GUEST, GUEST_MAC, Stand, WAIT, guest_errors::send_raw, stand::maps};
 
 const BYTES_PER_SECOND: u64 = 2_000_000;
 pub(crate) const PAYLOAD: [u8; 972] = [7; 972];
@@ -113,16 +112,9 @@ fn to(counts: &FlowCounts, address: std::net::Ipv4Addr) -> u64 {
     counts.sum(|key| *key.destination.ip() == address).bytes
 }
 
-fn maps(stand: &Stand) -> SharedMaps {
-    let pins = stand.slipgate.pins();
-    let found = pins.pins().into_iter().find(|pin| pin.ends_with("META"));
-    let meta = pins.path().join(found.expect("the pin META"));
-    SharedMaps::open_pinned(meta.parent().unwrap()).unwrap()
-}
-
 fn set(stand: &Stand, rates: VmRates) {
     use std::sync::atomic::Ordering::Acquire;
-    let maps = maps(stand);
+    let maps = maps(stand.slipgate.pins());
     let is_open = |row: &u32| maps.vm(*row).unwrap().id().load(Acquire) != 0;
     let row = (1..MAX_VMS).find(is_open).expect("a VM");
     assert!(maps.set_rates(row, Some(rates)));

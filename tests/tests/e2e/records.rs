@@ -98,9 +98,7 @@ fn lines_that_a_full_disk_does_not_take_are_told_once_and_counted() {
     let disk = Disk::of_one_page();
     std::fs::remove_file(stand.log_path()).unwrap();
     std::os::unix::fs::symlink(disk.0.path().join("log"), stand.log_path()).unwrap();
-    let pid = stand.slipgate.broker_pid();
-    // SAFETY: takes numbers only; the child has not been waited for.
-    unsafe { libc::kill(pid as i32, libc::SIGHUP) };
+    slipgate_testbed::signal(stand.slipgate.broker_pid(), libc::SIGHUP);
     let said = eventually("that a line is lost", || {
         probe();
         let said = stand.slipgate.stderr();

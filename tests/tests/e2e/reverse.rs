@@ -4,7 +4,6 @@
 use std::{io::Read, net::UdpSocket};
 
 use slipgate_abi::Tuple;
-use slipgate_control::maps::SharedMaps;
 use slipgate_testbed::{
     NetNs,
     clients::tcp::{self, EchoSession},
@@ -13,7 +12,7 @@ use slipgate_testbed::{
     world::{HOST, SERVER},
 };
 
-use crate::{BRIEFLY, Stand, WAIT, at, eventually};
+use crate::{BRIEFLY, Stand, WAIT, at, eventually, stand::maps};
 
 /// What the host's own stack answered: TCP segments with RST, and ICMP destination unreachable.
 fn host_answers(host: &NetNs) -> (u64, u64) {
@@ -39,10 +38,7 @@ fn without_the_reverse_entry_the_host_resets_the_servers_segments() {
     assert_eq!(host_answers(&stand.world.host), (0, 0));
 
     // By hand, what slipgate never does.
-    let pins = stand.slipgate.pins();
-    let meta = pins.pins().into_iter().find(|pin| pin.ends_with("META"));
-    let dir = pins.path().join(meta.unwrap());
-    let maps = SharedMaps::open_pinned(dir.parent().unwrap()).unwrap();
+    let maps = maps(stand.slipgate.pins());
     let removed = maps.flows.remove_if(|tuple, _| tuple.scope == Tuple::WORLD);
     assert_eq!(removed.unwrap(), 1);
     stream.set_read_timeout(Some(BRIEFLY)).unwrap();

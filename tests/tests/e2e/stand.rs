@@ -3,6 +3,7 @@
 use std::{fs, net::SocketAddrV4, path::PathBuf};
 
 use serde_json::Value;
+use slipgate_control::SharedMaps;
 use slipgate_testbed::{
     Guest, GuestConfig, PinDir, Slipgate, World, WorldConfig, kernel_view, slipgate::FlowRow,
     world::UPLINK,
@@ -137,6 +138,13 @@ impl Stand {
             .collect::<Result<_, _>>()
             .unwrap_or_else(|error| panic!("{error} in the flow log:\n{text}"))
     }
+}
+
+/// The maps of a namespace, of which all that is needed is pinned.
+pub(crate) fn maps(pins: &PinDir) -> SharedMaps {
+    let inside = pins.pins().into_iter().find(|pin| pin.ends_with("META"));
+    let meta = pins.path().join(inside.expect("META is pinned"));
+    SharedMaps::open_pinned(meta.parent().unwrap()).unwrap()
 }
 
 /// What a row of `flows` counts, each way: packets, bytes.

@@ -86,11 +86,8 @@ fn one_guests_flood_costs_itself_credit_and_delays_no_other_guest() {
     assert!(matches!(warm, UdpOutcome::Answered(_)), "{warm:?}");
 
     // The engine holds its breath, so that everything piles up before it.
-    let engine = slipgate.engine_pid().unwrap() as i32;
-    let signal = |signal| {
-        // SAFETY: numbers only; the process is our own child's child and runs.
-        assert_eq!(unsafe { libc::kill(engine, signal) }, 0);
-    };
+    let engine = slipgate.engine_pid().unwrap();
+    let signal = |signal| slipgate_testbed::signal(engine, signal);
     signal(libc::SIGSTOP);
     for number in 0..FLOOD {
         let port = 10_000 + number as u16;

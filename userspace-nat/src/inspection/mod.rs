@@ -14,5 +14,5 @@ pub mod spoken;
 pub mod tcp;
 pub mod tls;
 
-pub use crate::stats::inspected::{Refused, RefusedCounts};
 pub use host_name::HostName;
+pub use slipgate_policy::{InspectionRefusal as Refused, RefusedCounts};

@@ -273,17 +273,26 @@ pub(super) fn tell(
     served: &mut Served,
     cx: &mut Context<'_>,
 ) {
-    for packet in packets.iter() {
-        served.counts.told(flow, single(packet.len()), cx.now_ns);
-        send(packet, &served.net, cx.out);
-    }
+    packets.joined(|offload, packet, counted| {
+        served.counts.told(flow, counted, cx.now_ns);
+        send_counted(offload, packet, counted, &served.net, cx.out);
+    });
     packets.clear();
 }
 
 pub(super) fn send(packet: &[u8], vm: &VmNet, out: &mut Outbox) {
-    let offload = VirtioNetHdr::default();
+    let counted = single(packet.len());
+    send_counted(VirtioNetHdr::default(), packet, counted, vm, out);
+}
+
+fn send_counted(
+    offload: VirtioNetHdr,
+    packet: &[u8],
+    counted: Segments,
+    vm: &VmNet,
+    out: &mut Outbox,
+) {
     if out.to_guest(vm, ETHERTYPE_IPV4, offload, packet).is_err() {
-        vm.stats
-            .dropped(DropReason::EngineBusy, single(packet.len()));
+        vm.stats.dropped(DropReason::EngineBusy, counted);
     }
 }

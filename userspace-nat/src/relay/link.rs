@@ -9,10 +9,15 @@ use smoltcp::{
     wire::{HardwareAddress, IpAddress, IpCidr},
 };
 
-use slipgate_abi::tcp::{Flags, Phase};
+use slipgate_abi::{
+    segment::Segments,
+    tcp::{Flags, Phase},
+};
 
+use super::gso;
 use crate::{
     packet::{Ipv4, Packet, Transport, transport::Tcp},
+    port::VirtioNetHdr,
     vm::VmNet,
 };
 
@@ -27,6 +32,8 @@ const BREATHER_NS: u64 = 1_000_000;
 pub(super) struct Packets {
     bytes: Vec<u8>,
     ends: Vec<usize>,
+    /// For joining some.
+    frame: Vec<u8>,
 }
 
 impl Packets {
@@ -35,11 +42,13 @@ impl Packets {
         self.ends.clear();
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+    /// Gives `send` all of them, joined where that can be, as [`gso::join`] does.
+    pub(super) fn joined(&mut self, send: impl FnMut(VirtioNetHdr, &[u8], Segments)) {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        starts
+        let packets = starts
             .zip(&self.ends)
-            .map(|(start, end)| &self.bytes[start..*end])
+            .map(|(start, end)| &self.bytes[start..*end]);
+        gso::join(packets, &mut self.frame, send);
     }
 }
 

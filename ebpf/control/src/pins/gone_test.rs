@@ -1,4 +1,6 @@
 use std::{
+    ffi::OsString,
+    os::unix::ffi::OsStringExt as _,
     sync::mpsc,
     time::{Duration, Instant},
 };
@@ -14,10 +16,10 @@ use crate::{
     testing::{make_tap, run, skipped},
 };
 
-/// What a killed process leaves, in a namespace that lasts as long as this.
+/// The remains of a killed process, in a namespace that lasts as long as this value.
 struct Left {
     paths: Paths,
-    /// Ends the namespace.
+    /// Dropping this ends the namespace.
     lifeline: mpsc::Sender<Box<dyn FnOnce() + Send>>,
     thread: thread::JoinHandle<()>,
 }
@@ -57,7 +59,7 @@ impl Left {
         }
     }
 
-    /// Does something in the namespace.
+    /// Runs a task in the namespace.
     fn run(&self, task: impl FnOnce() + Send + 'static) {
         let (tell, done) = mpsc::channel();
         let task = move || {
@@ -68,7 +70,7 @@ impl Left {
         done.recv().unwrap();
     }
 
-    /// Ends the namespace; the kernel takes its interfaces down a moment later.
+    /// Ends the namespace; the kernel removes its interfaces a moment later.
     fn end(self) -> Paths {
         drop(self.lifeline);
         self.thread.join().unwrap();
@@ -114,7 +116,7 @@ fn pins_go_with_their_namespace_and_not_before() {
     assert_eq!(sweep_all(root), 0);
     assert!(pins(&emptied.paths) > 0);
 
-    // One is gone, and nobody knows it any more; of another one a process lives.
+    // One namespace is gone and not visible any more; in another one a process lives.
     let dies = dies.end();
     let serves = serves.end();
     let process = FileLock::take(&serves.run_dir.join("owner-0.lock")).unwrap();
@@ -158,8 +160,11 @@ fn pins_go_with_their_namespace_and_not_before() {
 #[test]
 fn a_mounted_namespace_is_found() {
     let line = "211 28 0:4 net:[4026532441] /run/netns/a rw shared:120 - nsfs nsfs rw";
-    let at = |name| mounted(line, name);
+    let at = |name| mounted(line.as_bytes(), name);
     assert_eq!(at("net:[4026532441]"), Some("/run/netns/a".into()));
     assert_eq!(at("net:[4026532442]"), None);
-    assert_eq!(mounted("", "net:[1]"), None);
+    assert_eq!(mounted(b"", "net:[1]"), None);
+    let odd = b"212 28 0:4 net:[4026532442] /run/netns/a\\040b\xff rw - nsfs nsfs rw";
+    let path = OsString::from_vec(b"/run/netns/a b\xff".to_vec());
+    assert_eq!(mounted(odd, "net:[4026532442]"), Some(path.into()));
 }

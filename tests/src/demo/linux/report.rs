@@ -6,7 +6,7 @@ use serde_json::Value;
 use slipgate_testbed::{
     Result,
     clients::tcp::{ConnectOutcome, Transfer},
-    streams::Receipt,
+    streams::{Receipt, hexadecimal},
     world::SERVER,
 };
 
@@ -101,8 +101,7 @@ fn transfers(bulk: &Bulk, connects: &[Duration], progress: &mut Progress) {
 }
 
 fn hash(transfer: &Transfer) -> String {
-    let bytes = transfer.receipt.sha256.iter().take(12);
-    bytes.map(|byte| format!("{byte:02x}")).collect::<String>() + "…"
+    hexadecimal(&transfer.receipt.sha256[..12]) + "…"
 }
 
 fn one_slot(slot: &str, progress: &mut Progress) {

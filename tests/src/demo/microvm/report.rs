@@ -211,7 +211,7 @@ fn engine_port(seen: &Seen, progress: &mut Progress) {
             .collect();
         each.join(", ")
     };
-    let (all, before) = (&seen.port, seen.port_before_streams.frames());
+    let (all, before) = (&seen.port, seen.port_before_streams);
     progress.line(&format!(
         "  the engine port carried {}",
         listed(&all.by_kind_since(0))

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     datagram::Datagram,
+    fake,
     poll::Poller,
     port::{Frame, Outbox, single},
     test_vm,
@@ -229,11 +230,13 @@ impl World {
             self.strays += u32::from(taken == Taken::No);
         }
         for frame in self.out.frames() {
-            let l3 = Frame::parse(frame).unwrap().l3;
-            self.last_step.1 += 1;
-            self.to_guest.push(l3.to_vec());
-            if !self.frozen {
-                self.down.put(l3, self.now_ns);
+            let frame = Frame::parse(frame).unwrap();
+            for packet in fake::segments(frame.vnet, frame.l3) {
+                self.last_step.1 += 1;
+                if !self.frozen {
+                    self.down.put(&packet, self.now_ns);
+                }
+                self.to_guest.push(packet);
             }
         }
         self.out.clear();

@@ -159,8 +159,8 @@ impl Sources<'_> {
                         names.insert(name.to_owned());
                     }
                     let before = |n: usize| at.checked_sub(n).and_then(|at| tokens.get(at));
-                    let is_first = !is_punct(before(2), '.')
-                        && !(is_punct(before(2), ':') && is_punct(before(3), ':'));
+                    let is_path = is_punct(before(2), ':') && is_punct(before(3), ':');
+                    let is_first = !is_punct(before(2), '.') && !is_path;
                     let is_type = name.starts_with(char::is_uppercase);
                     if is_first && (is_type || is_colons(&tokens, at)) {
                         self.loose.push(Reference {

@@ -1,0 +1,174 @@
+//! The Linux client as a nested guest: inside a machine that QEMU emulates, another VMM boots it
+//! under KVM. How each such run ended goes to the report as a line, so that it is known which VMM was
+//! at work when the emulated machine itself ends.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::ClientReport;
+
+/// A folder that, if it is there, has a kernel and an initramfs to boot as a nested guest instead
+/// of the checks.
+pub const NESTED: &str = "/nested";
+/// A file in it that has the VMMs to boot it by, in order, a name each; without it, slipgate's once.
+pub const NESTED_ORDER: &str = "/nested/order";
+/// A folder in it with QEMU's firmware.
+pub const NESTED_FIRMWARE: &str = "/nested/firmware";
+/// What a line of the report begins with that has a [`NestedRun`].
+const LINE: &str = "nested ";
+
+/// Who boots the nested guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NestedVmm {
+    /// `slipgate run`.
+    Slipgate,
+    /// QEMU with KVM, on a TAP that `slipgate attach` serves.
+    Qemu,
+}
+
+/// How a nested guest came to its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NestedEnd {
+    /// It powered off, and all its checks had passed.
+    Passed,
+    /// A check of its failed.
+    CheckFailed,
+    /// Its CPU was reset, which nobody had asked for.
+    TripleFault,
+    /// KVM could not run it any further.
+    KvmGaveUp,
+    /// Its kernel panicked.
+    Panicked,
+    /// The VMM, or another process of slipgate's, made a system call that its sandbox forbids.
+    ForbiddenCall,
+    /// It did not end in time.
+    Stuck,
+    /// Anything else, such as a VMM that did not start.
+    Other,
+}
+
+/// What can be known of a nested guest from outside.
+#[derive(Clone, Copy, Debug)]
+pub struct NestedTraces<'a> {
+    /// Its console.
+    pub console: &'a str,
+    /// What its VMM wrote to stderr.
+    pub stderr: &'a str,
+    /// The VMM's exit status, unless a signal ended it.
+    pub status: Option<i32>,
+    /// Whether its time was over.
+    pub timed_out: bool,
+}
+
+impl NestedEnd {
+    /// Reads the traces. What explains most comes first: a VMM that was killed leaves a guest stuck.
+    pub fn of(vmm: NestedVmm, traces: NestedTraces) -> Self {
+        let NestedTraces {
+            console, stderr, ..
+        } = traces;
+        let report = ClientReport::read(console);
+        let succeeded = traces.status == Some(0);
+        // QEMU ends alike when its guest powers off and when that is reset (`-no-reboot`).
+        let was_reset = match vmm {
+            NestedVmm::Slipgate => stderr.contains("a triple fault"),
+            NestedVmm::Qemu => succeeded && !report.ended,
+        };
+        if stderr.contains("its sandbox forbids") {
+            NestedEnd::ForbiddenCall
+        } else if stderr.contains("KVM gave up") || stderr.contains("KVM internal error") {
+            NestedEnd::KvmGaveUp
+        } else if console.contains("Kernel panic") {
+            NestedEnd::Panicked
+        } else if traces.timed_out {
+            NestedEnd::Stuck
+        } else if was_reset {
+            NestedEnd::TripleFault
+        } else if !succeeded || !report.ended {
+            NestedEnd::Other
+        } else if !report.is_whole() {
+            NestedEnd::CheckFailed
+        } else {
+            NestedEnd::Passed
+        }
+    }
+}
+
+/// A nested guest that was started.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NestedRun {
+    /// From 1, of all VMMs.
+    pub number: u32,
+    /// Who booted it.
+    pub vmm: NestedVmm,
+    /// How it ended; `None` while it runs, and for ever when the outer machine ended meanwhile.
+    pub end: Option<NestedEnd>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+impl NestedRun {
+    /// Whether the machine may have broken down, emulated or nested: it ended, or a CPU of it.
+    pub fn is_breakdown(&self) -> bool {
+        use NestedEnd::{KvmGaveUp, Panicked, Stuck, TripleFault};
+        matches!(
+            self.end,
+            None | Some(TripleFault | KvmGaveUp | Panicked | Stuck)
+        )
+    }
+
+    /// The runs that a report tells of, in order. One without an end is the one during which the
+    /// outer machine ended.
+    pub fn read(report: &str) -> Vec<Self> {
+        let mut runs: Vec<NestedRun> = Vec::new();
+        for line in report.lines() {
+            let said = line.strip_prefix(LINE).map(serde_json::from_str::<Self>);
+            let Some(Ok(run)) = said else { continue };
+            match runs.last_mut() {
+                Some(last) if last.number == run.number => *last = run,
+                _ => runs.push(run),
+            }
+        }
+        runs
+    }
+}
+
+/// Whether slipgate's guests did what they should, as far as the machine can be trusted: QEMU emulates
+/// it, and it breaks down now and then. A run of slipgate's that broke down is excused only where
+/// QEMU's own guest came to the very same end in the same kind of machine. A failed check, a
+/// forbidden system call or a VMM that does not start never is, and one guest of slipgate's must have
+/// passed.
+///
+/// # Errors
+/// Why not, run by run.
+pub fn judge(runs: &[NestedRun]) -> Result<(), String> {
+    let of = |vmm| runs.iter().filter(move |run| run.vmm == vmm);
+    let is_excused = |run: &&NestedRun| {
+        run.is_breakdown() && of(NestedVmm::Qemu).any(|reference| reference.end == run.end)
+    };
+    let slipgate = || of(NestedVmm::Slipgate);
+    let passed = |run: &&NestedRun| run.end == Some(NestedEnd::Passed);
+    let failed: Vec<_> = slipgate()
+        .filter(|run| !passed(run) && !is_excused(run))
+        .map(ToString::to_string)
+        .collect();
+    match failed.is_empty() {
+        true if slipgate().any(|run| passed(&run)) => Ok(()),
+        true => Err("no guest of slipgate's passed".into()),
+        false => Err(failed.join("\n")),
+    }
+}
+
+/// The line of the report.
+impl fmt::Display for NestedRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let json = serde_json::to_string(self).map_err(|_| fmt::Error)?;
+        write!(f, "{LINE}{json}")
+    }
+}
+
+#[cfg(test)]
+#[path = "nested_test.rs"]
+mod tests;

@@ -1,0 +1,140 @@
+//! Joins segments toward the guest into GSO frames.
+//!
+//! smoltcp cuts what it sends into segments of the guest's MSS. Each by itself costs a write to the
+//! engine port, a run of the programs and a passage through the guest's stack. A run of segments that
+//! a GSO frame can stand for goes as one: the guest takes it whole, or the kernel cuts it again
+//! (Documentation/networking/segmentation-offloads.rst). As GRO has it, each but the last is of one
+//! length, and nothing in the headers differs but sequence number, length, checksums, and PSH or FIN
+//! of the last.
+use slipgate_abi::{
+    Protocol,
+    segment::{self, MAX_GSO_FRAME_LEN, Segments},
+    tcp::Flags,
+};
+
+use crate::{
+    packet::{checksum::Sum, ipv4},
+    port::{ETHERNET_LEN, VirtioNetHdr, single},
+};
+
+/// An IPv4 and a TCP header without options, which smoltcp's segments with data have.
+const IPV4_LEN: usize = 20;
+const HEADERS_LEN: usize = 40;
+/// RFC 9293 section 3.1.
+const PSH: u8 = 0x08;
+/// Bytes of L3 in a frame that no device on the way cuts in pieces.
+const MAX_LEN: usize = MAX_GSO_FRAME_LEN as usize - 1 - ETHERNET_LEN;
+
+/// Gives `send` each packet, those that can be joined in one, with its offload header and what it
+/// counts as. `buffer` is for joining.
+pub(super) fn join<'p>(
+    packets: impl Iterator<Item = &'p [u8]>,
+    buffer: &mut Vec<u8>,
+    mut send: impl FnMut(VirtioNetHdr, &[u8], Segments),
+) {
+    let mut packets = packets.peekable();
+    while let Some(first) = packets.next() {
+        let mut run = Run::begin(first);
+        buffer.clear();
+        while let Some(next) = packets.next_if(|next| run.takes(next)) {
+            if buffer.is_empty() {
+                buffer.extend_from_slice(first);
+            }
+            buffer.extend_from_slice(&next[HEADERS_LEN..]);
+            run.add(next);
+        }
+        if buffer.is_empty() {
+            send(VirtioNetHdr::default(), first, single(first.len()));
+            continue;
+        }
+        let offload = run.finish(buffer);
+        let len = buffer.len() as u32;
+        let counted = segment::count(len, HEADERS_LEN as u32, offload.gso_size.into());
+        send(offload, buffer, counted);
+    }
+}
+
+/// Segments that go as one frame.
+struct Run<'p> {
+    first: &'p [u8],
+    /// Payload of each but the last.
+    segment_len: usize,
+    len: usize,
+    flags: u8,
+    /// Nothing can be behind its last.
+    is_over: bool,
+}
+
+impl<'p> Run<'p> {
+    fn begin(first: &'p [u8]) -> Self {
+        let can_be_joined = first.len() > HEADERS_LEN
+            && first[0] == 0x45
+            && first[9] == Protocol::Tcp as u8
+            && first[32] >> 4 == 5
+            && first[33] == Flags::ACK;
+        Self {
+            first,
+            segment_len: first.len().saturating_sub(HEADERS_LEN),
+            len: first.len(),
+            flags: Flags::ACK,
+            is_over: !can_be_joined,
+        }
+    }
+
+    fn takes(&self, next: &[u8]) -> bool {
+        let first = self.first;
+        let payload = next.len().saturating_sub(HEADERS_LEN);
+        !self.is_over
+            && (1..=self.segment_len).contains(&payload)
+            && self.len + payload <= MAX_LEN
+            // Version, header length, service; id, fragments, TTL, protocol; addresses and ports.
+            && next[..2] == first[..2]
+            && next[4..10] == first[4..10]
+            && next[12..24] == first[12..24]
+            && sequence(next) == sequence(first).wrapping_add((self.len - HEADERS_LEN) as u32)
+            // Acknowledgement, data offset, window.
+            && next[28..33] == first[28..33]
+            && next[33] & !(PSH | Flags::FIN) == Flags::ACK
+            && next[34..36] == first[34..36]
+    }
+
+    fn add(&mut self, next: &[u8]) {
+        let payload = next.len() - HEADERS_LEN;
+        self.len += payload;
+        self.flags = next[33];
+        self.is_over = payload < self.segment_len || self.flags != Flags::ACK;
+    }
+
+    /// The headers of the whole. The TCP checksum is left to who cuts it, or who takes it whole.
+    fn finish(self, frame: &mut [u8]) -> VirtioNetHdr {
+        frame[2..4].copy_from_slice(&(self.len as u16).to_be_bytes());
+        ipv4::fill_checksum(frame, IPV4_LEN);
+        frame[33] = self.flags;
+        let segment_len = self.len - IPV4_LEN;
+        let pseudo_header = Sum::default().bytes(&frame[12..20]);
+        let lengths = [
+            0,
+            Protocol::Tcp as u8,
+            (segment_len >> 8) as u8,
+            segment_len as u8,
+        ];
+        let sum = pseudo_header.bytes(&lengths).folded();
+        frame[36..38].copy_from_slice(&sum.to_be_bytes());
+        VirtioNetHdr {
+            flags: VirtioNetHdr::NEEDS_CSUM,
+            gso_type: VirtioNetHdr::GSO_TCPV4,
+            hdr_len: (ETHERNET_LEN + HEADERS_LEN) as u16,
+            gso_size: self.segment_len as u16,
+            csum_start: (ETHERNET_LEN + IPV4_LEN) as u16,
+            csum_offset: 16,
+        }
+    }
+}
+
+fn sequence(packet: &[u8]) -> u32 {
+    u32::from_be_bytes([packet[24], packet[25], packet[26], packet[27]])
+}
+
+#[cfg(test)]
+#[path = "gso_test.rs"]
+mod tests;
