@@ -13,16 +13,17 @@ use crate::{
     workspace::{Workspace, capture, run, say},
 };
 
-/// Formatting, lints, layers, documents, each whatever the others find; the lengths of files are told, not judged.
+/// Formatting, lints, layers, cycles, documents, each whatever the others find; the lengths of files are told, not judged.
 pub(crate) fn check(workspace: &Workspace, only_cycles: bool) -> Result<()> {
     if only_cycles {
         return cycles::check(workspace);
     }
     components(workspace)?;
     length::report(workspace)?;
-    let checks: [(&str, Check); 8] = [
+    let checks: [(&str, Check); 9] = [
         ("formatting", formatting),
         ("layers", layers::check),
+        ("cycles of modules", cycles::check),
         ("tests that documents name", documents::check),
         ("the version of the ABI", abi::check),
         ("lints of the BPF programs", lint_programs),

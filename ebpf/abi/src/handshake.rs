@@ -34,7 +34,7 @@ pub fn is_pending(slot: SlotRef) -> bool {
 }
 
 /// Notes what a segment that was translated says of a handshake that is pending. Both sides do it by
-/// this function, after [`tcp::note`](crate::tcp::note).
+/// this function, after [`connection::note`](crate::connection::note).
 #[inline(always)]
 pub fn note(slot: SlotRef, direction: Direction, segment: &Segment) {
     const KIND: u8 = Flags::SYN | Flags::ACK | Flags::RST;

@@ -25,7 +25,7 @@ fn note_both(slot: SlotRef, direction: Direction, segment: &Segment) {
     let mut sequences = Sequences::default();
     // SAFETY: it lives as long as it is used.
     let sequences = unsafe { SequencesRef::new(&raw mut sequences) };
-    crate::tcp::note(slot, sequences, direction, segment, || 0);
+    crate::connection::note(slot, sequences, direction, segment, || 0);
     if is_pending(slot) {
         note(slot, direction, segment);
     }

@@ -25,6 +25,7 @@
 
 pub mod cell;
 pub mod checksum;
+pub mod connection;
 pub mod count;
 pub mod datapath;
 pub mod forward;

@@ -2,7 +2,7 @@ extern crate std;
 use std::{boxed::Box, mem::MaybeUninit};
 
 use super::*;
-use crate::{Slot, tcp};
+use crate::{Slot, connection};
 
 const ISN: u32 = 0xffff_ff00;
 const FIRST: u32 = ISN + 1;
@@ -71,7 +71,7 @@ impl Held {
         let (slot, sequences) = self.refs();
         let passes = sequences.is_guests(slot, &segment, || now_ns);
         if passes {
-            tcp::note(slot, sequences, Direction::Tx, &segment, || now_ns);
+            connection::note(slot, sequences, Direction::Tx, &segment, || now_ns);
         }
         passes
     }
@@ -80,7 +80,7 @@ impl Held {
         let segment = segment(flags, sequence, len, acknowledgement);
         let now_ns = self.now_ns;
         let (slot, sequences) = self.refs();
-        tcp::note(slot, sequences, Direction::Rx, &segment, || now_ns);
+        connection::note(slot, sequences, Direction::Rx, &segment, || now_ns);
     }
 
     fn bits(&mut self) -> u32 {

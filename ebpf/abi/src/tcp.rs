@@ -27,13 +27,7 @@
 //! TIME-WAIT is the side's that had to acknowledge a FIN after its own (RFC 9293 section 3.6.1); a
 //! peer's FIN that acknowledges the guest's shows that the peer has none.
 
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
-
-use crate::{
-    Direction, SequencesRef, SlotRef,
-    cell::{load32, store32},
-    slot::SlotFlags,
-};
+use crate::Direction;
 
 /// Bits of a segment's flag octet (RFC 9293 section 3.1).
 #[derive(Debug)]
@@ -104,60 +98,6 @@ pub const fn end_of(sequence: u32, flags: u8, payload_len: u32) -> u32 {
     let syn = (flags & Flags::SYN != 0) as u32;
     let fin = (flags & Flags::FIN != 0) as u32;
     sequence.wrapping_add(payload_len).wrapping_add(syn + fin)
-}
-
-/// Notes what a segment that was translated says about its connection. Both sides do it by this
-/// function. `sequences` is the slot's element. `now_ns` is asked only when it matters, once in a
-/// connection.
-#[inline(always)]
-pub fn note(
-    slot: SlotRef,
-    sequences: SequencesRef,
-    direction: Direction,
-    segment: &Segment,
-    now_ns: impl Fn() -> u64,
-) {
-    let bits = TcpBits(load32(slot.tcp()));
-    if bits.0 & TcpBits::HELD != 0 {
-        if matches!(direction, Direction::Rx) && !sequences.is_servers(segment) {
-            return;
-        }
-        sequences.note(direction, segment, &now_ns);
-    }
-    let fin_end = load32(slot.fin_end(direction.other()));
-    let (add, clear) = bits.observe(direction, segment, fin_end);
-    if add.0 & (TcpBits::FIN_TX | TcpBits::FIN_RX) != 0 {
-        let end = slot.fin_end(direction);
-        // A FIN is sent again with the same end.
-        if load32(end) != segment.end {
-            store32(end, segment.end);
-        }
-    }
-    if bits.0 & add.0 != add.0 {
-        // Not relaxed: whoever sees the bit of a FIN sees where that ends.
-        slot.tcp().fetch_or(add.0, AcqRel);
-    }
-    if clear.0 != 0 {
-        slot.tcp().fetch_and(!clear.0, Relaxed);
-    }
-    let answer = Flags::SYN | Flags::ACK;
-    let to_opener = if slot.flags() & SlotFlags::INBOUND != 0 {
-        matches!(direction, Direction::Tx)
-    } else {
-        matches!(direction, Direction::Rx)
-    };
-    if segment.flags & (answer | Flags::RST) == answer
-        && to_opener
-        && load32(slot.connect_us()) == 0
-    {
-        let took_us = now_ns().wrapping_sub(slot.created_ns()) / 1_000;
-        if took_us <= u32::MAX as u64 {
-            store32(
-                slot.connect_us(),
-                if took_us == 0 { 1 } else { took_us as u32 },
-            );
-        }
-    }
 }
 
 /// What was seen of a connection.

@@ -3,7 +3,7 @@ use aya_ebpf::{
     EbpfContext,
     bindings::{
         __sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_FIB_LKUP_RET_FWD_DISABLED,
-        BPF_FIB_LKUP_RET_NOT_FWDED, TC_ACT_REDIRECT, TC_ACT_UNSPEC,
+        BPF_FIB_LKUP_RET_NOT_FWDED, TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC,
         bpf_fib_lookup as bpf_fib_lookup_params,
     },
     helpers::{
@@ -212,7 +212,7 @@ unsafe impl Kernel for Skb {
 
     #[inline(always)]
     fn drop_counted(self, row: u32, reason: DropReason, segments: Segments) -> i32 {
-        drops::shoot(self, row, reason as u32, segments.packets, segments.bytes)
+        shoot(self, row, reason as u32, segments.packets, segments.bytes)
     }
 
     #[inline(always)]
@@ -252,3 +252,27 @@ const _: () = {
     assert!(checksum_flags::PSEUDO_HDR == BPF_F_PSEUDO_HDR as u64);
     assert!(checksum_flags::MARK_MANGLED_0 == BPF_F_MARK_MANGLED_0 as u64);
 };
+
+/// Counts a packet and drops it. Arguments in words: they go through a call.
+#[inline(never)]
+fn shoot(skb: Skb, row: u32, reason: u32, packets: u64, bytes: u64) -> i32 {
+    #[cfg(feature = "log")]
+    {
+        use slipgate_abi::datapath::Kernel;
+        aya_log_ebpf::debug!(
+            &skb.context(),
+            "drop: ifindex {} vm row {} reason {} packets {} bytes {}",
+            skb.ifindex(),
+            row,
+            reason,
+            packets,
+            bytes
+        );
+    }
+    #[cfg(not(feature = "log"))]
+    let _ = skb;
+    if let Some(&reason) = DropReason::ALL.get(reason as usize) {
+        drops::count(row, reason, Segments { packets, bytes });
+    }
+    TC_ACT_SHOT
+}

@@ -1,10 +1,7 @@
 //! TCP segments that the engine translates itself: the rules that the programs apply to theirs.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{
-    Direction, handshake,
-    tcp::{self, TcpBits},
-};
+use slipgate_abi::{Direction, connection, handshake, tcp::TcpBits};
 
 use crate::{
     datapath::Datapath,
@@ -38,7 +35,7 @@ impl<D: Datapath> Core<D> {
         let live = self.datapath.slot(slot);
         if TcpBits(live.tcp().load(Relaxed)).is_concerned_by(tcp.flags) {
             let sequences = self.datapath.sequences(slot);
-            tcp::note(live, sequences, direction, &tcp.segment(), || now_ns);
+            connection::note(live, sequences, direction, &tcp.segment(), || now_ns);
         }
         if handshake::is_pending(live) {
             handshake::note(live, direction, &tcp.segment());

@@ -9,7 +9,7 @@ use crate::{
     Direction, SlotRef,
     cell::load32,
     slot::SlotFlags,
-    tcp::{self, Flags, Phase, TcpBits},
+    tcp::{Flags, Phase, TcpBits},
 };
 
 /// Whether a segment opens a connection.
@@ -86,7 +86,7 @@ fn note_change<K: Kernel>(kernel: K, slot: SlotRef, index: u32, rx: u32, payload
         Direction::Tx
     };
     let now_ns = || kernel.now_ns();
-    tcp::note(slot, sequences, direction, &segment, now_ns);
+    crate::connection::note(slot, sequences, direction, &segment, now_ns);
 }
 
 /// The TCP payload of a frame, bytes.

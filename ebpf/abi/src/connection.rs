@@ -1,0 +1,63 @@
+//! Records in a flow's slot what its TCP segments say about the connection. The BPF programs and the
+//! engine do so by the same function.
+use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+use crate::{
+    Direction, SequencesRef, SlotRef,
+    cell::{load32, store32},
+    slot::SlotFlags,
+    tcp::{Flags, Segment, TcpBits},
+};
+
+/// Records a translated segment in its flow's slot. `sequences` is the slot's element of `SEQUENCES`.
+/// `now_ns` is called only when the time matters, once in a connection.
+#[inline(always)]
+pub fn note(
+    slot: SlotRef,
+    sequences: SequencesRef,
+    direction: Direction,
+    segment: &Segment,
+    now_ns: impl Fn() -> u64,
+) {
+    let bits = TcpBits(load32(slot.tcp()));
+    if bits.0 & TcpBits::HELD != 0 {
+        if matches!(direction, Direction::Rx) && !sequences.is_servers(segment) {
+            return;
+        }
+        sequences.note(direction, segment, &now_ns);
+    }
+    let fin_end = load32(slot.fin_end(direction.other()));
+    let (add, clear) = bits.observe(direction, segment, fin_end);
+    if add.0 & (TcpBits::FIN_TX | TcpBits::FIN_RX) != 0 {
+        let end = slot.fin_end(direction);
+        // A FIN is sent again with the same end.
+        if load32(end) != segment.end {
+            store32(end, segment.end);
+        }
+    }
+    if bits.0 & add.0 != add.0 {
+        // Not relaxed: whoever sees the bit of a FIN sees where that ends.
+        slot.tcp().fetch_or(add.0, AcqRel);
+    }
+    if clear.0 != 0 {
+        slot.tcp().fetch_and(!clear.0, Relaxed);
+    }
+    let answer = Flags::SYN | Flags::ACK;
+    let to_opener = if slot.flags() & SlotFlags::INBOUND != 0 {
+        matches!(direction, Direction::Tx)
+    } else {
+        matches!(direction, Direction::Rx)
+    };
+    if segment.flags & (answer | Flags::RST) == answer
+        && to_opener
+        && load32(slot.connect_us()) == 0
+    {
+        let took_us = now_ns().wrapping_sub(slot.created_ns()) / 1_000;
+        if took_us <= u32::MAX as u64 {
+            store32(
+                slot.connect_us(),
+                if took_us == 0 { 1 } else { took_us as u32 },
+            );
+        }
+    }
+}
