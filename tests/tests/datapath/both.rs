@@ -321,7 +321,7 @@ impl Both {
             [memory_drops(0), memory_drops(ROW)],
         ];
         let vms = [maps.vm(ROW.into()).expect("a row"), memory.vm(ROW)];
-        let both = [0, 1].map(|which| {
+        [0, 1].map(|which| {
             let flow = |(index, _)| {
                 let sequences = match which {
                     0 => maps.sequences(index).expect("an element"),
@@ -345,8 +345,7 @@ impl Both {
                     vm.guest_mac,
                 ),
             }
-        });
-        both
+        })
     }
 
     /// Forgets what was dropped so far.
@@ -373,8 +372,6 @@ fn went(memory: &mut RefMut<'_, Kernel>, way: Way) -> Went {
 }
 
 fn flow_counted(slot: SlotRef, sequences: Sequences) -> FlowCounted {
-    // SAFETY: a live slot that nobody changes just now; its verdict, which may be none, is not read
-    // as one.
     let word =
         |cell: &std::sync::atomic::AtomicU32| cell.load(std::sync::atomic::Ordering::Relaxed);
     let long =
