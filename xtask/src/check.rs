@@ -24,7 +24,7 @@ pub(crate) fn check(workspace: &Workspace, only_cycles: bool) -> Result<()> {
         ("formatting", formatting),
         ("layers", layers::check),
         ("cycles of modules", cycles::check),
-        ("tests that documents name", documents::check),
+        ("what documents name", documents::check),
         ("the version of the ABI", abi::check),
         ("lints of the BPF programs", lint_programs),
         ("lints of the built-in guest", guest::lint),

@@ -1,4 +1,4 @@
-//! Tests that documents name: each must exist, at the tier that it is marked with.
+//! Tests and files that documents name: each must exist, a test at the tier that it is marked with.
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +35,9 @@ type Tests = BTreeMap<String, Vec<String>>;
 pub(super) fn check(workspace: &Workspace) -> Result<()> {
     let mut tests = Tests::new();
     let folders = metadata::packages(workspace, &workspace.root.join("Cargo.toml"))?;
+    let mut sources = vec![workspace.root.join("ebpf/programs")];
     for folder in folders.iter().map(|package| &package.folder) {
+        sources.push(folder.clone());
         for file in files(folder, "rs")? {
             let text = read(&file)?;
             let path = file.strip_prefix(&workspace.root).unwrap_or(&file);
@@ -45,20 +47,43 @@ pub(super) fn check(workspace: &Workspace) -> Result<()> {
             }
         }
     }
+    let is_there = |path: &str| {
+        let in_sources = |folder: &PathBuf| folder.join("src").join(path).exists();
+        workspace.root.join(path).exists() || sources.iter().any(in_sources)
+    };
     let mut wrong = Vec::new();
-    for file in files(&workspace.root.join("docs"), "md")? {
-        let name = file.file_name().unwrap_or_default().display().to_string();
-        for (line, what) in wrong_in(&read(&file)?, &tests) {
-            wrong.push(format!("docs/{name}:{line}: {what}"));
+    let mut documents = files(&workspace.root.join("docs"), "md")?;
+    documents.extend(["README.md", "CONTRIBUTING.md"].map(|name| workspace.root.join(name)));
+    for file in documents {
+        let name = file.strip_prefix(&workspace.root).unwrap_or(&file);
+        let (name, text) = (name.display(), read(&file)?);
+        for (line, what) in wrong_in(&text, &tests) {
+            wrong.push(format!("{name}:{line}: {what}"));
+        }
+        for (line, path) in sources_in(&text).filter(|(_, path)| !is_there(path)) {
+            wrong.push(format!("{name}:{line}: there is no file {path}"));
         }
     }
     if !wrong.is_empty() {
         bail!(
-            "documents name tests that are not there:\n  {}",
+            "documents name what is not there:\n  {}",
             wrong.join("\n  ")
         );
     }
     Ok(())
+}
+
+/// Rust files in backticks, with their lines: from the root, or from the `src` of some crate.
+fn sources_in(document: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = (1..).zip(document.lines());
+    lines.flat_map(|(number, line)| {
+        let is_source = |text: &&str| {
+            let plain = |c: char| c.is_ascii_alphanumeric() || "/_-.".contains(c);
+            text.contains('/') && text.ends_with(".rs") && text.chars().all(plain)
+        };
+        let named = in_backticks(line).filter(is_source);
+        named.map(move |path| (number, path))
+    })
 }
 
 /// What a document has wrong, by line.
@@ -143,7 +168,7 @@ fn misplaced(name: &str, marks: &str, tests: &Tests) -> Option<String> {
             // What is the engine's is not beside its source.
             let is_engines = path.starts_with("userspace-nat/src/event_loop/tests/");
             let may_be = |folder: &&str| {
-                path.starts_with(*folder) && (!is_engines || folder.contains("engine"))
+                path.starts_with(*folder) && (!is_engines || folder.contains("event_loop"))
             };
             marked.iter().any(may_be)
         };

@@ -77,6 +77,15 @@ fn tests_are_found_in_a_source() {
 }
 
 #[test]
-fn the_documents_of_this_checkout_name_tests_that_are_there() {
+fn sources_are_found_in_a_document() {
+    let document = "see `a/b.rs`, `c.rs` and `x/y.md`\n\n`d/e_f.rs` says `g/{h,i}.rs`";
+    assert_eq!(
+        sources_in(document).collect::<Vec<_>>(),
+        [(1, "a/b.rs"), (3, "d/e_f.rs")]
+    );
+}
+
+#[test]
+fn the_documents_of_this_checkout_name_what_is_there() {
     check(&Workspace::find().unwrap()).unwrap();
 }
