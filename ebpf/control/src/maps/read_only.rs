@@ -205,6 +205,7 @@ impl Memory {
         unsafe {
             self.meta.unmap();
             self.slots.unmap();
+            self.sequences.unmap();
             self.chunks.unmap();
             self.owners.unmap();
             self.vms.unmap();
