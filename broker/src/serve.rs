@@ -1,7 +1,9 @@
 //! The broker while it serves: one loop that follows the network, answers the control socket and
 //! watches the other processes.
+mod host_changes;
+mod start_and_stop;
+
 use std::{
-    io::Write as _,
     os::fd::AsFd as _,
     time::{Duration, Instant},
 };
@@ -14,28 +16,23 @@ use nix::{
         signalfd::{SfdFlags, SignalFd},
     },
 };
-use slipgate_control::{BpfLog, netlink::Changes, owner};
+use slipgate_control::{BpfLog, owner};
 use slipgate_ipc::{
     channel::Received,
-    client::{Asked, ClientAnswer, ClientRequest, ControlServer},
+    client::{Asked, ClientAnswer, ClientRequest},
     engine::{EngineReply, EngineRequest, FromEngine, OnExit, ToEngine},
     vmm::{FromVmm, VmmEnd},
 };
 
 use crate::{
     control_api::Pending,
-    counted, host,
-    kernel_errors::is_shortage,
-    kernel_state::Attached,
+    counted,
     parts::Parts,
     policy_apply::{Applied, PolicyChanges},
-    privileges,
-    process::{Engine, HEARD_AT_ONCE, Metrics},
+    process::{HEARD_AT_ONCE, Metrics},
     vm::{Typed, Vm},
 };
 
-/// The line that says that guests are served.
-const READY: &str = "slipgate: ready";
 /// How long the engine may take to adopt, or to end flows.
 const ENGINE_WITHIN: Duration = Duration::from_secs(60);
 /// How often the host is looked at for what it sends no notice of: sockets bound to translated
@@ -69,89 +66,6 @@ pub(crate) struct Broker {
 }
 
 impl Broker {
-    pub(crate) fn start(mut attached: Attached, log: &str, vm: Option<Vm>) -> anyhow::Result<Self> {
-        let owner = std::env::var("SUDO_UID").ok();
-        let owner = owner.and_then(|uid| uid.parse().ok());
-        let owner = owner.unwrap_or_else(|| nix::unistd::getuid().as_raw());
-        let socket = format!("{}.sock", attached.owner.row());
-        let socket = attached.datapath.paths().run_dir.join(socket);
-        let reserved_ports = host::bound(&attached.config.nat_ports).unwrap_or_default();
-        let start = |attached: &mut Attached| {
-            let control = ControlServer::bind(&socket, owner)
-                .with_context(|| format!("listening on the control socket {}", socket.display()))?;
-            // What may fail for the user's reasons comes first.
-            attached.reserve_forwards()?;
-            let (engine, adopted) = Engine::start(attached, &reserved_ports, log, ENGINE_WITHIN)?;
-            attached.write_forwards()?;
-            // Adopted flows and the engine's first ones may have claimed next hops.
-            attached.refresh_next_hops()?;
-            anyhow::Ok((control, engine, adopted))
-        };
-        let (control, engine, adopted) = match start(&mut attached) {
-            Ok(started) => started,
-            Err(e) => {
-                attached.give_up();
-                return Err(e);
-            }
-        };
-        if attached.owner.adopted() && !attached.config.new_vms {
-            match adopted {
-                0 => tracing::info!("took over from a predecessor; none of its flows lives on"),
-                flows => tracing::info!("took over {} of a predecessor", counted(flows, "flow")),
-            }
-        }
-        let mut broker = Self {
-            programs_log: attached.datapath.take_log(),
-            parts: Parts::new(attached, engine, control),
-            pending: Pending::default(),
-            policies: PolicyChanges::default(),
-            vm,
-            reserved_ports,
-            look_due: Instant::now() + LOOK_EVERY,
-            metrics: None,
-        };
-        broker.parts.attached.close_departed()?;
-        if let Err(e) = broker.parts.attached.serve_taps() {
-            let goes_on = broker.vm.is_none() && broker.parts.attached.owner.adopted();
-            let e = match &mut broker.vm {
-                Some(vm) => vm.blame(e),
-                None => e,
-            };
-            // A predecessor's flows go on; none does for a guest that never ran. What fails here is
-            // not what went wrong.
-            if !goes_on {
-                let _ = broker.stop(OnExit::Detach);
-            }
-            return Err(e);
-        }
-        broker.parts.attached.forget_former();
-        broker.parts.attached.datapath.set_serves(true);
-        broker.parts.attached.tell_frozen();
-        if let Some(listener) = broker.parts.attached.metrics.take() {
-            broker.metrics = Some(Metrics::new(listener, &broker.parts.attached, log));
-        }
-        privileges::limit_broker().context("giving up what the broker does not need")?;
-        Ok(broker)
-    }
-
-    pub(crate) fn announce(&self) {
-        let a = &self.parts.attached;
-        let names: Vec<_> = a.vms.iter().map(|vm| vm.config.name.as_str()).collect();
-        let mut out = std::io::stdout().lock();
-        let written = writeln!(
-            out,
-            "{READY}: {} by {}, engine port {}",
-            names.join(", "),
-            a.uplink.name,
-            a.port.name
-        )
-        .and_then(|()| out.flush());
-        // Guests are served all the same.
-        if let Err(e) = written {
-            tracing::warn!("saying on stdout that guests are served: {e}");
-        }
-    }
-
     /// The loop. Returns when it is asked to stop, or the VM has ended.
     pub(crate) fn serve(&mut self, signals: &SignalFd) -> anyhow::Result<End> {
         loop {
@@ -432,121 +346,6 @@ impl Broker {
                 about: None,
                 request: EngineRequest::Inventory { from },
             })?;
-        }
-        Ok(())
-    }
-
-    /// Takes in what has changed in the host's network, and goes along with it. What can't be done for
-    /// want of descriptors or memory is done later, with all else that changed by then.
-    fn follow_network(&mut self) -> anyhow::Result<()> {
-        let changes = self.parts.attached.watch.update()?;
-        let done = self.go_along_with(changes);
-        if self.unless_short(done)? {
-            self.parts.attached.watch.caught_up();
-        }
-        Ok(())
-    }
-
-    fn go_along_with(&mut self, changes: Changes) -> anyhow::Result<()> {
-        // A TAP of ours goes with its VM, whose end is about to be seen.
-        if changes.links && self.vm.is_none() {
-            self.follow_taps()?;
-        }
-        if changes.links || changes.routes {
-            self.parts.attached.follow_uplink()?;
-        }
-        if changes.links || changes.routes || changes.addresses {
-            let view = self.parts.attached.network_view();
-            self.parts.attached.policies.set_local(&view.local);
-            self.parts.engine.tell(ToEngine::Network(view))?;
-        }
-        if changes.any() {
-            self.parts.attached.refresh_next_hops()?;
-            self.look_at_resolvers()?;
-        }
-        Ok(())
-    }
-
-    /// Serves TAPs that are there and could not be served when they came.
-    fn serve_what_came(&mut self) -> anyhow::Result<()> {
-        if self.vm.is_none() && self.parts.attached.lacks_a_tap() {
-            let done = self.follow_taps();
-            self.unless_short(done)?;
-        }
-        Ok(())
-    }
-
-    /// Serves TAPs that came, and has the engine know of MTUs that changed.
-    fn follow_taps(&mut self) -> anyhow::Result<()> {
-        let changed = self.parts.attached.follow_taps()?;
-        let mut vms = changed.into_iter().map(ToEngine::Vm);
-        vms.try_for_each(|vm| self.parts.engine.tell(vm))
-    }
-
-    /// Whether it was done. What failed for want of descriptors or memory is left to the watch, which
-    /// asks for everything again later.
-    fn unless_short(&mut self, done: anyhow::Result<()>) -> anyhow::Result<bool> {
-        match done {
-            Err(e) if is_shortage(&e) => {
-                self.parts.attached.watch.fall_behind(&format!("{e:#}"));
-                Ok(false)
-            }
-            other => other.map(|()| true),
-        }
-    }
-
-    fn look_at_ports(&mut self) -> anyhow::Result<()> {
-        // What can't be read now is as it was.
-        let Some(now) = host::bound(&self.parts.attached.config.nat_ports) else {
-            return Ok(());
-        };
-        if now != self.reserved_ports {
-            self.parts
-                .engine
-                .tell(ToEngine::ReservedPorts(now.clone()))?;
-            self.reserved_ports = now;
-        }
-        Ok(())
-    }
-
-    /// Follows the host's resolvers.
-    fn look_at_resolvers(&mut self) -> anyhow::Result<()> {
-        if let Some(now) = self.parts.attached.resolvers.changed() {
-            tracing::info!("the host's resolvers are {now:?} now");
-            self.parts.engine.tell(ToEngine::Resolvers(now))?;
-        }
-        Ok(())
-    }
-
-    /// Ends both processes in order.
-    pub(crate) fn stop(mut self, exit: OnExit) -> anyhow::Result<()> {
-        self.parts.attached.datapath.set_serves(false);
-        if exit == OnExit::Detach {
-            // Nothing new comes from the guests while their flows end.
-            self.parts.attached.shut_taps()?;
-        }
-        let ports = &self.reserved_ports;
-        self.parts
-            .engine
-            .stop(exit, &mut self.parts.attached, ports, ENGINE_WITHIN)?;
-        match exit {
-            OnExit::Keep => tracing::info!("stopped; flows go on in the kernel"),
-            OnExit::Detach => {
-                // Its socket is in the directory that goes.
-                drop(self.parts.control);
-                let pin_dir = self.parts.attached.config.pin_dir.clone();
-                let all = self.parts.attached.detach()?;
-                // Others' may be in it, of other network namespaces.
-                let _ = std::fs::remove_dir(pin_dir);
-                tracing::info!(
-                    "stopped; {}",
-                    if all {
-                        "nothing is left in the kernel"
-                    } else {
-                        "others still use the maps"
-                    }
-                );
-            }
         }
         Ok(())
     }

@@ -28,11 +28,13 @@ impl Attached {
         &self,
         scope: Scope,
         about: Option<Target>,
-    ) -> Result<Option<Subject>, ClientAnswer> {
+    ) -> Result<Option<Subject>, Box<ClientAnswer>> {
+        let refused = |why| Err(Box::new(ClientAnswer::error(why)));
         match (scope, about) {
             (Scope::Engine, None) => Ok(None),
             (Scope::Vm | Scope::Flows, Some(Target::Vm(name))) => {
-                let row = self.row_of(&name).ok_or_else(|| self.unknown_vm())?;
+                let row = self.row_of(&name);
+                let row = row.ok_or_else(|| Box::new(self.unknown_vm()))?;
                 Ok(Some(Subject::Vm { row: row as u16 }))
             }
             (Scope::Flows, Some(Target::Flow(id))) => {
@@ -46,13 +48,11 @@ impl Attached {
                     None => None,
                 };
                 let reply = EngineReply::UnknownFlow;
-                subject.map(Some).ok_or_else(|| reply.into())
+                subject.map(Some).ok_or_else(|| Box::new(reply.into()))
             }
-            (Scope::Engine, Some(_)) => Err(ClientAnswer::error(
-                "that is asked of no VM, and of no flow",
-            )),
-            (Scope::Vm, _) => Err(ClientAnswer::error("that is asked of a VM")),
-            (Scope::Flows, None) => Err(ClientAnswer::error("that is asked of a VM or a flow")),
+            (Scope::Engine, Some(_)) => refused("that is asked of no VM, and of no flow"),
+            (Scope::Vm, _) => refused("that is asked of a VM"),
+            (Scope::Flows, None) => refused("that is asked of a VM or a flow"),
         }
     }
 

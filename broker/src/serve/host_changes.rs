@@ -1,0 +1,90 @@
+//! Changes of the host that the broker goes along with: links, routes, addresses, ports, resolvers.
+use slipgate_control::netlink::Changes;
+use slipgate_ipc::engine::ToEngine;
+
+use super::Broker;
+use crate::{host, kernel_errors::is_shortage};
+
+impl Broker {
+    /// Takes in what has changed in the host's network, and goes along with it. What can't be done for
+    /// want of descriptors or memory is done later, with all else that changed by then.
+    pub(super) fn follow_network(&mut self) -> anyhow::Result<()> {
+        let changes = self.parts.attached.watch.update()?;
+        let done = self.go_along_with(changes);
+        if self.unless_short(done)? {
+            self.parts.attached.watch.caught_up();
+        }
+        Ok(())
+    }
+
+    pub(super) fn go_along_with(&mut self, changes: Changes) -> anyhow::Result<()> {
+        // A TAP of ours goes with its VM, whose end is about to be seen.
+        if changes.links && self.vm.is_none() {
+            self.follow_taps()?;
+        }
+        if changes.links || changes.routes {
+            self.parts.attached.follow_uplink()?;
+        }
+        if changes.links || changes.routes || changes.addresses {
+            let view = self.parts.attached.network_view();
+            self.parts.attached.policies.set_local(&view.local);
+            self.parts.engine.tell(ToEngine::Network(view))?;
+        }
+        if changes.any() {
+            self.parts.attached.refresh_next_hops()?;
+            self.look_at_resolvers()?;
+        }
+        Ok(())
+    }
+
+    /// Serves TAPs that are there and could not be served when they came.
+    pub(super) fn serve_what_came(&mut self) -> anyhow::Result<()> {
+        if self.vm.is_none() && self.parts.attached.lacks_a_tap() {
+            let done = self.follow_taps();
+            self.unless_short(done)?;
+        }
+        Ok(())
+    }
+
+    /// Serves TAPs that came, and has the engine know of MTUs that changed.
+    pub(super) fn follow_taps(&mut self) -> anyhow::Result<()> {
+        let changed = self.parts.attached.follow_taps()?;
+        let mut vms = changed.into_iter().map(ToEngine::Vm);
+        vms.try_for_each(|vm| self.parts.engine.tell(vm))
+    }
+
+    /// Whether it was done. What failed for want of descriptors or memory is left to the watch, which
+    /// asks for everything again later.
+    pub(super) fn unless_short(&mut self, done: anyhow::Result<()>) -> anyhow::Result<bool> {
+        match done {
+            Err(e) if is_shortage(&e) => {
+                self.parts.attached.watch.fall_behind(&format!("{e:#}"));
+                Ok(false)
+            }
+            other => other.map(|()| true),
+        }
+    }
+
+    pub(super) fn look_at_ports(&mut self) -> anyhow::Result<()> {
+        // What can't be read now is as it was.
+        let Some(now) = host::bound(&self.parts.attached.config.nat_ports) else {
+            return Ok(());
+        };
+        if now != self.reserved_ports {
+            self.parts
+                .engine
+                .tell(ToEngine::ReservedPorts(now.clone()))?;
+            self.reserved_ports = now;
+        }
+        Ok(())
+    }
+
+    /// Follows the host's resolvers.
+    pub(super) fn look_at_resolvers(&mut self) -> anyhow::Result<()> {
+        if let Some(now) = self.parts.attached.resolvers.changed() {
+            tracing::info!("the host's resolvers are {now:?} now");
+            self.parts.engine.tell(ToEngine::Resolvers(now))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! From what is attached to a broker that serves, and to its end.
+use std::{io::Write as _, time::Instant};
+
+use anyhow::Context as _;
+use slipgate_ipc::{client::ControlServer, engine::OnExit};
+
+use super::{Broker, ENGINE_WITHIN, LOOK_EVERY};
+use crate::{
+    control_api::Pending,
+    counted, host,
+    kernel_state::Attached,
+    parts::Parts,
+    policy_apply::PolicyChanges,
+    privileges,
+    process::{Engine, Metrics},
+    vm::Vm,
+};
+
+/// The line that says that guests are served.
+const READY: &str = "slipgate: ready";
+
+impl Broker {
+    pub(crate) fn start(mut attached: Attached, log: &str, vm: Option<Vm>) -> anyhow::Result<Self> {
+        let owner = std::env::var("SUDO_UID").ok();
+        let owner = owner.and_then(|uid| uid.parse().ok());
+        let owner = owner.unwrap_or_else(|| nix::unistd::getuid().as_raw());
+        let socket = format!("{}.sock", attached.owner.row());
+        let socket = attached.datapath.paths().run_dir.join(socket);
+        let reserved_ports = host::bound(&attached.config.nat_ports).unwrap_or_default();
+        let start = |attached: &mut Attached| {
+            let control = ControlServer::bind(&socket, owner)
+                .with_context(|| format!("listening on the control socket {}", socket.display()))?;
+            // What may fail for the user's reasons comes first.
+            attached.reserve_forwards()?;
+            let (engine, adopted) = Engine::start(attached, &reserved_ports, log, ENGINE_WITHIN)?;
+            attached.write_forwards()?;
+            // Adopted flows and the engine's first ones may have claimed next hops.
+            attached.refresh_next_hops()?;
+            anyhow::Ok((control, engine, adopted))
+        };
+        let (control, engine, adopted) = match start(&mut attached) {
+            Ok(started) => started,
+            Err(e) => {
+                attached.give_up();
+                return Err(e);
+            }
+        };
+        if attached.owner.adopted() && !attached.config.new_vms {
+            match adopted {
+                0 => tracing::info!("took over from a predecessor; none of its flows lives on"),
+                flows => tracing::info!("took over {} of a predecessor", counted(flows, "flow")),
+            }
+        }
+        let mut broker = Self {
+            programs_log: attached.datapath.take_log(),
+            parts: Parts::new(attached, engine, control),
+            pending: Pending::default(),
+            policies: PolicyChanges::default(),
+            vm,
+            reserved_ports,
+            look_due: Instant::now() + LOOK_EVERY,
+            metrics: None,
+        };
+        broker.parts.attached.close_departed()?;
+        if let Err(e) = broker.parts.attached.serve_taps() {
+            let goes_on = broker.vm.is_none() && broker.parts.attached.owner.adopted();
+            let e = match &mut broker.vm {
+                Some(vm) => vm.blame(e),
+                None => e,
+            };
+            // A predecessor's flows go on; none does for a guest that never ran. What fails here is
+            // not what went wrong.
+            if !goes_on {
+                let _ = broker.stop(OnExit::Detach);
+            }
+            return Err(e);
+        }
+        broker.parts.attached.forget_former();
+        broker.parts.attached.datapath.set_serves(true);
+        broker.parts.attached.tell_frozen();
+        if let Some(listener) = broker.parts.attached.metrics.take() {
+            broker.metrics = Some(Metrics::new(listener, &broker.parts.attached, log));
+        }
+        privileges::limit_broker().context("giving up what the broker does not need")?;
+        Ok(broker)
+    }
+
+    pub(crate) fn announce(&self) {
+        let a = &self.parts.attached;
+        let names: Vec<_> = a.vms.iter().map(|vm| vm.config.name.as_str()).collect();
+        let mut out = std::io::stdout().lock();
+        let written = writeln!(
+            out,
+            "{READY}: {} by {}, engine port {}",
+            names.join(", "),
+            a.uplink.name,
+            a.port.name
+        )
+        .and_then(|()| out.flush());
+        // Guests are served all the same.
+        if let Err(e) = written {
+            tracing::warn!("saying on stdout that guests are served: {e}");
+        }
+    }
+
+    /// Ends both processes in order.
+    pub(crate) fn stop(mut self, exit: OnExit) -> anyhow::Result<()> {
+        self.parts.attached.datapath.set_serves(false);
+        if exit == OnExit::Detach {
+            // Nothing new comes from the guests while their flows end.
+            self.parts.attached.shut_taps()?;
+        }
+        let ports = &self.reserved_ports;
+        self.parts
+            .engine
+            .stop(exit, &mut self.parts.attached, ports, ENGINE_WITHIN)?;
+        match exit {
+            OnExit::Keep => tracing::info!("stopped; flows go on in the kernel"),
+            OnExit::Detach => {
+                // Its socket is in the directory that goes.
+                drop(self.parts.control);
+                let pin_dir = self.parts.attached.config.pin_dir.clone();
+                let all = self.parts.attached.detach()?;
+                // Others' may be in it, of other network namespaces.
+                let _ = std::fs::remove_dir(pin_dir);
+                tracing::info!(
+                    "stopped; {}",
+                    if all {
+                        "nothing is left in the kernel"
+                    } else {
+                        "others still use the maps"
+                    }
+                );
+            }
+        }
+        Ok(())
+    }
+}
