@@ -25,6 +25,7 @@ use anyhow::{Context as _, bail};
 use nix::poll::PollFd;
 use slipgate_control::vm;
 use slipgate_ipc::{
+    channel::{ChannelError, memory_file},
     client::{ClientAnswer, ClientId},
     engine::{Policies, ToEngine},
 };
@@ -201,7 +202,7 @@ impl PolicyChanges {
         };
         let policies = parts
             .attached
-            .policies_to_tell(*id, change.strictly.clone());
+            .policies_to_tell(*id, change.strictly.clone())?;
         parts.engine.tell(ToEngine::Policies(Box::new(policies)))
     }
 
@@ -294,14 +295,14 @@ impl Attached {
     }
 
     /// The policies in force, as the engine is told of them.
-    fn policies_to_tell(&self, id: u64, strictly: Vec<u32>) -> Policies {
-        Policies {
+    fn policies_to_tell(&self, id: u64, strictly: Vec<u32>) -> Result<Policies, ChannelError> {
+        Ok(Policies {
             id,
-            policies: self.in_force.clone(),
+            policies: memory_file(&self.policies.to_bytes())?,
             rule_base: self.rules.start,
             local: self.network_view().local,
             vms: self.vm_specs(),
             strictly,
-        }
+        })
     }
 }

@@ -169,7 +169,7 @@ impl Channel {
             if !self.is_brokers || json.len() as u64 > MAX_LARGE {
                 return Err(ChannelError::TooLong { bytes });
             }
-            large = memfd(json)?;
+            large = memory_file(json)?;
             raw.push(large.as_raw_fd());
             &[]
         } else {
@@ -275,7 +275,7 @@ pub fn decode<M: Inbound>(packet: &[u8], fds: Vec<OwnedFd>) -> Result<M, Channel
         [VERSION, INLINE, json @ ..] => json,
         [VERSION, IN_MEMFD] => {
             let memfd = fds.next().ok_or_else(malformed)?;
-            large = read_memfd(memfd)?;
+            large = read_memory_file(memfd)?;
             &large
         }
         [VERSION, ..] | [] => return Err(malformed()),
@@ -323,7 +323,11 @@ impl AsFd for Channel {
     }
 }
 
-fn memfd(bytes: &[u8]) -> Result<OwnedFd, ChannelError> {
+/// Bytes in a file of memory, to be read by [`read_memory_file`] in another process.
+///
+/// # Errors
+/// The kernel made no file, or had no memory for it.
+pub fn memory_file(bytes: &[u8]) -> Result<OwnedFd, ChannelError> {
     let fd = memfd_create(c"slipgate-message", MFdFlags::MFD_CLOEXEC)
         .map_err(io_error("making a memory file"))?;
     let mut file = File::from(fd);
@@ -334,17 +338,22 @@ fn memfd(bytes: &[u8]) -> Result<OwnedFd, ChannelError> {
     Ok(file.into())
 }
 
-fn read_memfd(fd: OwnedFd) -> Result<Vec<u8>, ChannelError> {
+/// All bytes of a file that [`memory_file`] made. For the broker's files alone: a file of another
+/// process's choice could keep the reader waiting.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn read_memory_file(fd: OwnedFd) -> Result<Vec<u8>, ChannelError> {
     let mut file = File::from(fd);
-    let mut json = Vec::new();
+    let mut bytes = Vec::new();
     let read = file
         .rewind()
-        .and_then(|()| file.take(MAX_LARGE).read_to_end(&mut json));
+        .and_then(|()| file.take(MAX_LARGE).read_to_end(&mut bytes));
     read.map_err(|source| ChannelError::Io {
         what: "reading a large message",
         source,
     })?;
-    Ok(json)
+    Ok(bytes)
 }
 
 fn io_error(what: &'static str) -> impl Fn(nix::Error) -> ChannelError {

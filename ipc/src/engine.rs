@@ -46,7 +46,7 @@ pub enum ToEngine<F = OwnedFd> {
     Pcap(F),
     /// Other policies; answered by [`FromEngine::Applied`] when nothing leaves any more that they
     /// refuse.
-    Policies(Box<Policies>),
+    Policies(Box<Policies<F>>),
     /// A request; answered by [`FromEngine::Reply`] with the same number.
     Request {
         /// Returned with the reply.
@@ -126,7 +126,7 @@ impl<F> ToEngine<F> {
             Self::ReservedPorts(ports) => ToEngine::ReservedPorts(ports),
             Self::FlowLog(file) => ToEngine::FlowLog(f(file)?),
             Self::Pcap(file) => ToEngine::Pcap(f(file)?),
-            Self::Policies(policies) => ToEngine::Policies(policies),
+            Self::Policies(policies) => ToEngine::Policies(Box::new(policies.try_map(f)?)),
             Self::Request { id, about, request } => ToEngine::Request {
                 id,
                 about,
@@ -169,7 +169,7 @@ impl<F> Start<F> {
             epoch,
             flow_log_events,
             vms,
-            policies,
+            policies: f(policies)?,
             rule_base,
             forward_texts,
             resolvers,
@@ -177,6 +177,19 @@ impl<F> Start<F> {
             reserved_ports,
             network,
             log,
+        })
+    }
+}
+
+impl<F> Policies<F> {
+    fn try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<Policies<G>, E> {
+        Ok(Policies {
+            id: self.id,
+            policies: f(self.policies)?,
+            rule_base: self.rule_base,
+            local: self.local,
+            vms: self.vms,
+            strictly: self.strictly,
         })
     }
 }

@@ -1,7 +1,7 @@
 use std::{fs::File, os::fd::OwnedFd};
 
 use proptest::prelude::*;
-use slipgate_policy::document::LoadedPolicies;
+use slipgate_policy::LocalAddresses;
 
 use super::*;
 use crate::{
@@ -83,9 +83,7 @@ fn start(maps: i32, locks: i32, log: bool, pcap: bool) -> Start<Tag> {
         epoch: 2,
         flow_log_events: vec![FlowLogEvent::FlowEnd, FlowLogEvent::Dns],
         vms: Vec::new(),
-        policies: LoadedPolicies {
-            policies: Vec::new(),
-        },
+        policies: Tag(first_lock + locks),
         rule_base: 3,
         forward_texts: vec!["--forward tcp:80:80".into()],
         resolvers: vec!["192.0.2.53:53".parse().unwrap()],
@@ -103,6 +101,16 @@ fn message() -> impl Strategy<Value = ToEngine<Tag>> {
         }),
         (0..100).prop_map(|n| ToEngine::Forwards((0..n).map(forward).collect())),
         Just(ToEngine::FlowLog(Tag(0))),
+        any::<u64>().prop_map(|id| {
+            ToEngine::Policies(Box::new(Policies {
+                id,
+                policies: Tag(0),
+                rule_base: 4,
+                local: LocalAddresses::default(),
+                vms: Vec::new(),
+                strictly: vec![1],
+            }))
+        }),
         Just(ToEngine::Pcap(Tag(0))),
         Just(ToEngine::Begin),
         Just(ToEngine::Shutdown(OnExit::Keep)),

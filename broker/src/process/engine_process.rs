@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use slipgate_ipc::{
-    channel::{Channel, MAX_FDS, Received},
+    channel::{Channel, MAX_FDS, Received, memory_file},
     engine::{ForwardSocket, FromEngine, OnExit, Start, ToEngine},
 };
 
@@ -39,6 +39,7 @@ impl EngineProcess {
         };
         attached.warn_of_resolvers();
         let config = &attached.config;
+        let compiled = memory_file(&attached.policies.to_bytes())?;
         let start = Start {
             maps: attached.datapath.maps().fds(),
             port: attached.port.fd.as_fd(),
@@ -49,7 +50,7 @@ impl EngineProcess {
             epoch: attached.owner.epoch(),
             flow_log_events: config.flow_log_events.clone(),
             vms: attached.vm_specs(),
-            policies: attached.in_force.clone(),
+            policies: compiled.as_fd(),
             rule_base: attached.rules.start,
             forward_texts: forward_texts(config).collect(),
             resolvers: attached.resolvers.now().to_vec(),

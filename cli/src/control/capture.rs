@@ -20,7 +20,7 @@ use slipgate_ipc::{
     client::{ClientAnswer, Target},
     engine::EngineRequest,
 };
-use userspace_nat::{engine::NotCaptured, record::RelayedId};
+use userspace_nat::{observe::NotCaptured, record::RelayedId};
 
 use super::{cut::target, stop_signals};
 use crate::{

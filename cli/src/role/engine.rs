@@ -12,16 +12,19 @@ use std::{fs::File, rc::Rc};
 use anyhow::{Context as _, bail};
 use slipgate_control::maps::SharedMaps;
 use slipgate_ipc::{
-    channel::Channel,
+    channel::{Channel, read_memory_file},
     engine::{ForwardSocket, FromEngine, Start, ToEngine},
 };
+use slipgate_policy::PolicySet;
 use userspace_nat::{
     clock::SystemClock,
+    control::ControlMessage,
     dns,
-    engine::{ControlMessage, Engine, HostServices, Parts},
+    event_loop::{Engine, Parts},
     name_gate::{ByRules, Judge},
     record::{self, Background, FlowLog, Unwritten},
     relay::{self, Relay},
+    services::HostServices,
 };
 
 use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};
@@ -57,7 +60,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let maps = Rc::new(SharedMaps::from_fds(maps)?);
     let port = PortIo::new(port);
     let (flow_log, pcap) = (flow_log.map(File::from), pcap.map(File::from));
-    let policies = policies.compile()?;
+    let policies = PolicySet::from_bytes(&read_memory_file(policies)?)?;
 
     // A static binary draws from /dev/urandom, which can't be opened once we are confined. It is
     // opened at the first draw and kept.

@@ -5,7 +5,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use slipgate_policy::{LocalAddresses, document::LoadedPolicies};
+use slipgate_policy::LocalAddresses;
 
 use super::NetworkView;
 
@@ -30,8 +30,8 @@ pub struct Start<F = OwnedFd> {
     pub flow_log_events: Vec<FlowLogEvent>,
     /// The VMs, whose rows are filled already.
     pub vms: Vec<VmSpec>,
-    /// The policies in force.
-    pub policies: LoadedPolicies,
+    /// The policies in force: a memory file of what `PolicySet::to_bytes` made.
+    pub policies: F,
     /// Where this owner's rules begin in `RULES`.
     pub rule_base: u32,
     /// The forwards' texts, which follow the policies' there.
@@ -64,11 +64,11 @@ pub enum FlowLogEvent {
 
 /// Policies that are to be in force from now on.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Policies {
+pub struct Policies<F = OwnedFd> {
     /// Returned with the answer.
     pub id: u64,
-    /// The policies.
-    pub policies: LoadedPolicies,
+    /// The policies: a memory file of what `PolicySet::to_bytes` made.
+    pub policies: F,
     /// Where their texts begin in `RULES`; behind them are the forwards', which stay.
     pub rule_base: u32,
     /// What the rules protect on this host.

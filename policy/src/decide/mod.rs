@@ -1,4 +1,4 @@
-//! What a policy decides about a destination, a name, or a question.
+//! Decisions of a policy about a destination, a name, or a DNS question.
 mod by_address;
 mod by_name;
 pub(crate) mod exfil_budget;

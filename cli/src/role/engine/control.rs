@@ -8,13 +8,14 @@ use std::{
 
 use slipgate_abi::Protocol;
 use slipgate_ipc::{
-    channel::{Channel, Received},
+    channel::{Channel, Received, read_memory_file},
     engine::{EngineReply, EngineRequest, FromEngine, Policies, Subject, ToEngine, WhyAnswer},
 };
-use slipgate_policy::Destination;
+use slipgate_policy::{Destination, PolicySet};
 use userspace_nat::{
     clock::SECOND_NS,
-    engine::{CaptureRequest, Control, ControlMessage, ControlReply, Reload, Why},
+    control::{Control, ControlMessage, ControlReply, Reload, Why},
+    observe::CaptureRequest,
 };
 
 use super::convert;
@@ -172,11 +173,12 @@ fn asked(
     })
 }
 
-/// The broker has compiled them before: an error is its fault.
+/// What the broker compiled: an error is its fault.
 fn reload(policies: Policies) -> io::Result<ControlMessage> {
+    let bytes = read_memory_file(policies.policies).map_err(io::Error::other)?;
     Ok(ControlMessage::Policies(Box::new(Reload {
         request: policies.id,
-        policies: policies.policies.compile().map_err(io::Error::other)?,
+        policies: PolicySet::from_bytes(&bytes).map_err(io::Error::other)?,
         rule_base: policies.rule_base,
         local: policies.local,
         vms: convert::vms(policies.vms),

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use slipgate_abi::Protocol;
 use slipgate_ipc::engine as ipc;
 use userspace_nat::{
-    engine::{self, ControlMessage, NamesPage},
+    control::{self as engine, ControlMessage, NamesPage},
+    observe,
     record::{Event, RelayedId},
     relay, route,
     vm::VmSpec,
@@ -50,12 +51,12 @@ pub(super) fn on_exit(exit: ipc::OnExit) -> engine::OnExit {
     }
 }
 
-pub(super) fn subject(subject: ipc::Subject) -> engine::Subject {
+pub(super) fn subject(subject: ipc::Subject) -> observe::Subject {
     match subject {
-        ipc::Subject::Vm { row } => engine::Subject::Vm { row },
-        ipc::Subject::Flow { slot, generation } => engine::Subject::Flow { slot, generation },
+        ipc::Subject::Vm { row } => observe::Subject::Vm { row },
+        ipc::Subject::Flow { slot, generation } => observe::Subject::Flow { slot, generation },
         ipc::Subject::Relayed(ipc::RelayedId { run, number }) => {
-            engine::Subject::Relayed(RelayedId { run, number })
+            observe::Subject::Relayed(RelayedId { run, number })
         }
     }
 }
