@@ -62,7 +62,7 @@ pub const EARLY_NS: u64 = 10 * SECOND_NS;
 /// Translated address and peer toward which a port is busy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Destination {
-    /// The translated address.
+    /// Translated address that the peer sees.
     pub nat: Ip4,
     /// The peer's address.
     pub remote: Ip4,
@@ -99,11 +99,12 @@ impl Hash for Destination {
 /// When a freed port can be used again toward the same destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Freed {
-    /// At once.
+    /// Reusable at once.
     Safe,
-    /// After a rest, or before by the same VM with timestamps.
+    /// After a rest, or earlier by the same VM for a SYN with timestamps.
     Rests,
-    /// After a rest, or a shorter one by the same VM: there was no connection, or it was reset.
+    /// After a rest, or after a shorter one by the same VM: there was no connection, or it was
+    /// reset.
     RestsForOthers,
     /// After a whole rest, with no exception: the flow was inspected.
     Inspected,

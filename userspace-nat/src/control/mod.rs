@@ -176,7 +176,7 @@ pub enum ControlReply {
     },
     /// Answer to [`ControlMessage::Thaw`].
     Thawed {
-        /// The request's.
+        /// Id of the request.
         request: u64,
     },
     /// Answer to [`ControlMessage::Sync`].
@@ -248,12 +248,12 @@ pub struct NamesPage {
     /// DNS refusals since the engine started, with the most recent sample of each kind. For each VM
     /// the most frequent kinds are kept.
     pub refused: Vec<RefusedSample>,
-    /// Slot, generation and the name that opened its address, by slot.
+    /// Slot, generation and the name that opened the flow's address, in order of slots.
     pub flows: Vec<(u32, u32, String)>,
-    /// What was relayed for each VM, by its name.
+    /// Relayed traffic of each VM, by the VM's name.
     #[serde(default)]
     pub relayed: Vec<(String, RelayedCounts)>,
-    /// The relayed flows that live, by their ids.
+    /// The live relayed flows, in order of their ids.
     #[serde(default)]
     pub relayed_flows: Vec<LiveRelayed>,
     /// Where the next page begins; `None` on the last page.
@@ -263,11 +263,11 @@ pub struct NamesPage {
 /// Relayed flows and traffic of one VM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct RelayedCounts {
-    /// Flows that live.
+    /// Number of live flows.
     pub flows: u64,
-    /// Flows that have begun.
+    /// Number of flows that were opened, live and ended.
     pub begun: u64,
-    /// Of those, how many have ended.
+    /// Number of flows among `begun` that have ended.
     pub ended: u64,
     /// Packets from the guest.
     pub tx_packets: u64,
