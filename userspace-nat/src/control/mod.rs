@@ -157,7 +157,7 @@ pub enum ControlReply {
     Cut {
         /// Id of the request.
         request: u64,
-        /// Number of flows that were ended; `None` when the flow or VM is not in this engine.
+        /// Number of flows that were ended; `None` when the flow is not in this engine.
         flows: Option<u64>,
     },
     /// Answer to [`ControlMessage::Capture`].

@@ -41,7 +41,7 @@ struct Sum {
 /// question.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RefusedSample {
-    /// The VM's name.
+    /// Name of the VM.
     pub vm: String,
     /// Reason, as in `refused` of `stats`, or a reason of DNS.
     pub reason: String,
