@@ -60,7 +60,7 @@ pub struct Hop {
     pub route_mtu: u32,
 }
 
-/// The mapped arrays.
+/// The mapped arrays that kernel and engine share.
 pub trait Tables {
     /// Returns the row in `OWNERS` of this process.
     fn owner(&self) -> u32;

@@ -64,11 +64,11 @@ pub const EARLY_NS: u64 = 10 * SECOND_NS;
 pub struct Destination {
     /// Translated address that the peer sees.
     pub nat: Ip4,
-    /// The peer's address.
+    /// Address of the peer.
     pub remote: Ip4,
     /// The peer's port; 0 for ICMP.
     pub remote_port: u16,
-    /// The IP protocol.
+    /// IP protocol of the flows.
     pub protocol: Protocol,
 }
 
@@ -99,7 +99,7 @@ impl Hash for Destination {
 /// When a freed port can be used again toward the same destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Freed {
-    /// Reusable at once.
+    /// Reusable at once, by any VM.
     Safe,
     /// After a rest, or earlier by the same VM for a SYN with timestamps.
     Rests,
@@ -158,7 +158,7 @@ type RestOrder = VecDeque<(u64, Destination, u16)>;
 /// Port that a flow returns which is about to end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GivenBack {
-    /// The translated port.
+    /// The translated port that is returned.
     pub port: u16,
     /// Id of the VM that used the port.
     pub vm: u32,

@@ -92,7 +92,7 @@ pub struct Readiness {
     pub failed: bool,
 }
 
-/// The epoll set.
+/// The epoll set of the engine.
 #[derive(Debug)]
 pub struct Poller {
     epoll: Epoll,

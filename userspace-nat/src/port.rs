@@ -139,7 +139,7 @@ impl Batch {
         }
     }
 
-    /// Removes all frames.
+    /// Removes all frames from the batch.
     pub fn clear(&mut self) {
         self.lengths.clear();
     }
@@ -364,7 +364,7 @@ impl Outbox {
         self.ends.len() >= Self::FRAMES / 2 || self.bytes.len() >= self.byte_limit / 2
     }
 
-    /// Removes all frames.
+    /// Removes all frames from the queue.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();

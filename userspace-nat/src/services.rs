@@ -133,7 +133,7 @@ pub trait Services {
     /// Adds a VM, or replaces its description.
     fn vm_added(&mut self, vm: &VmNet);
 
-    /// Removes a VM.
+    /// Removes a VM, by id.
     fn vm_removed(&mut self, id: u32, cx: &mut Context<'_>);
 
     /// Sets which records are kept: those that `log` wants, and no others.

@@ -47,12 +47,12 @@ use slipgate_policy::Destination;
 pub enum Admission {
     /// The packet belongs to this flow: it goes back to the kernel.
     Flow {
-        /// The flow's slot.
+        /// Index of the flow's slot.
         slot: u32,
     },
     /// The packet belongs to this flow, which was cut.
     Cut {
-        /// The flow's slot.
+        /// Index of the flow's slot.
         slot: u32,
     },
     /// The packet opens no flow and belongs to none.
@@ -64,7 +64,7 @@ pub enum Admission {
 /// Side that opens a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Opener {
-    /// The guest.
+    /// The guest, by its own packet.
     Guest,
     /// The world, with the tuple and sequence number of its first packet.
     World((Tuple, u32)),
@@ -167,11 +167,12 @@ impl<D: Datapath> Core<D> {
         Admission::Refused(reason)
     }
 
-    /// Whether a packet is of the flow that has its tuple, and not of a new connection. The side that
-    /// opened a flow may have opened another by the same name; a SYN of the peer on a flow of the
-    /// guest's is a simultaneous open (RFC 5382 REQ-2), or its receiver's to challenge (RFC 5961). A SYN
-    /// of the guest on a flow of the world's is a connection of the guest's own: that somebody has sent
-    /// a packet in a remote's name to a forward does not mean that the guest may connect there.
+    /// Whether a packet belongs to the flow that has its tuple, and not to a new connection. The
+    /// side that opened a flow may have opened another with the same tuple. A SYN of the peer on a
+    /// guest's flow is a simultaneous open (RFC 5382 REQ-2), or its receiver's to challenge (RFC
+    /// 5961). A SYN of the guest on a flow from the world is a connection of the guest's own: a
+    /// packet sent to a forward, perhaps with a forged source, does not allow the guest to connect
+    /// there.
     fn belongs(&self, slot: u32, packet: &Packet<'_>, from: Direction) -> bool {
         let Transport::Tcp(tcp) = packet.transport else {
             return true;
@@ -182,8 +183,9 @@ impl<D: Datapath> Core<D> {
         let live = self.datapath.slot(slot);
         let again = live.isn() == tcp.sequence;
         match (from, live.flags() & SlotFlags::INBOUND != 0) {
-            // A retransmission, unless the connection was inspected and let go: its opener has said and
-            // heard more than that since, and what it opens by the same number nobody has looked at.
+            // A retransmission, unless the connection was inspected and released: its opener has
+            // sent and received more since, and what it opens with the same number was not
+            // inspected.
             (Direction::Tx, false) => again && !self.was_let_go(slot),
             (Direction::Tx, true) => false,
             // Anybody can send a SYN in the peer's name: it does not end a connection that lives.

@@ -21,7 +21,7 @@ mod why;
 
 pub use crate::state::{Forward, Link};
 
-/// What happens to the live flows when the engine stops.
+/// Treatment of the live flows when the engine stops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum OnExit {
     /// The flows stay in the kernel for the next process.
@@ -38,7 +38,7 @@ pub enum ControlMessage {
     VmGone {
         /// The VM's row in `VMS`.
         row: u16,
-        /// The VM's id.
+        /// Id of the VM.
         id: u32,
     },
     /// Routes, addresses or links changed. The message carries the whole new state.
@@ -113,7 +113,7 @@ pub enum ControlMessage {
     Names {
         /// Id of the request, returned with the answer.
         request: u64,
-        /// Where the page begins: 0, or [`NamesPage::next`] of the previous page.
+        /// Start of the page: 0, or [`NamesPage::next`] of the previous page.
         from: u64,
     },
     /// Answered when every earlier message is processed and every record is written.
@@ -121,7 +121,7 @@ pub enum ControlMessage {
         /// Id of the request, returned with the answer.
         request: u64,
     },
-    /// Stops the engine.
+    /// Stops the engine, with this treatment of its flows.
     Shutdown(OnExit),
 }
 
@@ -132,7 +132,7 @@ pub enum ControlReply {
     Why {
         /// Id of the request.
         request: u64,
-        /// What would happen to the flow.
+        /// Fate of the flow, and the rule that decides it.
         answer: Why,
     },
     /// Answer to [`ControlMessage::Names`].
@@ -193,7 +193,7 @@ pub enum ControlReply {
 pub struct Reload {
     /// Id of the request, returned with the answer.
     pub request: u64,
-    /// The compiled policies.
+    /// The compiled policies, in the order of their indices.
     pub policies: PolicySet,
     /// Index in `RULES` of the first rule of `policies`.
     pub rule_base: u32,
@@ -256,7 +256,7 @@ pub struct NamesPage {
     /// The live relayed flows, in order of their ids.
     #[serde(default)]
     pub relayed_flows: Vec<LiveRelayed>,
-    /// Where the next page begins; `None` on the last page.
+    /// Start of the next page; `None` on the last page.
     pub next: Option<u64>,
 }
 
@@ -296,9 +296,9 @@ impl std::ops::AddAssign for RelayedCounts {
 pub struct LiveRelayed {
     /// Id of the flow, as in the flow log.
     pub id: RelayedId,
-    /// The VM's name.
+    /// Name of the VM.
     pub vm: String,
-    /// IP protocol number.
+    /// IP protocol number of the flow.
     pub protocol: u8,
     /// Address and port of the guest.
     pub guest: SocketAddrV4,

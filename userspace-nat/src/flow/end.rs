@@ -26,7 +26,7 @@ pub enum EndReason {
     Idle,
     /// TCP closed by both sides.
     Closed,
-    /// TCP reset.
+    /// TCP reset by either side.
     Reset,
     /// TCP reset, and the inspection that followed the connection knows that no further segment is
     /// legitimate.
@@ -39,7 +39,7 @@ pub enum EndReason {
     AddressGone,
     /// The present rules or forwards do not admit it.
     Policy,
-    /// slipgate detached.
+    /// slipgate ended every flow and detached.
     Detached,
     /// An earlier process had begun to end it.
     Adopted,

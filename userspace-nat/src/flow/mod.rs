@@ -52,7 +52,7 @@ use table::FlowTable;
 pub struct Flows {
     table: FlowTable,
     slots: SlotPool,
-    /// The translated ports.
+    /// The translated ports of this process.
     pub ports: PortPool,
     /// Flows in `Ending` or `Unlinked`, in the order in which their grace ends.
     ending: VecDeque<end::Ending>,

@@ -20,9 +20,9 @@ pub struct NewFlow {
     pub vm_row: u16,
     /// Protocol of the flow.
     pub protocol: Protocol,
-    /// The translated address.
+    /// Translated address of the flow.
     pub nat: Ip4,
-    /// The translated port.
+    /// Translated port of the flow.
     pub nat_port: u16,
     /// Element of `RULES` that admitted the flow.
     pub rule: u32,
@@ -51,10 +51,10 @@ pub enum OpenError {
     /// Another entry has the tuple on the guest's side.
     #[error("the guest's tuple is taken")]
     GuestTaken,
-    /// `FLOWS` is full.
+    /// The map `FLOWS` is full.
     #[error("the flow map is full")]
     MapFull,
-    /// The kernel refused.
+    /// The kernel refused the insertion.
     #[error("insertion into the flow map failed")]
     Kernel(#[source] std::io::Error),
 }

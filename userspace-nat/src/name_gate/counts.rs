@@ -39,7 +39,7 @@ pub struct NameCounts {
 pub struct RefusedQuestions {
     /// Text of the rule.
     pub rule: String,
-    /// Number of questions.
+    /// Number of questions that it refused.
     pub questions: u64,
     /// Name in the last question.
     pub last: String,

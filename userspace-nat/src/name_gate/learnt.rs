@@ -51,7 +51,7 @@ impl LearntName {
 /// Bounds of an opening's lifetime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Lasting {
-    /// Shortest lifetime, seconds.
+    /// Shortest lifetime of an opening, seconds.
     pub(super) floor_s: u32,
     /// Longest lifetime, seconds. When it is below the floor, the floor applies.
     pub(super) ceiling_s: u32,

@@ -54,7 +54,7 @@ pub struct Judge {
     counts: HashMap<u32, NameCounts>,
     askers: HashMap<u32, Asker>,
     hasher: RandomState,
-    /// Of the rules: answers kept under others are not told.
+    /// Generation of the rules: answers cached under another one are not used.
     generation: u16,
 }
 

@@ -142,7 +142,7 @@ impl Captures {
         self.list.is_empty()
     }
 
-    /// Starts a capture.
+    /// Starts a capture of a flow or VM.
     pub(crate) fn begin<D: Datapath>(
         &mut self,
         core: &mut Core<D>,

@@ -31,13 +31,13 @@ pub fn ipv4(
 /// A TCP segment without options or payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// Source port.
+    /// Source port, host byte order.
     pub source: u16,
-    /// Destination port.
+    /// Destination port, host byte order.
     pub destination: u16,
-    /// Sequence number.
+    /// Sequence number, host byte order.
     pub sequence: u32,
-    /// Acknowledgement number.
+    /// Acknowledgement number, host byte order.
     pub acknowledgement: u32,
     /// Flags of the segment.
     pub flags: u8,

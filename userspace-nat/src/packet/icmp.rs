@@ -19,23 +19,23 @@ pub const TIME_EXCEEDED: u8 = 11;
 /// Type of "parameter problem".
 pub const PARAMETER_PROBLEM: u8 = 12;
 
-/// Codes of [`UNREACHABLE`].
+/// Codes of [`UNREACHABLE`] that the engine sends.
 #[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unreachable {
     /// No route to the network.
     Net = 0,
-    /// No way to the host.
+    /// The host is unreachable.
     Host = 1,
-    /// Nobody listens on the port.
+    /// No socket is bound to the port.
     Port = 3,
-    /// Larger than the next link and DF is set.
+    /// The packet is larger than the next link's MTU, and DF is set.
     FragmentationNeeded = 4,
     /// Administratively prohibited (RFC 1812 section 5.2.7.1).
     Prohibited = 13,
 }
 
-/// An ICMP header.
+/// A parsed ICMP header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Icmp {
     /// Type of the message.

@@ -13,13 +13,13 @@ pub struct Ipv4<'a> {
     pub bytes: &'a [u8],
     /// Header length with options, bytes.
     pub header_len: usize,
-    /// Source address.
+    /// Source address of the packet.
     pub source: Ip4,
-    /// Destination address.
+    /// Destination address of the packet.
     pub destination: Ip4,
-    /// IP protocol number.
+    /// IP protocol number of the payload.
     pub protocol: u8,
-    /// Time to live.
+    /// Time to live, hops.
     pub ttl: u8,
     /// Identification of the datagram, for its fragments.
     pub identification: u16,
@@ -27,7 +27,7 @@ pub struct Ipv4<'a> {
     pub dont_fragment: bool,
     /// Whether MF is set.
     pub more_fragments: bool,
-    /// Fragment offset, bytes.
+    /// Offset of the fragment in its datagram, bytes.
     pub fragment_offset: usize,
 }
 

@@ -24,9 +24,9 @@ pub struct Malformed;
 /// An IPv4 packet with the headers that identify its flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// The IPv4 header.
+    /// The parsed IPv4 header.
     pub ip: Ipv4<'a>,
-    /// The transport header.
+    /// The parsed transport header.
     pub transport: Transport,
 }
 

@@ -24,13 +24,13 @@ pub enum Transport {
 /// A TCP header (RFC 9293 section 3.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tcp {
-    /// Source port.
+    /// Source port, host byte order.
     pub source: u16,
-    /// Destination port.
+    /// Destination port, host byte order.
     pub destination: u16,
-    /// Sequence number.
+    /// Sequence number, host byte order.
     pub sequence: u32,
-    /// Acknowledgement number.
+    /// Acknowledgement number, host byte order.
     pub acknowledgement: u32,
     /// The flag octet, [`Flags`].
     pub flags: u8,
@@ -73,9 +73,9 @@ impl Tcp {
 /// A UDP header (RFC 768).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Udp {
-    /// Source port.
+    /// Source port, host byte order.
     pub source: u16,
-    /// Destination port.
+    /// Destination port, host byte order.
     pub destination: u16,
     /// Length of the payload, bytes.
     pub payload_len: usize,

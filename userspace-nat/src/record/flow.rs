@@ -28,7 +28,7 @@ pub struct Names<'a> {
 pub struct RelayedFlow {
     /// Number of the flow among this engine's relayed flows.
     pub number: u64,
-    /// The VM's id.
+    /// Id of the VM.
     pub vm: u32,
     /// TCP or UDP.
     pub protocol: Protocol,

@@ -145,7 +145,7 @@ impl FlowLog {
         self.listeners.iter_mut().find(|l| l.key() == key)
     }
 
-    /// Removes a listener.
+    /// Removes the listener of this key.
     pub fn unlisten(&mut self, key: u32) {
         self.listeners.retain(|listener| listener.key() != key);
     }

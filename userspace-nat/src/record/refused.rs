@@ -48,7 +48,7 @@ pub struct RefusedSample {
     /// Text of the rule, if one refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// Number of refusals.
+    /// Number of such refusals.
     pub count: u64,
     /// Time since the last one, ms.
     pub last_ms_ago: u64,
