@@ -1,18 +1,18 @@
-//! Time, as the engine sees it.
+//! Clocks as the engine sees them.
 use std::time::{Duration, SystemTime};
 
 /// A monotonic clock in nanoseconds, comparable with the kernel's `CLOCK_MONOTONIC`, and a wall
 /// clock for records.
 pub trait Clock {
-    /// `CLOCK_MONOTONIC`, ns. Same scale as the times in slots.
+    /// Returns the present `CLOCK_MONOTONIC` time, ns: the scale of the times in slots.
     fn now_ns(&self) -> u64;
-    /// Wall clock.
+    /// Returns the present wall-clock time.
     fn wall(&self) -> SystemTime;
-    /// Waits; only where the engine stops and has nothing else to do.
+    /// Waits `ns` nanoseconds. Called only when the engine stops and has no other work.
     fn sleep_ns(&self, ns: u64);
 }
 
-/// The real clocks.
+/// The system's clocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 

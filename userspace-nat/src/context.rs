@@ -1,13 +1,13 @@
-//! What the event loop lends to a service.
+//! The access that the event loop gives a service during a call.
 use crate::{poll::Poller, port::Outbox};
 
-/// What the loop lends to a service for the time of a call.
+/// Time, outbox and epoll set, lent by the event loop to a service for one call.
 #[derive(Debug)]
 pub struct Context<'a> {
-    /// `CLOCK_MONOTONIC`, ns.
+    /// Present time, `CLOCK_MONOTONIC` ns.
     pub now_ns: u64,
-    /// Frames to be sent.
+    /// Queue for the frames that the service sends.
     pub out: &'a mut Outbox,
-    /// Where descriptors are waited on.
+    /// Epoll set for the descriptors of the service.
     pub poller: &'a Poller,
 }

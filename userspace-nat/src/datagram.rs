@@ -6,7 +6,7 @@ use smoltcp::{
     wire::{IpProtocol, Ipv4Packet, Ipv4Repr, UdpPacket, UdpRepr},
 };
 
-/// Headers before the payload, bytes.
+/// Length of the IPv4 and UDP headers before the payload, bytes.
 pub const HEADERS_LEN: usize = 28;
 /// Largest payload, bytes.
 pub const MAX_PAYLOAD_LEN: usize = 65_535 - HEADERS_LEN;
@@ -14,18 +14,19 @@ pub const MAX_PAYLOAD_LEN: usize = 65_535 - HEADERS_LEN;
 /// A whole UDP datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Datagram<'p> {
-    /// Where it comes from.
+    /// Source address and port.
     pub from: SocketAddrV4,
-    /// Where it goes.
+    /// Destination address and port.
     pub to: SocketAddrV4,
-    /// What it carries.
+    /// Payload of the datagram.
     pub payload: &'p [u8],
 }
 
 impl<'p> Datagram<'p> {
-    /// Reads an IPv4 packet; `None` for a fragment, another protocol, lengths that contradict each
-    /// other, or a wrong header checksum. UDP's own is not looked at: from a guest's memory to
-    /// here nothing can garble it, and with offloads it is not filled in.
+    /// Parses an IPv4 packet. Returns `None` for a fragment, another protocol, contradictory
+    /// lengths, or a wrong header checksum. The UDP checksum is not verified: nothing can corrupt
+    /// the datagram between the guest's memory and here, and with offloads the checksum is not
+    /// filled in.
     pub fn parse(packet: &'p [u8]) -> Option<Self> {
         let ip = Ipv4Packet::new_checked(packet).ok()?;
         let whole = !ip.more_frags() && ip.frag_offset() == 0;
@@ -43,7 +44,7 @@ impl<'p> Datagram<'p> {
         })
     }
 
-    /// The IPv4 packet, checksums filled in; the payload is cut at [`MAX_PAYLOAD_LEN`].
+    /// Builds the IPv4 packet with its checksums. The payload is truncated to [`MAX_PAYLOAD_LEN`].
     pub fn emit(&self) -> Vec<u8> {
         let payload = &self.payload[..self.payload.len().min(MAX_PAYLOAD_LEN)];
         let checksums = ChecksumCapabilities::default();

@@ -1,8 +1,8 @@
-//! Clamping the TCP MSS option of a SYN to what the path carries.
+//! Clamping of the TCP MSS option in a SYN to the path's MTU.
 //!
-//! The engine sees the opener's SYN only: the guest's, or with a forward the world's. So it clamps
-//! what the opener is willing to *receive*. The answering SYN-ACK is translated in the kernel
-//! untouched; what it lets the opener send beyond the path's MTU is answered by ICMP
+//! The engine sees only the opener's SYN: the guest's, or with a forward the world's. So it clamps
+//! the size that the opener is willing to *receive*. The SYN-ACK is translated in the kernel
+//! unchanged. Packets of the opener that exceed the path's MTU as a result are answered by ICMP
 //! "fragmentation needed".
 use slipgate_abi::segment::MIN_TCP_GSO_SIZE;
 
@@ -11,22 +11,24 @@ use crate::packet::{
     transport::{OPTION_MSS, TCP_HEADER_LEN, tcp_options},
 };
 
-/// Least MSS that is clamped to, bytes: a link with less does not carry IPv4's 576.
+/// Least MSS to which a SYN is clamped, bytes: a link with less does not carry the 576 bytes that
+/// every IPv4 host accepts.
 pub const MIN_MSS: u16 = MIN_TCP_GSO_SIZE as u16 + 40;
-/// Headers that an MSS does not count: IPv4 and TCP without options, bytes.
+/// Length of the IPv4 and TCP headers without options, bytes; an MSS does not include them.
 const HEADERS: u32 = (ipv4::HEADER_LEN + TCP_HEADER_LEN) as u32;
 
-/// The MSS for a path of this MTU.
+/// Returns the MSS for a path with this MTU, bytes.
 pub fn for_mtu(mtu: u32) -> u16 {
     u16::try_from(mtu.saturating_sub(HEADERS))
         .unwrap_or(u16::MAX)
         .max(MIN_MSS)
 }
 
-/// Lowers the MSS option in a TCP header with options to `most`. Returns whether it changed. A
-/// SYN without the option is left alone: its sender takes 536 (RFC 9293 section 3.7.1).
+/// Lowers the MSS option in a TCP header with options to `most` bytes. Returns whether it changed.
+/// A SYN without the option is not changed: its sender assumes 536 (RFC 9293 section 3.7.1).
 ///
-/// `partial`: the checksum field holds the pseudo-header's sum, which options are no part of.
+/// `partial`: the checksum field holds only the pseudo-header's sum, which does not include
+/// options.
 pub fn clamp(tcp_header: &mut [u8], most: u16, partial: bool) -> bool {
     let Some((_, at, 4)) = tcp_options(tcp_header).find(|(kind, ..)| *kind == OPTION_MSS) else {
         return false;

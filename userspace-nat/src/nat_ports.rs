@@ -1,36 +1,36 @@
-//! Translated ports (and ICMP ids): which are free, for which destination.
+//! Translated ports (and ICMP ids): which are free, and for which destination.
 //!
 //! # Theory of operation
 //! Mapping is address and port dependent: a port is busy only toward the destination it is used
-//! for, so that the default range of 4,536 ports serves as many flows to *each* destination.
-//! A destination's busy ports are a short list, then a bitmap. A port is picked at random (RFC
-//! 6056 section 3.3.1: unguessable), which for a bitmap means: the first free one from a random
-//! start, at worst a look at each of the range's words.
+//! for, so that the default range of 4,536 ports serves as many flows to *each* destination. A
+//! destination's busy ports are a short list, then a bitmap. A port is picked at random (RFC 6056
+//! section 3.3.1: unguessable). In a bitmap this is the first free port from a random start, at
+//! worst a look at each of the range's words.
 //!
 //! A freed port rests ([`PORT_REST_NS`], RFC 6888 REQ-8) before it is used toward the same
-//! destination again, unless its flow shows that it is safe ([`Freed::Safe`]): then it is free at
-//! once. When nothing else is left, the VM that had it may have it early: for a SYN with timestamps
-//! (RFC 6191), or after [`EARLY_NS`] where no end of a connection can be held by the peer
+//! destination again, unless its flow shows that reuse is safe ([`Freed::Safe`]): then it is free
+//! at once. When no other port is left, the VM that used it last may reuse it early: for a SYN with
+//! timestamps (RFC 6191), or after [`EARLY_NS`] when the peer can hold no end of a connection
 //! ([`Freed::RestsForOthers`]).
 //!
-//! None of that for a port of an inspected flow ([`Freed::Inspected`]): for as long as a cookie of
-//! its server's is good (RFC 4987 section 3.6), an acknowledgement of old is enough to open a
-//! connection that nobody looks at. It rests to the end.
+//! A port of an inspected flow has no such exceptions ([`Freed::Inspected`]). As long as a SYN
+//! cookie of its server is valid (RFC 4987 section 3.6), an old acknowledgement is enough to open a
+//! connection that is not inspected. Such a port rests for the whole time.
 //!
-//! How many ports may rest is bounded ([`MAX_RESTING`]). Past it the oldest are freed early; of
-//! those that rest to the end no more come to be, because no flow is inspected that might leave one
-//! ([`PortPool::may_inspect`]).
+//! The number of resting ports is bounded ([`MAX_RESTING`]). Past the bound the oldest are freed
+//! early. For ports of inspected flows the bound holds because no further flow is inspected that
+//! might leave one ([`PortPool::may_inspect`]).
 //!
 //! # Shares
-//! No VM can use up the ports toward a destination that others want too (RFC 6888 REQ-4). With
-//! several VMs a quarter of the range is a [`Reserve`]: of it a VM may only take what brings its
-//! ports toward that destination, resting ones included, up to an equal part. So whatever the
-//! others do, each VM can have 1/4 of the range divided by the number of VMs.
+//! No VM can use up the ports toward a destination that other VMs want too (RFC 6888 REQ-4). With
+//! several VMs a quarter of the range is a [`Reserve`]: a VM may take a port of it only while its
+//! ports toward that destination, resting ones included, are fewer than an equal part. So each VM
+//! can have 1/4 of the range divided by the number of VMs, whatever the others do.
 //!
-//! Between processes: each has a part of its own ([`PortPool::share_with`]).
+//! Each process has a part of the range of its own ([`PortPool::share_with`]).
 //!
-//! Endpoint-independent mapping (RFC 4787 REQ-1, on request, UDP) would take its ports from a
-//! range of its own, with one [`Destination`] of remote 0.0.0.0:0 for all.
+//! Endpoint-independent mapping (RFC 4787 REQ-1, on request, UDP) would take its ports from a range
+//! of its own, with one [`Destination`] of remote 0.0.0.0:0 for all.
 use std::{
     collections::VecDeque,
     hash::{Hash, Hasher},
@@ -49,29 +49,31 @@ mod parts;
 use occupancy::Occupancy;
 use parts::Parts;
 
-/// Disjoint from Linux's default `ip_local_port_range`, 32768 to 60999.
+/// Default range of translated ports. It is disjoint from Linux's default `ip_local_port_range`,
+/// 32768 to 60999.
 pub const DEFAULT_RANGE: RangeInclusive<u16> = 61_000..=65_535;
-/// Most resting ports, of all destinations together, and as many of inspected flows: 12 MiB each.
+/// Most resting ports of all destinations together, and as many again of inspected flows: 12 MiB
+/// each.
 pub const MAX_RESTING: usize = 262_144;
-/// How long a port rests at least that its own VM may have early, ns: late answers are the same
-/// guest's, and most are there by then.
+/// Shortest rest of a port that the same VM may reuse early, ns. Late answers belong to the same
+/// guest, and most arrive within this time.
 pub const EARLY_NS: u64 = 10 * SECOND_NS;
 
-/// What a port is busy toward.
+/// Translated address and peer toward which a port is busy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Destination {
-    /// The translated address.
+    /// Translated address that the peer sees.
     pub nat: Ip4,
-    /// The peer's address.
+    /// Address of the peer.
     pub remote: Ip4,
     /// The peer's port; 0 for ICMP.
     pub remote_port: u16,
-    /// The protocol.
+    /// IP protocol of the flows.
     pub protocol: Protocol,
 }
 
 impl Destination {
-    /// The flow there that has this port, as the world's links see it.
+    /// Returns the tuple, as seen on uplinks, of the flow with this translated port.
     pub fn world(&self, nat_port: u16) -> Tuple {
         Tuple {
             scope: Tuple::WORLD,
@@ -86,7 +88,7 @@ impl Destination {
 }
 
 impl Hash for Destination {
-    /// Two words instead of a call per field: this is on the path of every admission.
+    /// Hashes two words instead of one value per field: this is on the path of every admission.
     fn hash<H: Hasher>(&self, state: &mut H) {
         let word = |a: Ip4| u64::from(a.to_wire());
         state.write_u64(word(self.nat) << 32 | word(self.remote));
@@ -94,104 +96,109 @@ impl Hash for Destination {
     }
 }
 
-/// How safely a freed port can be used again toward the same destination.
+/// When a freed port can be used again toward the same destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Freed {
-    /// At once.
+    /// Reusable at once, by any VM.
     Safe,
-    /// After a rest, or before by the same VM with timestamps.
+    /// After a rest, or earlier by the same VM for a SYN with timestamps.
     Rests,
-    /// After a rest, or a shorter one by the same VM: there was no connection, or it was reset.
+    /// After a rest, or after a shorter one by the same VM: there was no connection, or it was
+    /// reset.
     RestsForOthers,
-    /// After a rest, and by nobody before.
+    /// After a whole rest, with no exception: the flow was inspected.
     Inspected,
-    /// It was another process's all along: after a rest, and it is nobody's meanwhile.
+    /// After a rest with no exception: another process was found to use the port, and no VM is
+    /// charged for it meanwhile.
     Taken,
 }
 
-/// How often a port is tried by chance before the rest is tried in turn.
+/// Random tries for a port before the range is searched in order.
 const RANDOM_TRIES: usize = 8;
-/// Resting ports that are looked at for one that its VM may have early.
+/// Most resting ports that are examined for one that the VM may reuse early.
 const RESTING_LOOKS: usize = 64;
-/// Whose a port is that another process has.
+/// Holder of a port that another process uses.
 const NOBODY: u32 = Tuple::WORLD;
 
+/// Ports that are busy toward one destination.
 #[derive(Debug, Default)]
 struct Toward {
     busy: Occupancy,
-    /// Ports among the busy that rest, oldest first.
+    /// Busy ports that rest after flows that were not inspected, oldest first.
     resting: VecDeque<Rest>,
-    /// The same of inspected flows.
+    /// Busy ports that rest after inspected flows, oldest first.
     inspected: VecDeque<Rest>,
-    /// The offset at which a search among the busy goes on.
+    /// Offset in the range at which the next search among busy ports starts.
     looked_at: u16,
 }
 
+/// Rest of one port toward one destination.
 #[derive(Clone, Copy, Debug)]
 struct Rest {
     port: u16,
-    /// Whose it was.
+    /// Id of the VM that used the port, or [`NOBODY`].
     vm: u32,
-    /// When it is over, ns. It tells a port's rests apart.
+    /// End of the rest, `CLOCK_MONOTONIC` ns. It also distinguishes the rests of one port.
     ready_ns: u64,
-    /// When it is over for whose it was, ns.
+    /// Time from which the same VM may reuse the port, ns; `u64::MAX`: not before the end, except
+    /// for a SYN with timestamps.
     early_ns: u64,
 }
 
 impl Rest {
-    /// Whether it is this port's, and may end early for this VM.
+    /// Whether this is the port's rest and the VM may end it early.
     fn is_for(&self, port: u16, vm: u32) -> bool {
         self.port == port && self.vm == vm && self.early_ns != u64::MAX
     }
 }
 
-/// Rests in the order in which they end: when, and whose.
+/// Rests in the order in which they end: end in ns, destination and port.
 type RestOrder = VecDeque<(u64, Destination, u16)>;
 
-/// A port that a flow gives back which is about to end.
+/// Port that a flow returns which is about to end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GivenBack {
-    /// The port.
+    /// The translated port that is returned.
     pub port: u16,
-    /// Whose it was.
+    /// Id of the VM that used the port.
     pub vm: u32,
-    /// How safely it can be used again.
+    /// When the port can be used again.
     pub how: Freed,
-    /// Whether the flow ends for want of ports: what is its own then a VM has again at once.
+    /// Whether the flow ends because ports ran short: a VM may reuse its own port at once then.
     pub is_reclaimed: bool,
 }
 
-/// All ports.
+/// The translated ports of this process, by destination.
 #[derive(Debug)]
 pub struct PortPool {
     range: RangeInclusive<u16>,
     vms: usize,
     reserve: Reserve,
-    /// Among processes.
+    /// Parts of the range that are kept for each process.
     parts: Parts,
-    /// By protocol: ports that sockets of the host hold.
+    /// Ports that are bound by sockets of the host, by protocol.
     reserved: HashMap<(Protocol, u16), (), foldhash::fast::RandomState>,
     toward: HashMap<Destination, Toward, foldhash::fast::RandomState>,
-    /// Every rest, also of ports that were picked early.
+    /// Rests of ports whose flow was not inspected, those of ports that were reused early included.
     rests: RestOrder,
-    /// Every rest of an inspected flow's port.
+    /// Rests of ports of inspected flows.
     inspected: RestOrder,
-    /// Of these, how many are of which VM.
+    /// Number of rests in `inspected`, by VM id.
     inspected_of: HashMap<u32, usize, foldhash::fast::RandomState>,
-    /// Among the VMs, of [`MAX_RESTING`].
+    /// Share of each VM in [`MAX_RESTING`] rests of inspected flows.
     inspected_reserve: Reserve,
-    /// The rest that the last port was taken from early, until the next one is.
+    /// Rest that the last pick ended early; kept until the next pick, for [`PortPool::put_back`].
     early: Option<(Destination, Rest)>,
     rng: SmallRng,
 }
 
 impl PortPool {
-    /// A pool over `range`, seeded from the system's entropy.
+    /// Creates a pool over `range`, seeded from the system's entropy.
     pub fn new(range: RangeInclusive<u16>) -> Self {
         Self::with_rng(range, SmallRng::from_rng(&mut rand::rng()))
     }
 
-    /// A pool with a generator of the caller's, for tests.
+    /// Creates a pool with the given random number generator, for tests.
     pub fn with_rng(range: RangeInclusive<u16>, rng: SmallRng) -> Self {
         Self {
             vms: 1,
@@ -209,21 +216,21 @@ impl PortPool {
         }
     }
 
-    /// How many ports the range has.
+    /// Returns the number of ports in the range.
     pub fn size(&self) -> usize {
         self.range.len()
     }
 
-    /// Sets among how many VMs the ports are shared.
+    /// Sets the number of VMs among which the ports are shared.
     pub fn share_among(&mut self, vms: usize) {
         self.vms = vms;
         self.reserve = Reserve::new(self.usable(), vms);
         self.inspected_reserve = Reserve::new(MAX_RESTING, vms);
     }
 
-    /// Sets which rows of `OWNERS` other processes have, a bit each, and which is ours. With others
-    /// there some ports are kept for each process: theirs are left alone, ours are for VMs that have
-    /// little.
+    /// Sets the rows of `OWNERS` that other processes hold, one bit each, and the row of this
+    /// process. While there are others, a part of the range is kept for each process: the parts of
+    /// others are not used, and the own part is for VMs that have few ports.
     pub fn share_with(&mut self, own_row: u32, others: u64) {
         let parts = Parts::new(self.range.len(), own_row, others);
         if parts != self.parts {
@@ -232,25 +239,27 @@ impl PortPool {
         }
     }
 
-    /// Ports of the range that are not kept for a process.
+    /// Returns the number of ports in the range that are not kept for a process.
     fn usable(&self) -> usize {
         self.range.len() - self.parts.kept()
     }
 
-    /// Whether another flow of a VM may be inspected, after which its port has to rest to the end.
+    /// Whether another flow of a VM may be inspected: its port has to rest for the whole time
+    /// afterwards.
     pub fn may_inspect(&self, vm: u32) -> bool {
         let free = MAX_RESTING.saturating_sub(self.inspected.len());
         let held = || self.inspected_of.get(&vm).copied().unwrap_or_default();
         free > 0 && self.inspected_reserve.allows(free, held)
     }
 
-    /// Sets the ports that sockets of the host hold; they are not picked any more.
+    /// Sets the ports that are bound by sockets of the host; they are not picked any more.
     pub fn set_reserved(&mut self, ports: impl IntoIterator<Item = (Protocol, u16)>) {
         self.reserved = ports.into_iter().map(|p| (p, ())).collect();
     }
 
-    /// Picks a free port toward a destination for a VM and marks it busy; `None` when there is
-    /// none, or the VM has had its share. `timestamps`: whether it is for a SYN that carries them.
+    /// Picks a free port toward a destination for a VM and marks it busy. Returns `None` when no
+    /// port is free, or the VM has used up its share. `timestamps`: whether the port is for a SYN
+    /// with TCP timestamps.
     pub fn pick(&mut self, to: Destination, vm: u32, timestamps: bool, now_ns: u64) -> Option<u16> {
         let size = self.range.len();
         if size == 0 {
@@ -306,8 +315,8 @@ impl PortPool {
         Some(rest.port)
     }
 
-    /// Whether a VM would find a port toward a destination, had these been given back: by
-    /// [`PortPool::pick`], [`PortPool::pick_kept`], or [`PortPool::take`].
+    /// Whether a VM would get a port toward a destination if the ports in `given_back` had been
+    /// returned: by [`PortPool::pick`], [`PortPool::pick_kept`] or [`PortPool::take`].
     pub fn has_port(
         &self,
         to: Destination,
@@ -372,12 +381,13 @@ impl PortPool {
             })
     }
 
-    /// How many of the ports that are kept for our process a VM may have toward a destination.
+    /// Returns how many of the ports that are kept for this process one VM may have toward a
+    /// destination.
     fn kept_for_each(&self) -> usize {
         (self.parts.own().len() / self.vms.max(1)).max(1)
     }
 
-    /// Whether a resting port may be picked early.
+    /// Whether a VM may reuse a resting port before the end of its rest.
     fn may_have_early(
         &self,
         to: Destination,
@@ -390,7 +400,7 @@ impl PortPool {
         rest.vm == vm && is_early && !is_reserved(&self.reserved, to, rest.port)
     }
 
-    /// Gives back a port that was picked just now, and not used: as it was.
+    /// Returns a port that was just picked and not used, and restores its former state.
     pub fn put_back(&mut self, to: Destination, port: u16, vm: u32) {
         let (Some(offset), Entry::Occupied(mut entry)) = (self.offset(port), self.toward.entry(to))
         else {
@@ -407,8 +417,8 @@ impl PortPool {
         }
     }
 
-    /// Picks a free port of what is kept for our process, for a VM that has less than an equal part of
-    /// that toward the destination.
+    /// Picks a free port from the part that is kept for this process, for a VM that has less than
+    /// an equal share of that part toward the destination.
     pub fn pick_kept(&mut self, to: Destination, vm: u32) -> Option<u16> {
         let own = self.parts.own();
         let held = self.toward.get(&to).map_or(0, |t| t.busy.held_by(vm));
@@ -420,8 +430,8 @@ impl PortPool {
         ports.find(|port| self.take(to, *port, vm))
     }
 
-    /// Takes this port for a VM that has just given it back for that, whatever its share. Whether it
-    /// may: it is free, or rests for others only.
+    /// Takes a port for a VM that has just returned it for this purpose, whatever its share.
+    /// Returns false when the port is neither free nor resting for others only.
     pub fn take(&mut self, to: Destination, port: u16, vm: u32) -> bool {
         let Some(offset) = self.offset(port) else {
             return false;
@@ -436,7 +446,7 @@ impl PortPool {
             toward.busy.set(offset, vm, size);
             return true;
         }
-        // The newest.
+        // The newest rest of the port.
         let at = toward
             .resting
             .iter()
@@ -446,7 +456,7 @@ impl PortPool {
         rest.is_some()
     }
 
-    /// Marks a port busy that a VM's flow has already (adoption).
+    /// Marks a port busy that a VM's flow uses already (adoption).
     pub fn mark(&mut self, to: Destination, port: u16, vm: u32) {
         if let Some(offset) = self.offset(port) {
             let size = self.range.len();
@@ -455,8 +465,8 @@ impl PortPool {
         }
     }
 
-    /// Frees a port of a VM. One outside the range (a forward's) is nobody's to give out, so nothing is to
-    /// be done.
+    /// Frees a VM's port. A port outside the range (a forward's) is not managed by the pool:
+    /// nothing is done.
     pub fn free(&mut self, to: Destination, port: u16, vm: u32, how: Freed, now_ns: u64) {
         let Some(offset) = self.offset(port) else {
             return;
@@ -507,7 +517,7 @@ impl PortPool {
         }
     }
 
-    /// Frees the ports whose rest is over.
+    /// Frees the ports whose rest has ended.
     pub fn wake(&mut self, now_ns: u64) {
         let is_over = |rest: &mut (u64, Destination, u16)| rest.0 <= now_ns;
         while let Some(rest) = self.rests.pop_front_if(is_over) {
@@ -526,8 +536,8 @@ impl PortPool {
         }
     }
 
-    /// Ends a rest among `of` and frees its port, unless that was picked early: its next rest is
-    /// another.
+    /// Ends a rest in the list that `of` selects and frees its port. Returns `None` and frees
+    /// nothing when the port was reused early: its next rest is another one.
     fn end_rest(
         &mut self,
         (ready_ns, to, port): (u64, Destination, u16),
@@ -548,7 +558,7 @@ impl PortPool {
         Some(rest)
     }
 
-    /// Busy ports toward a destination, resting ones included.
+    /// Returns the number of busy ports toward a destination, resting ones included.
     pub fn busy(&self, to: &Destination) -> usize {
         self.toward.get(to).map_or(0, |t| t.busy.len())
     }
@@ -558,15 +568,15 @@ impl PortPool {
         self.busy(to) * 2 > self.range.len()
     }
 
-    /// The next `most` ports of the range, for a search among a destination's flows that goes on
-    /// where the last one stopped ([`PortPool::looked_at`]).
+    /// Returns the next `most` ports of the range, for a search among a destination's flows that
+    /// continues where the previous one stopped ([`PortPool::looked_at`]).
     pub fn next_ports(&self, to: &Destination, most: usize) -> impl Iterator<Item = u16> + use<> {
         let (first, size) = (*self.range.start(), self.range.len());
         let start = self.toward.get(to).map_or(0, |t| usize::from(t.looked_at));
         (0..most.min(size)).map(move |i| first + ((start + i) % size) as u16)
     }
 
-    /// Notes that so many ports toward a destination were looked at.
+    /// Records that the next `ports` ports toward a destination have been searched.
     pub fn looked_at(&mut self, to: &Destination, ports: usize) {
         let size = self.range.len();
         if let Some(toward) = self.toward.get_mut(to) {
@@ -575,7 +585,7 @@ impl PortPool {
         }
     }
 
-    /// Destinations with a busy port, and resting ports.
+    /// Returns the number of destinations with a busy port, and the number of resting ports.
     pub fn sizes(&self) -> (usize, usize) {
         (self.toward.len(), self.rests.len() + self.inspected.len())
     }

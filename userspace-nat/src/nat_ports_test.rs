@@ -189,7 +189,8 @@ const MOST_CHI_SQUARE: f64 = 140.0;
 /// How many ports back a port must tell nothing about.
 const LAGS: usize = 16;
 
-/// What tells the ports from random ones: the values, the step from one to the one `lag` later.
+/// Statistics by which the ports differ from random ones: of the values, and of the difference from
+/// each to the one `lag` later.
 fn what_is_not_random(ports: &[u16]) -> Vec<String> {
     let offsets: Vec<usize> = ports
         .iter()

@@ -1,4 +1,4 @@
-//! Waiting: one level-triggered epoll set for everything the engine waits on.
+//! One level-triggered epoll set for all descriptors on which the engine waits.
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
@@ -6,7 +6,7 @@ use std::{
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-/// Whose descriptor it is.
+/// Part of the engine that owns a descriptor.
 #[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Subsystem {
@@ -18,18 +18,18 @@ pub enum Subsystem {
     Dns = 2,
     /// Relay listeners and connections.
     Relay = 3,
-    /// Sockets that captures go to.
+    /// Sockets to which captures are written.
     Capture = 4,
-    /// Sockets that records go to.
+    /// Sockets to which records are written.
     Listener = 5,
 }
 
-/// Names a descriptor: its subsystem, and a number that the subsystem chose.
+/// Identifier of a descriptor: its subsystem, and a number that the subsystem chose.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Token {
-    /// Whose it is.
+    /// The subsystem that owns the descriptor.
     pub subsystem: Subsystem,
-    /// The subsystem's own number for it.
+    /// The subsystem's own number for the descriptor.
     pub key: u32,
 }
 
@@ -55,16 +55,16 @@ impl Token {
     }
 }
 
-/// What to wait for.
+/// Events for which a descriptor is waited on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interest {
     /// Nothing but errors and hang-ups.
     None,
-    /// To be readable.
+    /// The descriptor is readable.
     Read,
-    /// To be writable.
+    /// The descriptor is writable.
     Write,
-    /// Either.
+    /// The descriptor is readable or writable.
     Both,
 }
 
@@ -79,20 +79,20 @@ impl Interest {
     }
 }
 
-/// A descriptor that is ready. Level-triggered: what is not drained comes again.
+/// Events of one ready descriptor. Epoll is level-triggered: unread data is reported again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Readiness {
-    /// Which.
+    /// Identifier of the descriptor.
     pub token: Token,
-    /// Readable, or the peer has shut its side.
+    /// Whether it is readable, or the peer has shut down its side.
     pub readable: bool,
-    /// Writable.
+    /// Whether it is writable.
     pub writable: bool,
-    /// In error or hung up: reading or writing will say how.
+    /// Whether it is in error or hung up: a read or write returns the cause.
     pub failed: bool,
 }
 
-/// The epoll set.
+/// The epoll set of the engine.
 #[derive(Debug)]
 pub struct Poller {
     epoll: Epoll,
@@ -100,7 +100,10 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// An empty set.
+    /// Creates an empty set.
+    ///
+    /// # Errors
+    /// When the kernel gives no epoll descriptor.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
@@ -109,25 +112,38 @@ impl Poller {
     }
 
     /// Adds a descriptor. It leaves the set when it is closed, or by [`Poller::remove`].
+    ///
+    /// # Errors
+    /// When the kernel refuses, for example because the descriptor is in the set already.
     pub fn add(&self, fd: impl AsFd, token: Token, interest: Interest) -> io::Result<()> {
         Ok(self
             .epoll
             .add(fd, EpollEvent::new(interest.flags(), token.to_u64()))?)
     }
 
-    /// Changes what to wait for.
+    /// Changes the events for which a descriptor is waited on.
+    ///
+    /// # Errors
+    /// When the descriptor is not in the set.
     pub fn modify(&self, fd: BorrowedFd<'_>, token: Token, interest: Interest) -> io::Result<()> {
         let mut event = EpollEvent::new(interest.flags(), token.to_u64());
         Ok(self.epoll.modify(fd, &mut event)?)
     }
 
     /// Removes a descriptor.
+    ///
+    /// # Errors
+    /// When the descriptor is not in the set.
     pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
         Ok(self.epoll.delete(fd)?)
     }
 
-    /// Waits at most `timeout_ns` (`None`: for ever; rounded up to a millisecond, 0 returns at
-    /// once) and appends what is ready. A signal ends the wait early.
+    /// Waits until a descriptor is ready and appends what is ready to `ready`. The wait lasts at
+    /// most `timeout_ns`, rounded up to a millisecond and bounded by a minute; 0 returns at once,
+    /// `None` waits without limit. A signal ends the wait early.
+    ///
+    /// # Errors
+    /// When the kernel refuses the wait.
     pub fn wait(&mut self, timeout_ns: Option<u64>, ready: &mut Vec<Readiness>) -> io::Result<()> {
         let timeout = match timeout_ns {
             None => EpollTimeout::NONE,

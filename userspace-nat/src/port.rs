@@ -1,12 +1,12 @@
-//! The engine port: frames in, frames out.
+//! The engine port: the device through which the engine reads and writes frames.
 //!
 //! Each read and each write is one frame:
 //! ```text
 //! virtio_net_hdr (10) | PortHeader (12) | EtherType (2) | L3 …
 //! ```
 //! The `virtio_net_hdr` (virtio 1.2 section 5.1.6, legacy length as by `TUNSETVNETHDRSZ` 10) says
-//! whether the frame is a GSO super-packet and whether its L4 checksum is yet to be completed. A
-//! frame that is re-injected keeps it, so it stays whole.
+//! whether the frame is a GSO super-packet and whether its L4 checksum is still to be completed. A
+//! re-injected frame keeps this header, so that it stays whole.
 use std::{io, os::fd::BorrowedFd};
 
 use slipgate_abi::{
@@ -19,17 +19,17 @@ use crate::{stats::Traffic, vm::VmNet};
 
 /// Length of the virtio-net header on the port, bytes.
 pub const VNET_LEN: usize = 10;
-/// Where the PortHeader begins.
+/// Offset of the `PortHeader` in a frame, bytes.
 pub const PORT_HEADER_AT: usize = VNET_LEN;
-/// Where the EtherType stands.
+/// Offset of the EtherType in a frame, bytes.
 pub const ETHERTYPE_AT: usize = VNET_LEN + PortHeader::LEN;
-/// Where L3 begins.
+/// Offset of the L3 header in a frame, bytes.
 pub const L3_AT: usize = ETHERTYPE_AT + 2;
-/// Length of the Ethernet header: `csum_start` counts from its begin.
+/// Length of the Ethernet header, bytes; `csum_start` counts from its start.
 pub const ETHERNET_LEN: usize = PortHeader::LEN + 2;
 /// Longest frame with its headers, bytes.
 pub const MAX_FRAME: usize = L3_AT + 65_535;
-/// Frames read in one go.
+/// Most frames that one batch holds.
 pub const BATCH: usize = 64;
 
 /// EtherType of IPv4.
@@ -39,46 +39,52 @@ pub const ETHERTYPE_ARP: u16 = 0x0806;
 /// EtherType of IPv6.
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
 
-/// The port. The descriptor is non-blocking.
+/// The engine port, whose descriptor is non-blocking.
 pub trait FrameIo {
-    /// Reads frames until the batch is full or nothing is there (not an error).
+    /// Reads frames until the batch is full or no frame is waiting (which is not an error).
+    ///
+    /// # Errors
+    /// When reading fails for another reason.
     fn recv(&mut self, batch: &mut Batch) -> io::Result<()>;
-    /// Writes one frame, all headers included.
+    /// Writes one frame, with all its headers.
+    ///
+    /// # Errors
+    /// When the port does not accept the frame.
     fn send(&mut self, frame: &[u8]) -> io::Result<()>;
-    /// For the epoll set; `None` in tests without one.
+    /// Descriptor for the epoll set; `None` for implementations without one, in tests.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 }
 
 /// `struct virtio_net_hdr`, in host order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VirtioNetHdr {
-    /// [`VirtioNetHdr::NEEDS_CSUM`], [`VirtioNetHdr::DATA_VALID`].
+    /// [`VirtioNetHdr::NEEDS_CSUM`] and [`VirtioNetHdr::DATA_VALID`].
     pub flags: u8,
-    /// [`VirtioNetHdr::GSO_NONE`] and so on.
+    /// [`VirtioNetHdr::GSO_NONE`], [`VirtioNetHdr::GSO_TCPV4`] or [`VirtioNetHdr::GSO_UDP_L4`].
     pub gso_type: u8,
-    /// Length of the headers up to L4, a hint.
+    /// Length of the headers up to and with L4, bytes; a hint.
     pub hdr_len: u16,
     /// L4 payload per segment, bytes.
     pub gso_size: u16,
-    /// Where the checksum's coverage begins, from the begin of the Ethernet header.
+    /// Offset at which checksumming starts, bytes from the start of the Ethernet header.
     pub csum_start: u16,
-    /// Where the checksum stands, from `csum_start`.
+    /// Offset of the checksum field, bytes from `csum_start`.
     pub csum_offset: u16,
 }
 
 impl VirtioNetHdr {
-    /// The L4 checksum field holds the pseudo-header's sum only.
+    /// Flag: the L4 checksum field holds the pseudo-header's sum only.
     pub const NEEDS_CSUM: u8 = 1;
-    /// The checksum was verified.
+    /// Flag: the checksum was verified.
     pub const DATA_VALID: u8 = 2;
-    /// One packet.
+    /// GSO type of a single packet.
     pub const GSO_NONE: u8 = 0;
-    /// TCP over IPv4.
+    /// GSO type of TCP over IPv4.
     pub const GSO_TCPV4: u8 = 1;
-    /// UDP, to be cut into datagrams (`UDP_SEGMENT`).
+    /// GSO type of UDP that is segmented into datagrams (`UDP_SEGMENT`).
     pub const GSO_UDP_L4: u8 = 5;
 
-    /// From the first bytes of a frame.
+    /// Decodes the first bytes of a frame.
     pub fn decode(b: &[u8; VNET_LEN]) -> Self {
         let word = |at: usize| u16::from_ne_bytes([b[at], b[at + 1]]);
         Self {
@@ -91,7 +97,7 @@ impl VirtioNetHdr {
         }
     }
 
-    /// As on the port.
+    /// Encodes the header as on the port.
     pub fn encode(self) -> [u8; VNET_LEN] {
         let mut b = [0; VNET_LEN];
         b[0] = self.flags;
@@ -109,7 +115,7 @@ impl VirtioNetHdr {
     }
 }
 
-/// Frames that were read together. Buffers are kept from batch to batch.
+/// Frames that were read together. The buffers are reused from batch to batch.
 #[derive(Debug)]
 pub struct Batch {
     buffers: Vec<Box<[u8]>>,
@@ -123,7 +129,7 @@ impl Default for Batch {
 }
 
 impl Batch {
-    /// An empty batch with room for [`BATCH`] frames.
+    /// Creates an empty batch with room for [`BATCH`] frames.
     pub fn new() -> Self {
         Self {
             buffers: (0..BATCH)
@@ -133,28 +139,31 @@ impl Batch {
         }
     }
 
-    /// Forgets the frames.
+    /// Removes all frames from the batch.
     pub fn clear(&mut self) {
         self.lengths.clear();
     }
 
-    /// How many frames there are.
+    /// Returns the number of frames.
     pub fn len(&self) -> usize {
         self.lengths.len()
     }
 
-    /// Whether there are none.
+    /// Whether the batch has no frame.
     pub fn is_empty(&self) -> bool {
         self.lengths.is_empty()
     }
 
-    /// Whether no more fit.
+    /// Whether no more frames fit.
     pub fn is_full(&self) -> bool {
         self.lengths.len() == self.buffers.len()
     }
 
-    /// Reads one more frame: `read` fills the buffer and says how many bytes. Errors pass through.
-    /// Full batches take nothing and say so by `Ok(false)`.
+    /// Reads one more frame: `read` fills the buffer and returns the number of bytes. Returns
+    /// `Ok(false)` without a call when the batch is full.
+    ///
+    /// # Errors
+    /// Returns the error of `read`.
     pub fn push_with(
         &mut self,
         read: impl FnOnce(&mut [u8]) -> io::Result<usize>,
@@ -167,32 +176,33 @@ impl Batch {
         Ok(true)
     }
 
-    /// One frame with all its headers, to be changed in place.
+    /// Returns one frame with all its headers, to be changed in place.
     pub fn frame_mut(&mut self, index: usize) -> &mut [u8] {
         &mut self.buffers[index][..self.lengths[index]]
     }
 
-    /// One frame with all its headers.
+    /// Returns one frame with all its headers.
     pub fn frame(&self, index: usize) -> &[u8] {
         &self.buffers[index][..self.lengths[index]]
     }
 }
 
-/// A frame taken apart.
+/// Decoded headers of a frame, and its L3 packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    /// Offload metadata.
+    /// Offload metadata of the frame.
     pub vnet: VirtioNetHdr,
-    /// Who and why.
+    /// VM, handover reason and flags of the frame.
     pub header: PortHeader,
-    /// What is in it.
+    /// EtherType of the packet.
     pub ethertype: u16,
-    /// From the L3 header on.
+    /// The packet, from the L3 header on.
     pub l3: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// `None` when it is too short or its header is not ours: a frame of the host's own.
+    /// Decodes a frame. Returns `None` when it is too short or has no valid `PortHeader`: then it
+    /// is a frame of the host itself.
     pub fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (vnet, rest) = bytes.split_first_chunk::<VNET_LEN>()?;
         let (header, rest) = rest.split_first_chunk::<{ PortHeader::LEN }>()?;
@@ -205,22 +215,22 @@ impl<'a> Frame<'a> {
         })
     }
 
-    /// Whether the world sent it, and not the guest.
+    /// Whether the frame came from an uplink, not from the guest.
     pub fn is_from_world(&self) -> bool {
         self.header.flags & PortFlags::FROM_UPLINK != 0
     }
 }
 
-/// By what a packet leaves for the world as it is.
+/// Link or next hop by which a packet leaves for the world unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exit {
-    /// An element of `NEXT_HOPS`.
+    /// Index of an element of `NEXT_HOPS`.
     NextHop(u32),
-    /// An uplink, by its ifindex; the kernel finds the neighbour.
+    /// Ifindex of an uplink; the kernel finds the neighbour.
     Uplink(u32),
 }
 
-/// Frames that the engine's parts want sent, in order; bounded.
+/// Bounded queue of the frames that the engine sends, in order.
 #[derive(Debug)]
 pub struct Outbox {
     bytes: Vec<u8>,
@@ -228,16 +238,16 @@ pub struct Outbox {
     byte_limit: usize,
 }
 
-/// The outbox was full; the frame was not taken. Count it as `EngineBusy`.
+/// Error of a full outbox: the frame was not queued. It is counted as `EngineBusy`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the engine's outbox is full")]
 pub struct OutboxFull;
 
 impl Outbox {
-    /// Most frames.
+    /// Most frames in the queue.
     pub const FRAMES: usize = 1_024;
 
-    /// An empty one for at most `byte_limit` bytes.
+    /// Creates an empty outbox for at most `byte_limit` bytes.
     pub fn new(byte_limit: usize) -> Self {
         Self {
             bytes: Vec::new(),
@@ -246,8 +256,12 @@ impl Outbox {
         }
     }
 
-    /// Sends an L3 packet or ARP message of ours to the guest, counted as
-    /// [`Traffic::TxToGuest`]; of a GSO frame, whose `hdr_len` is right, its segments.
+    /// Queues an L3 packet or ARP message of the engine for the guest, and counts it as
+    /// [`Traffic::TxToGuest`]. Of a GSO frame the segments are counted; its `hdr_len` must be
+    /// exact.
+    ///
+    /// # Errors
+    /// When the outbox is full.
     pub fn to_guest(
         &mut self,
         vm: &VmNet,
@@ -271,7 +285,11 @@ impl Outbox {
         Ok(())
     }
 
-    /// Sends an IPv4 packet as it is to the world, for a VM, counted as [`Traffic::TxToWorld`].
+    /// Queues an IPv4 packet that is sent unchanged to the world on behalf of a VM, and counts it
+    /// as [`Traffic::TxToWorld`].
+    ///
+    /// # Errors
+    /// When the outbox is full.
     pub fn emit(
         &mut self,
         vm: &VmNet,
@@ -294,7 +312,10 @@ impl Outbox {
         Ok(())
     }
 
-    /// Queues a frame with any header, uncounted.
+    /// Queues a frame with any header, without counting it.
+    ///
+    /// # Errors
+    /// When the outbox is full.
     pub fn push(
         &mut self,
         header: PortHeader,
@@ -313,18 +334,18 @@ impl Outbox {
         Ok(())
     }
 
-    /// Whether so many more frames of so many L3 bytes in all are taken.
+    /// Whether `frames` more frames with `l3_bytes` L3 bytes in all fit.
     pub fn has_room(&self, frames: usize, l3_bytes: usize) -> bool {
         let bytes = frames * L3_AT + l3_bytes;
         self.ends.len() + frames <= Self::FRAMES && self.bytes.len() + bytes <= self.byte_limit
     }
 
-    /// How many frames are queued.
+    /// Returns the number of queued frames.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// The queued frames, first to last.
+    /// Returns the queued frames, oldest first.
     pub fn frames(&self) -> impl Iterator<Item = &[u8]> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         starts
@@ -332,25 +353,25 @@ impl Outbox {
             .map(|(start, end)| &self.bytes[start..*end])
     }
 
-    /// Whether nothing is queued.
+    /// Whether no frame is queued.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Whether it is to be written before more is done: what one packet, timer or answer has sent
-    /// takes less than the other half.
+    /// Whether the queue should be written before more work is done. The answers to one packet or
+    /// timer need less than the other half.
     pub fn is_half_full(&self) -> bool {
         self.ends.len() >= Self::FRAMES / 2 || self.bytes.len() >= self.byte_limit / 2
     }
 
-    /// Forgets the frames.
+    /// Removes all frames from the queue.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
     }
 }
 
-/// What a single packet of `l3_len` bytes counts as.
+/// Returns the count of a single packet of `l3_len` bytes.
 pub const fn single(l3_len: usize) -> Segments {
     Segments {
         packets: 1,

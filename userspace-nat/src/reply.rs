@@ -1,6 +1,6 @@
-//! Packets that the engine answers a guest or a peer with: RST and ICMP errors.
+//! Packets by which the engine answers a guest or a peer: RST segments and ICMP errors.
 //!
-//! Every answer is bounded by the VM's rate ([`Answers`]), and none is sent for what RFC 1122
+//! The rate of each VM's answers is bounded ([`Answers`]). None is sent for packets that RFC 1122
 //! section 3.2.2 excludes: ICMP errors, fragments, group addresses.
 use slipgate_abi::{Ip4, tcp::Flags};
 
@@ -18,13 +18,13 @@ use crate::{
 
 /// Answers of a kind per second and VM.
 pub const RATE_PER_SECOND: u32 = 1_000;
-/// Answers of a kind at once.
+/// Largest burst of answers of a kind.
 pub const BURST: u32 = 200;
-/// Segments about flows that are cut, per second and VM, and at once: a policy's change cuts many
-/// in one moment, and it is not the guest that chooses it.
+/// Segments about flows that are cut, per second and VM, and largest burst of them. A policy change
+/// cuts many flows in one moment, and the guest does not choose it.
 pub const CUT_RATE_PER_SECOND: u32 = 4_000;
 
-/// Builds answers and sees to their rate. Segments have an allowance of their own: refused
+/// Builder and rate limiter of a VM's answers. Segments have an allowance of their own: refused
 /// datagrams, which a guest may repeat without end, must not leave its connections unanswered.
 #[derive(Clone, Debug)]
 pub struct Answers {
@@ -33,19 +33,19 @@ pub struct Answers {
     packet: Vec<u8>,
 }
 
-/// The error an ICMP message reports.
+/// Error that an ICMP message reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IcmpError {
-    /// Destination unreachable.
+    /// Destination unreachable, with its code.
     Unreachable(Unreachable),
-    /// Fragmentation needed; the next link's MTU, bytes.
+    /// Fragmentation needed, with the MTU of the next link, bytes.
     TooBig(u32),
     /// TTL exceeded in transit.
     TtlExceeded,
 }
 
 impl IcmpError {
-    /// Type, code and second word.
+    /// Returns type, code and second word of the ICMP header.
     fn header(self) -> (u8, u8, u32) {
         match self {
             Self::Unreachable(code) => (UNREACHABLE, code as u8, 0),
@@ -67,7 +67,7 @@ impl Default for Answers {
 }
 
 impl Answers {
-    /// A full allowance.
+    /// Creates a builder with a full allowance.
     pub fn new() -> Self {
         Self {
             segments: TokenBucket::new(RATE_PER_SECOND, BURST),
@@ -76,7 +76,7 @@ impl Answers {
         }
     }
 
-    /// A full allowance for what is said about flows that are cut.
+    /// Creates a builder for segments about flows that are cut, with a full allowance.
     pub fn about_cuts() -> Self {
         Self {
             segments: TokenBucket::new(CUT_RATE_PER_SECOND, CUT_RATE_PER_SECOND),
@@ -85,7 +85,8 @@ impl Answers {
         }
     }
 
-    /// Sends a guest a segment of its connection, as if from the peer.
+    /// Sends a guest a segment of its connection, as if from the peer. Returns whether it was
+    /// queued.
     pub fn segment_to_guest(
         &mut self,
         vm: &VmNet,
@@ -102,7 +103,8 @@ impl Answers {
             .is_ok()
     }
 
-    /// Sends a peer a segment of a guest's connection, from the translated address.
+    /// Sends a peer a segment of a guest's connection, from the translated address. Returns whether
+    /// it was queued.
     #[allow(
         clippy::too_many_arguments,
         reason = "a packet's addresses, way and time"
@@ -125,8 +127,8 @@ impl Answers {
             .is_ok()
     }
 
-    /// Answers a guest's segment to a connection that is not, or may not be (RFC 9293 section
-    /// 3.10.7.1): RST as if from the peer. Returns whether it was sent.
+    /// Answers a guest's segment to a connection that does not exist or is denied (RFC 9293 section
+    /// 3.10.7.1) with RST, as if from the peer. Returns whether it was queued.
     pub fn reset(
         &mut self,
         vm: &VmNet,
@@ -153,7 +155,8 @@ impl Answers {
             .is_ok()
     }
 
-    /// Tells a guest about its packet, from the gateway.
+    /// Sends a guest an ICMP error about its packet, from the gateway. Returns whether it was
+    /// queued.
     pub fn icmp_to_guest(
         &mut self,
         vm: &VmNet,
@@ -169,7 +172,8 @@ impl Answers {
                 .is_ok()
     }
 
-    /// Tells a peer about its packet, from the translated address it was sent to.
+    /// Sends a peer an ICMP error about its packet, from the translated address to which the packet
+    /// was sent. Returns whether it was queued.
     pub fn icmp_to_world(
         &mut self,
         vm: &VmNet,
@@ -204,7 +208,7 @@ impl Answers {
         true
     }
 
-    /// Answers an echo request to an address of ours, as if it were a host.
+    /// Answers an echo request to an address of the engine. Returns whether the answer was queued.
     pub fn echo(&mut self, vm: &VmNet, packet: &Packet<'_>, out: &mut Outbox, now_ns: u64) -> bool {
         if !self.messages.take(now_ns) {
             return false;
@@ -221,7 +225,8 @@ impl Answers {
     }
 }
 
-/// The RST for a segment to a closed port; `None` for an RST.
+/// Returns the RST that answers a segment to a closed port; `None` when the segment is an RST
+/// itself.
 pub fn reset_for(tcp: &Tcp) -> Option<Segment> {
     if tcp.has(Flags::RST) {
         return None;
@@ -244,7 +249,7 @@ pub fn reset_for(tcp: &Tcp) -> Option<Segment> {
     })
 }
 
-/// RFC 1122 section 3.2.2.
+/// Whether RFC 1122 section 3.2.2 allows an ICMP error about a packet.
 fn may_be_answered(packet: &Packet<'_>) -> bool {
     let is_error = matches!(packet.transport, Transport::Icmp(icmp) if icmp.is_error());
     !is_error
@@ -253,7 +258,7 @@ fn may_be_answered(packet: &Packet<'_>) -> bool {
         && is_host(packet.ip.destination)
 }
 
-/// Neither unspecified, nor a group's, nor broadcast.
+/// Whether an address is neither in 0.0.0.0/8, nor multicast, reserved or broadcast (224.0.0.0/3).
 fn is_host(addr: Ip4) -> bool {
     let first = addr.octets[0];
     first != 0 && first < 224

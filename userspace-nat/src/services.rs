@@ -1,4 +1,4 @@
-//! The services beside the translation: ARP, DHCP, DNS, relays.
+//! The services beside the translation: ARP, DHCP, DNS and the relay.
 use std::net::SocketAddr;
 
 use slipgate_abi::{DropReason, segment::Segments};
@@ -17,10 +17,13 @@ use crate::{
     vm::VmNet,
 };
 
-/// What the engine asks of the services. An error is the reason to count the packet as dropped
-/// for; `Ok` means that it was taken, and answered now, later or not at all.
+/// Interface between the engine and its services. A method that takes a packet returns `Ok` when it
+/// has consumed the packet, whether it answers it now, later or not at all.
 pub trait Services {
-    /// An ARP packet, without Ethernet header.
+    /// Takes an ARP packet, without Ethernet header.
+    ///
+    /// # Errors
+    /// Returns the reason for which the packet is counted as dropped.
     fn arp(
         &mut self,
         vm: &mut VmNet,
@@ -28,7 +31,10 @@ pub trait Services {
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason>;
 
-    /// An IPv4 packet to UDP port 67.
+    /// Takes an IPv4 packet to UDP port 67.
+    ///
+    /// # Errors
+    /// Returns the reason for which the packet is counted as dropped.
     fn dhcp(
         &mut self,
         vm: &mut VmNet,
@@ -36,11 +42,14 @@ pub trait Services {
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason>;
 
-    /// An IPv4 packet to UDP port 53 of any address.
+    /// Takes an IPv4 packet to UDP port 53 of any address.
+    ///
+    /// # Errors
+    /// Returns the reason for which the packet is counted as dropped.
     fn dns(&mut self, vm: &VmNet, packet: &[u8], cx: &mut Context<'_>) -> Result<(), DropReason>;
 
-    /// A TCP segment to port 53 of any address, or TCP or UDP to an address of ours.
-    /// `segments`: what it counts as.
+    /// Takes a TCP segment to port 53 of any address, or a TCP or UDP packet to an address of the
+    /// engine. `segments`: packets and bytes that it counts as.
     fn relay(
         &mut self,
         vm: &VmNet,
@@ -49,8 +58,8 @@ pub trait Services {
         cx: &mut Context<'_>,
     ) -> Taken;
 
-    /// A packet that [`Services::relay`] did not take, which opens a connection to the host's
-    /// loopback, and was let in.
+    /// Takes an admitted packet that opens a connection to the host's loopback, and that
+    /// [`Services::relay`] did not take.
     fn open_loopback(
         &mut self,
         _vm: &VmNet,
@@ -62,91 +71,95 @@ pub trait Services {
         Taken::No
     }
 
-    /// How many connections to the host's loopback, and exchanges with it, a VM has: they count
-    /// among its flows.
+    /// Returns the number of connections to, and exchanges with, the host's loopback of a VM. They
+    /// count among its flows.
     fn loopback_flows(&self, _vm: u32) -> u32 {
         0
     }
 
-    /// Ends those of all VMs that may not be any more.
+    /// Ends the connections to the host's loopback that the present rules deny, of all VMs.
     fn rejudge_loopback(&mut self, _judges: Judges<'_>, _cx: &mut Context<'_>) -> Rejudged {
         Rejudged::default()
     }
 
-    /// Ends what is relayed for a VM; how many flows.
+    /// Ends every relayed flow of a VM. Returns how many there were.
     fn cut(&mut self, _vm: u32, _cx: &mut Context<'_>) -> usize {
         0
     }
 
-    /// Ends the relayed flow of this number; whether it lived.
+    /// Ends the relayed flow of this number. Returns whether it was live.
     fn cut_flow(&mut self, _number: u64, _cx: &mut Context<'_>) -> bool {
         false
     }
 
-    /// The relayed flows that live, by their numbers, from this one on; and how each stands.
+    /// Returns the live relayed flows, in order of their numbers, from `_from` on, each with its
+    /// state.
     fn relayed(&self, _from: u64) -> impl Iterator<Item = (&RelayedFlow, &'static str)> {
         std::iter::empty()
     }
 
-    /// What was relayed for a VM so far.
+    /// Returns the relayed traffic of a VM so far.
     fn relayed_counts(&self, _vm: u32) -> relay::Counts {
         relay::Counts::default()
     }
 
-    /// A descriptor of [`Subsystem::Dns`] or [`Subsystem::Relay`] is ready.
+    /// Handles a ready descriptor of [`Subsystem::Dns`] or [`Subsystem::Relay`].
     fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>);
 
-    /// A turn of the engine's begins, in which each VM may be sent as much as in the last.
+    /// Begins a turn of the event loop: each VM may be sent as much as in the previous turn.
     fn begin_turn(&mut self) {}
 
-    /// When [`Services::on_timer`] is due, ns.
+    /// Returns the time at which [`Services::on_timer`] is due, ns; `None` when no timer runs.
     fn next_deadline_ns(&self) -> Option<u64>;
 
-    /// Goes on with what has waited long enough, as far as there is room; whether that was all for
-    /// this turn. `is_frozen` tells of which VMs, by row, nothing passes.
+    /// Handles timers that have expired, as far as the outbox has room. Returns whether all were
+    /// handled. `is_frozen` says of a VM's row whether the VM is frozen, so that nothing passes.
     fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) -> bool;
 
-    /// Hands on what became ready since the last call, as far as there is room; VMs are found by
-    /// their id. Whether that was all.
+    /// Sends what became ready since the last call, as far as the outbox has room. Returns whether
+    /// all was sent. VMs are found by id in `vms`.
     fn flush(&mut self, vms: &dyn Vms, cx: &mut Context<'_>) -> bool;
 
-    /// The host's resolvers from now on.
+    /// Sets the host's resolvers.
     fn set_resolvers(&mut self, resolvers: &[SocketAddr]);
 
-    /// A socket of the host that leads to a guest.
+    /// Adds a bound socket of the host whose connections are relayed to a guest.
+    ///
+    /// # Errors
+    /// When the socket can't be waited on.
     fn add_forward(&mut self, forward: relay::Forward, cx: &mut Context<'_>)
     -> std::io::Result<()>;
 
-    /// A VM is there, or has changed.
+    /// Adds a VM, or replaces its description.
     fn vm_added(&mut self, vm: &VmNet);
 
-    /// A VM is gone.
+    /// Removes a VM, by id.
     fn vm_removed(&mut self, id: u32, cx: &mut Context<'_>);
 
-    /// What `log` wants is kept for it from now on, and nothing else.
+    /// Sets which records are kept: those that `log` wants, and no others.
     fn keep_records(&mut self, _log: &FlowLog) {}
 
-    /// The next thing to be written down.
+    /// Returns the next record to be written; `None` when there is none.
     fn next_record(&mut self) -> Option<ServiceRecord> {
         None
     }
 
-    /// The engine ends: what lives by it is to be written down.
+    /// Ends the live flows of the services and records them: the engine stops.
     fn end_records(&mut self, _now_ns: u64) {}
 }
 
-/// What a service did, for the records.
+/// Action of a service that is recorded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ServiceRecord {
     /// A relayed flow has begun, or ended.
     Relayed(RelayedFlow, Option<RelayedEnd>),
-    /// A DNS question was answered, or refused.
+    /// A DNS question that was answered or refused.
     Question(Question),
 }
 
-/// The VMs there are.
+/// Look-up of the VMs that the engine serves.
 pub trait Vms {
-    /// By id.
+    /// Returns the VM of this id.
     fn by_id(&self, id: u32) -> Option<&VmNet>;
 }
 
@@ -156,7 +169,7 @@ impl<D: Datapath> Vms for Core<D> {
     }
 }
 
-/// The real ones.
+/// The services of a running engine.
 #[derive(Debug)]
 pub struct HostServices {
     dns: dns::Proxy,
@@ -164,7 +177,7 @@ pub struct HostServices {
 }
 
 impl HostServices {
-    /// Services that ask by `dns` and relay by `relay`.
+    /// Creates the services from a DNS proxy and a relay.
     pub fn new(dns: dns::Proxy, relay: Relay) -> Self {
         Self { dns, relay }
     }
@@ -287,7 +300,7 @@ impl Services for HostServices {
             let origin = Origin::Tcp {
                 connection: question.connection,
             };
-            // What is refused stays without an answer; the connection's own timer ends it.
+            // A refused question stays without an answer; the connection's own timer ends it.
             let _ = self
                 .dns
                 .query(vm, origin, &question.message, cx.poller, cx.now_ns);

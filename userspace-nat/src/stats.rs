@@ -1,4 +1,4 @@
-//! Where the engine counts: the mapped rows of `COUNTERS` and `DROPS`.
+//! Counters that the engine updates: the mapped rows of `COUNTERS` and `DROPS`.
 #![expect(
     unsafe_code,
     reason = "counts in mapped rows that the kernel's programs and other processes change too"
@@ -15,7 +15,7 @@ use slipgate_abi::{
     segment::Segments,
 };
 
-/// A VM's two rows. Cheap to copy.
+/// A VM's rows of `COUNTERS` and `DROPS`. Cheap to copy.
 #[derive(Clone, Copy, Debug)]
 pub struct VmStats {
     counters: *mut VmCounters,
@@ -27,56 +27,58 @@ unsafe impl Send for VmStats {}
 // SAFETY: as above.
 unsafe impl Sync for VmStats {}
 
-/// A single count of `COUNTERS`.
+/// A counter of events in `COUNTERS`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tally {
     /// A frame lost between a program's redirect and the engine.
     LostAfterRedirect,
-    /// A flow admitted.
+    /// A flow that was admitted.
     Admitted,
-    /// A flow ended.
+    /// A flow that ended.
     Ended,
     /// A DNS question from the guest.
     DnsQuery,
-    /// One of those answered from the cache.
+    /// A DNS question that was answered from the cache.
     DnsCacheHit,
-    /// One of those answered SERVFAIL for want of an upstream answer.
+    /// A DNS question that was answered SERVFAIL for lack of an upstream answer.
     DnsFailure,
     /// A DHCP message from the guest.
     DhcpMessage,
     /// An ARP request that the engine answered.
     ArpAnswer,
-    /// An echo request to an address of ours answered.
+    /// An echo request to an address of the engine that was answered.
     EchoAnswer,
     /// An RST or ICMP error sent for a refused flow.
     RefusalAnswered,
-    /// A record that the flow log did not take.
+    /// A record that the flow log did not write.
     RecordLost,
-    /// A packet that `--pcap` or a capture had no room for.
+    /// A packet for which `--pcap` or a capture had no room.
     PcapLost,
 }
 
-/// A packet-and-byte count of `COUNTERS`.
+/// A counter of packets and bytes in `COUNTERS`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Traffic {
-    /// Over the port, from the guest.
+    /// Read from the port, sent by the guest.
     RxFromGuest,
-    /// Over the port, from the world.
+    /// Read from the port, received from the world.
     RxFromWorld,
-    /// The engine's own answers to the guest.
+    /// Answers of the engine to the guest.
     TxToGuest,
-    /// As-is emissions to the world.
+    /// Packets that the engine sent to the world unchanged.
     TxToWorld,
-    /// Guest to world, of a flow that ended.
+    /// Guest-to-world traffic of ended flows.
     EndedTx,
-    /// World to guest, of a flow that ended.
+    /// World-to-guest traffic of ended flows.
     EndedRx,
 }
 
 impl VmStats {
+    /// Creates the counters from a VM's two rows.
+    ///
     /// # Safety
-    /// Both point to rows that stay mapped as long as the result is used, and that everybody
-    /// changes by atomics only.
+    /// Both pointers are to rows that stay mapped as long as the result is used, and that are
+    /// changed by atomic operations only.
     pub const unsafe fn new(counters: *mut VmCounters, drops: *mut DropCounters) -> Self {
         Self { counters, drops }
     }
@@ -87,7 +89,7 @@ impl VmStats {
         unsafe { count::drop_packet(self.drops, reason, segments.packets, segments.bytes) }
     }
 
-    /// Counts something that happened.
+    /// Adds `by` to a counter of events.
     pub fn tally(&self, what: Tally, by: u64) {
         let c = self.counters;
         // SAFETY: `new`'s promise; field addresses only.
@@ -111,7 +113,7 @@ impl VmStats {
         unsafe { AtomicU64::from_ptr(field) }.fetch_add(by, Relaxed);
     }
 
-    /// Counts packets and bytes.
+    /// Adds packets and bytes to a counter of traffic.
     pub fn traffic(&self, what: Traffic, packets: u64, bytes: u64) {
         let c = self.counters;
         // SAFETY: `new`'s promise.
@@ -137,7 +139,7 @@ impl VmStats {
         }
     }
 
-    /// Counts a flow that this element of `RULES` refused. The row's owner is the only one who does.
+    /// Counts a flow that this element of `RULES` refused. Only the row's owner calls this.
     pub fn refused_by(&self, rule: u32) {
         let named = rule.saturating_add(1);
         // SAFETY: `new`'s promise; elements of an array of the row, changed by atomics.
@@ -145,7 +147,7 @@ impl VmStats {
             let first = (&raw mut (*self.counters).refused_by_rule).cast::<RuleRefusals>();
             let places = || (0..COUNTED_RULES).map(|place| first.add(place));
             let of = |place: *mut RuleRefusals| AtomicU32::from_ptr(&raw mut (*place).rule);
-            // One before may have come free since this rule has its own.
+            // An earlier place may have become free since this rule was given its own.
             let its = places().find(|place| of(*place).load(Relaxed) == named);
             let place = its.or_else(|| places().find(|place| of(*place).load(Relaxed) == 0));
             if let Some(place) = place {
@@ -158,8 +160,8 @@ impl VmStats {
         }
     }
 
-    /// Adds the counts of a flow that ends, and one more that has ended. Whoever dies before the
-    /// flow's slot is free leaves it to [`VmStats::take_back_ended`].
+    /// Adds the counts of a flow that ends, and counts the flow as ended. If the process dies
+    /// before the flow's slot is free, [`VmStats::take_back_ended`] undoes this.
     pub fn ended(&self, slot: u32, generation: u32, tx: Counter, rx: Counter) {
         let c = self.counters;
         // SAFETY: `new`'s promise; only the row's owner changes these, so a copy is as good as an
@@ -181,10 +183,10 @@ impl VmStats {
         self.tally(Tally::Ended, 1);
     }
 
-    /// Undoes what an owner who died had begun to add for a flow whose slot is not free.
+    /// Undoes what a dead owner had begun to add for a flow whose slot is not free.
     pub fn take_back_ended(&self, slot: u32, generation: u32) {
         let c = self.counters;
-        // SAFETY: as above; who wrote it is dead.
+        // SAFETY: as above; the process that wrote it is dead.
         unsafe {
             let before: *mut EndedBefore = &raw mut (*c).ended_before;
             let of = AtomicU32::from_ptr(&raw mut (*before).slot);
@@ -199,7 +201,8 @@ impl VmStats {
         }
     }
 
-    /// The rows' present values, for tests and reports. Single words, not one instant.
+    /// Returns the rows' present values, for tests and reports. They are read word by word, not at
+    /// one instant.
     pub fn snapshot(&self) -> (VmCounters, DropCounters) {
         // SAFETY: `new`'s promise; the types are plain words.
         unsafe { (self.counters.read_volatile(), self.drops.read_volatile()) }

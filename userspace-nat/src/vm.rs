@@ -1,4 +1,4 @@
-//! What the engine's parts need to know of a VM.
+//! Description of a VM and its network, and its counters.
 use std::{
     net::Ipv4Addr,
     ops::{Deref, DerefMut},
@@ -11,41 +11,41 @@ use crate::stats::VmStats;
 /// A VM and its network, as the broker describes it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VmSpec {
-    /// Its id, never reused.
+    /// Id of the VM, never reused.
     pub id: u32,
-    /// Its row in `VMS`, `COUNTERS`, `DROPS`.
+    /// Row of the VM in `VMS`, `COUNTERS` and `DROPS`.
     pub row: u16,
-    /// The name given by the user.
+    /// Name of the VM, given by the user.
     pub name: String,
-    /// The guest's address.
+    /// Address of the guest.
     pub guest: Ipv4Addr,
-    /// The gateway's address: ours.
+    /// Address of the gateway, which the engine answers for.
     pub gateway: Ipv4Addr,
-    /// The resolver's address: ours.
+    /// Address of the resolver, which the engine answers for.
     pub dns: Ipv4Addr,
     /// Prefix length of the guest's network.
     pub prefix_len: u8,
-    /// The guest's MAC as configured; `None`: whatever it has.
+    /// MAC of the guest as configured; `None`: the guest may have any.
     pub guest_mac: Option<[u8; 6]>,
-    /// The gateway's MAC.
+    /// MAC of the gateway.
     pub gateway_mac: [u8; 6],
-    /// The guest link's MTU, L3 bytes.
+    /// MTU of the guest's link, L3 bytes.
     pub mtu: u16,
-    /// Most flows at once.
+    /// Most live flows at once.
     pub max_flows: u32,
-    /// Most flows admitted in a second.
+    /// Most flows admitted per second.
     pub new_flows_per_second: u32,
-    /// Index of its policy among the process's.
+    /// Index of the VM's policy in the process's policies.
     pub policy: u32,
-    /// Most questions asked of DNS in a second; 0: no limit.
+    /// Most DNS questions per second; 0: no limit.
     pub dns_per_second: u32,
 }
 
-/// A VM, its network, and where it is counted.
+/// A VM's description together with its counters.
 #[derive(Clone, Debug)]
 pub struct VmNet {
     spec: VmSpec,
-    /// Where this VM is counted.
+    /// Counters of the VM.
     pub stats: VmStats,
 }
 
@@ -64,7 +64,7 @@ impl DerefMut for VmNet {
 }
 
 impl VmNet {
-    /// From the broker's description and the rows where it is counted.
+    /// Combines the broker's description and the rows that count the VM.
     pub fn new(spec: VmSpec, stats: VmStats) -> Self {
         Self { spec, stats }
     }
@@ -77,7 +77,7 @@ impl VmNet {
         (addr.to_bits() ^ self.guest.to_bits()) & mask == 0
     }
 
-    /// Whether an address is one of ours on the guest's network: the gateway or the resolver.
+    /// Whether an address is the gateway's or the resolver's.
     pub fn is_ours(&self, addr: Ipv4Addr) -> bool {
         addr == self.gateway || addr == self.dns
     }

@@ -1,4 +1,4 @@
-//! Doing what a plan says: opening the flow, or counting the refusal.
+//! Execution of a plan: opens the flow, or counts the refusal.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{Protocol, Refusal, Tuple, Verdict};
@@ -20,13 +20,13 @@ use crate::{
     stats::Tally,
 };
 
-/// Ports to try when others have the translated tuple in the kernel.
+/// Most ports that are tried when other processes have the translated tuple in the kernel.
 const PORT_TRIES: usize = 8;
-/// Of these, before what is kept for our process is tried.
+/// Tries before the ports that are kept for this process.
 const COMMON_PORT_TRIES: usize = 4;
 
 impl<D: Datapath> Core<D> {
-    /// Opens a flow of a guest's as planned; its slot.
+    /// Opens a guest's flow as planned. Returns its slot.
     pub(super) fn commit_outbound(
         &mut self,
         vm: &mut VmState,
@@ -99,7 +99,7 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Takes the room that was planned for a flow. What was refused before that mattered is counted.
+    /// Takes the room that was planned for a flow. Counts a refusal that came before room mattered.
     fn take_room(
         &mut self,
         vm: &mut VmState,
@@ -122,7 +122,7 @@ impl<D: Datapath> Core<D> {
         Err(refused)
     }
 
-    /// Opens a flow by a port of its own.
+    /// Opens a flow with a translated port of its own. Returns its slot.
     fn open_with_port(
         &mut self,
         mut flow: NewFlow,
@@ -147,7 +147,7 @@ impl<D: Datapath> Core<D> {
             let refusal = match self.flows.open(&mut self.datapath, &flow, now_ns) {
                 Ok(slot) => return Ok(slot),
                 Err(OpenError::WorldTaken) => {
-                    // Another process has it; try again no sooner than if it had just ended.
+                    // Another process has the tuple; try again no sooner than if it had just ended.
                     self.flows.ports.free(to, port, vm, Freed::Taken, now_ns);
                     continue;
                 }
@@ -157,7 +157,7 @@ impl<D: Datapath> Core<D> {
                     continue;
                 }
                 Err(OpenError::NoSlot) => {
-                    // For the next: a slot rests.
+                    // For the next flow: a slot rests.
                     let (flows, row) = (&mut self.flows, flow.vm_row);
                     let found = flows.look_for_room(&self.datapath, row, false, now_ns);
                     flows.make_room(&mut self.datapath, &found, now_ns);
@@ -172,13 +172,13 @@ impl<D: Datapath> Core<D> {
         Err(Refusal::PortsExhausted)
     }
 
-    /// Deletes a tuple that no flow of ours has, although its scope is ours: a deletion failed
-    /// once. Returns whether it is gone.
+    /// Deletes a tuple in this process's scope that no flow of it has: an earlier deletion failed.
+    /// Returns whether it was deleted.
     fn sweep(&mut self, tuple: &Tuple) -> bool {
         self.flows.by_guest(tuple).is_none() && self.datapath.remove(tuple).unwrap_or(false)
     }
 
-    /// Counts an admission, and remembers it for the records.
+    /// Counts an admission, and notes it for the records.
     pub(super) fn settle(
         &mut self,
         vm: &VmState,
@@ -190,7 +190,7 @@ impl<D: Datapath> Core<D> {
                 .flows
                 .oldest_unproven(&self.datapath, vm.net.row, now_ns)
         {
-            // Its slot may be taken in a second, when who was refused asks again.
+            // Its slot may be taken in a second, when the refused packet is sent again.
             self.flows.end_unproven(&mut self.datapath, slot, now_ns);
         }
         if let Ok(slot) = opened {
@@ -206,7 +206,7 @@ impl<D: Datapath> Core<D> {
     }
 }
 
-/// What a flow's port is to be free toward.
+/// Returns the destination toward which a flow's port has to be free.
 fn toward(flow: &NewFlow) -> Destination {
     Destination {
         nat: flow.nat,
@@ -216,7 +216,7 @@ fn toward(flow: &NewFlow) -> Destination {
     }
 }
 
-/// Whether a packet is a SYN that carries timestamps.
+/// Whether a packet is a SYN with TCP timestamps.
 pub(super) fn has_timestamps(packet: &Packet<'_>) -> bool {
     let Transport::Tcp(tcp) = packet.transport else {
         return false;

@@ -1,12 +1,12 @@
-//! What the world opens: the first packet to a forward.
+//! Flows that the world opens: the first packet to a forward.
 //!
 //! # Theory of operation
-//! No rule judges who connects to a forward, and the source of a first packet may be forged. So a flow
-//! that the world opened lets the guest answer whoever has written, and no more: a connection of the
-//! guest's own to the same remote is judged like any other, and from addresses that are no client's,
-//! whatever a packet says, nobody gets in ([`slipgate_policy::Space::may_come_in`]).
+//! No rule judges who connects to a forward, and the source of a first packet may be forged. So a
+//! flow that the world opened lets the guest answer its remote, and no more: a connection of the
+//! guest's own to the same remote is judged like any other. From addresses that can't be a client's
+//! nobody gets in ([`slipgate_policy::Space::may_come_in`]).
 //!
-//! What forwards let in may use its share of a quota, so that the world can't use up a guest's own.
+//! Forwards may use a share of each quota, so that the world can't use up a guest's own.
 use std::net::Ipv4Addr;
 
 use slipgate_abi::{Direction, Protocol, Refusal, Tuple, Verdict};
@@ -22,16 +22,16 @@ use crate::{
     vm::VmNet,
 };
 
-/// What is to become of a flow that the world opens.
+/// Plan for a flow that the world opens.
 struct InboundPlan {
-    /// The forward that leads it in.
+    /// The forward that the packet matches.
     forward: Forward,
-    /// The next hop to its client and its place among the VM's flows, or why it may not be.
+    /// Next hop to the client and room among the VM's flows, or the reason for a refusal.
     way: Result<(Hop, Room), Refusal>,
 }
 
 impl<D: Datapath> Core<D> {
-    /// Decides about a packet of the world to a forward.
+    /// Decides about a packet from the world to a forward.
     pub(crate) fn admit_inbound(
         &mut self,
         vm: &mut VmState,
@@ -63,18 +63,18 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Whether somebody at an address may be a forward's client: not one of a VM's own network, of the
-    /// host, or of space that nobody who is outside has.
+    /// Whether an address may be a forward's client: not in the VM's own network, of the host, or
+    /// in address space that no outside host has.
     pub(crate) fn may_come_in(&self, vm: &VmNet, remote: Ipv4Addr) -> bool {
         let judge = self.judge.borrow();
         let space = judge.policy(vm.id).protected(remote);
         !vm.is_on_link(remote) && space.is_none_or(|(_, space)| space.may_come_in())
     }
 
-    /// What is to become of a flow that the world opens; `None`: it meets no forward.
+    /// Returns the plan for a flow that the world opens; `None` when the packet matches no forward.
     fn plan_inbound(&self, vm: &VmState, world: &Tuple, now_ns: u64) -> Option<InboundPlan> {
         let forward = self.forward_for(world, vm.net.id)?;
-        // A host that routes sees packets of others: they are no forward's.
+        // A host that routes sees packets to other hosts: they match no forward.
         if self.routes.lookup(world.local.into()) != Route::HostLocal {
             return None;
         }
@@ -89,8 +89,8 @@ impl<D: Datapath> Core<D> {
         Some(InboundPlan { forward, way })
     }
 
-    /// Opens a flow of the world's as planned; its slot. Its rate is judged only now: who asks again
-    /// is known by having been refused.
+    /// Opens a flow from the world as planned. Returns its slot. Its rate is judged only now: a
+    /// retransmission is recognized by the earlier refusal.
     fn commit_inbound(
         &mut self,
         vm: &mut VmState,

@@ -1,4 +1,4 @@
-//! Flows under inspect rules: how they begin, and which they were.
+//! Flows under inspect rules: the start of their sessions, and how they are recognized later.
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 use slipgate_policy::{self, Http};
 
 impl<D: Datapath> Core<D> {
-    /// A flow under an inspect rule was opened by a packet.
+    /// Begins the inspection of a flow that a packet has opened.
     pub(super) fn begin_inspection(
         &mut self,
         vm: &VmState,
@@ -37,14 +37,14 @@ impl<D: Datapath> Core<D> {
         self.inspected.add(slot, generation, &vm.net, kind);
     }
 
-    /// Whether a flow was inspected and is not any more.
+    /// Whether a flow was inspected and has been released to the kernel.
     pub(crate) fn was_let_go(&self, slot: u32) -> bool {
         let is_held = self.flows.entry(slot).is_some_and(|entry| entry.is_held());
         !is_held && self.has_inspect_rule(slot)
     }
 
-    /// Whether an inspect rule let a flow in, or a rule that is not known any more where there are
-    /// such rules.
+    /// Whether an inspect rule admitted a flow, or a rule that is no longer known in a policy that
+    /// has inspect rules.
     pub(crate) fn has_inspect_rule(&self, slot: u32) -> bool {
         let live = self.datapath.slot(slot);
         let rule = live

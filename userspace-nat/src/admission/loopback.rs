@@ -1,27 +1,28 @@
-//! Ports of the gateway that lead to the host's loopback: who may open a connection there.
+//! Ports of the gateway that lead to the host's loopback, and who may connect to them.
 //!
-//! Like any other flow it is admitted once: it must be listed by the VM's policy, no rule may stand
-//! against it ([`Policy::host_loopback`](slipgate_policy::Policy::host_loopback)), and it counts toward
-//! the VM's cap and rate. The [relay](crate::relay) carries it then.
+//! A connection is admitted once, like any other flow. The VM's policy must list the port, no rule
+//! may deny it ([`Policy::host_loopback`](slipgate_policy::Policy::host_loopback)), and it counts
+//! toward the VM's cap and rate. The [relay](crate::relay) carries it then.
 use std::net::Ipv4Addr;
 
 use crate::{datapath::Datapath, relay::Standing, state::Core, vm::VmNet};
 use slipgate_policy::{Destination, Lead, OnReload};
 
 impl<D: Datapath> Core<D> {
-    /// Whether ports of an address may lead there.
+    /// Whether ports of an address may lead to the host's loopback.
     pub(crate) fn leads_to_loopback(&self, vm: &VmNet, addr: Ipv4Addr) -> bool {
         let judge = self.judge.borrow();
         judge.policy(vm.id).has_loopback_at(addr, vm.gateway)
     }
 
-    /// Where a destination leads there.
+    /// Returns the port on the host's loopback to which a destination leads; `None` when it leads
+    /// nowhere.
     pub(crate) fn lead(&self, vm: &VmNet, to: Destination) -> Option<Lead> {
         let judge = self.judge.borrow();
         judge.policy(vm.id).host_loopback(to, vm.gateway)
     }
 
-    /// What the rules of now say of a connection that lives.
+    /// Judges a live connection to the host's loopback by the present rules.
     pub(crate) fn stands(&self, vm: &VmNet, to: Destination, host_port: u16) -> Standing {
         match self.lead(vm, to) {
             Some(lead) if lead.decision.is_allowed() && lead.host_port == host_port => {

@@ -1,22 +1,22 @@
 //! Admission: whether a packet that has no flow opens one.
 //!
 //! # Theory of operation
-//! A guest's SYN, first datagram or echo request, or the world's first packet to a forward, comes
-//! here as it was sent. In order: is it known already (a retransmission, a packet that was on its
-//! way while the first was handled: sent on as it is); does it open a flow at all; do the rules
-//! allow it; is the VM below its cap and rate; does a route lead there by an uplink; is a port
-//! left; a slot; the kernel's two entries. Only then is the packet given back to the kernel, which
-//! translates and counts it like all that follow.
+//! A guest's SYN, first datagram or echo request, or the world's first packet to a forward, arrives
+//! here as it was sent. These questions are asked in order: does it belong to a known flow (a
+//! retransmission, or a packet in flight while the first was handled: it is sent on as it is); does
+//! it open a flow at all; do the rules allow it; is the VM below its cap and rate; does a route
+//! lead there by an uplink; is a port left; a slot; the kernel's two entries. Only then is the
+//! packet returned to the kernel, which translates and counts it like all that follow.
 //!
-//! So admission is idempotent: what a repeated packet finds is the flow. A SYN with another
-//! sequence number on a tuple in use is a new connection: the old flow is unlinked and recorded,
-//! the new one decided on its own. So is any SYN on the tuple of a connection that was inspected and
-//! that the kernel has.
+//! So admission is idempotent: a repeated packet finds the flow. A SYN with another sequence number
+//! on a tuple in use is a new connection: the old flow is unlinked and recorded, and the new one
+//! decided on its own. The same applies to any SYN on the tuple of a connection that was inspected
+//! and then released to the kernel.
 //!
-//! What is decided is a [`plan`], made without changing anything, and what is done about it a commit:
-//! `slipgate why` prints a plan that nobody commits to. Rules come before quotas, so that what may
-//! never be does not use up what may. What is refused after them was work all the same, and keeps its
-//! token of the rate. What the world opens by a forward is in [`inbound`].
+//! Decisions are made in a [`plan`], which changes nothing, and executed by a commit: `slipgate
+//! why` prints a plan that nobody commits. Rules come before quotas, so that denied flows do not
+//! use up the quota. A flow that is refused after them was work all the same, and keeps its token
+//! of the rate. Flows that the world opens are in [`inbound`].
 mod commit;
 mod inbound;
 mod inspected;
@@ -42,35 +42,35 @@ use crate::{
 };
 use slipgate_policy::Destination;
 
-/// What becomes of a packet that came here.
+/// Result of admission for a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
-    /// It belongs to this flow: back to the kernel with it.
+    /// The packet belongs to this flow: it goes back to the kernel.
     Flow {
-        /// The flow's slot.
+        /// Index of the flow's slot.
         slot: u32,
     },
-    /// It belongs to this flow, which was cut.
+    /// The packet belongs to this flow, which was cut.
     Cut {
-        /// The flow's slot.
+        /// Index of the flow's slot.
         slot: u32,
     },
-    /// It opens no flow and belongs to none.
+    /// The packet opens no flow and belongs to none.
     NoFlow,
-    /// It would open a flow that may not be.
+    /// The packet would open a flow that is refused.
     Refused(Refusal),
 }
 
-/// Who opens a flow.
+/// Side that opens a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Opener {
-    /// The guest.
+    /// The guest, by its own packet.
     Guest,
-    /// The world, by this tuple and number of its SYN.
+    /// The world, with the tuple and sequence number of its first packet.
     World((Tuple, u32)),
 }
 
-/// A refusal, and the element of `RULES` that it is due to.
+/// A refusal, and the element of `RULES` that caused it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Refused {
     pub(crate) reason: Refusal,
@@ -111,8 +111,9 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Decides about a guest's packet that no relayed connection has; `None`: it opens none, or is
-    /// for no port that leads to the host's loopback.
+    /// Decides about a guest's packet to a port that leads to the host's loopback and that no
+    /// relayed connection has. Returns `None` when it opens no connection or its port does not lead
+    /// there.
     pub(crate) fn admit_to_loopback(
         &mut self,
         vm: &mut VmState,
@@ -130,8 +131,8 @@ impl<D: Datapath> Core<D> {
         }))
     }
 
-    /// What becomes of a packet whose tuple a flow has; `None`: it may open another, and what was there
-    /// is unlinked.
+    /// Decides about a packet whose tuple a flow has. Returns `None` when it may open another flow;
+    /// the former one is unlinked then.
     fn admit_known(
         &mut self,
         known: Option<u32>,
@@ -153,7 +154,7 @@ impl<D: Datapath> Core<D> {
         None
     }
 
-    /// Notes what is refused, for the records.
+    /// Notes a refusal for the records. Returns it as an admission.
     pub(crate) fn refuse(
         &mut self,
         vm: u32,
@@ -166,11 +167,12 @@ impl<D: Datapath> Core<D> {
         Admission::Refused(reason)
     }
 
-    /// Whether a packet is of the flow that has its tuple, and not of a new connection. The side that
-    /// opened a flow may have opened another by the same name; a SYN of the peer on a flow of the
-    /// guest's is a simultaneous open (RFC 5382 REQ-2), or its receiver's to challenge (RFC 5961). A SYN
-    /// of the guest on a flow of the world's is a connection of the guest's own: that somebody has sent
-    /// a packet in a remote's name to a forward does not mean that the guest may connect there.
+    /// Whether a packet belongs to the flow that has its tuple, and not to a new connection. The
+    /// side that opened a flow may have opened another with the same tuple. A SYN of the peer on a
+    /// guest's flow is a simultaneous open (RFC 5382 REQ-2), or its receiver's to challenge (RFC
+    /// 5961). A SYN of the guest on a flow from the world is a connection of the guest's own: a
+    /// packet sent to a forward, perhaps with a forged source, does not allow the guest to connect
+    /// there.
     fn belongs(&self, slot: u32, packet: &Packet<'_>, from: Direction) -> bool {
         let Transport::Tcp(tcp) = packet.transport else {
             return true;
@@ -181,8 +183,9 @@ impl<D: Datapath> Core<D> {
         let live = self.datapath.slot(slot);
         let again = live.isn() == tcp.sequence;
         match (from, live.flags() & SlotFlags::INBOUND != 0) {
-            // A retransmission, unless the connection was inspected and let go: its opener has said and
-            // heard more than that since, and what it opens by the same number nobody has looked at.
+            // A retransmission, unless the connection was inspected and released: its opener has
+            // sent and received more since, and what it opens with the same number was not
+            // inspected.
             (Direction::Tx, false) => again && !self.was_let_go(slot),
             (Direction::Tx, true) => false,
             // Anybody can send a SYN in the peer's name: it does not end a connection that lives.
@@ -194,7 +197,7 @@ impl<D: Datapath> Core<D> {
     }
 }
 
-/// Where a guest's flow leads.
+/// Returns the destination of a guest's flow.
 fn destination(guest: &Tuple) -> Option<Destination> {
     Some(Destination {
         addr: guest.remote.into(),
@@ -203,7 +206,7 @@ fn destination(guest: &Tuple) -> Option<Destination> {
     })
 }
 
-/// Whether a packet may open a flow; the SYN's sequence number, or 0.
+/// Returns the SYN's sequence number, or 0, of a packet that may open a flow; `None` for others.
 fn opens(packet: &Packet<'_>) -> Option<u32> {
     match packet.transport {
         Transport::Tcp(tcp) => tcp.is_opening_syn().then_some(tcp.sequence),

@@ -1,11 +1,11 @@
-//! What admission would do with a new flow of a guest's, and why: the plan.
+//! The plan: what admission would do with a guest's new flow, and why.
 //!
 //! # Theory of operation
-//! Making a plan changes nothing and counts nothing, so it can be made for a packet, which commits to
-//! it at once ([`super::commit`]), and for `slipgate why`, which prints it. A plan goes as far as it
-//! can without asking the kernel to take the flow: rules, route, inspection, cap, rate, and the ports
-//! toward the destination. What only the attempt shows (a tuple that another process has, a table that
-//! is full) can still refuse what a plan admits; nothing admits what a plan refuses.
+//! Making a plan changes and counts nothing. So it can be made for a packet, which commits it at
+//! once ([`super::commit`]), and for `slipgate why`, which prints it. A plan covers all that is
+//! known without asking the kernel to take the flow: rules, route, inspection, cap, rate, and the
+//! ports toward the destination. What only the attempt shows (a tuple that another process has, a
+//! table that is full) can still refuse what a plan admits; nothing admits what a plan refuses.
 use std::rc::Rc;
 
 use slipgate_abi::{Protocol, Refusal};
@@ -21,31 +21,31 @@ use crate::{
 };
 use slipgate_policy::{Decision, Destination, Lead};
 
-/// What is to become of a new flow.
+/// Decisions about a new flow.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// The rule that decides, and what it says.
+    /// The deciding rule and its decision.
     pub(crate) decision: Decision,
-    /// The name that opened the address, where DNS did.
+    /// Name by which DNS opened the address, if it did.
     pub(crate) name: Option<Rc<LearntName>>,
-    /// How its packets go.
+    /// Path of the flow's packets.
     pub(crate) path: Path,
-    /// How its destination is reached; `None` where that does not matter.
+    /// Route to the destination; `None` where it does not matter.
     pub(crate) route: Option<Route>,
-    /// Its place among its VM's flows; `None` where that does not matter.
+    /// Room among the VM's flows; `None` where it does not matter.
     pub(crate) room: Option<Room>,
-    /// Whether a port is left for it; `None` where that does not matter.
+    /// Search for a translated port; `None` where it does not matter.
     pub(super) port: Option<PortLook>,
-    /// Why it may not be; `None`: it may.
+    /// Reason for a refusal; `None` when the flow is admitted.
     pub(crate) refused: Option<Refused>,
 }
 
-/// How the packets of a flow go.
+/// Path of a flow's packets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Path {
     /// The kernel translates them, from the first one on.
     Translated,
-    /// The engine carries them until it has read a name that the rules let in; then the kernel
+    /// The engine carries them until it has read a name that the rules admit; then the kernel
     /// translates them.
     Inspected,
     /// The engine relays them to a port of the host's loopback.
@@ -53,8 +53,8 @@ pub(crate) enum Path {
 }
 
 impl<D: Datapath> Core<D> {
-    /// What is to become of a flow of this VM to an address that is not of its own network.
-    /// `timestamps`: whether it begins with a SYN that carries them.
+    /// Plans a VM's flow to an address outside its own network. `timestamps`: whether it begins
+    /// with a SYN with TCP timestamps.
     pub(crate) fn plan_outbound(
         &self,
         vm: &VmState,
@@ -81,7 +81,7 @@ impl<D: Datapath> Core<D> {
         plan
     }
 
-    /// Rules come before quotas, so that what may never be does not use up what may.
+    /// Fills in the plan. Rules come before quotas, so that denied flows do not use up the quota.
     fn check_outbound(
         &self,
         vm: &VmState,
@@ -97,7 +97,7 @@ impl<D: Datapath> Core<D> {
         }
         let route = self.routes.lookup(to.addr);
         plan.route = Some(route);
-        // A rule opened an address of the host's own: it has no link to leave by.
+        // A rule opened an address of the host itself: it has no link to leave by.
         if route == Route::HostLocal {
             return Err(Refusal::Protected.into());
         }
@@ -128,7 +128,7 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// What is to become of a flow of this VM to a port that leads to the host's loopback; `None`: it
+    /// Plans a VM's flow to a port that leads to the host's loopback. Returns `None` when the port
     /// leads nowhere.
     pub(crate) fn plan_to_loopback(
         &self,
@@ -161,8 +161,8 @@ impl<D: Datapath> Core<D> {
     }
 }
 
-/// Whether a packet of this protocol carries TCP timestamps, as far as that is known without it: most
-/// systems' SYNs do.
+/// Whether the first packet of this protocol is assumed to carry TCP timestamps when it is not at
+/// hand: most systems' SYNs do.
 pub(crate) fn has_timestamps_by_default(protocol: Protocol) -> bool {
     protocol == Protocol::Tcp
 }

@@ -1,4 +1,4 @@
-//! Flows that live, judged again: by other policies, or by those that a successor has.
+//! New judgement of live flows, after a change of policies or by a successor.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{Protocol, SlotRef, slot::SlotFlags, tcp::TcpBits};
@@ -6,20 +6,20 @@ use slipgate_abi::{Protocol, SlotRef, slot::SlotFlags, tcp::TcpBits};
 use crate::{datapath::Datapath, state::Core};
 use slipgate_policy::{Destination, OnReload};
 
-/// Flows that the rules of now would not admit.
+/// Live flows that the present rules would not admit.
 #[derive(Debug, Default)]
 pub(crate) struct NotAdmitted {
-    /// To be cut.
+    /// Slots of the flows to be cut.
     pub(crate) cut: Vec<u32>,
-    /// Left, for their policy says so.
+    /// Number of flows that are left because their policy says so.
     pub(crate) left: usize,
-    /// All that live, these included.
+    /// Number of all live flows, these included.
     pub(crate) live: usize,
 }
 
 impl<D: Datapath> Core<D> {
-    /// The flows that would not be admitted by the rules and forwards of now. `may_stay`: of which VMs
-    /// they are left, if their policy says so.
+    /// Returns the live flows that the present rules and forwards would not admit. `may_stay` says
+    /// of a VM whether its flows are left if its policy says so.
     pub(crate) fn refused_flows(&self, now_ns: u64, may_stay: impl Fn(u32) -> bool) -> NotAdmitted {
         let mut refused = NotAdmitted::default();
         for slot in self.flows.all() {

@@ -1,7 +1,6 @@
-//! Room among a VM's flows: its cap, who leaves for a new flow, and its rate.
+//! Room among a VM's flows: its cap, the flows that leave for a new one, and its rate.
 //!
-//! What the world opened and nobody has shown to be behind makes room, and not sooner than the new
-//! flow may be.
+//! Unproven flows from the world make room, and not before the new flow is admitted.
 use slipgate_abi::Refusal;
 
 use super::Opener;
@@ -13,30 +12,30 @@ use crate::{
     state::{Core, VmState},
 };
 
-/// How often at most a VM's flows are searched for some that give way because it ran into its cap, ns.
+/// Shortest time between two searches for a VM's flows that give way at its cap, ns.
 const CAP_COLLECT_INTERVAL_NS: u64 = 5 * MILLISECOND_NS;
 
-/// Whether there is room for another flow of a VM's, and who leaves for it.
+/// Whether there is room for another flow of a VM, and which flows leave for it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Room {
-    /// Whether there is, once those below have left.
+    /// Whether there is room once the flows below have left.
     is_there: bool,
     /// Whether the VM is at its cap, or the world at its share of it.
     is_at_cap: bool,
-    /// A flow of the world's that nobody has shown to be behind.
+    /// Slot of an unproven flow from the world that leaves.
     unproven: Option<u32>,
-    /// What was looked for besides, and whether among the world's flows alone.
+    /// Search for other flows that leave, and whether it was among the world's flows only.
     search: Option<(GivingWay, bool)>,
 }
 
 impl Room {
-    /// The flows that leave for it.
+    /// Returns the flows that leave.
     pub(super) fn leaving(&self) -> Vec<u32> {
         let found = self.search.iter().flat_map(|(found, _)| found.slots());
         found.chain(self.unproven).collect()
     }
 
-    /// Whether the guest may have it now, by cap and rate.
+    /// Checks whether the guest may open a flow now, by cap and rate.
     pub(super) fn check(&self, vm: &VmState, now_ns: u64) -> Result<(), Refusal> {
         match self.is_there {
             false => Err(Refusal::FlowCap),
@@ -47,12 +46,12 @@ impl Room {
 }
 
 impl<D: Datapath> Core<D> {
-    /// Room for a flow that the guest opens.
+    /// Returns the room for a flow that the guest opens.
     pub(super) fn room_for_guest(&self, vm: &VmState, now_ns: u64) -> Room {
         self.room(vm, false, now_ns)
     }
 
-    /// Room for a flow that the world opens.
+    /// Returns the room for a flow that the world opens.
     pub(super) fn room_for_world(&self, vm: &VmState, now_ns: u64) -> Room {
         self.room(vm, true, now_ns)
     }
@@ -72,8 +71,8 @@ impl<D: Datapath> Core<D> {
         if room.unproven.is_some() {
             return room;
         }
-        // The world's share only flows of the world's can leave. Who looks among those in vain takes no
-        // look from the guest.
+        // Only flows from the world can leave the world's share. A failed search among those does
+        // not delay the guest's next one.
         let from_world = by_world && self.is_at_worlds_share(vm, 0);
         let mut leaving = (0, 0);
         if now_ns >= vm.collect_after_ns[usize::from(from_world)] {
@@ -90,8 +89,8 @@ impl<D: Datapath> Core<D> {
         room
     }
 
-    /// Has those leave that make room, and takes what a flow costs of the rates. Nothing of a rate is
-    /// given back: what is refused after this was work all the same.
+    /// Ends the flows that leave, and charges the rates for the new flow. Nothing of a rate is
+    /// returned: a flow that is refused after this has cost work all the same.
     pub(super) fn charge(
         &mut self,
         vm: &mut VmState,
@@ -122,8 +121,8 @@ impl<D: Datapath> Core<D> {
         Ok(())
     }
 
-    /// Whether a VM is at its cap, or the world at its share of it, once so many flows have left: in
-    /// all, and of the world's.
+    /// Whether a VM is at its cap, or the world at its share of it, after `leaving` flows have
+    /// left: in all, and from the world.
     fn is_at_cap(&self, vm: &VmState, by_world: bool, leaving: (usize, usize)) -> bool {
         let (row, cap) = (vm.net.row, vm.net.max_flows);
         self.flows.count(row) - leaving.0 + vm.loopback_flows as usize >= cap as usize

@@ -1,4 +1,4 @@
-//! What the broker tells the engine, and asks of it.
+//! Messages between the broker and the engine: commands, requests and their answers.
 use std::{
     io::{self, Write},
     net::{SocketAddr, SocketAddrV4},
@@ -21,262 +21,261 @@ mod why;
 
 pub use crate::state::{Forward, Link};
 
-/// What becomes of the flows when the engine stops.
+/// Treatment of the live flows when the engine stops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum OnExit {
-    /// They stay in the kernel for the next process.
+    /// The flows stay in the kernel for the next process.
     Keep,
-    /// They are ended and recorded.
+    /// The flows are ended and recorded.
     Detach,
 }
 
-/// From the broker.
+/// A message from the broker to the engine.
 pub enum ControlMessage {
-    /// A VM is there, or has changed.
+    /// A VM was added, or its description changed.
     Vm(VmSpec),
-    /// A VM is gone: its flows end.
+    /// A VM was removed: its flows end.
     VmGone {
-        /// Its row.
+        /// The VM's row in `VMS`.
         row: u16,
-        /// Its id.
+        /// Id of the VM.
         id: u32,
     },
-    /// Routes, addresses or links changed: the whole new picture.
+    /// Routes, addresses or links changed. The message carries the whole new state.
     Routes {
-        /// Routes and addresses.
+        /// Routes and addresses of the host.
         routes: RouteSnapshot,
-        /// What the rules protect on this host.
+        /// Addresses of this host that the rules protect.
         local: LocalAddresses,
-        /// Links and their MTUs.
+        /// Links of the host and their MTUs.
         links: Vec<Link>,
     },
-    /// A bound socket of the host that leads to a guest.
+    /// A bound socket of the host whose connections are relayed to a guest.
     RelayForward(relay::Forward),
-    /// All forwards.
+    /// Every forward, in order.
     Forwards(Vec<Forward>),
-    /// The forwards' texts in `RULES`, which follow the policy's, for the flow log.
+    /// The texts of the forwards in `RULES`, for the flow log. They follow the policy's texts.
     ForwardTexts(Vec<String>),
-    /// The host's resolvers, for policies that have none of their own.
+    /// The host's resolvers, for policies that configure none of their own.
     Resolvers(Vec<SocketAddr>),
-    /// Ports in the translated range that sockets of the host hold.
+    /// Ports in the translated range that are bound by sockets of the host.
     ReservedPorts(Vec<(Protocol, u16)>),
-    /// Another file for the flow log (rotation).
+    /// A new file for the flow log (rotation).
     FlowLog(Option<Box<dyn Write + Send>>),
-    /// Other policies. Answered when no packet of what they deny can leave any more.
+    /// Replaces the policies. Answered when no packet of a flow that they deny can leave any more.
     Policies(Box<Reload>),
-    /// Where the port's frames are written (`--pcap`).
+    /// Output to which the port's frames are written (`--pcap`).
     PcapOutput(Output),
-    /// Another file for them (rotation).
+    /// A new file for the port's frames (rotation).
     Pcap(Box<dyn Write + Send>),
-    /// End flows. Answered when no packet of theirs can leave any more.
+    /// Ends flows. Answered when none of their packets can leave any more.
     Cut {
-        /// Returned with the answer.
+        /// Id of the request, returned with the answer.
         request: u64,
-        /// Which.
+        /// The flows to end.
         what: Subject,
     },
-    /// Write packets to a socket.
+    /// Starts a capture that writes packets to a socket.
     Capture {
-        /// Returned with the answer.
+        /// Id of the request, returned with the answer.
         request: u64,
-        /// Which, and where.
+        /// The packets to capture, and the socket that receives them.
         capture: CaptureRequest,
     },
-    /// Send what is recorded of a VM to a stream socket.
+    /// Sends the records of a VM to a stream socket.
     Listen {
-        /// Returned with the answer.
+        /// Id of the request, returned with the answer.
         request: u64,
-        /// The VM's row.
+        /// The VM's row in `VMS`.
         row: u16,
-        /// The socket.
+        /// The stream socket that receives the records.
         to: OwnedFd,
     },
-    /// A frozen VM is about to be thawed: the timers of its flows begin anew.
+    /// A frozen VM is about to be thawed: the timers of its flows start again.
     Thaw {
-        /// Returned with the answer.
+        /// Id of the request, returned with the answer.
         request: u64,
-        /// The VM's row.
+        /// The VM's row in `VMS`.
         row: u16,
     },
-    /// Which rule decides about a destination, and what would happen.
+    /// Asks which rule decides about a destination, and what would happen to a flow to it.
     Why {
-        /// Returned with the answer.
+        /// Id of the request, returned with the answer.
         request: u64,
-        /// The VM's row.
+        /// The VM's row in `VMS`.
         row: u16,
-        /// The destination; its address is 0.0.0.0 when only a name is known.
+        /// The destination. Its address is 0.0.0.0 when only a name is known.
         to: slipgate_policy::Destination,
-        /// The name that the guest would ask for.
+        /// The name that the guest would resolve first, if any.
         name: Option<String>,
     },
-    /// What is known by name: a page of it.
+    /// Asks for one page of the state that is kept by name.
     Names {
-        /// Returned with the answer.
+        /// Id of the request, returned with the answer.
         request: u64,
-        /// Where the page begins: 0, or [`NamesPage::next`] of the one before.
+        /// Start of the page: 0, or [`NamesPage::next`] of the previous page.
         from: u64,
     },
-    /// Answer when everything before this is done and every record is written.
+    /// Answered when every earlier message is processed and every record is written.
     Sync {
-        /// Returned with the answer.
+        /// Id of the request, returned with the answer.
         request: u64,
     },
-    /// Stop.
+    /// Stops the engine, with this treatment of its flows.
     Shutdown(OnExit),
 }
 
-/// To the broker.
+/// A message from the engine to the broker: the answer to a request.
 #[derive(Clone, PartialEq, Debug)]
 pub enum ControlReply {
     /// Answer to [`ControlMessage::Why`].
     Why {
-        /// The question's.
+        /// Id of the request.
         request: u64,
-        /// What would happen.
+        /// Fate of the flow, and the rule that decides it.
         answer: Why,
     },
     /// Answer to [`ControlMessage::Names`].
     Names {
-        /// The question's.
+        /// Id of the request.
         request: u64,
-        /// What is known.
+        /// The page that was asked for.
         page: NamesPage,
     },
     /// Answer to [`ControlMessage::Policies`].
     Applied {
-        /// The request's.
+        /// Id of the request.
         request: u64,
-        /// How many flows were cut.
+        /// Number of flows that were cut.
         cut: u64,
-        /// How many live on.
+        /// Number of flows that live on.
         kept: u64,
-        /// Of those, how many the policies would refuse now.
+        /// Number of flows among `kept` that the new policies would refuse.
         left: u64,
     },
     /// Answer to [`ControlMessage::Cut`].
     Cut {
-        /// The request's.
+        /// Id of the request.
         request: u64,
-        /// How many flows were ended; `None`: the one that was meant is not here.
+        /// Number of flows that were ended; `None` when the flow is not in this engine.
         flows: Option<u64>,
     },
     /// Answer to [`ControlMessage::Capture`].
     Capturing {
-        /// The request's.
+        /// Id of the request.
         request: u64,
-        /// Why none was begun.
+        /// Why no capture was started; `None` when it was.
         refused: Option<NotCaptured>,
     },
     /// Answer to [`ControlMessage::Listen`].
     Listening {
-        /// The request's.
+        /// Id of the request.
         request: u64,
-        /// Why nobody does.
+        /// Why the records are not sent; `None` when they are.
         refused: Option<NotListening>,
     },
     /// Answer to [`ControlMessage::Thaw`].
     Thawed {
-        /// The request's.
+        /// Id of the request.
         request: u64,
     },
     /// Answer to [`ControlMessage::Sync`].
     Synced {
-        /// The question's.
+        /// Id of the request.
         request: u64,
-        /// How the engine stands.
+        /// Counters and sizes of the engine at this moment.
         status: Status,
     },
 }
 
-/// What is to be in force from now on.
+/// The policies and VMs that replace the present ones.
 #[derive(Debug)]
 pub struct Reload {
-    /// Returned with the answer.
+    /// Id of the request, returned with the answer.
     pub request: u64,
-    /// The policies.
+    /// The compiled policies, in the order of their indices.
     pub policies: PolicySet,
-    /// Where their run begins in `RULES`.
+    /// Index in `RULES` of the first rule of `policies`.
     pub rule_base: u32,
-    /// What the rules protect on this host.
+    /// Addresses of this host that the rules protect.
     pub local: LocalAddresses,
-    /// All VMs, with their policy and quotas.
+    /// Every VM, with its policy and quotas.
     pub vms: Vec<VmSpec>,
-    /// VMs, by id, of whose flows none is left that may not be, whatever their policy says.
+    /// Ids of VMs that keep no denied flow, whatever their policy says about live flows.
     pub strictly: Vec<u32>,
 }
 
-/// Listeners at once.
+/// Most listeners that receive records at once.
 pub const MOST_LISTENERS: usize = 8;
-/// Why nobody listens.
+/// Reason why a request to listen was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NotListening {
-    /// There is no such VM.
+    /// No VM is served in that row.
     #[error("that VM is not served any more")]
     NoVm,
-    /// [`MOST_LISTENERS`] do.
+    /// [`MOST_LISTENERS`] listeners are connected already.
     #[error("{MOST_LISTENERS} listen already; end one of them")]
     TooMany,
-    /// The descriptor is of no use.
+    /// The descriptor is not a stream socket.
     #[error("the descriptor that was sent is no stream socket")]
     Socket,
 }
 
-/// What would become of a flow.
+/// Answer to `slipgate why`: the fate of a flow, and the rule that decides it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Why {
-    /// Whether it would be admitted.
+    /// Whether the flow would be admitted.
     pub admitted: bool,
-    /// The deciding rule, as typed.
+    /// Text of the deciding rule, as written in the policy.
     pub rule: String,
-    /// Why not: the refusal's name.
+    /// Name of the refusal; `None` when the flow would be admitted.
     pub refusal: Option<String>,
-    /// In a sentence: what happens to the packet.
+    /// One sentence: what happens to the packet.
     pub outcome: String,
-    /// In sentences, one a line: why that rule, and no other.
+    /// Sentences, one a line: why this rule decides and no other does.
     pub explanation: String,
-    /// Where it would leave.
+    /// Source address, next hop and link of the route; `None` when there is no such route.
     pub via: Option<String>,
-    /// No rule speaks of the name that was asked for: what is to be judged is an address of it, and
-    /// none was given.
+    /// No rule names the name that was asked for, and no address of it was given to judge.
     pub lacks_address: bool,
 }
 
-/// Part of what the engine knows by name and the kernel's tables do not show.
+/// One page of the state that the engine keeps by name and that the kernel's tables lack.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NamesPage {
-    /// What was refused in each VM's DNS, by the VM's name.
+    /// Refused DNS questions of each VM, by the VM's name.
     pub vms: Vec<(String, crate::name_gate::NameCounts)>,
-    /// What was refused of them since the engine began, with the last of each kind; of each VM the
-    /// most frequent kinds.
+    /// DNS refusals since the engine started, with the most recent sample of each kind. For each VM
+    /// the most frequent kinds are kept.
     pub refused: Vec<RefusedSample>,
-    /// Slot, generation and the name that opened its address, by slot.
+    /// Slot, generation and the name that opened the flow's address, in order of slots.
     pub flows: Vec<(u32, u32, String)>,
-    /// What was relayed for each VM, by its name.
+    /// Relayed traffic of each VM, by the VM's name.
     #[serde(default)]
     pub relayed: Vec<(String, RelayedCounts)>,
-    /// The relayed flows that live, by their ids.
+    /// The live relayed flows, in order of their ids.
     #[serde(default)]
     pub relayed_flows: Vec<LiveRelayed>,
-    /// There is more, from here.
+    /// Start of the next page; `None` on the last page.
     pub next: Option<u64>,
 }
 
-/// What was relayed for a VM.
+/// Relayed flows and traffic of one VM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct RelayedCounts {
-    /// Flows that live.
+    /// Number of live flows.
     pub flows: u64,
-    /// Flows that have begun.
+    /// Number of flows that were opened, live and ended.
     pub begun: u64,
-    /// Of those, how many have ended.
+    /// Number of flows among `begun` that have ended.
     pub ended: u64,
-    /// From the guest.
+    /// Packets from the guest.
     pub tx_packets: u64,
-    /// L3.
+    /// L3 bytes from the guest.
     pub tx_bytes: u64,
-    /// To the guest.
+    /// Packets to the guest.
     pub rx_packets: u64,
-    /// L3.
+    /// L3 bytes to the guest.
     pub rx_bytes: u64,
 }
 
@@ -292,71 +291,77 @@ impl std::ops::AddAssign for RelayedCounts {
     }
 }
 
-/// A relayed flow that lives.
+/// One live relayed flow.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LiveRelayed {
-    /// As in records.
+    /// Id of the flow, as in the flow log.
     pub id: RelayedId,
-    /// The VM's name.
+    /// Name of the VM.
     pub vm: String,
-    /// IP protocol number.
+    /// IP protocol number of the flow.
     pub protocol: u8,
-    /// The guest's end.
+    /// Address and port of the guest.
     pub guest: SocketAddrV4,
-    /// The peer's.
+    /// Address and port of the peer.
     pub remote: SocketAddrV4,
-    /// What the peer sees, or our end toward the host's loopback.
+    /// Source that the peer sees, or the engine's end toward the host's loopback.
     pub nat: Option<SocketAddrV4>,
-    /// The service on the host's loopback.
+    /// Service on the host's loopback, if the flow leads there.
     pub host: Option<SocketAddrV4>,
-    /// Whether the world opened it, by a forward.
+    /// Whether the world opened the flow, through a forward.
     pub inbound: bool,
-    /// What let it in; empty for DNS.
+    /// Text of the rule that admitted the flow; empty for DNS.
     pub rule: String,
-    /// TCP's phase; of others whether they were answered.
+    /// State of the TCP connection; for other protocols, whether the flow was answered.
     pub state: String,
     /// Packets and L3 bytes from the guest.
     pub tx: (u64, u64),
-    /// To the guest.
+    /// Packets and L3 bytes to the guest.
     pub rx: (u64, u64),
-    /// Since it began, ms.
+    /// Time since the flow began, ms.
     pub age_ms: u64,
-    /// Since its last packet, ms.
+    /// Time since the last packet, ms.
     pub idle_ms: u64,
 }
 
-/// How the engine stands.
+/// Counters and sizes of the engine, for tests and `stats`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Status {
-    /// Own slots in use.
+    /// Flow slots of this engine that are in use.
     pub flows: u64,
-    /// Flow records written.
+    /// Flow records that were written.
     pub records_written: u64,
-    /// Flow records lost because writing failed.
+    /// Flow records that were lost because writing failed.
     pub records_lost: u64,
-    /// Destinations with a busy translated port.
+    /// Destinations toward which a translated port is busy.
     pub port_destinations: u64,
-    /// Translated ports that rest.
+    /// Translated ports that rest before they are used again.
     pub ports_resting: u64,
-    /// Frames read from the port.
+    /// Frames that were read from the port.
     pub frames_read: u64,
-    /// Of those, given back to the kernel to be translated.
+    /// Frames among those that were returned to the kernel to be translated.
     pub frames_returned: u64,
-    /// Of those, dropped and counted by reason.
+    /// Frames among those that were dropped, and counted by reason.
     pub frames_dropped: u64,
-    /// Of those, taken by a service.
+    /// Frames among those that a service consumed.
     pub frames_consumed: u64,
-    /// Frames that the port did not take, whoever made them.
+    /// Frames that the port did not accept, of any origin.
     pub frames_unsent: u64,
 }
 
-/// The channel to the broker. Non-blocking.
+/// The non-blocking channel to the broker.
 pub trait Control {
-    /// The next message; `None` when there is none now. An error, the end of the channel included,
-    /// stops the engine: without its broker it must not go on.
+    /// Returns the next message; `None` when none is waiting.
+    ///
+    /// # Errors
+    /// Any error, including the end of the channel. It stops the engine, which must not run without
+    /// its broker.
     fn recv(&mut self) -> io::Result<Option<ControlMessage>>;
     /// Sends an answer.
+    ///
+    /// # Errors
+    /// When the channel is closed or does not take the message.
     fn send(&mut self, reply: ControlReply) -> io::Result<()>;
-    /// For the epoll set; `None` in tests without one.
+    /// Descriptor for the epoll set; `None` for implementations without one, in tests.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 }

@@ -1,5 +1,5 @@
-//! What would become of a flow: the answer to `slipgate why`. It is the plan that admission would
-//! commit to, in words.
+//! Explains what would become of a flow: the answer to `slipgate why`. It puts into words the plan
+//! that admission would commit.
 use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Refusal, vm::VmFlags};
@@ -13,10 +13,10 @@ use crate::{
 };
 use slipgate_policy::{DNS_PORT, Decision, Destination, Name, wire};
 
-/// Addresses of a name that are shown: who owns the name says how many there are.
+/// Most addresses of a name that are shown: the owner of the name decides how many there are.
 const SHOWN_ADDRESSES: usize = 8;
 
-/// The first of these, and how many there are besides.
+/// Formats the first [`SHOWN_ADDRESSES`] addresses, and the number of the others.
 fn some_of(addresses: &[Ipv4Addr]) -> String {
     let (shown, more) = addresses.split_at(addresses.len().min(SHOWN_ADDRESSES));
     let shown: Vec<String> = shown.iter().map(Ipv4Addr::to_string).collect();
@@ -28,8 +28,8 @@ fn some_of(addresses: &[Ipv4Addr]) -> String {
 }
 
 impl<D: Datapath> Core<D> {
-    /// Judges a destination as admission would now, without charging a quota. With a name: as the
-    /// guest would come there, by asking for it first.
+    /// Judges a destination as admission would now, without charging a quota. With a name, judges
+    /// it as if the guest had resolved that name first.
     pub(crate) fn why(
         &self,
         row: u16,
@@ -59,7 +59,7 @@ impl<D: Datapath> Core<D> {
         answer
     }
 
-    /// Whatever is admitted, nothing passes of a VM that is frozen.
+    /// Changes the answer for a frozen VM, of which nothing passes, whatever would be admitted.
     fn note_frozen(&self, row: u16, answer: &mut Why) {
         let vm = self.datapath.vm(row);
         if vm.is_some_and(|vm| vm.flags().load(Relaxed) & VmFlags::FROZEN != 0) {
@@ -68,8 +68,10 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// The address that a name stands for, and how it is known; or the answer, when there is none
-    /// to judge.
+    /// Returns an address of the name and a sentence that says how it is known.
+    ///
+    /// # Errors
+    /// The whole answer, when there is no address to judge.
     fn by_name(
         &self,
         row: u16,
@@ -153,7 +155,7 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Of an address: what admission plans for a flow to it.
+    /// Explains what admission plans for a flow to an address.
     fn by_address(&self, row: u16, to: Destination, now_ns: u64) -> Why {
         let judge = self.judge.borrow();
         let id = self.vm(row).map_or(0, |vm| vm.net.id);
@@ -202,7 +204,7 @@ impl<D: Datapath> Core<D> {
         self.planned(vm, to, &plan, now_ns)
     }
 
-    /// A plan in words.
+    /// Puts a plan into words.
     fn planned(&self, vm: &VmState, to: Destination, plan: &Plan, now_ns: u64) -> Why {
         let judge = self.judge.borrow();
         let via = match plan.route {
@@ -244,7 +246,7 @@ impl<D: Datapath> Core<D> {
     }
 }
 
-/// What becomes of the packets of a flow that may be.
+/// Describes what happens to the packets of an admitted flow.
 fn admitted(path: &Path) -> String {
     match path {
         Path::Translated => "admitted, then translated in the kernel".to_owned(),
@@ -260,7 +262,7 @@ fn admitted(path: &Path) -> String {
     }
 }
 
-/// Why a flow may not be.
+/// Describes why a flow is refused.
 fn refused(vm: &VmState, plan: &Plan, refusal: Refusal) -> String {
     if plan.decision.refusal.is_some() {
         return "refused by the rules".to_owned();

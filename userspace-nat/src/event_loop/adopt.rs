@@ -1,5 +1,5 @@
-//! What a new engine takes over: its predecessor's flows, as far as VMs, rules and routes still
-//! have them. [`crate::flow::adopt`] says how they are told apart.
+//! Adoption: a new engine takes over its predecessor's flows, as far as present VMs, rules and
+//! routes admit them. [`crate::flow::adopt`] says how they are told apart.
 use std::sync::atomic::Ordering::Relaxed;
 
 use hashbrown::HashSet;
@@ -63,12 +63,12 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.record(&ended);
         self.flush_log();
         adoption.reopened = self.core.reopen(now_ns);
-        // What changed while nobody served.
+        // Changes while no engine was running.
         self.core.follow_at_once(now_ns);
         let refused = self.core.refused_flows(now_ns, |_| false);
         adoption.refused = self.cut_slots(&refused.cut, EndReason::Policy);
         adoption.uninspected = self.core.end_uninspected(now_ns);
-        // Counted, since what was about to end may have been refused as well.
+        // Counted now, since a flow that was about to end may have been refused as well.
         adoption.live = self.core.flows.live();
         self.core.release_captured();
         self.free_recorded(now_ns);
@@ -77,8 +77,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
 }
 
 impl<D: Datapath> Core<D> {
-    /// Gives the kernel the flows that a predecessor carried for a capture, which ended with it. Those
-    /// that it inspected have been ended before.
+    /// Returns to the kernel the flows that a predecessor carried for a capture, which ended with
+    /// it. The flows that it inspected have been ended before.
     fn release_captured(&mut self) {
         for slot in self.flows.all() {
             let verdict = self.datapath.slot(slot).verdict().load(Relaxed);

@@ -1,4 +1,4 @@
-//! Doing what the broker says.
+//! Execution of the broker's messages.
 use slipgate_abi::timeout::CLOSING_GRACE_NS;
 
 use crate::{
@@ -18,12 +18,12 @@ use crate::{
 };
 use slipgate_policy::Described;
 
-/// An answer that waits for flows to end.
+/// An answer that waits until flows have ended.
 #[derive(Debug)]
 pub(crate) enum Later {
-    /// To a sync, with the engine's status then.
+    /// Answer to a sync, with the engine's status at that time.
     Sync(u64),
-    /// Made up already.
+    /// Answer that is complete already.
     Reply(ControlReply),
 }
 
@@ -81,7 +81,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                     out: &mut self.core.out,
                     poller: &self.poller,
                 };
-                // Only the epoll set can refuse it: the engine is out of memory.
+                // Only the epoll set can refuse it, when the engine is out of memory.
                 self.services
                     .add_forward(forward, cx)
                     .map_err(EngineError::Wait)?;
@@ -144,7 +144,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         Ok(())
     }
 
-    /// The texts of the policies in force, and behind them these.
+    /// Sets the rule texts: those of the policies in force, followed by those of the forwards.
     pub(crate) fn set_forward_texts(&mut self, texts: Vec<String>) {
         let Core {
             rule_texts,
@@ -158,7 +158,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         rule_texts.begin(*rule_base, policies, forwards);
     }
 
-    /// Has a request answered when what has begun to end by now is over.
+    /// Answers a request once every flow that has begun to end by now has ended.
     pub(crate) fn answer_after_ends(&mut self, what: Later) {
         let now_ns = self.clock.now_ns();
         let due_ns = match self.core.flows.next_due_ns() {
@@ -168,7 +168,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.later.push_back((due_ns, what));
     }
 
-    /// Answers what is due. Everything was written out before.
+    /// Sends the answers that are due. All frames and records were written before.
     pub(crate) fn answer_later(&mut self, now_ns: u64) -> Result<(), EngineError> {
         while let Some((_, what)) = self.later.pop_front_if(|(due_ns, _)| *due_ns <= now_ns) {
             let reply = match what {
@@ -210,7 +210,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.free_recorded(now_ns);
     }
 
-    /// Waits out every grace that has begun: at most [`CLOSING_GRACE_NS`].
+    /// Waits until every grace that has begun is over: at most [`CLOSING_GRACE_NS`].
     fn finish_all_due(&mut self) {
         let mut ended = Vec::new();
         while let Some(due_ns) = self.core.flows.next_due_ns() {

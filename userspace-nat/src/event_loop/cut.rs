@@ -1,22 +1,22 @@
-//! Cutting flows: on request, or because the rules refuse them now. Both ends are told
+//! Cuts flows, on request or because the present rules refuse them. Both ends are informed
 //! ([`crate::packet_path`]).
 use crate::{
     clock::Clock, context::Context, control::Control, datapath::Datapath, event_loop::Engine,
     flow::EndReason, observe::Subject, port::FrameIo, services::Services, state::Core,
 };
 
-/// Guests' connections that are asked for a segment, at one cut.
+/// Most guests' connections that are probed for a segment at one cut.
 const MOST_PROBES: usize = 1_024;
-/// Probes that are written at a time: what a TAP's queue holds, and then some rest for its reader.
+/// Probes that are written at a time: the size of a TAP's queue. Its reader gets some time between.
 const PROBES_AT_ONCE: usize = 256;
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
-    /// Cuts what was asked for; how many flows. `None`: no such flow is here.
+    /// Cuts the flows of a request. Returns how many; `None` when the flow is not in this engine.
     pub(crate) fn cut(&mut self, what: Subject) -> Option<usize> {
         match what {
             Subject::Flow { slot, generation } => {
                 let entry = self.core.flows.entry(slot)?;
-                // One that has ended stays until its record is written.
+                // A flow that has ended stays until its record is written.
                 let is_it = entry.generation == generation && entry.state.is_linked();
                 is_it.then(|| self.cut_slots(&[slot], EndReason::Cut))
             }
@@ -37,7 +37,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
     }
 
-    /// Cuts what is relayed for a VM; how many.
+    /// Cuts the relayed flows of a VM. Returns how many.
     fn cut_relayed(&mut self, row: u16) -> usize {
         let Some(vm) = self.core.vm(row).map(|vm| vm.net.id) else {
             return 0;
@@ -50,9 +50,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.services.cut(vm, cx)
     }
 
-    /// Cuts these flows, as far as they live, and tells their guests; how many.
+    /// Cuts those of these flows that are live, and informs their guests. Returns how many.
     pub(crate) fn cut_slots(&mut self, slots: &[u32], reason: EndReason) -> usize {
-        // Not the turn's: finding out which may have taken longer than the grace.
+        // Not the time of the turn: finding these flows may have taken longer than the grace.
         let now_ns = self.clock.now_ns();
         let mut cut = Vec::new();
         for &slot in slots {

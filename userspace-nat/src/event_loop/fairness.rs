@@ -1,27 +1,27 @@
-//! Fairness within a batch: VMs take turns by what their frames lead to, and so do a guest and the world
-//! that sends to it. So a VM's single SYN waits for two frames of each VM at most, however many of
-//! theirs came before it, and who sends what is sent on in many pieces has its turns as seldom. Frames
-//! of one sender keep their order.
+//! Fairness within a batch: VMs take turns by the number of frames that theirs lead to, and so do a
+//! guest and the world that sends to it. So a VM's single SYN waits for two frames of each VM at
+//! most, however many precede it. A sender whose frames are sent on in many pieces has
+//! correspondingly fewer turns. Frames of one sender keep their order.
 use crate::port::{BATCH, Batch, Frame};
 
 /// The order in which a batch is handled.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
     senders: Vec<Share>,
-    /// For each frame, the next one of its sender; [`NONE`]: it is the last.
+    /// For each frame, the next one of its sender; [`NONE`] for the last.
     following: Vec<u8>,
-    /// Place in `senders` of whose frame was given out last.
+    /// Index in `senders` of the sender whose frame was returned last.
     at: usize,
 }
 
-/// A sender's frames in the batch at hand.
+/// A sender's frames in the present batch.
 #[derive(Clone, Copy, Debug)]
 struct Share {
-    /// The VM's row, and whether it is the world that sends.
+    /// Row of the VM, and whether the world is the sender.
     sender: (u16, bool),
     next: u8,
     last: u8,
-    /// What those that were handled led to, frames.
+    /// Number of frames that the handled ones led to.
     cost: usize,
 }
 
@@ -30,12 +30,12 @@ const NONE: u8 = u8::MAX;
 const _: () = assert!(BATCH <= NONE as usize);
 
 impl Order {
-    /// Takes a batch of which nothing is handled.
+    /// Takes a batch of which no frame is handled yet.
     pub(crate) fn arrange(&mut self, batch: &Batch) {
         self.senders.clear();
         self.following.clear();
         for index in 0..batch.len() {
-            // What can't be parsed is dropped: its place does not matter.
+            // A frame that can't be parsed is dropped: its position does not matter.
             let frame = Frame::parse(batch.frame(index));
             let sender = frame.map_or((0, false), |f| (f.header.vm_row, f.is_from_world()));
             let index = index as u8;
@@ -55,12 +55,12 @@ impl Order {
         }
     }
 
-    /// Whether every frame was given out.
+    /// Whether every frame was returned.
     pub(crate) fn is_done(&self) -> bool {
         self.senders.iter().all(|share| share.next == NONE)
     }
 
-    /// The frame to be handled next: of the sender that has cost least so far.
+    /// Returns the index of the next frame: of the sender with the least cost so far.
     pub(crate) fn next(&mut self) -> Option<usize> {
         let waiting = self.senders.iter().enumerate();
         let waiting = waiting.filter(|(_, share)| share.next != NONE);
@@ -72,7 +72,7 @@ impl Order {
         Some(index)
     }
 
-    /// What the frame that was given out last led to, in frames.
+    /// Charges the sender of the last returned frame with the number of frames that it led to.
     pub(crate) fn charge(&mut self, cost: usize) {
         if let Some(share) = self.senders.get_mut(self.at) {
             share.cost += cost;

@@ -1,10 +1,11 @@
-//! Who listens to what is recorded of a VM, over a socket that the client brought.
+//! Listeners, which receive a VM's records over a socket that the client passed.
 //!
 //! # Theory of operation
-//! The first lines are of the flows that live; then comes each line as it is recorded
-//! ([`Listener`]). The socket is never waited for: what does not fit in a bounded buffer is lost to
-//! the listener, and a line says how much. A client that has heard enough shuts its side for
-//! writing: it gets what waits, and then the end. One that is gone is forgotten.
+//! The first lines describe the live flows; each later line is sent as it is recorded
+//! ([`Listener`]). The engine never waits for the socket: lines that do not fit in a bounded buffer
+//! are lost to the listener, and a line reports how many. A client that wants no more shuts its
+//! side down for writing: it receives the waiting lines, and then the end of the stream. A client
+//! that is gone is removed.
 use std::{
     io,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
@@ -23,10 +24,10 @@ use crate::{
     services::Services,
 };
 
-/// How long one that has heard enough is given to take the rest, ns.
+/// Time for which a listener that is ending may take the rest, ns.
 const LINGER_NS: u64 = 2 * SECOND_NS;
 
-/// Those who do.
+/// The clients that listen to records.
 #[derive(Debug, Default)]
 pub(crate) struct Listening {
     list: Vec<Client>,
@@ -40,19 +41,19 @@ struct Client {
     id: u32,
     to: OwnedFd,
     waits_for: Interest,
-    /// It has heard enough; what waits may still go until then.
+    /// End of the time in which the rest is sent; `None` while the client listens.
     lingers_until_ns: Option<u64>,
 }
 
 impl Listening {
-    /// When [`Engine::tell_listeners`] is due, ns.
+    /// Returns when [`Engine::tell_listeners`] is due, ns.
     pub(crate) fn next_deadline_ns(&self) -> Option<u64> {
         self.list.iter().filter_map(|c| c.lingers_until_ns).min()
     }
 }
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
-    /// Lets one listen to a VM from now on.
+    /// Adds a listener for a VM's records from now on.
     pub(crate) fn listen(&mut self, row: u16, to: OwnedFd) -> Result<(), NotListening> {
         let id = self.core.vm(row).map(|vm| vm.net.id);
         let id = id.ok_or(NotListening::NoVm)?;
@@ -79,7 +80,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         Ok(())
     }
 
-    /// A client has room again, has heard enough, or is gone.
+    /// Handles a client's socket that is writable, was shut down, or failed.
     pub(crate) fn listener_ready(&mut self, readiness: Readiness, now_ns: u64) {
         let list = &mut self.listening.list;
         let key = readiness.token.key;
@@ -93,14 +94,14 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         if readiness.readable && client.lingers_until_ns.is_none() {
             match recv(client.to.as_raw_fd(), &mut [0; 64], MsgFlags::MSG_DONTWAIT) {
                 Ok(0) => client.lingers_until_ns = Some(now_ns + LINGER_NS),
-                // What it says is of no interest.
+                // The content is ignored.
                 Ok(_) | Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
                 Err(_) => self.end_listener(at),
             }
         }
     }
 
-    /// Sends on what was recorded, and ends what is over.
+    /// Sends new records, and removes the listeners that are over.
     pub(crate) fn tell_listeners(&mut self, now_ns: u64) {
         for at in (0..self.listening.list.len()).rev() {
             let client = &mut self.listening.list[at];
@@ -122,7 +123,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
     }
 
-    /// Ends them all: the engine does. What the clients take at once they get.
+    /// Removes all listeners: the engine stops. Clients receive what their sockets accept at once.
     pub(crate) fn end_listening(&mut self) {
         let now_ns = self.clock.now_ns();
         self.tell_listeners(now_ns);
@@ -133,8 +134,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
 
     fn end_listener(&mut self, at: usize) {
         let client = self.listening.list.swap_remove(at);
-        // Closing it would not take it out of the epoll set if the client had it too. It is in the
-        // set, so there is no error.
+        // Closing the socket would not remove it from the epoll set if the client had it too. It is
+        // in the set, so there is no error.
         let _ = self.poller.remove(&client.to);
         self.log.unlisten(client.key);
         self.keep_records();
@@ -142,7 +143,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
 }
 
 impl Client {
-    /// Sends what waits as far as the client takes it; `false` when it is gone.
+    /// Sends the waiting lines as far as the client takes them. Returns `false` when the client is
+    /// gone.
     fn send(&mut self, listener: &mut Listener, poller: &Poller) -> bool {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let fd = self.to.as_raw_fd();
@@ -154,7 +156,7 @@ impl Client {
             return false;
         }
         let waits_for = match (self.lingers_until_ns, listener.waiting()) {
-            // The end of what it says would come again and again.
+            // The end of the client's stream would be reported again and again.
             (Some(_), 0) => Interest::None,
             (Some(_), _) => Interest::Write,
             (None, 0) => Interest::Read,

@@ -2,21 +2,21 @@
 //!
 //! # Theory of operation
 //! One thread waits for everything: the port, the broker, resolvers' sockets, relays, and the next
-//! timer. A [`turn`](Engine::turn) handles what is there and ends by writing what it led to:
+//! timer. A [`turn`](Engine::turn) handles what is ready and ends by writing what it led to:
 //!
-//! 1. frames, in batches of [`BATCH`](crate::port::BATCH), a VM's turn about (`fairness`); a
+//! 1. frames, in batches of [`BATCH`](crate::port::BATCH), with VMs taking turns (`fairness`); a
 //!    frame that goes back to the kernel is written at once, in the buffer it came in. Each counts
-//!    as what it leads to, a large datagram as its fragments: a turn has [`WORK_PER_TURN`] of that,
-//!    and what is left of the batch waits for the next;
+//!    as the frames it leads to, a large datagram as its fragments: a turn has [`WORK_PER_TURN`] of
+//!    these, and the rest of the batch waits for the next turn;
 //! 2. the broker's messages;
 //! 3. descriptors of the services, and their timers;
-//! 4. flows that follow the host's network, some at a time (`follow`); ends of flows: graces that are
-//!    over, the scan ([`crate::flow`]), credits;
+//! 4. flows that follow the host's network, some at a time (`follow`); ends of flows: graces that
+//!    are over, the scan ([`crate::flow`]), credits;
 //! 5. answers, records, and only then the slots of flows whose records are written.
 //!
-//! Nothing in a turn waits. While frames keep coming, the next turn does not wait either; when
-//! nothing does, the thread sleeps until the next timer: with live flows a second away at most,
-//! without VMs for ever.
+//! Nothing in a turn waits. While frames keep arriving, the next turn does not wait either. When
+//! none do, the thread sleeps until the next timer: at most a second with live flows, without limit
+//! when there is no VM.
 use std::collections::VecDeque;
 
 use hashbrown::HashSet;
@@ -50,24 +50,24 @@ mod reload;
 
 pub use parts::{EngineError, Parts};
 
-/// Frames that are read in one turn, or written for those where that is more, so that the broker and
-/// the resolvers get theirs. The last one may lead to more than is left.
+/// Work in one turn: frames read, or frames that these led to where that is more. It is bounded so
+/// that broker and resolvers are served. The last frame may lead to more than is left.
 const WORK_PER_TURN: usize = 8 * BATCH;
-/// Rounds of timers in one turn, each for as much as there is room for in the outbox: a VM may have
-/// thousands that are due at once, and first packets wait meanwhile.
+/// Most rounds of timers in one turn, each for as much as the outbox has room for: a VM may have
+/// thousands of timers due at once, and first packets wait meanwhile.
 const ROUNDS_PER_TURN: usize = 4;
-/// Between two scans while frames come, ns.
+/// Interval between two scans while frames arrive, ns.
 const SCAN_INTERVAL_NS: u64 = 100 * MILLISECOND_NS;
-/// Between two scans while none do, ns.
+/// Interval between two scans while none arrive, ns.
 const QUIET_SCAN_INTERVAL_NS: u64 = SECOND_NS;
-/// How long after the last frame the scan goes on at its faster pace, ns.
+/// Time after the last frame for which the scan keeps its faster pace, ns.
 const QUIET_AFTER_NS: u64 = SECOND_NS;
-/// Between two looks at credits that are out, ns.
+/// Interval between two checks for lost credits while frames are in flight, ns.
 const CREDITS_INTERVAL_NS: u64 = 25 * MILLISECOND_NS;
-/// Between two looks whether the flow log's file has taken what is under way, ns.
+/// Interval between two checks whether the flow log's file has taken the batches handed over, ns.
 const WRITTEN_INTERVAL_NS: u64 = 50 * MILLISECOND_NS;
 
-/// The engine.
+/// The engine, over its datapath, port, clock, channel to the broker, and services.
 #[derive(Debug)]
 pub struct Engine<D, P, C, K, S> {
     core: Core<D>,
@@ -88,15 +88,19 @@ pub struct Engine<D, P, C, K, S> {
     next_refusals_ns: u64,
     next_credits_ns: Option<u64>,
     exit: Option<OnExit>,
-    /// What is answered once all that ended by then is over: when, and what.
+    /// Answers that wait until flows have ended, each with the time at which it is due, ns.
     later: VecDeque<(u64, Later)>,
-    /// Its `frames_*` are kept here, the rest is filled in when asked for.
+    /// Counters: only the `frames_*` fields are kept here; [`Engine::status`] fills in the others.
     frames: Status,
 }
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
-    /// Makes an engine; `known`, messages of the broker about VMs, routes and so on, are applied
-    /// before the flows that are in the kernel are adopted. `recorded`: ids of the flow log's tail.
+    /// Creates an engine and adopts the flows in the kernel. `known`: messages of the broker about
+    /// VMs, routes and so on, which are applied before the adoption. `recorded`: ids in the flow
+    /// log's tail.
+    ///
+    /// # Errors
+    /// When the epoll set can't be made, the broker's channel fails, or the flow map can't be read.
     pub fn start(
         parts: Parts<D, P, C, K, S>,
         known: Vec<ControlMessage>,
@@ -145,7 +149,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         Ok((engine, adoption))
     }
 
-    /// Works until told to stop.
+    /// Runs until the broker stops the engine. Returns what was done with the live flows.
+    ///
+    /// # Errors
+    /// When the port, the broker's channel or the epoll set fails.
     pub fn run(&mut self) -> Result<OnExit, EngineError> {
         loop {
             let timeout_ns = self.timeout_ns();
@@ -163,13 +170,17 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
     }
 
-    /// Gives the kernel the flows that are carried for captures: they may go on without us.
+    /// Returns to the kernel the flows that are carried for captures: they may live on without the
+    /// engine.
     fn end_captures(&mut self) {
         let wall = self.clock.wall();
         self.watch.captures.end(&mut self.core, &self.poller, wall);
     }
 
-    /// Waits for at most `timeout_ns` and handles what is there.
+    /// Runs one turn: waits for at most `timeout_ns` and handles what is ready.
+    ///
+    /// # Errors
+    /// When the port, the broker's channel or the epoll set fails.
     pub fn turn(&mut self, timeout_ns: Option<u64>) -> Result<(), EngineError> {
         self.ready.clear();
         self.services.begin_turn();
@@ -183,7 +194,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         };
         if has_frames || ready(&self.ready, self.port.fd().is_some(), Subsystem::Port) {
             self.read_port()?;
-            // Before the broker can change what a rule's number means.
+            // Recorded before a message of the broker can change the meaning of a rule's number.
             self.record_starts();
         }
         if ready(&self.ready, self.control.fd().is_some(), Subsystem::Control) {
@@ -206,7 +217,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                     poller: &self.poller,
                 };
                 self.services.on_ready(readiness, cx);
-                // One VM's relays may not fill the room for another's answers.
+                // One VM's relays must not fill the room for another's answers.
                 self.write_answers();
             }
         }
@@ -215,7 +226,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.answer_later(now_ns)
     }
 
-    /// How the engine stands.
+    /// Returns the engine's counters and sizes.
     pub fn status(&self) -> Status {
         let (records_written, records_lost) = self.log.counts();
         let (port_destinations, ports_resting) = self.core.flows.ports.sizes();
@@ -269,12 +280,12 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         Ok(())
     }
 
-    /// Whether the port had nothing more when it was last read, and all that it had is handled.
+    /// Whether the port was empty when it was last read, and all its frames are handled.
     fn is_port_empty(&self) -> bool {
         self.order.is_done() && !self.batch.is_full()
     }
 
-    /// Handles the batch, or so much of it as is so much work; how much more may be done.
+    /// Handles the batch, or the part of it that costs `work`. Returns how much work is left.
     fn handle_batch(&mut self, mut work: usize) -> usize {
         let now_ns = self.clock.now_ns();
         self.last_frame_ns = now_ns;
@@ -310,7 +321,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 Disposition::Dropped(_) => self.frames.frames_dropped += 1,
                 Disposition::Consumed => self.frames.frames_consumed += 1,
             }
-            // One VM's relays may not fill the room for another's answers.
+            // One VM's relays must not fill the room for another's answers.
             if self.core.out.is_half_full() {
                 self.write_answers();
             }
@@ -321,7 +332,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         work
     }
 
-    /// Works on until that was all, as much at a time as there is room for in the outbox.
+    /// Repeats `work`, each time as far as the outbox has room, until it returns that all is done
+    /// or [`ROUNDS_PER_TURN`] is reached.
     fn in_rounds(&mut self, mut work: impl FnMut(&mut Self) -> bool) {
         for _ in 0..ROUNDS_PER_TURN {
             let is_all = work(self);
@@ -367,7 +379,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 SCAN_INTERVAL_NS
             };
             self.next_scan_ns = now_ns + interval_ns;
-            // A VM whose credits are all lost would never wake the port again.
+            // A VM whose credits are all lost could never wake the port again.
             self.next_credits_ns.get_or_insert(0);
             self.core.find_guests(now_ns);
             self.core.judge.borrow_mut().expire(now_ns);

@@ -1,5 +1,5 @@
-//! What the engine knows and the kernel's tables do not show: names, refusals, relayed flows. It goes
-//! to the broker in pages, each well below what a message of the channel may have (64 KiB): first
+//! State that the engine has and the kernel's tables lack: names, refusals, relayed flows. It is
+//! sent to the broker in pages, each well below the largest message of the channel (64 KiB): first
 //! VMs by row, then flows by slot, then relayed flows by number.
 use slipgate_abi::maps::MAX_VMS;
 
@@ -16,20 +16,20 @@ use crate::{
     state::Core,
 };
 
-/// Bytes of a page, roughly: JSON adds to each name.
+/// Size of a page, bytes, roughly: JSON adds to each name.
 const PAGE_BYTES: usize = 24 * 1_024;
-/// What an entry takes beside its texts.
+/// Size of an entry without its texts, bytes.
 const ENTRY_BYTES: usize = 60;
-/// As many kinds of refusals are shown of a VM, the most frequent.
+/// Most kinds of refusals shown of a VM, the most frequent.
 const SHOWN_REFUSALS: usize = 12;
-/// Of a rule's text, which has its comment, that much is shown, bytes: an entry fits any page.
+/// Longest text of a rule, with its comment, that is shown, bytes: so an entry fits any page.
 const SHOWN_RULE: usize = 200;
-/// Where slots begin in a page's place.
+/// Position at which slots begin in the sequence of pages.
 const SLOTS: u64 = 1 << 32;
-/// Where relayed flows do.
+/// Position at which relayed flows begin.
 const RELAYED: u64 = 1 << 33;
 
-/// A page that is being written.
+/// A page that is being filled.
 #[derive(Debug)]
 struct Draft {
     page: NamesPage,
@@ -37,7 +37,7 @@ struct Draft {
 }
 
 impl Draft {
-    /// Whether there is room for so many bytes more; if not, the next page begins there.
+    /// Whether there is room for `bytes` more; if not, the next page begins at `place`.
     fn has_room(&mut self, bytes: usize, place: u64) -> bool {
         match self.room.checked_sub(bytes) {
             Some(left) => self.room = left,
@@ -48,13 +48,14 @@ impl Draft {
 }
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
-    /// The page that begins at a row, at [`SLOTS`] and a slot, or at [`RELAYED`] and a number.
+    /// Returns the page that begins at a row, at [`SLOTS`] and a slot, or at [`RELAYED`] and a
+    /// number.
     pub(crate) fn names_page(&self, from: u64, now_ns: u64) -> NamesPage {
         let mut draft = Draft {
             page: NamesPage::default(),
             room: PAGE_BYTES,
         };
-        // Short of room, the page is over.
+        // Each returns false when the page is full.
         let _ = self.vms(&mut draft, from, now_ns)
             && self.core.names(&mut draft, from)
             && self.relayed(&mut draft, from, now_ns);
@@ -184,7 +185,7 @@ fn size_of_sample(sample: &RefusedSample) -> usize {
     2 * sample.vm.len() + rule + 4 * ENTRY_BYTES
 }
 
-/// The backslashes of unusual names are doubled in JSON.
+/// Returns the size of a VM's counts, bytes. The backslashes of unusual names are doubled in JSON.
 fn size(counts: &NameCounts) -> usize {
     let of =
         |by: &crate::name_gate::RefusedQuestions| 2 * (by.rule.len() + by.last.len()) + ENTRY_BYTES;

@@ -1,46 +1,46 @@
-//! What an engine is made of, and why it stops working.
+//! Parts from which an engine is built, and the errors that stop it.
 use std::{io, ops::RangeInclusive};
 
 use thiserror::Error;
 
 use crate::{name_gate::SharedJudge, record::FlowLog};
 
-/// What an engine is made of.
+/// Parts from which an engine is built.
 #[derive(Debug)]
 pub struct Parts<D, P, C, K, S> {
     /// The kernel's tables.
     pub datapath: D,
     /// The engine port.
     pub port: P,
-    /// Time.
+    /// The monotonic and wall clocks.
     pub clock: C,
-    /// The broker.
+    /// The channel to the broker.
     pub control: K,
-    /// ARP, DHCP, DNS, relays.
+    /// The services: ARP, DHCP, DNS, relay.
     pub services: S,
     /// The rules, shared with the DNS proxy among the services.
     pub judge: SharedJudge,
-    /// The first element of `RULES` that is ours.
+    /// First element of `RULES` that belongs to this process.
     pub rule_base: u32,
-    /// Translated ports.
+    /// Range of translated ports.
     pub nat_ports: RangeInclusive<u16>,
     /// The flow log.
     pub log: FlowLog,
 }
 
-/// Why the engine stopped working.
+/// Error that stops the engine.
 #[derive(Debug, Error)]
 pub enum EngineError {
-    /// The port can't be read.
+    /// Reading the port failed.
     #[error("reading the engine port failed; was the device removed?")]
     Port(#[source] io::Error),
-    /// The broker is gone.
+    /// The channel to the broker ended.
     #[error("the channel to the broker ended; the engine stops with it")]
     Control(#[source] io::Error),
-    /// Waiting failed.
+    /// Waiting for descriptors failed.
     #[error("waiting for descriptors failed")]
     Wait(#[source] io::Error),
-    /// The kernel's tables can't be read.
+    /// Reading the kernel's tables failed.
     #[error("reading the pinned flow map failed")]
     Adopt(#[source] io::Error),
 }

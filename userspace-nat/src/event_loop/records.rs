@@ -1,4 +1,4 @@
-//! Writing down what happened ([`crate::record`]): with the names that only the engine knows.
+//! Records of events ([`crate::record`]), with the names that only the engine knows.
 use std::{
     sync::atomic::Ordering::Relaxed,
     time::{Duration, SystemTime},
@@ -17,13 +17,13 @@ use crate::{
     stats::Tally,
 };
 
-/// Between two reports of what was refused, ns.
+/// Interval between two reports of refusals, ns.
 const REFUSALS_INTERVAL_NS: u64 = 10 * SECOND_NS;
-/// How long a disk may take for the last lines. Who asked the engine to stop waits.
+/// Time that a disk may take for the last lines. The client that stopped the engine waits for it.
 const LOG_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
-    /// Has kept what the log, or who listens, wants.
+    /// Has core and services keep the records that the log or its listeners want.
     pub(crate) fn keep_records(&mut self) {
         self.core.records_starts = self.log.wants(Event::FlowStart);
         self.services.keep_records(&self.log);
@@ -42,7 +42,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.core.started = started;
     }
 
-    /// Tells one who begins to listen of the flows that a VM has.
+    /// Sends a new listener a start record of each live flow of a VM.
     pub(crate) fn tell_of_flows(&mut self, row: u16, listener: u32) {
         let (now_ns, wall) = (self.clock.now_ns(), self.clock.wall());
         let core = &self.core;
@@ -81,7 +81,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
     }
 
-    /// Records what the services did: relayed flows, and DNS questions.
+    /// Records the services' actions: relayed flows, and DNS questions.
     pub(crate) fn record_services(&mut self) {
         let (now_ns, wall) = (self.clock.now_ns(), self.clock.wall());
         while let Some(record) = self.services.next_record() {
@@ -104,7 +104,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
     }
 
-    /// Records what was refused since the last call.
+    /// Records the refusals since the last call.
     pub(crate) fn record_refusals(&mut self) {
         let (now_ns, wall) = (self.clock.now_ns(), self.clock.wall());
         self.next_refusals_ns = now_ns + REFUSALS_INTERVAL_NS;
@@ -121,7 +121,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.core.refusals = refusals;
     }
 
-    /// Records what is left to be, at the end.
+    /// Records what is left to be recorded when the engine stops.
     pub(crate) fn end_records(&mut self) {
         self.services.end_records(self.clock.now_ns());
         self.record_services();
@@ -132,7 +132,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
     }
 
-    /// Frees the flows that have ended, but for those whose record is on its way to the file.
+    /// Frees the flows that have ended, except for those whose record is on its way to the file.
     pub(crate) fn free_recorded(&mut self, now_ns: u64) {
         let Core {
             flows, datapath, ..
@@ -140,20 +140,20 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         flows.free_finished(datapath, |batch| self.log.is_under_way(batch), now_ns);
     }
 
-    /// Has the last frames of `--pcap` written.
+    /// Writes the last frames of `--pcap`.
     pub(crate) fn end_dump(&mut self) {
         if let Some(dump) = &mut self.watch.dump {
             dump.finish(LOG_ENDS_WITHIN);
         }
     }
 
-    /// Hands over what is buffered, and counts what could not be written.
+    /// Hands over the buffered lines, and counts those that could not be written.
     pub(crate) fn flush_log(&mut self) {
         self.log.flush();
         self.count_lost();
     }
 
-    /// Waits until all is written, as long as there is patience with the disk.
+    /// Waits until all lines are written, at most [`LOG_ENDS_WITHIN`].
     pub(crate) fn finish_log(&mut self) {
         self.log.finish(LOG_ENDS_WITHIN);
         self.count_lost();

@@ -1,12 +1,12 @@
-//! Other policies under way.
+//! Replacement of the policies in force.
 //!
-//! Between two packets the judge gets the new ones ([`Judge::set_policies`]), VMs their quotas, and
-//! every flow is asked whether it may go on. Those that may not are cut ([`super::cut`]), unless
-//! their policy leaves them. Whoever asked is answered after the grace: no packet of what is denied
-//! now leaves any more.
+//! Between two packets the judge is given the new policies ([`Judge::set_policies`]), VMs their
+//! quotas, and every flow is judged again. Flows that are denied are cut ([`super::cut`]), unless
+//! their policy leaves them. The request is answered after the grace: no packet of a denied flow
+//! leaves any more.
 //!
-//! A flow keeps the number of the rule that let it in. So the run of rules before stays known, and
-//! in `RULES`, for as long as a flow names one of it.
+//! A flow keeps the number of the rule that admitted it. So the previous run of rules stays known,
+//! and in `RULES`, for as long as a flow refers to one of them.
 //!
 //! [`Judge::set_policies`]: crate::name_gate::Judge::set_policies
 use std::collections::HashSet;
@@ -27,7 +27,7 @@ use crate::{
 };
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
-    /// Puts it in force.
+    /// Puts the policies in force.
     pub(crate) fn reload(&mut self, reload: Reload, now_ns: u64) {
         let Reload {
             request,
@@ -37,7 +37,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             vms,
             strictly,
         } = reload;
-        // Those of before have its texts.
+        // The refusals until now refer to the texts of the previous rules.
         self.record_refusals();
         self.core.refusals.forget_rules();
         policies.set_local(&local);
@@ -72,8 +72,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         self.answer_after_ends(Later::Reply(reply));
     }
 
-    /// Ends the connections to the host's loopback that may not be any more. `may_stay`: of which VMs
-    /// they are left, if their policy says so.
+    /// Ends the connections to the host's loopback that are now denied. `may_stay` says of a VM
+    /// whether its connections are left if its policy says so.
     fn rejudge_loopback(&mut self, may_stay: impl Fn(u32) -> bool, now_ns: u64) -> Rejudged {
         let mut out = std::mem::replace(&mut self.core.out, Outbox::new(0));
         let cx = &mut Context {
@@ -93,14 +93,14 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
 }
 
 impl<D: Datapath> Core<D> {
-    /// The elements of `RULES` that flows of ours name.
+    /// Returns the elements of `RULES` to which this process's flows refer.
     fn rules_of_flows(&self) -> HashSet<u32> {
         let slots = self.flows.all();
         let rules = slots.iter().map(|slot| self.datapath.slot(*slot).rule());
         rules.collect()
     }
 
-    /// Gives the forwards their elements in another run.
+    /// Assigns the forwards their elements of `RULES` in another run.
     fn renumber_forwards(&mut self, texts: &mut RuleTexts, set: impl FnOnce(&mut RuleTexts)) {
         let places: Vec<_> = self
             .forwards

@@ -18,34 +18,34 @@ use slipgate_abi::{FlowRef, SlotRef, Tuple, Verdict, slot::SlotFlags};
 use super::{EndReason, Ended, Entry, Flows, end};
 use crate::datapath::Datapath;
 
-/// What was found.
+/// Result of an adoption: how many flows and entries were found, by what became of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Adoption {
     /// Flows that live on.
     pub live: usize,
     /// Flows that had begun to end, or whose VM is gone.
     pub ending: usize,
-    /// Flows that had ended but for their slot.
+    /// Flows that had ended and only held their slot.
     pub ended: usize,
-    /// Tuples that led to no flow.
+    /// Tuples that belonged to no flow.
     pub dangling: usize,
-    /// Live flows that were ended because the rules or forwards are others now.
+    /// Live flows that were ended because the present rules or forwards do not admit them.
     pub refused: usize,
-    /// Those that were ended because who inspected them is gone.
+    /// Live flows that were ended because the engine that inspected them is gone.
     pub uninspected: usize,
     /// Addresses that DNS had opened and that are open again.
     pub reopened: usize,
 }
 
-/// What the adopter knows from elsewhere.
+/// Knowledge of the adopting engine that the kernel's tables do not hold.
 pub trait Known {
-    /// Whether this VM is (again) served by us in this row.
+    /// Whether this process serves this VM in this row.
     fn is_vm(&self, row: u32, vm: u32) -> bool;
     /// Whether the flow log has a record of this slot and generation.
     fn is_recorded(&self, slot: u32, generation: u32) -> bool;
 }
 
-/// The log counts its batches from 1.
+/// Batch number of no batch: the log counts its batches from 1.
 const NO_BATCH: u64 = 0;
 
 #[derive(Clone, Copy, Default)]
@@ -55,9 +55,12 @@ struct Seen {
 }
 
 impl Flows {
-    /// Adopts what is in our chunks. Called once, before anything else. `record` tells
-    /// [`Flows::recorded`] where the record went; the caller flushes its records, counts what lives
-    /// ([`Adoption::live`] is left to it), then calls [`Flows::free_finished`].
+    /// Adopts the flows in this process's chunks. Called once, before anything else. `record` calls
+    /// [`Flows::recorded`] with the batch of the record. The caller then writes its records, counts
+    /// the live flows ([`Adoption::live`] is left to it), and calls [`Flows::free_finished`].
+    ///
+    /// # Errors
+    /// When `FLOWS` can't be read or a dangling tuple can't be deleted.
     pub fn adopt(
         &mut self,
         datapath: &mut impl Datapath,
@@ -80,7 +83,7 @@ impl Flows {
             let closing = verdict == Verdict::Closing as u32;
             if closing && !seen.guest && !seen.world {
                 let generation = live.generation().load(Relaxed);
-                // It may have died between the counts' move and the slot's release.
+                // Its owner may have died between moving the counts and releasing the slot.
                 datapath
                     .stats(live.vm_row() as u16)
                     .take_back_ended(slot, generation);
@@ -99,7 +102,8 @@ impl Flows {
                 adoption.ended += 1;
                 continue;
             }
-            // One that was only captured is released by who knows what else becomes of it.
+            // A flow that was only captured is released once the other checks are made, by the
+            // caller.
             let captured = live.flags() & SlotFlags::CAPTURED != 0;
             let held = verdict == Verdict::Engine as u32 && !captured;
             let entry = self.index(slot, live, held);
@@ -138,7 +142,8 @@ impl Flows {
     }
 }
 
-/// Reads all of `FLOWS` once: which tuples of each own slot are there. Dangling ones are deleted.
+/// Reads all of `FLOWS` once. Returns which tuples of each own slot exist, and deletes dangling
+/// ones.
 fn match_tuples(
     datapath: &mut impl Datapath,
     chunks: &[std::ops::Range<u32>],
@@ -167,7 +172,7 @@ fn match_tuples(
     Ok(seen)
 }
 
-/// Inserts what is missing of a pair; `false` when that can't be, or both are missing.
+/// Inserts the missing tuple of a pair. Returns `false` when that fails, or both are missing.
 fn complete(datapath: &mut impl Datapath, slot: u32, entry: &Entry, seen: Seen) -> bool {
     let reference = FlowRef {
         slot,

@@ -1,4 +1,4 @@
-//! What is done to flows from outside: cut, captured, their timers begun anew.
+//! Changes to flows on request: cut, capture, restart of their timers.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::vm::VmFlags;
@@ -7,7 +7,7 @@ use super::{EndReason, Flows, State};
 use crate::datapath::Datapath;
 
 impl EndReason {
-    /// Whether the flow may not go on: no packet of it is sent on from its first phase.
+    /// Whether the flow is denied: from the first phase of its end none of its packets is sent on.
     pub const fn is_cut(self) -> bool {
         matches!(
             self,
@@ -17,8 +17,9 @@ impl EndReason {
 }
 
 impl Flows {
-    /// Ends a flow that is not to go on. Its packets come to the engine until the grace is over, and
-    /// [`Flows::revive`] lets none pass. Whether it was to live on, or might have.
+    /// Ends a flow that is denied. Its packets come to the engine until the grace is over, and
+    /// [`Flows::revive`] lets none pass. Returns whether the flow was live, or was ending and might
+    /// have lived on.
     pub fn cut(
         &mut self,
         datapath: &mut impl Datapath,
@@ -43,10 +44,10 @@ impl Flows {
             .is_some_and(|entry| entry.state == State::Ending && entry.end_reason.is_cut())
     }
 
-    /// Has the engine carry a flow for a capture, or the kernel again; one that is held besides
+    /// Sets whether the engine carries a flow for a capture. A flow that is also held
     /// ([`Flows::hold`]) stays with the engine.
     pub fn capture(&mut self, datapath: &mut impl Datapath, slot: u32, captured: bool) {
-        // One that is ending gets its verdict when it is revived.
+        // A flow that is ending gets its verdict when it is revived.
         if let Some(entry) = self.table.set_captured(slot, captured)
             && entry.state == State::Live
         {
@@ -54,7 +55,7 @@ impl Flows {
         }
     }
 
-    /// Has a VM's flows count as seen now: they were not silent of their own will.
+    /// Restarts the timers of a VM's flows: they were silent because the VM was frozen.
     pub fn begin_timers(&self, datapath: &impl Datapath, row: u16, now_ns: u64) {
         for &slot in self.slots_of(row) {
             let live = datapath.slot(slot);
@@ -63,7 +64,7 @@ impl Flows {
     }
 }
 
-/// Whether everything from and to a VM is dropped: then its flows can't help being silent.
+/// Whether a VM is frozen: everything from and to it is dropped, so its flows are silent.
 pub fn is_frozen(datapath: &impl Datapath, row: u16) -> bool {
     datapath
         .vm(row)

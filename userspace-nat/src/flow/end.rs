@@ -1,4 +1,4 @@
-//! Ending a flow, in two phases.
+//! The end of a flow, in two phases.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
@@ -16,42 +16,43 @@ use super::{
 };
 use crate::{datapath::Datapath, nat_ports::Freed};
 
-/// Of the table, at most one part in so many waits for a slow file.
+/// Divisor: at most this fraction of the table waits for a slow file.
 const UNWRITTEN_SHARE: usize = 8;
 
-/// Why a flow ended.
+/// Reason for the end of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum EndReason {
-    /// Silent for longer than its timeout, or for long enough when its place was wanted.
+    /// Silent for longer than its timeout, or for long enough when its place was needed.
     Idle,
     /// TCP closed by both sides.
     Closed,
-    /// TCP reset.
+    /// TCP reset by either side.
     Reset,
-    /// TCP reset, and whoever followed the connection knows that nothing of it may come any more.
+    /// TCP reset, and the inspection that followed the connection knows that no further segment is
+    /// legitimate.
     ResetForGood,
     /// A new connection took its tuple.
     TupleReused,
     /// Its VM was removed.
     VmRemoved,
-    /// Its translated address is not the host's any more.
+    /// The host no longer has its translated address.
     AddressGone,
-    /// The rules or forwards of now would not admit it.
+    /// The present rules or forwards do not admit it.
     Policy,
-    /// slipgate detached.
+    /// slipgate ended every flow and detached.
     Detached,
-    /// What an earlier process began to end.
+    /// An earlier process had begun to end it.
     Adopted,
-    /// Nobody had shown to be behind it, and a new flow needed its place.
+    /// Its remote had not proven that it exists, and a new flow needed its place.
     MadeRoom,
-    /// Somebody asked for it.
+    /// A client of the control socket cut it.
     Cut,
-    /// What it said, or did not say, is not what its rule lets in.
+    /// Its content, or the lack of it, violates the inspect rule that admitted it.
     Inspection,
 }
 
 impl EndReason {
-    /// The name used in records.
+    /// Returns the name used in records.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -84,22 +85,22 @@ pub(super) struct Ending {
     seen_ns: u64,
 }
 
-/// A flow that has ended: its final state.
+/// Final state of a flow that has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
-    /// Its slot's index.
+    /// Index of its slot.
     pub slot: u32,
-    /// Its slot's content.
+    /// Content of its slot.
     pub content: Slot,
-    /// Why it ended.
+    /// Reason for its end.
     pub reason: EndReason,
-    /// Whether the engine carried its packets to the last.
+    /// Whether the engine carried its packets until the end.
     pub held: bool,
-    /// When it ended, ns.
+    /// Time of its end, ns.
     pub ended_ns: u64,
 }
 
-/// When a flow was last seen, ns.
+/// Returns the time of a flow's last packet, ns.
 pub(super) fn last_seen_ns(slot: SlotRef) -> u64 {
     let (tx, rx) = (
         slot.tx_last_ns().load(Relaxed),
@@ -108,7 +109,7 @@ pub(super) fn last_seen_ns(slot: SlotRef) -> u64 {
     tx.max(rx).max(slot.created_ns())
 }
 
-/// How long it may still be silent, ns; 0: it is due.
+/// Returns how long a flow may still be silent, ns; 0: its timeout is over.
 pub(super) fn idle_left_ns(slot: SlotRef, protocol: Protocol, now_ns: u64) -> u64 {
     let idle_ns = timeout::idle_ns(protocol, TcpBits(slot.tcp().load(Relaxed)));
     let left_ns = idle_ns.saturating_sub(now_ns.saturating_sub(last_seen_ns(slot)));
@@ -116,7 +117,7 @@ pub(super) fn idle_left_ns(slot: SlotRef, protocol: Protocol, now_ns: u64) -> u6
 }
 
 impl Flows {
-    /// First phase: from now on its packets come to the engine.
+    /// Begins the first phase of a flow's end: from now on its packets come to the engine.
     pub fn begin_end(
         &mut self,
         datapath: &mut impl Datapath,
@@ -129,8 +130,8 @@ impl Flows {
         }
     }
 
-    /// Ends a flow and frees its name at once: both tuples are deleted before the grace, its
-    /// packets miss. Its counts and its slot follow after the grace.
+    /// Ends a flow and frees its tuples at once: both are deleted before the grace, so its packets
+    /// miss. Its counts and its slot follow after the grace.
     pub fn unlink(
         &mut self,
         datapath: &mut impl Datapath,
@@ -144,7 +145,7 @@ impl Flows {
         if entry.state.is_linked() {
             datapath.slot(slot).set_verdict(Verdict::Closing);
             self.remove_tuples(datapath, slot, &entry, now_ns);
-            // One that was cut stays so, whoever has its name next.
+            // A flow that was cut keeps that reason, whichever flow has its tuples next.
             let reason = match entry.state {
                 State::Ending if entry.end_reason.is_cut() => entry.end_reason,
                 _ => reason,
@@ -173,8 +174,8 @@ impl Flows {
         });
     }
 
-    /// A packet of a flow in `Closing` came: the flow lives on if it was only silent. Returns
-    /// whether its packets may be sent on.
+    /// Handles a packet of a flow with verdict `Closing`: the flow lives on if it was only silent.
+    /// Returns whether its packets may be sent on.
     pub fn revive(&mut self, datapath: &mut impl Datapath, slot: u32) -> bool {
         let Some(entry) = self.entry(slot) else {
             return false;
@@ -199,13 +200,13 @@ impl Flows {
         }
     }
 
-    /// When the next grace ends, ns.
+    /// Returns when the next grace ends, ns; `None` when no flow is ending.
     pub fn next_due_ns(&self) -> Option<u64> {
         self.ending.front().map(|e| e.due_ns)
     }
 
-    /// Second phase, for flows whose grace is over: tuples deleted, final counts given to
-    /// `record`, which tells [`Flows::recorded`] where the record went.
+    /// Does the second phase for flows whose grace is over: deletes tuples and passes the final
+    /// counts to `record`, which calls [`Flows::recorded`] with the batch of the record.
     pub fn finish_due(
         &mut self,
         datapath: &mut impl Datapath,
@@ -245,19 +246,19 @@ impl Flows {
         }
     }
 
-    /// Notes that a finished flow was recorded, in this batch of the log's: its slot is freed by
-    /// [`Flows::free_finished`] once the batch is not under way any more.
+    /// Notes that a finished flow was recorded in this batch of the log. Its slot is freed by
+    /// [`Flows::free_finished`] once the batch is no longer on its way to the file.
     pub fn recorded(&mut self, ended: &Ended, batch: u64) {
         self.finished.push((batch, *ended));
     }
 
-    /// Frees what was recorded, but for flows whose records are in a batch that is under way to the
-    /// log's file: if the engine dies before they are there, its successor finds the flows. The counts
-    /// of what is freed move to the VM's `COUNTERS` in the same breath, so that they are never in
-    /// neither place for long, and the slot rests.
+    /// Frees recorded flows, except for those whose records are in a batch on its way to the log's
+    /// file: if the engine dies before they are written, its successor finds the flows. The counts
+    /// of a freed flow move to the VM's `COUNTERS` in the same step, so that they are never missing
+    /// from both for long, and the slot rests.
     ///
-    /// A file that takes nothing must not take the table: of more than a part of it, the oldest are
-    /// freed all the same, and recorded unless the engine dies too.
+    /// A file that accepts no writes must not use up the table: of more than a fraction of it, the
+    /// oldest are freed all the same, and are recorded unless the engine dies too.
     pub fn free_finished(
         &mut self,
         datapath: &mut impl Datapath,
@@ -311,9 +312,10 @@ pub(super) fn free_slot(datapath: &impl Datapath, ended: &Ended) {
     datapath.slot(ended.slot).set_verdict(Verdict::Free);
 }
 
-/// How safely its port can be used again (RFC 6888 REQ-8): at once when the server has nothing of
-/// the flow, be it that it has closed without TIME-WAIT, has refused it, or never answered. A RST is
-/// no proof: whoever sent it, the server may go on, which is nothing to other VMs.
+/// Returns how safely a flow's port can be used again (RFC 6888 REQ-8): at once when the server
+/// holds no state of the flow, because it has closed without TIME-WAIT, has refused the flow, or
+/// never answered. A RST is no proof: anybody may have sent it, and the server may go on, which
+/// does not concern other VMs.
 pub(super) fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
     if slot.flags() & SlotFlags::INSPECTED != 0 {
         return Freed::Inspected;
@@ -337,7 +339,8 @@ pub(super) fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
     }
 }
 
-/// A copy of a slot. Its counters are single words, final when nobody counts any more.
+/// Returns a copy of a slot. Its counters are read one by one; they are final once no program
+/// counts any more.
 pub(super) fn read(slot: SlotRef) -> Slot {
     Slot {
         generation: slot.generation().load(Relaxed),

@@ -1,17 +1,17 @@
-//! Finding the end of flows: a scan of own slots.
+//! Garbage collection: finds the end of flows by a scan of own slots.
 //!
-//! Ends leave no event: the bits and times in the slots are the truth. A pass reads the first cache
-//! line of each live slot, in memory order; [`SCAN_BUDGET`] slots at a time bound what one turn of
-//! the loop spends on it.
+//! The end of a flow causes no event: the bits and times in the slots are the truth. A pass reads
+//! the first cache line of each live slot, in memory order; [`SCAN_BUDGET`] slots at a time bound
+//! what one turn of the loop spends on it.
 //!
 //! A closed flow may stay until its timeout, but its resources are wanted sooner when slots or
 //! ports toward its destination run short, or when its VM nears its cap: then it is ended. Both its
-//! sides have all that the other sent ([`slipgate_abi::tcp`]), so nothing is lost. What may still
-//! come is a copy of the second FIN, whose acknowledgement was lost behind us: ahead of need, a flow
-//! is ended only when it was silent for [`COPIES_NS`]. What goes when there is need is another
-//! module's (`give_way`).
+//! sides have all that the other sent ([`slipgate_abi::tcp`]), so nothing is lost. Only a copy of
+//! the second FIN may still come, whose acknowledgement was lost behind the engine. So without need
+//! a flow is ended only when it was silent for [`COPIES_NS`]. The module `give_way` ends flows when
+//! there is need.
 //!
-//! Flows of a frozen VM do not idle out; at the thaw their timers begin anew
+//! Flows of a frozen VM do not idle out; at the thaw their timers start again
 //! ([`Flows::begin_timers`]).
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -29,18 +29,18 @@ use super::{
 };
 use crate::datapath::Datapath;
 
-/// Slots looked at in one go.
+/// Slots examined in one call.
 const SCAN_BUDGET: usize = 65_536;
 
-/// Where the scan stands.
+/// Position of the scan.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Scan {
     chunk: usize,
 }
 
 impl Flows {
-    /// Looks at up to `SCAN_BUDGET` slots, begins to end what is due, wakes resting ports, and gives
-    /// back a chunk of slots that is not needed.
+    /// Examines up to `SCAN_BUDGET` slots, begins the end of flows whose timeout is over, frees
+    /// ports that have rested, and releases a chunk of slots that is not needed.
     pub fn collect(&mut self, datapath: &mut impl Datapath, now_ns: u64) {
         self.ports.wake(now_ns);
         self.ports
@@ -129,7 +129,7 @@ impl Flows {
     }
 }
 
-/// Whether neither side has sent lately.
+/// Whether neither side has sent for [`COPIES_NS`].
 fn is_quiet(datapath: &impl Datapath, slot: u32, now_ns: u64) -> bool {
     now_ns.saturating_sub(last_seen_ns(datapath.slot(slot))) >= COPIES_NS
 }

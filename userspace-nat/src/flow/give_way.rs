@@ -1,29 +1,29 @@
-//! Which flows give way when their place is wanted: a port toward their destination, their part of
+//! Flows that give way when their place is needed: a port toward their destination, their part of
 //! their VM's cap, or their slot.
 //!
 //! # Theory of operation
-//! While there is room every flow lives as long as its RFC says. When there is none, somebody is
-//! refused unless another flow goes, and a flow may only go if nothing that lives is harmed by it:
+//! While there is room every flow lives as long as its RFC says. When there is none, a new flow is
+//! refused unless another goes, and a flow may only go if that harms no live connection:
 //!
-//! | standing | what is so | has been silent for | gives way to |
+//! | standing | condition | has been silent for | gives way to |
 //! | --- | --- | --- | --- |
-//! | `Over` | TCP: each side has all that the other sent, and acknowledged its FIN | [`COPIES_NS`] | anybody |
-//! | | TCP: a RST, and not both sides have sent a SYN: there never was a connection | [`REFUSED_NS`] | anybody |
-//! | `Unanswered` | TCP: a SYN, and nothing came back; the next SYN opens another flow | [`UNANSWERED_SYN_NS`] | its VM |
-//! | | others: nothing ever came back; what the guest sends next opens another flow | [`UNANSWERED_NS`] | its VM |
+//! | `Over` | TCP: each side has all that the other sent, and acknowledged its FIN | [`COPIES_NS`] | any VM |
+//! | | TCP: a RST, and not both sides have sent a SYN: there never was a connection | [`REFUSED_NS`] | any VM |
+//! | `Unanswered` | TCP: a SYN without an answer; the next SYN opens another flow | [`UNANSWERED_SYN_NS`] | its VM |
+//! | | others: no answer ever; the guest's next packet opens another flow | [`UNANSWERED_NS`] | its VM |
 //! | `Reset` | TCP: a RST, and no other segment since | [`RESET_NS`] | its VM |
-//! | `JustOver` | as `Over`, but a copy of the last FIN may still come | | anybody |
-//! | `Silent` | one packet of the guest's, answered | [`UNANSWERED_NS`] | its VM |
+//! | `JustOver` | as `Over`, but a copy of the last FIN may still come | | any VM |
+//! | `Silent` | one packet of the guest, answered | [`UNANSWERED_NS`] | its VM |
 //! | | UDP: at least as long as any mapping must live (RFC 4787 REQ-5) | [`UDP_LEAST_NS`] | its VM |
 //!
-//! The order is that of the table, and the one that was silent longest is the first of its kind. Of
-//! what the world opened only what is over or was reset gives way (what nobody has shown to be behind
-//! is [`super::proof`]'s). A RST is believed only by silence, because
-//! anybody can forge one: a connection that lives says something, or was idle, and then only its
-//! own VM can have wanted its place.
+//! The order is that of the table; of one kind the flow that was silent longest is first. Of flows
+//! that the world opened only those that are over or were reset give way (flows of unproven remotes
+//! are [`super::proof`]'s). A RST is believed only after silence, because anybody can forge one: a
+//! live connection sends something, or was idle, and then only its own VM can have needed its
+//! place.
 //!
-//! To find them, some flows are looked at ([`LOOK_BUDGET`]), not all; the next search goes on where
-//! the last one stopped.
+//! Only some flows are examined in a search ([`LOOK_BUDGET`]); the next search continues where the
+//! last one stopped.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
@@ -41,25 +41,29 @@ use crate::{
     nat_ports::{Destination, GivenBack},
 };
 
-/// Above the least retransmission timeout of Linux (200 ms).
+/// Silence after which no copy of a FIN is expected, ns: above the least retransmission timeout of
+/// Linux (200 ms).
 pub(super) const COPIES_NS: u64 = 300 * MILLISECOND_NS;
-/// Above the time to the server and back: an answer to the SYN shows that the RST was forged.
+/// Silence after which a RST to a SYN is believed, ns: above the round-trip time. An answer to the
+/// SYN shows that the RST was forged.
 const REFUSED_NS: u64 = SECOND_NS;
-/// A SYN is answered sooner, or was sent again meanwhile.
+/// Silence after which a SYN counts as unanswered, ns: it is answered sooner, or was sent again
+/// meanwhile.
 const UNANSWERED_SYN_NS: u64 = 10 * SECOND_NS;
-/// As Linux's own NAT has it (`nf_conntrack_udp_timeout`).
+/// Silence after which a datagram counts as unanswered, ns: that of Linux's own NAT
+/// (`nf_conntrack_udp_timeout`).
 const UNANSWERED_NS: u64 = 30 * SECOND_NS;
-/// Whoever has data under way sends it again sooner.
+/// Silence after which a RST is believed, ns: a side with data in flight sends it again sooner.
 const RESET_NS: u64 = 10 * SECOND_NS;
-/// RFC 4787 REQ-5.
+/// Least lifetime of a UDP mapping, ns (RFC 4787 REQ-5).
 const UDP_LEAST_NS: u64 = 120 * SECOND_NS;
 
-/// Flows looked at for one that gives way.
+/// Flows examined in a search for one that gives way.
 const LOOK_BUDGET: usize = 256;
-/// Of those that are over so many end at once, so that the next need not look.
+/// Most flows with standing `Over` that end at once, so that the next search finds room.
 const MOST_AT_ONCE: usize = 32;
 
-/// How little a flow that gives way has to lose, the least first. See the module's table.
+/// How little a flow that gives way has to lose, the least first. The module's table defines each.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Standing {
     Over,
@@ -70,7 +74,7 @@ pub(super) enum Standing {
 }
 
 impl Standing {
-    /// Where a flow stands; `None` where it gives way to nobody.
+    /// Returns the standing of a flow; `None` when it gives way to no VM.
     pub(super) fn of(live: SlotRef, entry: &Entry, now_ns: u64) -> Option<Self> {
         let silent_ns = now_ns.saturating_sub(last_seen_ns(live));
         let after = |least_ns, standing| (silent_ns >= least_ns).then_some(standing);
@@ -101,12 +105,12 @@ impl Standing {
         }
     }
 
-    /// Whether other VMs may have its place too.
+    /// Whether other VMs may take its place too.
     const fn gives_way_to_all(self) -> bool {
         matches!(self, Self::Over | Self::JustOver)
     }
 
-    /// What the record of one that gave way says.
+    /// Returns the reason that the record of a flow that gave way shows.
     const fn reason(self, phase: Phase) -> EndReason {
         match (self, phase) {
             (Self::Over | Self::Reset, Phase::Reset) => EndReason::Reset,
@@ -116,45 +120,46 @@ impl Standing {
     }
 }
 
-/// Whether each side has sent a SYN: there may have been a connection.
+/// Whether each side has sent a SYN, so that there may have been a connection.
 pub(super) const fn has_both_syns(bits: TcpBits) -> bool {
     const SYNS: u32 = TcpBits::SYN_TX | TcpBits::SYN_RX;
     bits.0 & SYNS == SYNS
 }
 
-/// What of a VM's flows gives way to another one, as of one look at some of them.
+/// Flows of a VM that give way to another one, found by one search.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GivingWay {
     row: u16,
-    /// How many were looked at.
+    /// Number of flows examined.
     looks: usize,
     flows: Vec<(u32, Standing)>,
 }
 
 impl GivingWay {
-    /// The flows' slots.
+    /// Returns the slots of the flows.
     pub fn slots(&self) -> impl Iterator<Item = u32> {
         self.flows.iter().map(|(slot, _)| *slot)
     }
 }
 
-/// What came of a look for a port toward a destination.
+/// Result of a search for a port toward a destination.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortLook {
-    /// `None`: there is one. Else the flows that give way, which is of no help.
+    /// `None`: a port was found. Otherwise the flows that give way, which do not help.
     in_vain: Option<Vec<(u32, Standing)>>,
 }
 
 impl PortLook {
-    /// Whether there is one.
+    /// Whether a port was found.
     pub fn has_found(&self) -> bool {
         self.in_vain.is_none()
     }
 }
 
 impl Flows {
-    /// Looks for room among a VM's flows, of which it has as many as it may or can; `from_world`:
-    /// among those that the world opened. Nothing changes before [`Flows::make_room`].
+    /// Searches for flows that give way among those of a VM that is at its cap or out of slots;
+    /// `from_world`: among flows that the world opened. Changes nothing; [`Flows::make_room`] ends
+    /// them.
     pub fn look_for_room(
         &self,
         datapath: &impl Datapath,
@@ -176,14 +181,15 @@ impl Flows {
         }
     }
 
-    /// Ends what gives way; the next look goes on behind this one.
+    /// Ends the flows that were found; the next search continues behind this one.
     pub fn make_room(&mut self, datapath: &mut impl Datapath, found: &GivingWay, now_ns: u64) {
         self.table.looked_at(found.row, found.looks);
         self.end_for_room(datapath, &found.flows, now_ns);
     }
 
-    /// Looks whether a VM would have a port toward a destination once these flows have left, be it that
-    /// others give way. `timestamps`: whether it is for a SYN that carries them.
+    /// Returns whether a VM would have a port toward a destination once the flows in `leaving` have
+    /// ended, if need be because others give way. `timestamps`: whether it is for a SYN with TCP
+    /// timestamps.
     pub fn look_for_port(
         &self,
         datapath: &impl Datapath,
@@ -218,7 +224,8 @@ impl Flows {
         PortLook { in_vain }
     }
 
-    /// Ends what was found over in a look for a port, in vain; the next look goes on behind it.
+    /// Ends the flows found in a search for a port that failed; the next search continues behind
+    /// them.
     pub fn look_was_in_vain(
         &mut self,
         datapath: &mut impl Datapath,
@@ -232,8 +239,8 @@ impl Flows {
         }
     }
 
-    /// Makes room among the ports toward a destination, of which there is none left for a VM. The
-    /// port of a flow of its own, which is its again.
+    /// Makes room among the ports toward a destination when a VM can have none. Returns the port of
+    /// a flow of the same VM that was ended, which the VM may use again at once.
     pub fn reclaim_port(
         &mut self,
         datapath: &mut impl Datapath,
@@ -245,7 +252,7 @@ impl Flows {
         self.ports.looked_at(&to, LOOK_BUDGET);
         let giving_way = self.giving_way(datapath, &slots, vm, now_ns);
         let ended = self.end_for_room(datapath, &giving_way, now_ns);
-        // One for another of its own: nobody's share changes.
+        // One port for another of the same VM: no share changes.
         let mut own = ended.iter().filter(|entry| entry.guest.scope == vm);
         own.find_map(|entry| {
             let is_ours = self.ports.take(to, entry.nat_port, vm);
@@ -253,14 +260,16 @@ impl Flows {
         })
     }
 
-    /// Some of the flows toward a destination; they are taken in turn.
+    /// Returns some of the flows toward a destination; successive searches cover all of them in
+    /// turn.
     fn slots_toward(&self, to: &Destination) -> Vec<u32> {
         let ports = self.ports.next_ports(to, LOOK_BUDGET);
         let slots = ports.filter_map(|port| self.by_world(&to.world(port)));
         slots.collect()
     }
 
-    /// Those of these flows that are over, or else the one that may best give way to a VM.
+    /// Returns those of these flows that are over, or otherwise the one that may best give way to a
+    /// VM.
     fn giving_way(
         &self,
         datapath: &impl Datapath,
@@ -298,7 +307,7 @@ impl Flows {
         let entry = self.entry(slot)?;
         let has_place = match entry.state {
             State::Live => true,
-            // What is cut is answered to the end of its grace.
+            // A flow that was cut is answered until the end of its grace.
             State::Ending => !entry.end_reason.is_cut(),
             State::Unlinked | State::Finished => false,
         };
@@ -306,7 +315,7 @@ impl Flows {
         has_place.then(standing).flatten()
     }
 
-    /// Ends flows that give way; what they were.
+    /// Ends flows that give way. Returns their entries.
     fn end_for_room(
         &mut self,
         datapath: &mut impl Datapath,

@@ -11,56 +11,59 @@ use thiserror::Error;
 use super::{Entry, Flows};
 use crate::datapath::{Datapath, InsertError};
 
-/// A flow to be opened: everything decided.
+/// A flow to be opened, with all that was decided about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewFlow {
-    /// The flow on the guest's link.
+    /// Tuple of the flow on the guest's link.
     pub guest: Tuple,
-    /// The VM's row.
+    /// Row of the VM.
     pub vm_row: u16,
-    /// Its protocol.
+    /// Protocol of the flow.
     pub protocol: Protocol,
-    /// The translated address.
+    /// Translated address of the flow.
     pub nat: Ip4,
-    /// The translated port.
+    /// Translated port of the flow.
     pub nat_port: u16,
-    /// Element of `RULES`.
+    /// Element of `RULES` that admitted the flow.
     pub rule: u32,
-    /// The uplink.
+    /// Ifindex of the uplink.
     pub uplink_ifindex: u32,
     /// Element of `NEXT_HOPS`, or 0.
     pub next_hop: u32,
-    /// Sequence number of the opening SYN; else 0.
+    /// Sequence number of the opening SYN; 0 for other protocols.
     pub isn: u32,
-    /// Opened from the world, by a forward.
+    /// Whether the world opened the flow, through a forward.
     pub inbound: bool,
-    /// `Engine`: an inspect rule lets it in, and each packet comes to the engine until
-    /// [`Flows::release`]; else `Fast`.
+    /// `Engine` when an inspect rule admitted the flow, and each packet comes to the engine until
+    /// [`Flows::release`]; otherwise `Fast`.
     pub verdict: Verdict,
 }
 
-/// Why a flow was not opened. Nothing of it is left.
+/// Reason why a flow was not opened. No state of it is left.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// No slot left, for this VM.
+    /// No slot is left for this VM.
     #[error("no slot left for a flow of this VM")]
     NoSlot,
-    /// Somebody has the tuple on the world's side: another port might do.
+    /// Another flow has the tuple on the world's side; another port might be free.
     #[error("the translated tuple is taken")]
     WorldTaken,
-    /// Somebody has the tuple on the guest's side.
+    /// Another entry has the tuple on the guest's side.
     #[error("the guest's tuple is taken")]
     GuestTaken,
-    /// `FLOWS` is full.
+    /// The map `FLOWS` is full.
     #[error("the flow map is full")]
     MapFull,
-    /// The kernel refused.
+    /// The kernel refused the insertion.
     #[error("insertion into the flow map failed")]
     Kernel(#[source] std::io::Error),
 }
 
 impl Flows {
-    /// Opens a flow: on success its packets are translated from now on.
+    /// Opens a flow: on success its packets are translated from now on. Returns its slot.
+    ///
+    /// # Errors
+    /// When no slot is free, a tuple is taken, the map is full, or the kernel refuses.
     pub fn open(
         &mut self,
         datapath: &mut impl Datapath,

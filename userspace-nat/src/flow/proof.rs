@@ -1,22 +1,23 @@
-//! Flows of the world that nobody has shown to be behind: which they are, how long they live, and that
-//! the oldest makes room.
+//! Flows from the world whose remote has not been proven to exist: how they are recognized, how
+//! long they live, and that the oldest makes room.
 //!
 //! # Theory of operation
-//! Whoever can forge a source opens a flow by a forward with each packet. Such a flow is *unproven*
-//! until its remote has shown that it gets what is sent to it: by TCP it acknowledges the guest's
-//! SYN ([`slipgate_abi::handshake`]); by UDP, which has nothing of the kind, it sends again after
-//! the guest has answered. It takes a real client one round trip.
+//! A sender of forged sources opens a flow through a forward with each packet. Such a flow is
+//! *unproven* until its remote has shown that it receives what is sent to it. By TCP it
+//! acknowledges the guest's SYN ([`slipgate_abi::handshake`]). UDP has no handshake: the remote
+//! sends again after the guest has answered. A real client needs one round trip for it.
 //!
-//! An unproven connection lives for [`FROM_WORLD_OPENING_NS`] from its SYN on, whatever is sent again
-//! meanwhile; an unproven flow of UDP as long since it was last seen, unless the guest has answered.
-//! When its VM has no room for another flow the oldest unproven one is ended at once, if it has had
-//! [`ROUND_TRIP_NS`]. So a flood of forged packets shortens the time that a handshake may take, to the
-//! world's share of the VM's flows divided by the packets a second, and harms nothing that is proven. A
-//! client that was too slow is told by the host's RST, or comes in again with what it sends next.
+//! An unproven connection lives for [`FROM_WORLD_OPENING_NS`] from its SYN on, whatever is
+//! retransmitted meanwhile; an unproven flow of UDP as long from its last packet on, unless the
+//! guest has answered. When its VM has no room for another flow the oldest unproven one is ended at
+//! once, if it has had [`ROUND_TRIP_NS`]. So a flood of forged packets shortens the time for a
+//! handshake to the world's share of the VM's flows divided by the packets a second, and harms no
+//! proven flow. A client that was too slow receives the host's RST, or opens a flow again with its
+//! next packet.
 //!
-//! Each VM's flows from the world stand in a queue in the order in which they were opened. What has
-//! ended or is proven by now stays in it until it comes to the front or the queue is twice as long as
-//! needed, so that a flow costs the same however many there are.
+//! Each VM's flows from the world are in a queue in the order in which they were opened. Flows that
+//! have ended or are proven stay in it until they reach the front or the queue is twice as long as
+//! needed, so that the cost of a flow does not depend on their number.
 use std::{collections::VecDeque, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Protocol, SlotRef, handshake, slot::SlotFlags, timeout::FROM_WORLD_OPENING_NS};
@@ -24,21 +25,21 @@ use slipgate_abi::{Protocol, SlotRef, handshake, slot::SlotFlags, timeout::FROM_
 use super::{EndReason, Flows, end::last_seen_ns, table::FlowTable};
 use crate::{clock::MILLISECOND_NS, datapath::Datapath};
 
-/// How long an unproven flow is left alone: a handshake around the world. Otherwise, where most of a
-/// VM's room is of proven flows, clients would push each other out before any is through.
+/// Time for which an unproven flow is left alone, ns: a handshake around the world. Otherwise, when
+/// proven flows take most of a VM's room, clients would displace each other before any is proven.
 const ROUND_TRIP_NS: u64 = 250 * MILLISECOND_NS;
 
-/// How many flows the queue may have beside twice those that count.
+/// Flows that the queue may hold beside twice those that count.
 const SLACK: usize = 64;
 
-/// A VM's flows from the world, the oldest first: slot and generation.
+/// A VM's flows from the world, oldest first: slot and generation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FromWorld {
     opened: VecDeque<(u32, u32)>,
 }
 
 impl Flows {
-    /// Notes that a flow was opened, if by the world.
+    /// Adds a flow to its VM's queue if the world opened it.
     pub(super) fn await_proof(&mut self, datapath: &impl Datapath, slot: u32) {
         let Some(entry) = self.entry(slot).filter(|entry| entry.from_world) else {
             return;
@@ -55,8 +56,8 @@ impl Flows {
         self.table.put_from_world(row, queue);
     }
 
-    /// The oldest flow that the world opened to a VM and that is unproven, and had time to be not.
-    /// Whoever asks calls [`Flows::forget_proven`] then.
+    /// Returns the oldest unproven flow that the world opened to a VM, if it has had
+    /// `ROUND_TRIP_NS`. The caller then calls [`Flows::forget_proven`].
     pub fn oldest_unproven(&self, datapath: &impl Datapath, row: u16, now_ns: u64) -> Option<u32> {
         let mut opened = self.table.from_world(row)?.opened.iter();
         let oldest = opened.find(|of| is_unproven(&self.table, datapath, **of));
@@ -65,7 +66,8 @@ impl Flows {
         oldest.filter(|slot| age_ns(*slot) >= ROUND_TRIP_NS)
     }
 
-    /// Takes what is proven or has ended from the front of a VM's queue: nobody passes it again.
+    /// Removes proven and ended flows from the front of a VM's queue, so that they are not examined
+    /// again.
     pub fn forget_proven(&mut self, datapath: &impl Datapath, row: u16) {
         let mut queue = self.table.take_from_world(row);
         let table = &self.table;
@@ -74,7 +76,7 @@ impl Flows {
         self.table.put_from_world(row, queue);
     }
 
-    /// Ends an unproven flow for the sake of a new one.
+    /// Ends an unproven flow to make room for a new one.
     pub fn end_unproven(&mut self, datapath: &mut impl Datapath, slot: u32, now_ns: u64) {
         self.unlink(datapath, slot, EndReason::MadeRoom, now_ns);
     }
@@ -91,7 +93,7 @@ fn is_unproven(
     entry.is_some_and(|entry| !is_proven(datapath.slot(slot), entry.protocol()))
 }
 
-/// Whether the remote of a flow from the world has shown that it is there. Never taken back.
+/// Whether the remote of a flow from the world has proven that it exists. This is never revoked.
 fn is_proven(live: SlotRef, protocol: Protocol) -> bool {
     match protocol {
         Protocol::Tcp => handshake::is_proven(live),
@@ -100,7 +102,7 @@ fn is_proven(live: SlotRef, protocol: Protocol) -> bool {
     }
 }
 
-/// How long a flow may still be unproven, ns; `None`: as long as it is not silent for too long.
+/// Returns how long a flow may still be unproven, ns; `None` when only its idle timeout applies.
 pub(super) fn proof_left_ns(live: SlotRef, protocol: Protocol, now_ns: u64) -> Option<u64> {
     if live.flags() & SlotFlags::INBOUND == 0 || is_proven(live, protocol) {
         return None;

@@ -1,14 +1,16 @@
-//! Slots to give out: ours by chunk, free after a rest.
+//! The pool of slots: allocated by chunk, reused after a rest.
 //!
-//! A chunk is claimed before the last quarter of ours is used, so that it is known early when there
-//! is none to be had, and when all that are free still rest. From when none is to be had, that
-//! quarter is a [`Reserve`] among our VMs. What processes have of the table they have by who came
-//! first, but for a quarter that is kept for those that have little ([`may_claim_chunk`]).
+//! A chunk is claimed before the last quarter of the process's slots is used, so that a lack of
+//! chunks is known early, and when all free slots still rest. Once no chunk can be claimed, that
+//! quarter is a [`Reserve`] among the process's VMs. Between processes the table is first come,
+//! first served, except for a quarter that is kept for those that have little
+//! ([`may_claim_chunk`]).
 //!
-//! Slots are given out from the first of our chunks that has one, so that others get empty: a chunk
-//! all of whose slots are ready is given back when half of what is left would be free still. It is
-//! one's own until the moment of a single exchange, and each slot's generation stays in the slot: a
-//! process that dies before leaves an empty chunk behind, which the next start of any gives back.
+//! Slots are allocated from the first chunk that has one, so that others become empty. A chunk all
+//! of whose slots are ready is released when half of the remaining slots would still be free. A
+//! chunk belongs to its process until a single atomic exchange, and each slot's generation stays in
+//! the slot: a process that dies before leaves an empty chunk, which the next start of any process
+//! releases.
 //!
 //! [`may_claim_chunk`]: slipgate_abi::maps::may_claim_chunk
 use std::{
@@ -21,20 +23,20 @@ use slipgate_abi::{Verdict, maps::SLOTS_PER_CHUNK, timeout::SLOT_REST_NS};
 
 use crate::{datapath::Tables, quota::Reserve};
 
-/// The slots of our chunks that hold no flow.
+/// Slots in this process's chunks that hold no flow.
 #[derive(Debug)]
 pub(super) struct SlotPool {
     ready: Ready,
-    /// Resting, with the time at which they are ready.
+    /// Resting slots, with the time at which each is ready, ns.
     resting: VecDeque<(u64, u32)>,
-    /// Slots of our chunks.
+    /// Number of slots in this process's chunks.
     owned: usize,
-    /// The last attempt to claim a chunk found none, at this time.
+    /// Time of the last attempt to claim a chunk if it failed, ns.
     none_left_at_ns: Option<u64>,
 }
 
-/// Slots that may be used, by chunk. Of a chunk the last is taken first: its cache lines are the
-/// warmest.
+/// Slots that may be used, by chunk. The last slot of a chunk is taken first: its cache lines are
+/// the warmest.
 #[derive(Debug, Default)]
 struct Ready {
     by_chunk: BTreeMap<u32, Vec<u32>>,
@@ -58,7 +60,7 @@ impl Ready {
         slot
     }
 
-    /// Takes the last chunk that has all its slots here; its number.
+    /// Removes the last chunk all of whose slots are ready. Returns its number.
     fn take_whole(&mut self) -> Option<u32> {
         let mut chunks = self.by_chunk.iter().rev();
         let (chunk, _) = chunks.find(|(_, slots)| slots.len() == SLOTS_PER_CHUNK as usize)?;
@@ -69,7 +71,7 @@ impl Ready {
     }
 }
 
-/// How long to believe that there is no free chunk, ns: other processes give theirs back.
+/// Time for which no further chunk is claimed after a failure, ns: other processes release theirs.
 const CLAIM_AGAIN_NS: u64 = 1_000_000_000;
 
 impl SlotPool {
@@ -82,8 +84,8 @@ impl SlotPool {
         }
     }
 
-    /// Adds a chunk that is ours. Its slots that hold no flow are ready if they have rested or were
-    /// never used, and rest first otherwise: a program may still look at them.
+    /// Adds a chunk of this process. Its slots that hold no flow are ready if they have rested or
+    /// were never used. Otherwise they rest first: a program may still read them.
     pub(super) fn add_chunk(
         &mut self,
         tables: &impl Tables,
@@ -105,8 +107,8 @@ impl SlotPool {
         }
     }
 
-    /// Takes a slot for a VM that has `held`, one of so many; `None` when there is none, or the VM
-    /// has had its share.
+    /// Takes a slot for a VM that has `held` slots, one of `vms` VMs. Returns `None` when none is
+    /// ready, or the VM has used up its share.
     pub(super) fn take(
         &mut self,
         tables: &mut impl Tables,
@@ -116,7 +118,7 @@ impl SlotPool {
         if self.ready.len == 0 {
             self.wake(now_ns);
         }
-        // Resting ones are no help now, however many there are.
+        // Resting slots are no help now, however many there are.
         let wanted = self.ready.len == 0 || self.free() <= self.owned / 4;
         if wanted && self.may_claim(now_ns) {
             match tables.claim_chunk(now_ns) {
@@ -134,7 +136,7 @@ impl SlotPool {
         self.ready.pop()
     }
 
-    /// Gives back a chunk that is not needed, if there is one; its number.
+    /// Releases a chunk that is not needed, if there is one. Returns its number.
     pub(super) fn give_back(&mut self, tables: &mut impl Tables, now_ns: u64) -> Option<u32> {
         self.wake(now_ns);
         let chunk = SLOTS_PER_CHUNK as usize;
@@ -142,7 +144,8 @@ impl SlotPool {
             self.free().checked_sub(chunk)?,
             self.owned.checked_sub(chunk)?,
         );
-        // Half is twice what a claim waits for: nothing goes to and fro.
+        // Half is twice the level at which a chunk is claimed: no chunk is released and claimed in
+        // turns.
         if !self.has_spare() || free <= owned / 2 {
             return None;
         }
@@ -166,7 +169,7 @@ impl SlotPool {
             .is_none_or(|at| now_ns >= at + CLAIM_AGAIN_NS)
     }
 
-    /// Gives back a slot that was taken and not filled.
+    /// Returns a slot that was taken and not filled.
     pub(super) fn put_back(&mut self, slot: u32) {
         self.ready.push(slot);
     }
@@ -176,7 +179,7 @@ impl SlotPool {
         self.resting.push_back((now_ns + SLOT_REST_NS, slot));
     }
 
-    /// Makes ready what has rested.
+    /// Makes slots ready that have rested.
     fn wake(&mut self, now_ns: u64) {
         while let Some((_, slot)) = self
             .resting
@@ -186,8 +189,8 @@ impl SlotPool {
         }
     }
 
-    /// How many more slots should be on their way back: the reserve and an eighth of ours when no
-    /// chunk is left to claim, else none.
+    /// Returns how many more slots should be on their way back: the reserve and an eighth of the
+    /// slots when no chunk is left to claim, otherwise 0.
     pub(super) fn shortage(&self, vms: usize) -> usize {
         if self.none_left_at_ns.is_none() {
             return 0;

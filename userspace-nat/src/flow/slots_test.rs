@@ -2,10 +2,10 @@ use super::*;
 use crate::fake::{FakeDatapath, Kernel, KernelHandle};
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// The only VM.
+/// Share of a VM that holds no slots and is the only one.
 const ALONE: (usize, usize) = (0, 1);
 
-/// A process.
+/// A process with its pool of slots.
 struct Process {
     tables: FakeDatapath,
     pool: SlotPool,
@@ -127,7 +127,7 @@ fn a_generation_goes_on_in_another_owners_hands() {
     assert_eq!(first.open(2_048, 3 * SECOND_NS), 1_024, "it keeps the last");
 }
 
-/// What a dead process's successor, or the sweep, gave back may have been freed just now.
+/// Slots that a dead process's successor or the sweep has released may have been freed just now.
 #[test]
 fn what_has_not_rested_rests_first() {
     let kernel = Kernel::new(1_024);

@@ -1,4 +1,4 @@
-//! The index over own flows: by slot, by either tuple, by VM.
+//! Index over the flows of this process: by slot, by either tuple, by VM.
 use std::hash::{BuildHasher, Hasher};
 
 use hashbrown::HashTable;
@@ -7,59 +7,59 @@ use slipgate_abi::{Ip4, Protocol, SlotRef, Tuple, Verdict, maps::SLOTS_PER_CHUNK
 use super::{EndReason, proof::FromWorld};
 use crate::nat_ports::Destination;
 
-/// Where a flow stands; see the module above.
+/// State of a flow; the documentation of `flow` has a table of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// Translated.
+    /// Both tuples are in the kernel, and packets pass.
     Live,
-    /// On its way out, both tuples in place.
+    /// The flow ends; both tuples are still in the kernel.
     Ending,
-    /// On its way out, its tuples gone.
+    /// The flow ends; its tuples are deleted.
     Unlinked,
-    /// Recorded, about to be freed.
+    /// The flow is recorded and about to be freed.
     Finished,
 }
 
 impl State {
-    /// Whether both its tuples are in place.
+    /// Whether both tuples are in the kernel.
     pub const fn is_linked(self) -> bool {
         matches!(self, Self::Live | Self::Ending)
     }
 }
 
-/// What is known of a flow besides its slot.
+/// State of a flow that its slot does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// The flow on the guest's link.
+    /// Tuple of the flow on the guest's link.
     pub guest: Tuple,
-    /// Its translated address.
+    /// Translated address of the flow.
     pub nat: Ip4,
-    /// Its translated port or ICMP id.
+    /// Translated port or ICMP id of the flow.
     pub nat_port: u16,
-    /// The VM's row.
+    /// Row of the VM.
     pub vm_row: u16,
-    /// The slot's generation.
+    /// Generation of the slot.
     pub generation: u32,
-    /// Where it stands.
+    /// State of the flow.
     pub state: State,
-    /// A forward let it in.
+    /// Whether a forward admitted the flow.
     pub(super) from_world: bool,
-    /// Its packets come to the engine while it lives.
+    /// Whether its packets come to the engine while it lives.
     pub(super) held: bool,
-    /// TCP closed it on both sides, and it was found out.
+    /// Whether the scan has seen that TCP closed it on both sides.
     closed: bool,
-    /// The engine carries it meanwhile, for a capture.
+    /// Whether the engine carries it for a capture.
     captured: bool,
-    /// Which of its ends is under way; older ones in the queue are void.
+    /// Number of its present end; older ones in the queue are void.
     pub(super) end_id: u32,
-    /// Why it ends, while it does.
+    /// Reason for its end, while it ends.
     pub(super) end_reason: EndReason,
-    /// Its place in its VM's list.
+    /// Position in its VM's list.
     vm_position: u32,
 }
 
 impl Entry {
-    /// A live flow.
+    /// Creates the entry of a live flow.
     pub(super) fn live(
         guest: Tuple,
         nat: Ip4,
@@ -84,17 +84,17 @@ impl Entry {
         }
     }
 
-    /// The same, opened by a forward if so.
+    /// Sets whether a forward opened the flow.
     pub(super) fn opened_by_world(self, from_world: bool) -> Self {
         Self { from_world, ..self }
     }
 
-    /// The same, carried by the engine if so.
+    /// Sets whether the engine carries the flow.
     pub(super) fn held(self, held: bool) -> Self {
         Self { held, ..self }
     }
 
-    /// Its verdict while it lives.
+    /// Returns the flow's verdict while it lives.
     pub(super) fn live_verdict(&self) -> Verdict {
         if self.held || self.captured {
             Verdict::Engine
@@ -103,22 +103,22 @@ impl Entry {
         }
     }
 
-    /// Gives a slot the verdict of its flow, which lives.
+    /// Sets the verdict in the slot of a live flow.
     pub(super) fn set_verdict(&self, live: SlotRef) {
         live.set_live_verdict(self.live_verdict(), self.captured && !self.held);
     }
 
-    /// Whether each packet comes to the engine, as [`super::Flows::hold`] asks.
+    /// Whether each packet comes to the engine because of [`super::Flows::hold`].
     pub fn is_held(&self) -> bool {
         self.held
     }
 
-    /// Whether the world opened it, by a forward.
+    /// Whether the world opened the flow, through a forward.
     pub fn is_from_world(&self) -> bool {
         self.from_world
     }
 
-    /// The flow on the world's links.
+    /// Returns the tuple of the flow on the world's links.
     pub fn world(&self) -> Tuple {
         Tuple {
             scope: Tuple::WORLD,
@@ -128,12 +128,12 @@ impl Entry {
         }
     }
 
-    /// Its protocol.
+    /// Returns the protocol of the flow.
     pub fn protocol(&self) -> Protocol {
         Protocol::from_ip(self.guest.protocol).unwrap_or(Protocol::Udp)
     }
 
-    /// What its port is busy toward.
+    /// Returns the destination toward which the flow's port is busy.
     pub fn destination(&self) -> Destination {
         Destination {
             nat: self.nat,
@@ -150,16 +150,16 @@ type Chunk = Box<[Option<Entry>]>;
 struct VmFlows {
     slots: Vec<u32>,
     unlinked: u32,
-    /// How many it may have.
+    /// Most flows that the VM may have.
     cap: u32,
-    /// Not unlinked, and let in by a forward.
+    /// Number of flows that are not unlinked and that a forward admitted.
     from_world: u32,
     awaiting_proof: FromWorld,
-    /// Where the look at the flows of a VM at its cap goes on.
+    /// Position at which the next search for flows that give way continues.
     looked_at: usize,
 }
 
-/// The index.
+/// The index of flows.
 #[derive(Debug)]
 pub(super) struct FlowTable {
     chunks: Vec<Option<Chunk>>,
@@ -235,7 +235,7 @@ impl FlowTable {
             .copied()
     }
 
-    /// Adds a flow whose tuples are in the kernel. The slot is not in the table.
+    /// Adds a flow whose tuples are in the kernel. The slot is not in the table yet.
     pub(super) fn insert(&mut self, slot: u32, mut entry: Entry) {
         let Some(chunk) = self.chunks.get_mut(slot as usize / PER_CHUNK) else {
             return;
@@ -263,7 +263,7 @@ impl FlowTable {
             });
     }
 
-    /// Changes where a flow stands.
+    /// Sets the state of a flow.
     pub(super) fn set_state(&mut self, slot: u32, state: State, end_id: u32, reason: EndReason) {
         if let Some(entry) = self.get_mut(slot) {
             entry.state = state;
@@ -272,21 +272,22 @@ impl FlowTable {
         }
     }
 
-    /// Notes whether the engine carries a flow. `None`: there is none, else where it stands.
+    /// Sets whether the engine carries a flow. Returns its state; `None` when there is no such
+    /// flow.
     pub(super) fn set_held(&mut self, slot: u32, held: bool) -> Option<State> {
         let entry = self.get_mut(slot)?;
         entry.held = held;
         Some(entry.state)
     }
 
-    /// Notes whether a flow is captured; its entry then.
+    /// Sets whether a flow is captured. Returns its entry, if there is one.
     pub(super) fn set_captured(&mut self, slot: u32, captured: bool) -> Option<&Entry> {
         let entry = self.get_mut(slot)?;
         entry.captured = captured;
         Some(entry)
     }
 
-    /// Forgets a flow's tuples: others may have them now.
+    /// Removes a flow's tuples from the index: other flows may have them now.
     pub(super) fn unlink(&mut self, slot: u32) {
         let Some(entry) = self.get(slot).copied() else {
             return;
@@ -331,7 +332,7 @@ impl FlowTable {
         }
     }
 
-    /// Notes that TCP closed it; `false` when that was known.
+    /// Notes that TCP closed the flow. Returns `false` when that was known.
     pub(super) fn note_closed(&mut self, slot: u32) -> bool {
         self.get_mut(slot)
             .is_some_and(|entry| !std::mem::replace(&mut entry.closed, true))
@@ -343,7 +344,7 @@ impl FlowTable {
         }
     }
 
-    /// Whether a VM has seven eighths of what it may have, or more.
+    /// Whether a VM has seven eighths of the flows that it may have, or more.
     pub(super) fn is_near_cap(&self, row: u16) -> bool {
         let cap = self.vms.get(usize::from(row)).map_or(0, |vm| vm.cap) as usize;
         self.counted(row) >= cap - cap / 8
@@ -364,7 +365,7 @@ impl FlowTable {
         vm.map_or(0, |vm| vm.from_world as usize)
     }
 
-    /// A VM's queue of flows from the world.
+    /// Returns a VM's queue of flows from the world.
     pub(super) fn from_world(&self, row: u16) -> Option<&FromWorld> {
         let vm = self.vms.get(usize::from(row));
         vm.map(|vm| &vm.awaiting_proof)
@@ -383,7 +384,8 @@ impl FlowTable {
         }
     }
 
-    /// The next of a VM's slots to be looked at, so many at most; they are taken in turn.
+    /// Returns the next slots of a VM to be examined, at most `most`; successive calls cover all in
+    /// turn.
     pub(super) fn next_of(&self, row: u16, most: usize) -> impl Iterator<Item = u32> {
         let vm = self.vms.get(usize::from(row));
         let (slots, at): (&[u32], usize) = vm.map_or((&[], 0), |vm| (&vm.slots, vm.looked_at));
@@ -391,7 +393,7 @@ impl FlowTable {
         ahead.iter().chain(behind).take(most).copied()
     }
 
-    /// Notes that so many of a VM's slots were looked at.
+    /// Notes that the next `slots` slots of a VM were examined.
     pub(super) fn looked_at(&mut self, row: u16, slots: usize) {
         if let Some(vm) = self.vms.get_mut(usize::from(row)) {
             vm.looked_at = match vm.slots.len() {
@@ -401,12 +403,12 @@ impl FlowTable {
         }
     }
 
-    /// Chunks there can be.
+    /// Returns the largest number of chunks.
     pub(super) fn chunks(&self) -> usize {
         self.chunks.len()
     }
 
-    /// A chunk without flows is not ours any more.
+    /// Removes a chunk without flows, which the process has released.
     pub(super) fn forget_chunk(&mut self, index: usize) {
         if let Some(chunk) = self.chunks.get_mut(index) {
             debug_assert!(chunk.iter().flatten().all(Option::is_none));
@@ -414,7 +416,7 @@ impl FlowTable {
         }
     }
 
-    /// The entries of a chunk, with the number of its first slot.
+    /// Returns the entries of a chunk in order of slots; `None` when it never had any.
     pub(super) fn chunk(&self, index: usize) -> Option<&[Option<Entry>]> {
         self.chunks.get(index)?.as_deref()
     }

@@ -1,4 +1,4 @@
-//! Answers: where they lead, and what they open.
+//! Judgement of DNS answers: the names that they lead through, and the addresses that they open.
 use std::{
     net::{IpAddr, Ipv4Addr},
     rc::Rc,
@@ -12,7 +12,8 @@ use crate::{
 use slipgate_policy::{Name, embedded, shut_v6};
 
 impl Judge {
-    /// The first address that a name of the world may not have.
+    /// Returns an error about the first address that a name of the world may not have, if there is
+    /// one.
     fn shut(&self, vm: u32, chain: &Chain) -> Option<ExtendedError> {
         let policy = self.policy(vm);
         let v4 = |addr| policy.shut_space(addr).map(|space| space.describe());
@@ -59,7 +60,11 @@ impl Judge {
         self.open(vm, name, &chain, lasting, now_ns)
     }
 
-    /// Opens what a way leads to, by the present policy, if that has nothing against it.
+    /// Opens the addresses of an answer, unless the present policy denies a name that it leads
+    /// through or an address.
+    ///
+    /// # Errors
+    /// The refusal that the guest receives.
     pub(super) fn open(
         &mut self,
         vm: u32,
@@ -79,7 +84,8 @@ impl Judge {
                 self.count(vm).refused_chains += 1;
                 return Err(self.refusal(vm, decision, Name(step)));
             }
-            // What is denied of a name on the way is not to be had by another name for it.
+            // A destination that is denied of an alias must not be reachable by another name for
+            // it.
             let policy = self.policy(vm);
             rules.extend(
                 about
@@ -91,7 +97,8 @@ impl Judge {
             self.count(vm).rebinding += 1;
             return Err(error);
         }
-        // What a connection says is held against what was asked for, rules or none.
+        // A connection's server name is compared with the names asked for, whether or not rules
+        // name them.
         let (inspects, by_address) = self.policy(vm).inspections();
         if rules.is_empty() && !by_address {
             return Ok(());

@@ -1,9 +1,9 @@
-//! The judge as the DNS proxy has it.
+//! The judge as the policy of the DNS proxy.
 use super::SharedJudge;
 use crate::dns::{ExtendedError, NamePolicy, NameVerdict, Telling, answer::Answer, query::Key};
 use slipgate_policy::{Name, Resolvers};
 
-/// The DNS proxy's end of a shared judge.
+/// The DNS proxy's handle of a shared judge.
 #[derive(Clone, Debug)]
 pub struct ByRules(pub SharedJudge);
 

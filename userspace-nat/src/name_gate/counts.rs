@@ -1,12 +1,12 @@
-//! What was refused in a VM's DNS, for people.
+//! Counts of refusals in a VM's DNS, for people.
 use serde::{Deserialize, Serialize};
 
-/// Rules by which questions were refused that are told apart, per VM.
+/// Most rules per VM for which refused questions are counted separately.
 const COUNTED_RULES: usize = 16;
-/// As much of a refused name is kept, bytes.
+/// Longest part of a refused name that is kept, bytes.
 const SHOWN_NAME: usize = 100;
 
-/// What was refused in a VM's DNS, since the engine began.
+/// Refusals in a VM's DNS since the engine started.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NameCounts {
     /// Questions for names that may not be asked for.
@@ -15,38 +15,38 @@ pub struct NameCounts {
     pub refused_types: u64,
     /// Answers that led to a name that may not be asked for.
     pub refused_chains: u64,
-    /// Answers with a protected address.
+    /// Answers with a protected address ("rebinding").
     pub rebinding: u64,
     /// Answers for which there was no room.
     pub full: u64,
-    /// Questions for names of resolvers elsewhere.
+    /// Questions for names of public resolvers.
     pub elsewhere: u64,
-    /// Questions beyond the rate.
+    /// Questions beyond the rate limit.
     pub over_rate: u64,
-    /// Questions for new names beneath a wildcard, beyond what a VM may say by them.
+    /// Questions for new names beneath a wildcard, beyond the limit of new names.
     pub new_names: u64,
-    /// Addresses open by name, now.
+    /// Addresses that are open by name now.
     pub open: u64,
     /// Connections and flows under inspect rules that were ended, by reason.
     #[serde(default)]
     pub inspected: slipgate_policy::RefusedCounts,
-    /// Refused names by rule, with the last such name; of the first 16 rules.
+    /// Refused names by rule, with the last such name, for the first 16 rules.
     pub refused_by: Vec<RefusedQuestions>,
 }
 
 /// Questions that one rule refused.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RefusedQuestions {
-    /// The rule as typed.
+    /// Text of the rule.
     pub rule: String,
-    /// How many.
+    /// Number of questions that it refused.
     pub questions: u64,
-    /// The last one's name.
+    /// Name in the last question.
     pub last: String,
 }
 
 impl NameCounts {
-    /// One more question was refused, by that rule.
+    /// Counts a question that a rule refused.
     pub(super) fn refused(&mut self, rule: String, mut name: String) {
         name.truncate(SHOWN_NAME); // ASCII, as names are shown
 

@@ -1,4 +1,4 @@
-//! What an inspected connection says, judged.
+//! Judgement of the server names in inspected connections.
 use std::rc::Rc;
 
 use thiserror::Error;
@@ -7,31 +7,34 @@ use slipgate_policy::{Destination, Name};
 
 use super::{Judge, LearntName};
 
-/// Why a connection may not be for the server that it names.
+/// Reason why a connection may not be for the server that it names.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum Said {
-    /// Rules refuse the name.
+    /// The rules refuse the name.
     #[error("{name} is refused by {rule}")]
     Refused {
-        /// What was said.
+        /// The name in the connection.
         name: String,
-        /// By which rule, in words.
+        /// The refusing rule, in words.
         rule: String,
     },
-    /// DNS did not tell this VM this address for that very name, or it is over.
+    /// DNS has not given this VM this address for that very name, or the opening has expired.
     #[error("DNS did not tell this VM that {address} is an address of {name}")]
     NotTold {
-        /// What was said.
+        /// The name in the connection.
         name: String,
-        /// Where the connection goes.
+        /// Destination address of the connection.
         address: std::net::Ipv4Addr,
     },
 }
 
 impl Judge {
-    /// Whether an inspected connection of a VM to an address may be for the server that it names:
-    /// the rules let the name in there, and DNS told the VM the address for that very name. Names
-    /// that share an address do not share this.
+    /// Judges whether an inspected connection of a VM to an address may be for the server that it
+    /// names: the rules admit the name there, and DNS gave the VM the address for that very name.
+    /// Names that share an address do not share this. Returns the name's opening.
+    ///
+    /// # Errors
+    /// When the rules refuse the name, or DNS did not give the address for it.
     pub fn said(
         &self,
         vm: u32,
@@ -45,7 +48,7 @@ impl Judge {
             let address = to.addr;
             return Err(Said::NotTold { name, address });
         };
-        // What is denied of a name on the way to its address is in the opening's rules.
+        // Rules that deny an alias on the way to the address are in the opening's rules.
         let policy = self.policy(vm);
         match policy.first_of(&told.rules, to) {
             Some(refused) if !refused.is_allowed() => Err(Said::Refused {
@@ -56,12 +59,16 @@ impl Judge {
         }
     }
 
-    /// The rules' half of [`Judge::said`]: whether they let a name in there, whatever DNS told.
+    /// Judges by the rules alone, as half of [`Judge::said`], whether a connection may name a
+    /// server there.
+    ///
+    /// # Errors
+    /// When the rules refuse the name.
     pub fn lets_in(&self, vm: u32, to: Destination, said: Name<'_>) -> Result<(), Said> {
         let policy = self.policy(vm);
-        // What is said is judged like what is asked for, and the first rule that speaks of its port
-        // is heard too: one by name, or where none is about this port one by address, which lets in
-        // every name that may be asked for.
+        // The name is judged like one that is asked for. Then the first rule for its port applies:
+        // one by name, or where none covers this port one by address, which admits every name that
+        // may be asked for.
         let about = policy.about(said);
         let there = policy.first_of(&about, to);
         let decisions = [

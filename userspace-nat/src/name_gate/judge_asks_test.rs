@@ -1,4 +1,4 @@
-//! What may be asked for beside the rules about a name, and what outlives the judge.
+//! Tests of questions beyond the rules about their names, and of openings that outlive the judge.
 use slipgate_abi::Refusal;
 
 use super::{tests::*, *};
@@ -14,7 +14,7 @@ use crate::{
 };
 use slipgate_policy::{Action, Rule, wire};
 
-/// `!` denies.
+/// A judge with these rules; `!` makes a rule deny.
 fn judged(default: Action, rules: &[&str]) -> ByRules {
     let text = |rule: &&str| match rule.strip_prefix('!') {
         Some(rule) => format!("deny {rule}"),
@@ -174,7 +174,7 @@ fn names_in_a_deny_file_refuse_questions_by_their_line() {
 /// VM, address, way and expiry.
 type Remembered = (u32, Ipv4Addr, Box<[u8]>, u64);
 
-/// What is noted for a successor, put together as its map would have it.
+/// The changes noted for a successor, applied as the map `NAMES` would.
 fn remembered(by: &ByRules, now_ns: u64) -> Vec<Remembered> {
     let mut map: Vec<Remembered> = Vec::new();
     by.0.borrow_mut().expire(now_ns);

@@ -1,18 +1,19 @@
 //! Addresses that names have opened, per VM.
 //!
-//! An opening is (VM, address) and the rules of the name; it lasts for the answer's TTL, within
-//! [`slipgate_policy::FLOOR_S`] and [`slipgate_policy::CEILING_S`]. What has the same effect on the same address is one opening, by
-//! the name last asked for, so that a thousand names at one address cost no more than one; but for
-//! a VM whose connections are inspected each name is one of its own. A VM
-//! has [`MAX_PER_VM`] at most: what is beyond is refused, and nothing that lives gives way. One by an
-//! answer that leads through long names counts as several.
+//! An opening consists of VM, address and the rules about the name. It lasts for the answer's TTL,
+//! within [`slipgate_policy::FLOOR_S`] and [`slipgate_policy::CEILING_S`]. Names with the same
+//! effect on the same address are one opening, by the name last asked for, so that a thousand names
+//! at one address cost no more than one. For a VM whose connections are inspected each name is an
+//! opening of its own. A VM has at most [`MAX_PER_VM`]: answers beyond that are refused, and no
+//! live opening gives way. An opening by an answer that leads through long names counts as several.
 //!
-//! A guest that owns a domain can have all of them at one address. So those of an address are in
-//! order of their rules, then of their names: what decides looks at one for each list of rules,
-//! however many names have it, and a name is found by halving.
+//! A guest that owns a domain can have all of them at one address. So the openings of an address
+//! are in order of their rules, then of their names: a decision examines one for each list of
+//! rules, however many names have it, and a name is found by binary search.
 //!
-//! What opens and what ends is noted ([`Change`]) for the map that a successor reads. It gets the
-//! *way* of an answer, from the name asked for to the last, and judges it by the rules of its time.
+//! Openings and their ends are noted ([`Change`]) for the map that a successor reads. It receives
+//! the *way* of an answer, the chain of names from the name asked for to the last, and judges it by
+//! its own rules.
 use std::{
     cmp::Ordering,
     collections::{BTreeSet, HashMap},
@@ -23,51 +24,50 @@ use std::{
 use crate::clock::SECOND_NS;
 use slipgate_policy::Place;
 
-/// Openings of a VM at once: more than new names of common length beneath wildcards
-/// ([`slipgate_policy::Asker`]) come to in half an hour, and 10 MiB if the guest makes the most of them.
+/// Most openings of a VM: more than new names of common length beneath wildcards
+/// ([`slipgate_policy::Asker`]) amount to in half an hour, and at most 10 MiB.
 pub const MAX_PER_VM: usize = 16_384;
-/// An opening counts once more for each so many octets of its way.
+/// An opening counts once more for each so many octets of its chain of names.
 const WAY_OCTETS: usize = 256;
 
 /// A name that opened an address, and the rules about it.
 #[derive(PartialEq, Eq, Debug)]
 pub struct LearntName {
-    /// As people write it, without the dot at the end.
+    /// The name as people write it, without the final dot.
     pub name: Box<str>,
-    /// Places of the rules, ascending.
+    /// Positions of the rules about it, ascending.
     pub(super) rules: Box<[Place]>,
-    /// The name, and those that the answer led through, one behind the other in wire form.
+    /// The name and those that the answer led through, concatenated in wire form.
     pub(super) way: Box<[u8]>,
 }
 
 impl LearntName {
-    /// How many an opening by it counts as.
+    /// Returns how many openings one by this name counts as.
     fn weight(&self) -> usize {
         1 + self.way.len() / WAY_OCTETS
     }
 }
 
-/// How long what names open stays open.
+/// Bounds of an opening's lifetime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Lasting {
-    /// At least, seconds.
+    /// Shortest lifetime of an opening, seconds.
     pub(super) floor_s: u32,
-    /// At most, seconds; below the floor the floor counts.
+    /// Longest lifetime, seconds. When it is below the floor, the floor applies.
     pub(super) ceiling_s: u32,
 }
 
-/// What a successor is to know.
+/// A change that a successor is to know.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// An address is open to a VM by the names of a way, until then (ns).
+    /// An address is open to a VM by a chain of names, until the given time, ns.
     Opened(u32, Ipv4Addr, Rc<LearntName>, u64),
-    /// It is not any more.
+    /// The opening has ended.
     Ended(u32, Ipv4Addr, Rc<LearntName>),
 }
 
 impl LearntName {
-    /// The name asked for and those that the answer led through, in wire form, one behind the
-    /// other.
+    /// Returns the name asked for and those that the answer led through, concatenated in wire form.
     pub fn way(&self) -> &[u8] {
         &self.way
     }
@@ -80,7 +80,7 @@ struct Opening {
     id: u64,
 }
 
-/// All openings.
+/// The openings of all VMs.
 #[derive(Debug, Default)]
 pub(super) struct Learnt {
     vms: HashMap<u32, OfVm>,
@@ -89,7 +89,7 @@ pub(super) struct Learnt {
     total: usize,
 }
 
-/// Ascending by rules and name, no two alike.
+/// Openings of one address, ascending by rules and name, without duplicates.
 #[derive(Debug, Default)]
 struct AtAddress(Vec<Opening>);
 
@@ -97,18 +97,21 @@ struct AtAddress(Vec<Opening>);
 struct OfVm {
     by_address: HashMap<Ipv4Addr, AtAddress>,
     by_expiry: BTreeSet<(u64, u64, Ipv4Addr)>,
-    /// What all count as.
+    /// Sum of the openings' weights.
     weight: usize,
     last_id: u64,
 }
 
-/// A VM has no room for an answer's addresses.
+/// Error: a VM has no room for an answer's addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Full;
 
 impl Learnt {
-    /// Opens `addresses` (with TTLs, seconds) to `vm` by `name`: all or none. `same` tells whether
-    /// two names have the same effect; those with the same rules and name have.
+    /// Opens `addresses` (with TTLs, seconds) to `vm` by `name`: all or none. `same` says whether
+    /// two names have the same effect; names with the same rules and text must have.
+    ///
+    /// # Errors
+    /// When the VM would exceed [`MAX_PER_VM`].
     pub(super) fn open(
         &mut self,
         vm: u32,
@@ -141,7 +144,7 @@ impl Learnt {
                 let old = openings.0.remove(at);
                 of_vm.by_expiry.remove(&(old.expires_ns, old.id, address));
                 of_vm.weight -= old.name.weight();
-                // A second more is not worth a note.
+                // An extension by less than a second is not noted.
                 known = old.name.way == name.way && expires_ns < old.expires_ns + SECOND_NS;
                 expires_ns = expires_ns.max(old.expires_ns);
                 if old.name.way != name.way {
@@ -165,7 +168,7 @@ impl Learnt {
         Ok(())
     }
 
-    /// Of the names that opened an address to a VM and still do, one for each list of rules.
+    /// Returns, of the names that have an address open to a VM, one for each list of rules.
     pub(super) fn effects(
         &self,
         vm: u32,
@@ -182,7 +185,7 @@ impl Learnt {
             .filter_map(move |alike| Some(&alike[living(alike)?].name))
     }
 
-    /// What a VM was told of an address by that very name, and may still use.
+    /// Returns the live opening of an address by this very name, if there is one.
     pub(super) fn told(
         &self,
         vm: u32,
@@ -202,7 +205,7 @@ impl Learnt {
         self.vms.get(&vm)?.by_address.get(&address)
     }
 
-    /// The addresses that a name opened to a VM, ascending. Looks through all of the VM's.
+    /// Returns the addresses that a name has open to a VM, ascending. Examines all of the VM's.
     pub(super) fn addresses(&self, vm: u32, name: &str, now_ns: u64) -> Vec<Ipv4Addr> {
         let of_vm = self.vms.get(&vm);
         let all = of_vm.into_iter().flat_map(|of_vm| of_vm.by_address.keys());
@@ -214,17 +217,17 @@ impl Learnt {
         found
     }
 
-    /// Openings of a VM that have not been found to be over.
+    /// Returns the number of a VM's openings, without those found to have expired.
     pub(super) fn count(&self, vm: u32) -> usize {
         self.vms.get(&vm).map_or(0, |of_vm| of_vm.by_expiry.len())
     }
 
-    /// Openings of all VMs that have not been found to be over.
+    /// Returns the number of all VMs' openings, without those found to have expired.
     pub(super) fn total(&self) -> usize {
         self.total
     }
 
-    /// Ends what is over.
+    /// Ends the openings that have expired.
     pub(super) fn expire(&mut self, now_ns: u64) {
         let changes = &mut self.changes;
         let total = &mut self.total;
@@ -234,17 +237,17 @@ impl Learnt {
         });
     }
 
-    /// What happened since the last call, in its order.
+    /// Returns the changes since the last call, in order.
     pub(super) fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
 
-    /// The VMs that have something open.
+    /// Returns the VMs that have openings.
     pub(super) fn vms(&self) -> Vec<u32> {
         self.vms.keys().copied().collect()
     }
 
-    /// Ends all that a VM has; what it had, with expiry, ns.
+    /// Ends all openings of a VM. Returns them with their expiry, ns.
     pub(super) fn forget(&mut self, vm: u32) -> Vec<(Ipv4Addr, Rc<LearntName>, u64)> {
         let mut had = Vec::new();
         let by_address = self.vms.remove(&vm).unwrap_or_default().by_address;
@@ -273,7 +276,8 @@ impl AtAddress {
             self.by_rules().find_map(|alike| {
                 let at = before;
                 before += alike.len();
-                // Of those with the same rules all have the effect, or none but the very name.
+                // Names with the same rules all have the same effect, or only the very same name
+                // has.
                 same(&alike[0].name, name).then_some(at)
             })
         })
@@ -284,13 +288,13 @@ impl AtAddress {
             .0
             .partition_point(|one| order(&one.name, &opening.name).is_lt());
         if self.0.is_empty() {
-            // Most addresses have one.
+            // Most addresses have one opening.
             self.0.reserve_exact(1);
         }
         self.0.insert(at, opening);
     }
 
-    /// Those with the same rules together.
+    /// Returns the openings grouped by their rules.
     fn by_rules(&self) -> impl Iterator<Item = &[Opening]> {
         let mut rest = &self.0[..];
         std::iter::from_fn(move || {
@@ -313,7 +317,7 @@ fn order(a: &LearntName, b: &LearntName) -> Ordering {
 }
 
 impl OfVm {
-    /// Ends what is over; how many.
+    /// Ends the openings that have expired. Returns how many.
     fn expire(&mut self, vm: u32, changes: &mut Vec<Change>, now_ns: u64) -> usize {
         let before = self.by_expiry.len();
         let mut addresses = BTreeSet::new();
@@ -324,7 +328,7 @@ impl OfVm {
             self.by_expiry.pop_first();
             addresses.insert(address);
         }
-        // Each once, however many end there.
+        // Each address once, however many openings of it end.
         for address in addresses {
             let Some(openings) = self.by_address.get_mut(&address) else {
                 continue;

@@ -1,25 +1,25 @@
-//! The name gate: what rules say of names, and what DNS has opened by them.
+//! The name gate: the rules about names, and the addresses that DNS has opened by them.
 //!
 //! # Theory of operation
-//! The engine has one, shared by admission and the DNS proxy. A question is judged by its name
-//! before it is looked up ([`NamePolicy::question`]); an answer, from upstream or from the cache,
-//! before it goes to the guest ([`NamePolicy::answer`]): every name that it leads through must be
-//! one that may be asked for, no address may be protected, and then the addresses are open to that
-//! VM, before it can know them. Admission asks [`Judge::decide`]. [`question`] has the first of
-//! these, [`answer`] the second, [`openings`] what becomes of what is open.
+//! The engine has one judge, shared by admission and the DNS proxy. A question is judged by its
+//! name before it is looked up ([`NamePolicy::question`]). An answer, from upstream or from the
+//! cache, is judged before it goes to the guest ([`NamePolicy::answer`]): the guest must be allowed
+//! to ask for every name that it leads through, and no address may be protected. Then the addresses
+//! are open to that VM, before it can know them. Admission calls [`Judge::decide`]. [`question`]
+//! has the first of these, [`answer`] the second, and [`openings`] the life of what is open.
 //!
 //! | | with a rule by name or `--default deny` |
 //! | --- | --- |
 //! | a name that a rule denies, or that none allows with `--default deny` | REFUSED, not looked up |
-//! | a name with more labels, or a longer one, than the policy takes | REFUSED |
-//! | a public resolver's name ([`slipgate_policy::is_canary`] and its like) that no rule gives | REFUSED |
+//! | a name with more labels, or a longer one, than the policy permits | REFUSED |
+//! | a public resolver's name ([`slipgate_policy::is_canary`] and its like) that no rule names | REFUSED |
 //! | a name that a browser asks for to learn whether it may use such a resolver | no such name |
-//! | any, where the policy has no resolvers | REFUSED, by whatever rules |
-//! | TXT, NULL, ANY, and types that are none of those in use, with `--default deny` | REFUSED, unless the policy has them |
+//! | any, where the policy has no resolvers | REFUSED, whatever the rules |
+//! | TXT, NULL, ANY, and types that are not in common use, with `--default deny` | REFUSED, unless the policy lists them |
 //! | more new names beneath a wildcard than a VM may ask for ([`slipgate_policy::Asker`]) | REFUSED |
 //! | an answer that leads to such a name | REFUSED |
 //! | an answer about an allowed name with a protected address | REFUSED ("rebinding") |
-//! | an answer for which the VM has no room | REFUSED; what lives stays |
+//! | an answer for which the VM has no room | REFUSED; live openings stay |
 mod answer;
 mod by_rules;
 mod counts;
@@ -41,36 +41,36 @@ pub use self::{
     learnt::{Change, LearntName, MAX_PER_VM},
 };
 
-/// A judge as it is shared.
+/// A judge shared by admission and the DNS proxy.
 pub type SharedJudge = Rc<RefCell<Judge>>;
 
-/// The rules, and what DNS has opened by them.
+/// The rules, and the addresses that DNS has opened by them.
 #[derive(Debug)]
 pub struct Judge {
     policies: PolicySet,
-    /// Each VM's, by id.
+    /// Index of each VM's policy, by VM id.
     of_vm: HashMap<u32, u32>,
     learnt: Learnt,
     counts: HashMap<u32, NameCounts>,
     askers: HashMap<u32, Asker>,
     hasher: RandomState,
-    /// Of the rules: answers kept under others are not told.
+    /// Generation of the rules: answers cached under another one are not used.
     generation: u16,
 }
 
-/// A decision, and the name that it is due to.
+/// A decision about a destination, and the name that led to it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Verdict {
-    /// What was decided.
+    /// The decision and its rule.
     pub decision: Decision,
-    /// The name that opened the address.
+    /// Name that opened the address, if one did.
     pub name: Option<Rc<LearntName>>,
     /// Whether an inspect rule decided.
     pub inspect: bool,
 }
 
 impl Judge {
-    /// A judge who knows the rules and has heard nothing.
+    /// Creates a judge with these rules and no openings.
     pub fn new(policies: impl Into<PolicySet>) -> Self {
         Self {
             policies: policies.into(),
@@ -87,33 +87,33 @@ impl Judge {
         self.policies = policies;
     }
 
-    /// The same, to be shared.
+    /// Creates a judge that can be shared.
     pub fn shared(policies: impl Into<PolicySet>) -> SharedJudge {
         Rc::new(RefCell::new(Self::new(policies)))
     }
 
-    /// All policies.
+    /// Returns the policies in force.
     pub fn policies(&self) -> &PolicySet {
         &self.policies
     }
 
-    /// Which addresses are the host's and the guests', now.
+    /// Sets the addresses of the host and the guests.
     pub fn set_local(&mut self, local: &LocalAddresses) {
         self.policies.set_local(local);
     }
 
-    /// Says which policy a VM has.
+    /// Sets the index of a VM's policy.
     pub fn assign(&mut self, vm: u32, policy: u32) {
         self.of_vm.insert(vm, policy);
     }
 
-    /// The index of a VM's policy in the set; `None`: that VM was never spoken of.
+    /// Returns the index of a VM's policy in the set; `None` when none was assigned.
     pub fn policy_of(&self, vm: u32) -> Option<u32> {
         self.of_vm.get(&vm).copied()
     }
 
-    /// A VM's policy. A VM that was never spoken of has the only one, and where there are several
-    /// one that refuses everything.
+    /// Returns a VM's policy. A VM without an assigned policy has the only one, or where there are
+    /// several one that refuses everything.
     pub fn policy(&self, vm: u32) -> &Policy {
         self.policies.of(self.policy_of(vm))
     }
@@ -131,7 +131,7 @@ impl Judge {
         }
     }
 
-    /// [`Judge::decide`] in sentences, one a line.
+    /// Explains [`Judge::decide`] in sentences, one a line.
     pub fn explain(&self, vm: u32, to: Destination, now_ns: u64) -> String {
         let verdict = self.decide(vm, to, now_ns);
         let Some(name) = verdict.name else {
@@ -152,8 +152,8 @@ impl Judge {
         )
     }
 
-    /// Whether a name may be asked for, the rule that decides about a connection to it, and the
-    /// addresses that it opened to the VM.
+    /// Returns whether a name may be asked for, the rule by name that decides about a connection to
+    /// `to`, and the addresses that the name has opened to the VM.
     pub fn name(
         &self,
         vm: u32,
@@ -168,7 +168,7 @@ impl Judge {
         (question, policy.first_of(&rules, to), open)
     }
 
-    /// What was refused in a VM's DNS.
+    /// Returns the counts of refusals in a VM's DNS, and of its openings.
     pub fn counts(&self, vm: u32) -> NameCounts {
         NameCounts {
             open: self.learnt.count(vm) as u64,
@@ -176,7 +176,7 @@ impl Judge {
         }
     }
 
-    /// Forgets a VM that is gone.
+    /// Removes the state of a VM that is gone.
     pub fn forget(&mut self, vm: u32) {
         self.learnt.forget(vm);
         self.counts.remove(&vm);

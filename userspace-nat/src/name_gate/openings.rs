@@ -1,4 +1,4 @@
-//! What is open: its end, and its way through restarts and other rules.
+//! Openings: their expiry, and their transfer to other rules and to a successor.
 use std::net::Ipv4Addr;
 
 use super::Judge;
@@ -10,23 +10,24 @@ use crate::{
 use slipgate_policy::Name;
 
 impl Judge {
-    /// Addresses open by name to a VM, and to all of them.
+    /// Returns the number of addresses open by name to a VM, and to all VMs.
     pub fn open_by_name(&self, vm: u32) -> (usize, usize) {
         (self.learnt.count(vm), self.learnt.total())
     }
 
-    /// Ends openings whose time is over.
+    /// Ends the openings that have expired.
     pub fn expire(&mut self, now_ns: u64) {
         self.learnt.expire(now_ns);
     }
 
-    /// What opened and what ended since the last call, for a successor.
+    /// Returns the openings and ends of openings since the last call, for a successor.
     pub fn take_changes(&mut self) -> Vec<Change> {
         self.learnt.take_changes()
     }
 
-    /// Opens again what a predecessor, or this judge under other rules, had open until `expires_ns`
-    /// by a way ([`LearntName::way`]), as far as the present rules have nothing against it.
+    /// Restores an opening that a predecessor, or this judge under other rules, had until
+    /// `expires_ns` by a chain of names ([`LearntName::way`]), unless the present rules deny it.
+    /// Returns whether the address is open.
     pub fn reopen(
         &mut self,
         vm: u32,
@@ -36,7 +37,7 @@ impl Judge {
         now_ns: u64,
     ) -> bool {
         let left_ns = expires_ns.saturating_sub(now_ns);
-        // The floor was counted when it opened.
+        // The floor was applied when it opened.
         let lasting = Lasting {
             floor_s: 0,
             ceiling_s: self.policy(vm).settings().dns.ttl_ceiling_s,
@@ -58,7 +59,7 @@ impl Judge {
             && (!about.is_empty() || self.policy(vm).inspections().1)
     }
 
-    /// Judges anew what is open, after the rules or a VM's policy changed.
+    /// Judges all openings by the present rules, after the rules or a VM's policy changed.
     pub fn rejudge(&mut self, now_ns: u64) {
         self.generation = self.generation.wrapping_add(1);
         let vms = self.learnt.vms();
@@ -70,7 +71,7 @@ impl Judge {
     }
 }
 
-/// A way's first name, and the others.
+/// Splits a chain of names into the first name and the others.
 pub(super) fn split(way: &[u8]) -> Option<(Name<'_>, Vec<Box<[u8]>>)> {
     let end = end_of_plain(way, 0)?;
     let (first, mut rest) = way.split_at(end);

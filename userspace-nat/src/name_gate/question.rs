@@ -1,10 +1,11 @@
-//! Questions: whether a name may be asked for, and whether it may go to a resolver.
+//! Judgement of DNS questions: whether a name may be asked for, and whether it may be sent to a
+//! resolver.
 use super::Judge;
 use crate::dns::{ExtendedError, message::Type, query::Key};
 use slipgate_policy::{Action, Asker, Decision, Name, Place, is_canary};
 
 impl Judge {
-    /// Why a name may not be asked for, in words.
+    /// Returns the reason why a name may not be asked for, in words.
     pub(super) fn refusal(&self, vm: u32, decision: Decision, name: Name<'_>) -> ExtendedError {
         let policy = self.policy(vm);
         match decision.rule {
@@ -80,7 +81,11 @@ impl Judge {
         Ok(())
     }
 
-    /// Whether a name is new to the VM, and one too many beneath a wildcard.
+    /// Checks a name that would be looked up upstream: whether it is new to the VM, and exceeds the
+    /// limit of new names beneath wildcards.
+    ///
+    /// # Errors
+    /// The refusal that the guest receives.
     pub(super) fn judge_lookup(
         &mut self,
         vm: u32,
@@ -106,8 +111,8 @@ impl Judge {
     }
 }
 
-/// Types that clients ask for in the course of a connection. Others carry whatever their owner
-/// likes, and nothing that one needs.
+/// Whether clients ask for this type in the course of a connection. Other types can carry arbitrary
+/// data of their owner, and no connection needs them.
 fn is_common(qtype: u16) -> bool {
     const COMMON: [u16; 18] = [
         Type::A,

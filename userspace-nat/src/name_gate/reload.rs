@@ -1,8 +1,8 @@
-//! Other policies in the place of those that are in force.
+//! Replacement of the policies in force.
 //!
-//! What DNS opened is judged anew, by the names ([`Judge::rejudge`]): so new flows see the new rules
-//! from the first packet on, whatever was asked for before. Flows that live are asked for one by one
-//! whether they may go on.
+//! Openings are judged again by their names ([`Judge::rejudge`]). So new flows are judged by the
+//! new rules from the first packet on, whatever was asked for before. For each live flow the engine
+//! asks whether it may go on.
 use slipgate_policy::{
     Action, Decision, Destination, Identity, Name, OnReload, Policy, PolicySet, Rule, name_means,
 };
@@ -10,8 +10,8 @@ use slipgate_policy::{
 use super::{Judge, LearntName, openings::split};
 
 impl Judge {
-    /// Puts `policies` in the place of those there are; `of_vm` says which each VM has, by id. VMs
-    /// that it does not speak of keep their index.
+    /// Replaces the policies. `of_vm` gives the index of each VM's policy, by id. VMs that it does
+    /// not list keep their index.
     pub fn set_policies(&mut self, policies: PolicySet, of_vm: &[(u32, u32)], now_ns: u64) {
         self.replace_policies(policies);
         for &(vm, policy) in of_vm {
@@ -20,13 +20,13 @@ impl Judge {
         self.rejudge(now_ns);
     }
 
-    /// Whether a flow that is there may go on: whether it would be admitted now, or, where it came
-    /// by a name whose opening is over, would be while that lasted. `by`: that name, as far as it is
-    /// known. Of a flow whose name is not known, the rule that let it in is asked (`rule`): that is
-    /// enough when a rule that means the same is there.
+    /// Whether a live flow may go on: whether it would be admitted now or, if a name opened it and
+    /// that opening is over, would be admitted while that lasted. `by`: that name, as far as it is
+    /// known. For a flow whose name is not known, `rule` is the rule that admitted it: a rule with
+    /// the same meaning is enough.
     ///
-    /// A flow that was never inspected (`was_inspected`) does not go on where a rule inspects: what was
-    /// said in it nobody has seen, and it could say the like for ever.
+    /// A flow that was never inspected (`was_inspected`) does not go on where a rule inspects: its
+    /// content is unknown, and it could go on for ever.
     pub fn keeps(
         &self,
         vm: u32,
@@ -44,7 +44,7 @@ impl Judge {
         let goes = |decision: Decision| {
             decision.is_allowed() && (was_inspected || !policy.inspects(decision.rule))
         };
-        // A rule by address has the last word, and a name that is open and allows.
+        // A rule by address decides finally, and so does a name that is open and allowed.
         if !by_default && verdict.name.is_none() || allowed && verdict.name.is_some() {
             return goes(verdict.decision);
         }
@@ -56,13 +56,14 @@ impl Judge {
         }
     }
 
-    /// What becomes of a VM's flows that may not go on.
+    /// Returns what is done with a VM's flows that may not go on.
     pub fn on_reload(&self, vm: u32) -> OnReload {
         self.policy(vm).settings().on_reload
     }
 
-    /// The first rule by name about a way that speaks of a destination. Where the way is not to be
-    /// gone any more, it is the rule that says so; `None`: no rule does.
+    /// Returns the first rule by name for a destination among the rules about a chain of names. If
+    /// a name of the chain is denied now, it is the rule that denies it. Returns `None` when there
+    /// is no rule.
     fn first_of_way(&self, vm: u32, by: &LearntName, to: Destination) -> Option<Decision> {
         let policy = self.policy(vm);
         let (name, steps) = split(by.way())?;
@@ -85,7 +86,7 @@ impl Judge {
     }
 }
 
-/// Whether a rule by name that lets a destination in means what this one did.
+/// Whether a rule by name that admits a destination has the same meaning as `identity`.
 fn names(policy: &Policy, identity: &Identity, was_inspected: bool, to: Destination) -> bool {
     policy.meanings().any(|(rule, meaning)| match rule {
         Rule::Name(action, pattern) => {

@@ -64,7 +64,7 @@ fn keeps(by: &ByRules, port: u16, opener: Option<&LearntName>, rule: Option<Iden
         .keeps(VM, to(port), opener, rule, false, LATER_NS)
 }
 
-/// What a rule is told by, in a policy of this name; that of the default where it is empty.
+/// Identity of a rule in a policy of this name; of the default when the rule is empty.
 fn identity(name: Option<&str>, is_learning: bool, rule: &str) -> Identity {
     let rules: Vec<&str> = (!rule.is_empty()).then_some(rule).into_iter().collect();
     let policy = policy(Action::Allow, &rules).with(Settings {

@@ -1,4 +1,4 @@
-//! What the gate decides after DNS is what a policy says it would decide.
+//! Tests that the gate decides after DNS as a policy says it would.
 use proptest::prelude::*;
 use slipgate_policy::{
     Action, Rule,
@@ -19,8 +19,8 @@ fn policy(default: Action, rules: &[(Action, &str)]) -> Policy {
     Policy::new(default, rules.collect())
 }
 
-/// What the gate says when the guest has asked for the name, and was told that address; and whether
-/// the question was let through.
+/// Verdict of the gate after the guest has asked for the name and received that address, and
+/// whether the question was allowed.
 fn judged(policy: &Policy, name: &'static str, to: Destination) -> (Verdict, bool) {
     let judge = Judge::shared(policy.clone());
     let mut dns = ByRules(judge.clone());

@@ -1,10 +1,10 @@
-//! Which offsets of a range are busy, and how many of them each holder has: a short list, a bitmap
-//! and counts when it grows.
+//! A set of busy offsets in a range, and the number of offsets of each holder. It is a short list;
+//! when it grows, a bitmap with counts.
 
-/// Longest list.
+/// Most offsets that are kept as a list.
 const FEW: usize = 6;
 
-/// A set of offsets.
+/// Busy offsets toward one destination, with their holders.
 #[derive(Debug)]
 pub(super) enum Occupancy {
     Few {
@@ -19,7 +19,7 @@ pub(super) enum Occupancy {
     },
 }
 
-/// Offsets by holder, sorted by holder; none has 0.
+/// Number of offsets of each holder, sorted by holder. No entry is 0.
 #[derive(Debug, Default)]
 pub(super) struct Held(Vec<(u32, u32)>);
 
@@ -71,7 +71,7 @@ impl Occupancy {
         }
     }
 
-    /// How many a holder has.
+    /// Returns the number of offsets of a holder.
     pub(super) fn held_by(&self, holder: u32) -> usize {
         match self {
             Self::Few { holders, len, .. } => holders[..usize::from(*len)]
@@ -93,7 +93,8 @@ impl Occupancy {
         }
     }
 
-    /// The first free offset at or after `start`, wrapping at `size`.
+    /// Returns the first free offset at or after `start`, wrapping at `size`; `None` when none is
+    /// free.
     pub(super) fn first_free_from(&self, start: usize, size: usize) -> Option<usize> {
         let Self::Many { words, len, .. } = self else {
             let busy = self.few()?;
@@ -106,7 +107,7 @@ impl Occupancy {
         }
         let (first, bit) = (start / 64, start % 64);
         let n = words.len();
-        // The first word is looked at twice: from the bit on, and at the end up to it.
+        // The first word is examined twice: from `start` on, and at the end as a whole.
         for i in 0..=n {
             let at = (first + i) % n;
             let mut free = !words[at];
@@ -120,7 +121,7 @@ impl Occupancy {
         None
     }
 
-    /// Makes an offset its holder's; one that is busy stays whose it was.
+    /// Marks an offset busy for a holder. A busy offset keeps its holder.
     pub(super) fn set(&mut self, offset: usize, holder: u32, size: usize) {
         if self
             .few()
@@ -152,7 +153,7 @@ impl Occupancy {
         }
     }
 
-    /// Makes its holder's offset free.
+    /// Frees an offset of a holder.
     pub(super) fn clear(&mut self, offset: usize, holder: u32) {
         match self {
             Self::Few {
@@ -178,7 +179,7 @@ impl Occupancy {
         }
     }
 
-    /// Gives a busy offset to another holder.
+    /// Transfers a busy offset to another holder.
     pub(super) fn hand_over(&mut self, offset: usize, from: u32, to: u32) {
         match self {
             Self::Few {
@@ -200,7 +201,7 @@ impl Occupancy {
 
     fn grow(&mut self, size: usize) {
         let mut words = vec![0u64; size.div_ceil(64)].into_boxed_slice();
-        // What lies past the range in the last word is never free.
+        // Bits past the range in the last word are never free.
         if !size.is_multiple_of(64) {
             words[size / 64] = u64::MAX << (size % 64);
         }

@@ -1,21 +1,21 @@
-//! What of the ports is kept for each process.
+//! Parts of the port range that are kept for each process.
 //!
-//! Processes do not know which ports the others use, and find out by colliding. So that one of them
-//! can't have all of a destination's, the last quarter of the range is in as many equal parts as
-//! there can be processes. While there are several, each leaves the others' parts alone, and its own
-//! is for those of its VMs that have little.
+//! Processes do not know which ports the others use, and find out by collisions. So that no process
+//! can take all ports toward a destination, the last quarter of the range is divided into as many
+//! equal parts as there can be processes. While there are several processes, each leaves the parts
+//! of the others alone, and uses its own part for those of its VMs that have few ports.
 use slipgate_abi::maps::MAX_OWNERS;
 
-/// Parts of the offsets of a range.
+/// Division of a range's offsets among processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Parts {
-    /// The first offset of the first part.
+    /// First offset of the first part.
     first: usize,
-    /// Offsets of a part; 0: the range is too small.
+    /// Offsets in each part; 0 when the range is too small.
     each: usize,
-    /// Our row.
+    /// Row of this process in `OWNERS`.
     own: u32,
-    /// A bit for each row that a process has, ours too; none while it is alone.
+    /// Rows of `OWNERS` in use, one bit each, this process's included; 0 while it is alone.
     rows: u64,
 }
 
@@ -35,19 +35,20 @@ impl Parts {
         }
     }
 
-    /// How many offsets are kept.
+    /// Returns the number of offsets that are kept for processes.
     pub(super) fn kept(&self) -> usize {
         self.each * self.rows.count_ones() as usize
     }
 
-    /// Whether an offset is kept; what comes behind its part then.
+    /// Returns the first offset behind the part that an offset is in; `None` when that part is not
+    /// kept for a process.
     pub(super) fn behind_kept(&self, offset: usize) -> Option<usize> {
         let part = offset.checked_sub(self.first)?.checked_div(self.each)?;
         let is_kept = self.rows.checked_shr(part as u32).unwrap_or(0) & 1 == 1;
         is_kept.then(|| self.first + (part + 1) * self.each)
     }
 
-    /// The offsets that are kept for us.
+    /// Returns the offsets that are kept for this process.
     pub(super) fn own(&self) -> std::ops::Range<usize> {
         let start = self.first + self.own as usize * self.each;
         start..start + if self.rows == 0 { 0 } else { self.each }

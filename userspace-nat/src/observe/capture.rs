@@ -1,19 +1,20 @@
-//! `slipgate capture`: one live flow's packets, or all of one VM's, as the guest sees them.
+//! `slipgate capture`: the packets of one live flow, or of one VM, as the guest sees them.
 //!
 //! # Theory of operation
-//! A flow that is captured is carried by the engine meanwhile ([`Flows::capture`]): each packet
-//! comes over the port, is copied, and goes back to the kernel, which translates and counts it as
-//! ever. At the end the kernel takes it over again. Nothing is lost by that, or counted twice; it is
-//! slower. Of a VM every flow is, those that open meanwhile too.
+//! The engine carries a captured flow for the duration ([`Flows::capture`]): each packet comes over
+//! the port, is copied, and goes back to the kernel, which translates and counts it as always. At
+//! the end the kernel carries the flow again. No packet is lost by that, or counted twice; it is
+//! slower. For a VM this applies to every flow, those opened meanwhile included.
 //!
-//! What the guest sends is shown as it came. What goes to it is shown with its own address and port
-//! and a TTL that is one less, as the kernel is about to make it; the engine's own frames (DHCP,
-//! DNS, RST ...) as they are.
+//! Packets from the guest are shown as they arrived. Packets to it are shown with its own address
+//! and port and a TTL that is one less, as the kernel is about to make them. The engine's own
+//! frames (DHCP, DNS, RST ...) are shown as they are.
 //!
-//! The packets go to a socket that the client brought, as pcapng. It is never waited for: what does
-//! not fit in a bounded buffer is lost to the capture, and said at its end. The capture is over when
-//! the client closes its end, when the flow is no more, after as many packets as were asked for, or
-//! at its time; what is buffered then is sent as far as the client takes it.
+//! The packets go as pcapng to a socket that the client passed. The engine never waits for it:
+//! packets that do not fit in a bounded buffer are lost to the capture, and counted at its end. The
+//! capture ends when the client closes its end, when the flow has ended, after the requested number
+//! of packets, or after the requested time. The rest of the buffer is then sent as far as the
+//! client takes it.
 //!
 //! [`Flows::capture`]: crate::flow::Flows::capture
 use std::{
@@ -45,78 +46,78 @@ use crate::{
     stats::Tally,
 };
 
-/// Captures at once.
+/// Most captures at a time.
 pub const MOST_CAPTURES: usize = 8;
-/// Most of a capture that waits for its client, bytes.
+/// Most bytes of a capture that wait for its client.
 const BUFFER: usize = 4 << 20;
-/// How long an ended capture waits for its client to take the rest, ns.
+/// Time for which an ended capture waits until its client has taken the rest, ns.
 const LINGER_NS: u64 = 2 * SECOND_NS;
 
-/// Flows that are meant.
+/// Flows that a request is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Subject {
-    /// One flow.
+    /// One translated flow.
     Flow {
-        /// Its slot.
+        /// Index of its slot.
         slot: u32,
-        /// The slot's generation.
+        /// Generation of the slot.
         generation: u32,
     },
-    /// One that is relayed.
+    /// One relayed flow.
     Relayed(RelayedId),
     /// Everything of a VM.
     Vm {
-        /// Its row.
+        /// Row of the VM.
         row: u16,
     },
 }
 
-/// A capture that is asked for.
+/// A request for a capture.
 #[derive(Debug)]
 pub struct CaptureRequest {
-    /// Of what.
+    /// The flow or VM to capture.
     pub subject: Subject,
-    /// A stream socket, to which pcapng is written.
+    /// Stream socket to which pcapng is written.
     pub to: OwnedFd,
-    /// Ends after so many packets.
+    /// Number of packets after which the capture ends; `None`: no limit.
     pub packets: Option<u64>,
-    /// Ends after so long, ns.
+    /// Time after which the capture ends, ns; `None`: no limit.
     pub lasts_ns: Option<u64>,
 }
 
-/// Why none was begun.
+/// Reason why a capture was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NotCaptured {
-    /// The flow has ended, or is another process's.
+    /// The flow has ended, or belongs to another process.
     #[error("that flow has ended")]
     NoFlow,
-    /// The kernel never has it, and the engine makes its packets itself.
+    /// The flow is relayed: the kernel does not carry it, and the engine makes its packets.
     #[error(
         "a relayed flow is not captured by itself: `slipgate capture --vm NAME` has its packets \
          among the VM's, and so has `--pcap FILE`"
     )]
     Relayed,
-    /// There is no such VM.
+    /// No VM is served in that row.
     #[error("that VM is not served any more")]
     NoVm,
     /// [`MOST_CAPTURES`] are under way.
     #[error("{MOST_CAPTURES} captures are under way already; end one of them")]
     TooMany,
-    /// The descriptor is of no use.
+    /// The descriptor is not a stream socket.
     #[error("the descriptor that was sent is no stream socket")]
     Socket,
 }
 
-/// Those under way.
+/// The captures that are under way.
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
     list: Vec<Capture>,
     last_key: u32,
-    /// A packet as the guest will get it.
+    /// Buffer for a packet as the guest will receive it.
     copy: Vec<u8>,
 }
 
-/// What can be captured of all [`Subject`]s.
+/// The [`Subject`]s that can be captured.
 #[derive(Clone, Copy, Debug)]
 enum Captured {
     Flow { slot: u32, generation: u32 },
@@ -132,7 +133,7 @@ struct Capture {
     left: Option<u64>,
     until_ns: Option<u64>,
     waits_for_room: bool,
-    /// Over; what is buffered may still go until then.
+    /// End of the time in which the rest is sent; `None` while the capture runs.
     lingers_until_ns: Option<u64>,
 }
 
@@ -141,7 +142,7 @@ impl Captures {
         self.list.is_empty()
     }
 
-    /// Begins one.
+    /// Starts a capture of a flow or VM.
     pub(crate) fn begin<D: Datapath>(
         &mut self,
         core: &mut Core<D>,
@@ -189,7 +190,7 @@ impl Captures {
         Ok(())
     }
 
-    /// A client's end was closed, or it has room again.
+    /// Handles a client's socket that was closed or is writable again.
     pub(crate) fn on_ready<D: Datapath>(
         &mut self,
         core: &mut Core<D>,
@@ -205,13 +206,13 @@ impl Captures {
         }
     }
 
-    /// When [`Captures::work`] is due, ns.
+    /// Returns the time at which [`Captures::work`] is due, ns.
     pub(crate) fn next_deadline_ns(&self) -> Option<u64> {
         let due = |capture: &Capture| capture.lingers_until_ns.or(capture.until_ns);
         self.list.iter().filter_map(due).min()
     }
 
-    /// Sends on what was taken, and ends what is over.
+    /// Sends the captured packets, and ends the captures that are over.
     pub(crate) fn work<D: Datapath>(
         &mut self,
         core: &mut Core<D>,
@@ -236,7 +237,7 @@ impl Captures {
         }
     }
 
-    /// Ends them all: the engine does. What the clients take at once they get.
+    /// Ends all captures: the engine stops. Clients receive what their sockets accept at once.
     pub(crate) fn end<D: Datapath>(
         &mut self,
         core: &mut Core<D>,
@@ -253,7 +254,7 @@ impl Captures {
         }
     }
 
-    /// Takes what a guest sent, as it came over the port.
+    /// Captures a frame that a guest sent, as it was read from the port.
     pub(crate) fn read<D: Datapath>(&mut self, core: &Core<D>, bytes: &[u8], at: SystemTime) {
         let Some(frame) = Frame::parse(bytes) else {
             return;
@@ -264,7 +265,7 @@ impl Captures {
         }
     }
 
-    /// Takes what goes to a guest, as it is written to the port.
+    /// Captures a frame that goes to a guest, as it is written to the port.
     pub(crate) fn written<D: Datapath>(&mut self, core: &Core<D>, bytes: &[u8], at: SystemTime) {
         let Some(frame) = Frame::parse(bytes) else {
             return;
@@ -338,12 +339,12 @@ impl Captures {
             self.let_go(core, at);
         }
         let capture = self.list.swap_remove(at);
-        // Closing it would not take it out of the epoll set: the client may have it too. It is in
-        // the set, so there is no error.
+        // Closing the socket would not remove it from the epoll set: the client may have it too. It
+        // is in the set, so there is no error.
         let _ = poller.remove(&capture.to);
     }
 
-    /// Gives the flows back to the kernel, but those that another capture has.
+    /// Returns the flows to the kernel, except those that another capture holds.
     fn let_go<D: Datapath>(&self, core: &mut Core<D>, at: usize) {
         self.list[at].hold(core, false);
         for other in &self.list {
@@ -383,7 +384,8 @@ impl Capture {
         gone || self.left == Some(0) || self.until_ns.is_some_and(|until| now_ns >= until)
     }
 
-    /// Sends what waits as far as the client takes it; `false` when it is gone.
+    /// Sends the waiting bytes as far as the client takes them. Returns `false` when the client is
+    /// gone.
     fn send(&mut self, poller: &Poller) -> bool {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let fd = self.to.as_raw_fd();
@@ -411,7 +413,7 @@ impl Capture {
     }
 }
 
-/// The flow of a packet on the guest's link.
+/// Returns the flow of a packet on the guest's link.
 fn flow_of<D: Datapath>(core: &Core<D>, frame: &Frame<'_>, way: Direction) -> Option<u32> {
     if frame.ethertype != ETHERTYPE_IPV4 {
         return None;
@@ -420,14 +422,15 @@ fn flow_of<D: Datapath>(core: &Core<D>, frame: &Frame<'_>, way: Direction) -> Op
     core.flows.by_guest(&packet.tuple(frame.header.id, way)?)
 }
 
-/// The flow of a packet that the kernel is to translate and deliver.
+/// Returns the flow of a packet that the kernel will translate and deliver, with the packet.
 fn delivered<'a, D: Datapath>(core: &Core<D>, frame: &Frame<'a>) -> Option<(u32, Packet<'a>)> {
     let packet = Packet::parse(Ipv4::parse(frame.l3).ok()?).ok()?;
     let tuple = packet.tuple(Tuple::WORLD, Direction::Rx)?;
     Some((core.flows.by_world(&tuple)?, packet))
 }
 
-/// The packet as the kernel will deliver it. A checksum that a device was to complete is completed.
+/// Writes the packet to `copy` as the kernel will deliver it. A checksum that a device was to
+/// complete is completed.
 fn as_delivered<D: Datapath>(
     core: &Core<D>,
     slot: u32,
@@ -445,7 +448,7 @@ fn as_delivered<D: Datapath>(
     ipv4::decrement_ttl(copy);
     let l4 = &mut copy[packet.ip.header_len..];
     let port = entry.guest.local_port;
-    // Where the port and the checksum stand.
+    // Offsets of the port and the checksum.
     let (port_at, sum_at) = match packet.transport {
         Transport::Tcp(_) => (2, 16),
         Transport::Udp(_) => (2, 6),
@@ -466,7 +469,7 @@ fn as_delivered<D: Datapath>(
         return;
     }
     let mut sum = [l4[sum_at], l4[sum_at + 1]];
-    // A UDP checksum of zero is none (RFC 768).
+    // A UDP checksum of zero means that there is none (RFC 768).
     if sum == [0; 2] && matches!(packet.transport, Transport::Udp(_)) {
         return;
     }

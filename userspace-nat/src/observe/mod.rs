@@ -1,4 +1,4 @@
-//! Who looks on: captures of flows, and a copy of all that goes over the port.
+//! Observation of traffic: captures of flows, and a dump of all frames on the port.
 pub(crate) mod capture;
 mod pcap;
 pub mod pcapng;

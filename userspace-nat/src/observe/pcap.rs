@@ -1,11 +1,12 @@
-//! `--pcap`: what the engine reads from its port and writes to it, for other tools to look at.
+//! `--pcap`: a dump of the frames that the engine reads from its port and writes to it.
 //!
-//! Frames are copied to a bounded buffer and handed over once a turn, to a thread that writes
-//! ([`Output`]). What the file does not take in time is lost and counted as `pcap_lost` of its VM.
+//! Frames are copied to a bounded buffer and handed over once a turn to a thread that writes
+//! ([`Output`]). Frames that the file does not take in time are lost and counted as `pcap_lost` of
+//! their VM.
 //!
-//! Each frame is shown on the link whose addresses it has: what a guest sent and what goes to it on
-//! the VM's, what came from the world and leaves for it on the uplink's. A frame that comes, is
-//! decided on and goes back to the kernel is there twice, with what it came for and what is done.
+//! Each frame is shown on the link whose addresses it has: frames from and to the guest on the VM's
+//! link, frames from and to the world on the uplink. A frame that is read, decided on and returned
+//! to the kernel appears twice, with the reason for its handover and with the engine's command.
 use std::{
     io::Write,
     time::{Duration, SystemTime},
@@ -23,16 +24,16 @@ use crate::{
     vm::VmNet,
 };
 
-/// Most that waits to be written, bytes: several turns' worth of whole batches.
+/// Most bytes that wait to be written: several turns' worth of whole batches.
 const BUFFER: usize = 16 << 20;
 
-/// A file that is being written.
+/// A dump that is being written.
 pub(crate) struct PortDump {
     stream: Stream,
     output: Output,
 }
 
-/// Which way a frame went.
+/// Direction of a frame on the port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     /// From the kernel to the engine.
@@ -55,14 +56,14 @@ impl PortDump {
         }
     }
 
-    /// Goes on in another file (rotation). What waits goes to the old one, as far as it keeps up.
+    /// Replaces the file (rotation). Waiting frames go to the old file, as far as there is room.
     pub(crate) fn set_file(&mut self, file: Box<dyn Write + Send>) {
         self.flush();
         self.stream = Stream::new(BUFFER);
         self.output.set_file(file);
     }
 
-    /// Takes a frame with all its headers.
+    /// Adds a frame with all its headers.
     pub(crate) fn add<D: Datapath>(
         &mut self,
         core: &Core<D>,
@@ -102,14 +103,14 @@ impl PortDump {
         }
     }
 
-    /// Hands over what waits. What finds no room now is tried again.
+    /// Hands over the waiting frames. Frames that find no room now are handed over later.
     pub(crate) fn flush(&mut self) {
         if self.stream.waiting() > 0 {
             let _ = self.stream.drain(|bytes| self.output.take_some(bytes));
         }
     }
 
-    /// Waits until what was handed over is written, so long at most.
+    /// Waits, at most `within`, until the frames handed over are written.
     pub(crate) fn finish(&mut self, within: Duration) {
         self.flush();
         self.output.finish(within);
@@ -118,7 +119,7 @@ impl PortDump {
 
 const TO_GUEST: &str = "to guest";
 
-/// Destination and source on a guest's link.
+/// Returns destination and source MAC on a guest's link.
 pub(crate) fn guest_macs(vm: &VmNet, to_guest: bool) -> [[u8; 6]; 2] {
     let guest = vm.guest_mac.unwrap_or_default();
     match to_guest {

@@ -1,13 +1,15 @@
 //! Packets as pcapng (draft-ietf-opsawg-pcapng), for tcpdump and Wireshark.
 //!
-//! A [`Stream`] is a bounded buffer of blocks on their way to a writer that takes as much as it
-//! likes ([`Stream::drain`]): nothing here waits. What finds no room is lost and counted, and a
-//! block that is begun is written to its end, so that a file never tears.
+//! A [`Stream`] is a bounded buffer of blocks on their way to a writer that takes as many bytes as
+//! it has room for ([`Stream::drain`]): nothing here waits. Packets that find no room are lost and
+//! counted, and a block that was begun is written to its end, so that a file never ends within a
+//! block.
 //!
-//! Interfaces stand for links: a VM's own, named as the VM, and the uplink as far as it is the
-//! VM's (`NAME uplink`), whose frames have no Ethernet header here and get one of zeros: tcpdump
-//! reads no file with several link types. Times are to the nanosecond. Frames are whole, so a GSO
-//! frame is longer than any MTU, and a checksum that a device was to fill in is not right yet.
+//! Interfaces stand for links: a VM's own, named as the VM, and the part of the uplink that is the
+//! VM's (`NAME uplink`). Frames on the uplink have no Ethernet header here and are given one of
+//! zeros: tcpdump reads no file with several link types. Times are to the nanosecond. Frames are
+//! whole, so a GSO frame may be longer than any MTU, and a checksum that a device was to fill in is
+//! not valid yet.
 use std::{
     borrow::Cow,
     io,
@@ -30,49 +32,49 @@ use pcap_file::{
 
 /// Longest frame, bytes: an IPv4 packet and its Ethernet header.
 const SNAP_BYTES: u32 = 65_535 + ETHERNET_LEN as u32;
-/// MAC addresses and EtherType.
+/// Length of the Ethernet header (MAC addresses and EtherType), bytes.
 const ETHERNET_LEN: usize = 14;
-/// What a packet's block takes beside the packet, bytes, rounded up.
+/// Length of a packet's block without the packet, bytes, rounded up.
 const BLOCK_BYTES: usize = 128;
-/// And an interface's, whose first packet it is.
+/// Length of an interface's block, which precedes its first packet, bytes, rounded up.
 const INTERFACE_BYTES: usize = 160;
 
-/// Whose link.
+/// Kind of link on which a packet is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Link {
-    /// The guest's.
+    /// The guest's own link.
     Guest,
-    /// The uplink.
+    /// The uplink, for one VM.
     Uplink,
 }
 
 /// A packet to be written.
 #[derive(Clone, Copy, Debug)]
 pub struct Shot<'a> {
-    /// The VM's id.
+    /// Id of the VM.
     pub vm: u32,
-    /// The VM's name.
+    /// Name of the VM.
     pub name: &'a str,
-    /// Whose link it is on.
+    /// Link on which the packet is shown.
     pub link: Link,
-    /// Destination and source.
+    /// Destination and source MAC.
     pub macs: [[u8; 6]; 2],
-    /// As in the Ethernet header.
+    /// EtherType, as in the Ethernet header.
     pub ethertype: u16,
-    /// From the L3 header on.
+    /// Packet, from the L3 header on.
     pub l3: &'a [u8],
-    /// Whether it came, rather than went.
+    /// Whether the engine received the packet, rather than sent it.
     pub inbound: bool,
-    /// When.
+    /// Time of the packet.
     pub at: SystemTime,
-    /// Shown with it.
+    /// Comment that is shown with the packet.
     pub comment: &'a str,
 }
 
-/// A stream of blocks and what of it is not written yet.
+/// A stream of blocks, of which a part waits to be written.
 pub struct Stream {
     encoder: PcapNgWriter<Vec<u8>>,
-    /// Bytes at the buffer's begin that were written.
+    /// Number of bytes at the start of the buffer that were written.
     written: usize,
     most: usize,
     interfaces: HashMap<(u32, Link), u32>,
@@ -92,7 +94,7 @@ impl std::fmt::Debug for Stream {
 }
 
 impl Stream {
-    /// An empty stream of which at most `most` bytes wait to be written.
+    /// Creates an empty stream of which at most `most` bytes wait to be written.
     pub fn new(most: usize) -> Self {
         Self {
             encoder: encoder(Vec::new()),
@@ -105,7 +107,7 @@ impl Stream {
         }
     }
 
-    /// Adds a packet; `false` when there is no room, and it is lost.
+    /// Adds a packet. Returns `false` when there is no room, and the packet is lost.
     pub fn add(&mut self, shot: &Shot<'_>) -> bool {
         let wanted = shot.l3.len() + ETHERNET_LEN + shot.comment.len() + BLOCK_BYTES;
         if self.waiting() + wanted + INTERFACE_BYTES > self.most {
@@ -132,38 +134,41 @@ impl Stream {
             data: Cow::Borrowed(&self.frame),
             options,
         };
-        // Memory takes everything, and the interface is there.
+        // Memory accepts every write, and the interface exists.
         let added = self.encoder.write_pcapng_block(block).is_ok();
         self.packets += u64::from(added);
         added
     }
 
-    /// Ends the stream: says of each interface how much was taken and lost in all.
+    /// Ends the stream with a block that counts the packets taken and lost.
     pub fn end(&mut self, now: SystemTime) {
         if self.interfaces.is_empty() {
             return;
         }
         let block = InterfaceStatisticsBlock {
             interface_id: 0,
-            // The library writes it low half first; it is the other way round (section 4.6).
+            // The library writes the low half first; section 4.6 wants the high half first.
             timestamp: (since_epoch(now).as_nanos() as u64).rotate_left(32),
             options: vec![
                 InterfaceStatisticsOption::IsbIfRecv(self.packets + self.lost),
                 InterfaceStatisticsOption::IsbIfDrop(self.lost),
             ],
         };
-        // As above.
+        // As above: memory accepts every write.
         let _ = self.encoder.write_pcapng_block(block);
     }
 
-    /// Begins anew for another file, once what waits was written.
+    /// Begins a new section for another file. The waiting bytes are to be written before.
     pub fn begin_section(&mut self) {
         self.encoder = encoder(std::mem::take(self.encoder.get_mut()));
         self.interfaces.clear();
     }
 
-    /// Has `write` take what waits, as much as it will. An error of its leaves the rest waiting;
-    /// [`io::ErrorKind::WouldBlock`] is none.
+    /// Hands the waiting bytes to `write`, as many as it takes.
+    ///
+    /// # Errors
+    /// Returns the error of `write`, except for [`io::ErrorKind::WouldBlock`], and `WriteZero` when
+    /// it takes nothing. The rest stays waiting.
     pub fn drain(&mut self, mut write: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
         let buffer = self.encoder.get_mut();
         let result = loop {
@@ -188,17 +193,17 @@ impl Stream {
         result
     }
 
-    /// Bytes that wait to be written.
+    /// Returns the number of bytes that wait to be written.
     pub fn waiting(&self) -> usize {
         self.encoder.get_ref().len() - self.written
     }
 
-    /// Packets added, and packets lost.
+    /// Returns the number of packets added, and of packets lost.
     pub fn counts(&self) -> (u64, u64) {
         (self.packets, self.lost)
     }
 
-    /// Describes a link, though no packet may ever come of it: readers refuse a file without any.
+    /// Describes a link even if it never has a packet: readers refuse a file without any interface.
     pub fn describe(&mut self, vm: u32, name: &str, link: Link) {
         self.interface(vm, name, link);
     }
@@ -222,14 +227,14 @@ impl Stream {
                 InterfaceDescriptionOption::IfTsResol(9),
             ],
         };
-        // As above.
+        // As above: memory accepts every write.
         let _ = self.encoder.write_pcapng_block(block);
         self.interfaces.insert(key, number);
         number
     }
 }
 
-/// Goes on behind what is in the buffer.
+/// Creates an encoder that appends a section to what is in the buffer.
 fn encoder(buffer: Vec<u8>) -> PcapNgWriter<Vec<u8>> {
     let version = concat!("slipgate ", env!("CARGO_PKG_VERSION"));
     let section = SectionHeaderBlock {

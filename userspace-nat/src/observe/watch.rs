@@ -1,4 +1,4 @@
-//! Who looks on at the port: `--pcap` and captures. While nobody does, a frame costs one test.
+//! Observers of the port: `--pcap` and captures. Without an observer a frame costs one test.
 use std::time::SystemTime;
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     state::Core,
 };
 
-/// Those who do.
+/// The observers of the port.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     pub(crate) dump: Option<PortDump>,
@@ -19,12 +19,12 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Whether anybody does.
+    /// Whether there is an observer.
     pub(crate) fn is_on(&self) -> bool {
         self.dump.is_some() || !self.captures.is_empty()
     }
 
-    /// A frame came over the port.
+    /// Observes a frame that was read from the port.
     pub(crate) fn read<D: Datapath>(&mut self, core: &Core<D>, bytes: &[u8], at: SystemTime) {
         if let Some(dump) = &mut self.dump {
             dump.add(core, bytes, Way::Read, at);
@@ -34,7 +34,7 @@ impl Watch {
         }
     }
 
-    /// A frame is written to it.
+    /// Observes a frame that is written to the port.
     pub(crate) fn written<D: Datapath>(&mut self, core: &Core<D>, bytes: &[u8], at: SystemTime) {
         if let Some(dump) = &mut self.dump {
             dump.add(core, bytes, Way::Written, at);
@@ -44,7 +44,7 @@ impl Watch {
         }
     }
 
-    /// At the end of a turn: what was taken is written.
+    /// Writes the observed frames, at the end of a turn.
     pub(crate) fn work<D: Datapath>(
         &mut self,
         core: &mut Core<D>,

@@ -1,15 +1,15 @@
-//! Building packets of our own: into a buffer that is kept from packet to packet.
+//! Builders of the engine's own packets, into a buffer that is reused from packet to packet.
 use slipgate_abi::Ip4;
 
 use super::{checksum, checksum::Sum, icmp, ipv4};
 
-/// TTL of what we send.
+/// TTL of the engine's packets.
 const TTL: u8 = 64;
-/// Most of the offending packet that an ICMP error quotes: in all no more than 576 bytes (RFC
-/// 1812 section 4.3.2.3).
+/// Largest part of the offending packet that an ICMP error quotes, bytes: the whole error has at
+/// most 576 (RFC 1812 section 4.3.2.3).
 const QUOTE_MAX: usize = 576 - ipv4::HEADER_LEN - icmp::HEADER_LEN;
 
-/// An IPv4 header with its payload, checksum filled in. Clears `out` first.
+/// Builds an IPv4 packet, with its header's checksum, into `out`, which is cleared first.
 pub fn ipv4(
     out: &mut Vec<u8>,
     source: Ip4,
@@ -31,19 +31,19 @@ pub fn ipv4(
 /// A TCP segment without options or payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// Source port.
+    /// Source port, host byte order.
     pub source: u16,
-    /// Destination port.
+    /// Destination port, host byte order.
     pub destination: u16,
-    /// Sequence number.
+    /// Sequence number, host byte order.
     pub sequence: u32,
-    /// Acknowledgement number.
+    /// Acknowledgement number, host byte order.
     pub acknowledgement: u32,
-    /// Flags.
+    /// Flags of the segment.
     pub flags: u8,
 }
 
-/// A TCP segment in IPv4.
+/// Builds a TCP segment in IPv4.
 pub fn tcp(out: &mut Vec<u8>, source: Ip4, destination: Ip4, segment: Segment) {
     ipv4(out, source, destination, 6, |out| {
         let begin = out.len();
@@ -61,8 +61,8 @@ pub fn tcp(out: &mut Vec<u8>, source: Ip4, destination: Ip4, segment: Segment) {
     });
 }
 
-/// An ICMP error in IPv4, quoting the begin of `offender`. `rest`: the header's second word (the
-/// next-hop MTU of "fragmentation needed").
+/// Builds an ICMP error in IPv4 that quotes the beginning of `offender`. `rest`: the header's
+/// second word (the next-hop MTU of "fragmentation needed").
 pub fn icmp_error(
     out: &mut Vec<u8>,
     source: Ip4,
@@ -81,7 +81,7 @@ pub fn icmp_error(
     });
 }
 
-/// Computes an ICMP message's checksum anew.
+/// Recomputes an ICMP message's checksum.
 pub fn fill_icmp_checksum(message: &mut [u8]) {
     message[2..4].fill(0);
     let sum = checksum::of(message);

@@ -1,4 +1,5 @@
-//! The Internet checksum (RFC 1071), computed whole. For increments see `slipgate_abi::checksum`.
+//! The Internet checksum (RFC 1071), computed in full. For incremental updates see
+//! `slipgate_abi::checksum`.
 use slipgate_abi::Ip4;
 
 /// A running one's complement sum of 16-bit words in network order.
@@ -6,8 +7,8 @@ use slipgate_abi::Ip4;
 pub struct Sum(u64);
 
 impl Sum {
-    /// Adds bytes; an odd last one counts as if followed by a zero, so only the last part may be
-    /// of odd length.
+    /// Adds bytes. An odd last byte counts as if followed by a zero, so only the last part may have
+    /// an odd length.
     #[must_use]
     pub fn bytes(mut self, bytes: &[u8]) -> Self {
         let mut words = bytes.chunks_exact(4);
@@ -28,7 +29,8 @@ impl Sum {
         self
     }
 
-    /// The sum folded to 16 bits, not complemented: what a partial checksum field holds.
+    /// Returns the sum folded to 16 bits, not complemented: the content of a partial checksum
+    /// field.
     pub fn folded(self) -> u16 {
         let mut sum = self.0;
         while sum > 0xffff {
@@ -37,14 +39,14 @@ impl Sum {
         sum as u16
     }
 
-    /// The checksum: the complement of the folded sum.
+    /// Returns the checksum: the complement of the folded sum.
     pub fn finish(self) -> u16 {
         !self.folded()
     }
 }
 
-/// The checksum of a range of bytes whose checksum field is zero, or, with the field in place, 0
-/// when it is right.
+/// Returns the checksum of bytes whose checksum field is zero. If the field is in place, returns 0
+/// when it is correct.
 pub fn of(bytes: &[u8]) -> u16 {
     Sum::default().bytes(bytes).finish()
 }

@@ -4,50 +4,53 @@ use super::Malformed;
 /// Length of the header of queries and errors alike, bytes.
 pub const HEADER_LEN: usize = 8;
 
-/// Echo reply.
+/// Type of an echo reply.
 pub const ECHO_REPLY: u8 = 0;
-/// Destination unreachable.
+/// Type of "destination unreachable".
 pub const UNREACHABLE: u8 = 3;
 /// Source quench (deprecated by RFC 6633).
 pub const SOURCE_QUENCH: u8 = 4;
-/// Redirect.
+/// Type of a redirect.
 pub const REDIRECT: u8 = 5;
-/// Echo request.
+/// Type of an echo request.
 pub const ECHO_REQUEST: u8 = 8;
-/// Time exceeded.
+/// Type of "time exceeded".
 pub const TIME_EXCEEDED: u8 = 11;
-/// Parameter problem.
+/// Type of "parameter problem".
 pub const PARAMETER_PROBLEM: u8 = 12;
 
-/// Codes of [`UNREACHABLE`].
+/// Codes of [`UNREACHABLE`] that the engine sends.
 #[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unreachable {
     /// No route to the network.
     Net = 0,
-    /// No way to the host.
+    /// The host is unreachable.
     Host = 1,
-    /// Nobody listens on the port.
+    /// No socket is bound to the port.
     Port = 3,
-    /// Larger than the next link and DF is set.
+    /// The packet is larger than the next link's MTU, and DF is set.
     FragmentationNeeded = 4,
     /// Administratively prohibited (RFC 1812 section 5.2.7.1).
     Prohibited = 13,
 }
 
-/// A header.
+/// A parsed ICMP header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Icmp {
-    /// Type.
+    /// Type of the message.
     pub kind: u8,
-    /// Code.
+    /// Code of the message.
     pub code: u8,
-    /// The query id, where the message is a query.
+    /// Identifier of an echo request or reply; without meaning in other messages.
     pub id: u16,
 }
 
 impl Icmp {
-    /// Reads a header.
+    /// Parses a header.
+    ///
+    /// # Errors
+    /// When the message is shorter than a header.
     pub fn parse(l4: &[u8]) -> Result<Self, Malformed> {
         let h: &[u8; HEADER_LEN] = l4.first_chunk().ok_or(Malformed)?;
         Ok(Self {
@@ -57,12 +60,12 @@ impl Icmp {
         })
     }
 
-    /// An echo request or reply: what has flows.
+    /// Whether the message is an echo request or reply, which belongs to a flow.
     pub fn is_echo(&self) -> bool {
         matches!(self.kind, ECHO_REQUEST | ECHO_REPLY)
     }
 
-    /// A message that quotes the packet it is about.
+    /// Whether the message is an error, which quotes the packet it is about.
     pub fn is_error(&self) -> bool {
         matches!(
             self.kind,

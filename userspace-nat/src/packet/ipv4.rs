@@ -6,34 +6,38 @@ use super::{Malformed, checksum};
 /// Length of a header without options, bytes.
 pub const HEADER_LEN: usize = 20;
 
-/// A header and the packet it begins.
+/// An IPv4 header and the packet that it begins.
 #[derive(Clone, Copy, Debug)]
 pub struct Ipv4<'a> {
-    /// The packet, cut at the header's total length.
+    /// The packet, truncated to the header's total length.
     pub bytes: &'a [u8],
     /// Header length with options, bytes.
     pub header_len: usize,
-    /// Source address.
+    /// Source address of the packet.
     pub source: Ip4,
-    /// Destination address.
+    /// Destination address of the packet.
     pub destination: Ip4,
-    /// Protocol number.
+    /// IP protocol number of the payload.
     pub protocol: u8,
-    /// Time to live.
+    /// Time to live, hops.
     pub ttl: u8,
-    /// Identification.
+    /// Identification of the datagram, for its fragments.
     pub identification: u16,
-    /// DF.
+    /// Whether DF is set.
     pub dont_fragment: bool,
-    /// MF.
+    /// Whether MF is set.
     pub more_fragments: bool,
-    /// Fragment offset, bytes.
+    /// Offset of the fragment in its datagram, bytes.
     pub fragment_offset: usize,
 }
 
 impl<'a> Ipv4<'a> {
-    /// Reads a header; what follows the total length (Ethernet padding) is left out. The header's
-    /// checksum is the caller's to verify ([`Ipv4::checksum_is_right`]): the kernel did for most.
+    /// Parses a header; bytes after the total length (Ethernet padding) are left out. The caller
+    /// verifies the header's checksum ([`Ipv4::checksum_is_right`]): the kernel has done so for
+    /// most packets.
+    ///
+    /// # Errors
+    /// When the header or its lengths are invalid.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let header = Self::parse_truncated(bytes)?;
         let total = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
@@ -46,7 +50,10 @@ impl<'a> Ipv4<'a> {
         })
     }
 
-    /// Reads a header whose packet may be cut short: the one quoted in an ICMP error.
+    /// Parses a header whose packet may be truncated, as in the quote of an ICMP error.
+    ///
+    /// # Errors
+    /// When the header is invalid or truncated.
     pub fn parse_truncated(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let h: &[u8; HEADER_LEN] = bytes.first_chunk().ok_or(Malformed)?;
         let header_len = usize::from(h[0] & 0x0f) * 4;
@@ -72,7 +79,7 @@ impl<'a> Ipv4<'a> {
         })
     }
 
-    /// Whether it is a part of a larger packet.
+    /// Whether the packet is a fragment.
     pub fn is_fragment(&self) -> bool {
         self.more_fragments || self.fragment_offset != 0
     }
@@ -82,27 +89,28 @@ impl<'a> Ipv4<'a> {
         self.header_len > HEADER_LEN
     }
 
-    /// Whether the header's own checksum holds.
+    /// Whether the header's checksum is correct.
     pub fn checksum_is_right(&self) -> bool {
         checksum::of(&self.bytes[..self.header_len]) == 0
     }
 
-    /// What follows the header.
+    /// Returns the bytes after the header.
     pub fn payload(&self) -> &'a [u8] {
         &self.bytes[self.header_len..]
     }
 }
 
-/// Which address of a header.
+/// One of the two addresses of a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// The source.
+    /// The source address.
     Source,
-    /// The destination.
+    /// The destination address.
     Destination,
 }
 
-/// Rewrites an address in a header and updates the header's checksum. The caller parsed `header`.
+/// Rewrites an address in a header and updates the header's checksum. `header` must have been
+/// parsed.
 pub fn set_address(header: &mut [u8], end: End, new: Ip4) {
     let at = match end {
         End::Source => 12,
@@ -120,7 +128,7 @@ pub fn set_address(header: &mut [u8], end: End, new: Ip4) {
     h[10..12].copy_from_slice(&field);
 }
 
-/// Takes one from the TTL and updates the checksum. The caller saw to it that it is not 0.
+/// Decrements the TTL and updates the checksum. The caller makes sure that the TTL is not 0.
 pub fn decrement_ttl(header: &mut [u8]) {
     let Some(h) = header.first_chunk_mut::<HEADER_LEN>() else {
         return;
@@ -132,7 +140,7 @@ pub fn decrement_ttl(header: &mut [u8]) {
     h[10..12].copy_from_slice(&field);
 }
 
-/// Computes the header's checksum anew. The caller parsed `header`.
+/// Recomputes the header's checksum. `header` must have been parsed.
 pub fn fill_checksum(header: &mut [u8], header_len: usize) {
     header[10..12].fill(0);
     let sum = checksum::of(&header[..header_len]);

@@ -1,7 +1,7 @@
-//! Reading and building IPv4, TCP, UDP and ICMP.
+//! Parsing and building of IPv4, TCP, UDP and ICMP.
 //!
-//! Views are plain values read once, with every length checked against the frame; whatever a guest
-//! writes into a header, reading it ends in a view or in [`Malformed`].
+//! Headers are parsed once into plain values, with every length checked against the frame. Whatever
+//! a guest writes into a header, parsing ends in a value or in [`Malformed`].
 pub mod build;
 pub mod checksum;
 pub mod icmp;
@@ -16,22 +16,25 @@ use thiserror::Error;
 
 use crate::port::VirtioNetHdr;
 
-/// Headers that contradict themselves or the frame's length.
+/// Error: headers contradict themselves or the frame's length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("malformed packet")]
 pub struct Malformed;
 
-/// An IPv4 packet of a protocol that has flows, with the headers a flow is known by.
+/// An IPv4 packet with the headers that identify its flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// The IPv4 header.
+    /// The parsed IPv4 header.
     pub ip: Ipv4<'a>,
-    /// The transport header.
+    /// The parsed transport header.
     pub transport: Transport,
 }
 
 impl<'a> Packet<'a> {
-    /// Reads both headers. The packet is no fragment (the caller asked [`Ipv4::is_fragment`]).
+    /// Parses the transport header. The packet must not be a fragment ([`Ipv4::is_fragment`]).
+    ///
+    /// # Errors
+    /// When the transport header is invalid.
     pub fn parse(ip: Ipv4<'a>) -> Result<Self, Malformed> {
         Ok(Self {
             transport: Transport::parse(ip.protocol, ip.payload())?,
@@ -39,8 +42,8 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// The flow's tuple on the link with this scope: `Tx` for a packet that the local side sent.
-    /// `None` for a protocol without flows and for ICMP that is no echo.
+    /// Returns the flow's tuple on the link with this scope: `Tx` for a packet that the local side
+    /// sent. Returns `None` for a protocol without flows and for ICMP other than echo.
     pub fn tuple(&self, scope: u32, direction: Direction) -> Option<Tuple> {
         let (source, destination) = self.transport.ports()?;
         let ip = &self.ip;
@@ -48,7 +51,7 @@ impl<'a> Packet<'a> {
             Direction::Tx => (ip.source, ip.destination, source, destination),
             Direction::Rx => (ip.destination, ip.source, destination, source),
         };
-        // An echo's id names the local end, whichever way it goes.
+        // An echo's id identifies the local end in both directions.
         let (local_port, remote_port) = match self.transport {
             Transport::Icmp(_) => (source, 0),
             _ => (local_port, remote_port),
@@ -64,17 +67,18 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// Whether its TCP flags contradict each other. The programs drop these before they come here.
+    /// Whether the TCP flags contradict each other. The programs drop such packets before they
+    /// reach the engine.
     pub fn contradicts_itself(&self) -> bool {
         matches!(self.transport, Transport::Tcp(tcp) if Flags::are_contradictory(tcp.flags))
     }
 
-    /// L3 and L4 headers together, bytes.
+    /// Returns the length of the L3 and L4 headers together, bytes.
     pub fn headers_len(&self) -> usize {
         self.ip.header_len + self.transport.header_len()
     }
 
-    /// What it counts as on the wire.
+    /// Returns the packets and bytes that the packet counts as on the wire.
     pub fn segments(&self, vnet: VirtioNetHdr) -> Segments {
         let gso_size = if vnet.gso_type == VirtioNetHdr::GSO_NONE {
             0

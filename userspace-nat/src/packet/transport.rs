@@ -1,4 +1,4 @@
-//! The headers above IPv4 that name a flow.
+//! The transport headers, which identify a flow.
 use slipgate_abi::tcp::{self, Flags};
 
 use super::{Malformed, icmp};
@@ -8,37 +8,37 @@ pub const TCP_HEADER_LEN: usize = 20;
 /// Length of a UDP header, bytes.
 pub const UDP_HEADER_LEN: usize = 8;
 
-/// A transport header.
+/// A parsed transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transport {
-    /// TCP.
+    /// A TCP header.
     Tcp(Tcp),
-    /// UDP.
+    /// A UDP header.
     Udp(Udp),
-    /// ICMP.
+    /// An ICMP header.
     Icmp(icmp::Icmp),
-    /// Another protocol.
+    /// Another protocol, which has no flows.
     Other,
 }
 
 /// A TCP header (RFC 9293 section 3.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tcp {
-    /// Source port.
+    /// Source port, host byte order.
     pub source: u16,
-    /// Destination port.
+    /// Destination port, host byte order.
     pub destination: u16,
-    /// Sequence number.
+    /// Sequence number, host byte order.
     pub sequence: u32,
-    /// Acknowledgement number.
+    /// Acknowledgement number, host byte order.
     pub acknowledgement: u32,
     /// The flag octet, [`Flags`].
     pub flags: u8,
-    /// The window field.
+    /// The window field, unscaled.
     pub window: u16,
     /// Header length with options, bytes.
     pub header_len: usize,
-    /// Payload, bytes.
+    /// Length of the payload, bytes.
     pub payload_len: usize,
 }
 
@@ -48,12 +48,12 @@ impl Tcp {
         self.flags & flags == flags
     }
 
-    /// A SYN that opens: without ACK, RST or FIN.
+    /// Whether the segment is a SYN that opens a connection: without ACK, RST or FIN.
     pub fn is_opening_syn(&self) -> bool {
         Flags::open(self.flags)
     }
 
-    /// As the rules that the programs share have it.
+    /// Returns the segment in the form of the rules that programs and engine share.
     pub fn segment(&self) -> tcp::Segment {
         tcp::Segment::new(
             self.flags,
@@ -64,7 +64,7 @@ impl Tcp {
         )
     }
 
-    /// Sequence numbers it takes: payload, SYN and FIN.
+    /// Returns the sequence numbers that the segment occupies: payload, SYN and FIN.
     pub fn sequence_len(&self) -> u32 {
         self.payload_len as u32 + u32::from(self.has(Flags::SYN)) + u32::from(self.has(Flags::FIN))
     }
@@ -73,16 +73,19 @@ impl Tcp {
 /// A UDP header (RFC 768).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Udp {
-    /// Source port.
+    /// Source port, host byte order.
     pub source: u16,
-    /// Destination port.
+    /// Destination port, host byte order.
     pub destination: u16,
-    /// Payload, bytes.
+    /// Length of the payload, bytes.
     pub payload_len: usize,
 }
 
 impl Transport {
-    /// Reads the header of this IP protocol.
+    /// Parses the header of this IP protocol.
+    ///
+    /// # Errors
+    /// When the header is invalid or truncated.
     pub fn parse(protocol: u8, l4: &[u8]) -> Result<Self, Malformed> {
         Ok(match protocol {
             1 => Self::Icmp(icmp::Icmp::parse(l4)?),
@@ -92,7 +95,7 @@ impl Transport {
         })
     }
 
-    /// Source and destination port; twice the query id for an ICMP query; `None` for the rest.
+    /// Returns source and destination port; for an ICMP echo its id twice; `None` for others.
     pub fn ports(&self) -> Option<(u16, u16)> {
         match self {
             Self::Tcp(h) => Some((h.source, h.destination)),
@@ -102,7 +105,7 @@ impl Transport {
         }
     }
 
-    /// The header's length, bytes.
+    /// Returns the length of the header, bytes.
     pub fn header_len(&self) -> usize {
         match self {
             Self::Tcp(h) => h.header_len,
@@ -134,7 +137,8 @@ fn parse_tcp(l4: &[u8]) -> Result<Tcp, Malformed> {
 fn parse_udp(l4: &[u8]) -> Result<Udp, Malformed> {
     let h: &[u8; UDP_HEADER_LEN] = l4.first_chunk().ok_or(Malformed)?;
     let len = usize::from(u16::from_be_bytes([h[4], h[5]]));
-    // In a GSO frame the field is the whole frame's, or 0 past 64 KiB; else it must fit.
+    // In a GSO frame the field is the whole frame's length, or 0 past 64 KiB; otherwise it must
+    // fit.
     if len != 0 && (len < UDP_HEADER_LEN || len > l4.len()) {
         return Err(Malformed);
     }
@@ -145,8 +149,8 @@ fn parse_udp(l4: &[u8]) -> Result<Udp, Malformed> {
     })
 }
 
-/// The options of a TCP header as (kind, offset in the header, length); ends at the first
-/// malformed one.
+/// Returns the options of a TCP header as (kind, offset in the header, length). Ends at the first
+/// malformed option.
 pub fn tcp_options(header: &[u8]) -> impl Iterator<Item = (u8, usize, usize)> {
     let mut at = TCP_HEADER_LEN;
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! What is changed in a TCP header on its way back to the kernel.
+//! Changes to a TCP header on its way back to the kernel.
 use crate::{
     inspection::tcp::keep_known,
     mss,
@@ -7,20 +7,21 @@ use crate::{
     port::L3_AT,
 };
 
-/// What is changed in a TCP header on its way back to the kernel.
+/// A change to a TCP header in a frame that goes back to the kernel.
 pub(crate) struct Change {
-    /// The header within the frame.
+    /// Position of the header in the frame.
     tcp: std::ops::Range<usize>,
     partial: bool,
     what: Changed,
 }
 
 pub(crate) enum Changed {
-    /// A SYN's MSS is clamped to this.
+    /// Clamps a SYN's MSS to this, bytes.
     Mss(u16),
-    /// Only what a connection needs stays of an inspected one's; a SYN's MSS is clamped to this.
+    /// Removes from an inspected connection's header all that the connection does not need, and
+    /// clamps a SYN's MSS, bytes.
     Known { mss: Option<u16> },
-    /// It acknowledges and offers what an inspected connection's session does.
+    /// Replaces acknowledgement and window by those of an inspected connection's session.
     Receiver { acknowledgement: u32, window: u16 },
 }
 
@@ -67,8 +68,8 @@ impl Change {
     }
 }
 
-/// Puts another acknowledgement and window into a TCP header, and takes out what the server says of
-/// gaps (RFC 2018): they are none of the guest's.
+/// Replaces acknowledgement and window in a TCP header, and removes the server's SACK blocks (RFC
+/// 2018): they do not describe the guest's data.
 fn receive_as(tcp: &mut [u8], acknowledgement: u32, window: u16, partial: bool) {
     const OPTION_SACK: u8 = 5;
     const NO_OPERATION: u8 = 1;

@@ -1,21 +1,21 @@
-//! What is said to both ends of a flow that is cut.
+//! Resets and errors to both ends of a flow that is cut.
 //!
 //! # Theory of operation
-//! From the cut on no packet of the flow passes, whoever it is from: its verdict is `Closing`, its
-//! packets come to the engine, and the engine sends none on. Whoever asked is answered after the
-//! grace, when no program can be at work any more that read the verdict before.
+//! From the cut on no packet of the flow passes in either direction: its verdict is `Closing`, its
+//! packets come to the engine, and the engine sends none on. The request is answered after the
+//! grace, when no program can be running any more that read the earlier verdict.
 //!
-//! So that nobody hangs, both ends of a TCP connection are told. What they believe can't be made up
-//! without the sequence numbers that they are at, which no table has; but every segment has them. So
-//! the first segment that comes in the grace, from either side, is answered with an RST at its
-//! sender, and continued by one at its receiver. A guest that is silent is asked for one: by an
-//! acknowledgement that it can't accept, which RFC 9293 section 3.10.7.4 has it answer. Who says
-//! nothing in the grace hears later: a guest by the RST for a segment of no connection, a peer by
-//! that of the host, which is where its segments go once the flow is gone.
-//! So does the server of a connection that was still inspected, unless its session told it: it may
-//! not be spoken to, and a guest's sequence number would be a word.
+//! So that neither end of a TCP connection hangs, both are reset. An RST that they accept needs the
+//! present sequence numbers, which no table has; but every segment has them. So the first segment
+//! that arrives in the grace, from either side, is answered with an RST to its sender, and followed
+//! by an RST to its receiver. A silent guest is probed for a segment: by an acknowledgement that it
+//! can't accept, which RFC 9293 section 3.10.7.4 requires it to answer. An end that is silent in
+//! the grace is reset later: a guest by the RST for a segment of no connection, a peer by that of
+//! the host, to which its segments go once the flow is gone. The latter is also true of the server
+//! of a connection that was still inspected, unless its session reset it: nothing may be sent to
+//! it, and a guest's sequence number would carry information.
 //!
-//! All of it is within a rate per VM.
+//! All of these answers are limited by a rate per VM.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
@@ -33,7 +33,7 @@ use crate::{
 };
 
 impl<D: Datapath> Core<D> {
-    /// Whether there is a connection that its guest would speak of.
+    /// Whether the flow is a connection of which the guest would answer a probe.
     pub(crate) fn may_probe(&self, slot: u32) -> bool {
         let live = self.datapath.slot(slot);
         let phase = TcpBits(live.tcp().load(Relaxed)).phase();
@@ -41,13 +41,14 @@ impl<D: Datapath> Core<D> {
             && matches!(phase, Phase::Established | Phase::Closing)
     }
 
-    /// Asks a guest where its connection stands.
+    /// Probes a guest for a segment of its connection.
     pub(crate) fn probe(&mut self, slot: u32, now_ns: u64) {
         let live = self.datapath.slot(slot);
         let (row, id) = (live.vm_row() as u16, live.vm());
         let tuple = live.guest_tuple();
-        // The peer's first number lies before all that may come; of a peer that was called it is
-        // not known, and any is as good: one within the window is answered for what it acknowledges.
+        // The peer's first number precedes all that may come. If the guest opened the connection it
+        // is not known, and any will do: a segment within the window is answered because of its
+        // acknowledgement.
         let inbound = live.flags() & SlotFlags::INBOUND != 0;
         let (sequence, acknowledgement) = match inbound {
             true => (live.isn(), 0),
@@ -68,7 +69,7 @@ impl<D: Datapath> Core<D> {
         self.put_vm(vm);
     }
 
-    /// A guest's packet of a flow that was cut.
+    /// Handles a guest's packet of a flow that was cut.
     pub(crate) fn guest_sent_to_cut(
         &mut self,
         vm: &mut VmState,
@@ -79,8 +80,8 @@ impl<D: Datapath> Core<D> {
         if let Transport::Tcp(tcp) = packet.transport {
             let out = &mut self.out;
             vm.cut_answers.reset(&vm.net, packet, out, now_ns);
-            // One that was inspected was ended by its session, or is silent: the guest's number would
-            // be a word to a server that it may not speak to.
+            // An inspected connection was ended by its session, or stays silent: the guest's
+            // sequence number would carry information to a server to which nothing may be sent.
             if !tcp.has(Flags::RST)
                 && let Some(entry) = self.flows.entry(slot).copied()
                 && !entry.is_held()
@@ -102,7 +103,7 @@ impl<D: Datapath> Core<D> {
         Finish::Drop(DropReason::Denied)
     }
 
-    /// The world's packet of a flow that was cut.
+    /// Handles a packet from the world of a flow that was cut.
     pub(crate) fn world_sent_to_cut(
         &mut self,
         vm: &mut VmState,

@@ -1,4 +1,4 @@
-//! ICMP errors: those that pass through, and those of our own about packets that can't.
+//! ICMP errors: those that are translated, and the engine's own about packets that can't pass.
 use slipgate_abi::{Direction, DropReason, Tuple};
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl<D: Datapath> Core<D> {
-    /// From the world, about what a guest sent.
+    /// Translates an error from the world about a packet of a guest.
     pub(crate) fn icmp_from_world(
         &mut self,
         vm: &VmState,
@@ -61,7 +61,7 @@ impl<D: Datapath> Core<D> {
         sent_or_busy(sent)
     }
 
-    /// From a guest, about what was delivered to it.
+    /// Translates a guest's error about a packet that was delivered to it.
     pub(crate) fn icmp_from_guest(
         &mut self,
         vm: &VmState,
@@ -73,7 +73,8 @@ impl<D: Datapath> Core<D> {
             Ok(quoted) => quoted,
             Err(error) => return Finish::Drop(reason(error)),
         };
-        // It goes to whom it is about, and nowhere else (RFC 5508 REQ-5).
+        // The error goes to the sender of the packet it is about, and nowhere else (RFC 5508
+        // REQ-5).
         if packet.ip.destination != quoted.source {
             return Finish::Drop(DropReason::NoFlow);
         }
@@ -83,7 +84,7 @@ impl<D: Datapath> Core<D> {
         let Some(entry) = self.flows.entry(slot).copied() else {
             return Finish::Drop(DropReason::NoFlow);
         };
-        // An error carries what its sender likes, past whatever looks at the flow's own packets.
+        // An error can carry arbitrary data, past the inspection of the flow's own packets.
         if self.flows.is_cut(slot) {
             return Finish::Drop(DropReason::Denied);
         }
@@ -115,7 +116,7 @@ impl<D: Datapath> Core<D> {
         sent_or_busy(sent)
     }
 
-    /// Tells a peer about its packet to a flow of this VM.
+    /// Sends a peer an error about its packet to a flow of this VM.
     pub(crate) fn tell_world(
         &mut self,
         vm: &mut VmState,
@@ -133,8 +134,8 @@ impl<D: Datapath> Core<D> {
             .icmp_to_world(&vm.net, packet, error, exit, out, now_ns);
     }
 
-    /// Where a flow leaves; a next hop is asked for anew when there was none to be had at its
-    /// admission.
+    /// Returns the next hop or link by which a flow leaves. A next hop is requested again if there
+    /// was none at the flow's admission.
     pub(crate) fn exit_of(&mut self, slot: u32) -> Exit {
         use std::sync::atomic::Ordering::Relaxed;
         let live = self.datapath.slot(slot);

@@ -1,8 +1,8 @@
-//! Finds guests that have not said anything yet.
+//! Finds guests that have not sent anything yet.
 //!
-//! The programs learn a guest's MAC from what it sends. One that is configured by hand and only
-//! waits for connections sends nothing, so a forward would wait for it for ever: until it is known,
-//! it is asked for by ARP, once a second.
+//! The programs learn a guest's MAC from its frames. A guest that is configured by hand and only
+//! waits for connections sends nothing, so a forward would never reach it. Until its MAC is known,
+//! the engine sends an ARP request once a second.
 use crate::{
     arp,
     clock::SECOND_NS,
@@ -11,11 +11,11 @@ use crate::{
     state::Core,
 };
 
-/// Between two requests, ns.
+/// Interval between two requests, ns.
 const INTERVAL_NS: u64 = SECOND_NS;
 
 impl<D: Datapath> Core<D> {
-    /// Asks for guests that a forward leads to and whose MAC is not known.
+    /// Sends ARP requests for guests that a forward leads to and whose MAC is not known.
     pub(crate) fn find_guests(&mut self, now_ns: u64) {
         if self.forwards.is_empty() || now_ns < self.find_guests_at_ns {
             return;
@@ -34,7 +34,7 @@ impl<D: Datapath> Core<D> {
             .cloned()
             .collect();
         for vm in silent {
-            // A full outbox is no reason to do anything else: it is asked again.
+            // A full outbox is ignored: the request is repeated.
             let _ = self.out.to_guest(
                 &vm,
                 ETHERTYPE_ARP,

@@ -22,11 +22,11 @@ use crate::{
     vm::VmNet,
 };
 
-/// What records call a connection to the relay that is one too many.
+/// Reason in records for a relayed connection beyond the limit.
 const RELAY_LIMIT: &str = "relay_limit";
 
 impl<D: Datapath> Core<D> {
-    /// For an address of the guest's own network.
+    /// Handles a packet to an address of the guest's own network.
     pub(crate) fn local(
         &mut self,
         vm: &mut VmState,
@@ -63,7 +63,7 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// A packet that a relay may be waiting for, or that may open a relayed connection.
+    /// Handles a packet that a relayed connection may expect, or that may open one.
     pub(crate) fn relay(
         &mut self,
         vm: &mut VmState,
@@ -105,8 +105,8 @@ impl<D: Datapath> Core<D> {
         Finish::Drop(reason)
     }
 
-    /// Gives a relay a packet; with an opening, one that may open a connection. A frame of several
-    /// datagrams is each of them.
+    /// Offers a packet to the relay; with an opening, a packet that may open a connection. Of a
+    /// frame with several datagrams each is offered.
     fn offer(
         &mut self,
         vm: &VmState,
@@ -133,10 +133,10 @@ impl<D: Datapath> Core<D> {
             let bytes = datagram.emit();
             let taken = offer(services, &bytes, single(bytes.len()), opening, cx);
             if taken != Taken::Yes {
-                // One behind others is lost, as any datagram may be.
+                // A later datagram is lost, as any datagram may be.
                 return if first { taken } else { Taken::Yes };
             }
-            // The first one has opened what the others are for.
+            // The first one has opened the connection for the others.
             (first, opening) = (false, None);
         }
         Taken::Yes
@@ -157,7 +157,7 @@ fn offer_one(
     }
 }
 
-/// What a frame of several datagrams holds; `None`: it is no such frame.
+/// Returns the datagrams of a GSO frame; `None` for other frames.
 fn datagrams<'f>(job: &Job<'f>) -> Option<impl Iterator<Item = Datagram<'f>>> {
     let Transport::Udp(udp) = job.packet.transport else {
         return None;

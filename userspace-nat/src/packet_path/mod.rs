@@ -1,7 +1,7 @@
-//! What becomes of each frame that comes over the port.
+//! The path of each frame that is read from the port.
 //!
-//! Every frame ends in exactly one of [`Disposition`]'s ways, and is counted there: sent back to
-//! the kernel (which counts it in its flow), dropped for a reason, or consumed by a service.
+//! Every frame ends in exactly one [`Disposition`], and is counted there: sent back to the kernel
+//! (which counts it in its flow), dropped for a reason, or consumed by a service.
 use slipgate_abi::{
     Command, Direction, DropReason, Handover, PortHeader, Refusal,
     portframe::PortFlags,
@@ -38,21 +38,21 @@ mod rates;
 mod segments;
 mod unread;
 
-/// What became of a frame.
+/// Result of handling a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Disposition {
-    /// Its header was rewritten: write it to the port.
+    /// The header was rewritten, and the frame is to be written to the port.
     Send,
-    /// Dropped and counted.
+    /// The frame was dropped and counted.
     Dropped(DropReason),
-    /// A service took it.
+    /// A service or the engine consumed the frame.
     Consumed,
 }
 
-/// DHCP server.
+/// UDP port of a DHCP server.
 const DHCP_PORT: u16 = 67;
 
-/// A packet in hand, with what it counts as.
+/// A parsed frame, with its packet.
 #[derive(Clone, Copy)]
 pub(crate) struct Job<'a> {
     pub(crate) frame: Frame<'a>,
@@ -61,7 +61,7 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// The largest packet that the frame becomes, bytes.
+    /// Returns the size of the largest packet that the frame becomes, bytes.
     fn largest(&self) -> u32 {
         let vnet = self.frame.vnet;
         let gso_size = if vnet.gso_type == VirtioNetHdr::GSO_NONE {
@@ -77,7 +77,7 @@ impl Job<'_> {
     }
 }
 
-/// How to finish with the frame's bytes once the packet's views are dropped.
+/// Result of handling a packet, applied to the frame's bytes once the packet's views are dropped.
 pub(crate) enum Finish {
     Dispose(Disposition),
     Drop(DropReason),
@@ -134,7 +134,7 @@ impl<D: Datapath> Core<D> {
         disposition
     }
 
-    /// Counts a frame that the port did not take.
+    /// Counts a frame that the port did not accept.
     pub(crate) fn count_unsent(&self, bytes: &[u8]) {
         let Some(frame) = Frame::parse(bytes) else {
             return;
@@ -218,11 +218,11 @@ impl<D: Datapath> Core<D> {
             };
             return done(services.dhcp(&mut vm.net, packet.ip.bytes, cx));
         }
-        // The programs see to it; whatever they missed must not become a flow.
+        // The programs check this; a packet that they missed must not become a flow.
         if packet.ip.source != vm.net.guest.into() {
             return Finish::Drop(DropReason::Spoofed);
         }
-        // Whatever resolver it asks: a name is looked up here or nowhere.
+        // Whichever resolver the guest asks: names are looked up by the engine only.
         match packet.transport {
             Transport::Udp(udp) if udp.destination == DNS_PORT => {
                 let cx = &mut Context {
@@ -266,7 +266,8 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// It ends here, whether or not it had or would have opened a flow.
+    /// Drops a packet whose TTL has expired, whether or not it belongs to a flow or would have
+    /// opened one.
     fn ttl_expired(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
         let (error, out) = (IcmpError::TtlExceeded, &mut self.out);
         vm.answers
@@ -290,7 +291,7 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Counts a flow that may not be, and tells its guest.
+    /// Counts a flow that is refused, and answers its guest.
     pub(crate) fn refused(
         &mut self,
         vm: &mut VmState,
@@ -318,7 +319,7 @@ impl<D: Datapath> Core<D> {
         Finish::Drop(DropReason::Refused)
     }
 
-    /// A guest's packet of a flow.
+    /// Handles a guest's packet of a flow.
     fn guest_sent_to_flow(
         &mut self,
         vm: &mut VmState,
@@ -329,14 +330,14 @@ impl<D: Datapath> Core<D> {
         if let Some(finish) = self.inspect_from_guest(vm, job, slot, now_ns) {
             return finish;
         }
-        // The kernel drops what comes back too large: whoever sent it must be told before.
+        // The kernel drops a returned packet that is too large: its sender must be informed before.
         if job.largest() > self.uplink_mtu(slot) {
             return self.too_big_from_guest(vm, job.frame.vnet, job.packet, slot, now_ns);
         }
         self.command(vm, job, Command::Forward, slot)
     }
 
-    /// The world's packet of a flow.
+    /// Handles a packet of a flow from the world.
     fn world_sent_to_flow(
         &mut self,
         vm: &mut VmState,
@@ -375,7 +376,7 @@ impl<D: Datapath> Core<D> {
                     Admission::Cut { slot } => {
                         self.world_sent_to_cut(vm, &job.packet, slot, now_ns)
                     }
-                    // Silence: what the world asked for may not be known to exist.
+                    // No answer: the world may not learn whether this exists.
                     Admission::NoFlow => Finish::Drop(DropReason::NoFlow),
                     Admission::Refused(refusal) => {
                         vm.net.stats.refused(refusal);
@@ -389,8 +390,8 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Back to the kernel with it; a SYN's MSS is clamped on the way, and of what an inspected
-    /// connection's guest sends no more goes on than was looked at.
+    /// Returns a packet to the kernel. A SYN's MSS is clamped on the way, and from a guest's packet
+    /// of an inspected connection all is removed that was not inspected.
     fn command(&self, vm: &VmState, job: Job<'_>, code: Command, slot: u32) -> Finish {
         let mss = match job.packet.transport {
             Transport::Tcp(tcp) if tcp.is_opening_syn() => {
@@ -419,7 +420,7 @@ fn done(result: Result<(), DropReason>) -> Finish {
     }
 }
 
-/// What a frame counts as.
+/// Returns the packets and bytes that a frame counts as.
 fn segments_of(frame: &Frame<'_>) -> Option<Segments> {
     let ip = Ipv4::parse(frame.l3).ok()?;
     Some(Packet::parse(ip).ok()?.segments(frame.vnet))

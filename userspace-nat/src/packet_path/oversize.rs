@@ -1,9 +1,9 @@
 //! Packets larger than the link they would leave by (RFC 4787 REQ-13).
 //!
-//! With DF, or as a GSO frame, the sender is told the MTU. Without, the packet is fragmented. The
-//! kernel's translation can't do that, so here the engine translates: it rewrites, completes the
-//! checksum, charges the VM's rates for the fragments, counts the packet in its flow, as the one that
-//! it was, and sends the fragments as they are: all, or none.
+//! The sender of a packet with DF, or of a GSO frame, is sent the MTU. Other packets are
+//! fragmented. The kernel's translation can't do that, so the engine translates here: it rewrites
+//! the packet, completes the checksum, charges the VM's rates for the fragments, counts the packet
+//! in its flow as one packet, and sends the fragments unchanged: all, or none.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
@@ -26,7 +26,7 @@ use crate::{
 };
 
 impl<D: Datapath> Core<D> {
-    /// A guest's packet of a flow, larger than the uplink.
+    /// Handles a guest's packet of a flow that is larger than the uplink's MTU.
     pub(crate) fn too_big_from_guest(
         &mut self,
         vm: &mut VmState,
@@ -65,7 +65,7 @@ impl<D: Datapath> Core<D> {
         Finish::Dispose(Disposition::Consumed)
     }
 
-    /// The world's packet of a flow, larger than the guest's link.
+    /// Handles a packet from the world of a flow that is larger than the MTU of the guest's link.
     pub(crate) fn too_big_from_world(
         &mut self,
         vm: &mut VmState,
@@ -107,7 +107,7 @@ impl<D: Datapath> Core<D> {
         Finish::Dispose(Disposition::Consumed)
     }
 
-    /// Sends the packet in the scratch buffer in pieces that its link carries.
+    /// Sends the packet in the scratch buffer in fragments that its link carries.
     fn send_fragments(
         &mut self,
         vm: &VmState,
@@ -142,7 +142,7 @@ impl<D: Datapath> Core<D> {
         Ok(())
     }
 
-    /// Largest packet that the flow's uplink, and its route there, carry, bytes.
+    /// Returns the largest packet that a flow's uplink, and its route, carry, bytes.
     #[expect(unsafe_code, reason = "reads one word of a mapped element")]
     pub(crate) fn uplink_mtu(&self, slot: u32) -> u32 {
         let live = self.datapath.slot(slot);
@@ -160,8 +160,8 @@ impl<D: Datapath> Core<D> {
         })
     }
 
-    /// Guests choose identifications on their own; behind one address they would collide (RFC
-    /// 6864 section 5.3).
+    /// Sets an identification of the engine's. Guests choose theirs independently, and behind one
+    /// address these would collide (RFC 6864 section 5.3).
     fn set_identification(&mut self) {
         self.identification = self.identification.wrapping_add(1);
         self.scratch[4..6].copy_from_slice(&self.identification.to_be_bytes());
@@ -169,14 +169,14 @@ impl<D: Datapath> Core<D> {
     }
 }
 
-/// Where fragments go.
+/// Destination of fragments.
 #[derive(Clone, Copy)]
 enum Side {
     World(Exit),
     Guest,
 }
 
-/// Translates one end of a packet, TTL and a complete L4 checksum included.
+/// Translates one end of a packet, decrements its TTL and completes its L4 checksum.
 fn rewrite(
     bytes: &mut [u8],
     packet: &Packet<'_>,
@@ -227,7 +227,7 @@ fn rewrite(
     l4[sum_at..sum_at + 2].copy_from_slice(&sum);
 }
 
-/// The fragments of a packet without options.
+/// Iterator over the fragments of a packet without IP options.
 struct Fragments<'a> {
     packet: &'a [u8],
     offset: usize,

@@ -1,9 +1,10 @@
-//! A VM's rates, for what the engine itself carries.
+//! A VM's rates, for the packets that the engine itself sends on.
 //!
-//! Whoever puts a packet on its last way charges it, so that each is charged once: the programs what
-//! they translate, whether or not it came through the engine before; the engine what it translates
-//! and sends as it is, which is fragments and ICMP errors. It is charged as it goes out: a
-//! packet in fragments as these. The engine's own answers and relayed data are not.
+//! Each packet is charged once, where it is sent on for the last time. The programs charge the
+//! packets that they translate, whether or not these came through the engine before. The engine
+//! charges the packets that it translates and sends unchanged: fragments and ICMP errors. Charged
+//! is what is sent: a packet in fragments as these. The engine's own answers and relayed data are
+//! not charged.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{Direction, DropReason, segment::Segments, vm::VmFlags};
@@ -11,8 +12,11 @@ use slipgate_abi::{Direction, DropReason, segment::Segments, vm::VmFlags};
 use crate::{datapath::Datapath, state::Core, vm::VmNet};
 
 impl<D: Datapath> Core<D> {
-    /// Charges a VM for what is about to be sent on, from it or to it, or says why that is dropped:
-    /// what the programs would drop behind us too, but would not count as one packet.
+    /// Charges a VM for packets that are about to be sent on, from it or to it.
+    ///
+    /// # Errors
+    /// Returns the reason to drop them. The programs would drop them later too, but would not count
+    /// them as one packet.
     pub(crate) fn may_carry(
         &self,
         vm: &VmNet,

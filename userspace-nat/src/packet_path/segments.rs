@@ -1,4 +1,4 @@
-//! TCP segments that the engine translates itself: the rules that the programs apply to theirs.
+//! TCP segments that the engine translates itself, by the same rules as the programs.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{Direction, connection, handshake, tcp::TcpBits};
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl<D: Datapath> Core<D> {
-    /// Whether a guest's segment is none of the connection that was inspected in this flow.
+    /// Whether a guest's segment does not belong to the connection that was inspected in this flow.
     pub(crate) fn is_strange(&self, slot: u32, packet: &Packet<'_>, now_ns: u64) -> bool {
         let Transport::Tcp(tcp) = packet.transport else {
             return false;
@@ -21,7 +21,7 @@ impl<D: Datapath> Core<D> {
         is_held && !sequences.is_guests(live, &tcp.segment(), || now_ns)
     }
 
-    /// Notes what a segment that was translated here says about its connection.
+    /// Updates the connection's state from a segment that was translated here.
     pub(crate) fn note_segment(
         &self,
         slot: u32,

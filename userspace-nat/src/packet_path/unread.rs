@@ -1,4 +1,4 @@
-//! Frames that hold no packet that could be handled.
+//! Frames that hold no packet that can be handled.
 use slipgate_abi::DropReason;
 
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame},
 };
 
-/// Why a frame holds no packet that could be handled.
+/// Reason why a frame holds no packet that can be handled.
 pub(crate) enum Unread {
     Arp,
     Drop(DropReason),
@@ -21,7 +21,7 @@ impl Unread {
     }
 }
 
-/// The packet that a frame holds.
+/// Parses the packet of a frame.
 pub(crate) fn read(frame: Frame<'_>) -> Result<Packet<'_>, Unread> {
     let drop = Unread::Drop;
     match frame.ethertype {

@@ -1,10 +1,10 @@
-//! Shares of a quota, and of a store that VMs have in common.
+//! Shares of a quota, and of a store that VMs use together.
 pub use slipgate_policy::TokenBucket;
 
 pub(crate) mod worlds_rate;
 
-/// How much of a VM's quota its forwards may use: all but a quarter, which nobody outside can take
-/// from it. One is not shared.
+/// Returns how much of a VM's quota its forwards may use: all but a quarter, which peers can't take
+/// from the guest. A quota of one is not divided.
 pub const fn worlds_share(quota: u32) -> u32 {
     match quota {
         0 | 1 => quota,
@@ -12,9 +12,9 @@ pub const fn worlds_share(quota: u32) -> u32 {
     }
 }
 
-/// What of a common store is kept so that no VM can use it up for the others: a quarter, in equal
-/// parts. Whoever has a part's worth or more may only take while more than the reserve is free, so
-/// whoever has less always finds something.
+/// Part of a common store that is kept so that no VM can use up the store for the others: a
+/// quarter, divided into equal parts. A VM that holds a part's worth or more may only take while
+/// more than the reserve is free. So a VM that holds less always finds room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reserve {
     part: usize,
@@ -22,7 +22,8 @@ pub struct Reserve {
 }
 
 impl Reserve {
-    /// Of a store of `size`, among so many VMs. One alone shares with nobody.
+    /// Creates the reserve of a store of `size` elements for `vms` VMs. With one VM nothing is
+    /// kept.
     pub const fn new(size: usize, vms: usize) -> Self {
         let part = if vms < 2 { 0 } else { size / 4 / vms };
         Self {
@@ -31,13 +32,13 @@ impl Reserve {
         }
     }
 
-    /// How much is kept.
+    /// Returns how many elements are kept.
     pub const fn size(&self) -> usize {
         self.whole
     }
 
-    /// Whether a VM may take one more, while so much is free. `held`: what it has; asked only when
-    /// it matters.
+    /// Whether a VM may take one more element while `free` are free. `held` returns how many it
+    /// has; it is called only when that matters.
     pub fn allows(&self, free: usize, held: impl FnOnce() -> usize) -> bool {
         free > self.whole || held() < self.part
     }

@@ -1,15 +1,16 @@
-//! The rate at which the world may open flows to a VM: who asks again goes first.
+//! The rate at which the world may open flows to a VM. Retransmitted first packets are preferred.
 //!
 //! # Theory of operation
-//! A token bucket alone lets in of a flood and of real clients the same part, and a client that asks
-//! again has no better chance than before: at four times the rate one in three has not connected after
-//! 7 s. But a client asks again (TCP its SYN after 1 s, then 2, then 4; others do likewise), and who
-//! forges sources makes each packet anew, or has to make each of them twice. So what is refused for
-//! want of a token is remembered by its mark, and as long as that is lately so a part of the tokens is
-//! left to those that come again: these find one whatever else comes.
+//! A token bucket alone admits the same part of a flood and of real clients, and a client that
+//! retries has no better chance than before: at four times the rate one in three has not connected
+//! after 7 s. But a client retries (TCP its SYN after 1 s, then 2, then 4; others do likewise), and
+//! a sender of forged sources makes each packet new, or has to send each twice. So a packet that is
+//! refused for lack of a token is remembered by its hash. While there have been such refusals
+//! lately, a part of the tokens is left to packets that come again: they find a token whatever else
+//! arrives.
 //!
-//! Marks are in a table without order; one takes another's place now and then, which costs its client
-//! another wait. Its key is random, so nobody can aim at it.
+//! Marks are in a table without order; one replaces another now and then, which costs its client
+//! one more wait. The hash key is random, so that nobody can aim at a mark.
 use std::hash::BuildHasher;
 
 use crate::{
@@ -17,31 +18,32 @@ use crate::{
     quota::TokenBucket,
 };
 
-/// Places of marks, 256 KiB: at 6,000 refusals a second nine in ten marks outlive the second until a SYN
-/// comes again.
+/// Entries in the table of marks, 256 KiB. At 6,000 refusals a second nine in ten marks outlive the
+/// second until a SYN is sent again.
 const PLACES: usize = 65_536;
-/// What times are counted in.
+/// Unit in which the times of marks are counted, ns.
 const TICK_NS: u64 = 100 * MILLISECOND_NS;
-/// Nobody asks again sooner; a link may double a packet.
+/// Shortest time after which a packet counts as sent again, ns: no client retries sooner, and a
+/// link may duplicate a packet.
 const AGAIN_FROM_NS: u64 = 200 * MILLISECOND_NS;
-/// Or later.
+/// Longest time after which a packet counts as sent again, ns.
 const AGAIN_UNTIL_NS: u64 = 8 * SECOND_NS;
-/// When nobody was refused for so long the table is given back.
+/// Time without refusals after which the table is freed, ns.
 const FORGET_NS: u64 = 60 * SECOND_NS;
 
-/// What one who asks again is known by: the refused packet's hash, and when it was refused first.
+/// Mark of a refused packet: its hash, and when it was first refused.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
     hash: u16,
-    /// In ticks, which wrap after 109 minutes; 0: nobody's.
+    /// Time of the first refusal in ticks, which wrap after 109 minutes; 0: the entry is free.
     at: u16,
 }
 
-/// What of a VM's rate of new flows the world may use.
+/// Part of a VM's rate of new flows that the world may use.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldsRate {
     bucket: TokenBucket,
-    /// Left to those who ask again.
+    /// Tokens that are left to packets that come again.
     kept: u32,
     marks: Vec<Mark>,
     refused_ns: Option<u64>,
@@ -49,7 +51,7 @@ pub(crate) struct WorldsRate {
 }
 
 impl WorldsRate {
-    /// So many a second, and as many at once.
+    /// Allows `rate` new flows a second, and as many in one burst.
     pub(crate) fn new(rate: u32) -> Self {
         Self {
             bucket: TokenBucket::new(rate, rate),
@@ -60,7 +62,8 @@ impl WorldsRate {
         }
     }
 
-    /// Takes a token for a first packet, if there is one; `packet` is the same when it comes again.
+    /// Takes a token for a first packet. Returns whether there was one. `packet` has the same hash
+    /// when the packet comes again.
     pub(crate) fn take(&mut self, packet: impl std::hash::Hash, now_ns: u64) -> bool {
         let refused_ago_ns = self.refused_ns.map(|at_ns| now_ns.saturating_sub(at_ns));
         if refused_ago_ns.is_none_or(|ago_ns| ago_ns > FORGET_NS) {
@@ -87,7 +90,7 @@ impl WorldsRate {
         taken
     }
 
-    /// How long ago a packet was refused first, ns, if it is remembered.
+    /// Returns how long ago a packet was first refused, ns; `None` when it is not remembered.
     fn refused_before(&self, hash: u64, now_ns: u64) -> Option<u64> {
         let mark = self.marks.get(place(hash))?;
         let ago_ns = u64::from(ticks(now_ns).wrapping_sub(mark.at)) * TICK_NS;
@@ -110,7 +113,7 @@ const fn place(hash: u64) -> usize {
     hash as usize % PLACES
 }
 
-/// The bits that the place does not tell.
+/// Returns the bits of the hash that do not select the entry.
 const fn short(hash: u64) -> u16 {
     (hash >> 48) as u16
 }

@@ -2,8 +2,8 @@ use super::*;
 
 const START_NS: u64 = 1_000 * SECOND_NS;
 
-/// A flood of that many a second, each once, and clients that ask again after 1, 3 and 7 s; for 60 s.
-/// How many of a hundred clients are let in.
+/// Simulates 60 s with `flood` forged packets a second, each sent once, and a hundred clients that
+/// retry after 1, 3 and 7 s. Returns how many clients are admitted.
 fn clients_let_in(rate: u32, flood: u64) -> usize {
     let mut world = WorldsRate::new(rate);
     let step_ns = SECOND_NS / flood;

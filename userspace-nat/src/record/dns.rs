@@ -1,4 +1,4 @@
-//! Lines about guests' DNS questions.
+//! Records of guests' DNS questions.
 use std::{
     borrow::Cow,
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -9,56 +9,56 @@ use serde::Serialize;
 
 use super::{Event, FlowLog, Rfc3339, wall_at};
 
-/// As many addresses of an answer are recorded.
+/// Most addresses of an answer that are recorded.
 pub const MOST_ANSWERS: usize = 16;
 
-/// As much of the names that an answer led through is recorded, bytes of text.
+/// Most text of the names that an answer led through that is recorded, bytes.
 pub const MOST_CHAIN: usize = 2_048;
 
-/// A guest's question, and what became of it.
+/// A guest's DNS question and its answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Question {
-    /// The VM's id.
+    /// Id of the VM.
     pub vm: u32,
-    /// The resolver's address that the guest asked; none when it asked over TCP.
+    /// Resolver address that the guest asked; `None` when it asked over TCP.
     pub server: Option<Ipv4Addr>,
-    /// The name, in lower case, without the last dot.
+    /// Name that was asked for, in lower case, without the final dot.
     pub name: String,
-    /// The type asked for.
+    /// Record type that was asked for.
     pub qtype: u16,
-    /// Whose answer it is.
+    /// Source of the answer.
     pub source: Source,
-    /// The rule that decided whether it may be asked, where one did.
+    /// Text of the rule that decided whether the name may be asked for, if one did.
     pub rule: Option<String>,
-    /// Why it was refused, as the guest may read it.
+    /// Reason for the refusal, as the guest may read it.
     pub refused: Option<String>,
-    /// The response code, with the extended bits.
+    /// Response code, with the extended bits.
     pub rcode: u16,
-    /// The names that the answer led through beside the one asked for (aliases, targets of
-    /// services), written as that is: the first, up to [`MOST_CHAIN`] bytes.
+    /// Names that the answer led through beside the one asked for (aliases, targets of services),
+    /// in the same form: the first ones, up to [`MOST_CHAIN`] bytes.
     pub chain: Vec<String>,
-    /// The addresses that the guest was told: the first [`MOST_ANSWERS`].
+    /// First [`MOST_ANSWERS`] addresses that the guest received.
     pub addresses: Vec<IpAddr>,
-    /// How many more there were.
+    /// Number of further addresses.
     pub left_out: usize,
-    /// The least time for which it may keep one of them, seconds.
+    /// Shortest time for which the guest may keep one of them, seconds.
     pub ttl_s: Option<u32>,
-    /// When it came, ns.
+    /// Time at which the question arrived, ns.
     pub asked_ns: u64,
-    /// When it was answered, ns.
+    /// Time at which it was answered, ns.
     pub answered_ns: u64,
 }
 
-/// Whose answer a guest got.
+/// Source of the answer that a guest received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// The policy's.
+    /// The policy refused or answered the question.
     Policy,
-    /// An earlier one.
+    /// The cache, which holds earlier answers.
     Cache,
-    /// This resolver's.
+    /// The upstream resolver of this address.
     Upstream(SocketAddr),
-    /// SERVFAIL of our own: nobody answered, or there was no room for the question.
+    /// The engine's own SERVFAIL: no resolver answered, or there was no room for the question.
     Nobody,
 }
 
@@ -96,7 +96,7 @@ fn is_zero(n: &usize) -> bool {
 }
 
 impl FlowLog {
-    /// Buffers a question. `now`: the wall clock at `now_ns`.
+    /// Buffers the record of a question. `now`: the wall-clock time at `now_ns`.
     pub fn dns(&mut self, question: &Question, vm: &str, now_ns: u64, now: SystemTime) {
         let latency_ns = question.answered_ns.saturating_sub(question.asked_ns);
         let line = Line {
@@ -139,7 +139,8 @@ impl FlowLog {
     }
 }
 
-/// A type's name (IANA, "DNS Parameters"), or as RFC 3597 section 5 writes one without.
+/// Returns the name of a record type (IANA, "DNS Parameters"); a type without a name as RFC 3597
+/// section 5 writes it.
 fn type_name(qtype: u16) -> Cow<'static, str> {
     Cow::Borrowed(match qtype {
         1 => "A",
@@ -163,7 +164,7 @@ fn type_name(qtype: u16) -> Cow<'static, str> {
     })
 }
 
-/// A response code's name (IANA, "DNS RCODEs").
+/// Returns the name of a response code (IANA, "DNS RCODEs").
 fn rcode_name(rcode: u16) -> Cow<'static, str> {
     Cow::Borrowed(match rcode {
         0 => "NOERROR",

@@ -1,7 +1,7 @@
-//! The kinds of lines.
+//! Events that are recorded.
 use serde::{Deserialize, Serialize};
 
-/// What a line tells.
+/// Kind of a recorded event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Event {
@@ -11,15 +11,15 @@ pub enum Event {
     FlowEnd,
     /// A guest's DNS question was answered, or refused.
     Dns,
-    /// New flows and questions were refused; several in one line.
+    /// New flows and questions were refused; one line reports several.
     Refused,
 }
 
 impl Event {
-    /// All of them.
+    /// Every event, in order.
     pub const ALL: [Self; 4] = [Self::FlowStart, Self::FlowEnd, Self::Dns, Self::Refused];
 
-    /// As lines and command lines have it.
+    /// Returns the name used in records and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::FlowStart => "flow_start",
@@ -36,15 +36,15 @@ impl Serialize for Event {
     }
 }
 
-/// Which kinds of lines a log has.
+/// A set of events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Events(u8);
 
 impl Events {
-    /// Every kind.
+    /// The set of all events.
     pub const ALL: Self = Self(0b1111);
 
-    /// These.
+    /// Creates a set of the given events.
     pub const fn of(events: &[Event]) -> Self {
         let mut set = 0;
         let mut at = 0;
@@ -55,7 +55,7 @@ impl Events {
         Self(set)
     }
 
-    /// Whether this one is among them.
+    /// Whether the set contains an event.
     pub const fn has(self, event: Event) -> bool {
         self.0 & 1 << event as u8 != 0
     }

@@ -1,4 +1,4 @@
-//! Lines about flows.
+//! Records of the starts and ends of flows.
 use std::{
     net::SocketAddrV4,
     rc::Rc,
@@ -12,62 +12,64 @@ use slipgate_abi::{Ip4, Protocol, SlotRef, Verdict, slot::SlotFlags, tcp::TcpBit
 use super::{Event, FlowId, FlowLog, Id, RelayedId, Rfc3339};
 use crate::flow::Ended;
 
-/// The names that a record shows and the slot does not have.
+/// Names that a record shows and the slot does not hold.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Names<'a> {
-    /// The VM's.
+    /// Name of the VM.
     pub vm: &'a str,
-    /// The rule as typed, where it is known.
+    /// Text of the rule, where it is known.
     pub rule: Option<&'a str>,
-    /// The name that DNS opened the address by, if one did.
+    /// Name by which DNS opened the address, if one did.
     pub dns: Option<&'a str>,
 }
 
-/// A flow that is not translated: the engine ends it on both sides.
+/// A flow that is not translated: the engine terminates it on both sides.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RelayedFlow {
-    /// Which of this engine's relayed flows.
+    /// Number of the flow among this engine's relayed flows.
     pub number: u64,
-    /// The VM's id.
+    /// Id of the VM.
     pub vm: u32,
     /// TCP or UDP.
     pub protocol: Protocol,
-    /// The guest's end.
+    /// Address and port of the guest.
     pub guest: SocketAddrV4,
-    /// The peer's: a client of the host, or where the guest connected to.
+    /// Address and port of the peer: a client of the host, or the destination of the guest's
+    /// connection.
     pub remote: SocketAddrV4,
-    /// Whether the world opened it, by a forward.
+    /// Whether the world opened the flow, through a forward.
     pub inbound: bool,
-    /// The host's address and port that the client came to; or our end toward the host's loopback.
+    /// Address and port of the host to which the client connected, or the engine's end toward the
+    /// host's loopback.
     pub nat: Option<SocketAddrV4>,
-    /// The forward's element of `RULES`; none for what the guest opened.
+    /// The forward's element of `RULES`; `None` when the guest opened the flow.
     pub rule: Option<u32>,
-    /// The service on the host's loopback that the guest was led to.
+    /// Service on the host's loopback to which the guest was led.
     pub host: Option<SocketAddrV4>,
-    /// By what, as written.
+    /// Text of the rule that led the guest there.
     pub rule_text: Option<Rc<str>>,
-    /// When it was accepted, ns.
+    /// Time at which the connection was accepted, ns.
     pub opened_ns: u64,
-    /// How long the other side took to accept it, µs; 0: it has not, or was not asked.
+    /// Time that the other side took to accept the connection, µs; 0: it has not, or was not asked.
     pub connect_us: u32,
-    /// From the guest, as the relay saw it: packets, L3 bytes.
+    /// Packets and L3 bytes from the guest, as the relay saw them.
     pub tx: (u64, u64),
-    /// To the guest.
+    /// Packets and L3 bytes to the guest.
     pub rx: (u64, u64),
-    /// When the last one was exchanged with the guest, ns.
+    /// Time of the last packet from or to the guest, ns.
     pub last_ns: u64,
 }
 
-/// How a relayed flow ended.
+/// End of a relayed flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RelayedEnd {
-    /// As records name it.
+    /// Reason, as named in records.
     pub reason: &'static str,
-    /// When, ns.
+    /// Time of the end, ns.
     pub at_ns: u64,
 }
 
-/// A line, as written.
+/// A line about a flow, in the order of its fields.
 #[derive(Serialize)]
 struct Line<'a> {
     event: Event,
@@ -119,7 +121,7 @@ impl Line<'_> {
 }
 
 impl FlowLog {
-    /// Buffers the start of a translated flow. `now`: the wall clock at `now_ns`.
+    /// Buffers the start of a translated flow. `now`: the wall-clock time at `now_ns`.
     pub fn flow_start(
         &mut self,
         slot: u32,
@@ -159,7 +161,7 @@ impl FlowLog {
         self.push(Event::FlowStart, live.vm(), &line);
     }
 
-    /// Buffers the end of a translated flow. `now`: the wall clock at `ended.ended_ns`.
+    /// Buffers the end of a translated flow. `now`: the wall-clock time at `ended.ended_ns`.
     pub fn flow_end(&mut self, ended: &Ended, names: Names<'_>, now: SystemTime) {
         if !self.wants(Event::FlowEnd) {
             return;
@@ -196,7 +198,7 @@ impl FlowLog {
         self.push(Event::FlowEnd, slot.vm, &line);
     }
 
-    /// What a relayed flow of this engine is called.
+    /// Returns the id of a relayed flow of this engine.
     pub fn relayed_id(&self, flow: &RelayedFlow) -> RelayedId {
         RelayedId {
             run: self.run,
@@ -204,12 +206,13 @@ impl FlowLog {
         }
     }
 
-    /// The number of the relayed flow of that id, if it can be this engine's.
+    /// Returns the number of the relayed flow of this id; `None` when it is another engine's.
     pub fn relayed_number(&self, id: RelayedId) -> Option<u64> {
         (id.run == self.run).then_some(id.number)
     }
 
-    /// Buffers the start of a relayed flow, or its end. `now`: the wall clock at `now_ns`.
+    /// Buffers the start of a relayed flow, or its end if `end` is given. `now`: the wall-clock
+    /// time at `now_ns`.
     pub fn relayed(
         &mut self,
         flow: &RelayedFlow,
@@ -290,7 +293,7 @@ fn line<'a>(
     }
 }
 
-/// Verdict and path of a flow that the engine carries, or the kernel.
+/// Returns verdict and path of a flow that the engine carries, or the kernel.
 fn carried(by_engine: bool) -> (&'static str, &'static str) {
     match by_engine {
         true => (Verdict::Engine.name(), "engine"),
@@ -309,12 +312,12 @@ fn earlier(now: SystemTime, by: Duration) -> SystemTime {
     now.checked_sub(by).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// An address and port, `192.0.2.1:443`.
+/// An address and port, such as `192.0.2.1:443`.
 #[derive(Clone, Copy)]
 pub(super) struct Address(pub(super) Ip4, pub(super) u16);
 
 impl Serialize for Address {
-    /// By hand: there are three in each line, and `fmt` is slow.
+    /// Formats without `fmt`, which is slow: each line has three addresses.
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self(
             Ip4 {
@@ -332,7 +335,7 @@ impl Serialize for Address {
     }
 }
 
-/// Room for the longest, `255.255.255.255:65535`.
+/// Text buffer with room for the longest address and port, `255.255.255.255:65535`.
 #[derive(Default)]
 struct Digits {
     bytes: [u8; 21],

@@ -1,20 +1,20 @@
-//! What a flow is called in records, and which flows a log has recorded.
+//! Ids of flows in records, and the flows that a log has recorded.
 use std::io::{self, Read, Seek, SeekFrom};
 
 use hashbrown::HashSet;
 use serde::{Deserialize, Serialize};
 
-/// How much of a log's end is searched for ids at adoption, bytes: far more than one turn writes.
+/// Part of a log's end that is searched for ids at adoption, bytes: far more than one turn writes.
 const TAIL: u64 = 4 << 20;
 
-/// A translated flow's id.
+/// Id of a translated flow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Id {
-    /// What the maps were numbered when they were made.
+    /// Number that the maps were given when they were made.
     pub instance: u32,
-    /// The slot's index.
+    /// Index of the slot.
     pub slot: u32,
-    /// Its generation.
+    /// Generation of the slot.
     pub generation: u32,
 }
 
@@ -32,7 +32,7 @@ impl std::fmt::Display for Id {
 }
 
 impl Id {
-    /// From its text, as in records.
+    /// Parses the text form used in records.
     pub fn parse(text: &str) -> Option<Self> {
         let (instance, rest) = text.split_once('-')?;
         let (slot, generation) = rest.split_once('-')?;
@@ -44,13 +44,13 @@ impl Id {
     }
 }
 
-/// A relayed flow's id.
+/// Id of a relayed flow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct RelayedId {
-    /// A random number of its engine's.
+    /// Random number of the engine that relays it.
     pub run: u32,
-    /// Which of that engine's relayed flows.
+    /// Number of the flow among that engine's relayed flows.
     pub number: u64,
 }
 
@@ -61,7 +61,7 @@ impl std::fmt::Display for RelayedId {
 }
 
 impl RelayedId {
-    /// From its text, as in records.
+    /// Parses the text form used in records.
     pub fn parse(text: &str) -> Option<Self> {
         let (run, number) = text.strip_prefix('r')?.split_once('-')?;
         let is_run = run.len() == 8 && run.bytes().all(|b| b.is_ascii_hexdigit());
@@ -87,17 +87,17 @@ impl TryFrom<String> for RelayedId {
     }
 }
 
-/// What tells a flow from every other.
+/// Id of any flow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum FlowId {
-    /// One that the kernel, or the engine in its place, translates.
+    /// Flow that the kernel, or the engine in its place, translates.
     Translated(Id),
-    /// One that the engine ends on both sides.
+    /// Flow that the engine terminates on both sides.
     Relayed(RelayedId),
 }
 
 impl FlowId {
-    /// From its text, as in records.
+    /// Parses the text form used in records.
     pub fn parse(text: &str) -> Option<Self> {
         let relayed = RelayedId::parse(text).map(Self::Relayed);
         relayed.or_else(|| Id::parse(text).map(Self::Translated))
@@ -119,9 +119,12 @@ impl Serialize for FlowId {
     }
 }
 
-/// The ids of the flows that ended in a log's last 4 MiB. A torn first or last line is passed over,
-/// and so is what is no flow's end. Lines without an event are flows' ends: there was nothing else
-/// once.
+/// Returns the ids of the flows that ended in a log's last 4 MiB. A torn first or last line is
+/// skipped, and so are records of other events. Lines without an event are flow ends: earlier logs
+/// had no others.
+///
+/// # Errors
+/// When the log can't be read.
 pub fn recorded_ids(log: &mut (impl Read + Seek)) -> io::Result<HashSet<Id>> {
     #[derive(Deserialize)]
     struct End {

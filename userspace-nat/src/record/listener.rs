@@ -1,32 +1,32 @@
-//! Who hears what is recorded of one VM, as it is recorded.
+//! Listeners, which receive the records of one VM as they are made.
 //!
-//! Lines wait in a bounded buffer until they are fetched; what finds no room is lost, and a line says
-//! so as soon as there is room again: `{"event":"lost","count":3}`.
+//! Lines wait in a bounded buffer until they are fetched. Lines that find no room are lost, and a
+//! line reports it as soon as there is room again: `{"event":"lost","count":3}`.
 use super::{Event, Events};
 
-/// Most that waits, bytes.
+/// Most bytes that wait to be fetched.
 const MOST_WAITING: usize = 1 << 20;
-/// Room that is kept for the line about what was lost.
+/// Room that is kept for the line that reports lost lines, bytes.
 const LOST_LINE: usize = 64;
 const _: () = assert!(LOST_LINE >= "{'event':'lost','count':18446744073709551615}\n".len());
 
-/// One of them.
+/// Receiver of one VM's records.
 #[derive(Debug)]
 pub struct Listener {
     key: u32,
     vm: u32,
     waiting: Vec<u8>,
-    /// Of the first of these, so much was fetched.
+    /// Number of bytes at the start of `waiting` that were fetched.
     fetched: usize,
-    /// Lines lost, of which nothing was said yet.
+    /// Lost lines that were not reported yet.
     lost: u64,
 }
 
 impl Listener {
-    /// What is heard, whatever the file is told.
+    /// Events that a listener receives, whichever the file receives.
     pub(super) const HEARS: Events = Events::of(&[Event::FlowStart, Event::FlowEnd, Event::Dns]);
 
-    /// One who hears of the VM with that id; `key`: what it is called here.
+    /// Creates a listener for the VM with this id. `key` identifies the listener.
     pub fn new(key: u32, vm: u32) -> Self {
         Self {
             key,
@@ -45,7 +45,7 @@ impl Listener {
         self.vm == vm && Self::HEARS.has(event)
     }
 
-    /// Adds a line.
+    /// Adds a line, or counts it as lost when there is no room.
     pub(super) fn take(&mut self, line: &[u8]) {
         if self.waiting() + line.len() + LOST_LINE > MOST_WAITING {
             self.lost += 1;
@@ -56,7 +56,8 @@ impl Listener {
         self.waiting.extend_from_slice(line);
     }
 
-    /// Says what was lost: for that there is room when a line has, or when nothing waits.
+    /// Adds a line that reports lost lines. There is room for it when a line fits, or when nothing
+    /// waits.
     pub fn tell_lost(&mut self) {
         if self.lost == 0 {
             return;
@@ -67,12 +68,15 @@ impl Listener {
         self.lost = 0;
     }
 
-    /// Bytes that wait to be fetched.
+    /// Returns the number of bytes that wait to be fetched.
     pub fn waiting(&self) -> usize {
         self.waiting.len() - self.fetched
     }
 
-    /// Hands out what waits, to whoever says how much of it he took.
+    /// Hands the waiting bytes to `take`, which returns how many it has taken; 0 ends the call.
+    ///
+    /// # Errors
+    /// Returns the error of `take`.
     pub fn fetch<E>(&mut self, mut take: impl FnMut(&[u8]) -> Result<usize, E>) -> Result<(), E> {
         while self.waiting() > 0 {
             match take(&self.waiting[self.fetched..])? {
@@ -87,7 +91,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Moves what waits to the front when most of the buffer was fetched.
+    /// Moves the waiting bytes to the front when most of the buffer was fetched.
     fn make_room(&mut self) {
         if self.fetched > MOST_WAITING / 2 {
             self.waiting.drain(..self.fetched);

@@ -1,11 +1,11 @@
-//! When to say that lines were lost: at once, and then in sum, every ten minutes at most. A disk
-//! stays full for long, and whoever reads these messages need not be quick.
+//! Rate limit of messages about lost lines: one at once, then a sum every ten minutes at most. A
+//! disk stays full for long, and the reader of these messages need not be quick.
 use crate::clock::SECOND_NS;
 
-/// Between two messages, ns.
+/// Shortest time between two messages, ns.
 const QUIET_NS: u64 = 600 * SECOND_NS;
 
-/// Lines that were lost and not told of.
+/// Lost lines that were not reported yet.
 #[derive(Debug, Default)]
 pub struct Losses {
     untold: u64,
@@ -13,17 +13,17 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// So many more.
+    /// Adds `lines` lost lines.
     pub fn add(&mut self, lines: u64) {
         self.untold += lines;
     }
 
-    /// Whether there is something to say, now or later.
+    /// Whether no loss is left to be reported, now or later.
     pub fn is_empty(&self) -> bool {
         self.untold == 0
     }
 
-    /// How many are to be told of now.
+    /// Returns the number of lost lines to be reported now; `None` when nothing is due.
     pub fn due(&mut self, now_ns: u64) -> Option<u64> {
         if self.untold == 0 || now_ns < self.quiet_until_ns {
             return None;
@@ -32,7 +32,7 @@ impl Losses {
         Some(std::mem::take(&mut self.untold))
     }
 
-    /// How many are left to be told of, at the end.
+    /// Returns the number of lost lines left to be reported at the end; `None` when there are none.
     pub fn rest(&mut self) -> Option<u64> {
         (self.untold > 0).then(|| std::mem::take(&mut self.untold))
     }

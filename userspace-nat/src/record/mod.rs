@@ -7,18 +7,18 @@
 //!  "duration_ms":1500,"connect_us":480,"tx_packets":10,"tx_bytes":1200,"rx_packets":9,
 //!  "rx_bytes":40000,"end":"closed","tcp":"closed","direction":"outbound","path":"kernel"}
 //! ```
-//! docs/observability.md has every field of every [`Event`]. `id` is what the maps were numbered
-//! when they were made, slot and generation: unique, so that a log may outlive the maps, and an
-//! adopter knows what of these was recorded ([`recorded_ids`]). Relayed flows have no slot; theirs
-//! is `r`, a random number of the engine's, and which of its relayed flows it is. Packets and bytes
-//! are L3, as if segmented.
+//! docs/observability.md lists every field of every [`Event`]. `id` consists of the number that the
+//! maps were given when they were made, slot and generation. It is unique, so that a log may
+//! outlive the maps, and an adopter can tell which flows were recorded ([`recorded_ids`]). Relayed
+//! flows have no slot; their id is `r`, a random number of the engine, and the number of the
+//! relayed flow. Packets and bytes are L3, counted as if segmented.
 //!
-//! Lines are buffered and handed over once per turn of the loop or when a mebibyte is waiting, always
-//! whole lines, so a file opened for appending can be rotated at any time and be given anew
-//! ([`FlowLog::set_writer`]). They are written by a thread, which a slow disk may stop ([`Output`]).
-//! What can't be written, or finds no room, is counted and lost: memory stays bounded.
-//! A log that does not want an event costs it nothing. Beside the file there may be listeners
-//! ([`Listener`]), who hear of one VM each.
+//! Lines are buffered and handed over once per turn of the loop, or when a mebibyte is waiting.
+//! Only whole lines are handed over, so a file opened for appending can be rotated at any time and
+//! then replaced ([`FlowLog::set_writer`]). A thread writes them, which a slow disk may block
+//! ([`Output`]). Lines that can't be written or find no room are counted and lost: memory stays
+//! bounded. An event that no log wants costs nothing. Beside the file there may be listeners
+//! ([`Listener`]), each of which receives the records of one VM.
 use std::{
     collections::VecDeque,
     io::{self, Write},
@@ -48,37 +48,37 @@ pub use output::{Background, MOST_QUEUED, Outcome, Output, Unwritten};
 pub use refused::{Refusals, RefusedSample};
 pub use time::Rfc3339;
 
-/// So much is written without waiting for the end of the turn, bytes.
+/// Size at which the buffer is written without waiting for the end of the turn, bytes.
 const WRITE_AT: usize = 1 << 20;
 
-/// The log.
+/// The flow log: its file, its listeners, and the records that are being written.
 pub struct FlowLog {
     output: Option<Output>,
     events: Events,
-    /// Who hears of a VM as it goes.
+    /// Listeners, each of which receives one VM's records.
     listeners: Vec<Listener>,
-    /// What is recorded just now is for this one alone.
+    /// Key of the only listener that receives the present records; `None`: all do.
     only: Option<u32>,
     buffer: Vec<u8>,
     lines: u64,
-    /// What is being filled, counted from 1.
+    /// Number of the batch that is being filled, counted from 1.
     batch: u64,
-    /// Batches that were handed over, oldest first, as far as they are not known to be done.
+    /// Batches that were handed over, oldest first, up to those that are known to be done.
     under_way: VecDeque<UnderWay>,
     written: u64,
     failed: u64,
-    /// Of those, how many [`FlowLog::take_failed`] has told.
+    /// Number of lost records that [`FlowLog::take_failed`] has returned.
     told: u64,
-    /// Why writing failed last.
+    /// Cause of the last failure to write.
     error: Option<io::Error>,
     instance: u32,
     run: u32,
 }
 
-/// A batch that was handed over.
+/// Batch that was handed over to the output.
 struct UnderWay {
     batch: u64,
-    /// The output's.
+    /// Number that the output gave the batch.
     number: u64,
     lines: u64,
 }
@@ -94,13 +94,13 @@ impl std::fmt::Debug for FlowLog {
 }
 
 impl FlowLog {
-    /// A log of flows' ends to this writer, which never waits; without one, records are dropped
-    /// uncounted.
+    /// Creates a log of flow ends to a writer that never blocks. Without a writer records are
+    /// dropped uncounted.
     pub fn new(writer: Option<Box<dyn Write + Send>>) -> Self {
         Self::to(writer.map(Output::direct))
     }
 
-    /// A log of flows' ends; without an output, records are dropped uncounted.
+    /// Creates a log of flow ends. Without an output records are dropped uncounted.
     pub fn to(output: Option<Output>) -> Self {
         Self {
             output,
@@ -120,12 +120,13 @@ impl FlowLog {
         }
     }
 
-    /// The same of other events.
+    /// Replaces the set of events that the log writes.
     pub fn of(self, events: Events) -> Self {
         Self { events, ..self }
     }
 
-    /// Whether such records are written, or heard: others need not be made.
+    /// Whether records of this event are written or received by a listener. Others need not be
+    /// made.
     pub fn wants(&self, event: Event) -> bool {
         self.writes(event) || !self.listeners.is_empty() && Listener::HEARS.has(event)
     }
@@ -134,34 +135,35 @@ impl FlowLog {
         self.output.is_some() && self.events.has(event)
     }
 
-    /// Lets one hear what is recorded from now on, too.
+    /// Adds a listener, which receives the records made from now on.
     pub fn listen(&mut self, listener: Listener) {
         self.listeners.push(listener);
     }
 
-    /// The listener of that key.
+    /// Returns the listener of this key.
     pub fn listener(&mut self, key: u32) -> Option<&mut Listener> {
         self.listeners.iter_mut().find(|l| l.key() == key)
     }
 
-    /// Tells that listener no more.
+    /// Removes the listener of this key.
     pub fn unlisten(&mut self, key: u32) {
         self.listeners.retain(|listener| listener.key() != key);
     }
 
-    /// Tells what `record` records to that listener alone: for the others it is no news.
+    /// Sends the records that `record` makes to one listener only: the file and the other listeners
+    /// have them already.
     pub fn tell_only(&mut self, key: u32, record: impl FnOnce(&mut Self)) {
         self.only = Some(key);
         record(self);
         self.only = None;
     }
 
-    /// Says what the slots to be recorded are unique within.
+    /// Sets the number within which slots of recorded flows are unique.
     pub fn set_instance(&mut self, instance: u32) {
         self.instance = instance;
     }
 
-    /// Goes on with another writer (rotation). What is buffered goes to the old one.
+    /// Replaces the writer (rotation). Buffered lines go to the old one.
     pub fn set_writer(&mut self, writer: Option<Box<dyn Write + Send>>) {
         self.flush();
         match (writer, &mut self.output) {
@@ -170,7 +172,7 @@ impl FlowLog {
         }
     }
 
-    /// Hands over what is buffered, and takes in what has come of what was handed over before.
+    /// Hands over the buffered lines, and collects the results of earlier batches.
     pub fn flush(&mut self) {
         let Some(output) = &mut self.output else {
             return;
@@ -204,8 +206,8 @@ impl FlowLog {
         }
     }
 
-    /// Hands over what is buffered, and waits until all is written; so long at most. What is not by
-    /// then is counted as lost.
+    /// Hands over the buffered lines and waits, at most `within`, until all are written. Lines that
+    /// are not written by then are counted as lost.
     pub fn finish(&mut self, within: Duration) {
         self.flush();
         if let Some(output) = &self.output
@@ -218,39 +220,39 @@ impl FlowLog {
         self.flush();
     }
 
-    /// The batch that lines go to now.
+    /// Returns the number of the batch that is being filled.
     pub fn batch(&self) -> u64 {
         self.batch
     }
 
-    /// Whether a batch that is complete is on its way to the file: neither written nor lost.
+    /// Whether a complete batch is on its way to the file, neither written nor lost.
     pub fn is_under_way(&self, batch: u64) -> bool {
         self.under_way
             .binary_search_by_key(&batch, |under_way| under_way.batch)
             .is_ok()
     }
 
-    /// Whether anything is.
+    /// Whether any batch is on its way to the file.
     pub fn is_behind(&self) -> bool {
         !self.under_way.is_empty()
     }
 
-    /// Records written, and records lost because writing failed.
+    /// Returns the number of records written, and of records lost because writing failed.
     pub fn counts(&self) -> (u64, u64) {
         (self.written, self.failed)
     }
 
-    /// Records lost since the last call.
+    /// Returns the number of records lost since the last call.
     pub fn take_failed(&mut self) -> u64 {
         self.failed - std::mem::replace(&mut self.told, self.failed)
     }
 
-    /// Why writing failed last, if it did.
+    /// Returns the cause of the last failure to write, if there was one.
     pub fn last_error(&self) -> Option<&io::Error> {
         self.error.as_ref()
     }
 
-    /// Buffers a line about that VM, if it is wanted.
+    /// Buffers a line about a VM, if the file or a listener wants it.
     fn push(&mut self, event: Event, vm: u32, line: &impl Serialize) {
         let writes = self.writes(event) && self.only.is_none();
         let hears = |listener: &Listener, only: Option<u32>| {
@@ -283,7 +285,7 @@ impl FlowLog {
     }
 }
 
-/// The wall clock at `then_ns`, when it is `now` at `now_ns`.
+/// Returns the wall-clock time at `then_ns`, given that it is `now` at `now_ns`.
 fn wall_at(then_ns: u64, now_ns: u64, now: SystemTime) -> SystemTime {
     let ago = std::time::Duration::from_nanos(now_ns.saturating_sub(then_ns));
     now.checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH)

@@ -1,17 +1,18 @@
-//! Where a file's bytes go, so that no turn of the engine's waits for a disk.
+//! Output to files, so that no turn of the event loop waits for a disk.
 //!
 //! # Theory of operation
-//! A write to a regular file may take as long as the disk, or the server behind it, likes, and
-//! `O_NONBLOCK` does not change that. So a [`Background`] has a thread that writes and a queue before
-//! it of [`MOST_QUEUED`] bytes. What finds no room is refused at once, and its giver counts it as
-//! lost. The thread is made before the process is confined, and given its file later.
+//! A write to a regular file may take any time, depending on the disk or the server behind it, and
+//! `O_NONBLOCK` does not change that. So a [`Background`] has a thread that writes, and before it a
+//! queue of [`MOST_QUEUED`] bytes. A batch for which there is no room is refused at once, and the
+//! caller counts it as lost. The thread is started before the process is confined, and receives its
+//! file later.
 //!
-//! A batch has a number. [`Output::is_done`] says whether it is with the kernel, or can't be: only then
-//! may what it is about be forgotten, so that who comes after a crash finds either the line or the
-//! flow. Batches are done in order.
+//! A batch has a number. [`Output::is_done`] says whether the kernel has accepted it or it can't be
+//! written. Only then may its subject be forgotten, so that after a crash the successor finds
+//! either the line or the flow. Batches are done in order.
 //!
-//! Without a thread ([`Output::direct`]) a batch is done when it was given: tests, and files that
-//! never wait.
+//! Without a thread ([`Output::direct`]) a batch is done when it was given: for tests, and for
+//! files that never block.
 use std::{
     collections::VecDeque,
     io::{self, Write},
@@ -20,37 +21,37 @@ use std::{
     time::Duration,
 };
 
-/// Most that waits for the thread, bytes; as much may be under way besides. Far less than the part of
-/// a log that an adopter looks through.
+/// Most bytes that wait for the thread; as many may be in a write besides. This is far less than
+/// the part of a log that an adopter searches.
 pub const MOST_QUEUED: usize = 1 << 20;
-/// How long what can't be written now is left alone, when it is not to be lost.
+/// Time between two attempts to write a stream that must not be lost.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
-/// The thread has no deep calls.
+/// Stack of the writing thread, bytes; it makes no deep calls.
 const STACK_BYTES: usize = 128 << 10;
 
 type File = Box<dyn Write + Send>;
 
-/// What becomes of bytes that a file does not take.
+/// Treatment of bytes that a file does not accept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unwritten {
-    /// They are lost, and a line begins behind them: lines.
+    /// The bytes are lost, and the next line starts on a line of its own: for lines.
     Lost,
-    /// They are tried again: one stream, of no use with a hole.
+    /// The bytes are written again: for a stream, which is of no use with a gap.
     TriedAgain,
 }
 
-/// What has come of batches since the last look.
+/// Results of batches since the last look.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Lines that were written.
     pub written: u64,
-    /// Lines that could not be.
+    /// Lines that could not be written.
     pub lost: u64,
-    /// Why not, last.
+    /// Cause of the last loss.
     pub error: Option<io::Error>,
 }
 
-/// A file, written at once or by a thread.
+/// A file that is written at once or by a thread.
 pub struct Output {
     to: To,
 }
@@ -84,7 +85,7 @@ impl From<Background> for Output {
 }
 
 impl Output {
-    /// Writes by whoever gives.
+    /// Creates an output that the calling thread writes.
     pub fn direct(file: File) -> Self {
         let writing = Writing {
             file: Some(file),
@@ -99,7 +100,7 @@ impl Output {
         }
     }
 
-    /// Goes on with another file. What was given before goes to the old one.
+    /// Replaces the file. Batches given before go to the old one.
     pub fn set_file(&mut self, file: File) {
         match &mut self.to {
             To::Direct { writing, .. } => writing.set(file),
@@ -107,8 +108,8 @@ impl Output {
         }
     }
 
-    /// Takes a batch of so many whole lines, all of it or nothing; its number. `None`: there is no
-    /// room, and it is lost.
+    /// Takes a batch of `lines` whole lines, all of it or nothing. Returns its number; `None` when
+    /// there is no room, and the batch is lost.
     pub fn give(&mut self, bytes: &[u8], lines: u64) -> Option<u64> {
         match &mut self.to {
             To::Direct {
@@ -130,7 +131,11 @@ impl Output {
         }
     }
 
-    /// Takes as much of a stream as there is room for.
+    /// Takes as many bytes of a stream as there is room for. Returns how many.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when there is no room; an error of the file when it is written
+    /// directly.
     pub fn take_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.to {
             To::Direct { writing, .. } => writing.file.as_mut().map_or(Ok(0), |f| f.write(bytes)),
@@ -144,7 +149,7 @@ impl Output {
         }
     }
 
-    /// Whether a batch is written, or lost.
+    /// Whether a batch was written or lost.
     pub fn is_done(&self, batch: u64) -> bool {
         match &self.to {
             To::Direct { .. } => true,
@@ -152,7 +157,7 @@ impl Output {
         }
     }
 
-    /// What has come of batches since the last call.
+    /// Returns the results of batches since the last call.
     pub fn take_outcome(&mut self) -> Outcome {
         match &mut self.to {
             To::Direct { outcome, .. } => std::mem::take(outcome),
@@ -160,7 +165,7 @@ impl Output {
         }
     }
 
-    /// Waits until all is done, so long at most; whether it is.
+    /// Waits, at most `within`, until all batches are done. Returns whether they are.
     pub fn finish(&self, within: Duration) -> bool {
         match &self.to {
             To::Direct { .. } => true,
@@ -169,7 +174,7 @@ impl Output {
     }
 }
 
-/// A file, and whether it ends amid a line.
+/// A file, and whether it ends within a line.
 struct Writing {
     file: Option<File>,
     torn: bool,
@@ -181,7 +186,8 @@ impl Writing {
         self.torn = false;
     }
 
-    /// One write where the file takes it whole. One that failed midway is followed by a line's end.
+    /// Writes lines, in one write where the file accepts it. After a failure the next call ends the
+    /// torn line first.
     fn write_lines(&mut self, bytes: &[u8]) -> io::Result<()> {
         let file = self.file.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         let written = match self.torn {
@@ -194,7 +200,7 @@ impl Writing {
     }
 }
 
-/// A thread that writes.
+/// A file that a thread writes.
 #[derive(Debug)]
 pub struct Background {
     shared: Arc<Shared>,
@@ -203,9 +209,9 @@ pub struct Background {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// There is something to write, or an end.
+    /// Signals that there is something to write, or that the thread is to end.
     work: Condvar,
-    /// Something was written, or the thread has begun.
+    /// Signals that something was written, or that the thread has started.
     news: Condvar,
 }
 
@@ -213,7 +219,7 @@ struct Shared {
 struct State {
     queue: VecDeque<Job>,
     queued_bytes: usize,
-    /// Batches that the thread has taken or will take, and those that it is done with.
+    /// Batches that were queued, and batches that are done.
     given: u64,
     done: u64,
     outcome: Outcome,
@@ -234,7 +240,7 @@ impl std::fmt::Debug for State {
 
 enum Job {
     File(File),
-    /// Batches up to that number.
+    /// Batches up to and with number `up_to`.
     Write {
         bytes: Vec<u8>,
         lines: u64,
@@ -243,8 +249,11 @@ enum Job {
 }
 
 impl Background {
-    /// Starts a thread of that name, which waits for a file. When this returns, the thread has made
-    /// whatever system calls a thread makes at its beginning.
+    /// Starts a thread of this name, which waits for a file. When this returns, the thread has made
+    /// the system calls that a thread makes at its start.
+    ///
+    /// # Errors
+    /// When the thread can't be started.
     pub fn start(name: &str, unwritten: Unwritten) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let threads = shared.clone();
@@ -260,8 +269,8 @@ impl Background {
         Ok(Self { shared })
     }
 
-    /// Goes on with another file. What was given before goes to the one before; to the first goes
-    /// all.
+    /// Replaces the file. Batches given before go to the previous file; batches given before the
+    /// first file go to that.
     pub fn set_file(&mut self, file: File) {
         let mut state = self.state();
         state.queue.push_back(Job::File(file));
@@ -272,7 +281,7 @@ impl Background {
         MOST_QUEUED.saturating_sub(self.state().queued_bytes)
     }
 
-    /// Its number, if there was room.
+    /// Queues a batch. Returns its number; `None` when there is no room.
     fn give(&mut self, more: &[u8], more_lines: u64) -> Option<u64> {
         let mut state = self.state();
         // A batch larger than the queue finds room in an empty one.
@@ -327,13 +336,13 @@ impl Drop for Background {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No holder panics.
+        // No holder of the lock panics.
         self.state
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Wakes the thread, if it waits: a system call.
+    /// Releases the lock and wakes the thread if it waits, which is a system call.
     fn wake(&self, state: MutexGuard<'_, State>) {
         let waits = state.waits;
         drop(state);
@@ -342,7 +351,7 @@ impl Shared {
         }
     }
 
-    /// The thread.
+    /// Body of the writing thread.
     fn write(&self, unwritten: Unwritten) {
         let mut to = Writing {
             file: None,
@@ -393,7 +402,7 @@ impl Shared {
         }
     }
 
-    /// Until all of it is written, or nobody gives any more.
+    /// Writes until all bytes are written, or the output is closed or replaced.
     fn write_stream(&self, to: &mut Writing, mut bytes: &[u8]) -> io::Result<()> {
         let file = to.file.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         while !bytes.is_empty() {
@@ -403,7 +412,7 @@ impl Shared {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     let state = self.lock();
-                    // A file that was given meanwhile is another stream.
+                    // A file that was given meanwhile begins another stream.
                     let has_other = state.queue.iter().any(|job| matches!(job, Job::File(_)));
                     if state.is_over || has_other {
                         return Err(error);

@@ -1,10 +1,10 @@
-//! Refusals: too many to tell each, so they are told together.
+//! Refusals, which are too many to record one by one and so are summed up.
 //!
-//! What is refused is summed up by VM, reason and rule, with the first and the last time and the
-//! last one's tuple. A sum is written when it has grown ([`Refusals::report`], every ten seconds
-//! and at the end). A VM has at most [`MOST_KINDS`] sums: when there are more, one that has
-//! nothing new goes, and else the refusal is counted without its rule, so that nothing a guest
-//! does makes it more, and none goes uncounted.
+//! Refusals are summed up by VM, reason and rule, with the first and the last time and the tuple of
+//! the last one. A sum is written when it has grown ([`Refusals::report`], every ten seconds and at
+//! the end). A VM has at most [`MOST_KINDS`] sums by rule. When there are more, a sum that has
+//! nothing new is removed; if there is none, the refusal is counted without its rule. So a guest
+//! can't make memory grow, and no refusal goes uncounted.
 use std::{net::SocketAddrV4, time::SystemTime};
 
 use hashbrown::HashMap;
@@ -13,13 +13,13 @@ use slipgate_abi::{Protocol, Tuple};
 
 use super::{Event, FlowLog, Rfc3339, flow::Address, wall_at};
 
-/// Sums with a rule, per VM.
+/// Most sums with a rule per VM.
 const MOST_KINDS: usize = 32;
 
-/// What was refused since the engine began.
+/// Refusals since the engine started.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    /// By VM, in no order: there are few.
+    /// Sums of each VM in no order: there are few.
     sums: HashMap<u32, Vec<Sum>>,
 }
 
@@ -28,35 +28,35 @@ struct Sum {
     reason: &'static str,
     rule: Option<u32>,
     count: u64,
-    /// Of those, how many were reported.
+    /// Number of refusals in `count` that were reported.
     reported: u64,
-    /// Of those that were not reported, the first one's time, ns.
+    /// Time of the first refusal that was not reported, ns.
     first_ns: u64,
     last_ns: u64,
-    /// The last one's.
+    /// Tuple of the last refusal.
     tuple: Tuple,
 }
 
-/// What was refused of a VM for one reason by one rule, since the engine began, with the last such
-/// flow or question.
+/// Refusals of a VM for one reason by one rule since the engine started, with the last such flow or
+/// question.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RefusedSample {
-    /// The VM's name.
+    /// Name of the VM.
     pub vm: String,
-    /// The reason, as in `refused` of `stats`; or a reason of DNS.
+    /// Reason, as in `refused` of `stats`, or a reason of DNS.
     pub reason: String,
-    /// The rule as typed, where one refused.
+    /// Text of the rule, if one refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// How many.
+    /// Number of such refusals.
     pub count: u64,
-    /// How long ago the last one was, ms.
+    /// Time since the last one, ms.
     pub last_ms_ago: u64,
-    /// tcp, udp or icmp.
+    /// Protocol: tcp, udp or icmp.
     pub proto: String,
-    /// The guest's end of the last one.
+    /// The guest's address and port in the last one.
     pub guest: SocketAddrV4,
-    /// The other end.
+    /// Remote address and port in the last one.
     pub remote: SocketAddrV4,
 }
 
@@ -78,7 +78,8 @@ struct Line<'a> {
 }
 
 impl Refusals {
-    /// Counts one. `tuple`: as on the guest's link; `rule`: the element of `RULES` that refused it.
+    /// Counts a refusal. `tuple`: as on the guest's link; `rule`: the element of `RULES` that
+    /// refused it.
     pub fn note(
         &mut self,
         vm: u32,
@@ -115,7 +116,7 @@ impl Refusals {
         sum.tuple = *tuple;
     }
 
-    /// Writes what was refused since the last report. `names` knows a VM's name and a rule's text.
+    /// Writes the refusals since the last report. `names` returns a VM's name and a rule's text.
     pub fn report<'a>(
         &mut self,
         log: &mut FlowLog,
@@ -148,7 +149,8 @@ impl Refusals {
         }
     }
 
-    /// A VM's sums, the most frequent first. `name`: its name; `text_of` knows a rule's text.
+    /// Returns a VM's sums, the most frequent first. `name`: the VM's name; `text_of` returns a
+    /// rule's text.
     pub fn samples<'a>(
         &self,
         vm: u32,
@@ -173,13 +175,13 @@ impl Refusals {
         samples
     }
 
-    /// Forgets a VM that is gone. What was not reported of it is to be before.
+    /// Removes the sums of a VM that is gone. They are to be reported before.
     pub fn forget(&mut self, vm: u32) {
         self.sums.remove(&vm);
     }
 
-    /// Forgets the sums by rule, whose numbers are about to mean other rules. What was not
-    /// reported is to be before.
+    /// Removes the sums by rule, whose numbers are about to mean other rules. They are to be
+    /// reported before.
     pub fn forget_rules(&mut self) {
         for sums in self.sums.values_mut() {
             sums.retain(|sum| sum.rule.is_none());
@@ -187,7 +189,7 @@ impl Refusals {
     }
 }
 
-/// Whether a VM may have one more sum by rule; one of no more use makes room.
+/// Whether a VM may have one more sum by rule. Removes a sum that was reported if that makes room.
 fn has_room(sums: &mut Vec<Sum>) -> bool {
     let by_rule = sums.iter().filter(|sum| sum.rule.is_some());
     if by_rule.count() < MOST_KINDS {

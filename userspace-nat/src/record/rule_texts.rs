@@ -1,15 +1,15 @@
-//! The rules, by their elements of `RULES`: those in force, and those by which flows that
-//! live were let in before. Their texts are for people; what they are told by is their identity.
+//! The rules by their elements of `RULES`: those in force, and earlier ones by which live flows
+//! were admitted. Their texts are for people; rules are compared by their identity.
 use std::collections::HashSet;
 
 use crate::datapath::Datapath;
 use slipgate_policy::{Described, Identity};
 
-/// Runs of rules, the one in force last.
+/// Runs of rules in `RULES`, the one in force last.
 #[derive(Debug, Default)]
 pub(crate) struct RuleTexts {
     runs: Vec<Run>,
-    /// How many of the last one's are the policies'; the forwards' follow.
+    /// Number of rules of the policies in the last run; the forwards' rules follow.
     policies: u32,
 }
 
@@ -20,8 +20,9 @@ struct Run {
 }
 
 impl RuleTexts {
-    /// The rules in force from now on: the policies', and behind them the forwards'. Of those before,
-    /// what `named` has stays known, and the first ones, which relayed forwards name.
+    /// Sets the rules in force: the policies' rules, and behind them the forwards'. Of the earlier
+    /// runs those stay known that `named` refers to, and the first one, which relayed forwards
+    /// refer to.
     pub(crate) fn set(
         &mut self,
         base: u32,
@@ -40,7 +41,7 @@ impl RuleTexts {
         self.runs.push(Run { base, rules });
     }
 
-    /// Begins with these.
+    /// Replaces all runs by one.
     pub(crate) fn begin(
         &mut self,
         base: u32,
@@ -51,44 +52,45 @@ impl RuleTexts {
         self.set(base, policies, forwards, &HashSet::new());
     }
 
-    /// The forwards in force.
+    /// Returns the rules of the forwards in force.
     pub(crate) fn forwards(&self) -> Vec<Described> {
         let run = self.runs.last();
         run.map_or_else(Vec::new, |run| run.rules[self.policies as usize..].to_vec())
     }
 
-    /// Which of the forwards' texts in force an element is.
+    /// Returns the position of an element of `RULES` among the forwards in force; `None` when it
+    /// precedes them.
     pub(crate) fn forward(&self, rule: u32) -> Option<u32> {
         let run = self.runs.last()?;
         rule.checked_sub(run.base + self.policies)
     }
 
-    /// The element of one of the forwards' texts in force.
+    /// Returns the element of `RULES` of a forward in force, by its position.
     pub(crate) fn rule_of_forward(&self, forward: u32) -> u32 {
         let base = self.runs.last().map_or(0, |run| run.base);
         base + self.policies + forward
     }
 
-    /// A text of these runs.
+    /// Returns the text of a rule of these runs.
     pub(crate) fn known(&self, rule: u32) -> Option<&str> {
         self.described(rule).map(|rule| rule.text.as_str())
     }
 
     fn described(&self, rule: u32) -> Option<&Described> {
-        // Elements of an old run that no flow names may be a new one's.
+        // A new run may use elements of an old run that no flow refers to.
         self.runs.iter().rev().find_map(|run| {
             let at = rule.checked_sub(run.base)?;
             run.rules.get(at as usize)
         })
     }
 
-    /// A text; of a predecessor's run it is read from the kernel.
+    /// Returns the text of a rule; that of a predecessor's run is read from the kernel.
     pub(crate) fn text(&self, rule: u32, datapath: &impl Datapath) -> Option<String> {
         let known = self.known(rule).map(str::to_owned);
         known.or_else(|| Some(datapath.rule(rule)?.text))
     }
 
-    /// What a rule is told by; of a predecessor's run it is read from the kernel.
+    /// Returns the identity of a rule; that of a predecessor's run is read from the kernel.
     pub(crate) fn identity(&self, rule: u32, datapath: &impl Datapath) -> Option<Identity> {
         let known = self.described(rule).map(|rule| rule.identity);
         known.or_else(|| Some(datapath.rule(rule)?.identity))

@@ -1,16 +1,16 @@
-//! Times as records have them.
+//! Times in the form that records use.
 use std::time::SystemTime;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
-/// A time as RFC 3339 has it, UTC, to the millisecond: `2026-01-31T12:00:00.000Z`.
+/// A time in the form of RFC 3339, UTC, to the millisecond: `2026-01-31T12:00:00.000Z`.
 #[derive(Clone, Copy, Debug)]
 pub struct Rfc3339(pub SystemTime);
 
 impl std::fmt::Display for Rfc3339 {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // A clock that stands before 1970 or behind the year 9999 tells nothing.
+        // A clock before 1970 or after the year 9999 is not set.
         let since = self.0.duration_since(SystemTime::UNIX_EPOCH);
         let time = SignedDuration::try_from(since.unwrap_or_default())
             .and_then(Timestamp::from_duration)

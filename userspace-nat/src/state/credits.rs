@@ -1,11 +1,11 @@
-//! Credits: how many of a VM's frames may be on their way to the engine, those of the guest and those
-//! of the world each for themselves.
+//! Credits: how many frames of a VM may be on their way to the engine. The guest's frames and the
+//! world's have separate credits.
 //!
 //! The programs count a frame as handed over before they redirect it, and drop it as `NoCredit`
-//! when more than the VM's credits are out. The engine counts in what comes out. What a full queue
-//! lost in between would be missing for ever: so when the port is found empty, and a count of
-//! frames handed over that is a while old is still ahead of what came out, the difference is lost,
-//! is counted as such, and its credits are given back.
+//! when more frames are in flight than the VM has credits. The engine counts the frames that
+//! arrive. A frame that a full queue lost in between would be missing for ever. So when the port is
+//! found empty, and an earlier count of frames handed over still exceeds the frames that arrived,
+//! the difference is counted as lost and its credits are given back.
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use slipgate_abi::segment;
@@ -18,10 +18,10 @@ use crate::{
     stats::Tally,
 };
 
-/// How long a frame may take from the redirect to the port's queue, ns: very long.
+/// Longest time that a frame takes from the redirect to the port's queue, ns; a generous bound.
 const IN_FLIGHT_NS: u64 = 20 * MILLISECOND_NS;
 
-/// Frames handed over, some time ago.
+/// Number of frames handed over at an earlier time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Snapshot {
     handed_over: u64,
@@ -29,8 +29,8 @@ pub(crate) struct Snapshot {
 }
 
 impl<D: Datapath> Core<D> {
-    /// Counts a frame in that came over the port; never more than was handed over, since a frame
-    /// that the kernel cut in pieces comes as several.
+    /// Counts a frame that arrived over the port. The count never exceeds the frames handed over,
+    /// since a frame that the kernel segmented arrives as several.
     pub(crate) fn take_in(&self, frame: &Frame<'_>) {
         let Some(vm) = self.datapath.vm(frame.header.vm_row) else {
             return;
@@ -39,7 +39,7 @@ impl<D: Datapath> Core<D> {
             VirtioNetHdr::GSO_NONE => 0,
             _ => u32::from(frame.vnet.gso_size),
         };
-        /// Of the protocol in an IPv4 header.
+        /// Offset of the protocol in an IPv4 header, bytes.
         const PROTOCOL_AT: usize = 9;
         let protocol = frame.l3.get(PROTOCOL_AT).copied().unwrap_or(0);
         let credits = segment::credits(frame.l3.len() as u32, protocol, gso_size);
@@ -50,8 +50,8 @@ impl<D: Datapath> Core<D> {
         taken_in.fetch_add(credits.min(out), Relaxed);
     }
 
-    /// Settles what was lost. The port was just found empty. Returns whether frames are still
-    /// out, so that this is wanted again soon.
+    /// Counts lost frames and gives back their credits; the port was just found empty. Returns
+    /// whether frames are still in flight, so that this is to be called again soon.
     pub(crate) fn settle_credits(&mut self, now_ns: u64) -> bool {
         let mut out = false;
         for row in self.rows() {
@@ -71,7 +71,8 @@ impl<D: Datapath> Core<D> {
     }
 }
 
-/// Takes in what was lost: how much that was, and whether frames are still out.
+/// Gives back the credits of lost frames. Returns how many were lost, and whether frames are still
+/// in flight.
 fn settle(
     (handed_over, taken_in): (&AtomicU64, &AtomicU64),
     snapshot: &mut Snapshot,

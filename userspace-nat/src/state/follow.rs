@@ -1,19 +1,19 @@
-//! Flows follow the host's network: to another next hop when the routes say so, and to their end when
-//! their translated address is not the host's any more.
+//! Flows follow the host's network: to another next hop when the routes change, and to their end
+//! when the host no longer has their translated address.
 //!
 //! # Theory of operation
-//! The broker sends the whole network at each change, and most changes are nobody's flow's: a link
-//! that comes or goes elsewhere, a container's route. So the tables are compared first
-//! ([`Difference`]). What may concern flows is kept, and a walk goes through all of them, some in each
-//! turn of the loop ([`STEPS_PER_TURN`]): whoever sends a first packet meanwhile waits for that much
-//! and no more, however many flows others have.
+//! The broker sends the whole network at each change, and most changes concern no flow: a link that
+//! comes or goes elsewhere, a container's route. So the tables are compared first ([`Difference`]).
+//! What may concern flows is kept, and a walk examines all flows, some in each turn of the loop
+//! ([`STEPS_PER_TURN`]). A first packet that arrives meanwhile waits for that much and no more,
+//! however many flows there are.
 //!
-//! Changes that come while a walk is under way make it no faster and begin none beside it. It goes on
-//! where it stands, looking for what concerns any of them, until every slot was looked at under the
-//! newest tables. A flow that is opened meanwhile was opened under those.
+//! Changes that arrive during a walk neither make it faster nor start another. It continues at its
+//! position, looking for what concerns any of the changes, until every slot has been examined under
+//! the newest tables. A flow that is opened meanwhile was opened under those.
 //!
-//! A flow whose address is gone is translated to it until the walk comes by, milliseconds later, as
-//! it was until the broker's message came.
+//! A flow whose address is gone is translated to it until the walk reaches it, milliseconds later,
+//! as it was until the broker's message arrived.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::maps::SLOTS_PER_CHUNK;
@@ -25,25 +25,25 @@ use crate::{
     state::Core,
 };
 
-/// What a turn may cost: a slot costs one step to pass by, a flow that is looked at
-/// [`STEPS_PER_LOOK`], and one that ends [`STEPS_PER_END`]. 0.2 ms, about.
+/// Most steps in a turn, about 0.2 ms. Passing a slot costs one step, examining a flow
+/// [`STEPS_PER_LOOK`], and ending one [`STEPS_PER_END`].
 const STEPS_PER_TURN: u32 = 16_384;
-/// A route is looked up, and the slot.
+/// Steps to examine a flow: its route is looked up, and its slot is read.
 const STEPS_PER_LOOK: u32 = 8;
-/// Both tuples are deleted in the kernel.
+/// Steps to end a flow: both its tuples are deleted in the kernel.
 const STEPS_PER_END: u32 = 128;
-/// Most flows that are looked at in a turn.
+/// Most flows that are examined in a turn.
 #[cfg(test)]
 pub(crate) const LOOKS_PER_TURN: u32 = STEPS_PER_TURN / STEPS_PER_LOOK + 1;
 
-/// The walk that is under way, if one is.
+/// State of the walk that is under way, if one is.
 #[derive(Debug, Default)]
 pub(crate) struct Following {
-    /// What may be other for a flow.
+    /// Changes that may concern a flow.
     difference: Difference,
-    /// The slot that comes next.
+    /// Index of the next slot.
     cursor: u32,
-    /// Slots to go.
+    /// Number of slots still to be examined.
     left: u32,
 }
 
@@ -55,14 +55,14 @@ impl Following {
 }
 
 impl<D: Datapath> Core<D> {
-    /// Other routes are in force. Flows follow them by and by.
+    /// Sets the routes and starts a walk in which flows follow the changes.
     pub(crate) fn set_routes(&mut self, routes: RouteTable) {
         let difference = routes.difference_from(&self.routes);
         self.routes = routes;
         self.follow(difference);
     }
 
-    /// Has all flows looked at that this concerns.
+    /// Starts a walk, or extends the one under way, over all flows that the difference concerns.
     pub(crate) fn follow(&mut self, difference: Difference) {
         if difference.is_empty() {
             return;
@@ -71,7 +71,7 @@ impl<D: Datapath> Core<D> {
         self.following.left = self.flows.chunks() as u32 * SLOTS_PER_CHUNK;
     }
 
-    /// Goes through all flows at once: nobody is served yet.
+    /// Examines all flows at once. Called before any VM is served.
     pub(crate) fn follow_at_once(&mut self, now_ns: u64) {
         self.follow(Difference::everything());
         while self.following.is_under_way() {
@@ -79,7 +79,7 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// A turn's part of the walk, if one is under way.
+    /// Does a turn's part of the walk, if one is under way.
     pub(crate) fn go_on_following(&mut self, now_ns: u64) {
         let mut following = std::mem::take(&mut self.following);
         let slots = self.flows.chunks() as u32 * SLOTS_PER_CHUNK;
@@ -92,7 +92,7 @@ impl<D: Datapath> Core<D> {
                     self.look_whether_to_follow(&following.difference, slot, now_ns),
                     1,
                 ),
-                // Nothing to the chunk's end.
+                // The chunk is not in use: skip to its end.
                 false => (1, SLOTS_PER_CHUNK - slot % SLOTS_PER_CHUNK),
             };
             steps = steps.saturating_sub(cost);
@@ -105,7 +105,7 @@ impl<D: Datapath> Core<D> {
         self.following = following;
     }
 
-    /// What it cost, in steps.
+    /// Examines one slot. Returns the cost in steps.
     fn look_whether_to_follow(&mut self, difference: &Difference, slot: u32, now_ns: u64) -> u32 {
         let Some(entry) = self.flows.entry(slot) else {
             return 1;
@@ -114,7 +114,7 @@ impl<D: Datapath> Core<D> {
         if !difference.concerns(remote.into(), nat.into()) {
             return 1;
         }
-        // One that is ending may be revived.
+        // A flow that is ending may be revived.
         if !entry.state.is_linked() {
             return STEPS_PER_LOOK;
         }

@@ -1,13 +1,14 @@
-//! Next hops: which elements of `NEXT_HOPS` are ours, for whom, and when they are given back.
+//! Next hops: the elements of `NEXT_HOPS` that this process owns, what they are for, and when they
+//! are released.
 //!
-//! A router's element stays: it is wanted again. One toward a neighbour on the link was claimed
-//! because a guest spoke to it; each costs the host a neighbour entry that it keeps fresh, so there
-//! are [`MAX_ON_LINK`] at most, and one that nothing has used for a whole interval between two looks
-//! is given back. That long, so that nothing under way by it is left. What a predecessor claimed is
-//! found by its owner's row.
+//! A router's element stays: it will be needed again. An element for a neighbour on the link was
+//! claimed because a guest sent to it, and each costs the host a neighbour entry that it keeps
+//! fresh. So there are at most [`MAX_ON_LINK`] of these, and one that nothing has used for a whole
+//! interval between two scans is released. After that time no frame in flight refers to it.
+//! Elements that a predecessor claimed are found by their owner's row.
 //!
-//! A look goes through all flows, some slots at a time: one VM's many must not keep the others
-//! waiting. What is asked for while it is under way is in use, wherever the look stands.
+//! A scan examines all flows, some slots at a time, so that one VM's many flows do not delay the
+//! others. An element that is requested during a scan is in use, whatever the scan's position.
 use std::{
     collections::{HashMap, HashSet},
     sync::atomic::Ordering::Relaxed,
@@ -26,39 +27,40 @@ const MAX_KNOWN: usize = 4_096;
 /// Most on-link destinations that have a next hop of their own; the kernel resolves the rest by
 /// packet.
 pub(crate) const MAX_ON_LINK: usize = 256;
-/// Between two looks, ns.
+/// Interval between two scans, ns.
 const INTERVAL_NS: u64 = 10 * SECOND_NS;
-/// Slots looked at in one go.
+/// Slots examined in one call.
 pub(crate) const LOOK_BUDGET: u32 = 8 * SLOTS_PER_CHUNK;
 
-/// What is known of our elements.
+/// Next hops of this process and their elements.
 #[derive(Debug, Default)]
 pub(crate) struct Hops {
     known: hashbrown::HashMap<Hop, u32, foldhash::fast::RandomState>,
-    /// Those that were claimed because a guest spoke to them, not because they route.
+    /// Elements that were claimed because a guest sent to the neighbour, not because it is a
+    /// router.
     on_link: HashMap<Hop, u32>,
-    /// Elements that nothing named at the last look, nor asked for since.
+    /// Elements that no slot referred to at the last scan and that were not requested since.
     idle: HashSet<u32>,
     look: Option<Look>,
     next_look_ns: u64,
 }
 
-/// A look under way.
+/// Position and findings of a scan.
 #[derive(Debug)]
 struct Look {
-    /// Elements that nothing has been found to name.
+    /// Elements to which no examined slot refers.
     unnamed: HashSet<u32>,
-    /// The chunk of slots that comes next.
+    /// Index of the next chunk of slots.
     chunk: usize,
 }
 
 impl Hops {
-    /// The links are others now.
+    /// Forgets which elements belong to which next hop: the links have changed.
     pub(crate) fn forget_known(&mut self) {
         self.known.clear();
     }
 
-    /// It is asked for.
+    /// Notes that an element was requested.
     fn note_use(&mut self, index: u32) {
         self.idle.remove(&index);
         if let Some(look) = &mut self.look {
@@ -73,9 +75,10 @@ impl Hops {
 }
 
 impl<D: Datapath> Core<D> {
-    /// The element of `NEXT_HOPS` for a next hop on the way to `destination`, or 0.
+    /// Returns the index of the element of `NEXT_HOPS` for a next hop toward `destination`, or 0
+    /// when there is none.
     pub(crate) fn next_hop(&mut self, mut hop: Hop, destination: Ip4) -> u32 {
-        // A link without L2 has one next hop, whoever is behind it.
+        // A link without L2 has one next hop for all neighbours.
         if !self.has_l2(hop.ifindex) {
             hop.neighbour = Ip4::UNSPECIFIED;
         }
@@ -88,7 +91,7 @@ impl<D: Datapath> Core<D> {
             return 0;
         }
         let index = self.datapath.next_hop_for(hop);
-        // None to be had now may be one to be had later.
+        // A later attempt may succeed: do not remember the failure.
         if index == 0 {
             return 0;
         }
@@ -103,8 +106,8 @@ impl<D: Datapath> Core<D> {
         index
     }
 
-    /// Goes on with a look, or begins one when it is time, and at its end gives back what has been
-    /// idle since the one before.
+    /// Continues a scan, or begins one when it is due. At its end releases the elements that have
+    /// been idle since the previous scan.
     pub(crate) fn release_idle_hops(&mut self, now_ns: u64) {
         let Some(mut look) = self.hops.look.take().or_else(|| self.begin_look(now_ns)) else {
             return;

@@ -1,4 +1,4 @@
-//! What decisions are made from: flows, VMs, rules, routes.
+//! The state from which decisions are made: flows, VMs, rules, routes.
 use std::{
     collections::{HashMap, VecDeque},
     net::Ipv4Addr,
@@ -31,24 +31,24 @@ mod openings;
 pub struct Forward {
     /// TCP or UDP.
     pub protocol: Protocol,
-    /// The host's address, or 0.0.0.0 for any.
+    /// Address on the host; 0.0.0.0: any.
     pub host: Ipv4Addr,
-    /// The host's port.
+    /// Port on the host.
     pub host_port: u16,
-    /// The VM's id.
+    /// Id of the VM.
     pub vm: u32,
-    /// The VM's row.
+    /// Row of the VM.
     pub vm_row: u16,
-    /// The guest's port.
+    /// Port of the guest.
     pub guest_port: u16,
-    /// Element of `RULES` that its flows show.
+    /// Element of `RULES` that the forward's flows show.
     pub rule: u32,
 }
 
-/// An uplink's MTU.
+/// MTU and type of an uplink.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Link {
-    /// Its ifindex.
+    /// Ifindex of the link.
     pub ifindex: u32,
     /// Largest L3 packet, bytes.
     pub mtu: u32,
@@ -56,22 +56,22 @@ pub struct Link {
     pub has_l2: bool,
 }
 
-/// A VM as the engine keeps it.
+/// State that the engine keeps of a VM.
 #[derive(Clone, Debug)]
 pub(crate) struct VmState {
     pub(crate) net: VmNet,
     pub(crate) new_flows: TokenBucket,
-    /// What of it the world may use.
+    /// Part of the rate of new flows that the world may use.
     pub(crate) from_world: WorldsRate,
     pub(crate) answers: Answers,
-    /// What is said about flows that are cut.
+    /// Answers about flows that are cut.
     pub(crate) cut_answers: Answers,
-    /// Its new flows are carried by the engine, for a capture.
+    /// Whether the engine carries the VM's new flows, for a capture.
     pub(crate) is_captured: bool,
     pub(crate) collect_after_ns: [u64; 2],
-    /// Connections to the host's loopback, and exchanges with it, as of its last packet.
+    /// Connections to, and exchanges with, the host's loopback, as of the VM's last packet.
     pub(crate) loopback_flows: u32,
-    /// The guest's, and the world's.
+    /// Credits of the guest's frames, and of the world's.
     pub(crate) credits: [crate::state::credits::Snapshot; 2],
 }
 
@@ -92,33 +92,33 @@ impl VmState {
     }
 }
 
-/// New flows in all, and those that the world opens. A second's worth at once: a browser's or a
-/// build's burst is no attack.
+/// Returns the rate limit of all new flows, and that of flows that the world opens. A burst of one
+/// second's worth is allowed: a browser's or a build's burst is no attack.
 fn rates(net: &VmNet) -> (TokenBucket, WorldsRate) {
     let all = net.new_flows_per_second;
     let world = quota::worlds_share(all);
     (TokenBucket::new(all, all), WorldsRate::new(world))
 }
 
-/// Everything a decision needs, and what it changes.
+/// All state that a decision reads and changes.
 #[derive(Debug)]
 pub(crate) struct Core<D> {
     pub(crate) datapath: D,
     pub(crate) flows: Flows,
     pub(crate) judge: SharedJudge,
-    /// The names that opened live flows' addresses, by slot, with its generation.
+    /// Names that opened live flows' addresses, by slot, each with the slot's generation.
     pub(crate) opened_by: HashMap<u32, (u32, Rc<LearntName>)>,
-    /// What was refused, for the records.
+    /// Refusals, for the records.
     pub(crate) refusals: Refusals,
-    /// Whether starts of flows are recorded, and the slots of those that are to be.
+    /// Whether starts of flows are recorded.
     pub(crate) records_starts: bool,
     pub(crate) started: Vec<u32>,
     pub(crate) routes: RouteTable,
-    /// The first element of `RULES` that is ours.
+    /// First element of `RULES` that is this process's.
     pub(crate) rule_base: u32,
     pub(crate) rule_texts: crate::record::rule_texts::RuleTexts,
     pub(crate) out: Outbox,
-    /// A packet being changed.
+    /// Buffer for a packet that is being changed.
     pub(crate) scratch: Vec<u8>,
     /// IPv4 identification of the last packet fragmented.
     pub(crate) identification: u16,
@@ -135,7 +135,7 @@ pub(crate) struct Core<D> {
     pub(crate) inspected: crate::inspection::sessions::Inspected,
 }
 
-/// Largest packet of a link whose MTU is not known, bytes: Ethernet's.
+/// MTU assumed for a link whose MTU is not known, bytes: Ethernet's.
 const DEFAULT_MTU: u32 = 1_500;
 
 impl<D: Datapath> Core<D> {
@@ -166,8 +166,8 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Takes a VM's state out for the time of a packet; [`Core::put_vm`] brings it back. `None`
-    /// when the row is not that VM's (any more).
+    /// Takes out a VM's state while a packet is handled; [`Core::put_vm`] returns it. `None` when
+    /// the row does not belong to that VM (any more).
     pub(crate) fn take_vm(&mut self, row: u16, id: u32) -> Option<Box<VmState>> {
         self.vms
             .get_mut(usize::from(row))?
@@ -179,7 +179,7 @@ impl<D: Datapath> Core<D> {
         self.vms[row] = Some(vm);
     }
 
-    /// A VM by its row.
+    /// Returns a VM by its row.
     pub(crate) fn vm(&self, row: u16) -> Option<&VmState> {
         self.vms.get(usize::from(row))?.as_deref()
     }
@@ -188,19 +188,20 @@ impl<D: Datapath> Core<D> {
         self.vms.get_mut(usize::from(row))?.as_deref_mut()
     }
 
-    /// Has the engine carry the flows that a VM opens from now on, or the kernel again.
+    /// Sets whether the engine, instead of the kernel, carries the flows that a VM opens from now
+    /// on.
     pub(crate) fn capture_new_flows(&mut self, row: u16, captured: bool) {
         if let Some(vm) = self.vm_mut(row) {
             vm.is_captured = captured;
         }
     }
 
-    /// A VM by its id.
+    /// Returns a VM by its id.
     pub(crate) fn vm_by_id(&self, id: u32) -> Option<&VmState> {
         self.vm(*self.rows.get(&id)?)
     }
 
-    /// The rows that have a VM, for going through all while changing each.
+    /// Returns the rows that have a VM, for a loop that changes each.
     pub(crate) fn rows(&self) -> Vec<u16> {
         self.rows.values().copied().collect()
     }
@@ -209,7 +210,8 @@ impl<D: Datapath> Core<D> {
         self.rows.values().filter_map(|row| self.vm(*row))
     }
 
-    /// Adds a VM, or changes one that is there with the same id, keeping its rates' state.
+    /// Adds a VM, or replaces the description of the one with the same id and keeps the state of
+    /// its rate limits.
     pub(crate) fn set_vm(&mut self, net: VmNet) {
         let Some(place) = self.vms.get_mut(usize::from(net.row)) else {
             return;
@@ -229,7 +231,7 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Removes a VM; its flows are the caller's to end.
+    /// Removes a VM. Returns whether it was in that row. The caller ends its flows.
     pub(crate) fn remove_vm(&mut self, row: u16, id: u32) -> bool {
         self.rows.remove(&id);
         self.flows.share_among(self.rows.len());
@@ -246,7 +248,7 @@ impl<D: Datapath> Core<D> {
         true
     }
 
-    /// A VM's name, also for a while after it went; empty when it is not known.
+    /// Returns a VM's name, also for a while after its removal; empty when it is not known.
     pub(crate) fn name_of(&self, id: u32) -> &str {
         let departed = || {
             self.departed
@@ -260,7 +262,7 @@ impl<D: Datapath> Core<D> {
             .map_or("", |name| name)
     }
 
-    /// Where what belongs to no VM is counted.
+    /// Returns the counters for packets that belong to no VM.
     pub(crate) fn nobody(&self) -> VmStats {
         self.datapath.stats(0)
     }
@@ -272,8 +274,9 @@ impl<D: Datapath> Core<D> {
             .collect();
     }
 
-    /// The forward of this VM that a packet from the world meets: of its address, else of any. What is
-    /// sent to loopback by a link meets none: those forwards are the host's alone.
+    /// Returns the forward of this VM that a packet from the world matches: one of its destination
+    /// address, else one of any address. A packet to loopback that arrives by a link matches none:
+    /// those forwards are for the host alone.
     pub(crate) fn forward_for(&self, world: &Tuple, vm: u32) -> Option<Forward> {
         if world.local.is_loopback() {
             return None;
@@ -291,7 +294,7 @@ impl<D: Datapath> Core<D> {
 
     pub(crate) fn set_links(&mut self, links: &[Link]) {
         let links: HashMap<u32, Link> = links.iter().map(|link| (link.ifindex, *link)).collect();
-        // Next hops are known by it.
+        // Next hops are known by whether their link has L2.
         let differs = links
             .values()
             .any(|link| self.has_l2(link.ifindex) != link.has_l2);
@@ -307,13 +310,13 @@ impl<D: Datapath> Core<D> {
         self.links.get(&ifindex).is_none_or(|link| link.has_l2)
     }
 
-    /// Largest packet by a link, bytes.
+    /// Returns the largest packet that a link carries, bytes.
     pub(crate) fn link_mtu(&self, ifindex: u32) -> u32 {
         let link = self.links.get(&ifindex);
         link.map_or(DEFAULT_MTU, |link| link.mtu)
     }
 
-    /// Largest packet that both of a flow's links carry, bytes.
+    /// Returns the largest packet that both links of a flow carry, bytes.
     pub(crate) fn path_mtu(&self, vm: &VmNet, slot: u32) -> u32 {
         u32::from(vm.mtu).min(self.uplink_mtu(slot))
     }

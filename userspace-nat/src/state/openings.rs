@@ -1,9 +1,10 @@
-//! What DNS opened, kept for a successor in the map `NAMES`.
+//! Openings by DNS, kept for a successor in the map `NAMES`.
 //!
-//! What is remembered is the way of an answer ([`LearntName::way`]), not the rules that spoke of it:
-//! a successor judges it by its own, and opens for what is left of the time. A way that is longer
-//! than an element has room for is not remembered: its name is asked for anew. So is what finds no
-//! room in the map, of which no VM can take what the others need ([`Reserve`]).
+//! An entry holds the names that the answer led through ([`LearntName::way`]), not the rules that
+//! named them. A successor judges these by its own rules, and opens the address for the time that
+//! is left. A chain of names that is longer than an element is not kept: the guest has to resolve
+//! its name again. The same holds for an opening for which the map has no room; no VM can take the
+//! room that the others need ([`Reserve`]).
 //!
 //! [`LearntName::way`]: crate::name_gate::LearntName::way
 use slipgate_abi::{maps::MAX_NAMES, names::MAX_NAME_LEN};
@@ -16,7 +17,7 @@ use crate::{
 };
 
 impl<D: Datapath> Core<D> {
-    /// Writes down what opened and what ended since the last call.
+    /// Writes the openings and their ends since the last call to the map.
     pub(crate) fn remember_openings(&mut self) {
         let changes = self.judge.borrow_mut().take_changes();
         if changes.is_empty() {
@@ -47,8 +48,8 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Opens what a predecessor had open, as far as the present rules let it, and deletes the rest;
-    /// how many addresses are open.
+    /// Restores the openings of a predecessor that the present rules allow, and deletes the others.
+    /// Returns how many addresses are open.
     pub(crate) fn reopen(&mut self, now_ns: u64) -> usize {
         let mut open = 0;
         for remembered in self.datapath.remembered_names() {

@@ -581,7 +581,7 @@ fn what_belongs_to_no_vm_is_nobodys() {
     assert_eq!(rig.dropped(0, DropReason::BadCommand), 1);
 }
 
-/// Short for tests.
+/// Conversion of an address, for brevity in tests.
 trait IntoIp {
     fn into_ip(self) -> slipgate_abi::Ip4;
 }

@@ -1,4 +1,5 @@
-//! What is counted under names, and what must survive a death in the middle of counting.
+//! Tests of the counters by name, and of counts that must survive a death in the middle of
+//! counting.
 use std::io;
 
 use slipgate_abi::{Counter, Ip4, Refusal, Verdict, count::COUNTED_RULES};

@@ -1,4 +1,4 @@
-//! What the broker has changed: flows cut and captured, VMs frozen, the port's frames written.
+//! Tests of changes by the broker: flows cut and captured, VMs frozen, the port's frames written.
 use std::{
     io::Read as _,
     os::unix::net::UnixStream,

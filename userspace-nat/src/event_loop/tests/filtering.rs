@@ -1,4 +1,4 @@
-//! What comes in, by which tuple, and what that does to the flow's life.
+//! Tests of filtering: which tuples are let in from the world, and how that prolongs a flow's life.
 use super::rig::*;
 use crate::clock::SECOND_NS;
 

@@ -1,4 +1,4 @@
-//! What the world opens by a forward, and what it does not.
+//! Tests of flows that the world opens through a forward, and of packets that open none.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{

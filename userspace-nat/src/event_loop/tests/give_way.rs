@@ -1,4 +1,4 @@
-//! What carries packets counts, and what has nothing to lose gives way.
+//! Tests that every flow that carries packets counts, and that flows with nothing to lose give way.
 use slipgate_abi::{FlowRef, Protocol, Refusal, Tuple, slot::SlotFlags, tcp::Flags};
 
 use super::rig::*;
@@ -13,7 +13,8 @@ fn guest(port: u16) -> At {
     (GUEST, port)
 }
 
-/// Has both ends of these connections say something behind their FINs; how many were heard.
+/// Sends a segment behind the FIN from both ends of these connections. Returns for how many both
+/// arrived.
 fn chat(rig: &mut Rig, flows: &[(u16, At)]) -> usize {
     let heard = flows.iter().filter(|(port, nat)| {
         rig.guest(1, &ack(guest(*port), SERVER, 0, 3, 3));
@@ -24,7 +25,8 @@ fn chat(rig: &mut Rig, flows: &[(u16, At)]) -> usize {
     heard.count()
 }
 
-/// The way of a cap of 8 to 23 working tuples: two ends that talk on behind both FINs.
+/// The method that made 23 working tuples of a cap of 8: two ends that go on sending behind both
+/// FINs.
 #[test]
 fn no_more_tuples_carry_packets_than_a_vm_may_have_flows() {
     let mut rig = Rig::with(Setup {
@@ -61,7 +63,8 @@ fn no_more_tuples_carry_packets_than_a_vm_may_have_flows() {
     rig.assert_paired();
 }
 
-/// Of what a forward lets in the world has its share of the cap, closed connections among it.
+/// The world has its share of the cap for flows that a forward admits, closed connections among
+/// them.
 #[test]
 fn closed_connections_of_the_worlds_count_and_make_room_for_its_own() {
     let mut rig = Rig::with(Setup {
@@ -177,7 +180,8 @@ fn one_source_port_again_and_again_finds_ports_too() {
     assert_eq!(rig.refused(1, Refusal::PortsExhausted), 0);
 }
 
-/// One question and its answer a flow: what a mapping must live is cut short only for its own VM.
+/// Flows of one question and one answer: the least lifetime of a mapping is cut short only for its
+/// own VM.
 #[test]
 fn questions_and_answers_by_datagrams_find_ports_for_as_long_as_they_are_asked() {
     let mut rig = Rig::with(Setup {
@@ -259,7 +263,8 @@ fn nothing_that_lives_gives_way() {
     rig.assert_paired();
 }
 
-/// What one VM does not need another's need does not end; but what is over anybody may have.
+/// A VM's flows that it still needs do not end for another VM; flows that are over give way to any
+/// VM.
 #[test]
 fn only_what_is_over_gives_way_to_another_vm() {
     let mut rig = few_ports(61_002);
@@ -309,7 +314,7 @@ fn a_vm_at_its_cap_loses_what_has_nothing_to_lose() {
     assert!(rig.records().iter().all(|record| record["end"] == "idle"));
 }
 
-/// Who sent the RST nobody knows: the server may go on, which is nothing to another VM.
+/// The sender of the RST is unknown: the server may go on, which does not concern other VMs.
 #[test]
 fn the_port_of_a_reset_connection_goes_to_its_own_vm_only() {
     let mut rig = few_ports(61_000);

@@ -1,4 +1,4 @@
-//! Who listens to what is recorded of a VM.
+//! Tests of listeners to a VM's records.
 use std::{
     io::{ErrorKind, Read as _},
     net::Shutdown,
@@ -32,7 +32,7 @@ fn listen(rig: &mut Rig, row: u16) -> (UnixStream, Option<NotListening>) {
     }
 }
 
-/// What has come, and whether that is the end.
+/// The lines received so far, and whether the stream has ended.
 fn heard(stream: &mut UnixStream) -> (Vec<serde_json::Value>, bool) {
     let mut text = Vec::new();
     let ended = match stream.read_to_end(&mut text) {

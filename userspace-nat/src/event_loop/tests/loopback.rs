@@ -50,7 +50,7 @@ fn with_list(policy: Policy, list: Vec<LoopbackPorts>, on_reload: OnReload) -> P
 }
 
 impl Rig {
-    /// What VM `row` is told, by TCP.
+    /// The TCP segments that guests have received.
     fn segments(&mut self) -> Vec<Tcp> {
         let told = self.at_guest();
         let parsed = told.iter().filter_map(|(_, packet)| {
@@ -282,7 +282,8 @@ fn a_port_taken_out_of_the_list_ends_its_connections_or_leaves_them() {
     }
 }
 
-/// What a VM could do while it was open to learn ends with that, whatever its policy leaves.
+/// Connections that a VM could open while it was learning end with that, whatever its policy
+/// leaves.
 #[test]
 fn what_is_strict_with_a_vm_leaves_none_of_its_connections() {
     let (_listener, port) = service();
@@ -299,8 +300,8 @@ fn what_is_strict_with_a_vm_leaves_none_of_its_connections() {
     assert_eq!(flows, [0, 1]);
 }
 
-/// What the connections of two VMs have to say at once is more than there is room for; it is not
-/// others' answers that are lost for it, or wait until all is said.
+/// The connections of two VMs have more to send at once than there is room for. Other answers are
+/// neither lost for that, nor do they wait until all is sent.
 #[test]
 fn what_is_relayed_takes_no_room_of_other_answers() {
     const CONNECTIONS: u16 = 40;

@@ -1,4 +1,4 @@
-//! Whatever guests, the world and time do, the books balance.
+//! Property tests: the counters balance, whatever guests, the world and time do.
 use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 
 use proptest::prelude::*;

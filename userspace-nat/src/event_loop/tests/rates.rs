@@ -1,5 +1,5 @@
-//! What the engine carries by itself: charged like what the kernel translates, dropped when its flow
-//! is cut, and never more at a time than a turn allows.
+//! Tests of packets that the engine itself translates: they are charged like those that the kernel
+//! translates, dropped when their flow is cut, and never more at a time than a turn allows.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{DropReason, Handover, Rate, VmRates, vm::VmFlags};
@@ -14,7 +14,7 @@ use crate::{
     port::{BATCH, VirtioNetHdr},
 };
 
-/// Of the flow that each test opens.
+/// The guest's end of the flow that each test opens.
 const GUEST_AT: At = (GUEST, 5_000);
 /// In fragments of the uplink's 1,400 bytes: 1,376 bytes of data each.
 const UPLINK_MTU: u32 = 1_400;
@@ -55,7 +55,7 @@ fn open(rig: &mut Rig) -> At {
     (NAT, u16::from_be_bytes([sent[20], sent[21]]))
 }
 
-/// Of the uplink of the one flow.
+/// Sets the MTU of the next hop of the only flow, bytes.
 fn set_mtu(rig: &Rig, mtu: u32) {
     let kernel = rig.kernel.borrow();
     let hop = kernel

@@ -1,4 +1,4 @@
-//! What is written down of flows and refusals.
+//! Tests of the records of flows and refusals.
 use super::rig::*;
 use crate::{
     clock::SECOND_NS,

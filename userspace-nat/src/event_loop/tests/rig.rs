@@ -139,7 +139,7 @@ impl Services for TestServices {
     }
 }
 
-/// The broker's end.
+/// The broker's end of the channel.
 #[derive(Clone, Default)]
 pub(super) struct Broker {
     pub(super) messages: Rc<RefCell<VecDeque<ControlMessage>>>,
@@ -196,7 +196,7 @@ pub(super) struct Setup {
     pub(super) max_flows: u32,
     pub(super) rate: u32,
     pub(super) nat_ports: std::ops::RangeInclusive<u16>,
-    /// What the log is told.
+    /// Events that the log writes.
     pub(super) events: Events,
     pub(super) rule_base: u32,
     /// Ports of the gateway that lead to the host's loopback; with one there is a relay.
@@ -266,7 +266,7 @@ impl Rig {
         )
     }
 
-    /// One turn of the loop.
+    /// Runs one turn of the loop.
     pub(super) fn turn(&mut self) {
         self.engine.turn(Some(0)).unwrap();
     }

@@ -1,4 +1,4 @@
-//! What one party may use up, and at what cost to the engine.
+//! Tests of the shares that one VM or peer may use up, and of their cost to the engine.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{Command, Handover, Ip4, PortHeader, Protocol, Refusal};
@@ -315,7 +315,7 @@ fn a_router_stays_and_a_predecessors_remains_go() {
     assert_eq!((rig.flows(), hops_of(&rig)), (0, router));
 }
 
-/// What the engine itself sends goes on where no next hop is left.
+/// Packets that the engine itself sends leave even when no next hop is left.
 #[test]
 fn without_a_next_hop_the_engines_own_leave_by_the_uplink() {
     let mut rig = on_link();

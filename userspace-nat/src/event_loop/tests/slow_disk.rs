@@ -18,7 +18,7 @@ use crate::{
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(20);
 
-/// What a disk does.
+/// State of the simulated disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Does {
     /// It takes nothing, and whoever writes waits.

@@ -180,7 +180,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What became of a flow, as `why` said it or as it shows afterwards.
+/// Fate of a flow, as `why` predicts it or as it is observed afterwards.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Became {
     Translated { rule: String, by: String },
@@ -214,7 +214,7 @@ struct World {
     rule_base: u32,
     host_ports: (u16, u16),
     _services: (TcpListener, UdpSocket),
-    /// What was sent to the world: our end, its end, the protocol.
+    /// Tuples of the packets sent to the world: own end, remote end, protocol.
     sent: Vec<(At, At, u8)>,
 }
 
@@ -357,7 +357,7 @@ impl World {
             .collect()
     }
 
-    /// What was noted of refusals: reason, rule, how many.
+    /// Refusals that were counted: reason, rule, number.
     fn noted(&self, row: u16) -> Vec<(String, Option<String>, u64)> {
         let core = &self.rig.engine.core;
         let text = |rule| core.rule_texts.known(rule);
@@ -400,7 +400,7 @@ impl World {
         Ok(())
     }
 
-    /// What became of a flow, and the rule that refused it where one did.
+    /// Observes the fate of a flow, and the rule that refused it if one did.
     fn became(
         &self,
         row: u16,

@@ -1,11 +1,12 @@
-//! Whether a server would take a packet in.
+//! Check whether a server would accept a packet.
 use crate::{
     packet::{Packet, Transport, checksum::Sum, ipv4},
     port::{ETHERNET_LEN, VirtioNetHdr},
 };
 
-/// Whether a packet's checksum is right, or what is there of a partial one is and it lies where
-/// whoever completes it looks for it; and whether a UDP header speaks of the whole packet.
+/// Whether a packet's checksum is correct, or for a partial checksum, whether it holds the
+/// pseudo-header's sum and is where the completing device expects it; and whether a UDP header's
+/// length is that of the packet.
 pub(crate) fn is_intact(packet: &Packet<'_>, vnet: VirtioNetHdr) -> bool {
     let l4 = packet.ip.payload();
     let is_gso = vnet.gso_type != VirtioNetHdr::GSO_NONE;
@@ -34,7 +35,7 @@ pub(crate) fn is_intact(packet: &Packet<'_>, vnet: VirtioNetHdr) -> bool {
     let Some(field) = l4.get(checksum_at..checksum_at + 2) else {
         return false;
     };
-    // All ones and zero are the same number.
+    // All ones and zero are the same number in one's complement.
     let field = u16::from_be_bytes([field[0], field[1]]);
     place && field % 0xffff == pseudo.folded() % 0xffff
 }

@@ -1,13 +1,14 @@
-//! Inspected flows: what their packets lead to. [`crate::inspection`] says what is looked for.
+//! Packets of inspected flows. [`crate::inspection`] describes the inspection itself.
 //!
-//! A flow that an inspect rule lets in opens with the verdict `Engine`, and a session beside it.
-//! Each packet of its comes here, from either side, until the session lets the flow go to the
+//! A flow that an inspect rule admits is opened with the verdict `Engine`, and a session beside it.
+//! Each of its packets comes here, from either side, until the session releases the flow to the
 //! kernel or ends it. A flow of such a rule that is held and has no session (its engine is gone) is
-//! ended: nobody knows what went by.
+//! ended: its earlier content is unknown.
 //!
-//! Books: what a session of TCP holds is dropped as [`DropReason::Held`]; what it sends to the server is
-//! counted in the flow by the kernel, and what it sends to the guest as the engine's own. A
-//! datagram that waits is counted when it goes on, in the flow, or when it does not, as dropped.
+//! Counters: packets that a session of TCP holds are dropped as [`DropReason::Held`]. Packets that
+//! it sends to the server are counted in the flow by the kernel, and packets that it sends to the
+//! guest as the engine's own. A datagram that waits is counted when it is sent on, in the flow, or
+//! when it is not, as dropped.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{Command, DropReason, Refusal, Verdict};
@@ -35,7 +36,7 @@ use intact::is_intact;
 use quic_flow::datagrams;
 
 impl<D: Datapath> Core<D> {
-    /// A guest's packet of this flow. `None`: it goes on like any.
+    /// Inspects a guest's packet of a flow. Returns `None` when it passes like any other.
     pub(crate) fn inspect_from_guest(
         &mut self,
         vm: &mut VmState,
@@ -78,7 +79,7 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// The world's packet of this flow. `None`: it goes on like any.
+    /// Inspects a packet of a flow from the world. Returns `None` when it passes like any other.
     pub(crate) fn inspect_from_world(
         &mut self,
         vm: &mut VmState,
@@ -122,7 +123,8 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Does what is due, as far as there is room for what is sent; whether that was all.
+    /// Handles the sessions' expired timers, as far as the outbox has room. Returns whether all
+    /// were handled.
     pub(crate) fn work_inspections(&mut self, now_ns: u64) -> bool {
         while let Some(&(at, slot)) = self.inspected.timers.first() {
             if at > now_ns {
@@ -137,8 +139,8 @@ impl<D: Datapath> Core<D> {
             };
             let live = self.datapath.slot(slot);
             let row = live.vm_row() as u16;
-            // What it sends goes to whatever flow has the tuple: only while that is its own, and one
-            // that may go on.
+            // The segments of a session go to the flow that has its tuple: only while that is its
+            // own, and not denied.
             let entry = self.flows.entry(slot);
             let same = entry.is_some_and(|entry| {
                 entry.generation == inspection.generation && entry.state.is_linked()
@@ -156,7 +158,7 @@ impl<D: Datapath> Core<D> {
             let done = self.with_session(&vm, slot, now_ns, &mut inspection, |session, wire, _| {
                 session.on_timer(wire, now_ns)
             });
-            // The only timer of QUIC is that of a hello that is not whole.
+            // The only timer of QUIC is that of an incomplete hello.
             let outcome = done.unwrap_or(Outcome::Refused(Refused::Slow));
             self.conclude(&mut vm, slot, inspection, outcome, now_ns);
             self.put_vm(vm);
@@ -164,15 +166,15 @@ impl<D: Datapath> Core<D> {
         true
     }
 
-    /// At the start: ends the flows that a predecessor inspected, for nobody knows what of them went
-    /// by. Returns how many of those that lived it ended.
+    /// Ends the flows that a predecessor inspected, since their earlier content is unknown; called
+    /// at the start. Returns how many of them were live.
     pub(crate) fn end_uninspected(&mut self, now_ns: u64) -> usize {
         let mut ended = 0;
         for slot in self.flows.all() {
             let verdict = self.datapath.slot(slot).verdict().load(Relaxed);
-            // One that was captured only had been let go before.
+            // A flow that was only captured had been released before.
             let held = self.flows.entry(slot).is_some_and(|entry| entry.is_held());
-            // One that was about to end may have been held before.
+            // A flow that was about to end may have been held before.
             let may_be_held = held || verdict == Verdict::Closing as u32;
             if may_be_held && self.has_inspect_rule(slot) {
                 let vm = self.datapath.slot(slot).vm();
@@ -185,8 +187,11 @@ impl<D: Datapath> Core<D> {
         ended
     }
 
-    /// Takes out a flow's inspection, for the time of a packet. Else what becomes of the packet:
-    /// `None` where the flow is none of ours; one that is held and nobody knows why is ended.
+    /// Takes out a flow's inspection while a packet is handled.
+    ///
+    /// # Errors
+    /// Returns what to do with the packet when there is no inspection: `None` when the flow is not
+    /// inspected. A held flow whose session is lost is ended.
     fn take_inspection(
         &mut self,
         vm: &VmState,

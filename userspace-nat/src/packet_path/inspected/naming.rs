@@ -1,4 +1,4 @@
-//! Judging what a connection names.
+//! Judgement of the server names in connections.
 use std::rc::Rc;
 
 use slipgate_abi::{Protocol, Tuple};
@@ -8,16 +8,16 @@ use crate::{
     name_gate::{LearntName, SharedJudge},
 };
 
-/// Names that a connection named are remembered, so many.
+/// Most names of one connection that are remembered.
 const MAX_NAMED: usize = 16;
 
-/// Judges what a connection names.
+/// Judge of the server names in one connection.
 pub(crate) struct Naming<'a> {
     pub(crate) judge: &'a SharedJudge,
     pub(crate) vm: u32,
     pub(crate) to: slipgate_policy::Destination,
     pub(crate) now_ns: u64,
-    /// The last name that was let in.
+    /// The last name that was admitted.
     pub(crate) last: Option<Rc<LearntName>>,
 }
 
@@ -37,8 +37,8 @@ impl<'a> Naming<'a> {
         }
     }
 
-    /// Whether a server of this name may be spoken to. What DNS told may be over by now; what the
-    /// connection named before it may name again.
+    /// Whether the connection may name this server. The opening by DNS may have expired since; a
+    /// name that the connection has named before it may name again.
     pub(crate) fn may(&mut self, said: &HostName, named: &mut Vec<Rc<LearntName>>) -> bool {
         let text = said.name().without_dot();
         let before = named.iter().find(|name| *name.name == *text);

@@ -1,4 +1,4 @@
-//! A guest's datagrams of an inspected flow.
+//! A guest's datagrams of an inspected flow over UDP.
 use slipgate_abi::{Command, DropReason, PortHeader};
 
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl<D: Datapath> Core<D> {
-    /// A guest's UDP frame of this flow: QUIC or nothing.
+    /// Inspects a guest's UDP frame of a flow that must be QUIC. Returns `None` when it passes.
     pub(crate) fn quic_from_guest(
         &mut self,
         vm: &mut VmState,
@@ -44,7 +44,7 @@ impl<D: Datapath> Core<D> {
         let mut passage = Ok(Passage::Goes);
         let mut effort = Effort::new(&mut self.inspected.of_vm(vm.net.id).of_guest, now_ns);
         for datagram in datagrams(&job) {
-            // What is kept of an Initial must have room before it is looked at.
+            // There must be room for what is kept of an Initial before it is parsed.
             if others + flow.held() >= MAX_HELD
                 && quic::initials(datagram).is_ok_and(|initials| !initials.is_empty())
             {
@@ -52,9 +52,10 @@ impl<D: Datapath> Core<D> {
                 break;
             }
             passage = match flow.datagram(datagram, &mut effort, &mut |said| by.may(said, named)) {
-                // Behind what waits another packet may go at once, but not with it.
+                // Behind a waiting datagram a later one may pass, but not in the same frame.
                 Ok(Passage::Goes) if passage == Ok(Passage::Held) && flow.is_undecided() => passage,
-                // What is left out is so with its frame: the rest of that is not looked at.
+                // A frame with a datagram that is dropped is dropped as a whole: the rest of it is
+                // not parsed.
                 last @ (Err(_) | Ok(Passage::Dropped | Passage::Unread)) => {
                     passage = last;
                     break;
@@ -96,7 +97,7 @@ impl<D: Datapath> Core<D> {
             }
         }
         match passage {
-            // Behind what was held, which is written at the end of the batch.
+            // Behind the held datagrams, which are written at the end of the batch.
             Ok(Passage::Goes) if !released.is_empty() => {
                 self.inspected.put(slot, inspection);
                 match self.out.push(header, ETHERTYPE_IPV4, vnet, l3) {
@@ -132,7 +133,7 @@ impl<D: Datapath> Core<D> {
     }
 }
 
-/// The datagrams that a UDP frame becomes.
+/// Returns the datagrams that a UDP frame becomes.
 pub(crate) fn datagrams<'a>(job: &Job<'a>) -> impl Iterator<Item = &'a [u8]> {
     let payload = job.packet.ip.payload().get(UDP_HEADER_LEN..);
     let payload = payload.unwrap_or_default();
@@ -141,7 +142,7 @@ pub(crate) fn datagrams<'a>(job: &Job<'a>) -> impl Iterator<Item = &'a [u8]> {
         VirtioNetHdr::GSO_NONE => payload.len(),
         _ => usize::from(vnet.gso_size),
     };
-    // An empty datagram is one too.
+    // An empty datagram counts as one.
     let empty = payload.is_empty().then_some(payload);
     payload.chunks(each.max(1)).chain(empty)
 }

@@ -1,4 +1,4 @@
-//! Where a TCP session's segments go.
+//! The frames of a TCP session's segments.
 use std::rc::Rc;
 
 use slipgate_abi::{Command, Ip4, PortHeader};
@@ -20,7 +20,7 @@ use crate::{
 pub(crate) type May<'a> = dyn FnMut(&HostName, &mut Vec<Rc<LearntName>>) -> bool + 'a;
 
 impl<D: Datapath> Core<D> {
-    /// Has a TCP session do something; `None`: it is another's.
+    /// Runs `work` on a TCP session. Returns `None` when the inspection is not one of TCP.
     pub(crate) fn with_session<T>(
         &mut self,
         vm: &VmState,
@@ -51,7 +51,7 @@ impl<D: Datapath> Core<D> {
     }
 }
 
-/// Both ends of a connection.
+/// The two ends of an inspected connection, to which its session sends segments.
 struct Ends<'a> {
     out: &'a mut Outbox,
     packet: &'a mut Vec<u8>,
@@ -75,7 +75,7 @@ impl Ends<'_> {
     }
 }
 
-// A full outbox loses a segment like a link would; the timers and the guest send again.
+// A full outbox loses a segment as a link would; the timers and the guest retransmit.
 impl Wire for Ends<'_> {
     fn to_server(&mut self, segment: &Segment<'_>) {
         segment.build(self.packet, self.guest, self.server);

@@ -1,4 +1,4 @@
-//! What a VM may have done for its Initial packets.
+//! Tests of the bound on the work that a VM's Initial packets cause.
 use super::{super::rig::*, scene::*};
 use crate::{
     clock::SECOND_NS,

@@ -71,7 +71,7 @@ fn resets_end_it() {
     assert_eq!(scene.received(), b"");
 }
 
-/// Within the grace.
+/// Cuts all flows of the VM; the grace begins.
 pub(super) fn cut_all(rig: &mut Rig) {
     use crate::{control::ControlMessage, observe::Subject};
     let what = Subject::Vm { row: 1 };

@@ -1,4 +1,4 @@
-//! What is let in, and what is not.
+//! Tests of the names that inspected connections may have, and may not.
 use slipgate_abi::{DropReason, Handover, Refusal, Verdict};
 
 use super::{super::rig::*, scene::*};

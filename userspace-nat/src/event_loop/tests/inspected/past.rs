@@ -1,4 +1,4 @@
-//! What else has room for a word to the server.
+//! Tests of other fields that could carry information to the server past the inspection.
 use slipgate_abi::{DropReason, tcp::Flags};
 
 use super::{super::rig::*, ends::cut_all, scene::*};

@@ -9,7 +9,7 @@ use crate::{
     port::VirtioNetHdr,
 };
 
-/// What a QUIC client sends: an Initial of this connection with a part of a hello.
+/// A QUIC client's Initial of this connection with a part of a hello.
 fn initial(id: &[u8], number: u32, at: usize, part: &[u8]) -> Vec<u8> {
     let payload = initials::crypto(at, part);
     let datagram = initials::initial(Version::One, id, id, number, &payload);

@@ -51,7 +51,7 @@ pub(super) struct Scene {
     pub(super) rig: Rig,
     pub(super) nat: At,
     pub(super) server: At,
-    /// What the server has, by place; more than one copy of a byte must be alike.
+    /// Bytes that the server has received, by position; further copies of a byte must be the same.
     pub(super) bytes: Vec<Option<u8>>,
     /// Whether the server takes anything in.
     pub(super) server_is_deaf: bool,
@@ -75,7 +75,7 @@ impl Scene {
         Self::with_options(rig, server, [&[2, 4, 0x23, 0], &[2, 4, 5, 0xb4]])
     }
 
-    /// Of the SYN, and of the SYN-ACK.
+    /// A scene with these TCP options in the SYN, and in the SYN-ACK.
     pub(super) fn with_options(rig: Rig, server: At, options: [&[u8]; 2]) -> Self {
         Self::opened(rig, server, options, 0x7210)
     }

@@ -1,4 +1,4 @@
-//! What a server gets before a name is let in: nothing that its guest could choose.
+//! Tests of what a server receives before a name is admitted: nothing that its guest could choose.
 use slipgate_abi::tcp::Flags;
 
 use super::{super::rig::*, scene::*};
