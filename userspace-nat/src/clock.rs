@@ -12,7 +12,7 @@ pub trait Clock {
     fn sleep_ns(&self, ns: u64);
 }
 
-/// The system's clocks.
+/// The clocks of the system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 

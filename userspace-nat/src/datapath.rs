@@ -25,7 +25,7 @@ pub enum InsertError {
     Os(#[source] std::io::Error),
 }
 
-/// The map `FLOWS`.
+/// The kernel's map `FLOWS`.
 pub trait FlowMap {
     /// Inserts an entry with `BPF_NOEXIST`.
     ///
@@ -108,9 +108,9 @@ pub trait Tables {
 /// Address that DNS opened to a VM by a name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RememberedName {
-    /// The VM's id.
+    /// Id of the VM.
     pub vm: u32,
-    /// The address.
+    /// The address that was opened.
     pub addr: Ip4,
     /// The name in wire form, in lower case, at most 255 octets.
     pub name: Box<[u8]>,

@@ -2,17 +2,18 @@
 //!
 //! The kernel's programs translate established flows and hand everything else to an *engine port*.
 //! The [`event_loop`] reads that port, and
-//! - admits new flows ([`admission`], [`flow`], [`nat_ports`], [`quota`], [`name_gate`], [`route`]),
-//! - answers what the guest asks of its network ([`dhcp`], [`dns`], [`arp`], [`icmp`]),
-//! - relays what can't be translated ([`relay`]),
+//! - admits new flows ([`admission`], [`flow`], [`nat_ports`], [`quota`], [`name_gate`],
+//!   [`route`]),
+//! - answers the guest's requests to its network ([`dhcp`], [`dns`], [`arp`], [`icmp`]),
+//! - relays connections that can't be translated ([`relay`]),
 //! - finds the end of every flow and records it ([`flow`], [`record`]).
 //!
-//! No kernel facility is reached directly: frames go by [`port::FrameIo`], flows by
-//! [`datapath::FlowMap`] and [`datapath::Tables`], time by [`clock::Clock`]. So the whole engine
-//! runs under test with a simulated clock and an in-memory datapath (`fake`).
+//! No kernel facility is used directly: frames pass through [`port::FrameIo`], flows through
+//! [`datapath::FlowMap`] and [`datapath::Tables`], time through [`clock::Clock`]. So the whole
+//! engine runs under test with a simulated clock and an in-memory datapath (`fake`).
 //!
-//! Everything that comes over the port is hostile: it is parsed by bounds-checked views, work and
-//! memory per guest are bounded, and what is not served is counted ([`stats`]).
+//! Everything that is read from the port is hostile: it is parsed by bounds-checked views, work and
+//! memory per guest are bounded, and packets that are not served are counted ([`stats`]).
 
 // Only modules that share memory with the kernel's programs say `expect(unsafe_code)`. Tests may.
 #![cfg_attr(not(test), deny(unsafe_code))]

@@ -381,7 +381,8 @@ fn memory_is_given_back() {
 }
 
 proptest! {
-    /// Whatever is picked and freed: no port is out twice toward one destination, and none is lost.
+    /// No port is in use twice toward one destination, and none is lost, in any order of picking
+    /// and freeing.
     #[test]
     fn rfc4787_req_3_no_port_is_out_twice(
         size in 1u16..200,
@@ -414,7 +415,7 @@ proptest! {
         }
     }
 
-    /// Whatever the others hold and free: a VM below its part of the reserve finds a port.
+    /// A VM below its part of the reserve finds a port, whatever the others hold and free.
     #[test]
     fn rfc6888_req_4_every_vm_has_its_part(
         size in 8u16..300,

@@ -128,21 +128,21 @@ pub enum ControlMessage {
 /// A message from the engine to the broker: the answer to a request.
 #[derive(Clone, PartialEq, Debug)]
 pub enum ControlReply {
-    /// Answer to [`ControlMessage::Why`].
+    /// Answer to a [`ControlMessage::Why`] request.
     Why {
         /// Id of the request.
         request: u64,
         /// Fate of the flow, and the rule that decides it.
         answer: Why,
     },
-    /// Answer to [`ControlMessage::Names`].
+    /// Answer to a [`ControlMessage::Names`] request.
     Names {
         /// Id of the request.
         request: u64,
         /// The page that was asked for.
         page: NamesPage,
     },
-    /// Answer to [`ControlMessage::Policies`].
+    /// Answer to a [`ControlMessage::Policies`] request.
     Applied {
         /// Id of the request.
         request: u64,
@@ -153,33 +153,33 @@ pub enum ControlReply {
         /// Number of flows among `kept` that the new policies would refuse.
         left: u64,
     },
-    /// Answer to [`ControlMessage::Cut`].
+    /// Answer to a [`ControlMessage::Cut`] request.
     Cut {
         /// Id of the request.
         request: u64,
         /// Number of flows that were ended; `None` when the flow is not in this engine.
         flows: Option<u64>,
     },
-    /// Answer to [`ControlMessage::Capture`].
+    /// Answer to a [`ControlMessage::Capture`] request.
     Capturing {
         /// Id of the request.
         request: u64,
         /// Why no capture was started; `None` when it was.
         refused: Option<NotCaptured>,
     },
-    /// Answer to [`ControlMessage::Listen`].
+    /// Answer to a [`ControlMessage::Listen`] request.
     Listening {
         /// Id of the request.
         request: u64,
         /// Why the records are not sent; `None` when they are.
         refused: Option<NotListening>,
     },
-    /// Answer to [`ControlMessage::Thaw`].
+    /// Answer to a [`ControlMessage::Thaw`] request.
     Thawed {
         /// Id of the request.
         request: u64,
     },
-    /// Answer to [`ControlMessage::Sync`].
+    /// Answer to a [`ControlMessage::Sync`] request.
     Synced {
         /// Id of the request.
         request: u64,
@@ -243,7 +243,7 @@ pub struct Why {
 /// One page of the state that the engine keeps by name and that the kernel's tables lack.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NamesPage {
-    /// Refused DNS questions of each VM, by the VM's name.
+    /// Counts of the name gate for each VM, by the VM's name.
     pub vms: Vec<(String, crate::name_gate::NameCounts)>,
     /// DNS refusals since the engine started, with the most recent sample of each kind. For each VM
     /// the most frequent kinds are kept.

@@ -1,5 +1,5 @@
 //! Adoption: a new engine takes over its predecessor's flows, as far as present VMs, rules and
-//! routes admit them. [`crate::flow::adopt`] says how they are told apart.
+//! routes admit them. [`crate::flow::adopt`] has the cases.
 use std::sync::atomic::Ordering::Relaxed;
 
 use hashbrown::HashSet;

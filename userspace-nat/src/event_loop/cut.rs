@@ -7,7 +7,8 @@ use crate::{
 
 /// Most guests' connections that are probed for a segment at one cut.
 const MOST_PROBES: usize = 1_024;
-/// Probes that are written at a time: the size of a TAP's queue. Its reader gets some time between.
+/// Probes that are written at a time: as many as fit in a TAP's queue, so that its reader can keep
+/// up.
 const PROBES_AT_ONCE: usize = 256;
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {

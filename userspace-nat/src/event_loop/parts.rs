@@ -8,9 +8,9 @@ use crate::{name_gate::SharedJudge, record::FlowLog};
 /// Parts from which an engine is built.
 #[derive(Debug)]
 pub struct Parts<D, P, C, K, S> {
-    /// The kernel's tables.
+    /// The kernel's tables of flows and VMs.
     pub datapath: D,
-    /// The engine port.
+    /// The engine port for frames.
     pub port: P,
     /// The monotonic and wall clocks.
     pub clock: C,
@@ -24,7 +24,7 @@ pub struct Parts<D, P, C, K, S> {
     pub rule_base: u32,
     /// Range of translated ports.
     pub nat_ports: RangeInclusive<u16>,
-    /// The flow log.
+    /// The flow log that records are written to.
     pub log: FlowLog,
 }
 

@@ -1,13 +1,13 @@
-//! Taking over the flows that an earlier process of our row left in the kernel.
+//! Adoption of the flows that an earlier process of this row left in the kernel.
 //!
-//! Nothing in the kernel stopped while nobody served the row; what can be found there:
+//! Nothing in the kernel stopped while no process served the row. These cases can be found there:
 //!
 //! | slot | tuples | what happened | what is done |
 //! | --- | --- | --- | --- |
 //! | not `Free` nor `Closing` | both | a flow, perhaps with traffic right now | adopted |
 //! | same | one | (another process's sweep) | completed, or ended |
 //! | same | none | as above | ended |
-//! | `Closing` | any | died in the grace | the end begins anew |
+//! | `Closing` | any | died in the grace | the end begins again |
 //! | `Closing` | none | died between the deletion and the slot's release | recorded, unless its id is in the log's tail; freed |
 //! | `Free`, or of another generation | any | died while opening | deleted |
 use std::{io, sync::atomic::Ordering::Relaxed};

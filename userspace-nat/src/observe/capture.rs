@@ -56,14 +56,14 @@ const LINGER_NS: u64 = 2 * SECOND_NS;
 /// Flows that a request is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Subject {
-    /// One translated flow.
+    /// One flow that is translated.
     Flow {
         /// Index of its slot.
         slot: u32,
         /// Generation of the slot.
         generation: u32,
     },
-    /// One relayed flow.
+    /// One flow that is relayed.
     Relayed(RelayedId),
     /// Everything of a VM.
     Vm {

@@ -103,9 +103,9 @@ impl<'a> Ipv4<'a> {
 /// One of the two addresses of a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// The source address.
+    /// Source address, at offset 12.
     Source,
-    /// The destination address.
+    /// Destination address, at offset 16.
     Destination,
 }
 

@@ -80,7 +80,7 @@ fn headers_that_contradict_themselves_are_malformed() {
 }
 
 proptest! {
-    /// Whatever is in a frame, reading it does not panic, and what is read lies within it.
+    /// Parsing never panics, whatever the frame, and all that is parsed lies within it.
     #[test]
     fn nothing_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..120), plausible: bool) {
         if plausible && bytes.len() > 10 {

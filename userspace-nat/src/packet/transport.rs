@@ -11,11 +11,11 @@ pub const UDP_HEADER_LEN: usize = 8;
 /// A parsed transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transport {
-    /// A TCP header.
+    /// Header of a TCP segment.
     Tcp(Tcp),
-    /// A UDP header.
+    /// Header of a UDP datagram.
     Udp(Udp),
-    /// An ICMP header.
+    /// Header of an ICMP message.
     Icmp(icmp::Icmp),
     /// Another protocol, which has no flows.
     Other,

@@ -88,7 +88,7 @@ pub(crate) enum Finish {
 }
 
 impl<D: Datapath> Core<D> {
-    /// Handles one frame.
+    /// Handles one frame from the port. Returns what was done with it.
     pub(crate) fn handle(
         &mut self,
         bytes: &mut [u8],

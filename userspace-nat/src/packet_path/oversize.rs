@@ -169,7 +169,7 @@ impl<D: Datapath> Core<D> {
     }
 }
 
-/// Destination of fragments.
+/// Side to which fragments are sent.
 #[derive(Clone, Copy)]
 enum Side {
     World(Exit),

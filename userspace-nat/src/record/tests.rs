@@ -181,7 +181,7 @@ fn only_what_ended_was_recorded() {
     assert_eq!(ids.into_iter().map(|id| id.slot).collect::<Vec<_>>(), [3]);
 }
 
-/// The lines of a log that was told `events` and what `tell` tells it.
+/// Returns the lines of a log of `events` to which `tell` records.
 fn lines(events: Events, tell: impl FnOnce(&mut FlowLog)) -> Vec<serde_json::Value> {
     let sink = Sink::default();
     let mut log = FlowLog::new(Some(Box::new(sink.clone()))).of(events);

@@ -230,8 +230,8 @@ fn flows_of_whom_a_forward_would_not_let_in_are_not_taken_over() {
     assert_eq!(allowed(&rig), 1);
 }
 
-/// A client whose handshake takes a tenth of a second. Whether it is let in, with its SYN sent again
-/// after 1, 3 and 7 s; the guest has answered and the connection is proven then.
+/// A client whose handshake takes a tenth of a second. Its SYN is sent again after 1, 3 and 7 s;
+/// the connection is proven once the guest has answered.
 struct Client {
     at: At,
     next_try_ns: u64,
@@ -240,9 +240,9 @@ struct Client {
     connected: bool,
 }
 
-/// Floods the port with that many forged SYNs a second for `seconds`, all of which the guest answers,
-/// while five clients a second connect. How many of the clients of the second half did; and the most
-/// slots that one SYN had looked at.
+/// Floods the port with `flood` forged SYNs a second for `seconds`, all of which the guest answers,
+/// while five clients a second connect. Returns how many clients of the second half connected, of
+/// how many, and the most slots that were examined for one SYN.
 fn connected_under_flood(setup: Setup, flood: u64, seconds: u64) -> (usize, usize, u64) {
     let mut rig = with_forwards(setup);
     let begin_ns = rig.kernel.borrow().now_ns;

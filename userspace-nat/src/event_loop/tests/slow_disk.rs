@@ -1,5 +1,5 @@
-//! A flow log whose disk takes nothing for a while: no turn waits for it, what is lost is counted, and
-//! no flow is forgotten before its record is written.
+//! Tests of a flow log whose disk accepts nothing for a while: no turn waits for it, lost lines are
+//! counted, and no flow is forgotten before its record is written.
 use std::{
     collections::HashSet,
     io::{self, Write},
@@ -21,7 +21,7 @@ const LONG: Duration = Duration::from_secs(20);
 /// State of the simulated disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Does {
-    /// It takes nothing, and whoever writes waits.
+    /// It accepts nothing, and the writer blocks.
     Nothing,
     Write,
     /// The engine is dead: nobody writes.

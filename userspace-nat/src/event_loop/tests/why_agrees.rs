@@ -48,8 +48,8 @@ const RULES: [&str; 20] = [
     "deny 10.0.2.2:8080/tcp",
     "deny bad.ok.test",
 ];
-/// To addresses by rules, by name, private, the host's, a resolver's, of no route, of no uplink, and of
-/// the guest's own network.
+/// Remotes of each kind: allowed by rules, by name, private, the host's, a resolver's, without a
+/// route, without an uplink, and of the guest's own network.
 const REMOTES: [[u8; 4]; 10] = [
     PEER.octets,
     [198, 51, 100, 8],

@@ -11,7 +11,7 @@ use crate::{
 /// Keys that a VM may have made at once.
 const MOST_AT_ONCE: usize = (effort::MOST / (effort::DERIVATION + effort::TRIAL)) as usize;
 
-/// As many datagrams as a frame has room for, each of seven Initials that open and one that does not.
+/// A frame of as many datagrams as fit, each of seven Initials that decrypt and one that does not.
 fn frame_that_does_not_open(port: u16) -> (VirtioNetHdr, Vec<u8>) {
     let short = |id: &[u8]| initials::short_initial(id, &[1; 32]);
     let mut payload = Vec::new();
