@@ -168,15 +168,6 @@ impl Flows {
         state.is_some_and(State::is_linked)
     }
 
-    /// Returns the slots of the own flows with this translated address.
-    pub fn slots_with_nat(&self, nat: Ip4) -> Vec<u32> {
-        self.table
-            .iter()
-            .filter(|(_, e)| e.nat == nat)
-            .map(|(slot, _)| slot)
-            .collect()
-    }
-
     /// Returns the largest number of chunks of slots.
     pub fn chunks(&self) -> usize {
         self.table.chunks()

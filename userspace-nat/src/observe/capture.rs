@@ -458,6 +458,13 @@ fn as_delivered<D: Datapath>(
     let old_port = u16::from_be_bytes([l4[port_at], l4[port_at + 1]]);
     l4[port_at..port_at + 2].copy_from_slice(&port.to_be_bytes());
     let is_icmp = matches!(packet.transport, Transport::Icmp(_));
+    let is_udp = matches!(packet.transport, Transport::Udp(_));
+    // A UDP checksum of zero means that there is none; one that comes out as zero is sent as all
+    // ones (RFC 768).
+    let as_sent = |sum: [u8; 2]| match sum {
+        [0, 0] if is_udp => [0xff; 2],
+        sum => sum,
+    };
     if frame.vnet.needs_csum() && !is_icmp {
         let (source, protocol) = (packet.ip.source, packet.ip.protocol);
         l4[sum_at..sum_at + 2].fill(0);
@@ -465,17 +472,16 @@ fn as_delivered<D: Datapath>(
             .pseudo(source, new, protocol, l4.len())
             .bytes(l4)
             .finish();
-        l4[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
+        l4[sum_at..sum_at + 2].copy_from_slice(&as_sent(sum.to_be_bytes()));
         return;
     }
     let mut sum = [l4[sum_at], l4[sum_at + 1]];
-    // A UDP checksum of zero means that there is none (RFC 768).
-    if sum == [0; 2] && matches!(packet.transport, Transport::Udp(_)) {
+    if is_udp && sum == [0; 2] {
         return;
     }
     if !is_icmp {
         checksum::replace_address(&mut sum, old, new);
     }
     checksum::replace16(&mut sum, old_port, port);
-    l4[sum_at..sum_at + 2].copy_from_slice(&sum);
+    l4[sum_at..sum_at + 2].copy_from_slice(&as_sent(sum));
 }
