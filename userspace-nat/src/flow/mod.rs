@@ -22,7 +22,7 @@
 use std::collections::VecDeque;
 
 use slipgate_abi::{
-    Ip4, Tuple,
+    Tuple,
     maps::{MAX_VMS, SLOTS_PER_CHUNK},
 };
 
