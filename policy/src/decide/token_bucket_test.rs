@@ -6,8 +6,10 @@ use super::*;
 fn burst_then_rate() {
     let mut bucket = TokenBucket::new(10, 5);
     let now = 1_000 * SECOND_NS;
+    assert!(bucket.has(now) && bucket.has(now));
     assert_eq!((0..100).filter(|_| bucket.take(now)).count(), 5);
     assert!(!bucket.take(now + SECOND_NS / 10 - 1));
+    assert!(!bucket.has(now) && bucket.has(now + SECOND_NS / 10));
     assert!(bucket.take(now + SECOND_NS / 10));
     assert_eq!(
         (0..100)

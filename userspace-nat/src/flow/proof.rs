@@ -59,7 +59,7 @@ impl Flows {
     /// Returns the oldest unproven flow that the world opened to a VM, if it has had
     /// `ROUND_TRIP_NS`. The caller then calls [`Flows::forget_proven`].
     pub fn oldest_unproven(&self, datapath: &impl Datapath, row: u16, now_ns: u64) -> Option<u32> {
-        let mut opened = self.table.from_world(row)?.opened.iter();
+        let mut opened = self.table.awaiting_proof(row)?.opened.iter();
         let oldest = opened.find(|of| is_unproven(&self.table, datapath, **of));
         let age_ns = |slot: u32| now_ns.saturating_sub(datapath.slot(slot).created_ns());
         let oldest = oldest.map(|(slot, _)| *slot);

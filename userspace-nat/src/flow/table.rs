@@ -366,7 +366,7 @@ impl FlowTable {
     }
 
     /// Returns a VM's queue of flows from the world.
-    pub(super) fn from_world(&self, row: u16) -> Option<&FromWorld> {
+    pub(super) fn awaiting_proof(&self, row: u16) -> Option<&FromWorld> {
         let vm = self.vms.get(usize::from(row));
         vm.map(|vm| &vm.awaiting_proof)
     }

@@ -310,10 +310,10 @@ impl World {
         Policy::new(of.default, rules.collect::<Vec<_>>()).with(Settings {
             name: of.is_learning.then(|| "learning vm".to_owned()),
             is_learning: of.is_learning,
-            host_loopback: of
-                .lists_loopback
-                .then_some(host_loopback)
-                .unwrap_or_default(),
+            host_loopback: match of.lists_loopback {
+                true => host_loopback,
+                false => Vec::new(),
+            },
             ..Settings::default()
         })
     }
