@@ -141,11 +141,9 @@ fn boot(kernel: &Kernel, order: &[NestedVmm]) -> Ended {
 fn firmware(name: &str) -> PathBuf {
     let folders = Command::new(QEMU).args(["-L", "help"]).output().unwrap();
     let folders = String::from_utf8_lossy(&folders.stdout).into_owned();
-    let found = folders
+    let mut all = folders
         .lines()
         .map(|folder| PathBuf::from(folder).join(name));
-    found
-        .filter(|file| file.is_file())
-        .next()
+    all.find(|file| file.is_file())
         .unwrap_or_else(|| panic!("QEMU has no {name} in any of:\n{folders}"))
 }
