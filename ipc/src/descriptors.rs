@@ -35,9 +35,9 @@ impl From<Slot> for Mark {
 
 /// A message that can be sent.
 pub trait Outbound: Sized {
-    /// What is serialised.
+    /// Serialised form of the message.
     type Wire: Serialize;
-    /// What it has for descriptors.
+    /// Type of the descriptors that the message holds.
     type Descriptor: AsFd;
 
     /// Moves the descriptors to the end of `fds`, in the order of their slots.
@@ -46,7 +46,7 @@ pub trait Outbound: Sized {
 
 /// A message that can be received.
 pub trait Inbound: Sized {
-    /// What is serialised.
+    /// Serialised form of the message.
     type Wire: DeserializeOwned;
 
     /// Puts descriptors back into their slots, in order.
