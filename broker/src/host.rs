@@ -24,7 +24,7 @@ pub(crate) use self::{
 /// How long the kernel may take to say that nobody listens on this host.
 const LISTENS_WITHIN: Duration = Duration::from_millis(20);
 
-/// What an operator should know before traffic passes, in sentences.
+/// Returns warnings for the operator, in sentences, to be shown before traffic passes.
 pub fn warnings(facts: &HostFacts, nat_ports: &RangeInclusive<u16>) -> Vec<String> {
     let mut warnings = facts.warnings();
     if facts.ip_forward == Some(true) {

@@ -45,29 +45,29 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct PolicyChanges {
     applying: Option<Applying>,
-    /// VMs that learn.
+    /// VMs that are open for learning.
     learning: Vec<LearningVm>,
-    /// And those that are to, with who asked and its socket.
+    /// VMs to open next, each with the client and its socket.
     to_learn: VecDeque<(ClientId, String, OwnedFd)>,
-    /// SIGHUP came while a policy was being put in force.
+    /// Whether a SIGHUP came while a policy was being put in force.
     apply_again: bool,
 }
 
-/// A change that the engine is at.
+/// A change that the engine is carrying out.
 #[derive(Debug)]
 struct Applying {
     id: u64,
     change: Change,
 }
 
-/// What is changed, and what is to be done when the engine has.
+/// A change of policy, with the steps that remain when the engine has answered.
 #[derive(Debug)]
 struct Change {
-    /// Who asked; nobody by a signal.
+    /// Client that asked; `None`: a signal did.
     client: Option<ClientId>,
-    /// What is said then.
+    /// Message for the log once the change is done.
     what: String,
-    /// Numbers that the guard's list had before.
+    /// Policy numbers in the guard's list before the change.
     before: BTreeSet<u32>,
     /// VMs, by id, whose flows that may not be are cut in any case.
     strictly: Vec<u32>,
@@ -76,17 +76,18 @@ struct Change {
     closed: Option<Vec<LearningVm>>,
 }
 
-/// A policy that is whole: read, checked, compiled.
+/// Complete policies: read, checked and compiled.
 struct Read {
     config: Config,
     loaded: LoadedPolicies,
-    /// The same, and those of VMs that learn.
+    /// The loaded policies and those of learning VMs.
     in_force: LoadedPolicies,
     policies: PolicySet,
 }
 
 impl Read {
-    /// The command line's, with its files read again, or with another policy file.
+    /// Reads the policies of the command line, with its files read again or with another policy
+    /// file.
     fn reread(
         config: &Config,
         file: Option<&Path>,
@@ -100,7 +101,7 @@ impl Read {
         Self::of(config, loaded, learning)
     }
 
-    /// What is in force, with other VMs that learn: nothing is read again.
+    /// Recompiles the policies in force with other learning VMs; no file is read again.
     fn again(attached: &Attached, learning: &LearningVms) -> Result<Self, ConfigError> {
         let config = attached.config.settled()?;
         Self::of(config, attached.loaded.clone(), learning)
@@ -134,7 +135,7 @@ impl Read {
 }
 
 impl PolicyChanges {
-    /// What to wait for: ends of clients that had VMs opened.
+    /// Descriptors to poll for the end of clients that had VMs opened.
     pub(crate) fn lifelines(&self) -> impl Iterator<Item = PollFd<'_>> {
         self.learning.iter().filter_map(LearningVm::lifeline)
     }
@@ -187,7 +188,7 @@ impl PolicyChanges {
         self.tell_policies(parts, change)
     }
 
-    /// Step 3.
+    /// Step 3: sends the policies to the engine.
     fn tell_policies(&mut self, parts: &mut Parts, change: Change) -> anyhow::Result<()> {
         let id = parts.next_id();
         self.applying = Some(Applying { id, change });
@@ -239,7 +240,7 @@ impl PolicyChanges {
     }
 }
 
-/// What became of flows.
+/// Numbers of flows affected by a change of policy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Applied {
     pub(crate) cut: u64,

@@ -44,24 +44,24 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 pub(crate) enum End {
     /// By a signal, over the control socket, or by the escape.
     Asked { exit: OnExit, signal: Signal },
-    /// The guest ended.
+    /// The guest ended by itself.
     Vm(Box<VmmEnd>),
-    /// The VMM died, or fell silent.
+    /// The VMM died or no longer responds.
     VmmGone,
 }
 
 pub(crate) struct Broker {
     pub(crate) parts: Parts,
-    /// What other processes have been asked for clients.
+    /// Client requests that wait for the answer of another process.
     pending: Pending,
     policies: PolicyChanges,
-    /// With `run`.
+    /// The VM of `slipgate run`; `None` for other commands.
     pub(crate) vm: Option<Vm>,
     reserved_ports: Vec<(u8, u16)>,
     look_due: Instant,
-    /// With `--metrics`.
+    /// The metrics process, with `--metrics`.
     metrics: Option<Metrics>,
-    /// With `--bpf-log`.
+    /// Reader of the programs' messages, with `--bpf-log`.
     programs_log: Option<BpfLog>,
 }
 
@@ -179,7 +179,7 @@ impl Broker {
         })
     }
 
-    /// What the VMM has said; how the VM ended, if it did.
+    /// Handles messages of the VMM; returns how the VM ended, if it did.
     fn hear_vmm(&mut self) -> Option<End> {
         for _ in 0..HEARD_AT_ONCE {
             match self.vm.as_ref()?.vmm.heard() {
@@ -333,7 +333,7 @@ impl Broker {
         Ok(())
     }
 
-    /// What the metrics process asks for, and its end.
+    /// Handles requests and the end of the metrics process.
     fn see_to_metrics(&mut self) -> anyhow::Result<()> {
         let Some(metrics) = &mut self.metrics else {
             return Ok(());
@@ -351,7 +351,7 @@ impl Broker {
     }
 }
 
-/// What there is to do.
+/// Results of a poll: the parts that have work to do.
 struct Ready {
     signals: bool,
     engine: bool,

@@ -152,7 +152,7 @@ fn begin(attached: &mut Attached) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a process makes for itself, whomever it serves.
+/// Kernel objects that a process creates whichever VMs it serves.
 struct Made {
     port: EnginePort,
     next_hops: NextHops,

@@ -32,7 +32,7 @@ pub(crate) struct Vm {
     pub(crate) console: Console,
 }
 
-/// What the VMM boots.
+/// Kernel and initial RAM disk that the VMM boots.
 pub(crate) struct Images {
     kernel: Option<File>,
     initrd: Option<File>,
@@ -51,7 +51,7 @@ impl Images {
         })
     }
 
-    /// By flag.
+    /// The opened images, each with its flag.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &File)> {
         let all = [("--kernel", &self.kernel), ("--initrd", &self.initrd)];
         all.into_iter()

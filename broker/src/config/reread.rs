@@ -51,7 +51,7 @@ impl Config {
         Ok(new)
     }
 
-    /// What is in force, for people.
+    /// Name of the policy in force, for messages.
     pub(crate) fn policy_name(&self) -> String {
         match &self.policy_file {
             Some(file) => file.name(),

@@ -10,9 +10,9 @@ const PATH: &str = "/dev/kvm";
 #[derive(Debug, thiserror::Error)]
 #[error("a VM needs {PATH}, which can't be opened ({why}): {remedy}")]
 pub struct KvmUnavailable {
-    /// What the kernel said.
+    /// Error that the kernel returned.
     pub why: io::Error,
-    /// What to do.
+    /// Action that makes KVM available.
     pub remedy: &'static str,
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct HostResolvers {
 }
 
 impl HostResolvers {
-    /// As they are now.
+    /// Reads the present resolvers of the host.
     pub(crate) fn find() -> Self {
         Self::of(Path::new(RESOLV_CONF))
     }

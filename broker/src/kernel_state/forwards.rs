@@ -69,7 +69,7 @@ pub(crate) fn forwards_of(rules: &Range<u32>, config: &Config) -> Range<u32> {
     rules.end - forward_texts(config).count() as u32..rules.end
 }
 
-/// One text per flag, whatever its range.
+/// Returns one text per flag, whatever the length of its port range.
 pub(crate) fn forward_texts(config: &Config) -> impl Iterator<Item = String> {
     let mut texts: Vec<String> = config.forwards.iter().map(forward_text).collect();
     texts.dedup();

@@ -28,7 +28,8 @@ impl Attached {
         number & ((1 << OWNER_BITS) - 1) == self.owner.row() + 1
     }
 
-    /// What the guard may drop on its own, of each policy that a VM has.
+    /// Writes the prefixes that the guard may drop without the engine, for each policy that a VM
+    /// has.
     pub(crate) fn write_denied(&self) -> anyhow::Result<()> {
         let deny = &self.datapath.maps().deny;
         let number = |prefix: &DenyPrefix| u32::from_be_bytes(prefix.key.policy);

@@ -24,15 +24,15 @@ use slipgate_abi::{
 use slipgate_control::{Paths, maps::SharedMaps, owner};
 use slipgate_policy::Described;
 
-/// What an element is told by: digests of whole rules, or that it is free.
+/// Identity of an element: a digest of the whole rule, or the mark of a free element.
 type Whole = [u8; 16];
 const FREE: Whole = RuleElement::FREE.whole;
 
-/// Whose rules are written.
+/// Process whose rules are written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Writer<'w> {
     pub(crate) paths: &'w Paths,
-    /// Its row in `OWNERS`.
+    /// Row of the process in `OWNERS`.
     pub(crate) row: u32,
     /// Runs that this process has had.
     pub(crate) own: &'w [Range<u32>],
@@ -121,7 +121,8 @@ impl Writer<'_> {
             .with_context(|| format!("writing {}", path.display()))
     }
 
-    /// What other processes that live have in use. Of a dead one only what flows name is.
+    /// Returns the elements that other live processes use. Of a dead process, only the elements
+    /// that flows name are in use.
     fn of_others(&self) -> anyhow::Result<HashSet<u32>> {
         let mut in_use = HashSet::new();
         for row in owner::living(self.paths, owner::WHILE_SERVING)? {
@@ -135,7 +136,7 @@ impl Writer<'_> {
     }
 }
 
-/// Those of a file of claims.
+/// Ranges in the text of a claims file.
 fn ranges(text: &str) -> impl Iterator<Item = Range<u32>> {
     text.lines().filter_map(|line| {
         let (start, end) = line.split_once(' ')?;

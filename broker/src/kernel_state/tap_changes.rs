@@ -62,7 +62,7 @@ impl Attached {
         Ok(tell)
     }
 
-    /// What a TAP that was made anew needs beside its program.
+    /// Applies the settings, besides the program, that a recreated TAP needs.
     fn equip(&self, tap: &str, ifindex: u32) -> anyhow::Result<()> {
         if let Some(mtu) = self.config.network.mtu {
             Device::with_index(ifindex)?.set_mtu(mtu)?;

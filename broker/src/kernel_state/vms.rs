@@ -78,12 +78,12 @@ impl Attached {
         }
     }
 
-    /// What the engine is told of all VMs.
+    /// Specifications of all VMs for the engine.
     pub(crate) fn vm_specs(&self) -> Vec<VmSpec> {
         self.vms.iter().map(|vm| self.vm_spec(vm)).collect()
     }
 
-    /// What the engine is told of a VM.
+    /// Specification of one VM for the engine.
     pub(crate) fn vm_spec(&self, vm: &ServedVm) -> VmSpec {
         let network = &self.config.network;
         VmSpec {

@@ -28,22 +28,22 @@ use slipgate_policy::{
 use super::{Change, PolicyChanges, Read};
 use crate::{config::Config, kernel_errors::is_passing, parts::Parts};
 
-/// After what can't be done just now.
+/// Delay before a retry when a step fails for a passing reason.
 const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
-/// One of them.
+/// A VM that is open for learning.
 #[derive(Debug)]
 pub(crate) struct LearningVm {
     vm: String,
     lifeline: OwnedFd,
-    /// The client has ended.
+    /// Whether the client has closed its end.
     over: bool,
-    /// When it is tried again to give its VM the policy of before.
+    /// Time of the next attempt to restore the VM's own policy.
     again_at: Option<Instant>,
 }
 
 impl LearningVm {
-    /// What to wait for: an end. A client has nothing to say.
+    /// Descriptor to poll for the client's end; a client sends nothing.
     pub(crate) fn lifeline(&self) -> Option<PollFd<'_>> {
         (!self.over).then(|| PollFd::new(self.lifeline.as_fd(), PollFlags::POLLIN))
     }
@@ -60,7 +60,7 @@ impl LearningVm {
     }
 }
 
-/// Which VMs have such a policy, and which of them it holds for.
+/// VMs that have a learning policy, and those for which it is in force.
 #[derive(Debug)]
 pub(super) struct LearningVms {
     with_policy: Vec<String>,
@@ -68,7 +68,7 @@ pub(super) struct LearningVms {
 }
 
 impl LearningVms {
-    /// Those that learn now.
+    /// VMs that are learning now.
     pub(super) fn of(learning: &[LearningVm]) -> Self {
         let open = learning.iter().filter(|one| !one.over);
         let open: Vec<String> = open.map(|one| one.vm.clone()).collect();

@@ -72,7 +72,7 @@ impl ChildProcess {
         &self.channel
     }
 
-    /// What has come on the channel.
+    /// Receives the next message of the channel, if there is one.
     pub(crate) fn heard<M: Inbound>(&self) -> Result<Received<M>, ChannelError> {
         self.channel.try_receive()
     }
@@ -131,8 +131,8 @@ impl Drop for ChildProcess {
     }
 }
 
-/// What ends a process in order. Service managers send it to every process of a service at once
-/// (systemd's `KillMode=control-group`); it is for the broker, which ends the others.
+/// Signals that end a process in order. Service managers send them to every process of a service at
+/// once (systemd's `KillMode=control-group`); they are for the broker, which ends the others.
 const FOR_THE_BROKER: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
 /// Lets a descriptor survive the execve, and gives the child a process group of its own (a ^C at the

@@ -51,16 +51,16 @@ const BACK_OFF: [Duration; 5] = [
     Duration::from_secs(5),
 ];
 
-/// It ended too often.
+/// Error: the engine ended too often to be started again.
 #[derive(thiserror::Error, Debug)]
 #[error("the engine {how}; it has ended {times} times within a minute and is not started again")]
 pub(crate) struct GivenUp {
-    /// The last time.
+    /// How the engine ended the last time.
     how: String,
     times: usize,
 }
 
-/// The engine, or the place of one.
+/// The engine process, or its absence, with restarts and watchdog.
 #[derive(Debug)]
 pub(crate) struct Engine {
     /// Level of messages on its stderr.
@@ -68,7 +68,7 @@ pub(crate) struct Engine {
     state: State,
     ends: Ends,
     watch: Watch,
-    /// What was heard of it, or not, that ends it.
+    /// Reason to end the engine: a message that it sent, or silence.
     failure: Option<String>,
 }
 
@@ -115,7 +115,7 @@ impl Engine {
         }
     }
 
-    /// What to wait on, if there is one: its pidfd, and its channel.
+    /// Descriptors to poll, if an engine runs: its pidfd and its channel.
     pub(crate) fn watched(&self) -> Option<[PollFd<'_>; 2]> {
         let process = self.process()?;
         Some([
@@ -146,7 +146,8 @@ impl Engine {
         }
     }
 
-    /// What it has said, up to so much at a time; answers to the watch are taken out.
+    /// Receives messages of the engine, a limited number per call; answers to the watchdog are
+    /// removed.
     pub(crate) fn hear(&mut self) -> anyhow::Result<Vec<FromEngine>> {
         let mut heard = Vec::new();
         let Some(process) = self.process_mut() else {
@@ -214,13 +215,13 @@ impl Engine {
         Ok(failure)
     }
 
-    /// Its pidfd says that it has.
+    /// Records the engine's end, which its pidfd has reported.
     pub(crate) fn has_ended(&mut self) {
         let how = self.process_mut().map(EngineProcess::how_it_ended);
         self.failure = self.failure.take().or(how);
     }
 
-    /// Sees to it that there is another one in time, unless it has ended too often.
+    /// Schedules the next start of an engine, unless it has ended too often.
     pub(crate) fn plan(&mut self, how: String) -> Result<(), GivenUp> {
         match self.ends.add(Instant::now()) {
             Ok(due) => {
@@ -304,11 +305,11 @@ impl Ends {
     }
 }
 
-/// Whether it answers.
+/// Watchdog of the engine's event loop.
 #[derive(Debug)]
 struct Watch {
     due: Instant,
-    /// What it was asked and has not answered, and at how many looks it had not.
+    /// Number of the unanswered ping, and the number of checks at which it was unanswered.
     asked: Option<(u64, u32)>,
     last: u64,
     most_silent: u32,
@@ -324,7 +325,7 @@ impl Watch {
         }
     }
 
-    /// Looks, when it is time; what to ask it, if anything.
+    /// Returns the number of the next ping, when one is due.
     fn look(&mut self, now: Instant) -> Option<u64> {
         if now < self.due {
             return None;

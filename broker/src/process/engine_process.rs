@@ -88,7 +88,7 @@ impl EngineProcess {
         Ok(self.outgoing.flush(self.process.channel())?)
     }
 
-    /// What to wait for on its channel.
+    /// Events to poll for on the engine's channel.
     pub(crate) fn wants(&self) -> PollFlags {
         match self.outgoing.is_empty() {
             true => PollFlags::POLLIN,
@@ -171,7 +171,7 @@ impl EngineProcess {
     }
 }
 
-/// What it is told of the forwards.
+/// Forwards in the form in which the engine gets them.
 fn forwards(attached: &Attached) -> impl Iterator<Item = ForwardSocket<BorrowedFd<'_>>> {
     let all = attached.config.forwards.iter();
     all.zip(&attached.forward_sockets).map(|(forward, socket)| {

@@ -53,7 +53,7 @@ impl Metrics {
         metrics
     }
 
-    /// To be waited on, to be readable.
+    /// Descriptors to poll for input.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let running = match &self.state {
             State::Runs(process, _) => Some(process),

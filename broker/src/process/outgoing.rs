@@ -51,7 +51,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Whether nothing waits.
+    /// Whether no message waits to be sent.
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }

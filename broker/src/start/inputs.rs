@@ -16,16 +16,16 @@ use crate::{
     output_files::{open_flow_log, open_pcap},
 };
 
-/// All of them.
+/// All files and settings that are read before the start.
 #[derive(Debug)]
 pub(crate) struct Inputs {
     pub(crate) loaded: LoadedPolicies,
     pub(crate) policies: PolicySet,
     pub(crate) flow_log: Option<File>,
     pub(crate) pcap: Option<File>,
-    /// The socket of `--metrics`.
+    /// Listening socket of `--metrics`.
     pub(crate) metrics: Option<TcpListener>,
-    /// Whom our processes are.
+    /// Users that slipgate's processes run as.
     pub(crate) users: Users,
 }
 
@@ -44,7 +44,7 @@ impl Inputs {
         })
     }
 
-    /// Those that stay open, by flag.
+    /// Files that stay open, each with its flag.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &File)> {
         let flow_log = self.flow_log.iter().map(|file| ("--flow-log", file));
         flow_log.chain(self.pcap.iter().map(|file| ("--pcap", file)))

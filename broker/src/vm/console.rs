@@ -41,10 +41,10 @@ struct Keys {
     _raw: Raw,
 }
 
-/// What became of a turn.
+/// Result of a round of console input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Typed {
-    /// Nothing of note.
+    /// Ordinary text, or nothing.
     Text,
     /// The escape, or the terminal is gone: the user wants out.
     Quit,
@@ -87,7 +87,7 @@ impl Console {
         }
     }
 
-    /// What to wait for.
+    /// Descriptor and events to poll for.
     pub(crate) fn wants(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
         let way = self.way.as_ref()?;
         if way.waiting.is_empty() {
@@ -118,7 +118,7 @@ impl Console {
 }
 
 impl Way {
-    /// What was typed, and whether there may be more.
+    /// Reads input; returns its kind and whether there may be more.
     fn read(&mut self) -> (Typed, bool) {
         let mut bytes = [0; WAITING];
         match nix::unistd::read(std::io::stdin(), &mut bytes) {

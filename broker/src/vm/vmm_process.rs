@@ -19,9 +19,9 @@ use slipgate_policy::document::ConfigError;
 
 use crate::{config::MachineSpec, process::ChildProcess, role::Role};
 
-/// How long the VMM may take to make a machine: it reads kernel and initrd.
+/// Time within which the VMM has to create a machine, which includes reading kernel and initrd.
 const MADE_WITHIN: Duration = Duration::from_secs(60);
-/// How long it may take to stop one. It writes out what the guest printed.
+/// Time within which it has to stop one, which includes writing the guest's remaining output.
 const STOPPED_WITHIN: Duration = Duration::from_secs(5);
 
 /// A running VMM. It is killed when this is dropped.
@@ -30,16 +30,16 @@ pub(crate) struct VmmProcess {
     process: ChildProcess,
 }
 
-/// What a VMM works with.
+/// Descriptors that a VMM is given.
 #[derive(Debug)]
 pub(crate) struct Handed {
     pub(crate) kvm: File,
     pub(crate) kernel: Option<File>,
     pub(crate) initrd: Option<File>,
-    /// The console's.
+    /// Input of the guest's console.
     pub(crate) input: OwnedFd,
     pub(crate) output: OwnedFd,
-    /// One queue of the TAP per pair.
+    /// Queues of the TAP, one per pair.
     pub(crate) taps: Vec<OwnedFd>,
 }
 
@@ -109,7 +109,7 @@ impl VmmProcess {
         self.process.channel()
     }
 
-    /// What it has said.
+    /// Receives the next message of the VMM, if there is one.
     pub(crate) fn heard(&self) -> anyhow::Result<Received<FromVmm>> {
         Ok(self.process.heard()?)
     }
