@@ -13,14 +13,14 @@ use userspace_nat::nat_ports::DEFAULT_RANGE;
 
 use crate::{args::DoctorArgs, brokers, role::vmm, show};
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 struct Finding {
     what: String,
-    /// ok, missing, note.
+    /// Shown as ok, missing or note.
     state: State,
     found: String,
-    /// What to do, when something is to be done.
+    /// Advice, where an action is needed.
     remedy: Option<String>,
 }
 
@@ -105,7 +105,7 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
     findings
 }
 
-/// What should be embedded in this binary, and is not.
+/// Reports on a component that should be embedded in this binary and is not.
 fn stub_found<E: Display>(
     what: &str,
     state: State,
@@ -137,7 +137,7 @@ fn resolvers_found(resolvers: &[SocketAddrV4]) -> Finding {
     Finding::ok(what, found).with(State::Note, remedy)
 }
 
-/// What `slipgate run` needs, and nothing else does.
+/// Reports on KVM, which only `slipgate run` needs.
 fn kvm_found(opened: Result<OwnedFd, KvmUnavailable>) -> Finding {
     const FOR: &str = "for `slipgate run` only";
     let what = "KVM";

@@ -40,7 +40,7 @@ pub(crate) fn to_stderr(level: &str) -> anyhow::Result<()> {
 
 /// Messages that stderr did not take, and of which that was not said.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
-/// What a pipe takes at once when it takes anything: a page.
+/// Bytes that a writable pipe accepts at once: a page.
 const AT_ONCE: usize = 4_096;
 
 /// A writer whose reader may be gone, or read nothing.

@@ -35,14 +35,14 @@ use crate::{
     show::{flows, flows::frozen, names, now_ns, open, print_once, served, stats},
 };
 
-/// Between two readings.
+/// Time between two readings.
 const EVERY: Duration = Duration::from_secs(1);
 /// How long a key is waited for before signals are looked at.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// Columns where nobody says how many there are.
 const COLUMNS: u16 = 100;
 
-/// Runs `slipgate top`.
+/// Runs the command `slipgate top`.
 pub(crate) fn run(args: &TopArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
     served(&maps, args.vm.as_deref())?;
@@ -159,7 +159,7 @@ fn signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-/// What a flow is called when the broker is asked about it.
+/// Returns a flow's name in requests to the broker.
 fn target(flow: &flows::Flow) -> Target {
     Target::Flow(flow.id.to_string())
 }

@@ -15,7 +15,7 @@ const MAX_QUEUES: u32 = 16;
 const MEMORY_MIB: std::ops::RangeInclusive<u64> = 32..=524_288;
 /// Longest command line, bytes: x86 Linux's `COMMAND_LINE_SIZE` less the final zero.
 const MAX_CMDLINE: usize = 2_047;
-/// What the built-in guest does unless told otherwise.
+/// Default work of the built-in guest.
 const BUILT_IN_WORK: &str = "selftest";
 /// How a kernel is started unless told otherwise: its messages are seen, and a panic ends the VM.
 const KERNEL_CMDLINE: &str = "console=ttyS0 panic=-1";

@@ -6,7 +6,7 @@ use slipgate_policy::{
 
 use crate::args::{DefaultRule, NatArgs};
 
-/// What the flags say of policies. `rules`: the rule flags as typed.
+/// Collects the policy settings of the flags. `rules`: the rule flags as typed.
 pub(super) fn of(nat: &NatArgs, rules: Vec<RuleFlag>) -> Result<CliOverrides, ConfigError> {
     Ok(CliOverrides {
         rules,

@@ -6,7 +6,7 @@ use slipgate_policy::document::{ConfigError, Limits, address, check_name};
 /// Longest name of a network device, bytes (IFNAMSIZ less the final zero).
 const MAX_IFNAME: usize = 15;
 
-/// All VMs of the command line.
+/// Parses all VMs of the command line.
 pub(super) fn parse(
     specs: &[String],
     taps: &[String],

@@ -29,7 +29,7 @@ use crate::{
     log::say,
 };
 
-/// To stdout.
+/// Argument that stands for stdout.
 const STDOUT: &str = "-";
 /// Type and length at a block's begin, the length again at its end (draft-ietf-opsawg-pcapng
 /// section 3.1).
@@ -38,9 +38,9 @@ const BLOCK_LEN: usize = 12;
 const MOST_BLOCK_LEN: usize = 1 << 17;
 /// Reads after ^C: more than a socket holds, by Linux's default.
 const LAST_READS: usize = 8;
-/// Enhanced packet block.
+/// Type of an enhanced packet block.
 const PACKET: u32 = 6;
-/// Interface statistics block.
+/// Type of an interface statistics block.
 const STATISTICS: u32 = 5;
 
 /// Captures until the end that was asked for, or ^C.
@@ -164,7 +164,7 @@ impl Blocks {
         Ok(&self.buffer[..self.whole])
     }
 
-    /// They were written.
+    /// Removes the blocks that were written.
     fn written(&mut self) {
         self.buffer.drain(..self.whole);
         self.whole = 0;

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &CutArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What has the form of a flow's id is one: no VM is called so by chance.
+/// Parses a target. A text in the form of a flow id is an id: no VM has such a name by chance.
 pub(super) fn target(text: &str) -> Target {
     match FlowId::parse(text) {
         Some(_) => Target::Flow(text.to_owned()),

@@ -41,7 +41,7 @@ impl Follower {
         })
     }
 
-    /// What has been appended since.
+    /// Reads the lines that were appended since the last call.
     pub(super) fn more(&mut self, each: &mut dyn FnMut(Seen)) -> Result<(), ConfigError> {
         self.drain(each)?;
         // Moved away by a rotation, or cut short: what the old one had is read by now.

@@ -78,7 +78,7 @@ pub(super) fn run(args: &LearnArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What may be missing of what was read.
+/// Returns remarks on records that may be missing from the input.
 fn incomplete(reader: &Reader) -> Vec<String> {
     let mut remarks = Vec::new();
     if reader.lost > 0 {

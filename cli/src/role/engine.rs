@@ -149,7 +149,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the broker sends at the start.
+/// Receives the broker's messages up to the start.
 fn receive(channel: &Channel) -> anyhow::Result<(Start, Vec<ForwardSocket>)> {
     let gone = "the broker is gone before it said how to work";
     let Some(ToEngine::Start(start)) = channel.receive()? else {

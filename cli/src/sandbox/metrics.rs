@@ -12,7 +12,7 @@ use super::{
 /// Descriptors that it may have: connections, and a few.
 const FILES: u64 = 64;
 
-/// What its loop needs beside [`BY_ITSELF`], whatever the arguments.
+/// System calls that the metrics loop needs besides [`BY_ITSELF`], with any arguments.
 const ALWAYS: &[libc::c_long] = &[
     // connections, the channel, stderr
     libc::SYS_accept4,

@@ -27,19 +27,19 @@ use super::{
 /// Descriptors that the VMM may have: 16 queue pairs have some ten each.
 const FILES: u64 = 1_024;
 
-/// What a thread of the VMM is for, to the sandbox.
+/// Purpose of a VMM thread, which determines its filter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Thread {
     /// Waits for the guest's end.
     Main,
     /// Listens to the broker.
     Channel,
-    /// One of the library's.
+    /// A thread that the VMM library creates.
     Of(ThreadKind),
 }
 
-/// Confines the calling process for good. `broker`: the parent, whose death ends us. `user`: what it
-/// is from now on.
+/// Confines the calling process for good. `broker`: the parent, whose death ends this process.
+/// `user`: the user that the process becomes.
 pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), ConfinementError> {
     let filters = [
         nothing_by_name(),
@@ -125,7 +125,7 @@ fn any_of(
         .collect()
 }
 
-/// What every thread needs beside [`BY_ITSELF`].
+/// System calls that every thread needs besides [`BY_ITSELF`].
 const EVERYBODY: &[libc::c_long] = &[
     // descriptors it has
     libc::SYS_read,
@@ -162,7 +162,7 @@ const MAKING: &[libc::c_long] = &[
 /// The channel to the broker.
 const CHANNEL: &[libc::c_long] = &[libc::SYS_recvmsg, libc::SYS_sendmsg];
 
-/// Frames.
+/// System calls that transfer frames.
 const FRAMES: &[libc::c_long] = &[libc::SYS_readv, libc::SYS_writev, libc::SYS_io_uring_enter];
 
 /// KVM's requests, <linux/kvm.h>: direction, size of the argument, 0xae, number.
@@ -187,7 +187,7 @@ mod kvm {
         number(3, size, request)
     }
 
-    /// To make a machine.
+    /// KVM requests that create a machine.
     pub(super) const MAKING: &[u64] = &[
         none(0x00),        // KVM_GET_API_VERSION
         none(0x01),        // KVM_CREATE_VM
@@ -227,28 +227,29 @@ mod kvm {
 
 /// Requests to the TAP's queues, <linux/if_tun.h>.
 mod tun {
-    /// TUNSETOFFLOAD and TUNSETQUEUE: what the guest takes, and by which queues.
+    /// Requests of a running driver, TUNSETOFFLOAD and TUNSETQUEUE: offloads that the guest
+    /// accepts, and queues in use.
     pub(super) const DRIVER: &[u64] = &[0x4004_54d0, 0x4004_54d9];
-    /// TUNGETIFF, TUNSETVNETHDRSZ, TUNSETVNETLE.
+    /// Requests that set up a TAP queue: TUNGETIFF, TUNSETVNETHDRSZ, TUNSETVNETLE.
     pub(super) const MAKING: &[u64] = &[0x8004_54d2, 0x4004_54d8, 0x4004_54dc];
 }
 
-/// IORING_REGISTER_FILES, IORING_REGISTER_RESTRICTIONS.
+/// Operations that set up a ring: IORING_REGISTER_FILES, IORING_REGISTER_RESTRICTIONS.
 const RINGS_MADE: &[u64] = &[2, 11];
-/// IORING_REGISTER_ENABLE_RINGS.
+/// The operation that starts a ring: IORING_REGISTER_ENABLE_RINGS.
 const RINGS_ENABLED: &[u64] = &[12];
 
-/// What a filter lets through beside [`BY_ITSELF`] and [`EVERYBODY`].
+/// System calls that a filter permits besides [`BY_ITSELF`] and [`EVERYBODY`].
 #[derive(Default)]
 struct Calls {
     calls: Vec<&'static [libc::c_long]>,
-    /// Requests.
+    /// Permitted requests of `ioctl`.
     ioctl: Vec<&'static [u64]>,
-    /// Operations of `io_uring_register`.
+    /// Permitted operations of `io_uring_register`.
     ring_register: Vec<&'static [u64]>,
-    /// Options.
+    /// Permitted options of `prctl`.
     prctl: Vec<&'static [u64]>,
-    /// Commands.
+    /// Permitted commands of `fcntl`.
     fcntl: Vec<i32>,
     /// Whether it may make threads.
     threads: bool,

@@ -14,7 +14,7 @@ use crate::{
 /// Everything at one moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reading {
-    /// `CLOCK_MONOTONIC`, ns.
+    /// Time of the reading, `CLOCK_MONOTONIC`, ns.
     pub(super) at_ns: u64,
     pub(super) flows: Vec<Flow>,
     pub(super) vms: Vec<VmStats>,
@@ -35,30 +35,30 @@ impl Rates {
     }
 }
 
-/// What a key asks for.
+/// Action that a key requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Nothing,
     Quit,
-    /// Of the broker; and what it is about, in words.
+    /// Ask the broker for a change; with its description in words.
     Ask(Change, String),
 }
 
-/// What a broker is asked to change.
+/// Change that `top` requests from a broker.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// A flow is to end.
+    /// A flow, or all flows of a VM, are to end.
     Cut(Target),
-    /// Nothing of a VM is to pass.
+    /// All packets of a VM are to be dropped.
     Freeze(String),
-    /// It is to pass again.
+    /// The packets of a frozen VM are to pass again.
     Thaw(String),
 }
 
 #[derive(Debug)]
 pub(super) struct State {
     order: TopOrder,
-    /// Only this VM's.
+    /// Show only this VM; `None`: all VMs.
     vm: Option<String>,
     reading: Reading,
     flow_rates: HashMap<FlowId, Rates>,

@@ -30,7 +30,7 @@ pub(super) fn height(state: &State) -> u16 {
     u16::try_from(lines).unwrap_or(u16::MAX)
 }
 
-/// Draws it.
+/// Draws the screen from the state.
 pub(super) fn draw(state: &State, area: Rect, buffer: &mut Buffer) {
     let vms = state.vms();
     let shown = vms.len().min(MOST_VMS);

@@ -110,7 +110,7 @@ fn ask(
     }
 }
 
-/// What comes from the engine.
+/// Stream of records from the engine.
 struct Records {
     stream: UnixStream,
     /// Of the line whose end has not come.

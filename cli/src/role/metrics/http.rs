@@ -4,7 +4,7 @@
 /// Longest request, bytes, up to the empty line that ends it.
 pub(super) const MAX_REQUEST: usize = 4_096;
 
-/// What a request wants.
+/// Resource that a request asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wanted {
     /// The page; `head`: without its text.

@@ -21,7 +21,7 @@ use crate::show::stats::{self, VmStats, Which};
 /// Rules that are told apart.
 const MOST_RULES: usize = 64;
 
-/// The page's text.
+/// Returns the page's text.
 pub(super) fn make(
     maps: &ReadOnlyMaps,
     owner_row: u32,
@@ -58,15 +58,15 @@ pub(super) fn make(
     page.text()
 }
 
-/// What a page says.
+/// Contents of a page.
 #[derive(Debug)]
 struct Page {
     vms: Vec<VmStats>,
-    /// Live ones, by VM and protocol.
+    /// Live flows, by VM and protocol.
     flows: BTreeMap<(String, &'static str), u64>,
-    /// Lines of the flow log that are lost and no VM's alone.
+    /// Lost lines of the flow log that belong to no single VM.
     records_lost_of_none: u64,
-    /// What is known by name, by VM.
+    /// DNS counts of each VM, by its name.
     names: BTreeMap<String, NameCounts>,
 }
 

@@ -30,7 +30,7 @@ use super::{
     page,
 };
 
-/// Connections at once.
+/// Largest number of simultaneous connections.
 const MOST_CLIENTS: usize = 32;
 /// How long a connection may take in all.
 const CLIENT_WITHIN: Duration = Duration::from_secs(5);
@@ -38,9 +38,9 @@ const CLIENT_WITHIN: Duration = Duration::from_secs(5);
 const FRESH: Duration = Duration::from_secs(1);
 /// How long the engine's answers are waited for.
 const NAMES_WITHIN: Duration = Duration::from_millis(500);
-/// How much of what a client says after its request is read, bytes.
+/// Bytes read at most after a client's request.
 const MOST_UNREAD: usize = 64 << 10;
-/// Pages of names that are read at most, of one scrape.
+/// Largest number of inventory pages read for one scrape.
 const MOST_PAGES: usize = 256;
 
 /// Prometheus' text format, as its client library writes it (OpenMetrics 1.0).
@@ -52,9 +52,9 @@ pub(super) struct Server {
     channel: Channel,
     listener: TcpListener,
     clients: VecDeque<Client>,
-    /// What was last known by name, and the question that is under way.
+    /// DNS counts from the last inventory, by VM.
     names: BTreeMap<String, NameCounts>,
-    /// And what was relayed.
+    /// Relayed traffic from the last inventory, by VM.
     relayed: BTreeMap<String, RelayedCounts>,
     asking: Option<Asking>,
     page: Option<(Instant, Arc<str>)>,
