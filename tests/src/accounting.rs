@@ -11,7 +11,7 @@ use crate::{
     tap::VnetHdr,
 };
 
-/// What was counted in one direction of one flow.
+/// Traffic in one direction of one flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Packets, as if segmented.
@@ -30,7 +30,7 @@ impl Counts {
 /// Counts per direction of a flow, and what carried no IPv4.
 #[derive(Clone, Debug, Default)]
 pub struct FlowCounts {
-    /// By direction.
+    /// Traffic of each direction.
     pub flows: HashMap<FlowKey, Counts>,
     /// TCP resets among them, where there were any.
     pub resets: HashMap<FlowKey, u64>,
@@ -67,7 +67,7 @@ impl FlowCounts {
         self.longest_segment_bytes = self.longest_segment_bytes.max(measured.longest_segment);
     }
 
-    /// What one direction has; zero when it was never seen.
+    /// Returns the traffic of one direction; zero when it was never seen.
     pub fn of(&self, key: FlowKey) -> Counts {
         self.flows.get(&key).copied().unwrap_or_default()
     }

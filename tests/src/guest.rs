@@ -28,11 +28,11 @@ pub const GUEST_DEVICE: &str = "eth0";
 pub struct GuestConfig {
     /// The TAP in the host namespace.
     pub tap: String,
-    /// The guest's MAC.
+    /// MAC address of the guest.
     pub mac: Mac,
     /// The address of a static configuration.
     pub address: Ipv4Addr,
-    /// Its prefix length.
+    /// Prefix length of a static configuration.
     pub prefix: u8,
     /// The gateway of a static configuration.
     pub gateway: Ipv4Addr,
@@ -49,7 +49,7 @@ pub struct GuestConfig {
     pub configure: bool,
     /// No Linux guest at all: frames are written and read by the test.
     pub hand_made: bool,
-    /// What happens to frames between guest and TAP; each GSO frame has one fate.
+    /// Impairment of frames between guest and TAP; a GSO frame is impaired as one.
     pub impairment: Option<Impairment>,
     /// The CPU the pump stays on; `None`: any.
     pub pump_cpu: Option<usize>,
@@ -242,7 +242,7 @@ impl Guest {
         self.pump()?.write_pcap(path)
     }
 
-    /// What passed, per flow and as if segmented, since the TAP was plugged in. Empty when
+    /// Traffic per flow, counted as if segmented, since the TAP was plugged in. Empty when
     /// unplugged.
     pub fn flows(&self, direction: Direction) -> FlowCounts {
         self.plugged

@@ -42,12 +42,12 @@ struct Inner {
     by_routes: Mutex<Option<String>>,
 }
 
-/// How a namespace came to a congestion control.
+/// Source of a namespace's congestion control.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CongestionControlBy {
-    /// Its own default.
+    /// The namespace's own default.
     Default,
-    /// Each of its routes has it.
+    /// Each of its routes sets it.
     Routes,
 }
 

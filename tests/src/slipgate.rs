@@ -19,7 +19,7 @@ use crate::{
     pins::PinDir,
 };
 
-/// What `slipgate attach` writes to stdout when it serves: a line that starts so.
+/// Start of the line that `slipgate attach` writes to stdout when it serves.
 pub const READY: &str = "slipgate: ready";
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -80,7 +80,7 @@ impl Start {
     }
 }
 
-/// One row of `slipgate flows --json`.
+/// A row of `slipgate flows --json`.
 #[allow(
     missing_docs,
     reason = "the names are those of `slipgate flows --json`"
@@ -219,7 +219,7 @@ impl Slipgate {
         Ok((said.starts_with("yes"), said))
     }
 
-    /// What it has written to stderr so far.
+    /// Text that slipgate has written to stderr so far.
     pub fn stderr(&self) -> String {
         self.stderr
             .lock()
@@ -227,7 +227,7 @@ impl Slipgate {
             .clone()
     }
 
-    /// Its pins.
+    /// Directory of its pinned maps.
     pub fn pins(&self) -> &PinDir {
         &self.pins
     }
@@ -242,7 +242,7 @@ impl Slipgate {
         self.json(&["flows", "--json"])
     }
 
-    /// `slipgate stats`.
+    /// Runs `slipgate stats` and returns its JSON.
     pub fn stats(&self) -> Result<serde_json::Value> {
         self.json(&["stats", "--json"])
     }

@@ -77,7 +77,7 @@ pub(crate) fn tcp_from(port: u16) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects, waiting.
+/// Connects a socket and waits for the result.
 pub(crate) fn connect(socket: &impl AsRawFd, to: SocketAddrV4) -> io::Result<()> {
     let to = sockaddr(to);
     let len = size_of_val(&to) as libc::socklen_t;

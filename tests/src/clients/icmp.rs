@@ -14,10 +14,10 @@ use crate::{
     sockets,
 };
 
-/// What came back for a series of echo requests.
+/// Responses to a series of echo requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PingReport {
-    /// Requests sent.
+    /// Number of requests sent.
     pub sent: u16,
     /// Round-trip time of each reply, in order of arrival.
     pub replies: Vec<Duration>,

@@ -19,11 +19,11 @@ use crate::{
 pub enum ConnectOutcome {
     /// The handshake was completed.
     Connected(Duration),
-    /// A RST came.
+    /// The peer answered with RST.
     Refused(Duration),
     /// An ICMP error came (or there is no route): the errno.
     Unreachable(i32, Duration),
-    /// Nothing came.
+    /// No answer came in time.
     TimedOut(Duration),
 }
 
@@ -149,7 +149,7 @@ impl<'a> EchoSession<'a> {
         }
     }
 
-    /// One round of `size` bytes, checked.
+    /// Sends `size` bytes and checks their echo; returns the time taken.
     pub fn round(&mut self, size: usize) -> Result<Duration> {
         let (mut out, mut back) = (vec![0; size], vec![0; size]);
         self.sent.fill(&mut out);
@@ -176,7 +176,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Bits per second.
+    /// Returns the rate of the transfer, bits per second.
     pub fn bits_per_second(&self) -> f64 {
         self.receipt.bytes as f64 * 8.0 / self.took.as_secs_f64()
     }
@@ -232,19 +232,19 @@ pub fn upload(address: SocketAddrV4, len: u64, seed: u64, timeout: Duration) -> 
     })
 }
 
-/// What went over a connection in a time, unchecked.
+/// Bytes that a connection carried in a time, unchecked.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
-    /// Bytes that arrived.
+    /// Number of bytes that arrived.
     pub bytes: u64,
-    /// In this time.
+    /// Time in which they arrived.
     pub took: Duration,
     /// Whether it stood still for as long as was waited for it; that time is part of `took`.
     pub stalled: bool,
 }
 
 impl Rate {
-    /// Bits per second.
+    /// Returns the rate, bits per second.
     pub fn bits_per_second(&self) -> f64 {
         self.bytes as f64 * 8.0 / self.took.as_secs_f64()
     }

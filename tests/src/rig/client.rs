@@ -26,20 +26,20 @@ const BUSYBOX: &str = concat!(
 /// A network card on PCI.
 const MODULES: [&str; 2] = ["virtio_pci", "virtio_net"];
 
-/// What the client is told.
+/// Settings of the client.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Its CPUs, and its card's queue pairs.
+    /// Number of its CPUs, and of its card's queue pairs.
     pub cpus: u8,
     /// `ADDRESS/PREFIX via ROUTER dns RESOLVER mtu BYTES` as the lease must be.
     pub lease: String,
-    /// Answers pings, and serves HTTP and digests.
+    /// Server that answers pings and serves HTTP and digests.
     pub server: Ipv4Addr,
     /// A name of the server.
     pub name: String,
-    /// Serves [`Client::HELLO`] at `/hello` and [`Client::blob`] at `/blob`.
+    /// Port that serves [`Client::HELLO`] at `/hello` and [`Client::blob`] at `/blob`.
     pub http_port: u16,
-    /// Serves [`crate::servers::TcpService::Digest`].
+    /// Port of [`crate::servers::TcpService::Digest`].
     pub digest_port: u16,
     /// A server that policy denies, listening on the HTTP port too.
     pub denied: Ipv4Addr,
@@ -62,23 +62,23 @@ impl Client {
         }
     }
 
-    /// What slipgate is told beside the TAP and the uplink.
+    /// Flags of slipgate besides the TAP and the uplink.
     pub fn nat_flags(&self) -> [String; 4] {
         let (resolver, denied) = (self.server.to_string(), self.denied.to_string());
         ["--dns".into(), resolver, "--deny".into(), denied]
     }
 
-    /// What the page `/hello` says.
+    /// Text of the page `/hello`.
     pub const HELLO: &str = "good day";
 
-    /// What is downloaded. Not compressible, nor the same in any two places.
+    /// Returns the file to download. It is not compressible, and no two parts of it are equal.
     pub fn blob(&self) -> Vec<u8> {
         let mut blob = vec![0; self.stream_bytes as usize];
         Pattern::new(u64::from(self.stream_bytes)).fill(&mut blob);
         blob
     }
 
-    /// What boots it.
+    /// Makes the initramfs that boots the client.
     pub fn initramfs(&self, kernel: &Kernel) -> Result<Vec<u8>> {
         let busybox = Path::new(BUSYBOX);
         if !busybox.is_file() {
@@ -149,19 +149,19 @@ pub struct ClientServers {
     _denied: TcpServer,
 }
 
-/// What the client said.
+/// Results that the client printed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientReport {
-    /// The names of what was as it should be, and what was seen.
+    /// Names of the passed checks, with the observations.
     pub ok: Vec<String>,
-    /// What was not.
+    /// Names of the failed checks, with the observations.
     pub failed: Vec<String>,
-    /// Whether it came to its end.
+    /// Whether the client ran to its end.
     pub ended: bool,
 }
 
 impl ClientReport {
-    /// How many things a client tries.
+    /// Number of checks that a client makes.
     pub const CHECKS: usize = 15;
 
     /// Reads a console; what the kernel says in between is passed over.

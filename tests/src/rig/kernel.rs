@@ -12,7 +12,7 @@ use crate::error::{Error, Result, Tried};
 /// Where `cargo xtask setup` unpacks kernels, each in a folder of its series' name.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/kernels");
 
-/// An unpacked kernel.
+/// A kernel unpacked from its package.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     image: PathBuf,
@@ -22,12 +22,12 @@ pub struct Kernel {
     built_in: String,
 }
 
-/// A module, uncompressed.
+/// An uncompressed kernel module.
 #[derive(Clone, Debug)]
 pub struct Module {
-    /// With underscores.
+    /// Name of the module, with underscores.
     pub name: String,
-    /// The ELF file.
+    /// Contents of the ELF file.
     pub image: Vec<u8>,
 }
 
@@ -70,12 +70,12 @@ impl Kernel {
         })
     }
 
-    /// The bootable image.
+    /// Path of the bootable image.
     pub fn image(&self) -> &Path {
         &self.image
     }
 
-    /// Such as `6.1.0-56-cloud-amd64`.
+    /// Release of the kernel, such as `6.1.0-56-cloud-amd64`.
     pub fn release(&self) -> &str {
         &self.release
     }
@@ -112,8 +112,8 @@ impl Kernel {
     }
 }
 
-/// What a module says it needs: the `depends=` of its `.modinfo`, a section of NUL-terminated
-/// assignments.
+/// Returns the modules that a module depends on: the `depends=` of its `.modinfo`, a section of
+/// NUL-terminated assignments.
 pub(super) fn needs(image: &[u8]) -> Vec<String> {
     const FIELD: &[u8] = b"\0depends=";
     let Some(at) = image.windows(FIELD.len()).position(|bytes| bytes == FIELD) else {
@@ -170,7 +170,7 @@ fn name(path: &Path) -> &str {
         .unwrap_or_default()
 }
 
-/// `kernel/net/sched/cls_bpf.ko.xz` is `cls_bpf`.
+/// Name of the module in a file: `kernel/net/sched/cls_bpf.ko.xz` is `cls_bpf`.
 fn module_name(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or_default();
     underscored(file.split('.').next().unwrap_or_default())

@@ -15,14 +15,14 @@ pub const NESTED: &str = "/nested";
 pub const NESTED_ORDER: &str = "/nested/order";
 /// A folder in it with QEMU's firmware.
 pub const NESTED_FIRMWARE: &str = "/nested/firmware";
-/// What a line of the report begins with that has a [`NestedRun`].
+/// Prefix of the report's lines that hold a [`NestedRun`].
 const LINE: &str = "nested ";
 
-/// Who boots the nested guest.
+/// VMM that boots the nested guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NestedVmm {
-    /// `slipgate run`.
+    /// The VMM of `slipgate run`.
     Slipgate,
     /// QEMU with KVM, on a TAP that `slipgate attach` serves.
     Qemu,
@@ -40,7 +40,7 @@ pub enum NestedEnd {
     TripleFault,
     /// KVM could not run it any further.
     KvmGaveUp,
-    /// Its kernel panicked.
+    /// The guest's kernel panicked.
     Panicked,
     /// The VMM, or another process of slipgate's, made a system call that its sandbox forbids.
     ForbiddenCall,
@@ -50,12 +50,12 @@ pub enum NestedEnd {
     Other,
 }
 
-/// What can be known of a nested guest from outside.
+/// Evidence about a nested guest that is visible from outside.
 #[derive(Clone, Copy, Debug)]
 pub struct NestedTraces<'a> {
-    /// Its console.
+    /// Text of its console.
     pub console: &'a str,
-    /// What its VMM wrote to stderr.
+    /// Text that its VMM wrote to stderr.
     pub stderr: &'a str,
     /// The VMM's exit status, unless a signal ended it.
     pub status: Option<i32>,
@@ -99,9 +99,9 @@ impl NestedEnd {
 /// A nested guest that was started.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NestedRun {
-    /// From 1, of all VMMs.
+    /// Number of the run, counted from 1 over all VMMs.
     pub number: u32,
-    /// Who booted it.
+    /// VMM that booted the guest.
     pub vmm: NestedVmm,
     /// How it ended; `None` while it runs, and for ever when the outer machine ended meanwhile.
     pub end: Option<NestedEnd>,

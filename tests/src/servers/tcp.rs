@@ -19,7 +19,7 @@ use crate::{
     streams::{BUFFER, Order, Receipt, drain, hexadecimal, pour, receive, send},
 };
 
-/// What a TCP server does with a connection.
+/// Treatment of a connection by a TCP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TcpService {
     /// Sends back what it gets, until the client ends.

@@ -16,17 +16,17 @@ use crate::{
     sockets,
 };
 
-/// What a UDP server does with a datagram.
+/// Treatment of a datagram by a UDP server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdpService {
-    /// Sends it back.
+    /// Sends the datagram back.
     Echo,
-    /// Counts it.
+    /// Counts the datagram only.
     Sink,
     /// Answers with that many numbered datagrams of `size` bytes, sent as one GSO frame: see
     /// [`crate::clients::udp::ask_burst`].
     Burst {
-        /// Datagrams.
+        /// Number of datagrams.
         count: u64,
         /// Payload bytes of each.
         size: u16,
