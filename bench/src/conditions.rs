@@ -15,7 +15,7 @@ use crate::{
 /// The conditions of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Conditions {
-    /// UTC.
+    /// Date and time, UTC.
     pub(crate) date: String,
     pub(crate) kernel: String,
     pub(crate) cpu: String,
@@ -36,7 +36,7 @@ pub(crate) struct Conditions {
     pub(crate) limits: Limits,
     pub(crate) sysctl: Vec<(&'static str, String)>,
     pub(crate) commit: String,
-    /// Contender and version.
+    /// Each contender with its version.
     pub(crate) versions: Vec<(&'static str, String)>,
     /// Contender and why it was not measured.
     pub(crate) missing: Vec<(&'static str, String)>,
@@ -111,7 +111,7 @@ fn sysctl(key: &'static str) -> Option<(&'static str, String)> {
     Some((key, value.trim().to_owned()))
 }
 
-/// What a program says; "unknown" when it is not there.
+/// Output of a program; "unknown" when it is not installed.
 fn asked(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output();
     let said = output

@@ -31,7 +31,7 @@ pub(crate) const MTU: u32 = 1500;
 
 /// One way for a guest to reach the world.
 pub(crate) trait Contender {
-    /// As in `--contenders` and in the table.
+    /// Name of the contender, as in `--contenders` and in the table.
     fn name(&self) -> &'static str;
 
     /// The MTU the guest sees, bytes.

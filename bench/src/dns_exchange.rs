@@ -65,7 +65,7 @@ impl Upstream {
         })
     }
 
-    /// How many questions have come.
+    /// Number of questions received so far.
     pub(crate) fn asked(&self) -> u64 {
         self.asked.load(Relaxed)
     }
@@ -127,7 +127,7 @@ fn question_end(message: &[u8]) -> Option<usize> {
 /// Asks the gateway of the network namespace that it is made in.
 pub(crate) struct Client(UdpSocket);
 
-/// What came of asking.
+/// Results of a series of questions.
 pub(crate) struct Done {
     pub(crate) answered: u64,
     pub(crate) lost: u64,

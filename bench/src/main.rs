@@ -49,7 +49,7 @@ use crate::{
 /// `--only` knows them beside the workloads.
 const PROGRAMS: &str = "programs";
 const MICROVM: &str = "microvm";
-/// Its parts.
+/// Parts of `microvm` that can be measured separately.
 const MICROVM_GUESTS: &str = "microvm-guests";
 const MICROVM_RING: &str = "microvm-ring";
 const DNS: &str = "dns";

@@ -27,11 +27,11 @@ use crate::statistics::{Summary, percentile};
 
 /// A frame starts with TTL 255 and stays on the fast path this many times.
 const REPEAT: u32 = 250;
-/// Frames per measurement.
+/// Number of frames per measurement.
 const FRAMES: usize = 1_000;
 const FIRST_PORT: u16 = 1_000;
 
-/// What one program costs in one case.
+/// Cost of one program in one case.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cost {
     pub(crate) program: &'static str,
@@ -72,7 +72,7 @@ pub(crate) fn measure(rounds: usize) -> Result<Vec<Cost>> {
     Ok(costs)
 }
 
-/// Of [`of_running`].
+/// Names of the metrics of [`of_running`].
 pub(crate) const HIT_METRICS: [&str; 4] = [
     "guest_egress UDP hit",
     "uplink_ingress UDP hit",
@@ -80,9 +80,9 @@ pub(crate) const HIT_METRICS: [&str; 4] = [
     "uplink_ingress TCP hit",
 ];
 
-/// Of the programs that a running slipgate has pinned.
+/// Costs of the programs that a running slipgate has pinned.
 pub(crate) struct Hits {
-    /// In the order of [`HIT_METRICS`].
+    /// Tags of the programs, in the order of [`HIT_METRICS`].
     pub(crate) tags: Vec<Tag>,
     /// Each metric's value, ns over an empty run.
     pub(crate) costs: Vec<(&'static str, f64)>,

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{conditions::Conditions, plot, report, results::Table};
 
-/// What of the file tables and plot are made of.
+/// Parts of the results file from which tables and plot are made.
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'static"))]
 struct Recorded {

@@ -26,7 +26,7 @@ pub(crate) struct Settings {
     pub(crate) budget: Duration,
 }
 
-/// What to run.
+/// Contenders and workloads to run, with settings.
 pub(crate) struct Plan {
     pub(crate) contenders: Vec<Box<dyn Contender>>,
     pub(crate) workloads: Vec<Box<dyn Workload>>,
@@ -34,7 +34,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Runs all rounds.
+    /// Runs all rounds and returns their results.
     pub(crate) fn run(&self) -> Vec<Cell> {
         let (started, mut longest) = (Instant::now(), Duration::ZERO);
         let mut cells = Vec::new();

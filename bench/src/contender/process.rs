@@ -97,16 +97,16 @@ pub(crate) fn pin(pid: u32, cpu: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// What all threads of a process have had of the CPUs so far.
+/// Run and wait times of all threads of a process so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scheduled {
-    /// On a CPU, user and system.
+    /// Time on a CPU, user and system.
     pub(crate) ran: Duration,
-    /// Ready to run, while something else had the CPU.
+    /// Time ready to run while another thread had the CPU.
     pub(crate) waited: Duration,
 }
 
-/// Reads it.
+/// Reads the run and wait times of a process.
 pub(super) fn scheduled(pid: u32) -> Result<Scheduled> {
     let mut all = Scheduled::default();
     for thread in threads(pid)? {

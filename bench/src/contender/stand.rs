@@ -29,7 +29,7 @@ pub(crate) struct Stand {
     guest: Option<Guest>,
     guest_ns: NetNs,
     pub(crate) world: World,
-    /// What a process reads while it runs.
+    /// Directory of the files that a process reads while it runs.
     scratch: Option<tempfile::TempDir>,
     /// Where new flows go.
     new_flows_to: Vec<Ipv4Addr>,
@@ -138,7 +138,7 @@ impl Stand {
         Ok(self.world.set_congestion_control(name)?)
     }
 
-    /// The guest's namespace.
+    /// Returns the guest's namespace.
     pub(crate) fn guest_ns(&self) -> &NetNs {
         &self.guest_ns
     }
@@ -208,7 +208,7 @@ impl Stand {
         engine.or(self.process.as_ref().map(NatProcess::pid))
     }
 
-    /// What that process has had of the CPUs so far.
+    /// Run and wait times of that process so far; `None` if there is none.
     pub(crate) fn decider_scheduled(&self) -> Result<Option<Scheduled>> {
         self.decider().map(process::scheduled).transpose()
     }

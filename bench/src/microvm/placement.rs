@@ -26,7 +26,7 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// On this machine.
+    /// Chooses CPUs of this machine; `None` if it has only one.
     pub(super) fn here() -> Option<Placement> {
         let cpus = thread::available_parallelism().ok()?.get();
         (cpus > 1).then(|| Placement {

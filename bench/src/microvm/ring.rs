@@ -281,7 +281,7 @@ fn read(pid: u32, stdout: impl Read) -> Result<Flood> {
     measured.with_context(|| format!("the guest did not flood:\n{said}"))
 }
 
-/// What a VMM's threads have had of the CPUs, but for those that run vCPUs.
+/// CPU time that a VMM's threads have used, except those that run vCPUs, ns.
 fn cpu_ns(pid: u32) -> Result<u64> {
     let folder = format!("/proc/{pid}/task");
     let tasks = fs::read_dir(&folder).with_context(|| format!("list {folder}"))?;

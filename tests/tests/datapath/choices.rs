@@ -395,7 +395,7 @@ fn from_engine(protocol: Protocol, choices: &mut Choices<'_>) -> Vec<u8> {
     frame
 }
 
-/// With another EtherType now and then.
+/// Builds the frame, with another EtherType in some cases.
 fn typed(frame: FrameBuilder, choices: &mut Choices<'_>) -> Vec<u8> {
     let (_, mut bytes) = frame.build();
     let ether_type: u16 = choices.mostly(&[0x0800, 0x0800, 0x86dd, 0x8100, 0x88a8, 0x88cc, 0x0806]);

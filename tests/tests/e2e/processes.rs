@@ -179,7 +179,7 @@ fn another_engine_takes_the_place_of_one_that_is_killed() {
     assert!(stand.slipgate.pins().pins().is_empty());
 }
 
-/// Whom a process is.
+/// Returns the user id of a process.
 fn user(pid: Pid) -> u32 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:\t"));

@@ -23,7 +23,7 @@ const MODULES: [&str; 5] = ["kvm_amd", "tun", "veth", "sch_ingress", "cls_bpf"];
 /// forbidden to whom.
 const OUTER: &str = "nohz=off highres=off audit=1 loglevel=6";
 
-/// What QEMU needs to boot a kernel on the machine `q35` without a display.
+/// Firmware that QEMU needs to boot a kernel on the machine `q35` without a display.
 const FIRMWARE: [&str; 3] = ["bios-256k.bin", "kvmvapic.bin", "linuxboot_dma.bin"];
 
 /// Set to N: QEMU and `slipgate run` boot the same client N times each, in turn.
