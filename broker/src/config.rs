@@ -1,7 +1,7 @@
-//! Everything the broker is told, checked: what flags and a policy file say, in plain types.
+//! Checked configuration of the broker: flags and policy file, in plain types.
 //!
-//! Who makes a [`Config`] has checked each value; [`Config::settle`] works out what follows from the
-//! policy file, at the start and each time that it is read again.
+//! The constructor of a [`Config`] has checked each value. [`Config::settle`] derives the rest from
+//! the policy file, at the start and each time that the file is read again.
 mod files;
 mod host_loopback;
 mod machine;

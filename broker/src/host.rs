@@ -1,5 +1,5 @@
-//! What of this host bears on a NAT that passes the host's own routing and firewall by: its
-//! settings, its resolvers, its devices and its own sockets.
+//! Facts about this host that matter to a NAT which bypasses the host's own routing and firewall:
+//! its settings, resolvers, devices and sockets.
 mod bound_ports;
 pub mod kvm;
 mod offloads;

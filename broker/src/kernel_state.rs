@@ -139,7 +139,7 @@ impl Attached {
         )
     }
 
-    /// Takes down what a start that failed has made. What a predecessor left stays: its flows go on.
+    /// Removes the kernel state of a failed start. A predecessor's state stays: its flows continue.
     pub(crate) fn give_up(self) {
         if self.owner.adopted() {
             return;
@@ -147,7 +147,7 @@ impl Attached {
         warn_of_rest(self.detach());
     }
 
-    /// Keeps what is in force for a successor.
+    /// Keeps the policy in force for a successor.
     pub(crate) fn keep_applied(&self) {
         let path = persisted_policy::path(&self.datapath.paths().run_dir, self.owner.row());
         let kept = persisted_policy::keep(&path, &self.command_line, &self.config, &self.loaded);

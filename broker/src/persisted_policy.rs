@@ -1,11 +1,12 @@
-//! What `policy apply FILE` put in force, for a successor.
+//! The policy of `policy apply FILE`, kept for a successor.
 //!
-//! A successor that is started by the same command line (after a crash, an upgrade, or with
-//! `--on-exit keep`) goes on with the policy that was in force, and not with the one that the command
-//! line names. So it is kept, with the texts of all files as they were read, beside the control
-//! socket, where only root comes. One that is told something else about policies is given that, and
-//! says so, and what was kept is forgotten when it serves. One that does not understand what a
-//! predecessor of another version was told goes on with what was applied. What the command line itself names is not kept: it is read again.
+//! A successor that is started with the same command line (after a crash, an upgrade, or with
+//! `--on-exit keep`) continues with the policy that was in force, not with the one that the command
+//! line names. So that policy is kept, with the texts of all files as they were read, beside the
+//! control socket, where only root has access. A successor with other policy settings uses those
+//! and logs it; the kept policy is removed when it serves. A successor that can't read the settings
+//! of a predecessor of another version continues with the applied policy. The command line's own
+//! policy file is not kept: it is read again.
 use std::{
     collections::BTreeMap,
     fs,

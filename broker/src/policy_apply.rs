@@ -1,15 +1,15 @@
-//! Another policy under way: `slipgate policy apply`, and SIGHUP.
+//! A change of policy under way: `slipgate policy apply`, and SIGHUP.
 //!
 //! # Theory of operation
-//! Everything is read and checked before anything is changed: what is wrong with a file leaves all
-//! as it was. Then, in an order in which at any time one of the two policies holds whole:
+//! Everything is read and checked before anything changes: an error in a file leaves all as it was.
+//! The steps follow in an order such that one of the two policies holds completely at any time:
 //!
 //! 1. the rules get elements of `RULES`, which flows of the old policy do not name;
-//! 2. what the new policy denies is put into the guard's list under numbers of its own, and then the
-//!    VMs' rows get these numbers. The engine still judges by the old one;
-//! 3. the engine is told, which changes between two packets, cuts what the new one refuses, and
-//!    answers when none of it can leave any more;
-//! 4. rates are set, what the old policy had in the guard's list is removed, and who asked is
+//! 2. the prefixes that the new policy denies are put into the guard's list under numbers of their
+//!    own, and then the VMs' rows get these numbers. The engine still judges by the old policy;
+//! 3. the engine gets the new policy, switches between two packets, cuts the flows that it refuses,
+//!    and answers when none of their packets can leave any more;
+//! 4. rates are set, the old policy's entries are removed from the guard's list, and the client is
 //!    answered.
 //!
 //! There is one change at a time.
@@ -140,8 +140,8 @@ impl PolicyChanges {
         self.learning.iter().filter_map(LearningVm::lifeline)
     }
 
-    /// Puts what the files say now in force: the policy file that is in force, or `file`, and the
-    /// deny files.
+    /// Puts the present contents of the files in force: the policy file in force, or `file`, and
+    /// the deny files.
     pub(crate) fn apply(
         &mut self,
         parts: &mut Parts,
@@ -295,7 +295,7 @@ impl Attached {
         Ok(before)
     }
 
-    /// The policies in force, as the engine is told of them.
+    /// The policies in force, as a message to the engine.
     fn policies_to_tell(&self, id: u64, strictly: Vec<u32>) -> Result<Policies, ChannelError> {
         Ok(Policies {
             id,

@@ -1,8 +1,8 @@
-//! Privileges that a process gives up: the broker those that it does not need while it serves, other
-//! processes all of them.
+//! Dropping of privileges: the broker drops those that it does not need while it serves, the other
+//! processes drop all.
 use std::io;
 
-/// Highest capability number tried; the kernel refuses what it does not know.
+/// Highest capability number tried; the kernel refuses unknown ones.
 const LAST_CAPABILITY: libc::c_ulong = 63;
 /// `_LINUX_CAPABILITY_VERSION_3`, <linux/capability.h>.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;

@@ -1,5 +1,5 @@
-//! The start: the files that flags name are opened, and what is in the kernel is made or joined, in
-//! order, and taken down again where that fails.
+//! The start: opens the files that flags name, then creates or joins the kernel state in order, and
+//! removes it again on failure.
 mod inputs;
 
 use std::ops::Range;

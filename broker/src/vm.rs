@@ -22,10 +22,10 @@ use crate::{
     host::kvm,
 };
 
-/// The MTU of a TAP that nobody gave one, L3 bytes.
+/// MTU of a TAP for which none is configured, L3 bytes.
 const TAP_MTU: u16 = 1_500;
 
-/// The VM that is ours.
+/// The VM that this broker runs.
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(crate) vmm: VmmProcess,

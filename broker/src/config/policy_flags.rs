@@ -1,4 +1,4 @@
-//! What a command line says of policies, to be compared with another's.
+//! Policy settings of a command line, comparable with those of another process.
 use std::{
     collections::BTreeMap,
     fs,
@@ -13,15 +13,15 @@ use slipgate_policy::{
 
 use super::{Config, VmFlags};
 
-/// As a successor of the same version, or a later one, understands it: a new field is to be
-/// `#[serde(default)]`, and absent where nothing is said. One that an earlier version does not know
-/// is an error to that.
+/// Policy settings of a command line, in a form that a successor of the same version or a later one
+/// reads. A new field must be `#[serde(default)]` and absent when unset. A field that an earlier
+/// version does not know is an error to it.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyFlags {
     /// Absolute path of the policy file; symbolic links are not resolved.
     file: Option<PathBuf>,
-    /// Rule flags in the order typed: the flag, and what it was given.
+    /// Rule flags in the order typed: the flag and its value.
     rules: Vec<(String, PathBuf)>,
     default: Option<String>,
     policy_name: Option<String>,

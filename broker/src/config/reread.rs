@@ -6,8 +6,8 @@ use slipgate_policy::document::{ConfigError, PolicyFile};
 use super::{Config, policy_flags::is_same_file};
 
 impl Config {
-    /// The same, with its files read again: what the policy file says of resolvers and forwards
-    /// included. An error leaves everything as it was.
+    /// Returns the configuration with its files read again, including the policy file's resolvers
+    /// and forwards. On error nothing changes.
     ///
     /// # Errors
     /// As [`Config::settle`].
@@ -17,7 +17,7 @@ impl Config {
         Ok(new)
     }
 
-    /// The same, worked out again from what was read last.
+    /// Settles the configuration again from the files as last read.
     pub(crate) fn settled(&self) -> Result<Self, ConfigError> {
         let mut new = self.clone();
         new.settle_with(self.policy_file.clone())?;

@@ -1,4 +1,4 @@
-//! `/dev/kvm`: opened, or what to do about it.
+//! Access to `/dev/kvm`, with advice when it is missing.
 use std::{
     fs::{File, OpenOptions},
     io,
@@ -16,10 +16,10 @@ pub struct KvmUnavailable {
     pub remedy: &'static str,
 }
 
-/// Opens it for a VMM.
+/// Opens `/dev/kvm` for a VMM.
 ///
 /// # Errors
-/// It is not there, or not for this user; with what to do about it.
+/// It does not exist, or this user has no access; the error has advice.
 pub fn open() -> Result<File, KvmUnavailable> {
     let opened = OpenOptions::new().read(true).write(true).open(PATH);
     opened.map_err(|why| KvmUnavailable {

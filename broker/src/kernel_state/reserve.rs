@@ -1,5 +1,4 @@
-//! Reservation sockets of forwards: they keep the host's ports ours, and are what connections from
-//! the host itself arrive at.
+//! Sockets that reserve the host ports of forwards and accept connections from the host itself.
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddrV4},

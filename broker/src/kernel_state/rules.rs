@@ -1,14 +1,14 @@
-//! The rules in `RULES`: a flow's slot names its rule by number. An element has the rule's text, for
-//! people, and what it is told by ([`Described`]).
+//! The rules in `RULES`: a flow's slot names its rule by number. An element holds the rule's text,
+//! for people, and its identity ([`Described`]).
 //!
 //! Several processes share the array. Each takes a run of free elements for its rules, or the run
-//! that has the same rules already (its predecessor's). A run is never given back while the maps
-//! live, since flows may name it, unless the array is full: then elements that no flow names any
-//! more are taken. A process that changes its rules takes such elements of its own first, but none
-//! that it still judges by: two runs alternate.
+//! that has the same rules already (its predecessor's). A run is not freed while the maps live,
+//! since flows may name it, unless the array is full: then elements that no flow names any more are
+//! reused. A process that changes its rules first reuses such elements of its own, except those of
+//! the rules in force: two runs alternate.
 //!
-//! What a process judges by it writes down in a file beside the locks (`<row>.rules`): none of that is
-//! taken by another while it lives, whether flows name it or not.
+//! Each process records the elements that it judges by in a file beside the locks (`<row>.rules`).
+//! No other process takes any of them while it lives, whether flows name them or not.
 use std::{
     collections::HashSet,
     fs::{self, File},
@@ -111,7 +111,7 @@ impl Writer<'_> {
         self.paths.run_dir.join(format!("{row}.rules"))
     }
 
-    /// Writes down what is in use by us.
+    /// Records the elements that this process uses.
     fn claim(&self, ranges: &[Range<u32>]) -> anyhow::Result<()> {
         let path = self.claims_of(self.row);
         let lines = ranges

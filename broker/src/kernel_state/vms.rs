@@ -1,4 +1,4 @@
-//! VMs that are served: their rows, their quotas, and what the engine is told of them.
+//! VMs that are served: their rows, their quotas, and their specifications for the engine.
 use anyhow::Context as _;
 use slipgate_control::{
     device::Device,

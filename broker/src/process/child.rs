@@ -1,4 +1,4 @@
-//! A process of ours: this very binary in another role, started with one end of a channel and
+//! A child process of slipgate: this binary in another role, started with one end of a channel and
 //! nothing else.
 use std::{
     os::{
@@ -32,8 +32,8 @@ pub(crate) struct ChildProcess {
 }
 
 impl ChildProcess {
-    /// Starts it, to be its role's user. It inherits the channel's other end and stderr; its environment is empty but for
-    /// what changes how it logs.
+    /// Starts the process, to run as its role's user. It inherits the channel's other end and
+    /// stderr; its environment is empty except for variables that configure logging.
     pub(crate) fn start(role: Role, users: &Users) -> anyhow::Result<Self> {
         let (ours, theirs) = Channel::pair()?;
         let inherited = theirs.as_raw_fd();
@@ -110,13 +110,13 @@ impl ChildProcess {
         }
     }
 
-    /// How one that has closed its channel ended, in words.
+    /// Describes how a process that has closed its channel ended.
     pub(crate) fn how_it_ended(&mut self) -> String {
         let end = self.end();
         end.unwrap_or_else(|| "closed its channel".into())
     }
 
-    /// An error that says how it ended, too early.
+    /// Makes an error that says how the process ended too early.
     pub(crate) fn ended_before(&mut self, what: &str) -> anyhow::Error {
         let end = self.how_it_ended();
         anyhow!("{} {end} before {what}", self.role)

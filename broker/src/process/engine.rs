@@ -1,21 +1,21 @@
-//! The engine for as long as the broker serves: watched, and another one in its place when it ends
-//! or hangs.
+//! Supervision of the engine: the broker watches it and replaces it when it ends or hangs.
 //!
 //! # Theory of operation
-//! Established flows need no engine, and all that a new one needs the broker has: the descriptors of
-//! maps and port, the forwards' sockets, the flow log, the policy in force, the owner's row. So one
-//! that ends unasked is replaced, and the next adopts the flows as after a start of slipgate
-//! ([`super::engine_process`]); what waits in the port's queue it finds there. What only the old one
-//! knew is gone with it: relayed connections, inspections and questions that were under way, captures.
+//! Established flows need no engine, and the broker has all that a new one needs: the descriptors
+//! of maps and port, the forwards' sockets, the flow log, the policy in force, the owner's row. So
+//! an engine that ends unasked is replaced, and the next one adopts the flows as after a start of
+//! slipgate ([`super::engine_process`]) and finds the frames that wait in the port's queue. State
+//! that only the old engine had is lost: relayed connections, inspections and questions under way,
+//! captures.
 //!
-//! It is seen to have ended by its pidfd, by the end of its channel, and by nonsense on it. It is
-//! seen to hang by not answering [`ToEngine::Ping`], which its loop answers. That is counted in looks
-//! of the broker's own, not in time: where both were stopped (a suspended machine, a frozen cgroup)
-//! neither is to blame. One that hangs is killed, and has ended.
+//! The broker detects the end by the engine's pidfd, by the end of its channel, and by an invalid
+//! message. It detects a hang by unanswered [`ToEngine::Ping`]s, which the engine's loop answers.
+//! Silence is counted in checks by the broker, not in time: if both were stopped (a suspended
+//! machine, a frozen cgroup), neither is at fault. A hanging engine is killed.
 //!
-//! The first time it is started again at once, then after a growing while. One that ends again and
-//! again, by a bug that a guest has found or for what this host lacks, is given up: then nothing new
-//! gets in, and what is established goes on.
+//! The first restart is immediate, later ones are delayed increasingly. An engine that ends
+//! repeatedly, because of a bug that a guest has found or for lack of a resource, is given up: then
+//! no new flow is admitted, and established flows continue.
 use std::{
     collections::VecDeque,
     os::fd::AsFd as _,
@@ -38,7 +38,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 const SILENT_LOOKS: u32 = 4;
 /// The same while it adopts.
 const SILENT_LOOKS_AT_START: u32 = 30;
-/// How long it may take to answer before it is told to stop.
+/// Time to answer before it is asked to stop.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// How long ends count.
 const ENDS_COUNT_FOR: Duration = Duration::from_secs(60);
@@ -132,8 +132,8 @@ impl Engine {
         }
     }
 
-    /// Sends a message, now or when there is room. Where there is no engine it is told by how the
-    /// next one is started.
+    /// Sends a message, now or when there is room. Without an engine the message is dropped: the
+    /// next one gets the present state at its start.
     pub(crate) fn tell(&mut self, message: ToEngine) -> anyhow::Result<()> {
         self.process_mut().map_or(Ok(()), |it| it.tell(message))
     }
@@ -178,7 +178,7 @@ impl Engine {
         Ok(heard)
     }
 
-    /// It says that it is ready; whether it was to say so.
+    /// Handles the engine's message that it is ready; returns whether that was expected.
     pub(crate) fn serves(&mut self) -> bool {
         let none = State::Due(Instant::now());
         let (state, begins) = match std::mem::replace(&mut self.state, none) {
@@ -239,12 +239,12 @@ impl Engine {
         matches!(self.state, State::Due(due) if due <= Instant::now())
     }
 
-    /// Not now: what has to be done before can't be.
+    /// Postpones the start, because a step before it can't be done yet.
     pub(crate) fn put_off(&mut self) {
         self.state = State::Due(Instant::now() + LOOK_EVERY);
     }
 
-    /// Starts it; it says when it is ready. One that can't be started has ended.
+    /// Starts an engine, which reports when it is ready. One that can't be started counts as ended.
     pub(crate) fn start_again(&mut self, attached: &Attached, reserved_ports: &[(u8, u16)]) {
         match EngineProcess::start(attached, reserved_ports, &self.log) {
             Ok(process) => {
@@ -255,8 +255,8 @@ impl Engine {
         }
     }
 
-    /// Stops it in order, within so long. Where it does not answer any more, ends meanwhile, or there
-    /// is none just now, another one is started to do it.
+    /// Stops the engine in order, within a time limit. If it does not respond, ends meanwhile, or
+    /// does not run, another one is started to do the work.
     pub(crate) fn stop(
         self,
         exit: OnExit,
@@ -345,7 +345,7 @@ impl Watch {
         self.asked.take_if(|(asked, _)| *asked == request);
     }
 
-    /// For how long it has said nothing, if that is too long.
+    /// Duration of its silence, if that is too long.
     fn hangs(&self) -> Option<Duration> {
         let (_, silent) = self.asked?;
         (silent >= self.most_silent).then_some(silent * LOOK_EVERY)

@@ -1,5 +1,4 @@
-//! An engine process as the broker has it: handed descriptors and how to work, then told of
-//! changes.
+//! A running engine process: it gets descriptors and settings at its start, and changes later.
 use std::{
     net::SocketAddrV4,
     os::fd::{AsFd, BorrowedFd},
@@ -27,7 +26,7 @@ pub(crate) struct EngineProcess {
 }
 
 impl EngineProcess {
-    /// Starts the engine and tells it everything; it is on its way then.
+    /// Starts the engine and queues its settings; does not wait until it serves.
     pub(crate) fn start(
         attached: &Attached,
         reserved_ports: &[(u8, u16)],
@@ -83,7 +82,7 @@ impl EngineProcess {
         Ok(self.outgoing.send(self.process.channel(), message)?)
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends waiting messages while there is room.
     pub(crate) fn flush(&mut self) -> anyhow::Result<()> {
         Ok(self.outgoing.flush(self.process.channel())?)
     }
@@ -165,7 +164,7 @@ impl EngineProcess {
         }
     }
 
-    /// How one that has closed its channel ended, in words.
+    /// Describes how an engine that has closed its channel ended.
     pub(crate) fn how_it_ended(&mut self) -> String {
         self.process.how_it_ended()
     }

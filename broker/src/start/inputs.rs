@@ -1,5 +1,5 @@
-//! The files that the NAT's flags name, opened before anything is made: what is wrong with one is
-//! the command line's fault.
+//! Files that the NAT's flags name, opened before anything is created: a fault in one is an error
+//! of the command line.
 use std::{
     fs::File,
     net::{SocketAddr, TcpListener},
@@ -51,7 +51,7 @@ impl Inputs {
     }
 }
 
-/// Listens where `--metrics` says.
+/// Opens the listening socket of `--metrics`.
 fn listen(address: SocketAddr) -> Result<TcpListener, ConfigError> {
     TcpListener::bind(address).map_err(|e| {
         let problem = format!("it can't be listened at ({e})");

@@ -1,8 +1,8 @@
-//! What the user types, on its way to the guest.
+//! Input of the guest's console: keys that the user types.
 //!
-//! It goes through the broker, so that a terminal's descriptor stays here and the escape works
-//! whatever the guest does. What the guest prints does not come through: the VMM writes it to
-//! stdout by itself, and the broker never sees a byte of the guest's.
+//! Input goes through the broker, so that a terminal's descriptor stays here and the escape works
+//! whatever the guest does. Output does not: the VMM writes it to stdout itself, and the broker
+//! never sees a byte of it.
 use std::{
     io::{ErrorKind, Write as _},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -99,7 +99,7 @@ impl Console {
         }
     }
 
-    /// Takes its turn: what was waited for is there.
+    /// Handles the event that was polled for.
     pub(crate) fn turn(&mut self) -> Typed {
         let Some(way) = &mut self.way else {
             return Typed::Text;
@@ -138,7 +138,7 @@ impl Way {
         }
     }
 
-    /// Writes what goes; whether anybody reads there.
+    /// Writes waiting input; returns whether the guest's end is still open.
     fn write(&mut self) -> bool {
         match self.to.write(&self.waiting) {
             Ok(length) => {

@@ -180,7 +180,8 @@ impl How {
         }
     }
 
-    /// Says it on stderr, where it is not what was wanted.
+    /// Logs the outcome of the VM. A crash and failures of slipgate are printed at any log level;
+    /// an error before the start is the command's own.
     pub(crate) fn tell(&self, name: &str) {
         match self {
             // The command's own error.

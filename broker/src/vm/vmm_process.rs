@@ -1,4 +1,4 @@
-//! The VMM process as the broker has it: handed descriptors, told when to run and when to stop.
+//! A running VMM process: it gets descriptors at its start, and orders to run and to stop.
 use std::{
     fs::{File, OpenOptions},
     os::{
@@ -93,8 +93,8 @@ impl VmmProcess {
         Ok(self.channel().send(ToVmm::<OwnedFd>::Go)?)
     }
 
-    /// Asks for the counters; answered by [`FromVmm::Counters`]. `false` when it does not listen:
-    /// it is not waited for, and one that has ended is heard of in its turn.
+    /// Requests the counters; answered by [`FromVmm::Counters`]. Returns `false` when the channel
+    /// is full or closed; the call never waits, and the end of a VMM is reported elsewhere.
     pub(crate) fn ask_counters(&self, id: u64) -> bool {
         let asked = self.channel().try_send(ToVmm::<OwnedFd>::Counters { id });
         asked.unwrap_or(false)
