@@ -1,4 +1,4 @@
-//! The brokers that serve VMs in this network namespace, and what commands ask of them.
+//! The brokers that serve VMs in this network namespace, and requests to them.
 use std::{
     io,
     os::fd::BorrowedFd,
@@ -98,7 +98,7 @@ pub(crate) fn have_done(
 }
 
 impl Asked {
-    /// Why nobody did it; `what` is the VM or flow that was meant.
+    /// Error that no broker served the request; `what` is the VM or flow in question.
     pub(crate) fn error(self, what: &str) -> anyhow::Error {
         if !self.errors.is_empty() {
             return anyhow::anyhow!("{}", self.errors.join("; "));
@@ -115,7 +115,7 @@ impl Asked {
     }
 }
 
-/// Of a VM that is not among those that are served.
+/// Error for a VM that is not among the served ones.
 pub(crate) fn no_such_vm(vm: &str, mut served: Vec<String>) -> anyhow::Error {
     served.sort();
     let names = served.join(", ");

@@ -1,5 +1,5 @@
-//! `slipgate doctor`: what this machine has and lacks for the hybrid NAT, and how to get it. Runs
-//! as any user; what only root can see is said to be unknown, not missing.
+//! `slipgate doctor`: features of this machine that the hybrid NAT needs, and advice on missing
+//! ones. Runs as any user; facts that only root can see are reported as unknown, not missing.
 use std::{fmt::Display, fs, net::SocketAddrV4, os::fd::OwnedFd, path::Path, process::ExitCode};
 
 use serde::Serialize;
@@ -116,7 +116,7 @@ fn stub_found<E: Display>(
     Some(Finding::ok(what, error.to_string()).with(state, remedy))
 }
 
-/// Who answers guests' questions unless `--dns` says it.
+/// Reports on the resolvers that answer guests' questions unless `--dns` names others.
 fn resolvers_found(resolvers: &[SocketAddrV4]) -> Finding {
     let what = "resolver";
     let (mut usable, mut problems) = (Vec::new(), Vec::new());
@@ -181,7 +181,7 @@ fn capabilities() -> Finding {
     )
 }
 
-/// Whether somebody serves VMs here already.
+/// Reports whether a slipgate serves VMs here already.
 fn attached(pin_dir: &Path) -> Finding {
     let what = "attached";
     let found = match brokers::paths(pin_dir).map(|paths| paths.pin_dir.try_exists()) {

@@ -1,5 +1,5 @@
-//! Readers of what is pinned and of what the broker tells: `flows`, `stats`, `why`. They change
-//! nothing and cost the packets' path nothing.
+//! Readers of the pinned maps and of the broker's answers: `flows`, `stats`, `why`. They change
+//! nothing and do not slow packets.
 pub(crate) mod flows;
 pub(crate) mod names;
 pub(crate) mod stats;

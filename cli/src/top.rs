@@ -39,7 +39,7 @@ use crate::{
 const EVERY: Duration = Duration::from_secs(1);
 /// How long a key is waited for before signals are looked at.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Columns where nobody says how many there are.
+/// Width of the screen, columns, when it is unknown.
 const COLUMNS: u16 = 100;
 
 /// Runs the command `slipgate top`.
@@ -116,7 +116,7 @@ fn read(maps: &ReadOnlyMaps, args: &TopArgs) -> Reading {
     }
 }
 
-/// Has the broker do something; in a sentence, what came of it.
+/// Sends a change to the broker; returns the result as a sentence.
 fn ask(args: &TopArgs, change: Change, what: &str) -> String {
     let freezes = matches!(change, Change::Freeze(_));
     let request = match change {

@@ -81,9 +81,9 @@ pub enum FromEngine {
         id: u64,
         /// Flows that were cut.
         cut: u64,
-        /// Flows that go on.
+        /// Number of flows that continue.
         kept: u64,
-        /// Of those, how many the policies would refuse now.
+        /// Number of continuing flows that the policies would now refuse.
         left: u64,
     },
     /// Answer to [`ToEngine::Request`].

@@ -24,7 +24,8 @@ impl Config {
         Ok(new)
     }
 
-    /// The same with another policy file. By another name for the same file nothing becomes another.
+    /// Returns the configuration with another policy file. Another path to the same file changes
+    /// nothing.
     ///
     /// # Errors
     /// As [`Config::settle`].
@@ -43,7 +44,7 @@ impl Config {
         Ok(new)
     }
 
-    /// The same with another policy file, which is there already.
+    /// Returns the configuration with another policy file that is already loaded.
     pub(crate) fn with_policy(&self, file: PolicyFile) -> Result<Self, ConfigError> {
         let mut new = self.clone();
         new.typed.file = Some(file.path().to_owned());

@@ -1,4 +1,4 @@
-//! What flags say of policies.
+//! Policy settings of the flags.
 use slipgate_policy::{
     Action,
     document::{CliOverrides, ConfigError, Quotas, RuleFlag, parse_host_loopback},

@@ -1,7 +1,7 @@
-//! `slipgate capture`: one live flow's packets, or a VM's, as pcapng.
+//! `slipgate capture`: packets of one live flow, or of a VM, as pcapng.
 //!
-//! The engine writes to one end of a socket pair that is made here; what comes out of the other is
-//! written on, block by block, so that the file is whole whenever it ends.
+//! The engine writes to one end of a socket pair that is made here. The data from the other end is
+//! written block by block, so that the file is complete whenever it ends.
 use std::{
     fs::OpenOptions,
     io::{self, IsTerminal as _, Read as _, Write},
@@ -155,7 +155,7 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// Adds what came; all blocks that are whole now.
+    /// Adds received bytes; returns all blocks that are complete now.
     fn take(&mut self, bytes: &[u8]) -> anyhow::Result<&[u8]> {
         self.buffer.extend_from_slice(bytes);
         while let Some(block) = self.next()? {

@@ -12,7 +12,7 @@ use crate::{
     show::{print_once, table::counted},
 };
 
-/// Cuts each of what is named. What fails does not keep the rest.
+/// Cuts each flow or VM that is named. A failure does not prevent the others.
 pub(crate) fn run(args: &CutArgs) -> anyhow::Result<()> {
     let mut failed = Vec::new();
     let mut flows = 0;

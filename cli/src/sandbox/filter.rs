@@ -1,4 +1,4 @@
-//! The engine's seccomp filters: what its event loop needs.
+//! The engine's seccomp filters: the system calls of its event loop.
 use seccompiler::SeccompRule;
 use slipgate_broker::privileges::ConfinementError;
 

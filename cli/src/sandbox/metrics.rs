@@ -30,7 +30,8 @@ const ALWAYS: &[libc::c_long] = &[
     libc::SYS_fstat,
 ];
 
-/// Confines the calling process for good. `broker`: the parent, whose death ends us. `user`: what it is from now on.
+/// Confines the calling process for good. `broker`: the parent, whose death ends this process.
+/// `user`: the user that the process becomes.
 pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), ConfinementError> {
     let filters = Filters::compile(of_a_loop(ALWAYS))?;
     give_up_privileges(broker, user, FILES)?;

@@ -119,7 +119,8 @@ pub(super) fn soft<'c>(
     program(rules, SeccompAction::Allow, refuse)
 }
 
-/// Refuses what opens a file by name and has its flags in a register, and [`FOR_A_BACKTRACE`].
+/// Refuses system calls that open a file by name and have its flags in a register, and
+/// [`FOR_A_BACKTRACE`].
 pub(super) fn nothing_by_name() -> Compiled<BpfProgram> {
     soft(
         FOR_A_BACKTRACE.iter().chain(&[libc::SYS_openat]),

@@ -138,7 +138,7 @@ const EVERYBODY: &[libc::c_long] = &[
     libc::SYS_epoll_pwait,
 ];
 
-/// To make a machine: what `Machine::new` calls, and starting threads.
+/// System calls that create a machine: those of `Machine::new`, and starting threads.
 const MAKING: &[libc::c_long] = &[
     // kernel and initrd
     libc::SYS_lseek,
@@ -216,7 +216,7 @@ mod kvm {
         write(64, 0x79), // KVM_IOEVENTFD
     ];
 
-    /// To run a virtual CPU, and to say what it was at when it crashed.
+    /// KVM requests that run a virtual CPU, and that read its state after a crash.
     pub(super) const RUNNING: &[u64] = &[
         none(0x80),      // KVM_RUN
         read(144, 0x81), // KVM_GET_REGS

@@ -1,4 +1,4 @@
-//! `slipgate flows`: the live flows, read from the pinned slots; and those that are relayed, asked of
+//! `slipgate flows`: the live flows, read from the pinned slots, and the relayed flows, read from
 //! the engines.
 use std::{cmp::Reverse, collections::BTreeSet, net::SocketAddrV4};
 
@@ -17,7 +17,7 @@ use crate::args::{FlowOrder, FlowsArgs, Proto};
 /// A flow as `--json` shows it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Flow {
-    /// As in the flow log: for `cut` and `capture`.
+    /// Id of the flow as in the flow log, accepted by `cut` and `capture`.
     pub(crate) id: FlowId,
     /// Name of the VM.
     pub(crate) vm: String,

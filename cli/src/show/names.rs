@@ -1,5 +1,4 @@
-//! What the engines know and the kernel's tables do not have, asked of the brokers: names, and what
-//! is relayed.
+//! State that only the engines have, read through the brokers: names and relayed flows.
 use std::{
     collections::{BTreeMap, HashMap},
     path::Path,
@@ -33,7 +32,8 @@ pub(crate) struct Known {
     pub(crate) relayed_flows: Vec<LiveRelayed>,
 }
 
-/// Asks every broker here. Who may not ask, or whose broker is gone, sees nothing of it.
+/// Reads the inventories of all brokers here. A broker that is gone, or that refuses this user,
+/// contributes nothing.
 pub(crate) fn ask_all(pin_dir: &Path) -> Known {
     let mut known = Known::default();
     for socket in sockets(pin_dir).unwrap_or_default() {

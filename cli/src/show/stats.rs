@@ -29,7 +29,7 @@ const ATTEMPTS: usize = 5;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Stats {
     pub(crate) vms: Vec<VmStats>,
-    /// Everything, and what no VM could be named for.
+    /// Sum over all VMs, with traffic that belongs to no known VM.
     pub(crate) total: VmStats,
 }
 
@@ -45,8 +45,8 @@ pub(crate) struct VmStats {
     pub(crate) drops: BTreeMap<&'static str, Packets>,
     /// Frames handed over that never came out at the engine.
     pub(crate) lost_after_redirect: u64,
-    /// Packets that the TAP itself did not take, after they were counted, as the device says; absent
-    /// while there is none.
+    /// Packets that the TAP dropped after they were counted, by the device's counter; absent while
+    /// there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tap_tx_dropped: Option<u64>,
     /// Number of live flows.
@@ -83,7 +83,7 @@ pub(crate) struct VmStats {
     /// Answered by the engine and in the kernel.
     pub(crate) arp_answers: u64,
     pub(crate) echo_answers: u64,
-    /// Records of ended flows that the flow log did not take, whoever's.
+    /// Records of ended flows that the flow log lost.
     pub(crate) records_lost: u64,
     /// Packets that `--pcap` or `capture` had no room for.
     pub(crate) pcap_lost: u64,
@@ -368,7 +368,7 @@ fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
     Stats { vms, total }
 }
 
-/// Rows about what was refused in a VM's DNS.
+/// Rows of a VM's DNS refusals.
 fn by_name(vm: &str, names: &NameCounts) -> Vec<Vec<String>> {
     let counts = [
         ("addresses open by name".to_owned(), names.open),
@@ -396,7 +396,7 @@ fn by_name(vm: &str, names: &NameCounts) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Rows about what was relayed.
+/// Rows of a VM's relayed traffic.
 fn by_relay(vm: &str, relayed: &RelayedCounts) -> [Vec<String>; 4] {
     let count = |what: &str, count: u64| vec![vm.to_owned(), what.to_owned(), count.to_string()];
     let packets = |what: &str, packets: u64, bytes: u64| {

@@ -1,4 +1,4 @@
-//! `slipgate why`: which rule decides about a destination, and what would happen.
+//! `slipgate why`: the rule that decides about a destination, and the outcome.
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _},
     num::NonZeroU16,

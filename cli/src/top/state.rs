@@ -1,4 +1,4 @@
-//! What is shown: the last reading, rates since the one before, and what the user chose.
+//! State of the display: the last reading, rates since the one before, and the user's choices.
 use std::collections::{BTreeSet, HashMap};
 
 use ratatui::crossterm::event::{KeyCode, KeyModifiers};
@@ -86,7 +86,7 @@ impl State {
         }
     }
 
-    /// Shows this reading from now on. What is there for the first time has no rate yet.
+    /// Shows this reading from now on. New flows and VMs have no rate yet.
     pub(super) fn take(&mut self, reading: Reading) {
         let before = std::mem::replace(&mut self.reading, reading);
         let now = &self.reading;

@@ -1,5 +1,5 @@
-//! The picture: a line in sum, VMs, flows, a line of keys or of what was said. 80 columns and 24
-//! lines are enough; it has no colours.
+//! The screen: a line of totals, VMs, flows, and a line of keys or of a message. 80 columns and 24
+//! lines suffice; it has no colours.
 use ratatui::{
     buffer::Buffer,
     layout::{Constraint, Layout, Rect},

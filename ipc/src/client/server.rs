@@ -77,8 +77,7 @@ pub struct Asked {
 }
 
 impl ControlServer {
-    /// Listens at `path`, in the place of what a dead predecessor left there. `owner`: the user
-    /// that may read.
+    /// Listens at `path`, in place of a dead predecessor's socket. `owner`: the user that may read.
     ///
     /// # Errors
     /// The socket can't be made there.

@@ -1,4 +1,4 @@
-//! What an engine knows and the pinned maps do not show.
+//! Inventory of an engine: state that the pinned maps do not show.
 use std::{net::SocketAddrV4, ops::AddAssign};
 
 use serde::{Deserialize, Serialize};

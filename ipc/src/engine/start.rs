@@ -28,9 +28,9 @@ pub struct Start<F = OwnedFd> {
     pub epoch: u32,
     /// Kinds of events that the flow log records.
     pub flow_log_events: Vec<FlowLogEvent>,
-    /// The VMs, whose rows are filled already.
+    /// VMs to serve; their rows are already filled.
     pub vms: Vec<VmSpec>,
-    /// The policies in force: a memory file of what `PolicySet::to_bytes` made.
+    /// Policies in force: a memory file with the output of `PolicySet::to_bytes`.
     pub policies: F,
     /// Where this owner's rules begin in `RULES`.
     pub rule_base: u32,
@@ -67,7 +67,7 @@ pub enum FlowLogEvent {
 pub struct Policies<F = OwnedFd> {
     /// Number that the answer returns.
     pub id: u64,
-    /// The policies: a memory file of what `PolicySet::to_bytes` made.
+    /// Policies: a memory file with the output of `PolicySet::to_bytes`.
     pub policies: F,
     /// Where their texts begin in `RULES`; behind them are the forwards', which stay.
     pub rule_base: u32,
@@ -75,7 +75,7 @@ pub struct Policies<F = OwnedFd> {
     pub local: LocalAddresses,
     /// Every VM, with its policy and quotas.
     pub vms: Vec<VmSpec>,
-    /// VMs, by id, whose refused flows are all cut, whatever their policy says of reloads.
+    /// Ids of VMs whose refused flows are all cut, whatever their policy says about reloads.
     pub strictly: Vec<u32>,
 }
 

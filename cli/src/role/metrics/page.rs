@@ -1,4 +1,4 @@
-//! The page: what `slipgate stats` shows, as metrics.
+//! The page: the figures of `slipgate stats`, as metrics.
 //!
 //! Labels are bounded: VMs are (1024 rows), reasons, protocols and directions are sets of the
 //! program's own; rules are named while there are at most [`MOST_RULES`], the others together.
@@ -18,7 +18,7 @@ use slipgate_ipc::engine::{NameCounts, RelayedCounts};
 
 use crate::show::stats::{self, VmStats, Which};
 
-/// Rules that are told apart.
+/// Largest number of rules with a label of their own.
 const MOST_RULES: usize = 64;
 
 /// Returns the page's text.

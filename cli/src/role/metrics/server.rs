@@ -83,7 +83,7 @@ enum State {
         answer: Vec<u8>,
         sent: usize,
     },
-    /// Answered; what comes is read and not looked at, so many bytes of it.
+    /// Answered; a limited number of further bytes is read and discarded.
     Ending {
         room: usize,
     },
@@ -215,7 +215,10 @@ impl Server {
         self.clients = clients;
     }
 
-    /// Goes on with a connection as far as it goes. An error: it is over.
+    /// Serves a connection as far as possible without waiting.
+    ///
+    /// # Errors
+    /// The connection is over.
     fn advance(&mut self, client: &mut Client) -> io::Result<()> {
         if let State::Reading(request) = &mut client.state {
             let mut bytes = [0; 1_024];
