@@ -1,4 +1,4 @@
-//! On what, with what, and how it was measured.
+//! Conditions of the measurements: machine, programs and settings.
 
 use std::{fs, process::Command};
 
@@ -22,13 +22,13 @@ pub(crate) struct Conditions {
     pub(crate) cpus: usize,
     /// Whether the CPUs are a hypervisor's.
     pub(crate) virtual_machine: bool,
-    /// Runnable tasks in the minute before: above 0.5 somebody else was measured too.
+    /// Runnable tasks in the minute before: above 0.5, other programs disturbed the measurements.
     pub(crate) load_before: f64,
     pub(crate) pinning: Pinning,
     pub(crate) mtu: u32,
     pub(crate) small_frame_bytes: usize,
     pub(crate) offloads: &'static str,
-    /// TCP's, of all ends and of what relays.
+    /// TCP congestion control of all ends and relays.
     pub(crate) congestion_control: String,
     /// How they came to it, or why they did not: then they have the machine's. Older runs do not say.
     #[serde(default)]

@@ -145,7 +145,7 @@ fn first_packet(
     with_vnet(vnet, &frame)
 }
 
-/// Lets the world drop what matches where its device hands it to the stack.
+/// Makes the world drop matching packets where its device hands them to the stack.
 fn drop_on_arrival(world: &NetNs, what: &str) -> Result<()> {
     world.nft(&format!(
         "table netdev bench {{

@@ -1,5 +1,5 @@
-//! What slipgate sets out to reach. Goals are shown beside what was measured, and never asserted:
-//! a loaded machine is no failure of the program's.
+//! Performance goals of slipgate. Goals are shown beside the measured values, and never asserted: a
+//! loaded machine is not the program's fault.
 
 use serde::Serialize;
 
@@ -133,7 +133,7 @@ const OTHER_GOALS: [(&[&str], &str, &str, Side); 12] = [
     (DNS, OURS, "unbound", Side::AtLeast(1.0)),
 ];
 
-/// A goal and what came of it.
+/// A goal with its measured result.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Goal {
     pub(crate) what: String,

@@ -46,7 +46,7 @@ use crate::{
     workload::{Limits, Workload},
 };
 
-/// `--only` knows them beside the workloads.
+/// Names that `--only` accepts besides the workloads.
 const PROGRAMS: &str = "programs";
 const MICROVM: &str = "microvm";
 /// Parts of `microvm` that can be measured separately.

@@ -21,12 +21,12 @@ pub(crate) struct Cell {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) contender: &'static str,
-    /// By round; rounds that failed are left out.
+    /// Values with their rounds; failed rounds are left out.
     pub(crate) values: Vec<(usize, f64)>,
     pub(crate) summary: Option<Summary>,
     /// Ratio to the reference, computed within each round.
     pub(crate) ratio: Option<Summary>,
-    /// Rounds in which it stood still, and was measured by what went until then.
+    /// Rounds in which the transfer stalled and the bytes until then were counted.
     pub(crate) stalled: usize,
     /// Number of rounds that failed.
     pub(crate) failures: usize,
@@ -37,7 +37,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Of a contender that this machine does not have.
+    /// Makes the row of a contender that this machine does not have.
     pub(crate) fn missing(contender: &'static str, why: String) -> Row {
         Row {
             contender,

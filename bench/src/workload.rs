@@ -1,4 +1,4 @@
-//! What the contenders are given to do. Each workload is bounded in time by [`Limits`].
+//! Workloads of the contenders. Each is bounded in time by [`Limits`].
 
 pub(crate) mod bulk;
 pub(crate) mod connect_close;
@@ -54,7 +54,7 @@ impl Unit {
     }
 }
 
-/// A number that a workload comes to.
+/// A value that a workload measures.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Metric {
     /// Unique among all workloads.

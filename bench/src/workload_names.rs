@@ -4,5 +4,5 @@
 pub(crate) const ADMISSION: [&str; 2] = ["new-flows-udp", "new-flows-tcp"];
 /// Workload of small frames.
 pub(crate) const SMALL_PACKETS: &str = "udp-64";
-/// The one of slipgate's programs, as they run.
+/// Workload of the programs of a running slipgate.
 pub(crate) const ESTABLISHED: &str = "established";

@@ -1,9 +1,9 @@
-//! `slipgate top`: flows and VMs at work, in the terminal.
+//! `slipgate top`: live flows and VMs, in the terminal.
 //!
-//! It reads the pinned maps as `flows` and `stats` do, once a second, and costs packets nothing.
-//! [`state`] makes rates of two readings, and knows what is sorted, filtered and selected; [`view`]
-//! draws it; here is the terminal. Keys that change something (cut, freeze, thaw) ask the broker as
-//! the commands of these names do, and say what it said.
+//! It reads the pinned maps as `flows` and `stats` do, once a second, and does not slow packets.
+//! [`state`] computes rates from two readings, and keeps sorting, filter and selection; [`view`]
+//! draws the screen; this module handles the terminal. Keys that change something (cut, freeze,
+//! thaw) send the same requests to the broker as the commands of these names, and show its answer.
 mod state;
 mod view;
 

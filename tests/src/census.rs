@@ -1,5 +1,5 @@
-//! What the guest sends, told apart by what may go to the engine, counted at the guest's own link
-//! and so independent of anything slipgate says.
+//! Count of the frames that the guest sends, by kinds that matter to the engine. It counts at the
+//! guest's own link and so does not depend on slipgate's figures.
 
 use std::sync::{
     Arc,

@@ -1,4 +1,4 @@
-//! What the testbed reports: what was tried, on what, and what came of it.
+//! Errors of the testbed: the operation that failed, its object, and the cause.
 
 use std::{fmt::Display, io, process::ExitStatus};
 
@@ -50,7 +50,7 @@ impl Error {
     }
 }
 
-/// Says what was tried when a system call fails.
+/// Adds the operation to the error of a failed system call.
 pub trait Tried<T> {
     /// Attaches `what` ("open /dev/net/tun") to the error.
     fn tried(self, what: impl Display) -> Result<T>;

@@ -1,4 +1,4 @@
-//! A neighbour on the uplink's link who sends what it likes.
+//! A neighbour on the uplink's link that sends arbitrary frames.
 
 use std::{
     io,

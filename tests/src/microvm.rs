@@ -130,7 +130,10 @@ impl MicroVm {
         }
     }
 
-    /// Waits for its end. Not ending in time is an error, and then it is killed.
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// It does not end in time; then it is killed.
     pub fn finish(mut self, within: Duration) -> Result<MicroVmEnd> {
         let deadline = Instant::now() + within;
         let status = loop {

@@ -200,7 +200,7 @@ impl Slipgate {
         }
     }
 
-    /// The line it said when it was ready.
+    /// Line that it printed when it was ready.
     pub fn ready_line(&self) -> &str {
         &self.ready_line
     }
@@ -310,7 +310,8 @@ impl Slipgate {
         self.kill_broker().map(drop)
     }
 
-    /// SIGTERM, and its exit status. Not ending in time is an error, and then it is killed.
+    /// Sends SIGTERM and returns the exit status. Not ending in time is an error, and then it is
+    /// killed.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         self.engine_pid();
         // The child has not been waited for, so the pid is its.

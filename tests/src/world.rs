@@ -90,7 +90,7 @@ impl World {
         World::with(WorldConfig::default())
     }
 
-    /// A world as told.
+    /// Makes a world with the given configuration.
     pub fn with(config: WorldConfig) -> Result<World> {
         owner::sweep_processes();
         let (host, net) = (NetNs::new("host")?, NetNs::new("world")?);

@@ -50,12 +50,15 @@ impl NatProcess {
         self.child.id()
     }
 
-    /// Pins what threads it has now.
+    /// Pins the threads that it has now.
     pub(super) fn pin(&self) -> Result<()> {
         pin(self.pid(), self.pinning.middle)
     }
 
-    /// An error, with what it said, when it has ended.
+    /// Checks that it still runs.
+    ///
+    /// # Errors
+    /// It has ended; the error has its output.
     pub(super) fn check(&mut self) -> Result<()> {
         let Some(status) = self
             .child
@@ -123,7 +126,7 @@ pub(super) fn scheduled(pid: u32) -> Result<Scheduled> {
     Ok(all)
 }
 
-/// Stops a process where it is, or lets it go on.
+/// Stops a process by signal, or lets it continue.
 pub(super) fn hold(pid: u32, held: bool) -> Result<()> {
     let signal = if held { libc::SIGSTOP } else { libc::SIGCONT };
     // SAFETY: numbers only; the process is a child of ours, or a child's, that was not waited for.

@@ -57,7 +57,7 @@ impl Stand {
         }
     }
 
-    /// The kernel does as this process told it.
+    /// Adds the process that provides the NAT, and waits until traffic passes.
     pub(crate) fn served_by(mut self, process: NatProcess) -> Result<Stand> {
         self.process = Some(process);
         // It has no way to say that it is ready but traffic.
@@ -65,7 +65,8 @@ impl Stand {
         Ok(self)
     }
 
-    /// A guest that `slipgate attach` serves in hybrid mode, told `args` besides.
+    /// Makes a guest that `slipgate attach` serves in hybrid mode, with the further arguments
+    /// `args`.
     pub(crate) fn attached(
         world: World,
         guest: Guest,
@@ -196,7 +197,7 @@ impl Stand {
         Ok(Some(pins))
     }
 
-    /// `slipgate stats`, where slipgate is what serves.
+    /// Returns the output of `slipgate stats`; `None` where slipgate does not serve.
     pub(crate) fn slipgate_stats(&self) -> Result<Option<Value>> {
         let stats = self.slipgate.as_ref().map(|(slipgate, _)| slipgate.stats());
         Ok(stats.transpose()?)
@@ -226,7 +227,10 @@ impl Stand {
             .try_for_each(|pid| process::hold(pid, held))
     }
 
-    /// Ends it in order, and says so when that fails.
+    /// Ends it in order.
+    ///
+    /// # Errors
+    /// slipgate fails to end in order.
     pub(crate) fn tear_down(mut self) -> Result<()> {
         self.hold(false)?;
         if let Some((mut slipgate, _)) = self.slipgate.take() {

@@ -1,5 +1,5 @@
-//! Pinned programs and maps, by `bpf(2)` itself: what another process runs is looked at and not
-//! taken over.
+//! Pinned programs and maps, accessed by `bpf(2)` directly: another process's objects are
+//! inspected, not taken over.
 
 use std::{
     ffi::CString,
@@ -103,7 +103,7 @@ unsafe fn bpf<A: Attr>(command: libc::c_long, attr: &mut A) -> io::Result<i64> {
     }
 }
 
-/// Opens what is pinned.
+/// Opens a pinned object.
 pub(super) fn open(path: &Path) -> Result<OwnedFd> {
     let text = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = ObjGet {

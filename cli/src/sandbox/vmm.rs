@@ -1,12 +1,12 @@
 //! The VMM's seccomp filters: one for the process, and one more for each kind of thread.
 //!
-//! A thread has the filters of the thread that made it, and the kernel takes the strictest answer
-//! of all. So the process's filter, put on before the first thread is made, is what making a
-//! machine takes and any thread needs; and each thread narrows it for itself before it touches
-//! anything of the guest's, the main one last, once the machine is made. From then on no thread is
-//! made, no ring, no descriptor but an eventfd's copy.
+//! A thread has the filters of the thread that made it, and the kernel applies the strictest result
+//! of all. So the process's filter, installed before the first thread is made, permits the calls
+//! that make a machine and those that any thread needs; and each thread restricts itself further
+//! before it touches guest data, the main one last, once the machine is made. From then on no
+//! thread and no ring can be made, and no descriptor except a copy of an eventfd.
 //!
-//! An io_uring would go round all of this: what is submitted to it is no system call. The network
+//! An io_uring would bypass all of this, because a submission to it is no system call. The network
 //! card's rings are restricted to reads and writes of their TAP queue while the machine is made,
 //! before the guest runs; afterwards none can be made, nor freed of its restrictions.
 use std::io;

@@ -204,7 +204,7 @@ impl State {
         flows.iter().position(is)
     }
 
-    /// VMs of which nothing passes now: what is shown may be older.
+    /// Records the VMs that are frozen now, which may have changed since the reading.
     pub(super) fn know_frozen(&mut self, frozen: BTreeSet<String>) {
         self.reading.frozen = frozen;
     }

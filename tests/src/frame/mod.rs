@@ -1,4 +1,4 @@
-//! Hand-made packets: a builder that can also build what no sane stack sends, and a parser.
+//! Packets built by hand: a builder that can also build invalid packets, and a parser.
 
 mod build;
 mod parse;

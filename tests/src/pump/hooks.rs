@@ -1,4 +1,4 @@
-//! What a test sees of the frames on a pump, and does to them.
+//! Observation and manipulation by a test of the frames on a pump.
 
 use std::{
     sync::{

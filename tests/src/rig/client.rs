@@ -1,7 +1,7 @@
-//! A Linux client that nobody here wrote: Debian's kernel, Debian's busybox and its DHCP client,
-//! resolver, `wget` and `nc`, told by a script what to try.
+//! A stock Linux client: Debian's kernel, Debian's busybox and its DHCP client, resolver, `wget`
+//! and `nc`, run by a script of checks.
 //!
-//! It says a line for each thing it tried, on its console: what runs it needs no other device.
+//! It prints a line for each check on its console, so it needs no other output device.
 
 use std::{collections::HashMap, fmt::Write, fs, net::Ipv4Addr, path::Path};
 
@@ -97,7 +97,7 @@ impl Client {
         Ok(initramfs.finish())
     }
 
-    /// Serves what it will ask for.
+    /// Starts the servers that the client will use.
     pub fn serve(&self, world: &World) -> Result<ClientServers> {
         let net = &world.net;
         let zone = Zone::from([(self.name.clone(), Answer::a(self.server, 60))]);
@@ -141,7 +141,7 @@ impl Default for Client {
     }
 }
 
-/// Servers that go on until this is dropped.
+/// Servers that run until this is dropped.
 pub struct ClientServers {
     _names: DnsServer,
     _pages: HttpServer,
@@ -164,7 +164,7 @@ impl ClientReport {
     /// Number of checks that a client makes.
     pub const CHECKS: usize = 15;
 
-    /// Reads a console; what the kernel says in between is passed over.
+    /// Reads the results from a console; the kernel's messages in between are skipped.
     pub fn read(console: &str) -> Self {
         let mut report = ClientReport::default();
         for line in console.lines().map(str::trim_end) {

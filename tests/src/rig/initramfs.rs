@@ -1,5 +1,5 @@
-//! What the machine boots into: programs of this machine with their shared libraries, modules,
-//! folders to mount on.
+//! Initramfs of a machine: programs of this machine with their shared libraries, modules, folders
+//! to mount on.
 
 use std::{
     fs,

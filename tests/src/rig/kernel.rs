@@ -17,7 +17,7 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/kernels");
 pub struct Kernel {
     image: PathBuf,
     release: String,
-    /// By name, with underscores, as `lsmod` shows them.
+    /// Module files by name, with underscores, as `lsmod` shows them.
     modules: HashMap<String, PathBuf>,
     built_in: String,
 }
@@ -32,7 +32,10 @@ pub struct Module {
 }
 
 impl Kernel {
-    /// The one of a series, such as 6.1, or why there is none here.
+    /// Finds the kernel of a series, such as 6.1.
+    ///
+    /// # Errors
+    /// None of that series is unpacked here.
     pub fn find(series: &str) -> Result<Self> {
         let folder = Path::new(FOLDER).join(series);
         if !folder.is_dir() {

@@ -32,7 +32,7 @@ pub struct Machine<'a> {
     pub hardware: Hardware<'a>,
 }
 
-/// The emulated machine beside its kernel.
+/// Hardware of the emulated machine.
 #[derive(Clone, Debug)]
 pub struct Hardware<'a> {
     /// Virtual CPUs. With several, kernels of 6.12 and later now and then oops under TCG while code
@@ -63,7 +63,7 @@ impl Default for Hardware<'_> {
 /// Outcome of a machine's run.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// Whether it said [`WELL`].
+    /// Whether it reported success by [`WELL`].
     pub well: bool,
     /// Whether it turned itself off.
     pub powered_off: bool,

@@ -36,7 +36,7 @@ pub enum NestedEnd {
     Passed,
     /// A check of its failed.
     CheckFailed,
-    /// Its CPU was reset, which nobody had asked for.
+    /// Its CPU was reset without a request for it.
     TripleFault,
     /// KVM could not run it any further.
     KvmGaveUp,
@@ -64,7 +64,8 @@ pub struct NestedTraces<'a> {
 }
 
 impl NestedEnd {
-    /// Reads the traces. What explains most comes first: a VMM that was killed leaves a guest stuck.
+    /// Determines the end from the traces. The most specific cause comes first: a VMM that was
+    /// killed leaves a guest stuck.
     pub fn of(vmm: NestedVmm, traces: NestedTraces) -> Self {
         let NestedTraces {
             console, stderr, ..

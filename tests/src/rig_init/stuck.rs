@@ -1,5 +1,5 @@
-//! What a machine inside the machine does that does not come to its end: told on the report, while
-//! it still hangs. Without this a hang is a killed QEMU and nothing else.
+//! Report on a hanging machine inside the machine, written while it still hangs. Without it, only
+//! the killed QEMU would be visible.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use std::{
 
 /// A few times what it takes under load, and less than the whole machine has.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Between two looks: what moves in between does not hang.
+/// Interval of two samples: a state that differs between them does not hang.
 const BETWEEN: Duration = Duration::from_secs(2);
 /// How long it has for its report.
 const ENDING: Duration = Duration::from_secs(10);

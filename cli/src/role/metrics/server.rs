@@ -1,12 +1,12 @@
-//! The loop: connections, and the broker's answers.
+//! The event loop: connections, and the broker's answers.
 //!
 //! Each connection has a buffer for its request, then one for its answer, and a deadline for both
-//! together. Nothing is waited for but in `poll`. When there are [`MOST_CLIENTS`], the oldest makes
-//! room for the next: whoever is slow, or many, holds up itself.
+//! together. The loop blocks in `poll` only. With [`MOST_CLIENTS`] connections the oldest is closed
+//! for the next: slow or numerous clients delay only themselves.
 //!
-//! A page takes reading every slot, so it is made once per [`FRESH`], and all who ask meanwhile get
-//! the same. Before it is made the broker is asked what the engine knows by name; it is waited for
-//! [`NAMES_WITHIN`] and no longer, and what it does not say is left out.
+//! Making a page reads every slot, so it is made once per [`FRESH`], and all requests within that
+//! time get the same page. Before that, the broker is asked for the engine's inventory; the loop
+//! waits at most [`NAMES_WITHIN`], and data that has not come by then is left out.
 use std::{
     collections::{BTreeMap, VecDeque},
     io::{self, Read as _, Write as _},
