@@ -30,7 +30,8 @@ pub(crate) struct Conditions {
     pub(crate) offloads: &'static str,
     /// TCP congestion control of all ends and relays.
     pub(crate) congestion_control: String,
-    /// How they came to it, or why they did not: then they have the machine's. Older runs do not say.
+    /// How they came to it, or why they did not: then they have the machine's. Older runs do not
+    /// say.
     #[serde(default)]
     pub(crate) congestion_control_set: String,
     pub(crate) limits: Limits,

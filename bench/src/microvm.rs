@@ -2,9 +2,9 @@
 //! `slipgate run` and under QEMU with each of the ways to the world that QEMU's users have.
 //!
 //! One vCPU and one queue pair each, for that is what libslirp and passt have; slipgate and QEMU's
-//! TAP once more with two. A boot does all workloads, one after the other; the contenders take turns
-//! boot by boot. On TAPs, who has one vCPU has it pinned, and all else of it ([`placement`]); with
-//! two, on machines as small as those of CI, there would be nothing left for the rest.
+//! TAP once more with two. A boot does all workloads, one after the other; the contenders take
+//! turns boot by boot. On TAPs, who has one vCPU has it pinned, and all else of it ([`placement`]);
+//! with two, on machines as small as those of CI, there would be nothing left for the rest.
 
 mod contender;
 mod placement;

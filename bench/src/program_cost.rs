@@ -4,8 +4,9 @@
 //! A test run repeats on the frame as the run before left it. So flows form a ring: the port that
 //! one translates to is the one that the next translates from, addresses stay, and only the TTL
 //! ends it. A ring of two stays in the cache; one over 100,000 flows in random order does not.
-//! `engine_port` turns its header into MAC addresses and `uplink_ingress_l3` puts an Ethernet header
-//! in front, so there each run is a call of its own, and costs what cold caches cost besides.
+//! `engine_port` turns its header into MAC addresses and `uplink_ingress_l3` puts an Ethernet
+//! header in front, so there each run is a call of its own, and costs what cold caches cost
+//! besides.
 
 mod pinned;
 mod rig;

@@ -47,8 +47,8 @@ pub fn warnings(facts: &HostFacts, nat_ports: &RangeInclusive<u16>) -> Vec<Strin
     warnings
 }
 
-/// The resolvers of a resolv.conf(5), IPv4 ones. systemd-resolved's stub is a fine one: questions go
-/// out by sockets of the engine, on this host.
+/// The resolvers of a resolv.conf(5), IPv4 ones. systemd-resolved's stub is a fine one: questions
+/// go out by sockets of the engine, on this host.
 pub fn resolvers(text: &str) -> Vec<SocketAddrV4> {
     parse_resolv_conf(text)
         .into_iter()

@@ -1,6 +1,6 @@
 //! What the broker does while it serves, without one of its capabilities each time: each is missed,
-//! and it has no other. A capability that is not in the bounding set when slipgate starts is one that
-//! it never has.
+//! and it has no other. A capability that is not in the bounding set when slipgate starts is one
+//! that it never has.
 use std::{
     fs,
     os::unix::fs::{PermissionsExt, chown},

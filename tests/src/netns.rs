@@ -270,7 +270,8 @@ impl NetNs {
     /// calls it.
     ///
     /// What `tcp_allowed_congestion_control` does not list may be the default of the machine's own
-    /// namespace alone. There it is given to each route, of those that [`NetNs::ip`] makes later too.
+    /// namespace alone. There it is given to each route, of those that [`NetNs::ip`] makes later
+    /// too.
     pub fn set_congestion_control(&self, name: &str) -> Result<CongestionControlBy> {
         let set = self.sysctl("net.ipv4.tcp_congestion_control", name);
         let number = set.as_ref().err().and_then(Error::os_error);
@@ -354,8 +355,8 @@ fn route_with(shown: &str, name: &str) -> Option<String> {
     is_by_one_device.then(|| format!("{} congctl {name}", words.join(" ")))
 }
 
-/// Says it on stderr the first time. Not `eprintln!`: libtest shows what that prints of failed tests
-/// only.
+/// Says it on stderr the first time. Not `eprintln!`: libtest shows what that prints of failed
+/// tests only.
 fn say_once(what: &str) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {

@@ -1,5 +1,5 @@
-//! A QUIC client's Initial packets (RFC 9000, 17.2.2; RFC 9001, 5), made by hand, so that they share
-//! no code with what reads them under test.
+//! A QUIC client's Initial packets (RFC 9000, 17.2.2; RFC 9001, 5), made by hand, so that they
+//! share no code with what reads them under test.
 
 use aes::{
     Aes128,

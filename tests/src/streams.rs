@@ -1,8 +1,8 @@
 //! Streams of predictable bytes over TCP: the order a client sends, the bytes, and the receipt.
 //!
 //! An order is 17 bytes: `S` (the server sends) or `R` (it receives), length and seed as big-endian
-//! u64; or `P` and `D`, unchecked bytes without end either way. A receipt, for `R`, is 8 bytes received and a SHA-256 of them. The receiver checks each byte
-//! against the pattern as it comes.
+//! u64; or `P` and `D`, unchecked bytes without end either way. A receipt, for `R`, is 8 bytes
+//! received and a SHA-256 of them. The receiver checks each byte against the pattern as it comes.
 
 use std::io::{self, Read, Write};
 
@@ -26,7 +26,7 @@ pub(crate) enum Order {
     },
     /// Zeroes until the client goes: for measurements, where making and checking bytes would cost.
     Pour,
-    /// Whatever comes until the client ends; a receipt of the length, its hash zero.
+    /// Discard all bytes until the client ends; the receipt has the length, with a zero hash.
     Drain,
 }
 

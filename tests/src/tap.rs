@@ -15,7 +15,8 @@ use crate::{
 /// Length of the header in front of every frame: `struct virtio_net_hdr` without `num_buffers`.
 pub const VNET_HDR_LEN: usize = 10;
 
-/// The largest frame a TAP hands over: 64 KiB of IP, an Ethernet header with a tag, the vnet header.
+/// The largest frame a TAP hands over: 64 KiB of IP, an Ethernet header with a tag, the vnet
+/// header.
 pub(crate) const FRAME_MAX: usize = 65535 + 18 + VNET_HDR_LEN;
 
 /// `struct virtio_net_hdr` (virtio 1.2, 5.1.6), host byte order as Linux's TUN has it by default.

@@ -36,9 +36,9 @@ const QUOTAS: [&str; 6] = [
 const RULES: u32 = 1_000;
 /// Names that are denied, or that are allowed and asked for.
 const NAMES: u32 = 10_000;
-/// The latter are in so many zones. For each there is a rule about all names beneath it, and since a
-/// guest has only so many octets of such names at once, a rule about the zone itself and one about
-/// `www` beneath it.
+/// The latter are in so many zones. For each there is a rule about all names beneath it, and since
+/// a guest has only so many octets of such names at once, a rule about the zone itself and one
+/// about `www` beneath it.
 const ZONES: u32 = 1_000;
 /// The first address of those that the names have: of the range for benchmarks (RFC 2544), beside
 /// the uplink's network. They are behind the router, which drops what comes for them.

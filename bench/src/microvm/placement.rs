@@ -1,5 +1,6 @@
-//! Which CPU a machine's threads keep to, as with libvirt's `vcpupin` and `emulatorpin`: the vCPU has
-//! the first, all else of the VMM and of its network the last, where the world's servers are too.
+//! Which CPU a machine's threads keep to, as with libvirt's `vcpupin` and `emulatorpin`: the vCPU
+//! has the first, all else of the VMM and of its network the last, where the world's servers are
+//! too.
 //!
 //! Left to the scheduler, whole boots are twice as slow as others, of every VMM: those in which the
 //! vCPU has come to share its CPU with the servers.

@@ -2,7 +2,8 @@
 //!
 //! A filter on the TAP turns each IP packet around, so what the guest floods comes back to it; the
 //! kernel does nothing else. The VMM is a process without NAT: this program started again, or QEMU.
-//! A frame's cost is what all threads of the VMM have had of the CPUs meanwhile, but for the vCPUs'.
+//! A frame's cost is what all threads of the VMM have had of the CPUs meanwhile, but for the
+//! vCPUs'.
 
 use std::{
     env,

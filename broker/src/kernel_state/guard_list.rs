@@ -12,7 +12,8 @@ use super::Attached;
 
 /// Bit of a policy's number that selects one of the two sets.
 const TURN_BIT: u32 = 31;
-/// Bits of a policy's number that tell its owner's row, from 1: the rest tells which of the owner's.
+/// Bits of a policy's number that tell its owner's row, from 1: the rest tells which of the
+/// owner's.
 const OWNER_BITS: u32 = 16;
 const _: () = assert!(MAX_OWNERS < 1 << OWNER_BITS);
 

@@ -41,8 +41,8 @@ pub(crate) struct Writer<'w> {
     pub(crate) kept: &'w [Range<u32>],
 }
 
-/// Writes the rules; the run that they have. The directory of the locks is locked meanwhile, against other
-/// processes that do the same.
+/// Writes the rules; the run that they have. The directory of the locks is locked meanwhile,
+/// against other processes that do the same.
 pub(crate) fn write(
     maps: &SharedMaps,
     rules: &[Described],

@@ -135,9 +135,10 @@ impl Drop for ChildProcess {
 /// once (systemd's `KillMode=control-group`); they are for the broker, which ends the others.
 const FOR_THE_BROKER: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
-/// Lets a descriptor survive the execve, and gives the child a process group of its own (a ^C at the
-/// terminal is for the broker) and a clean signal mask. What is [`FOR_THE_BROKER`] it ignores from
-/// before its first moment: the broker has these blocked, and the child inherits that until here.
+/// Lets a descriptor survive the execve, and gives the child a process group of its own (a ^C at
+/// the terminal is for the broker) and a clean signal mask. What is [`FOR_THE_BROKER`] it ignores
+/// from before its first moment: the broker has these blocked, and the child inherits that until
+/// here.
 fn keep(fd: RawFd) -> std::io::Result<()> {
     for signal in FOR_THE_BROKER {
         // SAFETY: no handler is installed. What is ignored stays so over the execve.

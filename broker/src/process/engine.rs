@@ -42,7 +42,8 @@ const SILENT_LOOKS_AT_START: u32 = 30;
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// How long ends count.
 const ENDS_COUNT_FOR: Duration = Duration::from_secs(60);
-/// Before it is started again, by how often it has ended in that time; once more, and it is given up.
+/// Before it is started again, by how often it has ended in that time; once more, and it is given
+/// up.
 const BACK_OFF: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(100),

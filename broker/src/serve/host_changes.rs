@@ -53,8 +53,8 @@ impl Broker {
         vms.try_for_each(|vm| self.parts.engine.tell(vm))
     }
 
-    /// Whether it was done. What failed for want of descriptors or memory is left to the watch, which
-    /// asks for everything again later.
+    /// Whether it was done. What failed for want of descriptors or memory is left to the watch,
+    /// which asks for everything again later.
     pub(super) fn unless_short(&mut self, done: anyhow::Result<()>) -> anyhow::Result<bool> {
         match done {
             Err(e) if is_shortage(&e) => {

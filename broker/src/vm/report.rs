@@ -136,8 +136,8 @@ impl ReportFile {
     }
 }
 
-/// Exit status of a command line that can't be used, as clap has it: flags, or the files and devices
-/// that they name.
+/// Exit status of a command line that can't be used, as clap has it: flags, or the files and
+/// devices that they name.
 pub const EXIT_USAGE: u8 = 2;
 
 /// Exit statuses: see the help of `slipgate run`.

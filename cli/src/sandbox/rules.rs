@@ -51,9 +51,9 @@ pub(super) const FOR_A_BACKTRACE: &[libc::c_long] = &[
     libc::SYS_readlinkat,
 ];
 
-/// Two filters that are stacked; the kernel takes the stricter answer. The list is of what a process
-/// calls, and kills it for anything else. The other one answers EACCES to opening a file for
-/// reading, which a C library may try on its own account (time zones, memory tuning) and does
+/// Two filters that are stacked; the kernel takes the stricter answer. The list is of what a
+/// process calls, and kills it for anything else. The other one answers EACCES to opening a file
+/// for reading, which a C library may try on its own account (time zones, memory tuning) and does
 /// without, and to [`FOR_A_BACKTRACE`].
 ///
 /// Compiling allocates, applying does not.

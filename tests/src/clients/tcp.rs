@@ -250,8 +250,8 @@ impl Rate {
     }
 }
 
-/// Takes unchecked bytes from a `Streams` server for `duration`: a measurement. A stream that stands
-/// still for `timeout` ends it.
+/// Takes unchecked bytes from a `Streams` server for `duration`: a measurement. A stream that
+/// stands still for `timeout` ends it.
 pub fn rate_down(address: SocketAddrV4, duration: Duration, timeout: Duration) -> Result<Rate> {
     let what = || format!("measure from {address}");
     let mut stream = connect(address, timeout)?;
@@ -275,7 +275,8 @@ pub fn rate_down(address: SocketAddrV4, duration: Duration, timeout: Duration) -
 }
 
 /// Sends unchecked bytes to a `Streams` server for `duration`, and waits for its receipt: a
-/// measurement of what arrived; of a stream that stands still for `timeout`, of what was acknowledged.
+/// measurement of what arrived; of a stream that stands still for `timeout`, of what was
+/// acknowledged.
 pub fn rate_up(address: SocketAddrV4, duration: Duration, timeout: Duration) -> Result<Rate> {
     let what = || format!("measure to {address}");
     let mut stream = connect(address, timeout)?;

@@ -43,8 +43,8 @@ impl FlowKey {
     }
 }
 
-/// An IPv4 packet taken apart. Ports are 0 where there are none (a later fragment, other protocols);
-/// for an ICMP echo the asking side's port is the identifier.
+/// An IPv4 packet taken apart. Ports are 0 where there are none (a later fragment, other
+/// protocols); for an ICMP echo the asking side's port is the identifier.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     /// Sender and its port.

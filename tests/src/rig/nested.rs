@@ -1,6 +1,6 @@
 //! The Linux client as a nested guest: inside a machine that QEMU emulates, another VMM boots it
-//! under KVM. How each such run ended goes to the report as a line, so that it is known which VMM was
-//! at work when the emulated machine itself ends.
+//! under KVM. How each such run ended goes to the report as a line, so that it is known which VMM
+//! was at work when the emulated machine itself ends.
 
 use std::fmt;
 
@@ -11,7 +11,8 @@ use super::ClientReport;
 /// A folder that, if it is there, has a kernel and an initramfs to boot as a nested guest instead
 /// of the checks.
 pub const NESTED: &str = "/nested";
-/// A file in it that has the VMMs to boot it by, in order, a name each; without it, slipgate's once.
+/// A file in it that has the VMMs to boot it by, in order, a name each; without it, slipgate's
+/// once.
 pub const NESTED_ORDER: &str = "/nested/order";
 /// A folder in it with QEMU's firmware.
 pub const NESTED_FIRMWARE: &str = "/nested/firmware";
@@ -136,11 +137,11 @@ impl NestedRun {
     }
 }
 
-/// Whether slipgate's guests did what they should, as far as the machine can be trusted: QEMU emulates
-/// it, and it breaks down now and then. A run of slipgate's that broke down is excused only where
-/// QEMU's own guest came to the very same end in the same kind of machine. A failed check, a
-/// forbidden system call or a VMM that does not start never is, and one guest of slipgate's must have
-/// passed.
+/// Whether slipgate's guests did what they should, as far as the machine can be trusted: QEMU
+/// emulates it, and it breaks down now and then. A run of slipgate's that broke down is excused
+/// only where QEMU's own guest came to the very same end in the same kind of machine. A failed
+/// check, a forbidden system call or a VMM that does not start never is, and one guest of
+/// slipgate's must have passed.
 ///
 /// # Errors
 /// Why not, run by run.

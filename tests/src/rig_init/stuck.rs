@@ -17,8 +17,8 @@ const BETWEEN: Duration = Duration::from_secs(2);
 /// How long it has for its report.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// Waits for `over` to be dropped. After too long a time it says what all of it is at, and ends `vmm`
-/// so that its report is written: by a request first. Whether it took too long.
+/// Waits for `over` to be dropped. After too long a time it says what all of it is at, and ends
+/// `vmm` so that its report is written: by a request first. Whether it took too long.
 pub(super) fn watch(vmm: u32, over: &Receiver<()>) -> bool {
     if is_over(over, PATIENCE) {
         return false;

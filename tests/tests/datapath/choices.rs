@@ -1,4 +1,5 @@
-//! Random tables and frames, from a tape of random bytes: shorter tapes and smaller bytes are plainer.
+//! Random tables and frames, from a tape of random bytes: shorter tapes and smaller bytes are
+//! plainer.
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use slipgate_abi::{

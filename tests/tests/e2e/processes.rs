@@ -58,8 +58,8 @@ fn round(stand: &Stand, stream: &mut TcpStream) {
         .expect("an established flow goes on");
 }
 
-/// Each flow has one end in the log, and no more than one start: that of a flow let in within the turn
-/// in which its engine was killed is missing. How many there are.
+/// Each flow has one end in the log, and no more than one start: that of a flow let in within the
+/// turn in which its engine was killed is missing. How many there are.
 fn assert_books_are_whole(stand: &Stand) -> usize {
     let ids = |event| {
         let mut lines = stand.events(event);

@@ -1,6 +1,6 @@
 //! Another policy under 10,000 live flows whose senders keep sending: a random half is denied.
-//! Counted at the uplink, none is wrongly cut, none wrongly left, and nothing of a denied one leaves
-//! after `slipgate policy apply` has returned.
+//! Counted at the uplink, none is wrongly cut, none wrongly left, and nothing of a denied one
+//! leaves after `slipgate policy apply` has returned.
 //!
 //! Each flow has a server's address of its own, of which the deny file then has a random half.
 

@@ -1,6 +1,6 @@
-//! The promise of egress by name, attacked: `--default deny` holds with `*.example.test` allowed, or
-//! inspected. One test per way around it. Each is judged by what arrived in the world: nothing of
-//! the attack with the policy on, the attack with the policy off, and its legitimate counterpart
+//! The promise of egress by name, attacked: `--default deny` holds with `*.example.test` allowed,
+//! or inspected. One test per way around it. Each is judged by what arrived in the world: nothing
+//! of the attack with the policy on, the attack with the policy off, and its legitimate counterpart
 //! with the policy on.
 
 mod addresses;

@@ -141,7 +141,8 @@ impl Stage {
         found.ok().map(|found| found.reply)
     }
 
-    /// Connects as any client, says `bytes`, and takes the answer ([`tls::answer_to`]). `false`: it came to nothing.
+    /// Connects as any client, says `bytes`, and takes the answer ([`tls::answer_to`]). `false`: it
+    /// came to nothing.
     pub(super) fn says(&self, server: SocketAddrV4, bytes: &[u8]) -> bool {
         self.stand.run(|| {
             let Ok(mut stream) = tcp::connect(server, WAIT) else {
