@@ -41,8 +41,8 @@ const MAX_PACKET: usize = 64 * 1024;
 const SEND_WITHIN_MS: i64 = 10_000;
 /// Largest number of descriptors in one message.
 pub const MAX_FDS: usize = 128;
-/// Most descriptors that the kernel lets come with one packet (`SCM_MAX_FD`, <net/scm.h>): with
-/// room for them all, the control data is never cut short.
+/// Largest number of descriptors that the kernel passes with one packet (`SCM_MAX_FD`,
+/// <net/scm.h>): with room for all of them, the control data is never cut short.
 const MAX_FDS_OF_PACKET: usize = 253;
 /// Largest message in a memfd, bytes: far more than a policy with long deny files.
 const MAX_LARGE: u64 = 1 << 30;

@@ -27,7 +27,7 @@ impl Counts {
     }
 }
 
-/// Counts per direction of a flow, and what carried no IPv4.
+/// Traffic per direction of each flow, and frames without IPv4.
 #[derive(Clone, Debug, Default)]
 pub struct FlowCounts {
     /// Traffic of each direction.
@@ -45,7 +45,7 @@ pub struct FlowCounts {
 }
 
 impl FlowCounts {
-    /// Counts one frame. `packet` is what it parsed to.
+    /// Counts one frame. `packet`: the parsed IPv4 packet in it.
     pub(crate) fn add(&mut self, vnet: &VnetHdr, packet: Option<&Packet<'_>>) {
         let Some(packet) = packet else {
             self.other_frames += 1;

@@ -22,7 +22,7 @@ pub struct Record {
     pub ttl: u32,
     /// Data of the record.
     pub data: Vec<u8>,
-    /// Whose it is; `None`: the question's. Not read from answers.
+    /// Owner name of the record; `None`: the question's name. Not read from answers.
     pub owner: Option<String>,
 }
 
@@ -77,7 +77,7 @@ impl Record {
     }
 }
 
-/// A question, with what of its header matters.
+/// A DNS question, with the relevant header fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     /// Id of the transaction.

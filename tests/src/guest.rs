@@ -22,8 +22,8 @@ use crate::{
 /// The guest's device in its own namespace.
 pub const GUEST_DEVICE: &str = "eth0";
 
-/// How to make a [`Guest`]. Start from `GuestConfig::new("tap0")`; all guests have the same address
-/// and MAC until told otherwise.
+/// Configuration of a [`Guest`]. Start from `GuestConfig::new("tap0")`; by default all guests have
+/// the same address and MAC.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
     /// The TAP in the host namespace.
@@ -88,7 +88,7 @@ impl GuestConfig {
     }
 }
 
-/// A guest. Its TAP is down until somebody (slipgate, or a test's `host.ip`) brings it up.
+/// A guest. Its TAP is down until slipgate, or a test's `host.ip`, brings it up.
 pub struct Guest {
     /// The guest's namespace; empty for a hand-made guest.
     pub ns: NetNs,
@@ -232,7 +232,10 @@ impl Guest {
         self.pump().map(|pump| pump.set_filter(filter))
     }
 
-    /// Stops moving frames (they pile up in the TAPs' queues), or goes on.
+    /// Stops or resumes the pump; meanwhile frames wait in the TAPs' queues.
+    ///
+    /// # Errors
+    /// The guest is unplugged.
     pub fn set_paused(&self, paused: bool) -> Result<()> {
         self.pump().map(|pump| pump.set_paused(paused))
     }

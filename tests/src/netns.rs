@@ -24,7 +24,7 @@ use crate::{
     owner,
 };
 
-/// TCP's congestion control in namespaces, unless told otherwise: Linux's own default.
+/// Default TCP congestion control of namespaces, which is Linux's own default.
 pub const CONGESTION_CONTROL: &str = "cubic";
 /// The variable that names another one.
 const CONGESTION_CONTROL_VARIABLE: &str = "SLIPGATE_CONGESTION_CONTROL";
@@ -355,8 +355,8 @@ fn route_with(shown: &str, name: &str) -> Option<String> {
     is_by_one_device.then(|| format!("{} congctl {name}", words.join(" ")))
 }
 
-/// Says it on stderr the first time. Not `eprintln!`: libtest shows what that prints of failed
-/// tests only.
+/// Prints a message on stderr the first time. Not `eprintln!`: libtest captures its output and
+/// shows it for failed tests only.
 fn say_once(what: &str) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {

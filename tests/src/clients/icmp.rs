@@ -23,7 +23,7 @@ pub struct PingReport {
     pub replies: Vec<Duration>,
     /// Errors that quote one of our requests, with who sent them.
     pub errors: Vec<(IcmpError, Ipv4Addr)>,
-    /// Replies whose payload is not what was sent.
+    /// Number of replies whose payload differs from the request's.
     pub corrupt: u64,
 }
 

@@ -27,7 +27,10 @@ pub enum ConnectOutcome {
     TimedOut(Duration),
 }
 
-/// Connects and sees how it ends. Only an error that says nothing of the network is an error.
+/// Connects and returns the outcome.
+///
+/// # Errors
+/// The failure says nothing about the network.
 pub fn connect_outcome(address: SocketAddrV4, timeout: Duration) -> Result<ConnectOutcome> {
     let started = Instant::now();
     let connected = TcpStream::connect_timeout(&address.into(), timeout);
@@ -304,7 +307,7 @@ pub fn rate_up(address: SocketAddrV4, duration: Duration, timeout: Duration) -> 
     })
 }
 
-/// An error, unless it is that of a socket's timeout.
+/// Accepts the error of a socket's timeout, and returns any other.
 fn expect_stall(error: io::Error) -> io::Result<()> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Ok(()),

@@ -107,7 +107,7 @@ pub struct PacedReport {
     pub duplicated: u64,
     /// Those that came after one with a higher number.
     pub reordered: u64,
-    /// Those whose bytes are not what was sent.
+    /// Number of datagrams whose bytes differ from those sent.
     pub corrupt: u64,
     /// The numbers that never came back.
     pub missing: Vec<u64>,
