@@ -199,8 +199,8 @@ fn judge_one(
     })
 }
 
-/// Whether two differ by no more than the rounds of one of them do. Each is the difference of two
-/// readings in whole ns, so less than 2 between them says nothing.
+/// Whether two values differ by no more than the rounds of one of them. Each is the difference of
+/// two readings in whole ns, so a difference below 2 is no evidence.
 fn are_the_same(a: Summary, b: Summary) -> bool {
     const STEP: f64 = 2.0;
     let spread = |summary: Summary| summary.max - summary.min;

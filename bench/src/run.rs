@@ -134,7 +134,7 @@ impl Plan {
     }
 }
 
-/// One contender goes on for the time of its measurement; the others stand still.
+/// Lets one contender run for the time of its measurement; the others are stopped.
 fn measure(workload: &dyn Workload, stand: &Stand, limits: Limits) -> Result<Sample> {
     stand.hold(false)?;
     let outcome = workload.run(stand, limits);
@@ -142,7 +142,7 @@ fn measure(workload: &dyn Workload, stand: &Stand, limits: Limits) -> Result<Sam
     outcome
 }
 
-/// An error with its causes, but for those that its text has already.
+/// Formats an error with its causes, except those whose text it already has.
 fn told_once(error: &anyhow::Error) -> String {
     let mut told = String::new();
     for cause in error.chain().map(ToString::to_string) {

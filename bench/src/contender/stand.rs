@@ -184,8 +184,8 @@ impl Stand {
         })
     }
 
-    /// Where slipgate's programs and maps are pinned, where slipgate is what serves: in a directory
-    /// that has its network namespace's number.
+    /// Directory of slipgate's pinned programs and maps, named by the number of its network
+    /// namespace; `None` where slipgate does not serve.
     pub(crate) fn pins(&self) -> Result<Option<PathBuf>> {
         let Some((slipgate, _)) = &self.slipgate else {
             return Ok(None);

@@ -98,7 +98,7 @@ impl Stand {
         })
     }
 
-    /// Boots the guest, to do what the line says.
+    /// Boots the guest with the workloads of the line.
     pub(super) fn boot(&self, line: &str, timeout: Duration) -> Result<GuestOutput> {
         // Where nobody leases addresses, the guest brings its own.
         let own = "address 10.0.2.15/24 10.0.2.2; ";

@@ -72,7 +72,8 @@ impl Placement {
     }
 }
 
-/// As slipgate's VMM names such a thread, and QEMU (`debug-threads=on`).
+/// Whether a thread has the name of a vCPU thread in slipgate's VMM or in QEMU
+/// (`debug-threads=on`).
 fn is_vcpu(name: &str) -> bool {
     name.starts_with("vcpu") || (name.starts_with("CPU ") && name.trim_end().ends_with("/KVM"))
 }

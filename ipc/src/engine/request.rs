@@ -132,7 +132,7 @@ pub struct WhyAnswer {
     pub outcome: String,
     /// Reasons for the choice of that rule, one sentence per line.
     pub explanation: String,
-    /// Link that the flow would leave by.
+    /// Route in words: source address, next hop and interface; `None` if no packet would leave.
     pub via: Option<String>,
     /// No decision was made: an address of the name is needed first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
