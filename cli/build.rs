@@ -1,8 +1,8 @@
 //! Puts the built-in guest where `src/role/vmm.rs` includes it from.
 //!
 //! On a fresh clone nobody has built it yet. Then an empty stub takes its place, so that
-//! `cargo check` and editors work; booting a stub is an error that says so. A release build, and one
-//! that `cargo xtask` starts, never embeds a stub.
+//! `cargo check` and editors work; booting a stub is an error that says so. A release build, and
+//! one that `cargo xtask` starts, never embeds a stub.
 
 use std::{env, fs, io, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! On what, with what, and how it was measured.
+//! Conditions of the measurements: machine, programs and settings.
 
 use std::{fs, process::Command};
 
@@ -15,28 +15,29 @@ use crate::{
 /// The conditions of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Conditions {
-    /// UTC.
+    /// Date and time, UTC.
     pub(crate) date: String,
     pub(crate) kernel: String,
     pub(crate) cpu: String,
     pub(crate) cpus: usize,
     /// Whether the CPUs are a hypervisor's.
     pub(crate) virtual_machine: bool,
-    /// Runnable tasks in the minute before: above 0.5 somebody else was measured too.
+    /// Runnable tasks in the minute before: above 0.5, other programs disturbed the measurements.
     pub(crate) load_before: f64,
     pub(crate) pinning: Pinning,
     pub(crate) mtu: u32,
     pub(crate) small_frame_bytes: usize,
     pub(crate) offloads: &'static str,
-    /// TCP's, of all ends and of what relays.
+    /// TCP congestion control of all ends and relays.
     pub(crate) congestion_control: String,
-    /// How they came to it, or why they did not: then they have the machine's. Older runs do not say.
+    /// How they came to it, or why they did not: then they have the machine's. Older runs do not
+    /// say.
     #[serde(default)]
     pub(crate) congestion_control_set: String,
     pub(crate) limits: Limits,
     pub(crate) sysctl: Vec<(&'static str, String)>,
     pub(crate) commit: String,
-    /// Contender and version.
+    /// Each contender with its version.
     pub(crate) versions: Vec<(&'static str, String)>,
     /// Contender and why it was not measured.
     pub(crate) missing: Vec<(&'static str, String)>,
@@ -111,7 +112,7 @@ fn sysctl(key: &'static str) -> Option<(&'static str, String)> {
     Some((key, value.trim().to_owned()))
 }
 
-/// What a program says; "unknown" when it is not there.
+/// Output of a program; "unknown" when it is not installed.
 fn asked(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output();
     let said = output

@@ -1,8 +1,8 @@
-//! What is measured: each contender gives a guest a way to the world, in a private world of its own.
+//! Contenders: each connects a guest to the world, in a private world of its own.
 //!
-//! All but two are handed the guest's frames through a TAP by the testbed's pump, which stands for
-//! a VMM. pasta and slirp4netns make their TAP in the guest's namespace and read it themselves:
-//! one copy less than a VMM would cost them.
+//! All but two get the guest's frames through a TAP from the testbed's pump, which stands for a
+//! VMM. pasta and slirp4netns make their TAP in the guest's namespace and read it themselves: one
+//! copy less than a VMM would cost them.
 
 mod einat;
 mod forwarding;
@@ -31,7 +31,7 @@ pub(crate) const MTU: u32 = 1500;
 
 /// One way for a guest to reach the world.
 pub(crate) trait Contender {
-    /// As in `--contenders` and in the table.
+    /// Name of the contender, as in `--contenders` and in the table.
     fn name(&self) -> &'static str;
 
     /// The MTU the guest sees, bytes.

@@ -17,7 +17,7 @@ pub(crate) struct CpuTime {
 }
 
 impl CpuTime {
-    /// Reads both.
+    /// Reads both CPU times.
     pub(crate) fn now(stand: &Stand) -> Result<CpuTime> {
         Ok(CpuTime {
             writer: of_this_thread(),
@@ -25,14 +25,14 @@ impl CpuTime {
         })
     }
 
-    /// What both have used since.
+    /// CPU time that both have used since.
     pub(crate) fn since(self, stand: &Stand) -> Result<Duration> {
         let now = CpuTime::now(stand)?;
         let process = now.process_since(self).unwrap_or_default();
         Ok(now.writer - self.writer + process.ran)
     }
 
-    /// What the process has had since, or the writer where there is no process.
+    /// CPU time of the process since, or of the writer where there is no process.
     pub(crate) fn decider_since(self, stand: &Stand) -> Result<Scheduled> {
         let now = CpuTime::now(stand)?;
         let writer = Scheduled {

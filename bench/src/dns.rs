@@ -15,7 +15,7 @@ use crate::{
     run::{Plan, Settings},
 };
 
-/// All ratios are to it.
+/// Contender that all ratios refer to.
 const REFERENCE: &str = contender::DNSMASQ;
 
 /// Measures; the cells and the tables of them.

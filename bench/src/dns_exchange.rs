@@ -17,15 +17,15 @@ use slipgate_testbed::{NetNs, world::SERVER};
 const ASKED: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 2), 53);
 /// Questions on their way.
 const WINDOW: u16 = 32;
-/// A question without an answer for so long is lost.
+/// Time after which an unanswered question counts as lost.
 const LOST_AFTER: Duration = Duration::from_millis(200);
 /// A resolver that has just begun is asked again so often.
 const AGAIN_AFTER: Duration = Duration::from_millis(5);
 const DEADLINE: Duration = Duration::from_secs(30);
-/// As long as answers may be kept, seconds.
+/// Time for which answers may be cached, seconds.
 const TTL_S: u32 = 3_600;
 
-/// Answers every question at once, with one address: the one that a name has.
+/// Upstream resolver that answers every question at once, with the one address of the name.
 pub(crate) struct Upstream {
     stop: Arc<AtomicBool>,
     asked: Arc<AtomicU64>,
@@ -65,7 +65,7 @@ impl Upstream {
         })
     }
 
-    /// How many questions have come.
+    /// Number of questions received so far.
     pub(crate) fn asked(&self) -> u64 {
         self.asked.load(Relaxed)
     }
@@ -127,7 +127,7 @@ fn question_end(message: &[u8]) -> Option<usize> {
 /// Asks the gateway of the network namespace that it is made in.
 pub(crate) struct Client(UdpSocket);
 
-/// What came of asking.
+/// Results of a series of questions.
 pub(crate) struct Done {
     pub(crate) answered: u64,
     pub(crate) lost: u64,

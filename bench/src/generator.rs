@@ -145,7 +145,7 @@ fn first_packet(
     with_vnet(vnet, &frame)
 }
 
-/// Lets the world drop what matches where its device hands it to the stack.
+/// Makes the world drop matching packets where its device hands them to the stack.
 fn drop_on_arrival(world: &NetNs, what: &str) -> Result<()> {
     world.nft(&format!(
         "table netdev bench {{
@@ -158,13 +158,13 @@ fn drop_on_arrival(world: &NetNs, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// How many packets have come to the world.
+/// Counter of the packets that have arrived in the world.
 pub(crate) struct Arrivals {
     devices: File,
 }
 
 impl Arrivals {
-    /// Of the world's end of the uplink.
+    /// Counts arrivals at the world's end of the uplink.
     pub(crate) fn at(stand: &Stand) -> Result<Arrivals> {
         // The file stays with the namespace of the thread that opened it.
         let opened = stand
@@ -176,7 +176,7 @@ impl Arrivals {
         })
     }
 
-    /// Since the world was made.
+    /// Number of packets since the world was made.
     pub(crate) fn packets(&self) -> Result<u64> {
         let mut buffer = [0; 2048];
         let len = self

@@ -1,5 +1,5 @@
-//! What slipgate sets out to reach. Goals are shown beside what was measured, and never asserted:
-//! a loaded machine is no failure of the program's.
+//! Performance goals of slipgate. Goals are shown beside the measured values, and never asserted: a
+//! loaded machine is not the program's fault.
 
 use serde::Serialize;
 
@@ -7,12 +7,12 @@ use crate::{contender::REFERENCE, program_cost::HIT_METRICS, results::Table, sta
 
 const OURS: &str = "slipgate";
 
-/// What is held against the goal.
+/// Value that is compared with the goal.
 #[derive(Clone, Copy)]
 enum Measure {
     /// Our ratio to another contender.
     To(&'static str),
-    /// Our own value.
+    /// The absolute value of slipgate.
     Own,
 }
 
@@ -84,7 +84,7 @@ const FRAMES: &[&str] = &[
     "ring 60 KB ×1",
     "ring 60 KB ×2",
 ];
-/// What one costs.
+/// Metrics of the CPU time per frame.
 const FRAME_COSTS: &[&str] = &[
     "ring 64 B ×1 CPU",
     "ring 64 B ×2 CPU",
@@ -94,19 +94,20 @@ const FRAME_COSTS: &[&str] = &[
     "ring 60 KB ×2 CPU",
 ];
 
-/// What letting a flow in costs.
+/// Metrics of admitting flows.
 const ADMISSION: &[&str] = &[
     "new-flows-udp",
     "new-flows-udp per CPU second",
     "new-flows-tcp",
     "new-flows-tcp per CPU second",
 ];
-/// What an established flow's packet costs.
+/// Metrics of the cost of an established flow's packet.
 const HITS: &[&str] = &HIT_METRICS;
-/// Questions answered.
+/// Metrics of answered DNS questions.
 const DNS: &[&str] = &["dns-known", "dns-new"];
 
-/// Of whole microVMs, of policy and of DNS: metrics, ours, to whom, and the ratio.
+/// Goals for whole microVMs, policy and DNS: metrics, slipgate's contender, the compared contender,
+/// and the ratio.
 const OTHER_GOALS: [(&[&str], &str, &str, Side); 12] = [
     (CONNECTIONS, "slipgate-run", "qemu-passt", Side::AtMost(0.6)),
     (
@@ -132,7 +133,7 @@ const OTHER_GOALS: [(&[&str], &str, &str, Side); 12] = [
     (DNS, OURS, "unbound", Side::AtLeast(1.0)),
 ];
 
-/// A goal and what came of it.
+/// A goal with its measured result.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Goal {
     pub(crate) what: String,
@@ -198,8 +199,8 @@ fn judge_one(
     })
 }
 
-/// Whether two differ by no more than the rounds of one of them do. Each is the difference of two
-/// readings in whole ns, so less than 2 between them says nothing.
+/// Whether two values differ by no more than the rounds of one of them. Each is the difference of
+/// two readings in whole ns, so a difference below 2 is no evidence.
 fn are_the_same(a: Summary, b: Summary) -> bool {
     const STEP: f64 = 2.0;
     let spread = |summary: Summary| summary.max - summary.min;

@@ -11,7 +11,7 @@ use slipgate_testbed::{
     tap::{TapQueue, VNET_HDR_LEN},
 };
 
-/// What takes the frames.
+/// Destination of the generated frames.
 pub(crate) enum Injector {
     /// A queue of the host's TAP.
     Tap(TapQueue),

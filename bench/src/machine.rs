@@ -4,7 +4,7 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// Which CPU does what.
+/// Assignment of work to CPUs.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Pinning {
     /// Client, server and frame generator; so also a NAT that works in the sender's context.
@@ -33,7 +33,7 @@ impl Pinning {
     }
 }
 
-/// The kernel's release.
+/// Release of the running kernel.
 pub(crate) fn kernel() -> String {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease");
     release.unwrap_or_default().trim().to_owned()

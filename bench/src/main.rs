@@ -46,10 +46,10 @@ use crate::{
     workload::{Limits, Workload},
 };
 
-/// `--only` knows them beside the workloads.
+/// Names that `--only` accepts besides the workloads.
 const PROGRAMS: &str = "programs";
 const MICROVM: &str = "microvm";
-/// Its parts.
+/// Parts of `microvm` that can be measured separately.
 const MICROVM_GUESTS: &str = "microvm-guests";
 const MICROVM_RING: &str = "microvm-ring";
 const DNS: &str = "dns";

@@ -2,9 +2,9 @@
 //! `slipgate run` and under QEMU with each of the ways to the world that QEMU's users have.
 //!
 //! One vCPU and one queue pair each, for that is what libslirp and passt have; slipgate and QEMU's
-//! TAP once more with two. A boot does all workloads, one after the other; the contenders take turns
-//! boot by boot. On TAPs, who has one vCPU has it pinned, and all else of it ([`placement`]); with
-//! two, on machines as small as those of CI, there would be nothing left for the rest.
+//! TAP once more with two. A boot does all workloads, one after the other; the contenders take
+//! turns boot by boot. On TAPs, who has one vCPU has it pinned, and all else of it ([`placement`]);
+//! with two, on machines as small as those of CI, there would be nothing left for the rest.
 
 mod contender;
 mod placement;
@@ -35,7 +35,7 @@ use crate::{
 
 /// Whom the others are compared with: the usual way to have a fast microVM.
 const REFERENCE: &str = "qemu-tap";
-/// Of a boot with all workloads.
+/// Time limit of a boot with all workloads.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
 const fn metric(name: &'static str, unit: Unit) -> Metric {
@@ -61,7 +61,7 @@ const MEASURED: [Measured; 3] = [
     ("vm streams", STREAMS),
 ];
 
-/// What may be measured alone.
+/// Parts that can be measured separately.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parts {
     /// Whole guests and their connections.
@@ -70,7 +70,7 @@ pub(crate) struct Parts {
     pub(crate) ring: bool,
 }
 
-/// Those of whole guests, by name.
+/// Contenders that run whole guests, by name.
 pub(crate) fn contenders() -> impl Iterator<Item = &'static str> {
     contender::ALL.into_iter().map(Contender::name)
 }

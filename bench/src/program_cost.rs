@@ -4,8 +4,9 @@
 //! A test run repeats on the frame as the run before left it. So flows form a ring: the port that
 //! one translates to is the one that the next translates from, addresses stay, and only the TTL
 //! ends it. A ring of two stays in the cache; one over 100,000 flows in random order does not.
-//! `engine_port` turns its header into MAC addresses and `uplink_ingress_l3` puts an Ethernet header
-//! in front, so there each run is a call of its own, and costs what cold caches cost besides.
+//! `engine_port` turns its header into MAC addresses and `uplink_ingress_l3` puts an Ethernet
+//! header in front, so there each run is a call of its own, and costs what cold caches cost
+//! besides.
 
 mod pinned;
 mod rig;
@@ -27,11 +28,11 @@ use crate::statistics::{Summary, percentile};
 
 /// A frame starts with TTL 255 and stays on the fast path this many times.
 const REPEAT: u32 = 250;
-/// Frames per measurement.
+/// Number of frames per measurement.
 const FRAMES: usize = 1_000;
 const FIRST_PORT: u16 = 1_000;
 
-/// What one program costs in one case.
+/// Cost of one program in one case.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cost {
     pub(crate) program: &'static str,
@@ -72,7 +73,7 @@ pub(crate) fn measure(rounds: usize) -> Result<Vec<Cost>> {
     Ok(costs)
 }
 
-/// Of [`of_running`].
+/// Names of the metrics of [`of_running`].
 pub(crate) const HIT_METRICS: [&str; 4] = [
     "guest_egress UDP hit",
     "uplink_ingress UDP hit",
@@ -80,9 +81,9 @@ pub(crate) const HIT_METRICS: [&str; 4] = [
     "uplink_ingress TCP hit",
 ];
 
-/// Of the programs that a running slipgate has pinned.
+/// Costs of the programs that a running slipgate has pinned.
 pub(crate) struct Hits {
-    /// In the order of [`HIT_METRICS`].
+    /// Tags of the programs, in the order of [`HIT_METRICS`].
     pub(crate) tags: Vec<Tag>,
     /// Each metric's value, ns over an empty run.
     pub(crate) costs: Vec<(&'static str, f64)>,

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{conditions::Conditions, plot, report, results::Table};
 
-/// What of the file tables and plot are made of.
+/// Parts of the results file from which tables and plot are made.
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'static"))]
 struct Recorded {
@@ -15,7 +15,7 @@ struct Recorded {
     tables: Vec<Table>,
 }
 
-/// Draws the plot beside the file, and returns the tables as text.
+/// Draws the plot next to the file, and returns the tables as text.
 pub(crate) fn show(file: &Path) -> Result<String> {
     let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
     // Names are static where they are measured, and live as long where they are read.

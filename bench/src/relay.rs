@@ -13,7 +13,7 @@ use crate::{
     run::{Plan, Settings},
 };
 
-/// All ratios are to it.
+/// Contender that all ratios refer to.
 const REFERENCE: &str = contender::COPY_LOOP;
 /// Where the host's clients connect to.
 const PORT: u16 = 8080;

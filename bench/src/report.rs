@@ -23,7 +23,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// As text.
+    /// Formats the report as text.
     pub(crate) fn text(&self) -> String {
         let mut out = tables(&self.conditions, &self.tables);
         out += &programs(&self.programs);

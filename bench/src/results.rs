@@ -13,7 +13,7 @@ pub(crate) struct Cell {
     pub(crate) round: usize,
     pub(crate) contender: &'static str,
     pub(crate) workload: &'static str,
-    /// What it came to, or why not.
+    /// Measured sample, or the reason for the failure.
     pub(crate) outcome: std::result::Result<Sample, String>,
 }
 
@@ -21,14 +21,14 @@ pub(crate) struct Cell {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) contender: &'static str,
-    /// By round; rounds that failed are left out.
+    /// Values with their rounds; failed rounds are left out.
     pub(crate) values: Vec<(usize, f64)>,
     pub(crate) summary: Option<Summary>,
-    /// To the reference, taken within each round.
+    /// Ratio to the reference, computed within each round.
     pub(crate) ratio: Option<Summary>,
-    /// Rounds in which it stood still, and was measured by what went until then.
+    /// Rounds in which the transfer stalled and the bytes until then were counted.
     pub(crate) stalled: usize,
-    /// Rounds that failed.
+    /// Number of rounds that failed.
     pub(crate) failures: usize,
     /// Why the first of them did.
     pub(crate) failure: Option<String>,
@@ -37,7 +37,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Of a contender that this machine does not have.
+    /// Makes the row of a contender that this machine does not have.
     pub(crate) fn missing(contender: &'static str, why: String) -> Row {
         Row {
             contender,
@@ -52,7 +52,7 @@ impl Row {
     }
 }
 
-/// One metric over all contenders.
+/// Results of one metric over all contenders.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) metric: Metric,

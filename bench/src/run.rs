@@ -26,7 +26,7 @@ pub(crate) struct Settings {
     pub(crate) budget: Duration,
 }
 
-/// What to run.
+/// Contenders and workloads to run, with settings.
 pub(crate) struct Plan {
     pub(crate) contenders: Vec<Box<dyn Contender>>,
     pub(crate) workloads: Vec<Box<dyn Workload>>,
@@ -34,7 +34,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Runs all rounds.
+    /// Runs all rounds and returns their results.
     pub(crate) fn run(&self) -> Vec<Cell> {
         let (started, mut longest) = (Instant::now(), Duration::ZERO);
         let mut cells = Vec::new();
@@ -134,7 +134,7 @@ impl Plan {
     }
 }
 
-/// One contender goes on for the time of its measurement; the others stand still.
+/// Lets one contender run for the time of its measurement; the others are stopped.
 fn measure(workload: &dyn Workload, stand: &Stand, limits: Limits) -> Result<Sample> {
     stand.hold(false)?;
     let outcome = workload.run(stand, limits);
@@ -142,7 +142,7 @@ fn measure(workload: &dyn Workload, stand: &Stand, limits: Limits) -> Result<Sam
     outcome
 }
 
-/// An error with its causes, but for those that its text has already.
+/// Formats an error with its causes, except those whose text it already has.
 fn told_once(error: &anyhow::Error) -> String {
     let mut told = String::new();
     for cause in error.chain().map(ToString::to_string) {

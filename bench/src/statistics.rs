@@ -8,12 +8,12 @@ pub(crate) struct Summary {
     pub(crate) median: f64,
     pub(crate) min: f64,
     pub(crate) max: f64,
-    /// How many.
+    /// Number of values.
     pub(crate) count: usize,
 }
 
 impl Summary {
-    /// `None` of none.
+    /// Summarises the values; `None` if there are none.
     pub(crate) fn of(values: &[f64]) -> Option<Summary> {
         if values.is_empty() {
             return None;

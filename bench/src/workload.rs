@@ -1,4 +1,4 @@
-//! What the contenders are given to do. Each workload is bounded in time by [`Limits`].
+//! Workloads of the contenders. Each is bounded in time by [`Limits`].
 
 pub(crate) mod bulk;
 pub(crate) mod connect_close;
@@ -15,19 +15,19 @@ use serde::{Deserialize, Serialize};
 pub(crate) use crate::workload_names::{ADMISSION, ESTABLISHED, SMALL_PACKETS};
 use crate::{contender::Stand, generator::FirstPacket};
 
-/// What a workload is called, and what it comes to.
+/// Name of a workload, and its metrics.
 pub(crate) type Measured = (&'static str, &'static [Metric]);
 
 /// How long a workload may take on one contender, once.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Limits {
-    /// Of a bulk transfer.
+    /// Time limit of a bulk transfer.
     pub(crate) bulk: Duration,
-    /// Of every other measurement.
+    /// Time limit of every other measurement.
     pub(crate) short: Duration,
 }
 
-/// What a number is in.
+/// Unit of a measured value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unit {
@@ -38,7 +38,7 @@ pub(crate) enum Unit {
 }
 
 impl Unit {
-    /// As it is written behind a number.
+    /// Symbol printed after a value.
     pub(crate) fn symbol(self) -> &'static str {
         match self {
             Unit::GigabitsPerSecond => "Gb/s",
@@ -54,7 +54,7 @@ impl Unit {
     }
 }
 
-/// A number that a workload comes to.
+/// A value that a workload measures.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Metric {
     /// Unique among all workloads.
@@ -100,10 +100,10 @@ impl Sample {
 
 /// Something to be done through a contender.
 pub(crate) trait Workload {
-    /// As in `--only`.
+    /// Name of the workload, as in `--only`.
     fn name(&self) -> &'static str;
 
-    /// What it comes to.
+    /// Metrics that the workload measures.
     fn metrics(&self) -> &'static [Metric];
 
     /// Both, for the tables.
@@ -111,7 +111,7 @@ pub(crate) trait Workload {
         (self.name(), self.metrics())
     }
 
-    /// Does it.
+    /// Runs the workload and returns its sample.
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample>;
 }
 

@@ -1,8 +1,8 @@
 //! Names of workloads that contenders and goals know of.
 
-/// Those that let flows in.
+/// Workloads that admit flows.
 pub(crate) const ADMISSION: [&str; 2] = ["new-flows-udp", "new-flows-tcp"];
-/// The one of small frames.
+/// Workload of small frames.
 pub(crate) const SMALL_PACKETS: &str = "udp-64";
-/// The one of slipgate's programs, as they run.
+/// Workload of the programs of a running slipgate.
 pub(crate) const ESTABLISHED: &str = "established";

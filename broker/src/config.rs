@@ -1,7 +1,7 @@
-//! Everything the broker is told, checked: what flags and a policy file say, in plain types.
+//! Checked configuration of the broker: flags and policy file, in plain types.
 //!
-//! Who makes a [`Config`] has checked each value; [`Config::settle`] works out what follows from the
-//! policy file, at the start and each time that it is read again.
+//! The constructor of a [`Config`] has checked each value. [`Config::settle`] derives the rest from
+//! the policy file, at the start and each time that the file is read again.
 mod files;
 mod host_loopback;
 mod machine;
@@ -29,66 +29,67 @@ pub use self::{
     vm::{VmConfig, VmFlags},
 };
 
-/// Everything the NAT was told.
+/// Complete configuration of the NAT.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// What runs the NAT.
+    /// Mode in which the NAT runs.
     pub mode: Mode,
-    /// The device that leads to the world; `None`: the default route's.
+    /// Uplink device; `None`: the device of the default route.
     pub uplink: Option<String>,
     /// The network that guests see.
     pub network: GuestNetwork,
-    /// The VMs.
+    /// VMs to serve.
     pub vms: Vec<VmConfig>,
-    /// What flags say of policies.
+    /// Policy settings of the flags.
     pub typed: CliOverrides,
     /// The policy file as it was read last.
     pub policy_file: Option<PolicyFile>,
-    /// Ports of the host that lead to guests: the flags' and the policy file's.
+    /// Forwarded ports of the host, from the flags and the policy file.
     pub forwards: Vec<Forward>,
-    /// Ports of translated flows.
+    /// Source ports of translated flows.
     pub nat_ports: RangeInclusive<u16>,
     /// Source address; `None`: the route's.
     pub nat_address: Option<Ipv4Addr>,
-    /// Slots of the table, a multiple of a chunk.
+    /// Number of slots of the flow table, a multiple of a chunk.
     pub flow_table: u32,
-    /// Where maps are pinned.
+    /// Directory where maps are pinned.
     pub pin_dir: PathBuf,
-    /// The flow log.
+    /// Path of the flow log.
     pub flow_log: Option<PathBuf>,
-    /// Which events it has.
+    /// Events that the flow log records.
     pub flow_log_events: Vec<FlowLogEvent>,
-    /// Where Prometheus is answered.
+    /// Listening address for Prometheus.
     pub metrics: Option<SocketAddr>,
-    /// Where the engine port's frames are written.
+    /// File to which the engine port's frames are written.
     pub pcap: Option<PathBuf>,
-    /// Where the guard runs.
+    /// Whether and where the XDP guard runs.
     pub xdp: Xdp,
     /// Whether the programs' messages are shown.
     pub bpf_log: bool,
-    /// What becomes of flows at the end.
+    /// Fate of flows at the end.
     pub on_exit: OnExit,
-    /// The VMs begin with this process: what a predecessor left of their names is others'.
+    /// Whether the VMs begin with this process, so that a predecessor's state under their names
+    /// belongs to other VMs.
     pub new_vms: bool,
 }
 
-/// What runs the NAT.
+/// Mode in which the NAT runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// The best that this host can.
+    /// The best mode that this host supports.
     Auto,
-    /// The kernel, with the engine for what is new.
+    /// The kernel translates; the engine handles the first packets of flows.
     Hybrid,
 }
 
-/// Where the guard runs, which drops by XDP.
+/// TAPs on which the guard runs, an XDP program that drops frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Xdp {
-    /// Where the device offers no TSO, which XDP would cost.
+    /// The guard runs where the device offers no TSO, which XDP would disable.
     Auto,
-    /// On every TAP.
+    /// The guard runs on every TAP.
     On,
-    /// On none.
+    /// The guard runs on no TAP.
     Off,
 }
 

@@ -1,4 +1,4 @@
-//! What clients ask over the control socket: who knows the answer, and who is to be given it.
+//! Client requests of the control socket: their dispatch, and the delivery of the answers.
 mod thaws;
 
 use std::collections::BTreeMap;
@@ -123,7 +123,7 @@ fn wait(waiting: &mut BTreeMap<u64, ClientId>, id: u64, client: ClientId) {
     }
 }
 
-/// The engine has begun the timers of the VM's flows anew: they may pass.
+/// Lets the VM's packets pass, after the engine has restarted the timers of its flows.
 fn thaw(attached: &Attached, thaw: Thaw) -> ClientAnswer {
     let row = match thaw {
         Thaw::Of(row) => row,

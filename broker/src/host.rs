@@ -1,5 +1,5 @@
-//! What of this host bears on a NAT that passes the host's own routing and firewall by: its
-//! settings, its resolvers, its devices and its own sockets.
+//! Facts about this host that matter to a NAT which bypasses the host's own routing and firewall:
+//! its settings, resolvers, devices and sockets.
 mod bound_ports;
 pub mod kvm;
 mod offloads;
@@ -24,7 +24,7 @@ pub(crate) use self::{
 /// How long the kernel may take to say that nobody listens on this host.
 const LISTENS_WITHIN: Duration = Duration::from_millis(20);
 
-/// What an operator should know before traffic passes, in sentences.
+/// Returns warnings for the operator, in sentences, to be shown before traffic passes.
 pub fn warnings(facts: &HostFacts, nat_ports: &RangeInclusive<u16>) -> Vec<String> {
     let mut warnings = facts.warnings();
     if facts.ip_forward == Some(true) {
@@ -47,8 +47,8 @@ pub fn warnings(facts: &HostFacts, nat_ports: &RangeInclusive<u16>) -> Vec<Strin
     warnings
 }
 
-/// The resolvers of a resolv.conf(5), IPv4 ones. systemd-resolved's stub is a fine one: questions go
-/// out by sockets of the engine, on this host.
+/// The resolvers of a resolv.conf(5), IPv4 ones. systemd-resolved's stub is a fine one: questions
+/// go out by sockets of the engine, on this host.
 pub fn resolvers(text: &str) -> Vec<SocketAddrV4> {
     parse_resolv_conf(text)
         .into_iter()

@@ -1,4 +1,4 @@
-//! What errors of the kernel's side mean to the broker.
+//! Classification of kernel errors for the broker.
 use slipgate_control::Error;
 
 /// Whether it may go well a little later: another process holds the lock, or something is short.
@@ -6,12 +6,12 @@ pub(crate) fn is_passing(error: &anyhow::Error) -> bool {
     of(error).is_some_and(|error| error.is_locked() || error.is_shortage())
 }
 
-/// Whether it failed for want of what the host may have again.
+/// Whether the failure is a shortage that may pass.
 pub(crate) fn is_shortage(error: &anyhow::Error) -> bool {
     of(error).is_some_and(Error::is_shortage)
 }
 
-/// Whether it is for want of privileges or of a kernel that can: not for what the user asked.
+/// Whether privileges or kernel support are missing, so that the user's request is not at fault.
 pub(crate) fn lacks_support(error: &anyhow::Error) -> bool {
     of(error).is_some_and(Error::is_unsupported)
 }

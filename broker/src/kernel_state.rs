@@ -1,5 +1,5 @@
-//! Everything the broker has in the kernel: made in order at the start, taken down in order at the
-//! end, followed in between.
+//! Kernel state of the broker: created in order at the start, updated while it serves, removed in
+//! order at the end.
 mod forwards;
 mod guard_list;
 mod network_view;
@@ -42,7 +42,7 @@ use crate::{
     persisted_policy,
 };
 
-/// What is in place.
+/// Everything that the broker keeps in the kernel, with the configuration behind it.
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) config: Config,
@@ -53,42 +53,46 @@ pub(crate) struct Attached {
     pub(crate) watch: NetworkWatch,
     pub(crate) next_hops: NextHops,
     pub(crate) loaded: LoadedPolicies,
-    /// These, and those of VMs that learn.
+    /// The loaded policies and those of learning VMs.
     pub(crate) in_force: LoadedPolicies,
     pub(crate) policies: PolicySet,
-    /// The forwards' host ports, in order: they stay ours while an engine is started again.
+    /// Bound sockets of the forwards' host ports, in order; they stay open while an engine is
+    /// restarted.
     pub(crate) forward_sockets: Vec<OwnedFd>,
     pub(crate) flow_log: Option<File>,
     pub(crate) pcap: Option<File>,
     /// The socket of `--metrics`, until it is served.
     pub(crate) metrics: Option<TcpListener>,
-    /// Whom our processes are.
+    /// Users that slipgate's processes run as.
     pub(crate) users: Users,
     /// Elements of `RULES` in force: the policies', and behind them the forwards'.
     pub(crate) rules: Range<u32>,
-    /// What the command line said of policies.
+    /// Policy settings of the command line.
     pub(crate) command_line: PolicyFlags,
-    /// What a predecessor applied is in force.
+    /// Whether a policy that a predecessor applied is in force.
     pub(crate) took_over: bool,
-    /// Runs of `RULES` that were ours, this one's too.
+    /// Ranges of `RULES` that this process has used, including the present one.
     pub(crate) former_rules: Vec<Range<u32>>,
-    /// The forwards' of the first of these: relays name them as long as they run.
+    /// Elements of the forwards in the first of these ranges: relays name them as long as they run.
     pub(crate) relayed_rules: Range<u32>,
-    /// TAPs that a predecessor served, until those of them that are not ours are shut.
+    /// Interface indexes of TAPs that a predecessor served, until those that are not ours are shut.
     pub(crate) former_taps: BTreeSet<u32>,
-    /// Which of two sets of numbers the guard's list has.
+    /// Which of two sets of numbers the guard's list uses.
     pub(crate) turn: bool,
-    /// The host's.
+    /// Resolvers of the host.
     pub(crate) resolvers: HostResolvers,
     pub(crate) uplink: Uplink,
     pub(crate) hook: Hook,
-    /// It was said that somebody else holds the lock.
+    /// Whether the log already says that another process holds the lock.
     pub(crate) told_of_lock: bool,
 }
 
 impl Attached {
-    /// Goes on with other files of the flow log's and the pcap's names: the old ones were moved
-    /// away. What an engine that serves is to be told.
+    /// Reopens the flow log and the pcap file by their names, because the old files were moved
+    /// away. Returns messages for a running engine.
+    ///
+    /// # Errors
+    /// A file can't be opened.
     pub(crate) fn reopen_files(&mut self) -> anyhow::Result<Vec<ToEngine>> {
         let mut told = Vec::new();
         if let Some(path) = &self.config.flow_log {
@@ -104,8 +108,11 @@ impl Attached {
         Ok(told)
     }
 
-    /// Before another engine in the place of one that ended: removes what that was in the middle of.
-    /// `patience`: how long it waits for other processes that start.
+    /// Cleans up after an engine that ended, before another one starts: removes its unfinished
+    /// work. `patience`: longest wait for other processes that start.
+    ///
+    /// # Errors
+    /// Another process holds a lock, or the kernel refuses.
     pub(crate) fn clean_after_engine(&mut self, patience: Duration) -> Result<(), Error> {
         let (maps, paths) = (self.datapath.maps(), self.datapath.paths());
         let swept = owner::sweep(maps, paths, &self.owner, patience)?;
@@ -122,7 +129,7 @@ impl Attached {
         Ok(())
     }
 
-    /// What the engine is told of the network.
+    /// Returns the host's network in the form in which the engine gets it.
     pub(crate) fn network_view(&self) -> NetworkView {
         network_view::view(
             self.watch.network(),
@@ -132,7 +139,7 @@ impl Attached {
         )
     }
 
-    /// Takes down what a start that failed has made. What a predecessor left stays: its flows go on.
+    /// Removes the kernel state of a failed start. A predecessor's state stays: its flows continue.
     pub(crate) fn give_up(self) {
         if self.owner.adopted() {
             return;
@@ -140,7 +147,7 @@ impl Attached {
         warn_of_rest(self.detach());
     }
 
-    /// Keeps what is in force for a successor.
+    /// Keeps the policy in force for a successor.
     pub(crate) fn keep_applied(&self) {
         let path = persisted_policy::path(&self.datapath.paths().run_dir, self.owner.row());
         let kept = persisted_policy::keep(&path, &self.command_line, &self.config, &self.loaded);

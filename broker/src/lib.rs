@@ -1,27 +1,28 @@
-//! The broker: what `slipgate attach` and `slipgate run` do while they run. It has CAP_NET_ADMIN and
-//! CAP_BPF and never sees a guest's packet.
+//! The broker: the work of `slipgate attach` and `slipgate run` while they run. It has
+//! CAP_NET_ADMIN and CAP_BPF and never sees a guest's packet.
 //!
 //! # Theory of operation
-//! 1. Everything in the kernel is made or joined, but no TAP is brought up ([`start`]).
-//! 2. The engine is started from this binary, is sent descriptors and how it is to work, drops
-//!    what it may, adopts what a predecessor left, and says that it is ready.
+//! 1. All kernel state is created or joined, but no TAP is brought up ([`start`]).
+//! 2. The engine is started from this binary, gets descriptors and settings, drops its privileges,
+//!    adopts a predecessor's flows, and reports that it is ready.
 //! 3. TAPs are attached to and brought up, and `slipgate: ready` is printed.
 //! 4. One loop follows the network, answers the control socket and watches the engine.
 //!
-//! When the engine ends unasked, or hangs, another one takes its place ([`process`]). One that ends
-//! again and again ends the broker, with an error: established flows go on in the kernel, pins stay,
-//! and the next start adopts them. When the broker dies the engine sees the end of the channel, and
-//! the kernel kills it in any case. SIGTERM and SIGINT end both in order, as `--on-exit` says,
-//! whether the broker gets them alone or all processes do; SIGHUP opens the flow log again and puts
-//! the policy's files in force as they are now ([`policy_apply`]).
+//! When the engine ends unasked, or hangs, another one takes its place ([`process`]). An engine
+//! that ends repeatedly ends the broker, with an error: established flows continue in the kernel,
+//! pins stay, and the next start adopts them. When the broker dies the engine sees the end of the
+//! channel, and the kernel kills it in any case. SIGTERM and SIGINT end both in order, as
+//! `--on-exit` says, whether the broker gets them alone or all processes do; SIGHUP reopens the
+//! flow log and puts the present contents of the policy's files in force ([`policy_apply`]).
 //!
-//! With `run` there is a third process, the VMM, which is started before all of this and let go
-//! after step 3 ([`vm`], [`run`](mod@run)). The loop watches it too, and its end is the loop's.
+//! With `run` there is a third process, the VMM, which is started before all of this and runs the
+//! guest after step 3 ([`vm`], [`run`](mod@run)). The loop watches it too, and ends when the VMM
+//! does.
 //!
 //! # Modules
-//! [`kernel_state`] is all that the broker has in the kernel. [`policy_apply`] puts another policy in
-//! force, [`control_api`] answers clients; both are passed the [`parts`] that they work with.
-//! [`serve`] is the loop that drives them all.
+//! [`kernel_state`] is everything that the broker has in the kernel. [`policy_apply`] puts another
+//! policy in force, [`control_api`] answers clients; both work on the [`parts`]. [`serve`] is the
+//! loop that drives them.
 pub mod config;
 mod control_api;
 pub mod host;

@@ -9,7 +9,8 @@ use std::{
 
 use slipgate_policy::document::ConfigError;
 
-/// Readable too: an adopting engine looks for what its predecessor recorded last.
+/// Opens the flow log. It is readable too: an adopting engine looks for its predecessor's last
+/// record.
 pub(crate) fn open_flow_log(path: &Path) -> Result<File, ConfigError> {
     open_to_append("--flow-log", path)
 }

@@ -3,7 +3,7 @@ use slipgate_ipc::client::{ClientAnswer, ClientId, ControlServer};
 
 use crate::{kernel_state::Attached, process::Engine};
 
-/// What is in the kernel, who decides about it, and who asks.
+/// The kernel state, the engine process and the control socket.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) attached: Attached,

@@ -1,11 +1,12 @@
-//! What `policy apply FILE` put in force, for a successor.
+//! The policy of `policy apply FILE`, kept for a successor.
 //!
-//! A successor that is started by the same command line (after a crash, an upgrade, or with
-//! `--on-exit keep`) goes on with the policy that was in force, and not with the one that the command
-//! line names. So it is kept, with the texts of all files as they were read, beside the control
-//! socket, where only root comes. One that is told something else about policies is given that, and
-//! says so, and what was kept is forgotten when it serves. One that does not understand what a
-//! predecessor of another version was told goes on with what was applied. What the command line itself names is not kept: it is read again.
+//! A successor that is started with the same command line (after a crash, an upgrade, or with
+//! `--on-exit keep`) continues with the policy that was in force, not with the one that the command
+//! line names. So that policy is kept, with the texts of all files as they were read, beside the
+//! control socket, where only root has access. A successor with other policy settings uses those
+//! and logs it; the kept policy is removed when it serves. A successor that can't read the settings
+//! of a predecessor of another version continues with the applied policy. The command line's own
+//! policy file is not kept: it is read again.
 use std::{
     collections::BTreeMap,
     fs,
@@ -23,26 +24,27 @@ use slipgate_policy::{
 
 use crate::config::{Config, PolicyFlags};
 
-/// To be another when a [`PolicyFlags`] can't be compared with those of before.
+/// Format version: changes when an older [`PolicyFlags`] can no longer be compared.
 const VERSION: u32 = 1;
 
-/// As it is kept.
+/// The file's contents: an applied policy.
 #[derive(Debug, Serialize, Deserialize)]
 struct PersistedPolicy {
-    /// Of what `command_line` is: one that says another is not understood.
+    /// Format version of `command_line`; another version is not read.
     #[serde(default)]
     version: u32,
-    /// What the command line said of policies: a [`PolicyFlags`].
+    /// Policy settings of the command line: a [`PolicyFlags`].
     command_line: serde_json::Value,
-    /// The policy file.
+    /// Path of the policy file.
     file: PathBuf,
     text: String,
-    /// The deny files, by the names they were read by.
+    /// Texts of the deny files, by the paths under which they were read.
     lists: BTreeMap<String, String>,
 }
 
 impl PersistedPolicy {
-    /// What the command line said; `None`: another version's, not understood.
+    /// Returns the command line's settings; `None` if another version wrote them in a form that
+    /// this one can't read.
     fn said(&self) -> Option<PolicyFlags> {
         let known = self.version == VERSION;
         let said = || serde_json::from_value(self.command_line.clone()).ok();
@@ -50,12 +52,12 @@ impl PersistedPolicy {
     }
 }
 
-/// Where what an owner applied is kept.
+/// Path of the file that keeps an owner's applied policy.
 pub(crate) fn path(run_dir: &Path, owner_row: u32) -> PathBuf {
     run_dir.join(format!("{owner_row}.policy"))
 }
 
-/// Keeps what was applied, or forgets what was kept when the command line says the same.
+/// Writes the applied policy, or removes the file when the command line says the same.
 pub(crate) fn keep(
     path: &Path,
     command_line: &PolicyFlags,
@@ -94,7 +96,7 @@ pub(crate) fn keep(
         .with_context(what)
 }
 
-/// Nothing is to be taken over.
+/// Removes the persisted policy, so that a successor takes nothing over.
 pub(crate) fn forget(path: &Path) -> anyhow::Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {
@@ -104,9 +106,9 @@ pub(crate) fn forget(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// What a predecessor had in force beside what its command line said, if this one says the same.
-/// What is kept stays: who takes nothing over forgets it when it serves its VMs, and not when it
-/// fails to start.
+/// Returns the policy that a predecessor applied beyond its command line, if this command line says
+/// the same. The file stays: a process that takes nothing over removes it when it serves its VMs,
+/// and not when it fails to start.
 pub(crate) fn take_over(
     path: &Path,
     config: &Config,

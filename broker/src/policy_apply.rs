@@ -1,15 +1,15 @@
-//! Another policy under way: `slipgate policy apply`, and SIGHUP.
+//! A change of policy under way: `slipgate policy apply`, and SIGHUP.
 //!
 //! # Theory of operation
-//! Everything is read and checked before anything is changed: what is wrong with a file leaves all
-//! as it was. Then, in an order in which at any time one of the two policies holds whole:
+//! Everything is read and checked before anything changes: an error in a file leaves all as it was.
+//! The steps follow in an order such that one of the two policies holds completely at any time:
 //!
 //! 1. the rules get elements of `RULES`, which flows of the old policy do not name;
-//! 2. what the new policy denies is put into the guard's list under numbers of its own, and then the
-//!    VMs' rows get these numbers. The engine still judges by the old one;
-//! 3. the engine is told, which changes between two packets, cuts what the new one refuses, and
-//!    answers when none of it can leave any more;
-//! 4. rates are set, what the old policy had in the guard's list is removed, and who asked is
+//! 2. the prefixes that the new policy denies are put into the guard's list under numbers of their
+//!    own, and then the VMs' rows get these numbers. The engine still judges by the old policy;
+//! 3. the engine gets the new policy, switches between two packets, cuts the flows that it refuses,
+//!    and answers when none of their packets can leave any more;
+//! 4. rates are set, the old policy's entries are removed from the guard's list, and the client is
 //!    answered.
 //!
 //! There is one change at a time.
@@ -45,29 +45,29 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct PolicyChanges {
     applying: Option<Applying>,
-    /// VMs that learn.
+    /// VMs that are open for learning.
     learning: Vec<LearningVm>,
-    /// And those that are to, with who asked and its socket.
+    /// VMs to open next, each with the client and its socket.
     to_learn: VecDeque<(ClientId, String, OwnedFd)>,
-    /// SIGHUP came while a policy was being put in force.
+    /// Whether a SIGHUP came while a policy was being put in force.
     apply_again: bool,
 }
 
-/// A change that the engine is at.
+/// A change that the engine is carrying out.
 #[derive(Debug)]
 struct Applying {
     id: u64,
     change: Change,
 }
 
-/// What is changed, and what is to be done when the engine has.
+/// A change of policy, with the steps that remain when the engine has answered.
 #[derive(Debug)]
 struct Change {
-    /// Who asked; nobody by a signal.
+    /// Client that asked; `None`: a signal did.
     client: Option<ClientId>,
-    /// What is said then.
+    /// Message for the log once the change is done.
     what: String,
-    /// Numbers that the guard's list had before.
+    /// Policy numbers in the guard's list before the change.
     before: BTreeSet<u32>,
     /// VMs, by id, whose flows that may not be are cut in any case.
     strictly: Vec<u32>,
@@ -76,17 +76,18 @@ struct Change {
     closed: Option<Vec<LearningVm>>,
 }
 
-/// A policy that is whole: read, checked, compiled.
+/// Complete policies: read, checked and compiled.
 struct Read {
     config: Config,
     loaded: LoadedPolicies,
-    /// The same, and those of VMs that learn.
+    /// The loaded policies and those of learning VMs.
     in_force: LoadedPolicies,
     policies: PolicySet,
 }
 
 impl Read {
-    /// The command line's, with its files read again, or with another policy file.
+    /// Reads the policies of the command line, with its files read again or with another policy
+    /// file.
     fn reread(
         config: &Config,
         file: Option<&Path>,
@@ -100,7 +101,7 @@ impl Read {
         Self::of(config, loaded, learning)
     }
 
-    /// What is in force, with other VMs that learn: nothing is read again.
+    /// Recompiles the policies in force with other learning VMs; no file is read again.
     fn again(attached: &Attached, learning: &LearningVms) -> Result<Self, ConfigError> {
         let config = attached.config.settled()?;
         Self::of(config, attached.loaded.clone(), learning)
@@ -134,13 +135,13 @@ impl Read {
 }
 
 impl PolicyChanges {
-    /// What to wait for: ends of clients that had VMs opened.
+    /// Descriptors to poll for the end of clients that had VMs opened.
     pub(crate) fn lifelines(&self) -> impl Iterator<Item = PollFd<'_>> {
         self.learning.iter().filter_map(LearningVm::lifeline)
     }
 
-    /// Puts what the files say now in force: the policy file that is in force, or `file`, and the
-    /// deny files.
+    /// Puts the present contents of the files in force: the policy file in force, or `file`, and
+    /// the deny files.
     pub(crate) fn apply(
         &mut self,
         parts: &mut Parts,
@@ -187,7 +188,7 @@ impl PolicyChanges {
         self.tell_policies(parts, change)
     }
 
-    /// Step 3.
+    /// Step 3: sends the policies to the engine.
     fn tell_policies(&mut self, parts: &mut Parts, change: Change) -> anyhow::Result<()> {
         let id = parts.next_id();
         self.applying = Some(Applying { id, change });
@@ -239,7 +240,7 @@ impl PolicyChanges {
     }
 }
 
-/// What became of flows.
+/// Numbers of flows affected by a change of policy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Applied {
     pub(crate) cut: u64,
@@ -294,7 +295,7 @@ impl Attached {
         Ok(before)
     }
 
-    /// The policies in force, as the engine is told of them.
+    /// The policies in force, as a message to the engine.
     fn policies_to_tell(&self, id: u64, strictly: Vec<u32>) -> Result<Policies, ChannelError> {
         Ok(Policies {
             id,

@@ -1,8 +1,8 @@
-//! Privileges that a process gives up: the broker those that it does not need while it serves, other
-//! processes all of them.
+//! Dropping of privileges: the broker drops those that it does not need while it serves, the other
+//! processes drop all.
 use std::io;
 
-/// Highest capability number tried; the kernel refuses what it does not know.
+/// Highest capability number tried; the kernel refuses unknown ones.
 const LAST_CAPABILITY: libc::c_ulong = 63;
 /// `_LINUX_CAPABILITY_VERSION_3`, <linux/capability.h>.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
@@ -23,11 +23,11 @@ impl ConfinementError {
     }
 }
 
-/// What the broker needs while it serves: devices, their programs, routes and neighbours
-/// (`CAP_NET_ADMIN`), a flow log to be opened again wherever it lies (`CAP_DAC_OVERRIDE`), the end of
-/// processes that have users of their own (`CAP_KILL`), and others in their place, which give up what
-/// they are started with (`CAP_SETGID`, `CAP_SETUID`, `CAP_SETPCAP`). Programs and maps are made
-/// before, and what is made needs no `CAP_BPF`. Numbers from <linux/capability.h>.
+/// Capabilities that the broker needs while it serves: for devices, their programs, routes and
+/// neighbours (`CAP_NET_ADMIN`), to reopen a flow log anywhere (`CAP_DAC_OVERRIDE`), to kill
+/// processes that run as other users (`CAP_KILL`), and to start replacements, which drop privileges
+/// (`CAP_SETGID`, `CAP_SETUID`, `CAP_SETPCAP`). Programs and maps are loaded before, and using
+/// loaded ones needs no `CAP_BPF`. Numbers from <linux/capability.h>.
 const BROKER_KEEPS: [u32; 6] = [1, 5, 6, 7, 8, 12];
 
 /// Gives up every capability that the broker does not need while it serves. It stays root to the

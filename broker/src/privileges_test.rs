@@ -5,8 +5,8 @@ use nix::{
 
 use super::*;
 
-/// A forked child enters the broker's limits and reads what it has left. That it needs all of that is
-/// shown by the tests of `slipgate attach`.
+/// A forked child enters the broker's limits and reads what it has left. That it needs all of that
+/// is shown by the tests of `slipgate attach`.
 #[test]
 fn the_broker_keeps_what_is_listed_and_nothing_else() {
     let effective = || {

@@ -1,4 +1,4 @@
-//! The other processes of slipgate: started, told, heard, and started again.
+//! The other processes of slipgate: start, messages in both directions, and restart.
 mod child;
 mod engine;
 mod engine_process;
@@ -11,6 +11,6 @@ pub(crate) use self::{
     metrics::Metrics,
 };
 
-/// Messages of another process that are heard at a time: one that never ends to talk keeps nobody
-/// else waiting.
+/// Messages of one process handled at a time, so that a process that never stops sending does not
+/// block the others.
 pub(crate) const HEARD_AT_ONCE: usize = 64;

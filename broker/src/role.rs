@@ -12,7 +12,7 @@ pub(crate) enum Role {
 const _: () = assert!((Role::Metrics as u32) < USERS);
 
 impl Role {
-    /// The hidden command.
+    /// Name of the hidden subcommand.
     pub(crate) fn command(self) -> &'static str {
         match self {
             Self::Engine => "engine",

@@ -1,9 +1,9 @@
-//! From the start to the end: of a broker that serves TAPs of others', and of one that runs a VM of
-//! its own.
+//! From start to end: of a broker that serves other programs' TAPs, and of one that runs its own
+//! VM.
 //!
-//! With `slipgate run` the machine is made before anything is in the kernel, so that a kernel that
-//! can't be booted leaves nothing behind; the guest runs once its TAP is served. It ends before the NAT
-//! does. When the NAT fails the VM is stopped: nobody would admit its flows any more.
+//! With `slipgate run` the machine is made before any kernel state, so that a kernel that can't be
+//! booted leaves nothing behind; the guest runs once its TAP is served. The guest ends before the
+//! NAT. If the NAT fails, the VM is stopped, because its flows would no longer be admitted.
 use std::{
     path::Path,
     process::ExitCode,
@@ -31,10 +31,10 @@ use crate::{
 /// after the process has ended.
 const TAP_GONE_WITHIN: Duration = Duration::from_secs(5);
 
-/// Serves TAPs of others' until stopped.
+/// Serves other programs' TAPs until stopped.
 ///
 /// # Errors
-/// What the flags ask for can't be done on this host, or the engine fails again and again.
+/// This host can't do what the flags ask for, or the engine fails repeatedly.
 pub fn run(config: Config, log: &str) -> anyhow::Result<()> {
     let signals = signals(&[]).context("waiting for signals")?;
     warn_of_host(&config);
@@ -74,7 +74,7 @@ fn attach_to(config: Config, inputs: Inputs) -> anyhow::Result<Attached> {
 
 /// Runs one VM to its end.
 ///
-/// `nat_figures`: what is reported of the VM's traffic, while its maps are there.
+/// `nat_figures`: reads the VM's traffic for the report, while its maps exist.
 ///
 /// # Errors
 /// The machine can't be made, its TAP can't be served, or the end was not in order.

@@ -1,4 +1,4 @@
-//! What people read: lines on stderr that are no messages of a level, and counts.
+//! Text for people: lines on stderr without a log level, and counts.
 use std::io::{self, Write as _};
 
 use slipgate_policy::plain;

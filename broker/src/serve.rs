@@ -35,33 +35,33 @@ use crate::{
 
 /// How long the engine may take to adopt, or to end flows.
 const ENGINE_WITHIN: Duration = Duration::from_secs(60);
-/// How often the host is looked at for what it sends no notice of: sockets bound to translated
-/// ports, forwarding turned on for the TAPs, other resolvers.
+/// Interval of checks for host changes without notification: sockets bound to translated ports,
+/// forwarding turned on for the TAPs, other resolvers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Why the loop ended in order.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// By a signal, over the control socket, or by the escape.
+    /// A stop was requested by a signal, over the control socket, or by the console's escape.
     Asked { exit: OnExit, signal: Signal },
-    /// The guest ended.
+    /// The guest ended by itself.
     Vm(Box<VmmEnd>),
-    /// The VMM died, or fell silent.
+    /// The VMM died or no longer responds.
     VmmGone,
 }
 
 pub(crate) struct Broker {
     pub(crate) parts: Parts,
-    /// What other processes have been asked for clients.
+    /// Client requests that wait for the answer of another process.
     pending: Pending,
     policies: PolicyChanges,
-    /// With `run`.
+    /// The VM of `slipgate run`; `None` for other commands.
     pub(crate) vm: Option<Vm>,
     reserved_ports: Vec<(u8, u16)>,
     look_due: Instant,
-    /// With `--metrics`.
+    /// The metrics process, with `--metrics`.
     metrics: Option<Metrics>,
-    /// With `--bpf-log`.
+    /// Reader of the programs' messages, with `--bpf-log`.
     programs_log: Option<BpfLog>,
 }
 
@@ -179,7 +179,7 @@ impl Broker {
         })
     }
 
-    /// What the VMM has said; how the VM ended, if it did.
+    /// Handles messages of the VMM; returns how the VM ended, if it did.
     fn hear_vmm(&mut self) -> Option<End> {
         for _ in 0..HEARD_AT_ONCE {
             match self.vm.as_ref()?.vmm.heard() {
@@ -232,7 +232,8 @@ impl Broker {
         }
     }
 
-    /// Answers what can be answered, and asks on. How to stop, when it is asked to.
+    /// Handles client requests: answers them, or passes them on. Returns how to stop, if a client
+    /// asked for it.
     fn answer_control(&mut self) -> anyhow::Result<Option<OnExit>> {
         let Self {
             parts,
@@ -278,7 +279,7 @@ impl Broker {
         Ok(None)
     }
 
-    /// Watches the engine, and has another one in the place of one that ended or hangs.
+    /// Watches the engine, and replaces one that ended or hangs.
     fn see_to_engine(&mut self) -> anyhow::Result<()> {
         if let Some(how) = self.parts.engine.failed()? {
             self.pending.forget_engine(&mut self.parts);
@@ -317,8 +318,8 @@ impl Broker {
         self.policies.tell_again(&mut self.parts)
     }
 
-    /// Goes on with other files of the same names: the old ones were moved away. They go on being
-    /// written to where the new ones can't be opened.
+    /// Reopens the log files by their names, because the old files were moved away. An old file
+    /// stays in use where the new one can't be opened.
     fn reopen_files(&mut self) -> anyhow::Result<()> {
         match self.parts.attached.reopen_files() {
             Ok(files) if files.is_empty() => {}
@@ -333,7 +334,7 @@ impl Broker {
         Ok(())
     }
 
-    /// What the metrics process asks for, and its end.
+    /// Handles requests and the end of the metrics process.
     fn see_to_metrics(&mut self) -> anyhow::Result<()> {
         let Some(metrics) = &mut self.metrics else {
             return Ok(());
@@ -351,7 +352,7 @@ impl Broker {
     }
 }
 
-/// What there is to do.
+/// Results of a poll: the parts that have work to do.
 struct Ready {
     signals: bool,
     engine: bool,

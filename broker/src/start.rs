@@ -1,5 +1,5 @@
-//! The start: the files that flags name are opened, and what is in the kernel is made or joined, in
-//! order, and taken down again where that fails.
+//! The start: opens the files that flags name, then creates or joins the kernel state in order, and
+//! removes it again on failure.
 mod inputs;
 
 use std::ops::Range;
@@ -152,7 +152,7 @@ fn begin(attached: &mut Attached) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a process makes for itself, whomever it serves.
+/// Kernel objects that a process creates whichever VMs it serves.
 struct Made {
     port: EnginePort,
     next_hops: NextHops,

@@ -22,17 +22,17 @@ use crate::{
     host::kvm,
 };
 
-/// The MTU of a TAP that nobody gave one, L3 bytes.
+/// MTU of a TAP for which none is configured, L3 bytes.
 const TAP_MTU: u16 = 1_500;
 
-/// The VM that is ours.
+/// The VM that this broker runs.
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(crate) vmm: VmmProcess,
     pub(crate) console: Console,
 }
 
-/// What the VMM boots.
+/// Kernel and initial RAM disk that the VMM boots.
 pub(crate) struct Images {
     kernel: Option<File>,
     initrd: Option<File>,
@@ -51,7 +51,7 @@ impl Images {
         })
     }
 
-    /// By flag.
+    /// The opened images, each with its flag.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &File)> {
         let all = [("--kernel", &self.kernel), ("--initrd", &self.initrd)];
         all.into_iter()

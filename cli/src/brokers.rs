@@ -1,4 +1,4 @@
-//! The brokers that serve VMs in this network namespace, and what commands ask of them.
+//! The brokers that serve VMs in this network namespace, and requests to them.
 use std::{
     io,
     os::fd::BorrowedFd,
@@ -12,10 +12,10 @@ use slipgate_ipc::{
     engine::{EngineReply, EngineRequest},
 };
 
-/// What is said where there is none.
+/// Error message when no broker runs.
 pub(crate) const NOBODY: &str =
     "no slipgate runs in this network namespace: start `slipgate attach` or `slipgate run`";
-/// What is said of an answer that is none to what was asked.
+/// Error message for an answer that does not fit the question.
 pub(crate) const ANOTHER_ANSWER: &str =
     "an answer to another question: the broker is of another version";
 
@@ -41,7 +41,7 @@ pub(crate) fn sockets(pin_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
         .collect())
 }
 
-/// What is asked of an engine, of a VM or a flow.
+/// Makes a request for an engine about a VM or a flow.
 pub(crate) fn of_engine<F>(about: Target, ask: EngineRequest<F>) -> ClientRequest<F> {
     ClientRequest::Engine {
         about: Some(about),
@@ -49,7 +49,7 @@ pub(crate) fn of_engine<F>(about: Target, ask: EngineRequest<F>) -> ClientReques
     }
 }
 
-/// What the brokers here came to, when none did it.
+/// Results of asking every broker, when none served the request.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
     /// VMs that they serve.
@@ -58,8 +58,8 @@ pub(crate) struct Asked {
     any: bool,
 }
 
-/// Several brokers may serve VMs here: asks one after the other, until one does it. The errors of
-/// those that do not serve the VM or the flow are left to [`Asked::error`].
+/// Sends the request to every broker here in turn, until one serves it; several may serve VMs.
+/// Errors of brokers that do not serve the VM or the flow are left to [`Asked::error`].
 pub(crate) fn ask_each(
     pin_dir: &Path,
     request: &ClientRequest<BorrowedFd<'_>>,
@@ -98,7 +98,7 @@ pub(crate) fn have_done(
 }
 
 impl Asked {
-    /// Why nobody did it; `what` is the VM or flow that was meant.
+    /// Error that no broker served the request; `what` is the VM or flow in question.
     pub(crate) fn error(self, what: &str) -> anyhow::Error {
         if !self.errors.is_empty() {
             return anyhow::anyhow!("{}", self.errors.join("; "));
@@ -115,7 +115,7 @@ impl Asked {
     }
 }
 
-/// Of a VM that is not among those that are served.
+/// Error for a VM that is not among the served ones.
 pub(crate) fn no_such_vm(vm: &str, mut served: Vec<String>) -> anyhow::Error {
     served.sort();
     let names = served.join(", ");

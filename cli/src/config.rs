@@ -1,6 +1,6 @@
-//! What was typed, made into one checked [`Config`]. But for reading a policy file, nothing here
-//! touches the system: what depends on the machine (does the TAP exist, is the port free) is found
-//! out by the roles.
+//! Command line to checked [`Config`]. Except for reading a policy file, nothing here touches the
+//! system: the roles find out what depends on the machine (whether the TAP exists, whether the port
+//! is free).
 mod machine;
 mod network;
 mod overrides;
@@ -17,7 +17,7 @@ use slipgate_policy::document::{ConfigError, RuleFlag, address, check_rules, par
 pub(crate) use self::{machine::run, rules::rule_flags};
 use crate::args::{self, AttachArgs, NatArgs};
 
-/// Checks what `attach` was told. `order`: the rule flags as typed, see [`rule_flags`].
+/// Checks the flags of `attach`. `order`: the rule flags as typed, see [`rule_flags`].
 pub(crate) fn attach(args: &AttachArgs, order: Vec<RuleFlag>) -> Result<Config, ConfigError> {
     let nat = &args.nat;
     let network = network::parse(nat)?;
@@ -25,7 +25,7 @@ pub(crate) fn attach(args: &AttachArgs, order: Vec<RuleFlag>) -> Result<Config, 
     checked(nat, network, vms, on_exit(args.on_exit), order)
 }
 
-/// Checks what is said of the NAT, whosever its VMs are.
+/// Checks the NAT's flags, which all commands that run it share.
 fn checked(
     nat: &NatArgs,
     network: GuestNetwork,

@@ -10,7 +10,7 @@ use slipgate_policy::{
 use super::*;
 use crate::args::{Command, CommandLine};
 
-/// Typed rules alone.
+/// Overrides that consist of rules only.
 fn by(rules: &[RuleFlag]) -> CliOverrides {
     CliOverrides {
         rules: rules.to_vec(),

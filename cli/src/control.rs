@@ -1,5 +1,5 @@
-//! Commands that change what runs: `policy apply`, `cut`, `freeze`, `thaw`, `capture`. Each asks the
-//! broker that serves the VM, as root.
+//! Commands that change a running slipgate: `policy apply`, `cut`, `freeze`, `thaw`, `capture`.
+//! Each sends a request, as root, to the broker that serves the VM.
 pub(crate) mod apply;
 pub(crate) mod capture;
 pub(crate) mod cut;

@@ -1,5 +1,5 @@
-//! `slipgate doctor`: what this machine has and lacks for the hybrid NAT, and how to get it. Runs
-//! as any user; what only root can see is said to be unknown, not missing.
+//! `slipgate doctor`: features of this machine that the hybrid NAT needs, and advice on missing
+//! ones. Runs as any user; facts that only root can see are reported as unknown, not missing.
 use std::{fmt::Display, fs, net::SocketAddrV4, os::fd::OwnedFd, path::Path, process::ExitCode};
 
 use serde::Serialize;
@@ -13,14 +13,14 @@ use userspace_nat::nat_ports::DEFAULT_RANGE;
 
 use crate::{args::DoctorArgs, brokers, role::vmm, show};
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 struct Finding {
     what: String,
-    /// ok, missing, note.
+    /// Shown as ok, missing or note.
     state: State,
     found: String,
-    /// What to do, when something is to be done.
+    /// Advice, where an action is needed.
     remedy: Option<String>,
 }
 
@@ -105,7 +105,7 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
     findings
 }
 
-/// What should be embedded in this binary, and is not.
+/// Reports on a component that should be embedded in this binary and is not.
 fn stub_found<E: Display>(
     what: &str,
     state: State,
@@ -116,7 +116,7 @@ fn stub_found<E: Display>(
     Some(Finding::ok(what, error.to_string()).with(state, remedy))
 }
 
-/// Who answers guests' questions unless `--dns` says it.
+/// Reports on the resolvers that answer guests' questions unless `--dns` names others.
 fn resolvers_found(resolvers: &[SocketAddrV4]) -> Finding {
     let what = "resolver";
     let (mut usable, mut problems) = (Vec::new(), Vec::new());
@@ -137,7 +137,7 @@ fn resolvers_found(resolvers: &[SocketAddrV4]) -> Finding {
     Finding::ok(what, found).with(State::Note, remedy)
 }
 
-/// What `slipgate run` needs, and nothing else does.
+/// Reports on KVM, which only `slipgate run` needs.
 fn kvm_found(opened: Result<OwnedFd, KvmUnavailable>) -> Finding {
     const FOR: &str = "for `slipgate run` only";
     let what = "KVM";
@@ -181,7 +181,7 @@ fn capabilities() -> Finding {
     )
 }
 
-/// Whether somebody serves VMs here already.
+/// Reports whether a slipgate serves VMs here already.
 fn attached(pin_dir: &Path) -> Finding {
     let what = "attached";
     let found = match brokers::paths(pin_dir).map(|paths| paths.pin_dir.try_exists()) {

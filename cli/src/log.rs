@@ -1,7 +1,6 @@
-//! Messages for people, on stderr. Nobody has to read them: one that can't be written at once is
-//! dropped, and what is being done goes on. A pipe that nobody empties, or a terminal that is held,
-//! would else stop the engine's loop, and with it all VMs. How many were dropped is said before the
-//! next that is not.
+//! Messages for people, on stderr. A message that can't be written at once is dropped, and the work
+//! continues: a full pipe or a stopped terminal would otherwise stop the engine's loop, and with it
+//! all VMs. The number of dropped messages precedes the next one that is written.
 use std::{
     io::{self, IsTerminal as _, Write},
     os::fd::AsFd,
@@ -38,12 +37,12 @@ pub(crate) fn to_stderr(level: &str) -> anyhow::Result<()> {
         .map_err(|e| anyhow::anyhow!("setting up messages: {e}"))
 }
 
-/// Messages that stderr did not take, and of which that was not said.
+/// Number of dropped messages that was not reported yet.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
-/// What a pipe takes at once when it takes anything: a page.
+/// Bytes that a writable pipe accepts at once: a page.
 const AT_ONCE: usize = 4_096;
 
-/// A writer whose reader may be gone, or read nothing.
+/// A writer whose reader may have gone or stopped reading.
 struct Unheard<'a, W> {
     to: W,
     dropped: &'a AtomicU64,

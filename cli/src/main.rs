@@ -1,6 +1,6 @@
-//! The binary `slipgate`: what was typed becomes a checked configuration, and one of the roles
-//! runs: the broker (privileged, never sees a packet; a library of its own), the engine (sees packets,
-//! has no privileges), the VMM (runs a guest, has no privileges), or a reader of what they pinned.
+//! The binary `slipgate`: checks the command line and runs one of the roles: the broker
+//! (privileged, never sees a packet; a library of its own), the engine (sees packets, has no
+//! privileges), the VMM (runs a guest, has no privileges), or a reader of their pinned maps.
 mod args;
 mod brokers;
 mod config;

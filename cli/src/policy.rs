@@ -16,7 +16,7 @@ use slipgate_policy::{
 
 use crate::{args::PolicyCommand, control, show::print_once};
 
-/// Runs `slipgate policy`.
+/// Runs the command `slipgate policy`.
 pub(crate) fn run(command: &PolicyCommand) -> anyhow::Result<ExitCode> {
     match command {
         PolicyCommand::Apply(args) => control::apply::run(args).map(|()| ExitCode::SUCCESS),

@@ -1,10 +1,11 @@
-//! What the processes give up: the engine before it reads the first frame, the VMM before it reads
-//! the kernel, the metrics process before it takes a connection.
+//! Confinement of the processes: of the engine before it reads the first frame, of the VMM before
+//! it reads the kernel, and of the metrics process before it accepts a connection.
 //!
-//! Engine and VMM handle what hostile guests send, so they keep only what they were handed:
-//! descriptors. They change to a user of their own each ([`slipgate_control::users`]), drop every capability for good (bounding and ambient sets
-//! included), can't be traced, dumped or outlive the broker, and then confine themselves to the
-//! system calls of their loops ([`filter`], [`vmm`]): any other ends the process.
+//! Engine and VMM handle input of hostile guests, so they keep only the descriptors that they were
+//! given. Each changes to a user of its own ([`slipgate_control::users`]), drops every capability
+//! for good (bounding and ambient sets included), can't be traced, dumped or outlive the broker,
+//! and then confines itself to the system calls of its loop ([`filter`], [`vmm`]): any other ends
+//! the process.
 mod filter;
 pub(crate) mod metrics;
 mod rules;
@@ -24,15 +25,16 @@ use slipgate_broker::privileges::{ConfinementError, drop_bounding_set, keep_capa
 /// Descriptors that the engine may have.
 const ENGINE_FILES: u64 = 65_536;
 
-/// As many as the host lets it have, before it is confined.
+/// Returns the number of files that the engine may open: up to the host's hard limit, read before
+/// it is confined.
 pub(crate) fn engine_files() -> io::Result<u64> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(hard.min(ENGINE_FILES))
 }
 
-/// Confines the engine for good. `broker`: the parent, whose death ends us. `user`: what it is from
-/// now on. `start_threads` starts the threads that it is to have: without privileges, and under the
-/// same filters as soon as this returns. None can be started later.
+/// Confines the engine for good. `broker`: the parent, whose death ends this process. `user`: the
+/// user that the process becomes. `start_threads` starts the engine's threads: without privileges,
+/// and under the same filters as soon as this function returns. None can be started later.
 pub(crate) fn enter<T>(
     broker: Pid,
     user: u32,

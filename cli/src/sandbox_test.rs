@@ -145,9 +145,9 @@ pub(super) fn makes(calls: &[(libc::c_long, [u64; 4])]) -> bool {
 const NOWHERE: u64 = 1;
 const PAGE: u64 = 4_096;
 
-/// What is a system call only sometimes. Clocks are read in the vDSO, but where the TSC is not
-/// stable (as under an emulator); a call that a signal interrupted may have to be restarted; an
-/// allocator gives memory back, and moves it.
+/// System calls that a process makes only in some runs. Clocks are read in the vDSO unless the TSC
+/// is unstable (as under an emulator); a call that a signal interrupted may have to be restarted;
+/// an allocator returns memory, and moves it.
 pub(super) const SOMETIMES: [(libc::c_long, [u64; 4]); 15] = [
     (libc::SYS_clock_gettime, [0, NOWHERE, 0, 0]),
     (libc::SYS_clock_gettime, [1, NOWHERE, 0, 0]),

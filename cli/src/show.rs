@@ -1,5 +1,5 @@
-//! Readers of what is pinned and of what the broker tells: `flows`, `stats`, `why`. They change
-//! nothing and cost the packets' path nothing.
+//! Readers of the pinned maps and of the broker's answers: `flows`, `stats`, `why`. They change
+//! nothing and do not slow packets.
 pub(crate) mod flows;
 pub(crate) mod names;
 pub(crate) mod stats;
@@ -74,7 +74,7 @@ pub(crate) fn print_once(text: &str) -> anyhow::Result<()> {
     write_all(&mut std::io::stdout().lock(), &slipgate_policy::plain(text)).map(drop)
 }
 
-/// Whether anybody reads.
+/// Writes the text; returns whether the reader is still there.
 fn write_all(out: &mut impl Write, text: &str) -> anyhow::Result<bool> {
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),

@@ -1,9 +1,9 @@
-//! `slipgate top`: flows and VMs at work, in the terminal.
+//! `slipgate top`: live flows and VMs, in the terminal.
 //!
-//! It reads the pinned maps as `flows` and `stats` do, once a second, and costs packets nothing.
-//! [`state`] makes rates of two readings, and knows what is sorted, filtered and selected; [`view`]
-//! draws it; here is the terminal. Keys that change something (cut, freeze, thaw) ask the broker as
-//! the commands of these names do, and say what it said.
+//! It reads the pinned maps as `flows` and `stats` do, once a second, and does not slow packets.
+//! [`state`] computes rates from two readings, and keeps sorting, filter and selection; [`view`]
+//! draws the screen; this module handles the terminal. Keys that change something (cut, freeze,
+//! thaw) send the same requests to the broker as the commands of these names, and show its answer.
 mod state;
 mod view;
 
@@ -35,14 +35,14 @@ use crate::{
     show::{flows, flows::frozen, names, now_ns, open, print_once, served, stats},
 };
 
-/// Between two readings.
+/// Time between two readings.
 const EVERY: Duration = Duration::from_secs(1);
 /// How long a key is waited for before signals are looked at.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Columns where nobody says how many there are.
+/// Width of the screen, columns, when it is unknown.
 const COLUMNS: u16 = 100;
 
-/// Runs `slipgate top`.
+/// Runs the command `slipgate top`.
 pub(crate) fn run(args: &TopArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
     served(&maps, args.vm.as_deref())?;
@@ -116,7 +116,7 @@ fn read(maps: &ReadOnlyMaps, args: &TopArgs) -> Reading {
     }
 }
 
-/// Has the broker do something; in a sentence, what came of it.
+/// Sends a change to the broker; returns the result as a sentence.
 fn ask(args: &TopArgs, change: Change, what: &str) -> String {
     let freezes = matches!(change, Change::Freeze(_));
     let request = match change {
@@ -159,7 +159,7 @@ fn signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-/// What a flow is called when the broker is asked about it.
+/// Returns a flow's name in requests to the broker.
 fn target(flow: &flows::Flow) -> Target {
     Target::Flow(flow.id.to_string())
 }

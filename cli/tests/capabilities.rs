@@ -1,6 +1,6 @@
 //! What the broker does while it serves, without one of its capabilities each time: each is missed,
-//! and it has no other. A capability that is not in the bounding set when slipgate starts is one that
-//! it never has.
+//! and it has no other. A capability that is not in the bounding set when slipgate starts is one
+//! that it never has.
 use std::{
     fs,
     os::unix::fs::{PermissionsExt, chown},
@@ -16,7 +16,7 @@ use slipgate_testbed::{
     world::{SERVER, UPLINK},
 };
 
-/// By their numbers in <linux/capability.h>.
+/// Capabilities by their numbers in <linux/capability.h>.
 const DAC_OVERRIDE: u8 = 1;
 const KILL: u8 = 5;
 const SETGID: u8 = 6;
@@ -28,7 +28,7 @@ const WAIT: Duration = Duration::from_secs(3);
 const NOBODY: u32 = 65_534;
 const METRICS: &str = "127.0.0.1:9600";
 
-/// What the broker does for somebody else to see.
+/// Stages of the broker's work that can be observed from outside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Task {
     /// It starts, and a guest is served.
@@ -109,7 +109,7 @@ fn what_fails(without_capability: Option<u8>) -> Result<(Option<u64>, Vec<Task>)
     Ok((Some(kept), failed))
 }
 
-/// What it may do: its permitted set, as a bit for each.
+/// Returns the permitted capability set of a process, one bit for each.
 fn capabilities(pid: u32) -> u64 {
     capability_set(pid, "CapPrm:").expect("a process")
 }

@@ -35,7 +35,7 @@ const LOG: &str = r#"{"event":"dns","vm":"a","name":"api.code.test","type":"A","
 not a record
 "#;
 
-/// Status, stdout, stderr.
+/// Runs `slipgate policy`; returns status, stdout and stderr.
 fn policy(folder: &Path, args: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_slipgate"))
         .arg("policy")

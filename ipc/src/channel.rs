@@ -1,11 +1,11 @@
-//! The wire between the broker and another process of slipgate's: one `SOCK_SEQPACKET` pair, made
+//! The channel between the broker and another process of slipgate: one `SOCK_SEQPACKET` pair, made
 //! before that process starts.
 //!
-//! A packet is a version byte, a form byte and JSON. A message of the broker's that is larger than a
-//! packet goes in a memfd, whose descriptor comes first among those attached. The others send no
-//! memfd: the broker takes no descriptor at all, for reading a file of another's choice could keep
-//! it waiting, and their sandboxes let them make none. What they say is bounded where it is made.
-//! End of file means that the peer is dead.
+//! A packet is a version byte, a form byte and JSON. The broker sends a message larger than a
+//! packet in a memfd, whose descriptor comes first among those attached. Other processes send no
+//! memfd. The broker accepts no descriptor at all, because reading a file that another process
+//! chose could block it; and the other processes' sandboxes do not let them create memfds. Their
+//! messages are bounded where they are built. End of file means that the peer is dead.
 use std::{
     fs::File,
     io::{self, IoSlice, IoSliceMut, Read, Seek, Write},
@@ -31,53 +31,53 @@ use crate::{
 
 /// Version of every message; both ends are one binary, unless it was replaced in between.
 const VERSION: u8 = 1;
-/// JSON follows.
+/// Form byte of a packet in which the JSON follows.
 const INLINE: u8 = 0;
-/// JSON is in the first descriptor.
+/// Form byte of a packet whose JSON is in the memfd that is its first descriptor.
 const IN_MEMFD: u8 = 1;
 /// Largest packet, bytes. A seqpacket must fit the socket's send buffer.
 const MAX_PACKET: usize = 64 * 1024;
-/// How long the broker waits for room where it waits at all: a process that was stopped takes nothing.
+/// How long the broker's sends wait for room at most, ms: a stopped process reads nothing.
 const SEND_WITHIN_MS: i64 = 10_000;
-/// Most descriptors in one message.
+/// Largest number of descriptors in one message.
 pub const MAX_FDS: usize = 128;
-/// Most descriptors that the kernel lets come with one packet (`SCM_MAX_FD`, <net/scm.h>): with room
-/// for them all, the control data is never cut short.
+/// Largest number of descriptors that the kernel passes with one packet (`SCM_MAX_FD`,
+/// <net/scm.h>): with room for all of them, the control data is never cut short.
 const MAX_FDS_OF_PACKET: usize = 253;
 /// Largest message in a memfd, bytes: far more than a policy with long deny files.
 const MAX_LARGE: u64 = 1 << 30;
 
-/// What can go wrong on the channel.
+/// Failure on a [`Channel`].
 #[derive(thiserror::Error, Debug)]
 pub enum ChannelError {
-    /// The kernel refused.
+    /// A system call failed.
     #[error("{what} on the channel between slipgate's processes")]
     Io {
-        /// The attempt.
+        /// Operation that failed.
         what: &'static str,
-        /// The kernel's error.
+        /// Error that the kernel returned.
         #[source]
         source: io::Error,
     },
-    /// Only the broker may send so much.
+    /// The message exceeds a packet, and this end may not send a larger one.
     #[error("a message of {bytes} bytes is longer than the {MAX_PACKET} of a packet")]
     TooLong {
-        /// Its length.
+        /// Length of the message, bytes.
         bytes: usize,
     },
-    /// The sender has to divide it.
+    /// The message has more descriptors than [`MAX_FDS`]; the sender has to divide it.
     #[error("a message with {count} descriptors has more than the {MAX_FDS} that one may have")]
     TooManyDescriptors {
-        /// How many it has.
+        /// Number of descriptors in the message.
         count: usize,
     },
-    /// Not one of our messages.
+    /// The packet is malformed or of another version.
     #[error("the other process speaks another version of the channel: {0}; restart slipgate")]
     Foreign(String),
 }
 
 impl ChannelError {
-    /// Whether it is that the other process has ended.
+    /// Whether the error says that the other process has ended.
     pub fn is_peer_gone(&self) -> bool {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
         let Self::Io { source, .. } = self else {
@@ -87,18 +87,18 @@ impl ChannelError {
     }
 }
 
-/// One end.
+/// One end of the channel between the broker and another process.
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
-    /// Whether this is the broker's end: it sends files, and takes none; the others' take files, and
-    /// send none.
+    /// Whether this is the broker's end: it sends files, and takes none; the others' take files,
+    /// and send none.
     is_brokers: bool,
 }
 
 impl Channel {
-    /// Two connected ends, the broker's first; the other one survives an `execve` only when its flag
-    /// is cleared.
+    /// Makes two connected ends, the broker's first. The other end survives an `execve` only once
+    /// its close-on-exec flag is cleared.
     ///
     /// # Errors
     /// The kernel makes no socket pair.
@@ -120,7 +120,7 @@ impl Channel {
         Ok((ours, Self::from_fd(b)))
     }
 
-    /// From an inherited descriptor.
+    /// Makes the end that a process inherited as a descriptor.
     pub fn from_fd(socket: OwnedFd) -> Self {
         Self {
             socket,
@@ -136,7 +136,7 @@ impl Channel {
         self.send_packet(&Packet::new(message)?, MsgFlags::MSG_NOSIGNAL)
     }
 
-    /// Sends a message without waiting; `false` when there is no room.
+    /// Sends a message without waiting; returns `false` when there is no room.
     ///
     /// # Errors
     /// As [`Channel::send`].
@@ -144,7 +144,7 @@ impl Channel {
         self.try_send_packet(&Packet::new(message)?)
     }
 
-    /// Sends a packet without waiting; `false` when there is no room.
+    /// Sends a packet without waiting; returns `false` when there is no room.
     ///
     /// # Errors
     /// As [`Channel::send`].
@@ -189,10 +189,10 @@ impl Channel {
         }
     }
 
-    /// The next message, waiting for one. `None`: the peer is gone.
+    /// Receives the next message, waiting for it. Returns `None` when the peer has closed its end.
     ///
     /// # Errors
-    /// What came is no such message, or the kernel refuses.
+    /// The packet is no such message, or the kernel refuses.
     pub fn receive<M: Inbound>(&self) -> Result<Option<M>, ChannelError> {
         match self.receive_flagged(MsgFlags::empty())? {
             Received::Message(message) => Ok(Some(message)),
@@ -200,7 +200,7 @@ impl Channel {
         }
     }
 
-    /// The next message, if there is one.
+    /// Receives the next message without waiting.
     ///
     /// # Errors
     /// As [`Channel::receive`].
@@ -263,11 +263,11 @@ impl<F: AsFd> Packet<F> {
     }
 }
 
-/// Decodes a packet and the descriptors that came with it. Where none came, none is read from: that
-/// is how the broker decodes.
+/// Decodes a packet and the descriptors that came with it. Without descriptors, as in the broker,
+/// no descriptor is ever read from.
 ///
 /// # Errors
-/// It is of another version, no such message, or has another number of descriptors.
+/// The packet is of another version, is no such message, or has the wrong number of descriptors.
 pub fn decode<M: Inbound>(packet: &[u8], fds: Vec<OwnedFd>) -> Result<M, ChannelError> {
     let mut fds = fds.into_iter();
     let large;
@@ -300,14 +300,14 @@ fn malformed() -> ChannelError {
     ChannelError::Foreign("a malformed packet".into())
 }
 
-/// What came.
+/// Result of a receive call that does not wait.
 #[derive(Debug)]
 pub enum Received<M> {
-    /// A message.
+    /// The next message that was received.
     Message(M),
-    /// Nothing yet.
+    /// No message waits to be received.
     Nothing,
-    /// The peer is gone.
+    /// The peer has closed its end.
     End,
 }
 
@@ -323,7 +323,7 @@ impl AsFd for Channel {
     }
 }
 
-/// Bytes in a file of memory, to be read by [`read_memory_file`] in another process.
+/// Writes bytes to a memory file, to be read by [`read_memory_file`] in another process.
 ///
 /// # Errors
 /// The kernel made no file, or had no memory for it.
@@ -338,8 +338,8 @@ pub fn memory_file(bytes: &[u8]) -> Result<OwnedFd, ChannelError> {
     Ok(file.into())
 }
 
-/// All bytes of a file that [`memory_file`] made. For the broker's files alone: a file of another
-/// process's choice could keep the reader waiting.
+/// Reads all bytes of a file that [`memory_file`] made. Only for files of the broker: a file that
+/// another process chose could block the reader.
 ///
 /// # Errors
 /// The file cannot be read.

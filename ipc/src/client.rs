@@ -1,8 +1,8 @@
-//! The control socket: what commands ask a broker, one JSON object per line and one answer per
-//! request.
+//! The control socket: commands send one JSON object per line, and the broker answers each with
+//! one.
 //!
-//! What an engine answers is an [`EngineRequest`]: the broker resolves whom it is about and hands it
-//! on. The other requests are the broker's own.
+//! A request that an engine answers is an [`EngineRequest`]: the broker resolves its subject and
+//! passes it on. The broker serves the other requests itself.
 mod ask;
 mod server;
 
@@ -19,44 +19,44 @@ use crate::{
     engine::{EngineReply, EngineRequest},
 };
 
-/// How long a client waits for an answer.
+/// Time within which a request that reads has to be answered.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// And for one that takes the reading of files, or the end of many flows.
+/// Time within which a change has to be answered: it may read files or end many flows.
 const CHANGE_WITHIN: Duration = Duration::from_secs(120);
 
-/// A request to a broker.
+/// Time within which a change has to be answered: it may read files or end many flows.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "request")]
 pub enum ClientRequest<F = OwnedFd> {
-    /// Ask the engine; answered by [`ClientAnswer::Engine`].
+    /// Request to the engine; answered by [`ClientAnswer::Engine`].
     Engine {
-        /// The VM or flow, where [`EngineRequest::scope`] wants one.
+        /// VM or flow that the request concerns, where [`EngineRequest::scope`] needs one.
         about: Option<Target>,
-        /// What is asked.
+        /// The request to pass on.
         ask: EngineRequest<F>,
     },
-    /// The counters of the machines that the broker runs.
+    /// Counters of the machines that the broker runs.
     Machines,
-    /// Who is served here; answered by [`ClientAnswer::UnknownVm`].
+    /// Names of the VMs served here; answered by [`ClientAnswer::UnknownVm`].
     Vms,
-    /// Stop in order, as by SIGTERM.
+    /// Stop in order, as on SIGTERM.
     Stop {
         /// Leave flows running for a successor.
         keep: bool,
     },
-    /// Drop everything from and to a VM from now on.
+    /// Drop all packets from and to a VM from now on.
     Freeze {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
     },
-    /// Read the policy anew, or another policy file, and put it in force.
+    /// Read the policy again, or another policy file, and put it in force.
     Apply {
-        /// The other file.
+        /// Policy file to read instead of the present one.
         file: Option<PathBuf>,
     },
-    /// Let a VM do what nothing denies it.
+    /// Admit from a VM everything that no rule denies.
     Open {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
         /// A socket: the VM is open until the client's end of it is closed.
         lifeline: F,
@@ -67,50 +67,50 @@ pub enum ClientRequest<F = OwnedFd> {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
-    /// By its id, as `flows` and the flow log have it.
+    /// A flow by its id, as `flows` and the flow log show it.
     Flow(String),
-    /// By the VM's name.
+    /// All flows of a VM, by its name.
     Vm(String),
 }
 
-/// A broker's answer.
+/// Answer of a broker to a request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "answer")]
 pub enum ClientAnswer {
-    /// The engine's reply.
+    /// Reply of the engine.
     Engine {
-        /// As the engine gave it.
+        /// The reply as the engine sent it.
         reply: EngineReply,
     },
-    /// Counters of machines.
+    /// Counters of the machines that the broker runs.
     Machines {
-        /// By the VM's name; none for a VM that is another's.
+        /// Counters by the name of the VM; a VM whose VMM is another program is absent.
         machines: BTreeMap<String, serde_json::Value>,
     },
-    /// No VM of that name, or none was named.
+    /// No VM has that name, or the request named none.
     UnknownVm {
-        /// Those that are.
+        /// Names of the VMs served here.
         served: Vec<String>,
     },
-    /// A policy is in force.
+    /// The policy is in force.
     Applied {
-        /// Flows that were cut.
+        /// Number of flows that were cut.
         cut: u64,
-        /// Flows that go on.
+        /// Number of flows that continue.
         kept: u64,
-        /// Of those, how many it would refuse now.
+        /// Number of continuing flows that the policy would now refuse.
         left: u64,
     },
-    /// Understood, and being done.
+    /// The request was understood and is under way.
     Done,
     /// The request can't be served.
     Error {
-        /// Why not, in words.
+        /// Reason, as a sentence.
         error: String,
     },
 }
 
-/// What a peer may do.
+/// Permissions of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Role {
     Reader,
@@ -128,7 +128,7 @@ impl Role {
 }
 
 impl<F> ClientRequest<F> {
-    /// The least role that may ask this.
+    /// Lowest role that may send this request.
     fn needs(&self) -> Role {
         match self {
             Self::Engine { ask, .. } if ask.is_read_only() => Role::Reader,
@@ -141,7 +141,7 @@ impl<F> ClientRequest<F> {
         }
     }
 
-    /// Whether the engine has to be told of it.
+    /// Whether the request involves the engine.
     pub fn asks_engine(&self) -> bool {
         match self {
             Self::Engine { .. } | Self::Apply { .. } | Self::Open { .. } => true,
@@ -149,7 +149,7 @@ impl<F> ClientRequest<F> {
         }
     }
 
-    /// How long its answer may take.
+    /// Time that the answer may take.
     fn within(&self) -> Duration {
         match self.needs() {
             Role::Reader => ANSWER_WITHIN,
@@ -177,7 +177,7 @@ impl<F> ClientRequest<F> {
 }
 
 impl ClientAnswer {
-    /// An answer that says why a request can't be served.
+    /// Makes an answer that says why a request can't be served.
     pub fn error(why: impl Into<String>) -> Self {
         Self::Error { error: why.into() }
     }

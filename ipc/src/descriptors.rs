@@ -1,10 +1,10 @@
 //! Descriptors that travel with a message.
 //!
 //! A message type that passes descriptors has a type parameter for them. A process holds it with
-//! descriptors ([`OwnedFd`], or borrowed ones to send), and what is serialised has a [`Slot`] in
-//! the place of each. One walk over the message's fields, its `try_map`, leads from either form to the other, so
-//! sender and receiver can't differ in the order, and a receiver with too few descriptors has no
-//! message.
+//! descriptors ([`OwnedFd`], or borrowed ones to send); in the serialised form a [`Slot`] stands in
+//! the place of each. One traversal of the message's fields, its `try_map`, converts either form to
+//! the other, so sender and receiver can't differ in the order, and decoding fails when descriptors
+//! are missing.
 use std::os::fd::{AsFd, OwnedFd};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -35,9 +35,9 @@ impl From<Slot> for Mark {
 
 /// A message that can be sent.
 pub trait Outbound: Sized {
-    /// What is serialised.
+    /// Serialised form of the message.
     type Wire: Serialize;
-    /// What it has for descriptors.
+    /// Type of the descriptors that the message holds.
     type Descriptor: AsFd;
 
     /// Moves the descriptors to the end of `fds`, in the order of their slots.
@@ -46,7 +46,7 @@ pub trait Outbound: Sized {
 
 /// A message that can be received.
 pub trait Inbound: Sized {
-    /// What is serialised.
+    /// Serialised form of the message.
     type Wire: DeserializeOwned;
 
     /// Puts descriptors back into their slots, in order.

@@ -1,8 +1,8 @@
 //! Messages between broker and engine.
 //!
-//! What clients ask of an engine through the broker is an [`EngineRequest`], answered by an
-//! [`EngineReply`] with the same number: the broker hands both on without a look at their contents.
-//! The other messages are the two processes' own.
+//! Requests of clients that the broker passes to an engine are [`EngineRequest`]s, answered by an
+//! [`EngineReply`] with the same number: the broker passes both on without reading their contents.
+//! The other messages are between the two processes only.
 mod inventory;
 mod network;
 mod request;
@@ -23,40 +23,40 @@ pub use self::{
 };
 use crate::descriptors::{carries_descriptors, carries_none, try_map_all};
 
-/// From the broker.
+/// Message from the broker to the engine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ToEngine<F = OwnedFd> {
-    /// First: how to work.
+    /// First message: maps, policies and settings.
     Start(Box<Start<F>>),
-    /// Ports of the host that lead to guests; before [`ToEngine::Begin`], as often as it takes.
+    /// Forwarded ports of the host. Sent before [`ToEngine::Begin`], in as many messages as needed.
     Forwards(Vec<ForwardSocket<F>>),
-    /// Everything is there: confine yourself, adopt, serve.
+    /// Setup is complete: confine the process, adopt the predecessor's flows, and serve.
     Begin,
-    /// A VM has changed.
+    /// Changed specification of a VM.
     Vm(VmSpec),
-    /// Routes, addresses or links have changed.
+    /// Changed routes, addresses or links of the host.
     Network(NetworkView),
-    /// The host's resolvers have changed.
+    /// Changed resolvers of the host.
     Resolvers(Vec<SocketAddrV4>),
     /// Ports among the translated ones that sockets of the host hold: IP protocol and port.
     ReservedPorts(Vec<(u8, u16)>),
-    /// Another file for the flow log.
+    /// Reopened or replaced file of the flow log.
     FlowLog(F),
-    /// Another file for `--pcap`.
+    /// Reopened or replaced file of `--pcap`.
     Pcap(F),
-    /// Other policies; answered by [`FromEngine::Applied`] when nothing leaves any more that they
-    /// refuse.
+    /// Changed policies; answered by [`FromEngine::Applied`] once no packet that they refuse can
+    /// leave.
     Policies(Box<Policies<F>>),
     /// A request; answered by [`FromEngine::Reply`] with the same number.
     Request {
         /// Returned with the reply.
         id: u64,
-        /// What it is about, as its [`EngineRequest::scope`] says.
+        /// Subject of the request, as its [`EngineRequest::scope`] requires.
         about: Option<Subject>,
-        /// What is asked.
+        /// The client's request.
         request: EngineRequest<F>,
     },
-    /// Answered by [`FromEngine::Pong`], from the loop that serves guests.
+    /// Liveness check; answered by [`FromEngine::Pong`] from the loop that serves guests.
     Ping {
         /// Returned with the answer.
         id: u64,
@@ -65,44 +65,44 @@ pub enum ToEngine<F = OwnedFd> {
     Shutdown(OnExit),
 }
 
-/// From the engine.
+/// Message from the engine to the broker.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum FromEngine {
-    /// Confined, adopted, about to serve.
+    /// The engine is confined, has adopted flows, and is about to serve.
     Ready {
         /// Flows taken over from a predecessor.
         adopted: u64,
     },
-    /// New elements of `NEXT_HOPS` want to be filled.
+    /// New elements of `NEXT_HOPS` need to be filled.
     NextHopsWanted,
-    /// The answer to [`ToEngine::Policies`].
+    /// Answer to [`ToEngine::Policies`].
     Applied {
-        /// The number of [`Policies`].
+        /// Number of the [`Policies`].
         id: u64,
         /// Flows that were cut.
         cut: u64,
-        /// Flows that go on.
+        /// Number of flows that continue.
         kept: u64,
-        /// Of those, how many the policies would refuse now.
+        /// Number of continuing flows that the policies would now refuse.
         left: u64,
     },
-    /// The answer to [`ToEngine::Request`].
+    /// Answer to [`ToEngine::Request`].
     Reply {
-        /// The request's.
+        /// Number of the request.
         id: u64,
-        /// What is answered.
+        /// Reply to the client.
         reply: EngineReply,
     },
-    /// The answer to [`ToEngine::Ping`].
+    /// Answer to [`ToEngine::Ping`].
     Pong {
-        /// The ping's.
+        /// Number of the ping.
         id: u64,
     },
     /// The last message: the loop has ended as asked.
     Stopped,
 }
 
-/// What becomes of the flows when the engine stops.
+/// Fate of the flows when the engine stops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum OnExit {
     /// They stay in the kernel for the next process.

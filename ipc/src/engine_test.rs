@@ -124,7 +124,7 @@ fn message() -> impl Strategy<Value = ToEngine<Tag>> {
 }
 
 proptest! {
-    /// Whatever a message is, what is taken out of it comes back to where it was.
+    /// For any message, descriptors taken out return to the same places.
     #[test]
     fn descriptors_come_back_to_their_places(message in message()) {
         let mut taken = Vec::new();
@@ -150,7 +150,7 @@ proptest! {
         }
     }
 
-    /// What another process wrote is a message or an error, and a message is written as it was read.
+    /// Bytes of another process decode to a message or an error; a message encodes as it was read.
     #[test]
     fn whatever_comes_is_a_message_or_an_error(packet: Vec<u8>) {
         let _ = decode::<ToEngine>(&packet, Vec::new());

@@ -1,12 +1,13 @@
 //! Messages between slipgate's processes: broker and engine, broker and VMM, broker and metrics
 //! process, and the commands that ask a broker through its control socket.
 //!
-//! Messages are JSON: a debugger can read it, and none of them is on a packet's way. A message that
-//! passes descriptors owns them in the fields where they belong; [`descriptors`] moves them into the
-//! socket's control data and back, and checks their number.
+//! Messages are JSON, which a debugger can read; no packet of a guest passes through them. A
+//! message that passes descriptors owns them in the fields where they belong; [`descriptors`] moves
+//! them into the socket's control data and back, and checks their number.
 //!
-//! Whatever is decoded here may come from a process that a guest has taken over. So packets, lines
-//! and numbers of descriptors are bounded, and what does not fit the bound or the message is an error.
+//! Input may come from a process that a guest has taken over. So the sizes of packets and lines and
+//! the numbers of descriptors are bounded, and input that exceeds a bound or does not fit the
+//! message is an error.
 #![deny(unsafe_code)]
 
 pub mod channel;

@@ -8,32 +8,32 @@ use crate::{
     engine::EngineInventory,
 };
 
-/// From the broker.
+/// Message from the broker to the metrics process.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ToMetrics<F = OwnedFd> {
-    /// First: what to show.
+    /// First message: maps, socket and settings.
     Start(MetricsStart<F>),
-    /// The answer to [`FromMetrics::Inventory`].
+    /// Answer to [`FromMetrics::Inventory`].
     Inventory(EngineInventory),
 }
 
-/// What to show, and where.
+/// Settings that the metrics process starts with.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MetricsStart<F = OwnedFd> {
     /// The maps, in the order of their layout.
     pub maps: Vec<F>,
-    /// The listening socket.
+    /// Listening socket for HTTP.
     pub listener: F,
-    /// Whose VMs: a row of `OWNERS`.
+    /// Row in `OWNERS` whose VMs are shown.
     pub owner_row: u32,
     /// Level of messages on stderr.
     pub log: String,
 }
 
-/// From the metrics process.
+/// Message from the metrics process to the broker.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum FromMetrics {
-    /// A page of what the engine knows by name. One question at a time.
+    /// Request for a page of the engine's inventory, one at a time.
     Inventory {
         /// Where the page begins: 0, or [`EngineInventory::next`] of the one before.
         from: u64,

@@ -1,10 +1,10 @@
-//! Descriptors out of a socket's control data: the one place that trusts a number to be one.
+//! Descriptors from a socket's control data: the only place that takes a raw number for a
+//! descriptor.
 use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
 
 use nix::sys::socket::{ControlMessageOwned, RecvMsg};
 
-/// Takes every descriptor that came with a packet. All of them are owned from here on, so that those
-/// that nobody wants are closed.
+/// Takes every descriptor that came with a packet, all owned, so that unused ones are closed.
 ///
 /// # Errors
 /// The control data was cut short: some descriptors are missing.

@@ -5,30 +5,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::descriptors::{carries_descriptors, carries_none, try_map_all};
 
-/// From the broker.
+/// Message from the broker to the VMM.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ToVmm<F = OwnedFd> {
-    /// First: the machine to make.
+    /// First message: the machine to create.
     Start(Box<VmmStart<F>>),
-    /// The TAP is served: let the guest run.
+    /// Sent when the TAP is served: run the guest.
     Go,
-    /// Send [`FromVmm::Counters`] with the same number.
+    /// Request for [`FromVmm::Counters`] with the same number.
     Counters {
         /// Returned with the answer.
         id: u64,
     },
-    /// Stop the guest, and say [`FromVmm::Ended`].
+    /// Stop the guest and send [`FromVmm::Ended`].
     Stop,
 }
 
-/// The machine to make.
+/// Machine that the VMM creates.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct VmmStart<F = OwnedFd> {
-    /// KVM.
+    /// Descriptor of `/dev/kvm`.
     pub kvm: F,
-    /// The console's input.
+    /// Input of the guest's serial console.
     pub input: F,
-    /// The console's output.
+    /// Output of the guest's serial console.
     pub output: F,
     /// The kernel's image; `None`: the built-in guest.
     pub kernel: Option<F>,
@@ -36,9 +36,9 @@ pub struct VmmStart<F = OwnedFd> {
     pub initrd: Option<F>,
     /// The TAP's queues, one per pair.
     pub taps: Vec<F>,
-    /// Virtual CPUs.
+    /// Number of virtual CPUs.
     pub cpus: u8,
-    /// The guest's memory.
+    /// Memory of the guest, bytes.
     pub memory_bytes: u64,
     /// The kernel's command line.
     pub cmdline: String,
@@ -50,60 +50,60 @@ pub struct VmmStart<F = OwnedFd> {
     pub log: String,
 }
 
-/// From the VMM.
+/// Message from the VMM to the broker.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum FromVmm {
-    /// Confined; the machine is made, and waits for [`ToVmm::Go`].
+    /// The VMM is confined and the machine created; it waits for [`ToVmm::Go`].
     Ready,
-    /// The machine can't be made. The last message.
+    /// The machine can't be created. The last message.
     Failed {
-        /// The flag whose value it can't be made of, if it is one's.
+        /// Flag whose value is at fault, if one is.
         flag: Option<String>,
         /// Why not, in words.
         why: String,
     },
     /// The answer to [`ToVmm::Counters`].
     Counters {
-        /// The request's.
+        /// Number of the request.
         id: u64,
-        /// The machine's counters.
+        /// Counters of the machine.
         counters: serde_json::Value,
     },
-    /// The guest runs no more. The last message.
+    /// The guest no longer runs. The last message.
     Ended(Box<VmmEnd>),
 }
 
 /// How a guest ended.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct VmmEnd {
-    /// What ended it.
+    /// Reason for the end.
     pub outcome: GuestEnd,
-    /// The machine's last counters.
+    /// Counters of the machine when the guest ended.
     pub counters: serde_json::Value,
-    /// From Go to the end, µs.
+    /// Time from [`ToVmm::Go`] to the end, µs.
     pub ran_us: u64,
-    /// From Go to the end of the console's first line, µs.
+    /// Time from [`ToVmm::Go`] to the end of the console's first line, µs.
     pub first_line_us: Option<u64>,
 }
 
-/// What ended a guest.
+/// Reason why a guest ended.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "how")]
 pub enum GuestEnd {
-    /// It powered off.
+    /// The guest powered off.
     PoweredOff,
-    /// It reset itself.
+    /// The guest reset the machine.
     Reset,
-    /// It ended by the exit port.
+    /// The guest wrote to the exit port.
     Exited {
-        /// What it wrote there.
+        /// Value that the guest wrote there.
         status: u8,
     },
-    /// As asked by [`ToVmm::Stop`].
+    /// The broker sent [`ToVmm::Stop`].
     Stopped,
-    /// It can't go on.
+    /// The guest can't continue.
     Crashed {
-        /// What happened, registers, what to do; lines.
+        /// Lines of text: the event, the registers, and a remedy.
         report: String,
     },
 }

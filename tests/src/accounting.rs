@@ -11,7 +11,7 @@ use crate::{
     tap::VnetHdr,
 };
 
-/// What was counted in one direction of one flow.
+/// Traffic in one direction of one flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Packets, as if segmented.
@@ -27,10 +27,10 @@ impl Counts {
     }
 }
 
-/// Counts per direction of a flow, and what carried no IPv4.
+/// Traffic per direction of each flow, and frames without IPv4.
 #[derive(Clone, Debug, Default)]
 pub struct FlowCounts {
-    /// By direction.
+    /// Traffic of each direction.
     pub flows: HashMap<FlowKey, Counts>,
     /// TCP resets among them, where there were any.
     pub resets: HashMap<FlowKey, u64>,
@@ -45,7 +45,7 @@ pub struct FlowCounts {
 }
 
 impl FlowCounts {
-    /// Counts one frame. `packet` is what it parsed to.
+    /// Counts one frame. `packet`: the parsed IPv4 packet in it.
     pub(crate) fn add(&mut self, vnet: &VnetHdr, packet: Option<&Packet<'_>>) {
         let Some(packet) = packet else {
             self.other_frames += 1;
@@ -67,7 +67,7 @@ impl FlowCounts {
         self.longest_segment_bytes = self.longest_segment_bytes.max(measured.longest_segment);
     }
 
-    /// What one direction has; zero when it was never seen.
+    /// Returns the traffic of one direction; zero when it was never seen.
     pub fn of(&self, key: FlowKey) -> Counts {
         self.flows.get(&key).copied().unwrap_or_default()
     }

@@ -23,8 +23,8 @@ pub fn pin(thread: libc::pid_t, cpu: usize) -> Result<()> {
         .tried(what())
 }
 
-/// Does something on a thread that keeps to a CPU, where one is given and there is one; threads that
-/// it starts keep to it too.
+/// Does something on a thread that keeps to a CPU, where one is given and there is one; threads
+/// that it starts keep to it too.
 pub fn on_cpu<T: Send>(cpu: Option<usize>, f: impl FnOnce() -> T + Send) -> T {
     let work = || {
         if let Some(cpu) = cpu {

@@ -1,7 +1,7 @@
-//! What slipgate is compared with: nftables masquerade, and plain IP forwarding without any NAT.
+//! The baselines of slipgate: nftables masquerade, and plain IP forwarding without any NAT.
 //!
 //! Both make the host the guest's gateway (address on the TAP, TAP up) and need a world with
-//! `ip_forward` on. Every guest needs its own subnet here, which is what slipgate does away with.
+//! `ip_forward` on. Every guest needs its own subnet here, which slipgate does not need.
 
 use crate::{
     error::Result,

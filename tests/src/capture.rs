@@ -33,12 +33,12 @@ const POLL_MS: i32 = 20;
 /// Frames between looks at the stop flag.
 const BATCH: usize = 256;
 
-/// What a capture saw.
+/// Results of a capture.
 #[derive(Clone, Debug, Default)]
 pub struct Captured {
-    /// What the device received.
+    /// Flows that the device received.
     pub received: FlowCounts,
-    /// What the device sent.
+    /// Flows that the device sent.
     pub sent: FlowCounts,
     /// Frames the capture itself missed; [`Capture::finish`] makes it an error.
     pub missed: u64,
@@ -49,9 +49,9 @@ pub struct Captured {
 pub struct CapturedFrame {
     /// Whether the device sent it; else it received it.
     pub sent: bool,
-    /// Its offload header.
+    /// Offload header of the frame.
     pub vnet: VnetHdr,
-    /// The frame, whole.
+    /// Whole frame, from the Ethernet header.
     pub bytes: Vec<u8>,
 }
 
@@ -65,7 +65,7 @@ pub struct Capture {
     thread: Option<JoinHandle<io::Result<Captured>>>,
 }
 
-/// What is kept of the frames beside their counts.
+/// Frames to keep besides their counts.
 enum Keep {
     Nothing,
     Pcap(PathBuf),

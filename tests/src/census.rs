@@ -1,5 +1,5 @@
-//! What the guest sends, told apart by what may go to the engine, counted at the guest's own link
-//! and so independent of anything slipgate says.
+//! Count of the frames that the guest sends, by kinds that matter to the engine. It counts at the
+//! guest's own link and so does not depend on slipgate's figures.
 
 use std::sync::{
     Arc,
@@ -19,21 +19,21 @@ use crate::{
 pub struct Sent {
     /// TCP SYN without ACK.
     pub syn: u64,
-    /// To port 53.
+    /// Other packets to port 53.
     pub dns: u64,
-    /// To port 67.
+    /// DHCP messages to port 67.
     pub dhcp: u64,
     /// ARP requests for the gateway, which the kernel answers.
     pub arp_gateway: u64,
-    /// Other ARP.
+    /// Other ARP packets.
     pub arp: u64,
-    /// Everything else: data.
+    /// All other frames: data.
     pub data: u64,
 }
 
 impl Sent {
-    /// What the engine has to see: openings, questions, leases, and ARP that is not for the
-    /// gateway.
+    /// Number of frames that the engine has to handle: openings, DNS questions, DHCP, and ARP that
+    /// is not for the gateway.
     pub fn for_the_engine(&self) -> u64 {
         self.syn + self.dns + self.dhcp + self.arp
     }
@@ -49,7 +49,7 @@ struct Counters {
     data: AtomicU64,
 }
 
-/// A running count.
+/// A count in progress.
 pub struct Census(Arc<Counters>);
 
 impl Census {
@@ -68,7 +68,7 @@ impl Census {
         Ok(Census(counters))
     }
 
-    /// What was sent since the start.
+    /// Ends the count and returns the frames sent since the start.
     pub fn finish(self, guest: &Guest) -> Result<Sent> {
         guest.set_filter(None)?;
         let Counters {

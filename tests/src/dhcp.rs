@@ -22,14 +22,14 @@ use crate::{
 const OPTION_MTU: u8 = 26;
 const RETRANSMIT: Duration = Duration::from_millis(500);
 
-/// What a server gave.
+/// Lease that a DHCP server granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The guest's address.
+    /// Address of the guest.
     pub address: Ipv4Addr,
     /// Prefix length of the mask.
     pub prefix: u8,
-    /// Default gateway.
+    /// Address of the default gateway.
     pub router: Option<Ipv4Addr>,
     /// Name servers, in order.
     pub dns: Vec<Ipv4Addr>,
@@ -39,7 +39,7 @@ pub struct Lease {
     pub duration: Duration,
     /// The server's identifier (option 54).
     pub server: Ipv4Addr,
-    /// From the first DISCOVER to the ACK.
+    /// Time from the first DISCOVER to the ACK.
     pub took: Duration,
 }
 

@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 
-/// Record types.
+/// Types of DNS records.
 #[allow(missing_docs, reason = "names of RFC 1035, 3596 and 9460")]
 pub mod types {
     pub const A: u16 = 1;
@@ -16,13 +16,13 @@ pub mod types {
 /// A record of an answer. Data stays as it is on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Record type.
+    /// Type of the record.
     pub kind: u16,
-    /// Seconds to live.
+    /// Time to live, seconds.
     pub ttl: u32,
-    /// Record data.
+    /// Data of the record.
     pub data: Vec<u8>,
-    /// Whose it is; `None`: the question's. Not read from answers.
+    /// Owner name of the record; `None`: the question's name. Not read from answers.
     pub owner: Option<String>,
 }
 
@@ -43,7 +43,7 @@ impl Record {
         Record { owner, ..self }
     }
 
-    /// An A record.
+    /// Makes an A record.
     pub fn a(address: Ipv4Addr, ttl: u32) -> Record {
         Record::new(types::A, address.octets().to_vec(), ttl)
     }
@@ -57,7 +57,7 @@ impl Record {
         Record::new(types::TXT, data, ttl)
     }
 
-    /// A CNAME record.
+    /// Makes a CNAME record.
     pub fn cname(name: &str, ttl: u32) -> Record {
         Record::new(types::CNAME, encode_name(name), ttl)
     }
@@ -77,14 +77,14 @@ impl Record {
     }
 }
 
-/// A question, with what of its header matters.
+/// A DNS question, with the relevant header fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Transaction id.
+    /// Id of the transaction.
     pub id: u16,
     /// Name, in the case it was asked in, no dot at its end.
     pub name: String,
-    /// Record type.
+    /// Type of the wanted record.
     pub kind: u16,
 }
 
@@ -113,21 +113,21 @@ impl Question {
     }
 }
 
-/// An answer.
+/// Answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// What was asked, with the id.
+    /// The question, with its id.
     pub question: Question,
     /// Response code: 0 NOERROR, 2 SERVFAIL, 3 NXDOMAIN, 5 REFUSED.
     pub code: u8,
     /// The TC bit: ask again over TCP.
     pub truncated: bool,
-    /// The answer section.
+    /// Records of the answer section.
     pub records: Vec<Record>,
 }
 
 impl Reply {
-    /// The message.
+    /// Encodes the answer as a DNS message.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = self.question.id.to_be_bytes().to_vec();
         let truncated = if self.truncated { 2 } else { 0 };

@@ -1,33 +1,33 @@
-//! What the testbed reports: what was tried, on what, and what came of it.
+//! Errors of the testbed: the operation that failed, its object, and the cause.
 
 use std::{fmt::Display, io, process::ExitStatus};
 
-/// The testbed's result.
+/// Result type of the testbed.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a piece of the testbed could not be made, or what a client saw instead of what it should.
+/// Failure to set up a part of the testbed, or an unexpected observation of a client.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A system call failed.
     #[error("{tried}: {source}")]
     Io {
-        /// What was tried, on what.
+        /// Operation that failed, and its object.
         tried: String,
-        /// The kernel's answer.
+        /// Error that the kernel returned.
         #[source]
         source: io::Error,
     },
     /// A command ended with a failure.
     #[error("`{command}` ended with {status}: {output}")]
     Command {
-        /// The command line.
+        /// Command line that failed.
         command: String,
-        /// Its exit status.
+        /// Exit status of the command.
         status: ExitStatus,
-        /// What it wrote to stderr (and stdout, when that is all it wrote).
+        /// Text of stderr, or of stdout if stderr is empty.
         output: String,
     },
-    /// The far end, or a program under test, did something other than it should.
+    /// The far end, or a program under test, behaved otherwise than it should.
     #[error("{0}")]
     Unexpected(String),
     /// Something the testbed needs is not on this machine.
@@ -50,7 +50,7 @@ impl Error {
     }
 }
 
-/// Says what was tried when a system call fails.
+/// Adds the operation to the error of a failed system call.
 pub trait Tried<T> {
     /// Attaches `what` ("open /dev/net/tun") to the error.
     fn tried(self, what: impl Display) -> Result<T>;

@@ -22,17 +22,17 @@ use crate::{
 /// The guest's device in its own namespace.
 pub const GUEST_DEVICE: &str = "eth0";
 
-/// How to make a [`Guest`]. Start from `GuestConfig::new("tap0")`; all guests have the same address
-/// and MAC until told otherwise.
+/// Configuration of a [`Guest`]. Start from `GuestConfig::new("tap0")`; by default all guests have
+/// the same address and MAC.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
     /// The TAP in the host namespace.
     pub tap: String,
-    /// The guest's MAC.
+    /// MAC address of the guest.
     pub mac: Mac,
     /// The address of a static configuration.
     pub address: Ipv4Addr,
-    /// Its prefix length.
+    /// Prefix length of a static configuration.
     pub prefix: u8,
     /// The gateway of a static configuration.
     pub gateway: Ipv4Addr,
@@ -49,7 +49,7 @@ pub struct GuestConfig {
     pub configure: bool,
     /// No Linux guest at all: frames are written and read by the test.
     pub hand_made: bool,
-    /// What happens to frames between guest and TAP; each GSO frame has one fate.
+    /// Impairment of frames between guest and TAP; a GSO frame is impaired as one.
     pub impairment: Option<Impairment>,
     /// The CPU the pump stays on; `None`: any.
     pub pump_cpu: Option<usize>,
@@ -88,7 +88,7 @@ impl GuestConfig {
     }
 }
 
-/// A guest. Its TAP is down until somebody (slipgate, or a test's `host.ip`) brings it up.
+/// A guest. Its TAP is down until slipgate, or a test's `host.ip`, brings it up.
 pub struct Guest {
     /// The guest's namespace; empty for a hand-made guest.
     pub ns: NetNs,
@@ -232,7 +232,10 @@ impl Guest {
         self.pump().map(|pump| pump.set_filter(filter))
     }
 
-    /// Stops moving frames (they pile up in the TAPs' queues), or goes on.
+    /// Stops or resumes the pump; meanwhile frames wait in the TAPs' queues.
+    ///
+    /// # Errors
+    /// The guest is unplugged.
     pub fn set_paused(&self, paused: bool) -> Result<()> {
         self.pump().map(|pump| pump.set_paused(paused))
     }
@@ -242,7 +245,7 @@ impl Guest {
         self.pump()?.write_pcap(path)
     }
 
-    /// What passed, per flow and as if segmented, since the TAP was plugged in. Empty when
+    /// Traffic per flow, counted as if segmented, since the TAP was plugged in. Empty when
     /// unplugged.
     pub fn flows(&self, direction: Direction) -> FlowCounts {
         self.plugged

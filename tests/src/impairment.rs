@@ -6,18 +6,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What a link does to frames. Probabilities are parts in 10,000.
+/// Impairments of a link. Probabilities are parts in 10,000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Impairment {
-    /// Start of the pseudo-random sequence.
+    /// Seed of the pseudo-random sequence.
     pub seed: u64,
-    /// Frames lost.
+    /// Probability that a frame is lost.
     pub lose_per_10k: u32,
     /// Frames that arrive twice.
     pub duplicate_per_10k: u32,
     /// Frames held back by `reorder_delay`, so that later ones overtake them.
     pub reorder_per_10k: u32,
-    /// How long a reordered frame is held back.
+    /// Time for which a reordered frame is held back.
     pub reorder_delay: Duration,
     /// One-way delay of every frame.
     pub delay: Duration,
@@ -47,14 +47,14 @@ impl Impairment {
     }
 }
 
-/// What a link has done so far.
+/// Frames that a link has impaired so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImpairmentCounts {
-    /// Frames lost.
+    /// Number of lost frames.
     pub lost: u64,
     /// Frames that arrived twice.
     pub duplicated: u64,
-    /// Frames held back.
+    /// Number of frames held back.
     pub reordered: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A neighbour on the uplink's link who sends what it likes.
+//! A neighbour on the uplink's link that sends arbitrary frames.
 
 use std::{
     io,
@@ -13,7 +13,8 @@ use crate::{
     world::{UPLINK, WORLD_LINK, World},
 };
 
-/// Sends frames out of the world's end of a veth uplink to the host's MAC, with any addresses in them.
+/// Sends frames out of the world's end of a veth uplink to the host's MAC, with any addresses in
+/// them.
 pub struct LinkSender {
     socket: OwnedFd,
     macs: (Mac, Mac),

@@ -34,29 +34,29 @@ pub struct MicroVm {
 pub struct Line {
     /// Since the start of `slipgate run`.
     pub after: Duration,
-    /// Without its end.
+    /// Text of the line, without its end.
     pub text: String,
 }
 
 impl Line {
-    /// What the built-in guest said, if it is JSON.
+    /// Parses the line as JSON; `None` if it is not JSON.
     pub fn json(&self) -> Option<serde_json::Value> {
         serde_json::from_str(&self.text).ok()
     }
 }
 
-/// How it ended.
+/// Outcome of a microVM.
 #[derive(Debug)]
 pub struct MicroVmEnd {
-    /// Of the broker.
+    /// Exit status of the broker.
     pub status: ExitStatus,
-    /// Since its start.
+    /// Time since the start.
     pub after: Duration,
-    /// All of the guest's console.
+    /// Every line of the guest's console.
     pub lines: Vec<Line>,
-    /// What slipgate wrote to stderr.
+    /// Text that slipgate wrote to stderr.
     pub stderr: String,
-    /// What it wrote by `--report`; null when there is none.
+    /// Contents of the `--report` file; null when there is none.
     pub report: serde_json::Value,
 }
 
@@ -130,7 +130,10 @@ impl MicroVm {
         }
     }
 
-    /// Waits for its end. Not ending in time is an error, and then it is killed.
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// It does not end in time; then it is killed.
     pub fn finish(mut self, within: Duration) -> Result<MicroVmEnd> {
         let deadline = Instant::now() + within;
         let status = loop {
@@ -163,7 +166,7 @@ impl MicroVm {
         })
     }
 
-    /// What it has written to stderr so far.
+    /// Text that slipgate has written to stderr so far.
     pub fn stderr(&self) -> String {
         let text = self.stderr.lock();
         text.unwrap_or_else(PoisonError::into_inner).clone()

@@ -24,7 +24,7 @@ use crate::{
     owner,
 };
 
-/// TCP's congestion control in namespaces, unless told otherwise: Linux's own default.
+/// Default TCP congestion control of namespaces, which is Linux's own default.
 pub const CONGESTION_CONTROL: &str = "cubic";
 /// The variable that names another one.
 const CONGESTION_CONTROL_VARIABLE: &str = "SLIPGATE_CONGESTION_CONTROL";
@@ -42,12 +42,12 @@ struct Inner {
     by_routes: Mutex<Option<String>>,
 }
 
-/// How a namespace came to a congestion control.
+/// Source of a namespace's congestion control.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CongestionControlBy {
-    /// Its own default.
+    /// The namespace's own default.
     Default,
-    /// Each of its routes has it.
+    /// Each of its routes sets it.
     Routes,
 }
 
@@ -270,7 +270,8 @@ impl NetNs {
     /// calls it.
     ///
     /// What `tcp_allowed_congestion_control` does not list may be the default of the machine's own
-    /// namespace alone. There it is given to each route, of those that [`NetNs::ip`] makes later too.
+    /// namespace alone. There it is given to each route, of those that [`NetNs::ip`] makes later
+    /// too.
     pub fn set_congestion_control(&self, name: &str) -> Result<CongestionControlBy> {
         let set = self.sysctl("net.ipv4.tcp_congestion_control", name);
         let number = set.as_ref().err().and_then(Error::os_error);
@@ -354,8 +355,8 @@ fn route_with(shown: &str, name: &str) -> Option<String> {
     is_by_one_device.then(|| format!("{} congctl {name}", words.join(" ")))
 }
 
-/// Says it on stderr the first time. Not `eprintln!`: libtest shows what that prints of failed tests
-/// only.
+/// Prints a message on stderr the first time. Not `eprintln!`: libtest captures its output and
+/// shows it for failed tests only.
 fn say_once(what: &str) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {

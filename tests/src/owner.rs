@@ -47,7 +47,7 @@ pub(crate) fn sweep_processes() {
     });
 }
 
-/// Sends SIGKILL.
+/// Sends SIGKILL to a process.
 pub(crate) fn kill(pid: u32) {
     signal(pid, libc::SIGKILL);
 }
@@ -102,7 +102,7 @@ fn stat_field(pid: u32, index: usize) -> Option<u64> {
         .ok()
 }
 
-/// What follows the parenthesised name, which may itself contain spaces and parentheses.
+/// Text after the parenthesised name, which may itself contain spaces and parentheses.
 fn stat_after_name(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat[stat.rfind(')')? + 1..].to_owned())

@@ -50,7 +50,7 @@ impl PcapWriter {
         self.file.write_all(frame)
     }
 
-    /// Writes out what is buffered.
+    /// Writes the buffered packets to the file.
     pub fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
     }

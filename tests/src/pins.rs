@@ -43,7 +43,7 @@ impl PinDir {
         })
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.inner.0
     }

@@ -1,5 +1,5 @@
-//! A QUIC client's Initial packets (RFC 9000, 17.2.2; RFC 9001, 5), made by hand, so that they share
-//! no code with what reads them under test.
+//! A QUIC client's Initial packets (RFC 9000, 17.2.2; RFC 9001, 5), made by hand, so that they
+//! share no code with what reads them under test.
 
 use aes::{
     Aes128,
@@ -12,12 +12,12 @@ use aes_gcm::{
 use hkdf::Hkdf;
 use sha2::Sha256;
 
-/// RFC 9001, 5.2.
+/// Salt of version 1's initial secret (RFC 9001, 5.2).
 const SALT: [u8; 20] = [
     0x38, 0x76, 0x2c, 0xf7, 0xf5, 0x59, 0x34, 0xb3, 0x4d, 0x17, 0x9a, 0xe6, 0xa4, 0xc8, 0x0c, 0xad,
     0xcc, 0xbb, 0x7f, 0x0a,
 ];
-/// A datagram with an Initial packet has no less (RFC 9000, 14.1).
+/// Smallest datagram with an Initial packet, bytes (RFC 9000, 14.1).
 const DATAGRAM_BYTES: usize = 1200;
 const TAG_BYTES: usize = 16;
 const SAMPLE_BYTES: usize = 16;
@@ -25,16 +25,16 @@ const SAMPLE_BYTES: usize = 16;
 /// A datagram with one Initial packet of version 1.
 #[derive(Clone, Debug)]
 pub struct Initial {
-    /// The connection's id, the first that the client made up.
+    /// Destination connection id that the client chose first.
     pub connection: [u8; 8],
-    /// Packet number.
+    /// Packet number, as sent.
     pub number: u32,
-    /// Pieces of the handshake with their places; at most some 1,100 bytes in all.
+    /// CRYPTO data: offsets and pieces of the handshake, at most some 1,100 bytes in all.
     pub crypto: Vec<(u16, Vec<u8>)>,
 }
 
 impl Initial {
-    /// The datagram.
+    /// Encodes and protects the datagram.
     pub fn datagram(&self) -> Vec<u8> {
         let id = self.connection;
         let mut header = vec![0xc3, 0, 0, 0, 1, id.len() as u8];

@@ -36,7 +36,7 @@ macro_rules! require_kvm {
     };
 }
 
-/// What `skipped!` does.
+/// Implementation of `skipped!`.
 pub fn say_skipped(why: &str) {
     let thread = std::thread::current();
     let line = format!("skipped: {}: {why}", thread.name().unwrap_or("?"));

@@ -19,7 +19,7 @@ use crate::{
     pins::PinDir,
 };
 
-/// What `slipgate attach` writes to stdout when it serves: a line that starts so.
+/// Start of the line that `slipgate attach` writes to stdout when it serves.
 pub const READY: &str = "slipgate: ready";
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -80,7 +80,7 @@ impl Start {
     }
 }
 
-/// One row of `slipgate flows --json`.
+/// A row of `slipgate flows --json`.
 #[allow(
     missing_docs,
     reason = "the names are those of `slipgate flows --json`"
@@ -200,7 +200,7 @@ impl Slipgate {
         }
     }
 
-    /// The line it said when it was ready.
+    /// Line that it printed when it was ready.
     pub fn ready_line(&self) -> &str {
         &self.ready_line
     }
@@ -219,7 +219,7 @@ impl Slipgate {
         Ok((said.starts_with("yes"), said))
     }
 
-    /// What it has written to stderr so far.
+    /// Text that slipgate has written to stderr so far.
     pub fn stderr(&self) -> String {
         self.stderr
             .lock()
@@ -227,7 +227,7 @@ impl Slipgate {
             .clone()
     }
 
-    /// Its pins.
+    /// Directory of its pinned maps.
     pub fn pins(&self) -> &PinDir {
         &self.pins
     }
@@ -242,7 +242,7 @@ impl Slipgate {
         self.json(&["flows", "--json"])
     }
 
-    /// `slipgate stats`.
+    /// Runs `slipgate stats` and returns its JSON.
     pub fn stats(&self) -> Result<serde_json::Value> {
         self.json(&["stats", "--json"])
     }
@@ -310,7 +310,8 @@ impl Slipgate {
         self.kill_broker().map(drop)
     }
 
-    /// SIGTERM, and its exit status. Not ending in time is an error, and then it is killed.
+    /// Sends SIGTERM and returns the exit status. Not ending in time is an error, and then it is
+    /// killed.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         self.engine_pid();
         // The child has not been waited for, so the pid is its.

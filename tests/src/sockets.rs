@@ -54,7 +54,7 @@ pub(crate) fn link(ifindex: u32, protocol: u16) -> libc::sockaddr_ll {
     link
 }
 
-/// Has a packet socket send by a device, and receive what that has of `protocol`.
+/// Binds a packet socket to a device and a protocol, for sending and receiving.
 pub(crate) fn bind_to_link(socket: &OwnedFd, ifindex: u32, protocol: u16) -> io::Result<()> {
     let link = link(ifindex, protocol);
     let len = size_of_val(&link) as libc::socklen_t;
@@ -77,7 +77,7 @@ pub(crate) fn tcp_from(port: u16) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects, waiting.
+/// Connects a socket and waits for the result.
 pub(crate) fn connect(socket: &impl AsRawFd, to: SocketAddrV4) -> io::Result<()> {
     let to = sockaddr(to);
     let len = size_of_val(&to) as libc::socklen_t;
@@ -94,8 +94,8 @@ fn sockaddr(address: SocketAddrV4) -> libc::sockaddr_in {
     out
 }
 
-/// Waits until `fd` has one of `events`, at most `timeout_ms` (-1: for ever); what it has, 0 when
-/// the time is over.
+/// Waits until `fd` has one of `events`, at most `timeout_ms` (-1: without limit). Returns the
+/// events, or 0 after the time.
 pub(crate) fn poll(fd: &impl AsFd, events: i16, timeout_ms: i32) -> io::Result<i16> {
     let mut polled = libc::pollfd {
         fd: fd.as_fd().as_raw_fd(),

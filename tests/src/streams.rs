@@ -1,8 +1,8 @@
 //! Streams of predictable bytes over TCP: the order a client sends, the bytes, and the receipt.
 //!
 //! An order is 17 bytes: `S` (the server sends) or `R` (it receives), length and seed as big-endian
-//! u64; or `P` and `D`, unchecked bytes without end either way. A receipt, for `R`, is 8 bytes received and a SHA-256 of them. The receiver checks each byte
-//! against the pattern as it comes.
+//! u64; or `P` and `D`, unchecked bytes without end either way. A receipt, for `R`, is 8 bytes
+//! received and a SHA-256 of them. The receiver checks each byte against the pattern as it comes.
 
 use std::io::{self, Read, Write};
 
@@ -13,7 +13,7 @@ use crate::pattern::Pattern;
 /// Bytes handed to the kernel, or asked of it, at a time.
 pub(crate) const BUFFER: usize = 128 * 1024;
 
-/// What a client wants of the server.
+/// Order of a client to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Send {
@@ -26,7 +26,7 @@ pub(crate) enum Order {
     },
     /// Zeroes until the client goes: for measurements, where making and checking bytes would cost.
     Pour,
-    /// Whatever comes until the client ends; a receipt of the length, its hash zero.
+    /// Discard all bytes until the client ends; the receipt has the length, with a zero hash.
     Drain,
 }
 
@@ -62,17 +62,17 @@ impl Order {
     }
 }
 
-/// What the receiver of a stream got: its length and hash, the bytes having been checked.
+/// Length and hash of the bytes that the receiver of a stream has read and checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Receipt {
-    /// Bytes received.
+    /// Number of bytes received.
     pub bytes: u64,
-    /// Their SHA-256.
+    /// SHA-256 of the bytes.
     pub sha256: [u8; 32],
 }
 
 impl Receipt {
-    /// What a receiver of `len` bytes of `seed` must come to.
+    /// Receipt that a receiver of `len` bytes of `seed` must return.
     pub fn expected(len: u64, seed: u64) -> Receipt {
         receive(&mut Endless(Pattern::new(seed)), len, Pattern::new(seed))
             .expect("no I/O, no error")

@@ -15,15 +15,16 @@ use crate::{
 /// Length of the header in front of every frame: `struct virtio_net_hdr` without `num_buffers`.
 pub const VNET_HDR_LEN: usize = 10;
 
-/// The largest frame a TAP hands over: 64 KiB of IP, an Ethernet header with a tag, the vnet header.
+/// The largest frame a TAP hands over: 64 KiB of IP, an Ethernet header with a tag, the vnet
+/// header.
 pub(crate) const FRAME_MAX: usize = 65535 + 18 + VNET_HDR_LEN;
 
 /// `struct virtio_net_hdr` (virtio 1.2, 5.1.6), host byte order as Linux's TUN has it by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VnetHdr {
-    /// [`VnetHdr::NEEDS_CSUM`] and friends.
+    /// Flags, such as [`VnetHdr::NEEDS_CSUM`].
     pub flags: u8,
-    /// [`VnetHdr::GSO_NONE`], [`VnetHdr::GSO_TCPV4`], …
+    /// Segmentation type: [`VnetHdr::GSO_NONE`], [`VnetHdr::GSO_TCPV4`], …
     pub gso_type: u8,
     /// Length of all headers, a hint.
     pub hdr_len: u16,
@@ -40,15 +41,15 @@ impl VnetHdr {
     pub const NEEDS_CSUM: u8 = 1;
     /// Flag: the checksum was verified.
     pub const DATA_VALID: u8 = 2;
-    /// No segmentation.
+    /// GSO type: no segmentation.
     pub const GSO_NONE: u8 = 0;
-    /// TCP over IPv4.
+    /// GSO type: TCP over IPv4.
     pub const GSO_TCPV4: u8 = 1;
     /// UDP fragmentation, the old UFO.
     pub const GSO_UDP: u8 = 3;
-    /// TCP over IPv6.
+    /// GSO type: TCP over IPv6.
     pub const GSO_TCPV6: u8 = 4;
-    /// UDP segmentation, USO.
+    /// GSO type: UDP segmentation, USO.
     pub const GSO_UDP_L4: u8 = 5;
     /// Flag in the type: a segment carries ECN's CWR.
     pub const GSO_ECN: u8 = 0x80;

@@ -4,7 +4,7 @@
 /// How to make a hello.
 #[derive(Clone, Debug, Default)]
 pub struct ClientHello {
-    /// What the server_name extension says (RFC 6066, 3); `None`: there is no such extension.
+    /// Name in the server_name extension (RFC 6066, 3); `None`: there is no such extension.
     pub server_name: Option<String>,
     /// More extensions, type and content, behind the others.
     pub extensions: Vec<(u16, Vec<u8>)>,
@@ -19,7 +19,7 @@ impl ClientHello {
         }
     }
 
-    /// With one more extension.
+    /// Adds one extension behind the others.
     pub fn extension(mut self, kind: u16, content: &[u8]) -> ClientHello {
         self.extensions.push((kind, content.to_vec()));
         self
@@ -60,8 +60,8 @@ impl ClientHello {
     }
 }
 
-/// What a server of [`EchoTls`](crate::servers::TcpService::EchoTls) answers: all that it hears, but a
-/// ClientHello made a ServerHello, by its type.
+/// Answer of an [`EchoTls`](crate::servers::TcpService::EchoTls) server: the bytes received, with a
+/// ClientHello turned into a ServerHello by its type.
 pub fn answer_to(said: &[u8]) -> Vec<u8> {
     let mut answer = said.to_vec();
     Answer::default().to(&mut answer);

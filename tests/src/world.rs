@@ -32,7 +32,7 @@ pub const SERVER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 10);
 /// The second server address.
 pub const SERVER_2: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 20);
 
-/// What the uplink is.
+/// Kind of uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uplink {
     /// A veth pair: Ethernet, all in the kernel.
@@ -47,7 +47,7 @@ pub enum Uplink {
 /// How to make a [`World`]. Start from `WorldConfig::default()`.
 #[derive(Clone, Debug)]
 pub struct WorldConfig {
-    /// The uplink.
+    /// Kind of the uplink.
     pub uplink: Uplink,
     /// The uplink's MTU in bytes, at both ends.
     pub mtu: u32,
@@ -76,9 +76,9 @@ impl Default for WorldConfig {
 
 /// The host and world namespaces and the uplink between them. Gone on drop.
 pub struct World {
-    /// Where slipgate runs.
+    /// Namespace in which slipgate runs.
     pub host: NetNs,
-    /// Where the servers are.
+    /// Namespace in which the servers run.
     pub net: NetNs,
     config: WorldConfig,
     pump: Option<Pump>,
@@ -90,7 +90,7 @@ impl World {
         World::with(WorldConfig::default())
     }
 
-    /// A world as told.
+    /// Makes a world with the given configuration.
     pub fn with(config: WorldConfig) -> Result<World> {
         owner::sweep_processes();
         let (host, net) = (NetNs::new("host")?, NetNs::new("world")?);
@@ -156,7 +156,7 @@ impl World {
         &self.config
     }
 
-    /// What an impaired uplink has done to frames that way; zero for other uplinks.
+    /// Frames that an impaired uplink has affected in that direction; zero for other uplinks.
     pub fn impaired(&self, direction: Direction) -> ImpairmentCounts {
         self.pump
             .as_ref()

@@ -1,4 +1,4 @@
-//! IP forwarding without NAT: what the machine can do, and the sign when it is in a bad mood.
+//! IP forwarding without NAT: the capacity of the machine, which also shows when it is disturbed.
 
 use anyhow::Result;
 use slipgate_testbed::{Guest, World, baseline};

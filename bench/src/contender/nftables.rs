@@ -1,4 +1,4 @@
-//! What slipgate is measured against: nftables' masquerade, the usual NAT of TAP devices.
+//! The reference of the ratios: nftables' masquerade, the usual NAT of TAP devices.
 
 use anyhow::Result;
 use slipgate_testbed::{Guest, World, baseline};

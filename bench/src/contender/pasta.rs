@@ -16,7 +16,7 @@ use super::{
 };
 use crate::machine::Pinning;
 
-/// Its default, and what it is fastest with.
+/// Its default MTU, and its fastest.
 const BEST_MTU: u32 = 65520;
 /// Where the child finds the guest's namespace. pasta gives up CAP_SYS_PTRACE before it looks, so
 /// it can't open a namespace by another process's path.

@@ -50,12 +50,15 @@ impl NatProcess {
         self.child.id()
     }
 
-    /// Pins what threads it has now.
+    /// Pins the threads that it has now.
     pub(super) fn pin(&self) -> Result<()> {
         pin(self.pid(), self.pinning.middle)
     }
 
-    /// An error, with what it said, when it has ended.
+    /// Checks that it still runs.
+    ///
+    /// # Errors
+    /// It has ended; the error has its output.
     pub(super) fn check(&mut self) -> Result<()> {
         let Some(status) = self
             .child
@@ -97,16 +100,16 @@ pub(crate) fn pin(pid: u32, cpu: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// What all threads of a process have had of the CPUs so far.
+/// Run and wait times of all threads of a process so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scheduled {
-    /// On a CPU, user and system.
+    /// Time on a CPU, user and system.
     pub(crate) ran: Duration,
-    /// Ready to run, while something else had the CPU.
+    /// Time ready to run while another thread had the CPU.
     pub(crate) waited: Duration,
 }
 
-/// Reads it.
+/// Reads the run and wait times of a process.
 pub(super) fn scheduled(pid: u32) -> Result<Scheduled> {
     let mut all = Scheduled::default();
     for thread in threads(pid)? {
@@ -123,7 +126,7 @@ pub(super) fn scheduled(pid: u32) -> Result<Scheduled> {
     Ok(all)
 }
 
-/// Stops a process where it is, or lets it go on.
+/// Stops a process by signal, or lets it continue.
 pub(super) fn hold(pid: u32, held: bool) -> Result<()> {
     let signal = if held { libc::SIGSTOP } else { libc::SIGCONT };
     // SAFETY: numbers only; the process is a child of ours, or a child's, that was not waited for.

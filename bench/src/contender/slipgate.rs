@@ -36,15 +36,15 @@ const QUOTAS: [&str; 6] = [
 const RULES: u32 = 1_000;
 /// Names that are denied, or that are allowed and asked for.
 const NAMES: u32 = 10_000;
-/// The latter are in so many zones. For each there is a rule about all names beneath it, and since a
-/// guest has only so many octets of such names at once, a rule about the zone itself and one about
-/// `www` beneath it.
+/// The latter are in so many zones. For each there is a rule about all names beneath it, and since
+/// a guest has only so many octets of such names at once, a rule about the zone itself and one
+/// about `www` beneath it.
 const ZONES: u32 = 1_000;
 /// The first address of those that the names have: of the range for benchmarks (RFC 2544), beside
 /// the uplink's network. They are behind the router, which drops what comes for them.
 const FIRST_NAMED: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 0);
 
-/// What it has to do besides.
+/// Variant of slipgate, by the additional work that it does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Slipgate {
     Plain,
@@ -165,7 +165,7 @@ fn allow_rules() -> String {
     })
 }
 
-/// The first of all are the zones themselves.
+/// Name of an index; the first indexes are the zones themselves.
 fn name(i: u32) -> String {
     let (zone, name) = (i % ZONES, i / ZONES);
     match name {
@@ -175,7 +175,7 @@ fn name(i: u32) -> String {
     }
 }
 
-/// Which of them it is.
+/// Index of a generated name, the inverse of [`name`].
 fn number(name: &str) -> Option<u32> {
     let (first, zone) = match name.strip_suffix(".test")?.split_once(".z") {
         Some(("www", zone)) => (1, zone),

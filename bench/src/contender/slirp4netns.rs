@@ -12,7 +12,7 @@ use super::{
 };
 use crate::machine::Pinning;
 
-/// The most it takes, and what it is fastest with.
+/// Largest MTU that it supports, and its fastest.
 const BEST_MTU: u32 = 65520;
 
 pub(super) struct Slirp4netns {

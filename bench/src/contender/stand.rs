@@ -29,7 +29,7 @@ pub(crate) struct Stand {
     guest: Option<Guest>,
     guest_ns: NetNs,
     pub(crate) world: World,
-    /// What a process reads while it runs.
+    /// Directory of the files that a process reads while it runs.
     scratch: Option<tempfile::TempDir>,
     /// Where new flows go.
     new_flows_to: Vec<Ipv4Addr>,
@@ -57,7 +57,7 @@ impl Stand {
         }
     }
 
-    /// The kernel does as this process told it.
+    /// Adds the process that provides the NAT, and waits until traffic passes.
     pub(crate) fn served_by(mut self, process: NatProcess) -> Result<Stand> {
         self.process = Some(process);
         // It has no way to say that it is ready but traffic.
@@ -65,7 +65,8 @@ impl Stand {
         Ok(self)
     }
 
-    /// A guest that `slipgate attach` serves in hybrid mode, told `args` besides.
+    /// Makes a guest that `slipgate attach` serves in hybrid mode, with the further arguments
+    /// `args`.
     pub(crate) fn attached(
         world: World,
         guest: Guest,
@@ -138,7 +139,7 @@ impl Stand {
         Ok(self.world.set_congestion_control(name)?)
     }
 
-    /// The guest's namespace.
+    /// Returns the guest's namespace.
     pub(crate) fn guest_ns(&self) -> &NetNs {
         &self.guest_ns
     }
@@ -183,8 +184,8 @@ impl Stand {
         })
     }
 
-    /// Where slipgate's programs and maps are pinned, where slipgate is what serves: in a directory
-    /// that has its network namespace's number.
+    /// Directory of slipgate's pinned programs and maps, named by the number of its network
+    /// namespace; `None` where slipgate does not serve.
     pub(crate) fn pins(&self) -> Result<Option<PathBuf>> {
         let Some((slipgate, _)) = &self.slipgate else {
             return Ok(None);
@@ -196,7 +197,7 @@ impl Stand {
         Ok(Some(pins))
     }
 
-    /// `slipgate stats`, where slipgate is what serves.
+    /// Returns the output of `slipgate stats`; `None` where slipgate does not serve.
     pub(crate) fn slipgate_stats(&self) -> Result<Option<Value>> {
         let stats = self.slipgate.as_ref().map(|(slipgate, _)| slipgate.stats());
         Ok(stats.transpose()?)
@@ -208,7 +209,7 @@ impl Stand {
         engine.or(self.process.as_ref().map(NatProcess::pid))
     }
 
-    /// What that process has had of the CPUs so far.
+    /// Run and wait times of that process so far; `None` if there is none.
     pub(crate) fn decider_scheduled(&self) -> Result<Option<Scheduled>> {
         self.decider().map(process::scheduled).transpose()
     }
@@ -226,7 +227,10 @@ impl Stand {
             .try_for_each(|pid| process::hold(pid, held))
     }
 
-    /// Ends it in order, and says so when that fails.
+    /// Ends it in order.
+    ///
+    /// # Errors
+    /// slipgate fails to end in order.
     pub(crate) fn tear_down(mut self) -> Result<()> {
         self.hold(false)?;
         if let Some((mut slipgate, _)) = self.slipgate.take() {

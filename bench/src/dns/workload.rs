@@ -1,4 +1,4 @@
-//! What is asked: names that are known already, or names that nobody asked for yet.
+//! Questions of the workload: names that are cached already, or new names.
 
 use std::net::Ipv4Addr;
 

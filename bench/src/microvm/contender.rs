@@ -38,7 +38,7 @@ pub(super) const ALL: [Contender; 6] = [
 const TAP: &str = "tap0";
 
 impl Contender {
-    /// As in the tables.
+    /// Name of the contender, as in the tables.
     pub(super) fn name(self) -> &'static str {
         match self {
             Contender::SlipgateRun(1) => "slipgate-run",
@@ -50,7 +50,7 @@ impl Contender {
         }
     }
 
-    /// What it is, or why this machine has it not.
+    /// Version of the contender, or the reason why it can't run on this machine.
     pub(super) fn version(self) -> Result<String> {
         let qemu = || contender::version("qemu-system-x86_64", "qemu-system-x86");
         Ok(match self {
@@ -98,7 +98,7 @@ impl Stand {
         })
     }
 
-    /// Boots the guest, to do what the line says.
+    /// Boots the guest with the workloads of the line.
     pub(super) fn boot(&self, line: &str, timeout: Duration) -> Result<GuestOutput> {
         // Where nobody leases addresses, the guest brings its own.
         let own = "address 10.0.2.15/24 10.0.2.2; ";

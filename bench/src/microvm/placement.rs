@@ -1,5 +1,6 @@
-//! Which CPU a machine's threads keep to, as with libvirt's `vcpupin` and `emulatorpin`: the vCPU has
-//! the first, all else of the VMM and of its network the last, where the world's servers are too.
+//! Which CPU a machine's threads keep to, as with libvirt's `vcpupin` and `emulatorpin`: the vCPU
+//! has the first, all else of the VMM and of its network the last, where the world's servers are
+//! too.
 //!
 //! Left to the scheduler, whole boots are twice as slow as others, of every VMM: those in which the
 //! vCPU has come to share its CPU with the servers.
@@ -26,7 +27,7 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// On this machine.
+    /// Chooses CPUs of this machine; `None` if it has only one.
     pub(super) fn here() -> Option<Placement> {
         let cpus = thread::available_parallelism().ok()?.get();
         (cpus > 1).then(|| Placement {
@@ -71,7 +72,8 @@ impl Placement {
     }
 }
 
-/// As slipgate's VMM names such a thread, and QEMU (`debug-threads=on`).
+/// Whether a thread has the name of a vCPU thread in slipgate's VMM or in QEMU
+/// (`debug-threads=on`).
 fn is_vcpu(name: &str) -> bool {
     name.starts_with("vcpu") || (name.starts_with("CPU ") && name.trim_end().ends_with("/KVM"))
 }

@@ -2,7 +2,8 @@
 //!
 //! A filter on the TAP turns each IP packet around, so what the guest floods comes back to it; the
 //! kernel does nothing else. The VMM is a process without NAT: this program started again, or QEMU.
-//! A frame's cost is what all threads of the VMM have had of the CPUs meanwhile, but for the vCPUs'.
+//! A frame's cost is what all threads of the VMM have had of the CPUs meanwhile, but for the
+//! vCPUs'.
 
 use std::{
     env,
@@ -281,7 +282,7 @@ fn read(pid: u32, stdout: impl Read) -> Result<Flood> {
     measured.with_context(|| format!("the guest did not flood:\n{said}"))
 }
 
-/// What a VMM's threads have had of the CPUs, but for those that run vCPUs.
+/// CPU time that a VMM's threads have used, except those that run vCPUs, ns.
 fn cpu_ns(pid: u32) -> Result<u64> {
     let folder = format!("/proc/{pid}/task");
     let tasks = fs::read_dir(&folder).with_context(|| format!("list {folder}"))?;

@@ -1,5 +1,5 @@
-//! Pinned programs and maps, by `bpf(2)` itself: what another process runs is looked at and not
-//! taken over.
+//! Pinned programs and maps, accessed by `bpf(2)` directly: another process's objects are
+//! inspected, not taken over.
 
 use std::{
     ffi::CString,
@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// Commands (include/uapi/linux/bpf.h).
+/// Commands of bpf(2) (include/uapi/linux/bpf.h).
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
@@ -103,7 +103,7 @@ unsafe fn bpf<A: Attr>(command: libc::c_long, attr: &mut A) -> io::Result<i64> {
     }
 }
 
-/// Opens what is pinned.
+/// Opens a pinned object.
 pub(super) fn open(path: &Path) -> Result<OwnedFd> {
     let text = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = ObjGet {
@@ -118,7 +118,7 @@ pub(super) fn open(path: &Path) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// A program's tag.
+/// Returns the tag of a program.
 pub(super) fn tag(program: BorrowedFd<'_>) -> Result<Tag> {
     // The beginning of `struct bpf_prog_info`: type and id, then the tag.
     let mut info = [0_u8; 16];
@@ -175,7 +175,7 @@ impl<K: Copy, V: Copy> PinnedMap<K, V> {
         })
     }
 
-    /// Elements at most.
+    /// Largest number of elements.
     pub(super) fn elements(&self) -> u32 {
         self.elements
     }
@@ -190,7 +190,7 @@ impl<K: Copy, V: Copy> PinnedMap<K, V> {
         }
     }
 
-    /// Sets an element.
+    /// Sets the value of an element.
     pub(super) fn set(&self, key: &K, value: &V) -> Result<()> {
         let mut attr = self.element(key, std::ptr::from_ref(value) as u64);
         // SAFETY: both are as long as the map's, whose layout is the ABI crate's.
@@ -198,7 +198,7 @@ impl<K: Copy, V: Copy> PinnedMap<K, V> {
         Ok(())
     }
 
-    /// Removes an element.
+    /// Removes the element of a key.
     pub(super) fn remove(&self, key: &K) -> Result<()> {
         let mut attr = self.element(key, 0);
         // SAFETY: the key is as long as the map's.

@@ -61,9 +61,9 @@ pub(super) struct Rig {
     taps: PinnedMap<u32, TapEntry>,
     slots: PinnedMap<u32, Slot>,
     flows: PinnedMap<Tuple, FlowRef>,
-    /// What was put in.
+    /// Added flows: slot number and contents of the slot.
     flows_in: Vec<(u32, Slot)>,
-    /// Of programs that are nobody's but ours.
+    /// Programs that the benchmark loaded itself; `None` when a running slipgate's are measured.
     own: Option<Datapath>,
 }
 
@@ -103,7 +103,7 @@ impl Rig {
         Ok(rig)
     }
 
-    /// A program's tag.
+    /// Returns the tag of a program.
     pub(super) fn tag(&self, program: Program) -> Result<Tag> {
         pinned::tag(self.program(program)?)
     }
@@ -114,7 +114,7 @@ impl Rig {
         Ok(fd.as_fd())
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     pub(super) fn slots(&self) -> u32 {
         self.slots.elements()
     }

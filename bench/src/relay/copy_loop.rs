@@ -1,5 +1,5 @@
-//! What a relay costs at least where it is written by hand: two threads a connection, each of which
-//! reads up to 64 KiB from one socket and writes them to the other.
+//! Minimal cost of a relay, written by hand: two threads per connection, each of which reads up to
+//! 64 KiB from one socket and writes them to the other.
 
 use std::{
     env,

@@ -12,7 +12,7 @@ use slipgate_testbed::{
 use super::{Limits, Metric, Sample, Unit, Workload};
 use crate::contender::Stand;
 
-/// A stream that stands still for so long is over; the time counts, for it is what a user gets.
+/// Time after which a stalled stream is ended; it counts, because a user would wait too.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy)]

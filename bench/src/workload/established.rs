@@ -1,5 +1,5 @@
-//! What an established flow's packet costs in the programs of a running slipgate, whatever policy it
-//! has: the programs that it pinned are run by PROG_TEST_RUN, over the maps that it filled.
+//! What an established flow's packet costs in the programs of a running slipgate, whatever policy
+//! it has: the programs that it pinned are run by PROG_TEST_RUN, over the maps that it filled.
 //!
 //! A policy is decided over once, when a flow begins; afterwards the kernel has to run the same
 //! instructions, and to find what it looks for as fast. Both are looked at: the programs' tags,

@@ -24,7 +24,7 @@ const WINDOW: u64 = 512;
 /// Frames are written in portions, so that neither side runs dry or waits for the count.
 const PORTION: u64 = 64;
 const FLOWS: u16 = 40_000;
-/// Frames that have not arrived for so long are lost.
+/// Time after which a frame that has not arrived counts as lost.
 const LOST_AFTER: Duration = Duration::from_millis(50);
 
 pub(super) struct AdmitFlows(pub(super) FirstPacket);

@@ -8,7 +8,10 @@ use super::Config;
 const FLAG: &str = "--host-loopback";
 
 impl Config {
-    /// Whether each address is one that guests reach, and nobody else's.
+    /// Checks that guests can reach each address, and that it has no other use in their network.
+    ///
+    /// # Errors
+    /// An address is unsuitable; the error names those that are possible.
     pub(super) fn check_host_loopback(&self) -> Result<(), ConfigError> {
         for entry in &self.typed.host_loopback {
             if let Some(address) = entry.address

@@ -5,18 +5,18 @@ use serde::Serialize;
 
 use super::Config;
 
-/// Everything `run` was told, checked.
+/// Checked configuration of `slipgate run`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunConfig {
-    /// The machine.
+    /// The machine to create.
     pub machine: MachineSpec,
-    /// Of one VM, whose TAP is not there yet.
+    /// NAT for one VM, whose TAP does not exist yet.
     pub nat: Config,
-    /// The file to write how it ended to.
+    /// File to which the report of the run is written.
     pub report: Option<PathBuf>,
 }
 
-/// The machine.
+/// Virtual machine that `slipgate run` creates.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct MachineSpec {
     /// The kernel's image; `None`: the built-in guest.
@@ -25,18 +25,18 @@ pub struct MachineSpec {
     pub initrd: Option<PathBuf>,
     /// The kernel's command line, or the built-in guest's work.
     pub cmdline: String,
-    /// Virtual CPUs.
+    /// Number of virtual CPUs.
     pub cpus: u8,
-    /// Memory, MiB.
+    /// Memory of the guest, MiB.
     pub memory_mib: u64,
-    /// Queue pairs of its network card.
+    /// Number of queue pairs of its network card.
     pub queues: u16,
     /// The guest's MAC address.
     #[serde(serialize_with = "mac_as_text")]
     pub mac: [u8; 6],
     /// The TAP's name, or a pattern with `%d` for the kernel to choose.
     pub tap: String,
-    /// Whether the VM is called as its TAP.
+    /// Whether the VM takes the name of its TAP.
     #[serde(skip)]
     pub named_by_tap: bool,
 }

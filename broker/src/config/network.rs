@@ -13,7 +13,7 @@ pub struct GuestNetwork {
     pub gateway: Ipv4Addr,
     /// The DNS server offered by DHCP.
     pub dns: Ipv4Addr,
-    /// Bits.
+    /// Prefix length of the guest network, bits.
     pub prefix_len: u8,
     /// L3 bytes; `None`: as the TAP has it.
     pub mtu: Option<u32>,
@@ -101,7 +101,7 @@ impl GuestNetwork {
         u32::MAX << (32 - u32::from(self.prefix_len))
     }
 
-    /// The network's address.
+    /// Returns the network address.
     pub fn network(&self) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.gateway.to_bits() & self.mask())
     }

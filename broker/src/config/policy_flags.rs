@@ -1,4 +1,4 @@
-//! What a command line says of policies, to be compared with another's.
+//! Policy settings of a command line, comparable with those of another process.
 use std::{
     collections::BTreeMap,
     fs,
@@ -13,30 +13,30 @@ use slipgate_policy::{
 
 use super::{Config, VmFlags};
 
-/// As a successor of the same version, or a later one, understands it: a new field is to be
-/// `#[serde(default)]`, and absent where nothing is said. One that an earlier version does not know
-/// is an error to that.
+/// Policy settings of a command line, in a form that a successor of the same version or a later one
+/// reads. A new field must be `#[serde(default)]` and absent when unset. A field that an earlier
+/// version does not know is an error to it.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyFlags {
-    /// The policy file, from the root on; links are not followed.
+    /// Absolute path of the policy file; symbolic links are not resolved.
     file: Option<PathBuf>,
-    /// Rule flags in the order typed: the flag, and what it was given.
+    /// Rule flags in the order typed: the flag and its value.
     rules: Vec<(String, PathBuf)>,
     default: Option<String>,
     policy_name: Option<String>,
-    /// By the names that policy files have for them.
+    /// Quotas by their names in policy files.
     quotas: BTreeMap<String, u64>,
     dns: Vec<String>,
     forwards: Vec<String>,
-    /// As shown.
+    /// Permitted host-loopback services, in the form in which they are shown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     host_loopback: Vec<String>,
-    /// By name.
+    /// Settings of the `--vm` flags, by the VM's name.
     vms: BTreeMap<String, SaidOfVm>,
 }
 
-/// What `--vm` says.
+/// Settings of one `--vm` flag.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SaidOfVm {
@@ -45,7 +45,7 @@ struct SaidOfVm {
 }
 
 impl PolicyFlags {
-    /// Whether both say the same: of the policy file, which file it is now, however it is named.
+    /// Whether both have the same settings. Policy files are compared by identity, not by path.
     pub fn agrees(&self, other: &Self) -> bool {
         let file = match (&self.file, &other.file) {
             (Some(one), Some(other)) => is_same_file(one, other),
@@ -61,7 +61,7 @@ impl PolicyFlags {
 }
 
 impl Config {
-    /// What the command line says of policies.
+    /// Returns the policy settings of the command line.
     pub fn policy_flags(&self) -> PolicyFlags {
         let typed = &self.typed;
         let rule = |rule: &RuleFlag| {

@@ -6,8 +6,8 @@ use slipgate_policy::document::{ConfigError, PolicyFile};
 use super::{Config, policy_flags::is_same_file};
 
 impl Config {
-    /// The same, with its files read again: what the policy file says of resolvers and forwards
-    /// included. An error leaves everything as it was.
+    /// Returns the configuration with its files read again, including the policy file's resolvers
+    /// and forwards. On error nothing changes.
     ///
     /// # Errors
     /// As [`Config::settle`].
@@ -17,14 +17,15 @@ impl Config {
         Ok(new)
     }
 
-    /// The same, worked out again from what was read last.
+    /// Settles the configuration again from the files as last read.
     pub(crate) fn settled(&self) -> Result<Self, ConfigError> {
         let mut new = self.clone();
         new.settle_with(self.policy_file.clone())?;
         Ok(new)
     }
 
-    /// The same with another policy file. By another name for the same file nothing becomes another.
+    /// Returns the configuration with another policy file. Another path to the same file changes
+    /// nothing.
     ///
     /// # Errors
     /// As [`Config::settle`].
@@ -43,7 +44,7 @@ impl Config {
         Ok(new)
     }
 
-    /// The same with another policy file, which is there already.
+    /// Returns the configuration with another policy file that is already loaded.
     pub(crate) fn with_policy(&self, file: PolicyFile) -> Result<Self, ConfigError> {
         let mut new = self.clone();
         new.typed.file = Some(file.path().to_owned());
@@ -51,7 +52,7 @@ impl Config {
         Ok(new)
     }
 
-    /// What is in force, for people.
+    /// Name of the policy in force, for messages.
     pub(crate) fn policy_name(&self) -> String {
         match &self.policy_file {
             Some(file) => file.name(),

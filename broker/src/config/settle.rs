@@ -1,7 +1,7 @@
-//! Which policy and which quotas each VM has: flags and a policy file together.
+//! Combines flags and policy file into each VM's policy and quotas.
 //!
-//! Rules that were typed come before the file's, in every policy of it; a flag beats the file's
-//! value, and what `--vm` says of one VM beats the flag.
+//! Typed rules come before the file's, in every policy of the file. A flag takes precedence over
+//! the file's value, and a value in `--vm` takes precedence over the flag.
 use std::{ops::RangeInclusive, path::Path};
 
 use slipgate_policy::document::{
@@ -14,7 +14,7 @@ use super::{Config, files::from_disk};
 /// Reads a policy file from the disk.
 ///
 /// # Errors
-/// It can't be read, or says what can't be meant.
+/// The file can't be read or is not valid.
 pub fn read_policy_file(path: &Path) -> Result<PolicyFile, ConfigError> {
     let text = from_disk(path).map_err(|e| {
         let problem = format!("it can't be read ({e})");
@@ -91,7 +91,7 @@ impl Config {
         loaded.with_host_loopback(&self.typed.host_loopback)
     }
 
-    /// The same, with deny files read from the disk.
+    /// Loads the policies, with deny files read from the disk.
     ///
     /// # Errors
     /// As [`Config::load_policies_by`].

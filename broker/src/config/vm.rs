@@ -4,31 +4,31 @@ use std::net::Ipv4Addr;
 use serde::{Deserialize, Serialize};
 use slipgate_policy::document::Limits;
 
-/// One VM.
+/// Configuration of one VM.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VmConfig {
-    /// Unique name.
+    /// Unique name of the VM.
     pub name: String,
     /// The TAP that its VMM has open.
     pub tap: String,
-    /// The guest's MAC; when given, frames from another are dropped.
+    /// MAC address of the guest; when given, frames from other addresses are dropped.
     pub mac: Option<[u8; 6]>,
-    /// The guest's address.
+    /// IPv4 address of the guest.
     pub ip: Ipv4Addr,
-    /// What `--vm` says beside.
+    /// Further settings of its `--vm` flag.
     pub typed: VmFlags,
-    /// Place of its policy among the process's.
+    /// Index of its policy among the process's policies.
     pub policy: u32,
-    /// What it may have.
+    /// Quotas of the VM.
     #[serde(skip)]
     pub limits: Limits,
 }
 
-/// What `--vm` says of policies and quotas.
+/// Policy and quotas given by a `--vm` flag.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct VmFlags {
-    /// The policy's name.
+    /// Name of the policy.
     pub policy: Option<String>,
-    /// Most flows at once.
+    /// Largest number of flows at once.
     pub max_flows: Option<u32>,
 }

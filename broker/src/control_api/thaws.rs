@@ -1,8 +1,8 @@
 //! Thaws that the engine prepares.
 //!
-//! A thaw takes two steps: the engine has the timers of the VM's flows begin anew, and only then does
-//! anything pass. A freeze takes one. So a freeze that is asked for in between must not be undone by the
-//! engine's answer to the thaw before it, and a thaw after that freeze counts again.
+//! A thaw takes two steps: the engine restarts the timers of the VM's flows, and only then do
+//! packets pass. A freeze takes one. So the engine's answer to a thaw must not undo a freeze that
+//! was requested in between, and a thaw after that freeze counts again.
 use std::collections::BTreeMap;
 
 /// VMs that are about to be thawed, by request.

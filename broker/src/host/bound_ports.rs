@@ -3,8 +3,8 @@ use std::{collections::BTreeSet, fs, io, ops::RangeInclusive};
 
 use slipgate_abi::Protocol;
 
-/// IP protocol and port of every bound socket in the range, sorted; `None` when that can't be found out
-/// now.
+/// IP protocol and port of every bound socket in the range, sorted; `None` when that can't be found
+/// out now.
 pub(crate) fn bound(range: &RangeInclusive<u16>) -> Option<Vec<(u8, u16)>> {
     let mut ports = BTreeSet::new();
     for (protocol, tables) in [

@@ -1,4 +1,4 @@
-//! `/dev/kvm`: opened, or what to do about it.
+//! Access to `/dev/kvm`, with advice when it is missing.
 use std::{
     fs::{File, OpenOptions},
     io,
@@ -10,16 +10,16 @@ const PATH: &str = "/dev/kvm";
 #[derive(Debug, thiserror::Error)]
 #[error("a VM needs {PATH}, which can't be opened ({why}): {remedy}")]
 pub struct KvmUnavailable {
-    /// What the kernel said.
+    /// Error that the kernel returned.
     pub why: io::Error,
-    /// What to do.
+    /// Action that makes KVM available.
     pub remedy: &'static str,
 }
 
-/// Opens it for a VMM.
+/// Opens `/dev/kvm` for a VMM.
 ///
 /// # Errors
-/// It is not there, or not for this user; with what to do about it.
+/// It does not exist, or this user has no access; the error has advice.
 pub fn open() -> Result<File, KvmUnavailable> {
     let opened = OpenOptions::new().read(true).write(true).open(PATH);
     opened.map_err(|why| KvmUnavailable {

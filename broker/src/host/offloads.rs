@@ -1,4 +1,4 @@
-//! What a device does for the stack, asked by ethtool.
+//! Offloads of a device, read by ethtool.
 use std::{ffi::c_void, io, os::fd::AsRawFd as _};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};

@@ -1,5 +1,4 @@
-//! The host's resolvers, which are asked for VMs whose policy has none of its own: as its file has
-//! them, now.
+//! Resolvers of the host, from its resolv.conf(5). They serve VMs whose policy names none.
 use std::{
     fs,
     net::SocketAddrV4,
@@ -8,7 +7,7 @@ use std::{
 
 use super::resolvers;
 
-/// Where the host says who its resolvers are: resolv.conf(5).
+/// File that names the host's resolvers: resolv.conf(5).
 pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// Who they were when they were last looked for.
@@ -19,7 +18,7 @@ pub(crate) struct HostResolvers {
 }
 
 impl HostResolvers {
-    /// As they are now.
+    /// Reads the present resolvers of the host.
     pub(crate) fn find() -> Self {
         Self::of(Path::new(RESOLV_CONF))
     }
@@ -35,8 +34,8 @@ impl HostResolvers {
         &self.now
     }
 
-    /// Looks for them again: they, if they are others. A file without any is one that is just being
-    /// written: those of before stay.
+    /// Reads the resolvers again; returns them if they changed. A file without any is being
+    /// rewritten, so the former ones stay.
     pub(crate) fn changed(&mut self) -> Option<Vec<SocketAddrV4>> {
         let found = read(&self.file);
         if found.is_empty() || found == self.now {

@@ -17,9 +17,10 @@ impl Attached {
         Ok(())
     }
 
-    /// Leads the world's first packets on forwarded ports to the engine. Their sockets are bound by
-    /// now: nobody else's port is taken. A forward of loopback is the host's alone, which comes by its
-    /// socket: whoever is on the uplink's link could send to that address too.
+    /// Directs first packets from outside to forwarded ports to the engine. The sockets are bound
+    /// by now, so no port of another process is taken. A forward of loopback serves the host only,
+    /// whose connections come by the socket: any neighbour on the uplink's link could send to that
+    /// address too.
     pub(crate) fn write_forwards(&self) -> anyhow::Result<()> {
         let forwards = &self.datapath.maps().forwards;
         let ours = |target: &ForwardTarget| self.vms.iter().any(|vm| vm.open.id == target.vm);
@@ -69,7 +70,7 @@ pub(crate) fn forwards_of(rules: &Range<u32>, config: &Config) -> Range<u32> {
     rules.end - forward_texts(config).count() as u32..rules.end
 }
 
-/// One text per flag, whatever its range.
+/// Returns one text per flag, whatever the length of its port range.
 pub(crate) fn forward_texts(config: &Config) -> impl Iterator<Item = String> {
     let mut texts: Vec<String> = config.forwards.iter().map(forward_text).collect();
     texts.dedup();

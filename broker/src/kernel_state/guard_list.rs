@@ -1,7 +1,7 @@
-//! The guard's list: what XDP may drop on its own, by policy.
+//! The guard's list: prefixes, by policy, that XDP may drop without the engine.
 //!
-//! Policies that are put in force one after the other have numbers of two sets in turn, so that what
-//! they deny is apart in the list while the VMs' rows change from one number to the other.
+//! Successive policies use numbers of two sets in turn, so that their entries stay apart in the
+//! list while the VMs' rows change from one number to the other.
 use std::collections::BTreeSet;
 
 use anyhow::Context as _;
@@ -10,15 +10,16 @@ use slipgate_control::maps::{DenyPrefix, Insert};
 
 use super::Attached;
 
-/// The bit of a policy's number that tells whose turn it is.
+/// Bit of a policy's number that selects one of the two sets.
 const TURN_BIT: u32 = 31;
-/// Bits of a policy's number that tell its owner's row, from 1: the rest tells which of the owner's.
+/// Bits of a policy's number that tell its owner's row, from 1: the rest tells which of the
+/// owner's.
 const OWNER_BITS: u32 = 16;
 const _: () = assert!(MAX_OWNERS < 1 << OWNER_BITS);
 
 impl Attached {
-    /// The number under which the guard finds what one of our policies denies. Policies that are put
-    /// in force one after the other take turns, so that their lists are apart.
+    /// Number under which the guard finds the denied prefixes of one of our policies. Successive
+    /// policies use the two sets in turn, so that their lists are apart.
     pub(crate) fn policy_number(&self, policy: u32) -> u32 {
         let turn = u32::from(self.turn) << TURN_BIT;
         turn | policy << OWNER_BITS | (self.owner.row() + 1)
@@ -28,7 +29,8 @@ impl Attached {
         number & ((1 << OWNER_BITS) - 1) == self.owner.row() + 1
     }
 
-    /// What the guard may drop on its own, of each policy that a VM has.
+    /// Writes the prefixes that the guard may drop without the engine, for each policy that a VM
+    /// has.
     pub(crate) fn write_denied(&self) -> anyhow::Result<()> {
         let deny = &self.datapath.maps().deny;
         let number = |prefix: &DenyPrefix| u32::from_be_bytes(prefix.key.policy);
@@ -43,7 +45,7 @@ impl Attached {
         vms.map(|vm| self.policy_number(vm.config.policy)).collect()
     }
 
-    /// Removes what was denied under these numbers.
+    /// Removes the prefixes that were denied under these numbers.
     pub(crate) fn forget_denied(&self, numbers: &BTreeSet<u32>) {
         let deny = &self.datapath.maps().deny;
         let removed =
@@ -54,8 +56,8 @@ impl Attached {
         }
     }
 
-    /// Removes what an earlier turn of the numbers that are not in force may have left: they are
-    /// about to be used again.
+    /// Removes remains of an earlier use of the set of numbers that is not in force, which is about
+    /// to be used again.
     pub(crate) fn clear_other_turn(&self) -> anyhow::Result<()> {
         let other = u32::from(!self.turn);
         let is_other = |number: u32| self.is_our_number(number) && number >> TURN_BIT == other;
@@ -65,7 +67,7 @@ impl Attached {
         Ok(())
     }
 
-    /// Adds what the policies deny to the guard's list.
+    /// Adds the prefixes that the policies deny to the guard's list.
     pub(crate) fn add_denied(&self) {
         let deny = &self.datapath.maps().deny;
         let used: BTreeSet<u32> = self.vms.iter().map(|vm| vm.config.policy).collect();

@@ -1,4 +1,4 @@
-//! What the kernel says of its network, as the engine wants to know it.
+//! Builds the engine's view of the host's network from netlink data.
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;

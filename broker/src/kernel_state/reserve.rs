@@ -1,5 +1,4 @@
-//! Reservation sockets of forwards: they keep the host's ports ours, and are what connections from
-//! the host itself arrive at.
+//! Sockets that reserve the host ports of forwards and accept connections from the host itself.
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddrV4},
@@ -77,7 +76,7 @@ pub(super) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Who holds a port.
+/// Process that holds a port.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Holder {
     pid: u32,
@@ -142,8 +141,8 @@ fn parent_of(pid: u32) -> Option<u32> {
     parent.trim().parse().ok().filter(|pid| *pid > 1)
 }
 
-/// What a process is called: its first argument's last part, as it is what we give our own, and
-/// `comm` of these is `exe`; else `comm`.
+/// Returns the name of a process: the last part of its first argument, because that is what
+/// slipgate's own processes set and their `comm` is `exe`; else `comm`.
 fn command_of(process: &Path) -> String {
     let read = |file| fs::read(process.join(file)).unwrap_or_default();
     let arguments = read("cmdline");

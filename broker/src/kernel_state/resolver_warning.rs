@@ -1,11 +1,11 @@
-//! What is said when guests' questions will find no answer.
+//! Warning that guests' DNS questions will find no answer.
 use slipgate_policy::Resolvers;
 
 use super::{Attached, ServedVm};
 use crate::host::{RESOLV_CONF, resolver_problem};
 
 impl Attached {
-    /// Says when nobody will answer guests' questions, as far as that shows.
+    /// Logs a warning if no resolver will answer guests' questions, as far as that can be known.
     pub(crate) fn warn_of_resolvers(&self) {
         let of = |vm: &ServedVm| self.policies.of(Some(vm.config.policy));
         let mut vms = self.vms.iter();

@@ -1,14 +1,14 @@
-//! The rules in `RULES`: a flow's slot names its rule by number. An element has the rule's text, for
-//! people, and what it is told by ([`Described`]).
+//! The rules in `RULES`: a flow's slot names its rule by number. An element holds the rule's text,
+//! for people, and its identity ([`Described`]).
 //!
 //! Several processes share the array. Each takes a run of free elements for its rules, or the run
-//! that has the same rules already (its predecessor's). A run is never given back while the maps
-//! live, since flows may name it, unless the array is full: then elements that no flow names any
-//! more are taken. A process that changes its rules takes such elements of its own first, but none
-//! that it still judges by: two runs alternate.
+//! that has the same rules already (its predecessor's). A run is not freed while the maps live,
+//! since flows may name it, unless the array is full: then elements that no flow names any more are
+//! reused. A process that changes its rules first reuses such elements of its own, except those of
+//! the rules in force: two runs alternate.
 //!
-//! What a process judges by it writes down in a file beside the locks (`<row>.rules`): none of that is
-//! taken by another while it lives, whether flows name it or not.
+//! Each process records the elements that it judges by in a file beside the locks (`<row>.rules`).
+//! No other process takes any of them while it lives, whether flows name them or not.
 use std::{
     collections::HashSet,
     fs::{self, File},
@@ -24,15 +24,15 @@ use slipgate_abi::{
 use slipgate_control::{Paths, maps::SharedMaps, owner};
 use slipgate_policy::Described;
 
-/// What an element is told by: digests of whole rules, or that it is free.
+/// Identity of an element: a digest of the whole rule, or the mark of a free element.
 type Whole = [u8; 16];
 const FREE: Whole = RuleElement::FREE.whole;
 
-/// Whose rules are written.
+/// Process whose rules are written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Writer<'w> {
     pub(crate) paths: &'w Paths,
-    /// Its row in `OWNERS`.
+    /// Row of the process in `OWNERS`.
     pub(crate) row: u32,
     /// Runs that this process has had.
     pub(crate) own: &'w [Range<u32>],
@@ -41,8 +41,8 @@ pub(crate) struct Writer<'w> {
     pub(crate) kept: &'w [Range<u32>],
 }
 
-/// Writes the rules; the run that they have. The directory of the locks is locked meanwhile, against other
-/// processes that do the same.
+/// Writes the rules; the run that they have. The directory of the locks is locked meanwhile,
+/// against other processes that do the same.
 pub(crate) fn write(
     maps: &SharedMaps,
     rules: &[Described],
@@ -111,7 +111,7 @@ impl Writer<'_> {
         self.paths.run_dir.join(format!("{row}.rules"))
     }
 
-    /// Writes down what is in use by us.
+    /// Records the elements that this process uses.
     fn claim(&self, ranges: &[Range<u32>]) -> anyhow::Result<()> {
         let path = self.claims_of(self.row);
         let lines = ranges
@@ -121,7 +121,8 @@ impl Writer<'_> {
             .with_context(|| format!("writing {}", path.display()))
     }
 
-    /// What other processes that live have in use. Of a dead one only what flows name is.
+    /// Returns the elements that other live processes use. Of a dead process, only the elements
+    /// that flows name are in use.
     fn of_others(&self) -> anyhow::Result<HashSet<u32>> {
         let mut in_use = HashSet::new();
         for row in owner::living(self.paths, owner::WHILE_SERVING)? {
@@ -135,7 +136,7 @@ impl Writer<'_> {
     }
 }
 
-/// Those of a file of claims.
+/// Ranges in the text of a claims file.
 fn ranges(text: &str) -> impl Iterator<Item = Range<u32>> {
     text.lines().filter_map(|line| {
         let (start, end) = line.split_once(' ')?;

@@ -23,7 +23,8 @@ impl Attached {
         ClientAnswer::UnknownVm { served }
     }
 
-    /// What is meant, as the engine has it; or the answer to who asked, when it is not here.
+    /// Resolves the target of a request to the engine's terms; returns the answer for the client if
+    /// the target is not here.
     pub(crate) fn resolve(
         &self,
         scope: Scope,

@@ -11,8 +11,8 @@ use slipgate_ipc::engine::VmSpec;
 use super::{Attached, xdp};
 
 impl Attached {
-    /// Serves TAPs that were made anew under their name (they have another index and no program),
-    /// and takes in changed MTUs. Returns what the engine is to be told of.
+    /// Serves TAPs that were recreated under their name (with another index and no program), and
+    /// follows changed MTUs. Returns the changed VMs for the engine.
     pub(crate) fn follow_taps(&mut self) -> anyhow::Result<Vec<VmSpec>> {
         let served: Vec<Served> = self
             .vms
@@ -62,7 +62,7 @@ impl Attached {
         Ok(tell)
     }
 
-    /// What a TAP that was made anew needs beside its program.
+    /// Applies the settings, besides the program, that a recreated TAP needs.
     fn equip(&self, tap: &str, ifindex: u32) -> anyhow::Result<()> {
         if let Some(mtu) = self.config.network.mtu {
             Device::with_index(ifindex)?.set_mtu(mtu)?;

@@ -1,4 +1,4 @@
-//! TAPs: attached to and brought up, written down for a successor, and shut when nobody serves them.
+//! TAPs: attached and brought up, recorded for a successor, and shut when no process serves them.
 use anyhow::Context as _;
 use slipgate_control::{
     attach::{self, Program},
@@ -95,7 +95,7 @@ impl Attached {
         }
     }
 
-    /// Puts the guard on TAPs whose VMM has turned segmentation off since, or takes it off.
+    /// Attaches or detaches the guard on TAPs whose VMM has changed segmentation offload since.
     pub(crate) fn look_at_guards(&mut self) {
         let mut locked = None;
         for vm in &self.vms {

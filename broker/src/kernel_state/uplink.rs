@@ -6,7 +6,7 @@ use slipgate_policy::document::ConfigError;
 use super::Attached;
 use crate::config::Config;
 
-/// The device.
+/// Device that leads to the outside network.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Uplink {
     pub(crate) name: String,

@@ -1,4 +1,4 @@
-//! VMs that are served: their rows, their quotas, and what the engine is told of them.
+//! VMs that are served: their rows, their quotas, and their specifications for the engine.
 use anyhow::Context as _;
 use slipgate_control::{
     device::Device,
@@ -16,9 +16,9 @@ use crate::config::VmConfig;
 /// snapshot finds the one it knew.
 const GATEWAY_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
 
-/// Frames of one guest that may be on their way to the engine at once, at most, and as many that the
-/// world sends it: room for a burst of first packets, and what another VM's first packet may have to
-/// wait behind, at a few microseconds each.
+/// Frames of one guest that may be on their way to the engine at once, at most, and as many that
+/// the world sends it: room for a burst of first packets, and what another VM's first packet may
+/// have to wait behind, at a few microseconds each.
 const MOST_CREDITS: u32 = 512;
 
 /// A VM that is served.
@@ -78,12 +78,12 @@ impl Attached {
         }
     }
 
-    /// What the engine is told of all VMs.
+    /// Specifications of all VMs for the engine.
     pub(crate) fn vm_specs(&self) -> Vec<VmSpec> {
         self.vms.iter().map(|vm| self.vm_spec(vm)).collect()
     }
 
-    /// What the engine is told of a VM.
+    /// Specification of one VM for the engine.
     pub(crate) fn vm_spec(&self, vm: &ServedVm) -> VmSpec {
         let network = &self.config.network;
         VmSpec {
@@ -105,15 +105,15 @@ impl Attached {
     }
 }
 
-/// How many frames each of several VMs may have on their way, and as many from the world: all together
-/// no more than the port queues, so that no VM's flood costs another one's frame.
+/// How many frames each of several VMs may have on their way, and as many from the world: all
+/// together no more than the port queues, so that no VM's flood costs another one's frame.
 fn credits_of(vms: usize) -> u32 {
     let share = QUEUE_FRAMES / 2 / u32::try_from(vms.max(1)).unwrap_or(u32::MAX);
     share.clamp(1, MOST_CREDITS)
 }
 
-/// The TAP that is to be served: a device of the tun driver with Ethernet frames. Another one's users
-/// would not expect to have it taken down and put behind our programs.
+/// The TAP that is to be served: a device of the tun driver with Ethernet frames. Another one's
+/// users would not expect to have it taken down and put behind our programs.
 pub(crate) fn tap_of(vm: &VmConfig, network: &Network) -> Result<u32, ConfigError> {
     let refused =
         |problem: String, remedy: String| Err(ConfigError::new("--tap", &vm.tap, problem, remedy));

@@ -10,7 +10,7 @@ use crate::{
     host::offers_tso,
 };
 
-/// Puts the guard on a TAP, or takes it off, as `--xdp` says.
+/// Attaches the guard to a TAP, or detaches it, according to `--xdp`.
 pub(super) fn guard(datapath: &Datapath, config: &Config, name: &str, ifindex: u32) -> Result<()> {
     let wanted = match config.xdp {
         Xdp::On => true,

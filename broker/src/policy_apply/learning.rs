@@ -1,18 +1,19 @@
 //! VMs that are open so that their policy can be learnt (`slipgate policy learn --open`).
 //!
 //! # Theory of operation
-//! Such a VM has a policy of its own, behind those of the file: the one that it had, with the default
-//! allow, and `inspect` meaning allow. So what a rule denies, and protected space, stays shut. It is
-//! put in force as any other policy is ([`super`]), and stays while another one is applied.
+//! Such a VM has a policy of its own, behind those of the file: its former policy with default
+//! allow, and with `inspect` treated as allow. So destinations that a rule denies, and protected
+//! addresses, stay closed. It is put in force like any other policy ([`super`]), and stays while
+//! another policy is applied.
 //!
-//! It lasts for as long as the client keeps its end of a socket open, for writing: when it ends,
-//! however it does, the VM has its own policy again (and then our end is closed too), and whatever
-//! that does not let in is cut, also where the policy leaves flows at a reload. If the texts of the
-//! policies find no room then, the ones of before stay in `RULES`, and the VM has its own among
-//! them. Where another process holds the lock, or descriptors are short, it is tried again a little
-//! later, and the VM is open until then. Should anything else fail, the VM is frozen.
+//! It lasts as long as the client keeps its end of a socket open for writing. When that end closes
+//! for any reason, the VM gets its own policy again, the broker's end is closed too, and flows that
+//! the own policy refuses are cut, even where that policy leaves flows at a reload. If the
+//! policies' texts find no room then, the former texts stay in `RULES`, and the VM's own policy is
+//! among them. If another process holds the lock, or descriptors are short, the broker retries a
+//! little later, and the VM is open until then. On any other failure the VM is frozen.
 //!
-//! Nothing of it is kept for a successor.
+//! None of this is kept for a successor.
 use std::{
     os::fd::{AsFd as _, OwnedFd},
     time::{Duration, Instant},
@@ -28,22 +29,22 @@ use slipgate_policy::{
 use super::{Change, PolicyChanges, Read};
 use crate::{config::Config, kernel_errors::is_passing, parts::Parts};
 
-/// After what can't be done just now.
+/// Delay before a retry when a step fails for a passing reason.
 const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
-/// One of them.
+/// A VM that is open for learning.
 #[derive(Debug)]
 pub(crate) struct LearningVm {
     vm: String,
     lifeline: OwnedFd,
-    /// The client has ended.
+    /// Whether the client has closed its end.
     over: bool,
-    /// When it is tried again to give its VM the policy of before.
+    /// Time of the next attempt to restore the VM's own policy.
     again_at: Option<Instant>,
 }
 
 impl LearningVm {
-    /// What to wait for: an end. A client has nothing to say.
+    /// Descriptor to poll for the client's end; a client sends nothing.
     pub(crate) fn lifeline(&self) -> Option<PollFd<'_>> {
         (!self.over).then(|| PollFd::new(self.lifeline.as_fd(), PollFlags::POLLIN))
     }
@@ -60,7 +61,7 @@ impl LearningVm {
     }
 }
 
-/// Which VMs have such a policy, and which of them it holds for.
+/// VMs that have a learning policy, and those for which it is in force.
 #[derive(Debug)]
 pub(super) struct LearningVms {
     with_policy: Vec<String>,
@@ -68,7 +69,7 @@ pub(super) struct LearningVms {
 }
 
 impl LearningVms {
-    /// Those that learn now.
+    /// VMs that are learning now.
     pub(super) fn of(learning: &[LearningVm]) -> Self {
         let open = learning.iter().filter(|one| !one.over);
         let open: Vec<String> = open.map(|one| one.vm.clone()).collect();
@@ -97,7 +98,7 @@ impl LearningVms {
     }
 }
 
-/// A policy that lets in what it does not deny.
+/// Makes a policy that admits everything that it does not deny.
 fn open(own: &LoadedPolicy, vm: &str) -> LoadedPolicy {
     let mut open = own.clone();
     open.default = Action::Allow;
@@ -183,7 +184,7 @@ impl PolicyChanges {
         open
     }
 
-    /// Closes VMs whose client has ended, and opens one that is to be: one change at a time.
+    /// Closes VMs whose client has ended, and opens the next one: one change at a time.
     pub(crate) fn see_to_learning(&mut self, parts: &mut Parts) -> anyhow::Result<()> {
         self.close_learnt(parts)?;
         if self.applying.is_none()
@@ -194,7 +195,7 @@ impl PolicyChanges {
         Ok(())
     }
 
-    /// Gives VMs whose client has ended their own policy again.
+    /// Restores the own policy of VMs whose client has ended.
     fn close_learnt(&mut self, parts: &mut Parts) -> anyhow::Result<()> {
         for one in &mut self.learning {
             one.over |= one.has_ended();

@@ -5,7 +5,7 @@ use slipgate_policy::document::{CliOverrides, RuleFlag};
 use super::*;
 use crate::config::tests::config;
 
-/// What is denied unless one of these rules says otherwise.
+/// Overrides that deny everything except what these rules permit.
 fn denying(rules: Vec<RuleFlag>) -> CliOverrides {
     CliOverrides {
         default: Some(Action::Deny),

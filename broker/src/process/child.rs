@@ -1,4 +1,4 @@
-//! A process of ours: this very binary in another role, started with one end of a channel and
+//! A child process of slipgate: this binary in another role, started with one end of a channel and
 //! nothing else.
 use std::{
     os::{
@@ -32,8 +32,8 @@ pub(crate) struct ChildProcess {
 }
 
 impl ChildProcess {
-    /// Starts it, to be its role's user. It inherits the channel's other end and stderr; its environment is empty but for
-    /// what changes how it logs.
+    /// Starts the process, to run as its role's user. It inherits the channel's other end and
+    /// stderr; its environment is empty except for variables that configure logging.
     pub(crate) fn start(role: Role, users: &Users) -> anyhow::Result<Self> {
         let (ours, theirs) = Channel::pair()?;
         let inherited = theirs.as_raw_fd();
@@ -72,7 +72,7 @@ impl ChildProcess {
         &self.channel
     }
 
-    /// What has come on the channel.
+    /// Receives the next message of the channel, if there is one.
     pub(crate) fn heard<M: Inbound>(&self) -> Result<Received<M>, ChannelError> {
         self.channel.try_receive()
     }
@@ -110,13 +110,13 @@ impl ChildProcess {
         }
     }
 
-    /// How one that has closed its channel ended, in words.
+    /// Describes how a process that has closed its channel ended.
     pub(crate) fn how_it_ended(&mut self) -> String {
         let end = self.end();
         end.unwrap_or_else(|| "closed its channel".into())
     }
 
-    /// An error that says how it ended, too early.
+    /// Makes an error that says how the process ended too early.
     pub(crate) fn ended_before(&mut self, what: &str) -> anyhow::Error {
         let end = self.how_it_ended();
         anyhow!("{} {end} before {what}", self.role)
@@ -131,13 +131,14 @@ impl Drop for ChildProcess {
     }
 }
 
-/// What ends a process in order. Service managers send it to every process of a service at once
-/// (systemd's `KillMode=control-group`); it is for the broker, which ends the others.
+/// Signals that end a process in order. Service managers send them to every process of a service at
+/// once (systemd's `KillMode=control-group`); they are for the broker, which ends the others.
 const FOR_THE_BROKER: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
-/// Lets a descriptor survive the execve, and gives the child a process group of its own (a ^C at the
-/// terminal is for the broker) and a clean signal mask. What is [`FOR_THE_BROKER`] it ignores from
-/// before its first moment: the broker has these blocked, and the child inherits that until here.
+/// Lets a descriptor survive the execve, and gives the child a process group of its own (a ^C at
+/// the terminal is for the broker) and a clean signal mask. What is [`FOR_THE_BROKER`] it ignores
+/// from before its first moment: the broker has these blocked, and the child inherits that until
+/// here.
 fn keep(fd: RawFd) -> std::io::Result<()> {
     for signal in FOR_THE_BROKER {
         // SAFETY: no handler is installed. What is ignored stays so over the execve.

@@ -1,21 +1,21 @@
-//! The engine for as long as the broker serves: watched, and another one in its place when it ends
-//! or hangs.
+//! Supervision of the engine: the broker watches it and replaces it when it ends or hangs.
 //!
 //! # Theory of operation
-//! Established flows need no engine, and all that a new one needs the broker has: the descriptors of
-//! maps and port, the forwards' sockets, the flow log, the policy in force, the owner's row. So one
-//! that ends unasked is replaced, and the next adopts the flows as after a start of slipgate
-//! ([`super::engine_process`]); what waits in the port's queue it finds there. What only the old one
-//! knew is gone with it: relayed connections, inspections and questions that were under way, captures.
+//! Established flows need no engine, and the broker has all that a new one needs: the descriptors
+//! of maps and port, the forwards' sockets, the flow log, the policy in force, the owner's row. So
+//! an engine that ends unasked is replaced, and the next one adopts the flows as after a start of
+//! slipgate ([`super::engine_process`]) and finds the frames that wait in the port's queue. State
+//! that only the old engine had is lost: relayed connections, inspections and questions under way,
+//! captures.
 //!
-//! It is seen to have ended by its pidfd, by the end of its channel, and by nonsense on it. It is
-//! seen to hang by not answering [`ToEngine::Ping`], which its loop answers. That is counted in looks
-//! of the broker's own, not in time: where both were stopped (a suspended machine, a frozen cgroup)
-//! neither is to blame. One that hangs is killed, and has ended.
+//! The broker detects the end by the engine's pidfd, by the end of its channel, and by an invalid
+//! message. It detects a hang by unanswered [`ToEngine::Ping`]s, which the engine's loop answers.
+//! Silence is counted in checks by the broker, not in time: if both were stopped (a suspended
+//! machine, a frozen cgroup), neither is at fault. A hanging engine is killed.
 //!
-//! The first time it is started again at once, then after a growing while. One that ends again and
-//! again, by a bug that a guest has found or for what this host lacks, is given up: then nothing new
-//! gets in, and what is established goes on.
+//! The first restart is immediate, later ones are delayed increasingly. An engine that ends
+//! repeatedly, because of a bug that a guest has found or for lack of a resource, is given up: then
+//! no new flow is admitted, and established flows continue.
 use std::{
     collections::VecDeque,
     os::fd::AsFd as _,
@@ -38,11 +38,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 const SILENT_LOOKS: u32 = 4;
 /// The same while it adopts.
 const SILENT_LOOKS_AT_START: u32 = 30;
-/// How long it may take to answer before it is told to stop.
+/// Time to answer before it is asked to stop.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// How long ends count.
 const ENDS_COUNT_FOR: Duration = Duration::from_secs(60);
-/// Before it is started again, by how often it has ended in that time; once more, and it is given up.
+/// Before it is started again, by how often it has ended in that time; once more, and it is given
+/// up.
 const BACK_OFF: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(100),
@@ -51,16 +52,16 @@ const BACK_OFF: [Duration; 5] = [
     Duration::from_secs(5),
 ];
 
-/// It ended too often.
+/// Error: the engine ended too often to be started again.
 #[derive(thiserror::Error, Debug)]
 #[error("the engine {how}; it has ended {times} times within a minute and is not started again")]
 pub(crate) struct GivenUp {
-    /// The last time.
+    /// How the engine ended the last time.
     how: String,
     times: usize,
 }
 
-/// The engine, or the place of one.
+/// The engine process, or its absence, with restarts and watchdog.
 #[derive(Debug)]
 pub(crate) struct Engine {
     /// Level of messages on its stderr.
@@ -68,7 +69,7 @@ pub(crate) struct Engine {
     state: State,
     ends: Ends,
     watch: Watch,
-    /// What was heard of it, or not, that ends it.
+    /// Reason to end the engine: a message that it sent, or silence.
     failure: Option<String>,
 }
 
@@ -115,7 +116,7 @@ impl Engine {
         }
     }
 
-    /// What to wait on, if there is one: its pidfd, and its channel.
+    /// Descriptors to poll, if an engine runs: its pidfd and its channel.
     pub(crate) fn watched(&self) -> Option<[PollFd<'_>; 2]> {
         let process = self.process()?;
         Some([
@@ -132,8 +133,8 @@ impl Engine {
         }
     }
 
-    /// Sends a message, now or when there is room. Where there is no engine it is told by how the
-    /// next one is started.
+    /// Sends a message, now or when there is room. Without an engine the message is dropped: the
+    /// next one gets the present state at its start.
     pub(crate) fn tell(&mut self, message: ToEngine) -> anyhow::Result<()> {
         self.process_mut().map_or(Ok(()), |it| it.tell(message))
     }
@@ -146,7 +147,8 @@ impl Engine {
         }
     }
 
-    /// What it has said, up to so much at a time; answers to the watch are taken out.
+    /// Receives messages of the engine, a limited number per call; answers to the watchdog are
+    /// removed.
     pub(crate) fn hear(&mut self) -> anyhow::Result<Vec<FromEngine>> {
         let mut heard = Vec::new();
         let Some(process) = self.process_mut() else {
@@ -177,7 +179,7 @@ impl Engine {
         Ok(heard)
     }
 
-    /// It says that it is ready; whether it was to say so.
+    /// Handles the engine's message that it is ready; returns whether that was expected.
     pub(crate) fn serves(&mut self) -> bool {
         let none = State::Due(Instant::now());
         let (state, begins) = match std::mem::replace(&mut self.state, none) {
@@ -214,13 +216,13 @@ impl Engine {
         Ok(failure)
     }
 
-    /// Its pidfd says that it has.
+    /// Records the engine's end, which its pidfd has reported.
     pub(crate) fn has_ended(&mut self) {
         let how = self.process_mut().map(EngineProcess::how_it_ended);
         self.failure = self.failure.take().or(how);
     }
 
-    /// Sees to it that there is another one in time, unless it has ended too often.
+    /// Schedules the next start of an engine, unless it has ended too often.
     pub(crate) fn plan(&mut self, how: String) -> Result<(), GivenUp> {
         match self.ends.add(Instant::now()) {
             Ok(due) => {
@@ -238,12 +240,12 @@ impl Engine {
         matches!(self.state, State::Due(due) if due <= Instant::now())
     }
 
-    /// Not now: what has to be done before can't be.
+    /// Postpones the start, because a step before it can't be done yet.
     pub(crate) fn put_off(&mut self) {
         self.state = State::Due(Instant::now() + LOOK_EVERY);
     }
 
-    /// Starts it; it says when it is ready. One that can't be started has ended.
+    /// Starts an engine, which reports when it is ready. One that can't be started counts as ended.
     pub(crate) fn start_again(&mut self, attached: &Attached, reserved_ports: &[(u8, u16)]) {
         match EngineProcess::start(attached, reserved_ports, &self.log) {
             Ok(process) => {
@@ -254,8 +256,8 @@ impl Engine {
         }
     }
 
-    /// Stops it in order, within so long. Where it does not answer any more, ends meanwhile, or there
-    /// is none just now, another one is started to do it.
+    /// Stops the engine in order, within a time limit. If it does not respond, ends meanwhile, or
+    /// does not run, another one is started to do the work.
     pub(crate) fn stop(
         self,
         exit: OnExit,
@@ -304,11 +306,11 @@ impl Ends {
     }
 }
 
-/// Whether it answers.
+/// Watchdog of the engine's event loop.
 #[derive(Debug)]
 struct Watch {
     due: Instant,
-    /// What it was asked and has not answered, and at how many looks it had not.
+    /// Number of the unanswered ping, and the number of checks at which it was unanswered.
     asked: Option<(u64, u32)>,
     last: u64,
     most_silent: u32,
@@ -324,7 +326,7 @@ impl Watch {
         }
     }
 
-    /// Looks, when it is time; what to ask it, if anything.
+    /// Returns the number of the next ping, when one is due.
     fn look(&mut self, now: Instant) -> Option<u64> {
         if now < self.due {
             return None;
@@ -344,7 +346,7 @@ impl Watch {
         self.asked.take_if(|(asked, _)| *asked == request);
     }
 
-    /// For how long it has said nothing, if that is too long.
+    /// Duration of its silence, if that is too long.
     fn hangs(&self) -> Option<Duration> {
         let (_, silent) = self.asked?;
         (silent >= self.most_silent).then_some(silent * LOOK_EVERY)

@@ -1,5 +1,4 @@
-//! An engine process as the broker has it: handed descriptors and how to work, then told of
-//! changes.
+//! A running engine process: it gets descriptors and settings at its start, and changes later.
 use std::{
     net::SocketAddrV4,
     os::fd::{AsFd, BorrowedFd},
@@ -27,7 +26,7 @@ pub(crate) struct EngineProcess {
 }
 
 impl EngineProcess {
-    /// Starts the engine and tells it everything; it is on its way then.
+    /// Starts the engine and queues its settings; does not wait until it serves.
     pub(crate) fn start(
         attached: &Attached,
         reserved_ports: &[(u8, u16)],
@@ -83,12 +82,12 @@ impl EngineProcess {
         Ok(self.outgoing.send(self.process.channel(), message)?)
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends waiting messages while there is room.
     pub(crate) fn flush(&mut self) -> anyhow::Result<()> {
         Ok(self.outgoing.flush(self.process.channel())?)
     }
 
-    /// What to wait for on its channel.
+    /// Events to poll for on the engine's channel.
     pub(crate) fn wants(&self) -> PollFlags {
         match self.outgoing.is_empty() {
             true => PollFlags::POLLIN,
@@ -165,13 +164,13 @@ impl EngineProcess {
         }
     }
 
-    /// How one that has closed its channel ended, in words.
+    /// Describes how an engine that has closed its channel ended.
     pub(crate) fn how_it_ended(&mut self) -> String {
         self.process.how_it_ended()
     }
 }
 
-/// What it is told of the forwards.
+/// Forwards in the form in which the engine gets them.
 fn forwards(attached: &Attached) -> impl Iterator<Item = ForwardSocket<BorrowedFd<'_>>> {
     let all = attached.config.forwards.iter();
     all.zip(&attached.forward_sockets).map(|(forward, socket)| {

@@ -1,5 +1,5 @@
-//! The metrics process as the broker has it: started with the maps and the socket, asked for by
-//! nobody, started again when it ends.
+//! Supervision of the metrics process: the broker starts it with the maps and the socket, and again
+//! when it ends.
 use std::{
     net::TcpListener,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
@@ -26,7 +26,7 @@ pub(crate) struct Metrics {
     state: State,
     /// Before the next start, if this one fails.
     back_off: Duration,
-    /// That it ended was said.
+    /// Whether its end was logged.
     told: bool,
     /// A question of its own is on its way to the engine.
     pub(crate) asking: Option<u64>,
@@ -53,7 +53,7 @@ impl Metrics {
         metrics
     }
 
-    /// To be waited on, to be readable.
+    /// Descriptors to poll for input.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let running = match &self.state {
             State::Runs(process, _) => Some(process),
@@ -97,7 +97,7 @@ impl Metrics {
         wanted.filter(|_| self.asking.is_none())
     }
 
-    /// Gives it what it asked for.
+    /// Sends it the page that it asked for.
     pub(crate) fn answer(&mut self, reply: EngineReply) {
         self.asking = None;
         let EngineReply::Inventory(page) = reply else {

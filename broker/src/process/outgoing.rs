@@ -1,8 +1,9 @@
-//! What is on its way to the engine.
+//! Queue of messages to the engine.
 //!
-//! The engine is never waited for: it may be waiting for the broker to hear what it says. What its
-//! channel has no room for is kept until it has, in order, up to a bound. What one that is gone was
-//! to be told is nothing any more: the next one is told how everything stands when it is started.
+//! The broker never blocks on a send to the engine, because the engine may itself be blocked on a
+//! send to the broker. Messages for which the channel has no room are kept in order, up to a bound.
+//! Messages for an engine that has ended are dropped: the next one gets the complete state at its
+//! start.
 use std::collections::VecDeque;
 
 use slipgate_ipc::{
@@ -19,12 +20,12 @@ const MANY_QUEUED: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     waiting: VecDeque<Packet>,
-    /// More was to be said than may wait.
+    /// Whether more messages were queued than may wait.
     overflowed: bool,
 }
 
 impl Outgoing {
-    /// Sends a message behind those that wait, now or when there is room.
+    /// Queues a message behind those that wait, and sends as many as there is room for.
     pub(crate) fn send(
         &mut self,
         channel: &Channel,
@@ -38,7 +39,7 @@ impl Outgoing {
         self.flush(channel)
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends waiting messages while there is room.
     pub(crate) fn flush(&mut self, channel: &Channel) -> Result<(), ChannelError> {
         while let Some(packet) = self.waiting.front() {
             match channel.try_send_packet(packet) {
@@ -51,12 +52,12 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Whether nothing waits.
+    /// Whether no message waits to be sent.
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Why the engine is not told everything any more.
+    /// Reason why the engine no longer gets every message, if so.
     pub(crate) fn failure(&self) -> Option<String> {
         self.overflowed
             .then(|| format!("hangs: it has not taken {MOST_QUEUED} messages"))

@@ -6,8 +6,8 @@ use super::Broker;
 use crate::{host, kernel_errors::is_shortage};
 
 impl Broker {
-    /// Takes in what has changed in the host's network, and goes along with it. What can't be done for
-    /// want of descriptors or memory is done later, with all else that changed by then.
+    /// Follows changes of the host's network. A change that can't be followed for lack of
+    /// descriptors or memory is followed later, with all other changes by then.
     pub(super) fn follow_network(&mut self) -> anyhow::Result<()> {
         let changes = self.parts.attached.watch.update()?;
         let done = self.go_along_with(changes);
@@ -53,8 +53,8 @@ impl Broker {
         vms.try_for_each(|vm| self.parts.engine.tell(vm))
     }
 
-    /// Whether it was done. What failed for want of descriptors or memory is left to the watch, which
-    /// asks for everything again later.
+    /// Whether it was done. What failed for want of descriptors or memory is left to the watch,
+    /// which asks for everything again later.
     pub(super) fn unless_short(&mut self, done: anyhow::Result<()>) -> anyhow::Result<bool> {
         match done {
             Err(e) if is_shortage(&e) => {

@@ -1,4 +1,4 @@
-//! From what is attached to a broker that serves, and to its end.
+//! The steps from attached kernel state to a serving broker, and from there to its end.
 use std::{io::Write as _, time::Instant};
 
 use anyhow::Context as _;
@@ -16,7 +16,7 @@ use crate::{
     vm::Vm,
 };
 
-/// The line that says that guests are served.
+/// Line on stdout once guests are served.
 const READY: &str = "slipgate: ready";
 
 impl Broker {

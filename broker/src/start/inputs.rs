@@ -1,5 +1,5 @@
-//! The files that the NAT's flags name, opened before anything is made: what is wrong with one is
-//! the command line's fault.
+//! Files that the NAT's flags name, opened before anything is created: a fault in one is an error
+//! of the command line.
 use std::{
     fs::File,
     net::{SocketAddr, TcpListener},
@@ -16,16 +16,16 @@ use crate::{
     output_files::{open_flow_log, open_pcap},
 };
 
-/// All of them.
+/// All files and settings that are read before the start.
 #[derive(Debug)]
 pub(crate) struct Inputs {
     pub(crate) loaded: LoadedPolicies,
     pub(crate) policies: PolicySet,
     pub(crate) flow_log: Option<File>,
     pub(crate) pcap: Option<File>,
-    /// The socket of `--metrics`.
+    /// Listening socket of `--metrics`.
     pub(crate) metrics: Option<TcpListener>,
-    /// Whom our processes are.
+    /// Users that slipgate's processes run as.
     pub(crate) users: Users,
 }
 
@@ -44,14 +44,14 @@ impl Inputs {
         })
     }
 
-    /// Those that stay open, by flag.
+    /// Files that stay open, each with its flag.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &File)> {
         let flow_log = self.flow_log.iter().map(|file| ("--flow-log", file));
         flow_log.chain(self.pcap.iter().map(|file| ("--pcap", file)))
     }
 }
 
-/// Listens where `--metrics` says.
+/// Opens the listening socket of `--metrics`.
 fn listen(address: SocketAddr) -> Result<TcpListener, ConfigError> {
     TcpListener::bind(address).map_err(|e| {
         let problem = format!("it can't be listened at ({e})");

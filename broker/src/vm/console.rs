@@ -1,8 +1,8 @@
-//! What the user types, on its way to the guest.
+//! Input of the guest's console: keys that the user types.
 //!
-//! It goes through the broker, so that a terminal's descriptor stays here and the escape works
-//! whatever the guest does. What the guest prints does not come through: the VMM writes it to
-//! stdout by itself, and the broker never sees a byte of the guest's.
+//! Input goes through the broker, so that a terminal's descriptor stays here and the escape works
+//! whatever the guest does. Output does not: the VMM writes it to stdout itself, and the broker
+//! never sees a byte of it.
 use std::{
     io::{ErrorKind, Write as _},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -41,10 +41,10 @@ struct Keys {
     _raw: Raw,
 }
 
-/// What became of a turn.
+/// Result of a round of console input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Typed {
-    /// Nothing of note.
+    /// Ordinary text, or nothing.
     Text,
     /// The escape, or the terminal is gone: the user wants out.
     Quit,
@@ -87,7 +87,7 @@ impl Console {
         }
     }
 
-    /// What to wait for.
+    /// Descriptor and events to poll for.
     pub(crate) fn wants(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
         let way = self.way.as_ref()?;
         if way.waiting.is_empty() {
@@ -99,7 +99,7 @@ impl Console {
         }
     }
 
-    /// Takes its turn: what was waited for is there.
+    /// Handles the event that was polled for.
     pub(crate) fn turn(&mut self) -> Typed {
         let Some(way) = &mut self.way else {
             return Typed::Text;
@@ -118,7 +118,7 @@ impl Console {
 }
 
 impl Way {
-    /// What was typed, and whether there may be more.
+    /// Reads input; returns its kind and whether there may be more.
     fn read(&mut self) -> (Typed, bool) {
         let mut bytes = [0; WAITING];
         match nix::unistd::read(std::io::stdin(), &mut bytes) {
@@ -138,7 +138,7 @@ impl Way {
         }
     }
 
-    /// Writes what goes; whether anybody reads there.
+    /// Writes waiting input; returns whether the guest's end is still open.
     fn write(&mut self) -> bool {
         match self.to.write(&self.waiting) {
             Ok(length) => {

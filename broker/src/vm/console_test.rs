@@ -1,6 +1,6 @@
 use super::*;
 
-/// What a guest gets of these keys, read in these pieces.
+/// Returns the input that the guest gets from the keys, read in these pieces, and the last result.
 fn typed(pieces: &[&[u8]]) -> (Vec<u8>, Typed) {
     let (mut escape, mut text) = (Escape::default(), Vec::new());
     for piece in pieces {

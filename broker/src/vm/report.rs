@@ -28,17 +28,17 @@ pub(crate) struct Report<'a, N> {
     pub(crate) exit_code: u8,
     /// From the start of the command to the guest's first instruction, µs.
     pub(crate) prepared_us: Option<u64>,
-    /// From there to the end of the first line on its console, µs.
+    /// Time from there to the end of the first line on its console, µs.
     pub(crate) first_line_us: Option<u64>,
-    /// From there to its end, µs.
+    /// Time from there to the guest's end, µs.
     pub(crate) ran_us: Option<u64>,
     /// The machine's counters; none when it was killed.
     pub(crate) vmm: Option<serde_json::Value>,
-    /// What `slipgate stats` shows of the VM.
+    /// Counters that `slipgate stats` shows for the VM.
     pub(crate) nat: Option<N>,
 }
 
-/// What ended it.
+/// Outcome of a run.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case", tag = "outcome")]
 pub(crate) enum How {
@@ -68,7 +68,7 @@ pub(crate) enum How {
 }
 
 impl<'a, N> Report<'a, N> {
-    /// Of a VM that never ran.
+    /// Makes the report of a VM that never ran.
     pub(crate) fn not_started(config: &'a RunConfig, error: &anyhow::Error) -> Self {
         let exit_code = exit_status(error);
         let vm = &config.nat.vms[0];
@@ -136,8 +136,8 @@ impl ReportFile {
     }
 }
 
-/// Exit status of a command line that can't be used, as clap has it: flags, or the files and devices
-/// that they name.
+/// Exit status of a command line that can't be used, as clap has it: flags, or the files and
+/// devices that they name.
 pub const EXIT_USAGE: u8 = 2;
 
 /// Exit statuses: see the help of `slipgate run`.
@@ -180,7 +180,8 @@ impl How {
         }
     }
 
-    /// Says it on stderr, where it is not what was wanted.
+    /// Logs the outcome of the VM. A crash and failures of slipgate are printed at any log level;
+    /// an error before the start is the command's own.
     pub(crate) fn tell(&self, name: &str) {
         match self {
             // The command's own error.

@@ -23,7 +23,8 @@ pub(super) fn is_ours() -> bool {
 pub(super) struct Raw(());
 
 impl Raw {
-    /// Hands each key on as it is typed, ^C too. What is written still begins its lines at the left.
+    /// Hands each key on as it is typed, ^C too. What is written still begins its lines at the
+    /// left.
     pub(super) fn enter() -> nix::Result<Self> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {

@@ -1,4 +1,4 @@
-//! The VMM process as the broker has it: handed descriptors, told when to run and when to stop.
+//! A running VMM process: it gets descriptors at its start, and orders to run and to stop.
 use std::{
     fs::{File, OpenOptions},
     os::{
@@ -19,9 +19,9 @@ use slipgate_policy::document::ConfigError;
 
 use crate::{config::MachineSpec, process::ChildProcess, role::Role};
 
-/// How long the VMM may take to make a machine: it reads kernel and initrd.
+/// Time within which the VMM has to create a machine, which includes reading kernel and initrd.
 const MADE_WITHIN: Duration = Duration::from_secs(60);
-/// How long it may take to stop one. It writes out what the guest printed.
+/// Time within which it has to stop one, which includes writing the guest's remaining output.
 const STOPPED_WITHIN: Duration = Duration::from_secs(5);
 
 /// A running VMM. It is killed when this is dropped.
@@ -30,16 +30,16 @@ pub(crate) struct VmmProcess {
     process: ChildProcess,
 }
 
-/// What a VMM works with.
+/// Descriptors that a VMM is given.
 #[derive(Debug)]
 pub(crate) struct Handed {
     pub(crate) kvm: File,
     pub(crate) kernel: Option<File>,
     pub(crate) initrd: Option<File>,
-    /// The console's.
+    /// Input of the guest's console.
     pub(crate) input: OwnedFd,
     pub(crate) output: OwnedFd,
-    /// One queue of the TAP per pair.
+    /// Queues of the TAP, one per pair.
     pub(crate) taps: Vec<OwnedFd>,
 }
 
@@ -93,8 +93,8 @@ impl VmmProcess {
         Ok(self.channel().send(ToVmm::<OwnedFd>::Go)?)
     }
 
-    /// Asks for the counters; answered by [`FromVmm::Counters`]. `false` when it does not listen:
-    /// it is not waited for, and one that has ended is heard of in its turn.
+    /// Requests the counters; answered by [`FromVmm::Counters`]. Returns `false` when the channel
+    /// is full or closed; the call never waits, and the end of a VMM is reported elsewhere.
     pub(crate) fn ask_counters(&self, id: u64) -> bool {
         let asked = self.channel().try_send(ToVmm::<OwnedFd>::Counters { id });
         asked.unwrap_or(false)
@@ -109,7 +109,7 @@ impl VmmProcess {
         self.process.channel()
     }
 
-    /// What it has said.
+    /// Receives the next message of the VMM, if there is one.
     pub(crate) fn heard(&self) -> anyhow::Result<Received<FromVmm>> {
         Ok(self.process.heard()?)
     }

@@ -1,4 +1,4 @@
-//! What `slipgate run` was told: the machine, and the NAT of its one VM.
+//! Configuration of `slipgate run`: the machine, and the NAT of its one VM.
 use slipgate_broker::config::{Config, MachineSpec, RunConfig, VmConfig, VmFlags};
 use slipgate_ipc::engine::OnExit;
 use slipgate_policy::document::{ConfigError, Limits, RuleFlag, check_name};
@@ -10,21 +10,21 @@ use crate::args::RunArgs;
 const MAX_CPUS: u32 = 32;
 /// Queue pairs at most.
 const MAX_QUEUES: u32 = 16;
-/// Memory, MiB: what the built-in guest needs, and what fits 40 bits of guest-physical address
-/// beside the holes.
+/// Permitted memory, MiB: from the need of the built-in guest to what fits 40 bits of
+/// guest-physical address beside the holes.
 const MEMORY_MIB: std::ops::RangeInclusive<u64> = 32..=524_288;
 /// Longest command line, bytes: x86 Linux's `COMMAND_LINE_SIZE` less the final zero.
 const MAX_CMDLINE: usize = 2_047;
-/// What the built-in guest does unless told otherwise.
+/// Default work of the built-in guest.
 const BUILT_IN_WORK: &str = "selftest";
-/// How a kernel is started unless told otherwise: its messages are seen, and a panic ends the VM.
+/// Default kernel command line: messages are shown, and a panic ends the VM.
 const KERNEL_CMDLINE: &str = "console=ttyS0 panic=-1";
 /// For the kernel to put a number in the place of `%d`.
 const TAP_PATTERN: &str = "sgvm%d";
 /// The guest's MAC, locally administered; all VMs may have the same.
 const GUEST_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x02];
 
-/// Checks what was typed. `order`: the rule flags as typed, see [`super::rule_flags`].
+/// Checks the flags of `run`. `order`: the rule flags as typed, see [`super::rule_flags`].
 pub(crate) fn run(args: &RunArgs, order: Vec<RuleFlag>) -> Result<RunConfig, ConfigError> {
     let tap = match &args.tap {
         Some(tap) => {

@@ -6,7 +6,7 @@ use slipgate_policy::document::{ConfigError, address};
 
 use crate::args::NatArgs;
 
-/// Checks what was typed.
+/// Checks the flags of the guest network.
 pub(super) fn parse(args: &NatArgs) -> Result<GuestNetwork, ConfigError> {
     let guest = address("--guest-ip", &args.guest_ip)?;
     let gateway = address("--gateway", &args.gateway)?;

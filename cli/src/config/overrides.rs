@@ -1,4 +1,4 @@
-//! What flags say of policies.
+//! Policy settings of the flags.
 use slipgate_policy::{
     Action,
     document::{CliOverrides, ConfigError, Quotas, RuleFlag, parse_host_loopback},
@@ -6,7 +6,7 @@ use slipgate_policy::{
 
 use crate::args::{DefaultRule, NatArgs};
 
-/// What the flags say of policies. `rules`: the rule flags as typed.
+/// Collects the policy settings of the flags. `rules`: the rule flags as typed.
 pub(super) fn of(nat: &NatArgs, rules: Vec<RuleFlag>) -> Result<CliOverrides, ConfigError> {
     Ok(CliOverrides {
         rules,

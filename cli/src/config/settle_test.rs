@@ -67,7 +67,7 @@ fn a_vm_has_the_policy_and_quotas_that_are_nearest_to_it() {
     assert_eq!(resolvers(&c), [Asked::Nobody, Asked::Nobody]);
 }
 
-/// Of each policy, the unnamed one first.
+/// Resolvers of each policy, the unnamed one first.
 fn resolvers(config: &Config) -> Vec<Asked> {
     let loaded = config.load_policies().unwrap().policies.into_iter();
     loaded.map(|policy| policy.settings.dns.resolvers).collect()

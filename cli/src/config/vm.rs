@@ -1,4 +1,5 @@
-//! `--vm name=a,tap=tap0[,mac=M][,ip=A][,max-flows=N][,policy=NAME]` and its short form `--tap tap0`.
+//! `--vm name=a,tap=tap0[,mac=M][,ip=A][,max-flows=N][,policy=NAME]` and its short form `--tap
+//! tap0`.
 use slipgate_abi::portframe::is_port_device;
 use slipgate_broker::config::{GuestNetwork, VmConfig, VmFlags};
 use slipgate_policy::document::{ConfigError, Limits, address, check_name};
@@ -6,7 +7,7 @@ use slipgate_policy::document::{ConfigError, Limits, address, check_name};
 /// Longest name of a network device, bytes (IFNAMSIZ less the final zero).
 const MAX_IFNAME: usize = 15;
 
-/// All VMs of the command line.
+/// Parses all VMs of the command line.
 pub(super) fn parse(
     specs: &[String],
     taps: &[String],

@@ -1,4 +1,4 @@
-//! `slipgate policy apply`: another policy, without an end of what it allows.
+//! `slipgate policy apply`: another policy, without ending the flows that it permits.
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -10,7 +10,7 @@ use crate::{
     show::{print_once, table::counted},
 };
 
-/// Has the one process here that is meant read its policy anew, or another file.
+/// Asks the broker to read its policy file again, or another file.
 pub(crate) fn run(args: &ApplyArgs) -> anyhow::Result<()> {
     let socket = socket(args)?;
     let file = args.file.as_deref().map(absolute).transpose()?;

@@ -1,7 +1,7 @@
-//! `slipgate capture`: one live flow's packets, or a VM's, as pcapng.
+//! `slipgate capture`: packets of one live flow, or of a VM, as pcapng.
 //!
-//! The engine writes to one end of a socket pair that is made here; what comes out of the other is
-//! written on, block by block, so that the file is whole whenever it ends.
+//! The engine writes to one end of a socket pair that is made here. The data from the other end is
+//! written block by block, so that the file is complete whenever it ends.
 use std::{
     fs::OpenOptions,
     io::{self, IsTerminal as _, Read as _, Write},
@@ -29,7 +29,7 @@ use crate::{
     log::say,
 };
 
-/// To stdout.
+/// Argument that stands for stdout.
 const STDOUT: &str = "-";
 /// Type and length at a block's begin, the length again at its end (draft-ietf-opsawg-pcapng
 /// section 3.1).
@@ -38,9 +38,9 @@ const BLOCK_LEN: usize = 12;
 const MOST_BLOCK_LEN: usize = 1 << 17;
 /// Reads after ^C: more than a socket holds, by Linux's default.
 const LAST_READS: usize = 8;
-/// Enhanced packet block.
+/// Type of an enhanced packet block.
 const PACKET: u32 = 6;
-/// Interface statistics block.
+/// Type of an interface statistics block.
 const STATISTICS: u32 = 5;
 
 /// Captures until the end that was asked for, or ^C.
@@ -155,7 +155,7 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// Adds what came; all blocks that are whole now.
+    /// Adds received bytes; returns all blocks that are complete now.
     fn take(&mut self, bytes: &[u8]) -> anyhow::Result<&[u8]> {
         self.buffer.extend_from_slice(bytes);
         while let Some(block) = self.next()? {
@@ -164,7 +164,7 @@ impl Blocks {
         Ok(&self.buffer[..self.whole])
     }
 
-    /// They were written.
+    /// Removes the blocks that were written.
     fn written(&mut self) {
         self.buffer.drain(..self.whole);
         self.whole = 0;

@@ -12,7 +12,7 @@ use crate::{
     show::{print_once, table::counted},
 };
 
-/// Cuts each of what is named. What fails does not keep the rest.
+/// Cuts each flow or VM that is named. A failure does not prevent the others.
 pub(crate) fn run(args: &CutArgs) -> anyhow::Result<()> {
     let mut failed = Vec::new();
     let mut flows = 0;
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &CutArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What has the form of a flow's id is one: no VM is called so by chance.
+/// Parses a target. A text in the form of a flow id is an id: no VM has such a name by chance.
 pub(super) fn target(text: &str) -> Target {
     match FlowId::parse(text) {
         Some(_) => Target::Flow(text.to_owned()),

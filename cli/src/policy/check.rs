@@ -1,4 +1,4 @@
-//! `slipgate policy check`: what is wrong with a policy file, and what is likely meant otherwise.
+//! `slipgate policy check`: errors of a policy file, and rules that are probably mistakes.
 use std::process::ExitCode;
 
 use slipgate_policy::tools::check::{summary, warnings};

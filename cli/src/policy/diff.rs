@@ -1,4 +1,5 @@
-//! `slipgate policy diff`: what a candidate would have changed, by what was recorded.
+//! `slipgate policy diff`: the decisions that a candidate policy would have changed, by the records
+//! of a flow log.
 use std::process::ExitCode;
 
 use slipgate_policy::tools::{diff::Diff, flow_log::Recorded};

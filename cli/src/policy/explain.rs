@@ -1,4 +1,4 @@
-//! `slipgate policy explain`: what a file decides, without anything running.
+//! `slipgate policy explain`: the decision of a policy file about a flow, without a running broker.
 use std::process::ExitCode;
 
 use slipgate_abi::Protocol;

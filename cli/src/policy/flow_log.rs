@@ -11,19 +11,19 @@ use slipgate_policy::{
     tools::flow_log::{Reader, Seen},
 };
 
-/// Reads a whole log; what its lines tell goes to `each`.
+/// Reads a whole log and passes the contents of each line to `each`.
 pub(super) fn read(path: &Path, each: &mut dyn FnMut(Seen)) -> Result<Reader, ConfigError> {
     let mut follower = Follower::open(path)?;
     follower.more(each)?;
     Ok(follower.reader)
 }
 
-/// Reads what is appended, and goes on with the next file when the log is rotated.
+/// Reader of appended lines, which continues with the next file when the log is rotated.
 pub(super) struct Follower {
     path: PathBuf,
     file: BufReader<File>,
     inode: u64,
-    /// The begin of a line whose end is not written yet.
+    /// Beginning of a line whose end is not written yet.
     partial: String,
     pub(super) reader: Reader,
 }
@@ -41,7 +41,7 @@ impl Follower {
         })
     }
 
-    /// What has been appended since.
+    /// Reads the lines that were appended since the last call.
     pub(super) fn more(&mut self, each: &mut dyn FnMut(Seen)) -> Result<(), ConfigError> {
         self.drain(each)?;
         // Moved away by a rotation, or cut short: what the old one had is read by now.

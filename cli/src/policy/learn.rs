@@ -1,5 +1,5 @@
-//! `slipgate policy learn`: the least policy that covers what was seen, of a running VM ([`live`]) or
-//! in a flow log.
+//! `slipgate policy learn`: the smallest policy that covers the observed traffic, of a running VM
+//! ([`live`]) or from a flow log.
 mod live;
 
 use std::{
@@ -32,7 +32,7 @@ use slipgate_policy::document::ConfigError;
 
 /// How often a log that is followed is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Some of what was seen is not covered.
+/// Exit status when the policy does not cover all observed traffic.
 const EXIT_INCOMPLETE: u8 = 4;
 
 pub(super) fn run(args: &LearnArgs) -> anyhow::Result<ExitCode> {
@@ -78,7 +78,7 @@ pub(super) fn run(args: &LearnArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What may be missing of what was read.
+/// Returns remarks on records that may be missing from the input.
 fn incomplete(reader: &Reader) -> Vec<String> {
     let mut remarks = Vec::new();
     if reader.lost > 0 {
@@ -137,7 +137,7 @@ impl Wait {
         })
     }
 
-    /// Waits until `fd` is readable, or for so long; whether it is time to end.
+    /// Waits until `fd` is readable or a time has passed; returns whether to end.
     fn until(
         &mut self,
         fd: Option<BorrowedFd<'_>>,

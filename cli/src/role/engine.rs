@@ -1,7 +1,7 @@
-//! The engine process: parses what guests send, and owns nothing but what it was handed.
+//! The engine process: parses guests' packets with the descriptors that it was given.
 //!
-//! It receives descriptors and how to work, confines itself for good ([`crate::sandbox`]), and
-//! runs [`userspace_nat`]'s engine over the kernel's tables until the broker says stop or is gone.
+//! It receives descriptors and settings, confines itself for good ([`crate::sandbox`]), and runs
+//! [`userspace_nat`]'s engine over the kernel's tables until the broker sends a stop or is gone.
 mod control;
 mod convert;
 mod kernel;
@@ -31,7 +31,7 @@ use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};
 use super::inherited;
 use crate::{args::ChildArgs, log, sandbox};
 
-/// Runs until the broker says stop.
+/// Runs until the broker sends a stop.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
     let channel = Rc::new(inherited::channel("engine", args.fd)?);
@@ -149,7 +149,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the broker sends at the start.
+/// Receives the broker's messages up to the start.
 fn receive(channel: &Channel) -> anyhow::Result<(Start, Vec<ForwardSocket>)> {
     let gone = "the broker is gone before it said how to work";
     let Some(ToEngine::Start(start)) = channel.receive()? else {

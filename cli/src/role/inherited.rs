@@ -1,4 +1,4 @@
-//! The channel that the broker left open for a process of ours.
+//! The channel that a child process inherits from the broker.
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use anyhow::{Context as _, bail};

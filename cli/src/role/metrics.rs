@@ -1,13 +1,14 @@
 //! The metrics process: answers Prometheus, with `--metrics`.
 //!
-//! What comes over HTTP is anybody's, so it is not the broker that reads it. This process maps the
-//! shared tables for reading, gives their descriptors up, and is left with that memory, the
-//! listening socket and the channel to the broker, which asks the engine for what only that knows:
-//! what was refused in DNS ([`crate::sandbox::metrics`]). One thread does it all and waits for
-//! nobody ([`server`]): a page is made at most once per second, whoever asks.
+//! HTTP requests may come from anyone, so the broker does not read them. This process maps the
+//! shared tables for reading, gives up their descriptors, and keeps that memory, the listening
+//! socket and the channel to the broker, which asks the engine for data that only the engine has:
+//! the counts of DNS refusals ([`crate::sandbox::metrics`]). One thread does all the work and never
+//! blocks on a client ([`server`]): a page is made at most once per second, however many clients
+//! ask.
 //!
-//! It dies with the broker. When it dies alone, no packet is the worse for it, and the broker starts
-//! another one.
+//! It dies with the broker. If it dies alone, no packet is affected, and the broker starts another
+//! one.
 mod http;
 mod page;
 mod server;

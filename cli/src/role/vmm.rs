@@ -1,10 +1,10 @@
-//! The VMM process: runs one guest, and owns nothing but what it was handed: KVM, the queues of the
+//! The VMM process: runs one guest with the descriptors that it was given: KVM, the queues of the
 //! guest's TAP, a kernel, a console.
 //!
 //! It confines itself for good before it reads the first byte of a kernel
-//! ([`crate::sandbox::vmm`]), makes the machine, and waits until the broker says that the TAP is
-//! served. Two threads are its own: the main one waits for the guest's end, the other one listens
-//! to the broker.
+//! ([`crate::sandbox::vmm`]), makes the machine, and waits for the broker's message that the TAP is
+//! served. It has two threads of its own: the main one waits for the guest's end, the other one
+//! listens to the broker.
 use std::{fs::File, sync::Arc};
 
 use anyhow::{Context as _, bail};
@@ -43,7 +43,7 @@ fn unless_stub(image: &[u8]) -> anyhow::Result<&[u8]> {
     Ok(image)
 }
 
-/// Runs until the guest ends or the broker says stop.
+/// Runs until the guest ends or the broker sends a stop.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
     let channel = Arc::new(inherited::channel("vmm", args.fd)?);
@@ -120,7 +120,7 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
     })?)
 }
 
-/// The flag that gave what the machine can't be made of.
+/// Flag whose value prevents the creation of the machine.
 fn blamed_flag(error: &anyhow::Error) -> Option<String> {
     let Some(MachineError::Boot(error)) = error.downcast_ref() else {
         return None;

@@ -1,4 +1,4 @@
-//! The engine's seccomp filters: what its event loop needs.
+//! The engine's seccomp filters: the system calls of its event loop.
 use seccompiler::SeccompRule;
 use slipgate_broker::privileges::ConfinementError;
 
@@ -8,7 +8,7 @@ use super::rules::{Compiled, Filters, Rules, equal, masked, of_a_loop, rule};
 /// attaches or makes. Numbers from `enum bpf_cmd`, <linux/bpf.h>.
 const BPF_COMMANDS: [u64; 5] = [1, 2, 3, 4, 24];
 
-/// What the event loop needs beside [`BY_ITSELF`], whatever the arguments.
+/// System calls that the event loop needs besides [`BY_ITSELF`], with any arguments.
 const ALWAYS: &[libc::c_long] = &[
     // frames, sockets, the channel, the flow log
     libc::SYS_read,

@@ -12,7 +12,7 @@ use super::{
 /// Descriptors that it may have: connections, and a few.
 const FILES: u64 = 64;
 
-/// What its loop needs beside [`BY_ITSELF`], whatever the arguments.
+/// System calls that the metrics loop needs besides [`BY_ITSELF`], with any arguments.
 const ALWAYS: &[libc::c_long] = &[
     // connections, the channel, stderr
     libc::SYS_accept4,
@@ -30,7 +30,8 @@ const ALWAYS: &[libc::c_long] = &[
     libc::SYS_fstat,
 ];
 
-/// Confines the calling process for good. `broker`: the parent, whose death ends us. `user`: what it is from now on.
+/// Confines the calling process for good. `broker`: the parent, whose death ends this process.
+/// `user`: the user that the process becomes.
 pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), ConfinementError> {
     let filters = Filters::compile(of_a_loop(ALWAYS))?;
     give_up_privileges(broker, user, FILES)?;

@@ -10,7 +10,8 @@ use slipgate_broker::privileges::ConfinementError;
 pub(super) type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 pub(super) type Compiled<T> = Result<T, seccompiler::BackendError>;
 
-/// What every process of ours calls, whatever it is for: none of these reaches beyond itself.
+/// System calls of every process of slipgate, whatever its role: none of them reaches beyond the
+/// process.
 pub(super) const BY_ITSELF: &[libc::c_long] = &[
     // waiting
     libc::SYS_futex,
@@ -40,9 +41,9 @@ pub(super) const BY_ITSELF: &[libc::c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// What the standard library asks for where it prints a backtrace (`RUST_BACKTRACE`), beside opening
-/// files, and prints one without names where it is refused. To be killed in the midst of a panic's
-/// message would hide what it was about.
+/// System calls, besides opening files, that the standard library needs to print a backtrace
+/// (`RUST_BACKTRACE`); where they are refused, it prints one without names. Killing the process
+/// during a panic's message would hide the cause of the panic.
 pub(super) const FOR_A_BACKTRACE: &[libc::c_long] = &[
     libc::SYS_getcwd,
     #[cfg(target_arch = "x86_64")]
@@ -50,9 +51,9 @@ pub(super) const FOR_A_BACKTRACE: &[libc::c_long] = &[
     libc::SYS_readlinkat,
 ];
 
-/// Two filters that are stacked; the kernel takes the stricter answer. The list is of what a process
-/// calls, and kills it for anything else. The other one answers EACCES to opening a file for
-/// reading, which a C library may try on its own account (time zones, memory tuning) and does
+/// Two filters that are stacked; the kernel takes the stricter answer. The list is of what a
+/// process calls, and kills it for anything else. The other one answers EACCES to opening a file
+/// for reading, which a C library may try on its own account (time zones, memory tuning) and does
 /// without, and to [`FOR_A_BACKTRACE`].
 ///
 /// Compiling allocates, applying does not.
@@ -82,8 +83,8 @@ impl Filters {
     }
 }
 
-/// What a process with an event loop may call: [`BY_ITSELF`], `always` whatever the arguments, and
-/// what is harmless with the right ones.
+/// Rules for a process with an event loop: [`BY_ITSELF`], `always` with any arguments, and calls
+/// that are harmless with the right arguments.
 pub(super) fn of_a_loop<'a>(always: impl IntoIterator<Item = &'a libc::c_long>) -> Compiled<Rules> {
     let mut rules: Rules = BY_ITSELF
         .iter()
@@ -118,7 +119,8 @@ pub(super) fn soft<'c>(
     program(rules, SeccompAction::Allow, refuse)
 }
 
-/// Refuses what opens a file by name and has its flags in a register, and [`FOR_A_BACKTRACE`].
+/// Refuses system calls that open a file by name and have its flags in a register, and
+/// [`FOR_A_BACKTRACE`].
 pub(super) fn nothing_by_name() -> Compiled<BpfProgram> {
     soft(
         FOR_A_BACKTRACE.iter().chain(&[libc::SYS_openat]),

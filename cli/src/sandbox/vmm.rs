@@ -1,12 +1,12 @@
 //! The VMM's seccomp filters: one for the process, and one more for each kind of thread.
 //!
-//! A thread has the filters of the thread that made it, and the kernel takes the strictest answer
-//! of all. So the process's filter, put on before the first thread is made, is what making a
-//! machine takes and any thread needs; and each thread narrows it for itself before it touches
-//! anything of the guest's, the main one last, once the machine is made. From then on no thread is
-//! made, no ring, no descriptor but an eventfd's copy.
+//! A thread has the filters of the thread that made it, and the kernel applies the strictest result
+//! of all. So the process's filter, installed before the first thread is made, permits the calls
+//! that make a machine and those that any thread needs; and each thread restricts itself further
+//! before it touches guest data, the main one last, once the machine is made. From then on no
+//! thread and no ring can be made, and no descriptor except a copy of an eventfd.
 //!
-//! An io_uring would go round all of this: what is submitted to it is no system call. The network
+//! An io_uring would bypass all of this, because a submission to it is no system call. The network
 //! card's rings are restricted to reads and writes of their TAP queue while the machine is made,
 //! before the guest runs; afterwards none can be made, nor freed of its restrictions.
 use std::io;
@@ -27,19 +27,19 @@ use super::{
 /// Descriptors that the VMM may have: 16 queue pairs have some ten each.
 const FILES: u64 = 1_024;
 
-/// What a thread of the VMM is for, to the sandbox.
+/// Purpose of a VMM thread, which determines its filter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Thread {
     /// Waits for the guest's end.
     Main,
     /// Listens to the broker.
     Channel,
-    /// One of the library's.
+    /// A thread that the VMM library creates.
     Of(ThreadKind),
 }
 
-/// Confines the calling process for good. `broker`: the parent, whose death ends us. `user`: what it
-/// is from now on.
+/// Confines the calling process for good. `broker`: the parent, whose death ends this process.
+/// `user`: the user that the process becomes.
 pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), ConfinementError> {
     let filters = [
         nothing_by_name(),
@@ -125,7 +125,7 @@ fn any_of(
         .collect()
 }
 
-/// What every thread needs beside [`BY_ITSELF`].
+/// System calls that every thread needs besides [`BY_ITSELF`].
 const EVERYBODY: &[libc::c_long] = &[
     // descriptors it has
     libc::SYS_read,
@@ -138,7 +138,7 @@ const EVERYBODY: &[libc::c_long] = &[
     libc::SYS_epoll_pwait,
 ];
 
-/// To make a machine: what `Machine::new` calls, and starting threads.
+/// System calls that create a machine: those of `Machine::new`, and starting threads.
 const MAKING: &[libc::c_long] = &[
     // kernel and initrd
     libc::SYS_lseek,
@@ -162,7 +162,7 @@ const MAKING: &[libc::c_long] = &[
 /// The channel to the broker.
 const CHANNEL: &[libc::c_long] = &[libc::SYS_recvmsg, libc::SYS_sendmsg];
 
-/// Frames.
+/// System calls that transfer frames.
 const FRAMES: &[libc::c_long] = &[libc::SYS_readv, libc::SYS_writev, libc::SYS_io_uring_enter];
 
 /// KVM's requests, <linux/kvm.h>: direction, size of the argument, 0xae, number.
@@ -187,7 +187,7 @@ mod kvm {
         number(3, size, request)
     }
 
-    /// To make a machine.
+    /// KVM requests that create a machine.
     pub(super) const MAKING: &[u64] = &[
         none(0x00),        // KVM_GET_API_VERSION
         none(0x01),        // KVM_CREATE_VM
@@ -216,7 +216,7 @@ mod kvm {
         write(64, 0x79), // KVM_IOEVENTFD
     ];
 
-    /// To run a virtual CPU, and to say what it was at when it crashed.
+    /// KVM requests that run a virtual CPU, and that read its state after a crash.
     pub(super) const RUNNING: &[u64] = &[
         none(0x80),      // KVM_RUN
         read(144, 0x81), // KVM_GET_REGS
@@ -227,28 +227,29 @@ mod kvm {
 
 /// Requests to the TAP's queues, <linux/if_tun.h>.
 mod tun {
-    /// TUNSETOFFLOAD and TUNSETQUEUE: what the guest takes, and by which queues.
+    /// Requests of a running driver, TUNSETOFFLOAD and TUNSETQUEUE: offloads that the guest
+    /// accepts, and queues in use.
     pub(super) const DRIVER: &[u64] = &[0x4004_54d0, 0x4004_54d9];
-    /// TUNGETIFF, TUNSETVNETHDRSZ, TUNSETVNETLE.
+    /// Requests that set up a TAP queue: TUNGETIFF, TUNSETVNETHDRSZ, TUNSETVNETLE.
     pub(super) const MAKING: &[u64] = &[0x8004_54d2, 0x4004_54d8, 0x4004_54dc];
 }
 
-/// IORING_REGISTER_FILES, IORING_REGISTER_RESTRICTIONS.
+/// Operations that set up a ring: IORING_REGISTER_FILES, IORING_REGISTER_RESTRICTIONS.
 const RINGS_MADE: &[u64] = &[2, 11];
-/// IORING_REGISTER_ENABLE_RINGS.
+/// The operation that starts a ring: IORING_REGISTER_ENABLE_RINGS.
 const RINGS_ENABLED: &[u64] = &[12];
 
-/// What a filter lets through beside [`BY_ITSELF`] and [`EVERYBODY`].
+/// System calls that a filter permits besides [`BY_ITSELF`] and [`EVERYBODY`].
 #[derive(Default)]
 struct Calls {
     calls: Vec<&'static [libc::c_long]>,
-    /// Requests.
+    /// Permitted requests of `ioctl`.
     ioctl: Vec<&'static [u64]>,
-    /// Operations of `io_uring_register`.
+    /// Permitted operations of `io_uring_register`.
     ring_register: Vec<&'static [u64]>,
-    /// Options.
+    /// Permitted options of `prctl`.
     prctl: Vec<&'static [u64]>,
-    /// Commands.
+    /// Permitted commands of `fcntl`.
     fcntl: Vec<i32>,
     /// Whether it may make threads.
     threads: bool,

@@ -1,4 +1,4 @@
-//! `slipgate flows`: the live flows, read from the pinned slots; and those that are relayed, asked of
+//! `slipgate flows`: the live flows, read from the pinned slots, and the relayed flows, read from
 //! the engines.
 use std::{cmp::Reverse, collections::BTreeSet, net::SocketAddrV4};
 
@@ -14,12 +14,12 @@ use super::{
 };
 use crate::args::{FlowOrder, FlowsArgs, Proto};
 
-/// One flow as `--json` shows it.
+/// A flow as `--json` shows it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Flow {
-    /// As in the flow log: for `cut` and `capture`.
+    /// Id of the flow as in the flow log, accepted by `cut` and `capture`.
     pub(crate) id: FlowId,
-    /// The VM's name.
+    /// Name of the VM.
     pub(crate) vm: String,
     /// tcp, udp or icmp.
     pub(crate) proto: &'static str,
@@ -36,7 +36,7 @@ pub(crate) struct Flow {
     pub(crate) host: Option<String>,
     /// `Fast`, `Engine`, ... in lower case; `relay`.
     pub(crate) verdict: &'static str,
-    /// Who carries it: kernel, engine, relay.
+    /// Component that carries the flow: kernel, engine, relay.
     pub(crate) path: &'static str,
     /// outbound; or inbound, by a forward.
     pub(crate) direction: &'static str,
@@ -48,20 +48,20 @@ pub(crate) struct Flow {
     /// The rule that admitted it; absent for DNS over TCP.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) rule: String,
-    /// The name that opened its address, where a rule by name let it in.
+    /// Name whose DNS answer opened its address, where a rule by name admitted it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) dns_name: Option<String>,
-    /// From the guest, as if segmented.
+    /// Packets from the guest, counted as if segmented.
     pub(crate) tx_packets: u64,
-    /// L3.
+    /// Bytes from the guest, in IP packets.
     pub(crate) tx_bytes: u64,
-    /// To the guest, as if segmented.
+    /// Packets to the guest, counted as if segmented.
     pub(crate) rx_packets: u64,
-    /// L3.
+    /// Bytes to the guest, in IP packets.
     pub(crate) rx_bytes: u64,
-    /// Since it was admitted.
+    /// Time since it was admitted, ms.
     pub(crate) age_ms: u64,
-    /// Since its last packet in either direction.
+    /// Time since its last packet in either direction, ms.
     pub(crate) idle_ms: u64,
 }
 
@@ -110,7 +110,7 @@ impl Flow {
         }
     }
 
-    /// One that is relayed.
+    /// Makes the row of a relayed flow.
     fn relayed(flow: &LiveRelayed, frozen: bool) -> Self {
         let shown = |at: SocketAddrV4| at.to_string();
         Self {
@@ -180,7 +180,7 @@ fn state(slot: &SlotSnapshot) -> &'static str {
     }
 }
 
-/// Runs `slipgate flows`.
+/// Runs the command `slipgate flows`.
 pub(crate) fn run(args: &FlowsArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
     served(&maps, args.vm.as_deref())?;
@@ -236,7 +236,7 @@ pub(crate) fn sort(flows: &mut [Flow], order: FlowOrder) {
     }
 }
 
-/// All flows.
+/// Returns all live flows.
 pub(crate) fn list(maps: &ReadOnlyMaps, names: &names::Known) -> Vec<Flow> {
     let (now, instance) = (now_ns(), maps.instance());
     let frozen = frozen(maps);

@@ -1,5 +1,4 @@
-//! What the engines know and the kernel's tables do not have, asked of the brokers: names, and what
-//! is relayed.
+//! State that only the engines have, read through the brokers: names and relayed flows.
 use std::{
     collections::{BTreeMap, HashMap},
     path::Path,
@@ -18,22 +17,23 @@ use crate::brokers::sockets;
 /// Pages read of one engine at most: far more than a full table has.
 const MOST_PAGES: usize = 4_096;
 
-/// All that is known.
+/// State of the engines that the pinned maps do not show.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
-    /// What was refused in DNS, by VM.
+    /// Counts of DNS refusals, by VM.
     pub(crate) vms: BTreeMap<String, NameCounts>,
-    /// What was refused, by VM: of each kind the last.
+    /// Refusals by VM, with the last of each kind.
     pub(crate) refused: BTreeMap<String, Vec<RefusedSample>>,
     /// The names that opened flows' addresses, by slot and generation.
     pub(crate) flows: HashMap<(u32, u32), String>,
-    /// What was relayed, by VM.
+    /// Traffic of relayed flows, by VM.
     pub(crate) relayed: BTreeMap<String, RelayedCounts>,
     /// The relayed flows that live.
     pub(crate) relayed_flows: Vec<LiveRelayed>,
 }
 
-/// Asks every broker here. Who may not ask, or whose broker is gone, sees nothing of it.
+/// Reads the inventories of all brokers here. A broker that is gone, or that refuses this user,
+/// contributes nothing.
 pub(crate) fn ask_all(pin_dir: &Path) -> Known {
     let mut known = Known::default();
     for socket in sockets(pin_dir).unwrap_or_default() {

@@ -25,11 +25,11 @@ use crate::args::StatsArgs;
 /// How often a reading is repeated that a flow's end fell into.
 const ATTEMPTS: usize = 5;
 
-/// What `--json` shows.
+/// Output of `stats --json`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Stats {
     pub(crate) vms: Vec<VmStats>,
-    /// Everything, and what no VM could be named for.
+    /// Sum over all VMs, with traffic that belongs to no known VM.
     pub(crate) total: VmStats,
 }
 
@@ -45,14 +45,14 @@ pub(crate) struct VmStats {
     pub(crate) drops: BTreeMap<&'static str, Packets>,
     /// Frames handed over that never came out at the engine.
     pub(crate) lost_after_redirect: u64,
-    /// Packets that the TAP itself did not take, after they were counted, as the device says; absent
-    /// while there is none.
+    /// Packets that the TAP dropped after they were counted, by the device's counter; absent while
+    /// there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tap_tx_dropped: Option<u64>,
-    /// Live flows.
+    /// Number of live flows.
     pub(crate) flows: u64,
-    /// What the engine ends on both sides, since it began: in none of the other counts of flows;
-    /// absent while nothing was.
+    /// Flows that the engine relays, since it started; in none of the other counts of flows. Absent
+    /// while there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) relayed: Option<RelayedCounts>,
     /// Flows admitted so far.
@@ -61,29 +61,29 @@ pub(crate) struct VmStats {
     pub(crate) ended: u64,
     /// Refused flows by reason; reasons that did not happen are left out.
     pub(crate) refused: BTreeMap<&'static str, u64>,
-    /// Those that a rule refused, by rule, the most frequent first.
+    /// Flows that a rule refused, by rule, the most frequent first.
     pub(crate) refused_by: Vec<RefusedBy>,
-    /// Those that further rules refused: 16 are told apart per VM.
+    /// Flows that further rules refused: at most 16 rules are counted separately per VM.
     pub(crate) refused_by_others: u64,
     /// The last one of each kind, flows and DNS questions that were over a rate alike, since the
     /// engine began; absent when there is none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) refused_last: Vec<RefusedSample>,
-    /// RST and ICMP errors sent for them.
+    /// RST and ICMP errors sent for refused flows.
     pub(crate) refusals_answered: u64,
     /// Translated ports (address, port and protocol) in use by live flows.
     pub(crate) ports: u64,
     pub(crate) dns_queries: u64,
     pub(crate) dns_cache_hits: u64,
     pub(crate) dns_failures: u64,
-    /// What was refused in its DNS by name; absent while nothing was, nor is anything open by name.
+    /// DNS refusals by name; absent while there were none and no address is open by name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) names: Option<NameCounts>,
     pub(crate) dhcp_messages: u64,
     /// Answered by the engine and in the kernel.
     pub(crate) arp_answers: u64,
     pub(crate) echo_answers: u64,
-    /// Records of ended flows that the flow log did not take, whoever's.
+    /// Records of ended flows that the flow log lost.
     pub(crate) records_lost: u64,
     /// Packets that `--pcap` or `capture` had no room for.
     pub(crate) pcap_lost: u64,
@@ -242,7 +242,7 @@ impl VmStats {
     }
 }
 
-/// Runs `slipgate stats`.
+/// Runs the command `slipgate stats`.
 pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
     served(&maps, args.vm.as_deref())?;
@@ -276,19 +276,19 @@ pub(crate) fn of_vm(pin_dir: &Path, name: &str) -> Option<VmStats> {
     read(&maps, Which::named(Some(name))).vms.pop()
 }
 
-/// Which VMs are read, and what of them.
+/// Selection of the VMs to read, and of their counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Which<'a> {
-    /// The one of this name.
+    /// The VM of this name only.
     name: Option<&'a str>,
-    /// Those of this process: a row of `OWNERS`.
+    /// VMs of this process only: a row of `OWNERS`.
     owner: Option<u32>,
-    /// What the devices lost, too: takes files and sockets.
+    /// Whether to read the losses of the devices, too, which needs files and sockets.
     links: bool,
 }
 
 impl<'a> Which<'a> {
-    /// The VM of this name, or all.
+    /// Selects the VM of this name, or all VMs.
     pub(crate) fn named(name: Option<&'a str>) -> Self {
         Self {
             name,
@@ -297,7 +297,7 @@ impl<'a> Which<'a> {
         }
     }
 
-    /// Those of this process, as far as the maps know them.
+    /// Selects the VMs of this process that the maps know.
     pub(crate) fn of_owner(row: u32) -> Self {
         Self {
             name: None,
@@ -307,7 +307,7 @@ impl<'a> Which<'a> {
     }
 }
 
-/// Reads the counters.
+/// Reads the counters of the selected VMs.
 pub(crate) fn read(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
     let mut stats = read_once(maps, which);
     for _ in 1..ATTEMPTS {
@@ -368,7 +368,7 @@ fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
     Stats { vms, total }
 }
 
-/// Rows about what was refused in a VM's DNS.
+/// Rows of a VM's DNS refusals.
 fn by_name(vm: &str, names: &NameCounts) -> Vec<Vec<String>> {
     let counts = [
         ("addresses open by name".to_owned(), names.open),
@@ -396,7 +396,7 @@ fn by_name(vm: &str, names: &NameCounts) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Rows about what was relayed.
+/// Rows of a VM's relayed traffic.
 fn by_relay(vm: &str, relayed: &RelayedCounts) -> [Vec<String>; 4] {
     let count = |what: &str, count: u64| vec![vm.to_owned(), what.to_owned(), count.to_string()];
     let packets = |what: &str, packets: u64, bytes: u64| {

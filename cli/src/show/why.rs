@@ -1,4 +1,4 @@
-//! `slipgate why`: which rule decides about a destination, and what would happen.
+//! `slipgate why`: the rule that decides about a destination, and the outcome.
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _},
     num::NonZeroU16,
@@ -22,7 +22,7 @@ use crate::{
 /// For scripts: the flow would be refused. 1 is an error, 2 a command line that can't be used.
 const EXIT_REFUSED: u8 = 3;
 
-/// Runs `slipgate why`.
+/// Runs the command `slipgate why`.
 pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<ExitCode> {
     let protocol = match args.proto {
         Proto::Tcp => Protocol::Tcp,
@@ -89,11 +89,11 @@ fn ask(args: &WhyArgs, question: FlowQuestion) -> anyhow::Result<WhyAnswer> {
     }
 }
 
-/// Whom a flow would go to.
+/// Destination of the flow in question.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Host {
     Address(Ipv4Addr),
-    /// Judged by its name; by an address only where no rule speaks of it.
+    /// Judged by its name, and by an address only if no rule names it.
     Name(String),
 }
 
@@ -131,7 +131,7 @@ fn destination(text: &str, protocol: Protocol) -> Result<(Host, u16), ConfigErro
     }
 }
 
-/// What this host finds for a name.
+/// Returns the first IPv4 address that this host finds for a name.
 fn address_of(name: &str) -> Option<Ipv4Addr> {
     let found = (name, 0).to_socket_addrs().ok()?;
     found.into_iter().find_map(|address| match address {

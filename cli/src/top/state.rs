@@ -1,4 +1,4 @@
-//! What is shown: the last reading, rates since the one before, and what the user chose.
+//! State of the display: the last reading, rates since the one before, and the user's choices.
 use std::collections::{BTreeSet, HashMap};
 
 use ratatui::crossterm::event::{KeyCode, KeyModifiers};
@@ -14,7 +14,7 @@ use crate::{
 /// Everything at one moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reading {
-    /// `CLOCK_MONOTONIC`, ns.
+    /// Time of the reading, `CLOCK_MONOTONIC`, ns.
     pub(super) at_ns: u64,
     pub(super) flows: Vec<Flow>,
     pub(super) vms: Vec<VmStats>,
@@ -35,30 +35,30 @@ impl Rates {
     }
 }
 
-/// What a key asks for.
+/// Action that a key requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Nothing,
     Quit,
-    /// Of the broker; and what it is about, in words.
+    /// Ask the broker for a change; with its description in words.
     Ask(Change, String),
 }
 
-/// What a broker is asked to change.
+/// Change that `top` requests from a broker.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// A flow is to end.
+    /// A flow, or all flows of a VM, are to end.
     Cut(Target),
-    /// Nothing of a VM is to pass.
+    /// All packets of a VM are to be dropped.
     Freeze(String),
-    /// It is to pass again.
+    /// The packets of a frozen VM are to pass again.
     Thaw(String),
 }
 
 #[derive(Debug)]
 pub(super) struct State {
     order: TopOrder,
-    /// Only this VM's.
+    /// Show only this VM; `None`: all VMs.
     vm: Option<String>,
     reading: Reading,
     flow_rates: HashMap<FlowId, Rates>,
@@ -86,7 +86,7 @@ impl State {
         }
     }
 
-    /// Shows this reading from now on. What is there for the first time has no rate yet.
+    /// Shows this reading from now on. New flows and VMs have no rate yet.
     pub(super) fn take(&mut self, reading: Reading) {
         let before = std::mem::replace(&mut self.reading, reading);
         let now = &self.reading;
@@ -204,7 +204,7 @@ impl State {
         flows.iter().position(is)
     }
 
-    /// VMs of which nothing passes now: what is shown may be older.
+    /// Records the VMs that are frozen now, which may have changed since the reading.
     pub(super) fn know_frozen(&mut self, frozen: BTreeSet<String>) {
         self.reading.frozen = frozen;
     }

@@ -1,5 +1,5 @@
-//! The picture: a line in sum, VMs, flows, a line of keys or of what was said. 80 columns and 24
-//! lines are enough; it has no colours.
+//! The screen: a line of totals, VMs, flows, and a line of keys or of a message. 80 columns and 24
+//! lines suffice; it has no colours.
 use ratatui::{
     buffer::Buffer,
     layout::{Constraint, Layout, Rect},
@@ -30,7 +30,7 @@ pub(super) fn height(state: &State) -> u16 {
     u16::try_from(lines).unwrap_or(u16::MAX)
 }
 
-/// Draws it.
+/// Draws the screen from the state.
 pub(super) fn draw(state: &State, area: Rect, buffer: &mut Buffer) {
     let vms = state.vms();
     let shown = vms.len().min(MOST_VMS);

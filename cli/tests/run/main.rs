@@ -1,4 +1,5 @@
-//! `slipgate run`, in the testbed: how guests end, what is left then, and who may do what meanwhile.
+//! `slipgate run`, in the testbed: how guests end, what is left then, and who may do what
+//! meanwhile.
 mod built_in;
 mod console;
 mod ends;

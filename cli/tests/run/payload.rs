@@ -8,12 +8,12 @@ const SERIAL: u16 = 0x3f8;
 /// The byte written here is the guest's exit status.
 const EXIT: u16 = 0xf4;
 
-/// Instructions, in order.
+/// Machine instructions, in order.
 #[derive(Clone, Default)]
 pub(crate) struct Payload(Vec<u8>);
 
 impl Payload {
-    /// Prints.
+    /// Prints the text on the serial port.
     pub(crate) fn say(mut self, text: &str) -> Self {
         for byte in text.bytes() {
             self = self.out(SERIAL, byte);

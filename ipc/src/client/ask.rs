@@ -13,37 +13,37 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use super::{ClientAnswer, ClientRequest};
 use crate::descriptors::Outbound as _;
 
-/// A broker was not asked, or has not answered.
+/// Failure to get an answer from a broker.
 #[derive(thiserror::Error, Debug)]
 pub enum ClientError {
-    /// Nobody listens there, or it does not answer in time.
+    /// The socket can't be reached, or no answer comes in time.
     #[error("asking the broker at {}", .path.display())]
     Io {
-        /// The socket.
+        /// Path of the control socket.
         path: PathBuf,
-        /// The kernel's error.
+        /// Error that the kernel returned.
         #[source]
         source: io::Error,
     },
-    /// The connection ended.
+    /// The broker closed the connection without an answer.
     #[error("asking the broker at {}: it closed the connection without an answer", .path.display())]
     NoAnswer {
-        /// The socket.
+        /// Path of the control socket.
         path: PathBuf,
     },
-    /// The answer is none that this version knows.
+    /// The answer can't be decoded: it is of another version.
     #[error("asking the broker at {}: it speaks another version", .path.display())]
     Foreign {
-        /// The socket.
+        /// Path of the control socket.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error of the decoder.
         #[source]
         source: serde_json::Error,
     },
 }
 
 impl ClientError {
-    /// Whether nobody listens at the socket, as when a broker that was killed has left it.
+    /// Whether no process listens at the socket, as when a killed broker has left it behind.
     pub fn is_nobodys(&self) -> bool {
         use io::ErrorKind::{ConnectionRefused, NotFound};
         matches!(self, Self::Io { source, .. }

@@ -1,11 +1,12 @@
 //! The answering side of the control socket.
 //!
-//! The socket is 0600 in a root-only directory: only root comes here, or who was handed a connection
-//! of root's. Every connection is checked by `SO_PEERCRED` on top: root is *admin*, the user that
-//! started the broker (if that is not root) a *reader*, anybody else is sent away. So nobody is a
-//! reader unless root hands the way in on. A client's next request is taken when the one before is
-//! answered; one that sends too much, or does not read, is closed: it can't hold the broker up.
-//! Descriptors of readers, and those that no request wants, are closed.
+//! The socket is 0600 in a root-only directory, so only root connects, or a process to which root
+//! passed a connection. In addition, every connection is checked by `SO_PEERCRED`: root is *admin*,
+//! the user that started the broker (unless that is root) a *reader*, and other users are refused.
+//! So a user becomes a reader only when root passes a connection on. The next request of a
+//! connection is taken once the one before is answered. A connection that sends too much, or does
+//! not read, is closed, so that it can't block the broker. Descriptors from readers, and those that
+//! no request uses, are closed.
 use std::{
     collections::VecDeque,
     fs, io,
@@ -31,21 +32,21 @@ use crate::{
     rights,
 };
 
-/// Longest request, bytes.
+/// Longest accepted request, bytes.
 const MAX_REQUEST: usize = 4_096;
-/// Most connections at once.
+/// Largest number of simultaneous connections.
 const MAX_CLIENTS: usize = 16;
-/// Descriptors of a client that wait for their requests.
+/// Largest number of received descriptors that may wait for the requests they belong to.
 const MAX_WAITING_FDS: usize = 2;
 /// Most descriptors that the kernel lets come at once (`SCM_MAX_FD`, <net/scm.h>): with room for
 /// them all, none comes that is not seen.
 const MAX_FDS_AT_ONCE: usize = 253;
 
-/// A connection's number, never reused.
+/// Number of a connection, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ClientId(u64);
 
-/// The listening side.
+/// Listening side of the control socket.
 #[derive(Debug)]
 pub struct ControlServer {
     listener: UnixListener,
@@ -62,22 +63,21 @@ struct Client {
     role: Role,
     buffer: Vec<u8>,
     fds: VecDeque<OwnedFd>,
-    /// Its request is not answered yet; what else it has sent waits.
+    /// Whether its request is not answered yet; further input waits.
     busy: bool,
 }
 
-/// A request that may be asked.
+/// A request that its sender is permitted to make.
 #[derive(Debug)]
 pub struct Asked {
-    /// Who asks.
+    /// Connection that sent the request.
     pub client: ClientId,
-    /// What is asked.
+    /// The decoded request.
     pub request: ClientRequest,
 }
 
 impl ControlServer {
-    /// Listens at `path`, in the place of what a dead predecessor left there. `owner`: the user
-    /// that may read.
+    /// Listens at `path`, in place of a dead predecessor's socket. `owner`: the user that may read.
     ///
     /// # Errors
     /// The socket can't be made there.
@@ -98,21 +98,21 @@ impl ControlServer {
         })
     }
 
-    /// What to wait on, to be readable.
+    /// Descriptors to poll for input: the listener and every connection.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let clients = self.clients.iter().map(|client| client.stream.as_fd());
         std::iter::once(self.listener.as_fd()).chain(clients)
     }
 
-    /// Whether a client has sent its next request already: [`ControlServer::serve`] has work though
-    /// nothing comes.
+    /// Whether a client has sent its next request already, so that [`ControlServer::serve`] has
+    /// work without new input.
     pub fn has_waiting(&self) -> bool {
         let mut clients = self.clients.iter();
         clients.any(|client| !client.busy && client.buffer.contains(&b'\n'))
     }
 
-    /// Takes connections and reads requests; returns those that may be asked, one of a client until
-    /// it is answered. Waits for nothing.
+    /// Accepts connections and reads requests without waiting. Returns the permitted requests, at
+    /// most one per connection until it is answered.
     pub fn serve(&mut self) -> Vec<Asked> {
         self.accept();
         let mut requests = Vec::new();
@@ -139,7 +139,7 @@ impl ControlServer {
         requests
     }
 
-    /// Answers a request. A client that has gone, or doesn't read, is forgotten.
+    /// Answers a request. A connection that is closed or does not read is dropped.
     pub fn answer(&mut self, id: ClientId, answer: &ClientAnswer) {
         let Some(at) = self.clients.iter().position(|client| client.id == id) else {
             return;
@@ -189,7 +189,7 @@ impl Drop for ControlServer {
 }
 
 impl Client {
-    /// Reads what is there; whether to keep the connection.
+    /// Reads all available input; returns whether to keep the connection.
     fn read(&mut self) -> bool {
         let mut bytes = [0; 1_024];
         let mut space = cmsg_space!([RawFd; MAX_FDS_AT_ONCE]);
@@ -221,7 +221,10 @@ impl Client {
         }
     }
 
-    /// The request of a line, with the descriptor that came for it; or why it is refused.
+    /// Decodes a line as a request, with the descriptor that came for it.
+    ///
+    /// # Errors
+    /// The line is no request, the role does not permit it, or its descriptor is missing.
     fn request(&mut self, line: &[u8]) -> Result<ClientRequest, String> {
         let wire: ClientRequest<Slot> =
             serde_json::from_slice(line).map_err(|e| format!("not a request: {e}"))?;

@@ -1,4 +1,4 @@
-//! What an engine knows and the pinned maps do not show.
+//! Inventory of an engine: state that the pinned maps do not show.
 use std::{net::SocketAddrV4, ops::AddAssign};
 
 use serde::{Deserialize, Serialize};
@@ -6,27 +6,27 @@ use slipgate_policy::RefusedCounts;
 
 use super::RelayedId;
 
-/// A page of what an engine knows by name.
+/// One page of the engine's own knowledge: names, refusals and relayed flows.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct EngineInventory {
-    /// What was refused in each VM's DNS, by the VM's name.
+    /// Counts of DNS refusals of each VM, by its name.
     pub vms: Vec<(String, NameCounts)>,
-    /// What was refused of them since the engine began, with the last of each kind; of each VM the
-    /// most frequent kinds.
+    /// Refusals of each VM since the engine started, with the last of each kind; only the most
+    /// frequent kinds of each VM.
     pub refused: Vec<RefusedSample>,
-    /// Slot, generation and the name that opened its address, by slot.
+    /// Slot and generation of each flow whose address a DNS answer opened, with the name; by slot.
     pub flows: Vec<(u32, u32, String)>,
-    /// What was relayed for each VM, by its name.
+    /// Traffic counts of each VM's relayed flows, by its name.
     #[serde(default)]
     pub relayed: Vec<(String, RelayedCounts)>,
-    /// The relayed flows that live, by their ids.
+    /// Live relayed flows, by their ids.
     #[serde(default)]
     pub relayed_flows: Vec<LiveRelayed>,
-    /// There is more, from here.
+    /// Start of the next page; `None` on the last page.
     pub next: Option<u64>,
 }
 
-/// What was refused in a VM's DNS, since the engine began.
+/// Counts of a VM's DNS refusals since the engine started, and its open addresses.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NameCounts {
     /// Questions for names that may not be asked for.
@@ -59,51 +59,51 @@ pub struct NameCounts {
 pub struct RefusedQuestions {
     /// The rule as typed.
     pub rule: String,
-    /// How many.
+    /// Number of refused questions.
     pub questions: u64,
-    /// The last one's name.
+    /// Name in the last refused question.
     pub last: String,
 }
 
-/// What was refused of a VM for one reason by one rule, since the engine began, with the last such
-/// flow or question.
+/// Refusals of a VM for one reason by one rule since the engine started, with the last such flow or
+/// question.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RefusedSample {
-    /// The VM's name.
+    /// Name of the VM.
     pub vm: String,
     /// The reason, as in `refused` of `stats`; or a reason of DNS.
     pub reason: String,
-    /// The rule as typed, where one refused.
+    /// The rule as typed, where a rule refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// How many.
+    /// Number of refusals.
     pub count: u64,
     /// How long ago the last one was, ms.
     pub last_ms_ago: u64,
     /// tcp, udp or icmp.
     pub proto: String,
-    /// The guest's end of the last one.
+    /// The guest's address and port in the last one.
     pub guest: SocketAddrV4,
-    /// The other end.
+    /// The other end's address and port in the last one.
     pub remote: SocketAddrV4,
 }
 
-/// What was relayed for a VM.
+/// Traffic of a VM's relayed flows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct RelayedCounts {
-    /// Flows that live.
+    /// Flows that are live now.
     pub flows: u64,
-    /// Flows that have begun.
+    /// Flows that have begun so far.
     pub begun: u64,
-    /// Of those, how many have ended.
+    /// Number of those flows that have ended.
     pub ended: u64,
-    /// From the guest.
+    /// Packets from the guest.
     pub tx_packets: u64,
-    /// L3.
+    /// Bytes from the guest, in IP packets.
     pub tx_bytes: u64,
-    /// To the guest.
+    /// Packets to the guest.
     pub rx_packets: u64,
-    /// L3.
+    /// Bytes to the guest, in IP packets.
     pub rx_bytes: u64,
 }
 
@@ -119,35 +119,35 @@ impl AddAssign for RelayedCounts {
     }
 }
 
-/// A relayed flow that lives.
+/// A live relayed flow.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LiveRelayed {
-    /// Its id.
+    /// Id of the flow.
     pub id: RelayedId,
-    /// The VM's name.
+    /// Name of the VM.
     pub vm: String,
     /// IP protocol number.
     pub protocol: u8,
-    /// The guest's end.
+    /// Address and port of the guest.
     pub guest: SocketAddrV4,
-    /// The peer's.
+    /// Address and port of the peer.
     pub remote: SocketAddrV4,
-    /// What the peer sees, or the engine's end toward the host's loopback.
+    /// Source that the peer sees, or the engine's end toward the host's loopback.
     pub nat: Option<SocketAddrV4>,
     /// The service on the host's loopback.
     pub host: Option<SocketAddrV4>,
-    /// Whether the world opened it, by a forward.
+    /// Whether it was opened from outside, through a forward.
     pub inbound: bool,
-    /// What let it in; empty for DNS.
+    /// Rule that admitted the flow; empty for DNS.
     pub rule: String,
-    /// TCP's phase; of others whether they were answered.
+    /// Phase of a TCP connection; for other protocols, whether the peer has answered.
     pub state: String,
     /// Packets and L3 bytes from the guest.
     pub tx: (u64, u64),
-    /// To the guest.
+    /// Packets and L3 bytes to the guest.
     pub rx: (u64, u64),
-    /// Since it began, ms.
+    /// Time since the flow began, ms.
     pub age_ms: u64,
-    /// Since its last packet, ms.
+    /// Time since its last packet, ms.
     pub idle_ms: u64,
 }

@@ -5,21 +5,21 @@ use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 use slipgate_policy::LocalAddresses;
 
-/// The host's network.
+/// Network of the host, as the engine sees it.
 #[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 pub struct NetworkView {
-    /// Routes and addresses.
+    /// Routes and addresses of the host.
     pub routes: RouteSnapshot,
-    /// What the rules protect on this host.
+    /// Addresses of this host that the rules protect.
     pub local: LocalAddresses,
-    /// Links and their MTUs.
+    /// Links of the host with their MTUs.
     pub links: Vec<Link>,
 }
 
-/// Addresses and routes.
+/// Snapshot of the host's IPv4 addresses and routes.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RouteSnapshot {
-    /// The interface that flows leave by. `None`: any that a route names.
+    /// Interface that flows leave by. `None`: the interface that the route names.
     pub uplink_ifindex: Option<u32>,
     /// The host's IPv4 addresses, of all links.
     pub addresses: Vec<HostAddress>,
@@ -30,7 +30,7 @@ pub struct RouteSnapshot {
 /// An address of the host and the network it is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HostAddress {
-    /// The link it is on.
+    /// Link that has the address.
     pub ifindex: u32,
     /// The address with its network's prefix length.
     pub addr: Ipv4Net,
@@ -38,47 +38,47 @@ pub struct HostAddress {
     pub broadcast: Option<Ipv4Addr>,
 }
 
-/// One route.
+/// One IPv4 route of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RouteEntry {
-    /// Destinations.
+    /// Destination prefix of the route.
     pub prefix: Ipv4Net,
-    /// What becomes of packets to them.
+    /// Treatment of packets to these destinations.
     pub kind: RouteKind,
-    /// The link they leave by (`RTA_OIF`); 0 for kinds without one.
+    /// Output interface (`RTA_OIF`); 0 for kinds without one.
     pub ifindex: u32,
-    /// The router; `None`: on link.
+    /// Address of the router; `None`: the destination is on link.
     pub gateway: Option<Ipv4Addr>,
-    /// The source address it prefers (`RTA_PREFSRC`).
+    /// Preferred source address (`RTA_PREFSRC`).
     pub prefsrc: Option<Ipv4Addr>,
-    /// Priority: the lower wins (`RTA_PRIORITY`).
+    /// Metric: the lowest wins (`RTA_PRIORITY`).
     pub metric: u32,
-    /// Largest packet that it carries, bytes (`RTAX_MTU`); `None`: as large as the link's.
+    /// Path MTU of the route, bytes (`RTAX_MTU`); `None`: the link's MTU applies.
     pub mtu: Option<u32>,
 }
 
-/// A route's type, as `rtm_type` has it.
+/// Type of a route, as in `rtm_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RouteKind {
-    /// To a gateway or on link.
+    /// Forwarded to a gateway or on link.
     Unicast,
-    /// The host itself.
+    /// Delivered to the host itself.
     Local,
-    /// A broadcast address of one of its networks.
+    /// A broadcast address of one of the host's networks.
     Broadcast,
-    /// Discarded silently.
+    /// Packets are discarded silently.
     Blackhole,
-    /// Refused: host unreachable.
+    /// Packets are refused with host unreachable.
     Unreachable,
-    /// Refused: administratively prohibited.
+    /// Packets are refused as administratively prohibited.
     Prohibit,
 }
 
 /// A link that packets may leave by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Link {
-    /// Its ifindex.
+    /// Interface index of the link.
     pub ifindex: u32,
     /// Largest L3 packet, bytes.
     pub mtu: u32,

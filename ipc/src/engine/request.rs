@@ -1,8 +1,8 @@
-//! What clients ask of an engine, and what it answers.
+//! Requests of clients to an engine, and its replies.
 //!
-//! A new request is a variant of [`EngineRequest`], and of [`EngineReply`] where no answer fits yet.
-//! The broker resolves names to [`Subject`]s, keeps who asked, and hands the rest on: it needs no
-//! change.
+//! A new request is a variant of [`EngineRequest`], and of [`EngineReply`] where no reply fits yet.
+//! The broker resolves names to [`Subject`]s, records which client asked, and passes the rest on
+//! without change.
 use std::{net::Ipv4Addr, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};
@@ -13,134 +13,134 @@ use super::EngineInventory;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineRequest<F = OwnedFd> {
-    /// What would become of a flow of the VM; answered by [`EngineReply::Why`].
+    /// Asks for the fate of a flow of the VM; answered by [`EngineReply::Why`].
     Why(FlowQuestion),
-    /// What the engine knows and the pinned maps do not show; answered by
+    /// Asks for engine state that the pinned maps do not show; answered by
     /// [`EngineReply::Inventory`].
     Inventory {
         /// Where the page begins: 0, or [`EngineInventory::next`] of the one before.
         from: u64,
     },
-    /// Begin the timers of a frozen VM's flows anew, for it is about to be thawed.
+    /// Restart the timers of a frozen VM's flows, just before it is thawed.
     Thaw,
-    /// End flows; answered by [`EngineReply::Cut`] when no packet of theirs can leave any more.
+    /// End flows; answered by [`EngineReply::Cut`] once none of their packets can leave.
     Cut,
-    /// Write packets to a stream socket, as pcapng.
+    /// Write packets to a stream socket as pcapng.
     Capture {
-        /// The socket.
+        /// Socket to write to.
         to: F,
-        /// End after so many packets.
+        /// Number of packets after which the capture ends.
         packets: Option<u64>,
-        /// End after so long, seconds.
+        /// Time after which the capture ends, seconds.
         seconds: Option<u64>,
     },
-    /// Write the records of a VM to a stream socket until that is closed.
+    /// Write the records of a VM to a stream socket until it is closed.
     Record {
-        /// The socket.
+        /// Socket to write to.
         to: F,
     },
 }
 
-/// An engine's reply.
+/// Reply of an engine to a request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineReply {
-    /// What would become of the flow.
+    /// Decision about the flow in question.
     Why(WhyAnswer),
-    /// A page of what is known.
+    /// A page of the engine's inventory.
     Inventory(EngineInventory),
-    /// Flows were ended.
+    /// The flows have ended.
     Cut {
-        /// How many.
+        /// Number of flows that were ended.
         flows: u64,
     },
-    /// The flow that is meant does not live here.
+    /// The flow in question is not live in this engine.
     UnknownFlow,
-    /// Understood, and done or being done.
+    /// The request was understood, and is done or under way.
     Done,
     /// The request can't be served.
     Refused {
-        /// Why not, in words.
+        /// Reason, as a sentence.
         why: String,
     },
 }
 
-/// What a request is about.
+/// Kind of subject that a request needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scope {
     /// The engine as a whole.
     Engine,
-    /// One VM.
+    /// One VM with all its flows.
     Vm,
-    /// One flow, or all of a VM's.
+    /// One flow, or all flows of a VM.
     Flows,
 }
 
-/// A VM or a flow, as the engine knows it.
+/// A VM or a flow, in the engine's terms.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Subject {
-    /// Everything of a VM.
+    /// A VM with all its flows.
     Vm {
-        /// Its row.
+        /// Row of the VM.
         row: u16,
     },
-    /// One translated flow.
+    /// A translated flow.
     Flow {
-        /// Its slot.
+        /// Slot of the flow.
         slot: u32,
-        /// The slot's generation.
+        /// Generation of the slot.
         generation: u32,
     },
-    /// One relayed flow.
+    /// A relayed flow, by its id.
     Relayed(RelayedId),
 }
 
-/// A relayed flow's id.
+/// Id of a relayed flow, unique across engines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RelayedId {
-    /// Its engine's random number.
+    /// Random number of the engine that carries the flow.
     pub run: u32,
-    /// Which of that engine's relayed flows.
+    /// Number of the flow in that engine.
     pub number: u64,
 }
 
 /// A flow that a guest might open.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FlowQuestion {
-    /// The destination.
+    /// IPv4 address of the destination.
     pub address: Ipv4Addr,
-    /// 0 for ICMP.
+    /// Destination port; 0 for ICMP.
     pub port: u16,
     /// IP protocol number.
     pub protocol: u8,
-    /// The name that the guest would ask for; then the address is 0.0.0.0 unless it
-    /// [turned out](WhyAnswer::lacks_address) to be wanted, and this host finds one.
+    /// The name that the guest would ask for. The address is then 0.0.0.0, unless the engine [needs
+    /// one](WhyAnswer::lacks_address) and this host finds it.
     #[serde(default)]
     pub name: Option<String>,
 }
 
-/// What would become of it.
+/// Decision about a [`FlowQuestion`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct WhyAnswer {
     /// Whether it would be admitted.
     pub admitted: bool,
-    /// The rule that decides, as typed.
+    /// Rule that decides, as typed.
     pub rule: String,
-    /// The refusal's name in `stats`.
+    /// Name of the refusal in `stats`.
     pub refusal: Option<String>,
-    /// In words: what would happen.
+    /// Outcome for the flow, in words.
     pub outcome: String,
-    /// In sentences, one a line: why that rule, and no other.
+    /// Reasons for the choice of that rule, one sentence per line.
     pub explanation: String,
-    /// Where it would leave.
+    /// Route in words: source address, next hop and interface; `None` if no packet would leave.
     pub via: Option<String>,
-    /// It was not judged: an address of the name is wanted, too.
+    /// No decision was made: an address of the name is needed first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lacks_address: bool,
 }
 
 impl<F> EngineRequest<F> {
-    /// What has to be named with it.
+    /// Kind of subject that the request needs.
     pub fn scope(&self) -> Scope {
         match self {
             Self::Inventory { .. } => Scope::Engine,
@@ -149,7 +149,7 @@ impl<F> EngineRequest<F> {
         }
     }
 
-    /// Whether it only reads.
+    /// Whether the request changes nothing.
     pub fn is_read_only(&self) -> bool {
         match self {
             Self::Why(_) | Self::Inventory { .. } => true,

@@ -1,4 +1,4 @@
-//! What an engine is started with, and what of it changes together.
+//! Settings that an engine starts with, and the parts that later change together.
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
     os::fd::OwnedFd,
@@ -9,40 +9,40 @@ use slipgate_policy::LocalAddresses;
 
 use super::NetworkView;
 
-/// How the engine is to work.
+/// Settings that an engine starts with.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Start<F = OwnedFd> {
     /// The maps, in the order of their layout.
     pub maps: Vec<F>,
-    /// The engine port.
+    /// Device descriptor of the engine port.
     pub port: F,
     /// The flow log, if there is one.
     pub flow_log: Option<F>,
-    /// The file for `--pcap`, if there is one.
+    /// The file of `--pcap`, if there is one.
     pub pcap: Option<F>,
     /// The owner's locks: to be kept open until the engine ends.
     pub locks: Vec<F>,
-    /// Row in `OWNERS`.
+    /// This owner's row in `OWNERS`.
     pub owner_row: u32,
     /// Epoch in that row.
     pub epoch: u32,
-    /// Which events the flow log has.
+    /// Kinds of events that the flow log records.
     pub flow_log_events: Vec<FlowLogEvent>,
-    /// The VMs, whose rows are filled already.
+    /// VMs to serve; their rows are already filled.
     pub vms: Vec<VmSpec>,
-    /// The policies in force: a memory file of what `PolicySet::to_bytes` made.
+    /// Policies in force: a memory file with the output of `PolicySet::to_bytes`.
     pub policies: F,
     /// Where this owner's rules begin in `RULES`.
     pub rule_base: u32,
     /// The forwards' texts, which follow the policies' there.
     pub forward_texts: Vec<String>,
-    /// The host's resolvers.
+    /// Resolvers of the host.
     pub resolvers: Vec<SocketAddrV4>,
     /// First and last port of translated flows.
     pub nat_ports: (u16, u16),
     /// Ports among these that sockets of the host hold: IP protocol and port.
     pub reserved_ports: Vec<(u8, u16)>,
-    /// The host's network.
+    /// Network of the host.
     pub network: NetworkView,
     /// Level of messages on stderr.
     pub log: String,
@@ -62,33 +62,33 @@ pub enum FlowLogEvent {
     Refused,
 }
 
-/// Policies that are to be in force from now on.
+/// New policies to put in force.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Policies<F = OwnedFd> {
-    /// Returned with the answer.
+    /// Number that the answer returns.
     pub id: u64,
-    /// The policies: a memory file of what `PolicySet::to_bytes` made.
+    /// Policies: a memory file with the output of `PolicySet::to_bytes`.
     pub policies: F,
     /// Where their texts begin in `RULES`; behind them are the forwards', which stay.
     pub rule_base: u32,
-    /// What the rules protect on this host.
+    /// Addresses of this host that the rules protect.
     pub local: LocalAddresses,
-    /// All VMs, with their policy and quotas.
+    /// Every VM, with its policy and quotas.
     pub vms: Vec<VmSpec>,
-    /// VMs, by id, whose refused flows are all cut, whatever their policy says of reloads.
+    /// Ids of VMs whose refused flows are all cut, whatever their policy says about reloads.
     pub strictly: Vec<u32>,
 }
 
 /// A VM and its network.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VmSpec {
-    /// Its id, never reused.
+    /// Id of the VM, never reused.
     pub id: u32,
-    /// Its row in `VMS`, `COUNTERS`, `DROPS`.
+    /// Index of the VM in `VMS`, `COUNTERS` and `DROPS`.
     pub row: u16,
-    /// The name given by the user.
+    /// Name that the user gave the VM.
     pub name: String,
-    /// The guest's address.
+    /// IPv4 address of the guest.
     pub guest: Ipv4Addr,
     /// The gateway's address, which is the engine's.
     pub gateway: Ipv4Addr,
@@ -96,19 +96,19 @@ pub struct VmSpec {
     pub dns: Ipv4Addr,
     /// Prefix length of the guest's network.
     pub prefix_len: u8,
-    /// The guest's MAC as configured; `None`: whatever it has.
+    /// MAC address configured for the guest; `None`: any MAC address that it uses.
     pub guest_mac: Option<[u8; 6]>,
-    /// The gateway's MAC.
+    /// MAC address of the gateway.
     pub gateway_mac: [u8; 6],
-    /// The guest link's MTU, L3 bytes.
+    /// MTU of the guest's link, L3 bytes.
     pub mtu: u16,
-    /// Most flows at once.
+    /// Largest number of flows at once.
     pub max_flows: u32,
-    /// Most flows admitted in a second.
+    /// Largest number of flows admitted per second.
     pub new_flows_per_second: u32,
     /// Index of its policy among the process's.
     pub policy: u32,
-    /// Most questions asked of DNS in a second; 0: no limit.
+    /// Largest number of DNS questions per second; 0: no limit.
     pub dns_per_second: u32,
 }
 
@@ -117,16 +117,16 @@ pub struct VmSpec {
 pub struct ForwardSocket<F = OwnedFd> {
     /// The bound socket that reserves the port.
     pub socket: F,
-    /// The VM's id.
+    /// Id of the VM.
     pub vm: u32,
-    /// The VM's row.
+    /// Row of the VM.
     pub vm_row: u16,
     /// IP protocol number.
     pub protocol: u8,
     /// The host's address, or 0.0.0.0 for any, and the port.
     pub host: SocketAddrV4,
-    /// The guest's port.
+    /// Port of the guest.
     pub guest_port: u16,
-    /// Element of `RULES` that its flows show.
+    /// Index in `RULES` of the rule that its flows show.
     pub rule: u32,
 }

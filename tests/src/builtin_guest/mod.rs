@@ -16,18 +16,18 @@ use crate::{
     netns::NetNs,
 };
 
-/// What is booted, and where.
+/// Guest to boot, and the namespace of its VMM.
 #[derive(Clone, Debug)]
 pub struct Boot<'a> {
-    /// Where the VMM runs.
+    /// Namespace in which the VMM runs.
     pub namespace: &'a NetNs,
-    /// The guest's workloads.
+    /// Workloads of the guest, on its command line.
     pub command_line: &'a str,
-    /// Virtual CPUs, and queue pairs.
+    /// Number of virtual CPUs, and of queue pairs.
     pub cpus: u8,
-    /// Memory.
+    /// Memory of the guest, MiB.
     pub memory_mib: u32,
-    /// How long it may run.
+    /// Time after which it is ended.
     pub timeout: Duration,
 }
 
@@ -44,7 +44,8 @@ impl<'a> Boot<'a> {
     }
 }
 
-/// The guest's image: `$SLIPGATE_GUEST_DIR/slipgate-guest`, or that of the workspace's target folder.
+/// The guest's image: `$SLIPGATE_GUEST_DIR/slipgate-guest`, or that of the workspace's target
+/// folder.
 pub fn image() -> Result<PathBuf> {
     let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/guest");
     let folder = env::var_os("SLIPGATE_GUEST_DIR").map_or_else(|| built.into(), PathBuf::from);

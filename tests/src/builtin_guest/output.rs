@@ -18,9 +18,9 @@ use crate::{
 /// A guest's output from its start to its end.
 #[derive(Clone, Debug)]
 pub struct GuestOutput {
-    /// Its console, line by line.
+    /// Lines of the guest's console.
     pub console: Vec<String>,
-    /// The VMM's stderr.
+    /// Text of the VMM's stderr.
     pub stderr: String,
     /// The VMM's exit status; `None` when it was killed because its time was over.
     pub status: Option<ExitStatus>,

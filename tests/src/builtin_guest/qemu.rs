@@ -14,12 +14,12 @@ use crate::{
     rig::{EXIT_PORT, QEMU},
 };
 
-/// What runs the guest's instructions.
+/// Executor of the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accelerator {
-    /// The host's KVM.
+    /// KVM of the host.
     Kvm,
-    /// QEMU's own translator.
+    /// TCG, the translator of QEMU.
     Tcg,
 }
 
@@ -37,11 +37,11 @@ pub enum Network {
 /// A guest to be run by QEMU.
 #[derive(Clone, Debug)]
 pub struct Qemu<'a> {
-    /// What is booted.
+    /// Guest to boot, and its namespace.
     pub boot: Boot<'a>,
-    /// By what.
+    /// Accelerator that QEMU uses.
     pub accelerator: Accelerator,
-    /// On what.
+    /// Peer of the guest's network card.
     pub network: Network,
 }
 

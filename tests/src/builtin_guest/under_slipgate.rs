@@ -8,7 +8,7 @@ use crate::{error::Result, microvm::MicroVm, pins::PinDir};
 /// A guest to be run by `slipgate run`.
 #[derive(Clone, Debug)]
 pub struct SlipgateRun<'a> {
-    /// What is booted.
+    /// Guest to boot, and its namespace.
     pub boot: Boot<'a>,
     /// More flags: the uplink, rules.
     pub flags: &'a [&'a str],

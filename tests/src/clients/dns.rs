@@ -18,7 +18,7 @@ use crate::{
 pub struct Resolved {
     /// The answer as it came.
     pub reply: Reply,
-    /// From the query to the answer.
+    /// Time from the query to the answer.
     pub took: Duration,
 }
 

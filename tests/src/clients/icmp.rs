@@ -14,16 +14,16 @@ use crate::{
     sockets,
 };
 
-/// What came back for a series of echo requests.
+/// Responses to a series of echo requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PingReport {
-    /// Requests sent.
+    /// Number of requests sent.
     pub sent: u16,
     /// Round-trip time of each reply, in order of arrival.
     pub replies: Vec<Duration>,
     /// Errors that quote one of our requests, with who sent them.
     pub errors: Vec<(IcmpError, Ipv4Addr)>,
-    /// Replies whose payload is not what was sent.
+    /// Number of replies whose payload differs from the request's.
     pub corrupt: u64,
 }
 

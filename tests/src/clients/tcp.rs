@@ -19,15 +19,18 @@ use crate::{
 pub enum ConnectOutcome {
     /// The handshake was completed.
     Connected(Duration),
-    /// A RST came.
+    /// The peer answered with RST.
     Refused(Duration),
     /// An ICMP error came (or there is no route): the errno.
     Unreachable(i32, Duration),
-    /// Nothing came.
+    /// No answer came in time.
     TimedOut(Duration),
 }
 
-/// Connects and sees how it ends. Only an error that says nothing of the network is an error.
+/// Connects and returns the outcome.
+///
+/// # Errors
+/// The failure says nothing about the network.
 pub fn connect_outcome(address: SocketAddrV4, timeout: Duration) -> Result<ConnectOutcome> {
     let started = Instant::now();
     let connected = TcpStream::connect_timeout(&address.into(), timeout);
@@ -149,7 +152,7 @@ impl<'a> EchoSession<'a> {
         }
     }
 
-    /// One round of `size` bytes, checked.
+    /// Sends `size` bytes and checks their echo; returns the time taken.
     pub fn round(&mut self, size: usize) -> Result<Duration> {
         let (mut out, mut back) = (vec![0; size], vec![0; size]);
         self.sent.fill(&mut out);
@@ -176,7 +179,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Bits per second.
+    /// Returns the rate of the transfer, bits per second.
     pub fn bits_per_second(&self) -> f64 {
         self.receipt.bytes as f64 * 8.0 / self.took.as_secs_f64()
     }
@@ -232,26 +235,26 @@ pub fn upload(address: SocketAddrV4, len: u64, seed: u64, timeout: Duration) -> 
     })
 }
 
-/// What went over a connection in a time, unchecked.
+/// Bytes that a connection carried in a time, unchecked.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
-    /// Bytes that arrived.
+    /// Number of bytes that arrived.
     pub bytes: u64,
-    /// In this time.
+    /// Time in which they arrived.
     pub took: Duration,
     /// Whether it stood still for as long as was waited for it; that time is part of `took`.
     pub stalled: bool,
 }
 
 impl Rate {
-    /// Bits per second.
+    /// Returns the rate, bits per second.
     pub fn bits_per_second(&self) -> f64 {
         self.bytes as f64 * 8.0 / self.took.as_secs_f64()
     }
 }
 
-/// Takes unchecked bytes from a `Streams` server for `duration`: a measurement. A stream that stands
-/// still for `timeout` ends it.
+/// Takes unchecked bytes from a `Streams` server for `duration`: a measurement. A stream that
+/// stands still for `timeout` ends it.
 pub fn rate_down(address: SocketAddrV4, duration: Duration, timeout: Duration) -> Result<Rate> {
     let what = || format!("measure from {address}");
     let mut stream = connect(address, timeout)?;
@@ -275,7 +278,8 @@ pub fn rate_down(address: SocketAddrV4, duration: Duration, timeout: Duration) -
 }
 
 /// Sends unchecked bytes to a `Streams` server for `duration`, and waits for its receipt: a
-/// measurement of what arrived; of a stream that stands still for `timeout`, of what was acknowledged.
+/// measurement of what arrived; of a stream that stands still for `timeout`, of what was
+/// acknowledged.
 pub fn rate_up(address: SocketAddrV4, duration: Duration, timeout: Duration) -> Result<Rate> {
     let what = || format!("measure to {address}");
     let mut stream = connect(address, timeout)?;
@@ -303,7 +307,7 @@ pub fn rate_up(address: SocketAddrV4, duration: Duration, timeout: Duration) -> 
     })
 }
 
-/// An error, unless it is that of a socket's timeout.
+/// Accepts the error of a socket's timeout, and returns any other.
 fn expect_stall(error: io::Error) -> io::Result<()> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Ok(()),

@@ -14,14 +14,14 @@ use crate::{
     sockets,
 };
 
-/// What came back for a datagram, and after how long.
+/// Response to a datagram, and the time until it came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdpOutcome {
-    /// The echo.
+    /// The echo came back.
     Answered(Duration),
-    /// An ICMP error.
+    /// An ICMP error came back.
     Refused(IcmpError, Duration),
-    /// Nothing.
+    /// No response came in time.
     TimedOut,
 }
 
@@ -96,10 +96,10 @@ pub(crate) fn queued_error(socket: &impl AsRawFd) -> io::Result<Option<IcmpError
     Ok(None)
 }
 
-/// What a paced series came to.
+/// Results of a paced series.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PacedReport {
-    /// Datagrams sent.
+    /// Number of datagrams sent.
     pub sent: u64,
     /// Different ones that came back.
     pub received: u64,
@@ -107,7 +107,7 @@ pub struct PacedReport {
     pub duplicated: u64,
     /// Those that came after one with a higher number.
     pub reordered: u64,
-    /// Those whose bytes are not what was sent.
+    /// Number of datagrams whose bytes differ from those sent.
     pub corrupt: u64,
     /// The numbers that never came back.
     pub missing: Vec<u64>,

@@ -4,7 +4,7 @@ use slipgate_testbed::slipgate::FlowRow;
 
 use crate::progress::{Progress, bytes, grouped};
 
-/// How many flows are shown.
+/// Number of flows that are shown.
 const SHOWN_FLOWS: usize = 6;
 
 /// The largest flows, as of the moment in the upload at which they were asked for.

@@ -29,26 +29,26 @@ const STREAM_BYTES: u64 = 128 << 20;
 const PAUSE: &str = "wait 300";
 const WAIT: Duration = Duration::from_secs(60);
 
-/// What came of it.
+/// Observations of the run.
 struct Seen {
     lines: Lines,
-    /// `slipgate stats`, between the guest's workloads.
+    /// Output of `slipgate stats` between the guest's workloads.
     before_connections: Value,
     after_connections: Value,
     after_streams: Value,
-    /// During the upload.
+    /// Flows during the upload.
     flows: Vec<FlowRow>,
     why_denied: String,
-    /// How many frames the engine port had carried before the streams.
+    /// Frames that the engine port had carried before the streams.
     port_before_streams: u64,
-    /// What it has carried after them.
+    /// Frames that the engine port carried after the streams.
     port: Carried,
     end: MicroVmEnd,
-    /// Whether a TAP, a port or a pin is left.
+    /// TAPs, ports and pins that are left.
     left: Vec<String>,
 }
 
-/// What the guest said, by workload.
+/// Output of the guest, by workload.
 struct Lines {
     boot: Line,
     lease: Value,

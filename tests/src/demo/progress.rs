@@ -31,7 +31,7 @@ impl Progress {
         self.line(&format!("{}\n", self.paint(BOLD, text)));
     }
 
-    /// One step, done.
+    /// Prints one completed step.
     pub(crate) fn step(&self, what: &str, outcome: &str) {
         let at = format!("{:6.2} s", self.started.elapsed().as_secs_f64());
         self.line(&format!("{}  {what:<12} {outcome}", self.paint(DIM, &at)));
@@ -75,7 +75,7 @@ impl Progress {
     }
 }
 
-/// `1234567` as `1,234,567`.
+/// Formats `1234567` as `1,234,567`.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let first = digits.len() % 3;

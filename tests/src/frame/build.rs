@@ -6,12 +6,12 @@ use crate::tap::VnetHdr;
 /// How a builder fills the transport checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
-    /// Complete.
+    /// Complete and correct.
     Full,
     /// The pseudo-header's sum, with NEEDS_CSUM in the vnet header: what a stack with checksum
     /// offload sends.
     Partial,
-    /// Complete, then spoiled.
+    /// Complete, but wrong.
     Wrong,
     /// Zero ("none" in UDP).
     Zero,
@@ -35,7 +35,7 @@ enum Transport {
     Raw(u8),
 }
 
-/// TCP flag bits.
+/// Flag bits of the TCP header.
 #[allow(missing_docs, reason = "RFC 9293's names")]
 pub mod tcp_flags {
     pub const FIN: u8 = 1;
@@ -96,7 +96,7 @@ impl FrameBuilder {
         Self::new(source.into_address(), destination.into_address(), transport)
     }
 
-    /// A UDP datagram.
+    /// Starts a UDP datagram.
     pub fn udp(source: impl IntoAddress, destination: impl IntoAddress) -> Self {
         Self::new(
             source.into_address(),
@@ -121,7 +121,7 @@ impl FrameBuilder {
         Self::new(source, destination, Transport::Icmp { kind, code, rest })
     }
 
-    /// An echo request.
+    /// Starts an ICMP echo request.
     pub fn ping(source: Ipv4Addr, destination: Ipv4Addr, ident: u16, sequence: u16) -> Self {
         let (i, s) = (ident.to_be_bytes(), sequence.to_be_bytes());
         Self::icmp(source, destination, 8, 0, [i[0], i[1], s[0], s[1]])
@@ -142,25 +142,25 @@ impl FrameBuilder {
         self
     }
 
-    /// An 802.1Q tag.
+    /// Adds an 802.1Q tag.
     pub fn vlan(mut self, id: u16) -> Self {
         self.vlan = Some(id);
         self
     }
 
-    /// Time to live.
+    /// Sets the time to live.
     pub fn ttl(mut self, ttl: u8) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// The TOS byte.
+    /// Sets the TOS byte.
     pub fn tos(mut self, tos: u8) -> Self {
         self.tos = tos;
         self
     }
 
-    /// The identification.
+    /// Sets the IP identification.
     pub fn ident(mut self, ident: u16) -> Self {
         self.ident = ident;
         self
@@ -205,7 +205,7 @@ impl FrameBuilder {
         self
     }
 
-    /// TCP window, unscaled.
+    /// Sets the TCP window, unscaled.
     pub fn window(mut self, bytes: u16) -> Self {
         if let Transport::Tcp { window, .. } = &mut self.transport {
             *window = bytes;
@@ -221,7 +221,7 @@ impl FrameBuilder {
         self
     }
 
-    /// What follows the headers.
+    /// Sets the payload behind the headers.
     pub fn payload(mut self, bytes: &[u8]) -> Self {
         self.payload = bytes.to_vec();
         self
@@ -368,7 +368,7 @@ impl FrameBuilder {
     }
 }
 
-/// What the builders take as an address.
+/// Types that the builders accept as an address.
 pub trait IntoAddress {
     /// The address. Text that is none panics: it is a mistake in the test.
     fn into_address(self) -> SocketAddrV4;

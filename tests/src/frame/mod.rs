@@ -1,4 +1,4 @@
-//! Hand-made packets: a builder that can also build what no sane stack sends, and a parser.
+//! Packets built by hand: a builder that can also build invalid packets, and a parser.
 
 mod build;
 mod parse;
@@ -10,10 +10,10 @@ pub use parse::{FlowKey, Packet};
 
 use crate::tap::{VNET_HDR_LEN, VnetHdr};
 
-/// An Ethernet address.
+/// An Ethernet (MAC) address.
 pub type Mac = [u8; 6];
 
-/// The broadcast address.
+/// The Ethernet broadcast address.
 pub const BROADCAST: Mac = [0xff; 6];
 
 /// An ARP packet for IPv4 over Ethernet, with its Ethernet header; `operation` 1 asks, 2 answers.

@@ -6,16 +6,16 @@ use crate::tap::VnetHdr;
 /// One direction of a flow. For ICMP echo the port is the identifier, on the side that asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowKey {
-    /// IP protocol number.
+    /// IP protocol number of the flow.
     pub protocol: u8,
-    /// Sender.
+    /// Sender's address and port.
     pub source: SocketAddrV4,
-    /// Receiver.
+    /// Receiver's address and port.
     pub destination: SocketAddrV4,
 }
 
 impl FlowKey {
-    /// A TCP direction.
+    /// One direction of a TCP connection.
     pub fn tcp(source: SocketAddrV4, destination: SocketAddrV4) -> Self {
         FlowKey {
             protocol: 6,
@@ -24,7 +24,7 @@ impl FlowKey {
         }
     }
 
-    /// A UDP direction.
+    /// One direction of a UDP flow.
     pub fn udp(source: SocketAddrV4, destination: SocketAddrV4) -> Self {
         FlowKey {
             protocol: 17,
@@ -33,7 +33,7 @@ impl FlowKey {
         }
     }
 
-    /// The other direction.
+    /// Returns the opposite direction.
     pub fn reversed(self) -> Self {
         FlowKey {
             source: self.destination,
@@ -43,17 +43,17 @@ impl FlowKey {
     }
 }
 
-/// An IPv4 packet taken apart. Ports are 0 where there are none (a later fragment, other protocols);
-/// for an ICMP echo the asking side's port is the identifier.
+/// An IPv4 packet taken apart. Ports are 0 where there are none (a later fragment, other
+/// protocols); for an ICMP echo the asking side's port is the identifier.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     /// Sender and its port.
     pub source: SocketAddrV4,
     /// Receiver and its port.
     pub destination: SocketAddrV4,
-    /// IP protocol number.
+    /// IP protocol number of the packet.
     pub protocol: u8,
-    /// Time to live.
+    /// Time to live of the packet.
     pub ttl: u8,
     /// The IP total length: bytes from the IP header on.
     pub total_len: usize,

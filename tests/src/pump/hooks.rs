@@ -1,4 +1,4 @@
-//! What a test sees of the frames on a pump, and does to them.
+//! Observation and manipulation by a test of the frames on a pump.
 
 use std::{
     sync::{
@@ -14,7 +14,7 @@ use crate::{frame::Packet, pcap::PcapWriter, tap::VnetHdr};
 /// Frames a subscriber may leave unread; the next one is lost to it, and counted.
 const UNREAD_MAX: usize = 65_536;
 
-/// Which way a frame went.
+/// Direction of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the guest (or the host, on an uplink) outward.
@@ -23,16 +23,16 @@ pub enum Direction {
     In,
 }
 
-/// What a filter wants done with a frame.
+/// Decision of a filter about a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Let it pass.
+    /// The frame passes.
     Pass,
-    /// Lose it.
+    /// The frame is dropped.
     Lose,
     /// Let it pass that many times in all.
     Repeat(usize),
-    /// Send this instead.
+    /// Another frame is sent in its place.
     Replace(VnetHdr, Vec<u8>),
 }
 
@@ -42,16 +42,16 @@ pub type Filter = Box<dyn FnMut(Direction, &VnetHdr, &[u8]) -> Fate + Send>;
 /// A frame seen on the pump.
 #[derive(Clone, Debug)]
 pub struct SeenFrame {
-    /// Which way it went.
+    /// Direction of the frame.
     pub direction: Direction,
-    /// Its offload header.
+    /// Offload header of the frame.
     pub vnet: VnetHdr,
-    /// The frame, whole.
+    /// Whole frame, from the Ethernet header.
     pub bytes: Vec<u8>,
 }
 
 impl SeenFrame {
-    /// Its IPv4 packet, if it has one.
+    /// IPv4 packet in the frame, if there is one.
     pub fn packet(&self) -> Option<Packet<'_>> {
         Packet::parse_ethernet(&self.bytes)
     }
@@ -87,7 +87,7 @@ impl FrameTap {
         self.wait_for(timeout, |frame| frame.direction == Direction::In)
     }
 
-    /// All frames waiting now.
+    /// Returns all frames that are waiting.
     pub fn drain(&self) -> Vec<SeenFrame> {
         self.frames.try_iter().collect()
     }

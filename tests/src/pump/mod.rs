@@ -39,7 +39,7 @@ struct Moved {
     failed: AtomicU64,
 }
 
-/// What a pump has moved one way. A GSO frame is one frame.
+/// Frames that a pump has moved in one direction. A GSO frame is one frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MovedCounts {
     /// Frames written into the other side.
@@ -73,7 +73,7 @@ pub(crate) struct Sides {
     pub(crate) ethernet: bool,
     /// Whether flows are counted.
     pub(crate) count: bool,
-    /// What the link does to frames, each way.
+    /// Impairment of each direction.
     pub(crate) impairment: Option<Impairment>,
     /// The CPU to stay on.
     pub(crate) cpu: Option<usize>,

@@ -1,5 +1,5 @@
-//! System calls that a seccomp filter forbade, as the audit of a machine's kernel tells on its console
-//! (`audit=1`; record type 1326, `AUDIT_SECCOMP`).
+//! System calls that a seccomp filter forbade, as the audit of a machine's kernel tells on its
+//! console (`audit=1`; record type 1326, `AUDIT_SECCOMP`).
 
 use std::{fs, path::Path};
 

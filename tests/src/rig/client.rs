@@ -1,7 +1,7 @@
-//! A Linux client that nobody here wrote: Debian's kernel, Debian's busybox and its DHCP client,
-//! resolver, `wget` and `nc`, told by a script what to try.
+//! A stock Linux client: Debian's kernel, Debian's busybox and its DHCP client, resolver, `wget`
+//! and `nc`, run by a script of checks.
 //!
-//! It says a line for each thing it tried, on its console: what runs it needs no other device.
+//! It prints a line for each check on its console, so it needs no other output device.
 
 use std::{collections::HashMap, fmt::Write, fs, net::Ipv4Addr, path::Path};
 
@@ -26,20 +26,20 @@ const BUSYBOX: &str = concat!(
 /// A network card on PCI.
 const MODULES: [&str; 2] = ["virtio_pci", "virtio_net"];
 
-/// What the client is told.
+/// Settings of the client.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Its CPUs, and its card's queue pairs.
+    /// Number of its CPUs, and of its card's queue pairs.
     pub cpus: u8,
     /// `ADDRESS/PREFIX via ROUTER dns RESOLVER mtu BYTES` as the lease must be.
     pub lease: String,
-    /// Answers pings, and serves HTTP and digests.
+    /// Server that answers pings and serves HTTP and digests.
     pub server: Ipv4Addr,
     /// A name of the server.
     pub name: String,
-    /// Serves [`Client::HELLO`] at `/hello` and [`Client::blob`] at `/blob`.
+    /// Port that serves [`Client::HELLO`] at `/hello` and [`Client::blob`] at `/blob`.
     pub http_port: u16,
-    /// Serves [`crate::servers::TcpService::Digest`].
+    /// Port of [`crate::servers::TcpService::Digest`].
     pub digest_port: u16,
     /// A server that policy denies, listening on the HTTP port too.
     pub denied: Ipv4Addr,
@@ -62,23 +62,23 @@ impl Client {
         }
     }
 
-    /// What slipgate is told beside the TAP and the uplink.
+    /// Flags of slipgate besides the TAP and the uplink.
     pub fn nat_flags(&self) -> [String; 4] {
         let (resolver, denied) = (self.server.to_string(), self.denied.to_string());
         ["--dns".into(), resolver, "--deny".into(), denied]
     }
 
-    /// What the page `/hello` says.
+    /// Text of the page `/hello`.
     pub const HELLO: &str = "good day";
 
-    /// What is downloaded. Not compressible, nor the same in any two places.
+    /// Returns the file to download. It is not compressible, and no two parts of it are equal.
     pub fn blob(&self) -> Vec<u8> {
         let mut blob = vec![0; self.stream_bytes as usize];
         Pattern::new(u64::from(self.stream_bytes)).fill(&mut blob);
         blob
     }
 
-    /// What boots it.
+    /// Makes the initramfs that boots the client.
     pub fn initramfs(&self, kernel: &Kernel) -> Result<Vec<u8>> {
         let busybox = Path::new(BUSYBOX);
         if !busybox.is_file() {
@@ -97,7 +97,7 @@ impl Client {
         Ok(initramfs.finish())
     }
 
-    /// Serves what it will ask for.
+    /// Starts the servers that the client will use.
     pub fn serve(&self, world: &World) -> Result<ClientServers> {
         let net = &world.net;
         let zone = Zone::from([(self.name.clone(), Answer::a(self.server, 60))]);
@@ -141,7 +141,7 @@ impl Default for Client {
     }
 }
 
-/// Servers that go on until this is dropped.
+/// Servers that run until this is dropped.
 pub struct ClientServers {
     _names: DnsServer,
     _pages: HttpServer,
@@ -149,22 +149,22 @@ pub struct ClientServers {
     _denied: TcpServer,
 }
 
-/// What the client said.
+/// Results that the client printed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientReport {
-    /// The names of what was as it should be, and what was seen.
+    /// Names of the passed checks, with the observations.
     pub ok: Vec<String>,
-    /// What was not.
+    /// Names of the failed checks, with the observations.
     pub failed: Vec<String>,
-    /// Whether it came to its end.
+    /// Whether the client ran to its end.
     pub ended: bool,
 }
 
 impl ClientReport {
-    /// How many things a client tries.
+    /// Number of checks that a client makes.
     pub const CHECKS: usize = 15;
 
-    /// Reads a console; what the kernel says in between is passed over.
+    /// Reads the results from a console; the kernel's messages in between are skipped.
     pub fn read(console: &str) -> Self {
         let mut report = ClientReport::default();
         for line in console.lines().map(str::trim_end) {

@@ -18,7 +18,7 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// An empty one.
+    /// Makes an empty archive.
     pub fn new() -> Self {
         Self::default()
     }

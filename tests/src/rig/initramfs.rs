@@ -1,5 +1,5 @@
-//! What the machine boots into: programs of this machine with their shared libraries, modules,
-//! folders to mount on.
+//! Initramfs of a machine: programs of this machine with their shared libraries, modules, folders
+//! to mount on.
 
 use std::{
     fs,
@@ -21,14 +21,14 @@ pub struct Initramfs {
 }
 
 impl Initramfs {
-    /// With `program` as its init.
+    /// Makes an initramfs with `program` as its init.
     pub fn new(program: &Path) -> Result<Self> {
         let mut this = Self::empty();
         this.add("/init", program)?;
         Ok(this)
     }
 
-    /// With a script as its init.
+    /// Makes an initramfs with a script as its init.
     pub fn with_script(script: &str) -> Self {
         let mut this = Self::empty();
         this.archive.program("/init", script.as_bytes());
@@ -64,7 +64,7 @@ impl Initramfs {
         self.archive.program(path, contents);
     }
 
-    /// A file.
+    /// Adds a file.
     pub fn file(&mut self, path: &str, contents: &[u8]) {
         self.archive.file(path, contents);
     }
@@ -82,7 +82,7 @@ impl Initramfs {
         Ok(())
     }
 
-    /// The archive.
+    /// Returns the finished archive.
     pub fn finish(self) -> Vec<u8> {
         self.archive.finish()
     }
@@ -102,7 +102,8 @@ impl Initramfs {
     }
 }
 
-/// What the dynamic linker would map for `program`, itself included; none for a static one.
+/// Files that the dynamic linker would map for `program`, which is included; none for a static
+/// program.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let listed = Command::new("ldd")
         .arg(program)

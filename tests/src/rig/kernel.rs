@@ -12,27 +12,30 @@ use crate::error::{Error, Result, Tried};
 /// Where `cargo xtask setup` unpacks kernels, each in a folder of its series' name.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/kernels");
 
-/// An unpacked kernel.
+/// A kernel unpacked from its package.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     image: PathBuf,
     release: String,
-    /// By name, with underscores, as `lsmod` shows them.
+    /// Module files by name, with underscores, as `lsmod` shows them.
     modules: HashMap<String, PathBuf>,
     built_in: String,
 }
 
-/// A module, uncompressed.
+/// An uncompressed kernel module.
 #[derive(Clone, Debug)]
 pub struct Module {
-    /// With underscores.
+    /// Name of the module, with underscores.
     pub name: String,
-    /// The ELF file.
+    /// Contents of the ELF file.
     pub image: Vec<u8>,
 }
 
 impl Kernel {
-    /// The one of a series, such as 6.1, or why there is none here.
+    /// Finds the kernel of a series, such as 6.1.
+    ///
+    /// # Errors
+    /// None of that series is unpacked here.
     pub fn find(series: &str) -> Result<Self> {
         let folder = Path::new(FOLDER).join(series);
         if !folder.is_dir() {
@@ -70,12 +73,12 @@ impl Kernel {
         })
     }
 
-    /// The bootable image.
+    /// Path of the bootable image.
     pub fn image(&self) -> &Path {
         &self.image
     }
 
-    /// Such as `6.1.0-56-cloud-amd64`.
+    /// Release of the kernel, such as `6.1.0-56-cloud-amd64`.
     pub fn release(&self) -> &str {
         &self.release
     }
@@ -112,8 +115,8 @@ impl Kernel {
     }
 }
 
-/// What a module says it needs: the `depends=` of its `.modinfo`, a section of NUL-terminated
-/// assignments.
+/// Returns the modules that a module depends on: the `depends=` of its `.modinfo`, a section of
+/// NUL-terminated assignments.
 pub(super) fn needs(image: &[u8]) -> Vec<String> {
     const FIELD: &[u8] = b"\0depends=";
     let Some(at) = image.windows(FIELD.len()).position(|bytes| bytes == FIELD) else {
@@ -170,7 +173,7 @@ fn name(path: &Path) -> &str {
         .unwrap_or_default()
 }
 
-/// `kernel/net/sched/cls_bpf.ko.xz` is `cls_bpf`.
+/// Name of the module in a file: `kernel/net/sched/cls_bpf.ko.xz` is `cls_bpf`.
 fn module_name(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or_default();
     underscored(file.split('.').next().unwrap_or_default())

@@ -14,25 +14,25 @@ use crate::{
     netns::NetNs,
 };
 
-/// The program.
+/// Name of the QEMU program.
 pub const QEMU: &str = "qemu-system-x86_64";
 const LOOK: Duration = Duration::from_millis(5);
 
 /// A machine to be started.
 pub struct Machine<'a> {
-    /// What it boots.
+    /// Kernel that the machine boots.
     pub kernel: &'a Kernel,
-    /// Its initramfs: one cpio archive, or several one after another.
+    /// Initramfs: one cpio archive, or several in sequence.
     pub initramfs: &'a [u8],
-    /// More words for the kernel's command line.
+    /// Further parameters on the kernel's command line.
     pub parameters: &'a str,
-    /// How long it may run.
+    /// Time after which it is ended.
     pub timeout: Duration,
-    /// What it is made of.
+    /// Emulated hardware of the machine.
     pub hardware: Hardware<'a>,
 }
 
-/// The emulated machine beside its kernel.
+/// Hardware of the emulated machine.
 #[derive(Clone, Debug)]
 pub struct Hardware<'a> {
     /// Virtual CPUs. With several, kernels of 6.12 and later now and then oops under TCG while code
@@ -40,9 +40,9 @@ pub struct Hardware<'a> {
     pub cpus: u8,
     /// QEMU's model of them.
     pub cpu_model: &'a str,
-    /// Memory.
+    /// Memory of the machine, MiB.
     pub memory_mib: u32,
-    /// More of QEMU's arguments: devices.
+    /// Further arguments of QEMU, for devices.
     pub devices: &'a [String],
     /// The network namespace that QEMU runs in.
     pub namespace: Option<&'a NetNs>,
@@ -60,20 +60,20 @@ impl Default for Hardware<'_> {
     }
 }
 
-/// How it ended.
+/// Outcome of a machine's run.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// Whether it said [`WELL`].
+    /// Whether it reported success by [`WELL`].
     pub well: bool,
     /// Whether it turned itself off.
     pub powered_off: bool,
     /// QEMU's exit status, or that it was killed.
     pub how: String,
-    /// What was written to the report.
+    /// Text written to the report.
     pub report: String,
-    /// What was written to the console.
+    /// Text written to the console.
     pub console: String,
-    /// From start to end.
+    /// Time from start to end.
     pub took: Duration,
 }
 

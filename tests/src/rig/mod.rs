@@ -35,9 +35,10 @@ pub use nested::{
 pub const REPORT_DEVICE: &str = "/dev/ttyS1";
 /// The I/O port of QEMU's `isa-debug-exit`: a byte n written to it ends QEMU with status 2n + 1.
 pub const EXIT_PORT: u16 = 0xf4;
-/// What is written there when all is well. Not 0, for QEMU ends with 1 on errors of its own.
+/// Value written to the exit port on success. Not 0, because QEMU exits with 1 on errors of its
+/// own.
 pub const WELL: u8 = 0x10;
-/// What is written there otherwise.
+/// Value written to the exit port on failure.
 pub const FAILED: u8 = 0x11;
 
 /// A file that, if it is there, has the command to run instead of the checks.

@@ -1,6 +1,6 @@
 //! The Linux client as a nested guest: inside a machine that QEMU emulates, another VMM boots it
-//! under KVM. How each such run ended goes to the report as a line, so that it is known which VMM was
-//! at work when the emulated machine itself ends.
+//! under KVM. How each such run ended goes to the report as a line, so that it is known which VMM
+//! was at work when the emulated machine itself ends.
 
 use std::fmt;
 
@@ -11,18 +11,19 @@ use super::ClientReport;
 /// A folder that, if it is there, has a kernel and an initramfs to boot as a nested guest instead
 /// of the checks.
 pub const NESTED: &str = "/nested";
-/// A file in it that has the VMMs to boot it by, in order, a name each; without it, slipgate's once.
+/// A file in it that has the VMMs to boot it by, in order, a name each; without it, slipgate's
+/// once.
 pub const NESTED_ORDER: &str = "/nested/order";
 /// A folder in it with QEMU's firmware.
 pub const NESTED_FIRMWARE: &str = "/nested/firmware";
-/// What a line of the report begins with that has a [`NestedRun`].
+/// Prefix of the report's lines that hold a [`NestedRun`].
 const LINE: &str = "nested ";
 
-/// Who boots the nested guest.
+/// VMM that boots the nested guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NestedVmm {
-    /// `slipgate run`.
+    /// The VMM of `slipgate run`.
     Slipgate,
     /// QEMU with KVM, on a TAP that `slipgate attach` serves.
     Qemu,
@@ -36,11 +37,11 @@ pub enum NestedEnd {
     Passed,
     /// A check of its failed.
     CheckFailed,
-    /// Its CPU was reset, which nobody had asked for.
+    /// Its CPU was reset without a request for it.
     TripleFault,
     /// KVM could not run it any further.
     KvmGaveUp,
-    /// Its kernel panicked.
+    /// The guest's kernel panicked.
     Panicked,
     /// The VMM, or another process of slipgate's, made a system call that its sandbox forbids.
     ForbiddenCall,
@@ -50,12 +51,12 @@ pub enum NestedEnd {
     Other,
 }
 
-/// What can be known of a nested guest from outside.
+/// Evidence about a nested guest that is visible from outside.
 #[derive(Clone, Copy, Debug)]
 pub struct NestedTraces<'a> {
-    /// Its console.
+    /// Text of its console.
     pub console: &'a str,
-    /// What its VMM wrote to stderr.
+    /// Text that its VMM wrote to stderr.
     pub stderr: &'a str,
     /// The VMM's exit status, unless a signal ended it.
     pub status: Option<i32>,
@@ -64,7 +65,8 @@ pub struct NestedTraces<'a> {
 }
 
 impl NestedEnd {
-    /// Reads the traces. What explains most comes first: a VMM that was killed leaves a guest stuck.
+    /// Determines the end from the traces. The most specific cause comes first: a VMM that was
+    /// killed leaves a guest stuck.
     pub fn of(vmm: NestedVmm, traces: NestedTraces) -> Self {
         let NestedTraces {
             console, stderr, ..
@@ -99,9 +101,9 @@ impl NestedEnd {
 /// A nested guest that was started.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NestedRun {
-    /// From 1, of all VMMs.
+    /// Number of the run, counted from 1 over all VMMs.
     pub number: u32,
-    /// Who booted it.
+    /// VMM that booted the guest.
     pub vmm: NestedVmm,
     /// How it ended; `None` while it runs, and for ever when the outer machine ended meanwhile.
     pub end: Option<NestedEnd>,
@@ -135,11 +137,11 @@ impl NestedRun {
     }
 }
 
-/// Whether slipgate's guests did what they should, as far as the machine can be trusted: QEMU emulates
-/// it, and it breaks down now and then. A run of slipgate's that broke down is excused only where
-/// QEMU's own guest came to the very same end in the same kind of machine. A failed check, a
-/// forbidden system call or a VMM that does not start never is, and one guest of slipgate's must have
-/// passed.
+/// Whether slipgate's guests did what they should, as far as the machine can be trusted: QEMU
+/// emulates it, and it breaks down now and then. A run of slipgate's that broke down is excused
+/// only where QEMU's own guest came to the very same end in the same kind of machine. A failed
+/// check, a forbidden system call or a VMM that does not start never is, and one guest of
+/// slipgate's must have passed.
 ///
 /// # Errors
 /// Why not, run by run.

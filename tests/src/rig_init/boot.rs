@@ -1,4 +1,4 @@
-//! What process 1 does.
+//! The steps of process 1.
 
 use std::{
     ffi::{CStr, CString},

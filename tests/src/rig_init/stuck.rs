@@ -1,5 +1,5 @@
-//! What a machine inside the machine does that does not come to its end: told on the report, while
-//! it still hangs. Without this a hang is a killed QEMU and nothing else.
+//! Report on a hanging machine inside the machine, written while it still hangs. Without it, only
+//! the killed QEMU would be visible.
 
 use std::{
     collections::BTreeSet,
@@ -12,13 +12,13 @@ use std::{
 
 /// A few times what it takes under load, and less than the whole machine has.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Between two looks: what moves in between does not hang.
+/// Interval of two samples: a state that differs between them does not hang.
 const BETWEEN: Duration = Duration::from_secs(2);
 /// How long it has for its report.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// Waits for `over` to be dropped. After too long a time it says what all of it is at, and ends `vmm`
-/// so that its report is written: by a request first. Whether it took too long.
+/// Waits for `over` to be dropped. After too long a time it says what all of it is at, and ends
+/// `vmm` so that its report is written: by a request first. Whether it took too long.
 pub(super) fn watch(vmm: u32, over: &Receiver<()>) -> bool {
     if is_over(over, PATIENCE) {
         return false;

@@ -18,7 +18,7 @@ use crate::{
     sockets,
 };
 
-/// What the server says to one name.
+/// Answer of the server to questions for one name.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// The records; those of the asked type, and CNAMEs, are sent.
@@ -29,7 +29,7 @@ pub struct Answer {
     pub delay: Duration,
     /// Over UDP, send no records and the TC bit.
     pub truncate: bool,
-    /// Never answer.
+    /// Whether the server stays silent.
     pub silent: bool,
 }
 
@@ -45,7 +45,7 @@ impl Answer {
         }
     }
 
-    /// An A record.
+    /// Makes an answer with one A record.
     pub fn a(address: Ipv4Addr, ttl: u32) -> Self {
         Self::records(vec![Record::a(address, ttl)])
     }
@@ -58,7 +58,7 @@ impl Answer {
         }
     }
 
-    /// After a delay.
+    /// Delays the answer.
     pub fn delayed(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self
@@ -70,7 +70,7 @@ impl Answer {
         self
     }
 
-    /// None at all.
+    /// Makes no answer at all.
     pub fn silence() -> Self {
         Answer {
             silent: true,

@@ -19,18 +19,18 @@ use crate::{
     streams::{BUFFER, Order, Receipt, drain, hexadecimal, pour, receive, send},
 };
 
-/// What a TCP server does with a connection.
+/// Treatment of a connection by a TCP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TcpService {
-    /// Sends back what it gets, until the client ends.
+    /// Sends received bytes back until the client ends.
     Echo,
     /// The same, but that a ClientHello is answered as [`crate::tls::answer_to`] has it.
     EchoTls,
     /// Takes an order for a stream of predictable bytes, either way: see
     /// [`crate::clients::tcp::download`] and [`upload`](crate::clients::tcp::upload).
     Streams,
-    /// Takes what comes until the client ends, and answers with its SHA-256 in hexadecimal digits
-    /// and a newline: for clients that know no orders.
+    /// Reads until the client ends, and answers with the SHA-256 in hexadecimal digits and a
+    /// newline: for clients that can't send an order.
     Digest,
     /// Closes at once, in the accepting thread: the far end of connect-close measurements.
     Close,
@@ -50,7 +50,7 @@ struct Seen {
     peers: Mutex<Vec<SocketAddrV4>>,
 }
 
-/// A TCP server; stops, and resets what is open, on drop.
+/// A TCP server. On drop it stops and resets its open connections.
 pub struct TcpServer {
     address: SocketAddrV4,
     listener: TcpListener,
@@ -95,7 +95,7 @@ impl TcpServer {
         self.seen.accepted.load(Ordering::Relaxed)
     }
 
-    /// The peers of all connections so far, in order: what a NAT made of the guests.
+    /// Peers of all connections so far, in order: the guests' addresses as translated.
     pub fn peers(&self) -> Vec<SocketAddrV4> {
         self.seen
             .peers

@@ -16,17 +16,17 @@ use crate::{
     sockets,
 };
 
-/// What a UDP server does with a datagram.
+/// Treatment of a datagram by a UDP server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdpService {
-    /// Sends it back.
+    /// Sends the datagram back.
     Echo,
-    /// Counts it.
+    /// Counts the datagram only.
     Sink,
     /// Answers with that many numbered datagrams of `size` bytes, sent as one GSO frame: see
     /// [`crate::clients::udp::ask_burst`].
     Burst {
-        /// Datagrams.
+        /// Number of datagrams.
         count: u64,
         /// Payload bytes of each.
         size: u16,
@@ -111,7 +111,7 @@ impl UdpServer {
         self.seen.payload_bytes.load(Ordering::Relaxed)
     }
 
-    /// The peers seen, with the datagrams of each: what a NAT made of the guests.
+    /// Peers seen, with the number of datagrams of each: the guests' addresses as translated.
     pub fn peers(&self) -> HashMap<SocketAddrV4, u64> {
         self.seen
             .peers
@@ -120,14 +120,14 @@ impl UdpServer {
             .clone()
     }
 
-    /// Lets routers fragment what it sends from now on: it has no DF.
+    /// Sends datagrams without DF from now on, so that routers may fragment them.
     pub fn allow_fragments(&self) -> Result<()> {
         let (option, value) = (libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT);
         sockets::set(&self.socket, libc::IPPROTO_IP, option, value)
             .tried("have a UDP server's datagrams without DF")
     }
 
-    /// Sends a datagram that nobody asked for.
+    /// Sends an unsolicited datagram.
     pub fn send_to(&self, payload: &[u8], peer: SocketAddrV4) -> io::Result<usize> {
         self.socket.send_to(payload, peer)
     }

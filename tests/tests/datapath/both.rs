@@ -23,7 +23,7 @@ pub(crate) const VM: u32 = 77;
 pub(crate) const HOP: u32 = 5;
 /// Loopback: the device that a test run's frames come in by, and all that they are sent to.
 pub(crate) const DEVICE: u32 = 1;
-/// Loopback's.
+/// MTU of the loopback device.
 const DEVICE_MTU: u32 = 65_536;
 pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 pub(crate) const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
@@ -52,7 +52,7 @@ pub(crate) fn remote_port(protocol: Protocol) -> u16 {
     }
 }
 
-/// Which program a frame is given to.
+/// Program that a frame is given to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum At {
     Guest,
@@ -81,7 +81,7 @@ pub(crate) enum Went {
     Sent(Vec<u8>),
 }
 
-/// What the tables say that packets change. Times are whether there is one.
+/// State of the tables that packets change. Of times, only whether there is one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Counted {
     drops: [DropCounters; 2],
@@ -100,7 +100,7 @@ struct FlowCounted {
     sequences: Sequences,
 }
 
-/// What a flow is before a packet comes.
+/// State of a flow before a packet comes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlowState {
     pub(crate) verdict: u32,
@@ -123,7 +123,7 @@ pub(crate) struct Both {
 }
 
 impl Both {
-    /// In this thread's network namespace.
+    /// Loads both in this thread's network namespace.
     pub(crate) fn new() -> Self {
         let pins = PinDir::new().expect("a directory for pins");
         let paths = Paths::with_pin_dir(pins.path().to_owned()).expect("paths");
@@ -272,8 +272,8 @@ impl Both {
         }
     }
 
-    /// What the BPF program does with a frame, and what the in-memory kernel does: where it went in
-    /// each, and why by the latter.
+    /// Gives a frame to the BPF program and to the in-memory kernel; returns where it went in each,
+    /// and the reason according to the latter.
     pub(crate) fn send(&self, at: At, frame: &[u8], gso_size: u32) -> ([Went; 2], Way) {
         let program: BorrowedFd<'_> = self.real.program(at.program()).expect("a program");
         let vnet = VirtioNetHdr {
@@ -306,7 +306,7 @@ impl Both {
         ([real, memory], way)
     }
 
-    /// What each has counted so far.
+    /// Returns the counters of each.
     pub(crate) fn counted(&self) -> [Counted; 2] {
         let maps = self.maps();
         let memory = self.memory.borrow();

@@ -1,4 +1,5 @@
-//! Random tables and frames, from a tape of random bytes: shorter tapes and smaller bytes are plainer.
+//! Random tables and frames, from a tape of random bytes: shorter tapes and smaller bytes are
+//! plainer.
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use slipgate_abi::{
@@ -395,7 +396,7 @@ fn from_engine(protocol: Protocol, choices: &mut Choices<'_>) -> Vec<u8> {
     frame
 }
 
-/// With another EtherType now and then.
+/// Builds the frame, with another EtherType in some cases.
 fn typed(frame: FrameBuilder, choices: &mut Choices<'_>) -> Vec<u8> {
     let (_, mut bytes) = frame.build();
     let ether_type: u16 = choices.mostly(&[0x0800, 0x0800, 0x86dd, 0x8100, 0x88a8, 0x88cc, 0x0806]);

@@ -8,7 +8,7 @@ const BPF_PROG_TEST_RUN: libc::c_long = 10;
 /// `struct __sk_buff`: its length, and where `gso_size` is.
 const CONTEXT_LEN: usize = 192;
 const GSO_SIZE: usize = 176;
-/// What a program may put in front of a frame.
+/// Largest number of bytes that a program may put in front of a frame.
 const ROOM: usize = 64;
 
 /// The part of `union bpf_attr` that the command reads.
@@ -33,8 +33,8 @@ struct TestRun {
     pad: u32,
 }
 
-/// What the program returned, and the frame as it left it. `gso_size`: 0 for a frame that is one
-/// packet.
+/// Runs a program on a frame; returns its result and the changed frame. `gso_size`: 0 for a frame
+/// that is one packet.
 pub(crate) fn test_run(
     program: BorrowedFd<'_>,
     frame: &[u8],

@@ -25,7 +25,7 @@ fn only_flow(stand: &Stand) -> String {
     flows[0].id.clone()
 }
 
-/// What tcpdump makes of a file, a line a packet; nothing of one that has no packet yet.
+/// Lines that tcpdump prints for a file, one per packet; none for a file without packets.
 fn tcpdump(file: &Path) -> Vec<String> {
     let output = Command::new("tcpdump")
         .args(["-nnr"])
@@ -43,7 +43,7 @@ fn error_of(stand: &Stand, args: &[&str]) -> String {
     stand.slipgate.run(args).unwrap_err().to_string()
 }
 
-/// SIGHUP.
+/// Sends SIGHUP to the broker.
 fn hang_up(stand: &Stand) {
     slipgate_testbed::signal(stand.slipgate.broker_pid(), libc::SIGHUP);
 }

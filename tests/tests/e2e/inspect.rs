@@ -1,5 +1,5 @@
-//! Inspection: what a connection says that it is for must be what its rule lets in, with real stacks
-//! at both ends. Each is done with `--allow` first, where it succeeds.
+//! Inspection: what a connection says that it is for must be what its rule lets in, with real
+//! stacks at both ends. Each is done with `--allow` first, where it succeeds.
 
 use std::{
     fs,

@@ -47,7 +47,7 @@ const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 /// The gateway's MAC, the same in every guest's network.
 const GATEWAY_MAC: Mac = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
-/// Every guest's MAC.
+/// MAC address of every guest.
 const GUEST_MAC: Mac = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
 /// The resolver that the lease names.
 const DNS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 3);

@@ -27,7 +27,8 @@ use crate::{DNS, GUEST, Stand, WAIT, at, eventually};
 
 const METRICS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9600);
 
-/// What an HTTP request to the metrics is answered with; empty where the connection just ends.
+/// Returns the response to an HTTP request to the metrics; empty where the connection ends without
+/// one.
 fn http(stand: &Stand, request: &str) -> String {
     stand.world.host.run(|| {
         let mut stream = TcpStream::connect(METRICS).unwrap();

@@ -61,7 +61,8 @@ impl Stand {
         count.as_u64().unwrap_or(0)
     }
 
-    /// What is denied ends at the guard, of this VM only; the other gets there.
+    /// Asserts that denied packets of this VM, and of this VM only, end at the guard; those of the
+    /// other VM arrive.
     fn assert_denied_to(&self, vm: usize, denied: &UdpServer) {
         let other = 1 - vm;
         // The first is answered: of a flood few are.

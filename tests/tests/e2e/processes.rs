@@ -58,8 +58,8 @@ fn round(stand: &Stand, stream: &mut TcpStream) {
         .expect("an established flow goes on");
 }
 
-/// Each flow has one end in the log, and no more than one start: that of a flow let in within the turn
-/// in which its engine was killed is missing. How many there are.
+/// Each flow has one end in the log, and no more than one start: that of a flow let in within the
+/// turn in which its engine was killed is missing. How many there are.
 fn assert_books_are_whole(stand: &Stand) -> usize {
     let ids = |event| {
         let mut lines = stand.events(event);
@@ -179,7 +179,7 @@ fn another_engine_takes_the_place_of_one_that_is_killed() {
     assert!(stand.slipgate.pins().pins().is_empty());
 }
 
-/// Whom a process is.
+/// Returns the user id of a process.
 fn user(pid: Pid) -> u32 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:\t"));

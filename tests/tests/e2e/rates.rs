@@ -24,7 +24,7 @@ use crate::{GATEWAY_MAC, GUEST, GUEST_MAC, Stand, WAIT, guest_errors::send_raw, 
 
 const BYTES_PER_SECOND: u64 = 2_000_000;
 pub(crate) const PAYLOAD: [u8; 972] = [7; 972];
-/// With both headers.
+/// Length of a packet with both headers, bytes.
 const PACKET_BYTES: u64 = 1_000;
 const OFFERED_AT_ONCE: u64 = 20;
 const OFFERED_FOR: Duration = Duration::from_millis(1_500);
@@ -84,15 +84,15 @@ impl Offer {
     }
 }
 
-/// Of the tests of what the engine carries.
+/// Rate in the tests of traffic that the engine carries, bytes per second.
 const SLOW: u64 = 100_000;
-/// Of the datagrams that are too large for a link, without headers.
+/// Payload of datagrams that are too large for a link, bytes.
 const LARGE: usize = 8_972;
-/// What a large one has as fragments.
+/// Length of a large packet's fragments together, bytes.
 const FRAGMENTS_BYTES: u64 = 9_120;
 
 impl Offer {
-    /// That this much passed, whatever it was: no more than the rate lets pass, and not nothing.
+    /// Asserts that some of the traffic passed, and no more than the rate permits.
     fn assert_within(&self, what: &str, bytes: u64, bytes_per_second: u64) {
         let of = |time: Duration| bytes_per_second as f64 * time.as_secs_f64();
         let most = of(self.took + Duration::from_nanos(BURST_NS) + TICK) + FRAGMENTS_BYTES as f64;

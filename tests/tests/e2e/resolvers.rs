@@ -14,7 +14,7 @@ use slipgate_testbed::{
 use crate::{DNS, Stand, WAIT, at};
 
 const NAME: &str = "www.example.test";
-/// What each of two resolvers says that `NAME` has.
+/// Address of `NAME` according to each of two resolvers.
 const TOLD: [Ipv4Addr; 2] = [
     Ipv4Addr::new(198, 51, 100, 1),
     Ipv4Addr::new(198, 51, 100, 2),
@@ -40,7 +40,7 @@ dns.resolvers = {two}
     fs::write(file, text).unwrap();
 }
 
-/// What each VM is told: the code, and the address.
+/// Response code and address that each VM gets.
 fn told(stand: &Stand) -> [(u8, Option<Ipv4Addr>); 2] {
     [&stand.guest, &stand.neighbours[0]].map(|guest| {
         let found = guest.run(|| dns::query_udp(at(DNS, 53), NAME, WAIT));

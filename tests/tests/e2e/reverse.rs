@@ -14,7 +14,7 @@ use slipgate_testbed::{
 
 use crate::{BRIEFLY, Stand, WAIT, at, eventually, stand::maps};
 
-/// What the host's own stack answered: TCP segments with RST, and ICMP destination unreachable.
+/// Counts of the host's own answers: TCP segments with RST, and ICMP destination unreachable.
 fn host_answers(host: &NetNs) -> (u64, u64) {
     let text = host.run(|| std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap());
     let count = |protocol: &str, name: &str| -> u64 {

@@ -27,7 +27,7 @@ impl Stand {
         Self::with(WorldConfig::default(), GuestConfig::new("tap0"), args)
     }
 
-    /// As told.
+    /// Makes a stand with the given world, guest and arguments.
     pub(crate) fn with(world: WorldConfig, guest: GuestConfig, args: &[&str]) -> Stand {
         Self::beside(world, guest, &[], args)
     }
@@ -75,7 +75,7 @@ impl Stand {
         flows
     }
 
-    /// The one flow to `remote`.
+    /// Returns the only flow to `remote`.
     pub(crate) fn flow_to(&self, remote: SocketAddrV4) -> FlowRow {
         let mut flows = self.flows_to(remote);
         assert_eq!(flows.len(), 1, "flows to {remote}: {flows:?}");
@@ -147,7 +147,7 @@ pub(crate) fn maps(pins: &PinDir) -> SharedMaps {
     SharedMaps::open_pinned(meta.parent().unwrap()).unwrap()
 }
 
-/// What a row of `flows` counts, each way: packets, bytes.
+/// Counters of a row of `flows` in each direction: packets, bytes.
 pub(crate) fn counts(flow: &FlowRow) -> [(u64, u64); 2] {
     [
         (flow.tx_packets, flow.tx_bytes),

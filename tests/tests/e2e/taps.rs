@@ -165,7 +165,8 @@ fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
     assert_eq!(left(), before + 1);
 }
 
-/// Of two TAPs the second one is another process's: the first one is let go, and that process goes on.
+/// Of two TAPs the second one is another process's: the first one is let go, and that process goes
+/// on.
 #[test]
 fn a_start_that_fails_leaves_nothing() {
     require_root_and_tun!();

@@ -14,7 +14,7 @@ use slipgate_testbed::{
     skipped, slipgate,
 };
 
-/// What the checks use: devices, and the hooks before tcx.
+/// Kernel modules that the checks use: devices, and the hooks before tcx.
 const MODULES: [&str; 4] = ["tun", "veth", "sch_ingress", "cls_bpf"];
 /// Several times what it takes: a machine under load emulates slowly.
 const TIMEOUT: Duration = Duration::from_secs(180);

@@ -17,20 +17,20 @@ use super::{TIMEOUT, on_path};
 const MODULES: [&str; 5] = ["kvm_amd", "tun", "veth", "sch_ingress", "cls_bpf"];
 
 /// The outer kernel's ticks from timers that go on by themselves. By default each tick sets the
-/// timer for the next. In runs that hung, one CPU had no more ticks while it was busy, and the vCPU on
-/// the other spun in KVM for good (RCU stall, soft lockup): nothing came to wake up the first.
+/// timer for the next. In runs that hung, one CPU had no more ticks while it was busy, and the vCPU
+/// on the other spun in KVM for good (RCU stall, soft lockup): nothing came to wake up the first.
 /// And notices on the console: a lockup says where each CPU was, an audit which system call was
 /// forbidden to whom.
 const OUTER: &str = "nohz=off highres=off audit=1 loglevel=6";
 
-/// What QEMU needs to boot a kernel on the machine `q35` without a display.
+/// Firmware that QEMU needs to boot a kernel on the machine `q35` without a display.
 const FIRMWARE: [&str; 3] = ["bios-256k.bin", "kvmvapic.bin", "linuxboot_dma.bin"];
 
 /// Set to N: QEMU and `slipgate run` boot the same client N times each, in turn.
 const ROUNDS: &str = "SLIPGATE_NESTED_ROUNDS";
-/// The same, where slipgate's guest broke down and it is to be seen whether QEMU's does too. Without
-/// nested paging no guest's CPU has been reset in some 80 runs; with it one in five was, or the outer
-/// machine's, in which slipgate is but processes.
+/// The same, where slipgate's guest broke down and it is to be seen whether QEMU's does too.
+/// Without nested paging no guest's CPU has been reset in some 80 runs; with it one in five was, or
+/// the outer machine's, in which slipgate is but processes.
 const REFERENCE_ROUNDS: usize = 10;
 
 #[test]

@@ -28,7 +28,7 @@ pub(crate) struct Books {
     pub(crate) kills: u64,
 }
 
-/// What the books came to, when they agreed.
+/// Totals of the books, which agreed.
 pub(crate) struct Closed {
     pub(crate) records: Vec<Record>,
     /// `slipgate stats`, the total, from just before the detachment.

@@ -1,6 +1,6 @@
 //! Another policy under 10,000 live flows whose senders keep sending: a random half is denied.
-//! Counted at the uplink, none is wrongly cut, none wrongly left, and nothing of a denied one leaves
-//! after `slipgate policy apply` has returned.
+//! Counted at the uplink, none is wrongly cut, none wrongly left, and nothing of a denied one
+//! leaves after `slipgate policy apply` has returned.
 //!
 //! Each flow has a server's address of its own, of which the deny file then has a random half.
 
@@ -21,7 +21,7 @@ use slipgate_testbed::{NetNs, clients::tcp, require_root_and_tun, world::UPLINK}
 
 use super::{WAIT, at, below, eventually, random, scene::Scene};
 
-/// Of each protocol.
+/// Number of flows of each protocol.
 const FLOWS: usize = 5_000;
 const TCP_PORT: u16 = 7_000;
 const UDP_PORT: u16 = 7_001;
@@ -185,7 +185,7 @@ impl Senders {
     }
 }
 
-/// What left by the uplink for each server.
+/// Packets that left by the uplink for each server.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     packets: u64,

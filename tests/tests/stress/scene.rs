@@ -12,7 +12,7 @@ use super::eventually;
 /// Frames a TAP may queue: more than any test can have under way, so none is lost there.
 const QUEUE_FRAMES: u32 = 20_000;
 
-/// One line of the flow log.
+/// A line of the flow log.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Record {
     pub(crate) id: String,
@@ -72,7 +72,7 @@ impl Scene {
         self.slipgate = attach(&self.world, &self.pins, &self.always, flags);
     }
 
-    /// What the flow log has. Each line must be whole.
+    /// Reads the records of the flow log. Each line must be complete.
     pub(crate) fn records(&self) -> Vec<Record> {
         records_of(&self.log.path().join("flows.jsonl"))
     }

@@ -171,7 +171,7 @@ fn congestion_control(connection: &TcpStream) -> String {
     name.to_string_lossy().trim_end_matches('\0').to_owned()
 }
 
-/// Whatever the machine has, and may be set in a namespace of it.
+/// The expectation holds for every algorithm that the machine has and a namespace may set.
 #[test]
 fn connections_have_the_congestion_control_that_was_asked_for() {
     require_root_and_tun!();

@@ -1,10 +1,10 @@
-//! Learning from a VM that runs.
+//! Learning from a running VM.
 //!
-//! The engine writes what it records of the VM to one end of a socket pair that is made here: first
-//! the flows that live, then each line as it comes. At the end our side is shut for writing, and what
-//! still waits in the engine comes, with how much was lost. With `--open` the broker has the other
-//! end of another pair, and opens the VM for as long as ours is open: whatever becomes of us, the
-//! kernel closes it.
+//! The engine writes its records of the VM to one end of a socket pair that is made here: first the
+//! live flows, then each line as it comes. At the end this side is shut for writing, and the
+//! records that still wait in the engine follow, with the number of lost ones. With `--open` the
+//! broker has the other end of another pair, and opens the VM for as long as this end is open:
+//! however this process ends, the kernel closes it.
 use std::{
     io::{ErrorKind, Read as _},
     net::Shutdown,
@@ -40,7 +40,7 @@ const MOST_AT_ONCE: usize = 4 << 20;
 /// Longest line that is a record, bytes.
 const MOST_LINE: usize = 1 << 20;
 
-/// Listens until ^C, or for as long as was said.
+/// Listens until ^C, or for the given time.
 pub(super) fn listen(
     args: &LearnArgs,
     vm: &str,
@@ -110,10 +110,10 @@ fn ask(
     }
 }
 
-/// What comes from the engine.
+/// Stream of records from the engine.
 struct Records {
     stream: UnixStream,
-    /// Of the line whose end has not come.
+    /// Beginning of a line whose end has not come.
     partial: Vec<u8>,
     reader: Reader,
 }
@@ -127,7 +127,7 @@ impl Records {
         }
     }
 
-    /// Takes what is there, and waits for nothing; `false` at the end.
+    /// Reads the available records without waiting; returns `false` at the end.
     fn read(&mut self, each: &mut dyn FnMut(Seen)) -> anyhow::Result<bool> {
         self.stream.set_nonblocking(true)?;
         self.take(each, MOST_AT_ONCE)

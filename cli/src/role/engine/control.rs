@@ -173,7 +173,7 @@ fn asked(
     })
 }
 
-/// What the broker compiled: an error is its fault.
+/// Converts policies that the broker compiled; an error is the broker's fault.
 fn reload(policies: Policies) -> io::Result<ControlMessage> {
     let bytes = read_memory_file(policies.policies).map_err(io::Error::other)?;
     Ok(ControlMessage::Policies(Box::new(Reload {

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Whatever a rule's comment or a name's owner makes of it.
+/// The text can come from a rule's comment or from the owner of a DNS name.
 #[test]
 fn an_answer_of_any_length_goes_in_a_packet() {
     for text in ["x", "\u{1}", "\"", "\\", "\n", "\u{e9}", "\u{1f980}"] {

@@ -52,8 +52,8 @@ impl KernelDatapath {
         }
     }
 
-    /// A next hop that nobody fills costs a neighbour look-up per packet, nothing worse: so an
-    /// error here is the channel's reader's to find.
+    /// Asks the broker to fill next hops. An unfilled one costs a neighbour look-up per packet,
+    /// nothing worse, so an error here is left to the channel's reader.
     fn ask_for_next_hops(&mut self) {
         self.unasked = !matches!(self.broker.try_send(FromEngine::NextHopsWanted), Ok(true));
     }

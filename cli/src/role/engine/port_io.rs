@@ -6,7 +6,7 @@ use std::{
 
 use userspace_nat::port::{Batch, FrameIo};
 
-/// The port's descriptor.
+/// Packet I/O on the engine port, by its descriptor.
 #[derive(Debug)]
 pub(super) struct PortIo {
     tap: OwnedFd,

@@ -1,10 +1,10 @@
-//! As much of HTTP/1.1 (RFC 9112) as a scraper needs: one request without a body, one answer, and
-//! the connection is closed.
+//! The part of HTTP/1.1 (RFC 9112) that a scraper needs: one request without a body, one answer,
+//! and the connection is closed.
 
 /// Longest request, bytes, up to the empty line that ends it.
 pub(super) const MAX_REQUEST: usize = 4_096;
 
-/// What a request wants.
+/// Resource that a request asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wanted {
     /// The page; `head`: without its text.

@@ -1,4 +1,4 @@
-//! The page: what `slipgate stats` shows, as metrics.
+//! The page: the figures of `slipgate stats`, as metrics.
 //!
 //! Labels are bounded: VMs are (1024 rows), reasons, protocols and directions are sets of the
 //! program's own; rules are named while there are at most [`MOST_RULES`], the others together.
@@ -18,10 +18,10 @@ use slipgate_ipc::engine::{NameCounts, RelayedCounts};
 
 use crate::show::stats::{self, VmStats, Which};
 
-/// Rules that are told apart.
+/// Largest number of rules with a label of their own.
 const MOST_RULES: usize = 64;
 
-/// The page's text.
+/// Returns the page's text.
 pub(super) fn make(
     maps: &ReadOnlyMaps,
     owner_row: u32,
@@ -58,15 +58,15 @@ pub(super) fn make(
     page.text()
 }
 
-/// What a page says.
+/// Contents of a page.
 #[derive(Debug)]
 struct Page {
     vms: Vec<VmStats>,
-    /// Live ones, by VM and protocol.
+    /// Live flows, by VM and protocol.
     flows: BTreeMap<(String, &'static str), u64>,
-    /// Lines of the flow log that are lost and no VM's alone.
+    /// Lost lines of the flow log that belong to no single VM.
     records_lost_of_none: u64,
-    /// What is known by name, by VM.
+    /// DNS counts of each VM, by its name.
     names: BTreeMap<String, NameCounts>,
 }
 

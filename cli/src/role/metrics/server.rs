@@ -1,12 +1,12 @@
-//! The loop: connections, and the broker's answers.
+//! The event loop: connections, and the broker's answers.
 //!
 //! Each connection has a buffer for its request, then one for its answer, and a deadline for both
-//! together. Nothing is waited for but in `poll`. When there are [`MOST_CLIENTS`], the oldest makes
-//! room for the next: whoever is slow, or many, holds up itself.
+//! together. The loop blocks in `poll` only. With [`MOST_CLIENTS`] connections the oldest is closed
+//! for the next: slow or numerous clients delay only themselves.
 //!
-//! A page takes reading every slot, so it is made once per [`FRESH`], and all who ask meanwhile get
-//! the same. Before it is made the broker is asked what the engine knows by name; it is waited for
-//! [`NAMES_WITHIN`] and no longer, and what it does not say is left out.
+//! Making a page reads every slot, so it is made once per [`FRESH`], and all requests within that
+//! time get the same page. Before that, the broker is asked for the engine's inventory; the loop
+//! waits at most [`NAMES_WITHIN`], and data that has not come by then is left out.
 use std::{
     collections::{BTreeMap, VecDeque},
     io::{self, Read as _, Write as _},
@@ -30,7 +30,7 @@ use super::{
     page,
 };
 
-/// Connections at once.
+/// Largest number of simultaneous connections.
 const MOST_CLIENTS: usize = 32;
 /// How long a connection may take in all.
 const CLIENT_WITHIN: Duration = Duration::from_secs(5);
@@ -38,9 +38,9 @@ const CLIENT_WITHIN: Duration = Duration::from_secs(5);
 const FRESH: Duration = Duration::from_secs(1);
 /// How long the engine's answers are waited for.
 const NAMES_WITHIN: Duration = Duration::from_millis(500);
-/// How much of what a client says after its request is read, bytes.
+/// Bytes read at most after a client's request.
 const MOST_UNREAD: usize = 64 << 10;
-/// Pages of names that are read at most, of one scrape.
+/// Largest number of inventory pages read for one scrape.
 const MOST_PAGES: usize = 256;
 
 /// Prometheus' text format, as its client library writes it (OpenMetrics 1.0).
@@ -52,9 +52,9 @@ pub(super) struct Server {
     channel: Channel,
     listener: TcpListener,
     clients: VecDeque<Client>,
-    /// What was last known by name, and the question that is under way.
+    /// DNS counts from the last inventory, by VM.
     names: BTreeMap<String, NameCounts>,
-    /// And what was relayed.
+    /// Relayed traffic from the last inventory, by VM.
     relayed: BTreeMap<String, RelayedCounts>,
     asking: Option<Asking>,
     page: Option<(Instant, Arc<str>)>,
@@ -83,7 +83,7 @@ enum State {
         answer: Vec<u8>,
         sent: usize,
     },
-    /// Answered; what comes is read and not looked at, so many bytes of it.
+    /// Answered; a limited number of further bytes is read and discarded.
     Ending {
         room: usize,
     },
@@ -215,7 +215,10 @@ impl Server {
         self.clients = clients;
     }
 
-    /// Goes on with a connection as far as it goes. An error: it is over.
+    /// Serves a connection as far as possible without waiting.
+    ///
+    /// # Errors
+    /// The connection is over.
     fn advance(&mut self, client: &mut Client) -> io::Result<()> {
         if let State::Reading(request) = &mut client.state {
             let mut bytes = [0; 1_024];

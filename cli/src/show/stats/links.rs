@@ -1,4 +1,4 @@
-//! What the TAPs themselves lost: packets that were translated and counted, and then not taken.
+//! Losses of the TAPs: packets that were translated and counted, and then dropped by the device.
 use std::{collections::HashMap, fs};
 
 /// `/proc/net/dev` of this network namespace.
@@ -7,7 +7,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Reads it; what can't be read is not known of any link.
+    /// Reads the counters; unreadable ones are unknown for every link.
     pub(super) fn read() -> Self {
         let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
         Self {

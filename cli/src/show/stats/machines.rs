@@ -89,7 +89,7 @@ fn each(list: &Value) -> impl Iterator<Item = (usize, &Value)> {
     list.as_array().into_iter().flatten().enumerate()
 }
 
-/// Of all numbers in an object.
+/// Returns the sum of all numbers in an object.
 fn sum(object: &Value) -> u64 {
     let values = object.as_object().into_iter().flatten();
     values.filter_map(|(_, value)| value.as_u64()).sum()

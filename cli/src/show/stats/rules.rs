@@ -9,7 +9,7 @@ pub(crate) struct RefusedBy {
     pub(crate) rule: u32,
     /// The rule as it was given.
     pub(crate) text: String,
-    /// How many flows.
+    /// Number of refused flows.
     pub(crate) flows: u64,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn of(counters: &VmCounters, text_of: impl Fn(u32) -> Option<String>)
     rules
 }
 
-/// Adds another VM's.
+/// Adds the counts of another VM.
 pub(super) fn add(to: &mut Vec<RefusedBy>, from: &[RefusedBy]) {
     for more in from {
         match to.iter_mut().find(|known| known.rule == more.rule) {

@@ -31,7 +31,7 @@ pub(crate) const UP_SEED: u64 = 2;
 /// A resolver that the guest might have wired in; every port 53 is slipgate's.
 const FOREIGN_RESOLVER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 53), 53);
 
-/// What came of it.
+/// Observations of the workload.
 pub(crate) struct Seen {
     pub(crate) lease: Lease,
     pub(crate) first_answer: Resolved,
@@ -53,11 +53,11 @@ pub(crate) struct Seen {
 pub(crate) struct Bulk {
     pub(crate) up: Transfer,
     pub(crate) down: Transfer,
-    /// What the guest sent, by kind.
+    /// Frames that the guest sent, by kind.
     pub(crate) sent: Sent,
     /// Frames that came out of the engine port, as the device counted them.
     pub(crate) port_frames: u64,
-    /// All flows at the end of it.
+    /// All flows at the end of the transfer.
     pub(crate) flows: Vec<FlowRow>,
     /// The download's slot, as bpftool prints it.
     pub(crate) slot: String,

@@ -21,11 +21,11 @@ pub(super) struct Watched {
     capture: Capture,
 }
 
-/// What had come out of the port by some moment.
+/// Frames that had come out of the port by some moment.
 pub(super) struct Carried {
-    /// In order.
+    /// Kinds of the frames, in order.
     kinds: Vec<String>,
-    /// As the device itself counts them.
+    /// Number of frames that the device itself counted.
     pub(super) counted: u64,
 }
 
@@ -44,7 +44,7 @@ impl Watched {
         Ok(Watched { device, capture })
     }
 
-    /// What it has carried by now; nothing is under way meanwhile.
+    /// Returns the frames carried so far; no traffic is under way meanwhile.
     pub(super) fn carried(&self, host: &NetNs) -> Result<Carried> {
         std::thread::sleep(SETTLED);
         let counted = kernel_view::frames_sent(host, &self.device)?;
@@ -58,7 +58,7 @@ impl Watched {
 }
 
 impl Carried {
-    /// How many frames.
+    /// Returns the number of frames.
     pub(super) fn frames(&self) -> u64 {
         self.kinds.len() as u64
     }
@@ -73,7 +73,7 @@ impl Carried {
     }
 }
 
-/// What kind of frame it is: what the network calls it, else why the kernel handed it over.
+/// Returns the kind of a frame: its protocol's name, else the reason why the kernel handed it over.
 fn kind(frame: &CapturedFrame) -> String {
     let header = frame.bytes.first_chunk().and_then(PortHeader::decode);
     let Some(reason) = header.and_then(|header| Handover::from_u8(header.code)) else {

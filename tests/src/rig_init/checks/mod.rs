@@ -1,4 +1,4 @@
-//! What must hold on every kernel, check by check, with the testbed's own world and guest.
+//! Checks that must hold on every kernel, with the testbed's own world and guest.
 
 mod programs;
 mod served;
@@ -26,7 +26,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Makes a check and says how it came out, and what it saw.
+    /// Runs a check and prints its result and its observation.
     fn check(&mut self, name: &str, check: impl FnOnce() -> Result<String>) {
         let started = Instant::now();
         let seen = check();
@@ -41,7 +41,7 @@ impl Report {
     }
 }
 
-/// An error that says `what` unless it holds.
+/// Returns an error with the text `what` unless the condition holds.
 fn expect(holds: bool, what: impl FnOnce() -> String) -> Result<()> {
     holds.then_some(()).ok_or_else(|| Error::unexpected(what()))
 }

@@ -149,7 +149,7 @@ fn in_the_kernel(stand: &Stand) -> Result<String> {
     ))
 }
 
-/// What a rule denies is refused at once.
+/// A flow that a rule denies is refused at once.
 fn refusal(stand: &Stand) -> Result<String> {
     let to = stand.denied.address();
     let took = stand.guest.run(|| tcp::expect_refused(to))?;

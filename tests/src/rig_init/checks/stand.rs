@@ -21,7 +21,7 @@ pub(super) const NAME: &str = "www.example.test";
 pub(super) const DNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 3), 53);
 const BULK_BYTES: u64 = 4 << 20;
 
-/// All of it. Gone on drop.
+/// World, guest and slipgate of the checks. Removed on drop.
 pub(super) struct Stand {
     pub(super) slipgate: Slipgate,
     pub(super) guest: Guest,

@@ -27,7 +27,7 @@ impl Arrivals {
         frames.filter_map(|frame| Some((frame, Packet::parse_ethernet(&frame.bytes)?)))
     }
 
-    /// What a server far from here would get of what arrived.
+    /// Packets among the arrivals that a distant server would receive.
     fn received(&self) -> impl Iterator<Item = Packet<'_>> {
         let received = self.packets().filter(|(frame, packet)| gets(frame, packet));
         received.map(|(_, packet)| packet)
@@ -65,7 +65,7 @@ impl Arrivals {
             .sum()
     }
 
-    /// Datagrams.
+    /// Payloads of the datagrams to `server`.
     pub(super) fn datagrams(&self, server: SocketAddrV4) -> Vec<Vec<u8>> {
         let payload = |packet: Packet<'_>| packet.payload().to_vec();
         self.to(server, UDP).map(payload).collect()
@@ -99,8 +99,8 @@ impl Arrivals {
         })
     }
 
-    /// What a server at this address could have taken each connection's bytes for: where copies
-    /// differ before the server has acknowledged one, both the first and the last of them.
+    /// Byte streams that a server at this address could reconstruct from each connection: where
+    /// copies differ before the server has acknowledged one, both the first and the last of them.
     pub(super) fn streams(&self, server: SocketAddrV4) -> Vec<Vec<u8>> {
         // By client, sequence number, and how often that came back after something was said.
         let mut connections: BTreeMap<(SocketAddrV4, u32, u32), Taken> = BTreeMap::new();

@@ -86,8 +86,8 @@ impl<'s> ByHand<'s> {
         self.segment(0, bytes).numbers(numbers.0, numbers.1)
     }
 
-    /// The ACK of the handshake again, with bytes behind it: all that a server with SYN cookies needs
-    /// to make a connection (RFC 4987 section 3.6).
+    /// The ACK of the handshake again, with bytes behind it: all that a server with SYN cookies
+    /// needs to make a connection (RFC 4987 section 3.6).
     pub(super) fn handshake_again(&self, bytes: &[u8]) -> FrameBuilder {
         self.segment(0, bytes)
             .numbers(self.begin, self.server_begin)

@@ -14,7 +14,7 @@ pub(super) fn hello(name: &str) -> Vec<u8> {
     ClientHello::to(name).record()
 }
 
-/// What is wanted of a hello for another server.
+/// Mark of success: a server that is permitted could read a ClientHello with a denied name.
 pub(super) const READ: Mark = ("the denied name", |seen| {
     seen.could_read(https(ALLOWED), DENIED_NAME)
 });

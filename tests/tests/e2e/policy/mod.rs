@@ -1,6 +1,6 @@
-//! The promise of egress by name, attacked: `--default deny` holds with `*.example.test` allowed, or
-//! inspected. One test per way around it. Each is judged by what arrived in the world: nothing of
-//! the attack with the policy on, the attack with the policy off, and its legitimate counterpart
+//! The promise of egress by name, attacked: `--default deny` holds with `*.example.test` allowed,
+//! or inspected. One test per way around it. Each is judged by what arrived in the world: nothing
+//! of the attack with the policy on, the attack with the policy off, and its legitimate counterpart
 //! with the policy on.
 
 mod addresses;
@@ -22,11 +22,11 @@ use stage::{Stage, holds, holds_beside};
 
 /// Slipgate's upstream, which knows every name.
 const RESOLVER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 10);
-/// What `api.example.test` has.
+/// Address of `api.example.test`.
 const ALLOWED: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 20);
-/// What `evil.test` has.
+/// Address of `evil.test`.
 const DENIED: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 30);
-/// What `shared.example.test` and `shared.evil.test` have.
+/// Address of `shared.example.test` and `shared.evil.test`.
 const SHARED: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 40);
 /// A resolver that answers whatever it is asked.
 const SECOND_RESOLVER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 53);

@@ -84,12 +84,12 @@ impl Stage {
         }
     }
 
-    /// What has arrived so far.
+    /// Returns the packets that have arrived so far.
     pub(super) fn arrivals(&self) -> Arrivals {
         Arrivals::new(self.capture.frames())
     }
 
-    /// With a second guest, like the first.
+    /// Makes a stage with a second guest, like the first.
     pub(super) fn of_two(policy: &[&str]) -> Stage {
         Self::with(policy, &[GuestConfig::new("tap1")])
     }
@@ -141,7 +141,8 @@ impl Stage {
         found.ok().map(|found| found.reply)
     }
 
-    /// Connects as any client, says `bytes`, and takes the answer ([`tls::answer_to`]). `false`: it came to nothing.
+    /// Connects as any client, says `bytes`, and takes the answer ([`tls::answer_to`]). `false`: it
+    /// came to nothing.
     pub(super) fn says(&self, server: SocketAddrV4, bytes: &[u8]) -> bool {
         self.stand.run(|| {
             let Ok(mut stream) = tcp::connect(server, WAIT) else {
@@ -155,7 +156,7 @@ impl Stage {
         })
     }
 
-    /// What `says` comes to when all is well, and what of it arrived.
+    /// Asserts that `says` succeeds and that the bytes arrive.
     pub(super) fn reaches(&self, server: SocketAddrV4, bytes: &[u8]) {
         assert!(self.says(server, bytes), "{server} is out of reach");
         self.await_stream(server, bytes);
