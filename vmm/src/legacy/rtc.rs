@@ -69,7 +69,8 @@ fn register(index: u8, unix_seconds: u64) -> u8 {
         STATUS_D => return VALID,
         _ => return 0,
     };
-    (value / 10 * 16 + value % 10) as u8
+    let value = value as u8;
+    value / 10 * 16 + value % 10
 }
 
 #[cfg(test)]
