@@ -1,4 +1,5 @@
-//! Link arguments of the bootable image: freestanding, static, where `link.ld` says. It is built by
+//! Passes the linker arguments of the bootable image: freestanding, static, with the addresses of
+//! `link.ld`. The image is built by
 //! ```text
 //! cargo rustc --release -p slipgate-guest --features image --bin slipgate-guest -- -C relocation-model=static
 //! ```

@@ -1,8 +1,13 @@
+use std::net::Ipv4Addr;
+
 use clap::{CommandFactory as _, FromArgMatches as _};
+use slipgate_broker::config::from_disk;
+use slipgate_policy::{
+    Resolvers as Asked,
+    document::{CliOverrides, LoadedPolicies},
+};
 
 use super::*;
-use slipgate_policy::{Resolvers as Asked, document::LoadedPolicies};
-
 use crate::args::{Command, CommandLine};
 
 /// Typed rules alone.
@@ -26,7 +31,7 @@ pub(crate) fn config(flags: &str) -> Result<Config, String> {
         panic!("not attach");
     };
     let attach = matches.subcommand_matches("attach").expect("attach");
-    Config::new(&args, rule_flags(attach)).map_err(|e| e.to_string())
+    super::attach(&args, rule_flags(attach)).map_err(|e| e.to_string())
 }
 
 #[track_caller]
@@ -301,9 +306,17 @@ fn deny_files_are_read_and_compiled() {
 #[test]
 fn the_flow_log_is_told_everything_or_what_was_asked_for() {
     let all = config("--tap tap0 --flow-log f").unwrap();
-    assert_eq!(all.flow_log_events, Events::ALL);
+    assert_eq!(
+        all.flow_log_events,
+        [
+            FlowLogEvent::FlowStart,
+            FlowLogEvent::FlowEnd,
+            FlowLogEvent::Dns,
+            FlowLogEvent::Refused,
+        ]
+    );
     let some = config("--tap tap0 --flow-log f --flow-log-events dns,flow_end").unwrap();
-    let wanted = Events::from_iter([Event::Dns, Event::FlowEnd]);
+    let wanted = [FlowLogEvent::Dns, FlowLogEvent::FlowEnd];
     assert_eq!(some.flow_log_events, wanted);
     let unknown = config("--tap tap0 --flow-log f --flow-log-events end").unwrap_err();
     assert!(unknown.contains("flow_end"), "{unknown}");

@@ -3,17 +3,15 @@
 use std::{fmt::Display, fs, net::SocketAddrV4, os::fd::OwnedFd, path::Path, process::ExitCode};
 
 use serde::Serialize;
+use slipgate_broker::host::{
+    self,
+    kvm::{self, KvmUnavailable},
+    offers_tso,
+};
 use slipgate_control::{NetworkWatch, host::HostFacts, object, probe};
 use userspace_nat::nat_ports::DEFAULT_RANGE;
 
-use crate::{
-    args::DoctorArgs,
-    host,
-    kvm::{self, KvmUnavailable},
-    offloads::offers_tso,
-    role::vmm,
-    show,
-};
+use crate::{args::DoctorArgs, brokers, role::vmm, show};
 
 /// One thing that was looked at.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -186,7 +184,7 @@ fn capabilities() -> Finding {
 /// Whether somebody serves VMs here already.
 fn attached(pin_dir: &Path) -> Finding {
     let what = "attached";
-    let found = match show::paths(pin_dir).map(|paths| paths.pin_dir.try_exists()) {
+    let found = match brokers::paths(pin_dir).map(|paths| paths.pin_dir.try_exists()) {
         Ok(Ok(true)) => "yes: `slipgate stats` shows what",
         Ok(Ok(false)) => "nothing in this network namespace",
         Ok(Err(_)) | Err(_) => "unknown: pins are for root",

@@ -14,7 +14,7 @@ use tracing_subscriber::{
     filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _,
 };
 
-use slipgate_policy::plain;
+pub(crate) use slipgate_broker::say;
 
 /// Starts writing messages of `level` ("info", or a filter like "slipgate=debug,info") and worse.
 pub(crate) fn to_stderr(level: &str) -> anyhow::Result<()> {
@@ -36,13 +36,6 @@ pub(crate) fn to_stderr(level: &str) -> anyhow::Result<()> {
         .with(filter)
         .try_init()
         .map_err(|e| anyhow::anyhow!("setting up messages: {e}"))
-}
-
-/// Says something on stderr, whatever the level of messages: a line, without its end.
-pub(crate) fn say(text: std::fmt::Arguments<'_>) {
-    // In one write: another process's message does not come between.
-    let text = format!("slipgate: {text}\n");
-    let _ = io::stderr().write_all(plain(&text).as_bytes());
 }
 
 /// Messages that stderr did not take, and of which that was not said.

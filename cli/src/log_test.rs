@@ -41,3 +41,11 @@ fn a_reader_that_is_gone_is_no_error() {
     log.write_all(b"to nobody\n").unwrap();
     log.flush().unwrap();
 }
+
+#[test]
+fn levels_and_filters_by_target_are_read() {
+    for good in ["error", "INFO", "trace", "slipgate=debug,info", "off"] {
+        assert!(good.parse::<Targets>().is_ok(), "{good}");
+    }
+    assert!("slipgate=loud".parse::<Targets>().is_err());
+}

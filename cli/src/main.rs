@@ -1,16 +1,12 @@
 //! The binary `slipgate`: what was typed becomes a checked configuration, and one of the roles
-//! runs: the broker (privileged, never sees a packet), the engine (sees packets, has no
-//! privileges), the VMM (runs a guest, has no privileges), or a reader of what they pinned.
+//! runs: the broker (privileged, never sees a packet; a library of its own), the engine (sees packets,
+//! has no privileges), the VMM (runs a guest, has no privileges), or a reader of what they pinned.
 mod args;
-mod channel;
+mod brokers;
 mod config;
 mod control;
-mod control_socket;
 mod doctor;
-mod host;
-mod kvm;
 mod log;
-mod offloads;
 mod policy;
 mod role;
 mod sandbox;
@@ -20,17 +16,12 @@ mod top;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
+use slipgate_policy::document::RuleFlag;
 
 use crate::{
     args::{Command, CommandLine},
-    config::{Config, RunConfig},
+    config::rule_flags,
 };
-use slipgate_policy::document::{ConfigError, RuleFlag};
-
-/// For a command line that can't be used, as clap has it: flags, or the files and devices that they
-/// name.
-const EXIT_USAGE: u8 = 2;
-const EXIT_FAILURE: u8 = 1;
 
 fn main() -> ExitCode {
     let matches = CommandLine::command().get_matches();
@@ -42,16 +33,8 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(e) => {
             log::say(format_args!("{e:#}"));
-            ExitCode::from(exit_status(&e))
+            ExitCode::from(slipgate_broker::exit_status(&e))
         }
-    }
-}
-
-/// Of a command that failed.
-fn exit_status(error: &anyhow::Error) -> u8 {
-    match error.is::<ConfigError>() {
-        true => EXIT_USAGE,
-        false => EXIT_FAILURE,
     }
 }
 
@@ -59,14 +42,14 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
     match &typed.command {
         Command::Attach(args) => {
-            let config = Config::new(args, rules_of("attach", matches))?;
+            let config = config::attach(args, rules_of("attach", matches))?;
             log::to_stderr(&args.nat.log)?;
-            role::broker::run(config, &args.nat.log).map(done)
+            slipgate_broker::run(config, &args.nat.log).map(done)
         }
         Command::Run(args) => {
-            let config = RunConfig::new(args, rules_of("run", matches))?;
+            let config = config::run(args, rules_of("run", matches))?;
             log::to_stderr(&args.nat.log)?;
-            role::broker::run_vm(config, &args.nat.log)
+            slipgate_broker::run_vm(config, &args.nat.log, show::stats::of_vm)
         }
         Command::Flows(args) => show::flows::run(args).map(done),
         Command::Stats(args) => show::stats::run(args).map(done),
@@ -86,5 +69,5 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 fn rules_of(command: &str, matches: &ArgMatches) -> Vec<RuleFlag> {
     let matches = matches.subcommand_matches(command);
-    matches.map(config::rule_flags).unwrap_or_default()
+    matches.map(rule_flags).unwrap_or_default()
 }

@@ -8,17 +8,13 @@ mod learn;
 
 use std::{path::Path, process::ExitCode};
 
+use slipgate_broker::config::{from_disk, read_policy_file};
 use slipgate_policy::{
     document::{ConfigError, schema},
     tools::Compiled,
 };
 
-use crate::{
-    args::PolicyCommand,
-    config::{from_disk, read_policy_file},
-    control,
-    show::print_once,
-};
+use crate::{args::PolicyCommand, control, show::print_once};
 
 /// Runs `slipgate policy`.
 pub(crate) fn run(command: &PolicyCommand) -> anyhow::Result<ExitCode> {

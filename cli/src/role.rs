@@ -1,5 +1,4 @@
 //! The processes: of `slipgate attach` two, of `slipgate run` three, and one more with `--metrics`.
-pub(crate) mod broker;
 pub(crate) mod engine;
 mod inherited;
 pub(crate) mod metrics;

@@ -6,27 +6,15 @@ pub(crate) mod stats;
 pub(crate) mod table;
 pub(crate) mod why;
 
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-    thread,
-    time::Duration,
-};
+use std::{io::Write, path::Path, thread, time::Duration};
 
 use anyhow::{Context as _, bail};
-use slipgate_control::{Paths, maps::ReadOnlyMaps, paths::netns_inode};
+use slipgate_control::maps::ReadOnlyMaps;
 
-use crate::control::no_such_vm;
+use crate::brokers::{no_such_vm, paths};
 
 /// How often `--watch` looks again.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
-
-/// The pins and run-time files of this network namespace under `--pin-dir`.
-pub(crate) fn paths(pin_dir: &Path) -> anyhow::Result<Paths> {
-    Ok(Paths::with_pin_dir(
-        pin_dir.join(netns_inode()?.to_string()),
-    )?)
-}
 
 /// Opens the pinned maps for reading.
 pub(crate) fn open(pin_dir: &Path) -> anyhow::Result<ReadOnlyMaps> {
@@ -61,28 +49,6 @@ pub(crate) fn served(maps: &ReadOnlyMaps, vm: Option<&str>) -> anyhow::Result<()
         true => bail!("no VM {wanted:?} is served, nor any other"),
         false => Err(no_such_vm(wanted, names)),
     }
-}
-
-/// The control sockets of this network namespace's brokers.
-pub(crate) fn sockets(pin_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let dir = paths(pin_dir)?.run_dir;
-    let entries = match dir.read_dir() {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => {
-            return Err(e).with_context(|| {
-                format!(
-                    "looking for control sockets in {}: they are for root",
-                    dir.display()
-                )
-            });
-        }
-    };
-    Ok(entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|e| e == "sock"))
-        .collect())
 }
 
 /// Prints once, or again every second until stopped. A reader that has gone ends it quietly.

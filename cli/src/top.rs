@@ -23,12 +23,15 @@ use ratatui::{
     layout::Rect,
 };
 use slipgate_control::maps::ReadOnlyMaps;
+use slipgate_ipc::{
+    client::{ClientAnswer, ClientRequest, Target},
+    engine::{EngineReply, EngineRequest},
+};
 
-use self::state::{Action, Reading, State};
+use self::state::{Action, Change, Reading, State};
 use crate::{
     args::TopArgs,
-    control::ask_each,
-    control_socket::{Answer, Request, Target},
+    brokers::{ANOTHER_ANSWER, ask_each, of_engine},
     show::{flows, flows::frozen, names, now_ns, open, print_once, served, stats},
 };
 
@@ -81,8 +84,8 @@ fn watch(
             match state.press(key.code, key.modifiers) {
                 Action::Nothing => {}
                 Action::Quit => return Ok(()),
-                Action::Ask(request, what) => {
-                    state.say(ask(args, &request, &what));
+                Action::Ask(change, what) => {
+                    state.say(ask(args, change, &what));
                     state.know_frozen(frozen(maps));
                 }
             }
@@ -114,15 +117,23 @@ fn read(maps: &ReadOnlyMaps, args: &TopArgs) -> Reading {
 }
 
 /// Has the broker do something; in a sentence, what came of it.
-fn ask(args: &TopArgs, request: &Request, what: &str) -> String {
-    match ask_each(&args.pin_dir, request, None) {
-        Ok(Ok(Answer::Cut { flows: 0 })) => format!("{what} had ended already"),
-        Ok(Ok(Answer::Cut { .. })) => format!("cut {what}"),
-        Ok(Ok(Answer::Done)) => match request {
-            Request::Freeze { .. } => format!("froze {what}"),
-            _ => format!("thawed {what}"),
-        },
-        Ok(Ok(_)) => "an answer to another question: the broker is of another version".into(),
+fn ask(args: &TopArgs, change: Change, what: &str) -> String {
+    let freezes = matches!(change, Change::Freeze(_));
+    let request = match change {
+        Change::Cut(target) => of_engine(target, EngineRequest::Cut),
+        Change::Freeze(vm) => ClientRequest::Freeze { vm },
+        Change::Thaw(vm) => of_engine(Target::Vm(vm), EngineRequest::Thaw),
+    };
+    match ask_each(&args.pin_dir, &request) {
+        Ok(Ok(ClientAnswer::Engine {
+            reply: EngineReply::Cut { flows: 0 },
+        })) => format!("{what} had ended already"),
+        Ok(Ok(ClientAnswer::Engine {
+            reply: EngineReply::Cut { .. },
+        })) => format!("cut {what}"),
+        Ok(Ok(ClientAnswer::Done)) if freezes => format!("froze {what}"),
+        Ok(Ok(ClientAnswer::Done)) => format!("thawed {what}"),
+        Ok(Ok(_)) => ANOTHER_ANSWER.into(),
         Ok(Err(asked)) => format!("{:#}", asked.error(what)),
         Err(e) => format!("{e:#}"),
     }

@@ -6,18 +6,15 @@ use ratatui::{
     crossterm::event::{KeyCode, KeyModifiers},
 };
 use slipgate_abi::{DropCounters, VmCounters};
-use userspace_nat::{
-    engine::RelayedCounts,
-    record::{FlowId, Id},
-};
+use slipgate_ipc::{client::Target, engine::RelayedCounts};
+use userspace_nat::record::{FlowId, Id};
 
 use super::{
-    state::{Action, Reading, State},
+    state::{Action, Change, Reading, State},
     view,
 };
 use crate::{
     args::TopOrder,
-    control_socket::{Request, Target},
     show::{flows::Flow, stats::VmStats},
 };
 
@@ -184,16 +181,16 @@ fn what_is_selected_is_cut_and_its_vm_frozen_or_thawed() {
     let mut state = state(TopOrder::Rate);
     press(&mut state, "jj");
     match press(&mut state, "c") {
-        Action::Ask(Request::Cut { what }, words) => {
+        Action::Ask(Change::Cut(what), words) => {
             assert_eq!(what, Target::Flow("00000abc-2-1".into()));
             assert_eq!(words, "tcp of agent to api.example.com:443");
         }
         other => panic!("{other:?}"),
     }
-    let freeze = Request::Freeze { vm: "agent".into() };
+    let freeze = Change::Freeze("agent".into());
     assert_eq!(press(&mut state, "f"), Action::Ask(freeze, "agent".into()));
     press(&mut state, "k");
-    let thaw = Request::Thaw { vm: "web".into() };
+    let thaw = Change::Thaw("web".into());
     assert_eq!(press(&mut state, "f"), Action::Ask(thaw, "web".into()));
     // The selection stays with its flow, wherever that goes.
     press(&mut state, "b");
@@ -243,11 +240,11 @@ fn a_vm_alone_is_frozen_without_a_selection_and_thawed_as_it_is_now() {
         ..Reading::default()
     });
     press(&mut state, "p");
-    let freeze = Request::Freeze { vm: "web".into() };
+    let freeze = Change::Freeze("web".into());
     assert_eq!(press(&mut state, "f"), Action::Ask(freeze, "web".into()));
     // Paused: no reading comes, and it is frozen now.
     state.know_frozen(["web".to_owned()].into());
-    let thaw = Request::Thaw { vm: "web".into() };
+    let thaw = Change::Thaw("web".into());
     assert_eq!(press(&mut state, "f"), Action::Ask(thaw, "web".into()));
 }
 
@@ -293,7 +290,7 @@ fn relayed_flows_are_rows_like_others_and_in_their_vms_sums() {
     assert!(rows.iter().all(|row| row.contains("1.0K")), "{picture}");
     press(&mut state, "j");
     match press(&mut state, "c") {
-        Action::Ask(Request::Cut { what }, _) => {
+        Action::Ask(Change::Cut(what), _) => {
             assert_eq!(what, Target::Flow("r00000abc-7".into()));
         }
         other => panic!("{other:?}"),

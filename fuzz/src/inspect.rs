@@ -3,7 +3,7 @@
 use slipgate_policy::Http;
 use userspace_nat::{
     fake::{hellos, initials},
-    inspect::{
+    inspection::{
         Refused,
         quic::{Allowance, Effort, Flow, Version},
         reassembly::{MAX_LEN, Reassembly},

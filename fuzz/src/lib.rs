@@ -38,15 +38,3 @@ pub use {
     transport::transport,
     virtio_net::virtio_net,
 };
-
-/// The binary's sources, as far as they read what another process wrote.
-#[allow(dead_code, unreachable_pub, unused_imports)]
-#[path = "../../cli/src"]
-mod cli {
-    pub(crate) mod args;
-    pub(crate) mod channel;
-    pub(crate) mod config;
-    pub(crate) mod control_socket;
-}
-// As the binary's root has them.
-use cli::{args, channel, config, control_socket};

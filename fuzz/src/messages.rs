@@ -1,19 +1,22 @@
-//! What processes of ours say to each other: the channels between broker and engine and between
-//! broker and VMM, and the control socket. Engine and VMM are those that a guest might take over.
+//! What processes of ours say to each other: the channels between broker and engine, broker and VMM,
+//! broker and metrics process, and the control socket. All but the broker are those that a guest, or
+//! whoever asks for metrics, might take over.
 //!
-//! Input: `kind (1) | bytes …`, see [`kind`]. The sources of the binary are compiled in here: its
-//! parsers are no library's.
+//! Input: `kind (1) | bytes …`, see [`kind`].
 use std::{
+    fmt::Debug,
     io::{Read, Write},
-    os::{fd::AsRawFd, unix::net::UnixStream},
+    os::{fd::OwnedFd, unix::net::UnixStream},
 };
 
-use nix::sys::socket::{MsgFlags, send};
-use serde::{Serialize, de::DeserializeOwned};
-
-use crate::{
-    channel::{Channel, FromVmm, Received, ToBroker, ToEngine, ToVmm},
-    control_socket::{Answer, ControlServer, Request},
+use serde::Serialize;
+use slipgate_ipc::{
+    channel::{Packet, decode},
+    client::{ClientAnswer, ControlServer},
+    descriptors::{Inbound, Outbound},
+    engine::{FromEngine, ToEngine},
+    metrics::{FromMetrics, ToMetrics},
+    vmm::{FromVmm, ToVmm},
 };
 
 /// What the bytes are, modulo [`kind::COUNT`].
@@ -30,7 +33,11 @@ pub(crate) mod kind {
     pub(crate) const TO_VMM: u8 = 4;
     /// A packet of the channel from the VMM.
     pub(crate) const FROM_VMM: u8 = 5;
-    pub(crate) const COUNT: u8 = 6;
+    /// A packet of the channel to the metrics process.
+    pub(crate) const TO_METRICS: u8 = 6;
+    /// A packet of the channel from the metrics process.
+    pub(crate) const FROM_METRICS: u8 = 7;
+    pub(crate) const COUNT: u8 = 8;
 }
 
 /// Hands the bytes to one of the readers.
@@ -39,37 +46,51 @@ pub fn messages(input: &[u8]) {
         return;
     };
     match kind % kind::COUNT {
-        kind::TO_ENGINE => over_the_channel::<ToEngine>(bytes),
-        kind::TO_BROKER => over_the_channel::<ToBroker>(bytes),
-        kind::TO_VMM => over_the_channel::<ToVmm>(bytes),
-        kind::FROM_VMM => over_the_channel::<FromVmm>(bytes),
+        kind::TO_ENGINE => packet::<ToEngine>(bytes),
+        kind::TO_BROKER => packet::<FromEngine>(bytes),
+        kind::TO_VMM => packet::<ToVmm>(bytes),
+        kind::FROM_VMM => packet::<FromVmm>(bytes),
+        kind::TO_METRICS => packet::<ToMetrics>(bytes),
+        kind::FROM_METRICS => packet::<FromMetrics>(bytes),
         kind::CONTROL => over_the_control_socket(bytes),
         _ => {
-            if let Ok(answer) = serde_json::from_slice::<Answer>(bytes) {
+            if let Ok(answer) = serde_json::from_slice::<ClientAnswer>(bytes) {
                 let json = serde_json::to_vec(&answer).expect("it was JSON before");
-                assert_eq!(serde_json::from_slice::<Answer>(&json).ok(), Some(answer));
+                assert_eq!(
+                    serde_json::from_slice::<ClientAnswer>(&json).ok(),
+                    Some(answer)
+                );
             }
         }
     }
 }
 
-/// One packet comes. What is understood comes out of the other end as it went in.
-fn over_the_channel<T: Serialize + DeserializeOwned + PartialEq>(packet: &[u8]) {
-    // An empty packet can't be told from the end, and our end never sends one.
-    if packet.is_empty() {
-        return;
+/// One packet comes, with more descriptors than any message of its length has and with none. What is
+/// understood is sent as it was.
+fn packet<M>(packet: &[u8])
+where
+    M: Inbound<Wire = <M as Outbound>::Wire> + Outbound<Descriptor = OwnedFd>,
+    <M as Outbound>::Wire: Serialize + PartialEq + Debug,
+{
+    let null = || OwnedFd::from(std::fs::File::open("/dev/null").expect("a null device"));
+    for descriptors in [0, 1, 2] {
+        let fds = (0..descriptors).map(|_| null()).collect();
+        let Ok(message) = decode::<M>(packet, fds) else {
+            continue;
+        };
+        let mut taken = Vec::new();
+        let wire = message.take_out(&mut taken);
+        assert_eq!(taken.len(), descriptors);
+        let json = serde_json::to_vec(&wire).expect("it was JSON before");
+        let packet = [&[1, 0][..], &json].concat();
+        let again = decode::<M>(&packet, taken).expect("it was a message before");
+        let mut taken = Vec::new();
+        assert_eq!(again.take_out(&mut taken), wire);
+        // It can be sent.
+        let fds = &mut taken.into_iter();
+        let again = M::put_back(wire, fds).expect("as many as before");
+        assert!(Packet::new(again).is_ok());
     }
-    let (ours, theirs) = Channel::pair().expect("a socket pair");
-    if send(theirs.as_raw_fd(), packet, MsgFlags::empty()).is_err() {
-        return;
-    }
-    let Ok(Received::Message(message, fds)) = ours.try_receive::<T>() else {
-        return;
-    };
-    assert!(fds.is_empty());
-    ours.send(&message, &[]).expect("there is room");
-    let again = theirs.receive::<T>().expect("a message");
-    assert!(again.is_some_and(|(again, _)| again == message));
 }
 
 /// A client writes and goes away. Every request is answered or the client is dropped.
@@ -84,10 +105,10 @@ fn over_the_control_socket(bytes: &[u8]) {
         // A full socket, or one that the server closed.
         let _ = client.write_all(part);
         for asked in server.serve() {
-            let request = asked.request;
-            let json = serde_json::to_vec(&request).expect("it was JSON before");
-            assert_eq!(serde_json::from_slice::<Request>(&json).ok(), Some(request));
-            server.answer(asked.client, &Answer::Done);
+            let wire = asked.request.take_out(&mut Vec::new());
+            let json = serde_json::to_vec(&wire).expect("it was JSON before");
+            assert_eq!(serde_json::from_slice(&json).ok(), Some(wire));
+            server.answer(asked.client, &ClientAnswer::Done);
         }
     }
     assert!(server.fds().count() <= 2);
@@ -96,6 +117,6 @@ fn over_the_control_socket(bytes: &[u8]) {
     // A reset tells that the server did not read all of it.
     let _ = client.read_to_end(&mut answers);
     for line in answers.split_inclusive(|byte| *byte == b'\n') {
-        assert!(serde_json::from_slice::<Answer>(line).is_ok());
+        assert!(serde_json::from_slice::<ClientAnswer>(line).is_ok());
     }
 }

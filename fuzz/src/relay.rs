@@ -7,11 +7,8 @@ use std::net::UdpSocket;
 
 use slipgate_abi::{Ip4, Protocol, segment::Segments};
 use userspace_nat::{
-    engine::Context,
-    fake::{
-        self,
-        packets::{self, is_right},
-    },
+    context::Context,
+    fake::packets::{self, is_right},
     packet::{Ipv4, Packet, Transport},
     poll::{Poller, Subsystem},
     port::{Frame, Outbox},
@@ -312,7 +309,7 @@ impl World {
         assert_eq!(live, counts.begun - counts.ended);
         for bytes in self.out.frames() {
             let frame = Frame::parse(bytes).expect("a frame of the port");
-            let packets = fake::segments(frame.vnet, frame.l3);
+            let packets = userspace_nat::fake::segments(frame.vnet, frame.l3);
             assert!(packets.iter().all(|packet| is_right(packet)));
             let Some(l3) = packets.last() else {
                 continue;

@@ -2,12 +2,12 @@
 mod engine;
 mod inspect;
 mod kernel;
+mod messages;
 mod virtio;
 mod virtio_net;
 
 use std::{fs, io, path::Path};
 
-use serde_json::json;
 use slipgate_abi::tcp::Flags;
 use userspace_nat::{fake::packets, port::VirtioNetHdr};
 
@@ -15,7 +15,6 @@ use crate::{
     dns::knob,
     dns_proxy::step,
     dress::bit,
-    messages::kind,
     relay::what as relayed,
     services::MAC,
     tape::with_length,
@@ -39,7 +38,7 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("quic", inspect::quic()),
         ("reassembly", inspect::reassembly()),
         ("relay", relay()),
-        ("messages", messages()),
+        ("messages", messages::messages()),
         ("virtio_net", virtio_net::virtio_net()),
         ("kernel", kernel::kernel()),
         ("pci", virtio::pci()),
@@ -371,100 +370,5 @@ fn relay() -> Seeds {
             [&[relayed::PACKET, bit::ALL][..], &with_length(&syn)].concat(),
         ),
         ("forward", forward.concat()),
-    ]
-}
-
-fn messages() -> Seeds {
-    let packet = |kind: u8, message: serde_json::Value| {
-        [&[kind, 1, 0][..], message.to_string().as_bytes()].concat()
-    };
-    let line = |kind: u8, message: serde_json::Value| format!("{}{message}\n", char::from(kind));
-    let why =
-        json!({"request": "why", "vm": "a", "address": "192.0.2.1", "port": 443, "protocol": 6});
-    let answer = json!({
-        "admitted": false, "rule": "--deny 192.0.2.0/24", "refusal": "rule",
-        "outcome": "refused", "explanation": "", "via": null,
-    });
-    let network = json!({"Network": {
-        "routes": {
-            "uplink_ifindex": 3,
-            "addresses": [{"ifindex": 3, "addr": "192.0.2.1/24", "broadcast": null}],
-            "routes": [{
-                "prefix": "0.0.0.0/0", "kind": "unicast", "ifindex": 3,
-                "gateway": "192.0.2.254", "prefsrc": null, "metric": 0,
-            }],
-        },
-        "local": {"host": ["192.0.2.1"], "guests": ["10.0.2.0/24"]},
-        "links": [{"ifindex": 3, "mtu": 1500}],
-    }});
-    let vm = json!({"Vm": {
-        "id": 1, "row": 1, "name": "a", "guest": "10.0.2.15", "gateway": "10.0.2.2",
-        "dns": "10.0.2.3", "prefix_len": 24, "guest_mac": null,
-        "gateway_mac": [2, 0, 0, 0, 0, 1], "mtu": 1500, "max_flows": 10,
-        "new_flows_per_second": 100,
-    }});
-    let ask = json!({"Why": {
-        "request": 1, "row": 1, "address": "192.0.2.1", "port": 443, "protocol": 6,
-    }});
-    vec![
-        ("vm", packet(kind::TO_ENGINE, vm)),
-        ("network", packet(kind::TO_ENGINE, network)),
-        ("ask", packet(kind::TO_ENGINE, ask)),
-        ("begin", packet(kind::TO_ENGINE, json!("Begin"))),
-        (
-            "shutdown",
-            packet(kind::TO_ENGINE, json!({"Shutdown": "Keep"})),
-        ),
-        (
-            "ready",
-            packet(kind::TO_BROKER, json!({"Ready": {"adopted": 7}})),
-        ),
-        (
-            "told",
-            packet(
-                kind::TO_BROKER,
-                json!({"Why": {"request": 1, "answer": answer}}),
-            ),
-        ),
-        ("go", packet(kind::TO_VMM, json!("Go"))),
-        (
-            "counters",
-            packet(kind::TO_VMM, json!({"Counters": {"request": 1}})),
-        ),
-        (
-            "counted",
-            packet(
-                kind::FROM_VMM,
-                json!({"Counters": {"request": 1, "counters": {"vcpus": [{"other": 0}]}}}),
-            ),
-        ),
-        (
-            "ended",
-            packet(
-                kind::FROM_VMM,
-                json!({"Ended": {"outcome": {"how": "exited", "status": 7}, "counters": null, "ran_us": 1, "first_line_us": null}}),
-            ),
-        ),
-        ("question", line(kind::CONTROL, why).into_bytes()),
-        (
-            "stop",
-            line(kind::CONTROL, json!({"request": "stop", "keep": true})).into_bytes(),
-        ),
-        (
-            "apply",
-            line(kind::CONTROL, json!({"request": "apply", "file": "/etc/policy.toml"})).into_bytes(),
-        ),
-        (
-            "capture",
-            line(
-                kind::CONTROL,
-                json!({"request": "capture", "what": {"flow": "5f3a91c2-17-3"}, "packets": 9, "seconds": null}),
-            )
-            .into_bytes(),
-        ),
-        (
-            "answer",
-            line(kind::ANSWER, json!({"answer": "error", "error": "no"})).into_bytes(),
-        ),
     ]
 }

@@ -1,7 +1,7 @@
-//! What the guest is told to do: the workloads on its command line, separated by `;`.
+//! The command line of the guest: the workloads to run, separated by `;`.
 //!
 //! ```text
-//! address A/PREFIX ROUTER [DNS]      no DHCP, but this; first, if at all
+//! address A/PREFIX ROUTER [DNS]      static address instead of DHCP; must come first
 //! dns NAME [RESOLVER]                look an A record up, with the network's resolver or another
 //! ping A N                           N echo requests, one after the other
 //! crr HOST:PORT N [xM] [close|get|echo]
@@ -10,17 +10,17 @@
 //! stream HOST:PORT BYTES up|down [raw] [xM]
 //!                                    a stream of predictable bytes, checked; raw: zeroes, unchecked
 //! flood HOST:PORT N [SIZE] [xM]      N UDP frames of SIZE bytes, Ethernet header included (64)
-//! serve PORT [PORT…] TIME            for so long, echo what comes to these ports, TCP and UDP
-//! wait TIME                          nothing, but for answering what comes
-//! selftest                           the driver's and the device's agreement, walked through
+//! serve PORT [PORT…] TIME            for this time, echo data on these ports, TCP and UDP
+//! wait TIME                          no traffic of its own; frames are still answered
+//! selftest                           self-test of the driver against the device
 //! ```
 //!
 //! TIME is `60ms` or `2s`; a bare number is milliseconds, for `wait` alone.
 //!
-//! HOST is an IPv4 address or a name. What a connection of `crr` exchanges: `close` sends nothing
-//! and reads until the server ends; `get` does the same after an HTTP/1.0 request for `/`; `echo`
-//! sends 64 bytes, awaits them and is the first to close. The default is `get` for port 80, and
-//! `close` for any other.
+//! HOST is an IPv4 address or a name. The last word of `crr` is the exchange on a connection:
+//! `close` sends nothing and reads until the server closes; `get` does the same after an HTTP/1.0
+//! request for `/`; `echo` sends 64 bytes, awaits them and closes first. The default is `get` for
+//! port 80, and `close` for any other.
 
 mod parse;
 
@@ -29,17 +29,18 @@ use core::{fmt, net::Ipv4Addr};
 
 pub use parse::parse;
 
-/// Connections or senders at once, at most.
+/// Largest number of connections or senders at once.
 pub const AT_ONCE_MAX: u32 = 1024;
-/// Frames of `flood`, Ethernet header included: from the smallest to the largest there is.
+/// Range of the frame sizes of `flood`, bytes with the Ethernet header.
 pub const FRAME_BYTES: core::ops::RangeInclusive<u32> = 60..=65_535;
 
-/// Ports that `serve` takes: CPU 0's, below all that connections of the guest's own leave by.
+/// Range of the ports that `serve` takes. They belong to CPU 0, below all local ports of the
+/// guest's own connections.
 pub const SERVED_PORTS: core::ops::RangeInclusive<u16> = 1..=16_383;
-/// Ports of one `serve`, at most.
+/// Largest number of ports of one `serve`.
 pub const SERVED_PORTS_MAX: usize = 16;
 
-/// What the words of each command are, for errors.
+/// Syntax of each command, for error messages.
 const USAGES: &[&str] = &[
     "address A/PREFIX ROUTER [DNS]",
     "dns NAME [RESOLVER]",
@@ -53,107 +54,107 @@ const USAGES: &[&str] = &[
     "selftest",
 ];
 
-/// Everything on a command line.
+/// Parsed command line of the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommandLine {
-    /// An address of its own instead of a lease.
+    /// Static address; `None` to take a lease.
     pub address: Option<StaticAddress>,
-    /// What to do, in order.
+    /// Workloads to run, in order.
     pub workloads: Vec<Workload>,
 }
 
-/// What a lease would have said.
+/// Static configuration, in place of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StaticAddress {
-    /// The guest's address.
+    /// Address of the guest.
     pub address: Ipv4Addr,
-    /// Its network's length, in bits.
+    /// Prefix length of the guest's network, bits.
     pub prefix: u8,
-    /// The next hop to everywhere else.
+    /// Default router of the guest's network.
     pub router: Ipv4Addr,
-    /// A resolver.
+    /// Resolver; `None` without one.
     pub dns: Option<Ipv4Addr>,
 }
 
-/// One thing to do.
+/// One workload of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// Look up a name.
+    /// Looks up a name.
     Dns {
-        /// The name.
+        /// Name to look up.
         name: String,
-        /// Whom to ask, if not the network's resolver.
+        /// Resolver to ask; `None` for the network's.
         resolver: Option<Ipv4Addr>,
     },
-    /// ICMP echo.
+    /// Sends ICMP echo requests.
     Ping {
-        /// To whom.
+        /// Destination of the requests.
         host: Host,
-        /// How often.
+        /// Number of requests to send.
         count: u32,
     },
-    /// Connect, exchange, close.
+    /// Opens connections, exchanges data on each, and closes them.
     Connections {
-        /// The server.
+        /// Server to connect to.
         server: Server,
-        /// Connections in all.
+        /// Number of connections in all.
         count: u32,
-        /// Connections at a time.
+        /// Number of connections at a time.
         at_once: u32,
-        /// What is done on each.
+        /// Data exchange on each connection.
         exchange: Exchange,
     },
-    /// Small messages there and back on open connections.
+    /// Sends small messages to an echo server on open connections, and awaits each answer.
     RequestResponse {
-        /// An echo server.
+        /// Echo server to connect to.
         server: Server,
-        /// Messages in all.
+        /// Number of messages in all.
         count: u32,
-        /// Connections.
+        /// Number of connections at a time.
         at_once: u32,
     },
-    /// Bytes in one direction.
+    /// Streams bytes in one direction.
     Stream {
-        /// A stream server.
+        /// Stream server to connect to.
         server: Server,
         /// Bytes on each connection.
         bytes: u64,
-        /// Which way.
+        /// Direction of the stream.
         direction: Direction,
-        /// Zeroes that nobody checks.
+        /// If set, the bytes are zeroes and are not checked.
         raw: bool,
-        /// Connections.
+        /// Number of connections at a time.
         at_once: u32,
     },
-    /// Datagrams as fast as the device takes them.
+    /// Sends datagrams as fast as the device takes them.
     Flood {
-        /// To whom.
+        /// Destination of the datagrams.
         server: Server,
-        /// Frames in all.
+        /// Number of frames in all.
         count: u32,
-        /// Bytes of a frame, Ethernet header included.
+        /// Length of a frame, bytes with the Ethernet header.
         frame_bytes: u32,
-        /// Senders.
+        /// Number of senders at a time.
         at_once: u32,
     },
-    /// Echo what comes, TCP and UDP.
+    /// Echoes received data, by TCP and UDP.
     Serve {
-        /// To which ports.
+        /// Local ports to serve.
         ports: Vec<u16>,
-        /// For how many milliseconds.
+        /// Duration of the service, milliseconds.
         ms: u32,
     },
-    /// Do nothing for a while.
+    /// Waits without traffic of its own.
     Wait {
-        /// Milliseconds.
+        /// Duration of the wait, milliseconds.
         ms: u32,
     },
-    /// The platform's test of itself.
+    /// Runs the driver's self-test.
     SelfTest,
 }
 
 impl Workload {
-    /// Its word on the command line.
+    /// Returns the workload's word on the command line.
     pub fn name(&self) -> &'static str {
         match self {
             Workload::Dns { .. } => "dns",
@@ -169,21 +170,21 @@ impl Workload {
     }
 }
 
-/// An address, or a name to be looked up.
+/// Address, or name to be looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// Its address.
+    /// IPv4 address of the host.
     Address(Ipv4Addr),
-    /// Its name.
+    /// Name of the host, without a trailing dot.
     Name(String),
 }
 
-/// A host and a port.
+/// Host and port of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// Where.
+    /// Host of the server.
     pub host: Host,
-    /// Which port.
+    /// Port of the server.
     pub port: u16,
 }
 
@@ -196,19 +197,19 @@ impl fmt::Display for Server {
     }
 }
 
-/// What a connection of `crr` is for.
+/// Data exchange on a connection of `crr`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exchange {
-    /// Read until the server ends.
+    /// Reads until the server closes.
     Close,
-    /// An HTTP request, then the same.
+    /// Sends an HTTP request, then reads until the server closes.
     Get,
-    /// 64 bytes there and back; the guest closes first.
+    /// Sends 64 bytes and reads them back; the guest closes first.
     Echo,
 }
 
 impl Exchange {
-    /// Its word on the command line.
+    /// Returns the exchange's word on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Exchange::Close => "close",
@@ -218,17 +219,17 @@ impl Exchange {
     }
 }
 
-/// The way of a stream, as the guest sees it.
+/// Direction of a stream, as the guest sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the guest.
+    /// From the guest to the server.
     Up,
-    /// To the guest.
+    /// From the server to the guest.
     Down,
 }
 
 impl Direction {
-    /// Its word on the command line.
+    /// Returns the direction's word on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Direction::Up => "up",
@@ -237,12 +238,12 @@ impl Direction {
     }
 }
 
-/// What is wrong with a command line.
+/// Error in a command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandError {
-    /// The part between two `;` that is wrong.
+    /// Command that is wrong: the part between two `;`.
     pub command: String,
-    /// Why, and what would be right.
+    /// Reason, with the right syntax.
     pub why: String,
 }
 

@@ -1,18 +1,19 @@
-//! Durations counted in buckets: no allocation per sample, merges of several CPUs, quantiles.
+//! Histogram of durations, with quantiles. Recording a sample allocates nothing; histograms of
+//! several CPUs can be merged.
 //!
-//! Buckets are log-linear: each power of two of nanoseconds is cut into [`PARTS`] equal ones, so a
-//! quantile is off by less than 1/[`PARTS`] of itself.
+//! Buckets are log-linear: each power of two of nanoseconds is divided into [`PARTS`] equal
+//! buckets, so the relative error of a quantile is less than 1/[`PARTS`].
 
 use alloc::{boxed::Box, vec};
 
-/// Buckets in each power of two.
+/// Number of buckets in each power of two.
 const PARTS: u64 = 64;
 const PARTS_LOG2: u32 = PARTS.ilog2();
-/// 2^40 ns are 18 minutes; what is longer counts as that.
+/// Logarithm of the longest duration: 2^40 ns are 18 minutes. Longer ones count as that.
 const LONGEST_LOG2: u32 = 40;
 const BUCKETS: usize = (LONGEST_LOG2 - PARTS_LOG2 + 1) as usize * PARTS as usize;
 
-/// Durations in nanoseconds, counted.
+/// Histogram of durations in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     buckets: Box<[u32]>,
@@ -35,7 +36,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts one.
+    /// Records one duration, in nanoseconds.
     pub fn record(&mut self, ns: u64) {
         let bucket = &mut self.buckets[bucket_of(ns)];
         *bucket = bucket.saturating_add(1);
@@ -45,7 +46,7 @@ impl Histogram {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// Adds what another one counted.
+    /// Adds the samples of another histogram.
     pub fn merge(&mut self, other: &Histogram) {
         for (ours, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
             *ours = ours.saturating_add(*theirs);
@@ -56,28 +57,29 @@ impl Histogram {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// How many were counted.
+    /// Returns the number of samples.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The shortest, exactly; 0 if there is none.
+    /// Returns the shortest duration, exactly; 0 without samples.
     pub fn min_ns(&self) -> u64 {
         if self.count == 0 { 0 } else { self.min_ns }
     }
 
-    /// The longest, exactly.
+    /// Returns the longest duration, exactly; 0 without samples.
     pub fn max_ns(&self) -> u64 {
         self.max_ns
     }
 
-    /// The arithmetic mean; 0 if there is none.
+    /// Returns the arithmetic mean; 0 without samples.
     pub fn mean_ns(&self) -> u64 {
         self.sum_ns.checked_div(self.count).unwrap_or(0)
     }
 
-    /// What `per_mille` of the samples do not exceed (500: the median), to within 1/64 of it and
-    /// never outside of what was seen; 0 if there is none.
+    /// Returns the duration that `per_mille` of the samples do not exceed (500: the median). Its
+    /// relative error is less than 1/64, and it lies between the shortest and the longest sample; 0
+    /// without samples.
     pub fn quantile_ns(&self, per_mille: u64) -> u64 {
         let rank = (self.count * per_mille).div_ceil(1000).max(1);
         let mut seen = 0;

@@ -1,9 +1,9 @@
-//! One JSON object on one line, written field by field.
+//! Writer of one JSON object on one line, field by field.
 
 use alloc::string::String;
 use core::fmt::Write;
 
-/// An object being written.
+/// JSON object that is being written.
 #[derive(Clone, Debug)]
 pub struct Object {
     line: String,
@@ -18,22 +18,22 @@ impl Default for Object {
 }
 
 impl Object {
-    /// An object whose first field says what it is about: `{"workload":"crr"`.
+    /// Starts an object with a first field that names its subject: `{"workload":"crr"`.
     pub fn about(key: &str, value: &str) -> Self {
         Object::default().text(key, value)
     }
 
-    /// A number.
+    /// Adds a number as a field.
     pub fn number(self, key: &str, value: u64) -> Self {
         self.raw(key, format_args!("{value}"))
     }
 
-    /// A duration, in microseconds with three decimals.
+    /// Adds a duration, in microseconds with three decimals.
     pub fn microseconds(self, key: &str, ns: u64) -> Self {
         self.raw(key, format_args!("{}.{:03}", ns / 1000, ns % 1000))
     }
 
-    /// `part` of `whole` with three decimals; 0 of nothing.
+    /// Adds `part` divided by `whole`, with three decimals; 0 if `whole` is 0.
     pub fn ratio(self, key: &str, part: u64, whole: u64) -> Self {
         let thousandths = (u128::from(part) * 1000)
             .checked_div(u128::from(whole))
@@ -44,22 +44,22 @@ impl Object {
         )
     }
 
-    /// `true` or `false`.
+    /// Adds a Boolean value.
     pub fn truth(self, key: &str, value: bool) -> Self {
         self.raw(key, format_args!("{value}"))
     }
 
-    /// Text, escaped.
+    /// Adds text, with JSON escapes.
     pub fn text(self, key: &str, value: &str) -> Self {
         self.raw(key, format_args!("{}", Quoted(value)))
     }
 
-    /// What prints itself without a character that JSON would have escaped: addresses, say.
+    /// Adds a value as text, for values whose text needs no JSON escapes, such as addresses.
     pub fn shown(self, key: &str, value: impl core::fmt::Display) -> Self {
         self.raw(key, format_args!("\"{value}\""))
     }
 
-    /// A list of such.
+    /// Adds a list of such values.
     pub fn shown_list<T: core::fmt::Display>(
         self,
         key: &str,
@@ -77,13 +77,13 @@ impl Object {
         self.raw(key, format_args!("{list}"))
     }
 
-    /// An object inside this one.
+    /// Adds an object as a field.
     pub fn object(self, key: &str, value: Object) -> Self {
         let value = value.into_line();
         self.raw(key, format_args!("{value}"))
     }
 
-    /// The line, complete, without a line feed.
+    /// Returns the complete line, without a line feed.
     pub fn into_line(mut self) -> String {
         self.line.push('}');
         self.line
@@ -98,7 +98,7 @@ impl Object {
     }
 }
 
-/// A string in quotation marks (RFC 8259, section 7).
+/// Text as a JSON string (RFC 8259, section 7).
 struct Quoted<'a>(&'a str);
 
 impl core::fmt::Display for Quoted<'_> {

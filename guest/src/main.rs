@@ -1,4 +1,4 @@
-//! The built-in guest's image: brings the machine up and runs the workloads on every CPU that has
+//! The built-in guest's image: initialises the machine and runs the workloads on every CPU that has
 //! a queue pair.
 #![no_std]
 #![no_main]
@@ -28,10 +28,10 @@ use slipgate_guest::{
 };
 use spin::{Mutex, Once};
 
-/// The largest queue that is made.
+/// Largest size of a queue.
 const QUEUE_SIZE: u16 = 256;
 
-/// What CPU 0 has prepared for the others.
+/// State that CPU 0 prepares for the others.
 struct Work {
     machine: Machine,
     shared: Shared,
@@ -40,7 +40,7 @@ struct Work {
 
 static WORK: Once<Work> = Once::new();
 
-/// Ring 3 starts here, on CPU 0, with interrupts off and without a heap.
+/// Entry of ring 3 on CPU 0, with interrupts off and without a heap.
 #[unsafe(no_mangle)]
 extern "C" fn start(start_info: u64) -> ! {
     cpu::fill_idt();
@@ -54,8 +54,8 @@ extern "C" fn start(start_info: u64) -> ! {
     let info = pvh::read(&memory, start_info, memory::image_end_address())
         .unwrap_or_else(|why| panic!("{why}"));
     let tables = acpi::read(&memory, info.rsdp).unwrap_or_else(|why| panic!("{why}"));
-    // SAFETY: free memory, says the loader; the tables have been read, and the command line lies
-    // below the image or is copied before anything else is allocated.
+    // SAFETY: the loader's memory map lists it as free; the tables have been read, and the command
+    // line lies below the image or is copied before anything else is allocated.
     let command_line = unsafe {
         memory::claim_heap(info.heap.0, info.heap.1);
         alloc::string::String::from(info.command_line)
@@ -124,12 +124,12 @@ extern "C" fn start(start_info: u64) -> ! {
     console::exit(work.run(0))
 }
 
-/// What every other CPU does.
+/// Entry of every other CPU.
 fn serve(index: usize) -> ! {
     loop {
         if let Some(work) = WORK.get() {
             work.run(index);
-            // What there was to do has been done; another time there will be none.
+            // The work is done, and no more will come.
             loop {
                 Cpu::current().halt();
             }
@@ -139,14 +139,14 @@ fn serve(index: usize) -> ! {
 }
 
 impl Work {
-    /// The workloads on CPU `index`, if there is a queue pair for it.
+    /// Runs the workloads on CPU `index`, if it has a queue pair. Returns the exit status.
     fn run(&self, index: usize) -> u8 {
         let pair = self.pairs.get(index).and_then(|pair| pair.lock().take());
         pair.map_or(0, |pair| run(index, &self.machine, pair, &self.shared))
     }
 }
 
-/// An exception: nothing here expects one.
+/// Handles an exception. No exception is expected.
 #[unsafe(no_mangle)]
 extern "C" fn fault(vector: u64, error_code: u64, instruction: u64, address: u64, stack: u64) -> ! {
     console::die(format_args!(
@@ -160,7 +160,7 @@ fn panic(info: &PanicInfo<'_>) -> ! {
     console::die(format_args!("{info}"))
 }
 
-/// The precompiled core and alloc refer to these two; nothing unwinds.
+/// Symbols that the precompiled core and alloc refer to. They are never called.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}
 #[unsafe(no_mangle)]

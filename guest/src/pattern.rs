@@ -1,10 +1,10 @@
-//! Predictable bytes: byte `i` of a stream follows from its seed and `i` alone, so a receiver tells
+//! Predictable bytes: byte `i` of a stream depends on its seed and `i` alone, so a receiver finds
 //! the first byte that is wrong, missing, doubled or moved.
 //!
 //! Bytes `8 k` to `8 k + 7` are the little-endian output of SplitMix64 (Vigna) at state `seed + k`.
-//! The testbed's stream servers make and check the same.
+//! The testbed's stream servers generate and check the same bytes.
 
-/// An endless stream of predictable bytes, or the check of one.
+/// Generator or checker of an endless stream of predictable bytes.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     seed: u64,
@@ -12,12 +12,12 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The stream of `seed`, from its first byte.
+    /// Returns the stream of `seed`, at its first byte.
     pub fn new(seed: u64) -> Self {
         Pattern { seed, position: 0 }
     }
 
-    /// Bytes written or checked so far.
+    /// Returns the number of bytes written or checked so far.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -37,7 +37,10 @@ impl Pattern {
         self.position += tail.len() as u64;
     }
 
-    /// Compares `bytes` with the next ones; the error is the stream offset of the first wrong byte.
+    /// Compares `bytes` with the next ones of the stream.
+    ///
+    /// # Errors
+    /// A byte differs. The error is the stream offset of the first wrong byte.
     pub fn check(&mut self, bytes: &[u8]) -> Result<(), u64> {
         let (head, rest) = bytes.split_at(self.to_boundary(bytes.len()));
         self.compare(head, &self.rest_of_word())?;
@@ -49,7 +52,7 @@ impl Pattern {
         self.compare(tail, &self.word(self.position))
     }
 
-    /// Compares and steps past `got`, which is no longer than `due`.
+    /// Compares `got` with `due`, and advances past it. `got` is no longer than `due`.
     fn compare(&mut self, got: &[u8], due: &[u8]) -> Result<(), u64> {
         if let Some(wrong) = got.iter().zip(due).position(|(got, due)| got != due) {
             return Err(self.position + wrong as u64);
@@ -58,25 +61,25 @@ impl Pattern {
         Ok(())
     }
 
-    /// Bytes until a word begins, at most `len`.
+    /// Returns the number of bytes until a word begins, at most `len`.
     fn to_boundary(&self, len: usize) -> usize {
         (self.position.wrapping_neg() % 8).min(len as u64) as usize
     }
 
-    /// What is left of the word that the position is in, in front of bytes of no meaning.
+    /// Returns the rest of the word at the position, followed by bytes without meaning.
     fn rest_of_word(&self) -> [u8; 8] {
         let mut word = self.word(self.position);
         word.rotate_left((self.position % 8) as usize);
         word
     }
 
-    /// The word that holds byte `position`.
+    /// Returns the word that holds byte `position`.
     fn word(&self, position: u64) -> [u8; 8] {
         split_mix_64(self.seed.wrapping_add(position / 8)).to_le_bytes()
     }
 }
 
-/// The first output of Vigna's SplitMix64 from this state.
+/// Returns the first output of Vigna's SplitMix64 from this state.
 pub(crate) fn split_mix_64(state: u64) -> u64 {
     let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

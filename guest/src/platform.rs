@@ -1,34 +1,36 @@
-//! What the workloads ask of the machine under them. The bootable image implements it over bare
-//! hardware; tests implement it over whatever they like.
+//! Interface between the workloads and the machine. The bootable image implements it on bare
+//! hardware; tests implement it on threads and fakes.
 //!
 //! # Theory of operation
-//! Each CPU runs the same loop over its own queue pair, and shares nothing with the others but what
-//! the workloads share themselves:
+//! Each CPU runs the same loop over its own queue pair. The CPUs share nothing but the state of the
+//! workloads:
 //! ```text
 //! loop {
 //!     poll the stack over `nic`;          // frames in and out, no system calls, no interrupts
-//!     nic.flush();                        // tell the device once, if it wants to know
+//!     nic.flush();                        // notify the device once, if it asked for that
 //!     if nic.arm() {                      // interrupts on; true: nothing came in meanwhile
 //!         platform.idle(next_timer);      // halts until an interrupt, a wake or that time
 //!     }
 //! }
 //! ```
-//! The image's `main` reads the command line into the workloads' `Shared`
-//! (`Shared::parse(command_line, cpus)`), runs the self-test first where it is asked for
-//! (`shared.selftest()`), then starts on every CPU
-//! `run(cpu, &platform, nic, &shared) -> u8`. What CPU 0 returns is the machine's exit status.
+//! The image's `main` parses the command line into the workloads' `Shared`
+//! (`Shared::parse(command_line, cpus)`). It runs the self-test first if the command line asks for
+//! it (`shared.selftest()`), then starts `run(cpu, &platform, nic, &shared) -> u8` on every CPU.
+//! CPU 0's result is the machine's exit status.
 //!
 //! A frame, a [`Platform::wake`] or a timer that comes between `arm` and `idle` makes `idle`
 //! return at once, so no wake-up is lost.
 
-/// The machine: CPUs, time, randomness and the console. Shared by all CPUs.
+/// CPUs, time, randomness and the console of the machine. Shared by all CPUs.
 pub trait Platform: Sync {
-    /// How many CPUs run the workloads, each with a queue pair of its own. At least 1.
+    /// Returns the number of CPUs that run the workloads, each with a queue pair of its own. At
+    /// least 1.
     fn cpus(&self) -> usize;
-    /// Nanoseconds since some moment before boot; never goes back, the same on all CPUs.
+    /// Returns nanoseconds since some moment before boot. The clock never goes back, and is the
+    /// same on all CPUs.
     fn now_ns(&self) -> u64;
-    /// The time of day at 0 of [`Platform::now_ns`], in milliseconds since 1970, or 0 where nobody
-    /// knows it. Not exact: TCP timestamps begin with it.
+    /// Returns the time of day at 0 of [`Platform::now_ns`], in milliseconds since 1970, or 0 if it
+    /// is not known. It need not be exact: TCP timestamps start with it.
     fn booted_unix_ms(&self) -> u64;
     /// Halts the calling CPU until an interrupt, a [`Platform::wake`], or the time `until_ns` (on
     /// the clock of [`Platform::now_ns`]). May return early, for no reason.
@@ -37,47 +39,49 @@ pub trait Platform: Sync {
     fn wake(&self, cpu: usize);
     /// Fills `out` with random bytes, good for ports and sequence numbers, not for keys.
     fn random(&self, out: &mut [u8]);
-    /// Prints a line on the console, whole, never mixed with another CPU's. Without the newline.
+    /// Prints a line on the console, never mixed with another CPU's. `line` has no newline.
     fn print_line(&self, line: &str);
 }
 
 /// One CPU's queue pair of the network device.
 ///
-/// Sending a frame (by the `TxToken`) only queues it: [`Nic::flush`] tells the device. A frame with
-/// [`smoltcp::phy::PacketMeta::segmentation_offload_size`] is cut by the device (TSO; for UDP, USO).
+/// Sending a frame (by the `TxToken`) only queues it: [`Nic::flush`] notifies the device. The
+/// device segments a frame that has [`smoltcp::phy::PacketMeta::segmentation_offload_size`] (TSO;
+/// for UDP, USO).
 pub trait Nic: smoltcp::phy::Device {
-    /// The device's MAC address, the same for all pairs.
+    /// Returns the device's MAC address, the same for all pairs.
     fn mac(&self) -> [u8; 6];
-    /// How many queue pairs are in use, and which one this is: `(index, pairs)`.
+    /// Returns this pair's index and the number of pairs in use: `(index, pairs)`.
     fn pair(&self) -> (u16, u16);
-    /// Hands queued frames to the device; notifies it if it asked for that.
+    /// Publishes queued frames to the device, and notifies it if it asked for that.
     fn flush(&mut self);
-    /// Turns the receive interrupt on for the next frame. False: one is there already, poll again.
+    /// Turns the receive interrupt on for the next frame. Returns false if one has arrived already:
+    /// poll again.
     fn arm(&mut self) -> bool;
-    /// Whether the device can cut UDP frames (USO).
+    /// Returns whether the device can segment UDP frames (USO).
     fn can_segment_udp(&self) -> bool;
-    /// What this pair has done so far.
+    /// Returns this pair's counters.
     fn counters(&self) -> NicCounters;
 }
 
 /// A queue pair's counters, since the device was brought up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NicCounters {
-    /// Frames received. A merged or large one counts once.
+    /// Received frames. A merged or large one counts once.
     pub rx_frames: u64,
-    /// Their bytes, from the Ethernet header on.
+    /// Bytes of received frames, from the Ethernet header on.
     pub rx_bytes: u64,
-    /// Frames that took more than one receive buffer.
+    /// Received frames that took more than one buffer.
     pub rx_merged: u64,
-    /// Frames received with a checksum for us to complete, or marked as checked.
+    /// Received frames with a checksum to be completed, or marked as checked.
     pub rx_checksum_offloaded: u64,
-    /// Frames that the device delivered and the driver threw away: malformed.
+    /// Received frames that the driver dropped because they were malformed.
     pub rx_dropped: u64,
-    /// Frames sent. One that the device cuts counts once.
+    /// Sent frames. One that the device segments counts once.
     pub tx_frames: u64,
-    /// Their bytes, from the Ethernet header on.
+    /// Bytes of sent frames, from the Ethernet header on.
     pub tx_bytes: u64,
-    /// Frames sent for the device to cut.
+    /// Sent frames that the device was to segment.
     pub tx_segmented: u64,
     /// Times that the queue was full when a frame was to be sent.
     pub tx_full: u64,

@@ -1,4 +1,4 @@
-//! What is printed of each workload.
+//! The JSON objects that the guest prints.
 
 use alloc::format;
 use core::net::Ipv4Addr;
@@ -12,7 +12,7 @@ use crate::{
     workload::{Answer, DnsError, Failure, Outcome, Pinged, Plan, Served},
 };
 
-/// The guest is up.
+/// Line that announces the guest after boot.
 pub(crate) fn boot(cpus: usize, pairs: u16, mac: [u8; 6], uptime_ns: u64) -> Object {
     let [a, b, c, d, e, f] = mac;
     let mac = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
@@ -24,7 +24,7 @@ pub(crate) fn boot(cpus: usize, pairs: u16, mac: [u8; 6], uptime_ns: u64) -> Obj
         .microseconds("uptime_us", uptime_ns)
 }
 
-/// It has an address.
+/// Line for the lease or the static address.
 pub(crate) fn lease(lease: &Lease, mtu: usize, took_ns: u64) -> Object {
     let mut line = Object::about("workload", "lease").shown(
         "address",
@@ -42,7 +42,7 @@ pub(crate) fn lease(lease: &Lease, mtu: usize, took_ns: u64) -> Object {
         .microseconds("took_us", took_ns)
 }
 
-/// A question and its answer.
+/// Line for a DNS lookup.
 pub(crate) fn dns(name: &str, answer: &Result<Answer, DnsError>) -> Object {
     let line = Object::about("workload", "dns").text("name", name);
     match answer {
@@ -54,7 +54,7 @@ pub(crate) fn dns(name: &str, answer: &Result<Answer, DnsError>) -> Object {
     }
 }
 
-/// Echo requests.
+/// Line for a series of echo requests.
 pub(crate) fn ping(to: Ipv4Addr, count: u32, pinged: &Pinged) -> Object {
     let line = Object::about("workload", "ping")
         .shown("to", to)
@@ -63,13 +63,13 @@ pub(crate) fn ping(to: Ipv4Addr, count: u32, pinged: &Pinged) -> Object {
     latency(line, &pinged.latency)
 }
 
-/// From now on, what comes to these ports is echoed.
+/// Line at the start of `serve`: from now on, the ports echo.
 pub(crate) fn serving(ports: &[u16], ms: u32) -> Object {
     let line = Object::default().shown_list("serving", ports);
     line.number("ms", ms.into())
 }
 
-/// What came to them.
+/// Line at the end of `serve`, with its totals.
 pub(crate) fn served(ports: &[u16], ms: u32, served: &Served) -> Object {
     Object::about("workload", "serve")
         .shown_list("ports", ports)
@@ -79,7 +79,7 @@ pub(crate) fn served(ports: &[u16], ms: u32, served: &Served) -> Object {
         .number("bytes", served.bytes)
 }
 
-/// A workload that all CPUs worked on.
+/// Line for a workload that all CPUs shared.
 pub(crate) fn shared_out(plan: &Plan, outcome: &Outcome) -> Object {
     let line = Object::about("workload", plan.workload.name()).shown("server", plan.server);
     let took_ns = outcome.ended_ns.saturating_sub(plan.started_ns);
@@ -151,7 +151,7 @@ pub(crate) fn shared_out(plan: &Plan, outcome: &Outcome) -> Object {
     frames(line, outcome.nic)
 }
 
-/// A queue pair at the end, and the inbox of its CPU.
+/// Line for a queue pair at the end, with the inbox of its CPU.
 pub(crate) fn pair(pair: usize, counters: NicCounters, inbox: InboxCounters) -> Object {
     frames(Object::default().number("pair", pair as u64), counters)
         .number("rx_bytes", counters.rx_bytes)

@@ -2,11 +2,12 @@
 //!
 //! # Theory of operation
 //! The CPUs go through the workloads in lockstep. CPU 0 looks names up, publishes a
-//! [`Plan`](crate::workload::Plan), and all meet; each does its share, and all meet again; CPU 0
-//! prints what came of it. Who waits at a meeting drives its stack: frames that are another's are
-//! passed on, ARP and echo requests answered. `dns`, `ping`, `serve` and `wait` are CPU 0's alone.
+//! [`Plan`](crate::workload::Plan), and all CPUs meet. Each does its share, and all meet again; CPU
+//! 0 prints the result. A CPU that waits at a meeting drives its stack: it passes on frames of
+//! other CPUs, and answers ARP and echo requests. `dns`, `ping`, `serve` and `wait` run on CPU 0
+//! alone.
 //!
-//! Everything is printed as JSON objects, one a line:
+//! Output is printed as JSON objects, one a line:
 //! ```text
 //! {"boot":true,"cpus":2,"pairs":2,"mac":"02:…","uptime_us":…}
 //! {"workload":"lease","address":"10.0.2.15/24","router":"10.0.2.2","dns":["10.0.2.3"],"mtu":1500,…}
@@ -33,31 +34,31 @@ use crate::{
     workload::{DnsError, Plan, ping, resolve, serve},
 };
 
-/// All went well.
+/// Exit status: all workloads passed.
 pub const STATUS_PASSED: u8 = 0;
-/// A workload failed, or a part of one.
+/// Exit status: a workload failed, or a part of one.
 pub const STATUS_FAILED: u8 = 1;
-/// The command line is wrong.
+/// Exit status: the command line is wrong.
 pub const STATUS_COMMAND_LINE: u8 = 2;
-/// No lease came.
+/// Exit status: no DHCP server gave a lease.
 pub const STATUS_NO_LEASE: u8 = 3;
 
-/// How long the lease may take.
+/// Longest wait for a lease, ns.
 const LEASE_NS: u64 = 15_000_000_000;
 
-/// What the CPUs share.
+/// State that the CPUs share.
 pub struct Shared {
     command_line: Result<CommandLine, CommandError>,
     lanes: Lanes,
-    /// CPUs that came to a meeting, over all meetings.
+    /// Number of arrivals at meetings, over all CPUs and meetings.
     met: AtomicUsize,
-    /// What CPU 0 has to say at the next meeting.
+    /// CPU 0's message for the next meeting.
     word: SpinMutex<Option<Word>>,
-    /// Each pair's counters at the end.
+    /// Counters of each pair at the end.
     counters: SpinMutex<Vec<Option<NicCounters>>>,
 }
 
-/// What CPU 0 tells the others.
+/// Message of CPU 0 to the others.
 #[derive(Clone)]
 enum Word {
     Configure(Lease),
@@ -66,7 +67,8 @@ enum Word {
 }
 
 impl Shared {
-    /// For so many CPUs. What is wrong with the command line is printed, and returned, by [`run`].
+    /// Parses the command line for `cpus` CPUs. An error in it is printed by [`run`], which returns
+    /// the status for it.
     pub fn parse(command_line: &str, cpus: usize) -> Self {
         Shared {
             command_line: parse(command_line),
@@ -77,14 +79,14 @@ impl Shared {
         }
     }
 
-    /// Whether the command line asks for the platform's test of itself, which comes before all.
+    /// Returns whether the command line asks for the self-test, which runs before all workloads.
     pub fn selftest(&self) -> bool {
         let asks = |line: &CommandLine| line.workloads.contains(&Workload::SelfTest);
         self.command_line.as_ref().is_ok_and(asks)
     }
 }
 
-/// Runs the workloads on this CPU, with all the others. What CPU 0 returns is the exit status.
+/// Runs the workloads on this CPU, together with all others. CPU 0's result is the exit status.
 pub fn run<P: Platform, N: Nic>(cpu: usize, platform: &P, nic: N, shared: &Shared) -> u8 {
     let (_, pairs) = nic.pair();
     let mac = nic.mac();
@@ -117,7 +119,7 @@ pub fn run<P: Platform, N: Nic>(cpu: usize, platform: &P, nic: N, shared: &Share
     status
 }
 
-/// A CPU on its way through the workloads.
+/// One CPU's state during the workloads.
 struct Cpu<'s, P, N: Nic> {
     stack: Stack<'s, P, N>,
     shared: &'s Shared,
@@ -125,7 +127,7 @@ struct Cpu<'s, P, N: Nic> {
 }
 
 impl<P: Platform, N: Nic> Cpu<'_, P, N> {
-    /// Waits until all CPUs have come here.
+    /// Waits until all CPUs have arrived.
     fn meet(&mut self) {
         let cpus = self.shared.lanes.cpus();
         self.meetings += 1;
@@ -147,13 +149,13 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
         );
     }
 
-    /// CPU 0: says what is next; all have heard it when this returns.
+    /// CPU 0: publishes a message. All CPUs can read it when this returns.
     fn tell(&mut self, word: Word) {
         *self.shared.word.lock() = Some(word);
         self.meet();
     }
 
-    /// The other CPUs.
+    /// Other CPUs: carries out CPU 0's messages until the end.
     fn follow(&mut self) {
         loop {
             self.meet();
@@ -176,7 +178,7 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
         }
     }
 
-    /// CPU 0: all of it.
+    /// CPU 0: configures the network and runs all workloads. Returns the exit status.
     fn lead(&mut self) -> u8 {
         let command_line = match &self.shared.command_line {
             Ok(command_line) => command_line,
@@ -216,7 +218,7 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
         status
     }
 
-    /// One workload; whether it went well.
+    /// Runs one workload. Returns whether it passed.
     fn one(&mut self, workload: &Workload, lease: &Lease) -> bool {
         match workload {
             Workload::SelfTest => true,
@@ -260,7 +262,7 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
         }
     }
 
-    /// A workload for all CPUs.
+    /// Runs a workload that all CPUs share. Returns whether it passed.
     fn together(&mut self, workload: &Workload, server: SocketAddrV4) -> bool {
         let (cpus, now_ns) = (self.shared.lanes.cpus(), self.stack.now_ns());
         let plan = Arc::new(Plan::new(workload.clone(), server, cpus, now_ns));

@@ -1,7 +1,7 @@
-//! What the guest does: one module a workload.
+//! The guest's workloads, one module each.
 //!
-//! Every CPU runs every workload that can be shared out, each on its own stack; they draw what is
-//! left to do from one counter ([`Plan::draw`]) and add what came of it to one [`Outcome`].
+//! A workload that can be shared runs on every CPU, each on its own stack. The CPUs draw their work
+//! from one counter ([`Plan::draw`]) and add their results to one [`Outcome`].
 
 pub mod connection;
 mod connections;
@@ -32,22 +32,22 @@ use crate::{
     platform::{Nic, NicCounters, Platform},
 };
 
-/// A workload with its name looked up, which all CPUs work on.
+/// Workload with its name looked up, which all CPUs share.
 pub struct Plan {
-    /// What to do.
+    /// Workload of the command line.
     pub workload: Workload,
-    /// With whom.
+    /// Address and port of the server.
     pub server: SocketAddrV4,
-    /// On how many CPUs.
+    /// Number of CPUs that share the work.
     pub cpus: usize,
-    /// When it began.
+    /// Start of the workload, ns.
     pub started_ns: u64,
     left: AtomicU64,
     outcome: SpinMutex<Outcome>,
 }
 
 impl Plan {
-    /// A plan for a workload that is shared out.
+    /// Returns the plan of a shared workload.
     pub fn new(workload: Workload, server: SocketAddrV4, cpus: usize, started_ns: u64) -> Self {
         let left = match &workload {
             Workload::Connections { count, .. }
@@ -66,7 +66,7 @@ impl Plan {
         }
     }
 
-    /// Up to `most` of what is left to do; 0 when all is done or under way.
+    /// Takes up to `most` units of the remaining work; 0 when none is left.
     pub fn draw(&self, most: u64) -> u64 {
         let take = |left: u64| Some(left.saturating_sub(most));
         match self
@@ -77,13 +77,13 @@ impl Plan {
         }
     }
 
-    /// How many of `at_once` are CPU `cpu`'s.
+    /// Returns CPU `cpu`'s share of `at_once`.
     fn share(&self, at_once: u32, cpu: usize) -> usize {
         let at_once = at_once as usize;
         at_once / self.cpus + usize::from(cpu < at_once % self.cpus)
     }
 
-    /// What came of it.
+    /// Returns the result so far.
     pub fn outcome(&self) -> Outcome {
         self.outcome.lock().clone()
     }
@@ -109,27 +109,27 @@ impl Plan {
 
 pub(crate) use self::{dns::resolve, ping::ping, serve::serve};
 
-/// Why a connection came to nothing.
+/// Reason why a connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// RST for a SYN.
+    /// The SYN was answered by RST.
     Refused,
-    /// ICMP Destination Unreachable for a SYN.
+    /// The SYN was answered by ICMP Destination Unreachable.
     Unreachable,
-    /// Nothing came.
+    /// The peer did not answer in time.
     TimedOut,
-    /// RST in the midst of it.
+    /// The open connection was reset.
     Reset,
-    /// The end came before it was due.
+    /// The peer closed too early.
     Short,
-    /// Other bytes than those that were due.
+    /// The peer sent wrong bytes.
     Wrong,
-    /// The device can't send such frames.
+    /// The connection could not be opened, or the device can't send such frames.
     Unable,
 }
 
 impl Failure {
-    /// All of them, with their names in the output.
+    /// All failures, with their names in the output.
     pub const ALL: [(Failure, &str); 7] = [
         (Failure::Refused, "refused"),
         (Failure::Unreachable, "unreachable"),
@@ -141,36 +141,36 @@ impl Failure {
     ];
 }
 
-/// What came of a workload, on one CPU or on all.
+/// Result of a workload, on one CPU or on all.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// From the beginning to the end of each: connection, message.
+    /// Duration of each connection or message, from its beginning to its end.
     pub latency: Histogram,
-    /// From SYN to SYN-ACK of each connection.
+    /// Time from SYN to SYN-ACK of each connection.
     pub connect: Histogram,
-    /// What went well: connections, messages, streams, frames.
+    /// Number of connections, messages, streams or frames that passed.
     pub done: u64,
-    /// What did not, in the order of [`Failure::ALL`].
+    /// Number of failures, in the order of [`Failure::ALL`].
     pub failures: [u64; Failure::ALL.len()],
     /// Payload bytes: received, or acknowledged by the receiver.
     pub bytes: u64,
     /// Times that a connection had to wait for a port out of TIME-WAIT.
     pub port_waits: u64,
-    /// When the last of it ended.
+    /// End of the last connection, message, stream or frame, ns.
     pub ended_ns: u64,
-    /// What the queue pairs did meanwhile.
+    /// Counters of the queue pairs for the workload's time.
     pub nic: NicCounters,
-    /// What was wrong with the first that failed.
+    /// Description of the first failure.
     pub note: Option<String>,
 }
 
 impl Outcome {
-    /// Counts one that failed.
+    /// Counts one failure of a kind.
     pub fn fail(&mut self, failure: Failure) {
         self.fail_many(failure, 1);
     }
 
-    /// Counts many that failed.
+    /// Counts several failures of one kind.
     pub fn fail_many(&mut self, failure: Failure, count: u64) {
         let index = Failure::ALL.iter().position(|(kind, _)| *kind == failure);
         if let Some(index) = index {
@@ -178,7 +178,7 @@ impl Outcome {
         }
     }
 
-    /// All that failed.
+    /// Returns the number of failures.
     pub fn failed(&self) -> u64 {
         self.failures.iter().sum()
     }

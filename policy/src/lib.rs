@@ -1,32 +1,33 @@
-//! Where a guest may go: rules in the order typed, safe defaults beneath them, and a default.
+//! Policy: where a guest may go. A policy is a list of rules in the order given, safe defaults
+//! beneath them, and a default action.
 //!
 //! # How a destination is judged
 //!
-//! 1. Rules are tried in the order typed; the first that matches decides. A deny file is one rule
+//! 1. Rules are tried in the order given; the first that matches decides. A deny file is one rule
 //!    at its place, whatever its length.
 //! 2. A destination in *protected* space ([`Space`]: the host itself, guests' networks, private,
-//!    link-local, metadata, multicast, ...) is opened only by an allow that means it: one whose
-//!    prefix lies within the most specific protected range around the address. A broader allow
-//!    (`0.0.0.0/0`) does not match there. So `--allow 10.0.0.0/8` opens the private network, and
-//!    still neither the host's own 10.1.2.3 nor a metadata service; `--allow 10.1.2.3` does.
-//! 3. If nothing matched, a protected destination is refused; any other gets the default.
+//!    link-local, metadata, multicast, ...) is opened only by a specific allow: one whose prefix
+//!    lies within the most specific protected range around the address. A broader allow
+//!    (`0.0.0.0/0`) does not match there. So `--allow 10.0.0.0/8` opens the private network, but
+//!    neither the host's own 10.1.2.3 nor a metadata service; `--allow 10.1.2.3` does.
+//! 3. If nothing matched, a protected destination is refused; any other gets the default action.
 //!
-//! Everything is compiled when the policy is made ([`PrefixMap`], a
-//! port table per prefix), so a decision costs about the same with one rule and with thousands.
+//! Everything is compiled when the policy is made ([`PrefixMap`], a port table per prefix), so a
+//! decision costs about the same with one rule and with thousands.
 //!
-//! # Resolvers elsewhere
+//! # Resolvers that bypass the rules by name
 //!
-//! Where questions are judged by name, the port of DNS over TLS and QUIC (853) and the addresses of
-//! public resolvers are refused in the same way, unless an allow means them: one that gives that
-//! very port, or one address and ports; or the very name of a resolver.
+//! Where DNS questions are judged by name, the port of DNS over TLS and QUIC (853) and the
+//! addresses of public resolvers are refused in the same way, unless a specific allow opens them:
+//! one that gives port 853 alone, or a single address with ports, or the name of a resolver.
 //!
 //! # Names
 //!
-//! A rule by name matches a connection only by way of DNS: the engine's name gate refuses questions for names
-//! that no rule allows, and an answer for an allowed name opens its addresses to the VM that
-//! asked, under the rules about that name, for the answer's TTL. A destination is judged by
-//! address first, and what a rule by address denies or the safe defaults protect stays shut; only
-//! then by the names that opened it: any name that allows is enough.
+//! A rule by name matches a connection only by way of DNS. The engine's name gate refuses questions
+//! for names that no rule allows. An answer for an allowed name opens its addresses to the VM that
+//! asked, under the rules about that name, for the answer's TTL. A destination is judged by address
+//! first; one that a rule by address denies or the safe defaults protect stays refused. Only then
+//! is it judged by the names that opened it: one name that allows is enough.
 #![deny(unsafe_code)]
 
 mod compile;
@@ -49,6 +50,7 @@ pub use compile::{
 pub use decide::{
     exfil_budget::{Asker, RecordedAsker},
     host_loopback::Lead,
+    inspection::{InspectionRefusal, RefusedCounts},
     token_bucket::TokenBucket,
 };
 pub use explain::{destination::Explanation, offline::Standing};

@@ -1,5 +1,5 @@
-//! Random policies and destinations, close enough to meet each other often, for property tests of
-//! this crate and of those that use it.
+//! Strategies for random policies and destinations that overlap often, for property tests of this
+//! crate and of its dependents.
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
@@ -9,10 +9,10 @@ use slipgate_abi::Protocol;
 use crate::{Action, DenyFile, Destination, Pattern, Policy, Rule};
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Icmp];
-/// Rules of a random policy, fewer than this.
+/// Upper bound, exclusive, of the number of rules in a random policy.
 const MOST_RULES: usize = 8;
 
-/// Patterns crowded into few addresses and ports, so that they overlap.
+/// Patterns over few addresses and ports, so that they overlap.
 pub fn pattern() -> impl Strategy<Value = Pattern> {
     let prefix = prop_oneof![
         4 => (0_u32..16, 28_u8..=32).prop_map(|(low, len)| (0xc633_6400 | low, len)),
@@ -37,7 +37,7 @@ pub fn pattern() -> impl Strategy<Value = Pattern> {
     })
 }
 
-/// Destinations that these patterns match often.
+/// Destinations that the patterns of [`pattern`] match often.
 pub fn destination() -> impl Strategy<Value = Destination> {
     let addr = prop_oneof![
         (0_u32..16).prop_map(|low| 0xc633_6400 | low),
@@ -55,7 +55,7 @@ pub fn destination() -> impl Strategy<Value = Destination> {
     })
 }
 
-/// Names that are asked for: of rules, beneath them, a resolver's, and a canary.
+/// Names to ask for: names that rules give, names beneath them, a public resolver's, and a canary.
 pub const NAMES: [&str; 7] = [
     "a.test",
     "b.a.test",
@@ -103,7 +103,7 @@ pub fn policy() -> impl Strategy<Value = Policy> {
     policy_of(rule())
 }
 
-/// Policies of such rules: as many as are told of one by one.
+/// Policies of up to seven rules from the given strategy.
 pub fn policy_of(rule: impl Strategy<Value = Rule>) -> impl Strategy<Value = Policy> {
     let default = prop::sample::select(&[Action::Allow, Action::Deny][..]);
     let rules = prop::collection::vec(rule, 0..MOST_RULES);

@@ -1,7 +1,7 @@
 //! The userspace half of slipgate: takes every decision about a guest's traffic.
 //!
 //! The kernel's programs translate established flows and hand everything else to an *engine port*.
-//! The [`engine`] reads that port, and
+//! The [`event_loop`] reads that port, and
 //! - admits new flows ([`admission`], [`flow`], [`nat_ports`], [`quota`], [`name_gate`], [`route`]),
 //! - answers what the guest asks of its network ([`dhcp`], [`dns`], [`arp`], [`icmp`]),
 //! - relays what can't be translated ([`relay`]),
@@ -20,21 +20,24 @@
 pub mod admission;
 pub mod arp;
 pub mod clock;
+pub mod context;
+pub mod control;
 pub mod datagram;
 pub mod datapath;
 pub mod dhcp;
 pub mod dns;
-pub mod engine;
+pub mod event_loop;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
 pub mod flow;
 pub mod icmp;
-pub mod inspect;
+pub mod inspection;
 pub mod mss;
 pub mod name_gate;
 pub mod nat_ports;
+pub mod observe;
 pub mod packet;
-pub mod pcapng;
+pub mod packet_path;
 pub mod poll;
 pub mod port;
 pub mod quota;
@@ -42,6 +45,8 @@ pub mod record;
 pub mod relay;
 pub mod reply;
 pub mod route;
+pub mod services;
+mod state;
 pub mod stats;
 #[cfg(test)]
 mod test_vm;

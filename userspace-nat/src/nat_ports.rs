@@ -111,6 +111,8 @@ pub enum Freed {
 
 /// How often a port is tried by chance before the rest is tried in turn.
 const RANDOM_TRIES: usize = 8;
+/// Resting ports that are looked at for one that its VM may have early.
+const RESTING_LOOKS: usize = 64;
 /// Whose a port is that another process has.
 const NOBODY: u32 = Tuple::WORLD;
 
@@ -136,8 +138,28 @@ struct Rest {
     early_ns: u64,
 }
 
+impl Rest {
+    /// Whether it is this port's, and may end early for this VM.
+    fn is_for(&self, port: u16, vm: u32) -> bool {
+        self.port == port && self.vm == vm && self.early_ns != u64::MAX
+    }
+}
+
 /// Rests in the order in which they end: when, and whose.
 type RestOrder = VecDeque<(u64, Destination, u16)>;
+
+/// A port that a flow gives back which is about to end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GivenBack {
+    /// The port.
+    pub port: u16,
+    /// Whose it was.
+    pub vm: u32,
+    /// How safely it can be used again.
+    pub how: Freed,
+    /// Whether the flow ends for want of ports: what is its own then a VM has again at once.
+    pub is_reclaimed: bool,
+}
 
 /// All ports.
 #[derive(Debug)]
@@ -276,14 +298,96 @@ impl PortPool {
             return None;
         }
         // One of its own that rests; the look is bounded, the oldest are the likeliest.
-        let reserved = &self.reserved;
-        let at = toward.resting.iter().take(64).position(|rest| {
-            let is_early = timestamps || rest.early_ns <= now_ns;
-            rest.vm == vm && is_early && !is_reserved(reserved, to, rest.port)
-        })?;
-        let rest = toward.resting.remove(at)?;
+        let mut oldest = self.toward.get(&to)?.resting.iter().take(RESTING_LOOKS);
+        let may = |rest: &Rest| self.may_have_early(to, rest, vm, timestamps, now_ns);
+        let at = oldest.position(may)?;
+        let rest = self.toward.get_mut(&to)?.resting.remove(at)?;
         self.early = Some((to, rest));
         Some(rest.port)
+    }
+
+    /// Whether a VM would find a port toward a destination, had these been given back: by
+    /// [`PortPool::pick`], [`PortPool::pick_kept`], or [`PortPool::take`].
+    pub fn has_port(
+        &self,
+        to: Destination,
+        vm: u32,
+        timestamps: bool,
+        now_ns: u64,
+        given_back: &[GivenBack],
+    ) -> bool {
+        let is_reserved = |port: u16| is_reserved(&self.reserved, to, port);
+        let is_own = |given: &&GivenBack| {
+            given.vm == vm && !is_reserved(given.port) && self.offset(given.port).is_some()
+        };
+        let own = || given_back.iter().filter(is_own);
+        let is_its_again = |how| matches!(how, Freed::Safe | Freed::RestsForOthers);
+        if own().any(|given| given.is_reclaimed && is_its_again(given.how)) {
+            return true;
+        }
+        let none = Toward::default();
+        let toward = self.toward.get(&to).unwrap_or(&none);
+        let safe = given_back.iter().filter(|given| given.how == Freed::Safe);
+        let freed: Vec<(usize, u32)> = safe
+            .filter_map(|given| Some((self.offset(given.port)?, given.vm)))
+            .collect();
+        let busy = toward.busy.len().saturating_sub(freed.len());
+        let freed_own = freed.iter().filter(|(_, of)| *of == vm).count();
+        let held = || toward.busy.held_by(vm).saturating_sub(freed_own);
+        let (first, size) = (*self.range.start(), self.range.len());
+        let is_free = |offset: &usize| {
+            let is_busy = toward.busy.contains(*offset);
+            (!is_busy || freed.iter().any(|(freed, _)| freed == offset))
+                && !is_reserved(first + *offset as u16)
+        };
+        if self
+            .reserve
+            .allows(self.usable().saturating_sub(busy), held)
+            && busy < size
+        {
+            let is_common = |offset: &usize| self.parts.behind_kept(*offset).is_none();
+            // Reserved ports are few: mostly there is nothing to search.
+            if size - busy > self.reserved.len() + self.parts.kept()
+                || (0..size).filter(is_common).any(|offset| is_free(&offset))
+            {
+                return true;
+            }
+        }
+        let mut oldest = toward.resting.iter().take(RESTING_LOOKS);
+        let rests = |how| matches!(how, Freed::Rests | Freed::RestsForOthers);
+        if oldest.any(|rest| self.may_have_early(to, rest, vm, timestamps, now_ns))
+            || timestamps
+                && toward.resting.len() < RESTING_LOOKS
+                && own().any(|given| rests(given.how))
+        {
+            return true;
+        }
+        held() < self.kept_for_each()
+            && self.parts.own().any(|offset| {
+                let port = first + offset as u16;
+                let is_for = |rest: &Rest| rest.is_for(port, vm);
+                is_free(&offset)
+                    || !is_reserved(port) && toward.resting.iter().any(is_for)
+                    || own().any(|given| given.port == port && is_its_again(given.how))
+            })
+    }
+
+    /// How many of the ports that are kept for our process a VM may have toward a destination.
+    fn kept_for_each(&self) -> usize {
+        (self.parts.own().len() / self.vms.max(1)).max(1)
+    }
+
+    /// Whether a resting port may be picked early.
+    fn may_have_early(
+        &self,
+        to: Destination,
+        rest: &Rest,
+        vm: u32,
+        timestamps: bool,
+        now_ns: u64,
+    ) -> bool {
+        let is_early = timestamps || rest.early_ns <= now_ns;
+        rest.vm == vm && is_early && !is_reserved(&self.reserved, to, rest.port)
     }
 
     /// Gives back a port that was picked just now, and not used: as it was.
@@ -308,7 +412,7 @@ impl PortPool {
     pub fn pick_kept(&mut self, to: Destination, vm: u32) -> Option<u16> {
         let own = self.parts.own();
         let held = self.toward.get(&to).map_or(0, |t| t.busy.held_by(vm));
-        if held >= (own.len() / self.vms.max(1)).max(1) {
+        if held >= self.kept_for_each() {
             return None;
         }
         let first = *self.range.start();
@@ -333,8 +437,10 @@ impl PortPool {
             return true;
         }
         // The newest.
-        let is_it = |rest: &Rest| rest.port == port && rest.vm == vm && rest.early_ns != u64::MAX;
-        let at = toward.resting.iter().rposition(is_it);
+        let at = toward
+            .resting
+            .iter()
+            .rposition(|rest| rest.is_for(port, vm));
         let rest = at.and_then(|at| toward.resting.remove(at));
         self.early = rest.map(|rest| (to, rest)).or(self.early);
         rest.is_some()
@@ -383,7 +489,7 @@ impl PortPool {
                 if self.rests.len() > MAX_RESTING
                     && let Some(first) = self.rests.pop_front()
                 {
-                    self.end_rest(first);
+                    self.end_rest(first, |toward| &mut toward.resting);
                 }
             }
             Freed::Inspected => {
@@ -405,27 +511,12 @@ impl PortPool {
     pub fn wake(&mut self, now_ns: u64) {
         let is_over = |rest: &mut (u64, Destination, u16)| rest.0 <= now_ns;
         while let Some(rest) = self.rests.pop_front_if(is_over) {
-            self.end_rest(rest);
+            self.end_rest(rest, |toward| &mut toward.resting);
         }
         while let Some(rest) = self.inspected.pop_front_if(is_over) {
-            self.end_inspected_rest(rest);
-        }
-    }
-
-    /// Ends a rest, unless its port was picked early: that one's next rest is another.
-    fn end_rest(&mut self, (ready_ns, to, port): (u64, Destination, u16)) {
-        if let Some(toward) = self.toward.get_mut(&to) {
-            let rest = remove_rest(&mut toward.resting, ready_ns, port);
-            self.clear(to, rest);
-        }
-    }
-
-    fn end_inspected_rest(&mut self, (ready_ns, to, port): (u64, Destination, u16)) {
-        if let Some(toward) = self.toward.get_mut(&to) {
-            let rest = remove_rest(&mut toward.inspected, ready_ns, port);
-            self.clear(to, rest);
-            if let Some(rest) = rest
-                && let Entry::Occupied(mut count) = self.inspected_of.entry(rest.vm)
+            let ended = self.end_rest(rest, |toward| &mut toward.inspected);
+            if let Some(Rest { vm, .. }) = ended
+                && let Entry::Occupied(mut count) = self.inspected_of.entry(vm)
             {
                 *count.get_mut() -= 1;
                 if *count.get() == 0 {
@@ -435,15 +526,26 @@ impl PortPool {
         }
     }
 
-    /// Frees the port of a rest that is over.
-    fn clear(&mut self, to: Destination, rest: Option<Rest>) {
-        let Some(rest) = rest else { return };
-        if let Some(offset) = self.offset(rest.port)
-            && let Entry::Occupied(mut entry) = self.toward.entry(to)
-        {
-            entry.get_mut().busy.clear(offset, rest.vm);
-            remove_if_empty(entry);
-        }
+    /// Ends a rest among `of` and frees its port, unless that was picked early: its next rest is
+    /// another.
+    fn end_rest(
+        &mut self,
+        (ready_ns, to, port): (u64, Destination, u16),
+        of: impl FnOnce(&mut Toward) -> &mut VecDeque<Rest>,
+    ) -> Option<Rest> {
+        let offset = self.offset(port)?;
+        let Entry::Occupied(mut entry) = self.toward.entry(to) else {
+            return None;
+        };
+        let rests = of(entry.get_mut());
+        let is_it = |rest: &Rest| rest.port == port && rest.ready_ns == ready_ns;
+        let rest = rests
+            .iter()
+            .position(is_it)
+            .and_then(|at| rests.remove(at))?;
+        entry.get_mut().busy.clear(offset, rest.vm);
+        remove_if_empty(entry);
+        Some(rest)
     }
 
     /// Busy ports toward a destination, resting ones included.
@@ -457,19 +559,20 @@ impl PortPool {
     }
 
     /// The next `most` ports of the range, for a search among a destination's flows that goes on
-    /// where the last one stopped.
-    pub fn next_ports(
-        &mut self,
-        to: &Destination,
-        most: usize,
-    ) -> impl Iterator<Item = u16> + use<> {
+    /// where the last one stopped ([`PortPool::looked_at`]).
+    pub fn next_ports(&self, to: &Destination, most: usize) -> impl Iterator<Item = u16> + use<> {
         let (first, size) = (*self.range.start(), self.range.len());
-        let most = most.min(size);
-        let start = self.toward.get_mut(to).map_or(0, |toward| {
-            let next = (usize::from(toward.looked_at) + most) % size.max(1);
-            usize::from(std::mem::replace(&mut toward.looked_at, next as u16))
-        });
-        (0..most).map(move |i| first + ((start + i) % size) as u16)
+        let start = self.toward.get(to).map_or(0, |t| usize::from(t.looked_at));
+        (0..most.min(size)).map(move |i| first + ((start + i) % size) as u16)
+    }
+
+    /// Notes that so many ports toward a destination were looked at.
+    pub fn looked_at(&mut self, to: &Destination, ports: usize) {
+        let size = self.range.len();
+        if let Some(toward) = self.toward.get_mut(to) {
+            let next = (usize::from(toward.looked_at) + ports.min(size)) % size.max(1);
+            toward.looked_at = next as u16;
+        }
     }
 
     /// Destinations with a busy port, and resting ports.
@@ -490,12 +593,6 @@ fn is_reserved(
     port: u16,
 ) -> bool {
     !reserved.is_empty() && reserved.contains_key(&(to.protocol, port))
-}
-
-fn remove_rest(rests: &mut VecDeque<Rest>, ready_ns: u64, port: u16) -> Option<Rest> {
-    let is_it = |rest: &Rest| rest.port == port && rest.ready_ns == ready_ns;
-    let at = rests.iter().position(is_it)?;
-    rests.remove(at)
 }
 
 fn remove_if_empty(

@@ -441,4 +441,40 @@ proptest! {
             }
         }
     }
+
+    /// Whether there is a port is known without taking one: of processes, VMs, and rests.
+    #[test]
+    fn what_is_said_to_be_had_is(
+        size in 1u16..200,
+        vms in 1u32..4,
+        others in 0u64..8,
+        reserved in prop::collection::vec(0u16..200, 0..3),
+        steps in prop::collection::vec((0u32..4, any::<prop::sample::Index>(), 0u8..10), 1..600),
+    ) {
+        let mut pool = pool(61_000..=61_000 + (size - 1));
+        pool.share_among(vms as usize);
+        pool.share_with(0, others);
+        pool.set_reserved(reserved.iter().map(|port| (Protocol::Tcp, 61_000 + port)));
+        let mut held: Vec<(u32, u16)> = Vec::new();
+        for (now, (vm, which, action)) in steps.into_iter().enumerate() {
+            let (vm, now_ns) = (vm % vms, now as u64 * SECOND_NS);
+            pool.wake(now_ns);
+            if action < 6 || held.is_empty() {
+                let timestamps = action == 0;
+                let said = pool.has_port(to(1), vm, timestamps, now_ns, &[]);
+                let port = pool.pick(to(1), vm, timestamps, now_ns);
+                let port = port.or_else(|| pool.pick_kept(to(1), vm));
+                prop_assert_eq!(said, port.is_some());
+                held.extend(port.map(|port| (vm, port)));
+                continue;
+            }
+            let (vm, port) = held.swap_remove(which.index(held.len()));
+            let how = match action {
+                6 | 7 => Freed::Safe,
+                8 => Freed::Rests,
+                _ => Freed::RestsForOthers,
+            };
+            pool.free(to(1), port, vm, how, now_ns);
+        }
+    }
 }

@@ -3,6 +3,7 @@
     unsafe_code,
     reason = "counts in mapped rows that the kernel's programs and other processes change too"
 )]
+
 use std::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},

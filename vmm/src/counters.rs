@@ -1,5 +1,6 @@
-//! What a machine counted: exits by kind and vCPU, the console's bytes, and the devices' figures.
-//! Threads add with relaxed atomics, each to its own; a snapshot is read without stopping them.
+//! Counters of a machine: exits by kind and vCPU, the console's bytes, and the devices' figures.
+//! Each thread adds to its own counters with relaxed atomics. A snapshot is read without stopping
+//! the threads.
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering::Relaxed},
@@ -12,14 +13,14 @@ use crate::virtio::{
     transport::{TransportCounters, TransportSnapshot},
 };
 
-/// The counters of one machine.
+/// Counters of one machine.
 pub struct Counters {
     pub(crate) vcpus: Box<[VcpuCounters]>,
     pub(crate) serial: Arc<SerialCounters>,
     pub(crate) devices: DeviceCounters,
 }
 
-/// Those of the PCI devices.
+/// Counters of the PCI devices.
 #[derive(Default)]
 pub(crate) struct DeviceCounters {
     pub(crate) net: Option<(Arc<NetCounters>, Arc<TransportCounters>)>,
@@ -35,7 +36,7 @@ impl Counters {
         }
     }
 
-    /// The figures now. Each is exact by itself; they are not of one instant.
+    /// Returns the present figures. Each is exact by itself; together they are not of one instant.
     pub fn snapshot(&self) -> Snapshot {
         let net = self.devices.net.as_ref();
         Snapshot {
@@ -52,7 +53,7 @@ impl Counters {
 macro_rules! counters {
     ($(#[$doc:meta])* $counters:ident => $snapshot:ident { $($(#[$field_doc:meta])* $field:ident,)* }) => {
         #[derive(Debug, Default)]
-        // A vCPU's counters are its own cache lines'.
+        // Each vCPU's counters have cache lines of their own.
         #[repr(align(128))]
         pub(crate) struct $counters { $(pub(crate) $field: AtomicU64,)* }
 
@@ -69,58 +70,59 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Why one vCPU left the guest and came to the VMM. Exits that KVM handles by itself (timers,
-    /// inter-processor interrupts, doorbells by ioeventfd) are not among them.
+    /// Exits of one vCPU to the VMM, by reason. Exits that KVM handles by itself (timers,
+    /// inter-processor interrupts, doorbells by ioeventfd) are not counted.
     VcpuCounters => VcpuSnapshot {
-        /// Reads from a port.
+        /// Reads from an I/O port.
         port_reads,
-        /// Writes to a port.
+        /// Writes to an I/O port.
         port_writes,
         /// Reads from an address without memory.
         mmio_reads,
         /// Writes to an address without memory.
         mmio_writes,
-        /// Of those four, the ones that no device claimed.
+        /// Port and MMIO accesses that no device claimed.
         unclaimed,
-        /// A signal or KVM itself interrupted the run.
+        /// Runs that a signal or KVM itself interrupted.
         interrupted,
-        /// Everything else; the last one ended the machine.
+        /// Other exits. The last of them ended the machine.
         other,
     }
 }
 
 counters! {
-    /// The serial console.
+    /// Counters of the serial console.
     SerialCounters => SerialSnapshot {
         /// Bytes that the guest wrote.
         output_bytes,
-        /// Of those, lost because the console's reader did not keep up.
+        /// Bytes of `output_bytes` that were lost because the console's reader did not keep up.
         output_lost_bytes,
-        /// Bytes that were typed.
+        /// Bytes of input passed to the guest.
         input_bytes,
         /// Interrupts raised on IRQ 4.
         interrupts,
-        /// When the guest had written its first whole line: CLOCK_MONOTONIC, µs; 0 before that.
+        /// Time at which the guest had written its first whole line: CLOCK_MONOTONIC, µs; 0 before
+        /// that.
         first_line_at_us,
     }
 }
 
-/// [`Counters`], read once.
+/// Figures of [`Counters`] at one time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
-    /// Exits, by vCPU.
+    /// Exits of each vCPU, in order.
     pub vcpus: Vec<VcpuSnapshot>,
-    /// The serial console.
+    /// Figures of the serial console.
     pub serial: SerialSnapshot,
-    /// The network card, if there is one.
+    /// Figures of the network card; `None` without one.
     pub net: Option<NetSnapshot>,
-    /// Its registers and interrupts.
+    /// Figures of the network card's registers and interrupts.
     pub net_transport: Option<TransportSnapshot>,
-    /// The entropy device's registers and interrupts.
+    /// Figures of the entropy device's registers and interrupts.
     pub rng_transport: Option<TransportSnapshot>,
 }
 
-/// Adds one, or more.
+/// Adding to a counter.
 pub(crate) trait Count {
     fn add(&self, many: u64);
     fn one(&self) {

@@ -1,7 +1,7 @@
-//! What CPUID tells the guest: what KVM supports, with the machine's own topology.
+//! CPUID of the guest: the features that KVM supports, with the machine's own topology.
 //!
-//! The machine has one package; each CPU is a core of one thread; APIC id and x2APIC id are the
-//! CPU's index. The performance counters are hidden: they are not virtualised here.
+//! The machine has one package. Each CPU is a core of one thread, and its index is its APIC id and
+//! x2APIC id. The performance counters are hidden: they are not virtualised here.
 //! Sources: Intel SDM 2A, CPUID; AMD APM 3, appendix E; Linux, Documentation/virt/kvm/api.rst.
 use kvm_bindings::{
     CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2,
@@ -9,29 +9,32 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm};
 use thiserror::Error;
 
-/// Why there is no CPUID for the guest.
+/// Reason why [`filtered`] fails.
 #[derive(Debug, Error)]
 pub enum CpuidError {
-    /// KVM did not say what it supports.
+    /// KVM did not report the CPUID it supports.
     #[error("asking KVM for its CPUID (KVM_GET_SUPPORTED_CPUID): {0}")]
     Supported(kvm_ioctls::Error),
-    /// More entries than KVM takes.
+    /// The CPUID has more entries than KVM takes.
     #[error("{0} CPUID entries are more than KVM takes")]
     Entries(usize),
 }
 
-/// What CPU `cpu` (from 0) of `cpus` is told.
+/// Returns the CPUID of CPU `cpu` (from 0) of `cpus`.
+///
+/// # Errors
+/// KVM does not report its CPUID, or the result has too many entries.
 pub fn filtered(kvm: &Kvm, cpu: u8, cpus: u8) -> Result<CpuId, CpuidError> {
     let supported = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(CpuidError::Supported)?;
-    // KVM reports this one as a capability, because its in-kernel APIC implements it.
+    // KVM reports the TSC deadline timer as a capability, because its in-kernel APIC implements it.
     let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
     let entries = filter(supported.as_slice(), cpu, cpus, tsc_deadline);
     CpuId::from_entries(&entries).map_err(|_| CpuidError::Entries(entries.len()))
 }
 
-/// How many bits a guest physical address has.
+/// Returns the number of bits of a guest physical address.
 pub fn physical_bits(cpuid: &CpuId) -> u8 {
     let leaf = |function| {
         cpuid
@@ -40,7 +43,7 @@ pub fn physical_bits(cpuid: &CpuId) -> u8 {
             .find(|entry| entry.function == function)
     };
     match leaf(0x8000_0008) {
-        // GuestPhysAddrSize, where KVM says that fewer bits are mappable.
+        // GuestPhysAddrSize, where KVM reports that fewer bits can be mapped.
         Some(entry) => match (entry.eax >> 16) as u8 {
             0 => entry.eax as u8,
             guest => guest.min(entry.eax as u8),
@@ -54,15 +57,15 @@ mod ecx1 {
     pub(super) const TSC_DEADLINE: u32 = 1 << 24;
     pub(super) const HYPERVISOR: u32 = 1 << 31;
 }
-/// EBX of leaf 0: the first letters of AuthenticAMD and HygonGenuine.
+/// EBX of leaf 0 for AMD and Hygon: the first letters of AuthenticAMD and HygonGenuine.
 const AMD_VENDORS: [u32; 2] = [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"Hygo")];
 const EDX1_HTT: u32 = 1 << 28;
-/// CmpLegacy, AMD: the logical CPUs of a package are cores.
+/// CmpLegacy (AMD): the logical CPUs of a package are cores.
 const CMP_LEGACY: u32 = 1 << 1;
-/// Extended performance counters, AMD: core, north bridge, last-level cache.
+/// Extended performance counters (AMD): core, north bridge, last-level cache.
 const AMD_COUNTERS: u32 = 1 << 23 | 1 << 24 | 1 << 28;
 
-/// Levels of leaf 0xB and 0x1F.
+/// Level types of leaves 0xB and 0x1F.
 const LEVEL_THREAD: u32 = 1;
 const LEVEL_CORE: u32 = 2;
 
@@ -93,7 +96,7 @@ fn filter(
     entries
 }
 
-/// Leaves that describe the host's topology, to be written anew or left out.
+/// Returns whether a leaf describes the host's topology, and so is replaced or left out.
 fn is_replaced(function: u32) -> bool {
     matches!(function, 0xB | 0x1F | 0x8000_0026)
 }
@@ -109,21 +112,21 @@ fn adjust(entry: &mut kvm_cpuid_entry2, cpu: u8, cpus: u8, tsc_deadline: bool, a
     };
     match entry.function {
         0x1 => {
-            // Cache line flush size stays in bits 8 to 15.
+            // The cache line flush size in bits 8 to 15 is kept.
             entry.ebx = entry.ebx & 0xFFFF | u32::from(cpus) << 16 | u32::from(cpu) << 24;
             entry.ecx |= ecx1::HYPERVISOR;
             entry.ecx &= !ecx1::PERF_CAPABILITIES;
             set(&mut entry.ecx, ecx1::TSC_DEADLINE, tsc_deadline);
             set(&mut entry.edx, EDX1_HTT, many);
         }
-        // Intel's caches; a level of 0 ends the list.
+        // Caches (Intel). A cache type of 0 ends the list.
         0x4 if entry.eax & 0x1F != 0 => {
             let level = entry.eax >> 5 & 7;
             let sharing = if level >= 3 { id_space(cpus) - 1 } else { 0 };
             let cores = id_space(cpus) - 1;
             entry.eax = entry.eax & 0x3FFF | sharing << 14 | cores << 26;
         }
-        // Performance counters, Intel and AMD.
+        // Performance counters (Intel and AMD).
         0xA | 0x8000_0022 => {
             (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
         }
@@ -131,11 +134,11 @@ fn adjust(entry: &mut kvm_cpuid_entry2, cpu: u8, cpus: u8, tsc_deadline: bool, a
             set(&mut entry.ecx, AMD_COUNTERS, false);
             set(&mut entry.ecx, CMP_LEGACY, many && amd);
         }
-        // Number of cores, and how many bits of the APIC id number them (AMD).
+        // Number of cores, and the number of APIC id bits that count them (AMD).
         0x8000_0008 if amd => {
             entry.ecx = entry.ecx & !0xF0FF | u32::from(cpus - 1) | id_bits(cpus) << 12;
         }
-        // AMD's caches.
+        // Caches (AMD).
         0x8000_001D if entry.eax & 0x1F != 0 => {
             let sharing = if entry.eax >> 5 & 7 >= 3 {
                 u32::from(cpus) - 1
@@ -144,7 +147,7 @@ fn adjust(entry: &mut kvm_cpuid_entry2, cpu: u8, cpus: u8, tsc_deadline: bool, a
             };
             entry.eax = entry.eax & 0x3FFF | sharing << 14;
         }
-        // AMD: extended APIC id; one thread per core; one node.
+        // Extended APIC id (AMD): one thread per core, one node.
         0x8000_001E => {
             (entry.eax, entry.ebx, entry.ecx, entry.edx) = (cpu.into(), cpu.into(), 0, 0);
         }
@@ -152,7 +155,8 @@ fn adjust(entry: &mut kvm_cpuid_entry2, cpu: u8, cpus: u8, tsc_deadline: bool, a
     }
 }
 
-/// The x2APIC id, and the levels: one thread per core, all cores in the package.
+/// Returns a topology leaf: the x2APIC id, and the levels. A core has one thread; all cores are in
+/// one package.
 fn topology(leaf: u32, cpu: u8, cpus: u8) -> [kvm_cpuid_entry2; 3] {
     let level = |index, shift, count, kind: u32| kvm_cpuid_entry2 {
         function: leaf,
@@ -171,12 +175,12 @@ fn topology(leaf: u32, cpu: u8, cpus: u8) -> [kvm_cpuid_entry2; 3] {
     ]
 }
 
-/// Bits of an APIC id that number the CPUs of a package.
+/// Returns the number of APIC id bits that count the CPUs of a package.
 fn id_bits(cpus: u8) -> u32 {
     u32::from(cpus).next_power_of_two().trailing_zeros()
 }
 
-/// APIC ids that a package has room for.
+/// Returns the number of APIC ids that a package has room for.
 fn id_space(cpus: u8) -> u32 {
     1 << id_bits(cpus)
 }

@@ -15,11 +15,12 @@ fn entry(function: u32, index: u32, registers: [u32; 4]) -> kvm_cpuid_entry2 {
 
 fn name(name: &[u8; 12]) -> [u32; 3] {
     let word = |at: usize| u32::from_le_bytes(name[at..at + 4].try_into().unwrap());
-    // In the order EBX, EDX, ECX.
+    // EBX, ECX, EDX. The name lies in EBX, EDX, ECX.
     [word(0), word(8), word(4)]
 }
 
-/// What KVM may say on an Intel host of 8 cores with 2 threads each, running on CPU 5.
+/// Returns a CPUID that KVM may report on an Intel host of 8 cores with 2 threads each, running on
+/// CPU 5.
 fn intel() -> Vec<kvm_cpuid_entry2> {
     let [ebx, ecx, edx] = name(b"GenuineIntel");
     vec![
@@ -45,7 +46,7 @@ fn intel() -> Vec<kvm_cpuid_entry2> {
     ]
 }
 
-/// The same on an AMD host.
+/// Returns such a CPUID of an AMD host.
 fn amd() -> Vec<kvm_cpuid_entry2> {
     let [ebx, ecx, edx] = name(b"AuthenticAMD");
     vec![

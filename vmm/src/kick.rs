@@ -1,8 +1,8 @@
-//! Interrupts a thread out of what it blocks in: the guest, or a system call.
+//! Interrupts a thread that blocks in the guest or in a system call.
 //!
-//! A signal does both, but for the moment between a thread's last look at its orders and its entry
-//! into the guest. There `immediate_exit` of KVM's shared page helps: set by the signal's handler,
-//! on the thread itself, it makes the next `KVM_RUN` return at once.
+//! A signal does both, except in the moment between a thread's last check of its orders and its
+//! entry into the guest. There `immediate_exit` of KVM's shared page helps: the signal's handler
+//! sets it, on the thread itself, and the next `KVM_RUN` returns at once.
 use std::{
     cell::Cell, io, os::unix::thread::JoinHandleExt, ptr, thread::JoinHandle, time::Duration,
 };
@@ -11,13 +11,14 @@ use kvm_ioctls::VcpuFd;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler, unblock_signal};
 
 thread_local! {
-    /// `immediate_exit` of the vCPU that this thread runs; null on other threads.
+    /// Pointer to `immediate_exit` of the vCPU that this thread runs; null on other threads.
     static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// Once per process, before the first thread that is to be kicked.
+/// Installs the signal handler. Must be called once per process, before the first thread that is to
+/// be kicked.
 pub(crate) fn install() -> io::Result<()> {
-    // No SA_RESTART: a system call is to return.
+    // No SA_RESTART: an interrupted system call must return.
     register_signal_handler(SIGRTMIN(), on_kick).map_err(io::Error::from)
 }
 
@@ -33,9 +34,10 @@ extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_v
 pub(crate) struct Kickable(());
 
 impl Kickable {
-    /// For the thread that runs `vcpu`, which must outlive the guard.
+    /// Makes the calling thread, which runs `vcpu`, kickable. The vCPU must outlive the guard.
     pub(crate) fn new(vcpu: &mut VcpuFd) -> Self {
-        // A thread inherits its maker's mask. It fails for numbers that are no signals only.
+        // A thread inherits the signal mask of its creator. The call fails only for numbers that
+        // are no signals.
         let _ = unblock_signal(SIGRTMIN());
         IMMEDIATE_EXIT.set(&raw mut vcpu.get_kvm_run().immediate_exit);
         Self(())
@@ -50,19 +52,19 @@ impl Drop for Kickable {
 
 /// Kicks a thread once.
 pub(crate) fn kick(thread: &JoinHandle<()>) {
-    // SAFETY: the thread was neither joined nor detached, so its id is valid, ended or not.
-    // An error says that it ended.
+    // SAFETY: the thread was neither joined nor detached, so its id is valid, even if it has ended.
+    // An error means that it has ended.
     unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGRTMIN()) };
 }
 
-/// Kicks a thread, which has been told to end, until it does.
+/// Kicks a thread, which has been asked to end, until it ends.
 pub(crate) fn until_joined(thread: JoinHandle<()>) {
-    /// Between kicks: one may come just before the call that it was to interrupt.
+    /// Time between kicks. A kick may come just before the call that it is to interrupt.
     const AGAIN: Duration = Duration::from_millis(1);
     while !thread.is_finished() {
         kick(&thread);
         std::thread::sleep(AGAIN);
     }
-    // A panic was reported by the hook; those that matter to the machine also by their thread.
+    // The panic hook has reported a panic. Threads that matter to the machine report theirs too.
     let _ = thread.join();
 }

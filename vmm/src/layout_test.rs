@@ -77,7 +77,7 @@ fn nothing_lies_on_something_else() {
 #[test]
 fn ram_lies_within_the_address_bits() {
     const GIB: u64 = 1 << 30;
-    // A GiB of the 64 that 36 bits reach is the hole's.
+    // The hole takes one GiB of the 64 that 36 bits reach.
     assert!(is_reached(63 * GIB, 36) && !is_reached(64 * GIB, 36));
     assert!(is_reached(512 * GIB, 40) && !is_reached(512 * GIB, 39));
     assert!(is_reached(GIB, 32) && is_reached(1 << 50, 64));

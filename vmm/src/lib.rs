@@ -1,12 +1,12 @@
 //! A virtual machine monitor for microVMs: KVM, a PC's few devices, PCI with MSI-X, and a
-//! multi-queue virtio-net whose frames go between the guest's buffers and a TAP with one copy, the
+//! multi-queue virtio-net. Frames pass between the guest's buffers and a TAP with one copy, the
 //! kernel's.
 //!
-//! What the guest writes (descriptors, indices, registers, offload headers) is hostile: it ends in
-//! a counted error or in DEVICE_NEEDS_RESET, never in a panic, a hang, or an access outside the
-//! guest's memory.
+//! Input from the guest (descriptors, indices, registers, offload headers) is hostile. Invalid
+//! input ends in a counted error or in DEVICE_NEEDS_RESET, never in a panic, a hang, or an access
+//! outside the guest's memory.
 //!
-//! The library knows nothing of NAT, of policy, or of how its process is confined: it is handed
+//! The library does not depend on NAT, on policy, or on how its process is confined: it gets open
 //! descriptors, and calls [`ThreadSetup`] first on each thread that it starts.
 pub mod acpi;
 pub mod boot;
@@ -32,5 +32,5 @@ pub use machine::{Machine, MachineConfig, MachineError, Outcome, SerialIo, StopH
 pub use report::Report;
 pub use thread::{ThreadKind, ThreadSetup};
 
-/// The guest's memory, in one or two pieces around the hole below 4 GiB.
+/// Guest memory, in one or two regions around the hole below 4 GiB.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;

@@ -1,11 +1,11 @@
-//! A machine: made from its description, run once, and taken apart.
+//! A machine: created from its configuration, run once, and torn down.
 //!
 //! # Theory of operation
-//! [`Machine::new`] does all that can fail: it makes the VM, loads the kernel, and starts every
-//! thread; the vCPUs' wait at a gate. [`Machine::run`] opens the gate and sleeps until something
-//! ends the machine: a device (power off, reset, exit status), a crash, or a [`StopHandle`]. The
-//! first reason counts. Then the vCPUs are kicked out of the guest and joined; after that nothing
-//! moves in the guest's memory but the devices' threads, which end with the devices.
+//! [`Machine::new`] does all that can fail: it creates the VM, loads the kernel, and starts every
+//! thread. The vCPU threads wait at a gate. [`Machine::run`] opens the gate and sleeps until a
+//! device (power off, reset, exit status), a crash, or a [`StopHandle`] ends the machine. The first
+//! reason counts. Then the vCPUs are kicked out of the guest and joined. After that only the
+//! devices' threads access the guest's memory, and they end with the devices.
 use std::{io, os::fd::OwnedFd, sync::Arc, sync::atomic::AtomicBool, thread::JoinHandle};
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
@@ -37,33 +37,36 @@ use crate::{
     virtio::net::NetConfig,
 };
 
-/// What to make a machine of.
+/// Configuration of a machine.
 pub struct MachineConfig {
-    /// vCPUs, 1 to [`layout::MAX_CPUS`].
+    /// Number of vCPUs, 1 to [`layout::MAX_CPUS`].
     pub cpus: u8,
     /// RAM in bytes, whole pages.
     pub memory_bytes: u64,
-    /// Kernel, initrd, command line.
+    /// Kernel, initrd and command line.
     pub boot: BootSource,
-    /// The network card, if there is to be one.
+    /// Network card; `None` for a machine without one.
     pub net: Option<NetConfig>,
-    /// The serial console.
+    /// Input and output of the serial console.
     pub serial: SerialIo,
     /// `/dev/kvm`, opened for reading and writing.
     pub kvm: OwnedFd,
-    /// Called first on each thread that the machine starts.
+    /// Function that each thread of the machine calls first.
     pub threads: ThreadSetup,
 }
 
-/// A machine that is ready to run. Dropped without that, it ends its threads.
+/// Machine that is ready to run. Dropping it ends its threads.
 pub struct Machine {
     vcpus: Vec<JoinHandle<()>>,
     shared: Arc<vcpu::Shared>,
 }
 
 impl Machine {
-    /// Makes the machine. All its threads are started, and confined, when this returns; the guest
+    /// Creates a machine. All its threads are started, and confined, when this returns; the guest
     /// has not run yet.
+    ///
+    /// # Errors
+    /// The configuration is invalid, the kernel can't be booted, or the host refuses a resource.
     pub fn new(config: MachineConfig) -> Result<Machine, MachineError> {
         let cpus = config.cpus;
         if cpus == 0 || cpus > layout::MAX_CPUS {
@@ -126,18 +129,21 @@ impl Machine {
         Ok(machine)
     }
 
-    /// What the machine counts. It stays when the machine has ended.
+    /// Returns the machine's counters. They remain readable after the machine has ended.
     pub fn counters(&self) -> Arc<Counters> {
         self.shared.counters.clone()
     }
 
-    /// Something to stop the machine with, now or while it runs.
+    /// Returns a handle that stops the machine, now or while it runs.
+    ///
+    /// # Errors
+    /// The eventfd can't be duplicated.
     pub fn stop_handle(&self) -> io::Result<StopHandle> {
         self.shared.ending.stop_handle()
     }
 
-    /// Runs the guest to its end, which this says. When it returns, no thread of the machine runs
-    /// any more, and what the guest printed was written.
+    /// Runs the guest to its end, and returns how it ended. When it returns, no thread of the
+    /// machine runs any more, and the guest's output has been written.
     pub fn run(mut self) -> Outcome {
         self.shared.gate.open();
         let outcome = self.shared.ending.wait();

@@ -1,4 +1,4 @@
-//! The guest's memory: anonymous, private, not touched before the guest touches it.
+//! The guest's memory: anonymous, private, and not touched before the guest touches it.
 use thiserror::Error;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
@@ -7,34 +7,37 @@ use crate::{
     layout::{self, PAGE_SIZE},
 };
 
-/// The least memory of a machine.
+/// Least memory of a machine, bytes.
 pub const MIN_BYTES: u64 = 4 << 20;
 
-/// Why there is no memory.
+/// Reason why [`create`] fails.
 #[derive(Debug, Error)]
 pub enum MemoryError {
-    /// Not whole pages, or too little.
+    /// The size is not whole pages, or is below [`MIN_BYTES`].
     #[error(
         "{0} bytes of memory asked for: give a multiple of {PAGE_SIZE}, {MIN_BYTES} at the least"
     )]
     Size(u64),
-    /// The kernel gave no address space.
+    /// The host could not map the memory.
     #[error("mapping {bytes} bytes of guest memory: {why}; give less memory to the machine")]
     Map {
-        /// Asked for.
+        /// Requested size of the memory, bytes.
         bytes: u64,
-        /// What the kernel or vm-memory said.
+        /// Error from the kernel or vm-memory, as text.
         why: String,
     },
 }
 
-/// `bytes` of zeroes at the addresses that [`layout::ram`] says.
+/// Maps `bytes` of zeroes at the addresses of [`layout::ram`].
+///
+/// # Errors
+/// The size is invalid, or the host has no address space for it.
 pub fn create(bytes: u64) -> Result<GuestMemory, MemoryError> {
     if bytes < MIN_BYTES || !bytes.is_multiple_of(PAGE_SIZE) {
         return Err(MemoryError::Size(bytes));
     }
     let refused = |why: String| MemoryError::Map { bytes, why };
-    // Addresses that wrap are refused here, not later in sums.
+    // Addresses that overflow are refused here, so later sums can't overflow.
     bytes
         .checked_add(layout::HIGH_RAM_START)
         .ok_or_else(|| refused("beyond 64 bits".into()))?;
@@ -45,12 +48,12 @@ pub fn create(bytes: u64) -> Result<GuestMemory, MemoryError> {
     GuestMemory::from_ranges(&pieces).map_err(|e| refused(e.to_string()))
 }
 
-/// How much RAM there is.
+/// Returns the size of RAM, bytes.
 pub fn total_bytes(memory: &GuestMemory) -> u64 {
     memory.iter().map(GuestMemoryRegion::len).sum()
 }
 
-/// Where RAM below the hole ends.
+/// Returns the end address of the RAM below the hole.
 pub fn low_end(memory: &GuestMemory) -> u64 {
     memory
         .iter()

@@ -17,7 +17,7 @@ fn memory_lies_around_the_hole() {
             bytes - 1
         };
         assert_eq!(memory.last_addr().0, last);
-        // The last byte is there; the hole is not.
+        // The last byte of RAM is writable; the hole is not.
         memory.write_obj(1u8, GuestAddress(last)).unwrap();
         assert!(memory.write_obj(1u8, GuestAddress(last + 1)).is_err());
         assert!(memory.write_obj(1u8, GuestAddress(3 * GIB)).is_err());

@@ -1,5 +1,4 @@
-//! What is said when a guest can't go on: what happened, what to do, and the CPU's state for the
-//! person who has to find out why.
+//! Crash reports: the cause, advice to the user, and the CPU's state for diagnosis.
 use std::fmt;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
@@ -7,64 +6,66 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 pub(crate) mod capture;
 mod state;
 
-/// Why and where a machine came to a bad end. [`fmt::Display`] gives it in full, in several lines.
+/// Cause of a machine's crash and the state of the vCPU. [`fmt::Display`] prints it in full, in
+/// several lines.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The vCPU that met it.
+    /// Number of the vCPU that crashed.
     pub vcpu: u8,
-    /// What happened.
+    /// Cause of the crash.
     pub cause: Cause,
-    /// The vCPU's registers, when KVM still gave them.
+    /// Registers of the vCPU; `None` if KVM no longer gives them.
     pub registers: Option<Registers>,
-    /// The instruction bytes from RIP on, as far as they can be read (at most 15); a fault may have
-    /// been met later, and a program may have been changed since.
+    /// Instruction bytes from RIP on, as far as they can be read (at most 15). The fault may have
+    /// occurred at a later instruction, and the program may have changed since.
     pub code: Vec<u8>,
-    /// The last access of this vCPU that a device of the VMM served before.
+    /// Last access of this vCPU that a device of the VMM served.
     pub last_access: Option<Access>,
 }
 
-/// What ended a machine.
+/// Cause of a crash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// `KVM_EXIT_SHUTDOWN`: an exception, while delivering an exception, while delivering one.
+    /// `KVM_EXIT_SHUTDOWN`: a triple fault, that is an exception during the delivery of a double
+    /// fault.
     TripleFault,
-    /// `KVM_EXIT_INTERNAL_ERROR`: KVM can't go on.
+    /// `KVM_EXIT_INTERNAL_ERROR`: KVM can't continue.
     InternalError {
-        /// `KVM_INTERNAL_ERROR_…`
+        /// Code of the error, `KVM_INTERNAL_ERROR_…`.
         suberror: u32,
-        /// What KVM gave with it; its meaning depends on the suberror.
+        /// Data from KVM. Its meaning depends on the suberror.
         data: Vec<u64>,
     },
     /// `KVM_EXIT_FAIL_ENTRY`: the processor refused to enter the guest.
     FailedEntry {
-        /// The processor's own code.
+        /// Error code of the processor.
         hardware_reason: u64,
     },
     /// `KVM_EXIT_MEMORY_FAULT`: the host couldn't give the guest a page.
     MemoryFault {
-        /// The guest physical address.
+        /// Guest physical address of the page.
         address: u64,
     },
     /// `KVM_EXIT_SYSTEM_EVENT` of a kind that no PC has.
     SystemEvent {
-        /// `KVM_SYSTEM_EVENT_…`
+        /// Code of the event, `KVM_SYSTEM_EVENT_…`.
         kind: u32,
     },
-    /// An exit that the VMM never asked for.
+    /// Exit that the VMM did not enable.
     UnknownExit {
-        /// `KVM_EXIT_…`
+        /// Code of the exit, `KVM_EXIT_…`.
         reason: u32,
     },
-    /// `KVM_RUN` itself failed.
+    /// The call `KVM_RUN` failed.
     RunFailed {
-        /// The error number.
+        /// Error number from the kernel.
         errno: i32,
     },
     /// The thread that ran the vCPU panicked: the VMM has a bug.
     VmmPanicked,
 }
 
-/// The registers of a vCPU.
+/// Registers of a vCPU.
 #[derive(Clone, Debug)]
 pub struct Registers {
     /// General registers, RIP and RFLAGS.
@@ -73,25 +74,25 @@ pub struct Registers {
     pub special: kvm_sregs,
 }
 
-/// An access that came to the VMM.
+/// Access of a vCPU to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Port or memory.
+    /// Address space of the access.
     pub space: Space,
-    /// Read or written.
+    /// True for a write, false for a read.
     pub write: bool,
     /// Port number or guest physical address.
     pub address: u64,
-    /// Bytes.
+    /// Width of the access, bytes.
     pub size: u8,
 }
 
-/// Where an access goes to.
+/// Address space of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
-    /// An I/O port.
+    /// Space of the I/O ports.
     Port,
-    /// An address without memory.
+    /// Guest physical addresses without memory.
     Mmio,
 }
 
@@ -167,7 +168,7 @@ impl fmt::Display for Cause {
 }
 
 impl Cause {
-    /// What a user can do about it.
+    /// Returns advice to the user.
     fn advice(&self) -> &'static str {
         match self {
             Cause::TripleFault => {
@@ -203,7 +204,7 @@ impl Cause {
     }
 }
 
-/// The names in `linux/kvm.h`.
+/// Returns the meaning of a suberror, by the codes in `linux/kvm.h`.
 fn suberror_name(suberror: u32) -> String {
     match suberror {
         1 => "it can't emulate an instruction (suberror 1)".into(),
@@ -214,7 +215,7 @@ fn suberror_name(suberror: u32) -> String {
     }
 }
 
-/// Hexadecimal words in one line.
+/// Words in hexadecimal, on one line.
 struct Words<'a>(&'a [u64]);
 
 impl fmt::Debug for Words<'_> {

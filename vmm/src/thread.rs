@@ -1,25 +1,25 @@
-//! What a thread of the VMM is for, so that each kind can be confined in its own way.
+//! Threads of the VMM, by kind, so that each kind can be confined in its own way.
 use std::{
     io,
     sync::{Arc, mpsc},
     thread::{Builder, JoinHandle},
 };
 
-/// The threads that a machine runs.
+/// Kind of a machine's thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadKind {
-    /// Runs one virtual CPU; handles its exits.
+    /// Runs one virtual CPU and handles its exits.
     Vcpu,
-    /// Moves frames for one queue pair.
+    /// Moves the frames of one queue pair.
     NetWorker,
-    /// Everything else: the console's input, the control queue, virtio-rng.
+    /// Runs any other device work: the console, the control queue, virtio-rng.
     Device,
 }
 
-/// Called first on each thread that the VMM starts, for example to install a seccomp filter.
+/// Function that each thread of the VMM calls first, for example to install a seccomp filter.
 pub type ThreadSetup = Arc<dyn Fn(ThreadKind) -> io::Result<()> + Send + Sync>;
 
-/// Starts a thread of a machine's.
+/// Starts a thread of a machine.
 pub(crate) fn spawn(
     name: &str,
     kind: ThreadKind,
@@ -30,24 +30,28 @@ pub(crate) fn spawn(
     spawn_set_up(name, move || setup(kind), body)
 }
 
-/// Starts a thread that calls `setup` first. Fails if the thread can't be had or `setup` fails;
-/// when it returns, `body` is about to run.
+/// Starts a thread that calls `setup`, then `body`. When it returns, `setup` has succeeded and
+/// `body` is about to run.
+///
+/// # Errors
+/// The thread can't be created, or `setup` fails or panics.
 pub fn spawn_set_up(
     name: &str,
     setup: impl FnOnce() -> io::Result<()> + Send + 'static,
     body: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
-    let (tell, told) = mpsc::sync_channel(1);
+    let (sender, receiver) = mpsc::sync_channel(1);
     let thread = Builder::new().name(name.to_owned()).spawn(move || {
         let ready = setup();
         let go = ready.is_ok();
-        // The other side is waiting.
-        let _ = tell.send(ready);
+        // The receiver is waiting.
+        let _ = sender.send(ready);
         if go {
             body();
         }
     })?;
-    told.recv()
+    receiver
+        .recv()
         .unwrap_or_else(|_| Err(io::Error::other("its setup panicked")))?;
     Ok(thread)
 }

@@ -18,17 +18,17 @@ use slipgate_vmm::{
     virtio::net::NetConfig,
 };
 
-/// Where xtask puts the image.
+/// Opens the guest's image, which xtask builds.
 fn image() -> Option<File> {
     let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     File::open(workspace.join("target/guest/slipgate-guest")).ok()
 }
 
-/// Queues of one new TAP in the calling thread's namespace.
+/// Opens the queues of one new TAP in the calling thread's namespace.
 fn tap(name: &str, queues: usize) -> io::Result<Vec<OwnedFd>> {
     const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
-    // SAFETY: an ifreq of zeroes is one.
+    // SAFETY: an ifreq is plain data, for which zeroes are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as _;
@@ -49,7 +49,7 @@ fn tap(name: &str, queues: usize) -> io::Result<Vec<OwnedFd>> {
         .collect()
 }
 
-/// Runs the guest to its end: how it ended, what it printed, what was counted.
+/// Runs the guest to its end. Returns its outcome, its output, and the machine's counters.
 fn run(net: Option<NetConfig>, cmdline: &str, image: File) -> (Outcome, String, Snapshot) {
     let (mut printed, output) = pipe().unwrap();
     let kvm = File::options()
@@ -93,7 +93,7 @@ fn run(net: Option<NetConfig>, cmdline: &str, image: File) -> (Outcome, String, 
     (outcome, reading.join().unwrap(), counters.snapshot())
 }
 
-/// Answers each connection with the bytes that came.
+/// Echoes the bytes of each connection.
 fn echo(listener: TcpListener) {
     for connection in listener.incoming() {
         let Ok(mut connection) = connection else {
@@ -122,7 +122,7 @@ fn carries_its_connections_on_both_queue_pairs() {
     host.ip("addr add 10.9.0.1/24 dev vm0").unwrap();
     host.ip("link set vm0 up").unwrap();
     let listener = host.run(|| TcpListener::bind("10.9.0.1:7")).unwrap();
-    // Sockets stay in the namespace that they were made in.
+    // Sockets stay in the namespace in which they were created.
     thread::spawn(move || echo(listener));
 
     let net = NetConfig::new([0x02, 0, 0, 0, 0, 2], 1500, queues);
@@ -142,7 +142,7 @@ fn carries_its_connections_on_both_queue_pairs() {
     }
     let transport = counters.net_transport.as_ref().unwrap();
     assert_eq!((transport.needs_reset, transport.bad_queues), (0, 0));
-    // Notifications are ioeventfds' work, interrupts irqfds'; exits are for what is rare.
+    // Notifications go by ioeventfds, interrupts by irqfds; exits are rare.
     assert_eq!(transport.notify_exits, 0, "{}", all());
     let exits: u64 = counters
         .vcpus

@@ -17,7 +17,7 @@ use slipgate_vmm::{
 mod payload;
 use payload::{Code, ENTRY};
 
-/// What is on the host's side of a machine.
+/// Host side of a machine's console.
 struct Host {
     typed: PipeWriter,
     printed: PipeReader,
@@ -50,7 +50,7 @@ fn config(code: &Code, cpus: u8) -> (MachineConfig, Host) {
     (config, Host { typed, printed })
 }
 
-/// Runs a guest to its end: how it ended, and what it printed.
+/// Runs a guest to its end. Returns its outcome and its output.
 fn run(code: &Code, cpus: u8) -> (Outcome, String) {
     let (config, mut host) = config(code, cpus);
     let machine = Machine::new(config).unwrap();
@@ -60,7 +60,7 @@ fn run(code: &Code, cpus: u8) -> (Outcome, String) {
     (outcome, printed)
 }
 
-/// A guest that does not come to its end is stopped, so that its test fails and ends.
+/// Runs a machine, and stops one that does not end within 20 s, so that its test fails and ends.
 fn run_in_time(machine: Machine) -> Outcome {
     let stop = machine.stop_handle().unwrap();
     let (ended, wait) = std::sync::mpsc::channel::<()>();
@@ -106,7 +106,8 @@ fn string_instructions_move_each_element() {
         .raw(&[0xbe, 0, 0, 0x20, 0, 0xb9, text.len() as u8, 0, 0, 0])
         .port(0x3f8)
         .raw(&[0xf3, 0x6e])
-        // mov edi, 0x201000; mov ecx, 3; rep insw from a port that nobody has, then what came.
+        // mov edi, 0x201000; mov ecx, 3; rep insw from a port without a device, then the words
+        // read.
         .raw(&[0xbf, 0, 0x10, 0x20, 0, 0xb9, 3, 0, 0, 0])
         .port(0x1234)
         .raw(&[0x66, 0xf3, 0x6d])
@@ -276,7 +277,7 @@ fn what_is_typed_arrives() {
 #[test]
 fn a_spinning_guest_is_stopped_at_once() {
     require_kvm!();
-    // The others wait for a SIPI that never comes.
+    // The other CPUs wait for a SIPI that never comes.
     let (config, _host) = config(&Code::new().spin(), 4);
     let machine = Machine::new(config).unwrap();
     let stop = machine.stop_handle().unwrap();
@@ -365,7 +366,7 @@ fn more_memory_than_a_cpu_can_address_is_refused() {
 #[test]
 fn clocks_tell_time_without_the_hypervisors_help() {
     require_kvm!();
-    // in eax, dx; mov ebx, eax; in eax, dx; sub eax, ebx: how far the PM timer went.
+    // in eax, dx; mov ebx, eax; in eax, dx; sub eax, ebx: ticks of the PM timer between two reads.
     let code = Code::new()
         .port(0x608)
         .raw(&[0xed, 0x89, 0xc3, 0xed, 0x29, 0xd8])

@@ -1,4 +1,4 @@
-//! The network card against a driver that behaves, and one that does not.
+//! The network card with a correct driver and with a hostile one.
 mod net {
     mod control;
     #[allow(dead_code)]

@@ -1,4 +1,4 @@
-//! Once it serves, a worker allocates nothing, whatever passes.
+//! A serving worker allocates nothing, whatever frames pass.
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
@@ -13,7 +13,7 @@ mod driver;
 
 use driver::{HEADER, MAC, Rig, receive, transmit};
 
-/// Counts what threads other than the test's ask for.
+/// Allocator that counts the allocations of threads other than the test's.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -22,7 +22,7 @@ thread_local! {
     static IS_TEST: Cell<bool> = const { Cell::new(false) };
 }
 
-// SAFETY: all is handed to the system's allocator.
+// SAFETY: all calls are passed to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !IS_TEST.try_with(Cell::get).unwrap_or(true) {
@@ -41,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Frames both ways: short, long, merged, spilled, and refused ones.
+/// Passes frames both ways: short, long, merged, spilled, and refused ones.
 fn traffic(rig: &mut Rig, peer: &std::os::fd::OwnedFd) {
     for (round, bytes) in [60, 1_500, 9_000, 60, 30_000, 60, 60_000, 700]
         .into_iter()
@@ -69,7 +69,7 @@ fn a_worker_allocates_nothing_once_it_serves() {
     IS_TEST.set(true);
     for io in [IoMethod::Vectored, IoMethod::IoUring] {
         let (mut rig, peer) = Rig::on_socket(io, u64::MAX, 256);
-        // The workers have what they need when their first frame is through.
+        // The workers have allocated all they need when their first frame has passed.
         rig.send([0; HEADER], &[0; 60]);
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         assert!(before > 0, "a worker's own buffers are counted");

@@ -1,6 +1,6 @@
 //! `cargo xtask run`: the demonstration in its private world, or slipgate itself on this machine.
 
-use std::{convert::Infallible, os::unix::process::CommandExt, process::Command};
+use std::{convert::Infallible, os::unix::process::CommandExt, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result};
 use clap::{Arg, ArgMatches};
@@ -51,29 +51,18 @@ impl Run {
     }
 }
 
-/// As fast where packets are, and built in a fraction of a release's time.
-const PROFILE: &str = "quick";
-
 /// Builds, then becomes the program, so that signals and exit status are the program's own.
 pub(crate) fn run(workspace: &Workspace, what: &Run) -> Result<Infallible> {
     let is_demo = what.args.is_empty();
     compile::artefacts(workspace, || match is_demo {
-        true => {
-            setup::test_tools()?;
-            build(
-                workspace,
-                &["--package=slipgate-testbed", "--bin=slipgate-demo"],
-            )
-        }
+        true => setup::test_tools(),
         false => Ok(()),
     })?;
-    build(workspace, &["--package=slipgate"])?;
-    let folder = workspace.target.join(PROFILE);
-    let slipgate = folder.join("slipgate");
+    let slipgate = build_quick(workspace)?;
     if !is_demo {
         return become_program(privilege::as_root(&slipgate)?.args(&what.args));
     }
-    let demo = folder.join("slipgate-demo");
+    let demo = slipgate.with_file_name("slipgate-demo");
     let mut demo = privilege::as_root_with_environment(&demo)?;
     demo.env("SLIPGATE_BIN", slipgate);
     if let Some(guest) = &what.guest {
@@ -82,9 +71,18 @@ pub(crate) fn run(workspace: &Workspace, what: &Run) -> Result<Infallible> {
     become_program(&mut demo)
 }
 
-fn build(workspace: &Workspace, what: &[&str]) -> Result<()> {
-    let profile = ["build", "--profile", PROFILE];
-    run_to_end(workspace.cargo().args(profile).args(what))
+/// Builds slipgate, and the demonstration beside it, by the profile `quick`; slipgate's path. Always
+/// both: alone, each would have libraries with other features, and those are compiled anew.
+pub(crate) fn build_quick(workspace: &Workspace) -> Result<PathBuf> {
+    run_to_end(workspace.cargo().args([
+        "build",
+        "--profile=quick",
+        "--package=slipgate",
+        "--bin=slipgate",
+        "--package=slipgate-testbed",
+        "--bin=slipgate-demo",
+    ]))?;
+    Ok(workspace.target.join("quick/slipgate"))
 }
 
 /// Replaces xtask.

@@ -14,10 +14,10 @@ use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::{
-    compile, flag, fuzz, metadata, privilege, setup,
+    compile, flag, fuzz, metadata, privilege, run, setup,
     summary::Summary,
     words,
-    workspace::{Workspace, run, say},
+    workspace::{Workspace, run as run_to_end, say},
 };
 
 /// Which tests, and whether to look after the machine first.
@@ -93,16 +93,16 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
     }
 
     say("building the binary, another build of it, and the tests");
-    run(workspace
-        .cargo()
-        .args(["build", "--profile=quick", "--package=slipgate"]))?;
+    let slipgate = run::build_quick(workspace)?;
     // Upgrades go to it.
-    run(workspace.cargo().args(["build", "--package=slipgate"]))?;
+    run_to_end(workspace.cargo().args(["build", "--package=slipgate"]))?;
     for round in &rounds {
-        run(workspace
-            .cargo()
-            .args(["test", "--no-run"])
-            .args(packages(round)))?;
+        run_to_end(
+            workspace
+                .cargo()
+                .args(["test", "--no-run"])
+                .args(packages(round)),
+        )?;
     }
 
     let mut summary = Summary::default();
@@ -119,7 +119,7 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         }
         privilege::run_binaries_as_root(workspace, &mut cargo)?;
         cargo
-            .env("SLIPGATE_BIN", workspace.target.join("quick/slipgate"))
+            .env("SLIPGATE_BIN", &slipgate)
             .env(
                 "SLIPGATE_OTHER_BIN",
                 workspace.target.join("debug/slipgate"),

@@ -1,7 +1,8 @@
 use std::io::Write as _;
 
-use super::*;
-use crate::config::tests::config;
+use slipgate_policy::LoopbackPorts;
+
+use super::tests::config;
 
 /// The texts of what each policy of a command line lists.
 fn listed(flags: &str, file: &str) -> Result<Vec<Vec<String>>, String> {

@@ -1,11 +1,10 @@
 //! What `slipgate run` was told: the machine, and the NAT of its one VM.
-use std::path::PathBuf;
-
-use serde::Serialize;
+use slipgate_broker::config::{Config, MachineSpec, RunConfig, VmConfig, VmFlags};
+use slipgate_ipc::engine::OnExit;
 use slipgate_policy::document::{ConfigError, Limits, RuleFlag, check_name};
 
-use super::{Config, GuestNetwork, VmConfig, vm};
-use crate::args::{OnExit, RunArgs};
+use super::{checked, network, vm};
+use crate::args::RunArgs;
 
 /// Virtual CPUs at most.
 const MAX_CPUS: u32 = 32;
@@ -25,115 +24,68 @@ const TAP_PATTERN: &str = "sgvm%d";
 /// The guest's MAC, locally administered; all VMs may have the same.
 const GUEST_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x02];
 
-/// Everything `run` was told, checked.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct RunConfig {
-    pub(crate) machine: MachineSpec,
-    /// Of one VM, whose TAP is not there yet.
-    pub(crate) nat: Config,
-    /// Where to write how it ended.
-    pub(crate) report: Option<PathBuf>,
-}
-
-/// The machine.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub(crate) struct MachineSpec {
-    /// `None`: the built-in guest.
-    pub(crate) kernel: Option<PathBuf>,
-    pub(crate) initrd: Option<PathBuf>,
-    pub(crate) cmdline: String,
-    pub(crate) cpus: u8,
-    pub(crate) memory_mib: u64,
-    /// Queue pairs.
-    pub(crate) queues: u16,
-    #[serde(serialize_with = "mac_as_text")]
-    pub(crate) mac: [u8; 6],
-    /// The TAP's name, or a pattern with `%d` for the kernel to choose.
-    pub(crate) tap: String,
-    /// Whether the VM is called as its TAP.
-    #[serde(skip)]
-    named_by_tap: bool,
-}
-
-impl RunConfig {
-    /// Checks what was typed. `order`: the rule flags as typed, see [`RuleFlag::in_order`].
-    pub(crate) fn new(args: &RunArgs, order: Vec<RuleFlag>) -> Result<Self, ConfigError> {
-        let tap = match &args.tap {
-            Some(tap) => {
-                vm::check_tap("--tap", tap, tap)?;
-                if tap.contains('%') {
-                    let problem = "the kernel would put a number in the place of %";
-                    let remedy = "give a name, or leave --tap out";
-                    return Err(ConfigError::new("--tap", tap, problem, remedy));
-                }
-                // The VM may be called as it.
-                check_name("--tap", tap, tap)?;
-                tap.clone()
+/// Checks what was typed. `order`: the rule flags as typed, see [`super::rule_flags`].
+pub(crate) fn run(args: &RunArgs, order: Vec<RuleFlag>) -> Result<RunConfig, ConfigError> {
+    let tap = match &args.tap {
+        Some(tap) => {
+            vm::check_tap("--tap", tap, tap)?;
+            if tap.contains('%') {
+                let problem = "the kernel would put a number in the place of %";
+                let remedy = "give a name, or leave --tap out";
+                return Err(ConfigError::new("--tap", tap, problem, remedy));
             }
-            None => TAP_PATTERN.into(),
-        };
-        let name = match &args.name {
-            Some(name) => check_name("--name", name, name)?,
-            None => &tap,
-        };
-        if let (Some(initrd), None) = (&args.initrd, &args.kernel) {
-            let problem = "the built-in guest has no use for it";
-            let remedy = "give its --kernel too, or leave it out";
-            let initrd = initrd.display();
-            return Err(ConfigError::new("--initrd", initrd, problem, remedy));
+            // The VM may be called as it.
+            check_name("--tap", tap, tap)?;
+            tap.clone()
         }
-        let mac = match &args.mac {
-            Some(text) => Some(vm::mac("--mac", text, text)?),
-            None => None,
-        };
-        let cpus = in_range("--cpus", args.cpus, 1..=MAX_CPUS)? as u8;
-        let queues = args.queues.unwrap_or(args.cpus.min(MAX_QUEUES));
-        let machine = MachineSpec {
-            kernel: args.kernel.clone(),
-            initrd: args.initrd.clone(),
-            cmdline: cmdline(args)?,
-            cpus,
-            memory_mib: in_range("--memory", args.memory, MEMORY_MIB)?,
-            queues: in_range("--queues", queues, 1..=MAX_QUEUES)? as u16,
-            mac: mac.unwrap_or(GUEST_MAC),
-            named_by_tap: args.name.is_none(),
-            tap: tap.clone(),
-        };
-        let network = GuestNetwork::new(&args.nat)?;
-        let vm = VmConfig {
-            name: name.to_owned(),
-            tap,
-            mac,
-            ip: network.guest,
-            typed: vm::VmTyped::default(),
-            policy: 0,
-            limits: Limits::default(),
-        };
-        Ok(Self {
-            machine,
-            nat: Config {
-                new_vms: true,
-                // The VM ends with us: no flow has anybody to go on for.
-                ..Config::checked(&args.nat, network, vec![vm], OnExit::Detach, order)?
-            },
-            report: args.report.clone(),
-        })
+        None => TAP_PATTERN.into(),
+    };
+    let name = match &args.name {
+        Some(name) => check_name("--name", name, name)?,
+        None => &tap,
+    };
+    if let (Some(initrd), None) = (&args.initrd, &args.kernel) {
+        let problem = "the built-in guest has no use for it";
+        let remedy = "give its --kernel too, or leave it out";
+        let initrd = initrd.display();
+        return Err(ConfigError::new("--initrd", initrd, problem, remedy));
     }
-
-    /// Takes in the name that the TAP has got.
-    pub(crate) fn set_tap(&mut self, name: &str) {
-        self.machine.tap = name.to_owned();
-        for vm in &mut self.nat.vms {
-            vm.tap = name.to_owned();
-            if self.machine.named_by_tap {
-                vm.name = name.to_owned();
-            }
-        }
-    }
-}
-
-fn mac_as_text<S: serde::Serializer>(mac: &[u8; 6], to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(&mac.map(|byte| format!("{byte:02x}")).join(":"))
+    let mac = match &args.mac {
+        Some(text) => Some(vm::mac("--mac", text, text)?),
+        None => None,
+    };
+    let cpus = in_range("--cpus", args.cpus, 1..=MAX_CPUS)? as u8;
+    let queues = args.queues.unwrap_or(args.cpus.min(MAX_QUEUES));
+    let machine = MachineSpec {
+        kernel: args.kernel.clone(),
+        initrd: args.initrd.clone(),
+        cmdline: cmdline(args)?,
+        cpus,
+        memory_mib: in_range("--memory", args.memory, MEMORY_MIB)?,
+        queues: in_range("--queues", queues, 1..=MAX_QUEUES)? as u16,
+        mac: mac.unwrap_or(GUEST_MAC),
+        named_by_tap: args.name.is_none(),
+        tap: tap.clone(),
+    };
+    let network = network::parse(&args.nat)?;
+    let vm = VmConfig {
+        name: name.to_owned(),
+        tap,
+        mac,
+        ip: network.guest,
+        typed: VmFlags::default(),
+        policy: 0,
+        limits: Limits::default(),
+    };
+    Ok(RunConfig {
+        machine,
+        nat: Config {
+            new_vms: true,
+            // The VM ends with us: no flow has anybody to go on for.
+            ..checked(&args.nat, network, vec![vm], OnExit::Detach, order)?
+        },
+        report: args.report.clone(),
+    })
 }
 
 fn cmdline(args: &RunArgs) -> Result<String, ConfigError> {

@@ -16,7 +16,7 @@ fn config(words: &[&str]) -> Result<RunConfig, String> {
         panic!("not run");
     };
     let order = matches.subcommand_matches("run").expect("run");
-    RunConfig::new(&args, rule_flags(order)).map_err(|e| e.to_string())
+    super::run(&args, rule_flags(order)).map_err(|e| e.to_string())
 }
 
 #[track_caller]

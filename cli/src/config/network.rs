@@ -1,139 +1,31 @@
-//! The network that guests see: their address, the gateway, the DNS address.
+//! `--guest-ip`, `--gateway`, `--prefix`, `--mtu`: the network that guests see.
 use std::net::Ipv4Addr;
 
-use serde::{Deserialize, Serialize};
+use slipgate_broker::config::GuestNetwork;
+use slipgate_policy::document::{ConfigError, address};
 
-use super::ConfigError;
 use crate::args::NatArgs;
 
-/// The guests' network. Every VM has a network of its own that looks like this.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct GuestNetwork {
-    /// The guests' address, unless a VM has its own.
-    pub(crate) guest: Ipv4Addr,
-    /// The router, which answers ARP and ping; not the host.
-    pub(crate) gateway: Ipv4Addr,
-    /// The DNS server offered by DHCP.
-    pub(crate) dns: Ipv4Addr,
-    /// Bits.
-    pub(crate) prefix_len: u8,
-    /// L3 bytes; `None`: as the TAP has it.
-    pub(crate) mtu: Option<u32>,
+/// Checks what was typed.
+pub(super) fn parse(args: &NatArgs) -> Result<GuestNetwork, ConfigError> {
+    let guest = address("--guest-ip", &args.guest_ip)?;
+    let gateway = address("--gateway", &args.gateway)?;
+    let bits = gateway.to_bits();
+    let mut network = GuestNetwork {
+        guest,
+        gateway,
+        dns: gateway,
+        prefix_len: args.prefix,
+        mtu: args.mtu,
+    };
+    network.check_host("--gateway", &args.gateway, gateway)?;
+    // The DNS address is the first one after the gateway that is a host's and nobody's yet;
+    // in a network of two hosts the gateway itself must do.
+    network.dns = [1, 2]
+        .into_iter()
+        .filter_map(|step| bits.checked_add(step).map(Ipv4Addr::from_bits))
+        .find(|&a| a != guest && network.contains(a) && a != network.broadcast())
+        .unwrap_or(gateway);
+    network.check_guest("--guest-ip", guest)?;
+    Ok(network)
 }
-
-impl GuestNetwork {
-    pub(super) fn new(args: &NatArgs) -> Result<Self, ConfigError> {
-        let guest = address("--guest-ip", &args.guest_ip)?;
-        let gateway = address("--gateway", &args.gateway)?;
-        let bits = gateway.to_bits();
-        let mut network = Self {
-            guest,
-            gateway,
-            dns: gateway,
-            prefix_len: args.prefix,
-            mtu: args.mtu,
-        };
-        network.check_host("--gateway", &args.gateway, gateway)?;
-        // The DNS address is the first one after the gateway that is a host's and nobody's yet;
-        // in a network of two hosts the gateway itself must do.
-        network.dns = [1, 2]
-            .into_iter()
-            .filter_map(|step| bits.checked_add(step).map(Ipv4Addr::from_bits))
-            .find(|&a| a != guest && network.contains(a) && a != network.broadcast())
-            .unwrap_or(gateway);
-        network.check_guest("--guest-ip", guest)?;
-        Ok(network)
-    }
-
-    /// Whether an address can be a guest's.
-    pub(super) fn check_guest(
-        &self,
-        flag: &'static str,
-        guest: Ipv4Addr,
-    ) -> Result<(), ConfigError> {
-        self.check_host(flag, &guest.to_string(), guest)?;
-        if guest == self.gateway {
-            return Err(ConfigError::new(
-                flag,
-                guest,
-                "that is the gateway's address",
-                "give the guest another, or --gateway another",
-            ));
-        }
-        if guest == self.dns {
-            return Err(ConfigError::new(
-                flag,
-                guest,
-                format!(
-                    "that is the DNS server's address (the one after the gateway {})",
-                    self.gateway
-                ),
-                "give the guest another",
-            ));
-        }
-        Ok(())
-    }
-
-    pub(super) fn check_host(
-        &self,
-        flag: &'static str,
-        given: &str,
-        a: Ipv4Addr,
-    ) -> Result<(), ConfigError> {
-        if a.is_multicast() || a.is_loopback() || a.is_unspecified() || a.octets()[0] >= 240 {
-            return Err(ConfigError::new(
-                flag,
-                given,
-                "not a unicast address",
-                "give one like 10.0.2.15",
-            ));
-        }
-        if !self.contains(a) {
-            return Err(ConfigError::new(
-                flag,
-                given,
-                format!(
-                    "outside the gateway's network {}/{}",
-                    self.network(),
-                    self.prefix_len
-                ),
-                format!(
-                    "give one from {} to {}, or another --gateway and --prefix",
-                    Ipv4Addr::from_bits(self.network().to_bits() + 1),
-                    Ipv4Addr::from_bits(self.broadcast().to_bits() - 1)
-                ),
-            ));
-        }
-        if a == self.network() || a == self.broadcast() {
-            return Err(ConfigError::new(
-                flag,
-                given,
-                format!(
-                    "the first or the last address of {}/{}",
-                    self.network(),
-                    self.prefix_len
-                ),
-                "give one between them",
-            ));
-        }
-        Ok(())
-    }
-
-    fn mask(&self) -> u32 {
-        u32::MAX << (32 - u32::from(self.prefix_len))
-    }
-
-    pub(crate) fn network(&self) -> Ipv4Addr {
-        Ipv4Addr::from_bits(self.gateway.to_bits() & self.mask())
-    }
-
-    pub(crate) fn broadcast(&self) -> Ipv4Addr {
-        Ipv4Addr::from_bits(self.gateway.to_bits() | !self.mask())
-    }
-
-    fn contains(&self, a: Ipv4Addr) -> bool {
-        a.to_bits() & self.mask() == self.network().to_bits()
-    }
-}
-
-pub(super) use slipgate_policy::document::address;

@@ -1,8 +1,8 @@
 use std::io::Write as _;
 
-use super::*;
-use crate::config::tests::config;
 use slipgate_policy::Resolvers as Asked;
+
+use super::{tests::config, *};
 
 const FILE: &str = r#"
 default = "deny"

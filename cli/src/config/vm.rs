@@ -1,42 +1,10 @@
 //! `--vm name=a,tap=tap0[,mac=M][,ip=A][,max-flows=N][,policy=NAME]` and its short form `--tap tap0`.
-use std::net::Ipv4Addr;
-
-use serde::{Deserialize, Serialize};
 use slipgate_abi::portframe::is_port_device;
-
-use slipgate_policy::document::check_name;
-
-use super::{ConfigError, GuestNetwork, Limits, network};
+use slipgate_broker::config::{GuestNetwork, VmConfig, VmFlags};
+use slipgate_policy::document::{ConfigError, Limits, address, check_name};
 
 /// Longest name of a network device, bytes (IFNAMSIZ less the final zero).
 const MAX_IFNAME: usize = 15;
-
-/// One VM.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct VmConfig {
-    /// Unique name.
-    pub(crate) name: String,
-    /// The TAP that its VMM has open.
-    pub(crate) tap: String,
-    /// The guest's MAC; when given, frames from another are dropped.
-    pub(crate) mac: Option<[u8; 6]>,
-    /// The guest's address.
-    pub(crate) ip: Ipv4Addr,
-    /// What `--vm` says beside.
-    pub(crate) typed: VmTyped,
-    /// Place of its policy among the process's.
-    pub(crate) policy: u32,
-    /// What it may have.
-    #[serde(skip)]
-    pub(crate) limits: Limits,
-}
-
-/// What `--vm` says of policies and quotas.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct VmTyped {
-    pub(crate) policy: Option<String>,
-    pub(crate) max_flows: Option<u32>,
-}
 
 /// All VMs of the command line.
 pub(super) fn parse(
@@ -57,7 +25,7 @@ pub(super) fn parse(
             tap: tap.clone(),
             mac: None,
             ip: network.guest,
-            typed: VmTyped::default(),
+            typed: VmFlags::default(),
             policy: 0,
             limits: Limits::default(),
         };
@@ -138,7 +106,7 @@ fn parse_spec(spec: &str, network: &GuestNetwork) -> Result<VmConfig, ConfigErro
     let ip = match ip {
         None => network.guest,
         Some(text) => {
-            let ip = network::address("--vm", text)?;
+            let ip = address("--vm", text)?;
             network.check_guest("--vm", ip)?;
             ip
         }
@@ -161,7 +129,7 @@ fn parse_spec(spec: &str, network: &GuestNetwork) -> Result<VmConfig, ConfigErro
         tap: tap.to_owned(),
         mac,
         ip,
-        typed: VmTyped {
+        typed: VmFlags {
             policy: policy.map(str::to_owned),
             max_flows,
         },

@@ -2,20 +2,20 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use slipgate_ipc::client::{ClientAnswer, ClientRequest, ask};
 
-use super::is_nobodys;
 use crate::{
     args::ApplyArgs,
-    control_socket::{Answer, Request, ask},
-    show::{print_once, sockets, table::counted},
+    brokers::{ANOTHER_ANSWER, NOBODY, sockets},
+    show::{print_once, table::counted},
 };
 
 /// Has the one process here that is meant read its policy anew, or another file.
 pub(crate) fn run(args: &ApplyArgs) -> anyhow::Result<()> {
     let socket = socket(args)?;
     let file = args.file.as_deref().map(absolute).transpose()?;
-    match ask(&socket, &Request::Apply { file })? {
-        Answer::Applied { cut, kept, left } => {
+    match ask(&socket, ClientRequest::Apply { file })? {
+        ClientAnswer::Applied { cut, kept, left } => {
             let mut text = format!("in force: {} cut, {kept} go on", counted(cut, "flow"));
             if left > 0 {
                 text.push_str(&format!(
@@ -24,8 +24,8 @@ pub(crate) fn run(args: &ApplyArgs) -> anyhow::Result<()> {
             }
             print_once(&format!("{text}\n"))
         }
-        Answer::Error { error } => bail!("nothing has changed: {error}"),
-        _ => bail!("an answer to another question: the broker is of another version"),
+        ClientAnswer::Error { error } => bail!("nothing has changed: {error}"),
+        _ => bail!(ANOTHER_ANSWER),
     }
 }
 
@@ -41,13 +41,13 @@ fn absolute(file: &Path) -> anyhow::Result<PathBuf> {
 fn socket(args: &ApplyArgs) -> anyhow::Result<PathBuf> {
     let mut served: Vec<(PathBuf, Vec<String>)> = Vec::new();
     for socket in sockets(&args.pin_dir)? {
-        match ask(&socket, &Request::Vms) {
-            Ok(Answer::UnknownVm { served: vms }) => served.push((socket, vms)),
-            Ok(Answer::Error { error }) => bail!("{error}"),
-            Ok(_) => bail!("an answer to another question: the broker is of another version"),
+        match ask(&socket, ClientRequest::Vms) {
+            Ok(ClientAnswer::UnknownVm { served: vms }) => served.push((socket, vms)),
+            Ok(ClientAnswer::Error { error }) => bail!("{error}"),
+            Ok(_) => bail!(ANOTHER_ANSWER),
             // One that was killed has left it.
-            Err(e) if is_nobodys(&e) => {}
-            Err(e) => return Err(e),
+            Err(e) if e.is_nobodys() => {}
+            Err(e) => return Err(e.into()),
         }
     }
     let all = || {
@@ -55,7 +55,7 @@ fn socket(args: &ApplyArgs) -> anyhow::Result<PathBuf> {
         names.collect::<Vec<_>>().join("; ")
     };
     match (&args.vm, &served[..]) {
-        (_, []) => bail!(super::NOBODY),
+        (_, []) => bail!(NOBODY),
         (None, [(only, _)]) => Ok(only.clone()),
         (None, some) => bail!(
             "{} processes serve VMs here ({}): give --vm NAME for the one that is meant; each has \

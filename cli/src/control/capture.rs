@@ -16,12 +16,16 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::signalfd::SignalFd,
 };
-use userspace_nat::{engine::NotCaptured, record::RelayedId};
+use slipgate_ipc::{
+    client::{ClientAnswer, Target},
+    engine::EngineRequest,
+};
+use userspace_nat::{observe::NotCaptured, record::RelayedId};
 
-use super::{ask_each, cut::target, stop_signals};
+use super::{cut::target, stop_signals};
 use crate::{
     args::CaptureArgs,
-    control_socket::{Answer, Request, Target},
+    brokers::{ANOTHER_ANSWER, ask_each, of_engine},
     log::say,
 };
 
@@ -63,14 +67,14 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
         bail!("packets are no text for a terminal: give -o FILE, or pipe them to `tcpdump -nr -`");
     }
     let (ours, theirs) = UnixStream::pair().context("making a pair of sockets")?;
-    let request = Request::Capture {
-        what,
+    let capture = EngineRequest::Capture {
+        to: theirs.as_fd(),
         packets: args.count,
         seconds: args.seconds,
     };
-    match ask_each(&args.pin_dir, &request, Some(theirs.as_fd()))? {
-        Ok(Answer::Done) => {}
-        Ok(_) => bail!("an answer to another question: the broker is of another version"),
+    match ask_each(&args.pin_dir, &of_engine(what, capture))? {
+        Ok(ClientAnswer::Done) => {}
+        Ok(_) => bail!(ANOTHER_ANSWER),
         Err(asked) => return Err(asked.error(name)),
     }
     drop(theirs);

@@ -1,6 +1,6 @@
 use std::time::SystemTime;
 
-use userspace_nat::pcapng::{Link, Shot, Stream};
+use userspace_nat::observe::pcapng::{Link, Shot, Stream};
 
 use super::*;
 

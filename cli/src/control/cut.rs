@@ -1,11 +1,14 @@
 //! `slipgate cut`: flows end, now.
 use anyhow::bail;
+use slipgate_ipc::{
+    client::{ClientAnswer, Target},
+    engine::{EngineReply, EngineRequest},
+};
 use userspace_nat::record::FlowId;
 
-use super::ask_each;
 use crate::{
     args::CutArgs,
-    control_socket::{Answer, Request, Target},
+    brokers::{ask_each, of_engine},
     show::{print_once, table::counted},
 };
 
@@ -17,8 +20,10 @@ pub(crate) fn run(args: &CutArgs) -> anyhow::Result<()> {
     let vms = args.vm.iter().map(|name| Target::Vm(name.clone()));
     for what in named.chain(vms) {
         let (Target::Flow(name) | Target::Vm(name)) = what.clone();
-        match ask_each(&args.pin_dir, &Request::Cut { what }, None)? {
-            Ok(Answer::Cut { flows: more }) => flows += more,
+        match ask_each(&args.pin_dir, &of_engine(what, EngineRequest::Cut))? {
+            Ok(ClientAnswer::Engine {
+                reply: EngineReply::Cut { flows: more },
+            }) => flows += more,
             Ok(_) => failed.push(format!("{name}: an answer to another question")),
             Err(asked) => failed.push(asked.error(&name).to_string()),
         }

@@ -1,15 +1,22 @@
 //! `slipgate freeze` and `slipgate thaw`.
-use super::have_done;
-use crate::{args::VmArgs, control_socket::Request};
+use slipgate_ipc::{
+    client::{ClientRequest, Target},
+    engine::EngineRequest,
+};
+
+use crate::{
+    args::VmArgs,
+    brokers::{have_done, of_engine},
+};
 
 /// Drops everything from and to a VM from now on.
 pub(crate) fn freeze(args: &VmArgs) -> anyhow::Result<()> {
     let vm = args.vm.clone();
-    have_done(&args.pin_dir, &Request::Freeze { vm }, &args.vm)
+    have_done(&args.pin_dir, &ClientRequest::Freeze { vm }, &args.vm)
 }
 
 /// Lets it pass again.
 pub(crate) fn thaw(args: &VmArgs) -> anyhow::Result<()> {
-    let vm = args.vm.clone();
-    have_done(&args.pin_dir, &Request::Thaw { vm }, &args.vm)
+    let request = of_engine(Target::Vm(args.vm.clone()), EngineRequest::Thaw);
+    have_done(&args.pin_dir, &request, &args.vm)
 }

@@ -5,7 +5,6 @@ use slipgate_policy::tools::check::{summary, warnings};
 
 use super::compile;
 use crate::{
-    EXIT_USAGE,
     args::{CheckArgs, DEFAULT_GATEWAY},
     show::print_once,
 };
@@ -21,7 +20,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     text.push_str(&format!("{name}: {}\n", summary(&compiled, warnings.len())));
     print_once(&text)?;
     Ok(match args.strict && !warnings.is_empty() {
-        true => ExitCode::from(EXIT_USAGE),
+        true => ExitCode::from(slipgate_broker::EXIT_USAGE),
         false => ExitCode::SUCCESS,
     })
 }

@@ -3,54 +3,64 @@
 //! It receives descriptors and how to work, confines itself for good ([`crate::sandbox`]), and
 //! runs [`userspace_nat`]'s engine over the kernel's tables until the broker says stop or is gone.
 mod control;
+mod convert;
 mod kernel;
 mod port_io;
 
-use std::{collections::VecDeque, fs::File, os::fd::OwnedFd, rc::Rc};
+use std::{fs::File, rc::Rc};
 
 use anyhow::{Context as _, bail};
-use slipgate_abi::Protocol;
-use slipgate_control::{layout::MAPS, maps::SharedMaps};
+use slipgate_control::maps::SharedMaps;
+use slipgate_ipc::{
+    channel::{Channel, read_memory_file},
+    engine::{ForwardSocket, FromEngine, Start, ToEngine},
+};
+use slipgate_policy::PolicySet;
 use userspace_nat::{
     clock::SystemClock,
+    control::ControlMessage,
     dns,
-    engine::{ControlMessage, Engine, Forward, HostServices, Parts},
+    event_loop::{Engine, Parts},
     name_gate::{ByRules, Judge},
     record::{self, Background, FlowLog, Unwritten},
     relay::{self, Relay},
+    services::HostServices,
 };
 
 use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};
 use super::inherited;
-use crate::{
-    args::ChildArgs,
-    channel::{Channel, ForwardSocket, Start, ToBroker, ToEngine},
-    log, sandbox,
-};
+use crate::{args::ChildArgs, log, sandbox};
 
 /// Runs until the broker says stop.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
     let channel = Rc::new(inherited::channel("engine", args.fd)?);
-    let Handed {
-        start,
-        mut fds,
-        forwards,
-    } = receive(&channel)?;
-    log::to_stderr(&start.log)?;
-
-    let mut next = || {
-        fds.pop_front()
-            .context("the broker sent too few descriptors")
-    };
-    let maps = (0..MAPS).map(|_| next()).collect::<Result<Vec<_>, _>>()?;
+    let (start, forwards) = receive(&channel)?;
+    let Start {
+        maps,
+        port,
+        flow_log,
+        pcap,
+        // The row is ours to the last.
+        locks: _locks,
+        owner_row,
+        epoch,
+        flow_log_events,
+        vms,
+        policies,
+        rule_base,
+        forward_texts,
+        resolvers,
+        nat_ports,
+        reserved_ports,
+        network,
+        log,
+    } = start;
+    log::to_stderr(&log)?;
     let maps = Rc::new(SharedMaps::from_fds(maps)?);
-    let port = PortIo::new(next()?);
-    let flow_log = start.flow_log.then(&mut next).transpose()?.map(File::from);
-    let pcap = start.pcap.then(&mut next).transpose()?.map(File::from);
-    // The rest are the owner's locks: the row is ours to the last.
-    let _locks = fds;
-    let policies = start.policies.compile()?;
+    let port = PortIo::new(port);
+    let (flow_log, pcap) = (flow_log.map(File::from), pcap.map(File::from));
+    let policies = PolicySet::from_bytes(&read_memory_file(policies)?)?;
 
     // A static binary draws from /dev/urandom, which can't be opened once we are confined. It is
     // opened at the first draw and kept.
@@ -78,7 +88,8 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         writer.set_file(Box::new(file));
         log_output = Some(writer.into());
     }
-    let log = FlowLog::to(log_output).of(start.flow_log_events);
+    let events = flow_log_events.into_iter().map(convert::event);
+    let log = FlowLog::to(log_output).of(events.collect());
     let pcap = pcap.zip(pcap_writer).map(|(file, mut writer)| {
         writer.set_file(Box::new(file));
         writer.into()
@@ -86,7 +97,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let judge = Judge::shared(policies);
     let names = Box::new(ByRules(judge.clone()));
     let parts = Parts {
-        datapath: KernelDatapath::new(maps, start.owner_row, start.epoch, channel.clone()),
+        datapath: KernelDatapath::new(maps, owner_row, epoch, channel.clone()),
         port,
         clock: SystemClock,
         control: BrokerChannel::new(channel.clone()),
@@ -99,11 +110,25 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
             }),
         ),
         judge,
-        rule_base: start.rule_base,
-        nat_ports: start.nat_ports.0..=start.nat_ports.1,
+        rule_base,
+        nat_ports: nat_ports.0..=nat_ports.1,
         log,
     };
-    let mut known = known(*start, forwards)?;
+    // What the engine is to know before it looks at the flows that are there.
+    let vms = convert::vms(vms).into_iter();
+    let mut known: Vec<_> = vms.map(ControlMessage::Vm).collect();
+    known.push(convert::network(network));
+    known.push(convert::reserved(reserved_ports));
+    known.push(convert::resolvers(resolvers));
+    let forwards = forwards.into_iter().map(convert::forward);
+    let forwards: Option<Vec<_>> = forwards.collect();
+    let (translated, relayed): (_, Vec<_>) = forwards
+        .context("a forward of no protocol")?
+        .into_iter()
+        .unzip();
+    known.push(ControlMessage::Forwards(translated));
+    known.push(ControlMessage::ForwardTexts(forward_texts));
+    known.extend(relayed.into_iter().map(ControlMessage::RelayForward));
     known.extend(pcap.map(ControlMessage::PcapOutput));
     let (mut engine, adoption) = Engine::start(parts, known, &recorded)?;
     tracing::debug!(?adoption, "the engine serves");
@@ -118,72 +143,24 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         tracing::info!("of a predecessor's flows {flows} ended: {why}");
     }
     let adopted = adoption.live as u64;
-    channel.send(&ToBroker::Ready { adopted }, &[])?;
+    channel.send(FromEngine::Ready { adopted })?;
     engine.run()?;
-    channel.send(&ToBroker::Stopped, &[])?;
+    channel.send(FromEngine::Stopped)?;
     Ok(())
 }
 
 /// What the broker sends at the start.
-struct Handed {
-    start: Box<Start>,
-    fds: VecDeque<OwnedFd>,
-    forwards: Vec<(ForwardSocket, OwnedFd)>,
-}
-
-fn receive(channel: &Channel) -> anyhow::Result<Handed> {
+fn receive(channel: &Channel) -> anyhow::Result<(Start, Vec<ForwardSocket>)> {
     let gone = "the broker is gone before it said how to work";
-    let Some((ToEngine::Start(start), fds)) = channel.receive()? else {
+    let Some(ToEngine::Start(start)) = channel.receive()? else {
         bail!(gone);
     };
-    let mut handed = Handed {
-        start,
-        fds: fds.into(),
-        forwards: Vec::new(),
-    };
+    let mut forwards = Vec::new();
     loop {
         match channel.receive()?.context(gone)? {
-            (ToEngine::Forwards(names), fds) if names.len() == fds.len() => {
-                handed.forwards.extend(names.into_iter().zip(fds));
-            }
-            (ToEngine::Begin, _) => return Ok(handed),
+            ToEngine::Forwards(some) => forwards.extend(some),
+            ToEngine::Begin => return Ok((*start, forwards)),
             _ => bail!("the broker said something else than how to work"),
         }
     }
-}
-
-/// What the engine is to know before it looks at the flows that are there.
-fn known(
-    start: Start,
-    forwards: Vec<(ForwardSocket, OwnedFd)>,
-) -> anyhow::Result<Vec<ControlMessage>> {
-    let mut messages: Vec<_> = start.vms.into_iter().map(ControlMessage::Vm).collect();
-    messages.push(control::routes(start.network));
-    messages.push(control::reserved(start.reserved_ports));
-    messages.push(control::resolvers(start.resolvers));
-    let mut kernel = Vec::new();
-    let mut relayed = Vec::new();
-    for (forward, socket) in forwards {
-        let protocol = Protocol::from_ip(forward.protocol).context("a forward of no protocol")?;
-        kernel.push(Forward {
-            protocol,
-            host: *forward.host.ip(),
-            host_port: forward.host.port(),
-            vm: forward.vm,
-            vm_row: forward.vm_row,
-            guest_port: forward.guest_port,
-            rule: forward.rule,
-        });
-        relayed.push(ControlMessage::RelayForward(relay::Forward {
-            vm: forward.vm,
-            protocol,
-            guest_port: forward.guest_port,
-            rule: forward.rule,
-            socket,
-        }));
-    }
-    messages.push(ControlMessage::Forwards(kernel));
-    messages.push(ControlMessage::ForwardTexts(start.forward_texts));
-    messages.extend(relayed);
-    Ok(messages)
 }

@@ -3,8 +3,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use anyhow::{Context as _, bail};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-
-use crate::channel::Channel;
+use slipgate_ipc::channel::Channel;
 
 /// Takes it over. `role`: the hidden command's name.
 pub(super) fn channel(role: &str, fd: i32) -> anyhow::Result<Channel> {

@@ -12,30 +12,36 @@ mod http;
 mod page;
 mod server;
 
-use std::{net::TcpListener, os::fd::OwnedFd};
+use std::net::TcpListener;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use slipgate_control::{layout::MAPS, maps::ReadOnlyMaps};
+use slipgate_ipc::metrics::{MetricsStart, ToMetrics};
 
 use super::inherited;
-use crate::{args::ChildArgs, channel::ToMetrics, log, sandbox::metrics as sandbox};
+use crate::{args::ChildArgs, log, sandbox::metrics as sandbox};
 
 /// Runs until the broker is gone.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
     let channel = inherited::channel("metrics", args.fd)?;
-    let Some((ToMetrics::Start(start), mut fds)) = channel.receive()? else {
+    let Some(ToMetrics::Start(start)) = channel.receive()? else {
         bail!("the broker is gone before it said what to show");
     };
-    log::to_stderr(&start.log)?;
-    let listener: OwnedFd = fds.pop().context("the broker sent no socket")?;
-    if fds.len() != MAPS {
-        bail!("the broker sent {} maps of {MAPS}", fds.len());
+    let MetricsStart {
+        maps,
+        listener,
+        owner_row,
+        log,
+    } = start;
+    log::to_stderr(&log)?;
+    if maps.len() != MAPS {
+        bail!("the broker sent {} maps of {MAPS}", maps.len());
     }
-    let maps = ReadOnlyMaps::from_fds(fds)?;
+    let maps = ReadOnlyMaps::from_fds(maps)?;
     let listener = TcpListener::from(listener);
     listener.set_nonblocking(true)?;
     sandbox::enter(broker, args.user)?;
     tracing::debug!("metrics are served");
-    server::Server::new(maps, start.owner_row, channel, listener).run()
+    server::Server::new(maps, owner_row, channel, listener).run()
 }

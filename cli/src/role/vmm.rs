@@ -5,9 +5,13 @@
 //! ([`crate::sandbox::vmm`]), makes the machine, and waits until the broker says that the TAP is
 //! served. Two threads are its own: the main one waits for the guest's end, the other one listens
 //! to the broker.
-use std::{collections::VecDeque, fs::File, os::fd::OwnedFd, sync::Arc};
+use std::{fs::File, sync::Arc};
 
 use anyhow::{Context as _, bail};
+use slipgate_ipc::{
+    channel::Channel,
+    vmm::{FromVmm, GuestEnd, ToVmm, VmmEnd, VmmStart},
+};
 use slipgate_vmm::{
     Counters, Machine, MachineConfig, MachineError, Outcome, SerialIo, StopHandle,
     boot::{BootInput, BootSource, Kernel},
@@ -16,12 +20,7 @@ use slipgate_vmm::{
 };
 
 use super::inherited;
-use crate::{
-    args::ChildArgs,
-    channel::{Channel, FromVmm, GuestEnd, ToVmm, VmmEnd, VmmStart},
-    log,
-    sandbox::vmm as sandbox,
-};
+use crate::{args::ChildArgs, log, sandbox::vmm as sandbox};
 
 /// The built-in guest: an ELF file with a PVH note; empty where the build had none to embed.
 static BUILT_IN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/slipgate-guest"));
@@ -48,21 +47,21 @@ fn unless_stub(image: &[u8]) -> anyhow::Result<&[u8]> {
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
     let channel = Arc::new(inherited::channel("vmm", args.fd)?);
-    let Some((ToVmm::Start(start), fds)) = channel.receive()? else {
+    let Some(ToVmm::Start(start)) = channel.receive()? else {
         bail!("the broker is gone before it said what to run");
     };
     log::to_stderr(&start.log)?;
     write_from_the_background();
     sandbox::enter(broker, args.user)?;
-    let machine = match make(&start, fds.into()) {
+    let machine = match make(*start) {
         Ok(machine) => machine,
         Err(e) => {
             let (flag, why) = (blamed_flag(&e), format!("{e:#}"));
-            channel.send(&FromVmm::Failed { flag, why }, &[])?;
+            channel.send(FromVmm::Failed { flag, why })?;
             return Ok(());
         }
     };
-    channel.send(&FromVmm::Ready, &[])?;
+    channel.send(FromVmm::Ready)?;
     if !await_go(&channel)? {
         return Ok(());
     }
@@ -81,7 +80,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         counters: serde_json::to_value(counters)?,
         ran_us,
     };
-    channel.send(&FromVmm::Ended(Box::new(end)), &[])?;
+    channel.send(FromVmm::Ended(Box::new(end)))?;
     Ok(())
 }
 
@@ -98,32 +97,25 @@ fn write_from_the_background() {
     let _ = unsafe { nix::sys::signal::signal(nix::sys::signal::Signal::SIGTTOU, ignored) };
 }
 
-fn make(start: &VmmStart, mut fds: VecDeque<OwnedFd>) -> anyhow::Result<Machine> {
-    let mut next = || {
-        fds.pop_front()
-            .context("the broker sent too few descriptors")
-    };
-    let (kvm, input, output) = (next()?, next()?, next()?);
+fn make(start: VmmStart) -> anyhow::Result<Machine> {
     let kernel = match start.kernel {
-        true => Kernel::File(File::from(next()?)),
-        false => Kernel::Bytes(built_in_guest()?),
+        Some(image) => Kernel::File(File::from(image)),
+        None => Kernel::Bytes(built_in_guest()?),
     };
-    let initrd = start.initrd.then(next).transpose()?.map(File::from);
-    let taps = fds.into();
     Ok(Machine::new(MachineConfig {
         cpus: start.cpus,
         memory_bytes: start.memory_bytes,
         boot: BootSource {
             kernel,
-            initrd,
-            cmdline: start.cmdline.clone(),
+            initrd: start.initrd.map(File::from),
+            cmdline: start.cmdline,
         },
-        net: Some(NetConfig::new(start.mac, start.mtu, taps)),
+        net: Some(NetConfig::new(start.mac, start.mtu, start.taps)),
         serial: SerialIo {
-            input: Some(input),
-            output,
+            input: Some(start.input),
+            output: start.output,
         },
-        kvm,
+        kvm: start.kvm,
         threads: Arc::new(|kind| sandbox::narrow(sandbox::Thread::Of(kind))),
     })?)
 }
@@ -145,10 +137,10 @@ fn blamed_flag(error: &anyhow::Error) -> Option<String> {
 fn await_go(channel: &Channel) -> anyhow::Result<bool> {
     loop {
         match channel.receive()? {
-            Some((ToVmm::Go, _)) => return Ok(true),
-            Some((ToVmm::Stop, _)) | None => return Ok(false),
+            Some(ToVmm::Go) => return Ok(true),
+            Some(ToVmm::Stop) | None => return Ok(false),
             // Nothing is counted yet.
-            Some((ToVmm::Start(_) | ToVmm::Counters { .. }, _)) => {}
+            Some(ToVmm::Start(_) | ToVmm::Counters { .. }) => {}
         }
     }
 }
@@ -160,14 +152,14 @@ fn listen(channel: Arc<Channel>, counters: Arc<Counters>, stop: StopHandle) -> a
     let listen = move || {
         loop {
             match channel.receive::<ToVmm>() {
-                Ok(Some((ToVmm::Counters { request }, _))) => {
+                Ok(Some(ToVmm::Counters { id })) => {
                     let counters = serde_json::to_value(counters.snapshot()).unwrap_or_default();
                     // It does not wait: an answer that finds no room is one that nobody reads.
-                    let _ = channel.try_send(&FromVmm::Counters { request, counters });
+                    let _ = channel.try_send(FromVmm::Counters { id, counters });
                 }
-                Ok(Some((ToVmm::Start(_) | ToVmm::Go, _))) => {}
+                Ok(Some(ToVmm::Start(_) | ToVmm::Go)) => {}
                 // The broker's end is ours.
-                Ok(Some((ToVmm::Stop, _)) | None) | Err(_) => return stop.stop(),
+                Ok(Some(ToVmm::Stop) | None) | Err(_) => return stop.stop(),
             }
         }
     };

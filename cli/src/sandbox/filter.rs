@@ -1,10 +1,8 @@
 //! The engine's seccomp filters: what its event loop needs.
 use seccompiler::SeccompRule;
+use slipgate_broker::privileges::ConfinementError;
 
-use super::{
-    SandboxError,
-    rules::{Compiled, Filters, Rules, equal, masked, of_a_loop, rule},
-};
+use super::rules::{Compiled, Filters, Rules, equal, masked, of_a_loop, rule};
 
 /// Commands of bpf(2): look up, update, delete, next key, look up a batch; nothing that loads,
 /// attaches or makes. Numbers from `enum bpf_cmd`, <linux/bpf.h>.
@@ -29,8 +27,7 @@ const ALWAYS: &[libc::c_long] = &[
     libc::SYS_getsockopt,
     libc::SYS_getsockname,
     libc::SYS_fstat,
-    // waiting, and whether stderr is read
-    libc::SYS_ppoll,
+    // waiting
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
@@ -38,11 +35,11 @@ const ALWAYS: &[libc::c_long] = &[
 
 /// Older forms that only this architecture has.
 #[cfg(target_arch = "x86_64")]
-const ALWAYS_HERE: &[libc::c_long] = &[libc::SYS_epoll_wait, libc::SYS_poll];
+const ALWAYS_HERE: &[libc::c_long] = &[libc::SYS_epoll_wait];
 #[cfg(not(target_arch = "x86_64"))]
 const ALWAYS_HERE: &[libc::c_long] = &[];
 
-pub(super) fn compile() -> Result<Filters, SandboxError> {
+pub(super) fn compile() -> Result<Filters, ConfinementError> {
     Filters::compile(allow_list())
 }
 

@@ -2,9 +2,10 @@
 //! broker, and nothing else. It opens no file, makes no socket and reaches no map but by memory
 //! that it has already, for reading.
 use nix::unistd::Pid;
+use slipgate_broker::privileges::ConfinementError;
 
 use super::{
-    SandboxError, give_up_privileges,
+    give_up_privileges,
     rules::{Filters, of_a_loop},
 };
 
@@ -27,19 +28,11 @@ const ALWAYS: &[libc::c_long] = &[
     // a large message, in a file of memory
     libc::SYS_lseek,
     libc::SYS_fstat,
-    // waiting
-    libc::SYS_ppoll,
 ];
 
-/// Older forms that only this architecture has.
-#[cfg(target_arch = "x86_64")]
-const ALWAYS_HERE: &[libc::c_long] = &[libc::SYS_poll];
-#[cfg(not(target_arch = "x86_64"))]
-const ALWAYS_HERE: &[libc::c_long] = &[];
-
 /// Confines the calling process for good. `broker`: the parent, whose death ends us. `user`: what it is from now on.
-pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), SandboxError> {
-    let filters = Filters::compile(of_a_loop(ALWAYS.iter().chain(ALWAYS_HERE)))?;
+pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), ConfinementError> {
+    let filters = Filters::compile(of_a_loop(ALWAYS))?;
     give_up_privileges(broker, user, FILES)?;
     filters.apply()
 }

@@ -5,8 +5,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
 };
-
-use super::SandboxError;
+use slipgate_broker::privileges::ConfinementError;
 
 pub(super) type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 pub(super) type Compiled<T> = Result<T, seccompiler::BackendError>;
@@ -18,6 +17,9 @@ pub(super) const BY_ITSELF: &[libc::c_long] = &[
     libc::SYS_nanosleep,
     libc::SYS_clock_nanosleep,
     libc::SYS_sched_yield,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    libc::SYS_ppoll,
     // memory
     libc::SYS_munmap,
     libc::SYS_mremap,
@@ -61,29 +63,20 @@ pub(super) struct Filters {
 }
 
 impl Filters {
-    pub(super) fn compile(list: Compiled<Rules>) -> Result<Self, SandboxError> {
+    pub(super) fn compile(list: Compiled<Rules>) -> Result<Self, ConfinementError> {
         let list =
             list.and_then(|rules| program(rules, SeccompAction::KillProcess, SeccompAction::Allow));
-        // The one call that opens a file by name and has its flags in a register.
-        let calls = FOR_A_BACKTRACE.iter().chain(&[libc::SYS_openat]);
-        let refused = program(
-            calls.map(|&call| (call, Vec::new())).collect(),
-            SeccompAction::Allow,
-            SeccompAction::Errno(libc::EACCES as u32),
-        );
         Ok(Self {
             list: list.map_err(broken)?,
-            refused: refused.map_err(broken)?,
+            refused: nothing_by_name().map_err(broken)?,
         })
     }
 
     /// For all threads, for good.
-    pub(super) fn apply(&self) -> Result<(), SandboxError> {
+    pub(super) fn apply(&self) -> Result<(), ConfinementError> {
         for filter in [&self.refused, &self.list] {
-            seccompiler::apply_filter_all_threads(filter).map_err(|e| SandboxError {
-                step: "seccomp filter",
-                source: io::Error::other(e),
-            })?;
+            seccompiler::apply_filter_all_threads(filter)
+                .map_err(|e| ConfinementError::new("seccomp filter", io::Error::other(e)))?;
         }
         Ok(())
     }
@@ -115,11 +108,26 @@ pub(super) fn of_a_loop<'a>(always: impl IntoIterator<Item = &'a libc::c_long>) 
     Ok(rules)
 }
 
-pub(super) fn broken(e: seccompiler::BackendError) -> SandboxError {
-    SandboxError {
-        step: "compiling the seccomp filter",
-        source: io::Error::other(e),
-    }
+/// Calls that libraries make on their own account and do without are answered by an error.
+pub(super) fn soft<'c>(
+    calls: impl IntoIterator<Item = &'c libc::c_long>,
+    errno: i32,
+) -> Compiled<BpfProgram> {
+    let rules = calls.into_iter().map(|&call| (call, Vec::new())).collect();
+    let refuse = SeccompAction::Errno(errno as u32);
+    program(rules, SeccompAction::Allow, refuse)
+}
+
+/// Refuses what opens a file by name and has its flags in a register, and [`FOR_A_BACKTRACE`].
+pub(super) fn nothing_by_name() -> Compiled<BpfProgram> {
+    soft(
+        FOR_A_BACKTRACE.iter().chain(&[libc::SYS_openat]),
+        libc::EACCES,
+    )
+}
+
+pub(super) fn broken(e: seccompiler::BackendError) -> ConfinementError {
+    ConfinementError::new("compiling the seccomp filter", io::Error::other(e))
 }
 
 pub(super) fn program(

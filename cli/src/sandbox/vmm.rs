@@ -13,13 +13,14 @@ use std::io;
 
 use nix::unistd::Pid;
 use seccompiler::{BpfProgram, SeccompAction};
+use slipgate_broker::privileges::ConfinementError;
 use slipgate_vmm::ThreadKind;
 
 use super::{
-    SandboxError, give_up_privileges,
+    give_up_privileges,
     rules::{
         BY_ITSELF, Compiled, FOR_A_BACKTRACE, Rules, broken, equal, masked, no_new_code,
-        own_signals, program, rule,
+        nothing_by_name, own_signals, program, rule, soft,
     },
 };
 
@@ -39,10 +40,10 @@ pub(crate) enum Thread {
 
 /// Confines the calling process for good. `broker`: the parent, whose death ends us. `user`: what it
 /// is from now on.
-pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), SandboxError> {
-    let not_by_name = FOR_A_BACKTRACE.iter().chain(&[libc::SYS_openat]);
+pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), ConfinementError> {
     let filters = [
-        soft(not_by_name, libc::EACCES),
+        nothing_by_name(),
+        // Making a thread in the way whose flags no filter can see.
         soft(&[libc::SYS_clone3], libc::ENOSYS),
         hard(Calls::making()),
     ];
@@ -59,20 +60,9 @@ pub(crate) fn narrow(thread: Thread) -> io::Result<()> {
     apply(&filter).map_err(io::Error::other)
 }
 
-fn apply(filter: &BpfProgram) -> Result<(), SandboxError> {
-    seccompiler::apply_filter(filter).map_err(|e| SandboxError {
-        step: "seccomp filter",
-        source: io::Error::other(e),
-    })
-}
-
-/// Calls that libraries make on their own account and do without: opening a file for reading
-/// (time zones, memory tuning, a backtrace's names), and making a thread in the way whose flags no
-/// filter can see.
-fn soft<'c>(calls: impl IntoIterator<Item = &'c libc::c_long>, errno: i32) -> Compiled<BpfProgram> {
-    let rules = calls.into_iter().map(|&call| (call, Vec::new())).collect();
-    let refuse = SeccompAction::Errno(errno as u32);
-    program(rules, SeccompAction::Allow, refuse)
+fn apply(filter: &BpfProgram) -> Result<(), ConfinementError> {
+    seccompiler::apply_filter(filter)
+        .map_err(|e| ConfinementError::new("seccomp filter", io::Error::other(e)))
 }
 
 /// Anything that is not listed ends the process.
@@ -143,8 +133,6 @@ const EVERYBODY: &[libc::c_long] = &[
     libc::SYS_close,
     libc::SYS_fstat,
     // waiting
-    libc::SYS_poll,
-    libc::SYS_ppoll,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,

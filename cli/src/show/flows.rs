@@ -5,10 +5,8 @@ use std::{cmp::Reverse, collections::BTreeSet, net::SocketAddrV4};
 use serde::Serialize;
 use slipgate_abi::{Protocol, Verdict, slot::SlotFlags, vm::VmFlags};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
-use userspace_nat::{
-    engine::LiveRelayed,
-    record::{FlowId, Id},
-};
+use slipgate_ipc::engine::LiveRelayed;
+use userspace_nat::record::{FlowId, Id, RelayedId};
 
 use super::{
     names, now_ns, open, print, served,
@@ -116,7 +114,10 @@ impl Flow {
     fn relayed(flow: &LiveRelayed, frozen: bool) -> Self {
         let shown = |at: SocketAddrV4| at.to_string();
         Self {
-            id: FlowId::Relayed(flow.id),
+            id: FlowId::Relayed(RelayedId {
+                run: flow.id.run,
+                number: flow.id.number,
+            }),
             vm: flow.vm.clone(),
             proto: Protocol::from_ip(flow.protocol).map_or("", Protocol::name),
             guest: shown(flow.guest),

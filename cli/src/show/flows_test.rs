@@ -147,7 +147,7 @@ fn flows_are_filtered_and_sorted() {
 fn a_relayed_flow_has_the_fields_that_it_has() {
     let at = |text: &str| text.parse().unwrap();
     let flow = LiveRelayed {
-        id: userspace_nat::record::RelayedId {
+        id: slipgate_ipc::engine::RelayedId {
             run: 0xabc,
             number: 7,
         },

@@ -5,14 +5,15 @@ use std::{
     path::Path,
 };
 
-use userspace_nat::{
-    engine::{LiveRelayed, NamesPage, RelayedCounts},
-    name_gate::NameCounts,
-    record::RefusedSample,
+use slipgate_ipc::{
+    client::{ClientAnswer, ClientRequest, ask},
+    engine::{
+        EngineInventory, EngineReply, EngineRequest, LiveRelayed, NameCounts, RefusedSample,
+        RelayedCounts,
+    },
 };
 
-use super::sockets;
-use crate::control_socket::{Answer, Request, ask};
+use crate::brokers::sockets;
 
 /// Pages read of one engine at most: far more than a full table has.
 const MOST_PAGES: usize = 4_096;
@@ -38,10 +39,17 @@ pub(crate) fn ask_all(pin_dir: &Path) -> Known {
     for socket in sockets(pin_dir).unwrap_or_default() {
         let mut from = 0;
         for _ in 0..MOST_PAGES {
-            let Ok(Answer::Names { page }) = ask(&socket, &Request::Names { from }) else {
+            let request = ClientRequest::Engine {
+                about: None,
+                ask: EngineRequest::Inventory { from },
+            };
+            let Ok(ClientAnswer::Engine {
+                reply: EngineReply::Inventory(page),
+            }) = ask(&socket, request)
+            else {
                 break;
             };
-            let NamesPage {
+            let EngineInventory {
                 vms,
                 refused,
                 flows,

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 use slipgate_abi::{Counter, DropCounters, DropReason, Refusal, VmCounters, vm::VmFlags};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
-use userspace_nat::{engine::RelayedCounts, name_gate::NameCounts, record::RefusedSample};
+use slipgate_ipc::engine::{NameCounts, RefusedSample, RelayedCounts};
 
 use self::links::Links;
 pub(crate) use self::rules::RefusedBy;

@@ -7,18 +7,17 @@ use std::{
 
 use anyhow::bail;
 use slipgate_abi::Protocol;
-use slipgate_policy::{NamePattern, wire};
-
-use slipgate_policy::one_line;
+use slipgate_ipc::{
+    client::{ClientAnswer, Target},
+    engine::{EngineReply, EngineRequest, FlowQuestion, WhyAnswer},
+};
+use slipgate_policy::{NamePattern, document::ConfigError, one_line, wire};
 
 use super::print_once;
 use crate::{
     args::{Proto, WhyArgs},
-    channel::{WhyAnswer, WhyQuestion},
-    control::ask_each,
-    control_socket::{Answer, Request},
+    brokers::{ANOTHER_ANSWER, ask_each, of_engine},
 };
-use slipgate_policy::document::ConfigError;
 
 /// For scripts: the flow would be refused. 1 is an error, 2 a command line that can't be used.
 const EXIT_REFUSED: u8 = 3;
@@ -31,8 +30,7 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<ExitCode> {
         Proto::Icmp => Protocol::Icmp,
     };
     let (host, port) = destination(&args.destination, protocol)?;
-    let mut question = WhyQuestion {
-        vm: args.vm.clone(),
+    let mut question = FlowQuestion {
         address: Ipv4Addr::UNSPECIFIED,
         port,
         protocol: protocol as u8,
@@ -80,10 +78,13 @@ fn text(answer: &WhyAnswer) -> String {
 }
 
 /// Several brokers may serve VMs here; the one that serves this VM answers.
-fn ask(args: &WhyArgs, question: WhyQuestion) -> anyhow::Result<WhyAnswer> {
-    match ask_each(&args.pin_dir, &Request::Why(question), None)? {
-        Ok(Answer::Why(answer)) => Ok(answer),
-        Ok(_) => bail!("an answer to another question: the broker is of another version"),
+fn ask(args: &WhyArgs, question: FlowQuestion) -> anyhow::Result<WhyAnswer> {
+    let request = of_engine(Target::Vm(args.vm.clone()), EngineRequest::Why(question));
+    match ask_each(&args.pin_dir, &request)? {
+        Ok(ClientAnswer::Engine {
+            reply: EngineReply::Why(answer),
+        }) => Ok(answer),
+        Ok(_) => bail!(ANOTHER_ANSWER),
         Err(asked) => Err(asked.error(&args.vm)),
     }
 }

@@ -2,12 +2,12 @@
 use std::collections::{BTreeSet, HashMap};
 
 use ratatui::crossterm::event::{KeyCode, KeyModifiers};
+use slipgate_ipc::client::Target;
 use userspace_nat::record::FlowId;
 
 use super::target;
 use crate::{
     args::TopOrder,
-    control_socket::Request,
     show::{flows::Flow, stats::VmStats},
 };
 
@@ -41,7 +41,18 @@ pub(super) enum Action {
     Nothing,
     Quit,
     /// Of the broker; and what it is about, in words.
-    Ask(Request, String),
+    Ask(Change, String),
+}
+
+/// What a broker is asked to change.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// A flow is to end.
+    Cut(Target),
+    /// Nothing of a VM is to pass.
+    Freeze(String),
+    /// It is to pass again.
+    Thaw(String),
 }
 
 #[derive(Debug)]
@@ -263,9 +274,9 @@ impl State {
             return Action::Nothing;
         };
         let flow = flows[at];
-        let what = target(flow);
+        let what = Change::Cut(target(flow));
         let words = format!("{} of {} to {}", flow.proto, flow.vm, peer(flow));
-        Action::Ask(Request::Cut { what }, words)
+        Action::Ask(what, words)
     }
 
     /// The VM of the selected flow; where none is, as of a VM that is frozen for long, the only VM
@@ -282,8 +293,8 @@ impl State {
         };
         let words = vm.clone();
         match self.is_frozen(&vm) {
-            true => Action::Ask(Request::Thaw { vm }, words),
-            false => Action::Ask(Request::Freeze { vm }, words),
+            true => Action::Ask(Change::Thaw(vm), words),
+            false => Action::Ask(Change::Freeze(vm), words),
         }
     }
 }

@@ -26,6 +26,7 @@
 pub mod cell;
 pub mod checksum;
 pub mod count;
+pub mod datapath;
 pub mod forward;
 pub mod handshake;
 pub mod ids;

@@ -1,14 +1,15 @@
-//! Puts programs on interfaces, and takes them off.
+//! Attachment of programs to interfaces.
 //!
 //! # Theory of operation
 //!
-//! An attachment outlives its maker: it is a pin named `<program>-<ifindex>`. By tcx (Linux 6.6)
-//! and XDP the pin is the link's, and replacing is a link update. By clsact there is no link: the
-//! filter has a fixed priority and handle, so that anybody can replace or remove it, and the pin
-//! (`<program>-<ifindex>-clsact`) is the program's, as a note that the filter is there.
+//! An attachment outlives the process that made it: it is a pin named `<program>-<ifindex>`. With
+//! tcx (Linux 6.6) and XDP the pin is that of the link, and a replacement is a link update. With
+//! clsact there is no link: the filter has a fixed priority and handle, so that any process can
+//! replace or remove it, and the pin (`<program>-<ifindex>-clsact`) is that of the program, as a
+//! record of the filter.
 //!
-//! A link whose interface is gone stays pinned, defunct (its ifindex reads 0). Ifindexes come
-//! again, so an attachment is looked at before it is trusted.
+//! A link whose interface is gone stays pinned, defunct (its ifindex reads 0). Ifindexes are
+//! reused, so an attachment is verified before it is trusted.
 
 pub(crate) mod clsact;
 pub(crate) mod link;
@@ -17,25 +18,26 @@ use std::{fs, os::fd::BorrowedFd};
 
 use crate::{Error, Paths, Result, bpf, device::Device};
 
-/// The programs.
+/// A BPF program of slipgate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Program {
-    /// TC ingress of a guest's TAP.
+    /// TC ingress of a guest's TAP: handles the packets that the guest sends.
     GuestEgress,
-    /// TC ingress of a guest's TAP, behind all others: drops.
+    /// Fallback at TC ingress of a guest's TAP, last in order: drops everything if `guest_egress`
+    /// was detached.
     GuestShut,
     /// TC ingress of an uplink with L2 headers.
     UplinkIngress,
-    /// TC ingress of an uplink without.
+    /// TC ingress of an uplink without L2 headers.
     UplinkIngressL3,
     /// TC ingress of the engine port.
     EnginePort,
-    /// XDP: drops early.
+    /// XDP: drops packets from the uplink early.
     Guard,
 }
 
 impl Program {
-    /// Every program.
+    /// Every program, in the order of declaration.
     pub const ALL: [Self; 6] = [
         Self::GuestEgress,
         Self::GuestShut,
@@ -45,7 +47,7 @@ impl Program {
         Self::Guard,
     ];
 
-    /// The one for an uplink with or without L2 headers.
+    /// Returns the program for an uplink with or without L2 headers.
     pub const fn uplink(has_l2: bool) -> Self {
         if has_l2 {
             Self::UplinkIngress
@@ -54,7 +56,7 @@ impl Program {
         }
     }
 
-    /// Its name in the object, which is its pin's.
+    /// Returns the program's name in the object, which is also its pin's.
     pub const fn name(self) -> &'static str {
         match self {
             Self::GuestEgress => "guest_egress",
@@ -70,38 +72,38 @@ impl Program {
 /// How a TC program is attached.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Hook {
-    /// A link, first in the chain ([`Program::GuestShut`]: last); Linux 6.6.
+    /// A tcx link, first in the chain ([`Program::GuestShut`]: last); Linux 6.6.
     Tcx,
-    /// A filter of the clsact qdisc.
+    /// A filter of the clsact qdisc, for older kernels.
     Clsact,
 }
 
 /// How an XDP program is attached.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum XdpMode {
-    /// In the driver, before an skb is made.
+    /// In the driver, before an skb is allocated.
     Native,
-    /// In the stack, for drivers without XDP.
+    /// In the network stack, for drivers without XDP.
     Generic,
 }
 
-/// How an attachment found in the pins is made.
+/// Kind of a pinned attachment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AttachedBy {
     /// A pinned link: tcx, or XDP for [`Program::Guard`].
     Link,
-    /// A clsact filter.
+    /// A filter of the clsact qdisc.
     Clsact,
 }
 
-/// An attachment.
+/// An attachment of a program to an interface.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Attached {
-    /// The program.
+    /// Program that is attached.
     pub program: Program,
-    /// The interface.
+    /// Index of the interface.
     pub ifindex: u32,
-    /// How.
+    /// Kind of the attachment.
     pub by: AttachedBy,
 }
 
@@ -132,7 +134,7 @@ impl Attached {
     }
 }
 
-/// The attachments that are pinned.
+/// Returns the pinned attachments.
 pub(crate) fn pinned(paths: &Paths) -> Result<Vec<Attached>> {
     let dir = &paths.pin_dir;
     let failed = || Error::os(format!("list {}", dir.display()));
@@ -144,7 +146,7 @@ pub(crate) fn pinned(paths: &Paths) -> Result<Vec<Attached>> {
     Ok(all)
 }
 
-/// Whether every interface that was attached to is gone, an engine port's among them, as far as links
+/// Whether every interface with an attachment is gone, an engine port's among them, as far as links
 /// tell.
 pub(crate) fn are_defunct(paths: &Paths) -> Result<bool> {
     let mut has_port = false;
@@ -154,7 +156,7 @@ pub(crate) fn are_defunct(paths: &Paths) -> Result<bool> {
                 return Ok(false);
             }
             AttachedBy::Link => has_port |= attached.program == Program::EnginePort,
-            // Beside a link of the same interface.
+            // Stands beside a link of the same interface.
             AttachedBy::Clsact if attached.program == Program::GuestShut => {}
             AttachedBy::Clsact => return Ok(false),
         }
@@ -162,14 +164,14 @@ pub(crate) fn are_defunct(paths: &Paths) -> Result<bool> {
     Ok(has_port)
 }
 
-/// The number that the kernel knows a program by.
+/// Returns the kernel's id of a program.
 pub(crate) fn program_id(fd: BorrowedFd<'_>) -> Result<u32> {
     bpf::prog_info(fd)
         .map(|info| info.id)
         .map_err(Error::os("ask for a program's id"))
 }
 
-/// Names program and interface in an error of a system call.
+/// Adds the program and the interface to an error of a system call.
 pub(crate) fn explain(error: Error, program: Program, ifindex: u32) -> Error {
     let name = Device::with_index(ifindex).map_or_else(
         |_| format!("ifindex {ifindex} (gone)"),

@@ -6,7 +6,7 @@ use crate::{
     testing::{attached_at, datapath, in_netns, make_tap, options, run},
 };
 
-/// What the kernel says runs at an interface's XDP.
+/// Returns the programs at an interface's XDP hook, as the kernel lists them.
 fn programs_at(interface: &str) -> String {
     run(&format!("bpftool net show dev {interface}"))
 }
@@ -93,7 +93,7 @@ fn clsact_attaches_once_replaces_and_detaches() {
         for part in ["pref 1 ", "handle 0x5347", "direct-action"] {
             assert!(shown.contains(part), "`{part}` in: {shown}");
         }
-        // Somebody else's filter stays when ours goes.
+        // Another program's filter stays when ours is removed.
         let theirs = datapath.paths().pin("uplink_ingress");
         run(&format!(
             "tc filter add dev t0 ingress pref 7 bpf da pinned {}",

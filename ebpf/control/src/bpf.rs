@@ -1,6 +1,7 @@
 //! The `bpf(2)` commands that aya lacks or hides, each as one function over descriptors.
 //!
-//! Those on maps work in a process without any capability, on descriptors it was handed.
+//! The commands on maps work without any capability, on descriptors that were passed to the
+//! process.
 
 use std::{
     ffi::CString,
@@ -18,7 +19,7 @@ use aya_obj::generated::{
     bpf_prog_info,
 };
 
-/// Where bpffs is expected.
+/// Usual mount point of bpffs.
 pub const BPFFS: &str = "/sys/fs/bpf";
 
 fn call(cmd: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i64> {
@@ -63,7 +64,7 @@ pub(crate) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
     call(bpf_cmd::BPF_OBJ_GET, &mut attr).map(owned)
 }
 
-/// Pins an object.
+/// Pins an object at a path.
 pub(crate) fn obj_pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = c_path(path)?;
     let mut attr = zeroed();
@@ -83,22 +84,22 @@ fn info<T>(fd: BorrowedFd<'_>) -> io::Result<T> {
     Ok(info)
 }
 
-/// Type, sizes, id of a map.
+/// Returns type, sizes and id of a map.
 pub(crate) fn map_info(fd: BorrowedFd<'_>) -> io::Result<bpf_map_info> {
     info(fd)
 }
 
-/// Tag, id of a program.
+/// Returns tag and id of a program.
 pub(crate) fn prog_info(fd: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
     info(fd)
 }
 
-/// Program id and target of a link.
+/// Returns program id and target of a link.
 pub(crate) fn link_info(fd: BorrowedFd<'_>) -> io::Result<bpf_link_info> {
     info(fd)
 }
 
-/// Where in a chain of programs.
+/// Position in a chain of programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
     First,
@@ -115,7 +116,7 @@ pub(crate) fn link_create_tcx(
     attr.link_create.__bindgen_anon_1.prog_fd = number(program);
     attr.link_create.__bindgen_anon_2.target_ifindex = ifindex;
     attr.link_create.attach_type = bpf_attach_type::BPF_TCX_INGRESS as u32;
-    // Before or after nobody in particular: an end of the chain.
+    // Relative to no program: an end of the chain.
     attr.link_create.flags = match place {
         Place::First => BPF_F_BEFORE,
         Place::Last => BPF_F_AFTER,
@@ -137,7 +138,7 @@ pub(crate) fn link_create_xdp(
     call(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(owned)
 }
 
-/// Puts another program under a link: no packet sees neither or both.
+/// Replaces the program of a link atomically: every packet meets exactly one of them.
 pub(crate) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = zeroed();
     attr.link_update.link_fd = number(link);
@@ -145,15 +146,15 @@ pub(crate) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     call(bpf_cmd::BPF_LINK_UPDATE, &mut attr).map(drop)
 }
 
-/// Takes a link off its target at once, whoever else holds it.
+/// Detaches a link from its target at once, even if other processes hold it.
 pub(crate) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = zeroed();
     attr.link_detach.link_fd = number(link);
     call(bpf_cmd::BPF_LINK_DETACH, &mut attr).map(drop)
 }
 
-/// The ids of the programs at an interface's tcx ingress, in the order in which they run; at most
-/// 64, which is all that the kernel lets there be.
+/// Returns the ids of the programs at an interface's tcx ingress, in the order in which they run;
+/// at most 64, which is the kernel's limit.
 pub(crate) fn tcx_programs(ifindex: u32) -> io::Result<Vec<u32>> {
     let mut ids = [0u32; 64];
     let mut attr = zeroed();
@@ -162,7 +163,7 @@ pub(crate) fn tcx_programs(ifindex: u32) -> io::Result<Vec<u32>> {
     attr.query.prog_ids = ids.as_mut_ptr() as u64;
     attr.query.__bindgen_anon_2.count = ids.len() as u32;
     match call(bpf_cmd::BPF_PROG_QUERY, &mut attr) {
-        // Nothing was ever attached there.
+        // No program was ever attached there.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(Vec::new()),
         other => other?,
     };
@@ -171,7 +172,7 @@ pub(crate) fn tcx_programs(ifindex: u32) -> io::Result<Vec<u32>> {
     Ok(ids[..count.min(ids.len())].to_vec())
 }
 
-/// What [`map_create`] makes.
+/// Properties of a map for [`map_create`].
 pub(crate) struct MapShape<'a> {
     pub(crate) name: &'a str,
     pub(crate) map_type: u32,
@@ -199,7 +200,7 @@ pub(crate) fn map_create(shape: &MapShape<'_>) -> io::Result<OwnedFd> {
     call(bpf_cmd::BPF_MAP_CREATE, &mut attr).map(owned)
 }
 
-/// Loads a program that takes no map: for trying what the kernel knows.
+/// Loads a program that uses no map, to test features of the kernel.
 pub(crate) fn prog_load(
     prog_type: u32,
     expected_attach_type: u32,
@@ -214,7 +215,7 @@ pub(crate) fn prog_load(
     call(bpf_cmd::BPF_PROG_LOAD, &mut attr).map(owned)
 }
 
-/// Looks a key up. `value` is filled when it returns true.
+/// Looks a key up. Returns true and fills `value` if the key exists.
 ///
 /// # Safety
 /// `key` and `value` point to as many bytes as the map has key and value size.
@@ -248,7 +249,7 @@ pub(crate) unsafe fn update(
     call(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
 }
 
-/// Deletes a key; whether it was there.
+/// Deletes a key. Returns whether it existed.
 ///
 /// # Safety
 /// As for [`lookup`].
@@ -259,15 +260,16 @@ pub(crate) unsafe fn delete(map: BorrowedFd<'_>, key: *const u8) -> io::Result<b
     found(call(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut attr))
 }
 
-/// What a batch look-up gave.
+/// Result of a batch look-up.
 pub(crate) struct Batch {
-    /// Entries filled.
+    /// Number of entries filled.
     pub(crate) count: u32,
-    /// Whether there is more.
+    /// Whether there are more entries.
     pub(crate) more: bool,
 }
 
-/// Reads up to `count` entries. `position` is the kernel's own cursor, null input for the first.
+/// Reads up to `count` entries. `input` and `output` hold the kernel's cursor; `input` is null for
+/// the first batch.
 ///
 /// # Safety
 /// `keys` and `values` have room for `count` of the map's keys and values; `input` is null or what

@@ -1,4 +1,4 @@
-//! What the logging build of the programs says, as tracing events.
+//! Log of the programs' logging build, as tracing events.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -7,7 +7,7 @@ use aya_log::EbpfLogger;
 
 use crate::{Error, Result};
 
-/// The programs' log buffer. Poll its descriptor, then [`BpfLog::flush`].
+/// Log buffer of the programs. Poll its descriptor, then call [`BpfLog::flush`].
 #[derive(Debug)]
 pub struct BpfLog(Inner);
 
@@ -29,7 +29,7 @@ impl BpfLog {
             })
     }
 
-    /// Emits what has come.
+    /// Emits the records in the buffer.
     pub fn flush(&mut self) {
         self.0.0.flush();
     }
@@ -41,7 +41,7 @@ impl AsFd for BpfLog {
     }
 }
 
-/// aya-log speaks to the `log` crate.
+/// Adapter from the `log` crate, which aya-log uses, to tracing.
 #[derive(Debug)]
 struct ToTracing;
 

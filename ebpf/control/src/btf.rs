@@ -1,8 +1,8 @@
-//! Where the running kernel has a field of a struct, from its BTF (Documentation/bpf/btf.rst).
+//! Offsets of struct fields in the running kernel, from its BTF (Documentation/bpf/btf.rst).
 //!
-//! The programs read two fields of `sk_buff` that no helper shows. Their place differs between
-//! kernels, and relocations (CO-RE) are nothing that Rust's BPF target makes, so the loader looks
-//! it up and sets it as a constant before the programs are verified.
+//! The programs read fields of `sk_buff` that no helper returns. Their offsets differ between
+//! kernels, and Rust's BPF target does not emit CO-RE relocations. So the loader looks the offsets
+//! up and sets them as a constant before the programs are verified.
 
 use std::{fs, path::Path};
 
@@ -14,10 +14,13 @@ const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 const MAGIC: u16 = 0xeb9f;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
-/// Members of members of `sk_buff` are anonymous groups, a few deep.
+/// Maximum nesting of anonymous structs and unions in `sk_buff`.
 const DEEPEST: usize = 8;
 
-/// Where this kernel's `sk_buff` has what the programs read.
+/// Returns the offsets of the fields of `sk_buff` that the programs read.
+///
+/// # Errors
+/// The kernel's BTF cannot be read, or does not describe these fields.
 pub fn skb_layout() -> Result<SkbLayout> {
     let bytes = fs::read(Path::new(VMLINUX)).map_err(Error::os(format!("read {VMLINUX}")))?;
     layout_of(&bytes).ok_or_else(|| Error::Load {
@@ -37,8 +40,8 @@ fn layout_of(bytes: &[u8]) -> Option<SkbLayout> {
     })
 }
 
-/// A type section's entries by number, and the names. Little-endian, as the machines are that we
-/// build for.
+/// Entries of the type section by number, and the string section. Little-endian, as all supported
+/// machines are.
 struct Btf<'a> {
     types: Vec<Type<'a>>,
     strings: &'a [u8],
@@ -48,7 +51,7 @@ struct Btf<'a> {
 struct Type<'a> {
     name: u32,
     info: u32,
-    /// What follows the first twelve bytes.
+    /// Data of the kind, after the common twelve bytes.
     rest: &'a [u8],
 }
 
@@ -61,7 +64,7 @@ impl Type<'_> {
         (self.info & 0xffff) as usize
     }
 
-    /// How long `rest` is for this kind; `None` for a kind from the future.
+    /// Returns the length of `rest` for this kind; `None` for an unknown kind.
     fn rest_len(&self) -> Option<usize> {
         Some(match self.kind() {
             // int; array; struct, union; enum; function prototype.
@@ -121,7 +124,7 @@ impl<'a> Btf<'a> {
             .find(|found| found.kind() == STRUCT && self.name(found.name) == Some(name))
     }
 
-    /// A field's bytes from the start, in anonymous structs and unions too.
+    /// Returns a field's offset in bytes, also within anonymous structs and unions.
     fn offset_of(&self, outer: Type<'a>, field: &[u8], depth: usize) -> Option<u32> {
         // Each member: name, type, offset in bits (the low 24 where there are bit fields).
         let bit_fields = outer.info >> 31 == 1;

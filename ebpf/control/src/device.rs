@@ -1,6 +1,6 @@
-//! What is asked of one network device: `netdevice(7)` requests and its sysctls.
+//! Requests to one network device: `netdevice(7)` ioctls and its sysctls.
 //!
-//! All of it concerns the calling thread's network namespace.
+//! All of them concern the calling thread's network namespace.
 
 use std::{
     ffi::CStr,
@@ -11,21 +11,27 @@ use std::{
 
 use crate::{Error, Result};
 
-/// A device by its name; a rename or removal shows as an error.
+/// A device, known by its name. After a rename or removal, requests fail.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Device {
     name: String,
 }
 
 impl Device {
-    /// The device of that name.
+    /// Returns the device of that name.
+    ///
+    /// # Errors
+    /// There is no such device.
     pub fn named(name: &str) -> Result<Self> {
         let device = Self { name: name.into() };
         device.ifindex()?;
         Ok(device)
     }
 
-    /// The device of that index.
+    /// Returns the device of that index.
+    ///
+    /// # Errors
+    /// There is no such device.
     pub fn with_index(ifindex: u32) -> Result<Self> {
         let mut name = [0 as libc::c_char; libc::IF_NAMESIZE];
         // SAFETY: room for a name, as the call wants.
@@ -40,34 +46,40 @@ impl Device {
         })
     }
 
-    /// Its name.
+    /// Returns the name of the device.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its index.
+    /// Returns the index of the device.
+    ///
+    /// # Errors
+    /// The device is gone.
     pub fn ifindex(&self) -> Result<u32> {
         // ENODEV, or a name that can't be one.
         let missing = |_| Error::NoInterface(format!("named `{}`", self.name));
-        let request = self.ask(libc::SIOCGIFINDEX).map_err(missing)?;
+        let request = self.query(libc::SIOCGIFINDEX).map_err(missing)?;
         // SAFETY: the union's field that this request fills.
         Ok(unsafe { request.ifr_ifru.ifru_ifindex } as u32)
     }
 
-    /// Brings it up or takes it down.
+    /// Brings the device up or down.
+    ///
+    /// # Errors
+    /// The kernel refuses the change, or the device is gone.
     pub fn set_up(&self, up: bool) -> Result<()> {
         self.change_flags(libc::IFF_UP, up)
     }
 
-    /// Whether it answers ARP requests and sends its own.
+    /// Sets whether the device uses ARP (no `IFF_NOARP`).
     pub(crate) fn set_arp(&self, arp: bool) -> Result<()> {
         self.change_flags(libc::IFF_NOARP, !arp)
     }
 
-    /// `IFF_*` bits.
+    /// Returns the flags of the device, `IFF_*`.
     pub(crate) fn flags(&self) -> Result<i32> {
         let request = self
-            .ask(libc::SIOCGIFFLAGS)
+            .query(libc::SIOCGIFFLAGS)
             .map_err(self.failed("read the flags of"))?;
         // SAFETY: the union's field that this request fills.
         Ok(i32::from(unsafe { request.ifr_ifru.ifru_flags }))
@@ -79,43 +91,53 @@ impl Device {
         if wanted == flags {
             return Ok(());
         }
-        self.tell(libc::SIOCSIFFLAGS, |request| {
+        self.modify(libc::SIOCSIFFLAGS, |request| {
             request.ifr_ifru.ifru_flags = wanted as i16;
         })
         .map_err(self.failed("change the flags of"))
     }
 
-    /// Its MTU, L3 bytes.
+    /// Returns the MTU, L3 bytes.
+    ///
+    /// # Errors
+    /// The device is gone.
     pub fn mtu(&self) -> Result<u32> {
         let request = self
-            .ask(libc::SIOCGIFMTU)
+            .query(libc::SIOCGIFMTU)
             .map_err(self.failed("read the MTU of"))?;
         // SAFETY: the union's field that this request fills.
         Ok(unsafe { request.ifr_ifru.ifru_mtu } as u32)
     }
 
     /// Sets the MTU, L3 bytes.
+    ///
+    /// # Errors
+    /// The kernel refuses the change, or the device is gone.
     pub fn set_mtu(&self, bytes: u32) -> Result<()> {
-        self.tell(libc::SIOCSIFMTU, |request| {
+        self.modify(libc::SIOCSIFMTU, |request| {
             request.ifr_ifru.ifru_mtu = bytes as i32;
         })
         .map_err(self.failed(&format!("set an MTU of {bytes} on")))
     }
 
-    /// How many packets wait at most to leave by it.
+    /// Sets the length of the transmit queue, packets.
     pub(crate) fn set_queue_length(&self, packets: u32) -> Result<()> {
-        self.tell(libc::SIOCSIFTXQLEN, |request| {
+        self.modify(libc::SIOCSIFTXQLEN, |request| {
             request.ifr_ifru.ifru_metric = packets as i32;
         })
         .map_err(self.failed(&format!("set a queue of {packets} packets on")))
     }
 
-    /// Whether the host routes IPv4 packets that come in by it.
+    /// Sets whether the host forwards IPv4 packets that arrive at the device.
+    ///
+    /// # Errors
+    /// The sysctl cannot be written.
     pub fn set_forwarding(&self, on: bool) -> Result<()> {
         self.write_sysctl("ipv4", "forwarding", on)
     }
 
-    /// Turns IPv6 off, where the kernel has it: the host sends nothing of its own then.
+    /// Disables IPv6 on the device, if the kernel has it, so that the host sends no IPv6 packets
+    /// there.
     pub(crate) fn disable_ipv6(&self) -> Result<()> {
         if !self.sysctl("ipv6", "disable_ipv6").exists() {
             return Ok(());
@@ -124,7 +146,7 @@ impl Device {
     }
 
     fn sysctl(&self, family: &str, key: &str) -> PathBuf {
-        // A dot in a device's name is no separator in a path.
+        // Paths, unlike names of sysctls, allow a dot in a device's name.
         Path::new("/proc/sys/net")
             .join(family)
             .join("conf")
@@ -158,7 +180,7 @@ impl Device {
         Ok(request)
     }
 
-    fn ask(&self, code: libc::Ioctl) -> io::Result<libc::ifreq> {
+    fn query(&self, code: libc::Ioctl) -> io::Result<libc::ifreq> {
         let mut request = self.request()?;
         let socket = any_socket()?;
         // SAFETY: a device request with its struct.
@@ -168,7 +190,7 @@ impl Device {
         Ok(request)
     }
 
-    fn tell(&self, code: libc::Ioctl, fill: impl FnOnce(&mut libc::ifreq)) -> io::Result<()> {
+    fn modify(&self, code: libc::Ioctl, fill: impl FnOnce(&mut libc::ifreq)) -> io::Result<()> {
         let mut request = self.request()?;
         fill(&mut request);
         let socket = any_socket()?;
@@ -180,7 +202,7 @@ impl Device {
     }
 }
 
-/// Device requests go over any socket.
+/// Opens a socket for device requests: any kind will do.
 fn any_socket() -> io::Result<OwnedFd> {
     // SAFETY: plain arguments.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };

@@ -1,29 +1,29 @@
-//! What can go wrong: what was tried, on what, and what to do about it.
+//! Errors of this crate: each says what was tried, on what, and what to do about it.
 
 use std::{io, path::PathBuf};
 
-/// This crate's result.
+/// Result of an operation of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// This crate's error.
+/// Error of an operation of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A system call failed.
     #[error("can't {what}: {answer}{}", hint(.answer))]
     Os {
-        /// What was tried, on what.
+        /// Operation that failed, and its object.
         what: String,
-        /// The kernel's.
+        /// Error returned by the kernel.
         answer: io::Error,
     },
-    /// Pins can't be where they are to be.
+    /// The pin directory is not on a bpffs.
     #[error(
         "{dir} is not on a bpffs: give a --pin-dir that is, such as below {bpffs}",
         bpffs = crate::bpf::BPFFS
     )]
     NotBpffs {
-        /// Where they were to be.
+        /// Directory given for the pins.
         dir: PathBuf,
     },
     /// Pinned state was made by a build with another ABI.
@@ -32,11 +32,11 @@ pub enum Error {
          run the slipgate that made them, or stop it with `--on-exit detach` (its flows end)"
     )]
     AbiVersion {
-        /// Where it is.
+        /// Directory of the pins.
         pin_dir: PathBuf,
-        /// Version found.
+        /// ABI version of the pinned maps.
         theirs: u32,
-        /// [`slipgate_abi::ABI_VERSION`].
+        /// ABI version of this build, [`slipgate_abi::ABI_VERSION`].
         ours: u32,
     },
     /// A pinned map has another shape than this build's.
@@ -46,34 +46,34 @@ pub enum Error {
          with `--on-exit detach` (its flows end); where none runs, remove the directory"
     )]
     Layout {
-        /// The map's name.
+        /// Name of the map.
         map: &'static str,
-        /// Where it is.
+        /// Directory of the pins.
         pin_dir: PathBuf,
-        /// `META.abi_version` found; 0 when unreadable.
+        /// ABI version in the pinned `META`; 0 if it cannot be read.
         their_version: u32,
-        /// [`slipgate_abi::ABI_VERSION`].
+        /// ABI version of this build, [`slipgate_abi::ABI_VERSION`].
         our_version: u32,
-        /// Shape found.
+        /// Shape of the pinned map.
         theirs: String,
-        /// Shape expected.
+        /// Shape that this build requires.
         ours: String,
     },
-    /// No state is pinned there.
+    /// Nothing is pinned in the directory.
     #[error(
         "nothing is pinned in {pin_dir}: no `slipgate attach` serves this network namespace, or it \
          was given another --pin-dir"
     )]
     NothingPinned {
-        /// Where it was looked for.
+        /// Directory that was searched.
         pin_dir: PathBuf,
     },
     /// Some maps are pinned, others are missing.
     #[error("{pin_dir} has some of the maps but not {missing}: remove it when nothing uses it")]
     Incomplete {
-        /// Where it is.
+        /// Directory of the pins.
         pin_dir: PathBuf,
-        /// The first one missing.
+        /// Name of the first map that is missing.
         missing: &'static str,
     },
     /// The binary was built where no BPF object was.
@@ -83,123 +83,123 @@ pub enum Error {
          and then the rest again)"
     )]
     StubObject {
-        /// The object's file.
+        /// File name of the object.
         name: &'static str,
     },
     /// The object could not be read, or the kernel refused a map or a program.
     #[error("can't load {what}: {reason}")]
     Load {
-        /// Object, map or program.
+        /// The object, map or program.
         what: String,
-        /// aya's error and what it was caused by, with the verifier's last lines.
+        /// Error of aya with its causes, and the verifier's last lines.
         reason: String,
     },
-    /// The wrong descriptors were handed over.
+    /// A descriptor that was passed is not the expected map.
     #[error("got {got} for the map {map}, expected {expected}")]
     Descriptor {
-        /// The map's name.
+        /// Name of the map.
         map: &'static str,
-        /// What it is.
+        /// Shape of the object that was passed.
         got: String,
-        /// What it should be.
+        /// Shape of the map that was expected.
         expected: String,
     },
-    /// A shared table has no free row left.
+    /// A shared table has no free row.
     #[error("no free row left in {table} ({rows} in all): {remedy}")]
     Full {
-        /// The map's name.
+        /// Name of the map.
         table: &'static str,
-        /// How many there are.
+        /// Number of its rows.
         rows: u32,
-        /// What would make room.
+        /// Action that would make room.
         remedy: &'static str,
     },
-    /// Another set of pins serves the network namespace.
+    /// A process serves the network namespace with another set of pins.
     #[error(
         "slipgate serves this network namespace already, with other pins: give --pin-dir {root}, for two sets would not know of each other's flows and ports"
     )]
     OtherPins {
-        /// As for `--pin-dir`.
+        /// Value of `--pin-dir` for that set.
         root: String,
     },
-    /// Another set of pins has flows of the network namespace.
+    /// Another set of pins holds flows of the network namespace.
     #[error(
         "a slipgate that is gone has left flows of this network namespace under --pin-dir {root}: start it there once more, which takes them over, and stop it in order"
     )]
     LeftPins {
-        /// As for `--pin-dir`.
+        /// Value of `--pin-dir` for that set.
         root: String,
     },
-    /// A process serves the network namespace by pins that are not there.
+    /// A process serves the network namespace, but its pins are not visible.
     #[error(
         "slipgate serves this network namespace already, but its pins are not in {pin_dir} as seen from here: `ip netns exec` hides them, `nsenter --net=/run/netns/NAME` does not"
     )]
     PinsHidden {
-        /// Where they should be.
+        /// Directory where the pins should be.
         pin_dir: String,
     },
-    /// Somebody else is changing the pins, and does not come to an end.
+    /// Another process is changing the pins, and does not finish.
     #[error(
         "{} is locked by {}, which starts or stops in this network namespace and has not come to an end: wait for it, or if it hangs, end it",
         path.display(), holder_named(.holder)
     )]
     Locked {
-        /// The lock.
+        /// Path of the lock file.
         path: PathBuf,
-        /// The process that holds it, where that is known.
+        /// Process that holds the lock, if known.
         holder: Option<u32>,
     },
-    /// A VM of this name is served by a process that lives.
+    /// A living process serves a VM of this name.
     #[error(
         "the VM `{name}` is already served by slipgate process {pid}: stop that one, or choose another name"
     )]
     VmInUse {
-        /// The VM's name.
+        /// Name of the VM.
         name: String,
-        /// Who serves it.
+        /// Pid of the process that serves it.
         pid: u32,
     },
-    /// Another process serves another VM by this TAP.
+    /// A living process serves another VM on this TAP.
     #[error(
         "the TAP of the VM `{name}` is served already, as the VM `{other}`, by slipgate process {pid}: stop that one, or choose another TAP"
     )]
     TapInUse {
-        /// The VM that was to be served.
+        /// Name of the VM that was to be served.
         name: String,
-        /// The VM that is.
+        /// Name of the VM that is served.
         other: String,
-        /// Who serves it.
+        /// Pid of the process that serves it.
         pid: u32,
     },
-    /// A name that doesn't fit its field.
+    /// The name of a VM is empty or does not fit its field.
     #[error("the VM name `{name}` is {bytes} bytes long, at most {max} fit and none is not enough")]
     VmName {
-        /// As given.
+        /// Name as it was given.
         name: String,
-        /// Its length.
+        /// Length of the name, bytes.
         bytes: usize,
-        /// The field's size.
+        /// Size of the field, bytes.
         max: usize,
     },
-    /// An interface is not there.
+    /// The interface does not exist.
     #[error("there is no interface {0} in this network namespace")]
     NoInterface(String),
-    /// An interface is there that was to be made.
+    /// The device that was to be made exists already.
     #[error(
         "there is a device {0} already: give another name, or remove it with `ip link delete {0}`"
     )]
     DeviceExists(String),
-    /// A program that another process of slipgate attached to this interface would be doubled.
+    /// The interface already has this program of another slipgate process by another hook.
     #[error("ifindex {ifindex} already carries slipgate's {program} by {hook}: detach it first")]
     OtherHook {
-        /// The interface.
+        /// Index of the interface.
         ifindex: u32,
-        /// The program found.
+        /// Name of the program.
         program: &'static str,
-        /// How it is attached.
+        /// Hook by which it is attached.
         hook: &'static str,
     },
-    /// The kernel's netlink answer made no sense.
+    /// The kernel's netlink answer could not be parsed.
     #[error("netlink: {0}")]
     Netlink(String),
 }
@@ -210,7 +210,7 @@ impl Error {
         move |answer| Self::Os { what, answer }
     }
 
-    /// Whether privileges or a feature of the kernel are missing.
+    /// Whether the error means missing privileges or a missing feature of the kernel.
     pub fn is_unsupported(&self) -> bool {
         const REFUSALS: [i32; 4] = [libc::EPERM, libc::EACCES, libc::ENOSYS, libc::EOPNOTSUPP];
         match self {
@@ -223,18 +223,18 @@ impl Error {
         }
     }
 
-    /// Whether somebody else holds the lock.
+    /// Whether the error is that another process holds the lock.
     pub fn is_locked(&self) -> bool {
         matches!(self, Self::Locked { .. })
     }
 
-    /// Whether the host is short of something that it may have again: descriptors or memory.
+    /// Whether the error is a temporary shortage of descriptors or memory.
     pub fn is_shortage(&self) -> bool {
         const SHORTAGES: [i32; 4] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
         self.errno().is_some_and(|errno| SHORTAGES.contains(&errno))
     }
 
-    /// The kernel's error number, when there is one.
+    /// Returns the kernel's error number; `None` if the error is not one of a system call.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Os { answer, .. } => answer.raw_os_error(),
@@ -250,7 +250,7 @@ fn holder_named(holder: &Option<u32>) -> String {
     }
 }
 
-/// What helps against the commonest refusals.
+/// Returns advice for the most common errors.
 fn hint(answer: &io::Error) -> &'static str {
     match answer.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => " (needs CAP_BPF and CAP_NET_ADMIN: run it as root)",

@@ -1,8 +1,8 @@
-//! A short name for bytes that is the same in every version of slipgate, whatever compiled it: two
-//! versions that serve one directory find the same locks. (std's hashes promise nothing of the kind.)
+//! Fingerprints that are the same in every version of slipgate, whatever compiler built it: two
+//! versions that serve one directory find the same locks. (std's hashes do not guarantee this.)
 
-/// FNV-1a of 64 bits, in hexadecimal. It keeps apart what is different by chance, not what somebody
-/// makes to collide.
+/// Returns the 64-bit FNV-1a hash in hexadecimal. It distinguishes accidental differences; it does
+/// not resist deliberate collisions.
 pub(crate) fn fingerprint(bytes: &[u8]) -> String {
     const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;

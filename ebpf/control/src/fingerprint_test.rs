@@ -1,6 +1,6 @@
 use super::fingerprint;
 
-/// As its authors have them (draft-eastlake-fnv, test vectors).
+/// Test vectors of the authors (draft-eastlake-fnv).
 #[test]
 fn it_is_what_it_was() {
     for (bytes, expected) in [

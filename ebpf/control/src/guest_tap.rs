@@ -1,25 +1,30 @@
-//! A TAP that is made for a VMM of ours: one queue per descriptor, gone when the last one is closed.
+//! A TAP for the built-in VMM: one queue per descriptor. It ends when the last descriptor is
+//! closed.
 //!
-//! It is left down. Only who serves it brings it up, and only after its program is there; whoever
-//! has a queue needs a capability for that.
+//! It is left down. The process that serves it brings it up after attaching its program. A process
+//! that holds only a queue cannot do so: that needs a capability.
 
 use std::os::fd::OwnedFd;
 
 use crate::{Error, Result, tap::open_queue};
 
-/// A new TAP.
+/// A newly made TAP.
 #[derive(Debug)]
 pub struct GuestTap {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// Its queues, non-blocking; each read and write is a `virtio_net_hdr` and a frame.
+    /// Descriptors of the queues, non-blocking: each read and write is a `virtio_net_hdr` and a
+    /// frame.
     pub queues: Vec<OwnedFd>,
 }
 
 impl GuestTap {
-    /// Makes one with so many queues. The kernel puts a number in the place of a `%d` in `name`.
+    /// Makes a TAP with `queues` queues. The kernel replaces a `%d` in `name` by a number.
+    ///
+    /// # Errors
+    /// A device of this name exists, or a queue cannot be opened.
     pub fn make(name: &str, queues: u16) -> Result<Self> {
-        // Of a device that is there already, a queue would join somebody's.
+        // A queue of an existing device would join another process's TAP.
         let (first, name) = match open_queue(name, libc::IFF_TUN_EXCL) {
             Err(error) if error.errno() == Some(libc::EBUSY) => {
                 return Err(Error::DeviceExists(name.to_owned()));

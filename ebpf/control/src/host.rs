@@ -1,5 +1,5 @@
-//! What else the host does with packets, for `doctor` and the warnings at start: what slipgate
-//! bypasses, and what its ports must keep clear of.
+//! Other packet processing of the host, for `doctor` and the warnings at start: filters that
+//! slipgate bypasses, and ports that its own must not overlap.
 
 use std::{fs, io};
 
@@ -13,38 +13,39 @@ mod source_nat;
 
 pub use source_nat::SourceNat;
 
-/// Facts of the calling thread's network namespace. `None`: it could not be found out.
+/// Facts about the calling thread's network namespace. `None`: it could not be determined.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct HostFacts {
     /// Whether the host routes IPv4 between its interfaces.
     pub ip_forward: Option<bool>,
-    /// Base chains that see forwarded packets, which slipgate's never pass.
+    /// Base chains at the forward hook, which slipgate's packets never pass.
     pub forward_chains: Option<Vec<ForwardChain>>,
     /// Tables of legacy iptables, whose rules are not listed among the chains.
     pub legacy_tables: Vec<String>,
-    /// Chains of the host's own source NAT, which may translate to a tuple that a guest's flow has.
+    /// Chains of the host's own source NAT, which may choose the same tuple as a guest's flow.
     pub source_nat: Option<Vec<SourceNat>>,
-    /// IPsec policies, which slipgate's packets never meet.
+    /// Number of IPsec policies, which slipgate's packets never pass.
     pub xfrm_policies: Option<usize>,
-    /// The ports that the host's own sockets get, first and last: translated ports must be others.
+    /// Ephemeral ports of the host's own sockets, first and last. Translated ports must not overlap
+    /// them.
     pub local_ports: Option<(u16, u16)>,
 }
 
 /// An nftables base chain at the forward hook.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForwardChain {
-    /// Its table.
+    /// Table of the chain.
     pub table: String,
-    /// Its name.
+    /// Name of the chain.
     pub chain: String,
-    /// Whether it drops what its rules don't accept.
+    /// Whether its policy is to drop.
     pub drops: bool,
-    /// How many rules it has.
+    /// Number of its rules.
     pub rules: u32,
 }
 
 impl HostFacts {
-    /// Looks.
+    /// Reads the facts of the calling thread's network namespace.
     pub fn read() -> Self {
         let sysctl = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
         Self {
@@ -62,14 +63,14 @@ impl HostFacts {
         }
     }
 
-    /// Warnings for the start of `slipgate attach`, each saying what and why it matters.
+    /// Returns warnings for the start of `slipgate attach`, each with its consequence.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.bypassed();
         warnings.extend(self.translates_too());
         warnings
     }
 
-    /// The host's own source NAT, which knows nothing of guests' flows.
+    /// Returns warnings about the host's own source NAT, which does not know of guests' flows.
     pub fn translates_too(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         for SourceNat { table, chain } in self.source_nat.iter().flatten() {
@@ -83,7 +84,7 @@ impl HostFacts {
         warnings
     }
 
-    /// What slipgate's packets do not meet.
+    /// Returns warnings about filters and IPsec policies that slipgate's packets bypass.
     pub fn bypassed(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let chains = self.forward_chains.iter().flatten();
@@ -109,7 +110,7 @@ impl HostFacts {
     }
 }
 
-/// No netfilter in the kernel means no chains.
+/// Replaces the error of a kernel without the feature by an empty result.
 fn none_when_unsupported<T: Default>(result: io::Result<T>) -> io::Result<T> {
     match result {
         Err(error)
@@ -124,7 +125,7 @@ fn none_when_unsupported<T: Default>(result: io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// The chain, when it is a base chain at the forward hook of IPv4 or both families.
+/// Returns the chain if it is a base chain at the forward hook of IPv4 or of both families.
 fn forward_chain(family: u8, attributes: &[u8]) -> Option<ForwardChain> {
     const NF_INET_FORWARD: u32 = 2;
     const NF_DROP: u32 = 0;
@@ -151,7 +152,7 @@ fn forward_chain(family: u8, attributes: &[u8]) -> Option<ForwardChain> {
 fn xfrm_policies() -> io::Result<usize> {
     const XFRM_MSG_NEWPOLICY: u16 = 0x13;
     const XFRM_MSG_GETPOLICY: u16 = 0x15;
-    /// `struct xfrm_userpolicy_id`.
+    /// A zeroed `struct xfrm_userpolicy_id`: any policy.
     const ANY_POLICY: [u8; 64] = [0; 64];
     let mut policies = 0;
     let dumped = raw::dump(NETLINK_XFRM, XFRM_MSG_GETPOLICY, &ANY_POLICY, |kind, _| {

@@ -1,4 +1,4 @@
-//! The shape that each map must have: what `abi::maps` says, as the kernel says it.
+//! Shape of each map: the definitions of `abi::maps` in the kernel's terms.
 
 use std::{fmt, io, mem::size_of, os::fd::BorrowedFd};
 
@@ -10,11 +10,10 @@ use slipgate_abi::{
 
 use crate::bpf;
 
-/// How many maps there are.
+/// Number of maps.
 pub const MAPS: usize = 16;
 
-/// The maps, in the order in which descriptors are handed over. The number indexes
-/// [`MapName::ALL`].
+/// The maps, in the order in which descriptors are passed. The number indexes [`MapName::ALL`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "documented in slipgate_abi::maps")]
 pub enum MapName {
@@ -37,7 +36,7 @@ pub enum MapName {
 }
 
 impl MapName {
-    /// Every map, in order.
+    /// Every map, in the order of descriptors.
     pub const ALL: [Self; MAPS] = [
         Self::Meta,
         Self::Flows,
@@ -57,7 +56,7 @@ impl MapName {
         Self::Sequences,
     ];
 
-    /// Its name in the object, which is its pin's.
+    /// Returns the map's name in the object, which is also its pin's.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Meta => "META",
@@ -79,7 +78,7 @@ impl MapName {
         }
     }
 
-    /// The shape it must have when there are `slots` slots.
+    /// Returns the shape that the map must have with `slots` slots.
     pub const fn shape(self, slots: u32) -> Shape {
         const U32: u32 = size_of::<u32>() as u32;
         match self {
@@ -111,7 +110,7 @@ impl MapName {
             },
             Self::Deny => Shape {
                 kind: Kind::Trie,
-                // The kernel's key is a prefix length before the data.
+                // The kernel's key has a prefix length before the data.
                 key: U32 + size_of::<DenyKey>() as u32,
                 value: U32,
                 entries: maps::MAX_DENY,
@@ -129,22 +128,22 @@ impl MapName {
     }
 }
 
-/// The kinds of map in use.
+/// Kind of a map: its type and flags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// `BPF_MAP_TYPE_ARRAY` with `BPF_F_MMAPABLE`.
+    /// Array that can be mapped: `BPF_MAP_TYPE_ARRAY` with `BPF_F_MMAPABLE`.
     MappedArray,
-    /// `BPF_MAP_TYPE_HASH`, preallocated.
+    /// Preallocated hash: `BPF_MAP_TYPE_HASH`.
     Hash,
-    /// `BPF_MAP_TYPE_HASH` with `BPF_F_NO_PREALLOC`.
+    /// Hash that allocates on demand: `BPF_MAP_TYPE_HASH` with `BPF_F_NO_PREALLOC`.
     GrowingHash,
-    /// `BPF_MAP_TYPE_LPM_TRIE`.
+    /// Longest-prefix-match trie: `BPF_MAP_TYPE_LPM_TRIE`.
     Trie,
     /// Any other map type, or one of these with other flags.
     Other {
-        /// `bpf_map_type`.
+        /// Number of the type, `bpf_map_type`.
         number: u32,
-        /// `BPF_F_*`.
+        /// Flags of the map, `BPF_F_*`.
         flags: u32,
     },
 }
@@ -153,7 +152,7 @@ const BPF_F_NO_PREALLOC: u32 = 1 << 0;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
 impl Kind {
-    /// Type and flags, as the kernel has them.
+    /// Type and flags of the kind, as the kernel reports them.
     pub(crate) const MAPPED_ARRAY: (u32, u32) =
         (bpf_map_type::BPF_MAP_TYPE_ARRAY as u32, BPF_F_MMAPABLE);
     pub(crate) const HASH: (u32, u32) = (bpf_map_type::BPF_MAP_TYPE_HASH as u32, 0);
@@ -175,16 +174,16 @@ impl Kind {
     }
 }
 
-/// What two maps must have in common to be the same map to the programs.
+/// Shape of a map: the properties that must be equal for the programs to use the map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
-    /// The kind.
+    /// Type and flags of the map.
     pub kind: Kind,
-    /// Key size, bytes.
+    /// Size of a key, bytes.
     pub key: u32,
-    /// Value size, bytes.
+    /// Size of a value, bytes.
     pub value: u32,
-    /// `max_entries`.
+    /// Maximum number of entries (`max_entries`).
     pub entries: u32,
 }
 
@@ -198,10 +197,10 @@ impl Shape {
         }
     }
 
-    /// The shape of an open map.
+    /// Returns the shape of an open map.
     pub(crate) fn of(map: BorrowedFd<'_>) -> io::Result<Self> {
         let info = bpf::map_info(map)?;
-        // Open modes are part of the flags the kernel tells.
+        // The kernel reports the open mode as part of the flags.
         let access = (1 << 3) | (1 << 4);
         Ok(Self {
             kind: Kind::of(info.type_, info.map_flags & !access),

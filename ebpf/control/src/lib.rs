@@ -1,7 +1,7 @@
-//! Everything slipgate does to the kernel before and beside the packets: loads the BPF programs,
-//! pins them and their maps, attaches them, makes devices, follows links, routes and neighbours.
+//! Control of the kernel side: loads the BPF programs, pins them and their maps, attaches them,
+//! makes devices, and follows links, routes and neighbours. Packets do not pass through this crate.
 //!
-//! # What a broker calls, in order
+//! # Calls of a broker, in order
 //!
 //! ```text
 //! Paths::of_this_netns()?  (or Paths::with_pin_dir(dir)?)
@@ -16,12 +16,12 @@
 //! guest_tap::GuestTap::make(name, queues)?                      for a VMM of ours, before all of this; left down
 //! datapath.attach(Program::uplink(has_l2), ifindex, hook)?
 //! NetworkWatch::open()?   .network()  .update()?                in the poll loop, by .as_fd()
-//! NextHops::new(owner.row())? .refresh(maps, watch.network())?  after each update and engine request
+//! NextHops::new(owner.row())? .refresh(maps, watch.network(), uplink)?  after each update and engine request
 //! serve::follow_taps(&datapath, watch.network(), &served, hook)?  after a change of links
 //! serve::shut_tap, vm::close, datapath.remove_if_last(owner)?   orderly stop, after the engine's
 //! ```
 //!
-//! # What an engine calls, without any capability
+//! # Calls of an engine, which needs no capability
 //!
 //! ```text
 //! SharedMaps::from_fds(fds)?         in the order of SharedMaps::fds()
@@ -31,8 +31,8 @@
 //! maps.flows.insert(&tuple, &flow, Insert::New) / .get / .remove / .entries      also forwards, taps, deny
 //! ```
 //!
-//! `slipgate flows` and `stats` use [`maps::ReadOnlyMaps`]: descriptors and memory that can't be
-//! written, and copies instead of references.
+//! `slipgate flows` and `stats` use [`maps::ReadOnlyMaps`]: memory that can't be written, no
+//! descriptors, and copies instead of references.
 
 pub mod attach;
 mod bpf;

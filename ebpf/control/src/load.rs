@@ -1,21 +1,21 @@
-//! Loads the programs and makes the maps, or joins what another process has pinned.
+//! Loads the programs and makes the maps, or joins those that another process has pinned.
 //!
 //! # Theory of operation
 //!
-//! Everything that makes established flows go on without us is pinned: the maps by their names,
-//! the programs by theirs, each attachment as `<program>-<ifindex>`. Whoever opens the directory
-//! holds a lock on `lock` in the run directory meanwhile.
+//! Everything by which established flows continue without a process is pinned: the maps by their
+//! names, the programs by theirs, each attachment as `<program>-<ifindex>`. A process that opens
+//! the directory holds a lock on `lock` in the run directory meanwhile.
 //!
-//! Maps that are there are taken when their version and shape are ours, and refused otherwise.
-//! Programs that are there and of this very build are taken too. Otherwise ours are loaded and put
-//! under each pinned link by an atomic update, so that no packet meets neither or both; then they
-//! are pinned in the old ones' place. Which build the pinned ones are of is in a file beside the
-//! locks, which is away while they are replaced: a start that dies in between leaves a mix of two
-//! builds of one ABI, which the next start makes uniform. The logging build belongs to the process
-//! that reads its log, so it is never taken.
+//! Existing maps are used if their version and shape are those of this build, and refused
+//! otherwise. Existing programs are used if they are of this very build. Otherwise the own programs
+//! are loaded and replace those of each pinned link by an atomic update, so that no packet meets
+//! neither or both; then they are pinned in the place of the old ones. A file beside the locks
+//! records the build of the pinned programs. It is absent while they are replaced: a start that
+//! dies in between leaves a mix of two builds of one ABI, which the next start makes uniform. The
+//! logging build belongs to the process that reads its log, so another process never uses it.
 //!
-//! aya makes the maps (with the object's BTF, so that bpftool prints names) and loads the
-//! programs. Links are made by our own calls: aya would detach what it attached when dropped.
+//! aya makes the maps (with the object's BTF, so that bpftool prints names) and loads the programs.
+//! Links are made by our own calls: aya would detach its attachments when dropped.
 
 mod attached;
 mod build;
@@ -36,7 +36,7 @@ use aya::{
 };
 use slipgate_abi::{ABI_VERSION, maps as abi_maps, skb::SKB_LAYOUT};
 
-use self::build::{forget_build, is_this_build, keep_build, open_programs};
+use self::build::{clear_build, is_this_build, open_programs, record_build};
 use crate::{
     Error, Paths, Result,
     attach::{Program, program_id},
@@ -51,14 +51,14 @@ use crate::{
     probe,
 };
 
-/// What to load, and where.
+/// Options of [`Datapath::open`].
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Pins and locks.
+    /// Directories of pins and locks.
     pub paths: Paths,
-    /// Flow slots, rounded up to whole chunks. Maps that are there keep theirs.
+    /// Number of flow slots, rounded up to whole chunks. Existing maps keep theirs.
     pub slots: u32,
-    /// Load the build that logs.
+    /// Whether to load the logging build.
     pub bpf_log: bool,
 }
 
@@ -69,15 +69,20 @@ pub struct Datapath {
     pub(crate) maps: SharedMaps,
     programs: Vec<(Program, OwnedFd)>,
     log: Option<BpfLog>,
+    /// Whether the maps existed before.
     joined: bool,
-    /// Guests are served: they do not wait for others' starts.
+    /// Whether guests are served: then the process waits for the lock for a short time only.
     serves: AtomicBool,
 }
 
 impl Datapath {
     /// Makes or joins the pinned state in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// There is no bpffs, another set of pins belongs to the namespace, the lock is not obtained,
+    /// the pinned maps have another version or shape, or the kernel refuses a map or a program.
     pub fn open(options: &LoadOptions) -> Result<Self> {
-        // Before anything of a predecessor's is touched.
+        // Fails before anything of a predecessor is changed.
         let object = object::bytes(options.bpf_log)?;
         let paths = options.paths.clone();
         probe::ensure_bpffs(&paths.pin_dir)?;
@@ -101,8 +106,8 @@ impl Datapath {
         let (programs, log) = if joined && !options.bpf_log && is_this_build(&paths) {
             (open_programs(&paths)?, None)
         } else {
-            // From here until all is replaced, what is pinned is no one build's.
-            forget_build(&paths)?;
+            // Until all are replaced, the pinned programs may be of two builds.
+            clear_build(&paths)?;
             let mut ebpf = load_object(&paths, object, slots)?;
             make_missing_maps(&paths, slots)?;
             let log = options.bpf_log.then(|| BpfLog::of(&mut ebpf)).transpose()?;
@@ -121,32 +126,35 @@ impl Datapath {
         datapath.replace_attached()?;
         datapath.pin_programs()?;
         if !options.bpf_log {
-            keep_build(&datapath.paths)?;
+            record_build(&datapath.paths)?;
         }
         Ok(datapath)
     }
 
-    /// The maps.
+    /// Returns the shared maps.
     pub fn maps(&self) -> &SharedMaps {
         &self.maps
     }
 
-    /// Where the pins and locks are.
+    /// Returns the directories of pins and locks.
     pub fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    /// Whether the maps were there before.
+    /// Whether the maps existed before.
     pub fn joined(&self) -> bool {
         self.joined
     }
 
-    /// What the programs log, when they are the build that does.
+    /// Takes the log of the programs; `None` unless they are of the logging build.
     pub fn take_log(&mut self) -> Option<BpfLog> {
         self.log.take()
     }
 
-    /// A loaded program's descriptor.
+    /// Returns the descriptor of a loaded program.
+    ///
+    /// # Errors
+    /// The BPF object does not have the program.
     pub fn program(&self, program: Program) -> Result<BorrowedFd<'_>> {
         self.programs
             .iter()
@@ -155,8 +163,8 @@ impl Datapath {
             .ok_or_else(|| no_program(program))
     }
 
-    /// Whether guests are served from now on. While they are, what needs the lock is soon given up
-    /// ([`Error::is_locked`]), to be tried again; a start and an orderly end wait for longer.
+    /// Sets whether guests are served. While they are, operations that need the lock soon fail
+    /// ([`Error::is_locked`]) and are to be repeated; a start and an orderly stop wait for longer.
     pub fn set_serves(&self, serves: bool) {
         self.serves.store(serves, Relaxed);
     }
@@ -184,7 +192,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Removes every pin: the caller holds the lock and knows that no owner lives.
+    /// Removes every pin. The caller holds the lock and knows that no owner lives.
     pub(crate) fn unpin_all(&self) -> Result<()> {
         remove_pins(&self.paths)?;
         self.paths.remove()
@@ -195,13 +203,14 @@ fn lock(paths: &Paths, patience: Duration) -> Result<FileLock> {
     FileLock::wait(&paths.run_dir.join("lock"), patience)
 }
 
-/// Makes the directories and takes their lock, also while a last owner removes them.
+/// Makes the directories and takes their lock, even while a last owner removes them.
 fn create_and_lock(paths: &Paths) -> Result<FileLock> {
     loop {
         paths.create()?;
         match lock(paths, PATIENCE) {
             Ok(lock) => {
-                // It may have removed the pins' directory before the lock was named anew.
+                // The last owner may have removed the pins' directory before the lock file was made
+                // again.
                 paths.create()?;
                 return Ok(lock);
             }
@@ -211,7 +220,7 @@ fn create_and_lock(paths: &Paths) -> Result<FileLock> {
     }
 }
 
-/// Whether all maps are pinned. What a start that died left half-made is removed.
+/// Whether all maps are pinned. Removes the incomplete maps of a start that died.
 fn is_complete(paths: &Paths) -> Result<bool> {
     let missing = |map: &MapName| !paths.pin(map.name()).exists();
     let Some(first_missing) = MapName::ALL.into_iter().find(|map| missing(map)) else {
@@ -240,6 +249,7 @@ fn is_complete(paths: &Paths) -> Result<bool> {
     Ok(false)
 }
 
+/// Returns the number of slots rounded up to whole chunks, within the limits.
 fn whole_chunks(slots: u32) -> u32 {
     let chunk = abi_maps::SLOTS_PER_CHUNK;
     slots.div_ceil(chunk).clamp(1, abi_maps::MAX_CHUNKS) * chunk
@@ -258,7 +268,7 @@ fn load_object(paths: &Paths, object: &[u8], slots: u32) -> Result<Ebpf> {
         .map_err(|error| refused("the BPF object", &error))
 }
 
-/// Maps that no program names are not in the object.
+/// Makes the maps that no program uses and that are therefore not in the object.
 fn make_missing_maps(paths: &Paths, slots: u32) -> Result<()> {
     for map in MapName::ALL {
         let path = paths.pin(map.name());
@@ -288,7 +298,7 @@ fn make_missing_maps(paths: &Paths, slots: u32) -> Result<()> {
     Ok(())
 }
 
-/// Fills META. The version comes last: with it, the maps are in use.
+/// Initializes META. The version is written last: it marks the maps as in use.
 fn initialise(maps: &SharedMaps) -> Result<()> {
     let first = maps
         .next_vm_id()
@@ -302,7 +312,7 @@ fn initialise(maps: &SharedMaps) -> Result<()> {
     Ok(())
 }
 
-/// A number that nobody can guess.
+/// Returns a random number that cannot be guessed.
 pub(crate) fn random_word() -> Result<u32> {
     let mut word = [0; size_of::<u32>()];
     // SAFETY: room for as many bytes.
@@ -347,7 +357,7 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<Vec<(Program, OwnedFd)>> {
     Ok(loaded)
 }
 
-/// The verifier gives up with EAGAIN when a signal comes in between.
+/// Repeats a load: the verifier stops with EAGAIN when a signal arrives.
 fn retry(mut load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
     const TRIES: usize = 5;
     for _ in 1..TRIES {
@@ -367,7 +377,7 @@ fn no_program(program: Program) -> Error {
     }
 }
 
-/// The error with its causes, and the end of the verifier's log.
+/// Returns the error with its causes and the end of the verifier's log.
 fn refused(what: &str, error: &dyn std::error::Error) -> Error {
     let mut reason = error.to_string();
     let mut cause = error.source();

@@ -1,5 +1,5 @@
-//! Locks on files, which the kernel frees when their holder dies, however it dies. One that hangs, or
-//! is stopped, keeps its lock: nobody waits for ever, and who gives up says who holds it.
+//! File locks. The kernel frees a lock when its holder dies. A holder that hangs or is stopped
+//! keeps its lock, so every wait is bounded, and the error of a wait names the holder.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -13,22 +13,23 @@ use std::{
 
 use crate::{Error, Result};
 
-/// How long a start, or an orderly end, waits for others': each loads programs while it holds the
-/// lock, which takes seconds on a slow machine.
+/// Time-out of the lock for a start or an orderly stop: other processes load programs while they
+/// hold it, which takes seconds on a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a process waits that serves guests meanwhile.
+/// Time-out of the lock for a process that serves guests meanwhile.
 pub const WHILE_SERVING: Duration = Duration::from_millis(500);
-const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
+/// Interval of attempts to take a lock.
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A held lock. Dropping it, or dying, frees it. Close-on-exec, but a forked child that keeps the
-/// descriptor keeps the lock.
+/// A held lock. It is freed when it is dropped or the process dies. The descriptor is
+/// close-on-exec, but a forked child that keeps it keeps the lock.
 #[derive(Debug)]
 pub(crate) struct FileLock {
     file: File,
 }
 
 impl FileLock {
-    /// Waits for the lock, so long at most.
+    /// Waits for the lock, for `patience` at most.
     pub(crate) fn wait(path: &Path, patience: Duration) -> Result<Self> {
         let deadline = Instant::now() + patience;
         loop {
@@ -41,16 +42,16 @@ impl FileLock {
                     holder: holder(path),
                 });
             }
-            std::thread::sleep(LOOK_AGAIN_AFTER);
+            std::thread::sleep(RETRY_INTERVAL);
         }
     }
 
-    /// The descriptor that holds it. Whoever has a copy holds the lock too.
+    /// Returns the descriptor that holds the lock. A process with a copy holds the lock too.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Takes the lock, or `None` when somebody holds it.
+    /// Takes the lock without waiting; `None` if another process holds it.
     pub(crate) fn take(path: &Path) -> Result<Option<Self>> {
         loop {
             let file = open(path)?;
@@ -66,16 +67,16 @@ impl FileLock {
     }
 }
 
-/// The process that holds a lock on the file, by the kernel's list of locks. `None`: it is not of our
-/// process-id namespace, or has let go by now.
+/// Returns the process that holds a lock on the file, by the kernel's list of locks. `None`: it is
+/// in another PID namespace, or has released the lock by now.
 fn holder(path: &Path) -> Option<u32> {
     let file = std::fs::metadata(path).ok()?;
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
     holder_in(&locks, file.dev(), file.ino())
 }
 
-/// A line is `1: FLOCK  ADVISORY  WRITE 4321 00:19:77 0 EOF`; those who wait have `->` after the
-/// number.
+/// Returns the holder of a lock from the text of `/proc/locks`. A line is `1: FLOCK  ADVISORY
+/// WRITE 4321 00:19:77 0 EOF`; lines of waiting processes have `->` after the number.
 fn holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
     let (major, minor) = (libc::major(device), libc::minor(device));
     let file = format!("{major:02x}:{minor:02x}:{inode}");
@@ -96,7 +97,7 @@ fn open(path: &Path) -> Result<File> {
         .map_err(Error::os(format!("open the lock file {}", path.display())))
 }
 
-/// Whether the locked file is still the one of that name: the last owner removes them.
+/// Whether the path still names the locked file: the last owner removes lock files.
 fn is_current(file: &File, path: &Path) -> bool {
     match (file.metadata(), std::fs::metadata(path)) {
         (Ok(ours), Ok(named)) => ours.ino() == named.ino() && ours.dev() == named.dev(),

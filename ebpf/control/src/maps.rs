@@ -1,13 +1,12 @@
-//! The shared maps, for whoever holds their descriptors: no capability is needed.
+//! The shared maps, for a process that holds their descriptors. It needs no capability.
 //!
-//! Arrays are mapped into memory. The references handed out ([`SlotRef`], [`VmRef`],
-//! [`NextHopRef`], counter rows) stay good as long as the process lives: the mappings of a
-//! [`SharedMaps`] are never taken down, also not when it is dropped. A process makes one.
+//! Arrays are mapped into memory: META, SLOTS, CHUNKS, OWNERS, VMS, DROPS, COUNTERS, NEXT_HOPS,
+//! RULES, RATES and SEQUENCES. The other maps are reached by system calls: FLOWS, FORWARDS, TAPS,
+//! DENY and NAMES.
 //!
-//! | reached by | maps |
-//! | --- | --- |
-//! | memory | META, SLOTS, CHUNKS, OWNERS, VMS, DROPS, COUNTERS, NEXT_HOPS, RULES, RATES, SEQUENCES |
-//! | system call | FLOWS, FORWARDS, TAPS, DENY, NAMES |
+//! The references handed out ([`SlotRef`], [`VmRef`], [`NextHopRef`], counter rows) stay valid as
+//! long as the process lives: the mappings of a [`SharedMaps`] are never removed, even when it is
+//! dropped. A process makes one.
 
 mod claim;
 mod mapped;
@@ -44,38 +43,38 @@ pub use self::{
 };
 use crate::{Error, Result, layout::MapName};
 
-/// Key of `DENY` as the kernel wants it.
+/// Key of `DENY` in the layout of an LPM trie.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DenyPrefix {
-    /// How many bits of `key` count: 32 for the policy, and those of the destination.
+    /// Number of bits of `key` that are compared: 32 for the policy, and those of the destination.
     pub prefix_len: u32,
-    /// Policy and destination.
+    /// Policy number and destination address.
     pub key: DenyKey,
 }
 
 // SAFETY: `repr(C)`, three words, no padding.
 unsafe impl Pod for DenyPrefix {}
 
-/// All maps, for reading and writing.
+/// All maps, readable and writable.
 #[derive(Debug)]
 pub struct SharedMaps {
-    /// Descriptors of the mapped ones; the others are in their tables.
+    /// Descriptors of the mapped arrays; those of the other maps are in their tables.
     arrays: Vec<(MapName, OwnedFd)>,
     memory: Memory,
-    /// Tuples to slots.
+    /// Flow table: tuples to slots.
     pub flows: Table<Tuple, FlowRef>,
-    /// Ports of the host to guests.
+    /// Forwards: ports of the host to guests.
     pub forwards: Table<ForwardKey, ForwardTarget>,
-    /// Ifindexes of TAPs to VMs.
+    /// TAPs: ifindexes to VMs.
     pub taps: Table<u32, TapEntry>,
-    /// Denied destinations to rules.
+    /// Denied destinations, each with the rule that denies it.
     pub deny: Table<DenyPrefix, u32>,
-    /// What DNS opened.
+    /// Addresses that DNS answers opened.
     pub names: Table<NameKey, NameValue>,
 }
 
-/// The mapped arrays.
+/// The arrays that are mapped into memory.
 #[derive(Debug)]
 struct Memory {
     meta: Mapped<maps::Meta>,
@@ -92,14 +91,21 @@ struct Memory {
 }
 
 impl SharedMaps {
-    /// Opens what is pinned in `pin_dir`. Needs to be root.
+    /// Opens the maps pinned in `pin_dir`. Requires root.
+    ///
+    /// # Errors
+    /// A map is missing or cannot be opened, has another ABI version or shape, or cannot be mapped.
     pub fn open_pinned(pin_dir: &Path) -> Result<Self> {
         let fds = open_pins(pin_dir)?;
         check_pinned(&fds, pin_dir, None)?;
         Self::from_fds(fds)
     }
 
-    /// From descriptors in the order of [`MapName::ALL`], as [`SharedMaps::fds`] gives them.
+    /// Opens the maps by descriptors in the order of [`MapName::ALL`], as [`SharedMaps::fds`]
+    /// returns them.
+    ///
+    /// # Errors
+    /// A descriptor is not the expected map, a map cannot be mapped, or the ABI version differs.
     pub fn from_fds(fds: Vec<OwnedFd>) -> Result<Self> {
         let maps = Self::assemble(fds)?;
         let theirs = maps.meta_abi_version().load(Acquire);
@@ -113,7 +119,8 @@ impl SharedMaps {
         Ok(maps)
     }
 
-    /// As [`SharedMaps::from_fds`], of maps that may just have been made.
+    /// Opens maps as [`SharedMaps::from_fds`] does, but accepts maps without a version, which were
+    /// just made.
     pub(crate) fn assemble(fds: Vec<OwnedFd>) -> Result<Self> {
         let slots = check_descriptors(&fds)?;
         let memory = Memory::new(&fds, slots, Protection::ReadWrite)?;
@@ -143,7 +150,7 @@ impl SharedMaps {
         })
     }
 
-    /// The descriptors, in the order of [`MapName::ALL`], to hand over to another process.
+    /// Returns the descriptors in the order of [`MapName::ALL`], to be passed to another process.
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
         MapName::ALL
             .into_iter()
@@ -162,31 +169,31 @@ impl SharedMaps {
             .collect()
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     pub fn slots(&self) -> u32 {
         self.memory.slots.elements()
     }
 
-    /// A slot; `None` beyond the last.
+    /// Returns a slot; `None` beyond the last.
     pub fn slot(&self, index: u32) -> Option<SlotRef> {
         // SAFETY: an element of SLOTS; the mapping is never taken down.
         Some(unsafe { SlotRef::new(self.memory.slots.at(index)?) })
     }
 
-    /// Where a slot's connection stands in sequence space; `None` beyond the last.
+    /// Returns the TCP sequence state of a slot's connection; `None` beyond the last.
     pub fn sequences(&self, index: u32) -> Option<SequencesRef> {
         // SAFETY: an element of SEQUENCES; the mapping is never taken down.
         Some(unsafe { SequencesRef::new(self.memory.sequences.at(index)?) })
     }
 
-    /// A VM's row; `None` beyond the last. Row 0 is nobody's.
+    /// Returns a VM's row; `None` beyond the last. Row 0 belongs to no VM.
     pub fn vm(&self, row: u32) -> Option<VmRef> {
         // SAFETY: an element of VMS; the mapping is never taken down.
         Some(unsafe { VmRef::new(self.memory.vms.at(row)?) })
     }
 
-    /// Drops everything of a VM in the programs, both ways and from the engine too, or lets it pass
-    /// again. Whether there is such a row.
+    /// Freezes or thaws a VM. The programs drop all packets of a frozen VM, in both directions and
+    /// from the engine. Returns whether the row exists.
     pub fn set_frozen(&self, row: u32, frozen: bool) -> bool {
         self.set_flag(row, VmFlags::FROZEN, frozen)
     }
@@ -197,7 +204,7 @@ impl SharedMaps {
         vm.is_some_and(|vm| vm.flags().load(Acquire) & VmFlags::FROZEN != 0)
     }
 
-    /// Limits what passes from and to a VM; `None` lifts every limit. Whether there is such a row.
+    /// Sets the rate limits of a VM; `None` removes every limit. Returns whether the row exists.
     pub fn set_rates(&self, row: u32, rates: Option<VmRates>) -> bool {
         let rates = rates.unwrap_or_default();
         let Some(limits) = self.rate_limits(row) else {
@@ -207,17 +214,18 @@ impl SharedMaps {
         self.set_flag(row, VmFlags::LIMITED, rates.is_limited())
     }
 
-    /// How a VM is limited.
+    /// Returns the rate limits of a VM; `None` beyond the last row.
     pub fn rates(&self, row: u32) -> Option<VmRates> {
         self.rate_limits(row).map(RateRef::get)
     }
 
-    /// A VM's limits, by which it is charged.
+    /// Returns the token buckets of a VM, to be charged; `None` beyond the last row.
     pub fn rate_limits(&self, row: u32) -> Option<RateRef> {
         // SAFETY: an element of RATES; the mapping is never taken down.
         Some(unsafe { RateRef::new(self.memory.rates.at(row)?) })
     }
 
+    /// Sets or clears a flag of a VM's row. Returns whether the row exists.
     fn set_flag(&self, row: u32, flag: u32, on: bool) -> bool {
         let Some(vm) = self.vm(row) else {
             return false;
@@ -230,26 +238,26 @@ impl SharedMaps {
         true
     }
 
-    /// A next hop; `None` beyond the last. Element 0 is nobody's.
+    /// Returns a next hop; `None` beyond the last. Element 0 is never claimed.
     pub fn next_hop(&self, index: u32) -> Option<NextHopRef> {
         // SAFETY: an element of NEXT_HOPS; the mapping is never taken down.
         Some(unsafe { NextHopRef::new(self.memory.next_hops.at(index)?) })
     }
 
-    /// A VM's drop counters, to be changed by [`slipgate_abi::count::drop_packet`]. The address
-    /// stays good as long as the process lives.
+    /// Returns a VM's drop counters, to be changed by [`slipgate_abi::count::drop_packet`]. The
+    /// address stays valid as long as the process lives.
     pub fn drops(&self, row: u32) -> Option<*mut DropCounters> {
         self.memory.drops.at(row)
     }
 
-    /// A VM's counters, to be changed by atomics. The address stays good as long as the process
-    /// lives.
+    /// Returns a VM's counters, to be changed by atomics. The address stays valid as long as the
+    /// process lives.
     pub fn counters(&self, row: u32) -> Option<*mut VmCounters> {
         self.memory.counters.at(row)
     }
 
-    /// Writes a rule, with its text cut at its field's size on a character boundary. Whether there
-    /// is such an element.
+    /// Writes a rule. Its text is truncated to the field on a character boundary. Returns whether
+    /// the element exists.
     pub fn set_rule(&self, index: u32, rule: RuleElement, text: &str) -> bool {
         let Some(at) = self.memory.rules.at(index) else {
             return false;
@@ -262,8 +270,8 @@ impl SharedMaps {
         true
     }
 
-    /// What these elements of `RULES` refused so far is counted as other rules' from now on: they
-    /// are about to mean something else.
+    /// Moves the refusals counted for these elements of `RULES` to those by other rules: the
+    /// elements are about to hold other rules.
     pub fn forget_refusals_by(&self, rules: std::ops::Range<u32>) {
         for counters in (0..maps::MAX_VMS).filter_map(|row| self.counters(row)) {
             // SAFETY: an element of COUNTERS, whose words all sides change by atomics. A refusal
@@ -284,7 +292,8 @@ impl SharedMaps {
         }
     }
 
-    /// A rule: what it is told by, and its text, which [`text_of`] reads.
+    /// Returns a rule: its identity and its text, which [`text_of`] decodes. `None` beyond the
+    /// last.
     pub fn rule_element(&self, index: u32) -> Option<RuleElement> {
         self.memory.rule_element(index)
     }
@@ -297,7 +306,8 @@ impl SharedMaps {
         self.memory.meta_word(offset_of!(maps::Meta, slots))
     }
 
-    /// What slots and generations are unique within: another number whenever the maps are made.
+    /// Returns the number of this instance of the maps, drawn whenever they are made: slots and
+    /// generations are unique within it.
     pub fn instance(&self) -> u32 {
         self.meta_instance().load(Acquire)
     }
@@ -310,7 +320,7 @@ impl SharedMaps {
         self.memory.meta_word(offset_of!(maps::Meta, next_vm_id))
     }
 
-    /// The process in a row of OWNERS; 0: none.
+    /// Returns the pid in a row of OWNERS; 0: none.
     pub(crate) fn owner_pid(&self, row: u32) -> u32 {
         // SAFETY: a word of a mapped element.
         self.owner(row).map_or(0, |owner| unsafe {
@@ -318,20 +328,20 @@ impl SharedMaps {
         })
     }
 
-    /// The rows of OWNERS that a process has, or had when it was killed: a bit each.
+    /// Returns a bit mask of the rows of OWNERS that have a process, or had one that was killed.
     pub fn owners(&self) -> u64 {
         let taken = (0..maps::MAX_OWNERS).filter(|row| self.owner_pid(*row) != 0);
         taken.fold(0, |owners, row| owners | 1 << row)
     }
 
-    /// A row of OWNERS.
+    /// Returns a row of OWNERS; `None` beyond the last.
     pub(crate) fn owner(&self, row: u32) -> Option<*mut maps::Owner> {
         self.memory.owners.at(row)
     }
 }
 
 impl Memory {
-    /// `fds` were checked.
+    /// Maps the arrays. The shapes of `fds` have been checked.
     fn new(fds: &[OwnedFd], slots: u32, protection: Protection) -> Result<Self> {
         fn map<T>(
             fds: &[OwnedFd],
@@ -377,14 +387,14 @@ impl Memory {
     }
 }
 
-/// Zero-pads `text` into `field`, cut on a character boundary.
+/// Writes `text` into `field`, truncated on a character boundary and padded with zeros.
 pub(crate) fn fill_text(field: &mut [u8], text: &str) {
     let length = text.floor_char_boundary(field.len());
     field.fill(0);
     field[..length].copy_from_slice(&text.as_bytes()[..length]);
 }
 
-/// The text of a zero-padded field.
+/// Returns the text of a zero-padded field.
 pub fn text_of(field: &[u8]) -> String {
     let length = field.iter().position(|b| *b == 0).unwrap_or(field.len());
     String::from_utf8_lossy(&field[..length]).into_owned()

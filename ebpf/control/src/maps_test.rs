@@ -39,7 +39,7 @@ fn what_a_rule_refused_is_not_its_successors() {
         let datapath = datapath();
         let maps = datapath.maps();
         let counters = maps.counters(7).unwrap();
-        // SAFETY: a row that nobody else uses.
+        // SAFETY: a row that no other thread uses.
         let row = unsafe { &mut *counters };
         for (place, rule, flows) in [(0, 3, 10), (1, 4, 20), (2, 9, 40)] {
             row.refused_by_rule[place].rule = rule + 1;
@@ -80,7 +80,7 @@ fn a_process_without_capability_uses_what_it_was_handed() {
                 .output()
                 .unwrap();
             for number in numbers {
-                // SAFETY: ours, and used no more.
+                // SAFETY: our own descriptors, not used any more.
                 unsafe { libc::close(number) };
             }
             let said = String::from_utf8_lossy(&output.stdout);
@@ -214,7 +214,7 @@ fn chunks_are_claimed_once_and_the_last_is_kept_for_another() {
             let starts: HashSet<_> = claimed.iter().map(|(chunk, _)| chunk.start).collect();
             assert_eq!(starts.len(), claimed.len());
             assert!(claimed.len() <= 3);
-            // Of those who met none may have been let in.
+            // Claims that met may all have been refused.
             while maps.chunks_of(1).len() < 3 {
                 assert!(maps.claim_chunk(1, 0).is_some());
             }
@@ -225,7 +225,7 @@ fn chunks_are_claimed_once_and_the_last_is_kept_for_another() {
     );
 }
 
-/// The other end of the maps, as another process has it.
+/// Maps the same maps again, as another process does.
 fn mapped_again(maps: &SharedMaps) -> SharedMaps {
     let fds = maps.fds().into_iter();
     SharedMaps::from_fds(fds.map(|fd| fd.try_clone_to_owned().unwrap()).collect()).unwrap()

@@ -1,5 +1,5 @@
-//! Links, addresses, routes and neighbours: asked for once, then followed; and the next hops that
-//! the programs use, kept fresh from them. Also the few requests made by netlink.
+//! Links, addresses, routes and neighbours: listed once, then followed; and the next hops that the
+//! programs use, kept up to date from them. Also single netlink requests.
 
 mod network;
 mod next_hops;
@@ -18,7 +18,7 @@ pub use self::{
 };
 use crate::Result;
 
-/// Removes a device.
+/// Removes a network device.
 pub(crate) fn remove_link(ifindex: u32, name: &str) -> Result<()> {
     let mut message = LinkMessage::default();
     message.header.index = ifindex;

@@ -23,7 +23,7 @@ fn uplink() -> u32 {
         .unwrap()
 }
 
-/// Waits in poll, as a broker does, until the network is as said.
+/// Waits in poll, as a broker does, until the network meets the condition.
 fn until(watch: &mut NetworkWatch, what: &str, is: impl Fn(&Network) -> bool) {
     for _ in 0..100 {
         watch.update().unwrap();
@@ -35,7 +35,7 @@ fn until(watch: &mut NetworkWatch, what: &str, is: impl Fn(&Network) -> bool) {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one entry, as said.
+        // SAFETY: one entry, as the count says.
         unsafe { libc::poll(&raw mut poll, 1, 50) };
     }
     panic!("never {what}: {:#?}", watch.network());
@@ -127,7 +127,7 @@ fn changes_are_followed() {
         until(&mut watch, "an address less", |n| {
             n.addresses.iter().all(|a| a.address.octets()[3] != 3)
         });
-        // The kernel tells nothing of the routes that go with a link.
+        // The kernel does not report the routes that are removed with a link.
         run("ip link set up0 down");
         until(&mut watch, "no default route", |n| {
             n.default_uplink().is_none()
@@ -243,7 +243,7 @@ fn a_next_hop_that_is_given_back_is_kept_known_no_more() {
         hops.refresh(maps, watch.network(), up0).unwrap();
         assert!(!managed("192.0.2.1 ") && managed("192.0.2.7 "));
 
-        // Whoever claims it next finds it out of use, and what a late writer does keeps it so.
+        // The next claimant finds it out of use, and a late writer does not change that.
         let hop = maps.next_hop(index).unwrap();
         let late = hop.withdraw();
         assert_eq!(maps.claim_next_hop(6, up0, other, 0), Some(index));
@@ -252,7 +252,7 @@ fn a_next_hop_that_is_given_back_is_kept_known_no_more() {
     });
 }
 
-/// The engine writes there, and may be somebody else's by then.
+/// The engine writes there, and an attacker may control it.
 #[test]
 fn neighbours_are_asked_for_where_the_hosts_routes_lead_by_the_uplink_and_nowhere_else() {
     in_netns("foreign_next_hops", || {
@@ -340,7 +340,8 @@ fn neighbours_are_asked_for_so_many_at_a_time() {
     });
 }
 
-/// Whatever the reason (a full table, a link that went): the broker goes on.
+/// The broker continues when the kernel refuses a neighbour, for whatever reason (a full table, a
+/// link that is gone).
 #[test]
 fn a_neighbour_that_the_kernel_refuses_is_left_to_the_programs() {
     in_netns("refused_neighbour", || {
@@ -359,7 +360,7 @@ fn a_neighbour_that_the_kernel_refuses_is_left_to_the_programs() {
     });
 }
 
-/// Runs with CAP_NET_ADMIN not in effect, which is the calling thread's own.
+/// Runs with CAP_NET_ADMIN not in effect in the calling thread.
 fn without_net_admin(body: impl FnOnce()) {
     /// `_LINUX_CAPABILITY_VERSION_3`, of this thread.
     static HEADER: [u32; 2] = [0x2008_0522, 0];
@@ -396,7 +397,7 @@ fn a_link_without_l2_needs_no_neighbour() {
             .claim_next_hop(0, ifindex, Ipv4Addr::UNSPECIFIED, 0)
             .unwrap();
         let mut watch = NetworkWatch::open().unwrap();
-        // A tun has a carrier only while somebody has it open.
+        // A tun has a carrier only while a process has it open.
         let valid = NextHops::new(0)
             .unwrap()
             .refresh(maps, watch.network(), ifindex)
@@ -445,7 +446,8 @@ fn a_network_goes_over_a_channel() {
     });
 }
 
-/// Descriptors are short: what was missed is told when there are some again, and nobody ends for it.
+/// While descriptors are short, changes are missed; they are reported once there are descriptors
+/// again, and the watch does not fail.
 #[test]
 fn who_is_short_of_descriptors_falls_behind_and_catches_up() {
     // The limit is the whole process's, and other tests run beside.
@@ -499,7 +501,7 @@ fn short_of_descriptors() {
     });
 }
 
-/// Runs while no descriptor can be made.
+/// Runs while no descriptor can be allocated.
 fn without_descriptors(body: impl FnOnce()) {
     let limit = |soft| {
         // SAFETY: a struct of integers.

@@ -1,16 +1,16 @@
-//! The BPF objects, embedded, so that one file is all there is to install.
+//! The embedded BPF objects: the binary is the only file to install.
 
 use crate::{Error, Result};
 
-/// What runs unless told otherwise.
+/// The default build of the programs.
 static PLAIN: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/slipgate.o"));
-/// The same programs, which also log what they decide.
+/// The logging build of the same programs, which logs their decisions.
 static LOGGING: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/slipgate-log.o"));
 
-/// The ELF object of one of the two builds.
+/// Returns the ELF object of the logging or the default build.
 ///
 /// # Errors
-/// [`Error::StubObject`] when there was none to embed when this binary was built.
+/// [`Error::StubObject`] if there was none to embed when this binary was built.
 pub fn bytes(logging: bool) -> Result<&'static [u8]> {
     let (name, bytes) = match logging {
         true => ("slipgate-log.o", LOGGING),

@@ -1,16 +1,17 @@
-//! Who serves which VMs: a row of `OWNERS` per process, held by a lock that dies with it.
+//! Owners of VMs: a row of `OWNERS` per process, held by a lock that is freed when the process
+//! dies.
 //!
 //! # Theory of operation
 //!
 //! A process takes a row by locking `owner-<row>.lock`; the kernel frees the lock however the
-//! process ends. A row whose lock is free but that has VMs or chunks of slots is a dead process's:
-//! its established flows still run. Whoever is asked to serve one of those VMs takes that row, and
-//! with it everything of the dead process (adoption). When the VMs asked for are spread over
-//! several dead rows, all are locked and what they have moves to the first.
+//! process ends. A row whose lock is free but that has VMs or chunks of slots belongs to a dead
+//! process, whose established flows still run. A process that is to serve one of those VMs takes
+//! that row, and with it everything of the dead process (adoption). If the requested VMs are spread
+//! over several dead rows, all of these are locked, and their contents move to the first.
 //!
-//! Taking, releasing and sweeping hold the directory's lock, so no row changes hands meanwhile. A
-//! slot's owner is its chunk's: `Slot::owner` says who admitted the flow, which adoption does not
-//! change.
+//! Taking, releasing and sweeping hold the directory's lock, so no row changes its owner meanwhile.
+//! The owner of a slot is that of its chunk. `Slot::owner` records the process that admitted the
+//! flow, which adoption does not change.
 
 mod sweep;
 pub(crate) mod taps;
@@ -39,30 +40,33 @@ use crate::{
     vm_rows,
 };
 
-/// How long after its broker a killed process's engine may hold the row.
+/// Time for which a killed process's engine may hold the row after its broker has died.
 const ENGINE_DIES_WITHIN: Duration = Duration::from_secs(2);
 
-/// A held row of `OWNERS`.
+/// A row of `OWNERS` that this process holds.
 #[derive(Debug)]
 pub struct Owner {
     row: u32,
-    /// It, and those that were merged into it.
+    /// The row, and those that were merged into it.
     rows: Vec<u32>,
     epoch: u32,
     adopted: bool,
-    /// The row's own, and those of rows merged into it: until they are seen to be empty, nobody
-    /// else may take them.
+    /// Locks of the row, and of rows merged into it: no other process may take those until they are
+    /// found empty.
     locks: Vec<FileLock>,
 }
 
 impl Owner {
-    /// Takes a row: the one that has the VMs of these names, when its process is dead, else one
-    /// that has nothing.
+    /// Takes a row: the one that has the VMs of these names if its process is dead, otherwise an
+    /// empty one.
+    ///
+    /// # Errors
+    /// A living process serves one of the VMs, no row is free, or a lock is not obtained.
     pub fn take(maps: &SharedMaps, paths: &Paths, names: &[&str]) -> Result<Self> {
         let _all = FileLock::wait(&paths.run_dir.join("lock"), PATIENCE)?;
         let mut adopted = Vec::new();
         for row in rows_with_vms(maps, names) {
-            match take_of_the_dead(maps, paths, row)? {
+            match take_dead(maps, paths, row)? {
                 Some(lock) => adopted.push((row, lock)),
                 None => return Err(in_use(maps, row, names)),
             }
@@ -88,34 +92,34 @@ impl Owner {
         })
     }
 
-    /// The row.
+    /// Returns the index of the row.
     pub fn row(&self) -> u32 {
         self.row
     }
 
-    /// How many processes have had it, this one included.
+    /// Returns how many processes have had the row, this one included.
     pub fn epoch(&self) -> u32 {
         self.epoch
     }
 
-    /// Whether it came with VMs or flows of a dead process.
+    /// Whether the row had VMs or flows of a dead process.
     pub fn adopted(&self) -> bool {
         self.adopted
     }
 
-    /// The descriptors that hold the row. A copy in the engine keeps the row for as long as the
-    /// engine lives: the kernel frees a killed broker's locks before it kills the engine.
+    /// Returns the descriptors whose locks hold the row. A copy in the engine keeps the row as long
+    /// as the engine lives: the kernel frees a killed broker's locks before it kills the engine.
     pub fn lock_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.locks.iter().map(FileLock::as_fd)
     }
 
-    /// Writes down the engine port.
+    /// Records the ifindex of the engine port in the row.
     pub fn set_port(&self, maps: &SharedMaps, ifindex: u32) {
         word(maps, self.row, Field::Port).store(ifindex, Release);
     }
 
-    /// Gives back what the row has. Its flows have ended and its VMs are closed by now; a chunk
-    /// with a slot that is not free is kept, for an adopter.
+    /// Releases the row's chunks and next hops. Its flows have ended and its VMs are closed; a
+    /// chunk with a slot that is not free is kept, for an adopter.
     fn release(&self, maps: &SharedMaps) {
         sweep::free_chunks(maps, self.row);
         if maps.chunks_of(self.row).is_empty() {
@@ -128,9 +132,12 @@ impl Owner {
 }
 
 impl Datapath {
-    /// Ends an orderly stop, after the engine's: removes the owner's engine port and gives its row
-    /// back; and, when nobody else lives or has left VMs behind, takes all programs off and removes
-    /// all pins. Whether it did the latter.
+    /// Completes an orderly stop, after the engine has ended: removes the owner's engine port and
+    /// releases its row. If no other process lives or has left VMs, it also detaches all programs
+    /// and removes all pins. Returns whether it did the latter.
+    ///
+    /// # Errors
+    /// The lock is not obtained, or a device, program or pin cannot be removed.
     pub fn remove_if_last(self, owner: Owner) -> Result<bool> {
         let (row, paths) = (owner.row, self.paths.clone());
         EnginePort::remove(row)?;
@@ -154,9 +161,10 @@ impl Datapath {
     }
 }
 
-/// Takes the lock of a row that has VMs we want, unless its process lives. That of a process just
-/// killed may be held for a moment by its engine, which the kernel kills after it.
-fn take_of_the_dead(maps: &SharedMaps, paths: &Paths, row: u32) -> Result<Option<FileLock>> {
+/// Takes the lock of a row that has requested VMs, unless its process lives. The engine of a
+/// process that was just killed may hold the lock for a moment: the kernel kills it after the
+/// broker.
+fn take_dead(maps: &SharedMaps, paths: &Paths, row: u32) -> Result<Option<FileLock>> {
     let path = lock_path(paths, row);
     let deadline = Instant::now() + ENGINE_DIES_WITHIN;
     loop {
@@ -168,12 +176,15 @@ fn take_of_the_dead(maps: &SharedMaps, paths: &Paths, row: u32) -> Result<Option
     }
 }
 
-/// Whether there is a process of this number.
+/// Whether a process with this pid exists.
 pub(crate) fn is_process(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
-/// The rows that processes hold. `patience`: how long the lock is waited for.
+/// Returns the rows that living processes hold. `patience`: time-out of the lock.
+///
+/// # Errors
+/// The directory's lock is not obtained, or a row's lock file cannot be opened.
 pub fn living(paths: &Paths, patience: Duration) -> Result<Vec<u32>> {
     let _all = FileLock::wait(&paths.run_dir.join("lock"), patience)?;
     let mut living = Vec::new();
@@ -185,7 +196,7 @@ pub fn living(paths: &Paths, patience: Duration) -> Result<Vec<u32>> {
     Ok(living)
 }
 
-/// The rows that have VMs of these names, without repetition.
+/// Returns the rows that have VMs of these names, without duplicates.
 fn rows_with_vms(maps: &SharedMaps, names: &[&str]) -> Vec<u32> {
     let mut rows: Vec<u32> = names
         .iter()
@@ -226,12 +237,12 @@ fn take_empty(maps: &SharedMaps, paths: &Paths) -> Result<(u32, FileLock)> {
     })
 }
 
-/// Whether the row has VMs or slots.
+/// Whether the row has VMs or chunks of slots.
 fn has_anything(maps: &SharedMaps, row: u32) -> bool {
     vm_rows::rows_of(maps, row).next().is_some() || !maps.chunks_of(row).is_empty()
 }
 
-/// Moves what a dead owner has.
+/// Moves chunks, next hops and VMs from a dead owner's row to another.
 fn merge(maps: &SharedMaps, from: u32, to: u32) {
     for index in 0..maps.chunks() {
         maps.move_chunk(index, from, to);
@@ -250,6 +261,7 @@ fn merge(maps: &SharedMaps, from: u32, to: u32) {
     }
 }
 
+/// A word of a row of `OWNERS`.
 #[derive(Clone, Copy)]
 enum Field {
     Epoch,
@@ -257,7 +269,7 @@ enum Field {
     Port,
 }
 
-/// A word of a row that exists.
+/// Returns a word of an existing row.
 fn word(maps: &SharedMaps, row: u32, field: Field) -> &AtomicU32 {
     let owner = maps.owner(row).expect("rows are below MAX_OWNERS");
     // SAFETY: words of a mapped element, reached by atomics on all sides.

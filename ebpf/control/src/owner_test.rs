@@ -42,7 +42,7 @@ fn a_dead_owners_row_is_adopted_by_who_serves_its_vms() {
         let chunk = maps.claim_chunk(row, 0).unwrap().0;
         drop(first);
 
-        // Somebody who serves another VM leaves it alone.
+        // A process that serves another VM leaves it alone.
         let other = take(&["b"]);
         assert_ne!(other.row(), row);
 
@@ -84,7 +84,7 @@ fn several_dead_owners_rows_become_one() {
     });
 }
 
-/// The lock dies with the process, not with anything that it does.
+/// The lock is freed when the process dies, whatever it did.
 #[test]
 fn killing_the_owner_frees_its_row() {
     in_netns("killing_the_owner_frees_its_row", || {
@@ -111,7 +111,7 @@ fn killing_the_owner_frees_its_row() {
 
 /// Fills a slot for a flow of VM 1.
 fn fill(slot: SlotRef, generation: u32, port: u16, verdict: Verdict) {
-    // SAFETY: a mapped slot that nobody else uses.
+    // SAFETY: a mapped slot that no other thread uses.
     unsafe {
         slot.as_ptr().write(Slot {
             generation,
@@ -273,7 +273,7 @@ fn who_waits_for_the_last_owner_begins_anew() {
     });
 }
 
-/// An index that came again is another device, whatever the pin says.
+/// A reused index is another device, whatever the pin says.
 #[test]
 fn only_engine_ports_are_removed_with_their_program() {
     in_netns("only_engine_ports_are_removed_with_their_program", || {

@@ -1,7 +1,7 @@
-//! Where the pins and the locks of one network namespace are.
+//! Directories of the pins and locks of one network namespace.
 //!
-//! Ifindexes mean nothing outside their network namespace, so neither do the maps: each namespace
-//! has a directory of its own, named by the namespace's inode number.
+//! Ifindexes are valid within their network namespace only, and so are the maps: each namespace has
+//! a directory of its own, named by the namespace's inode number.
 
 use std::{
     ffi::OsString,
@@ -17,27 +17,31 @@ pub use crate::bpf::BPFFS;
 use crate::{Error, Result, fingerprint::fingerprint};
 
 pub(crate) const PINS: &str = "/sys/fs/bpf/slipgate";
+/// File beside the locks with the cookie of the pins' network namespace.
 pub(crate) const COOKIE_FILE: &str = "netns-cookie";
 pub(crate) const RUN: &str = "/run/slipgate";
-/// Beside the locks: where the pins are that they guard.
+/// File beside the locks with the path of the pins that they guard.
 pub(crate) const PINS_FILE: &str = "pin-dir";
-/// Beside the locks: which build the pinned programs are of.
+/// File beside the locks with the build of the pinned programs.
 pub(crate) const BUILD_FILE: &str = "programs-build";
-/// Of the files beside the locks that say which TAPs a process serves.
+/// Suffix of the files beside the locks that list the TAPs of a process.
 pub(crate) const TAPS_SUFFIX: &str = ".taps";
 
-/// The directories of one set of pinned state.
+/// Directories of one set of pins.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Paths {
-    /// On bpffs: a pin per map, program and link. Root only.
+    /// Directory on bpffs: a pin per map, program and attachment. Root only.
     pub pin_dir: PathBuf,
-    /// Lock files, and room for the control socket. Root only.
+    /// Directory of the lock files and the control socket. Root only.
     pub run_dir: PathBuf,
 }
 
 impl Paths {
-    /// `/sys/fs/bpf/slipgate/<inode>` and `/run/slipgate/<inode>` of the calling thread's network
-    /// namespace.
+    /// Returns `/sys/fs/bpf/slipgate/<inode>` and `/run/slipgate/<inode>` of the calling thread's
+    /// network namespace.
+    ///
+    /// # Errors
+    /// The namespace's inode number cannot be read.
     pub fn of_this_netns() -> Result<Self> {
         let inode = netns_inode()?;
         Ok(Self {
@@ -46,7 +50,11 @@ impl Paths {
         })
     }
 
-    /// Another pin directory. Its locks are its own, whichever way its path is written.
+    /// Returns the directories for another pin directory. The lock directory depends on the
+    /// resolved path, however it is written.
+    ///
+    /// # Errors
+    /// The path cannot be resolved, or the namespace's inode number cannot be read.
     pub fn with_pin_dir(pin_dir: PathBuf) -> Result<Self> {
         let usual = Self::of_this_netns()?;
         let pin_dir = resolve(&pin_dir).map_err(Error::os(format!(
@@ -60,7 +68,7 @@ impl Paths {
         Ok(Self { pin_dir, run_dir })
     }
 
-    /// Makes both directories, and those above, for root only.
+    /// Makes both directories, and their parents, for root only.
     pub(crate) fn create(&self) -> Result<()> {
         for dir in [&self.pin_dir, &self.run_dir] {
             make_private(dir)?;
@@ -68,8 +76,8 @@ impl Paths {
         Ok(())
     }
 
-    /// Removes both directories, and from the second the locks. The caller holds `lock`; one who
-    /// waits for it sees that the file is no longer the named one, and begins anew.
+    /// Removes both directories, and the locks in the second. The caller holds `lock`. A process
+    /// that waits for it finds that the path no longer names its file, and starts over.
     pub(crate) fn remove(&self) -> Result<()> {
         remove_if_there(&self.pin_dir, |d| fs::remove_dir(d))?;
         self.remove_run_dir()
@@ -85,9 +93,9 @@ impl Paths {
                 .iter()
                 .any(|own| name == *own)
                 || name.as_encoded_bytes().starts_with(b"owner-")
-                // A killed process's: nobody lives.
+                // Of a killed process: no process lives.
                 || name.as_encoded_bytes().ends_with(b".sock")
-                // What it had in force: there is nothing left to go on with.
+                // The policy it had in force: no flow is left to continue under it.
                 || name.as_encoded_bytes().ends_with(b".policy")
                 || name.as_encoded_bytes().ends_with(b".policy-new")
                 || name.as_encoded_bytes().ends_with(b".rules")
@@ -97,16 +105,16 @@ impl Paths {
                 remove_if_there(&entry.path(), |f| fs::remove_file(f))?;
             }
         }
-        // Last: from now on another may hold the lock.
+        // Last: afterwards another process may hold the lock.
         remove_if_there(&self.run_dir.join("lock"), |f| fs::remove_file(f))?;
-        // What else is in it is somebody else's.
+        // Other files in it are not slipgate's.
         let _ = fs::remove_dir(&self.run_dir);
         Ok(())
     }
 
-    /// Whether the pins are of a namespace that is gone: inode numbers are given out again.
+    /// Whether the pins belong to a namespace that is gone: inode numbers are reused.
     ///
-    /// The namespace's cookie, which is not, is kept beside the locks.
+    /// The namespace's cookie, which is never reused, is kept beside the locks.
     pub(crate) fn are_stale(&self) -> Result<bool> {
         match self.kept_cookie()? {
             Some(kept) => Ok(kept != netns_cookie()?.to_string()),
@@ -114,7 +122,7 @@ impl Paths {
         }
     }
 
-    /// That of the namespace which the pins are of, if it was noted.
+    /// Returns the cookie of the namespace that the pins belong to, if it was recorded.
     pub(crate) fn kept_cookie(&self) -> Result<Option<String>> {
         let path = self.cookie_path();
         match fs::read_to_string(&path) {
@@ -124,7 +132,7 @@ impl Paths {
         }
     }
 
-    /// Notes which namespace the pins are of.
+    /// Records the namespace that the pins belong to, and their path.
     pub(crate) fn keep_cookie(&self) -> Result<()> {
         let path = self.cookie_path();
         fs::write(&path, netns_cookie()?.to_string())
@@ -143,13 +151,13 @@ impl Paths {
     }
 }
 
-/// Where the pins are that the locks in a run directory guard, if that was noted.
+/// Returns the path of the pins that the locks in a run directory guard, if it was recorded.
 pub(crate) fn pin_dir_of(run_dir: &Path) -> Option<PathBuf> {
     let written = fs::read(run_dir.join(PINS_FILE)).unwrap_or_default();
     (!written.is_empty()).then(|| OsString::from_vec(written).into())
 }
 
-/// A path as /proc/self/mountinfo has it: blanks, tabs, line ends and backslashes stand in octal
+/// Decodes a path of /proc/self/mountinfo: spaces, tabs, newlines and backslashes are octal escapes
 /// (proc_pid_mountinfo(5)).
 pub(crate) fn mount_path(field: &[u8]) -> PathBuf {
     let mut path = Vec::with_capacity(field.len());
@@ -164,12 +172,12 @@ pub(crate) fn mount_path(field: &[u8]) -> PathBuf {
     OsString::from_vec(path).into()
 }
 
-/// What tells the locks of one pin directory from those of another.
+/// Returns a hash that distinguishes the lock directories of different pin directories.
 pub(crate) fn hash_of(pin_dir: &Path) -> String {
     fingerprint(pin_dir.as_os_str().as_bytes())
 }
 
-/// The path without links, dots and relative parts, as far as it exists.
+/// Resolves symbolic links, dots and relative parts of a path, as far as it exists.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -183,7 +191,10 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// The inode number of the calling thread's network namespace.
+/// Returns the inode number of the calling thread's network namespace.
+///
+/// # Errors
+/// `/proc` cannot be read.
 pub fn netns_inode() -> Result<u64> {
     // Not /proc/self: that is the process's first thread.
     let path = "/proc/thread-self/ns/net";
@@ -192,7 +203,8 @@ pub fn netns_inode() -> Result<u64> {
         .ino())
 }
 
-/// The calling thread's network namespace, by a number that is never given out again (Linux 5.14).
+/// Returns the cookie of the calling thread's network namespace, which is never reused (Linux
+/// 5.14).
 pub(crate) fn netns_cookie() -> Result<u64> {
     let failed = || Error::os("ask for the network namespace's cookie");
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(failed())?;
@@ -214,18 +226,19 @@ pub(crate) fn netns_cookie() -> Result<u64> {
     Ok(cookie)
 }
 
-/// Makes a directory, and those above, for root only.
+/// Makes a directory, and its parents, for root only.
 pub(crate) fn make_private(dir: &Path) -> Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(dir)
         .map_err(Error::os(format!("make the directory {}", dir.display())))?;
-    // One that was there before may have any mode.
+    // An existing directory may have any mode.
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
         .map_err(Error::os(format!("make {} private", dir.display())))
 }
 
+/// Removes a file or directory. Returns false if it does not exist.
 pub(crate) fn remove_if_there(
     path: &Path,
     remove: impl FnOnce(&Path) -> io::Result<()>,

@@ -1,4 +1,4 @@
-//! Sets of pins: who uses one, which are nobody's any more, and how one is removed.
+//! Sets of pins: whether a process uses one, which are abandoned, and how one is removed.
 
 mod abandoned;
 mod alone;
@@ -18,12 +18,12 @@ use crate::{
     paths,
 };
 
-/// The lock that a process holds for as long as the row of `OWNERS` is its own.
+/// Returns the path of the lock that a process holds as long as it owns the row of `OWNERS`.
 pub(crate) fn lock_path(paths: &Paths, row: u32) -> PathBuf {
     paths.run_dir.join(format!("owner-{row}.lock"))
 }
 
-/// Whether a process holds the row. Rows that never had one have no file.
+/// Whether a process holds the row. A row that no process ever held has no file.
 pub(crate) fn is_alive(paths: &Paths, row: u32) -> Result<bool> {
     let path = lock_path(paths, row);
     if !path.exists() {
@@ -42,7 +42,7 @@ pub(crate) fn is_any_alive(paths: &Paths) -> Result<bool> {
     Ok(false)
 }
 
-/// Removes every pin of ours. Links that only their pin holds go with it.
+/// Removes every pin of slipgate's. A link that only its pin holds is detached with it.
 pub(crate) fn remove_pins(paths: &Paths) -> Result<()> {
     let maps = MapName::ALL.map(|map| map.name().to_owned());
     let programs = Program::ALL.map(|program| program.name().to_owned());

@@ -1,4 +1,4 @@
-//! What this kernel and this process can do, found out by trying.
+//! Capabilities of this kernel and this process, determined by trying.
 
 use std::{
     ffi::CString,
@@ -20,22 +20,22 @@ use crate::{
     paths::BPFFS,
 };
 
-/// One thing that was tried.
+/// Result of one check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Check {
-    /// What it is.
+    /// Name of the feature.
     pub name: &'static str,
-    /// Whether it is there.
+    /// Whether the feature is available.
     pub ok: bool,
     /// Whether slipgate works without it.
     pub optional: bool,
-    /// What was found.
+    /// Description of what was found.
     pub found: String,
-    /// What it is for, and how to get it. `None` when it is there.
+    /// Purpose of the feature, and how to get it; `None` if it is available.
     pub remedy: Option<&'static str>,
 }
 
-/// Tries everything. Changes nothing that outlives the call.
+/// Runs all checks. They change nothing that outlives the call.
 pub fn checks() -> Vec<Check> {
     let tc = |helper: bpf_func_id| calls_helper(helper).map(drop);
     vec![
@@ -96,7 +96,7 @@ pub fn checks() -> Vec<Check> {
     ]
 }
 
-/// tcx where the kernel has it, else clsact.
+/// Returns tcx if the kernel has it, otherwise clsact.
 pub fn best_hook() -> Hook {
     if tcx().is_ok() {
         Hook::Tcx
@@ -105,7 +105,7 @@ pub fn best_hook() -> Hook {
     }
 }
 
-/// Sees to it that pins can be made below `pin_dir`: mounts bpffs in its usual place when it is
+/// Makes sure that pins can be made below `pin_dir`: mounts bpffs in its usual place if it is
 /// missing there.
 pub(crate) fn ensure_bpffs(pin_dir: &Path) -> Result<()> {
     let there = pin_dir
@@ -157,6 +157,7 @@ fn is_bpffs(dir: &Path) -> io::Result<bool> {
     Ok(answer.f_type as u64 == BPF_FS_MAGIC)
 }
 
+/// Makes the result of a check from that of a trial.
 fn check(name: &'static str, optional: bool, remedy: &'static str, tried: io::Result<()>) -> Check {
     let ok = tried.is_ok();
     Check {
@@ -181,7 +182,7 @@ fn kernel() -> Check {
     }
 }
 
-/// Major and minor of a release such as `6.18.44-cloud`.
+/// Returns major and minor version of a release such as `6.18.44-cloud`.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -189,7 +190,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
 
 const SCHED_CLS: u32 = bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS as u32;
 
-/// An instruction: operation, destination register, immediate.
+/// Encodes an instruction: operation, destination register, immediate.
 const fn instruction(code: u8, destination: u8, immediate: i32) -> u64 {
     code as u64 | (destination as u64) << 8 | (immediate as u32 as u64) << 32
 }
@@ -200,13 +201,13 @@ const fn set_register(register: u8, value: i32) -> u64 {
 
 const EXIT: u64 = instruction(0x95, 0, 0);
 
-/// A program that lets everything pass.
+/// Loads a program that passes every packet.
 pub(crate) fn pass_program() -> io::Result<OwnedFd> {
     bpf::prog_load(SCHED_CLS, 0, &[set_register(0, -1), EXIT])
 }
 
-/// Whether a TC program may call this helper. All arguments are zero: what it takes besides the
-/// context are numbers, or pointers that may be null.
+/// Loads a TC program that calls a helper. All arguments are zero: besides the context they are
+/// numbers, or pointers that may be null.
 fn calls_helper(helper: bpf_func_id) -> io::Result<OwnedFd> {
     const CALL: u8 = 0x85;
     let call = instruction(CALL, 0, helper as i32);
@@ -253,8 +254,8 @@ fn mappable_array() -> io::Result<OwnedFd> {
     })
 }
 
-/// Asks for a link on an interface that is not there: a kernel that knows tcx misses the
-/// interface, one that doesn't refuses the attach type.
+/// Requests a link on an interface that does not exist. A kernel that has tcx reports the missing
+/// interface; one without refuses the attach type.
 fn tcx() -> io::Result<()> {
     const NO_INTERFACE: u32 = i32::MAX as u32;
     let program = pass_program()?;

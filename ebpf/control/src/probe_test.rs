@@ -12,7 +12,7 @@ fn everything_needed_is_found_by_trying() {
     });
 }
 
-/// What is tried fails when the kernel does not know it: no check can only succeed.
+/// A trial fails if the kernel lacks the feature: no check can only succeed.
 #[test]
 fn an_unknown_helper_is_not_found() {
     in_netns("an_unknown_helper_is_not_found", || {

@@ -1,12 +1,13 @@
-//! Serves TAPs: the order in which a guest's link opens and shuts, and what happens when somebody
-//! makes it anew.
+//! Service of TAPs: the order in which a guest's link is opened and closed, and the reaction when
+//! its device is made again.
 //!
-//! A TAP without its program carries nothing: it is brought up after attach, and taken down before
-//! detach; and should somebody else take the program away while it is up, one that drops all stands
-//! behind it. That one is a clsact filter also where there is tcx: it lives with the interface, and
-//! removing all pins leaves it. A TAP that is removed and made again under its name is another interface, with another
-//! index and no program; it is served again as soon as the notice comes. Its VM's flows go on,
-//! since slots name the VM's row and the row names the TAP.
+//! A TAP without its program must carry nothing: it is brought up after the attachment, and down
+//! before the detachment. If another process detaches the program while the TAP is up, a program
+//! behind it drops everything. That one is a clsact filter even where there is tcx: it lives with
+//! the interface, and survives the removal of all pins. A TAP that is removed and made again under
+//! its name is another interface, with another index and no program. It is served again as soon as
+//! the notification arrives. Its VM's flows continue, since slots name the VM's row and the row
+//! names the TAP.
 
 use crate::{
     Result,
@@ -17,46 +18,51 @@ use crate::{
     vm,
 };
 
-/// A VM and its TAP, as who serves it knows that: its row may say anything, for engines write there.
+/// A VM and its TAP, as the broker knows them. The VM's row is not trusted: engines write there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Served {
-    /// The VM's row.
+    /// Row of the VM.
     pub vm_row: u32,
-    /// The TAP's name.
+    /// Name of the TAP.
     pub tap: String,
-    /// The index it had when it was served last; `None` while there is none.
+    /// Index of the TAP when it was last served; `None` while there is none.
     pub ifindex: Option<u32>,
-    /// Its MTU then, L3 bytes.
+    /// MTU of the TAP at that time, L3 bytes.
     pub mtu: u32,
 }
 
-/// What became of a TAP.
+/// Change of a TAP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TapChange {
-    /// It is gone. Its VM's packets are dropped until it is there again.
+    /// The TAP is gone. Its VM's packets are dropped until it exists again.
     Gone,
-    /// It was made anew and is served again.
+    /// The TAP was made again and is served again.
     Again {
-        /// The new index.
+        /// New index of the TAP.
         ifindex: u32,
     },
-    /// Its MTU changed, L3 bytes.
+    /// The MTU changed to this value, L3 bytes.
     Mtu(u32),
 }
 
-/// Begins to serve a TAP: sees to it that the host routes nothing of it and sends nothing on it,
-/// attaches, and only then brings it up. Its entry in `TAPS` is there before ([`vm::open`]).
+/// Begins to serve a TAP: keeps the host from forwarding its packets and from sending IPv6 on it,
+/// attaches the programs, and only then brings it up. Its entry in `TAPS` must exist before
+/// ([`vm::open`]).
+///
+/// # Errors
+/// The TAP is gone, its sysctls cannot be written, or a program cannot be attached.
 pub fn serve_tap(datapath: &Datapath, ifindex: u32, hook: Hook) -> Result<()> {
     let tap = Device::with_index(ifindex)?;
     tap.set_forwarding(false)?;
     tap.disable_ipv6()?;
-    shut_behind(datapath, ifindex, hook)?;
+    attach_fallback(datapath, ifindex, hook)?;
     datapath.attach(Program::GuestEgress, ifindex, hook)?;
     tap.set_up(true)
 }
 
-/// A kernel with tcx may be without clsact: there it is the last link, which falls with its pin.
-fn shut_behind(datapath: &Datapath, ifindex: u32, hook: Hook) -> Result<()> {
+/// Attaches the program that drops everything behind all others. A kernel with tcx may lack clsact:
+/// there it is the last link, which is removed with its pin.
+fn attach_fallback(datapath: &Datapath, ifindex: u32, hook: Hook) -> Result<()> {
     match datapath.attach(Program::GuestShut, ifindex, Hook::Clsact) {
         Err(error) if hook == Hook::Tcx => {
             tracing::debug!("{error}");
@@ -66,8 +72,11 @@ fn shut_behind(datapath: &Datapath, ifindex: u32, hook: Hook) -> Result<()> {
     }
 }
 
-/// Ends serving a TAP: takes it down first, so that nothing passes without the program. A TAP that
-/// is gone is fine.
+/// Ends the service of a TAP. It is brought down first, so that nothing passes without the program.
+/// A missing TAP is no error.
+///
+/// # Errors
+/// The TAP cannot be brought down, or a program cannot be detached.
 pub fn shut_tap(datapath: &Datapath, ifindex: u32) -> Result<()> {
     if let Ok(tap) = Device::with_index(ifindex) {
         tap.set_up(false)?;
@@ -77,7 +86,10 @@ pub fn shut_tap(datapath: &Datapath, ifindex: u32) -> Result<()> {
     Ok(())
 }
 
-/// Follows the TAPs after a change of links: what became of whose.
+/// Follows the TAPs after a change of links. Returns the change of each, by the VM's row.
+///
+/// # Errors
+/// An entry of `TAPS` cannot be changed.
 pub fn follow_taps(
     datapath: &Datapath,
     network: &Network,
@@ -105,8 +117,9 @@ pub fn follow_taps(
                 vm::set_mtu(maps, *vm_row, link.mtu);
                 match serve_tap(datapath, ifindex, hook) {
                     Ok(()) => changes.push((*vm_row, TapChange::Again { ifindex })),
-                    // Gone again meanwhile, something else by its name, or what passes: it stays shut
-                    // until it is tried again, and everybody else is served.
+                    // Gone again meanwhile, another kind of device by its name, or a temporary
+                    // error: the TAP stays down until the next attempt, and the other TAPs are
+                    // served.
                     Err(error) => {
                         tracing::warn!("{tap} can't be served now: {error}");
                         if let Ok(device) = Device::with_index(ifindex) {
@@ -124,7 +137,7 @@ pub fn follow_taps(
             Some(_) => {}
         }
     }
-    // In the way of nobody: what is left now goes another time.
+    // An error here hinders nothing: the rest is removed another time.
     if let Err(error) = datapath.remove_defunct() {
         tracing::debug!("{error}");
     }

@@ -103,7 +103,7 @@ fn a_tap_made_again_under_its_name_is_served_again() {
     });
 }
 
-/// The row is the engine's to write, and whoever took that over writes what it likes.
+/// The engine may write the row, and an attacker in it may write anything.
 #[test]
 fn what_a_row_says_of_its_tap_leads_to_nothing() {
     in_netns("what_a_row_says_of_its_tap_leads_to_nothing", || {
@@ -172,7 +172,7 @@ fn a_shut_tap_is_down_and_without_program() {
     });
 }
 
-/// Opens a TAP as its VMM does.
+/// Opens a TAP as a VMM does.
 fn open_tap(name: &str) -> File {
     const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
     let tun = File::options().read(true).write(true).open("/dev/net/tun");
@@ -203,7 +203,7 @@ fn frame_to(mac: [u8; 6]) -> Vec<u8> {
     [&mac[..], &[2, 0, 0, 0, 0, 1], &[8, 0], &ip, &udp].concat()
 }
 
-/// The trap: on a host that routes, a TAP without its program is a way out, un-NATed.
+/// On a host that forwards packets, a TAP without its program would be a way out without NAT.
 #[test]
 fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
     in_netns(
@@ -238,7 +238,7 @@ fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
                 let vm = vm::open(maps, &owner, &spec).unwrap();
                 serve_tap(&datapath, tap, hook).unwrap();
                 let vmm = open_tap("t0");
-                // As if somebody had put that back, too.
+                // As if another process had restored that, too.
                 for key in ["forwarding=1", "rp_filter=0"] {
                     run(&format!("sysctl -qw net.ipv4.conf.t0.{key}"));
                 }

@@ -1,9 +1,9 @@
 //! The engine port: a persistent TAP of slipgate's own, over which kernel and engine pass frames.
 //!
-//! The host must not send a frame of its own on it, nor take one for itself: no ARP, no IPv6, no
-//! forwarding, no address. GSO frames pass whole, both ways: offloads are on, and the MTU is as
-//! large as it goes. It is persistent so that the programs can name it while no engine runs; its
-//! queue then drops, and the link counts what.
+//! The host must neither send frames of its own on it nor receive one: no ARP, no IPv6, no
+//! forwarding, no address. GSO frames pass whole, both ways: offloads are on, and the MTU is the
+//! largest possible. The TAP is persistent so that the programs can name it while no engine runs.
+//! Its queue then drops, and the link counts the drops.
 
 use std::{
     ffi::CStr,
@@ -24,44 +24,47 @@ use crate::{
     load::Datapath,
 };
 
-/// Frames that wait for the engine at most. Credits per VM keep it from filling.
+/// Maximum number of frames that wait for the engine. Credits per VM keep the queue from filling.
 pub const QUEUE_FRAMES: u32 = 16_384;
-/// Of the port's name, before its number: its owner's row, or that and a multiple of
-/// [`MAX_OWNERS`] when somebody else's device has the name.
-/// Names that are tried.
+/// Number of names that are tried. A name is [`PORT_DEVICE`] and a number: the owner's row, plus a
+/// multiple of [`MAX_OWNERS`] if another device has the name.
 const NAMES: u32 = 8;
 /// The largest MTU of a TAP: 65,535 less an Ethernet header.
 const MTU_BYTES: u32 = 65_521;
 /// Size of the legacy `virtio_net_hdr`, which precedes each frame on the descriptor, bytes.
 pub const VNET_HEADER_BYTES: i32 = 10;
 
-/// `TUN_F_*` of `linux/if_tun.h`.
+/// Offload flags `TUN_F_*` of `linux/if_tun.h`.
 mod offload {
     pub(super) const CSUM: u32 = 0x01;
     pub(super) const TSO4: u32 = 0x02;
     pub(super) const TSO6: u32 = 0x04;
     pub(super) const TSO_ECN: u32 = 0x08;
-    /// Linux 6.2.
+    /// Available since Linux 6.2.
     pub(super) const USO4: u32 = 0x20;
-    /// Linux 6.2.
+    /// Available since Linux 6.2.
     pub(super) const USO6: u32 = 0x40;
 }
 
 /// An open engine port.
 #[derive(Debug)]
 pub struct EnginePort {
-    /// `sgport<owner's row>`, or a higher number.
+    /// Name of the device: `sgport<owner's row>`, or with a higher number.
     pub name: String,
-    /// Its index.
+    /// Index of the device.
     pub ifindex: u32,
-    /// For the engine: non-blocking; each read and write is a 10-byte `virtio_net_hdr` and a frame.
+    /// Descriptor for the engine, non-blocking: each read and write is a 10-byte `virtio_net_hdr`
+    /// and a frame.
     pub fd: OwnedFd,
     /// Whether UDP segmentation offload is on too.
     pub uso: bool,
 }
 
 impl EnginePort {
-    /// Makes or reopens an owner's port. A new one is left down; [`EnginePort::serve`].
+    /// Makes or reopens an owner's port. A new one is down until [`EnginePort::serve`].
+    ///
+    /// # Errors
+    /// The device cannot be opened or configured, or other devices have all the names.
     pub fn open(owner_row: u32) -> Result<Self> {
         let (fd, name) = open_or_make(owner_row)?;
         let failed = |what: &str| Error::os(format!("{what} the engine port {name}"));
@@ -92,12 +95,15 @@ impl EnginePort {
         })
     }
 
-    /// Attaches the port's program, and only then brings it up.
+    /// Attaches the port's program, and only then brings the port up.
     ///
-    /// One that a dead process left is up already, without a queue: the kernel took that away when
-    /// the descriptor was closed, and gives it back from a work queue some time after it is opened
-    /// again (`linkwatch_event`); until then what is redirected to it is lost. Brought up anew it
-    /// has its queue at once.
+    /// A port that a dead process left is up already, without a queue: the kernel removed the queue
+    /// when the descriptor was closed, and restores it from a work queue some time after the port
+    /// is opened again (`linkwatch_event`). Until then, packets redirected to it are lost. A port
+    /// that is brought down and up has its queue at once.
+    ///
+    /// # Errors
+    /// The program cannot be attached, or the device's flags cannot be changed.
     pub fn serve(&self, datapath: &Datapath, hook: Hook) -> Result<()> {
         datapath.attach(Program::EnginePort, self.ifindex, hook)?;
         let device = Device::named(&self.name)?;
@@ -105,7 +111,10 @@ impl EnginePort {
         device.set_up(true)
     }
 
-    /// Removes an owner's port, when it is there and nobody has it open.
+    /// Removes an owner's port if it exists. Returns whether there was one.
+    ///
+    /// # Errors
+    /// The device cannot be removed.
     pub fn remove(owner_row: u32) -> Result<bool> {
         let mut removed = false;
         for name in names_for(owner_row) {
@@ -118,25 +127,26 @@ impl EnginePort {
     }
 }
 
+/// Returns the names that an owner's port may have.
 fn names_for(owner_row: u32) -> impl Iterator<Item = String> {
     (0..NAMES).map(move |turn| format!("{PORT_DEVICE}{}", owner_row + turn * MAX_OWNERS))
 }
 
-/// Whether a device of such a name is one that [`EnginePort::open`] made: its MTU and its silence
-/// are nobody else's.
+/// Whether a device with such a name was made by [`EnginePort::open`]: no other device has its MTU
+/// and `IFF_NOARP`.
 fn is_port(device: &Device) -> bool {
     let silent = device.flags().is_ok_and(|f| f & libc::IFF_NOARP != 0);
     silent && device.mtu().is_ok_and(|mtu| mtu == MTU_BYTES)
 }
 
-/// The owner's port, opened, or made under the first name that no device has.
+/// Opens the owner's port, or makes it under the first free name. Returns its name too.
 fn open_or_make(owner_row: u32) -> Result<(File, String)> {
     for name in names_for(owner_row) {
         if !Device::named(&name).is_ok_and(|device| is_port(&device)) {
             continue;
         }
         match open_queue(&name, 0) {
-            // One that another build made with other flags.
+            // Another build made the port with other flags.
             Err(error) if error.errno() == Some(libc::EINVAL) => {
                 EnginePort::remove(owner_row)?;
             }
@@ -147,7 +157,7 @@ fn open_or_make(owner_row: u32) -> Result<(File, String)> {
     for name in names_for(owner_row) {
         if Device::named(&name).is_err() {
             match open_queue(&name, libc::IFF_TUN_EXCL) {
-                // Somebody made one just now.
+                // Another process made a device of this name just now.
                 Err(error) if error.errno() == Some(libc::EBUSY) => {}
                 other => return other,
             }
@@ -157,7 +167,8 @@ fn open_or_make(owner_row: u32) -> Result<(File, String)> {
     Err(Error::DeviceExists(last))
 }
 
-/// Opens a queue, non-blocking, and makes the TAP if there is none; its name. `more`: `IFF_*`.
+/// Opens a non-blocking queue, and makes the TAP if it does not exist. Returns its name too.
+/// `more`: additional `IFF_*` flags.
 pub(crate) fn open_queue(name: &str, more: libc::c_int) -> Result<(File, String)> {
     let file = OpenOptions::new()
         .read(true)
@@ -185,7 +196,7 @@ pub(crate) fn open_queue(name: &str, more: libc::c_int) -> Result<(File, String)
     Ok((file, name.to_string_lossy().into_owned()))
 }
 
-/// A request whose argument is a number.
+/// Makes an `ioctl` request whose argument is a number.
 fn set(tap: &File, code: libc::Ioctl, value: u32) -> io::Result<()> {
     // SAFETY: these requests take their argument by value.
     if unsafe { libc::ioctl(tap.as_raw_fd(), code, libc::c_ulong::from(value)) } < 0 {
@@ -194,7 +205,7 @@ fn set(tap: &File, code: libc::Ioctl, value: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// A request whose argument is a pointer to a number.
+/// Makes an `ioctl` request whose argument points to a number.
 fn set_pointed(tap: &File, code: libc::Ioctl, value: i32) -> io::Result<()> {
     // SAFETY: these requests read one int.
     if unsafe { libc::ioctl(tap.as_raw_fd(), code, &raw const value) } < 0 {

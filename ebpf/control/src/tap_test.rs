@@ -8,7 +8,7 @@ use crate::testing::{datapath, in_netns, run};
 
 fn read_frame(fd: &impl AsFd) -> Option<Vec<u8>> {
     let mut frame = vec![0u8; 70_000];
-    // SAFETY: room as said.
+    // SAFETY: room for as many bytes as given.
     let length = unsafe {
         libc::read(
             fd.as_fd().as_raw_fd(),

@@ -1,4 +1,4 @@
-//! What this crate's tests share: a network namespace that goes away, and what is pinned for it.
+//! Fixtures of this crate's tests: a temporary network namespace, and its pins.
 
 mod skipped;
 
@@ -8,7 +8,8 @@ pub(crate) use skipped::skipped;
 
 use crate::{Datapath, LoadOptions, Paths, Program, bpf, device::Device, pins};
 
-/// Runs a test in a network namespace of its own, on a thread of its own. Says so when it can't.
+/// Runs a test in a new network namespace, on a new thread. Reports the test as skipped if it
+/// can't.
 pub(crate) fn in_netns(test: &str, body: impl FnOnce() + Send + 'static) {
     // SAFETY: no arguments.
     if unsafe { libc::geteuid() } != 0 {
@@ -42,7 +43,7 @@ impl Drop for PinsOfThisNetns {
     }
 }
 
-/// Loads into this namespace's directory.
+/// Opens the datapath in this namespace's directory.
 pub(crate) fn datapath() -> Datapath {
     Datapath::open(&options()).unwrap()
 }
@@ -70,7 +71,7 @@ pub(crate) fn run(command: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// How many programs of that name run at the interface's TC ingress, by either hook.
+/// Returns how many programs of that name run at the interface's TC ingress, by either hook.
 pub(crate) fn attached_at(interface: &str, program: Program) -> usize {
     let ifindex = Device::named(interface).unwrap().ifindex().unwrap();
     let by_tcx = bpf::tcx_programs(ifindex)
@@ -89,13 +90,13 @@ pub(crate) fn attached_at(interface: &str, program: Program) -> usize {
     by_tcx.count() + by_clsact.count()
 }
 
-/// Makes a persistent TAP; its ifindex.
+/// Makes a persistent TAP, and returns its ifindex.
 pub(crate) fn make_tap(name: &str) -> u32 {
     run(&format!("ip tuntap add {name} mode tap"));
     Device::named(name).unwrap().ifindex().unwrap()
 }
 
-/// A VM as usual, whose TAP and port are made up from its name.
+/// Returns a typical VM, whose TAP and port are derived from its name.
 pub(crate) fn vm_spec(name: &str) -> crate::vm::VmSpec {
     let number = name.bytes().map(u32::from).sum::<u32>();
     crate::vm::VmSpec {

@@ -1,18 +1,18 @@
-//! Users that slipgate's own processes run as: numbers that nobody else on the host has, so that
-//! nobody else may stop, kill or trace them, and they not each other.
+//! Users that slipgate's own processes run as: ids that nothing else on the host uses, so that no
+//! other process may stop, kill or trace them, nor they each other.
 //!
 //! # Theory of operation
 //!
-//! A slipgate process (a broker and those that it starts) takes a block of numbers by locking
-//! `/run/slipgate/users/<block>.lock`, one for all network namespaces; the kernel frees the lock
-//! however the broker ends. No entry in a user database is needed. The blocks lie where no
-//! distribution, container manager or directory service gives out users (systemd's
-//! `UIDS-GIDS.md`, shadow's `SUB_UID_*`, sssd's ranges). The search begins anywhere, so that
-//! processes that don't share a `/run` hardly meet either.
+//! A slipgate process (a broker and those that it starts) takes a block of ids by locking
+//! `/run/slipgate/users/<block>.lock`, which is common to all network namespaces. The kernel frees
+//! the lock however the broker ends. No entry in a user database is needed. The blocks lie where no
+//! distribution, container manager or directory service allocates users (systemd's `UIDS-GIDS.md`,
+//! shadow's `SUB_UID_*`, sssd's ranges). The search begins at a random block, so that processes
+//! that don't share a `/run` are unlikely to collide.
 //!
-//! In a user namespace that does not have these numbers, as in many containers, a few are taken
-//! that systemd leaves free among the 16-bit ones. Where even they are not mapped, all is the user
-//! nobody, as it is said in a warning.
+//! A user namespace that does not map these ids, as in many containers, uses a few that systemd
+//! leaves free among the 16-bit ones. If even these are not mapped, all processes run as the user
+//! nobody, and a warning says so.
 
 use std::{
     fs,
@@ -28,17 +28,17 @@ use crate::{
 
 /// The user and group "nobody" of every distribution.
 pub const NOBODY: u32 = 65_534;
-/// Users of a block.
+/// Number of users in a block.
 pub const USERS: u32 = 4;
 
-/// Where blocks are.
+/// Range of user ids that is divided into blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Range {
     first: u32,
     blocks: u32,
 }
 
-/// In this order.
+/// Ranges, in order of preference.
 const RANGES: [Range; 2] = [
     // Behind sssd's last number, before systemd's foreign ones: 0x7C00_0000 to 0x7C00_FFFF.
     Range {
@@ -52,7 +52,7 @@ const RANGES: [Range; 2] = [
     },
 ];
 
-/// A block that is ours, if there was one.
+/// A block of users, or the user nobody.
 #[derive(Debug)]
 pub struct Users {
     claim: Option<Claim>,
@@ -60,14 +60,14 @@ pub struct Users {
 
 #[derive(Debug)]
 struct Claim {
-    /// The first user of the block.
+    /// First user of the block.
     first: u32,
     path: PathBuf,
     _lock: FileLock,
 }
 
 impl Users {
-    /// Takes a block. A host where there is none has its processes be nobody, with a warning.
+    /// Takes a block. If none can be taken, the processes run as nobody, and a warning is logged.
     pub fn claim() -> Self {
         let maps = ["uid_map", "gid_map"];
         let maps = maps.map(|map| fs::read_to_string(format!("/proc/self/{map}")));
@@ -81,7 +81,7 @@ impl Users {
         let Some(range) = RANGES.iter().find(has) else {
             return Self::nobody("this user namespace has no numbers for them");
         };
-        // Any number is as good.
+        // Any start will do.
         let start = random_word().unwrap_or_else(|error| {
             tracing::debug!("{error}");
             std::process::id()
@@ -101,7 +101,7 @@ impl Users {
         Self { claim: None }
     }
 
-    /// One of the [`USERS`], which is a group's number too.
+    /// Returns one of the [`USERS`] user ids, which is also the group id.
     pub fn user(&self, which: u32) -> u32 {
         let claim = self.claim.as_ref();
         claim.map_or(NOBODY, |claim| claim.first + which % USERS)
@@ -110,32 +110,32 @@ impl Users {
 
 impl Drop for Users {
     fn drop(&mut self) {
-        // Under the lock: who waits for it sees that the file is not the named one any more.
+        // Under the lock: a process that waits for it finds that the path no longer names the file.
         if let Some(claim) = &self.claim {
             let _ = fs::remove_file(&claim.path);
         }
     }
 }
 
-/// The first free block from `start` on.
+/// Takes the first free block from `start` on.
 fn claim_in(dir: &Path, range: Range, start: u32) -> Result<Option<Claim>> {
     loop {
         let claimed = make_private(dir).and_then(|()| {
-            forget_dead(dir);
+            remove_unlocked(dir);
             first_free(dir, range, start)
         });
         match claimed {
-            // Empty as it was, somebody has just removed it.
+            // Another process has just removed the empty directory.
             Err(error) if error.errno() == Some(libc::ENOENT) => {}
             other => return other,
         }
     }
 }
 
-/// Removes what killed processes left.
-fn forget_dead(dir: &Path) {
+/// Removes the lock files of killed processes.
+fn remove_unlocked(dir: &Path) {
     for file in fs::read_dir(dir).into_iter().flatten().flatten() {
-        // What can't be looked at is not ours to remove.
+        // A file that cannot be examined is not removed.
         if let Ok(Some(_lock)) = FileLock::take(&file.path()) {
             let _ = fs::remove_file(file.path());
         }
@@ -158,8 +158,8 @@ fn first_free(dir: &Path, range: Range, start: u32) -> Result<Option<Claim>> {
     Ok(None)
 }
 
-/// Whether a map of user_namespaces(7) has all of these: lines of a first number inside, one
-/// outside, and how many.
+/// Whether an id map of user_namespaces(7) contains all of these ids. A line has the first id
+/// inside, the first id outside, and the count.
 fn is_mapped(map: &str, first: u32, last: u32) -> bool {
     let (first, last) = (u64::from(first), u64::from(last));
     map.lines().any(|line| {

@@ -22,7 +22,7 @@ fn blocks_are_apart_and_come_back() {
     assert_eq!(of(&all[0]), [1_008, 1_009, 1_010, 1_011]);
     drop(all);
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
-    // A killed process's files are nobody's, and go.
+    // A killed process's files belong to no process, and are removed.
     for left in ["1000.lock", "1008.lock"] {
         fs::write(dir.join(left), "").unwrap();
     }

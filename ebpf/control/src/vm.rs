@@ -1,7 +1,7 @@
-//! Rows of `VMS`: opened by name, adopted when they are there, closed when their VM is gone.
+//! Rows of `VMS`: opened by name, adopted if they exist, closed when their VM ends.
 //!
-//! A VM's id is given out once; its row is reused. What attributes a packet to a VM names both
-//! and is believed only while they agree.
+//! A VM's id is used once; its row is reused. Data that attributes a packet to a VM names both, and
+//! is trusted only while they agree.
 
 use std::{
     net::Ipv4Addr,
@@ -18,50 +18,54 @@ use crate::{
     vm_rows::{id_of, owner_of, row_named},
 };
 
-/// Size of `Vm::name`.
+/// Size of the field `Vm::name`, bytes.
 const NAME_BYTES: usize = 64;
 
-/// What a VM's row says.
+/// Contents of a VM's row.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VmSpec {
-    /// Up to 64 bytes.
+    /// Name, 1 to 64 bytes.
     pub name: String,
-    /// The address that the guest must use.
+    /// Address that the guest must use.
     pub guest: Ipv4Addr,
-    /// The gateway's address.
+    /// Address of the gateway.
     pub gateway: Ipv4Addr,
     /// Prefix length of the guest's network.
     pub prefix_len: u8,
-    /// The guest's MAC, when it must be this one; else what is sent to it is addressed to the MAC
-    /// that the programs learn from what it sends, and until then to everybody.
+    /// MAC address that the guest must use. `None`: any; the programs learn the guest's MAC from
+    /// what it sends, and until then address frames to it to the broadcast address.
     pub guest_mac: Option<[u8; 6]>,
-    /// The gateway's MAC.
+    /// MAC address of the gateway.
     pub gateway_mac: [u8; 6],
-    /// The TAP's MTU, L3 bytes.
+    /// MTU of the TAP, L3 bytes.
     pub mtu: u32,
-    /// How many frames may be on their way to the engine at once.
+    /// Maximum number of frames under way to the engine.
     pub credits: u32,
-    /// Policy number.
+    /// Number of the VM's policy.
     pub policy: u32,
-    /// Its TAP.
+    /// Ifindex of the TAP.
     pub tap_ifindex: u32,
-    /// The engine port.
+    /// Ifindex of the engine port.
     pub port_ifindex: u32,
 }
 
-/// An open row.
+/// Identification of an open row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenVm {
-    /// The VM's id.
+    /// Id of the VM.
     pub id: u32,
-    /// Its row.
+    /// Row of the VM.
     pub row: u32,
-    /// Whether it was there: its flows go on.
+    /// Whether the row existed before: its flows continue.
     pub adopted: bool,
 }
 
-/// Opens a VM's row, and makes its TAP known to the programs. An adopted row keeps its id, its
-/// counters and, when the spec names none, its guest's MAC.
+/// Opens a VM's row, and enters its TAP into `TAPS`. An adopted row keeps its id, its counters and,
+/// if the spec gives none, its guest's MAC.
+///
+/// # Errors
+/// The name is invalid, another process serves a VM of this name or the TAP, no row is free, or
+/// `TAPS` cannot be changed.
 pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
     let max = NAME_BYTES;
     if spec.name.is_empty() || spec.name.len() > max || spec.name.contains('\0') {
@@ -123,8 +127,8 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
     })
 }
 
-/// Sees to it that no other VM's row names the TAP: a living process's VM keeps it, a dead one's is
-/// of a time when the index was another interface's.
+/// Removes the TAP from the row of any other VM. A living process's VM keeps it, and the call
+/// fails; a dead process's entry is of a time when another interface had the index.
 fn free_tap(maps: &SharedMaps, spec: &VmSpec, own: Option<u32>) -> Result<()> {
     let Some(TapEntry { vm, vm_row }) = maps.taps.get(&spec.tap_ifindex)? else {
         return Ok(());
@@ -144,8 +148,11 @@ fn free_tap(maps: &SharedMaps, spec: &VmSpec, own: Option<u32>) -> Result<()> {
     forget_tap(maps, vm_row)
 }
 
-/// Says which interface is the VM's TAP, at first and when it was made anew. Flows keep working:
+/// Sets the interface that is the VM's TAP, at first and when it was made again. Flows continue:
 /// their slots name the row.
+///
+/// # Errors
+/// `TAPS` cannot be changed, or is full.
 pub fn set_tap(maps: &SharedMaps, row: u32, ifindex: u32) -> Result<()> {
     let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
         return Ok(());
@@ -172,7 +179,10 @@ pub fn set_tap(maps: &SharedMaps, row: u32, ifindex: u32) -> Result<()> {
         })
 }
 
-/// Says that the VM's TAP is gone.
+/// Removes the VM's TAP, which is gone.
+///
+/// # Errors
+/// `TAPS` cannot be read or changed.
 pub fn forget_tap(maps: &SharedMaps, row: u32) -> Result<()> {
     let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
         return Ok(());
@@ -181,7 +191,7 @@ pub fn forget_tap(maps: &SharedMaps, row: u32) -> Result<()> {
     maps.taps.remove_if(|_, tap| tap.vm == id).map(drop)
 }
 
-/// Follows a change of the TAP's MTU, L3 bytes.
+/// Sets the MTU of the VM's TAP, L3 bytes.
 pub fn set_mtu(maps: &SharedMaps, row: u32, mtu: u32) {
     if let Some(vm) = maps.vm(row) {
         // SAFETY: a word of a mapped row.
@@ -189,7 +199,7 @@ pub fn set_mtu(maps: &SharedMaps, row: u32, mtu: u32) {
     }
 }
 
-/// Follows a change of the VM's policy number.
+/// Sets the number of the VM's policy.
 pub fn set_policy(maps: &SharedMaps, row: u32, policy: u32) {
     if let Some(vm) = maps.vm(row) {
         // SAFETY: a word of a mapped row.
@@ -197,7 +207,11 @@ pub fn set_policy(maps: &SharedMaps, row: u32, policy: u32) {
     }
 }
 
-/// Closes a row whose flows have ended.
+/// Closes a row whose flows have ended, and removes the VM's entries of `TAPS`, `FORWARDS` and
+/// `NAMES`.
+///
+/// # Errors
+/// One of these maps cannot be read or changed.
 pub fn close(maps: &SharedMaps, row: u32) -> Result<()> {
     let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
         return Ok(());
@@ -210,14 +224,14 @@ pub fn close(maps: &SharedMaps, row: u32) -> Result<()> {
     Ok(())
 }
 
-/// Takes its name from a VM that is gone, for another one to have. Its row and id stay its own until
-/// its flows have ended.
+/// Frees the name of a VM that is gone, for another VM. The row and id remain in use until its
+/// flows have ended.
 pub fn retire(maps: &SharedMaps, row: u32) {
     let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
         return;
     };
     let mut name = [0; NAME_BYTES];
-    // No name that a user can give.
+    // A name that no user can give.
     fill_text(&mut name, &format!("(gone {id})"));
     // SAFETY: bytes of a mapped row that is ours.
     unsafe { (&raw mut (*vm.as_ptr()).name).write_volatile(name) };
@@ -238,7 +252,7 @@ fn claim_row(maps: &SharedMaps) -> Result<u32> {
         })
 }
 
-/// What the row's last VM counted is not the new one's.
+/// Clears the counters of the row's previous VM.
 fn clear_counters(maps: &SharedMaps, row: u32) {
     let vm = maps.vm(row).expect("a row just claimed");
     for from_world in [false, true] {
@@ -248,7 +262,7 @@ fn clear_counters(maps: &SharedMaps, row: u32) {
     }
     vm.arp_answered().store(0, Release);
     let (drops, counters) = (maps.drops(row), maps.counters(row));
-    // SAFETY: rows of a VM that nobody serves yet: no TAP names it.
+    // SAFETY: rows of a VM that is not served yet: no TAP names it.
     unsafe {
         drops.expect("as many rows as VMs").write_bytes(0, 1);
         counters.expect("as many rows as VMs").write_bytes(0, 1);

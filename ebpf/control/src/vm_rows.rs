@@ -1,4 +1,4 @@
-//! What the rows of `VMS` say: whose a VM is, and its name.
+//! Fields of the rows of `VMS`: the owner, the id and the name of a VM.
 
 use std::sync::atomic::{
     AtomicU32,
@@ -9,19 +9,19 @@ use slipgate_abi::maps::MAX_VMS;
 
 use crate::maps::{SharedMaps, text_of};
 
-/// The open rows of an owner.
+/// Returns the open rows of an owner.
 pub fn rows_of(maps: &SharedMaps, owner_row: u32) -> impl Iterator<Item = u32> + '_ {
     (1..MAX_VMS).filter(move |row| is_open(maps, *row) && owner_of(maps, *row) == Some(owner_row))
 }
 
-/// The VM's name.
+/// Returns the name in a VM's row; `None` beyond the last row.
 pub fn name_of(maps: &SharedMaps, row: u32) -> Option<String> {
     let vm = maps.vm(row)?.as_ptr();
     // SAFETY: bytes of a mapped row.
     Some(text_of(&unsafe { (&raw const (*vm).name).read_volatile() }))
 }
 
-/// The id in an open row.
+/// Returns the id in a row; `None` if the row is not open.
 pub(crate) fn id_of(maps: &SharedMaps, row: u32) -> Option<u32> {
     let id = maps.vm(row)?.id().load(Acquire);
     (id != 0).then_some(id)
@@ -31,13 +31,13 @@ pub(crate) fn is_open(maps: &SharedMaps, row: u32) -> bool {
     id_of(maps, row).is_some()
 }
 
-/// The open row of that name.
+/// Returns the open row of a VM's name.
 pub(crate) fn row_named(maps: &SharedMaps, name: &str) -> Option<u32> {
     (1..MAX_VMS)
         .find(|row| is_open(maps, *row) && name_of(maps, *row).is_some_and(|found| found == name))
 }
 
-/// The owner's row in an open row.
+/// Returns the row of `OWNERS` in a row; `None` if the row is not open.
 pub(crate) fn owner_of(maps: &SharedMaps, row: u32) -> Option<u32> {
     is_open(maps, row).then(|| owner_word(maps, row).load(Acquire))
 }

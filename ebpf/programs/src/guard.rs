@@ -14,19 +14,19 @@ use aya_ebpf::{
 use slipgate_abi::{
     DropReason, Ip4, Protocol, Tuple, VmRef,
     cell::{load32, load64, store64},
+    datapath::{
+        Maps,
+        guest_egress::DNS_PORT,
+        identity::{self, same_network},
+        lookup::is_guest_flow,
+        packet::{ETHERNET_LEN, Ethernet, IPV4_LEN, Ipv4, L4, ether_type},
+    },
     forward::DenyKey,
     segment::Segments,
     vm::VmFlags,
 };
 
-use crate::{
-    drops,
-    guest_egress::DNS_PORT,
-    identity::{self, same_network},
-    lookup,
-    maps::{self, DENY, TAPS},
-    packet::{ETHERNET_LEN, Ethernet, IPV4_LEN, Ipv4, L4, ether_type},
-};
+use crate::{drops, lookup::BpfMaps, maps::DENY};
 
 /// Denied packets that pass per window, so that the engine can answer them with RST or ICMP.
 const ANSWERED_PER_WINDOW: u64 = 64;
@@ -36,12 +36,11 @@ const WINDOW_NS: u64 = 100_000_000;
 #[inline(always)]
 pub(crate) fn run(ctx: &XdpContext) -> u32 {
     let ifindex = ctx.ingress_ifindex() as u32;
-    let Some(tap) = TAPS.get_ptr(ifindex) else {
+    let Some(tap) = BpfMaps.tap(ifindex) else {
         return XDP_PASS;
     };
-    // SAFETY: the entry may be recycled under us; the row's id tells.
-    let (id, row) = unsafe { ((*tap).vm, (*tap).vm_row) };
-    let Some(vm) = maps::vm(row, id) else {
+    let (id, row) = (tap.vm, tap.vm_row);
+    let Some(vm) = BpfMaps.vm(row, id) else {
         return XDP_PASS;
     };
     match judge(ctx, vm) {
@@ -107,7 +106,7 @@ fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
     // was admitted all the same (a forward's answers).
     if same_network(destination, gateway, prefix_len)
         || u16::from_be(l4.ports[1]) == DNS_PORT
-        || lookup::is_guest_flow(&tuple_of(vm, source, destination, protocol, l4))
+        || is_guest_flow(BpfMaps, &tuple_of(vm, source, destination, protocol, l4))
     {
         return None;
     }

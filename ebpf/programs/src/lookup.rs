@@ -1,85 +1,86 @@
-//! From a tuple to its flow: copy, then check.
-//!
-//! A hash element is recycled under a running program, so what `FLOWS` answers may be another
-//! flow's by now. The reference is read by one load, and the slot is believed only when its
-//! generation and its tuple are the ones asked for: everything else is a miss.
-use slipgate_abi::{FlowRef, SlotRef, Tuple, cell::load32};
-
-use crate::{
-    maps::{self, FLOWS},
-    packet::Packet,
+//! How the datapath reaches the maps.
+use aya_ebpf::{btf_maps::Array, macros::btf_map};
+use slipgate_abi::{
+    FlowRef, ForwardKey, ForwardTarget, NextHopRef, SequencesRef, SlotRef, TapEntry, Tuple, VmRef,
+    datapath::{
+        Maps,
+        fragment_table::{Fragment, PLACES},
+    },
+    rate::RateRef,
 };
 
-/// A flow that was found.
+use crate::maps::{FLOWS, FORWARDS, NEXT_HOPS, RATES, SEQUENCES, SLOTS, TAPS, VMS};
+
+/// Not pinned: what it holds is good for seconds.
+#[btf_map]
+static PIECES: Array<Fragment, PLACES> = Array::new();
+
+/// The maps.
 #[derive(Clone, Copy)]
-pub(crate) struct Flow {
-    pub(crate) slot: SlotRef,
-    /// The slot's index.
-    pub(crate) index: u32,
-}
+pub(crate) struct BpfMaps;
 
-#[inline(always)]
-fn flow_of(tuple: &Tuple) -> Option<Flow> {
-    let entry = FLOWS.get_ptr(tuple)?;
-    // SAFETY: `FlowRef` has the word's size and alignment; the element is never unmapped while a
-    // program runs, and any word in it is checked by the caller.
-    let FlowRef {
-        slot: index,
-        generation,
-    } = unsafe { core::mem::transmute::<u64, FlowRef>(entry.cast::<u64>().read_volatile()) };
-    let slot = maps::slot(index)?;
-    (load32(slot.generation()) == generation).then_some(Flow { slot, index })
-}
+// SAFETY: an array's element never moves and lives as long as the program runs; the verifier checks
+// each access.
+unsafe impl Maps for BpfMaps {
+    #[inline(always)]
+    fn tap(self, ifindex: u32) -> Option<TapEntry> {
+        // SAFETY: never unmapped while a program runs; integers have no invalid values.
+        TAPS.get_ptr(ifindex).map(|tap| unsafe { *tap })
+    }
 
-/// The flow of what a VM sent.
-#[inline(always)]
-pub(crate) fn guest_flow(vm: u32, packet: &Packet) -> Option<Flow> {
-    let tuple = Tuple {
-        scope: vm,
-        local: packet.source,
-        remote: packet.destination,
-        local_port: packet.source_port,
-        remote_port: if packet.is_icmp() {
-            0
-        } else {
-            packet.destination_port
-        },
-        protocol: packet.protocol,
-        pad: [0; 3],
-    };
-    let flow = flow_of(&tuple)?;
-    (flow.slot.guest_tuple() == tuple).then_some(flow)
-}
+    #[inline(always)]
+    fn vm_row(self, row: u32) -> Option<VmRef> {
+        // SAFETY: an element of VMS.
+        VMS.get_ptr_mut(row).map(|vm| unsafe { VmRef::new(vm) })
+    }
 
-/// The flow of what the world sent.
-#[inline(always)]
-pub(crate) fn world_flow(packet: &Packet) -> Option<Flow> {
-    let tuple = Tuple {
-        scope: Tuple::WORLD,
-        local: packet.destination,
-        remote: packet.source,
-        local_port: packet.destination_port,
-        remote_port: if packet.is_icmp() {
-            0
-        } else {
-            packet.source_port
-        },
-        protocol: packet.protocol,
-        pad: [0; 3],
-    };
-    let flow = flow_of(&tuple)?;
-    (flow.slot.world_tuple() == tuple).then_some(flow)
-}
+    #[inline(always)]
+    fn rates(self, row: u32) -> Option<RateRef> {
+        let limits = RATES.get_ptr_mut(row);
+        // SAFETY: an element of RATES.
+        limits.map(|limits| unsafe { RateRef::new(limits) })
+    }
 
-/// The flow with exactly this tuple on the world's link.
-#[inline(always)]
-pub(crate) fn world_flow_by(tuple: &Tuple) -> Option<SlotRef> {
-    let slot = flow_of(tuple)?.slot;
-    (slot.world_tuple() == *tuple).then_some(slot)
-}
+    #[inline(always)]
+    fn flow(self, tuple: &Tuple) -> Option<FlowRef> {
+        let entry = FLOWS.get_ptr(tuple)?;
+        // SAFETY: `FlowRef` has the word's size and alignment; the element is never unmapped while a
+        // program runs, and any word in it is checked by the caller.
+        Some(unsafe { core::mem::transmute::<u64, FlowRef>(entry.cast::<u64>().read_volatile()) })
+    }
 
-/// Whether a live flow has this tuple on its guest's link.
-#[inline(always)]
-pub(crate) fn is_guest_flow(tuple: &Tuple) -> bool {
-    flow_of(tuple).is_some_and(|flow| flow.slot.guest_tuple() == *tuple)
+    #[inline(always)]
+    fn slot(self, index: u32) -> Option<SlotRef> {
+        // SAFETY: an element of SLOTS.
+        SLOTS
+            .get_ptr_mut(index)
+            .map(|slot| unsafe { SlotRef::new(slot) })
+    }
+
+    #[inline(always)]
+    fn sequences(self, slot: u32) -> Option<SequencesRef> {
+        // SAFETY: an element of SEQUENCES.
+        SEQUENCES
+            .get_ptr_mut(slot)
+            .map(|element| unsafe { SequencesRef::new(element) })
+    }
+
+    #[inline(always)]
+    fn next_hop(self, index: u32) -> Option<NextHopRef> {
+        // SAFETY: an element of NEXT_HOPS.
+        NEXT_HOPS
+            .get_ptr_mut(index)
+            .map(|hop| unsafe { NextHopRef::new(hop) })
+    }
+
+    #[inline(always)]
+    fn forward(self, key: &ForwardKey) -> Option<ForwardTarget> {
+        // SAFETY: as in `tap`.
+        FORWARDS.get_ptr(key).map(|target| unsafe { *target })
+    }
+
+    #[inline(always)]
+    fn fragment(self, place: u32) -> Option<*mut Fragment> {
+        PIECES.get_ptr_mut(place)
+    }
 }

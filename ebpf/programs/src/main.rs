@@ -1,4 +1,4 @@
-//! The BPF programs of slipgate: entry points.
+//! The BPF programs of slipgate: entry points. What they decide is [`slipgate_abi::datapath`].
 //!
 //! | program | hook | what it does |
 //! | --- | --- | --- |
@@ -15,30 +15,19 @@
 #![no_std]
 #![no_main]
 
-mod arp;
-mod connection;
 mod drops;
-mod engine_port;
 mod guard;
-mod guest_egress;
-mod guest_shut;
-mod handover;
-mod handshake;
-mod identity;
 mod lookup;
 mod maps;
-mod packet;
-mod pieces;
-mod rate;
 mod skb;
-mod translate;
-mod uncommon;
-mod uplink_ingress;
-mod way;
 
 use aya_ebpf::{
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
+};
+
+use slipgate_abi::datapath::{
+    engine_port, guest_egress, guest_shut, packet::ETHERNET_LEN, uplink_ingress,
 };
 
 use crate::skb::Skb;
@@ -58,13 +47,13 @@ pub fn guest_shut(ctx: TcContext) -> i32 {
 /// From the world, on a device with an Ethernet header.
 #[classifier]
 pub fn uplink_ingress(ctx: TcContext) -> i32 {
-    uplink_ingress::run::<{ packet::ETHERNET_LEN }>(Skb::new(&ctx))
+    uplink_ingress::run::<_, ETHERNET_LEN>(Skb::new(&ctx))
 }
 
 /// From the world, on a device whose packets start with the IP header (tun, WireGuard).
 #[classifier]
 pub fn uplink_ingress_l3(ctx: TcContext) -> i32 {
-    uplink_ingress::run::<0>(Skb::new(&ctx))
+    uplink_ingress::run::<_, 0>(Skb::new(&ctx))
 }
 
 /// From the engine.

@@ -5,9 +5,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use slipgate_abi::{
-    DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop, NextHopRef,
-    RateLimits, Sequences, SequencesRef, Slot, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRef,
-    cell::load32,
+    DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop, RateLimits,
+    Sequences, Slot, TapEntry, Tuple, Vm, VmCounters,
     forward::DenyKey,
     maps::{
         DEFAULT_SLOTS, MAX_CHUNKS, MAX_DENY, MAX_FORWARDS, MAX_NAMES, MAX_NEXT_HOPS, MAX_OWNERS,
@@ -60,44 +59,3 @@ pub(crate) static NAMES: HashMap<
     { MAX_NAMES as usize },
     { BPF_F_NO_PREALLOC as usize },
 > = HashMap::new();
-
-/// A slot by its index.
-#[inline(always)]
-pub(crate) fn slot(index: u32) -> Option<SlotRef> {
-    // SAFETY: an array's element never moves; the verifier checks each access.
-    SLOTS
-        .get_ptr_mut(index)
-        .map(|slot| unsafe { SlotRef::new(slot) })
-}
-
-/// Where a slot's connection stands in sequence space.
-#[inline(always)]
-pub(crate) fn sequences(slot: u32) -> Option<SequencesRef> {
-    // SAFETY: as above.
-    SEQUENCES
-        .get_ptr_mut(slot)
-        .map(|element| unsafe { SequencesRef::new(element) })
-}
-
-/// The row, if it still is this VM's.
-#[inline(always)]
-pub(crate) fn vm(row: u32, id: u32) -> Option<VmRef> {
-    let vm = vm_row(row)?;
-    (id != 0 && load32(vm.id()) == id).then_some(vm)
-}
-
-/// The row, whoever's it is.
-#[inline(always)]
-pub(crate) fn vm_row(row: u32) -> Option<VmRef> {
-    // SAFETY: as in `slot`.
-    VMS.get_ptr_mut(row).map(|vm| unsafe { VmRef::new(vm) })
-}
-
-/// A next hop by its index.
-#[inline(always)]
-pub(crate) fn next_hop(index: u32) -> Option<NextHopRef> {
-    // SAFETY: as in `slot`.
-    NEXT_HOPS
-        .get_ptr_mut(index)
-        .map(|hop| unsafe { NextHopRef::new(hop) })
-}

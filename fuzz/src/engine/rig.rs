@@ -14,14 +14,16 @@ use ipnet::Ipv4Net;
 use slipgate_abi::{DropReason, PortHeader, portframe::PortFlags};
 use slipgate_policy::{Action, LocalAddresses, Policy, Rule};
 use userspace_nat::{
+    control::{Control, ControlMessage, ControlReply, Link, Status},
     dns,
-    engine::{Control, ControlMessage, ControlReply, Engine, HostServices, Link, Parts, Status},
+    event_loop::{Engine, Parts},
     fake::{FakeClock, FakeDatapath, FakePort, Faults, Kernel, KernelHandle},
     name_gate::{Judge, SharedJudge},
     port::{PORT_HEADER_AT, VNET_LEN},
     record::{FlowLog, recorded_ids},
     relay::{Limits, Relay},
     route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
+    services::HostServices,
 };
 
 use super::inspected::{self, Server};

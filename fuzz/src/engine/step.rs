@@ -2,7 +2,7 @@
 use slipgate_abi::{Handover, Ip4, Protocol};
 use slipgate_policy::Destination;
 use userspace_nat::{
-    engine::ControlMessage,
+    control::ControlMessage,
     fake::{Faults, packets},
     packet::{Ipv4, Packet, Transport},
     port::VirtioNetHdr,
@@ -271,7 +271,7 @@ fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
             let port = 8_000 + u16::from(tape.u8() % 4);
             let mut kernel = rig.kernel.borrow_mut();
             kernel.forwards.insert((HOST, port, 6), (row, id));
-            ControlMessage::Forwards(vec![userspace_nat::engine::Forward {
+            ControlMessage::Forwards(vec![userspace_nat::control::Forward {
                 protocol: Protocol::Tcp,
                 host: HOST.into(),
                 host_port: port,

@@ -1,4 +1,4 @@
-//! Reads a command line, word by word.
+//! Parser of the command line.
 use alloc::{string::String, vec::Vec};
 use core::{num::NonZeroU32, str::FromStr};
 
@@ -7,7 +7,10 @@ use super::{
     SERVED_PORTS_MAX, Server, StaticAddress, USAGES, Workload,
 };
 
-/// Reads a command line. An empty one is right: the guest boots, takes a lease and ends.
+/// Parses a command line. An empty one is valid: the guest boots, takes a lease and ends.
+///
+/// # Errors
+/// A command is unknown or has wrong words.
 pub fn parse(line: &str) -> Result<CommandLine, CommandError> {
     let mut read = CommandLine::default();
     let parts = line.split(';').map(str::trim);
@@ -34,7 +37,7 @@ pub fn parse(line: &str) -> Result<CommandLine, CommandError> {
     Ok(read)
 }
 
-/// How a word goes on.
+/// Returns the syntax of a command; `None` if the word is no command.
 fn usage(word: &str) -> Option<&'static str> {
     let of = |usage: &&&str| usage.split_whitespace().next() == Some(word);
     USAGES.iter().find(of).copied()
@@ -177,7 +180,7 @@ fn host(word: &str) -> Result<Host, String> {
     }
 }
 
-/// A name that fits a DNS question (RFC 1035, 2.3.4).
+/// Checks that a name fits a DNS question (RFC 1035, 2.3.4). Returns it without its trailing dot.
 fn name(word: &str) -> Result<String, String> {
     let name = word.strip_suffix('.').unwrap_or(word);
     let label = |label: &str| {
@@ -195,7 +198,7 @@ fn name(word: &str) -> Result<String, String> {
     }
 }
 
-/// The words of one command, one after the other.
+/// Iterator over the words of one command.
 struct Words<'a> {
     left: core::iter::Peekable<core::str::SplitWhitespace<'a>>,
 }
@@ -218,7 +221,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// The next word, if it is one of these.
+    /// Takes the next word if it is one of `words`.
     fn take(&mut self, words: &[&str]) -> Option<&'a str> {
         self.left.next_if(|word| words.contains(word))
     }
@@ -229,7 +232,7 @@ impl<'a> Words<'a> {
             .map_err(|_| alloc::format!("`{word}` is not {what}"))
     }
 
-    /// The last word, if there is one more.
+    /// Parses the last word, if there is one.
     fn rest<T: FromStr>(&mut self, what: &str) -> Result<Option<T>, String> {
         match self.peek() {
             None => Ok(None),
@@ -237,7 +240,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// `60ms`, `2s`, or `60`, which is milliseconds.
+    /// Parses a time: `60ms`, `2s`, or `60`, which is milliseconds.
     fn milliseconds(&mut self) -> Result<u32, String> {
         let word = self.next("a time, as 60ms or 2s,")?;
         let (number, each) = match word.strip_suffix("ms") {
@@ -254,7 +257,7 @@ impl<'a> Words<'a> {
         self.parsed::<NonZeroU32>(what).map(NonZeroU32::get)
     }
 
-    /// `xM`, or 1 if there is none.
+    /// Parses `xM`; returns 1 if it is absent.
     fn at_once(&mut self) -> Result<u32, String> {
         let is_at_once = |word: &&str| word.starts_with('x');
         let Some(word) = self.left.next_if(is_at_once) else {

@@ -1,20 +1,22 @@
-//! The few ACPI facts we need: the CPUs (MADT) and where PCI's configuration space is (MCFG).
+//! Reads the ACPI tables that the guest needs: the CPUs (MADT) and the address of PCI's
+//! configuration space (MCFG).
 use super::PhysicalMemory;
 
-/// The most CPUs that are listed.
+/// Largest number of CPUs in the list.
 pub const CPU_LIMIT: usize = 32;
 
-/// What the tables say. No heap: they may lie where the heap will be.
+/// Contents of the tables. They are kept without a heap, because the tables may lie where the heap
+/// will be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tables {
     apic_ids: [u32; CPU_LIMIT],
     cpus: usize,
-    /// Bus 0's enhanced configuration space, if there is one.
+    /// Physical address of bus 0's enhanced configuration space; `None` without one.
     pub ecam: Option<u64>,
 }
 
 impl Tables {
-    /// The local APIC ids of the CPUs that can be used, in the tables' order.
+    /// Returns the local APIC ids of the usable CPUs, in the tables' order.
     pub fn apic_ids(&self) -> &[u32] {
         &self.apic_ids[..self.cpus]
     }
@@ -28,7 +30,11 @@ impl Tables {
     }
 }
 
-/// Reads the tables from the root pointer at `rsdp`; 0: looked for where a PC's firmware has it.
+/// Reads the tables from the root pointer at `rsdp`. With 0, the root pointer is searched for where
+/// a PC's firmware puts it.
+///
+/// # Errors
+/// A table is missing, lies outside memory, or is malformed.
 pub fn read<M: PhysicalMemory>(memory: &M, rsdp: u64) -> Result<Tables, &'static str> {
     let rsdp = if rsdp == 0 {
         find_root(memory).ok_or("no ACPI root pointer")?

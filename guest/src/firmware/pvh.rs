@@ -4,24 +4,27 @@ use super::PhysicalMemory;
 const MAGIC: u64 = 0x336E_C578;
 const RAM: u64 = 1;
 
-/// What we need of it.
+/// Fields of the structure that the guest needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StartInfo<'a> {
-    /// The kernel command line.
+    /// Command line of the kernel.
     pub command_line: &'a str,
-    /// Where ACPI's root pointer is; 0: look for it.
+    /// Physical address of ACPI's root pointer; 0 if it must be searched for.
     pub rsdp: u64,
-    /// The largest piece of memory from `floor` on and below 3 GiB: start and length in bytes.
+    /// Largest range of RAM from `floor` on and below 3 GiB: start and length in bytes.
     pub heap: (u64, u64),
 }
 
-/// Reads the structure at `address`. Memory below `floor` is not for the heap.
+/// Reads the structure at `address`. The heap may not lie below `floor`.
+///
+/// # Errors
+/// The structure is missing, malformed, or outside memory, or there is no RAM for the heap.
 pub fn read<M: PhysicalMemory>(
     memory: &M,
     address: u64,
     floor: u64,
 ) -> Result<StartInfo<'_>, &'static str> {
-    /// Where ring 3's write-back mapping ends.
+    /// End of the write-back mapping of ring 3.
     const CEILING: u64 = 0xC000_0000;
     let field32 = |offset| {
         memory

@@ -1,4 +1,4 @@
-//! Memory for tests: some bytes at some address.
+//! Memory for tests: a range of bytes at some address.
 use super::PhysicalMemory;
 
 pub(super) struct TestMemory {

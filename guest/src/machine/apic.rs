@@ -1,6 +1,7 @@
-//! The local APIC: interrupts to other CPUs, their start, and the timer. By its registers in memory,
-//! not by x2APIC's MSRs: ring 3 reaches those only through a trap, and the interrupt stubs would have
-//! to save registers. On a host that emulates ring 0, waking up took 53 µs instead of 64.
+//! The local APIC: interrupts to other CPUs, their start, and the timer. It is accessed by its
+//! registers in memory, not by x2APIC's MSRs: ring 3 reaches MSRs only through a trap, and the
+//! interrupt stubs would have to save registers. On a host that emulates ring 0, a wake-up took 53
+//! µs instead of 64.
 use core::{
     ptr,
     sync::atomic::{AtomicU64, Ordering, fence},
@@ -32,18 +33,18 @@ const INIT: u64 = 5 << 8;
 const STARTUP: u64 = 6 << 8;
 const ASSERT: u64 = 1 << 14;
 
-/// The timer's ticks per 2^20 ns; 0: it counts in TSC deadlines.
+/// Timer ticks per 2^20 ns; 0 if the timer counts in TSC deadlines.
 static TICKS_PER_2_20_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Masks the two 8259s, which firmware left with the timer on an exception's vector. Once.
+/// Masks the two 8259s, which firmware left with the timer on an exception's vector. Called once.
 pub(crate) fn mask_legacy_interrupts() {
     for mask in [0x21, 0xA1] {
-        // SAFETY: a PC's interrupt controllers, of which nothing here makes use.
+        // SAFETY: a PC's interrupt controllers, which nothing here uses.
         unsafe { cpu::port::write8(mask, 0xFF) };
     }
 }
 
-/// Turns the calling CPU's local APIC on.
+/// Turns on the calling CPU's local APIC.
 pub(crate) fn start() {
     // SAFETY: every x86-64 CPU has this register.
     let base = unsafe { cpu::read_msr(BASE_MSR) };
@@ -63,7 +64,7 @@ pub(crate) fn start() {
     write(TIMER, mode | u64::from(Slot::Timer.vector()));
 }
 
-/// Measures the timer against the clock, where it does not count in TSC deadlines. Once, on CPU 0.
+/// Measures the timer against the clock, unless it counts in TSC deadlines. Called once, on CPU 0.
 pub(crate) fn calibrate_timer() {
     if clock::has_tsc_deadline() {
         return;
@@ -78,10 +79,10 @@ pub(crate) fn calibrate_timer() {
     TICKS_PER_2_20_NS.store(((ticks << 20) / elapsed).max(1), Ordering::Relaxed);
 }
 
-/// Has the calling CPU's timer interrupt at `at_ns`, or before that if that is too far ahead.
+/// Sets the calling CPU's timer to interrupt at `at_ns`, or before that if that is too far ahead.
 pub(crate) fn set_timer(at_ns: u64) {
     match TICKS_PER_2_20_NS.load(Ordering::Relaxed) {
-        // SAFETY: the CPU has the register: `calibrate_timer` asked.
+        // SAFETY: the CPU has the register: `calibrate_timer` has checked.
         0 => unsafe { cpu::write_msr(TSC_DEADLINE_MSR, clock::tsc_at(at_ns)) },
         rate => {
             let ns = at_ns.saturating_sub(clock::now_ns()).min(1 << 32);
@@ -90,19 +91,19 @@ pub(crate) fn set_timer(at_ns: u64) {
     }
 }
 
-/// The calling CPU's id.
+/// Returns the calling CPU's local APIC id.
 pub(crate) fn id() -> u32 {
     read(ID) as u32 >> 24
 }
 
-/// Interrupts another CPU.
+/// Interrupts another CPU by its local APIC id.
 pub(crate) fn interrupt(apic_id: u32, slot: Slot) {
-    // What the other CPU is to find must be there before it looks.
+    // Data for the other CPU must be visible before the interrupt.
     fence(Ordering::SeqCst);
     command(apic_id, ASSERT | u64::from(slot.vector()));
 }
 
-/// Resets another CPU and has it start at `page`, below 1 MiB.
+/// Resets another CPU and starts it at `page`, below 1 MiB.
 pub(crate) fn start_cpu(apic_id: u32, page: u64) {
     command(apic_id, INIT | ASSERT);
     clock::spin_ns(200_000);
@@ -112,7 +113,8 @@ pub(crate) fn start_cpu(apic_id: u32, page: u64) {
     }
 }
 
-/// Most often it is for the same CPU as the last one: then an exit less.
+/// Sends a command to a CPU. The destination register is written only if the CPU differs from the
+/// last one, which saves an exit in most cases.
 fn command(apic_id: u32, command: u64) {
     let last = &Cpu::current().last_destination;
     if last.swap(apic_id, Ordering::Relaxed) != apic_id {

@@ -1,20 +1,20 @@
-//! PCI on a PC: configuration space by memory (ECAM) or by ports, and mapped registers.
+//! PCI of a PC: configuration space by memory (ECAM) or by ports, and mapped registers.
 use core::ptr;
 
 use slipgate_guest::pci::{ConfigSpace, Function, Registers};
 
 use super::{cpu::port, memory};
 
-/// Bus 0's configuration space.
+/// Access method to bus 0's configuration space.
 pub(crate) enum Config {
-    /// In memory.
+    /// By memory (ECAM), at this address.
     Memory(*mut u8),
-    /// By the ports 0xCF8 and 0xCFC. CPU 0 alone goes there, and without interruption.
+    /// By the ports 0xCF8 and 0xCFC. Only CPU 0 uses them, without interruption.
     Ports,
 }
 
 impl Config {
-    /// By memory where ACPI says so: an exit less than the ports take.
+    /// Selects memory where ACPI gives its address: it takes one exit less than the ports.
     pub(crate) fn new(ecam: Option<u64>) -> Self {
         const BUS_BYTES: u64 = 1 << 20;
         ecam.map_or(Config::Ports, |base| {
@@ -71,7 +71,7 @@ impl ConfigSpace for Config {
     }
 }
 
-/// Registers in memory.
+/// Window of mapped device registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Window {
     start: *mut u8,

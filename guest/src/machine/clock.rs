@@ -1,5 +1,5 @@
-//! Time from the TSC, whose rate comes from whoever knows it: kvm-clock, CPUID (0x15, or a
-//! hypervisor's 0x4000_0010), or else a measurement against the PIT.
+//! Time from the TSC. Its rate comes from kvm-clock, from CPUID (0x15, or a hypervisor's
+//! 0x4000_0010), or else from a measurement against the PIT.
 use core::{
     arch::x86_64::_rdtsc,
     hint, ptr,
@@ -11,25 +11,25 @@ use super::{
     cpuid,
 };
 
-/// ns = ticks * SCALE >> SCALE_SHIFT.
+/// Factor from TSC ticks to time: ns = ticks * SCALE >> SCALE_SHIFT.
 static SCALE: AtomicU64 = AtomicU64::new(0);
 const SCALE_SHIFT: u32 = 40;
 static START_TSC: AtomicU64 = AtomicU64::new(0);
 static BOOTED_UNIX_MS: AtomicU64 = AtomicU64::new(0);
 
-/// Where the clock's rate came from.
+/// Source of the clock's rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// kvm-clock's scale.
+    /// The scale of kvm-clock.
     KvmClock,
-    /// CPUID.
+    /// A leaf of CPUID.
     Cpuid,
-    /// Measured against the PIT.
+    /// A measurement against the PIT.
     Pit,
 }
 
 impl Source {
-    /// Its name, for the boot line.
+    /// Returns the source's name, for the boot line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Source::KvmClock => "kvm-clock",
@@ -39,7 +39,7 @@ impl Source {
     }
 }
 
-/// Finds the rate and starts the clock at 0.
+/// Determines the rate and starts the clock at 0.
 pub(crate) fn start() -> Source {
     let (scale, source) = if let Some(scale) = kvm_clock_scale() {
         (scale, Source::KvmClock)
@@ -54,19 +54,19 @@ pub(crate) fn start() -> Source {
     source
 }
 
-/// The time of day when the machine was made, shortly before [`start`], in milliseconds since 1970;
-/// 0 where there is no kvm-clock.
+/// Returns the time of day at the machine's creation, shortly before [`start`], in milliseconds
+/// since 1970; 0 without kvm-clock.
 pub(crate) fn booted_unix_ms() -> u64 {
     BOOTED_UNIX_MS.load(Ordering::Relaxed)
 }
 
-/// Nanoseconds since [`start`]; the same on all CPUs, as their TSCs are.
+/// Returns nanoseconds since [`start`]. All CPUs agree, because their TSCs do.
 pub(crate) fn now_ns() -> u64 {
     let ticks = tsc().saturating_sub(START_TSC.load(Ordering::Relaxed));
     ((u128::from(ticks) * u128::from(SCALE.load(Ordering::Relaxed))) >> SCALE_SHIFT) as u64
 }
 
-/// The TSC's value at a time of [`now_ns`].
+/// Returns the TSC's value at a time of [`now_ns`].
 pub(crate) fn tsc_at(ns: u64) -> u64 {
     let ticks = (u128::from(ns) << SCALE_SHIFT) / u128::from(SCALE.load(Ordering::Relaxed).max(1));
     START_TSC
@@ -74,7 +74,7 @@ pub(crate) fn tsc_at(ns: u64) -> u64 {
         .saturating_add(u64::try_from(ticks).unwrap_or(u64::MAX))
 }
 
-/// Waits without halting.
+/// Waits for `ns` without halting.
 pub(crate) fn spin_ns(ns: u64) {
     let end = now_ns() + ns;
     while now_ns() < end {
@@ -82,12 +82,12 @@ pub(crate) fn spin_ns(ns: u64) {
     }
 }
 
-/// Whether the local APIC's timer can count in TSC deadlines.
+/// Returns whether the local APIC's timer can count in TSC deadlines.
 pub(crate) fn has_tsc_deadline() -> bool {
     cpuid::leaf(1).ecx & 1 << 24 != 0
 }
 
-/// The time stamp counter.
+/// Returns the time stamp counter.
 pub(crate) fn tsc() -> u64 {
     // SAFETY: every x86-64 CPU has it, and CR4.TSD is clear.
     unsafe { _rdtsc() }
@@ -99,7 +99,7 @@ fn scale_of_hz(hz: u64) -> u64 {
         .map_or(0, |scale| scale as u64)
 }
 
-/// pvclock_vcpu_time_info (Linux: Documentation/virt/kvm/x86/msr.rst, MSR_KVM_SYSTEM_TIME_NEW).
+/// `pvclock_vcpu_time_info` (Linux: Documentation/virt/kvm/x86/msr.rst, MSR_KVM_SYSTEM_TIME_NEW).
 #[repr(C, align(64))]
 struct KvmTime {
     version: u32,
@@ -112,10 +112,10 @@ struct KvmTime {
     pad2: [u8; 2],
 }
 
-/// KVM_FEATURE_CLOCKSOURCE2: both registers of kvm-clock are there.
+/// KVM_FEATURE_CLOCKSOURCE2: both registers of kvm-clock exist.
 const CLOCKSOURCE2: u32 = 1 << 3;
 
-/// pvclock_wall_clock (the same, MSR_KVM_WALL_CLOCK_NEW).
+/// `pvclock_wall_clock` (same document, MSR_KVM_WALL_CLOCK_NEW).
 #[repr(C, align(16))]
 struct KvmWallClock {
     version: u32,
@@ -134,7 +134,7 @@ fn kvm_wall_clock_ms() -> Option<u64> {
         ns: 0,
     };
     let at = &raw mut time;
-    // SAFETY: KVM offers the register; it fills `time` in by the write, and never again.
+    // SAFETY: KVM offers the register; it fills `time` during the write, and never again.
     let (s, ns) = unsafe {
         cpu::write_msr(WALL_CLOCK, at as u64);
         (
@@ -161,10 +161,10 @@ fn kvm_clock_scale() -> Option<u64> {
         pad2: [0; 2],
     };
     let at = &raw mut time;
-    // SAFETY: KVM offers the register; it is turned off again before `time` goes.
+    // SAFETY: KVM offers the register; it is turned off again before `time` is dropped.
     let (multiplier, shift) = unsafe {
         cpu::write_msr(SYSTEM_TIME, at as u64 | 1);
-        // KVM fills it in on the next entry into the guest; the write itself has left it.
+        // KVM fills it in on the next entry into the guest; the write itself has caused an exit.
         let read = (
             ptr::read_volatile(&raw const (*at).multiplier),
             ptr::read_volatile(&raw const (*at).shift),
@@ -195,7 +195,7 @@ fn cpuid_hz() -> Option<u64> {
     (khz != 0).then_some(u64::from(khz) * 1000)
 }
 
-/// Counts the TSC over 20 ms of the PIT's channel 2, whose output shows in port 0x61.
+/// Returns the TSC's rate, counted over 20 ms of the PIT's channel 2, whose output is in port 0x61.
 fn pit_hz() -> u64 {
     const HZ: u64 = 1_193_182;
     const COUNT: u16 = 23_864;
@@ -209,7 +209,8 @@ fn pit_hz() -> u64 {
         port::write8(0x61, gate | 1);
         let start = tsc();
         while port::read8(0x61) & 1 << 5 == 0 {
-            // A machine without a PIT reads all ones, or nothing for ever: give up after 2^33 ticks.
+            // Without a PIT the port reads as all ones, or the bit is never set: give up after 2^33
+            // ticks.
             if tsc() - start > 1 << 33 {
                 break;
             }

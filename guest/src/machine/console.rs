@@ -1,4 +1,5 @@
-//! The serial console, and the ways out: the exit port, the i8042's reset, a panic's JSON line.
+//! The serial console, and the ends of the machine: the exit port, the i8042's reset, a panic's
+//! JSON line.
 use core::{
     fmt::{self, Write},
     hint,
@@ -10,16 +11,16 @@ use super::cpu::{Cpu, port};
 const SERIAL: u16 = 0x3F8;
 const LINE_STATUS: u16 = SERIAL + 5;
 const TRANSMITTER_EMPTY: u8 = 1 << 6;
-/// QEMU's isa-debug-exit, and our own VMM's.
+/// Exit port of QEMU's isa-debug-exit and of slipgate's VMM.
 const EXIT_PORT: u16 = 0xF4;
 const KEYBOARD_COMMAND: u16 = 0x64;
 const KEYBOARD_RESET: u8 = 0xFE;
-/// The exit status of a panic or an unexpected trap.
+/// Exit status of a panic or an unexpected trap.
 const PANICKED: u8 = 2;
 
 static BUSY: AtomicBool = AtomicBool::new(false);
 
-/// Prints `line` and a newline, whole.
+/// Prints `line` and a newline, without interleaving.
 pub(crate) fn print_line(line: &str) {
     while BUSY.swap(true, Ordering::Acquire) {
         hint::spin_loop();
@@ -29,8 +30,8 @@ pub(crate) fn print_line(line: &str) {
     BUSY.store(false, Ordering::Release);
 }
 
-/// One string instruction for all of it, not one trap per byte: what takes the bytes (a VMM) has
-/// no line rate, so that the transmitter is asked only once.
+/// Writes all bytes with one string instruction, not with one trap per byte. The VMM's end has no
+/// line rate, so the transmitter is polled only once.
 fn write(bytes: &[u8]) {
     // SAFETY: a PC's first serial port.
     unsafe {
@@ -43,7 +44,7 @@ fn write(bytes: &[u8]) {
 
 /// Ends the machine with an exit status, if it has an exit port; with a reset otherwise.
 pub(crate) fn exit(status: u8) -> ! {
-    // SAFETY: ends the machine, as wanted. The interrupt flag no longer matters.
+    // SAFETY: ends the machine, as intended. The interrupt flag no longer matters.
     unsafe {
         port::write8(EXIT_PORT, status);
         port::write8(KEYBOARD_COMMAND, KEYBOARD_RESET);
@@ -53,8 +54,8 @@ pub(crate) fn exit(status: u8) -> ! {
     }
 }
 
-/// Prints `{"panic":...}` and exits with status 2. Works without a heap; when two CPUs come here at
-/// once, the second waits for the first to end the machine.
+/// Prints `{"panic":...}` and exits with status 2. It needs no heap. If two CPUs call it at once,
+/// the second waits until the first ends the machine.
 pub(crate) fn die(message: fmt::Arguments<'_>) -> ! {
     static DYING: AtomicBool = AtomicBool::new(false);
     while DYING.swap(true, Ordering::Acquire) {
@@ -64,7 +65,7 @@ pub(crate) fn die(message: fmt::Arguments<'_>) -> ! {
         bytes: [0; 512],
         used: 0,
     };
-    // A line that is too long is cut: what matters comes first.
+    // A line that is too long is truncated: the important part comes first.
     let _ = write!(Quoted(&mut line), "{message}");
     write(b"\n{\"panic\":\"");
     write(&line.bytes[..line.used]);
@@ -77,7 +78,7 @@ struct Line {
     used: usize,
 }
 
-/// Writes the inside of a JSON string.
+/// Writes text into the inside of a JSON string. Characters that JSON would escape are replaced.
 struct Quoted<'a>(&'a mut Line);
 
 impl Write for Quoted<'_> {

@@ -1,5 +1,5 @@
-//! One CPU: its state that both rings share, the descriptor tables, and the way from ring 3 into
-//! ring 0 and back (see `traps.s`).
+//! One CPU: its state that both rings share, the descriptor tables, and the calls from ring 3 into
+//! ring 0 (see `traps.s`).
 pub(crate) mod port;
 
 use core::{
@@ -9,70 +9,70 @@ use core::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-/// The most CPUs that are started.
+/// Largest number of CPUs that are started.
 pub(crate) const CPU_LIMIT: usize = 32;
 
-/// What an interrupt vector is for. The same vector means the same on every CPU.
+/// Purpose of an interrupt vector. A vector has the same purpose on every CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Slot {
     /// The local APIC's timer.
     Timer,
-    /// Another CPU's wake-up.
+    /// A wake-up by another CPU.
     Wake,
-    /// The network device's configuration changed.
+    /// A change of the network device's configuration.
     Config,
     /// The CPU's own queue pair.
     Queue,
-    /// The self-test's.
+    /// The interrupt of the self-test.
     Test,
 }
 
-/// The number of [`Slot`]s.
+/// Number of [`Slot`]s.
 pub(crate) const SLOTS: usize = 5;
 const FIRST_VECTOR: u8 = 0x40;
-/// The local APIC's spurious vector.
+/// Spurious vector of the local APIC.
 pub(crate) const SPURIOUS_VECTOR: u8 = 0xFF;
 
 impl Slot {
-    /// The interrupt vector.
+    /// Returns the interrupt vector.
     pub(crate) const fn vector(self) -> u8 {
         FIRST_VECTOR + self as u8
     }
 }
 
-/// In the counters' upper bytes, so that no register holds their value by chance.
+/// Upper bytes of the counters, so that no register holds their value by chance.
 const COUNTERS_MAGIC: u64 = 0x005A_17C3 << 40;
 const CALL: u32 = 0x51A9_CA11;
-/// Bytes of a CPU's stack.
+/// Size of a CPU's stack, bytes.
 pub(crate) const STACK_BYTES: usize = 256 << 10;
 const FAULT_STACK_BYTES: usize = 8 << 10;
 const RING0_STACK_BYTES: usize = 1 << 10;
 const CPU_SHIFT: usize = 8;
 
-/// A CPU's state. `GS_BASE` points to it in both rings.
+/// State of a CPU. `GS_BASE` points to it in both rings.
 #[repr(C, align(256))]
 pub(crate) struct Cpu {
     this: u64,
-    /// A byte per [`Slot`], counted up by its interrupt stub.
+    /// One byte per [`Slot`], which its interrupt stub increments.
     interrupts: AtomicU64,
     ring0_stack: u64,
     stack: u64,
     entry: u64,
     fault_stack: u64,
     index: u64,
-    /// The local APIC's id.
+    /// Local APIC id of the CPU.
     pub(crate) apic_id: u32,
     tss: Tss,
-    /// The counters when the last halt ended.
+    /// The counters at the end of the last halt.
     seen: AtomicU64,
-    /// Each slot's total.
+    /// Number of interrupts of each slot, up to the last halt.
     totals: [AtomicU64; SLOTS],
-    /// The CPU that an interrupt was last sent to, by its local APIC id; at first none.
+    /// Local APIC id of the CPU that was last interrupted; u32::MAX at first.
     pub(crate) last_destination: AtomicU32,
-    /// When the timer fires, in ns.
+    /// Time at which the timer fires, in ns.
     pub(crate) timer_ns: AtomicU64,
-    /// How often it had fired when it was set.
+    /// Number of timer interrupts when the timer was set.
     pub(crate) timer_fired: AtomicU64,
 }
 
@@ -85,7 +85,7 @@ struct Tss {
     rest: [u8; 92],
 }
 
-/// What Rust shares with the assembly, and CPUs with each other, under rules of its own.
+/// Data that Rust shares with the assembly, and CPUs with each other, under rules of their own.
 #[repr(C, align(4096))]
 struct Shared<T>(UnsafeCell<T>);
 // SAFETY: written by CPU 0 before the CPU that reads it starts; after that each by its own CPU.
@@ -170,7 +170,7 @@ impl Cpu {
         }
     }
 
-    /// The calling CPU's.
+    /// Returns the calling CPU's state.
     pub(crate) fn current() -> &'static Cpu {
         let this: *const Cpu;
         // SAFETY: GS_BASE points to this CPU's state since before ring 3; its first word is `this`.
@@ -180,20 +180,19 @@ impl Cpu {
         }
     }
 
-    /// CPU number `index`; started or not.
+    /// Returns the state of CPU `index`, started or not.
     pub(crate) fn number(index: usize) -> &'static Cpu {
         assert!(index < CPU_LIMIT);
-        // SAFETY: within the array; what changes in it after start is atomic.
+        // SAFETY: within the array; the fields that change after start are atomic.
         unsafe { &*CPUS.0.get().cast::<Cpu>().add(index) }
     }
 
-    /// Its number.
+    /// Returns the CPU's number.
     pub(crate) fn index(&self) -> usize {
         self.index as usize
     }
 
-    /// Adds what the stubs counted since the last call to the totals, and returns them.
-    /// For the CPU itself only.
+    /// Returns the number of interrupts of each slot so far. Only the CPU itself may call this.
     pub(crate) fn interrupts(&self) -> [u64; SLOTS] {
         self.count(self.interrupts.load(Ordering::Relaxed))
     }
@@ -209,7 +208,7 @@ impl Cpu {
         totals
     }
 
-    /// Halts until an interrupt; at once if one has come since the last halt ended.
+    /// Halts until an interrupt. Returns at once if one has come since the last halt ended.
     pub(crate) fn halt(&self) {
         let seen = self.seen.load(Ordering::Relaxed);
         // SAFETY: the #GP stub halts, or jumps to `call_nothing`; both come back behind the hlt
@@ -225,10 +224,11 @@ impl Cpu {
     }
 }
 
-/// Gives CPU 0 its local APIC id; returns all of them with its first. Before the others start.
+/// Sets CPU 0's local APIC id. Returns all ids with CPU 0's first. Must be called before the others
+/// start.
 pub(crate) fn name_boot_cpu(apic_ids: &[u32]) -> alloc::vec::Vec<u32> {
     let own = super::apic::id();
-    // SAFETY: nobody else looks at CPU 0's yet.
+    // SAFETY: no other CPU reads CPU 0's state yet.
     unsafe { (*CPUS.0.get().cast::<Cpu>()).apic_id = own };
     let others = apic_ids.iter().copied().filter(|id| *id != own);
     core::iter::once(own)
@@ -248,7 +248,7 @@ pub(crate) unsafe fn prepare(
     stack_top: u64,
 ) {
     assert!(index < CPU_LIMIT);
-    // SAFETY: nobody else uses this element yet; the stacks are that CPU's own.
+    // SAFETY: no CPU uses this element yet; the stacks are that CPU's own.
     unsafe {
         let cpu = CPUS.0.get().cast::<Cpu>().add(index);
         let ring0_stack = RING0_STACKS
@@ -260,7 +260,7 @@ pub(crate) unsafe fn prepare(
         (*cpu).ring0_stack = ring0_stack;
         (*cpu).tss.ring0_stack = ring0_stack;
         (*cpu).entry = entry as *const () as u64;
-        // As if called: 8 below a multiple of 16.
+        // As after a call: 8 below a multiple of 16.
         (*cpu).stack = (stack_top & !15) - 8;
         (*cpu).fault_stack = FAULT_STACKS
             .0
@@ -283,9 +283,9 @@ pub(crate) unsafe fn prepare(
 pub(crate) fn fill_idt() {
     let idt = IDT.0.get().cast::<[u64; 2]>();
     let set = |vector: usize, stub: u64| {
-        // An interrupt gate to ring 0; its privilege (0) matters to `int n` only.
+        // An interrupt gate to ring 0; its privilege level (0) matters to `int n` only.
         let low = stub & 0xFFFF | 0x08 << 16 | 0x8E00 << 32 | (stub >> 16 & 0xFFFF) << 48;
-        // SAFETY: vector < 256; the table is CPU 0's to fill, before the others start.
+        // SAFETY: vector < 256; only CPU 0 runs, and it fills the table before the others start.
         unsafe { idt.add(vector).write_volatile([low, stub >> 32]) };
     };
     // SAFETY: tables of constants in traps.s.
@@ -309,7 +309,7 @@ pub(crate) fn fill_idt() {
 /// Calls a routine of `traps.s` in ring 0.
 ///
 /// # Safety
-/// As what the routine does with the registers.
+/// The routine's use of the registers must be safe.
 unsafe fn ring0(routine: unsafe extern "C" fn(), a: u64, c: u64, d: u64, si: u64) -> (u64, u64) {
     let (low, high);
     // SAFETY: the #GP stub jumps to the routine, which returns behind the hlt; it changes no other
@@ -323,18 +323,18 @@ unsafe fn ring0(routine: unsafe extern "C" fn(), a: u64, c: u64, d: u64, si: u64
     (low, high)
 }
 
-/// Lets interrupts into ring 3, from now on.
+/// Enables interrupts in ring 3, from now on.
 pub(crate) fn allow_interrupts() {
-    // SAFETY: the IDT is filled by then, and the stubs keep every register.
+    // SAFETY: the IDT is filled by then, and the stubs preserve every register.
     unsafe { ring0(call_allow_interrupts, 0, 0, 0, 0) };
 }
 
 /// Writes a model-specific register.
 ///
 /// # Safety
-/// The register must exist, and what it does must be wanted.
+/// The register must exist, and its effect must be intended.
 pub(crate) unsafe fn write_msr(register: u32, value: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe {
         ring0(
             call_write_msr,
@@ -351,12 +351,12 @@ pub(crate) unsafe fn write_msr(register: u32, value: u64) {
 /// # Safety
 /// The register must exist.
 pub(crate) unsafe fn read_msr(register: u32) -> u64 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     let (low, high) = unsafe { ring0(call_read_msr, 0, register.into(), 0, 0) };
     high << 32 | low & 0xFFFF_FFFF
 }
 
-/// Forgets what the CPU knows of the page at `address`.
+/// Invalidates the CPU's TLB entry for the page at `address`.
 pub(crate) fn flush_page(address: u64) {
     // SAFETY: invlpg takes any address.
     unsafe { ring0(call_flush_page, 0, 0, 0, address) };

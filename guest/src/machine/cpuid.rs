@@ -1,7 +1,7 @@
-//! What the CPU and the hypervisor say of themselves.
+//! CPUID: features of the CPU and the hypervisor.
 use core::arch::x86_64::{__cpuid, CpuidResult};
 
-/// A leaf; zeroes where there is none.
+/// Returns a leaf; zeroes if it does not exist.
 pub(crate) fn leaf(number: u32) -> CpuidResult {
     let last = __cpuid(number & 0xFFFF_0000).eax;
     if number > last {
@@ -16,12 +16,12 @@ pub(crate) fn leaf(number: u32) -> CpuidResult {
     }
 }
 
-/// Whether we run under a hypervisor: the leaves from 0x4000_0000 are there.
+/// Returns whether the guest runs under a hypervisor, so that the leaves from 0x4000_0000 exist.
 pub(crate) fn virtual_machine() -> bool {
     leaf(1).ecx & 1 << 31 != 0
 }
 
-/// The hypervisor is KVM: what it offers, leaf 0x4000_0001.
+/// Returns KVM's features, leaf 0x4000_0001; 0 if the hypervisor is not KVM.
 pub(crate) fn kvm_features() -> u32 {
     if !virtual_machine() {
         return 0;

@@ -1,4 +1,4 @@
-//! Memory: physical addresses are virtual ones; the heap; device registers above 4 GiB.
+//! Memory: identity mapping, the heap, and device registers above 4 GiB.
 use core::{ptr, slice};
 
 use slipgate_guest::firmware::PhysicalMemory;
@@ -14,7 +14,7 @@ unsafe extern "C" {
     static mut pml4: [u64; 512];
 }
 
-/// What is mapped at boot: 0 to 4 GiB.
+/// The identity mapping at boot: 0 to 4 GiB.
 pub(crate) struct Identity;
 
 impl PhysicalMemory for Identity {
@@ -23,34 +23,35 @@ impl PhysicalMemory for Identity {
         if address == 0 || end > 1 << 32 {
             return None;
         }
-        // SAFETY: mapped; what firmware put there does not change while we read it.
+        // SAFETY: mapped; the firmware's data does not change while it is read.
         Some(unsafe { slice::from_raw_parts(address as *const u8, length) })
     }
 }
 
-/// Where the image ends: above it memory is free.
+/// Returns the end of the image. Memory above it is free.
 pub(crate) fn image_end_address() -> u64 {
     (&raw const image_end).addr() as u64
 }
 
-/// Gives the heap its memory.
+/// Gives memory to the heap.
 ///
 /// # Safety
-/// Nobody else may use it.
+/// The memory must not be in use.
 pub(crate) unsafe fn claim_heap(start: u64, bytes: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     let claimed = unsafe { HEAP.lock().claim(start as *mut u8, bytes as usize) };
     assert!(claimed.is_some(), "no heap in {bytes} bytes at {start:#x}");
 }
 
-/// Maps device registers, uncached; below 4 GiB the boot tables have mapped the address already.
-/// Of use before the other CPUs start only.
+/// Maps device registers, uncached. Below 4 GiB the boot tables have mapped the address already.
+/// May be called only before the other CPUs start.
 pub(crate) fn map_registers(address: u64, bytes: u64) -> *mut u8 {
     const LARGE: u64 = 1 << 21;
     let end = address + bytes;
     let mut page = address & !(LARGE - 1);
     while page < end {
-        // SAFETY: page tables are identity-mapped and ring 3's to change; absent entries are filled.
+        // SAFETY: page tables are identity-mapped and writable in ring 3; absent entries are
+        // filled.
         unsafe {
             let pdpt = next_table(&raw mut pml4, page >> 39 & 511);
             let directory = next_table(pdpt, page >> 30 & 511);
@@ -80,9 +81,9 @@ unsafe fn next_table(table: *mut [u64; 512], index: u64) -> *mut [u64; 512] {
     }
 }
 
-/// What the compiler calls for. The string instructions are as fast as anything on the CPUs that
-/// matter, and can't be turned back into calls of themselves; by eight bytes, since some emulators
-/// take them one by one.
+/// Functions that the compiler calls. The string instructions are as fast as any alternative on
+/// current CPUs, and the compiler can't turn them back into calls of themselves. They move eight
+/// bytes at a time, because some emulators execute them one by one.
 mod compiler {
     use core::arch::asm;
 
@@ -111,7 +112,7 @@ mod compiler {
 
     #[unsafe(no_mangle)]
     unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, bytes: usize) -> *mut u8 {
-        // SAFETY: as memmove's; the direction flag is put back.
+        // SAFETY: as memmove's; the direction flag is restored.
         unsafe {
             if to.addr().wrapping_sub(from.addr()) >= bytes {
                 return memcpy(to, from, bytes);

@@ -1,11 +1,11 @@
-//! The bare machine (x86-64 PC, virtual or not): only in the bootable image.
+//! The bare machine (x86-64 PC, virtual or not). It is part of the bootable image only.
 //!
 //! # Theory of operation
 //! `boot.s` takes each CPU from its reset or PVH state to long mode and drops to ring 3 for good.
 //! All pages belong to ring 3, so descriptor tables, page tables and device registers are ordinary
-//! memory to Rust. What only ring 0 can do (MSRs, ports, halting) goes through the #GP stub, and
-//! interrupts only count and return (`traps.s`). Hosts that emulate ring 0 still run all the rest at
-//! full speed.
+//! memory to Rust. Operations that need ring 0 (MSRs, ports, halting) go through the #GP stub, and
+//! interrupt stubs only count and return (`traps.s`). Hosts that emulate ring 0 still run
+//! everything else at full speed.
 pub(crate) mod apic;
 pub(crate) mod bus;
 pub(crate) mod clock;

@@ -1,4 +1,4 @@
-//! The machine as the workloads see it.
+//! The machine's implementation of the workloads' platform.
 use core::{
     arch::{asm, x86_64::_rdtsc},
     sync::atomic::{AtomicU64, Ordering},
@@ -12,7 +12,7 @@ use super::{
     cpuid,
 };
 
-/// The bare machine.
+/// Platform on the bare machine.
 pub(crate) struct Machine {
     cpus: usize,
     has_rdrand: bool,
@@ -20,7 +20,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// A machine whose first `cpus` CPUs run workloads.
+    /// Returns a machine whose first `cpus` CPUs run workloads.
     pub(crate) fn new(cpus: usize) -> Self {
         Machine {
             cpus,
@@ -29,12 +29,13 @@ impl Machine {
         }
     }
 
-    /// 64 random bits: the CPU's, if it has some, stirred into SplitMix64 (Steele et al., 2014).
+    /// Returns 64 random bits: the CPU's, if it has RDRAND, mixed with SplitMix64 (Steele et al.,
+    /// 2014).
     fn random_word(&self) -> u64 {
         // SAFETY: every x86-64 CPU has it.
         let mut stir = unsafe { _rdtsc() };
         if self.has_rdrand {
-            // SAFETY: the CPU has the instruction; where it fails, the time stamp has to do.
+            // SAFETY: the CPU has the instruction; if it fails, the time stamp is used instead.
             unsafe {
                 asm!("rdrand {0}", "cmovnc {0}, {1}", out(reg) stir, in(reg) stir, options(nomem, nostack))
             };
@@ -62,8 +63,8 @@ impl Platform for Machine {
         clock::booted_unix_ms()
     }
 
-    /// The timer stays set when it fires before `until_ns`: to set it again is an exit, and to
-    /// wake up once too early costs less.
+    /// The timer stays set when it fires before `until_ns`: setting it again is an exit, and one
+    /// early wake-up costs less.
     fn idle(&self, until_ns: Option<u64>) {
         let cpu = Cpu::current();
         if let Some(until) = until_ns {
@@ -72,7 +73,7 @@ impl Platform for Machine {
                 return;
             }
             let set = cpu.timer_ns.load(Ordering::Relaxed);
-            // It may fire before its time by our clock: then it is not set any more.
+            // It may fire before its time by this clock; then it is not set any more.
             let fired = cpu.interrupts()[Slot::Timer as usize];
             if set <= now || set > until || fired != cpu.timer_fired.load(Ordering::Relaxed) {
                 cpu.timer_ns.store(until, Ordering::Relaxed);

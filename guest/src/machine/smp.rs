@@ -1,4 +1,4 @@
-//! Starting the other CPUs: INIT, SIPI, and the code that they begin with, below 1 MiB.
+//! Starts the other CPUs: INIT, SIPI, and their start-up code, below 1 MiB.
 use core::{
     hint, ptr,
     sync::atomic::{AtomicU32, Ordering},
@@ -11,11 +11,11 @@ use super::{
     cpu::{self, CPU_LIMIT, Cpu, STACK_BYTES},
 };
 
-/// Where they begin. Firmware's tables are elsewhere, and have been read by now.
+/// Page of the start-up code. The firmware's tables lie elsewhere, and have been read by now.
 const START_PAGE: u64 = 0x8000;
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// How many CPUs have come to ring 3.
+/// Number of CPUs that have reached ring 3.
 static STARTED: AtomicU32 = AtomicU32::new(1);
 static mut ENTRY: fn(usize) -> ! = |_| loop {
     Cpu::current().halt();
@@ -27,8 +27,9 @@ unsafe extern "C" {
     static ap_cpu: AtomicU32;
 }
 
-/// Starts the CPUs with these local APIC ids, CPU 0's own aside, one after the other. Each runs
-/// `entry` with its number, which is its place in the list with CPU 0 first. Returns how many run.
+/// Starts the CPUs with these local APIC ids, except CPU 0, one after the other. Each runs `entry`
+/// with its number, which is its place in the list with CPU 0 first. Returns the number of running
+/// CPUs.
 pub(crate) fn start(apic_ids: &[u32], entry: fn(usize) -> !) -> usize {
     // SAFETY: the page is free, and the other CPUs read ENTRY after they were started.
     unsafe {

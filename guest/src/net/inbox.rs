@@ -1,32 +1,32 @@
-//! Frames on their way from the CPU that received them to the CPU whose they are.
+//! Queue of frames from the CPUs that received them to the CPU they belong to.
 
 use alloc::{boxed::Box, vec, vec::Vec};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use spin::mutex::SpinMutex;
 
-/// Bytes of frames that wait at a time, with two bytes of length for each.
+/// Capacity in bytes: frames, with two bytes of length for each.
 const CAPACITY: usize = 512 * 1024;
 
-/// A bounded queue of frames: many CPUs put, one takes. Neither allocates.
+/// Bounded queue of frames with many producers and one consumer. Neither side allocates.
 pub struct Inbox {
     ring: SpinMutex<Ring>,
-    /// Frames in the ring: what the owner looks at without the lock.
+    /// Number of frames in the ring, which the owner reads without the lock.
     waiting: AtomicUsize,
     passed: AtomicU64,
     dropped: AtomicU64,
 }
 
-/// What came through an inbox.
+/// Counters of an inbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InboxCounters {
-    /// Frames put.
+    /// Frames put into the inbox.
     pub passed: u64,
-    /// Frames that found it full.
+    /// Frames dropped because the inbox was full.
     pub dropped: u64,
 }
 
-/// Lengths and frames one behind the other, around the end.
+/// Lengths and frames in sequence, wrapping at the end.
 struct Ring {
     bytes: Box<[u8]>,
     head: usize,
@@ -49,7 +49,7 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// Copies a frame of up to 65,535 bytes in. What does not fit is dropped, and counted.
+    /// Copies a frame of up to 65,535 bytes in. A frame that does not fit is dropped, and counted.
     pub fn put(&self, frame: &[u8]) {
         let Ok(len) = u16::try_from(frame.len()) else {
             self.dropped.fetch_add(1, Ordering::Relaxed);
@@ -66,12 +66,12 @@ impl Inbox {
         self.passed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether there is none.
+    /// Returns whether the inbox holds no frame.
     pub fn is_empty(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) == 0
     }
 
-    /// Moves the oldest frame into `out`, whatever was in there; false if there is none.
+    /// Moves the oldest frame into `out`, replacing its contents. Returns false if there is none.
     pub fn take(&self, out: &mut Vec<u8>) -> bool {
         if self.is_empty() {
             return false;
@@ -88,7 +88,7 @@ impl Inbox {
         true
     }
 
-    /// What came through so far.
+    /// Returns the present figures.
     pub fn counters(&self) -> InboxCounters {
         InboxCounters {
             passed: self.passed.load(Ordering::Relaxed),
@@ -98,7 +98,7 @@ impl Inbox {
 }
 
 impl Ring {
-    /// There is room.
+    /// Appends bytes. The caller has checked that there is room.
     fn write(&mut self, data: &[u8]) {
         let at = (self.head + self.used) % self.bytes.len();
         let first = data.len().min(self.bytes.len() - at);
@@ -107,7 +107,7 @@ impl Ring {
         self.used += data.len();
     }
 
-    /// There is as much.
+    /// Removes bytes. The caller knows that there are as many.
     fn read(&mut self, out: &mut [u8]) {
         let first = out.len().min(self.bytes.len() - self.head);
         let (head, rest) = out.split_at_mut(first);

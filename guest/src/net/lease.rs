@@ -1,4 +1,5 @@
-//! The address: a DHCP lease (RFC 2131), or what the command line says instead.
+//! The guest's network configuration: a DHCP lease (RFC 2131), or the command line's static
+//! address.
 
 use alloc::{boxed::Box, vec, vec::Vec};
 use core::net::Ipv4Addr;
@@ -15,20 +16,20 @@ use crate::{
     platform::{Nic, Platform},
 };
 
-/// What the guest knows of its network.
+/// Network configuration of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The guest's address.
+    /// Address of the guest.
     pub address: Ipv4Addr,
-    /// Its network's length, in bits.
+    /// Prefix length of the guest's network, bits.
     pub prefix: u8,
-    /// The next hop to everywhere else.
+    /// Default router; `None` without one.
     pub router: Option<Ipv4Addr>,
-    /// Resolvers.
+    /// Addresses of the resolvers.
     pub dns: Vec<Ipv4Addr>,
-    /// Bytes of an IP packet, at most (option 26), where the server says.
+    /// Largest IP packet in bytes (option 26); `None` if the server does not give it.
     pub mtu: Option<u16>,
-    /// The server it is from.
+    /// DHCP server that gave the lease; `None` for a static address.
     pub server: Option<Ipv4Addr>,
 }
 
@@ -45,16 +46,16 @@ impl From<StaticAddress> for Lease {
     }
 }
 
-/// RFC 2132: subnet mask, router, resolvers, MTU.
+/// Requested options (RFC 2132): subnet mask, router, resolvers, MTU.
 const OPTIONS: &[u8] = &[1, 3, 6, OPTION_MTU];
 const OPTION_MTU: u8 = 26;
-/// The least that RFC 2132, 5.1, allows.
+/// Least MTU that RFC 2132, 5.1, allows.
 const MTU_MIN: u16 = 68;
-/// How soon a message that was not answered is sent again.
+/// Time after which an unanswered message is sent again.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Takes a lease and configures the stack with it; none if there is no answer until `deadline_ns`.
-/// The lease is renewed for as long as the stack is driven.
+/// Takes a lease and configures the stack with it. Returns `None` if no server answers until
+/// `deadline_ns`. The lease is renewed for as long as the stack is driven.
 pub fn acquire<P: Platform, N: Nic>(
     stack: &mut Stack<'_, P, N>,
     deadline_ns: u64,

@@ -1,4 +1,4 @@
-//! One CPU's stack, and the loop that drives it.
+//! One CPU's network stack, and the loop that drives it.
 
 use alloc::{vec, vec::Vec};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -21,44 +21,45 @@ use super::{
 };
 use crate::platform::{Nic, Platform};
 
-/// Frames taken in before the workload has a look at what they brought.
+/// Number of frames taken in before the workload's next turn.
 const FRAMES_A_TURN: usize = 64;
-/// How long to wait for a full transmit queue to drain: its interrupt should end the wait before.
-/// Much shorter, and a vCPU that waits never sleeps: KVM looks for 200 µs before it lets it.
+/// Time to wait for a full transmit queue to drain, ns; its interrupt should end the wait before.
+/// With a much shorter time, a waiting vCPU never sleeps: KVM polls for 200 µs before it lets the
+/// vCPU sleep.
 const FULL_RETRY_NS: u64 = 2_000_000;
-/// A connection on which nothing comes for so long has failed.
+/// Time without progress after which a connection has failed, ns.
 pub const STALL_NS: u64 = 10_000_000_000;
 
-/// What a workload has to say after its turn.
+/// Result of a workload's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn<T> {
-    /// It is over, with this.
+    /// The workload is done, with this result.
     Done(T),
-    /// It wants another turn as soon as what is queued could be sent.
+    /// The workload wants another turn as soon as the queued data could be sent.
     Worked,
-    /// It waits for frames, and for this time if there is one.
+    /// The workload waits for frames, and for this time if there is one.
     Waiting(Option<u64>),
 }
 
 /// One CPU's device, interface and sockets.
 pub struct Stack<'s, P, N: Nic> {
-    /// The machine.
+    /// Platform of the machine.
     pub platform: &'s P,
-    /// Which CPU this is.
+    /// Number of this CPU.
     pub cpu: usize,
-    /// The queue pair behind its steering.
+    /// Queue pair, behind its steering.
     pub device: Steered<'s, P, N>,
-    /// The interface.
+    /// smoltcp's interface over the device.
     pub interface: Interface,
-    /// All sockets.
+    /// Sockets of all workloads.
     pub sockets: SocketSet<'static>,
-    /// This CPU's local ports.
+    /// Local ports of this CPU.
     pub ports: Ports,
     lanes: &'s Lanes,
 }
 
 impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
-    /// A stack without an address.
+    /// Returns a stack without an address.
     pub fn new(platform: &'s P, nic: N, cpu: usize, lanes: &'s Lanes) -> Self {
         let mut device = Steered::new(nic, cpu, platform, lanes);
         let interface = interface(platform, &mut device);
@@ -76,7 +77,7 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
         }
     }
 
-    /// Takes the address, routes and MTU of a lease.
+    /// Applies the address, routes and MTU of a lease.
     pub fn configure(&mut self, lease: &Lease) {
         if let Some(mtu) = lease.mtu {
             self.device.limit_mtu(mtu);
@@ -92,8 +93,9 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
         }
     }
 
-    /// Asks for the MACs of the router and the resolvers, on behalf of all CPUs: answers go to each
-    /// of them. smoltcp by itself asks when a packet waits, and for one neighbour a second only.
+    /// Sends ARP requests for the router and the resolvers, on behalf of all CPUs: answers go to
+    /// each of them. smoltcp by itself sends one only when a packet waits, and for one neighbour a
+    /// second.
     pub fn ask_neighbors(&mut self, lease: &Lease) {
         let own = Ipv4Cidr::new(lease.address, lease.prefix);
         let on_link = lease.router.iter().chain(&lease.dns);
@@ -107,7 +109,7 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
                 target_protocol_addr: *target,
             };
             let now = self.tick();
-            // With a full queue, smoltcp asks when it comes to that.
+            // With a full queue, smoltcp sends the request when it needs the address.
             let Some(token) = self.device.transmit(now) else {
                 continue;
             };
@@ -123,17 +125,17 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
         self.device.nic.flush();
     }
 
-    /// Bytes of an IP packet, at most.
+    /// Returns the largest size of an IP packet, bytes.
     pub fn mtu(&mut self) -> usize {
         self.device.capabilities().ip_mtu()
     }
 
-    /// Nanoseconds, on the platform's clock.
+    /// Returns the platform's time, ns.
     pub fn now_ns(&self) -> u64 {
         self.platform.now_ns()
     }
 
-    /// Adds a TCP socket as all workloads want it: no delayed acknowledgements, no Nagle.
+    /// Adds a TCP socket with the workloads' settings: no delayed acknowledgements, no Nagle.
     pub fn add_tcp(&mut self, receive_bytes: usize, send_bytes: usize) -> SocketHandle {
         let mut socket = tcp::Socket::new(
             tcp::SocketBuffer::new(vec![0; receive_bytes]),
@@ -146,19 +148,19 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
         self.sockets.add(socket)
     }
 
-    /// A TCP socket.
+    /// Returns a TCP socket.
     pub fn tcp(&mut self, handle: SocketHandle) -> &mut tcp::Socket<'static> {
         self.sockets.get_mut(handle)
     }
 
-    /// Drives the stack and gives `step` its turn between the frames that came and those that go,
-    /// until it is done; what it sent last is on its way then.
+    /// Drives the stack until `step` is done, and returns its result. `step` gets a turn between
+    /// the received frames and those to send. The data of its last turn is sent before the return.
     pub fn drive<T>(&mut self, step: impl FnMut(&mut Self) -> Turn<T>) -> T {
         self.drive_until(step, || false)
     }
 
-    /// [`Stack::drive`] of a step that also waits for what another CPU writes, which then calls
-    /// [`Lanes::nudge`]: `ready` says that it was written.
+    /// Does what [`Stack::drive`] does for a step that also waits for data from another CPU. That
+    /// CPU writes the data and then calls [`Lanes::nudge`]; `ready` returns whether it was written.
     pub fn drive_until<T>(
         &mut self,
         mut step: impl FnMut(&mut Self) -> Turn<T>,
@@ -172,7 +174,7 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
             let until_ns = match turn {
                 Turn::Done(result) => return result,
                 Turn::Worked if !full => continue,
-                // Also what was sent may have changed a socket: a RST ends it.
+                // Sending may have changed a socket too: a RST closes it.
                 Turn::Waiting(_) if received || (sent && !full) => continue,
                 Turn::Worked => None,
                 Turn::Waiting(until_ns) => until_ns,
@@ -181,7 +183,7 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
             let timer = self.interface.poll_at(instant(now_ns), &self.sockets);
             let timer_ns = timer.map(|at| (at.total_micros().max(0) as u64) * 1000);
             let until_ns = match [until_ns, timer_ns].into_iter().flatten().min() {
-                // Whatever is due can't be sent.
+                // Due frames can't be sent.
                 _ if full => Some(now_ns + FULL_RETRY_NS),
                 Some(until_ns) if until_ns <= now_ns => continue,
                 until_ns => until_ns,
@@ -190,7 +192,7 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
                 continue;
             }
             if full {
-                // What other CPUs have passed on has to wait too, for room for an answer.
+                // Frames from other CPUs have to wait too, until there is room for an answer.
                 self.platform.idle(until_ns);
             } else {
                 self.lanes.sleep(self.cpu, self.platform, until_ns, &ready);
@@ -213,7 +215,7 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
         received
     }
 
-    /// Whether there was anything to send.
+    /// Sends all that can be sent. Returns whether there was anything to send.
     fn send_out(&mut self) -> bool {
         let now = self.tick();
         let mut sent = false;
@@ -228,12 +230,12 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
         sent
     }
 
-    /// The time, which the timestamps of TCP see too.
+    /// Returns the time, and updates the clock of TCP timestamps.
     fn tick(&self) -> Instant {
         let now_ns = self.now_ns();
         let now_ms = (now_ns / 1_000_000) as u32;
         if now_ms > TIMESTAMP_MS.load(Ordering::Relaxed) {
-            // Not a store: a CPU that was held up here must not turn the clock back for the others,
+            // Not a store: a CPU that was delayed here must not set the clock back for the others,
             // whose segments their peers would then refuse (PAWS).
             TIMESTAMP_MS.fetch_max(now_ms, Ordering::Relaxed);
         }
@@ -241,16 +243,17 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
     }
 }
 
-/// Milliseconds, for TCP timestamps: smoltcp asks a plain function for them.
+/// Milliseconds since boot for TCP timestamps: smoltcp calls a plain function for them.
 static TIMESTAMP_MS: AtomicU32 = AtomicU32::new(0);
 
-/// What they begin with: the lower bits of the time of day.
+/// Start value of the timestamps: the lower bits of the time of day.
 static BOOTED_UNIX_MS: AtomicU32 = AtomicU32::new(0);
 
-/// The clock of TCP timestamps (RFC 7323). With them, a server that holds a tuple in TIME-WAIT takes
-/// a new connection from the same port, whatever its initial sequence number. Also one of another
-/// boot: were the clock to begin anew with each, a guest that comes soon after another one would
-/// seem to be of the past (PAWS), and its SYN would have to be sent again after a second.
+/// Returns the clock of TCP timestamps (RFC 7323), ms. With timestamps, a server that holds a tuple
+/// in TIME-WAIT accepts a new connection from the same port, whatever its initial sequence number.
+/// This must hold across boots: if the clock started at 0 with each boot, the timestamps of a guest
+/// that starts soon after another one would seem old (PAWS), and its SYN would have to be sent
+/// again after a second.
 pub fn timestamp_ms() -> u32 {
     let booted = BOOTED_UNIX_MS.load(Ordering::Relaxed);
     booted.wrapping_add(TIMESTAMP_MS.load(Ordering::Relaxed))

@@ -45,7 +45,7 @@ impl Platform for Machine {
     fn print_line(&self, _: &str) {}
 }
 
-/// A queue pair that has no room, whatever is done.
+/// A queue pair that never has room.
 #[derive(Default)]
 struct Full {
     armed: Cell<usize>,
@@ -110,7 +110,7 @@ impl Nic for Full {
     }
 }
 
-/// It would only keep the core from whoever makes room.
+/// Otherwise it would only keep the core from the thread that makes room.
 #[test]
 fn a_cpu_whose_queue_is_full_sleeps_though_others_pass_it_frames() {
     let (machine, lanes) = (Machine::default(), Lanes::new(2));

@@ -1,4 +1,4 @@
-//! A queue pair as smoltcp sees it: only with the frames that are this CPU's.
+//! A queue pair as a device for smoltcp: it delivers only the frames that belong to this CPU.
 
 use alloc::vec::Vec;
 use core::{
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::platform::{Nic, Platform};
 
-/// The ways between the CPUs: an inbox each, and who is asleep.
+/// Connections between the CPUs: an inbox and a sleep flag for each.
 pub struct Lanes {
     lanes: Vec<Lane>,
 }
@@ -29,32 +29,32 @@ struct Lane {
 }
 
 impl Lanes {
-    /// For so many CPUs.
+    /// Returns the connections for `cpus` CPUs.
     pub fn new(cpus: usize) -> Self {
         Lanes {
             lanes: (0..cpus).map(|_| Lane::default()).collect(),
         }
     }
 
-    /// How many CPUs there are.
+    /// Returns the number of CPUs.
     pub fn cpus(&self) -> usize {
         self.lanes.len()
     }
 
-    /// What came through a CPU's inbox.
+    /// Returns the counters of a CPU's inbox.
     pub fn counters(&self, cpu: usize) -> InboxCounters {
         self.lanes[cpu].inbox.counters()
     }
 
-    /// Wakes a CPU if it sleeps, after something that it is to see was written.
+    /// Wakes a CPU if it sleeps. Must be called after the data that the CPU is to see was written.
     pub fn nudge(&self, cpu: usize, platform: &impl Platform) {
         if self.lanes[cpu].asleep.swap(false, Ordering::SeqCst) {
             platform.wake(cpu);
         }
     }
 
-    /// Idles unless there is a frame in the inbox or `ready` says so. Who writes what `ready` looks
-    /// at and then calls [`Lanes::nudge`] ends it.
+    /// Idles unless there is a frame in the inbox or `ready` returns true. A CPU that writes the
+    /// data which `ready` reads and then calls [`Lanes::nudge`] ends it.
     pub fn sleep(
         &self,
         cpu: usize,
@@ -76,43 +76,43 @@ impl Lanes {
     }
 }
 
-/// An ICMP error about a packet that this CPU sent (RFC 792).
+/// ICMP error about a packet that this CPU sent (RFC 792).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
-    /// Its type: 3 is Destination Unreachable.
+    /// ICMP type: 3 is Destination Unreachable.
     pub kind: u8,
-    /// Its code.
+    /// ICMP code of the error.
     pub code: u8,
     /// IP protocol of the packet.
     pub protocol: u8,
     /// Local port of the packet.
     pub port: u16,
-    /// Where it was to go.
+    /// Destination of the packet.
     pub remote: SocketAddrV4,
 }
 
-/// ICMP errors that are kept until somebody asks.
+/// Largest number of ICMP errors that are kept until they are taken.
 const ERRORS_KEPT: usize = 256;
 
-/// The device.
+/// Device of one CPU for smoltcp.
 pub struct Steered<'s, P, N> {
-    /// The queue pair.
+    /// Queue pair of the CPU.
     pub nic: N,
     cpu: usize,
     platform: &'s P,
     lanes: &'s Lanes,
-    /// Largest frame, Ethernet header included, if less than the device's.
+    /// Largest frame, bytes with the Ethernet header, if less than the device's.
     mtu_limit: usize,
-    /// The frame last taken from the inbox, and whether it is still to be delivered.
+    /// Frame last taken from the inbox, and whether it is still to be delivered.
     passed: Vec<u8>,
     held: bool,
     errors: Vec<IcmpError>,
-    /// The transmit queue was full.
+    /// True after the transmit queue was full.
     full: bool,
 }
 
 impl<'s, P: Platform, N: Nic> Steered<'s, P, N> {
-    /// CPU `cpu`'s device over its queue pair.
+    /// Returns the device of CPU `cpu` over its queue pair.
     pub fn new(nic: N, cpu: usize, platform: &'s P, lanes: &'s Lanes) -> Self {
         Steered {
             nic,
@@ -127,17 +127,17 @@ impl<'s, P: Platform, N: Nic> Steered<'s, P, N> {
         }
     }
 
-    /// Limits packets to so many bytes from the IP header on; the interface must be made anew.
+    /// Limits IP packets to `mtu` bytes. The interface must be created again after it.
     pub fn limit_mtu(&mut self, mtu: u16) {
         self.mtu_limit = usize::from(mtu) + 14;
     }
 
-    /// The ICMP errors that came since it was last asked.
+    /// Takes the ICMP errors since the last call.
     pub fn take_errors(&mut self) -> impl Iterator<Item = IcmpError> + '_ {
         self.errors.drain(..)
     }
 
-    /// Whether a frame found the transmit queue full since it was last asked.
+    /// Returns whether the transmit queue was full for a frame since the last call.
     pub fn take_full(&mut self) -> bool {
         core::mem::take(&mut self.full)
     }
@@ -184,27 +184,26 @@ impl<'s, P: Platform, N: Nic> Device for Steered<'s, P, N> {
     }
 }
 
-/// A frame; whose it is is found out when smoltcp looks at it.
+/// Received frame. Its CPU is determined when smoltcp reads it.
 pub enum SteeredRx<'a, P, R> {
-    /// It came in by this CPU's queue.
+    /// The frame came in on this CPU's queue.
     Received {
-        /// The queue's own token.
+        /// Token of the queue.
         rx: R,
-        /// Where it may go.
+        /// Context for steering the frame.
         route: Route<'a, P>,
     },
-    /// Another CPU passed it on.
+    /// Another CPU passed the frame on.
     Passed {
-        /// The frame.
+        /// Bytes of the frame.
         frame: &'a [u8],
-        /// To note ICMP errors.
+        /// Context for recording ICMP errors.
         route: Route<'a, P>,
     },
 }
 
 impl<P: Platform, R: RxToken> RxToken for SteeredRx<'_, P, R> {
-    /// A frame that is another CPU's is passed there, and an empty one shown to smoltcp, which
-    /// ignores it.
+    /// Passes a frame of another CPU on, and shows an empty frame to smoltcp, which ignores it.
     fn consume<T, F: FnOnce(&[u8]) -> T>(self, f: F) -> T {
         match self {
             SteeredRx::Received { rx, mut route } => rx.consume(|frame| {
@@ -226,7 +225,7 @@ impl<P: Platform, R: RxToken> RxToken for SteeredRx<'_, P, R> {
     }
 }
 
-/// Where a frame may go.
+/// Context for steering a frame.
 pub struct Route<'a, P> {
     cpu: usize,
     platform: &'a P,
@@ -235,7 +234,7 @@ pub struct Route<'a, P> {
 }
 
 impl<P: Platform> Route<'_, P> {
-    /// Passes a frame on; true if it is (also) for this CPU.
+    /// Passes a frame on to its CPUs. Returns true if it is (also) for this CPU.
     fn deliver(&mut self, frame: &[u8]) -> bool {
         let cpus = self.lanes.cpus();
         match whose(frame, cpus) {
@@ -257,7 +256,7 @@ impl<P: Platform> Route<'_, P> {
         }
     }
 
-    /// Keeps what an ICMP error says.
+    /// Records the frame if it is an ICMP error.
     fn note(&mut self, frame: &[u8]) {
         if self.errors.len() < ERRORS_KEPT
             && let Some(error) = icmp_error(frame)
@@ -269,11 +268,11 @@ impl<P: Platform> Route<'_, P> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
-    /// Who receives it may keep it.
+    /// The CPU that received it may keep it.
     Anyones,
-    /// All are to see it.
+    /// All CPUs must see it.
     Everyones,
-    /// This CPU's alone.
+    /// It belongs to this CPU alone.
     Of(usize),
 }
 
@@ -282,9 +281,9 @@ const PROTOCOL_ICMP: u8 = 1;
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
 
-/// By ARP operation, destination port, or the source port of the packet that an ICMP error is
-/// about; what is neither, or cut short, is anyone's. Fragments go to CPU 0: only the first has a
-/// port.
+/// Returns the CPU of a frame, by ARP operation, destination port, or the source port of the packet
+/// that an ICMP error is about. Any CPU may keep a frame without these, or one that is truncated.
+/// Fragments go to CPU 0: only the first has a port.
 fn whose(frame: &[u8], cpus: usize) -> Whose {
     match frame.get(12..14) {
         Some([0x08, 0x06]) if frame.get(20..22) == Some(&[0, 2]) => Whose::Everyones,
@@ -299,7 +298,7 @@ fn ip_owner(packet: &[u8], cpus: usize) -> Option<usize> {
         _ if u16::from_be_bytes([packet[6], packet[7]]) & 0x3fff != 0 => Some(0),
         PROTOCOL_TCP | PROTOCOL_UDP => Some(ports::owner(port(payload, 2)?, cpus)),
         PROTOCOL_ICMP => match payload.first()? {
-            // Echo reply: CPU 0 is the one that asks.
+            // Echo reply: only CPU 0 sends requests.
             0 => Some(0),
             3 | 11 | 12 => Some(ports::owner(port(ipv4(payload.get(8..)?)?.1, 0)?, cpus)),
             _ => None,
@@ -329,7 +328,7 @@ fn icmp_error(frame: &[u8]) -> Option<IcmpError> {
     })
 }
 
-/// The protocol and payload of an IPv4 packet, which may be cut short behind its header.
+/// Returns the protocol and payload of an IPv4 packet, which may be truncated behind its header.
 fn ipv4(packet: &[u8]) -> Option<(u8, &[u8])> {
     let header_len = usize::from(packet.first()? & 0x0f) * 4;
     if packet[0] >> 4 != 4 || header_len < 20 {

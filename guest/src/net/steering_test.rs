@@ -1,6 +1,6 @@
 use super::*;
 
-/// Ethernet and IPv4 headers of 20 bytes, then `payload`.
+/// Returns Ethernet and IPv4 headers of 20 bytes, then `payload`.
 fn ip(protocol: u8, fragment: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = alloc::vec![0; ETHERNET + 20];
     frame[12..14].copy_from_slice(&[8, 0]);
@@ -94,7 +94,7 @@ fn a_frame_cut_short_anywhere_harms_nobody() {
             assert_eq!(icmp_error(cut), None, "{len}");
         }
     }
-    // Header lengths that lie.
+    // Invalid header lengths.
     for first in 0..=255u8 {
         let mut frame = ip(PROTOCOL_TCP, 0, &[]);
         frame[ETHERNET] = first;

@@ -1,8 +1,9 @@
-//! PCI, as much as a driver needs: functions of bus 0, base addresses, capabilities, MSI-X.
-//! Addresses were assigned by firmware or the VMM; we turn decoding on, and assign none.
+//! The part of PCI that a driver needs: functions of bus 0, base addresses, capabilities, MSI-X.
+//! The firmware or the VMM has assigned the addresses; the guest turns decoding on, and assigns
+//! none.
 pub mod msix;
 
-/// A function on bus 0.
+/// Function on bus 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Function {
     /// Device number, 0..32.
@@ -11,14 +12,14 @@ pub struct Function {
     pub function: u8,
 }
 
-/// Access to configuration space, in aligned double words.
+/// Access to configuration space, in aligned 32-bit words.
 pub trait ConfigSpace {
-    /// Reads the double word at `offset`.
+    /// Reads the 32-bit word at `offset`.
     fn read(&self, function: Function, offset: u16) -> u32;
-    /// Writes the double word at `offset`.
+    /// Writes the 32-bit word at `offset`.
     fn write(&self, function: Function, offset: u16, value: u32);
 
-    /// Reads one byte.
+    /// Reads one byte at `offset`.
     fn read8(&self, function: Function, offset: u16) -> u8 {
         (self.read(function, offset & !3) >> ((offset & 3) * 8)) as u8
     }
@@ -28,19 +29,19 @@ pub trait ConfigSpace {
     }
 }
 
-/// Device registers, by their offset in some window.
+/// Access to device registers, by their offset in a window.
 pub trait Registers {
-    /// Reads a byte.
+    /// Reads 8 bits at `offset`.
     fn read8(&self, offset: usize) -> u8;
-    /// Reads 16 bits.
+    /// Reads 16 bits at `offset`.
     fn read16(&self, offset: usize) -> u16;
-    /// Reads 32 bits.
+    /// Reads 32 bits at `offset`.
     fn read32(&self, offset: usize) -> u32;
-    /// Writes a byte.
+    /// Writes 8 bits at `offset`.
     fn write8(&self, offset: usize, value: u8);
-    /// Writes 16 bits.
+    /// Writes 16 bits at `offset`.
     fn write16(&self, offset: usize, value: u16);
-    /// Writes 32 bits.
+    /// Writes 32 bits at `offset`.
     fn write32(&self, offset: usize, value: u32);
 
     /// Writes 64 bits, the lower half first.
@@ -56,7 +57,7 @@ const COMMAND_MASTER: u32 = 1 << 2;
 const COMMAND_NO_INTX: u32 = 1 << 10;
 const STATUS_CAPABILITIES: u32 = 1 << 20;
 
-/// The functions of bus 0.
+/// Returns the functions of bus 0.
 pub fn functions(config: &impl ConfigSpace) -> impl Iterator<Item = Function> + '_ {
     const MULTI_FUNCTION: u8 = 1 << 7;
     (0..32).flat_map(move |device| {
@@ -75,7 +76,7 @@ pub fn functions(config: &impl ConfigSpace) -> impl Iterator<Item = Function> + 
     })
 }
 
-/// A function's vendor and device id.
+/// Returns a function's vendor and device id.
 pub fn id(config: &impl ConfigSpace, function: Function) -> (u16, u16) {
     (config.read16(function, 0), config.read16(function, 2))
 }
@@ -91,7 +92,8 @@ pub fn enable(config: &impl ConfigSpace, function: Function) {
     );
 }
 
-/// The address in base address register `index`; none if it is not memory, or was not assigned.
+/// Returns the address in base address register `index`; `None` if it is not a memory BAR, or was
+/// not assigned.
 pub fn memory_bar(config: &impl ConfigSpace, function: Function, index: u8) -> Option<u64> {
     const IO: u32 = 1;
     const WIDTH: u32 = 0b110;
@@ -113,12 +115,12 @@ pub fn memory_bar(config: &impl ConfigSpace, function: Function, index: u8) -> O
     (address != 0).then_some(address)
 }
 
-/// The function's capabilities: id and offset. A list that runs in circles ends.
+/// Returns the function's capabilities: id and offset. A circular list ends.
 pub fn capabilities(
     config: &impl ConfigSpace,
     function: Function,
 ) -> impl Iterator<Item = (u8, u16)> + '_ {
-    /// As many as fit, four bytes each, behind the header.
+    /// Largest number of capabilities that fit behind the header, four bytes each.
     const MOST: usize = 48;
     let present = config.read(function, COMMAND) & STATUS_CAPABILITIES != 0;
     let mut next = if present {

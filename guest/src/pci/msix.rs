@@ -1,23 +1,23 @@
 //! MSI-X: a table of messages, each with a mask, and an array of pending bits (PCI 3.0, 6.8.2).
 use super::{ConfigSpace, Function, Registers};
 
-/// MSI-X's capability id.
+/// Capability id of MSI-X.
 pub const CAPABILITY: u8 = 0x11;
 const ENABLE: u32 = 1 << 31;
 const MASK_ALL: u32 = 1 << 30;
 const ENTRY_BYTES: usize = 16;
 const ENTRY_MASKED: u32 = 1;
 
-/// Where a part of it lies.
+/// Location of the table or the pending bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The base address register.
+    /// Number of the base address register.
     pub bar: u8,
-    /// The offset in it.
+    /// Offset from the base address, bytes.
     pub offset: u32,
 }
 
-/// A function's MSI-X.
+/// MSI-X of a function.
 pub struct Msix<R> {
     table: R,
     pending: R,
@@ -27,7 +27,8 @@ pub struct Msix<R> {
 }
 
 impl<R: Registers> Msix<R> {
-    /// The capability at `capability`; `map` makes a part's registers accessible.
+    /// Reads the capability at `capability`. `map` makes a location's registers accessible. Returns
+    /// `None` if it can't.
     pub fn new(
         config: &impl ConfigSpace,
         function: Function,
@@ -53,7 +54,7 @@ impl<R: Registers> Msix<R> {
         })
     }
 
-    /// How many vectors there are.
+    /// Returns the number of vectors.
     pub fn vectors(&self) -> u16 {
         self.vectors
     }
@@ -67,7 +68,7 @@ impl<R: Registers> Msix<R> {
         self.control(config, ENABLE);
     }
 
-    /// Masks all vectors at once, or lets each have its own mask again.
+    /// Masks all vectors at once, or makes each vector's own mask effective again.
     pub fn mask_all(&self, config: &impl ConfigSpace, masked: bool) {
         self.control(config, if masked { ENABLE | MASK_ALL } else { ENABLE });
     }
@@ -77,7 +78,8 @@ impl<R: Registers> Msix<R> {
         config.write(self.function, self.capability, value | bits);
     }
 
-    /// Sends `vector` to the CPU with this local APIC id, as interrupt `interrupt`, and unmasks it.
+    /// Routes `vector` to the CPU with this local APIC id, as interrupt `interrupt`, and unmasks
+    /// it.
     pub fn route(&self, vector: u16, apic_id: u32, interrupt: u8) {
         let entry = usize::from(vector) * ENTRY_BYTES;
         self.mask(vector, true);
@@ -96,7 +98,7 @@ impl<R: Registers> Msix<R> {
             .write32(control, value | if masked { ENTRY_MASKED } else { 0 });
     }
 
-    /// Whether a masked vector has an interrupt waiting.
+    /// Returns whether a masked vector has an interrupt pending.
     pub fn is_pending(&self, vector: u16) -> bool {
         let word = self.pending.read32(usize::from(vector) / 32 * 4);
         word & 1 << (vector % 32) != 0

@@ -1,4 +1,4 @@
-//! How buffers are described, and what is in them.
+//! Checks of buffer descriptions and contents.
 use super::{
     Bench, Check, Miss, must, question,
     rig::{HEADER, PLAIN, Rig, Setup, Shape},
@@ -14,7 +14,7 @@ use crate::{
 
 const ROUNDS: usize = 40;
 
-/// Frames each way, a descriptor for each; more often than there are buffers.
+/// Exchanges frames both ways, with one descriptor each, more often than there are buffers.
 pub(super) fn plain<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -30,7 +30,7 @@ pub(super) fn plain<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     )
 }
 
-/// In chains of three descriptors.
+/// Exchanges frames in chains of three descriptors.
 pub(super) fn chained<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -46,7 +46,7 @@ pub(super) fn chained<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     )
 }
 
-/// In indirect tables of three.
+/// Exchanges frames in indirect tables of three descriptors.
 pub(super) fn indirect<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -78,7 +78,7 @@ fn exchange<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     Ok(())
 }
 
-/// A frame that is larger than a buffer comes in several.
+/// Checks that a frame larger than a buffer arrives in several.
 pub(super) fn mergeable<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -106,7 +106,7 @@ pub(super) fn mergeable<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     Ok(())
 }
 
-/// The device completes a checksum: a wrong one would get no answer.
+/// Checks that the device completes a checksum: a wrong one would get no answer.
 pub(super) fn checksum<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {

@@ -1,4 +1,4 @@
-//! The control queue: each command acknowledged, or refused where it has to be.
+//! Checks of the control queue: each command is acknowledged, or refused where it has to be.
 use super::{
     Bench, Check, Miss, must, question,
     rig::{HEADER, PLAIN, Rig, Running, Setup, Shape},
@@ -41,7 +41,7 @@ fn rig<'a, R: Registers + Clone, C: ConfigSpace, P: Platform>(
     )
 }
 
-/// Promiscuous and all-multicast, on and off.
+/// Turns promiscuous and all-multicast mode on and off.
 pub(super) fn rx_mode<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -55,7 +55,7 @@ pub(super) fn rx_mode<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     Ok(())
 }
 
-/// The MAC address is set, shows in the configuration, and is set back; the filter table.
+/// Sets another MAC address, reads it in the configuration, and restores it; sets the filter table.
 pub(super) fn mac<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -86,7 +86,7 @@ pub(super) fn mac<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     Ok(())
 }
 
-/// A VLAN is let pass, and no longer.
+/// Adds VLANs to the filter, and removes them.
 pub(super) fn vlan<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -98,7 +98,7 @@ pub(super) fn vlan<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     Ok(())
 }
 
-/// Guest-side offloads are turned off and on; one that was not negotiated is refused.
+/// Turns guest-side offloads off and on. One that was not negotiated must be refused.
 pub(super) fn offloads<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -124,7 +124,7 @@ pub(super) fn offloads<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     Ok(())
 }
 
-/// What there is no such command for is refused; the queue goes on.
+/// Sends unknown commands, which must be refused; the queue must still work.
 pub(super) fn unknown<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -139,7 +139,7 @@ pub(super) fn unknown<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     Ok(())
 }
 
-/// As many pairs as there are, then one; none, and one too many, are refused.
+/// Sets the largest number of pairs, then one. None, and one too many, must be refused.
 pub(super) fn queue_pairs<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -154,7 +154,7 @@ pub(super) fn queue_pairs<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     rig.ask(|_| [0; HEADER])?;
     drop(rig);
 
-    // Now with all.
+    // Now with all pairs.
     let vectors = Vectors {
         apic_ids: &alloc::vec![bench.apic_id; usize::from(most)],
         queue: bench.interrupt,
@@ -172,7 +172,7 @@ pub(super) fn queue_pairs<R: Registers + Clone, C: ConfigSpace, P: Platform>(
         .try_for_each(|pair| sends(bench, pair))
 }
 
-/// What this pair sends comes back.
+/// Checks that a frame sent on this pair is returned.
 fn sends<R: Registers, C, P: Platform>(bench: &Bench<'_, R, C, P>, pair: &mut Pair<R>) -> Check {
     let (index, _) = pair.pair();
     let mac = pair.mac();

@@ -1,4 +1,4 @@
-//! MSI-X's masks and pending bits; when a queue interrupts.
+//! Checks of MSI-X masks and pending bits, and of interrupt suppression.
 use super::{
     Bench, Check, Miss, must,
     rig::{PLAIN, Rig, SETTLE_NS, Setup, Shape, VECTOR},
@@ -15,7 +15,7 @@ const ORDINARY: Setup = Setup {
     buffer: 2048,
 };
 
-/// A vector beyond the table is not taken; one within is.
+/// Checks that a vector beyond the table is refused, and one within it accepted.
 pub(super) fn vectors<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -31,14 +31,14 @@ pub(super) fn vectors<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     Ok(())
 }
 
-/// A masked vector's interrupt waits in its pending bit, and comes once when it is unmasked.
+/// Checks that a masked vector's interrupt becomes pending, and comes once when it is unmasked.
 pub(super) fn pending<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
     masked(bench, |masked| bench.transport.msix.mask(VECTOR, masked))
 }
 
-/// The same with the mask of all vectors.
+/// Checks the same with the mask of all vectors.
 pub(super) fn function_mask<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -77,14 +77,14 @@ fn masked<R: Registers + Clone, C: ConfigSpace, P: Platform>(
         "still pending after it was unmasked"
     );
 
-    // And no less than before.
+    // And no fewer than before.
     let before = (bench.taken)();
     rig.send.arm();
     rig.send_and_wait()?;
     bench.expect_interrupts(before, 1, "unmasked again")
 }
 
-/// Without EVENT_IDX: the flag in the available ring.
+/// Checks interrupt suppression without EVENT_IDX: the flag in the available ring.
 pub(super) fn no_interrupt_flag<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -100,7 +100,8 @@ pub(super) fn no_interrupt_flag<R: Registers + Clone, C: ConfigSpace, P: Platfor
     bench.expect_interrupts(before, 1, "with NO_INTERRUPT cleared")
 }
 
-/// With EVENT_IDX: an interrupt when the index passes the one asked for, neither before nor after.
+/// Checks EVENT_IDX: an interrupt when the index passes the requested one, neither before nor
+/// after.
 pub(super) fn event_idx<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -114,7 +115,7 @@ pub(super) fn event_idx<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     if rig.features & EVENT_IDX == 0 {
         return Err(Miss::Lacks("EVENT_IDX"));
     }
-    // The index starts at 0, where it points: the first buffer passes it.
+    // The index starts at 0, the event too: the first buffer passes it.
     rig.send_and_wait()?;
     bench.wait(SETTLE_NS, || false);
     for more in [0, 3] {

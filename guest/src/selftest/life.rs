@@ -1,4 +1,4 @@
-//! Reset, and up again.
+//! Checks of reset and reactivation.
 use super::{
     Bench, Check, must, question,
     rig::{HEADER, PLAIN, Rig, Setup, Shape},
@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// After a reset the status is 0, and features are offered as before.
+/// Checks that the status is 0 after a reset, and the offered features are as before.
 pub(super) fn reset<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -40,7 +40,8 @@ pub(super) fn reset<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     Ok(())
 }
 
-/// Up and reset again and again, in every way, with frames in flight; each time it works.
+/// Activates and resets in a loop, with each buffer shape and with frames in flight. The card must
+/// work each time.
 pub(super) fn reset_and_again<R: Registers + Clone, C: ConfigSpace, P: Platform>(
     bench: &Bench<'_, R, C, P>,
 ) -> Check {
@@ -63,7 +64,7 @@ pub(super) fn reset_and_again<R: Registers + Clone, C: ConfigSpace, P: Platform>
             },
         )?;
         rig.ask(|_| [0; HEADER])?;
-        // In flight when the reset comes: one that was sent, and its answer.
+        // In flight at the reset: a sent frame, and its answer.
         rig.send([0; HEADER], &question::ask(rig.mac, round))?;
         bench.transport.reset()?;
         let (sent, received) = (rig.send.used_index(), rig.receive.used_index());

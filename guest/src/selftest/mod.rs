@@ -1,10 +1,10 @@
-//! The driver's and the device's agreement, walked through: `selftest` on the command line.
+//! The self-test of the driver against the device: `selftest` on the command line.
 //!
 //! # Theory of operation
-//! Each check resets the card and brings it up the way it needs it, by hand, on CPU 0 and with one
-//! queue pair (but for `queue_pairs`). To cause an interrupt it sends a frame: the device returns
-//! the buffer. To be sent a frame it asks for a DHCP lease, which any network that a guest is put
-//! on offers, and takes none. One JSON object per check is printed:
+//! Each check resets the card and initialises it with the settings that it needs, on CPU 0 and with
+//! one queue pair (but for `queue_pairs`). To cause an interrupt it sends a frame: the device
+//! returns the buffer. To receive a frame it sends a DHCPDISCOVER, which a DHCP server on the
+//! network answers, and takes no lease. One JSON object per check is printed:
 //! ```text
 //! {"selftest":"msix_pending","ok":true}
 //! {"selftest":"event_idx","ok":true,"lacks":"EVENT_IDX"}       the device does not offer it
@@ -26,27 +26,27 @@ use crate::{
     virtio::{DeviceError, transport::Transport},
 };
 
-/// What the checks work with.
+/// Devices and functions that the checks use.
 pub struct Bench<'a, R, C, P> {
-    /// The card.
+    /// Transport of the network card.
     pub transport: &'a Transport<R>,
-    /// Where its configuration space is.
+    /// Access to the card's configuration space.
     pub config: &'a C,
-    /// The machine.
+    /// Platform of the machine.
     pub platform: &'a P,
-    /// The calling CPU's local APIC id.
+    /// Local APIC id of the calling CPU.
     pub apic_id: u32,
-    /// The interrupt that is the checks' own.
+    /// Interrupt vector reserved for the checks.
     pub interrupt: u8,
-    /// How often the calling CPU has taken it.
+    /// Returns how often the calling CPU has taken that interrupt.
     pub taken: fn() -> u64,
 }
 
-/// Why a check did not pass.
+/// Reason why a check did not pass.
 enum Miss {
-    /// The device does not offer what is to be checked.
+    /// The device does not offer the feature to be checked.
     Lacks(&'static str),
-    /// It does, and wrongly.
+    /// The device behaves wrongly.
     Failed(String),
 }
 
@@ -80,7 +80,8 @@ macro_rules! must {
 }
 use must;
 
-/// Runs all checks, prints what came of each, and leaves the card reset. Whether none failed.
+/// Runs all checks, prints the result of each, and leaves the card reset. Returns whether none
+/// failed.
 pub fn run<R: Registers + Clone, C: ConfigSpace, P: Platform>(bench: &Bench<'_, R, C, P>) -> bool {
     type Checks<'a, R, C, P> = [(&'static str, fn(&Bench<'a, R, C, P>) -> Check); 18];
     let checks: Checks<'_, R, C, P> = [
@@ -117,6 +118,6 @@ pub fn run<R: Registers + Clone, C: ConfigSpace, P: Platform>(bench: &Bench<'_, 
         }
         bench.platform.print_line(&line.into_line());
     }
-    // What a check left behind is no longer the device's when the next owner comes.
+    // After the reset, the device no longer uses the checks' memory.
     all & bench.transport.reset().is_ok()
 }

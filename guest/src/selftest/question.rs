@@ -1,17 +1,17 @@
-//! A frame that makes any network answer: DHCPDISCOVER (RFC 2131), by broadcast.
+//! A frame that a DHCP server answers: DHCPDISCOVER (RFC 2131), by broadcast.
 
 const ETHERNET: usize = 14;
 const IP: usize = ETHERNET;
 const UDP: usize = IP + 20;
 const BOOTP: usize = UDP + 8;
-/// The least that a BOOTP relay takes (RFC 1542, 2.1), headers before it.
+/// Length of the frame, bytes: the least that a BOOTP relay takes (RFC 1542, 2.1), with headers.
 pub(super) const BYTES: usize = BOOTP + 300;
-/// Where the UDP header begins, and where its checksum is in it.
+/// Offset of the UDP header in the frame, and of the checksum in that header.
 pub(super) const CHECKSUM: (u16, u16) = (UDP as u16, 6);
 
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
 
-/// The question, asked by `mac`. Without a UDP checksum: it is optional.
+/// Returns a DHCPDISCOVER from `mac`. It has no UDP checksum, which is optional.
 pub(super) fn ask(mac: [u8; 6], transaction: u32) -> [u8; BYTES] {
     let mut frame = [0; BYTES];
     let mut put = |at: usize, bytes: &[u8]| frame[at..at + bytes.len()].copy_from_slice(bytes);
@@ -46,7 +46,7 @@ pub(super) fn leave_checksum(frame: &mut [u8; BYTES]) {
     frame[UDP + 6..UDP + 8].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Whether `frame` is the answer to the question with this number.
+/// Returns whether `frame` answers the request with this transaction id.
 pub(super) fn is_answer(frame: &[u8], transaction: u32) -> bool {
     let at = |offset: usize, bytes: &[u8]| frame.get(offset..offset + bytes.len()) == Some(bytes);
     at(12, &[0x08, 0x00])

@@ -1,4 +1,5 @@
-//! A card brought up by hand: queue pair 0, all buffers in one's own control.
+//! A card that is initialised step by step: queue pair 0, with all buffers under the check's
+//! control.
 use alloc::{format, vec::Vec};
 
 use super::{Bench, Check, Miss, must, question};
@@ -13,56 +14,56 @@ use crate::{
     },
 };
 
-/// The vector that the send queue interrupts by.
+/// Vector of the send queue.
 pub(super) const VECTOR: u16 = 1;
-/// `struct virtio_net_hdr`'s length.
+/// Length of `struct virtio_net_hdr`, bytes.
 pub(super) const HEADER: usize = 12;
 const QUEUE_SIZE: u16 = 64;
-/// Receive buffers that are offered.
+/// Number of receive buffers that are offered.
 const BUFFERS: usize = 16;
-/// Memory per receive buffer.
+/// Memory per receive buffer, bytes.
 const BUFFER_ROOM: usize = 2048;
 const ANSWER_NS: u64 = 3_000_000_000;
 const ASK_AGAIN_NS: u64 = 500_000_000;
-/// How long an interrupt that must not come is waited for.
+/// Time to wait for an interrupt that must not come, ns.
 pub(super) const SETTLE_NS: u64 = 5_000_000;
 
-/// How a buffer is described to the device.
+/// Description of a buffer to the device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// By one descriptor.
+    /// One descriptor.
     One,
-    /// By three in a chain.
+    /// Three descriptors in a chain.
     Chain,
-    /// By an indirect table of three.
+    /// An indirect table of three.
     Indirect,
 }
 
-/// How the card is brought up.
+/// Settings of the card.
 #[derive(Clone, Copy)]
 pub(super) struct Setup {
-    /// Of these features, those that are offered.
+    /// Features to negotiate, as far as they are offered.
     pub(super) features: u64,
-    /// How buffers of both directions are described.
+    /// Description of the buffers of both directions.
     pub(super) shape: Shape,
-    /// A receive buffer's bytes, up to 2048.
+    /// Length of a receive buffer, bytes, up to 2048.
     pub(super) buffer: usize,
 }
 
-/// The features of a check that is about something else.
+/// Features of a check that is about something else.
 pub(super) const PLAIN: u64 = feature::MAC | feature::STATUS | feature::CTRL_VQ;
 
-/// Resets the card when it goes: before the memory that the card writes to.
+/// Resets the card when dropped. It must be dropped before the memory that the card writes to.
 pub(super) struct Running<'a, R: Registers + Clone>(pub(super) &'a Transport<R>);
 
 impl<R: Registers + Clone> Drop for Running<'_, R> {
     fn drop(&mut self) {
-        // If even that fails, the next check's own reset says so.
+        // If the reset fails, the next check's own reset reports it.
         let _ = self.0.reset();
     }
 }
 
-/// A card that is up.
+/// Card in operation, with the check's rings and buffers.
 pub(super) struct Rig<'a, R: Registers + Clone, C, P> {
     _running: Running<'a, R>,
     pub(super) bench: &'a Bench<'a, R, C, P>,
@@ -75,7 +76,7 @@ pub(super) struct Rig<'a, R: Registers + Clone, C, P> {
     pub(super) control: Option<Control<R>>,
     receive_memory: Dma,
     send_memory: Dma,
-    /// By head: which receive buffer.
+    /// Index of the receive buffer, by head.
     buffers: Vec<usize>,
     setup: Setup,
 }
@@ -136,7 +137,7 @@ impl<'a, R: Registers + Clone, C: ConfigSpace, P: Platform> Rig<'a, R, C, P> {
         Ok(rig)
     }
 
-    /// Splits a buffer the way that `Shape` says: off the header's end, then in two.
+    /// Splits a buffer by the `Shape`: behind the header, and once more.
     fn segments(&self, start: u64, length: usize, device_writes: bool) -> Vec<Segment> {
         let piece = |offset: usize, length: usize| Segment {
             address: start + offset as u64,
@@ -168,7 +169,7 @@ impl<'a, R: Registers + Clone, C: ConfigSpace, P: Platform> Rig<'a, R, C, P> {
         Ok(())
     }
 
-    /// Sends the frame with a header before it. Does not wait.
+    /// Sends a frame behind a header. Does not wait.
     pub(super) fn send(&mut self, header: [u8; HEADER], frame: &[u8]) -> Check {
         // SAFETY: the frame before has been waited for.
         unsafe {
@@ -191,13 +192,13 @@ impl<'a, R: Registers + Clone, C: ConfigSpace, P: Platform> Rig<'a, R, C, P> {
         Ok(())
     }
 
-    /// Sends the question, and waits until the device has returned the buffer.
+    /// Sends the request, and waits until the device has returned the buffer.
     pub(super) fn send_and_wait(&mut self) -> Check {
         self.send([0; HEADER], &question::ask(self.mac, 0))?;
         self.await_sent()
     }
 
-    /// Waits until the device has returned the buffer that was sent.
+    /// Waits until the device has returned the sent buffer.
     pub(super) fn await_sent(&mut self) -> Check {
         let send = &self.send;
         must!(
@@ -212,8 +213,8 @@ impl<'a, R: Registers + Clone, C: ConfigSpace, P: Platform> Rig<'a, R, C, P> {
         Ok(())
     }
 
-    /// Asks for a lease until an offer comes, and returns it with its header and in how many
-    /// buffers it came.
+    /// Sends DHCPDISCOVER until an offer comes. Returns the offer with its header, and its number
+    /// of buffers.
     pub(super) fn ask(
         &mut self,
         prepare: impl Fn(&mut [u8; question::BYTES]) -> [u8; HEADER],
@@ -243,7 +244,7 @@ impl<'a, R: Registers + Clone, C: ConfigSpace, P: Platform> Rig<'a, R, C, P> {
         Err(format!("no DHCP offer within {} s", ANSWER_NS / 1_000_000_000).into())
     }
 
-    /// A received frame behind its header, out of its buffers, which are offered again.
+    /// Takes a received frame with its header, and offers its buffers again.
     fn take(&mut self) -> Result<(Vec<u8>, usize), Miss> {
         let mut frame = self.take_buffer()?;
         must!(
@@ -289,7 +290,7 @@ impl<'a, R: Registers + Clone, C: ConfigSpace, P: Platform> Rig<'a, R, C, P> {
         Ok(bytes)
     }
 
-    /// Sends a control command.
+    /// Sends a control command, and waits for the answer.
     pub(super) fn command(
         &mut self,
         command: (u8, u8),
@@ -309,7 +310,7 @@ impl<'a, R: Registers + Clone, C: ConfigSpace, P: Platform> Rig<'a, R, C, P> {
 }
 
 impl<R, C, P: Platform> Bench<'_, R, C, P> {
-    /// Waits until `done`, or until `ns` have passed: false.
+    /// Waits until `done`. Returns false if `ns` pass before.
     pub(super) fn wait(&self, ns: u64, done: impl Fn() -> bool) -> bool {
         let end = self.platform.now_ns() + ns;
         while !done() {

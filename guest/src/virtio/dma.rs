@@ -1,11 +1,11 @@
-//! Memory that a device reads and writes. Its address for the device is its address for us: the
-//! guest runs with physical memory mapped where it is.
+//! Memory that a device reads and writes. Its address for the device is its virtual address,
+//! because the guest runs with an identity mapping.
 use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use core::{ptr::NonNull, slice};
 
 const ALIGN: usize = 4096;
 
-/// A zeroed piece of memory, aligned to a page.
+/// Zeroed memory, aligned to a page.
 pub struct Dma {
     start: NonNull<u8>,
     layout: Layout,
@@ -15,7 +15,7 @@ pub struct Dma {
 unsafe impl Send for Dma {}
 
 impl Dma {
-    /// Takes `bytes` (> 0) from the heap.
+    /// Allocates `bytes` (> 0) from the heap.
     pub fn new(bytes: usize) -> Self {
         let layout = Layout::from_size_align(bytes.max(1), ALIGN).expect("a length below 2^63");
         // SAFETY: the layout has a length.
@@ -26,35 +26,35 @@ impl Dma {
         }
     }
 
-    /// The device's address of the byte at `offset`.
+    /// Returns the device's address of the byte at `offset`.
     pub fn address(&self, offset: usize) -> u64 {
         debug_assert!(offset < self.layout.size());
         self.start.as_ptr().wrapping_add(offset).expose_provenance() as u64
     }
 
-    /// A pointer to the byte at `offset`.
+    /// Returns a pointer to the byte at `offset`.
     pub fn pointer(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset < self.layout.size());
         self.start.as_ptr().wrapping_add(offset)
     }
 
-    /// `length` bytes from `offset` on. Panics beyond the end.
+    /// Returns `length` bytes from `offset` on. Panics beyond the end.
     ///
     /// # Safety
     /// The device must not write there meanwhile.
     pub unsafe fn bytes(&self, offset: usize, length: usize) -> &[u8] {
         assert!(offset <= self.layout.size() && length <= self.layout.size() - offset);
-        // SAFETY: inside, initialised; the rest is the caller's.
+        // SAFETY: inside, initialised; the rest is the caller's promise.
         unsafe { slice::from_raw_parts(self.start.as_ptr().add(offset), length) }
     }
 
-    /// `length` bytes from `offset` on, to write. Panics beyond the end.
+    /// Returns `length` writable bytes from `offset` on. Panics beyond the end.
     ///
     /// # Safety
-    /// The device must have no business there meanwhile.
+    /// The device must not access them meanwhile.
     pub unsafe fn bytes_mut(&mut self, offset: usize, length: usize) -> &mut [u8] {
         assert!(offset <= self.layout.size() && length <= self.layout.size() - offset);
-        // SAFETY: inside, initialised; the rest is the caller's.
+        // SAFETY: inside, initialised; the rest is the caller's promise.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr().add(offset), length) }
     }
 }

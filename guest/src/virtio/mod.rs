@@ -5,27 +5,27 @@ pub mod net;
 pub mod ring;
 pub mod transport;
 
-/// What a device lacks, or does wrong.
+/// Device that lacks something the driver needs, or that behaves wrongly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// A capability, a vector, a queue that there must be.
+    /// The device has no such capability, vector, queue or feature.
     #[error("the device has no {0}")]
     Missing(&'static str),
-    /// It did not accept our features.
+    /// The device did not accept the driver's features.
     #[error("the device refused the features {0:#x}")]
     Features(u64),
-    /// It did not come out of its reset.
+    /// The device did not complete its reset.
     #[error("the device did not finish its reset")]
     Reset,
-    /// A control command was not acknowledged.
+    /// The device refused a control command.
     #[error("the device refused control command {class}/{command}")]
     Refused {
-        /// The command's class.
+        /// Class of the command.
         class: u8,
-        /// The command.
+        /// Number of the command in its class.
         command: u8,
     },
-    /// It did not answer in time.
+    /// The device did not answer in time.
     #[error("the device did not answer: {0}")]
     Silent(&'static str),
 }

@@ -2,64 +2,66 @@
 //!
 //! # Theory of operation
 //! A buffer is offered as a chain of descriptors (or one, pointing to an indirect table of them):
-//! its head's number goes into the available ring. [`Ring::publish`] shows all that was offered
-//! since to the device at once; [`Ring::wants_kick`] says whether the device asked to be told.
-//! The device returns heads in the used ring, in any order; the driver then either frees the chain
-//! ([`Ring::release`]) or offers it as it is again ([`Ring::offer_again`]).
+//! the number of the chain's head goes into the available ring. [`Ring::publish`] makes all offers
+//! since the last call visible to the device at once; [`Ring::wants_kick`] returns whether the
+//! device wants a notification. The device returns heads in the used ring, in any order. The driver
+//! then either frees the chain ([`Ring::release`]) or offers it again unchanged
+//! ([`Ring::offer_again`]).
 //!
-//! With EVENT_IDX each side says at which index of the other it wants to be told; without, there is
-//! a flag. Either way "say so, then look again" needs a full barrier between the two.
+//! With EVENT_IDX each side writes the index of the other at which it wants a notification;
+//! without, there is a flag. In both cases "write it, then check again" needs a full barrier
+//! between the two.
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 use super::dma::Dma;
 
-/// The ring's feature bits.
+/// Feature bits of the ring.
 pub mod feature {
-    /// Indirect descriptors.
+    /// Indirect descriptors are allowed.
     pub const INDIRECT_DESC: u64 = 1 << 28;
-    /// Indices at which to notify and interrupt.
+    /// Notifications and interrupts are requested by index.
     pub const EVENT_IDX: u64 = 1 << 29;
 }
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
-/// In the available ring's flags.
+/// Flag in the available ring.
 const NO_INTERRUPT: u16 = 1;
-/// In the used ring's flags.
+/// Flag in the used ring.
 const NO_NOTIFY: u16 = 1;
-/// Descriptors of an indirect table.
+/// Number of descriptors of an indirect table.
 const TABLE: usize = 16;
 
-/// A piece of a buffer.
+/// Segment of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The device's address of it.
+    /// Address of the segment for the device.
     pub address: u64,
-    /// Its length in bytes.
+    /// Length of the segment, bytes.
     pub length: u32,
-    /// The device writes it; otherwise it reads it. Those that it reads come first.
+    /// True if the device writes it, false if it reads it. Segments that it reads come first.
     pub device_writes: bool,
 }
 
-/// A buffer that the device returned.
+/// Buffer that the device returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// The chain's head.
+    /// Head of the buffer's chain.
     pub head: u16,
-    /// How many bytes the device wrote into it.
+    /// Number of bytes that the device wrote into it.
     pub written: u32,
 }
 
-/// A split virtqueue.
+/// Split virtqueue, driver side.
 pub struct Ring {
     memory: Dma,
     tables: Option<Dma>,
     size: u16,
     event_idx: bool,
     free: Vec<u16>,
-    /// Descriptors of the chain that starts here; for what is in flight.
+    /// Number of descriptors of the chain that starts here; 0 if it is not in flight.
     lengths: Vec<u16>,
     offered: u16,
     kicked: u16,
@@ -69,7 +71,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring of `size` (a power of two up to 32768) for a device with these features.
+    /// Returns a ring of `size` (a power of two up to 32768) for a device with these features.
     pub fn new(size: u16, features: u64) -> Self {
         assert!(
             size.is_power_of_two() && size <= 1 << 15,
@@ -94,12 +96,12 @@ impl Ring {
         }
     }
 
-    /// How many descriptors there are.
+    /// Returns the number of descriptors.
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// The device's addresses of descriptors, available ring and used ring.
+    /// Returns the device's addresses of descriptors, available ring and used ring.
     pub fn addresses(&self) -> [u64; 3] {
         [
             self.memory.address(0),
@@ -108,18 +110,19 @@ impl Ring {
         ]
     }
 
-    /// Descriptors that are free.
+    /// Returns the number of free descriptors.
     pub fn room(&self) -> usize {
         self.free.len()
     }
 
-    /// Offers a buffer as a chain of descriptors. None: there is no room, or it has no segments.
+    /// Offers a buffer as a chain of descriptors. Returns the chain's head; `None` if there is no
+    /// room, or it has no segments.
     pub fn offer(&mut self, segments: &[Segment]) -> Option<u16> {
         if segments.is_empty() || segments.len() > self.free.len() {
             return None;
         }
         let heads = self.free.split_off(self.free.len() - segments.len());
-        // The last one popped is the chain's first.
+        // The last free descriptor becomes the chain's first.
         for (at, segment) in segments.iter().enumerate() {
             let index = heads[heads.len() - 1 - at];
             let next = (at + 1 < segments.len()).then(|| heads[heads.len() - 2 - at]);
@@ -131,7 +134,8 @@ impl Ring {
         Some(head)
     }
 
-    /// Offers a buffer in one descriptor. None: there is no room. No allocation.
+    /// Offers a buffer in one descriptor, without an allocation. Returns its head; `None` if there
+    /// is no room.
     pub fn offer_one(&mut self, segment: Segment) -> Option<u16> {
         let head = self.free.pop()?;
         self.describe(usize::from(head), &segment, None);
@@ -140,8 +144,8 @@ impl Ring {
         Some(head)
     }
 
-    /// Offers a buffer of up to 16 segments through an indirect table. None: there is no room, or
-    /// the feature was not negotiated.
+    /// Offers a buffer of up to 16 segments through an indirect table. Returns its head; `None` if
+    /// there is no room, or the feature was not negotiated.
     pub fn offer_indirect(&mut self, segments: &[Segment]) -> Option<u16> {
         if segments.is_empty() || segments.len() > TABLE || self.tables.is_none() {
             return None;
@@ -173,7 +177,7 @@ impl Ring {
         write_descriptor(self.memory.pointer(index * 16), segment, 0, next);
     }
 
-    /// Offers a chain as it is, after the device returned it.
+    /// Offers a chain unchanged, after the device returned it.
     pub fn offer_again(&mut self, head: u16) {
         let slot = usize::from(self.offered % self.size);
         self.half(self.available + 4 + 2 * slot)
@@ -194,13 +198,13 @@ impl Ring {
         self.lengths[usize::from(head)] = 0;
     }
 
-    /// Shows the device what was offered.
+    /// Makes the offered chains visible to the device.
     pub fn publish(&mut self) {
         self.half(self.available + 2)
             .store(self.offered, Ordering::Release);
     }
 
-    /// Publishes, and says whether the device wants to be told.
+    /// Publishes, and returns whether the device wants a notification.
     pub fn wants_kick(&mut self) -> bool {
         if self.offered == self.kicked {
             return false;
@@ -219,22 +223,22 @@ impl Ring {
         }
     }
 
-    /// Whether the device has returned something.
+    /// Returns whether the device has returned a buffer.
     pub fn has_used(&self) -> bool {
         self.half(self.used + 2).load(Ordering::Acquire) != self.seen
     }
 
-    /// The device's index of what it returned, modulo 2^16.
+    /// Returns the device's index of returned buffers, modulo 2^16.
     pub fn used_index(&self) -> u16 {
         self.half(self.used + 2).load(Ordering::Acquire)
     }
 
-    /// Our index of what was published, modulo 2^16.
+    /// Returns the driver's index of published buffers, modulo 2^16.
     pub fn published_index(&self) -> u16 {
         self.half(self.available + 2).load(Ordering::Relaxed)
     }
 
-    /// Takes what the device returned next, if it is a buffer that it had.
+    /// Takes the next returned buffer. Heads that the device did not have are skipped.
     pub fn take_used(&mut self) -> Option<Used> {
         while self.has_used() {
             let entry = self.used + 4 + 8 * usize::from(self.seen % self.size);
@@ -258,13 +262,13 @@ impl Ring {
         None
     }
 
-    /// Asks for an interrupt at the next buffer returned. False: there is one already.
+    /// Asks for an interrupt at the next returned buffer. Returns false if there is one already.
     pub fn arm(&mut self) -> bool {
         self.arm_after(0)
     }
 
     /// Asks for an interrupt once `more` buffers more than the next one have been returned; without
-    /// EVENT_IDX, at the next. False: there is one already.
+    /// EVENT_IDX, at the next. Returns false if a buffer has been returned already.
     pub fn arm_after(&mut self, more: u16) -> bool {
         if self.event_idx {
             let event = self.half(self.available + 4 + 2 * usize::from(self.size));
@@ -276,7 +280,7 @@ impl Ring {
         !self.has_used()
     }
 
-    /// Asks for no interrupt, as far as that can be asked for.
+    /// Asks for no interrupts, as far as the ring allows.
     pub fn disarm(&mut self) {
         if self.event_idx {
             // The index furthest ahead.
@@ -299,7 +303,7 @@ impl Ring {
     }
 }
 
-/// Whether an index that went from `old` to `new` passed `event` (virtio 1.2, 2.7.10.1).
+/// Returns whether an index that went from `old` to `new` passed `event` (virtio 1.2, 2.7.10.1).
 fn crosses(event: u16, old: u16, new: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
@@ -310,7 +314,7 @@ fn write_descriptor(at: *mut u8, segment: &Segment, flags: u16, next: Option<u16
         | if next.is_some() { NEXT } else { 0 };
     let rest =
         u64::from(segment.length) | u64::from(flags) << 32 | u64::from(next.unwrap_or(0)) << 48;
-    // SAFETY: a descriptor of this ring, aligned to 16; the device looks at it after `publish`.
+    // SAFETY: a descriptor of this ring, aligned to 16; the device reads it after `publish`.
     unsafe {
         AtomicU64::from_ptr(at.cast()).store(segment.address, Ordering::Relaxed);
         AtomicU64::from_ptr(at.wrapping_add(8).cast()).store(rest, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 use super::*;
 
-/// The device's side, as far as these tests need one.
+/// The device's side, as far as these tests need it.
 struct Device {
     addresses: [u64; 3],
     size: u16,
@@ -43,7 +43,7 @@ impl Device {
         self.half(2, 2).store(self.used, Ordering::Release);
     }
 
-    /// Address, length, flags, next.
+    /// Returns address, length, flags and next of a descriptor.
     fn descriptor(&self, table: u64, index: u16) -> (u64, u32, u16, u16) {
         let at = table + 16 * u64::from(index);
         let halves: Vec<u64> = (0..8)
@@ -203,7 +203,7 @@ fn without_event_idx_flags_say_who_wants_to_be_told() {
 fn with_event_idx_each_says_at_which_index() {
     let mut ring = Ring::new(4, feature::EVENT_IDX);
     let mut device = Device::new(&ring);
-    // The device wants to be told at index 2, that is, of the third.
+    // The device wants a notification at index 2, that is, of the third buffer.
     device.half(2, 4 + 8 * 4).store(2, Ordering::Relaxed);
     for wanted in [false, false, true, false] {
         ring.offer_one(piece(16, true)).unwrap();
@@ -227,7 +227,7 @@ fn with_event_idx_each_says_at_which_index() {
 fn an_index_crosses_an_event_once() {
     assert!(crosses(5, 5, 6) && crosses(5, 0, 6) && crosses(0xFFFF, 0xFFFE, 0));
     assert!(!crosses(5, 6, 7) && !crosses(5, 0, 5) && !crosses(5, 5, 5) && !crosses(4, 5, 100));
-    // Whatever the event, of all the steps around the circle exactly one crosses it.
+    // For any event, exactly one of all steps around the circle crosses it.
     for event in [0, 1, 0x7FFF, 0xFFFF] {
         let count = (0..=0xFFFF_u16)
             .step_by(16)

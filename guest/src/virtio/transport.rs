@@ -1,26 +1,26 @@
-//! virtio over PCI, modern (virtio 1.2, 4.1): where the registers are, and what is done with them.
+//! virtio over PCI, modern (virtio 1.2, 4.1): the registers, negotiation and queues.
 use super::{DeviceError, ring::Ring};
 use crate::pci::{self, ConfigSpace, Function, Registers, msix};
 
-/// The device id of a virtio network card on PCI.
+/// PCI vendor and device id of a virtio network card.
 pub const NETWORK_CARD: (u16, u16) = (0x1AF4, 0x1041);
-/// The same card where it also offers the legacy interface (QEMU's default on a PCI bus).
+/// Ids of a card that also offers the legacy interface (QEMU's default on a PCI bus).
 pub const NETWORK_CARD_TRANSITIONAL: (u16, u16) = (0x1AF4, 0x1000);
 
-/// Feature: this specification, not the legacy one.
+/// Feature bit: the device follows this specification, not the legacy one.
 pub const VERSION_1: u64 = 1 << 32;
-/// No interrupt vector.
+/// Vector number for no interrupt vector.
 pub const NO_VECTOR: u16 = 0xFFFF;
 
-/// Device status bits.
+/// Bits of the device status.
 pub mod status {
-    /// The driver has noticed the device.
+    /// The driver has found the device.
     pub const ACKNOWLEDGE: u8 = 1;
-    /// The driver knows how to drive it.
+    /// The driver knows how to drive the device.
     pub const DRIVER: u8 = 2;
     /// The driver is ready.
     pub const DRIVER_OK: u8 = 4;
-    /// The features are agreed on.
+    /// The features are negotiated.
     pub const FEATURES_OK: u8 = 8;
     /// The device is broken, and must be reset.
     pub const NEEDS_RESET: u8 = 0x40;
@@ -47,17 +47,17 @@ mod common {
     pub(super) const LENGTH: usize = 0x38;
 }
 
-/// A virtio device on PCI.
+/// Virtio device on PCI.
 pub struct Transport<R> {
     common: R,
     notify: R,
     device: R,
     notify_multiplier: usize,
-    /// Its interrupt vectors.
+    /// Interrupt vectors of the device.
     pub msix: msix::Msix<R>,
 }
 
-/// Where a queue is notified.
+/// Notification register of a queue.
 #[derive(Clone)]
 pub struct Doorbell<R> {
     registers: R,
@@ -66,7 +66,7 @@ pub struct Doorbell<R> {
 }
 
 impl<R: Registers> Doorbell<R> {
-    /// Tells the device to look at the queue.
+    /// Notifies the device of the queue.
     pub fn ring(&self) {
         self.registers.write16(self.offset, self.queue);
     }
@@ -75,6 +75,9 @@ impl<R: Registers> Doorbell<R> {
 impl<R: Registers + Clone> Transport<R> {
     /// Finds the registers of `function`, a virtio device. `map` makes `length` bytes at an address
     /// accessible.
+    ///
+    /// # Errors
+    /// A structure or MSI-X is missing.
     pub fn find(
         config: &impl ConfigSpace,
         function: Function,
@@ -129,9 +132,12 @@ impl<R: Registers + Clone> Transport<R> {
         })
     }
 
-    /// Resets the device and waits until it has.
+    /// Resets the device and waits until the reset is complete.
+    ///
+    /// # Errors
+    /// The device does not complete its reset.
     pub fn reset(&self) -> Result<(), DeviceError> {
-        /// Each look is an exit, of a microsecond at least.
+        /// Number of reads of the status. Each is an exit, of a microsecond at least.
         const PATIENCE: usize = 1_000_000;
         self.common.write8(common::STATUS, 0);
         (0..PATIENCE)
@@ -140,17 +146,17 @@ impl<R: Registers + Clone> Transport<R> {
             .ok_or(DeviceError::Reset)
     }
 
-    /// The device's status.
+    /// Returns the device's status.
     pub fn status(&self) -> u8 {
         self.common.read8(common::STATUS)
     }
 
-    /// Adds bits to the status.
+    /// Adds bits to the device's status.
     pub fn add_status(&self, bits: u8) {
         self.common.write8(common::STATUS, self.status() | bits);
     }
 
-    /// What the device offers.
+    /// Returns the offered features.
     pub fn offered_features(&self) -> u64 {
         let half = |select| {
             self.common.write32(common::DEVICE_FEATURE_SELECT, select);
@@ -159,7 +165,11 @@ impl<R: Registers + Clone> Transport<R> {
         half(0) | half(1) << 32
     }
 
-    /// From a reset to FEATURES_OK, with those of the `wanted` features that are offered.
+    /// Goes from a reset to FEATURES_OK, with those of the `wanted` features that are offered.
+    /// Returns the negotiated features.
+    ///
+    /// # Errors
+    /// The device does not reset, has no VERSION_1, or refuses the features.
     pub fn negotiate(&self, wanted: u64) -> Result<u64, DeviceError> {
         self.reset()?;
         self.add_status(status::ACKNOWLEDGE);
@@ -181,12 +191,15 @@ impl<R: Registers + Clone> Transport<R> {
         Ok(features)
     }
 
-    /// How many queues the device has.
+    /// Returns the number of queues of the device.
     pub fn queues(&self) -> u16 {
         self.common.read16(common::QUEUES)
     }
 
-    /// Makes queue `index`, of at most `size`, that interrupts by `vector`, and enables it.
+    /// Creates and enables queue `index`, of at most `size`, that interrupts by `vector`.
+    ///
+    /// # Errors
+    /// The device has no such queue or vector.
     pub fn make_queue(
         &self,
         index: u16,
@@ -228,7 +241,10 @@ impl<R: Registers + Clone> Transport<R> {
         ))
     }
 
-    /// Has configuration changes interrupt by `vector`.
+    /// Sets the vector for configuration changes.
+    ///
+    /// # Errors
+    /// The device has no such vector.
     pub fn set_config_vector(&self, vector: u16) -> Result<(), DeviceError> {
         self.common.write16(common::CONFIG_VECTOR, vector);
         let took = self.common.read16(common::CONFIG_VECTOR) == vector;
@@ -237,12 +253,12 @@ impl<R: Registers + Clone> Transport<R> {
         ))
     }
 
-    /// Tells the device to start.
+    /// Starts the device: sets DRIVER_OK.
     pub fn start(&self) {
         self.add_status(status::DRIVER_OK);
     }
 
-    /// Reads the device's configuration; again, if it changed meanwhile.
+    /// Reads the device's configuration; reads again if it changed meanwhile.
     pub fn device_config<T>(&self, read: impl Fn(&R) -> T) -> T {
         loop {
             let before = self.common.read8(common::GENERATION);

@@ -1,4 +1,4 @@
-//! TCP connections: opening, how they fail, and closing in the background.
+//! TCP connections: opening, failures, and closing in the background.
 
 use alloc::{collections::VecDeque, vec::Vec};
 use core::net::SocketAddrV4;
@@ -17,53 +17,53 @@ use crate::{
     platform::{Nic, Platform},
 };
 
-/// A connection that is opening or open.
+/// Connection that is opening or open.
 #[derive(Debug)]
 pub struct Connection {
-    /// Its socket.
+    /// Handle of the connection's socket.
     pub handle: SocketHandle,
-    /// Its local port.
+    /// Local port of the connection.
     pub port: u16,
-    /// When its SYN was queued.
+    /// Time at which the SYN was queued, ns.
     pub opened_ns: u64,
-    /// When something last moved on it.
+    /// Time of the last progress, ns.
     pub moved_ns: u64,
     open: bool,
     unreachable: bool,
 }
 
-/// How a connection is.
+/// Condition of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// The SYN is not answered yet.
     Opening,
-    /// It has become open just now.
+    /// The connection has just become open.
     Opened,
-    /// It is open, or half closed.
+    /// The connection is open, or half closed.
     Open,
-    /// It failed.
+    /// The connection failed, for this reason.
     Failed(Failure),
 }
 
-/// Why a connection can't be opened now.
+/// Reason why a connection can't be opened now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// All sockets are closing still.
+    /// All sockets are still closing.
     ForSocket,
     /// All ports are in use or in TIME-WAIT.
     ForPort,
 }
 
-/// Sockets for a CPU's connections: used again and again, each with its buffers.
+/// Sockets for a CPU's connections. They are reused, with their buffers.
 pub struct Pool {
-    /// Closed ones in front, behind them those in TIME-WAIT, the oldest first. There, they answer
-    /// a FIN that comes twice until they are needed.
+    /// Closed sockets first, then those in TIME-WAIT, the oldest first. In TIME-WAIT they answer a
+    /// repeated FIN until they are needed.
     free: VecDeque<SocketHandle>,
     closing: Vec<(SocketHandle, u16)>,
 }
 
 impl Pool {
-    /// `count` sockets with buffers of such sizes.
+    /// Returns a pool of `count` sockets with these buffer sizes.
     pub fn new<P: Platform, N: Nic>(
         stack: &mut Stack<'_, P, N>,
         count: usize,
@@ -78,7 +78,10 @@ impl Pool {
         }
     }
 
-    /// Begins a connection.
+    /// Opens a connection.
+    ///
+    /// # Errors
+    /// No socket or no port is free.
     pub fn open<P: Platform, N: Nic>(
         &mut self,
         stack: &mut Stack<'_, P, N>,
@@ -93,8 +96,8 @@ impl Pool {
             .get_mut::<smoltcp::socket::tcp::Socket>(handle);
         socket.set_tsval_generator(Some(timestamp_ms));
         let remote = (*server.ip(), server.port());
-        // It can't fail but for port 0 and the address 0.0.0.0; then the socket stays closed, and
-        // the connection is seen as refused.
+        // The call fails only for port 0 and the address 0.0.0.0. The socket stays closed then, and
+        // the connection counts as refused.
         let _ = socket.connect(stack.interface.context(), remote, port);
         Ok(Connection {
             handle,
@@ -106,7 +109,7 @@ impl Pool {
         })
     }
 
-    /// Closes a connection that is over, in the background: after what is queued comes a FIN.
+    /// Closes a finished connection in the background: a FIN follows the queued data.
     pub fn close<P: Platform, N: Nic>(
         &mut self,
         stack: &mut Stack<'_, P, N>,
@@ -116,7 +119,7 @@ impl Pool {
         self.closing.push((connection.handle, connection.port));
     }
 
-    /// Ends a connection that failed, by RST if there is still somebody to send it to.
+    /// Aborts a failed connection, with a RST if the peer still has the connection.
     pub fn abort<P: Platform, N: Nic>(
         &mut self,
         stack: &mut Stack<'_, P, N>,
@@ -126,7 +129,7 @@ impl Pool {
         self.closing.push((connection.handle, connection.port));
     }
 
-    /// Takes back the sockets and ports of what is closed by now.
+    /// Takes back the sockets and ports of connections that are closed by now.
     pub fn reap<P: Platform, N: Nic>(&mut self, stack: &mut Stack<'_, P, N>) {
         let mut at = 0;
         while let Some((handle, port)) = self.closing.get(at).copied() {
@@ -151,12 +154,12 @@ impl Pool {
         }
     }
 
-    /// Whether nothing is closing any more.
+    /// Returns whether no connection is closing any more.
     pub fn is_quiet(&self) -> bool {
         self.closing.is_empty()
     }
 
-    /// Removes all sockets; connections must be over.
+    /// Removes all sockets. All connections must be finished.
     pub fn remove<P: Platform, N: Nic>(self, stack: &mut Stack<'_, P, N>) {
         let rest_until_ns = stack.now_ns() + TIME_WAIT_NS;
         for (handle, port) in self.closing {
@@ -170,7 +173,8 @@ impl Pool {
 }
 
 impl Connection {
-    /// How it is. What opening took is recorded once, when it has become open.
+    /// Returns the connection's condition. The time to open is recorded in `took` once, when the
+    /// connection becomes open.
     pub fn condition<P: Platform, N: Nic>(
         &mut self,
         stack: &mut Stack<'_, P, N>,
@@ -201,7 +205,7 @@ impl Connection {
     }
 }
 
-/// Tells the connections that are opening of the ICMP errors that came.
+/// Marks the opening connections that received ICMP errors.
 pub fn note_errors<'c, P: Platform, N: Nic>(
     stack: &mut Stack<'_, P, N>,
     server: SocketAddrV4,

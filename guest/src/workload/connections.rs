@@ -1,4 +1,4 @@
-//! `crr`: connect, exchange, close, again and again.
+//! `crr`: connect, exchange, close, repeatedly.
 
 use alloc::vec::Vec;
 
@@ -13,16 +13,16 @@ use crate::{
     platform::{Nic, Platform},
 };
 
-/// What HTTP is asked for.
+/// The HTTP request of `get`.
 const HTTP_REQUEST: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
-/// Bytes of a message to an echo server.
+/// Length of a message to an echo server, bytes.
 pub(super) const ECHO_BYTES: usize = 64;
-/// How long the last connections may take to close.
+/// Longest time for the last connections to close, ns.
 const CLOSING_NS: u64 = 1_000_000_000;
-/// How soon to look for a port again when there was none.
+/// Time between attempts to allocate a port, ns.
 const PORT_RETRY_NS: u64 = 1_000_000;
 
-/// What an echo server is sent: the first bytes of [`Pattern`] 1.
+/// Returns the message to an echo server: the first bytes of [`Pattern`] 1.
 pub(super) fn echo_message() -> [u8; ECHO_BYTES] {
     let mut message = [0; ECHO_BYTES];
     Pattern::new(1).fill(&mut message);
@@ -42,7 +42,7 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
         return outcome;
     }
     let receive_bytes = if at_once <= 64 { 65_535 } else { 8192 };
-    // While one closes, the next is open.
+    // While one connection closes, the next is open.
     let mut pool = Pool::new(stack, 2 * share + 2, receive_bytes, 1024);
     let script = Script {
         exchange,
@@ -111,7 +111,7 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
     outcome
 }
 
-/// What each connection does.
+/// Exchange of each connection.
 struct Script {
     exchange: Exchange,
     echo: [u8; ECHO_BYTES],
@@ -133,7 +133,7 @@ struct Active {
 }
 
 impl Active {
-    /// Does what can be done now; how it ended, when it has.
+    /// Does what is possible now. Returns the result once the connection is finished.
     fn advance<P: Platform, N: Nic>(
         &mut self,
         stack: &mut Stack<'_, P, N>,
@@ -144,7 +144,8 @@ impl Active {
             Condition::Opening => return None,
             Condition::Failed(failure) => return Some(Err(failure)),
             Condition::Opened => {
-                // The buffer is empty, and larger; a server that ended already takes none.
+                // The buffer is empty, and larger than the request. It takes nothing if the server
+                // has closed already.
                 let _ = stack
                     .tcp(self.connection.handle)
                     .send_slice(script.request());

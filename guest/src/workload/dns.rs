@@ -1,4 +1,4 @@
-//! `dns`: an A record by UDP (RFC 1035).
+//! `dns`: looks up an A record by UDP (RFC 1035).
 
 use alloc::{vec, vec::Vec};
 use core::net::Ipv4Addr;
@@ -15,36 +15,36 @@ use crate::{
     platform::{Nic, Platform},
 };
 
-/// How often a question is sent, and how long each may take.
+/// Largest number of questions, and the time for an answer to each.
 const TRIES: u64 = 4;
 const TRY_NS: u64 = 1_000_000_000;
 const PORT: u16 = 53;
 
-/// An answer.
+/// Answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The A records.
+    /// Addresses of the A records.
     pub addresses: Vec<Ipv4Addr>,
-    /// From the first question to the answer's first byte.
+    /// Time from the first question to the answer, ns.
     pub ttfb_ns: u64,
-    /// Questions sent.
+    /// Number of questions sent.
     pub questions: u64,
 }
 
-/// Why there is no address.
+/// Reason why there is no address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DnsError {
-    /// The lease names no resolver.
+    /// The lease has no resolver.
     NoResolver,
-    /// No local port is left.
+    /// No local port is free.
     NoPort,
-    /// Nothing came.
+    /// No answer came in time.
     TimedOut,
-    /// Another code than NOERROR: 2 is SERVFAIL, 3 NXDOMAIN, 5 REFUSED.
+    /// The response code is not NOERROR: 2 is SERVFAIL, 3 NXDOMAIN, 5 REFUSED.
     Code(u8),
-    /// An answer without an A record.
+    /// The answer has no A record.
     NoRecord,
-    /// An answer with the TC bit: it would have to be asked by TCP.
+    /// The answer is truncated (TC bit); the question would have to be sent by TCP.
     Truncated,
 }
 
@@ -67,6 +67,9 @@ impl core::fmt::Display for DnsError {
 impl core::error::Error for DnsError {}
 
 /// Asks the first resolver for a name of valid labels.
+///
+/// # Errors
+/// There is no resolver or no port, or the answer has no address.
 pub(crate) fn resolve<P: Platform, N: Nic>(
     stack: &mut Stack<'_, P, N>,
     resolvers: &[Ipv4Addr],
@@ -149,8 +152,8 @@ fn question(id: u16, name: &str) -> Vec<u8> {
     message
 }
 
-/// The A records of an answer to question `id`; none if it is not that. CNAMEs in between are the
-/// resolver's to follow, so every A record in the answer is one for the name.
+/// Returns the A records of an answer to question `id`; `None` if it is no such answer. The
+/// resolver follows CNAMEs, so every A record in the answer is one for the name.
 fn read(data: &[u8], id: u16) -> Option<Result<Vec<Ipv4Addr>, DnsError>> {
     let packet = DnsPacket::new_checked(data).ok()?;
     if packet.transaction_id() != id || !packet.flags().contains(DnsFlags::RESPONSE) {

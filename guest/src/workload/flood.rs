@@ -12,11 +12,11 @@ use crate::{
     platform::{Nic, Platform},
 };
 
-/// Ethernet, IPv4 and UDP headers.
+/// Length of Ethernet, IPv4 and UDP headers, bytes.
 const HEADERS: usize = 14 + 20 + 8;
-/// Frames that wait in a socket.
+/// Capacity of a socket's queue, frames.
 const QUEUE_FRAMES: usize = 128;
-/// Frames drawn from what is left at a time.
+/// Number of frames drawn from the remaining work at a time.
 const DRAW: u64 = 64;
 
 pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>) -> Outcome {
@@ -78,7 +78,7 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
                 outcome.done += 1;
             }
             queued += socket.send_queue();
-            // An echo server's answers are not looked at.
+            // The answers of an echo server are discarded.
             while socket.can_recv() {
                 let _ = socket.recv();
             }

@@ -14,20 +14,20 @@ use crate::{
     platform::{Nic, Platform},
 };
 
-/// How long an answer may take.
+/// Longest time for an answer, ns.
 const TIMEOUT_NS: u64 = 1_000_000_000;
 const DATA: [u8; 56] = *b"0123456789abcdefghijklmnopqrstuvwxyz0123456789abcdefghij";
 
-/// What came of it.
+/// Result of a series of requests.
 #[derive(Clone, Debug, Default)]
 pub struct Pinged {
-    /// Answers.
+    /// Round-trip times of the answered requests.
     pub latency: Histogram,
-    /// Requests without one.
+    /// Number of requests without an answer.
     pub lost: u64,
 }
 
-/// On CPU 0, whose echo replies are.
+/// Sends requests from CPU 0, to which echo replies are steered.
 pub(crate) fn ping<P: Platform, N: Nic>(
     stack: &mut Stack<'_, P, N>,
     to: Ipv4Addr,

@@ -17,7 +17,7 @@ const BUFFER_BYTES: usize = 16 * 1024;
 
 struct Session {
     connection: Connection,
-    /// When the message was sent that is not back yet.
+    /// Time at which the message in flight was sent, ns; `None` before the first.
     sent_ns: Option<u64>,
     received: usize,
 }
@@ -110,7 +110,7 @@ impl Session {
         let now_ns = stack.now_ns();
         (self.sent_ns, self.received) = (Some(now_ns), 0);
         self.connection.moved_ns = now_ns;
-        // All that was sent before is back, so there is room.
+        // All earlier messages have been answered, so there is room.
         let _ = stack.tcp(self.connection.handle).send_slice(message);
         None
     }

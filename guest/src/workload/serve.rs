@@ -1,4 +1,4 @@
-//! `serve`: an echo server (RFC 862), TCP and UDP, for a while.
+//! `serve`: an echo server (RFC 862), TCP and UDP, for a limited time.
 
 use alloc::{vec, vec::Vec};
 
@@ -12,32 +12,32 @@ use crate::{
     platform::{Nic, Platform},
 };
 
-/// TCP connections to a port at a time; the SYN of one more is reset.
+/// Largest number of TCP connections per port. A further SYN is reset.
 const CONNECTIONS: usize = 16;
 const BUFFER_BYTES: usize = 16 * 1024;
-/// Datagrams of a port that wait for their turn.
+/// Capacity of a port's queue, datagrams.
 const DATAGRAMS: usize = 64;
 
-/// What came of it.
+/// Totals of one `serve`.
 #[derive(Clone, Debug, Default)]
 pub struct Served {
-    /// TCP connections.
+    /// Number of TCP connections.
     pub connections: u64,
-    /// UDP datagrams.
+    /// Number of UDP datagrams.
     pub datagrams: u64,
     /// Payload bytes that were sent back.
     pub bytes: u64,
 }
 
-/// One place for a connection.
+/// Socket for one TCP connection.
 struct Place {
     handle: SocketHandle,
     port: u16,
-    /// Somebody is there.
+    /// True while a client is connected.
     taken: bool,
 }
 
-/// On CPU 0, whose ports are those below all that connections of the guest's own leave by.
+/// Serves on CPU 0, to which the ports below the guest's own local ports are steered.
 pub(crate) fn serve<P: Platform, N: Nic>(
     stack: &mut Stack<'_, P, N>,
     ports: &[u16],
@@ -61,7 +61,7 @@ pub(crate) fn serve<P: Platform, N: Nic>(
             let socket = stack.sockets.get_mut(place.handle);
             place.turn(socket, &mut buffer, &mut served);
             if over {
-                // A RST, if somebody is there.
+                // Sends a RST, if a client is connected.
                 socket.abort();
             }
         }
@@ -81,7 +81,7 @@ pub(crate) fn serve<P: Platform, N: Nic>(
 
 impl Place {
     fn turn(&mut self, socket: &mut tcp::Socket<'_>, buffer: &mut [u8], served: &mut Served) {
-        // One in TIME-WAIT is needed for the next.
+        // A socket in TIME-WAIT is reused for the next connection.
         if matches!(socket.state(), tcp::State::Closed | tcp::State::TimeWait) {
             self.taken = false;
             // It fails for port 0 and open sockets only.
@@ -100,7 +100,7 @@ impl Place {
             let _ = socket.send_slice(&buffer[..count]);
             served.bytes += count as u64;
         }
-        // The client has ended, and has all that it sent back or on its way.
+        // The client has closed, and all its data is sent back or queued.
         if socket.state() == tcp::State::CloseWait && socket.recv_queue() == 0 {
             socket.close();
         }
@@ -122,7 +122,7 @@ fn echo_datagrams(socket: &mut udp::Socket<'_>, buffer: &mut [u8], served: &mut 
     while socket.can_send()
         && let Ok((count, from)) = socket.recv_slice(buffer)
     {
-        // Without room for it, it is lost, as datagrams may be.
+        // Without room the datagram is lost, as datagrams may be.
         if socket.send_slice(&buffer[..count], from).is_ok() {
             served.datagrams += 1;
             served.bytes += count as u64;

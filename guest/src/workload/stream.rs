@@ -1,10 +1,10 @@
 //! `stream`: predictable bytes, or zeroes, in one direction.
 //!
-//! The client's order is 17 bytes: `S` (the server sends) or `R` (it receives), then length and
-//! seed as big-endian u64; for raw streams `P` (zeroes without end) or `D` (takes whatever comes).
+//! The client's request is 17 bytes: `S` (the server sends) or `R` (it receives), then length and
+//! seed as big-endian u64; for raw streams `P` (zeroes without end) or `D` (discards all bytes).
 //! After `R` and `D` the server sends a receipt: 8 bytes of length, big-endian, and a SHA-256. The
-//! receiver of `R` checks each byte and sends no receipt if one is wrong, so the hash, which is
-//! not looked at here, adds nothing to that.
+//! receiver of `R` checks each byte and sends no receipt if one is wrong. So the hash, which is not
+//! checked here, adds nothing to that.
 
 use alloc::vec::Vec;
 
@@ -19,11 +19,11 @@ use crate::{
     platform::{Nic, Platform},
 };
 
-/// Bytes on their way: what the product of bandwidth and delay may come to.
+/// Largest amount of data in flight, bytes: an upper bound of bandwidth times delay.
 const WINDOW_BYTES: usize = 2 << 20;
 const SMALL_BYTES: usize = 64 * 1024;
 const RECEIPT_BYTES: usize = 40;
-/// The seeds of checked streams: one for each direction.
+/// Seeds of checked streams, one for each direction.
 const DOWN_SEED: u64 = 1;
 const UP_SEED: u64 = 2;
 
@@ -84,7 +84,7 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
                         .latency
                         .record(now_ns - transfer.connection.opened_ns);
                     match (direction, raw) {
-                        // The server pours on.
+                        // The server would send on.
                         (Direction::Down, true) => pool.abort(stack, transfer.connection),
                         _ => pool.close(stack, transfer.connection),
                     }
@@ -111,12 +111,12 @@ struct Transfer {
     connection: Connection,
     bytes: u64,
     direction: Direction,
-    /// None for zeroes.
+    /// Generator or checker of the bytes; `None` for zeroes.
     pattern: Option<Pattern>,
     /// Bytes received, or handed to the socket.
     moved: u64,
     receipt: Vec<u8>,
-    /// The FIN is queued.
+    /// True once the FIN is queued.
     closed: bool,
 }
 

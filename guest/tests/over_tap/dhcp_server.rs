@@ -1,4 +1,4 @@
-//! A DHCP server for one client, on a socket of the kernel's.
+//! A DHCP server for one client, on a kernel socket.
 
 use std::{
     net::{Ipv4Addr, UdpSocket},
@@ -13,7 +13,7 @@ use std::{
 use slipgate_testbed::NetNs;
 use smoltcp::wire::{DhcpMessageType, DhcpOption, DhcpPacket, DhcpRepr};
 
-/// What it gives.
+/// Configuration that the server offers.
 #[derive(Clone, Copy)]
 pub(crate) struct Offer {
     pub(crate) address: Ipv4Addr,
@@ -22,14 +22,14 @@ pub(crate) struct Offer {
     pub(crate) mtu: Option<u16>,
 }
 
-/// Stops on drop.
+/// DHCP server, which stops when dropped.
 pub(crate) struct DhcpServer {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl DhcpServer {
-    /// Broadcasts need a route: `device` is to have one.
+    /// Starts the server. Broadcasts need a route, which is set to `device`.
     pub(crate) fn start(ns: &NetNs, device: &str, offer: Offer) -> DhcpServer {
         let socket = ns.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67)).unwrap());
         socket.set_broadcast(true).unwrap();

@@ -1,5 +1,5 @@
-//! A machine for the workloads whose CPUs are threads and whose queue pairs are those of a TAP, on
-//! the other side of which is Linux.
+//! A machine for the workloads. Its CPUs are threads, and its queue pairs are those of a TAP, with
+//! Linux on the other side.
 
 use std::{
     cell::Cell,
@@ -27,15 +27,15 @@ use smoltcp::{
 
 pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 15];
 
-/// How to run.
+/// Configuration of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Config {
     pub(crate) cpus: usize,
-    /// How much faster than time the machine's clock runs: timeouts come sooner.
+    /// Factor by which the machine's clock runs faster than time: timeouts come sooner.
     pub(crate) speed: u64,
-    /// Each pair receives from another's queue.
+    /// If set, each pair receives from another's queue.
     pub(crate) crossed: bool,
-    /// What both directions of each pair suffer.
+    /// Faults of both directions of each pair.
     pub(crate) faults: Option<Faults>,
 }
 
@@ -50,7 +50,7 @@ impl Config {
     }
 }
 
-/// Parts in 10,000.
+/// Rates of faults, in parts per 10,000.
 #[derive(Clone, Copy)]
 pub(crate) struct Faults {
     pub(crate) lose: u64,
@@ -58,16 +58,16 @@ pub(crate) struct Faults {
     pub(crate) reorder: u64,
 }
 
-/// Every machine's time of day at its 0.
+/// Time of day of every machine at time 0.
 pub(crate) const BOOTED_UNIX_MS: u64 = 1_800_000_000_000;
 
-/// What came of a run.
+/// Result of a run.
 pub(crate) struct Ran {
     pub(crate) status: u8,
     pub(crate) lines: Vec<Value>,
-    /// Bytes of the largest frame sent, Ethernet header included.
+    /// Length of the largest sent frame, bytes with the Ethernet header.
     pub(crate) largest_sent: usize,
-    /// The TCP timestamp that was sent last.
+    /// The last TCP timestamp that was sent.
     pub(crate) timestamp_ms: u32,
 }
 
@@ -78,20 +78,20 @@ struct Sent {
 }
 
 impl Ran {
-    /// The lines of a workload.
+    /// Returns the lines of a workload.
     pub(crate) fn workload(&self, name: &str) -> Vec<&Value> {
         let is_it = |line: &&Value| line["workload"] == name;
         self.lines.iter().filter(is_it).collect()
     }
 
-    /// The sum of a counter over all pairs.
+    /// Returns the sum of a counter over all pairs.
     pub(crate) fn pairs(&self, counter: &str) -> u64 {
         let pairs = self.lines.iter().filter(|line| line.get("pair").is_some());
         pairs.map(|pair| pair[counter].as_u64().unwrap()).sum()
     }
 }
 
-/// A multi-queue TAP in `ns`, up; it is gone with the value.
+/// A multi-queue TAP in `ns`, up. It is removed when the value is dropped.
 pub(crate) struct Tap(Vec<OwnedFd>);
 
 impl Tap {
@@ -161,7 +161,7 @@ thread_local! {
 struct Machine {
     started: Instant,
     speed: u64,
-    /// Each CPU's receive queue, and what wakes it.
+    /// Each CPU's receive queue, and the eventfd that wakes the CPU.
     cpus: Vec<(i32, OwnedFd)>,
     lines: Mutex<Vec<String>>,
     random: Mutex<SplitMix64>,
@@ -170,7 +170,7 @@ struct Machine {
 impl Machine {
     fn new(tap: &Tap, config: Config) -> Machine {
         let cpu = |cpu| {
-            // SAFETY: eventfd takes two numbers; the descriptor is new and ours.
+            // SAFETY: eventfd takes two numbers; the descriptor is new and owned.
             let wake = unsafe {
                 let fd = libc::eventfd(0, libc::EFD_NONBLOCK);
                 assert!(fd >= 0, "{}", io::Error::last_os_error());
@@ -392,12 +392,12 @@ impl TxToken for Tx<'_> {
     }
 }
 
-/// One direction, with what it does to frames.
+/// One direction, with its faults.
 struct Faulty {
     faults: Option<Faults>,
     random: SplitMix64,
     ready: VecDeque<Vec<u8>>,
-    /// A frame that the next one overtakes.
+    /// Frame that the next one overtakes.
     held: Option<Vec<u8>>,
 }
 
@@ -430,13 +430,13 @@ impl Faulty {
         self.settle();
     }
 
-    /// Nothing comes to overtake what is held.
+    /// Releases the held frame if no other comes to overtake it.
     fn settle(&mut self) {
         self.ready.extend(self.held.take());
     }
 }
 
-/// The TSval of a TCP segment.
+/// Returns the TSval of a TCP segment; `None` without one.
 fn timestamp_of(frame: &[u8]) -> Option<u32> {
     let frame = EthernetFrame::new_checked(frame).ok()?;
     let packet = Ipv4Packet::new_checked(frame.payload()).ok()?;

@@ -1,4 +1,4 @@
-//! The workloads against Linux: the other side of a TAP in a network namespace.
+//! The workloads against Linux, on the other side of a TAP in a network namespace.
 
 mod dhcp_server;
 mod machine;
@@ -24,10 +24,10 @@ const HOST: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 15);
 const TAP: &str = "tap0";
 const NAME: &str = "www.example.test";
-/// What a guest without DHCP is told first.
+/// Command for a static address, for guests without DHCP.
 const ADDRESS: &str = "address 10.99.0.15/24 10.99.0.1 10.99.0.1;";
 
-/// A host with a TAP and all servers.
+/// Host with a TAP and all servers.
 struct Stage {
     ns: NetNs,
     tap: Tap,
@@ -77,7 +77,7 @@ fn only<'r>(ran: &'r Ran, name: &str) -> &'r Value {
     lines[0]
 }
 
-/// Asserts that a line says these things, among others.
+/// Asserts that a line has these fields, among others.
 fn assert_says(line: &Value, due: Value) {
     for (key, value) in due.as_object().unwrap() {
         assert_eq!(&line[key], value, "{key} of {line}");
@@ -186,8 +186,8 @@ fn every_workload_on_two_cpus_by_a_lease() {
 fn frames_on_the_wrong_queue_find_their_cpu() {
     require_root_and_tun!();
     let stage = Stage::new(3);
-    // What a CPU is streamed fits, all at once, where frames wait that others received for it: Linux
-    // sends as much as the window is wide in one go.
+    // The data streamed to a CPU fits, all at once, where frames from other CPUs wait: Linux sends
+    // a whole window in one go.
     let line = "dns www.example.test; crr 10.99.0.1:7001 300 x3; rr 10.99.0.1:7 300 x3;\
         stream 10.99.0.1:7000 400000 up x3; stream 10.99.0.1:7000 400000 down x3;\
         ping 10.99.0.1 2";
@@ -200,7 +200,8 @@ fn frames_on_the_wrong_queue_find_their_cpu() {
     assert_eq!(ran.pairs("passed_in_dropped"), 0);
 }
 
-/// A server that reads 64 bytes from each of `count` connections, gives this answer and closes.
+/// Starts a server that reads 64 bytes from each of `count` connections, sends this answer and
+/// closes.
 fn answer_with(ns: &NetNs, port: u16, answer: Vec<u8>, count: usize) {
     let listener = ns.run(|| TcpListener::bind((HOST, port)).unwrap());
     std::thread::spawn(move || {
@@ -259,8 +260,8 @@ fn failures_are_told_apart() {
     }
 }
 
-/// A server's TIME-WAIT, left by a guest before this one, takes a SYN of the same port only from
-/// the future (PAWS): the clock of the timestamps must not begin anew with each boot.
+/// A server's TIME-WAIT, left by an earlier guest, accepts a SYN of the same port only with a later
+/// timestamp (PAWS): the clock of the timestamps must not restart with each boot.
 #[test]
 fn timestamps_follow_the_time_of_day() {
     require_root_and_tun!();

@@ -1,6 +1,6 @@
-//! Resolvers elsewhere: ways to ask for names that pass by the guests' own DNS, and so by the rules
-//! by name. DNS over TLS (RFC 7858) and QUIC (RFC 9250) have a port of their own, 853; DNS over
-//! HTTPS (RFC 8484) is known by who serves it: `public_resolvers.txt`.
+//! DNS bypass: resolvers that a guest can reach without the guests' own DNS, and so without the
+//! rules by name. DNS over TLS (RFC 7858) and QUIC (RFC 9250) have a port of their own, 853. DNS
+//! over HTTPS (RFC 8484) is recognized by its server's address or name: `public_resolvers.txt`.
 use std::{
     collections::HashSet,
     net::{Ipv4Addr, SocketAddrV4},
@@ -11,13 +11,13 @@ use slipgate_abi::Protocol;
 
 use crate::{Destination, Name, NamePattern, Pattern, rule::names::NameMatcher};
 
-/// The port of DNS over TLS, DTLS and QUIC.
+/// Port of DNS over TLS, DTLS and QUIC.
 const DNS_OVER_TLS: u16 = 853;
 
 static KNOWN: LazyLock<Known> =
     LazyLock::new(|| Known::parse(include_str!("public_resolvers.txt")));
 
-/// The list, compiled.
+/// The compiled list of public resolvers.
 struct Known {
     addresses: HashSet<Ipv4Addr>,
     names: NameMatcher,
@@ -48,70 +48,71 @@ impl Known {
     }
 }
 
-/// What kind of resolver a destination is.
+/// How a destination is recognized as a DNS bypass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Elsewhere {
+pub(crate) enum BypassKind {
     /// DNS over TLS or QUIC, by its port.
     Port,
     /// A public resolver, by its address.
-    Known,
+    Resolver,
 }
 
-impl Elsewhere {
-    /// In words.
+impl BypassKind {
+    /// Returns a description for a sentence.
     pub(crate) const fn describe(self) -> &'static str {
         match self {
             Self::Port => "the port of DNS over TLS and QUIC",
-            Self::Known => "a public resolver's address",
+            Self::Resolver => "a public resolver's address",
         }
     }
 }
 
-/// Whether a destination is a resolver elsewhere. Ping is none.
-pub(crate) fn dns_bypass(to: Destination) -> Option<Elsewhere> {
+/// Returns how a destination is recognized as a DNS bypass; `None` if it is not one. Ping never is.
+pub(crate) fn dns_bypass(to: Destination) -> Option<BypassKind> {
     match to.protocol {
         Protocol::Icmp => None,
-        _ if KNOWN.addresses.contains(&to.addr) => Some(Elsewhere::Known),
-        _ if to.port == DNS_OVER_TLS => Some(Elsewhere::Port),
+        _ if KNOWN.addresses.contains(&to.addr) => Some(BypassKind::Resolver),
+        _ if to.port == DNS_OVER_TLS => Some(BypassKind::Port),
         _ => None,
     }
 }
 
-/// Whether a rule by address means resolvers elsewhere: it gives port 853 and no other, or one
-/// address and ports.
-pub(crate) fn means(pattern: &Pattern) -> bool {
+/// Whether a rule by address opens DNS bypasses: it gives port 853 alone, or one address and ports.
+pub(crate) fn opens_bypass(pattern: &Pattern) -> bool {
     pattern.ports() == Some((DNS_OVER_TLS, DNS_OVER_TLS))
         || (pattern.ports().is_some() && pattern.prefix().prefix_len() == 32)
 }
 
-/// Whether a rule by name means them: it gives one name, and that is a resolver's, or port 853.
+/// Whether a rule by name opens DNS bypasses: it gives a single name, and that is a public
+/// resolver's or the port is 853 alone.
 pub fn name_means(pattern: &NamePattern) -> bool {
     let only = Some((DNS_OVER_TLS, DNS_OVER_TLS));
     pattern.is_exact() && (is_resolver(pattern.name()) || pattern.ports() == only)
 }
 
-/// Whether a name (in lower case) is a public resolver's.
+/// Whether a name (in lower case) belongs to a public resolver.
 pub(crate) fn is_resolver(name: Name<'_>) -> bool {
     !KNOWN.names.matching(name).is_empty()
 }
 
-/// Whether a name (in lower case) is asked for to learn whether a resolver elsewhere may be used.
+/// Whether a name (in lower case) is a canary: a browser asks for it to learn whether it may use a
+/// resolver of its own.
 pub fn is_canary(name: Name<'_>) -> bool {
     !KNOWN.canaries.matching(name).is_empty()
 }
 
-/// Whether a destination is one by its address alone: others, at that port, are none.
+/// Whether a destination is a DNS bypass by its address alone, and not by port 853.
 pub(crate) fn is_by_address(to: Destination) -> bool {
-    dns_bypass(to) == Some(Elsewhere::Known) && to.port != DNS_OVER_TLS
+    dns_bypass(to) == Some(BypassKind::Resolver) && to.port != DNS_OVER_TLS
 }
 
-/// The public resolvers' addresses.
+/// Returns the addresses of the public resolvers.
 pub(crate) fn resolvers() -> impl Iterator<Item = Ipv4Addr> {
     KNOWN.addresses.iter().copied()
 }
 
-/// The narrowest rule that would open it.
-pub(crate) fn opened_by(to: Destination) -> String {
+/// Returns the narrowest pattern that would open a destination.
+pub(crate) fn narrowest_pattern(to: Destination) -> String {
     let (at, protocol) = (SocketAddrV4::new(to.addr, to.port), to.protocol.name());
     format!("{at}/{protocol}")
 }

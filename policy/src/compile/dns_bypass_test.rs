@@ -37,7 +37,7 @@ fn every_line_of_the_list_is_understood() {
     for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let text = line.strip_prefix("canary ").unwrap_or(line);
         let known = match text.parse::<Ipv4Addr>() {
-            Ok(addr) => dns_bypass(tcp(addr.octets(), 443)) == Some(Elsewhere::Known),
+            Ok(addr) => dns_bypass(tcp(addr.octets(), 443)) == Some(BypassKind::Resolver),
             Err(_) => {
                 let pattern: NamePattern = text.parse().expect(line);
                 let name = match pattern.is_exact() {

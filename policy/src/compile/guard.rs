@@ -1,16 +1,16 @@
-//! What the kernel's guard may drop on its own.
+//! Prefixes that the kernel's guard may drop without asking the engine.
 use ipnet::Ipv4Net;
 
 use super::policy::Policy;
 use crate::{Action, DenyFile, Pattern, PrefixMap, Rule, RuleId};
 
 impl Policy {
-    /// Prefixes of which every address, port and protocol is refused by a rule, whatever else the
-    /// rules say: what the kernel's guard may drop on its own. A prefix of which an earlier allow
-    /// opens a part is left out whole. Each comes with the rule that refuses it.
+    /// Returns the prefixes of which a rule refuses every address, port and protocol, whatever the
+    /// other rules say: the kernel's guard may drop these on its own. A prefix is left out whole if
+    /// an earlier allow opens a part of it. Each comes with the rule that refuses it.
     ///
-    /// Port 53 and the guest's own network are served by the engine before any rule is asked; the
-    /// guard must let them through first.
+    /// The engine serves port 53 and the guest's own network before it tries any rule; the guard
+    /// must let them through first.
     pub fn deny_prefixes(&self) -> Vec<(Ipv4Net, RuleId)> {
         let mut allowed: Vec<Ipv4Net> = Vec::new();
         let mut earlier: Option<PrefixMap<()>> = None;
@@ -29,7 +29,7 @@ impl Policy {
                     .map(|prefix| (prefix, self.id(order))),
             );
         }
-        // Sorting is stable: of equal prefixes the first rule stays.
+        // Sorting is stable: of equal prefixes the first rule remains.
         found.sort_by_key(|(prefix, _)| *prefix);
         found.dedup_by_key(|(prefix, _)| *prefix);
         found

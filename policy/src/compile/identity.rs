@@ -1,11 +1,11 @@
-//! What a rule is told by.
+//! Identity of a rule, across policies and processes.
 //!
-//! Another policy comes, or another process: which of the rules that flows were let in by are still
-//! there? Neither number nor text says so. A number is a place, and a text, which is for people, is cut
-//! short in the kernel's maps, and may be made to look like another's. So beside a rule's text stand
-//! digests (SHA-256, cut to 128 bits) of what it means, and of all that is known of it. What goes into
-//! them is part of what processes of two versions must agree on: another way to make them is another
-//! `ABI_VERSION`.
+//! When another policy or another process takes over, it must find which of the rules that admitted
+//! flows still exist. Neither number nor text tells. A number is a position; a text is for people,
+//! is truncated in the kernel's maps, and may be made to look like another's. So two digests
+//! (SHA-256, truncated to 128 bits) stand beside a rule's text: one of its meaning, and one of its
+//! meaning and text together. Processes of two versions must agree on what the digests cover: a
+//! change of it requires another `ABI_VERSION`.
 use sha2::{Digest as _, Sha256};
 use slipgate_abi::maps::{RuleElement, RuleFlags};
 
@@ -14,33 +14,34 @@ use crate::{Action, Http, Rule};
 /// Digest of what a rule means.
 pub type Meaning = [u8; 16];
 
-/// What a rule is told by.
+/// Identity of a rule: the digests by which policies and processes recognize it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Identity {
-    /// Of what it means, whichever policy it is of, and whether it was typed or stood in a file.
+    /// Digest of the meaning, regardless of the policy and of whether the rule was a flag or in a
+    /// file.
     meaning: Meaning,
-    /// Of all of it.
+    /// Digest of the meaning, the text and `is_learning`.
     whole: [u8; 16],
-    /// It is of a policy by which a VM is open to learn its own.
+    /// Whether the rule's policy opens a VM so that the VM's own policy can be learnt.
     is_learning: bool,
 }
 
-/// A rule with its text, as `RULES` has it.
+/// Text and identity of a rule, as in the map `RULES`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Described {
-    /// For people.
+    /// Text shown to people.
     pub text: String,
-    /// For everything else.
+    /// Identity, by which rules are compared.
     pub identity: Identity,
 }
 
 impl Identity {
-    /// Whether it is a rule of this meaning.
+    /// Whether the rule has this meaning.
     pub fn means(&self, meaning: &Meaning) -> bool {
         self.meaning == *meaning
     }
 
-    /// Digest of all that is known of it: never zero.
+    /// Returns the digest of meaning and text. It is never zero.
     pub fn whole(&self) -> [u8; 16] {
         self.whole
     }
@@ -62,12 +63,12 @@ impl Described {
         Self { text, identity }
     }
 
-    /// A forward's, by its text.
+    /// Describes a forward by its text.
     pub fn forward(text: String) -> Self {
         Self::new(digest(&[b"forward", text.as_bytes()]), false, text)
     }
 
-    /// As the kernel's map has it, with the text to be put in; `None`: the element is free.
+    /// Restores a rule from an element of `RULES` and its text; `None` if the element is free.
     pub fn of_element(element: &RuleElement, text: String) -> Option<Self> {
         let identity = Identity {
             meaning: element.meaning,
@@ -77,7 +78,7 @@ impl Described {
         (element.whole != RuleElement::FREE.whole).then_some(Self { text, identity })
     }
 
-    /// For the kernel's map, without the text.
+    /// Returns the element of `RULES` without the text.
     pub fn element(&self) -> RuleElement {
         let Identity {
             meaning,
@@ -93,7 +94,7 @@ impl Described {
     }
 }
 
-/// Of a rule. A deny file's is its name: which lines it has is not asked.
+/// Returns the digest of a rule's meaning. That of a deny file covers its name only, not its lines.
 pub(super) fn meaning_of(rule: &Rule, http: Http) -> Meaning {
     let followed = |action| match (action, http) {
         (Action::Inspect, Http::Each) => &b"each"[..],
@@ -111,12 +112,13 @@ pub(super) fn meaning_of(rule: &Rule, http: Http) -> Meaning {
     }
 }
 
-/// Of what every policy has beside its rules.
+/// Returns the digest of a default or a safe default, which every policy has.
 pub(super) fn meaning_of_default(what: &str, action: Action) -> Meaning {
     digest(&[b"default", what.as_bytes(), action.name().as_bytes()])
 }
 
-/// Of parts, which are told apart whatever is in them.
+/// Returns the digest of a list of parts. Each part is preceded by its length, so that different
+/// lists never hash the same bytes.
 fn digest(parts: &[&[u8]]) -> [u8; 16] {
     let mut hash = Sha256::new();
     for part in parts {

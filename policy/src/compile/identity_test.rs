@@ -1,7 +1,7 @@
 use super::*;
 use crate::{Note, Policy, PolicySet, Settings, Written};
 
-/// What the one rule of a policy is told by.
+/// Returns the identity of a policy's only rule.
 fn described(name: &str, action: Action, text: &str, http: Http) -> Described {
     let rule = Rule::parse(action, text).unwrap();
     let note = Note {

@@ -1,4 +1,4 @@
-//! Policies, compiled: a decision costs about the same with one rule and with thousands.
+//! Compilation of policies: a decision costs about the same with one rule and with thousands.
 pub(crate) mod dns_bypass;
 mod guard;
 pub(crate) mod identity;

@@ -16,48 +16,51 @@ use crate::{
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 
-/// Where something is said of a name.
+/// Place of a pattern by name: a rule, or a line of a deny file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Place {
-    /// The rule, from 0.
+    /// Position of the rule, from 0.
     pub order: u32,
-    /// The line of a deny file, from 1; 0: the rule itself.
+    /// Line of the deny file, from 1; 0: the rule itself.
     pub line: u32,
 }
 
-/// A list of rules, compiled. One policy may serve any number of guests.
+/// A compiled list of rules. One policy may serve any number of guests.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Policy {
+    /// Settings beside the rules.
     pub(crate) settings: Settings,
+    /// Action where no rule matches.
     pub(crate) default: Action,
-    /// The number of its default, the first of its run.
+    /// Number of the default, the first of the policy's range of rule numbers.
     pub(crate) first: u32,
+    /// Rules in the order given.
     pub(crate) rules: Vec<Rule>,
-    /// What is known of each rule beside it.
+    /// Metadata of each rule.
     pub(crate) notes: Vec<Note>,
-    /// What each of them means.
+    /// Digest of each rule's meaning.
     pub(crate) meanings: Vec<Meaning>,
-    /// Rules by address, by position among the rules.
+    /// Rules by address, by position.
     pub(crate) all: Matcher,
-    /// The denies among them.
+    /// Rules by address that deny, by position.
     pub(crate) denies: Matcher,
-    /// Those that mean resolvers elsewhere.
-    pub(crate) meant: Matcher,
+    /// Rules by address that open resolvers which bypass the rules by name, by position.
+    pub(crate) bypass_allows: Matcher,
     /// Positions of the deny files, ascending.
     pub(crate) files: Vec<u32>,
-    /// Whether a rule has connections inspected, and whether one does by address.
+    /// Whether a rule inspects, and whether a rule by address does.
     pub(crate) inspections: (bool, bool),
-    /// Whether one of them has lines by name.
+    /// Whether a deny file has lines by name.
     pub(crate) files_have_names: bool,
-    /// Not sent: whoever decides by it says which addresses are local.
+    /// Protected ranges. Not serialized: the process that decides sets its local addresses.
     #[serde(skip)]
     pub(crate) protected: Protected,
-    /// Rules by name, by position among the rules.
+    /// Rules by name, by position.
     pub(crate) names: NameMatcher,
 }
 
 impl Policy {
-    /// Compiles `rules`, which are in the order typed.
+    /// Compiles `rules`, in the order given.
     pub fn new<R: Into<Written>>(default: Action, rules: Vec<R>) -> Self {
         let written = rules.into_iter().map(Into::into);
         let (rules, notes): (Vec<Rule>, Vec<Note>) =
@@ -96,7 +99,9 @@ impl Policy {
             names: NameMatcher::new(names),
             all: entries(|_, _| true),
             denies: entries(|action, _| action == Action::Deny),
-            meant: entries(|action, pattern| action.admits() && dns_bypass::means(pattern)),
+            bypass_allows: entries(|action, pattern| {
+                action.admits() && dns_bypass::opens_bypass(pattern)
+            }),
             files: rules
                 .iter()
                 .zip(0..)
@@ -112,17 +117,17 @@ impl Policy {
         }
     }
 
-    /// The same rules with other settings.
+    /// Returns the policy with other settings.
     pub fn with(self, settings: Settings) -> Self {
         Self { settings, ..self }
     }
 
-    /// What it says beside its rules.
+    /// Returns the settings beside the rules.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Whether some rule has connections inspected, and whether one does by address.
+    /// Returns whether some rule inspects, and whether a rule by address does.
     pub fn inspections(&self) -> (bool, bool) {
         self.inspections
     }
@@ -137,23 +142,23 @@ impl Policy {
         all.fold((false, false), |a, b| (a.0 | b.0, a.1 | b.1))
     }
 
-    /// Says which addresses are the host's and the guests', now. To be called at start and
-    /// whenever an address comes or goes.
+    /// Sets the current addresses of the host and the guests. To be called at start and whenever an
+    /// address is added or removed.
     pub fn set_local(&mut self, local: &LocalAddresses) {
         self.protected = Protected::new(local);
     }
 
-    /// The rules, with what each means.
+    /// Returns the rules, each with the digest of its meaning.
     pub fn meanings(&self) -> impl Iterator<Item = (&Rule, &Meaning)> {
         self.rules.iter().zip(&self.meanings)
     }
 
-    /// The default action.
+    /// Returns the default action.
     pub fn default_action(&self) -> Action {
         self.default
     }
 
-    /// The protected range that contains `addr`, if one does.
+    /// Returns the most specific protected range that contains `addr`, if one does.
     pub fn protected(&self, addr: Ipv4Addr) -> Option<(Ipv4Net, Space)> {
         self.protected.space_of(addr)
     }

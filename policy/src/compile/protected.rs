@@ -1,39 +1,39 @@
-//! Destinations that are refused unless a rule opens them.
+//! Protected address space: destinations that are refused unless a rule opens them specifically.
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::Ipv4Net;
 
 use crate::{LocalAddresses, PrefixMap};
 
-/// Why a destination is protected.
+/// Kind of protected address space.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Space {
     /// "This network", RFC 1122 section 3.2.1.3.
     ThisNetwork,
     /// Loopback, RFC 1122 section 3.2.1.3.
     Loopback,
-    /// An address of the host.
+    /// Address of the host.
     Host,
-    /// A guests' network.
+    /// Network of guests.
     Guests,
-    /// Private, RFC 1918.
+    /// Private addresses, RFC 1918.
     Private,
     /// Shared between carrier and customer, RFC 6598.
     Shared,
-    /// Link-local, RFC 3927.
+    /// Link-local addresses, RFC 3927.
     LinkLocal,
-    /// A cloud's metadata or host service.
+    /// Metadata or host service of a cloud.
     Metadata,
-    /// Multicast, RFC 5771.
+    /// Multicast addresses, RFC 5771.
     Multicast,
     /// Reserved, RFC 1112 section 4.
     Reserved,
-    /// Limited broadcast, RFC 919.
+    /// Limited broadcast address, RFC 919.
     Broadcast,
 }
 
 impl Space {
-    /// What the address is, for a sentence.
+    /// Describes an address in this space, for a sentence.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::ThisNetwork => "\"this network\" (RFC 1122)",
@@ -50,13 +50,15 @@ impl Space {
         }
     }
 
-    /// Whether a client of a forward may be in it: private and shared networks have clients. From the
-    /// rest a packet is forged, or of somebody who has no business with a guest.
+    /// Whether a client of a forward may be in this space: private and shared networks have
+    /// clients. A packet from any other space is forged, or from a host that has no business with a
+    /// guest.
     pub const fn may_come_in(self) -> bool {
         matches!(self, Self::Private | Self::Shared)
     }
 
-    /// Why no rule opens it, where none does: a flow to it has no link to leave by.
+    /// Returns why no rule can open this space; `None` if a rule can. A flow to the host or a
+    /// guests' network has no link to leave by.
     pub const fn never_opens(self) -> Option<&'static str> {
         match self {
             Self::Host | Self::Loopback => Some(
@@ -72,6 +74,7 @@ impl Space {
     }
 }
 
+/// Ranges that are protected on every host, by address and prefix length.
 const ALWAYS: [([u8; 4], u8, Space); 16] = [
     ([0, 0, 0, 0], 8, Space::ThisNetwork),
     ([10, 0, 0, 0], 8, Space::Private),
@@ -96,15 +99,15 @@ const ALWAYS: [([u8; 4], u8, Space); 16] = [
     ([255, 255, 255, 255], 32, Space::Broadcast),
 ];
 
-/// What is protected on every host.
+/// Returns the ranges that are protected on every host.
 pub(crate) fn everywhere() -> impl Iterator<Item = Ipv4Net> {
     ALWAYS
         .iter()
         .map(|(addr, len, _)| Ipv4Net::new_assert((*addr).into(), *len))
 }
 
-/// What is wrong with an IPv6 address in an answer about a name of the world; an IPv4 address
-/// inside it is the caller's to judge ([`embedded`]).
+/// Returns why an IPv6 address must not appear in an answer about a public name; `None` if it may.
+/// The caller judges an IPv4 address inside it ([`embedded`]).
 pub fn shut_v6(addr: Ipv6Addr) -> Option<&'static str> {
     let first = addr.segments()[0];
     match first {
@@ -117,7 +120,7 @@ pub fn shut_v6(addr: Ipv6Addr) -> Option<&'static str> {
     }
 }
 
-/// The IPv4 address in a mapped, compatible or NAT64 (RFC 6052) or 6to4 (RFC 3056) address.
+/// Returns the IPv4 address in a mapped, compatible, NAT64 (RFC 6052) or 6to4 (RFC 3056) address.
 pub fn embedded(addr: Ipv6Addr) -> Option<Ipv4Addr> {
     let s = addr.segments();
     let v4 = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
@@ -129,7 +132,7 @@ pub fn embedded(addr: Ipv6Addr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Protected ranges, by prefix.
+/// Protected ranges and their kinds, by prefix.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Protected {
     ranges: PrefixMap<Space>,
@@ -147,7 +150,7 @@ impl Protected {
             .iter()
             .map(|(addr, len, space)| (Ipv4Net::new_assert((*addr).into(), *len), *space));
         let guests = local.guests.iter().map(|net| (*net, Space::Guests));
-        // The host's come last: they stay when a range is given twice.
+        // The host's come last: of equal prefixes the last entry is kept.
         let host = local
             .host
             .iter()
@@ -157,7 +160,7 @@ impl Protected {
         }
     }
 
-    /// The most specific protected range around `addr`.
+    /// Returns the most specific protected range that contains `addr`, if one does.
     pub(crate) fn space_of(&self, addr: Ipv4Addr) -> Option<(Ipv4Net, Space)> {
         self.ranges
             .longest(addr)

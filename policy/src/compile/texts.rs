@@ -1,4 +1,4 @@
-//! What rules are called: their numbers, and their texts.
+//! Numbers and texts of rules.
 use super::{
     identity::{Described, meaning_of_default},
     policy::Policy,
@@ -6,37 +6,37 @@ use super::{
 use crate::{Action, Decision, Http, Note, Resolvers, Rule, RuleId};
 
 impl Policy {
-    /// Gives it its run of rule numbers; returns where the next one's begins.
+    /// Numbers the policy's rules from `first` on; returns the first number after them.
     pub(super) fn number_from(&mut self, first: u32) -> u32 {
         self.first = first;
         first + RuleId::FIRST_TYPED.0 + self.rules.len() as u32
     }
 
-    /// Whether a rule's number is of this policy.
+    /// Whether a rule's number belongs to this policy.
     pub fn has(&self, rule: RuleId) -> bool {
         let after = self.first + RuleId::FIRST_TYPED.0 + self.rules.len() as u32;
         (self.first..after).contains(&rule.0)
     }
 
-    /// A rule's place among those typed, from 0; `None`: the default, the safe defaults, or another
-    /// policy's.
+    /// Returns a rule's position among the rules given, from 0; `None` for the default, the safe
+    /// defaults and rules of other policies.
     pub fn place_of(&self, rule: RuleId) -> Option<u32> {
         let typed = self.first + RuleId::FIRST_TYPED.0;
         let place = rule.0.checked_sub(typed)?;
         (place < self.rules.len() as u32).then_some(place)
     }
 
-    /// The number of the default.
+    /// Returns the number of the default.
     pub fn default_id(&self) -> RuleId {
         RuleId(self.first + RuleId::DEFAULT.0)
     }
 
-    /// The number of the safe defaults.
+    /// Returns the number of the safe defaults.
     pub fn protected_id(&self) -> RuleId {
         RuleId(self.first + RuleId::PROTECTED.0)
     }
 
-    /// The number of the safe default against resolvers that get around the rules by name.
+    /// Returns the number of the safe default against resolvers that bypass the rules by name.
     pub fn dns_bypass_id(&self) -> RuleId {
         RuleId(self.first + RuleId::DNS_ELSEWHERE.0)
     }
@@ -45,7 +45,7 @@ impl Policy {
         RuleId(self.first + RuleId::FIRST_TYPED.0 + place)
     }
 
-    /// How a rule is to be called in a sentence: `rule 3`, of which policy if it has a name.
+    /// Returns the name of a rule in a sentence: `rule 3`, with the policy's name if it has one.
     pub fn call(&self, rule: RuleId) -> String {
         let number = self.place_of(rule).map_or(0, |place| place + 1);
         match &self.settings.name {
@@ -54,29 +54,29 @@ impl Policy {
         }
     }
 
-    /// What is known of a rule beside it.
+    /// Returns a rule's metadata; `None` for the default and the safe defaults.
     pub fn note(&self, rule: RuleId) -> Option<&Note> {
         self.notes.get(self.place_of(rule)? as usize)
     }
 
-    /// Whether the rule has its connections inspected.
+    /// Whether the rule inspects connections.
     pub fn inspects(&self, rule: RuleId) -> bool {
         self.place_of(rule)
             .is_some_and(|place| self.action(place) == Action::Inspect)
     }
 
-    /// How far an inspect rule follows an HTTP/1 connection.
+    /// Returns how far an inspect rule follows an HTTP/1 connection.
     pub fn http(&self, rule: RuleId) -> Http {
         self.note(rule).map_or(Http::Each, |note| note.http)
     }
 
-    /// Every rule's text, in the order of [`RuleId`].
+    /// Returns every rule's text, in the order of [`RuleId`].
     pub fn texts(&self) -> impl Iterator<Item = String> {
         (0..RuleId::FIRST_TYPED.0 + self.rules.len() as u32)
             .map(|offset| self.rule_text(RuleId(self.first + offset)))
     }
 
-    /// Every rule, in the order of [`RuleId`].
+    /// Returns every rule's text and identity, in the order of [`RuleId`].
     pub fn described(&self) -> impl Iterator<Item = Described> {
         let shut = |what| meaning_of_default(what, Action::Deny);
         let defaults = [
@@ -90,7 +90,7 @@ impl Policy {
         meanings.zip(self.texts()).map(described)
     }
 
-    /// A rule's text; with the file's line, where it was one.
+    /// Returns the text of the rule that decided, with the line if it is a deny file.
     pub fn text(&self, decision: Decision) -> String {
         let text = self.rule_text(decision.rule);
         match decision.line {
@@ -116,7 +116,8 @@ impl Policy {
         }
     }
 
-    /// Why none of its VMs' questions is answered, as rules are called; `None`: they are.
+    /// Returns the setting by which no DNS question is answered, as rules are shown; `None` if
+    /// questions are answered.
     pub fn without_dns(&self) -> Option<String> {
         let of = self.of_name();
         let nobody = self.settings.dns.resolvers == Resolvers::Nobody;
@@ -126,13 +127,13 @@ impl Policy {
         })
     }
 
-    /// What a rule's text begins with where there are several policies.
+    /// Returns the prefix of a rule's text: the name of the policy, if it has one.
     fn of_name(&self) -> String {
         let name = self.settings.name.as_ref();
         name.map_or_else(String::new, |name| format!("[{name}] "))
     }
 
-    /// What was typed is shown as a flag.
+    /// Returns the dashes of a flag for text that was given as a flag.
     fn dashes(&self, typed: bool) -> &'static str {
         if typed { "--" } else { "" }
     }

@@ -1,4 +1,4 @@
-//! A destination, judged by its address alone.
+//! Decision about a destination by its address alone.
 use std::net::Ipv4Addr;
 
 use slipgate_abi::Refusal;
@@ -6,17 +6,20 @@ use slipgate_abi::Refusal;
 use crate::{Action, Decision, Destination, Policy, Rule, Space, compile::dns_bypass::dns_bypass};
 
 impl Policy {
-    /// Judges a destination.
+    /// Decides on a destination by the rules by address, the safe defaults and the default action.
     pub fn decide(&self, to: Destination) -> Decision {
         let space = self.protected.space_of(to.addr);
         let bypass = self.bypasses_dns(to);
         let shortest = space.map_or(0, |(range, _)| range.prefix_len());
         let matched = match (space, bypass) {
             (None, false) => self.all.first(to, 0),
-            // Only allows as specific as the protected range count; denies all do.
+            // Only allows as specific as the protected range count; all denies do.
             (Some(_), false) => earliest(self.all.first(to, shortest), self.denies.first(to, 0)),
-            // Only allows that mean a resolver.
-            (_, true) => earliest(self.meant.first(to, shortest), self.denies.first(to, 0)),
+            // Only allows that open a resolver specifically.
+            (_, true) => earliest(
+                self.bypass_allows.first(to, shortest),
+                self.denies.first(to, 0),
+            ),
         };
         if let Some((order, line)) = self.in_files(to, matched) {
             return self.decision(order, Some(line), Action::Deny);
@@ -34,12 +37,13 @@ impl Policy {
         }
     }
 
-    /// Whether a destination is a resolver by which a guest could get around the rules by name.
+    /// Whether a destination is a resolver by which a guest could bypass the rules by name.
     pub fn bypasses_dns(&self, to: Destination) -> bool {
         self.judges_names() && dns_bypass(to).is_some()
     }
 
-    /// The protected space around an address that no rule by address opens on purpose.
+    /// Returns the protected space that contains an address, if no rule by address opens it
+    /// specifically.
     pub fn shut_space(&self, addr: Ipv4Addr) -> Option<Space> {
         let (range, space) = self.protected(addr)?;
         let opens = self.rules.iter().any(|rule| match rule {
@@ -68,7 +72,8 @@ impl Policy {
         }
     }
 
-    /// The first deny file with a line for `to`, if it comes before `matched`.
+    /// Returns the position and line of the first deny file that denies `to`, if it stands before
+    /// `matched`.
     fn in_files(&self, to: Destination, matched: Option<u32>) -> Option<(u32, u32)> {
         let before = matched.unwrap_or(u32::MAX);
         self.files

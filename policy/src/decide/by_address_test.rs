@@ -145,7 +145,7 @@ fn only_an_allow_that_means_it_opens_protected_space() {
         refused(vec![allow("10.1.2.0/24:81")], "10.1.2.4"),
         protected
     );
-    // The host's own address inside an opened network stays shut until it is named.
+    // The host's own address inside an opened network stays refused until a rule gives it.
     assert_eq!(refused(vec![allow("10.0.0.0/8")], "10.1.2.3"), protected);
     assert_eq!(refused(vec![allow("10.1.2.3:80/tcp")], "10.1.2.3"), None);
     // A metadata service inside link-local, likewise.
@@ -164,7 +164,7 @@ fn only_an_allow_that_means_it_opens_protected_space() {
         refused(vec![allow("0.0.0.0/0"), deny("0.0.0.0/0")], "10.1.2.4"),
         by_rule
     );
-    // A deny before the opening stands.
+    // A deny before the allow decides.
     assert_eq!(
         refused(vec![deny("0.0.0.0/0:80"), allow("10.0.0.0/8")], "10.1.2.4"),
         by_rule
@@ -204,8 +204,8 @@ fn deny_prefixes_are_those_no_flow_gets_through() {
 /// The documented meaning, tried rule by rule.
 fn naive(policy: &Policy, to: Destination) -> Decision {
     let space = policy.protected(to.addr);
-    // The addresses are nobody's resolvers, so there is the port alone; and without names (there
-    // are none in these rules) it is shut by nothing but the default.
+    // No public resolver has these addresses, so only the port counts. Without rules by name (there
+    // are none here) names are judged only if the default is deny.
     let is_dns_over_tls = to.port == 853 && to.protocol != Protocol::Icmp;
     let elsewhere = is_dns_over_tls && policy.default_action() == Action::Deny;
     for (rule, order) in policy.rules.iter().zip(0..) {

@@ -1,4 +1,4 @@
-//! What rules say of names.
+//! Decisions by the rules about names.
 use slipgate_abi::Refusal;
 
 use crate::{
@@ -6,8 +6,8 @@ use crate::{
 };
 
 impl Policy {
-    /// Whether questions are judged by their names: there is a rule by name, or the default is
-    /// deny.
+    /// Whether questions are judged by their names: some rule is by name or inspects by address, or
+    /// the default is deny.
     pub fn judges_names(&self) -> bool {
         self.default == Action::Deny
             || !self.names.is_empty()
@@ -15,7 +15,7 @@ impl Policy {
             || self.inspections.1
     }
 
-    /// Places of what is said of a name (in lower case), ascending.
+    /// Returns the places of all patterns about a name (in lower case), ascending.
     pub fn about(&self, name: Name<'_>) -> Vec<Place> {
         let typed = self.names.matching(name).into_iter();
         let mut about: Vec<Place> = typed.map(|order| Place { order, line: 0 }).collect();
@@ -31,7 +31,7 @@ impl Policy {
         about
     }
 
-    /// What is said of names there.
+    /// Returns the action and the pattern by name at a place; `None` if there is none.
     pub fn by_name(&self, place: Place) -> Option<(Action, &NamePattern)> {
         match &self.rules[place.order as usize] {
             Rule::Name(action, pattern) => Some((*action, pattern)),
@@ -40,7 +40,8 @@ impl Policy {
         }
     }
 
-    /// Whether a name with these rules is resolved: whether it may be connected to at all.
+    /// Decides whether a name is resolved, given the rules about it: whether a connection to it may
+    /// be allowed at all.
     pub fn resolves(&self, rules: &[Place]) -> Decision {
         let decides = |place: &&Place| {
             let said = self.by_name(**place);
@@ -50,8 +51,8 @@ impl Policy {
         first.map_or(self.by_default(), |place| self.decision_at(*place))
     }
 
-    /// Whether a name, about which these rules are, may be asked for; `judges_names` says whether it
-    /// is looked at at all.
+    /// Decides whether a name may be asked for, given the rules about it. The result applies only
+    /// where `judges_names` is true.
     pub fn asks(&self, name: Name<'_>, rules: &[Place]) -> Decision {
         let decision = self.resolves(rules);
         let is_bypass = dns_bypass::is_resolver(name) || dns_bypass::is_canary(name);
@@ -65,7 +66,8 @@ impl Policy {
         }
     }
 
-    /// The same, also where no rule is by name.
+    /// Decides whether a name may be asked for, given the rules about it. Where questions are not
+    /// judged by their names, every name may.
     pub fn may_ask(&self, name: Name<'_>, rules: &[Place]) -> Decision {
         match self.judges_names() {
             true => self.asks(name, rules),
@@ -77,8 +79,8 @@ impl Policy {
         }
     }
 
-    /// Judges a destination that was told for names, each by the rules about it: the decision, and
-    /// the name that it is due to, if it is to one.
+    /// Decides on a destination that DNS answers gave for names, each with the rules about it.
+    /// Returns the decision, and the name that made it, if one did.
     pub fn decide_among<'r, T>(
         &self,
         to: Destination,
@@ -87,7 +89,7 @@ impl Policy {
         let by_address = self.decide(to);
         let default = [self.default_id(), self.dns_bypass_id()];
         let by_rule = !default.contains(&by_address.rule);
-        // What is denied by address or protected is out of reach of names.
+        // Names cannot open a destination that is denied by address or protected.
         if by_rule && !by_address.is_allowed() {
             return (by_address, None);
         }
@@ -100,8 +102,9 @@ impl Policy {
         }
     }
 
-    /// The first of these rules by name that speaks of a port and protocol. To a resolver elsewhere
-    /// only those admit that mean it.
+    /// Returns the decision of the first of these rules by name that matches a port and protocol;
+    /// `None` if none does. A resolver that bypasses the rules by name is opened by specific rules
+    /// only.
     pub fn first_of(&self, rules: &[Place], to: Destination) -> Option<Decision> {
         let bypass = self.bypasses_dns(to);
         let speaks = |place: &&Place| {
@@ -114,7 +117,7 @@ impl Policy {
         Some(self.decision_at(*first))
     }
 
-    /// Whether one of these rules by name gives that very name, and admits.
+    /// Whether one of these rules admits and gives the name itself rather than a wildcard.
     pub fn names_exactly(&self, rules: &[Place]) -> bool {
         let is = |place: &Place| {
             let said = self.by_name(*place);
@@ -123,8 +126,8 @@ impl Policy {
         rules.iter().any(is)
     }
 
-    /// How many octets of a name (in lower case) are beneath the narrowest wildcard that lets it be
-    /// asked for; `None`: no wildcard does, or a rule gives the name itself.
+    /// Returns the number of octets of a name (in lower case) beneath the narrowest wildcard that
+    /// admits it; `None`: no wildcard does, or a rule gives the name itself.
     pub fn octets_beneath(&self, name: Name<'_>) -> Option<usize> {
         let about = self.about(name);
         let admitting = about.iter().filter_map(|place| self.by_name(*place));
@@ -141,7 +144,7 @@ impl Policy {
         self.decision(place.order, line, self.action(place.order))
     }
 
-    /// Whether two lists of rules by name decide alike.
+    /// Whether two lists of rules by name have the same effect.
     pub fn same_effect(&self, a: &[Place], b: &[Place]) -> bool {
         let effect = |place: &Place| {
             let (action, pattern) = self.by_name(*place)?;
@@ -151,7 +154,7 @@ impl Policy {
         a == b || a.iter().map(effect).eq(b.iter().map(effect))
     }
 
-    /// Whether this is a rule that denies.
+    /// Whether the rule at a position denies.
     pub fn is_deny(&self, order: u32) -> bool {
         self.action(order) == Action::Deny
     }

@@ -1,12 +1,13 @@
-//! What a VM may say by asking: a bound for names made up to carry something out.
+//! Limit on data that a VM can convey by DNS questions: a bound for names made up to carry
+//! something out.
 //!
-//! Beneath a wildcard a guest can ask for any name, and the owner of the zone reads it. So of names
-//! that a VM has not asked for lately (in the same way: type and flags count), only so many octets
-//! beneath the wildcard go to a resolver: as [`NewNames`] has it. What is answered from the cache,
-//! and what a rule names itself, costs nothing.
+//! Beneath a wildcard a guest can ask for any name, and the owner of the zone reads it. So of the
+//! names that a VM has not asked for recently (a question with another type or other flags is a new
+//! one), a limited number of octets beneath the wildcard is sent to a resolver ([`NewNames`]).
+//! Questions that are answered from the cache, and names that a rule gives itself, cost nothing.
 //!
-//! "Lately" is told by two sets of hashes, of the present time and the one before; a time is over
-//! after ten minutes, or when its set is full.
+//! Two sets of hashes hold the recent questions: those of the current period and of the one before.
+//! A period ends after ten minutes, or when its set is full.
 use std::{
     collections::HashSet,
     hash::{BuildHasher, RandomState},
@@ -15,42 +16,44 @@ use std::{
 use super::token_bucket::{SECOND_NS, TokenBucket};
 use crate::{Name, NewNames, Policy};
 
-/// What a question costs beside its name: its type and flags say something too.
+/// Cost of a question beside its name, octets: its type and flags carry information too.
 const TYPE_OCTETS: u32 = 2;
-/// How long a time lasts, and how many names it has at most.
-const TIME_NS: u64 = 600 * SECOND_NS;
+/// Length of a period, ns.
+const PERIOD_NS: u64 = 600 * SECOND_NS;
+/// Maximum number of questions remembered per period.
 const MOST_NAMES: usize = 4_096;
 
-/// One VM's.
+/// State of one VM: its bucket of octets, and its recent questions.
 #[derive(Debug)]
 pub struct Asker {
-    may: NewNames,
+    limit: NewNames,
     bucket: TokenBucket,
-    now: HashSet<u64>,
-    before: HashSet<u64>,
+    current: HashSet<u64>,
+    previous: HashSet<u64>,
     since_ns: u64,
 }
 
 impl Asker {
-    /// One who has not asked yet. `now_ns`: the engine's clock.
-    pub fn new(may: NewNames, now_ns: u64) -> Self {
+    /// Creates the state of a VM that has not asked yet. `now_ns`: the engine's clock.
+    pub fn new(limit: NewNames, now_ns: u64) -> Self {
         Self {
-            may,
-            bucket: full(may),
-            now: HashSet::new(),
-            before: HashSet::new(),
+            limit,
+            bucket: full(limit),
+            current: HashSet::new(),
+            previous: HashSet::new(),
             since_ns: now_ns,
         }
     }
 
-    /// It may say so much from now on.
-    pub fn set(&mut self, may: NewNames) {
-        if self.may != may {
-            (self.may, self.bucket) = (may, full(may));
+    /// Changes the limit. A changed limit begins with a full bucket.
+    pub fn set(&mut self, limit: NewNames) {
+        if self.limit != limit {
+            (self.limit, self.bucket) = (limit, full(limit));
         }
     }
 
-    /// Whether a question may go to a resolver, so many octets of whose name are the guest's choice.
+    /// Decides whether a question may be sent to a resolver. `octets`: the part of its name that
+    /// the guest chose.
     pub fn asks(
         &mut self,
         hasher: &RandomState,
@@ -58,12 +61,12 @@ impl Asker {
         octets: usize,
         now_ns: u64,
     ) -> bool {
-        if now_ns.saturating_sub(self.since_ns) >= TIME_NS || self.now.len() == MOST_NAMES {
-            self.before = std::mem::take(&mut self.now);
+        if now_ns.saturating_sub(self.since_ns) >= PERIOD_NS || self.current.len() == MOST_NAMES {
+            self.previous = std::mem::take(&mut self.current);
             self.since_ns = now_ns;
         }
         let hash = hasher.hash_one(question);
-        let known = self.now.contains(&hash) || self.before.contains(&hash);
+        let known = self.current.contains(&hash) || self.previous.contains(&hash);
         let octets = u32::try_from(octets).unwrap_or(u32::MAX);
         if !known
             && !self
@@ -72,12 +75,12 @@ impl Asker {
         {
             return false;
         }
-        self.now.insert(hash);
+        self.current.insert(hash);
         true
     }
 }
 
-/// What one VM would be let say by new names, over questions as they were recorded.
+/// The same limit, applied to recorded questions of one VM.
 #[derive(Debug)]
 pub struct RecordedAsker {
     asker: Asker,
@@ -86,17 +89,17 @@ pub struct RecordedAsker {
 }
 
 impl RecordedAsker {
-    /// One who has not asked yet.
-    pub fn new(may: NewNames, now_ns: u64) -> Self {
+    /// Creates the state of a VM that has not asked yet. `now_ns`: time of its first record.
+    pub fn new(limit: NewNames, now_ns: u64) -> Self {
         Self {
-            asker: Asker::new(may, now_ns),
+            asker: Asker::new(limit, now_ns),
             hasher: RandomState::new(),
             last_ns: now_ns,
         }
     }
 
-    /// Whether a question that the rules let be asked for, and no answer was kept of, may go to a
-    /// resolver. `kind`: what tells it from others for the same name.
+    /// Decides whether a question may be sent to a resolver. It must be one that the rules allow
+    /// and the cache did not answer. `kind` distinguishes questions for the same name.
     pub fn asks(&mut self, policy: &Policy, name: Name<'_>, kind: &str, at_ns: u64) -> bool {
         // Records are in the order of the answers.
         self.last_ns = self.last_ns.max(at_ns);
@@ -109,8 +112,8 @@ impl RecordedAsker {
     }
 }
 
-fn full(may: NewNames) -> TokenBucket {
-    TokenBucket::per_minute(may.octets_per_minute, may.burst_octets)
+fn full(limit: NewNames) -> TokenBucket {
+    TokenBucket::per_minute(limit.octets_per_minute, limit.burst_octets)
 }
 
 #[cfg(test)]

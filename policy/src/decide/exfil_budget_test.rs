@@ -28,9 +28,9 @@ fn what_is_remembered_is_bounded() {
     for i in 0..100_000_u32 {
         let now_ns = u64::from(i) * SECOND_NS;
         asker.asks(&hasher, &i.to_be_bytes(), 4, now_ns);
-        assert!(asker.now.len() <= MOST_NAMES && asker.before.len() <= MOST_NAMES);
+        assert!(asker.current.len() <= MOST_NAMES && asker.previous.len() <= MOST_NAMES);
     }
-    assert!(asker.now.len() <= 601, "a time ends");
+    assert!(asker.current.len() <= 601, "a time ends");
 }
 
 #[test]

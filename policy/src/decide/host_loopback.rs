@@ -1,29 +1,29 @@
-//! Where a destination leads that a policy lists as a port of the host's loopback.
+//! Decision about destinations that a policy lists as ports of the host's loopback.
 //!
-//! What is listed is let in for being listed: neither the default nor the safe defaults stand
-//! against it. A rule by address that denies does, wherever it stands in the order, unless one that
-//! allows comes first; and so does one that inspects, for nothing here is inspected.
+//! An entry admits by itself: neither the default nor the safe defaults apply to it. A rule by
+//! address that denies has precedence, wherever it stands, unless a rule that allows comes first. A
+//! rule that inspects refuses too, because nothing on this way is inspected.
 use std::net::Ipv4Addr;
 
 use slipgate_abi::Refusal;
 
 use crate::{Decision, Destination, Policy};
 
-/// Where a listed destination leads.
+/// Target of a listed destination, and the decision about it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lead {
-    /// The port of the host's 127.0.0.1.
+    /// Port of the host's 127.0.0.1 that the destination leads to.
     pub host_port: u16,
-    /// The entry as written.
+    /// Entry that lists the destination, as shown to the user.
     pub text: String,
-    /// What the rules by address say. It is refused where a rule stands against it, else not,
-    /// whatever rule is named.
+    /// Decision by the rules by address. It is refused only if a typed rule denies or inspects the
+    /// destination; `rule` is set in every case.
     pub decision: Decision,
 }
 
 impl Policy {
-    /// Where a destination leads that is listed as a port of the host's loopback. `gateway`: the
-    /// gateway's address as the guest sees it.
+    /// Returns the target of a destination that is listed as a port of the host's loopback; `None`
+    /// if it is not listed. `gateway`: the gateway's address as the guest sees it.
     pub fn host_loopback(&self, to: Destination, gateway: Ipv4Addr) -> Option<Lead> {
         let mut entries = self.settings().host_loopback.iter();
         let (entry, host_port) = entries.find_map(|e| Some((e, e.leads(to, gateway)?)))?;
@@ -42,13 +42,13 @@ impl Policy {
         })
     }
 
-    /// Whether an address is one whose ports may lead to the host's loopback.
+    /// Whether some port of an address may lead to the host's loopback.
     pub fn has_loopback_at(&self, addr: Ipv4Addr, gateway: Ipv4Addr) -> bool {
         let mut entries = self.settings().host_loopback.iter();
         entries.any(|entry| entry.address.unwrap_or(gateway) == addr)
     }
 
-    /// [`Policy::host_loopback`] in sentences, one a line.
+    /// Explains a result of [`Policy::host_loopback`] in sentences, one per line.
     pub fn explain_loopback(&self, to: Destination, lead: &Lead) -> String {
         let target = to.describe();
         let entry = format!(

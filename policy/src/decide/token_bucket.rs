@@ -1,11 +1,11 @@
 //! Token buckets in integer nanoseconds.
 //!
-//! A bucket is kept as the time at which it will be full again (the theoretical arrival time of the
-//! generic cell rate algorithm, ITU-T I.371): one word, no division per packet, no drift.
+//! The state of a bucket is the time at which it will be full again (the theoretical arrival time
+//! of the generic cell rate algorithm, ITU-T I.371): one word, no division per packet, no drift.
 
 pub(super) const SECOND_NS: u64 = 1_000_000_000;
 
-/// Lets through `rate` per second, with a burst of as many as `burst`.
+/// A token bucket with a rate and a burst.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TokenBucket {
     interval_ns: u64,
@@ -14,12 +14,12 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// A full bucket. A rate of 0 lets nothing through.
+    /// Creates a full bucket of `rate_per_second`. A rate of 0 lets nothing through.
     pub fn new(rate_per_second: u32, burst: u32) -> Self {
         Self::over(SECOND_NS, rate_per_second, burst)
     }
 
-    /// The same of a rate per minute.
+    /// Creates a full bucket of `rate` per minute.
     pub fn per_minute(rate: u32, burst: u32) -> Self {
         Self::over(60 * SECOND_NS, rate, burst)
     }
@@ -34,12 +34,18 @@ impl TokenBucket {
         }
     }
 
-    /// Takes a token, if there is one.
+    /// Takes a token. Returns false if there is none.
     pub fn take(&mut self, now_ns: u64) -> bool {
         self.take_many(1, now_ns)
     }
 
-    /// Takes a token, if so many are left behind it.
+    /// Reports whether a token is available now, without taking it.
+    pub fn has(&self, now_ns: u64) -> bool {
+        let mut copy = *self;
+        copy.take(now_ns)
+    }
+
+    /// Takes a token if at least `left` tokens remain after it. Returns false otherwise.
     pub fn take_leaving(&mut self, left: u32, now_ns: u64) -> bool {
         let kept_ns = self.interval_ns.saturating_mul(u64::from(left));
         let mut less = Self {
@@ -51,7 +57,7 @@ impl TokenBucket {
         taken
     }
 
-    /// Takes so many tokens, or none.
+    /// Takes `tokens` tokens. Returns false, and takes none, if there are fewer.
     pub fn take_many(&mut self, tokens: u32, now_ns: u64) -> bool {
         if self.interval_ns == u64::MAX {
             return false;

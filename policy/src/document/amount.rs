@@ -1,15 +1,14 @@
-//! Numbers of a policy: `500`, `10M`, `64Ki`.
+//! Amounts in a policy: `500`, `10M`, `64Ki`.
 use std::{borrow::Cow, fmt, marker::PhantomData, str::FromStr};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, de};
 
-/// So many per second, or so many at once; `K`, `M`, `G` are powers of 1000 and `Ki`, `Mi`, `Gi` of
-/// 1024.
+/// A rate per second or a quantity. `K`, `M`, `G` are powers of 1000 and `Ki`, `Mi`, `Gi` of 1024.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Amount(pub u64);
 
-/// The same, from 1 to what 32 bits hold.
+/// An amount from 1 to 2³² - 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Count(pub u32);
 
@@ -40,7 +39,7 @@ impl FromStr for Amount {
     }
 }
 
-/// What an amount can be narrowed to.
+/// A type that an amount can be narrowed to.
 trait Bounded: Sized {
     fn bounded(amount: Amount) -> Result<Self, String>;
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a flag, or with a policy file.
+//! Errors of flags and policy files.
 use std::{
     fmt,
     path::{Path, PathBuf},
@@ -6,17 +6,17 @@ use std::{
 
 use super::place::FilePlace;
 
-/// A value that cannot be used: where it was given, what is wrong, what would do.
+/// Error of a value that cannot be used: where it was given, the problem, and a remedy.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ConfigError {
     at: At,
-    /// What is wrong.
+    /// Description of the problem.
     pub problem: String,
-    /// What would do.
+    /// Suggestion how to correct it.
     pub remedy: String,
 }
 
-/// Where what was given stands.
+/// Place where the value was given.
 #[derive(Debug, PartialEq, Eq)]
 enum At {
     Flag { flag: &'static str, given: String },
@@ -25,7 +25,7 @@ enum At {
 }
 
 impl ConfigError {
-    /// Of a flag's value.
+    /// Creates an error about a flag's value.
     pub fn new(
         flag: &'static str,
         given: impl ToString,
@@ -36,12 +36,12 @@ impl ConfigError {
         Self::at(At::Flag { flag, given }, problem, remedy)
     }
 
-    /// Of a file as a whole.
+    /// Creates an error about a file as a whole.
     pub fn of_file(path: &Path, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::at(At::File(path.to_owned()), problem, remedy)
     }
 
-    /// Of a place in a file.
+    /// Creates an error about a place in a file.
     pub fn in_file(
         place: FilePlace,
         problem: impl Into<String>,
@@ -58,7 +58,7 @@ impl ConfigError {
         }
     }
 
-    /// What was given, where a flag was.
+    /// Returns the value of the flag; empty for errors of files.
     pub fn given(&self) -> &str {
         match &self.at {
             At::Flag { given, .. } => given,

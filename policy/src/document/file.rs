@@ -1,8 +1,7 @@
-//! `--policy FILE`: the same rules, quotas and forwards as flags have, in TOML.
+//! `--policy FILE`: rules, quotas and forwards in TOML, as flags give them.
 //!
-//! A file is one policy for all VMs (its top level), named ones (`[policy.NAME]`), or both. What is
-//! wrong with it is said with the line and column. Its meaning is worked out by
-//! `super::meaning`; here it is read.
+//! A file is one policy for all VMs (its top level), named ones (`[policy.NAME]`), or both. Errors
+//! give the line and column. This module reads the file; `super::meaning` interprets it.
 use std::{
     ops::Range,
     path::{Path, PathBuf},
@@ -10,20 +9,23 @@ use std::{
 
 use super::{error::ConfigError, place::FilePlace, schema::Document};
 
-/// Where help is.
+/// Remedy in errors of TOML's reader.
 const REMEDY: &str = "see `slipgate policy schema` for what there is";
 
-/// A policy file, read and understood as TOML.
+/// A policy file, parsed as TOML.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PolicyFile {
     path: PathBuf,
     text: String,
-    /// What it says.
+    /// Contents of the file.
     pub document: Document,
 }
 
 impl PolicyFile {
-    /// Understands its text; `path` stands for it in messages, and other files are found beside it.
+    /// Parses the text. `path` is shown in errors, and other files are found relative to it.
+    ///
+    /// # Errors
+    /// The text is not TOML, or has unknown keys or values of the wrong type.
     pub fn parse(path: &Path, text: String) -> Result<Self, ConfigError> {
         match toml::from_str(&text) {
             Ok(document) => Ok(Self {
@@ -39,33 +41,33 @@ impl PolicyFile {
         }
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All of it.
+    /// Returns the whole text of the file.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// As messages have it.
+    /// Returns the path as messages show it.
     pub fn name(&self) -> String {
         self.path.display().to_string()
     }
 
-    /// A file that is named in it.
+    /// Returns the path of a file that the policy file names, relative to the policy file.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.path.parent().unwrap_or(Path::new("")).join(name)
     }
 
-    /// `FILE:LINE` of a part of its text.
+    /// Returns `FILE:LINE` of a part of the text.
     pub fn line(&self, span: &Range<usize>) -> String {
         let place = FilePlace::new(&self.path, &self.text, span);
         format!("{}:{}", place.file, place.line)
     }
 
-    /// What is wrong with a part of its text.
+    /// Creates an error about a part of the text.
     pub fn error(
         &self,
         span: &Range<usize>,
@@ -77,7 +79,7 @@ impl PolicyFile {
     }
 }
 
-/// What TOML's reader found, without the names that things have in this program.
+/// Rewrites an error of TOML's reader without names of this program's types.
 fn in_plain_words(problem: &str) -> String {
     problem
         .trim_end()

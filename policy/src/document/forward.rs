@@ -6,27 +6,27 @@ use slipgate_abi::Protocol;
 
 use super::error::ConfigError;
 
-/// One forwarded port; a range becomes one for each.
+/// One forwarded port; a range becomes one `Forward` per port.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Forward {
-    /// Index into the VMs.
+    /// Index of the VM.
     pub vm: usize,
-    /// IP protocol number: TCP's or UDP's.
+    /// IP protocol number: TCP (6) or UDP (17).
     pub protocol: u8,
-    /// The host's address; 0.0.0.0: any.
+    /// Address of the host; 0.0.0.0: any.
     pub host: Ipv4Addr,
-    /// The host's port.
+    /// Port of the host.
     pub host_port: u16,
-    /// The guest's port.
+    /// Port of the guest.
     pub guest_port: u16,
-    /// The flag's value, shown as the rule of its flows.
+    /// Value of the flag, shown as the rule of its flows.
     pub spec: String,
 }
 
 const FORMS: &str = "give tcp:8080:80, udp:5353:53 or tcp:127.0.0.1:9000-9010:9000-9010, \
                      with NAME= before it to name the VM";
 
-/// All forwards of a list of flags. `vms`: the VMs' names, in order.
+/// Parses the values of `--forward`. `vms`: the VMs' names, in order.
 pub(super) fn parse(specs: &[String], vms: &[&str]) -> Result<Vec<Forward>, ConfigError> {
     let mut all: Vec<Forward> = Vec::new();
     for spec in specs {
@@ -35,7 +35,7 @@ pub(super) fn parse(specs: &[String], vms: &[&str]) -> Result<Vec<Forward>, Conf
     Ok(all)
 }
 
-/// One more.
+/// Parses one value and adds its ports to the others.
 pub(super) fn add(all: &mut Vec<Forward>, spec: &str, vms: &[&str]) -> Result<(), ConfigError> {
     for forward in parse_spec(spec, vms)? {
         let clash = all.iter().find(|f| {
@@ -142,17 +142,17 @@ fn parse_spec(spec: &str, vms: &[&str]) -> Result<Vec<Forward>, ConfigError> {
         .collect())
 }
 
-/// `80` or `80-90`, from 1.
+/// Parses a port or a range, `80` or `80-90`, from 1. Returns `None` if the text is neither.
 pub fn parse_range(text: &str) -> Option<std::ops::RangeInclusive<u16>> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let (first, last) = (first.parse().ok()?, last.parse().ok()?);
     (first > 0 && first <= last).then_some(first..=last)
 }
 
-/// An IPv4 address, or an error that names the flag.
+/// Parses an IPv4 address.
 ///
 /// # Errors
-/// It is none.
+/// The text is not an IPv4 address; the error names the flag.
 pub fn address(flag: &'static str, given: &str) -> Result<Ipv4Addr, ConfigError> {
     given.trim().parse().map_err(|_| {
         ConfigError::new(

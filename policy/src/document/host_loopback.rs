@@ -7,7 +7,10 @@ const FLAG: &str = "--host-loopback";
 const FORMS: &str = "give 8080, 9000-9010/udp or 8080:80/tcp (the guest's port, then the host's)";
 const ONCE: &str = "give each port once, in flags and file";
 
-/// The flags'.
+/// Parses the values of `--host-loopback`.
+///
+/// # Errors
+/// A value is not an entry, clashes with another one, or there are too many.
 pub fn parse(specs: &[String]) -> Result<Vec<LoopbackPorts>, ConfigError> {
     let mut all = Vec::new();
     for spec in specs {
@@ -37,7 +40,7 @@ fn remedy(error: &LoopbackError) -> &'static str {
     }
 }
 
-/// A policy's, as its file says; behind those typed, which are in each policy.
+/// Parses the entries of a policy in a file.
 pub(super) fn of_file(
     file: &PolicyFile,
     said: &HostLoopback,
@@ -56,12 +59,15 @@ pub(super) fn of_file(
 }
 
 impl LoadedPolicies {
-    /// The same with what was typed, which is in each policy.
+    /// Adds the entries given by flags to each policy, before those of its file.
+    ///
+    /// # Errors
+    /// An entry of the file clashes with a flag, or there are too many.
     pub fn with_host_loopback(mut self, typed: &[LoopbackPorts]) -> Result<Self, ConfigError> {
         for policy in &mut self.policies {
             let mut all = typed.to_vec();
             for entry in policy.settings.host_loopback.drain(..) {
-                // Said of the file's entry: the flag alone was right.
+                // Only the file's entry can be wrong: the flags alone were right.
                 let text = entry.to_string();
                 entry.add_to(&mut all).map_err(|e| {
                     let given = text.split_once(' ').map_or("", |(_, given)| given);

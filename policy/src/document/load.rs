@@ -1,4 +1,4 @@
-//! Policies as the engine is sent them: every file read, every rule checked.
+//! Policies with all their files read and all rules checked, ready to be sent to the engine.
 use std::{io, ops::Range, path::Path};
 
 use serde::{Deserialize, Serialize};
@@ -18,52 +18,55 @@ use crate::{
     Resolvers, Rule, Settings, Written,
 };
 
-/// The policies of a process.
+/// All policies of a process.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LoadedPolicies {
-    /// A VM names its own by its place here: first the one without a name, then the named ones.
+    /// The policy without a name, then the named ones. A VM refers to its own by the index here.
     pub policies: Vec<LoadedPolicy>,
 }
 
-/// One of them.
+/// One policy, not compiled yet.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LoadedPolicy {
-    /// What it says beside its rules.
+    /// Settings beside the rules.
     pub settings: Settings,
-    /// What happens where no rule matches.
+    /// Action where no rule matches.
     pub default: Action,
-    /// In the order in which they are tried.
+    /// Rules in the order in which they are tried.
     pub rules: Vec<LoadedRule>,
 }
 
-/// One rule, as it was written.
+/// One rule, not parsed yet.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LoadedRule {
-    /// The rule.
+    /// Text of the rule.
     pub rule: RuleText,
-    /// Where it was written, and why.
+    /// Metadata: where it was written, and why.
     pub note: Note,
 }
 
-/// What was written of it.
+/// Text of a rule.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RuleText {
     /// An action and a pattern.
     Match(Action, String),
     /// A file of patterns that are denied.
     DenyFile {
-        /// Its path, as shown.
+        /// Path of the file, as shown.
         name: String,
-        /// All of it.
+        /// Contents of the file.
         text: String,
     },
 }
 
-/// How a file's text is had: from the disk, or from a test.
+/// Function that reads a file's text: from the disk, or from a test's data.
 pub type Reader<'r> = &'r dyn Fn(&Path) -> io::Result<String>;
 
 impl LoadedPolicies {
-    /// Of what was typed, and of a policy file.
+    /// Loads the policies of the flags and of a policy file. `read` reads the deny files.
+    ///
+    /// # Errors
+    /// A rule or setting cannot be used, a default is missing, or a deny file cannot be read.
     pub fn of(
         typed: &CliOverrides,
         file: Option<&PolicyFile>,
@@ -115,7 +118,11 @@ impl LoadedPolicies {
         })
     }
 
-    /// Compiles them.
+    /// Compiles the policies.
+    ///
+    /// # Errors
+    /// A rule or a line of a deny file cannot be parsed, or there are more rules than `RULES` has
+    /// room for.
     pub fn compile(&self) -> Result<PolicySet, ConfigError> {
         let policies = self.policies.iter().map(LoadedPolicy::compile);
         let policies = PolicySet::new(policies.collect::<Result<_, _>>()?);
@@ -135,14 +142,14 @@ impl LoadedPolicies {
     }
 }
 
-/// What was typed: it comes before the file's rules, and beats its values.
+/// Flags of the command line. Their rules come before the file's, and their values override it.
 struct Flags {
     rules: Vec<LoadedRule>,
     default: Option<Action>,
     resolvers: Option<Resolvers>,
 }
 
-/// A policy within a file.
+/// A policy within a file: its top level, or a named one.
 struct Part<'f> {
     name: Option<&'f Spanned<String>>,
     default: Option<&'f Spanned<DefaultText>>,
@@ -185,8 +192,8 @@ impl Part<'_> {
         })
     }
 
-    /// What was typed, else what the file says, which must say it: nobody is to find out by
-    /// accident (a file cut short, for one) which way an unsaid default goes.
+    /// Returns the default of the flags, else that of the file. A file must give it: a missing
+    /// default (in a truncated file, for one) must not decide by accident.
     fn default(&self, file: &PolicyFile, typed: Option<Action>) -> Result<Action, ConfigError> {
         let said = self.default.map(|said| match said.get_ref() {
             DefaultText::Allow => Action::Allow,

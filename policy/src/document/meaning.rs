@@ -1,7 +1,7 @@
-//! Which policy and which quotas each VM has: flags and a policy file together.
+//! Assignment of policies and quotas to VMs, from flags and a policy file together.
 //!
-//! Rules that were typed come before the file's, in every policy of it; a flag beats the file's
-//! value, and what `--vm` says of one VM beats the flag.
+//! Rules given as flags come before the file's, in every policy of it. A flag overrides the file's
+//! value, and `--vm` of one VM overrides the flag.
 use slipgate_abi::{Rate, VmRates};
 
 use super::{
@@ -14,23 +14,24 @@ use super::{
 };
 use crate::{DnsSettings, Resolvers as Asked};
 
-/// Longest name of a VM or of a policy, bytes: what fits a VM's row in `VMS`, with a final zero.
+/// Length of the longest name of a VM or a policy, bytes: it fits a VM's row in `VMS` with a final
+/// zero.
 const MAX_NAME: usize = 63;
-/// Flows a VM may have at once, unless told otherwise.
+/// Default limit of concurrent flows per VM.
 const MAX_FLOWS: u32 = 16_384;
-/// New flows a VM may open per second, unless told otherwise.
+/// Default limit of new flows per second and VM.
 const NEW_FLOWS_PER_SECOND: u32 = 2_000;
 
-/// What a VM may have.
+/// Resource limits of a VM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Flows at once.
+    /// Maximum number of concurrent flows.
     pub max_flows: u32,
-    /// On average, and as many at once.
+    /// Average rate and burst of new flows per second.
     pub new_flows_per_second: u32,
-    /// Questions; 0: no limit.
+    /// DNS questions per second; 0: no limit.
     pub dns_per_second: u32,
-    /// Bytes and packets per second.
+    /// Limits of bytes and packets per second.
     pub rates: VmRates,
 }
 
@@ -46,7 +47,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Takes over what is said.
+    /// Replaces the limits that `by` gives.
     pub fn change(&mut self, by: &Quotas) {
         let count = |own: &mut u32, said: Option<Count>| {
             if let Some(said) = said {
@@ -77,20 +78,20 @@ impl Limits {
     }
 }
 
-/// A VM, and the policy that its own flag names.
+/// A VM and the policy that its own flag names.
 #[derive(Clone, Copy, Debug)]
 pub struct VmChoice<'v> {
-    /// Its name.
+    /// Name of the VM.
     pub name: &'v str,
-    /// What `policy=` of its flag says.
+    /// Value of `policy=` in its `--vm`.
     pub policy: Option<&'v str>,
 }
 
-/// The place of a VM's policy: 0 is the one without a name, the named ones follow in the order of
-/// their names.
+/// Returns the index of a VM's policy: 0 is the policy without a name; the named ones follow in the
+/// order of their names.
 ///
 /// # Errors
-/// There is no such policy, or none is named.
+/// The policy that is named does not exist, or the file has named policies only and none is named.
 pub fn policy_of(
     vm: VmChoice<'_>,
     typed: &CliOverrides,
@@ -121,7 +122,7 @@ pub fn policy_of(
         (Some(name), _) => Some(("--vm", name)),
         (None, name) => name.map(|name| ("--policy-name", name)),
     };
-    // What is said of one VM beats what is said of all.
+    // A choice for one VM overrides one for all.
     let in_file = document
         .vms
         .iter()
@@ -153,7 +154,11 @@ pub fn policy_of(
     Ok(0)
 }
 
-/// The same for a VM of which only the name is known; `default`: of VMs that name none.
+/// Returns the index of the policy of a VM known by name only. `default`: policy of VMs that name
+/// none.
+///
+/// # Errors
+/// The policy that is named does not exist, or the file has named policies only and none is named.
 pub fn policy_in_file(
     file: &PolicyFile,
     vm: &str,
@@ -178,13 +183,17 @@ pub fn policy_in_file(
     }
 }
 
-/// What of a file is checked when it is used, but for its rules and the VMs that there are.
+/// Checks the parts of a file that do not depend on the VMs: `[vms]`, DNS settings and forwards.
+/// Rules are checked when they are loaded.
+///
+/// # Errors
+/// One of them cannot be used.
 pub fn check_file(file: &PolicyFile) -> Result<(), ConfigError> {
     check_vms(file)?;
     check_dns(file)?;
     let mut all = Vec::new();
     for entry in &file.document.forward {
-        // Of whatever VM.
+        // The VM is not checked: any will do.
         let forward = schema::Forward {
             vm: None,
             ..entry.get_ref().clone()
@@ -200,7 +209,7 @@ fn named<'d>(document: &'d Document, name: &str) -> Option<(u32, &'d NamedPolicy
     all.find_map(|(place, (key, policy))| (key.get_ref() == name).then_some((place, policy)))
 }
 
-/// Whether the top level is a policy: in a file with named ones it may say nothing of one.
+/// Whether the top level of a file is a policy. In a file with named policies it may be none.
 pub fn has_top_level(document: &Document) -> bool {
     document.policy.is_empty()
         || document.default.is_some()
@@ -210,22 +219,25 @@ pub fn has_top_level(document: &Document) -> bool {
         || document.host_loopback != HostLoopback::default()
 }
 
-/// What the file lets a VM have that has that policy.
+/// Returns the limits of a VM that has the policy at an index.
 pub fn limits_in_file(file: &PolicyFile, policy: u32) -> Limits {
     let mut limits = Limits::default();
     limits.change(quotas_of(&file.document, policy));
     limits
 }
 
-/// The quotas of the policy at a place.
+/// Returns the quotas of the policy at an index.
 pub fn quotas_of(document: &Document, policy: u32) -> &Quotas {
     let named = (policy as usize).checked_sub(1);
     let named = named.and_then(|place| document.policy.values().nth(place));
     named.map_or(&document.quotas, |policy| &policy.quotas)
 }
 
-/// A name in `[vms]` that is no VM's is no error: a file may serve several command lines. One that
-/// names no policy is.
+/// Checks the policies that `[vms]` names. An unknown VM there is no error: a file may serve
+/// several command lines.
+///
+/// # Errors
+/// The file has no policy of that name.
 pub fn check_vms(file: &PolicyFile) -> Result<(), ConfigError> {
     for policy in file.document.vms.values() {
         if named(&file.document, policy.get_ref()).is_none() {
@@ -236,12 +248,12 @@ pub fn check_vms(file: &PolicyFile) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Whether it stands in the place of a list of resolvers.
+/// Whether the text is a word that stands for a list of resolvers.
 fn is_word(text: &str) -> bool {
     ["none", "host"].contains(&text)
 }
 
-/// Whom questions go to, as that part of the file says; `None`: it does not.
+/// Returns the resolvers that a part of the file gives; `None` if it gives none.
 fn resolvers_of(file: &PolicyFile, dns: &Dns) -> Result<Option<Asked>, ConfigError> {
     let Some(resolvers) = &dns.resolvers else {
         return Ok(None);
@@ -271,7 +283,10 @@ fn resolvers_of(file: &PolicyFile, dns: &Dns) -> Result<Option<Asked>, ConfigErr
     }
 }
 
-/// What is said of DNS in any of its policies.
+/// Checks the DNS settings of all policies in a file.
+///
+/// # Errors
+/// A setting is out of range, or a resolver's address is invalid.
 pub fn check_dns(file: &PolicyFile) -> Result<(), ConfigError> {
     let named = file.document.policy.values().map(|policy| &policy.dns);
     for dns in [&file.document.dns].into_iter().chain(named) {
@@ -280,7 +295,10 @@ pub fn check_dns(file: &PolicyFile) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Those typed, then the file's.
+/// Returns the forwards of the flags, then those of the file. `vms`: the VMs' names, in order.
+///
+/// # Errors
+/// A forward cannot be parsed, names an unknown VM, uses a host port twice, or there are too many.
 pub fn forwards(
     typed: &[String],
     file: Option<&PolicyFile>,
@@ -298,7 +316,7 @@ pub fn forwards(
     Ok(all)
 }
 
-/// What a policy says of DNS, if it can be; `typed`: what the command line says of resolvers.
+/// Returns the DNS settings of a policy. `typed`: the resolvers given by flags.
 pub(super) fn dns_settings(
     file: &PolicyFile,
     dns: &Dns,
@@ -348,10 +366,10 @@ pub(super) fn dns_settings(
     Ok(settings)
 }
 
-/// A name for a VM or a policy.
+/// Checks a name of a VM or a policy, and returns it.
 ///
 /// # Errors
-/// It is too long, or has characters that names have not.
+/// The name is empty, too long, or has characters that names must not have.
 pub fn check_name<'a>(
     flag: &'static str,
     given: &str,

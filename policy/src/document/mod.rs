@@ -1,5 +1,5 @@
-//! Policy documents: TOML files and what a command line says over them, with the place of whatever
-//! is wrong; and their meaning.
+//! Policy documents: TOML files and the flags that override them, their meaning, and errors that
+//! give the place in the file.
 mod amount;
 mod error;
 mod file;

@@ -1,4 +1,4 @@
-//! What a command line says of policies, over what a policy file says.
+//! Flags of a command line that override a policy file.
 use std::{
     net::{SocketAddr, SocketAddrV4},
     path::PathBuf,
@@ -7,30 +7,33 @@ use std::{
 use super::{error::ConfigError, rule_flag::RuleFlag, schema::Quotas};
 use crate::{Action, LoopbackPorts, MAX_RESOLVERS, Resolvers as Asked};
 
-/// What the flags of a command line say of policies: its rules come before a policy file's, and its
-/// values take the place of the file's.
+/// Policy flags of a command line. Their rules come before a policy file's, and their values
+/// replace the file's.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CliOverrides {
-    /// In the order typed.
+    /// Rule flags in the order given.
     pub rules: Vec<RuleFlag>,
-    /// `--default`.
+    /// Value of `--default`.
     pub default: Option<Action>,
-    /// Of all VMs.
+    /// Quotas of all VMs.
     pub quotas: Quotas,
-    /// `--dns`, as typed.
+    /// Values of `--dns`, as given.
     pub dns: Vec<String>,
-    /// `--forward`, as typed.
+    /// Values of `--forward`, as given.
     pub forwards: Vec<String>,
-    /// In each policy.
+    /// Values of `--host-loopback`, which apply to each policy.
     pub host_loopback: Vec<LoopbackPorts>,
-    /// The policy file.
+    /// Path of the policy file.
     pub file: Option<PathBuf>,
-    /// Of VMs that name none.
+    /// Name of the policy of VMs that name none.
     pub policy_name: Option<String>,
 }
 
 impl CliOverrides {
-    /// Whom questions go to; `None`: nothing was typed.
+    /// Returns the resolvers given by `--dns`; `None` if the flag was not given.
+    ///
+    /// # Errors
+    /// A value is not a resolver's address, there are too many, or `none` is not alone.
     pub fn resolvers(&self) -> Result<Option<Asked>, ConfigError> {
         const NONE: &str = "none";
         match &self.dns[..] {
@@ -47,7 +50,7 @@ impl CliOverrides {
     }
 }
 
-/// A list of resolvers.
+/// Parses a list of resolvers' addresses.
 pub(super) fn parse_resolvers(given: &[String]) -> Result<Vec<SocketAddr>, ConfigError> {
     if let Some(first) = given.get(MAX_RESOLVERS) {
         return Err(ConfigError::new(
@@ -63,7 +66,7 @@ pub(super) fn parse_resolvers(given: &[String]) -> Result<Vec<SocketAddr>, Confi
     each.collect()
 }
 
-/// `A` or `A:P`.
+/// Parses a resolver's address, `A` or `A:P`.
 fn resolver(given: &str) -> Result<SocketAddrV4, ConfigError> {
     let parsed = given
         .parse()

@@ -1,25 +1,26 @@
-//! A place in a file, with the line shown.
+//! A place in a file, shown with its line.
 use std::{fmt, ops::Range, path::Path};
 
-/// Longest line that is shown, characters: what is wrong is near its place.
+/// Maximum number of characters of a line that are shown; a longer line is cut around the place.
 const SHOWN: usize = 120;
 
-/// Where in a file something is.
+/// Place in a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FilePlace {
+    /// Path of the file, as shown.
     pub file: String,
-    /// From 1.
+    /// Number of the line, from 1.
     pub line: usize,
-    /// Characters, from 1.
+    /// Position in the line, characters, from 1.
     pub column: usize,
-    /// The line's text.
+    /// Text of the line.
     text: String,
-    /// Characters from `column` on that are meant.
+    /// Length of the marked part, characters from `column` on.
     length: usize,
 }
 
 impl FilePlace {
-    /// Of the bytes `span` of a file's text.
+    /// Creates the place of the bytes `span` of a file's text.
     pub(super) fn new(file: &Path, text: &str, span: &Range<usize>) -> Self {
         let at = text.floor_char_boundary(span.start.min(text.len()));
         let end = text.floor_char_boundary(span.end.clamp(at, text.len()));
@@ -46,7 +47,7 @@ impl fmt::Display for FilePlace {
 }
 
 impl FilePlace {
-    /// The line, and carets beneath what is meant.
+    /// Returns the line, with carets beneath the marked part.
     pub fn shown(&self) -> String {
         let number = self.line.to_string();
         // A long line is shown around the place.

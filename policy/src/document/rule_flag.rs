@@ -1,31 +1,31 @@
-//! Rules as a command line has them: `--allow`, `--inspect`, `--deny`, `--deny-file`.
+//! Rule flags of a command line: `--allow`, `--inspect`, `--deny`, `--deny-file`.
 use std::path::PathBuf;
 
 use super::error::ConfigError;
 use crate::{Action, Rule};
 
 pub(super) const DENY_FILE: &str = "--deny-file";
-/// What a rule looks like.
+/// Form of a rule, in errors.
 const REMEDY: &str = "give CIDR or NAME[:PORT[-PORT]][/tcp|udp|icmp], like 192.0.2.0/24:80-90/tcp \
                       or *.example.com:443";
 
-/// One rule flag as typed.
+/// One rule flag of the command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RuleFlag {
-    /// `--allow RULE`
+    /// `--allow RULE`: the rule as given.
     Allow(String),
-    /// `--inspect RULE`
+    /// `--inspect RULE`: the rule as given.
     Inspect(String),
-    /// `--deny RULE`
+    /// `--deny RULE`: the rule as given.
     Deny(String),
-    /// `--deny-file F`
+    /// `--deny-file F`: the path of the file.
     DenyFile(PathBuf),
 }
 
-/// Whether each pattern makes sense. Files are read later.
+/// Checks each pattern. Deny files are read later.
 ///
 /// # Errors
-/// One does not.
+/// A pattern cannot be parsed.
 pub fn check_rules(rules: &[RuleFlag]) -> Result<(), ConfigError> {
     for rule in rules {
         let (action, text) = match rule {
@@ -47,7 +47,7 @@ fn flag_of(action: Action) -> &'static str {
     }
 }
 
-/// What was written behind a flag.
+/// Parses the value of a rule flag.
 pub(super) fn parse(action: Action, text: &str) -> Result<Rule, ConfigError> {
     let parsed = Rule::parse(action, text);
     parsed.map_err(|e| ConfigError::new(flag_of(action), text, e.to_string(), REMEDY))

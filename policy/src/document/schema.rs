@@ -1,4 +1,4 @@
-//! What a policy file may say. The JSON schema is made from these types, and their comments are its
+//! Contents of a policy file. The JSON schema is made from these types; their comments are its
 //! descriptions.
 use std::{collections::BTreeMap, fmt, net::Ipv4Addr, ops::Range};
 
@@ -8,79 +8,79 @@ use toml::Spanned;
 
 use super::amount::{Amount, Count};
 
-/// The JSON schema of a policy file.
+/// Returns the JSON schema of a policy file.
 pub fn schema() -> serde_json::Value {
     schemars::schema_for!(Document).to_value()
 }
 
-/// A policy of slipgate: where guests may go. At its top level it is the policy of all VMs that name
-/// none of the named ones.
+/// A policy of slipgate: where guests may go. The top level is the policy of all VMs that name no
+/// other one.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(title = "slipgate policy")]
 pub struct Document {
-    /// What happens to a flow that no rule matches. Must be given in every policy.
+    /// Action for a flow that no rule matches. Must be given in every policy.
     #[schemars(with = "Option<DefaultText>")]
     pub default: Option<Spanned<DefaultText>>,
-    /// What becomes of live flows that changed rules would not admit.
+    /// Treatment of established flows that changed rules would not admit.
     pub on_reload: Option<ReloadText>,
-    /// Tried in this order; the first that matches decides.
+    /// Rules, tried in this order; the first that matches decides.
     #[schemars(with = "Vec<RuleEntry>")]
     pub rules: Vec<Spanned<RuleEntry>>,
-    /// How much a VM may have.
+    /// Resource limits of each VM.
     pub quotas: Quotas,
-    /// How names are told.
+    /// Resolution of names by DNS.
     pub dns: Dns,
     /// Ports of the host that lead to a guest.
     #[schemars(with = "Vec<Forward>")]
     pub forward: Vec<Spanned<Forward>>,
-    /// Ports of the gateway that lead to the host's 127.0.0.1. None unless listed.
+    /// Ports of the gateway that lead to the host's 127.0.0.1. None by default.
     pub host_loopback: HostLoopback,
-    /// Named policies, for VMs that name one.
+    /// Named policies, for the VMs that name one.
     #[schemars(with = "BTreeMap<String, NamedPolicy>")]
     pub policy: BTreeMap<Spanned<String>, NamedPolicy>,
-    /// Which named policy a VM has, by the VM's name.
+    /// Name of the policy of each VM, by the VM's name.
     #[schemars(with = "BTreeMap<String, String>")]
     pub vms: BTreeMap<Spanned<String>, Spanned<String>>,
 }
 
-/// A policy for the VMs that name it: by `policy=NAME` in `--vm`, by `--policy-name`, or in `[vms]`.
+/// A policy for the VMs that name it: `policy=NAME` in `--vm`, `--policy-name`, or `[vms]`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NamedPolicy {
-    /// What happens to a flow that no rule matches. Must be given in every policy.
+    /// Action for a flow that no rule matches. Must be given in every policy.
     #[schemars(with = "Option<DefaultText>")]
     pub default: Option<Spanned<DefaultText>>,
-    /// What becomes of live flows that changed rules would not admit.
+    /// Treatment of established flows that changed rules would not admit.
     pub on_reload: Option<ReloadText>,
-    /// Tried in this order; the first that matches decides.
+    /// Rules, tried in this order; the first that matches decides.
     #[schemars(with = "Vec<RuleEntry>")]
     pub rules: Vec<Spanned<RuleEntry>>,
-    /// How much a VM may have.
+    /// Resource limits of each VM.
     pub quotas: Quotas,
-    /// How names are told.
+    /// Resolution of names by DNS.
     pub dns: Dns,
-    /// Ports of the gateway that lead to the host's 127.0.0.1. None unless listed.
+    /// Ports of the gateway that lead to the host's 127.0.0.1. None by default.
     pub host_loopback: HostLoopback,
 }
 
-/// What the default does.
+/// Action for a flow that no rule matches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DefaultText {
-    /// Admitted, unless it is to protected space.
+    /// The flow is admitted, unless its destination is in protected space.
     Allow,
-    /// Refused.
+    /// The flow is refused.
     Deny,
 }
 
-/// What becomes of live flows.
+/// Treatment of established flows that changed rules would not admit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ReloadText {
-    /// They end.
+    /// The flows are ended.
     Cut,
-    /// They go on.
+    /// The flows continue.
     Keep,
 }
 
@@ -88,13 +88,14 @@ pub enum ReloadText {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HttpText {
-    /// Each request is held to the rule.
+    /// Each request must comply with the rule.
     Each,
-    /// Only the first one is; what follows goes by the kernel.
+    /// Only the first request must comply; the kernel forwards what follows.
     First,
 }
 
-/// One rule, or several of a kind: exactly one of `allow`, `inspect`, `deny`, `deny_file`.
+/// One rule, or several with the same action: exactly one of `allow`, `inspect`, `deny`,
+/// `deny_file`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(extend("oneOf" = [
@@ -107,19 +108,21 @@ pub struct RuleEntry {
     /// Admit flows to CIDR or NAME, `[:PORT[-PORT]][/tcp|udp|icmp]`.
     #[schemars(with = "Option<Patterns>")]
     pub allow: Option<Spanned<Patterns>>,
-    /// Admit them, and hold each to the name that it says it is for.
+    /// Admit flows to these, and require that the name each gives is allowed too.
     #[schemars(with = "Option<Patterns>")]
     pub inspect: Option<Spanned<Patterns>>,
-    /// Refuse them.
+    /// Refuse flows to these.
     #[schemars(with = "Option<Patterns>")]
     pub deny: Option<Spanned<Patterns>>,
-    /// Refuse what a file lists, one pattern a line; its path is relative to the policy file.
+    /// Refuse flows to the patterns in a file, one per line. The path is relative to the policy
+    /// file.
     #[schemars(with = "Option<String>")]
     pub deny_file: Option<Spanned<String>>,
-    /// Of `inspect`: whether each request of an HTTP/1 connection is held to the rule, or the first.
+    /// With `inspect`: whether each request of an HTTP/1 connection must comply with the rule, or
+    /// the first only.
     #[schemars(with = "Option<HttpText>")]
     pub http: Option<Spanned<HttpText>>,
-    /// Why the rule is there: shown wherever it decides.
+    /// Reason for the rule, shown wherever it decides.
     pub comment: Option<String>,
 }
 
@@ -127,14 +130,14 @@ pub struct RuleEntry {
 #[derive(Clone, PartialEq, Eq, Debug, JsonSchema)]
 #[schemars(untagged)]
 pub enum Patterns {
-    /// One.
+    /// A single pattern.
     One(String),
-    /// Several, tried in this order.
+    /// Several patterns, tried in this order.
     Many(#[schemars(with = "Vec<String>")] Vec<Spanned<String>>),
 }
 
 impl Patterns {
-    /// Each with its place; `whole`: the place of all.
+    /// Returns each pattern with its place in the file. `whole`: the place of the value.
     pub fn each(&self, whole: Range<usize>) -> Vec<(&str, Range<usize>)> {
         match self {
             Self::One(one) => vec![(one, whole)],
@@ -173,70 +176,71 @@ impl<'de> Deserialize<'de> for Patterns {
     }
 }
 
-/// How much a VM may have. An amount is a number, or a text like "10M" (millions) or "64Ki".
+/// Resource limits of each VM. An amount is a number, or a text like "10M" (millions) or "64Ki".
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Quotas {
-    /// Flows at once.
+    /// Maximum number of concurrent flows.
     pub max_flows: Option<Count>,
-    /// New flows per second on average, and as many at once.
+    /// New flows per second: average rate, and burst.
     pub new_flows_per_second: Option<Count>,
     /// L3 bytes per second from the guest; 0: no limit.
     pub tx_bytes_per_second: Option<Amount>,
     /// L3 bytes per second to the guest; 0: no limit.
     pub rx_bytes_per_second: Option<Amount>,
-    /// Packets per second from the guest, large ones counted as on the wire; 0: no limit.
+    /// Packets per second from the guest, large ones counted as the segments on the wire; 0: no
+    /// limit.
     pub tx_packets_per_second: Option<Amount>,
     /// Packets per second to the guest; 0: no limit.
     pub rx_packets_per_second: Option<Amount>,
-    /// Questions to DNS per second.
+    /// DNS questions per second.
     pub dns_per_second: Option<Count>,
 }
 
-/// Whom questions go to, what may be asked for, and how answers are told.
+/// Resolvers, permitted questions, and lifetimes of answers.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Dns {
-    /// Who is asked, `A` or `A:PORT`, in this order; or `"host"`, the host's own resolvers as they
-    /// are; or `"none"`, and every question is refused. A named policy that does not say it has what
-    /// the file's top level says, and else `"host"`.
+    /// Resolvers, `A` or `A:PORT`, in this order; or `"host"`: the host's own resolvers, as
+    /// currently configured; or `"none"`: every question is refused. A named policy without this
+    /// key has that of the file's top level; the default is `"host"`.
     #[schemars(with = "Option<Resolvers>")]
     pub resolvers: Option<Spanned<Resolvers>>,
     /// Record types that may be asked for although they are refused with `default = "deny"`.
     pub types: Vec<RecordType>,
-    /// An answer opens its addresses at least so long, seconds (30).
+    /// Shortest time for which an answer opens its addresses, seconds (30).
     pub ttl_floor_s: Option<u32>,
-    /// And at most so long, seconds (86400).
+    /// Longest time for which an answer opens its addresses, seconds (86400).
     #[schemars(with = "Option<u32>")]
     pub ttl_ceiling_s: Option<Spanned<u32>>,
-    /// Labels that a name which is asked for may have (127).
+    /// Maximum number of labels of a name that is asked for (127).
     #[schemars(range(min = 1, max = 127))]
     #[schemars(with = "Option<u8>")]
     pub max_labels: Option<Spanned<u8>>,
-    /// Octets that each of its labels may have (63).
+    /// Maximum length of each of its labels, octets (63).
     #[schemars(range(min = 1, max = 63))]
     #[schemars(with = "Option<u8>")]
     pub max_label_octets: Option<Spanned<u8>>,
-    /// Octets that a VM may say in a minute by asking for new names beneath wildcards (8Ki).
+    /// Octets that a VM may convey per minute by asking for new names beneath wildcards (8Ki).
     pub new_name_octets_per_minute: Option<Count>,
-    /// And at once, after a quiet time (32Ki).
+    /// Burst of these octets after an idle period (32Ki).
     pub new_name_burst_octets: Option<Count>,
 }
 
-/// A record type by which a guest and a server could say anything to each other.
+/// A record type by which a guest and a server could exchange arbitrary data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum RecordType {
-    /// Text.
+    /// Text strings (RFC 1035).
     Txt,
-    /// Anything (RFC 1035).
+    /// Arbitrary data (RFC 1035).
     Null,
-    /// All there is.
+    /// All records of a name.
     Any,
 }
 
 impl RecordType {
-    /// Its number.
+    /// Returns the number of the type.
     pub const fn number(self) -> u16 {
         match self {
             Self::Txt => 16,
@@ -246,26 +250,26 @@ impl RecordType {
     }
 }
 
-/// Who is asked.
+/// Resolvers that questions are forwarded to.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(
     untagged,
     expecting = "a list of resolvers' addresses, \"host\" or \"none\""
 )]
 pub enum Resolvers {
-    /// In a word.
+    /// A word that stands for resolvers.
     Word(ResolversWord),
-    /// These, in this order.
+    /// Addresses of resolvers, in this order.
     These(Vec<String>),
 }
 
-/// `"host"`, `"none"`.
+/// A word in the place of a list of resolvers: `"host"` or `"none"`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ResolversWord {
-    /// The host's own.
+    /// The host's own resolvers.
     Host,
-    /// Every question is refused.
+    /// No resolver: every question is refused.
     None,
 }
 
@@ -273,20 +277,20 @@ pub enum ResolversWord {
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Forward {
-    /// The VM; may be left out when there is one.
+    /// Name of the VM; may be omitted if there is only one.
     pub vm: Option<String>,
-    /// TCP or UDP.
+    /// Protocol of the ports: TCP or UDP.
     pub protocol: ForwardProtocol,
-    /// The host's address [default: all].
+    /// Address of the host [default: all].
     pub address: Option<Ipv4Addr>,
-    /// The host's port, or a range `"9000-9010"`.
+    /// Port of the host, or a range `"9000-9010"`.
     pub host_port: Ports,
-    /// The guest's port, or a range of the same length [default: the host's].
+    /// Port of the guest, or a range of the same length [default: the host's].
     pub guest_port: Option<Ports>,
 }
 
 impl Forward {
-    /// As `--forward` has it.
+    /// Returns the forward as the value of `--forward`.
     pub fn spec(&self) -> String {
         let vm = self.vm.as_ref().map(|vm| format!("{vm}="));
         let protocol = match self.protocol {
@@ -308,16 +312,16 @@ impl Forward {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct HostLoopback {
-    /// Where guests connect to, an address of their network [default: the gateway's].
+    /// Address that guests connect to, in their network [default: the gateway's].
     #[schemars(with = "Option<Ipv4Addr>")]
     pub address: Option<Spanned<Ipv4Addr>>,
-    /// What leads there: the guest's ports, and the host's where they differ.
+    /// Ports that lead there: the guest's, and the host's where they differ.
     #[schemars(with = "Vec<LoopbackEntry>")]
     pub ports: Vec<Spanned<LoopbackEntry>>,
 }
 
 /// A port, or a text `[ADDR:]PORT[-PORT][:PORT[-PORT]][/tcp|udp]`: the guest's ports, then the
-/// host's. Without a protocol both are meant.
+/// host's. Without a protocol, both TCP and UDP.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(
     untagged,
@@ -326,7 +330,7 @@ pub struct HostLoopback {
 pub enum LoopbackEntry {
     /// One port, the same on both sides.
     One(u16),
-    /// As the flag has it.
+    /// An entry in the form of the flag.
     Text(String),
 }
 
@@ -339,23 +343,23 @@ impl fmt::Display for LoopbackEntry {
     }
 }
 
-/// A forward's protocol.
+/// Protocol of a forward.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ForwardProtocol {
-    /// Connections.
+    /// TCP connections.
     Tcp,
-    /// Datagrams.
+    /// UDP datagrams.
     Udp,
 }
 
-/// A port, or a range.
+/// A port, or a range of ports.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "a port, or a range of ports like \"9000-9010\"")]
 pub enum Ports {
-    /// One.
+    /// A single port.
     One(u16),
-    /// `A-B`.
+    /// A range `A-B` of ports.
     Range(String),
 }
 

@@ -1,21 +1,21 @@
-//! A decision in words, for `slipgate why`.
+//! Explanation of a decision about a destination, for `slipgate why`.
 use std::fmt;
 
 use slipgate_abi::Protocol;
 
 use crate::{Decision, Destination, Policy, Rule, compile::dns_bypass};
 
-/// Which rule decides on a destination, and why no other did. [`Display`](fmt::Display) gives
-/// sentences, one per line.
+/// Explanation of which rule decides on a destination, and why no other does.
+/// [`Display`](fmt::Display) gives sentences, one per line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Explanation {
-    /// The decision.
+    /// Decision that is explained.
     pub decision: Decision,
     sentences: Vec<String>,
 }
 
 impl Policy {
-    /// Explains what [`Policy::decide`] says of `to`.
+    /// Explains the decision of [`Policy::decide`] about `to`.
     pub fn explain(&self, to: Destination) -> Explanation {
         let decision = self.decide(to);
         let target = to.describe();
@@ -43,7 +43,7 @@ impl Policy {
                     "{target} is refused by the safe defaults: it is {what}, and would pass by the \
                      rules by name."
                 ));
-                let opens = dns_bypass::opened_by(to);
+                let opens = dns_bypass::narrowest_pattern(to);
                 sentences.push(format!("`--allow {opens}` would open it."));
             }
             rule => {
@@ -84,7 +84,8 @@ impl Policy {
         }
     }
 
-    /// A rule as a sentence calls it: number, text, and where it was written, why.
+    /// Returns a rule's name in a sentence: its number and text, the place where it is written, and
+    /// its comment.
     pub fn named(&self, decision: Decision) -> String {
         let (call, text) = (self.call(decision.rule), self.text(decision));
         let mut named = format!("{call}, `{text}`");
@@ -98,6 +99,7 @@ impl Policy {
         named
     }
 
+    /// Returns a sentence that quotes the matching line of a deny file, if one decided.
     fn matched_line(&self, decision: Decision) -> Option<String> {
         let line = decision.line?;
         let place = self.place_of(decision.rule)?;
@@ -111,7 +113,8 @@ impl Policy {
         }
     }
 
-    /// The first allow before the deciding rule that matches but may not open protected space.
+    /// Returns the text of the first allow before the deciding rule that matches but is too broad
+    /// to open protected space.
     fn too_broad(&self, to: Destination, decision: Decision) -> Option<String> {
         let (range, _) = self.protected(to.addr)?;
         let before = self.place_of(decision.rule);
@@ -135,7 +138,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// The narrowest pattern for `to`.
+/// Returns the narrowest pattern that matches `to`.
 fn narrow(to: Destination) -> String {
     match to.protocol {
         Protocol::Icmp => format!("{}/icmp", to.addr),

@@ -1,4 +1,4 @@
-//! Decisions in words, for people who write a policy or ask why.
+//! Explanations of decisions, for people who write a policy or ask about a flow.
 pub(crate) mod destination;
 mod name;
 pub(crate) mod offline;

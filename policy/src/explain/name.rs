@@ -1,15 +1,18 @@
-//! What becomes of a guest that asks for a name and connects to what it is told, in words.
+//! Explanation of a name: what happens to a guest that asks for it and connects to the answer.
 //!
 //! # Theory of operation
-//! Nobody knows the addresses that DNS will tell, and a rule by address may speak of some of them.
-//! So the address space is cut into ranges in which all addresses are decided alike ([`cut`]): by
-//! the prefixes of all that is said by address. One address of each range is judged as it would be
-//! after the guest has asked ([`Policy::decide_as`]), and what differs from the rest is told: of
-//! rules' ranges by their prefixes. Protected space and lines of deny files only ever refuse, of
-//! which one sentence tells. Public resolvers are decided in their own way, at all ports but that
-//! of DNS over TLS: no broad rule opens them, and a rule by name may ([`Policy::first_of`]). They
-//! are so all alike, but for those that a rule gives or denies by address; one sentence tells of
-//! them, that they are opened or that they stay shut.
+//!
+//! The addresses that DNS will return are unknown, and rules by address may concern some of them.
+//! So the address space is cut into ranges in which all addresses are decided alike ([`cut`]), by
+//! the prefixes of all rules by address. One address of each range is judged as after the guest has
+//! asked ([`Policy::decide_as`]). A range of a rule whose outcome differs from that of its
+//! surroundings gets a sentence with its prefix. Protected space and lines of deny files only ever
+//! refuse, and share one sentence.
+//!
+//! Public resolvers are decided in their own way, at all ports but that of DNS over TLS: no broad
+//! rule opens them, and a rule by name may ([`Policy::first_of`]). All of them are decided alike,
+//! except those that a rule by address gives or denies. One sentence says whether they are opened
+//! or stay refused.
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
@@ -23,22 +26,22 @@ use crate::{
     },
 };
 
-/// Ranges of addresses that are told of.
+/// Maximum number of ranges that get a sentence.
 const SHOWN_RANGES: usize = 8;
 
-/// Addresses that are decided alike: those of a prefix that are in no narrower one.
+/// Addresses that are decided alike: those of a prefix that are in no narrower prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Range {
     prefix: Ipv4Net,
-    /// Whether a rule has that prefix; a deny file's lines are not counted.
+    /// Whether a rule gives the prefix; a deny file's lines do not count.
     is_rules: bool,
-    /// The range around it.
+    /// Index of the range that contains it.
     parent: usize,
-    /// One of its addresses; `None`: narrower prefixes have them all.
+    /// One address of the range; `None`: narrower prefixes contain all of them.
     address: Option<Ipv4Addr>,
 }
 
-/// What becomes of a connection, as far as it is told.
+/// Outcome of a connection, in the detail that is explained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Outcome {
     Refused,
@@ -57,9 +60,9 @@ impl Outcome {
 }
 
 impl Policy {
-    /// What becomes of a guest that asks for a name and connects to what it is told, in sentences,
-    /// one a line; and whether it comes through, where no rule speaks of the address in particular.
-    /// `port`: `None`: to whatever port.
+    /// Explains what happens to a guest that asks for a name and connects to the answer, in
+    /// sentences, one per line. Returns also whether the connection is admitted at an address that
+    /// no rule concerns in particular. `port`: `None` for any port.
     pub fn explain_name(&self, name: Name<'_>, port: Option<(u16, Protocol)>) -> (bool, String) {
         if let Some((DNS_PORT, Protocol::Tcp | Protocol::Udp)) = port {
             return self.explain_port_53();
@@ -112,15 +115,15 @@ impl Policy {
             protocol,
         };
         let mut ranges = cut(self.prefixes(port, protocol));
-        let judged = |range: &Range| Some(self.decide_told(at(range.address?), name, about));
+        let judged = |range: &Range| Some(self.decide_given(at(range.address?), name, about));
         let outcome = |range: &Range| Some(self.outcome(judged(range)?.0));
         let is_resolver = |range: &Range| {
             let to = at(range.prefix.addr());
             let is_one = range.prefix.prefix_len() == range.prefix.max_prefix_len();
             is_one && self.bypasses_dns(to) && is_by_address(to)
         };
-        // What else is no rule's (a deny file's line) and not refused is decided as what is around
-        // it: where narrower ranges have all addresses of one, it stands for it.
+        // Any other range that is no rule's (a deny file's line) and not refused is decided as its
+        // surroundings: where narrower ranges contain all addresses of one, it represents it.
         for index in (1..ranges.len()).rev() {
             let (range, around) = (ranges[index], ranges[index].parent);
             let is_alike = !range.is_rules && !is_resolver(&range);
@@ -132,13 +135,13 @@ impl Policy {
         let elsewhere = judged(&ranges[0]);
         let passes = match elsewhere {
             Some((decision, _)) => decision.is_allowed(),
-            // Every address is in a range of its own.
+            // Narrower ranges contain every address.
             None => ranges
                 .iter()
                 .filter_map(outcome)
                 .any(|o| o != Outcome::Refused),
         };
-        // Resolvers of which no rule by address speaks in particular, nor denies them.
+        // Public resolvers that no rule by address gives or denies.
         let resolvers = ranges.iter().find_map(|range| {
             let is_one = !range.is_rules && is_resolver(range);
             let (decision, by_name) = judged(range).filter(|_| is_one)?;
@@ -147,7 +150,7 @@ impl Policy {
             (is_own && around != Some(here)).then_some((decision, here))
         });
         let opened = resolvers.filter(|(_, here)| *here != Outcome::Refused);
-        // Of what is shut though the name is open one sentence tells.
+        // One sentence at the end covers the refused ranges of an open name.
         let (mut differing, mut opens_some) = (Vec::new(), passes || opened.is_some());
         for range in ranges.iter().skip(1).filter(|range| range.is_rules) {
             let Some((decision, _)) = judged(range) else {
@@ -177,12 +180,12 @@ impl Policy {
             let speaks = speaks
                 .and_then(|addr| self.first_of(about, at(addr)))
                 .is_some();
-            let due = Due {
+            let circumstances = Circumstances {
                 by_name,
                 speaks,
                 everywhere: differing.is_empty() && opened.is_none(),
             };
-            self.tell_elsewhere(&what, decision, due, sentences);
+            self.explain_elsewhere(&what, decision, circumstances, sentences);
         } else {
             sentences.push(format!("{what} of it is decided by its address:"));
         }
@@ -212,18 +215,18 @@ impl Policy {
         passes
     }
 
-    /// Tells of the addresses of which no rule speaks in particular.
-    fn tell_elsewhere(
+    /// Appends the sentences about the addresses that no rule concerns in particular.
+    fn explain_elsewhere(
         &self,
         what: &str,
         decision: Decision,
-        due: Due,
+        circumstances: Circumstances,
         sentences: &mut Vec<String>,
     ) {
         let (by, outcome) = (self.by(decision), self.outcome(decision));
-        if due.by_name && outcome == Outcome::Refused {
+        if circumstances.by_name && outcome == Outcome::Refused {
             sentences.push(format!("{what} of it is refused {by}."));
-        } else if due.by_name {
+        } else if circumstances.by_name {
             sentences.push(format!("{what} of what DNS tells for it is opened {by}."));
             if outcome == Outcome::Inspected {
                 sentences.push(
@@ -232,11 +235,11 @@ impl Policy {
                 );
             }
         } else if self.place_of(decision.rule).is_some() {
-            let whatever = match due.everywhere {
+            let whatever = match circumstances.everywhere {
                 true => "whatever address it has",
                 false => "where nothing below says otherwise",
             };
-            let why = match (due.speaks, outcome) {
+            let why = match (circumstances.speaks, outcome) {
                 (false, _) => "and no rule by name speaks of it",
                 (true, Outcome::Refused) => "which beats every name",
                 (true, _) => "which comes before the rule about the name",
@@ -256,6 +259,7 @@ impl Policy {
         }
     }
 
+    /// Returns the outcome that a decision means.
     fn outcome(&self, decision: Decision) -> Outcome {
         match (decision.is_allowed(), self.inspects(decision.rule)) {
             (false, _) => Outcome::Refused,
@@ -264,6 +268,7 @@ impl Policy {
         }
     }
 
+    /// Returns the part of a sentence that names the reason of a decision.
     fn by(&self, decision: Decision) -> String {
         match self.place_of(decision.rule) {
             Some(_) => format!("by {}", self.named(decision)),
@@ -277,7 +282,8 @@ impl Policy {
         }
     }
 
-    /// All that is said by address of a port, and whether a rule says it.
+    /// Returns the prefixes by which addresses are decided at a port, each with whether a rule
+    /// gives it.
     fn prefixes(&self, port: u16, protocol: Protocol) -> Vec<(Ipv4Net, bool)> {
         let mut prefixes = Vec::new();
         for rule in &self.rules {
@@ -299,24 +305,24 @@ impl Policy {
     }
 }
 
-/// What the decision about most addresses is due to.
-struct Due {
-    /// It is the rules about the name.
+/// Circumstances of the decision about most addresses.
+struct Circumstances {
+    /// Whether the rules about the name made it.
     by_name: bool,
-    /// They speak of it.
+    /// Whether a rule about the name matches the port.
     speaks: bool,
-    /// No range is decided otherwise.
+    /// Whether no range is decided otherwise.
     everywhere: bool,
 }
 
-/// Cuts the address space by prefixes. The first range is what none of them has.
+/// Cuts the address space by prefixes. The first range has the addresses outside all of them.
 fn cut(mut prefixes: Vec<(Ipv4Net, bool)>) -> Vec<Range> {
     prefixes.push((Ipv4Net::default(), false));
-    // Those around others first; of equals a rule's.
+    // Enclosing prefixes first; of equal ones a rule's.
     prefixes.sort_by_key(|(p, is_rules)| (p.network(), p.prefix_len(), !is_rules));
     prefixes.dedup_by_key(|(prefix, _)| *prefix);
     let mut ranges: Vec<Range> = Vec::with_capacity(prefixes.len());
-    // Those that are not at their end, and their first address that no narrower one had.
+    // Open ranges, with their first address that no narrower range contains.
     let mut open: Vec<(usize, u64)> = Vec::new();
     let end = |ranges: &mut Vec<Range>, (at, next): (usize, u64)| {
         let range: &mut Range = &mut ranges[at];

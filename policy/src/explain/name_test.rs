@@ -8,7 +8,7 @@ use crate::{
     wire,
 };
 
-/// Resolvers' addresses side by side and others, and what is around them.
+/// Addresses of resolvers, adjacent ones and others, and of their surroundings.
 const CROWDED: [&str; 12] = [
     "0.0.0.0/0",
     "0.0.0.0/1",
@@ -24,7 +24,7 @@ const CROWDED: [&str; 12] = [
     "10.0.0.0/8",
 ];
 
-/// Few prefixes that cover each other often, and names of which one is a resolver's.
+/// Few prefixes that contain each other often, and names, one of which is a resolver's.
 fn crowded_rule() -> impl Strategy<Value = Rule> {
     let action = prop::sample::select(&[Action::Allow, Action::Deny, Action::Inspect][..]);
     let scope = prop::sample::select(&["", "", "", ":443", ":853", ":853/tcp"][..]);
@@ -65,7 +65,7 @@ fn crowded_to() -> impl Strategy<Value = Destination> {
     })
 }
 
-/// Of ports and addresses that rules speak of, mostly.
+/// Destinations, mostly at ports and addresses that rules concern.
 fn to() -> impl Strategy<Value = Destination> {
     let special = prop::sample::select(&[443, 853][..]);
     let addr = prop_oneof![
@@ -81,15 +81,15 @@ fn to() -> impl Strategy<Value = Destination> {
     })
 }
 
-/// What is decided when the guest has asked for the name, and was told that address; and whether
-/// the question is let through. That the engine's name gate does the same is its own test.
+/// Returns the decision when the guest has asked for the name and got that address; and whether the
+/// question is allowed. A test of the engine's name gate shows that it decides alike.
 fn judged(policy: &Policy, name: &'static str, to: Destination) -> (Decision, bool) {
     let asked = wire(name).unwrap();
     let passes = policy.question(Name(&asked)).is_allowed();
     (policy.decide_as(to, Name(&asked)), passes)
 }
 
-/// What a text tells of an address.
+/// Returns the outcome that a text gives for an address.
 fn told(passes: bool, text: &str, addr: Ipv4Addr) -> Outcome {
     let is = |outcome: Outcome, sentence: &str| sentence.contains(outcome.describe());
     let all = [Outcome::Admitted, Outcome::Inspected, Outcome::Refused];
@@ -106,7 +106,7 @@ fn told(passes: bool, text: &str, addr: Ipv4Addr) -> Outcome {
             narrowest = Some((prefix.prefix_len(), of(rest).unwrap()));
         }
     }
-    // An address that a rule gives is told of by itself.
+    // An address that a rule gives has a sentence of its own.
     if resolvers().any(|one| one == addr) && narrowest.is_none_or(|(len, _)| len < 32) {
         let mut sentences = text.lines();
         let resolvers =
@@ -125,7 +125,7 @@ fn told(passes: bool, text: &str, addr: Ipv4Addr) -> Outcome {
     }
 }
 
-/// Holds what is told of a name, and an address of it, against the decision.
+/// Compares the explanation of a name, for one of its addresses, with the decision.
 fn is_told_what_is_decided(
     policy: &Policy,
     name: &'static str,
@@ -147,7 +147,7 @@ fn is_told_what_is_decided(
         .lines()
         .find(|line| line.ends_with("shut all the same."));
     let is_resolver = policy.bypasses_dns(to) && is_by_address(to);
-    // That resolvers stay shut is said, but for those that a rule by address denies.
+    // A sentence says that resolvers stay refused, except those that a rule by address denies.
     let is_said = |line: &str| {
         let is_denied = policy.decide(to).refusal == Some(Refusal::Rule);
         !is_resolver || is_denied || line.contains("public resolvers")
@@ -233,7 +233,7 @@ fn what_stands_before_a_deny_of_all_is_not_said_to_be_denied() {
     assert!(text.lines().any(|line| line == expected), "{text}");
 }
 
-/// What is told of TCP port 443.
+/// Returns the explanation of TCP port 443.
 fn told_of_443(default: Action, rules: Vec<Rule>, name: &str) -> String {
     let asked = wire(name).unwrap();
     let policy = Policy::new(default, rules);

@@ -1,21 +1,21 @@
-//! What a policy says of a destination or a name when nobody has asked for it: for people who write
-//! one. Walks all rules; nothing here is on a flow's way.
+//! Queries about a policy without a running engine, for people who write policies. They walk all
+//! rules; nothing here is on the path of a flow.
 use crate::{
     Action, Decision, Destination, Name, NamePattern, Pattern, Place, Policy, Rule, RuleId,
     compile::protected::everywhere,
 };
 
-/// One rule, as it stands in a policy.
+/// A rule with its number in a policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Standing<'p> {
-    /// Its number.
+    /// Number of the rule.
     pub id: RuleId,
-    /// The rule.
+    /// The rule itself, by reference.
     pub rule: &'p Rule,
 }
 
 impl Policy {
-    /// The rules, in order.
+    /// Returns the rules with their numbers, in order.
     pub fn standing(&self) -> impl Iterator<Item = Standing<'_>> {
         let first = self.default_id().0 + RuleId::FIRST_TYPED.0;
         (first..).zip(&self.rules).map(|(id, rule)| Standing {
@@ -24,13 +24,13 @@ impl Policy {
         })
     }
 
-    /// A rule as a sentence calls it.
+    /// Returns a rule's name in a sentence, as [`Policy::named`] does.
     pub fn describe(&self, rule: RuleId) -> String {
         self.named(as_decision(rule))
     }
 
-    /// Every rule by address that would match a destination, in order: the first is not always the
-    /// one that decides, for protected space is opened only by what means it.
+    /// Returns every rule by address that matches a destination, in order. The first is not always
+    /// the one that decides: only specific rules open protected space.
     pub fn matching(&self, to: Destination) -> Vec<RuleId> {
         let matches = |rule: &Rule| match rule {
             Rule::Match(_, pattern) => pattern.matches(to),
@@ -41,7 +41,7 @@ impl Policy {
         standing.map(|standing| standing.id).collect()
     }
 
-    /// The rules about a name (in lower case, wire form), in order; all of its ports.
+    /// Returns the rules about a name (in lower case, wire form), in order, whatever their ports.
     pub fn speaking_of(&self, name: Name<'_>) -> Vec<RuleId> {
         let first = self.default_id().0 + RuleId::FIRST_TYPED.0;
         let mut about: Vec<u32> = self.about(name).iter().map(|place| place.order).collect();
@@ -52,20 +52,21 @@ impl Policy {
             .collect()
     }
 
-    /// Whether a name may be asked for.
+    /// Decides whether a name may be asked for.
     pub fn question(&self, name: Name<'_>) -> Decision {
         self.may_ask(name, &self.about(name))
     }
 
-    /// Judges a destination as if DNS had just told it for `name`: what is
-    /// decided after the guest has asked.
+    /// Decides on a destination as if DNS had just returned it for `name`: the decision after the
+    /// guest has asked.
     pub fn decide_as(&self, to: Destination, name: Name<'_>) -> Decision {
         let about = self.about(name);
-        self.decide_told(to, name, &about).0
+        self.decide_given(to, name, &about).0
     }
 
-    /// The same, given the rules about the name; and whether it is due to the name.
-    pub(super) fn decide_told(
+    /// Decides as [`Policy::decide_as`] does, given the rules about the name. Returns also whether
+    /// the name made the decision.
+    pub(super) fn decide_given(
         &self,
         to: Destination,
         name: Name<'_>,
@@ -77,8 +78,8 @@ impl Policy {
         (decision, by_name.is_some())
     }
 
-    /// The first rule by address that admits, without inspection, some of what an inspect rule
-    /// about a name would have inspected.
+    /// Returns the first earlier rule by address that admits without inspection some of the flows
+    /// that an inspect rule about a name would inspect.
     pub fn uninspected_by(&self, later: Standing<'_>) -> Option<RuleId> {
         let Rule::Name(Action::Inspect, name) = later.rule else {
             return None;
@@ -92,14 +93,15 @@ impl Policy {
         })
     }
 
-    /// Whether nothing is left for a rule to decide, since an earlier one matches all that it
-    /// matches: the first such one.
+    /// Returns the first earlier rule that matches everything this rule matches, so that this rule
+    /// never decides; `None` if there is none.
     pub fn covered_by(&self, later: Standing<'_>) -> Option<RuleId> {
         let mut earlier = self.standing().take_while(|s| s.id < later.id);
         earlier.find_map(|s| covers(s.rule, later.rule).then_some(s.id))
     }
 }
 
+/// Whether the earlier rule leaves nothing for the later one to decide.
 fn covers(earlier: &Rule, later: &Rule) -> bool {
     match (earlier, later) {
         (Rule::Match(action, a), Rule::Match(later, b)) => {
@@ -115,8 +117,8 @@ fn covers(earlier: &Rule, later: &Rule) -> bool {
     }
 }
 
-/// Whether there is protected space that an admitting rule for `a` is too broad to open, and in
-/// which a later rule for `b`, within `a`, has a say.
+/// Whether a later rule for `b`, within `a`, decides on some protected space that an admitting rule
+/// for `a` is too broad to open.
 fn speaks_where_not(a: &Pattern, later: Action, b: &Pattern) -> bool {
     let (a, b) = (a.prefix(), b.prefix());
     everywhere().any(|range| {
@@ -135,14 +137,14 @@ fn as_decision(rule: RuleId) -> Decision {
 }
 
 impl Pattern {
-    /// Whether everything that `other` matches is matched.
+    /// Whether this pattern matches everything that `other` matches.
     pub fn contains(&self, other: &Self) -> bool {
         self.prefix().contains(&other.prefix()) && self.scope().contains(other.scope())
     }
 }
 
 impl NamePattern {
-    /// Whether everything that `other` matches is matched.
+    /// Whether this pattern matches everything that `other` matches.
     pub fn contains(&self, other: &Self) -> bool {
         let (a, b) = (self.name().0, other.name().0);
         let names = match (self.is_exact(), other.is_exact()) {
@@ -155,13 +157,13 @@ impl NamePattern {
         names && self.scope().contains(other.scope())
     }
 
-    /// Whether both are about the same names.
+    /// Whether both patterns match the same names.
     pub fn is_about_same(&self, other: &Self) -> bool {
         (self.name().0, self.is_exact()) == (other.name().0, other.is_exact())
     }
 }
 
-/// The names above a name in wire form.
+/// Returns the parents of a name in wire form, the longest first.
 fn parents(name: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::successors(parent(name), |name| parent(name))
 }

@@ -1,9 +1,10 @@
-//! Port 53, which slipgate's own resolver answers, whatever address a guest sends to.
+//! Explanation of port 53, which slipgate's own resolver answers at every address.
 use super::offline::Standing;
 use crate::{Action, Policy, Rule};
 
 impl Policy {
-    /// Why no name at all is resolved, if none is: as rules are called, and in a sentence.
+    /// Returns why no name at all is resolved: the setting or rule as it is shown, and a sentence.
+    /// `None` if some name may be.
     pub fn resolves_nothing(&self) -> Option<(String, &'static str)> {
         if let Some(text) = self.without_dns() {
             return Some((text, "No resolver is asked."));
@@ -20,7 +21,8 @@ impl Policy {
         })
     }
 
-    /// Whether every name of a rule is denied, whatever is asked of it, by one that stands before.
+    /// Whether an earlier rule denies, on all ports and protocols, every name that this rule
+    /// matches.
     fn is_hidden(&self, later: Standing<'_>) -> bool {
         let Rule::Name(_, pattern) = later.rule else {
             return false;
@@ -37,8 +39,8 @@ impl Policy {
         })
     }
 
-    /// What becomes of a guest that sends to port 53 of any address, in sentences, one a line; and
-    /// whether any name is answered.
+    /// Explains port 53 of any address in sentences, one per line. Returns also whether any name is
+    /// answered.
     pub fn explain_port_53(&self) -> (bool, String) {
         let mut text =
             "Port 53 of every address is answered by slipgate's own resolver; no rule by \

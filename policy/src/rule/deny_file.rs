@@ -1,5 +1,5 @@
-//! A file of denied destinations: one pattern by address or by name per line, `#` comments, blank
-//! lines.
+//! Deny files: text files with one denied pattern by address or by name per line, `#` comments and
+//! blank lines.
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -12,32 +12,35 @@ use super::{
     pattern::Pattern,
 };
 
-/// A deny file, compiled. In a policy it is one rule.
+/// A compiled deny file. It is one rule of a policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DenyFile {
     name: String,
-    /// Each pattern with its line, from 1.
+    /// Patterns by address, each with its line, from 1.
     patterns: Vec<(u32, Pattern)>,
     matcher: Matcher,
-    /// The same by name.
+    /// Patterns by name, each with its line, from 1.
     name_patterns: Vec<(u32, NamePattern)>,
     names: NameMatcher,
 }
 
-/// A line of a deny file that could not be understood.
+/// Error of a deny file: a line that cannot be parsed.
 #[derive(Error, Debug)]
 #[error("{file}:{line}: {why}")]
 pub struct DenyFileError {
-    /// The file.
+    /// Name of the file.
     pub file: String,
-    /// The line, from 1.
+    /// Number of the line, from 1.
     pub line: u32,
-    /// What is wrong with it.
+    /// Error of the line's pattern.
     pub why: NameError,
 }
 
 impl DenyFile {
-    /// Compiles a file's text; `name` stands for it in output.
+    /// Compiles a file's text; output shows `name` for it.
+    ///
+    /// # Errors
+    /// A line is neither a pattern, a comment nor blank.
     pub fn parse(name: &str, text: &str) -> Result<Self, DenyFileError> {
         let (mut patterns, mut name_patterns) = (Vec::new(), Vec::new());
         for (line, number) in text.lines().zip(1..) {
@@ -69,37 +72,37 @@ impl DenyFile {
         })
     }
 
-    /// Its name.
+    /// Returns the name of the file.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its patterns by address, in the order of the lines.
+    /// Returns the patterns by address, in the order of the lines.
     pub fn patterns(&self) -> impl Iterator<Item = Pattern> {
         self.patterns.iter().map(|(_, pattern)| *pattern)
     }
 
-    /// The first line, from 1, that denies `to`.
+    /// Returns the first line, from 1, that denies `to`; `None` if no line does.
     pub fn line_for(&self, to: Destination) -> Option<u32> {
         self.matcher.first(to, 0)
     }
 
-    /// The pattern by address on a line, from 1.
+    /// Returns the pattern by address on a line, from 1; `None` if the line has none.
     pub fn pattern_at(&self, line: u32) -> Option<Pattern> {
         at(&self.patterns, line).copied()
     }
 
-    /// The pattern by name on a line, from 1.
+    /// Returns the pattern by name on a line, from 1; `None` if the line has none.
     pub fn name_at(&self, line: u32) -> Option<&NamePattern> {
         at(&self.name_patterns, line)
     }
 
-    /// Whether it has lines by name.
+    /// Whether the file has patterns by name.
     pub fn has_names(&self) -> bool {
         !self.names.is_empty()
     }
 
-    /// The lines, from 1, about a name (in lower case), ascending.
+    /// Returns the lines, from 1, about a name (in lower case), ascending.
     pub(crate) fn lines_about(&self, name: Name<'_>) -> Vec<u32> {
         self.names.matching(name)
     }

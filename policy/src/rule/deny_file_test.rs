@@ -57,10 +57,11 @@ fn names_stand_beside_addresses() {
     assert_eq!(file.line_for(tcp([192, 0, 2, 1], 80)), Some(1));
 }
 
-/// What tries one line after the other takes thousands of times as long for 100,000 lines as for
-/// ten. That the *steps* are as many is shown where they are made: `a_hundred_thousand_prefixes_take_as_few_steps_as_ten`,
-/// `a_hundred_thousand_names_take_as_many_look_ups_as_ten`. Each may take longer: what is in memory
-/// for 100,000 lines is in the cache for ten.
+/// Trying the lines one by one takes thousands of times as long for 100,000 lines as for ten. That
+/// the number of *steps* is the same is shown where they are made:
+/// `a_hundred_thousand_prefixes_take_as_few_steps_as_ten`,
+/// `a_hundred_thousand_names_take_as_many_look_ups_as_ten`. Each step may take longer: data that is
+/// in memory for 100,000 lines is in the cache for ten.
 const FAR_FROM_ONE_BY_ONE: u64 = 100;
 
 #[test]

@@ -1,8 +1,8 @@
 //! Ports of the gateway that lead to the host's 127.0.0.1.
 //!
-//! What is listed is let in for being listed: neither the default nor the safe defaults stand
-//! against it. A rule by address that denies does, wherever it stands in the order, unless one that
-//! allows comes first; and so does one that inspects, for nothing here is inspected.
+//! An entry admits by itself: neither the default nor the safe defaults apply to it. A rule by
+//! address that denies has precedence, wherever it stands, unless a rule that allows comes first. A
+//! rule that inspects refuses too, because nothing on this way is inspected.
 use std::{fmt, net::Ipv4Addr, str::FromStr};
 
 use serde::{Deserialize, Serialize};
@@ -10,56 +10,57 @@ use slipgate_abi::Protocol;
 
 use super::{Destination, scope, settings::DNS_PORT};
 
-/// A port that DHCP has, whatever is listed; DNS has its own, too.
+/// Port of the DHCP server, which is never led to the host; DNS has its own port too.
 const DHCP_PORT: u16 = 67;
-/// Entries of a policy, so that looking through them costs nothing.
+/// Maximum number of entries of a policy, so that a linear search stays cheap.
 pub const MOST_LOOPBACK_ENTRIES: usize = 256;
 
 /// One entry: `[ADDR:]PORT[-PORT][:PORT[-PORT]][/tcp|udp]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LoopbackPorts {
-    /// Where the guest connects to; `None`: the gateway's address.
+    /// Address that the guest connects to; `None`: the gateway's.
     pub address: Option<Ipv4Addr>,
-    /// First and last port there.
+    /// First and last port that the guest connects to.
     pub ports: (u16, u16),
-    /// The host's port that the first one leads to; the others follow it.
+    /// Port of the host that the first port leads to; the others follow in order.
     pub host_first: u16,
-    /// Whether connections are led there.
+    /// Whether TCP connections are led.
     pub tcp: bool,
-    /// Whether datagrams are.
+    /// Whether UDP datagrams are led.
     pub udp: bool,
-    /// It was typed as a flag.
+    /// Whether the entry was given by a flag rather than by a policy file.
     pub typed: bool,
 }
 
-/// Why a text is no entry.
+/// Error of an entry that cannot be parsed or added.
 #[derive(thiserror::Error, Clone, PartialEq, Eq, Debug)]
 pub enum LoopbackError {
-    /// It has another form.
+    /// The text is neither a port nor a range of ports.
     #[error("{0:?} is no port or range of ports")]
     Ports(String),
-    /// Behind the slash.
+    /// The protocol is neither TCP nor UDP.
     #[error("{0:?} is neither tcp nor udp")]
     Protocol(String),
-    /// Before the first colon.
+    /// The text before the first colon is not an IPv4 address.
     #[error("{0:?} is no IPv4 address")]
     Address(String),
-    /// Ranges that differ.
+    /// The two ranges have different lengths.
     #[error("{0} ports lead to {1} ports of the host")]
     Lengths(usize, usize),
-    /// Ours.
+    /// The gateway itself serves the port.
     #[error("port {0} is slipgate's own: its {1} answers there")]
     Ours(u16, &'static str),
-    /// Two entries.
+    /// Another entry has the port.
     #[error("port {0} leads to port {1} of the host already")]
     Twice(u16, u16),
-    /// Too many.
+    /// The policy has too many entries.
     #[error("more than {MOST_LOOPBACK_ENTRIES} entries")]
     TooMany,
 }
 
 impl LoopbackPorts {
-    /// The host's port that a destination leads to.
+    /// Returns the port of the host that a destination leads to, or `None` if the entry does not
+    /// match.
     pub fn leads(&self, to: Destination, gateway: Ipv4Addr) -> Option<u16> {
         let (first, last) = self.ports;
         let listed = self.address.unwrap_or(gateway) == to.addr
@@ -72,7 +73,7 @@ impl LoopbackPorts {
         listed.then(|| self.host_first + (to.port - first))
     }
 
-    /// A port that both have, and where the other leads with it.
+    /// Returns a port that both entries match, and the host's port that `other` leads it to.
     fn clashes(&self, other: &Self) -> Option<(u16, u16)> {
         let first = self.ports.0.max(other.ports.0);
         let shared = first <= self.ports.1.min(other.ports.1);
@@ -81,10 +82,10 @@ impl LoopbackPorts {
             .then(|| (first, other.host_first + (first - other.ports.0)))
     }
 
-    /// Adds an entry to others; each port may lead to one place only.
+    /// Adds the entry to others. Each port may lead to one place only.
     ///
     /// # Errors
-    /// It has a port that another one has, or there are too many.
+    /// Another entry matches one of its ports, or there are too many entries.
     pub fn add_to(self, all: &mut Vec<Self>) -> Result<(), LoopbackError> {
         if let Some((port, host)) = all.iter().find_map(|other| self.clashes(other)) {
             return Err(LoopbackError::Twice(port, host));

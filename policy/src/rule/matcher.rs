@@ -1,8 +1,9 @@
-//! The first of many patterns that matches, without trying them one by one.
+//! Look-up of the first matching pattern, without trying the patterns one by one.
 //!
-//! Patterns are grouped by prefix. For each prefix and protocol a table, sorted by port, says
-//! which pattern comes first from that port on. A look-up visits the prefixes around an address
-//! (at most 33, see [`PrefixMap`]) and takes the earliest answer of their tables.
+//! Patterns are grouped by prefix. For each prefix and protocol, a table sorted by port gives the
+//! first pattern that matches from each port on. A look-up visits the prefixes that contain an
+//! address (at most 33, see [`PrefixMap`]) and takes the lowest position among their tables'
+//! results.
 use std::{collections::BTreeSet, ops::Range};
 
 use ipnet::Ipv4Net;
@@ -12,31 +13,33 @@ use slipgate_abi::Protocol;
 use super::{Destination, pattern::Pattern, prefix_map::PrefixMap};
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Icmp];
+/// Value of [`Step::order`] where no pattern matches.
 const NO_MATCH: u32 = u32::MAX;
 
-/// A pattern and its place in the order.
+/// A pattern and its position in the order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) pattern: Pattern,
     pub(crate) order: u32,
 }
 
-/// Compiled patterns.
+/// Patterns compiled for look-up.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Matcher {
+    /// Port tables of each prefix, by protocol as [`index`] numbers them.
     prefixes: PrefixMap<[Table; 3]>,
-    /// All port tables, end to end.
+    /// All port tables, one after the other.
     steps: Vec<Step>,
 }
 
-/// A port table: a range of [`Matcher::steps`], empty when nothing matches.
+/// Port table: a range of [`Matcher::steps`], empty if nothing matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Table {
     from: u32,
     to: u32,
 }
 
-/// From `port` on, the pattern at `order` is the first one that matches.
+/// From `port` on, the pattern at position `order` is the first that matches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Step {
     port: u16,
@@ -59,8 +62,8 @@ impl Matcher {
         }
     }
 
-    /// The place of the first pattern that matches, among those whose prefix has at least
-    /// `shortest` bits.
+    /// Returns the position of the first matching pattern, among those whose prefix has at least
+    /// `shortest` bits; `None` if none matches.
     pub(crate) fn first(&self, to: Destination, shortest: u8) -> Option<u32> {
         self.prefixes
             .covering(to.addr)
@@ -85,13 +88,13 @@ fn index(protocol: Protocol) -> usize {
     }
 }
 
-/// Writes the tables of one prefix, whose entries are in order.
+/// Appends the tables of one prefix. `group` has its entries in order.
 fn tables(group: &[Entry], steps: &mut Vec<Step>) -> [Table; 3] {
     let mut previous: Range<usize> = 0..0;
     PROTOCOLS.map(|protocol| {
         let from = steps.len();
         append_table(group, protocol, steps);
-        // The protocols' tables are mostly the same one: keep it once.
+        // The protocols' tables are mostly the same: store it once.
         if steps[from..] == steps[previous.clone()] {
             steps.truncate(from);
         } else {
@@ -111,7 +114,7 @@ fn append_table(group: &[Entry], protocol: Protocol, steps: &mut Vec<Step>) {
             continue;
         }
         let Some((first, last)) = entry.pattern.ports() else {
-            // Nothing after it can match.
+            // No later entry can match first.
             ends.push((0, true, entry.order));
             break;
         };
@@ -120,7 +123,7 @@ fn append_table(group: &[Entry], protocol: Protocol, steps: &mut Vec<Step>) {
     }
     ends.sort_unstable();
 
-    // Sweep over the ports; of the patterns that cover the current one the earliest counts.
+    // Sweep over the ports: of the patterns that cover the current port, the first counts.
     let start = steps.len();
     let mut covering = BTreeSet::new();
     for at_one_port in ends.chunk_by(|a, b| a.0 == b.0) {

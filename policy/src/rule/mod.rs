@@ -22,20 +22,21 @@ use self::{
     pattern::Pattern,
 };
 
-/// What a rule or the default does.
+/// Action of a rule or of the default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// Let the flow be admitted.
+    /// Admit the flow.
     Allow,
-    /// Let it be admitted, and hold it to the name that it says it is for.
+    /// Admit the flow, and require that the name it gives (TLS SNI, HTTP host, QUIC) is allowed
+    /// too.
     Inspect,
-    /// Refuse it.
+    /// Refuse the flow.
     Deny,
 }
 
 impl Action {
-    /// As typed.
+    /// Returns the name of the action as flags and policy files write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Allow => "allow",
@@ -44,25 +45,28 @@ impl Action {
         }
     }
 
-    /// Whether it lets flows in.
+    /// Whether the action admits flows.
     pub const fn admits(self) -> bool {
         !matches!(self, Self::Deny)
     }
 }
 
-/// One rule, at its place in the order.
+/// One rule of a policy.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Rule {
     /// `--allow`, `--inspect` or `--deny` with a pattern.
     Match(Action, Pattern),
     /// `--allow`, `--inspect` or `--deny` with a name.
     Name(Action, NamePattern),
-    /// `--deny-file`.
+    /// `--deny-file` with the compiled file.
     DenyFile(Box<DenyFile>),
 }
 
 impl Rule {
-    /// What was typed behind the flag: an address or a name.
+    /// Parses the value of a rule flag: a pattern by address or by name.
+    ///
+    /// # Errors
+    /// The text is neither a pattern by address nor one by name.
     pub fn parse(action: Action, text: &str) -> Result<Self, NameError> {
         Ok(if NamePattern::is_meant_by(text) {
             Self::Name(action, text.parse()?)
@@ -72,38 +76,39 @@ impl Rule {
     }
 }
 
-/// A rule's number: its row in the `RULES` map, counted from the first that is this process's.
+/// Number of a rule: its row in the `RULES` map, counted from the process's first row.
 ///
-/// The policies of a process stand one behind the other, so a number tells the policy too. The
-/// constants are those of the first one, or of the only one.
+/// The policies of a process are numbered consecutively, so a number also identifies the policy.
+/// The constants are those of the first policy, or of the only one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RuleId(pub u32);
 
 impl RuleId {
-    /// No rule matched: `--default` decided.
+    /// No rule matched, and the default action decided.
     pub const DEFAULT: Self = Self(0);
-    /// No rule matched, and the destination is protected.
+    /// No rule matched, and the destination is in protected space.
     pub const PROTECTED: Self = Self(1);
-    /// No rule means it, and the destination is a resolver that the rules by name could be got
-    /// around by.
+    /// No rule opens it specifically, and the destination is a resolver that would bypass the rules
+    /// by name.
     pub const DNS_ELSEWHERE: Self = Self(2);
     /// The first rule typed; the others follow in order.
     pub const FIRST_TYPED: Self = Self(3);
 }
 
-/// A destination to judge.
+/// Destination of a flow, to be judged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Destination {
-    /// Its address.
+    /// IPv4 address of the destination.
     pub addr: Ipv4Addr,
-    /// Its port; 0 for ICMP.
+    /// Port; 0 for ICMP.
     pub port: u16,
-    /// The flow's protocol.
+    /// Transport protocol, or ICMP.
     pub protocol: Protocol,
 }
 
 impl Destination {
-    /// As a sentence begins with it: `TCP to 192.0.2.1:443`, `Ping to 192.0.2.1`.
+    /// Returns the destination as the begin of a sentence: `TCP to 192.0.2.1:443`, `Ping to
+    /// 192.0.2.1`.
     pub fn describe(self) -> String {
         match self.protocol {
             Protocol::Icmp => format!("Ping to {}", self.addr),
@@ -117,32 +122,32 @@ impl Destination {
     }
 }
 
-/// What was decided, and by which rule.
+/// Decision about a flow or a DNS question, and the rule that made it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Decision {
-    /// The rule that decided.
+    /// Number of the rule that decided.
     pub rule: RuleId,
-    /// The deny file's line (from 1), when it was one.
+    /// Line of the deny file that matched, from 1; `None` if another kind of rule decided.
     pub line: Option<u32>,
-    /// `Some` when refused: [`Refusal::Rule`], [`Refusal::Default`], [`Refusal::Protected`] or
-    /// [`Refusal::DnsElsewhere`].
+    /// Reason of a refusal: [`Refusal::Rule`], [`Refusal::Default`], [`Refusal::Protected`] or
+    /// [`Refusal::DnsElsewhere`]; `None` if allowed.
     pub refusal: Option<Refusal>,
 }
 
 impl Decision {
-    /// Whether the flow may be admitted.
+    /// Whether the flow is allowed.
     pub const fn is_allowed(self) -> bool {
         self.refusal.is_none()
     }
 }
 
-/// Addresses that are protected because of where this host stands; they change as it is
-/// reconfigured.
+/// Addresses that are protected because they belong to this host or its guests. They change as the
+/// host is reconfigured.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LocalAddresses {
-    /// The host's own addresses, broadcast addresses of its networks included.
+    /// Addresses of the host, and broadcast addresses of its networks.
     pub host: Vec<Ipv4Addr>,
-    /// Networks of guests.
+    /// Networks of the guests.
     pub guests: Vec<Ipv4Net>,
 }
 

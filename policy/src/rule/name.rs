@@ -2,15 +2,15 @@
 //! section 3.1), at most 255 octets.
 use std::fmt;
 
-/// Longest name, octets.
+/// Length of the longest name in wire form, octets.
 pub const MAX_LEN: usize = 255;
 
-/// A checked, uncompressed name.
+/// A valid, uncompressed name in wire form.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Name<'n>(pub &'n [u8]);
 
 impl<'n> Name<'n> {
-    /// Its labels from the left, without the root's.
+    /// Returns the labels from left to right, without the root's.
     pub fn labels(self) -> impl Iterator<Item = &'n [u8]> {
         let mut rest = self.0;
         std::iter::from_fn(move || {
@@ -23,7 +23,7 @@ impl<'n> Name<'n> {
         })
     }
 
-    /// Presentation form without the dot at the end, as people write names.
+    /// Returns the presentation form without the final dot, as people write names.
     pub fn without_dot(self) -> String {
         let mut text = self.to_string();
         if text.len() > 1 {

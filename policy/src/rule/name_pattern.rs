@@ -1,4 +1,4 @@
-//! What a rule by name matches: `NAME[:PORT[-PORT]][/tcp|udp|icmp]`, `NAME` being `example.com` or
+//! Pattern of a rule by name: `NAME[:PORT[-PORT]][/tcp|udp|icmp]`, where `NAME` is `example.com` or
 //! `*.example.com`.
 use std::{fmt, str::FromStr};
 
@@ -12,56 +12,57 @@ use super::{
     scope::{Scope, split_at},
 };
 
-/// Names, ports, protocols. [`Display`](fmt::Display) writes the shortest form, in lower case.
+/// Set of names, ports and protocols. [`Display`](fmt::Display) writes the shortest form, in lower
+/// case.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NamePattern {
-    /// Wire form, in lower case.
+    /// Name in wire form, in lower case.
     name: Box<[u8]>,
-    /// All names beneath it, and not the name itself.
+    /// Whether the pattern matches all names beneath `name`, but not `name` itself.
     beneath: bool,
     scope: Scope,
 }
 
-/// A name that can't be understood.
+/// Error of a name or a pattern by name that cannot be parsed.
 #[derive(Error, Clone, PartialEq, Eq, Debug)]
 pub enum NameError {
-    /// Characters that are not ASCII.
+    /// The name has characters outside ASCII.
     #[error(
         "{0:?} has characters that DNS has not: write the name as it is asked for, each such label \
          in its `xn--` form"
     )]
     NotAscii(String),
-    /// A star that is not the first label.
+    /// A `*` stands elsewhere than as the first label.
     #[error(
         "{0:?} has a `*` elsewhere than in front of a name: write *.example.com for all names \
          beneath example.com; for every name there is --default"
     )]
     Star(String),
-    /// A label that is none.
+    /// A part of the name is not a valid label.
     #[error(
         "{label:?} in {name:?} is no label of a name: 1 to 63 letters, digits, `-` and `_`, with no \
          `-` at either end"
     )]
     Label {
-        /// What stands for the label.
+        /// The label as given.
         label: String,
         /// The name as given.
         name: String,
     },
-    /// The last label has digits only, as no name of the world has.
+    /// The last label consists of digits only, as that of no name in public DNS does.
     #[error("{0:?} is neither a name, for its last label is a number, nor an address")]
     Number(String),
-    /// Too long.
+    /// The name is longer than 253 characters.
     #[error("{0:?} is too long: a name has at most 253 characters")]
     Long(String),
-    /// The ports or the protocol.
+    /// The ports or the protocol cannot be parsed.
     #[error(transparent)]
     Scope(#[from] PatternError),
 }
 
 impl NamePattern {
-    /// Whether `text` means a name rather than an address: its host part has a letter, a `*` or
-    /// something that no address has.
+    /// Whether `text` is a pattern by name rather than by address: its host part has a letter, a
+    /// `*` or another character that no address has.
     pub fn is_meant_by(text: &str) -> bool {
         let text = text.trim();
         let (host, _) = split_at(text, |c| c == '/' || c == ':');
@@ -69,22 +70,22 @@ impl NamePattern {
         !host.is_empty() && !text.starts_with('[') && !is_ipv6(text) && !host.chars().all(address)
     }
 
-    /// The name, or the one that all names meant are beneath, in lower case.
+    /// Returns the name, or the parent of the names that a wildcard matches, in lower case.
     pub(crate) fn name(&self) -> Name<'_> {
         Name(&self.name)
     }
 
-    /// Whether that name alone is meant.
+    /// Whether the pattern matches one name only.
     pub(crate) fn is_exact(&self) -> bool {
         !self.beneath
     }
 
-    /// First and last port, or `None` for any.
+    /// Returns the first and the last port, or `None` if every port matches.
     pub(crate) fn ports(&self) -> Option<(u16, u16)> {
         self.scope.ports
     }
 
-    /// Ports and protocols.
+    /// Returns the ports and protocols.
     pub(crate) fn scope(&self) -> Scope {
         self.scope
     }
@@ -94,7 +95,7 @@ impl NamePattern {
         self.scope.is_whole()
     }
 
-    /// Whether a port and protocol match.
+    /// Whether the port and protocol match.
     pub fn covers(&self, port: u16, protocol: Protocol) -> bool {
         self.scope.matches(port, protocol)
     }
@@ -126,8 +127,11 @@ impl FromStr for NamePattern {
     }
 }
 
-/// A name as people write it in wire form (RFC 1035 section 3.1), in lower case. IDNA is not
-/// guessed: what a guest asks for is in ASCII, and so is a rule.
+/// Converts a name from presentation form to wire form (RFC 1035 section 3.1), in lower case. IDNA
+/// is not applied: a guest asks for names in ASCII, and rules are written in ASCII too.
+///
+/// # Errors
+/// The text is not a valid name: its characters, its labels or its length.
 pub fn wire(text: &str) -> Result<Box<[u8]>, NameError> {
     let name = || text.to_owned();
     if !text.is_ascii() {

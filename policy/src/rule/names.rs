@@ -1,24 +1,26 @@
-//! Which rules speak of a name, without trying them one by one.
+//! Look-up of the rules about a name, without trying them one by one.
 //!
-//! A name in wire form ends in each of its parents, so a look-up hashes the name and those of its
-//! parents that have as many labels as some rule: the work grows with the length of the name,
-//! which is bounded, not with the number of rules.
+//! A name in wire form ends in each of its parents. A look-up therefore hashes the name and those
+//! of its parents that have no more labels than the deepest wildcard rule. The work grows with the
+//! length of the name, which is bounded, not with the number of rules.
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::{name::Name, name_pattern::NamePattern};
 
-/// Places of rules by the name they are about.
+/// Positions of the rules about each name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct NameMatcher {
+    /// Rules about one name, by that name in wire form.
     exact: HashMap<Box<[u8]>, Places>,
+    /// Wildcard rules, by the parent of the names that they match.
     beneath: HashMap<Box<[u8]>, Places>,
-    /// Most labels of a name in `beneath`.
+    /// Number of labels of the longest name in `beneath`.
     deepest: usize,
 }
 
-/// Mostly one.
+/// Positions of the rules about one name, ascending: mostly a single one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Places {
     One(u32),
@@ -65,7 +67,7 @@ impl NameMatcher {
         self.exact.is_empty() && self.beneath.is_empty()
     }
 
-    /// Places of the rules about `name` (in lower case), ascending.
+    /// Returns the positions of the rules about `name` (in lower case), ascending.
     pub(crate) fn matching(&self, name: Name<'_>) -> Vec<u32> {
         let exact = self.exact.get(name.0);
         let mut found = exact.map_or_else(Vec::new, |places| places.as_slice().to_vec());
@@ -77,7 +79,7 @@ impl NameMatcher {
         found
     }
 
-    /// The parents of a name that may be in `beneath`, the longest first.
+    /// Returns the parents of a name that may be in `beneath`, the longest first.
     fn parents_to_look_up<'n>(&self, name: Name<'n>) -> impl Iterator<Item = &'n [u8]> {
         let (labels, deepest) = (name.labels().count(), self.deepest);
         let mut at = 0;

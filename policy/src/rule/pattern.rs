@@ -1,6 +1,6 @@
-//! What a rule matches: `CIDR[:PORT[-PORT]][/tcp|udp|icmp]`.
+//! Pattern of a rule by address: `CIDR[:PORT[-PORT]][/tcp|udp|icmp]`.
 //!
-//! `/` stands before a prefix length and before a protocol; the character after it tells which.
+//! `/` precedes both a prefix length and a protocol; the character after it tells which one it is.
 use std::{fmt, net::Ipv4Addr, str::FromStr};
 
 use ipnet::Ipv4Net;
@@ -14,7 +14,8 @@ use super::{
     scope::{Scope, split_at},
 };
 
-/// Destinations: a prefix, ports, protocols. [`Display`](fmt::Display) writes the shortest form.
+/// Set of destinations: a prefix, ports and protocols. [`Display`](fmt::Display) writes the
+/// shortest form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Pattern {
     prefix: Ipv4Net,
@@ -22,17 +23,17 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Its addresses.
+    /// Returns the prefix that contains all matching addresses.
     pub fn prefix(&self) -> Ipv4Net {
         self.prefix
     }
 
-    /// First and last port, or `None` for any.
+    /// Returns the first and the last port, or `None` if every port matches.
     pub fn ports(&self) -> Option<(u16, u16)> {
         self.scope.ports
     }
 
-    /// Ports and protocols.
+    /// Returns the ports and protocols.
     pub(crate) fn scope(&self) -> Scope {
         self.scope
     }
@@ -47,86 +48,89 @@ impl Pattern {
         self.scope.is_whole()
     }
 
-    /// Whether `to` matches.
+    /// Whether the destination `to` matches.
     pub fn matches(&self, to: Destination) -> bool {
         self.prefix.contains(&to.addr) && self.scope.matches(to.port, to.protocol)
     }
 }
 
-/// A pattern that can't be understood.
+/// Error of a pattern that cannot be parsed.
 #[derive(Error, Clone, PartialEq, Eq, Debug)]
 pub enum PatternError {
-    /// Nothing was given.
+    /// The text is empty.
     #[error(
         "nothing is given: write an address, as in 10.0.0.0/8, 1.2.3.4:443/tcp or 0.0.0.0/0:25"
     )]
     Empty,
-    /// With a scheme.
+    /// The text is a URL.
     #[error("{given:?} is a URL, and rules know neither schemes nor paths: write {instead:?}")]
     Url {
-        /// The whole text.
+        /// The text as given.
         given: String,
-        /// What is likely meant.
+        /// Pattern that the user probably means.
         instead: String,
     },
-    /// IPv6.
+    /// The text looks like an IPv6 address.
     #[error(
         "{0:?} looks like an IPv6 address; only IPv4 is served yet, as in 203.0.113.0/24:443/tcp"
     )]
     Ipv6(String),
-    /// Not an address.
+    /// The host part is not an IPv4 address.
     #[error(
         "{given:?} in {pattern:?} is not an IPv4 address: write four numbers up to 255, as in 10.0.0.0/8"
     )]
     Address {
-        /// What stands for the address.
+        /// The host part as given.
         given: String,
-        /// The whole pattern.
+        /// The whole pattern as given.
         pattern: String,
     },
-    /// A prefix length over 32.
+    /// The prefix length is not a number from 0 to 32.
     #[error("Prefix length {given:?} in {pattern:?} is not one: 0 to 32 would do")]
     PrefixLength {
-        /// What stands for the length.
+        /// The prefix length as given.
         given: String,
-        /// The whole pattern.
+        /// The whole pattern as given.
         pattern: String,
     },
     /// Bits of the address outside of the prefix are set.
     #[error("{pattern:?} names a host inside a network: {network} is the network, {host} the host")]
     HostBits {
-        /// The whole pattern.
+        /// The whole pattern as given.
         pattern: String,
-        /// With the bits cleared.
+        /// The network, with the host bits cleared.
         network: Ipv4Net,
-        /// The address alone.
+        /// The address without the prefix length.
         host: Ipv4Addr,
     },
-    /// A port or a range of ports.
+    /// The port is neither a port nor a range of ports.
     #[error("Port {given:?} in {pattern:?} is neither 1 to 65535 nor a range such as 8000-8010")]
     Port {
-        /// What stands for the ports.
+        /// The ports as given.
         given: String,
-        /// The whole pattern.
+        /// The whole pattern as given.
         pattern: String,
     },
-    /// A protocol.
+    /// The protocol is unknown.
     #[error(
         "Protocol {given:?} in {pattern:?} is unknown: tcp, udp or icmp would do, or none for all"
     )]
     Protocol {
-        /// What stands for the protocol.
+        /// The protocol as given.
         given: String,
-        /// The whole pattern.
+        /// The whole pattern as given.
         pattern: String,
     },
-    /// ICMP with a port.
+    /// ICMP is given with a port.
     #[error("ICMP has no ports, but {0:?} gives one: leave the port or the protocol out")]
     IcmpPort(String),
 }
 
 impl PatternError {
-    /// Fails for what is a URL.
+    /// Checks that the text is not a URL.
+    ///
+    /// # Errors
+    /// The text contains `://`; the error suggests a pattern with the URL's host and port.
     pub(crate) fn of_url(text: &str) -> Result<(), Self> {
         let Some((scheme, rest)) = text.split_once("://") else {
             return Ok(());

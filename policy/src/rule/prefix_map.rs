@@ -1,11 +1,12 @@
-//! IPv4 prefixes and what is said of each: the one longest-prefix structure of this crate.
+//! Map from IPv4 prefixes to values: the only longest-prefix structure of this crate.
 //!
-//! CIDR prefixes nest or are disjoint, so they cut the address space into segments that each have
-//! one innermost prefix, and every prefix has at most one parent. A look-up is a binary search for
-//! the segment, then a walk outwards, at most 33 steps. Above `TOP_INDEX_FROM` segments a table
-//! over the upper 16 bits narrows the search to what begins under the same 16 bits: a hundred
-//! thousand prefixes that are spread out take no more steps than ten, and no list takes more than
-//! 17, for so many segments can begin there. The map is built whole and replaced whole.
+//! CIDR prefixes nest or are disjoint. They cut the address space into segments that each have one
+//! innermost prefix, and every prefix has at most one parent. A look-up is a binary search for the
+//! segment, then a walk outwards of at most 33 steps. From `TOP_INDEX_FROM` segments on, a table
+//! over the upper 16 bits narrows the search to the segments that begin under the same 16 bits: a
+//! hundred thousand prefixes that are spread out take no more steps than ten. No list takes more
+//! than 17 steps, because 65,536 segments can begin under the same 16 bits. The map is built whole
+//! and replaced whole.
 use std::{net::Ipv4Addr, ops::RangeInclusive};
 
 use ipnet::Ipv4Net;
@@ -13,20 +14,23 @@ use serde::{Deserialize, Serialize};
 
 /// From this many segments on, the search starts from a table of the upper 16 bits (256 KiB).
 const TOP_INDEX_FROM: usize = 512;
+/// No node: the address is in no prefix, or the prefix has no parent.
 const NONE: u32 = u32::MAX;
 
 /// An immutable map from prefixes to values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrefixMap<T> {
     nodes: Vec<Node<T>>,
-    /// First address of each segment; the first one is 0.
+    /// First address of each segment, ascending; the first segment begins at 0.0.0.0.
     starts: Vec<u32>,
     /// Innermost node of each segment, or [`NONE`].
     innermost: Vec<u32>,
-    /// For each value of the upper 16 bits, the segment its first address is in.
+    /// For each value of the upper 16 bits, the segment that contains its first address. `None`:
+    /// there are too few segments.
     top: Option<Vec<u32>>,
 }
 
+/// A prefix with its value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Node<T> {
     prefix: Ipv4Net,
@@ -46,7 +50,7 @@ impl<T> Default for PrefixMap<T> {
 }
 
 impl<T> PrefixMap<T> {
-    /// Builds the map. Host bits are ignored; of equal prefixes the last one given stays.
+    /// Builds the map. Host bits are ignored; of equal prefixes the last entry is kept.
     pub fn new(entries: impl IntoIterator<Item = (Ipv4Net, T)>) -> Self {
         let mut entries: Vec<(Ipv4Net, T)> = entries
             .into_iter()
@@ -56,7 +60,7 @@ impl<T> PrefixMap<T> {
 
         let mut map = Self::default();
         map.nodes.reserve(entries.len());
-        // The prefixes that the current position is inside of, outermost first.
+        // The prefixes that contain the current position, outermost first.
         let mut open: Vec<u32> = Vec::new();
         for (prefix, value) in entries {
             if let Some(node) = map.nodes.last_mut()
@@ -82,27 +86,27 @@ impl<T> PrefixMap<T> {
         map
     }
 
-    /// How many prefixes there are.
+    /// Returns the number of prefixes.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Whether there are none.
+    /// Whether the map has no prefix.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// Every prefix in the map, in the order of addresses, a parent before its children.
+    /// Returns every prefix, in the order of addresses, a parent before its children.
     pub fn iter(&self) -> impl Iterator<Item = (Ipv4Net, &T)> {
         self.nodes.iter().map(|node| (node.prefix, &node.value))
     }
 
-    /// The longest prefix that contains `addr`.
+    /// Returns the longest prefix that contains `addr`, if any does.
     pub fn longest(&self, addr: Ipv4Addr) -> Option<(Ipv4Net, &T)> {
         self.covering(addr).next()
     }
 
-    /// All prefixes that contain `addr`, the longest first.
+    /// Returns all prefixes that contain `addr`, the longest first.
     pub fn covering(&self, addr: Ipv4Addr) -> impl Iterator<Item = (Ipv4Net, &T)> {
         let mut at = self.innermost[self.segment(addr.to_bits())];
         std::iter::from_fn(move || {
@@ -118,7 +122,7 @@ impl<T> PrefixMap<T> {
         if self.longest(prefix.network()).is_some() {
             return true;
         }
-        // Its first address is free, so whatever overlaps begins inside it.
+        // No prefix contains its first address, so a prefix that overlaps begins inside it.
         let next = self
             .nodes
             .partition_point(|node| first(node.prefix) < first(prefix));
@@ -127,6 +131,7 @@ impl<T> PrefixMap<T> {
             .is_some_and(|node| first(node.prefix) <= last(prefix))
     }
 
+    /// Returns the segment that contains an address.
     fn segment(&self, addr: u32) -> usize {
         let among = self.segments_to_search(addr);
         let low = *among.start();
@@ -134,7 +139,7 @@ impl<T> PrefixMap<T> {
         low + self.starts[among].partition_point(|start| *start <= addr) - 1
     }
 
-    /// Where the segment of an address is searched for: it is one of these.
+    /// Returns the segments among which the segment of an address is searched for.
     fn segments_to_search(&self, addr: u32) -> RangeInclusive<usize> {
         let last = self.starts.len() - 1;
         match &self.top {
@@ -147,7 +152,7 @@ impl<T> PrefixMap<T> {
         }
     }
 
-    /// From `at` on, `node` is the innermost one.
+    /// Begins a segment at `at`, of which `node` is the innermost prefix.
     fn cut(&mut self, at: u32, node: u32) {
         if self.starts.last() == Some(&at) {
             self.innermost.pop();
@@ -157,7 +162,7 @@ impl<T> PrefixMap<T> {
         self.innermost.push(node);
     }
 
-    /// Ends all open prefixes that do not reach `position`.
+    /// Ends all open prefixes that end before `position`.
     fn close(&mut self, open: &mut Vec<u32>, position: u32) {
         while let Some(&index) = open.last() {
             if last(self.nodes[index as usize].prefix) >= position {
@@ -168,6 +173,7 @@ impl<T> PrefixMap<T> {
         }
     }
 
+    /// Ends the prefix at `index`: `parent` is the innermost prefix after it.
     fn end(&mut self, index: u32, parent: Option<u32>) {
         if let Some(after) = last(self.nodes[index as usize].prefix).checked_add(1) {
             self.cut(after, parent.unwrap_or(NONE));

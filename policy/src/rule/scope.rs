@@ -1,4 +1,4 @@
-//! What of a destination a rule speaks of beside the host: `[:PORT[-PORT]][/tcp|udp|icmp]`.
+//! Ports and protocols that a rule matches, beside its host: `[:PORT[-PORT]][/tcp|udp|icmp]`.
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -10,14 +10,14 @@ use super::pattern::PatternError;
 /// port leaves out ICMP, which has none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Scope {
-    /// First and last port.
+    /// First and last port; `None`: any port.
     pub(crate) ports: Option<(u16, u16)>,
     #[serde(with = "protocol_number")]
     pub(crate) protocol: Option<Protocol>,
 }
 
 impl Scope {
-    /// Reads what stands behind the host in `text`; errors show `text` whole.
+    /// Parses `rest`, the part of `text` after the host. Errors quote `text` whole.
     pub(crate) fn parse(rest: &str, text: &str) -> Result<Self, PatternError> {
         let pattern = || text.to_owned();
         let (ports, rest) = match rest.strip_prefix(':') {
@@ -52,7 +52,7 @@ impl Scope {
         }
     }
 
-    /// Whether all that `other` matches is matched.
+    /// Whether this scope matches everything that `other` matches.
     pub(crate) fn contains(&self, other: Self) -> bool {
         let ports = match (self.ports, other.ports) {
             (None, _) => true,
@@ -63,7 +63,7 @@ impl Scope {
         ports && all.into_iter().all(|p| !other.covers(p) || self.covers(p))
     }
 
-    /// Whether there is something that both match.
+    /// Whether some port and protocol matches both scopes.
     pub(crate) fn overlaps(&self, other: Self) -> bool {
         let ports = match (self.ports, other.ports) {
             (None, _) | (_, None) => true,
@@ -101,7 +101,7 @@ impl fmt::Display for Scope {
     }
 }
 
-/// The part before the first separator, and the rest with it.
+/// Splits the text before the first separator; the second part begins with it.
 pub(crate) fn split_at(text: &str, separator: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(separator).unwrap_or(text.len()))
 }
@@ -123,7 +123,7 @@ fn parse_protocol(text: &str) -> Option<Protocol> {
         .find(|protocol| protocol.name().eq_ignore_ascii_case(text))
 }
 
-/// A protocol as its IP protocol number; 0: any.
+/// Serialization of a protocol as its IP protocol number; 0: any.
 mod protocol_number {
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
     use slipgate_abi::Protocol;

@@ -1,4 +1,5 @@
-//! What of a policy is more than its rules: where each was written and why, and how names are told.
+//! Settings of a policy beside its rules: where each rule was written and why, and how DNS
+//! questions are answered.
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
@@ -9,41 +10,41 @@ use super::{Rule, host_loopback::LoopbackPorts, name::Name};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Http {
-    /// Each request is held to the rule: the connection stays in the engine.
+    /// Every request must comply with the rule: the connection stays in the engine.
     #[default]
     Each,
-    /// Only the first one is; the rest goes by the kernel.
+    /// Only the first request must comply; the kernel forwards the rest.
     First,
 }
 
-/// What becomes of flows that new rules would not admit.
+/// Treatment of established flows that a new policy would not admit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnReload {
-    /// They end.
+    /// The flows are ended.
     #[default]
     Cut,
-    /// They go on.
+    /// The flows continue.
     Keep,
 }
 
-/// What is known of a rule beside it.
+/// Metadata of a rule.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Note {
-    /// `FILE:LINE`; `None`: it was typed as a flag.
+    /// `FILE:LINE` where the rule is written; `None`: it was given as a flag.
     pub place: Option<String>,
-    /// Why it is there, as the user says.
+    /// The user's comment: why the rule exists.
     pub comment: Option<String>,
-    /// Of an inspect rule.
+    /// How far an inspect rule follows HTTP/1 connections.
     pub http: Http,
 }
 
-/// A rule and what is known of it.
+/// A rule with its metadata.
 #[derive(Clone, Debug)]
 pub struct Written {
-    /// The rule.
+    /// The rule, parsed.
     pub rule: Rule,
-    /// The rest.
+    /// Metadata of the rule.
     pub note: Note,
 }
 
@@ -56,47 +57,48 @@ impl From<Rule> for Written {
     }
 }
 
-/// What a policy says beside its rules.
+/// Settings of a policy beside its rules.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Settings {
-    /// Its name; `None`: the one of all VMs that name none.
+    /// Name of the policy; `None`: the policy of all VMs that name none.
     pub name: Option<String>,
-    /// The file that it was written in; `None`: all of it was typed.
+    /// File that the policy was read from; `None`: it was given by flags alone.
     pub file: Option<String>,
-    /// What becomes of flows that it does not admit any more.
+    /// Treatment of established flows that the policy does not admit any more.
     pub on_reload: OnReload,
-    /// How names are told.
+    /// DNS settings of the policy.
     pub dns: DnsSettings,
-    /// What of the gateway leads to the host's 127.0.0.1.
+    /// Ports of the gateway that lead to the host's 127.0.0.1.
     #[serde(default)]
     pub host_loopback: Vec<LoopbackPorts>,
-    /// Whether a VM is open by it so that its own can be learnt: it inspects nothing.
+    /// Whether the policy opens a VM so that the VM's own policy can be learnt. Such a policy
+    /// inspects nothing.
     #[serde(default)]
     pub is_learning: bool,
 }
 
-/// What a policy says of DNS.
+/// DNS settings of a policy.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DnsSettings {
-    /// Whom questions go to.
+    /// Resolvers that questions are forwarded to.
     pub resolvers: Resolvers,
-    /// Record types that may be asked for although they are refused by default (TXT, NULL, ANY),
-    /// by number.
+    /// Numbers of the record types that may be asked for although they are refused by default (TXT,
+    /// NULL, ANY).
     pub types: Vec<u16>,
-    /// An answer opens its addresses at least so long, seconds.
+    /// Shortest time for which an answer opens its addresses, seconds.
     pub ttl_floor_s: u32,
-    /// And at most so long, seconds.
+    /// Longest time for which an answer opens its addresses, seconds.
     pub ttl_ceiling_s: u32,
-    /// Labels of a name that may be asked for, at most.
+    /// Maximum number of labels of a name that may be asked for.
     pub max_labels: u8,
-    /// Octets of each of them, at most.
+    /// Maximum length of each label, octets.
     pub max_label_octets: u8,
-    /// How much may be said by new names beneath wildcards.
+    /// Rate limit of new names beneath wildcards.
     pub new_names: NewNames,
 }
 
 impl DnsSettings {
-    /// What a name has too much of to be asked for.
+    /// Returns the limit that the name exceeds, in words; `None`: the name is within the limits.
     pub fn too_much(&self, name: Name<'_>) -> Option<String> {
         let most = usize::from(self.max_labels);
         if name.labels().count() > most {
@@ -108,9 +110,9 @@ impl DnsSettings {
     }
 }
 
-/// RFC 1035 section 2.3.4.
+/// Maximum length of a label, octets (RFC 1035 section 2.3.4).
 const LONGEST_LABEL: u8 = 63;
-/// As many labels as a name can have: RFC 1035's 255 bytes, two a label, less the root.
+/// Maximum number of labels in a name: RFC 1035's 255 octets, two per label, less the root.
 const MOST_LABELS: u8 = 127;
 
 impl Default for DnsSettings {
@@ -127,39 +129,40 @@ impl Default for DnsSettings {
     }
 }
 
-/// An answer opens its addresses at least so long, seconds: a client connects after it has heard,
-/// and may keep an answer with TTL 0 for the connection at hand.
+/// Default of [`DnsSettings::ttl_floor_s`], seconds: a client connects some time after it has the
+/// answer, and may keep an answer with TTL 0 for the connection at hand.
 pub const FLOOR_S: u32 = 30;
-/// And at most so long, seconds: as long as the resolver keeps an answer itself.
+/// Default of [`DnsSettings::ttl_ceiling_s`], seconds: as long as the resolver itself caches an
+/// answer.
 pub const CEILING_S: u32 = 86_400;
-/// The port of DNS.
+/// Port of DNS (RFC 1035 section 4.2).
 pub const DNS_PORT: u16 = 53;
-/// Resolvers of a policy; more are not used.
+/// Maximum number of resolvers of a policy.
 pub const MAX_RESOLVERS: usize = 8;
 
-/// Whom the questions of a policy's VMs go to.
+/// Resolvers that the questions of a policy's VMs are forwarded to.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Resolvers {
-    /// The host's own resolvers, as they are now.
+    /// The host's resolvers, as currently configured.
     #[default]
     Host,
-    /// These, in this order; [`MAX_RESOLVERS`] at most.
+    /// The given resolvers, in this order; [`MAX_RESOLVERS`] at most.
     These(Vec<SocketAddr>),
-    /// Nobody: every question is refused.
+    /// No resolver: every question is refused.
     Nobody,
 }
 
-/// How much a VM may say by new names beneath wildcards.
+/// Rate limit of the octets that a VM can convey by asking for new names beneath wildcards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NewNames {
-    /// Octets in a minute.
+    /// Average rate, octets per minute.
     pub octets_per_minute: u32,
-    /// Octets at once, after a quiet time.
+    /// Burst after an idle period, octets.
     pub burst_octets: u32,
 }
 
 impl Default for NewNames {
-    /// Some 250 names of common length a minute, each with two types.
+    /// Some 250 names of common length per minute, each with two types.
     fn default() -> Self {
         Self {
             octets_per_minute: 8 * 1_024,

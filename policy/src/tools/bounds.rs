@@ -1,29 +1,30 @@
-//! What a policy bounds beside its rules, held against a record: new flows and questions per second,
-//! flows at once, labels, new names.
+//! Limits of a policy beside its rules, applied to a record: new flows and questions per second,
+//! concurrent flows, labels, new names.
 //!
-//! A VM of the record meets what one of the policy has from its first record on, in the order and at
-//! the times recorded. Bytes and packets per second are left out: a record says how many there were,
-//! not when.
+//! A VM of the record gets the limits of a VM under the policy from its first record on, in the
+//! order and at the times recorded. Bytes and packets per second are left out: a record has their
+//! totals only, without times.
 use std::collections::{HashMap, HashSet};
 
 use crate::{Name, Policy, RecordedAsker, TokenBucket, document::Limits};
 
-/// What is over a bound: what it is about, and which.
+/// A limit that was exceeded: the resource, and the setting with its value.
 pub(super) type Over = (&'static str, String);
 
-/// The VMs of a record, by name, under one policy file.
+/// State of the VMs of a record, by name, under one policy file.
 #[derive(Debug, Default)]
 pub(super) struct Bounds {
     vms: HashMap<String, Vm>,
 }
 
+/// State of one VM.
 #[derive(Debug)]
 struct Vm {
     limits: Limits,
     flows: TokenBucket,
     questions: Option<TokenBucket>,
     asker: Option<RecordedAsker>,
-    /// Ids of flows that were let in and live.
+    /// Ids of admitted flows that have not ended.
     live: HashSet<String>,
     last_ns: u64,
 }
@@ -40,8 +41,8 @@ impl Bounds {
         })
     }
 
-    /// A flow that the rules let in. One that is over already is none of those at once: when it
-    /// ended is known to the log only.
+    /// Applies the limits to a flow that the rules admit. Returns the limit that it exceeds. A flow
+    /// whose record is its end does not count as concurrent: only the log knows when it ended.
     pub(super) fn flow(
         &mut self,
         vm: &str,
@@ -67,14 +68,14 @@ impl Bounds {
         None
     }
 
-    /// The end of a flow.
+    /// Removes a flow that ended.
     pub(super) fn end(&mut self, vm: &str, id: &str) {
         if let Some(vm) = self.vms.get_mut(vm) {
             vm.live.remove(id);
         }
     }
 
-    /// Any question, whatever the rules say of it.
+    /// Applies the limit of questions per second to a question, whatever the rules decide about it.
     pub(super) fn question(
         &mut self,
         vm: &str,
@@ -91,7 +92,7 @@ impl Bounds {
         over.then(|| ("questions", format!("dns_per_second {per_second}")))
     }
 
-    /// A question that the rules let be asked for, and that no cached answer met.
+    /// Applies the limit of new names to a question that the rules allow and no cached answer met.
     pub(super) fn lookup(
         &mut self,
         vm: &str,
@@ -115,7 +116,8 @@ impl Bounds {
 }
 
 impl Vm {
-    /// Records are in the order in which things were over: time does not run backward.
+    /// Returns the time of a record, never before that of an earlier one: records are in the order
+    /// of ends.
     fn at(&mut self, at_ns: Option<u64>) -> Option<u64> {
         self.last_ns = self.last_ns.max(at_ns?);
         Some(self.last_ns)

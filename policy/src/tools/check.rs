@@ -1,4 +1,4 @@
-//! What is likely meant otherwise in a policy file that can be used.
+//! Warnings about a policy file that can be used but probably means something else.
 use std::net::Ipv4Addr;
 
 use slipgate_abi::{Protocol, maps::MAX_RULES};
@@ -6,13 +6,13 @@ use slipgate_abi::{Protocol, maps::MAX_RULES};
 use super::compiled::Compiled;
 use crate::{Action, Destination, LoopbackPorts, Policy, Rule, Standing};
 
-/// Ports of protocols that say no name in the first bytes of a client, or none at all.
+/// Ports of protocols whose clients send no server name, or not in their first bytes.
 const NOT_NAMED: [u16; 24] = [
     20, 21, 22, 23, 25, 53, 69, 110, 119, 123, 143, 161, 389, 445, 514, 587, 1433, 3306, 3389,
     5432, 5900, 6379, 11211, 27017,
 ];
 
-/// In a line: how many rules and policies, and how many warnings.
+/// Returns a line with the number of rules, policies and warnings.
 pub fn summary(compiled: &Compiled, warnings: usize) -> String {
     let named = compiled.policies.iter().count() - 1;
     let rules: usize = compiled.policies.iter().map(|p| p.standing().count()).sum();
@@ -35,8 +35,8 @@ pub fn summary(compiled: &Compiled, warnings: usize) -> String {
     }
 }
 
-/// Warnings, each a line that begins with its place. `gateway`: the guests' gateway, whose ports may
-/// lead to the host's loopback.
+/// Returns warnings, each a line that begins with its place. `gateway`: the guests' gateway, whose
+/// ports may lead to the host's loopback.
 pub fn warnings(compiled: &Compiled, gateway: Ipv4Addr) -> Vec<String> {
     let mut warnings = Vec::new();
     for policy in compiled.policies.iter() {
@@ -100,7 +100,7 @@ trait Short {
 }
 
 impl Short for Policy {
-    /// Without the place, which stands at the begin of the line.
+    /// Returns a rule's number and text without its place, with which the line already begins.
     fn describe_short(&self, rule: Standing<'_>) -> String {
         let text = match rule.rule {
             Rule::Match(action, pattern) => format!("{} {pattern}", action.name()),
@@ -113,7 +113,8 @@ impl Short for Policy {
     }
 }
 
-/// Why nothing that an inspect rule matches says a name.
+/// Returns why an inspect rule matches no flow that sends a server name; `None` if it may match
+/// some.
 fn cannot_be_inspected(rule: &Rule) -> Option<String> {
     let covers = |port, protocol| match rule {
         Rule::Match(Action::Inspect, pattern) => {
@@ -145,8 +146,8 @@ fn cannot_be_inspected(rule: &Rule) -> Option<String> {
     Some(problem.to_owned())
 }
 
-/// An earlier rule about the same name that does the opposite, and does not cover it (which is said
-/// already).
+/// Returns an earlier rule about the same name with the opposite effect. A rule that covers this
+/// one is left out: another warning reports it.
 fn opposite<'p>(policy: &'p Policy, rule: Standing<'p>) -> Option<Standing<'p>> {
     let Rule::Name(action, pattern) = rule.rule else {
         return None;
@@ -162,8 +163,8 @@ fn opposite<'p>(policy: &'p Policy, rule: Standing<'p>) -> Option<Standing<'p>> 
     })
 }
 
-/// Entries of which a rule refuses a port: what is listed is let in whatever the default is, but not
-/// against a rule.
+/// Warns about entries with a port that a rule refuses: an entry overrides the default, but not a
+/// rule.
 fn of_loopback(policy: &Policy, gateway: Ipv4Addr, file: &str) -> Vec<String> {
     let refused = |entry: &LoopbackPorts| {
         let (first, last) = entry.ports;

@@ -1,4 +1,4 @@
-//! A policy file, compiled, for tools that read it without a running slipgate.
+//! Policy files, compiled for tools that work without a running slipgate.
 use crate::{
     Policy, PolicySet,
     document::{
@@ -6,20 +6,20 @@ use crate::{
     },
 };
 
-/// A policy file, compiled.
+/// A policy file with its compiled policies.
 #[derive(Debug)]
 pub struct Compiled {
-    /// The file.
+    /// Policy file, as parsed.
     pub file: PolicyFile,
-    /// What it says.
+    /// Compiled policies of the file.
     pub policies: PolicySet,
 }
 
 impl Compiled {
-    /// Compiles a file. `read`: how the deny files are had that it names.
+    /// Compiles a file. `read`: function that reads the deny files it names.
     ///
     /// # Errors
-    /// Something in it cannot be used; the error says where and what would do.
+    /// Something in the file cannot be used; the error gives the place and a remedy.
     pub fn new(file: PolicyFile, read: Reader<'_>) -> Result<Self, ConfigError> {
         check_file(&file)?;
         let loaded = LoadedPolicies::of(&CliOverrides::default(), Some(&file), read)?;
@@ -27,7 +27,7 @@ impl Compiled {
         Ok(Self { file, policies })
     }
 
-    /// The policy of that name, or the file's top level.
+    /// Returns the policy of that name, or the file's top level for `None`.
     ///
     /// # Errors
     /// The file has no such policy, or no top level.

@@ -1,4 +1,4 @@
-//! What another policy file would have decided about what was recorded.
+//! Comparison of the decisions of two policy files about recorded flows and questions.
 use std::collections::BTreeMap;
 
 use slipgate_abi::{Protocol, VmRates};
@@ -10,11 +10,11 @@ use crate::{
     one_line, wire,
 };
 
-/// What the files say otherwise of a VM and no record can be held against.
+/// Note where the files differ in rates, which cannot be compared by a record.
 const NO_RATES: &str =
     "not compared: bytes and packets per second, for a record does not say when they passed\n";
 
-/// What a policy makes of something.
+/// Outcome of a flow or question under a policy.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Outcome {
     Refused,
@@ -34,37 +34,39 @@ impl Outcome {
     }
 }
 
-/// How often, what, and by which rule.
+/// Count, subject, and deciding rule.
 type Line = (u64, String, String);
 
-/// What was decided otherwise, by outcome, whether it is a question, and what it is about.
+/// Counts of changed decisions, by whether it is a question, the new outcome, the subject, and the
+/// deciding rule.
 type Changes = BTreeMap<(bool, Outcome, String, String), u64>;
 
-/// What a file makes of a record, one thing after the other.
+/// One file, with the state of its limits over the record.
 #[derive(Debug)]
 struct Side<'c> {
     compiled: &'c Compiled,
-    /// The policy of VMs that name none.
+    /// Policy of VMs that name none.
     policy: Option<&'c str>,
     bounds: Bounds,
-    /// Those of the VM that the last record was of.
+    /// Rates of the VM of the last record.
     rates: VmRates,
 }
 
-/// What of a record is decided, by what, and what it is about where that is no rule's.
+/// Outcome of a record, deciding rule or setting, and the limit's resource where a limit decided.
 type Decided = (Outcome, String, Option<&'static str>);
 
-/// Two files, held against a record, one thing after the other.
+/// Comparison of two files over records, taken one after the other.
 #[derive(Debug)]
 pub struct Diff<'c> {
     sides: [Side<'c>; 2],
     changes: Changes,
-    told: u64,
+    records: u64,
     rates_differ: bool,
 }
 
 impl<'c> Diff<'c> {
-    /// Nothing is compared yet. `policy`: that of VMs to which the files give none.
+    /// Creates a comparison without records. `policy`: the policy of VMs to which the files give
+    /// none.
     pub fn new(before: &'c Compiled, after: &'c Compiled, policy: Option<&'c str>) -> Self {
         Self {
             sides: [before, after].map(|compiled| Side {
@@ -74,17 +76,17 @@ impl<'c> Diff<'c> {
                 rates: VmRates::default(),
             }),
             changes: Changes::new(),
-            told: 0,
+            records: 0,
             rates_differ: false,
         }
     }
 
-    /// Compares what both files make of something that was recorded.
+    /// Compares the decisions of both files about a record.
     ///
     /// # Errors
     /// A file has no policy for the VM.
     pub fn take(&mut self, seen: &Seen) -> Result<(), ConfigError> {
-        self.told += u64::from(!matches!(seen, Seen::End { .. }));
+        self.records += u64::from(!matches!(seen, Seen::End { .. }));
         let [before, after] = &mut self.sides;
         let (was, is) = (before.decide(seen)?, after.decide(seen)?);
         self.rates_differ |= before.rates != after.rates;
@@ -92,14 +94,14 @@ impl<'c> Diff<'c> {
         Ok(())
     }
 
-    /// Whether both decide alike about all of it.
+    /// Whether both files decide alike about all records.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }
 
-    /// What is decided otherwise, for people.
+    /// Returns the changed decisions as text.
     pub fn text(&self) -> String {
-        let mut text = text(&self.changes, self.told);
+        let mut text = text(&self.changes, self.records);
         if self.rates_differ {
             text.push_str(NO_RATES);
         }
@@ -108,7 +110,7 @@ impl<'c> Diff<'c> {
 }
 
 impl Side<'_> {
-    /// `None`: there is nothing to decide.
+    /// Decides on a record; `None` if there is nothing to decide.
     fn decide(&mut self, seen: &Seen) -> Result<Option<Decided>, ConfigError> {
         let vm = seen.vm();
         let place = policy_in_file(&self.compiled.file, vm, self.policy)?;
@@ -122,7 +124,7 @@ impl Side<'_> {
                 None
             }
             Seen::Refused { to, name, .. } => by_rules(flow(policy, *to, name)),
-            Seen::Loopback { to, host_port, .. } => by_rules(led(policy, *to, *host_port)),
+            Seen::Loopback { to, host_port, .. } => by_rules(loopback(policy, *to, *host_port)),
             Seen::Flow {
                 to,
                 name,
@@ -192,7 +194,7 @@ fn compare(was: Option<Decided>, is: Option<Decided>, seen: &Seen, changes: &mut
             (what, 1, true)
         }
     };
-    // What a bound refuses is told in sum: which of many it met is chance.
+    // Refusals by a limit are summed up: which flow meets the limit is chance.
     let (what, by) = match (was.2, is.2) {
         (_, Some(bound)) => (bound.to_owned(), is.1),
         (Some(bound), None) => (bound.to_owned(), format!("{}, and not by {}", is.1, was.1)),
@@ -210,9 +212,9 @@ fn flow(policy: &Policy, to: Destination, name: &Option<String>) -> (Outcome, St
     outcome(policy, decision)
 }
 
-/// Whether a policy leads a destination to that port of the host's loopback. Whatever address it
-/// was, it was the gateway's, or is listed by itself.
-fn led(policy: &Policy, to: Destination, host_port: u16) -> (Outcome, String) {
+/// Returns whether a policy leads a destination to the recorded port of the host's loopback. The
+/// destination's address was the gateway's, or an entry gives it.
+fn loopback(policy: &Policy, to: Destination, host_port: u16) -> (Outcome, String) {
     match policy.host_loopback(to, to.addr) {
         Some(lead) if !lead.decision.is_allowed() => {
             (Outcome::Refused, policy.named(lead.decision))
@@ -226,13 +228,13 @@ fn led(policy: &Policy, to: Destination, host_port: u16) -> (Outcome, String) {
     }
 }
 
-/// An answer is refused for any name that it leads through.
+/// Refuses an answer if any alias in its chain may not be asked for.
 fn answered(policy: &Policy, asked: (Outcome, String), chain: &[String]) -> (Outcome, String) {
     if asked.0 == Outcome::Refused {
         return asked;
     }
     let refused = chain.iter().find_map(|alias| {
-        // One that no rule can have is let in by a default only.
+        // An alias that no rule can name is allowed by the default only.
         let Ok(wire) = wire(alias) else {
             let by = "no rule can name it".to_owned();
             return (policy.default_action() == Action::Deny).then_some((alias, by));
@@ -273,7 +275,7 @@ fn question(policy: &Policy, name: Name<'_>, kind: &str) -> (Outcome, String) {
     }
     let (outcome, by) = outcome(policy, decision);
     match outcome {
-        // What is inspected is the connection.
+        // Inspection concerns the connection, not the question.
         Outcome::Inspected => (Outcome::Allowed, by),
         _ => (outcome, by),
     }
@@ -300,9 +302,9 @@ fn target(to: Destination, name: Option<&str>) -> String {
     }
 }
 
-fn text(changes: &Changes, told: u64) -> String {
+fn text(changes: &Changes, records: u64) -> String {
     if changes.is_empty() {
-        return format!("the same: all of {told} flows, questions and refusals recorded\n");
+        return format!("the same: all of {records} flows, questions and refusals recorded\n");
     }
     let mut sections: BTreeMap<(bool, Outcome), Vec<Line>> = BTreeMap::new();
     for ((is_question, outcome, what, by), count) in changes {
@@ -323,6 +325,8 @@ fn text(changes: &Changes, told: u64) -> String {
         }
     }
     let count: u64 = changes.values().sum();
-    text.push_str(&format!("{count} decided otherwise, of {told} records\n"));
+    text.push_str(&format!(
+        "{count} decided otherwise, of {records} records\n"
+    ));
     text
 }

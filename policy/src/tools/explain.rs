@@ -1,4 +1,4 @@
-//! What a policy decides about a destination that was typed, and which rules match it.
+//! Explanation of a destination given as text, with the rules that match it.
 use std::net::Ipv4Addr;
 
 use slipgate_abi::Protocol;
@@ -7,12 +7,13 @@ use crate::{
     DNS_PORT, Destination, Name, NamePattern, Policy, RuleId, document::ConfigError, wire,
 };
 
-/// Whether it passes, and why.
+/// Explains whether a destination passes, and why.
+///
 /// `destination`: `ADDRESS:PORT`, `NAME:PORT` or `NAME`; for ICMP the host alone. `gateway`: the
 /// guests' gateway.
 ///
 /// # Errors
-/// The destination is none.
+/// The destination has none of these forms.
 pub fn explain(
     policy: &Policy,
     destination: &str,
@@ -64,8 +65,8 @@ pub fn explain(
             let (passes, sentences) = policy.explain_port_53();
             return Ok((passes, text(policy, passes, &sentences, &[])));
         }
-        let (passes, sentences) = match led(policy, to, gateway) {
-            Some(led) => led,
+        let (passes, sentences) = match loopback(policy, to, gateway) {
+            Some(found) => found,
             None => {
                 let explanation = policy.explain(to);
                 (explanation.decision.is_allowed(), explanation.to_string())
@@ -76,8 +77,8 @@ pub fn explain(
     Ok((passes, text(policy, passes, &sentences, &rules)))
 }
 
-/// Of a port that leads to the host's loopback.
-fn led(policy: &Policy, to: Destination, gateway: Ipv4Addr) -> Option<(bool, String)> {
+/// Explains a port that leads to the host's loopback; `None` if the destination is not such a port.
+fn loopback(policy: &Policy, to: Destination, gateway: Ipv4Addr) -> Option<(bool, String)> {
     let lead = policy.host_loopback(to, gateway)?;
     let sentences = policy.explain_loopback(to, &lead);
     Some((lead.decision.is_allowed(), sentences))

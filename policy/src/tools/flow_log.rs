@@ -1,7 +1,7 @@
-//! What a flow log tells of the past: flows, questions and refusals, whatever else is in it.
+//! Reading of flow logs: flows, questions and refusals; other events are skipped.
 //!
-//! A flow's name is the one that DNS opened its address by, as recorded; else the last one for which
-//! the VM was told that address.
+//! A flow's name is the recorded one, by which DNS opened its address; otherwise the last name for
+//! which the VM's DNS answers gave that address.
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, SocketAddrV4},
@@ -13,74 +13,76 @@ use slipgate_abi::Protocol;
 
 use crate::{DNS_PORT, Destination, document::ConfigError};
 
-/// Ids of flows that have begun and not ended are kept to tell each flow once; of so many at most.
-const MOST_OPEN: usize = 1 << 20;
-/// Addresses, with their VM, of which the name is known: of so many at most.
-const MOST_TOLD: usize = 1 << 20;
+/// Maximum number of ids kept of flows that have begun and not ended, so that each flow is reported
+/// once.
+const MOST_LIVE: usize = 1 << 20;
+/// Maximum number of addresses, per VM and address, whose name is kept.
+const MOST_ADDRESSES: usize = 1 << 20;
 
-/// One thing that happened.
+/// An event of the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Seen {
     /// A flow that the guest opened.
     Flow {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
-        /// Where to.
+        /// Destination of the flow.
         to: Destination,
-        /// The name that its address was told for.
+        /// Name whose DNS answer gave the address, if known.
         name: Option<String>,
-        /// In the log.
+        /// Id of the flow in the log.
         id: Option<String>,
-        /// When it began, ns since 1970.
+        /// Start of the flow, ns since 1970.
         at_ns: Option<u64>,
-        /// It is over already: nothing will be told of its end.
+        /// Whether the flow has ended already; no [`Seen::End`] follows.
         is_over: bool,
     },
-    /// One that was led to the host's loopback.
+    /// A flow that was led to the host's loopback.
     Loopback {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
-        /// Where to.
+        /// Destination of the flow.
         to: Destination,
-        /// The port of the host's 127.0.0.1.
+        /// Port of the host's 127.0.0.1.
         host_port: u16,
     },
-    /// The end of a flow of which the begin was told.
+    /// The end of a flow whose start was reported.
     End {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
-        /// Its id in the log.
+        /// Id of the flow in the log.
         id: String,
     },
-    /// A question to DNS, by the type's name.
+    /// A question to DNS, and how it was answered.
     Question {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
-        /// The name that its address was told for.
+        /// Name that was asked for.
         name: String,
-        /// The record type's name.
+        /// Name of the record type.
         kind: String,
-        /// The names that the answer led through.
+        /// Aliases (CNAME chain) in the answer.
         chain: Vec<String>,
-        /// When it was asked, ns since 1970.
+        /// Time of the question, ns since 1970.
         at_ns: Option<u64>,
-        /// It was answered from the cache.
+        /// Whether the cache answered it.
         from_cache: bool,
     },
     /// Flows that the rules refused, with the destination of one of them.
     Refused {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
-        /// Where to.
+        /// Destination of the flow.
         to: Destination,
-        /// The name that its address was told for.
+        /// Name whose DNS answer gave the address, if known.
         name: Option<String>,
-        /// How many.
+        /// Number of refused flows.
         count: u64,
     },
 }
 
-/// A line as far as it matters here. Older logs have no `event`: all of their lines are ends.
+/// The fields of a line that are used. Older logs have no `event`: all of their lines are ends of
+/// flows.
 #[derive(Deserialize)]
 struct Line {
     #[serde(default)]
@@ -120,7 +122,7 @@ struct Line {
 }
 
 impl Seen {
-    /// The VM it is of.
+    /// Returns the name of the VM.
     pub fn vm(&self) -> &str {
         match self {
             Self::Flow { vm, .. }
@@ -132,22 +134,26 @@ impl Seen {
     }
 }
 
-/// VMs that are named when another was asked for.
+/// Maximum number of VMs that an error lists.
 const MOST_NAMED: usize = 16;
 
-/// Whom a log speaks of: nothing is to be found in order of a VM whose name was mistyped.
+/// Names of the VMs that a log has records of. A mistyped name must not pass for a VM without
+/// findings.
 #[derive(Debug, Default)]
 pub struct Recorded(BTreeSet<String>);
 
 impl Recorded {
-    /// Notes whom a record is of.
+    /// Adds the VM of a record.
     pub fn note(&mut self, seen: &Seen) {
         if !self.0.contains(seen.vm()) {
             self.0.insert(seen.vm().to_owned());
         }
     }
 
-    /// Fails where there is no record of `vm`, or of any; `flag`: which names it.
+    /// Checks that the log has records. `vm`: VM that must have one; `flag`: flag that gives it.
+    ///
+    /// # Errors
+    /// The log has no record, or none of `vm`.
     pub fn has(&self, vm: Option<&str>, flag: &'static str, log: &Path) -> Result<(), ConfigError> {
         let log = log.display();
         if self.0.is_empty() {
@@ -171,21 +177,24 @@ impl Recorded {
     }
 }
 
-/// Makes sense of lines.
+/// Reader of a flow log, line by line.
 #[derive(Debug, Default)]
 pub struct Reader {
-    told: HashMap<(String, Ipv4Addr), String>,
-    begun: HashSet<String>,
-    /// Lines that were no record.
+    /// Last name for which a VM's DNS answers gave an address.
+    names: HashMap<(String, Ipv4Addr), String>,
+    /// Ids of flows that have begun and not ended.
+    live: HashSet<String>,
+    /// Number of lines that were not records.
     pub foreign: u64,
-    /// Records that were lost on their way here.
+    /// Number of records that the log reports as lost.
     pub lost: u64,
-    /// Addresses that were told for a name, and for which there was no room.
+    /// Number of addresses in DNS answers for which there was no room.
     pub untold: u64,
 }
 
 impl Reader {
-    /// What a line tells; `None`: nothing that matters, or what was told already.
+    /// Returns the event of a line; `None`: the line is not used, or its event was reported
+    /// already.
     pub fn line(&mut self, text: &str) -> Option<Seen> {
         if text.trim().is_empty() {
             return None;
@@ -196,15 +205,15 @@ impl Reader {
         };
         match line.event.as_deref() {
             Some("flow_start") => {
-                if self.begun.len() < MOST_OPEN
+                if self.live.len() < MOST_LIVE
                     && let Some(id) = &line.id
                 {
-                    self.begun.insert(id.clone());
+                    self.live.insert(id.clone());
                 }
                 self.flow(line, false)
             }
             Some("flow_end") | None => match line.id {
-                Some(id) if self.begun.remove(&id) => Some(Seen::End { vm: line.vm, id }),
+                Some(id) if self.live.remove(&id) => Some(Seen::End { vm: line.vm, id }),
                 _ => self.flow(line, true),
             },
             Some("dns") => {
@@ -212,7 +221,7 @@ impl Reader {
                 let name = lower(&line.name?);
                 for answer in line.answers {
                     if let IpAddr::V4(addr) = answer {
-                        self.tell((line.vm.clone(), addr), &name);
+                        self.remember_name((line.vm.clone(), addr), &name);
                     }
                 }
                 Some(Seen::Question {
@@ -229,7 +238,7 @@ impl Reader {
                 None
             }
             Some("refused") => {
-                // A quota's refusals say nothing of the rules.
+                // Refusals by a quota are independent of the rules.
                 if !matches!(
                     line.reason.as_deref(),
                     Some("rule" | "default" | "default_deny" | "protected" | "dns_elsewhere")
@@ -256,7 +265,7 @@ impl Reader {
             self.foreign += 1;
             return None;
         };
-        // It is answered by slipgate, whatever the rules.
+        // slipgate itself answers port 53, whatever the rules.
         if to.port == DNS_PORT {
             return None;
         }
@@ -278,43 +287,28 @@ impl Reader {
         })
     }
 
-    fn tell(&mut self, to: (String, Ipv4Addr), name: &str) {
-        let has_room = self.told.len() < MOST_TOLD;
-        match self.told.get_mut(&to) {
+    fn remember_name(&mut self, to: (String, Ipv4Addr), name: &str) {
+        let has_room = self.names.len() < MOST_ADDRESSES;
+        match self.names.get_mut(&to) {
             Some(known) => name.clone_into(known),
-            None if has_room => drop(self.told.insert(to, name.to_owned())),
+            None if has_room => drop(self.names.insert(to, name.to_owned())),
             None => self.untold += 1,
         }
     }
 
     fn name_of(&self, vm: &str, addr: Ipv4Addr) -> Option<String> {
-        self.told.get(&(vm.to_owned(), addr)).cloned()
+        self.names.get(&(vm.to_owned(), addr)).cloned()
     }
 }
 
-/// A time as records have it, `2026-01-31T12:00:00.000Z` (RFC 3339 in UTC), ns since 1970.
+/// Parses a time of a record, `2026-01-31T12:00:00.000Z` (RFC 3339 in UTC), to ns since 1970.
 fn time_ns(text: &str) -> Option<u64> {
-    let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
-    let mut date = date.splitn(3, '-').map(str::parse::<u64>);
-    let (year, month, day) = (date.next()?.ok()?, date.next()?.ok()?, date.next()?.ok()?);
-    let (time, fraction) = time.split_once('.').unwrap_or((time, ""));
-    let mut time = time.splitn(3, ':').map(str::parse::<u64>);
-    let (hour, minute, second) = (time.next()?.ok()?, time.next()?.ok()?, time.next()?.ok()?);
-    if !(1970..10_000).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+    // jiff also reads a blank or a small letter for T and Z, and other offsets.
+    if !text.ends_with('Z') || !text.contains('T') {
         return None;
     }
-    if hour > 23 || minute > 59 || second > 60 || fraction.len() > 9 {
-        return None;
-    }
-    let fraction_ns = format!("{fraction:0<9}").parse::<u64>().ok()?;
-    // Days since 1970 of the Gregorian calendar; years begin in March.
-    let (year, month) = match month {
-        1 | 2 => (year - 1, month + 9),
-        _ => (year, month - 3),
-    };
-    let days = year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day;
-    let seconds = (days - 719_469) * 86_400 + hour * 3_600 + minute * 60 + second;
-    Some(seconds * 1_000_000_000 + fraction_ns)
+    let time: jiff::Timestamp = text.parse().ok()?;
+    u64::try_from(time.as_nanosecond()).ok()
 }
 
 fn destination(line: &Line) -> Option<Destination> {

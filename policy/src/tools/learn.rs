@@ -1,9 +1,9 @@
-//! What was seen, and the least policy that covers it.
+//! Learning of the least policy that covers recorded flows.
 //!
-//! By name where the flow's name is known, by address elsewhere; each with its port and protocol. A
-//! name whose address is in protected space needs a rule by address too, or its answers are
-//! refused; and so they are if the names that an alias leads through may not be asked for: these
-//! get a rule like that of the name.
+//! A flow gets a rule by name where its name is known, and by address otherwise; each with its port
+//! and protocol. A name with an address in protected space also needs a rule by address, or its
+//! answers are refused. Answers are also refused if the names of an alias chain may not be asked
+//! for: these get rules like that of the name.
 //!
 //! A guest chooses how many destinations and names there are, so they are bounded.
 use std::{
@@ -17,38 +17,43 @@ use slipgate_abi::Protocol;
 use super::flow_log::Seen;
 use crate::{Action, Policy, Rule, wire};
 
-/// Destinations that are told apart: nobody reads a policy with more rules.
+/// Maximum number of distinct destinations: nobody reads a policy with more rules.
 const MOST_SEEN: usize = 16_384;
-/// Aliases of a name.
+/// Maximum number of aliases per name.
 const MOST_ALIASES: usize = 256;
-/// So many names beneath one parent become one rule, with `--generalise`.
-const ENOUGH: usize = 2;
+/// Number of names beneath one parent that become one rule with `--generalise`.
+const MIN_FAMILY: usize = 2;
 
+/// Host of a rule.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Host {
-    /// Without `*.`.
+    /// An exact name.
     Name(String),
+    /// All names beneath a parent, which is given without `*.`.
     Beneath(String),
     Address(Ipv4Addr),
 }
 
-/// What was seen, each with its flows.
+/// Recorded destinations, each with its number of flows.
 #[derive(Debug, Default)]
 pub struct Learnt {
+    /// Number of flows by host, port and protocol.
     seen: BTreeMap<(Host, u16, &'static str), u64>,
-    /// Names that answers for a name led through.
+    /// Aliases (CNAME chain) of each name, from its answers.
     aliases: BTreeMap<String, BTreeSet<String>>,
-    /// What was led to the host's loopback: where to, by which protocol, and to which port.
-    led: BTreeMap<(Ipv4Addr, u16, &'static str, u16), u64>,
+    /// Number of flows to the host's loopback by destination address, port, protocol, and the
+    /// host's port.
+    loopback: BTreeMap<(Ipv4Addr, u16, &'static str, u16), u64>,
+    /// Number of flows taken.
     flows: u64,
-    /// Of these, how many were to something new for which there was no room.
+    /// Number of flows to new destinations for which there was no room.
     left_out: u64,
-    /// Aliases for which there was none.
+    /// Number of aliases for which there was no room.
     aliases_left_out: u64,
 }
 
 impl Learnt {
-    /// Takes in what was seen, of that VM or of whichever.
+    /// Takes a record. `only`: VM whose records are taken; `None` for all.
     pub fn take(&mut self, seen: Seen, only: Option<&str>) {
         let is_other = |vm: &str| only.is_some_and(|only| only != vm);
         let (vm, to, name) = match seen {
@@ -56,8 +61,8 @@ impl Learnt {
             Seen::Loopback { vm, to, host_port } => {
                 if !is_other(&vm) {
                     let key = (to.addr, to.port, to.protocol.name(), host_port);
-                    // As many as are listed somewhere.
-                    *self.led.entry(key).or_default() += 1;
+                    // Bounded by the number of entries in policies.
+                    *self.loopback.entry(key).or_default() += 1;
                     self.flows += 1;
                 }
                 return;
@@ -65,9 +70,9 @@ impl Learnt {
             Seen::Question {
                 vm, name, chain, ..
             } if !is_other(&vm) && !chain.is_empty() => {
-                // One that no rule can have leads nowhere, whatever is allowed.
+                // An alias that no rule can name is not allowed by any.
                 let chain = chain.into_iter().filter(|name| wire(name).is_ok());
-                self.lead(name, chain.collect());
+                self.add_aliases(name, chain.collect());
                 return;
             }
             _ => return,
@@ -97,12 +102,12 @@ impl Learnt {
         }
     }
 
-    /// Whether nothing was.
+    /// Whether no flow was taken.
     pub fn is_empty(&self) -> bool {
         self.flows == 0
     }
 
-    /// What is not covered, for there was too much, in words.
+    /// Returns how much is not covered for lack of room, in words; `None` if everything is.
     pub fn too_much(&self) -> Option<String> {
         (self.left_out + self.aliases_left_out > 0).then(|| {
             format!(
@@ -113,8 +118,8 @@ impl Learnt {
         })
     }
 
-    /// The names that an answer led through.
-    fn lead(&mut self, name: String, chain: BTreeSet<String>) {
+    /// Adds the aliases of a name.
+    fn add_aliases(&mut self, name: String, chain: BTreeSet<String>) {
         let has_room = self.aliases.len() < MOST_SEEN;
         match self.aliases.get_mut(&name) {
             Some(known) => {
@@ -130,7 +135,8 @@ impl Learnt {
         }
     }
 
-    /// The policy, as a file; `remarks` go before it. `gateway`: the guests' gateway.
+    /// Returns the policy as the text of a file. `remarks` precede it as comments. `gateway`: the
+    /// guests' gateway.
     pub fn toml(
         mut self,
         vm: Option<&str>,
@@ -138,7 +144,7 @@ impl Learnt {
         generalise: bool,
         remarks: &[String],
     ) -> String {
-        self.lead_on();
+        self.add_alias_rules();
         if generalise {
             self.generalise();
         }
@@ -166,10 +172,10 @@ impl Learnt {
             let _ = writeln!(text, "  {{ allow = \"{pattern}\" }}, # {flows}");
         }
         text.push_str("]\n");
-        if !self.led.is_empty() {
+        if !self.loopback.is_empty() {
             text.push_str("[host_loopback]\nports = [\n");
         }
-        for ((addr, port, protocol, host_port), flows) in &self.led {
+        for ((addr, port, protocol, host_port), flows) in &self.loopback {
             let addr = match *addr == gateway {
                 true => String::new(),
                 false => format!("{addr}:"),
@@ -181,14 +187,14 @@ impl Learnt {
             let flows = count(*flows);
             let _ = writeln!(text, "  \"{addr}{port}{host_port}/{protocol}\", # {flows}");
         }
-        if !self.led.is_empty() {
+        if !self.loopback.is_empty() {
             text.push_str("]\n");
         }
         text
     }
 
-    /// What is asked for on the way to a name is let in as the name is.
-    fn lead_on(&mut self) {
+    /// Adds a rule for each alias of a name, with the name's port and protocol.
+    fn add_alias_rules(&mut self) {
         let mut more = Vec::new();
         for (host, port, protocol) in self.seen.keys() {
             if let Host::Name(name) = host {
@@ -201,7 +207,7 @@ impl Learnt {
         }
     }
 
-    /// Names beneath one parent, at one port, become one rule.
+    /// Replaces names beneath one parent, with one port and protocol, by one rule.
     fn generalise(&mut self) {
         let mut families: BTreeMap<(String, u16, &'static str), BTreeSet<String>> = BTreeMap::new();
         for (host, port, protocol) in self.seen.keys() {
@@ -214,7 +220,7 @@ impl Learnt {
             }
         }
         for ((parent, port, protocol), names) in families {
-            if names.len() < ENOUGH {
+            if names.len() < MIN_FAMILY {
                 continue;
             }
             let mut flows = 0;
@@ -236,8 +242,8 @@ fn count(flows: u64) -> String {
     }
 }
 
-/// Whether anybody can have a name beneath it, as far as can be told without a list: `com`,
-/// `co.uk`.
+/// Whether the parent is a public suffix (`com`, `co.uk`), as far as that can be told without a
+/// list.
 fn is_suffix(parent: &str) -> bool {
     match parent.rsplit_once('.') {
         None => true,

@@ -1,5 +1,6 @@
-//! Tools for people who write policies: what is likely wrong with a file, what it decides, what it
-//! would have changed, and the least one that covers what was seen. They read no file themselves.
+//! Tools for people who write policies: warnings about a file, explanations, the difference between
+//! two files over recorded flows, and the least policy that covers them. They read no file
+//! themselves.
 mod bounds;
 pub mod check;
 mod compiled;

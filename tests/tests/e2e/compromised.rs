@@ -157,11 +157,11 @@ fn whatever_the_engine_says_the_broker_serves_on() {
     for unasked in [
         r#""Stopped""#,
         r#"{"Ready":{"adopted":18446744073709551615}}"#,
-        r#"{"Applied":{"request":1,"cut":1,"kept":1,"left":1}}"#,
-        r#"{"Cut":{"request":2,"flows":null}}"#,
-        r#"{"Thawed":{"request":3}}"#,
-        r#"{"Capturing":{"request":4,"refused":"[31mno"}}"#,
-        r#"{"Answered":{"request":5}}"#,
+        r#"{"Applied":{"id":1,"cut":1,"kept":1,"left":1}}"#,
+        r#"{"Reply":{"id":2,"reply":{"cut":{"flows":1}}}}"#,
+        r#"{"Reply":{"id":3,"reply":"done"}}"#,
+        r#"{"Reply":{"id":4,"reply":{"refused":{"why":"[31mno"}}}}"#,
+        r#"{"Pong":{"id":5}}"#,
     ] {
         say(&channel, INLINE, unasked);
     }

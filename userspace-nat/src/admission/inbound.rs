@@ -11,16 +11,24 @@ use std::net::Ipv4Addr;
 
 use slipgate_abi::{Direction, Protocol, Refusal, Tuple, Verdict};
 
-use super::{Admission, Opener, opens};
+use super::{Admission, Opener, opens, room::Room};
 use crate::{
-    datapath::Datapath,
-    engine::core::{Core, VmState},
+    datapath::{Datapath, Hop},
     flow::{NewFlow, OpenError},
     nat_ports::{Destination, Freed},
     packet::Packet,
     route::Route,
+    state::{Core, Forward, VmState},
     vm::VmNet,
 };
+
+/// What is to become of a flow that the world opens.
+struct InboundPlan {
+    /// The forward that leads it in.
+    forward: Forward,
+    /// The next hop to its client and its place among the VM's flows, or why it may not be.
+    way: Result<(Hop, Room), Refusal>,
+}
 
 impl<D: Datapath> Core<D> {
     /// Decides about a packet of the world to a forward.
@@ -40,9 +48,11 @@ impl<D: Datapath> Core<D> {
         let Some(isn) = opens(packet) else {
             return Admission::NoFlow;
         };
-        match self.open_inbound(vm, world, isn, now_ns) {
-            Ok(Some(slot)) => Admission::Flow { slot },
-            Ok(None) => Admission::NoFlow,
+        let Some(plan) = self.plan_inbound(vm, &world, now_ns) else {
+            return Admission::NoFlow;
+        };
+        match self.commit_inbound(vm, plan, (world, isn), now_ns) {
+            Ok(slot) => Admission::Flow { slot },
             Err(refusal) => {
                 let guest = Tuple {
                     scope: vm.net.id,
@@ -61,27 +71,37 @@ impl<D: Datapath> Core<D> {
         !vm.is_on_link(remote) && space.is_none_or(|(_, space)| space.may_come_in())
     }
 
-    fn open_inbound(
-        &mut self,
-        vm: &mut VmState,
-        world: Tuple,
-        isn: u32,
-        now_ns: u64,
-    ) -> Result<Option<u32>, Refusal> {
-        let protocol = Protocol::from_ip(world.protocol).ok_or(Refusal::Insertion)?;
-        let Some(forward) = self.forward_for(&world, vm.net.id) else {
-            return Ok(None);
-        };
+    /// What is to become of a flow that the world opens; `None`: it meets no forward.
+    fn plan_inbound(&self, vm: &VmState, world: &Tuple, now_ns: u64) -> Option<InboundPlan> {
+        let forward = self.forward_for(world, vm.net.id)?;
         // A host that routes sees packets of others: they are no forward's.
         if self.routes.lookup(world.local.into()) != Route::HostLocal {
-            return Ok(None);
+            return None;
         }
-        if !self.may_come_in(&vm.net, world.remote.into()) {
-            return Err(Refusal::Protected);
-        }
-        let route = self.routes.lookup(world.remote.into());
-        let (hop, _) = route.hop().ok_or(Refusal::NoRoute)?;
-        self.charge(vm, Opener::World((world, isn)), now_ns)?;
+        let way = if self.may_come_in(&vm.net, world.remote.into()) {
+            let route = self.routes.lookup(world.remote.into());
+            let hop = route.hop().map(|(hop, _)| hop);
+            let room = || self.room_for_world(vm, now_ns);
+            hop.map(|hop| (hop, room())).ok_or(Refusal::NoRoute)
+        } else {
+            Err(Refusal::Protected)
+        };
+        Some(InboundPlan { forward, way })
+    }
+
+    /// Opens a flow of the world's as planned; its slot. Its rate is judged only now: who asks again
+    /// is known by having been refused.
+    fn commit_inbound(
+        &mut self,
+        vm: &mut VmState,
+        plan: InboundPlan,
+        (world, isn): (Tuple, u32),
+        now_ns: u64,
+    ) -> Result<u32, Refusal> {
+        let InboundPlan { forward, way } = plan;
+        let (hop, room) = way?;
+        let protocol = Protocol::from_ip(world.protocol).ok_or(Refusal::Insertion)?;
+        self.charge(vm, &room, Opener::World((world, isn)), now_ns)?;
         let guest = Tuple {
             scope: vm.net.id,
             local: vm.net.guest.into(),
@@ -120,6 +140,6 @@ impl<D: Datapath> Core<D> {
                     _ => Refusal::Insertion,
                 }
             });
-        self.settle(vm, opened, now_ns).map(Some)
+        self.settle(vm, opened, now_ns)
     }
 }

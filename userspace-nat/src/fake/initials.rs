@@ -1,5 +1,5 @@
 //! QUIC Initial packets for tests.
-use crate::inspect::quic::{Keys, MIN_DATAGRAM, Version};
+use crate::inspection::quic::{Keys, MIN_DATAGRAM, Version};
 
 /// A CRYPTO frame.
 pub fn crypto(offset: usize, bytes: &[u8]) -> Vec<u8> {

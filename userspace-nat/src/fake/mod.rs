@@ -1,15 +1,15 @@
 //! The kernel's tables, its programs and the engine port, in memory.
 //!
 //! [`Kernel`] is shared by a [`FakeDatapath`] and a [`FakePort`], and by the test, which sends
-//! packets as a guest or as the world: what the programs would do with them happens by the ABI's
-//! own rules (`programs`). Faults can be set: insertions that fail, a port that takes nothing.
+//! packets as a guest or as the world: what happens to them is what the BPF programs do, by the same
+//! functions ([`slipgate_abi::datapath`]). Faults can be set: insertions that fail, a port that takes nothing.
 #![expect(
     unsafe_code,
     reason = "its tables are memory that is changed through several references, as mapped tables are"
 )]
 use std::{
     cell::{Cell, RefCell},
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     io,
     os::fd::BorrowedFd,
     rc::Rc,
@@ -18,7 +18,8 @@ use std::{
 
 use slipgate_abi::{
     DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, NextHopRef, RateLimits, Sequences,
-    SequencesRef, Slot, SlotRef, Tuple, Vm, VmCounters, VmRates, VmRef,
+    SequencesRef, Slot, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRates, VmRef,
+    datapath::fragment_table::{Fragment, PLACES},
     maps::{Chunk, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
     rate::RateRef,
     vm::VmFlags,
@@ -37,6 +38,7 @@ pub mod initials;
 pub mod packets;
 mod programs;
 mod segmentation;
+mod skb;
 
 pub use datapath::FakeDatapath;
 pub use programs::Way;
@@ -104,6 +106,7 @@ pub struct Kernel {
     drops: Shared<DropCounters>,
     next_hops: Shared<NextHop>,
     rates: Shared<RateLimits>,
+    fragments: Shared<Fragment>,
     /// `CHUNKS`.
     pub(crate) chunks: Vec<Chunk>,
     /// Rows of `OWNERS` that have a process, a bit each.
@@ -116,6 +119,12 @@ pub struct Kernel {
     pub rules: HashMap<u32, Described>,
     /// `FORWARDS`: (host's address and port, protocol) to the VM's row and id.
     pub forwards: HashMap<(Ip4, u16, u8), (u16, u32)>,
+    /// `TAPS`.
+    pub taps: HashMap<u32, TapEntry>,
+    /// Addresses that the host routes to, and does not have.
+    pub routed_on: HashSet<Ip4>,
+    /// The MTU of every device, bytes.
+    pub device_mtu: u32,
     /// The port's queue toward the engine.
     pub queue: VecDeque<Vec<u8>>,
     /// What reached a guest: its id and the L3 packet or ARP message.
@@ -136,6 +145,8 @@ pub struct Kernel {
     pub instance: u32,
     /// A deletion failed once, so pairs may be torn.
     pub remove_failed: bool,
+    /// The frame that a program last sent to some device, from its L2 header on.
+    pub last_sent: Vec<u8>,
     /// What was last written to the port.
     pub last_written: Vec<u8>,
     /// How often engines looked at a slot.
@@ -156,12 +167,16 @@ impl Kernel {
             drops: Shared::zeroed(MAX_VMS as usize),
             next_hops: Shared::zeroed(MAX_NEXT_HOPS as usize),
             rates: Shared::zeroed(MAX_VMS as usize),
+            fragments: Shared::zeroed(PLACES),
             chunks: vec![Chunk(0); (slots / SLOTS_PER_CHUNK) as usize],
             owners: 0,
             flows: HashMap::new(),
             names: HashMap::new(),
             rules: HashMap::new(),
             forwards: HashMap::new(),
+            taps: HashMap::new(),
+            routed_on: HashSet::new(),
+            device_mtu: 65_536,
             queue: VecDeque::new(),
             at_guest: Vec::new(),
             at_world: Vec::new(),
@@ -172,17 +187,28 @@ impl Kernel {
             dropped: 0,
             instance: 0x51_1b_6a_7e,
             remove_failed: false,
+            last_sent: Vec::new(),
             last_written: Vec::new(),
             slots_looked_at: Cell::new(0),
         }))
     }
 
-    /// Adds a VM's row.
+    /// Adds a VM's row, and its TAP.
     pub fn add_vm(&mut self, row: u16, id: u32, guest: Ip4, gateway: Ip4, mtu: u32) {
         let vm = self.vms.at(usize::from(row));
+        let tap = programs::FIRST_TAP + u32::from(row);
+        let entry = TapEntry {
+            vm: id,
+            vm_row: row.into(),
+        };
+        self.taps.insert(tap, entry);
         // SAFETY: in bounds; one thread.
         unsafe {
             (*vm).id = id;
+            (*vm).tap_ifindex = tap;
+            (*vm).port_ifindex = programs::ENGINE_PORT;
+            (*vm).guest_mac = [0x02, 0, 0, 0, 2, 1];
+            (*vm).gateway_mac = [0x02, 0, 0, 0, 2, 2];
             (*vm).guest = guest;
             (*vm).gateway = gateway;
             (*vm).prefix_len = 24;
@@ -253,6 +279,17 @@ impl Kernel {
         let row = usize::from(row);
         // SAFETY: as above.
         unsafe { VmStats::new(self.counters.at(row), self.drops.at(row)) }
+    }
+
+    /// A VM's TAP and engine port, by their indexes.
+    pub fn devices_of(&self, row: u16) -> [u32; 2] {
+        [programs::FIRST_TAP + u32::from(row), programs::ENGINE_PORT]
+    }
+
+    /// Forgets what was dropped in a VM's row.
+    pub fn forget_drops(&self, row: u16) {
+        // SAFETY: in bounds; one thread; zeroes are counts.
+        unsafe { self.drops.at(usize::from(row)).write_bytes(0, 1) };
     }
 
     /// Slots that are not free.

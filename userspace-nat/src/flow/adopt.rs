@@ -45,6 +45,9 @@ pub trait Known {
     fn is_recorded(&self, slot: u32, generation: u32) -> bool;
 }
 
+/// The log counts its batches from 1.
+const NO_BATCH: u64 = 0;
+
 #[derive(Clone, Copy, Default)]
 struct Seen {
     guest: bool,
@@ -52,8 +55,9 @@ struct Seen {
 }
 
 impl Flows {
-    /// Adopts what is in our chunks. Called once, before anything else. The caller flushes its
-    /// records, then calls [`Flows::free_finished`].
+    /// Adopts what is in our chunks. Called once, before anything else. `record` tells
+    /// [`Flows::recorded`] where the record went; the caller flushes its records, counts what lives
+    /// ([`Adoption::live`] is left to it), then calls [`Flows::free_finished`].
     pub fn adopt(
         &mut self,
         datapath: &mut impl Datapath,
@@ -87,10 +91,11 @@ impl Flows {
                     held: false,
                     ended_ns: now_ns,
                 };
-                if !known.is_recorded(slot, generation) {
+                if known.is_recorded(slot, generation) {
+                    self.recorded(&ended, NO_BATCH);
+                } else {
                     record(&ended);
                 }
-                self.finished.push(ended);
                 adoption.ended += 1;
                 continue;
             }
@@ -108,8 +113,6 @@ impl Flows {
             } else if closing {
                 self.begin_end(datapath, slot, EndReason::Adopted, now_ns);
                 adoption.ending += 1;
-            } else {
-                adoption.live += 1;
             }
         }
         for chunk in chunks {
@@ -127,8 +130,7 @@ impl Flows {
             live.generation().load(Relaxed),
         )
         .opened_by_world(live.flags() & SlotFlags::INBOUND != 0)
-        .held(held)
-        .inspected(live.flags() & SlotFlags::INSPECTED != 0);
+        .held(held);
         self.table.insert(slot, entry);
         let vm = entry.guest.scope;
         self.ports.mark(entry.destination(), entry.nat_port, vm);

@@ -1,9 +1,10 @@
 //! Ending a flow, in two phases.
-use std::{collections::HashMap, sync::atomic::Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
     Counter, Direction, Protocol, Slot, SlotRef, Verdict,
     maps::SLOTS_PER_CHUNK,
+    slot::SlotFlags,
     tcp::{Phase, TcpBits},
     timeout::{self, CLOSING_GRACE_NS},
 };
@@ -140,7 +141,7 @@ impl Flows {
         let Some(entry) = self.entry(slot).copied() else {
             return;
         };
-        if matches!(entry.state, State::Live | State::Ending) {
+        if entry.state.is_linked() {
             datapath.slot(slot).set_verdict(Verdict::Closing);
             self.remove_tuples(datapath, slot, &entry, now_ns);
             // One that was cut stays so, whoever has its name next.
@@ -204,7 +205,7 @@ impl Flows {
     }
 
     /// Second phase, for flows whose grace is over: tuples deleted, final counts given to
-    /// `record`. What was recorded is freed by [`Flows::free_finished`], once the records are safe.
+    /// `record`, which tells [`Flows::recorded`] where the record went.
     pub fn finish_due(
         &mut self,
         datapath: &mut impl Datapath,
@@ -241,45 +242,40 @@ impl Flows {
                 ended_ns: now_ns,
             };
             record(&ended);
-            self.finished.push(ended);
         }
     }
 
-    /// Keeps finished flows back whose records are in these batches of the log's, on their way to
-    /// its file. If the engine dies before they are there, its successor finds the flows.
+    /// Notes that a finished flow was recorded, in this batch of the log's: its slot is freed by
+    /// [`Flows::free_finished`] once the batch is not under way any more.
+    pub fn recorded(&mut self, ended: &Ended, batch: u64) {
+        self.finished.push((batch, *ended));
+    }
+
+    /// Frees what was recorded, but for flows whose records are in a batch that is under way to the
+    /// log's file: if the engine dies before they are there, its successor finds the flows. The counts
+    /// of what is freed move to the VM's `COUNTERS` in the same breath, so that they are never in
+    /// neither place for long, and the slot rests.
     ///
     /// A file that takes nothing must not take the table: of more than a part of it, the oldest are
     /// freed all the same, and recorded unless the engine dies too.
-    pub fn keep_unwritten(&mut self, batches: &HashMap<u32, u64>) {
-        let (unwritten, written) = std::mem::take(&mut self.finished)
-            .into_iter()
-            .partition(|ended| batches.contains_key(&ended.slot));
-        self.finished = written;
-        let unwritten: Vec<Ended> = unwritten;
-        let with_batch = |ended: Ended| (batches[&ended.slot], ended);
-        self.unwritten.extend(unwritten.into_iter().map(with_batch));
-        let most = self.table.chunks() * SLOTS_PER_CHUNK as usize / UNWRITTEN_SHARE;
-        let too_many = self.unwritten.len().saturating_sub(most);
-        let oldest = self.unwritten.drain(..too_many).map(|(_, ended)| ended);
-        self.finished.extend(oldest);
-    }
-
-    /// Frees what was recorded, but for what is kept back and [under way](Flows::keep_unwritten): its
-    /// counts move to the VM's `COUNTERS` in the same breath, so that they are never in neither place
-    /// for long, and its slot rests.
     pub fn free_finished(
         &mut self,
         datapath: &mut impl Datapath,
         is_under_way: impl Fn(u64) -> bool,
         now_ns: u64,
     ) {
-        while let Some((_, ended)) = self
-            .unwritten
-            .pop_front_if(|(batch, _)| !is_under_way(*batch))
-        {
-            self.finished.push(ended);
+        let (unwritten, mut freed): (Vec<_>, Vec<_>) = std::mem::take(&mut self.finished)
+            .into_iter()
+            .partition(|(batch, _)| is_under_way(*batch));
+        self.unwritten.extend(unwritten);
+        let most = self.table.chunks() * SLOTS_PER_CHUNK as usize / UNWRITTEN_SHARE;
+        let too_many = self.unwritten.len().saturating_sub(most);
+        freed.extend(self.unwritten.drain(..too_many));
+        let is_done = |(batch, _): &mut (u64, Ended)| !is_under_way(*batch);
+        while let Some(done) = self.unwritten.pop_front_if(is_done) {
+            freed.push(done);
         }
-        for ended in std::mem::take(&mut self.finished) {
+        for (_, ended) in freed {
             free_slot(datapath, &ended);
             self.table.remove(ended.slot);
             self.slots.release(ended.slot, now_ns);
@@ -318,16 +314,19 @@ pub(super) fn free_slot(datapath: &impl Datapath, ended: &Ended) {
 /// How safely its port can be used again (RFC 6888 REQ-8): at once when the server has nothing of
 /// the flow, be it that it has closed without TIME-WAIT, has refused it, or never answered. A RST is
 /// no proof: whoever sent it, the server may go on, which is nothing to other VMs.
-fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
-    if entry.inspected {
+pub(super) fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
+    if slot.flags() & SlotFlags::INSPECTED != 0 {
         return Freed::Inspected;
     }
     let bits = TcpBits(slot.tcp().load(Relaxed));
     let is_closed = entry.protocol() == Protocol::Tcp && bits.phase() == Phase::Closed;
-    let is_safe = match Standing::of(slot, entry, now_ns) {
-        _ if is_closed => bits.0 & TcpBits::PEER_TIME_WAIT == 0,
-        Some(Standing::Over | Standing::Unanswered) => true,
-        Some(Standing::Reset | Standing::JustOver | Standing::Silent) | None => false,
+    let is_safe = if is_closed {
+        bits.0 & TcpBits::PEER_TIME_WAIT == 0
+    } else {
+        matches!(
+            Standing::of(slot, entry, now_ns),
+            Some(Standing::Over | Standing::Unanswered)
+        )
     };
     let is_connection =
         entry.protocol() == Protocol::Tcp && has_both_syns(bits) && bits.phase() != Phase::Reset;

@@ -31,11 +31,14 @@ use slipgate_abi::{
     tcp::{Phase, TcpBits},
 };
 
-use super::{EndReason, Entry, Flows, State, end::last_seen_ns};
+use super::{
+    EndReason, Entry, Flows, State,
+    end::{freed, last_seen_ns},
+};
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
     datapath::Datapath,
-    nat_ports::Destination,
+    nat_ports::{Destination, GivenBack},
 };
 
 /// Above the least retransmission timeout of Linux (200 ms).
@@ -119,30 +122,114 @@ pub(super) const fn has_both_syns(bits: TcpBits) -> bool {
     bits.0 & SYNS == SYNS
 }
 
+/// What of a VM's flows gives way to another one, as of one look at some of them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GivingWay {
+    row: u16,
+    /// How many were looked at.
+    looks: usize,
+    flows: Vec<(u32, Standing)>,
+}
+
+impl GivingWay {
+    /// The flows' slots.
+    pub fn slots(&self) -> impl Iterator<Item = u32> {
+        self.flows.iter().map(|(slot, _)| *slot)
+    }
+}
+
+/// What came of a look for a port toward a destination.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PortLook {
+    /// `None`: there is one. Else the flows that give way, which is of no help.
+    in_vain: Option<Vec<(u32, Standing)>>,
+}
+
+impl PortLook {
+    /// Whether there is one.
+    pub fn has_found(&self) -> bool {
+        self.in_vain.is_none()
+    }
+}
+
 impl Flows {
-    /// Makes room among a VM's flows, of which it has as many as it may or can; `from_world`: among those
-    /// that the world opened.
-    pub fn make_room(
-        &mut self,
-        datapath: &mut impl Datapath,
+    /// Looks for room among a VM's flows, of which it has as many as it may or can; `from_world`:
+    /// among those that the world opened. Nothing changes before [`Flows::make_room`].
+    pub fn look_for_room(
+        &self,
+        datapath: &impl Datapath,
         row: u16,
         from_world: bool,
         now_ns: u64,
-    ) {
-        let looks = self.slots_of(row).len().min(LOOK_BUDGET);
-        let mut slots: Vec<u32> = (0..looks).filter_map(|_| self.table.next_of(row)).collect();
+    ) -> GivingWay {
+        let looked: Vec<u32> = self.table.next_of(row, LOOK_BUDGET).collect();
+        let mut slots = looked.clone();
         slots.retain(|slot| !from_world || self.entry(*slot).is_some_and(|e| e.from_world));
-        let Some(vm) = slots.first().and_then(|slot| self.entry(*slot)) else {
-            return;
-        };
-        self.have_give_way(datapath, &slots, vm.guest.scope, now_ns);
+        let vm = slots.first().and_then(|slot| self.entry(*slot));
+        let flows = vm.map_or_else(Vec::new, |vm| {
+            self.giving_way(datapath, &slots, vm.guest.scope, now_ns)
+        });
+        GivingWay {
+            row,
+            looks: looked.len(),
+            flows,
+        }
     }
 
-    /// Whether there is a flow of a VM's that would give way.
-    pub fn could_make_room(&self, datapath: &impl Datapath, row: u16, now_ns: u64) -> bool {
-        self.slots_of(row)
+    /// Ends what gives way; the next look goes on behind this one.
+    pub fn make_room(&mut self, datapath: &mut impl Datapath, found: &GivingWay, now_ns: u64) {
+        self.table.looked_at(found.row, found.looks);
+        self.end_for_room(datapath, &found.flows, now_ns);
+    }
+
+    /// Looks whether a VM would have a port toward a destination once these flows have left, be it that
+    /// others give way. `timestamps`: whether it is for a SYN that carries them.
+    pub fn look_for_port(
+        &self,
+        datapath: &impl Datapath,
+        (to, vm, timestamps): (Destination, u32, bool),
+        leaving: &[u32],
+        now_ns: u64,
+    ) -> PortLook {
+        let gives_back = |slot: u32, is_reclaimed| {
+            let entry = self.entry(slot).filter(|e| e.destination() == to)?;
+            Some(GivenBack {
+                port: entry.nat_port,
+                vm: entry.guest.scope,
+                how: freed(datapath.slot(slot), entry, now_ns),
+                is_reclaimed,
+            })
+        };
+        let mut given_back: Vec<GivenBack> = leaving
             .iter()
-            .any(|slot| self.standing(datapath, *slot, now_ns).is_some())
+            .filter_map(|slot| gives_back(*slot, false))
+            .collect();
+        let has_port =
+            |given_back: &[GivenBack]| self.ports.has_port(to, vm, timestamps, now_ns, given_back);
+        if has_port(&given_back) {
+            return PortLook { in_vain: None };
+        }
+        let mut slots = self.slots_toward(&to);
+        slots.retain(|slot| !leaving.contains(slot));
+        let giving_way = self.giving_way(datapath, &slots, vm, now_ns);
+        let reclaimed = giving_way.iter().map(|(slot, _)| *slot);
+        given_back.extend(reclaimed.filter_map(|slot| gives_back(slot, true)));
+        let in_vain = (!has_port(&given_back)).then_some(giving_way);
+        PortLook { in_vain }
+    }
+
+    /// Ends what was found over in a look for a port, in vain; the next look goes on behind it.
+    pub fn look_was_in_vain(
+        &mut self,
+        datapath: &mut impl Datapath,
+        to: Destination,
+        look: &PortLook,
+        now_ns: u64,
+    ) {
+        if let Some(giving_way) = &look.in_vain {
+            self.ports.looked_at(&to, LOOK_BUDGET);
+            self.end_for_room(datapath, giving_way, now_ns);
+        }
     }
 
     /// Makes room among the ports toward a destination, of which there is none left for a VM. The
@@ -154,11 +241,10 @@ impl Flows {
         vm: u32,
         now_ns: u64,
     ) -> Option<u16> {
-        let ports = self.ports.next_ports(&to, LOOK_BUDGET);
-        let slots: Vec<u32> = ports
-            .filter_map(|port| self.by_world(&to.world(port)))
-            .collect();
-        let ended = self.have_give_way(datapath, &slots, vm, now_ns);
+        let slots = self.slots_toward(&to);
+        self.ports.looked_at(&to, LOOK_BUDGET);
+        let giving_way = self.giving_way(datapath, &slots, vm, now_ns);
+        let ended = self.end_for_room(datapath, &giving_way, now_ns);
         // One for another of its own: nobody's share changes.
         let mut own = ended.iter().filter(|entry| entry.guest.scope == vm);
         own.find_map(|entry| {
@@ -167,15 +253,22 @@ impl Flows {
         })
     }
 
-    /// Ends those of these flows that are over, or else the one that may best give way to a VM.
-    fn have_give_way(
-        &mut self,
-        datapath: &mut impl Datapath,
+    /// Some of the flows toward a destination; they are taken in turn.
+    fn slots_toward(&self, to: &Destination) -> Vec<u32> {
+        let ports = self.ports.next_ports(to, LOOK_BUDGET);
+        let slots = ports.filter_map(|port| self.by_world(&to.world(port)));
+        slots.collect()
+    }
+
+    /// Those of these flows that are over, or else the one that may best give way to a VM.
+    fn giving_way(
+        &self,
+        datapath: &impl Datapath,
         slots: &[u32],
         vm: u32,
         now_ns: u64,
-    ) -> Vec<Entry> {
-        let mut ended = Vec::new();
+    ) -> Vec<(u32, Standing)> {
+        let mut over = Vec::new();
         let mut best: Option<(Standing, u64, u32)> = None;
         for slot in slots.iter().copied() {
             let Some(standing) = self.standing(datapath, slot, now_ns) else {
@@ -186,8 +279,8 @@ impl Flows {
                 continue;
             }
             if standing == Standing::Over {
-                ended.extend(self.end_for_room(datapath, slot, standing, now_ns));
-                if ended.len() >= MOST_AT_ONCE {
+                over.push((slot, standing));
+                if over.len() >= MOST_AT_ONCE {
                     break;
                 }
             } else {
@@ -195,10 +288,10 @@ impl Flows {
                 best = Some(best.map_or(this, |best| best.min(this)));
             }
         }
-        if let Some((standing, _, slot)) = best.filter(|_| ended.is_empty()) {
-            ended.extend(self.end_for_room(datapath, slot, standing, now_ns));
+        if over.is_empty() {
+            over.extend(best.map(|(standing, _, slot)| (slot, standing)));
         }
-        ended
+        over
     }
 
     fn standing(&self, datapath: &impl Datapath, slot: u32, now_ns: u64) -> Option<Standing> {
@@ -213,16 +306,19 @@ impl Flows {
         has_place.then(standing).flatten()
     }
 
+    /// Ends flows that give way; what they were.
     fn end_for_room(
         &mut self,
         datapath: &mut impl Datapath,
-        slot: u32,
-        standing: Standing,
+        flows: &[(u32, Standing)],
         now_ns: u64,
-    ) -> Option<Entry> {
-        let entry = *self.entry(slot)?;
-        let phase = TcpBits(datapath.slot(slot).tcp().load(Relaxed)).phase();
-        self.unlink(datapath, slot, standing.reason(phase), now_ns);
-        Some(entry)
+    ) -> Vec<Entry> {
+        let mut ended = Vec::new();
+        for (slot, standing) in flows.iter().copied() {
+            ended.extend(self.entry(slot).copied());
+            let phase = TcpBits(datapath.slot(slot).tcp().load(Relaxed)).phase();
+            self.unlink(datapath, slot, standing.reason(phase), now_ns);
+        }
+        ended
     }
 }

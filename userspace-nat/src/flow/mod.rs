@@ -40,6 +40,7 @@ mod table;
 
 pub use cut::is_frozen;
 pub use end::{EndReason, Ended};
+pub use give_way::{GivingWay, PortLook};
 pub use open::{NewFlow, OpenError};
 pub use table::{Entry, State};
 
@@ -55,9 +56,9 @@ pub struct Flows {
     pub ports: PortPool,
     /// Flows in `Ending` or `Unlinked`, in the order in which their grace ends.
     ending: VecDeque<end::Ending>,
-    /// Flows in `Finished`.
-    finished: Vec<end::Ended>,
-    /// Finished ones whose records are on their way to the log's file, in its batches, in order.
+    /// Flows in `Finished` that were recorded in this turn, with the log's batch.
+    finished: Vec<(u64, end::Ended)>,
+    /// Those of before whose batches are on their way to the log's file, in order.
     unwritten: VecDeque<(u64, end::Ended)>,
     /// Closed flows that still hold their slot, oldest first, for when slots run short.
     closed: VecDeque<(u32, u32)>,
@@ -162,7 +163,7 @@ impl Flows {
         {
             entry.set_verdict(datapath.slot(slot));
         }
-        matches!(state, Some(State::Live | State::Ending))
+        state.is_some_and(State::is_linked)
     }
 
     /// Whether any own flow has this translated address.

@@ -73,8 +73,7 @@ impl Flows {
         let generation = fill(datapath, slot, flow, now_ns);
         let entry = Entry::live(flow.guest, flow.nat, flow.nat_port, flow.vm_row, generation)
             .opened_by_world(flow.inbound)
-            .held(flow.verdict == Verdict::Engine)
-            .inspected(flow.verdict == Verdict::Engine);
+            .held(flow.verdict == Verdict::Engine);
         let reference = FlowRef { slot, generation };
         if let Err(error) = datapath.insert_noexist(&entry.world(), reference) {
             self.slots.put_back(slot);

@@ -21,7 +21,7 @@ use std::{collections::VecDeque, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Protocol, SlotRef, handshake, slot::SlotFlags, timeout::FROM_WORLD_OPENING_NS};
 
-use super::{EndReason, Flows, State, end::last_seen_ns, table::FlowTable};
+use super::{EndReason, Flows, end::last_seen_ns, table::FlowTable};
 use crate::{clock::MILLISECOND_NS, datapath::Datapath};
 
 /// How long an unproven flow is left alone: a handshake around the world. Otherwise, where most of a
@@ -56,23 +56,22 @@ impl Flows {
     }
 
     /// The oldest flow that the world opened to a VM and that is unproven, and had time to be not.
-    pub fn oldest_unproven(
-        &mut self,
-        datapath: &impl Datapath,
-        row: u16,
-        now_ns: u64,
-    ) -> Option<u32> {
+    /// Whoever asks calls [`Flows::forget_proven`] then.
+    pub fn oldest_unproven(&self, datapath: &impl Datapath, row: u16, now_ns: u64) -> Option<u32> {
+        let mut opened = self.table.from_world(row)?.opened.iter();
+        let oldest = opened.find(|of| is_unproven(&self.table, datapath, **of));
+        let age_ns = |slot: u32| now_ns.saturating_sub(datapath.slot(slot).created_ns());
+        let oldest = oldest.map(|(slot, _)| *slot);
+        oldest.filter(|slot| age_ns(*slot) >= ROUND_TRIP_NS)
+    }
+
+    /// Takes what is proven or has ended from the front of a VM's queue: nobody passes it again.
+    pub fn forget_proven(&mut self, datapath: &impl Datapath, row: u16) {
         let mut queue = self.table.take_from_world(row);
         let table = &self.table;
-        while let Some(of) = queue.opened.front()
-            && !is_unproven(table, datapath, *of)
-        {
-            queue.opened.pop_front();
-        }
-        let oldest = queue.opened.front().map(|(slot, _)| *slot);
+        let is_over = |of: &mut (u32, u32)| !is_unproven(table, datapath, *of);
+        while queue.opened.pop_front_if(is_over).is_some() {}
         self.table.put_from_world(row, queue);
-        let age_ns = |slot: &u32| now_ns.saturating_sub(datapath.slot(*slot).created_ns());
-        oldest.filter(|slot| age_ns(slot) >= ROUND_TRIP_NS)
     }
 
     /// Ends an unproven flow for the sake of a new one.
@@ -86,10 +85,9 @@ fn is_unproven(
     datapath: &impl Datapath,
     (slot, generation): (u32, u32),
 ) -> bool {
-    let entry = table.get(slot).filter(|entry| {
-        let linked = matches!(entry.state, State::Live | State::Ending);
-        entry.generation == generation && linked
-    });
+    let entry = table
+        .get(slot)
+        .filter(|entry| entry.generation == generation && entry.state.is_linked());
     entry.is_some_and(|entry| !is_proven(datapath.slot(slot), entry.protocol()))
 }
 

@@ -20,6 +20,13 @@ pub enum State {
     Finished,
 }
 
+impl State {
+    /// Whether both its tuples are in place.
+    pub const fn is_linked(self) -> bool {
+        matches!(self, Self::Live | Self::Ending)
+    }
+}
+
 /// What is known of a flow besides its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
@@ -39,8 +46,6 @@ pub struct Entry {
     pub(super) from_world: bool,
     /// Its packets come to the engine while it lives.
     pub(super) held: bool,
-    /// An inspect rule let it in.
-    pub(super) inspected: bool,
     /// TCP closed it on both sides, and it was found out.
     closed: bool,
     /// The engine carries it meanwhile, for a capture.
@@ -71,7 +76,6 @@ impl Entry {
             state: State::Live,
             from_world: false,
             held: false,
-            inspected: false,
             closed: false,
             captured: false,
             end_id: 0,
@@ -88,11 +92,6 @@ impl Entry {
     /// The same, carried by the engine if so.
     pub(super) fn held(self, held: bool) -> Self {
         Self { held, ..self }
-    }
-
-    /// The same, let in by an inspect rule if so.
-    pub(super) fn inspected(self, inspected: bool) -> Self {
-        Self { inspected, ..self }
     }
 
     /// Its verdict while it lives.
@@ -112,6 +111,11 @@ impl Entry {
     /// Whether each packet comes to the engine, as [`super::Flows::hold`] asks.
     pub fn is_held(&self) -> bool {
         self.held
+    }
+
+    /// Whether the world opened it, by a forward.
+    pub fn is_from_world(&self) -> bool {
+        self.from_world
     }
 
     /// The flow on the world's links.
@@ -287,7 +291,7 @@ impl FlowTable {
         let Some(entry) = self.get(slot).copied() else {
             return;
         };
-        if matches!(entry.state, State::Unlinked | State::Finished) {
+        if !entry.state.is_linked() {
             return;
         }
         let found = self
@@ -360,6 +364,12 @@ impl FlowTable {
         vm.map_or(0, |vm| vm.from_world as usize)
     }
 
+    /// A VM's queue of flows from the world.
+    pub(super) fn from_world(&self, row: u16) -> Option<&FromWorld> {
+        let vm = self.vms.get(usize::from(row));
+        vm.map(|vm| &vm.awaiting_proof)
+    }
+
     /// Takes a VM's queue of flows from the world, to be put back.
     pub(super) fn take_from_world(&mut self, row: u16) -> FromWorld {
         let vm = self.vms.get_mut(usize::from(row));
@@ -373,14 +383,22 @@ impl FlowTable {
         }
     }
 
-    /// The next of a VM's slots to be looked at; they are taken in turn.
-    pub(super) fn next_of(&mut self, row: u16) -> Option<u32> {
-        let vm = self.vms.get_mut(usize::from(row))?;
-        if vm.looked_at >= vm.slots.len() {
-            vm.looked_at = 0;
+    /// The next of a VM's slots to be looked at, so many at most; they are taken in turn.
+    pub(super) fn next_of(&self, row: u16, most: usize) -> impl Iterator<Item = u32> {
+        let vm = self.vms.get(usize::from(row));
+        let (slots, at): (&[u32], usize) = vm.map_or((&[], 0), |vm| (&vm.slots, vm.looked_at));
+        let (behind, ahead) = slots.split_at(at.min(slots.len()));
+        ahead.iter().chain(behind).take(most).copied()
+    }
+
+    /// Notes that so many of a VM's slots were looked at.
+    pub(super) fn looked_at(&mut self, row: u16, slots: usize) {
+        if let Some(vm) = self.vms.get_mut(usize::from(row)) {
+            vm.looked_at = match vm.slots.len() {
+                0 => 0,
+                len => (vm.looked_at.min(len) + slots) % len,
+            };
         }
-        vm.looked_at += 1;
-        vm.slots.get(vm.looked_at - 1).copied()
     }
 
     /// Chunks there can be.

@@ -29,7 +29,7 @@ pub struct NameCounts {
     pub open: u64,
     /// Connections and flows under inspect rules that were ended, by reason.
     #[serde(default)]
-    pub inspected: crate::inspect::RefusedCounts,
+    pub inspected: slipgate_policy::RefusedCounts,
     /// Refused names by rule, with the last such name; of the first 16 rules.
     pub refused_by: Vec<RefusedQuestions>,
 }

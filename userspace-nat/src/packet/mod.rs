@@ -11,7 +11,7 @@ pub mod transport;
 pub use ipv4::Ipv4;
 pub use transport::Transport;
 
-use slipgate_abi::{Direction, Protocol, Tuple, segment, segment::Segments};
+use slipgate_abi::{Direction, Protocol, Tuple, segment, segment::Segments, tcp::Flags};
 use thiserror::Error;
 
 use crate::port::VirtioNetHdr;
@@ -62,6 +62,11 @@ impl<'a> Packet<'a> {
             protocol: Protocol::from_ip(ip.protocol)? as u8,
             pad: [0; 3],
         })
+    }
+
+    /// Whether its TCP flags contradict each other. The programs drop these before they come here.
+    pub fn contradicts_itself(&self) -> bool {
+        matches!(self.transport, Transport::Tcp(tcp) if Flags::are_contradictory(tcp.flags))
     }
 
     /// L3 and L4 headers together, bytes.

@@ -35,6 +35,7 @@ mod listener;
 mod losses;
 mod output;
 mod refused;
+pub(crate) mod rule_texts;
 mod time;
 
 pub use dns::{MOST_ANSWERS, MOST_CHAIN, Question, Source};

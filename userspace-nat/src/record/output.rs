@@ -53,19 +53,25 @@ pub struct Outcome {
 /// A file, written at once or by a thread.
 pub struct Output {
     to: To,
-    given: u64,
 }
 
 enum To {
-    Direct(Writing, Outcome),
+    Direct {
+        writing: Writing,
+        outcome: Outcome,
+        given: u64,
+    },
     Background(Background),
 }
 
 impl std::fmt::Debug for Output {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Output")
-            .field("given", &self.given)
-            .finish_non_exhaustive()
+        let mut f = f.debug_struct("Output");
+        match &self.to {
+            To::Direct { given, .. } => f.field("given", given),
+            To::Background(background) => f.field("to", background),
+        };
+        f.finish_non_exhaustive()
     }
 }
 
@@ -73,7 +79,6 @@ impl From<Background> for Output {
     fn from(background: Background) -> Self {
         Self {
             to: To::Background(background),
-            given: 0,
         }
     }
 }
@@ -86,15 +91,18 @@ impl Output {
             torn: false,
         };
         Self {
-            to: To::Direct(writing, Outcome::default()),
-            given: 0,
+            to: To::Direct {
+                writing,
+                outcome: Outcome::default(),
+                given: 0,
+            },
         }
     }
 
     /// Goes on with another file. What was given before goes to the old one.
     pub fn set_file(&mut self, file: File) {
         match &mut self.to {
-            To::Direct(writing, _) => writing.set(file),
+            To::Direct { writing, .. } => writing.set(file),
             To::Background(background) => background.set_file(file),
         }
     }
@@ -103,30 +111,35 @@ impl Output {
     /// room, and it is lost.
     pub fn give(&mut self, bytes: &[u8], lines: u64) -> Option<u64> {
         match &mut self.to {
-            To::Direct(writing, outcome) => match writing.write_lines(bytes) {
-                Ok(()) => outcome.written += lines,
-                Err(error) => {
-                    outcome.lost += lines;
-                    outcome.error = Some(error);
+            To::Direct {
+                writing,
+                outcome,
+                given,
+            } => {
+                match writing.write_lines(bytes) {
+                    Ok(()) => outcome.written += lines,
+                    Err(error) => {
+                        outcome.lost += lines;
+                        outcome.error = Some(error);
+                    }
                 }
-            },
-            To::Background(background) => background.give(bytes, lines).then_some(())?,
+                *given += 1;
+                Some(*given)
+            }
+            To::Background(background) => background.give(bytes, lines),
         }
-        self.given += 1;
-        Some(self.given)
     }
 
     /// Takes as much of a stream as there is room for.
     pub fn take_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.to {
-            To::Direct(writing, _) => writing.file.as_mut().map_or(Ok(0), |f| f.write(bytes)),
+            To::Direct { writing, .. } => writing.file.as_mut().map_or(Ok(0), |f| f.write(bytes)),
             To::Background(background) => match bytes.len().min(background.room()) {
                 0 => Err(io::ErrorKind::WouldBlock.into()),
-                some if background.give(&bytes[..some], 0) => {
-                    self.given += 1;
-                    Ok(some)
+                some => {
+                    let given = background.give(&bytes[..some], 0);
+                    given.map(|_| some).ok_or(io::ErrorKind::WouldBlock.into())
                 }
-                _ => Err(io::ErrorKind::WouldBlock.into()),
             },
         }
     }
@@ -134,20 +147,15 @@ impl Output {
     /// Whether a batch is written, or lost.
     pub fn is_done(&self, batch: u64) -> bool {
         match &self.to {
-            To::Direct(..) => true,
+            To::Direct { .. } => true,
             To::Background(background) => background.state().done >= batch,
         }
-    }
-
-    /// Whether all that was given is.
-    pub fn is_all_done(&self) -> bool {
-        self.is_done(self.given)
     }
 
     /// What has come of batches since the last call.
     pub fn take_outcome(&mut self) -> Outcome {
         match &mut self.to {
-            To::Direct(_, outcome) => std::mem::take(outcome),
+            To::Direct { outcome, .. } => std::mem::take(outcome),
             To::Background(background) => std::mem::take(&mut background.state().outcome),
         }
     }
@@ -155,7 +163,7 @@ impl Output {
     /// Waits until all is done, so long at most; whether it is.
     pub fn finish(&self, within: Duration) -> bool {
         match &self.to {
-            To::Direct(..) => true,
+            To::Direct { .. } => true,
             To::Background(background) => background.finish(within),
         }
     }
@@ -264,12 +272,12 @@ impl Background {
         MOST_QUEUED.saturating_sub(self.state().queued_bytes)
     }
 
-    /// Whether there was room.
-    fn give(&mut self, more: &[u8], more_lines: u64) -> bool {
+    /// Its number, if there was room.
+    fn give(&mut self, more: &[u8], more_lines: u64) -> Option<u64> {
         let mut state = self.state();
         // A batch larger than the queue finds room in an empty one.
         if state.queued_bytes > 0 && state.queued_bytes + more.len() > MOST_QUEUED {
-            return false;
+            return None;
         }
         state.given += 1;
         state.queued_bytes += more.len();
@@ -291,7 +299,7 @@ impl Background {
             }),
         }
         self.shared.wake(state);
-        true
+        Some(now_up_to)
     }
 
     fn finish(&self, within: Duration) -> bool {

@@ -50,11 +50,11 @@ fn who_gives_never_waits_and_what_finds_no_room_is_refused() {
     let given = given.count();
     assert!((1_000..2_200).contains(&given), "{given}");
     assert!(begun.elapsed() < LONG);
-    assert!(!output.is_done(1) && !output.is_all_done());
+    assert!(!output.is_done(1) && !output.is_done(given as u64));
     assert!(!output.finish(Duration::from_millis(1)));
     drop(lets);
     assert!(output.finish(LONG));
-    assert!(output.is_done(1) && output.is_all_done());
+    assert!(output.is_done(1) && output.is_done(given as u64));
     let outcome = output.take_outcome();
     assert_eq!((outcome.written, outcome.lost), (given as u64, 0));
     drop(output);

@@ -11,8 +11,8 @@ use super::{
     stream::Fate,
 };
 use crate::{
+    context::Context,
     datagram::is_unicast,
-    engine::Context,
     packet::transport::Tcp,
     port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},
     quota::Reserve,

@@ -20,8 +20,8 @@ use super::{
     loopback::Opening,
 };
 use crate::{
+    context::Context,
     datagram::{Datagram, HEADERS_LEN},
-    engine::Context,
     poll::Interest,
     port::single,
     record::RelayedFlow,

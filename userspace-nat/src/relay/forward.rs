@@ -16,8 +16,8 @@ use super::{
     stream::{self, Stream},
 };
 use crate::{
+    context::Context,
     datagram::{Datagram, HEADERS_LEN},
-    engine::Context,
     poll::{Interest, Subsystem, Token},
     port::single,
 };

@@ -2,7 +2,7 @@
 use slipgate_abi::{Protocol, tcp::Phase};
 
 use super::{Entry, Kind, Relay, journal::Held};
-use crate::{engine::Context, record::RelayedFlow};
+use crate::{context::Context, record::RelayedFlow};
 
 impl Relay {
     /// The flows that live, by their numbers, from this one on; and how each stands.

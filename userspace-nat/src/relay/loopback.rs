@@ -22,7 +22,7 @@ use super::{
     stream::Stream,
 };
 use crate::{
-    engine::Context,
+    context::Context,
     packet::{Ipv4, Packet, Transport, transport::Tcp},
     poll::Interest,
     vm::VmNet,

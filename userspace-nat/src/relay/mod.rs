@@ -26,7 +26,7 @@ use std::{
 use slipgate_abi::{Protocol, segment::Segments};
 
 use crate::{
-    engine::Context,
+    context::Context,
     packet::{
         Ipv4, Packet, Transport,
         transport::{UDP_HEADER_LEN, Udp},

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 
 use super::{Entry, Event, Relay};
-use crate::engine::Context;
+use crate::context::Context;
 
 /// Packets that a VM's connections are sent in one turn of the engine's, besides one for each of the
 /// guest's.

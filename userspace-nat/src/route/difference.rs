@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 
-use super::{RouteEntry, RouteTable};
+use super::RouteTable;
 
 /// More prefixes than these are as good as all: each is compared with each flow's destination.
 const MOST_PREFIXES: usize = 64;
@@ -95,27 +95,18 @@ impl RouteTable {
 
     /// Prefixes whose best routes differ.
     fn other_routes(&self, before: &Self) -> Vec<Ipv4Net> {
-        let routes = |table: &Self| {
-            let mut routes: Vec<(Ipv4Net, RouteEntry)> = table
-                .best
-                .iter()
-                .map(|(prefix, route)| (prefix, *route))
-                .collect();
-            routes.sort_unstable_by_key(|(prefix, _)| *prefix);
-            routes
-        };
-        let (now, then) = (routes(self), routes(before));
-        let only_in = |one: &[(Ipv4Net, RouteEntry)], other: &[(Ipv4Net, RouteEntry)]| {
-            let same = |at: &(Ipv4Net, RouteEntry)| {
-                let found = other.binary_search_by_key(&at.0, |(prefix, _)| *prefix);
-                found.is_ok_and(|place| other[place].1 == at.1)
-            };
-            let others = one.iter().filter(|at| !same(at)).map(|(prefix, _)| *prefix);
+        let only_in = |one: &Self, other: &Self| {
+            let others = one.best.iter().filter(|(prefix, route)| {
+                let mut covering = other.best.covering(prefix.network());
+                let same = covering.find(|(found, _)| found == prefix);
+                same.is_none_or(|(_, found)| found != *route)
+            });
             // One more than counts is enough.
-            others.take(MOST_PREFIXES + 1).collect::<Vec<_>>()
+            let others = others.map(|(prefix, _)| prefix).take(MOST_PREFIXES + 1);
+            others.collect::<Vec<_>>()
         };
-        let mut prefixes = only_in(&now, &then);
-        prefixes.extend(only_in(&then, &now));
+        let mut prefixes = only_in(self, before);
+        prefixes.extend(only_in(before, self));
         prefixes
     }
 }

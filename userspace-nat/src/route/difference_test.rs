@@ -88,6 +88,9 @@ fn an_address_that_goes_concerns_who_is_translated_to_it() {
     // The uplink's own are what sources are picked from.
     let other = changed(|s| s.addresses[0] = address(UPLINK, "192.0.2.2/24"));
     assert_eq!(other, Difference::everything());
+    // One of loopback is no source, wherever it is.
+    let loopback = changed(|s| s.addresses.push(address(UPLINK, "127.0.0.5/8")));
+    assert!(concerns(&loopback, [127, 0, 0, 5]) && !concerns(&loopback, [8, 8, 8, 8]));
     let uplink = changed(|s| s.uplink_ifindex = Some(OTHER));
     assert_eq!(uplink, Difference::everything());
 }

@@ -12,7 +12,9 @@ pub struct RouteTable {
     pub(super) uplink: Option<u32>,
     /// For each prefix its best route.
     pub(super) best: PrefixMap<RouteEntry>,
-    /// The host's addresses and networks by link, in the order the kernel lists them.
+    /// The host's addresses and networks by link, in the order the kernel lists them. None of
+    /// loopback, which no link may carry: whoever is on the link could answer to it, and so reach the
+    /// host where it listens for itself alone.
     pub(super) sources: Vec<(u32, Ipv4Net)>,
     /// Its own and broadcast addresses, sorted.
     pub(super) host: Vec<Ipv4Addr>,
@@ -44,6 +46,7 @@ impl RouteTable {
                 .addresses
                 .iter()
                 .map(|address| (address.ifindex, address.addr))
+                .filter(|(_, net)| !net.addr().is_loopback())
                 .collect(),
             host,
         }
@@ -92,23 +95,14 @@ impl RouteTable {
         &self.host
     }
 
-    /// The addresses that flows leaving by `ifindex` may be translated to, in the kernel's order.
-    pub fn sources(&self, ifindex: u32) -> impl Iterator<Item = Ipv4Addr> {
-        self.sources
-            .iter()
-            .filter(move |(link, net)| *link == ifindex && !net.addr().is_loopback())
-            .map(|(_, net)| net.addr())
-    }
-
     /// As the kernel picks it: what the route prefers, else the link's address in the network of
     /// the next hop, else the link's first, else, on a link without one, the host's first. Never one of
-    /// loopback, which no link may carry: whoever is on the link could answer to it, and so reach the
-    /// host where it listens for itself alone.
+    /// loopback.
     fn source(&self, route: &RouteEntry, next_hop: Ipv4Addr) -> Option<Ipv4Addr> {
         let mut on_link = self
             .sources
             .iter()
-            .filter(|(link, net)| *link == route.ifindex && !net.addr().is_loopback());
+            .filter(|(link, _)| *link == route.ifindex);
         route
             .prefsrc
             .filter(|addr| !addr.is_loopback())
@@ -119,12 +113,7 @@ impl RouteTable {
                     .map(|(_, net)| net.addr())
             })
             .or_else(|| on_link.next().map(|(_, net)| net.addr()))
-            .or_else(|| {
-                self.sources
-                    .iter()
-                    .map(|(_, net)| net.addr())
-                    .find(|addr| !addr.is_loopback())
-            })
+            .or_else(|| self.sources.first().map(|(_, net)| net.addr()))
     }
 }
 

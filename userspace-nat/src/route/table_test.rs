@@ -139,7 +139,8 @@ fn a_preferred_source_is_taken() {
 #[test]
 fn the_uplinks_addresses_are_listed_in_order() {
     let table = RouteTable::new(&host());
-    let sources: Vec<String> = table.sources(UPLINK).map(|addr| addr.to_string()).collect();
+    let on_uplink = table.sources.iter().filter(|(link, _)| *link == UPLINK);
+    let sources: Vec<String> = on_uplink.map(|(_, net)| net.addr().to_string()).collect();
     assert_eq!(sources, ["198.51.100.5", "203.0.113.5"]);
 }
 
@@ -254,5 +255,10 @@ fn loopback_is_never_the_source() {
         table.lookup("1.1.1.1".parse().unwrap()),
         via("198.51.100.1", "198.51.100.5")
     );
-    assert!(table.sources(UPLINK).all(|addr| !addr.is_loopback()));
+    assert!(
+        table
+            .sources
+            .iter()
+            .all(|(_, net)| !net.addr().is_loopback())
+    );
 }

@@ -1,5 +1,5 @@
-//! The differentiated description table, in AML: the PCI root and its windows, the devices that
-//! are not on PCI, and `_S5`.
+//! The differentiated system description table (DSDT), in AML. It describes the PCI root and its
+//! windows, the devices that are not on PCI, and the `_S5` sleep state.
 use acpi_tables::{
     Aml,
     aml::{
@@ -12,9 +12,9 @@ use acpi_tables::{
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of};
 use crate::layout::{self, SERIAL_IRQ, SLEEP_TYPE_S5, Window, ports};
 
-/// Length of a table's header.
+/// Length of an ACPI table's header, bytes.
 const HEADER: u32 = 36;
-/// From revision 2 on, integers have 64 bits.
+/// Table revision. From revision 2 on, AML integers have 64 bits.
 const REVISION: u8 = 2;
 
 pub(super) fn table(mmio64: Option<Window>) -> Sdt {
@@ -32,13 +32,13 @@ pub(super) fn table(mmio64: Option<Window>) -> Sdt {
     table
 }
 
-/// `\_SB`
+/// Returns the scope `\_SB`, which holds all devices.
 fn system_bus(mmio64: Option<Window>) -> Vec<u8> {
     let devices = [pci_root(mmio64), motherboard(), serial()];
     Scope::raw("_SB_".into(), devices.concat())
 }
 
-/// `\_S5`: the sleep type that powers off.
+/// Returns `\_S5`, which gives the sleep type for power-off.
 fn power_off() -> Vec<u8> {
     bytes_of(&Name::new(
         "_S5_".into(),
@@ -76,20 +76,21 @@ fn pci_root(mmio64: Option<Window>) -> Vec<u8> {
     bytes_of(&Device::new(
         "PCI0".into(),
         vec![
-            // A PCI Express root that also speaks CF8/CFC.
+            // PCI Express root bridge that also accepts accesses by the ports CF8 and CFC.
             &Name::new("_HID".into(), &EISAName::new("PNP0A08")),
             &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
             &Name::new("_SEG".into(), &ZERO),
             &Name::new("_BBN".into(), &ZERO),
             &Name::new("_UID".into(), &ZERO),
-            // DMA is coherent; Linux asks on other machines than PCs only.
+            // DMA is cache-coherent. Linux evaluates _CCA on other machines than PCs only.
             &Name::new("_CCA".into(), &ONE),
             &Name::new("_CRS".into(), &ResourceTemplate::new(resources)),
         ],
     ))
 }
 
-/// Reserves ECAM (PCI Firmware specification 3.2, 4.1.2) the sleep registers and the PM timer.
+/// Returns the device that reserves ECAM (PCI Firmware specification 3.2, 4.1.2), the sleep
+/// registers and the PM timer.
 fn motherboard() -> Vec<u8> {
     let ecam = Memory32Fixed::new(true, layout::ECAM.start as u32, layout::ECAM.size as u32);
     let sleep = IO::new(ports::SLEEP_CONTROL, ports::SLEEP_CONTROL, 1, 2);
@@ -112,7 +113,7 @@ fn serial() -> Vec<u8> {
     legacy_device("COM1", "PNP0501", &[&registers], SERIAL_IRQ)
 }
 
-/// An ISA device: ports, and an interrupt that is edge-triggered and active high.
+/// Returns an ISA device with the given ports and one edge-triggered, active-high interrupt.
 fn legacy_device(name: &str, id: &str, registers: &[&dyn Aml], gsi: u32) -> Vec<u8> {
     let interrupt = Interrupt::new(true, true, false, false, gsi);
     let mut resources = registers.to_vec();

@@ -1,4 +1,5 @@
-//! The fixed description table: sleep registers, reset register, what of a PC is there.
+//! The fixed ACPI description table (FADT): sleep registers, reset register, PM timer, and flags
+//! for the legacy hardware of a PC.
 use acpi_tables::{
     fadt::{FADT, FADTBuilder, Flags, PmProfile},
     gas::{AccessSize, AddressSpace, GAS},
@@ -7,9 +8,10 @@ use acpi_tables::{
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
 use crate::layout::{I8042_RESET, ports};
 
-/// IAPC_BOOT_ARCH (ACPI 6.5, table 5.10): VGA is not there, nor a CMOS clock with alarm and
-/// interrupt. LEGACY devices (bit 0) would have Linux look for those that no table names; with 8042
-/// (bit 1) it looks for a keyboard, for seconds, where there is only the reset command.
+/// Flags of IAPC_BOOT_ARCH (ACPI 6.5, table 5.10): the machine has no VGA, and no CMOS clock with
+/// alarm and interrupt. The flag LEGACY_DEVICES (bit 0) stays clear, because it would have Linux
+/// look for devices that no table names. The flag 8042 (bit 1) stays clear, because it would have
+/// Linux look for a keyboard for seconds, and only the reset command exists.
 const NO_VGA: u16 = 1 << 2;
 const NO_CMOS_CLOCK: u16 = 1 << 5;
 
@@ -35,7 +37,7 @@ pub(super) fn table(dsdt: u64) -> FADT {
     table.iapc_boot_arch = (NO_VGA | NO_CMOS_CLOCK).into();
     table.reset_reg = port(ports::I8042_COMMAND);
     table.reset_value = I8042_RESET;
-    // Hardware-reduced machines need none, but Linux uses one where it is.
+    // A hardware-reduced machine needs no PM timer, but Linux uses one where it exists.
     table.x_pm_tmr_blk = GAS::new(
         AddressSpace::SystemIo,
         32,

@@ -1,8 +1,9 @@
-//! The ACPI tables: which CPUs, interrupt controllers, PCI windows and legacy devices there are,
-//! and how the guest resets the machine or powers it off.
+//! The ACPI tables. They list the CPUs, interrupt controllers, PCI windows and legacy devices, and
+//! say how the guest resets the machine or powers it off.
 //!
 //! The machine is of the hardware-reduced kind (ACPI 6.5, 4.1): no SCI, power-off by the sleep
-//! registers, and of a PC's fixed hardware the PM timer alone. All tables lie in [`layout::ACPI_TABLES`], the RSDP first:
+//! registers, and of a PC's fixed hardware the PM timer alone. All tables lie in
+//! [`layout::ACPI_TABLES`], the RSDP first:
 //!
 //! ```text
 //! RSDP → XSDT → FADT → DSDT (AML)
@@ -31,35 +32,39 @@ const OEM_ID: [u8; 6] = *b"SLIPGT";
 const OEM_TABLE_ID: [u8; 8] = *b"SLIPGATE";
 const OEM_REVISION: u32 = 1;
 
-/// What of the machine varies.
+/// Properties of the machine that the tables depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcpiConfig {
-    /// CPUs, with APIC ids from 0.
+    /// Number of CPUs. Their APIC ids count from 0.
     pub cpus: u8,
-    /// Where 64-bit BARs may be ([`layout::mmio64`]).
+    /// Window for 64-bit BARs ([`layout::mmio64`]); `None` if there is none.
     pub mmio64: Option<Window>,
 }
 
-/// Why there are no tables.
+/// Reason why [`write()`] fails.
 #[derive(Debug, Error)]
 pub enum AcpiError {
-    /// No CPU, or too many.
+    /// The number of CPUs is 0 or above [`layout::MAX_CPUS`].
     #[error("{0} CPUs: give 1 to {max}", max = layout::MAX_CPUS)]
     Cpus(u8),
-    /// The tables outgrew their place.
+    /// The tables do not fit [`layout::ACPI_TABLES`].
     #[error("the ACPI tables do not fit {max} bytes", max = layout::ACPI_TABLES.size)]
     Size,
-    /// The guest's memory took no write.
+    /// Writing to guest memory failed.
     #[error("writing ACPI tables to guest memory")]
     Write(#[from] vm_memory::GuestMemoryError),
 }
 
-/// Writes all tables; returns where the RSDP is, which is always [`layout::RSDP`].
+/// Writes all tables to guest memory. Returns the address of the RSDP, which is always
+/// [`layout::RSDP`].
+///
+/// # Errors
+/// The number of CPUs is out of range, or the tables do not fit their window or the memory.
 pub fn write(memory: &GuestMemory, config: &AcpiConfig) -> Result<GuestAddress, AcpiError> {
     if !(1..=layout::MAX_CPUS).contains(&config.cpus) {
         return Err(AcpiError::Cpus(config.cpus));
     }
-    // The RSDP has its place; each table comes before the one that points to it.
+    // The RSDP's address is fixed. Each table is written before the one that points to it.
     let mut tables = Writer {
         memory,
         next: layout::RSDP + Rsdp::len() as u64,
@@ -84,7 +89,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Puts a table to the next multiple of 16 and says where that is.
+    /// Writes a table at the next multiple of 16. Returns its address.
     fn put(&mut self, table: &dyn Aml) -> Result<u64, AcpiError> {
         let address = self.next.next_multiple_of(16);
         let bytes = bytes_of(table);
@@ -109,7 +114,7 @@ fn madt(cpus: u8) -> MADT {
     for cpu in 0..cpus {
         table.add_structure(ProcessorLocalApic::new(cpu, cpu, EnabledStatus::Enabled));
     }
-    // Its id follows the CPUs'; its inputs are GSI 0 to 23.
+    // The I/O APIC's id follows the CPUs' ids. Its inputs are GSI 0 to 23.
     table.add_structure(IoApic::new(cpus, layout::IO_APIC, 0));
     table
 }

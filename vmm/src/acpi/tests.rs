@@ -1,4 +1,4 @@
-//! The tables are read back as a guest reads them: from the RSDP on, by their bytes.
+//! Reads the tables back as a guest does: from the RSDP on, by their bytes.
 use super::*;
 use crate::{
     layout::{ACPI_TABLES, ECAM, MMIO32, ports},
@@ -40,7 +40,7 @@ fn u64_at(bytes: &[u8], offset: usize) -> u64 {
     u64::from_le_bytes(bytes[offset..offset + 8].try_into().unwrap())
 }
 
-/// A whole table, its checksum right.
+/// Returns a whole table, after a check of its checksum.
 fn table(memory: &GuestMemory, address: u64) -> Vec<u8> {
     let length = u32_at(&bytes_at(memory, address, 36), 4) as usize;
     let bytes = bytes_at(memory, address, length);
@@ -49,7 +49,7 @@ fn table(memory: &GuestMemory, address: u64) -> Vec<u8> {
     bytes
 }
 
-/// The tables of the XSDT, and the DSDT: by signature.
+/// Returns the tables of the XSDT, and the DSDT, by signature.
 fn tables(memory: &GuestMemory) -> Vec<(String, Vec<u8>)> {
     let rsdp = bytes_at(memory, layout::RSDP, 36);
     assert_eq!(rsdp[..8], *b"RSD PTR ");
@@ -173,7 +173,7 @@ fn mcfg_names_ecam() {
     assert_eq!(ECAM.size, 1 << 20);
 }
 
-/// A resource descriptor (ACPI 6.5, 6.4), as far as the DSDT has them.
+/// Resource descriptor (ACPI 6.5, 6.4), of the kinds that the DSDT has.
 #[derive(Debug, PartialEq)]
 enum Resource {
     /// Type (0 memory, 1 I/O, 2 bus), first, last.
@@ -183,7 +183,7 @@ enum Resource {
     Interrupt(u8, u32),
 }
 
-/// The `_CRS` buffers of an AML block, in order.
+/// Returns the `_CRS` buffers of an AML block, in order.
 fn resources(aml: &[u8]) -> Vec<Vec<Resource>> {
     let name = b"\x08_CRS\x11";
     let found = aml.windows(name.len()).enumerate();
@@ -193,7 +193,7 @@ fn resources(aml: &[u8]) -> Vec<Vec<Resource>> {
         .collect()
 }
 
-/// PkgLength, buffer size (one byte or two), descriptors up to the end tag.
+/// Parses PkgLength, buffer size (one byte or two), and descriptors up to the end tag.
 fn template(buffer: &[u8]) -> Vec<Resource> {
     let length_bytes = 1 + usize::from(buffer[0] >> 6);
     let mut rest = match buffer[length_bytes] {

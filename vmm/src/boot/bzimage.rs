@@ -1,7 +1,9 @@
-//! bzImage: Linux packed up with a stub that unpacks it, behind 16-bit setup code and a header.
+//! bzImage: a compressed Linux kernel with a decompression stub, behind 16-bit setup code and a
+//! header.
 //!
-//! Only the header and the stub are used: the stub is loaded at the address the kernel prefers and
-//! entered in 64-bit mode. `init_size` bytes from there on have to be free for it to unpack.
+//! Only the header and the stub are used. The stub is loaded at the address the kernel prefers and
+//! entered in 64-bit mode. `init_size` bytes from that address on must be free for it to decompress
+//! the kernel.
 use linux_loader::bootparam::{LOADED_HIGH, XLF_KERNEL_64, setup_header};
 use vm_memory::ByteValued;
 
@@ -11,13 +13,13 @@ use super::{
 };
 use crate::GuestMemory;
 
-/// Where the header is in the file, and in `boot_params`.
+/// Offset of the setup header, in the file and in `boot_params`.
 const HEADER: u64 = 0x1F1;
-/// Where its magic is.
+/// Offset of the setup header's magic in the file.
 const MAGIC: u64 = 0x202;
-/// `xloadflags` came with 2.12, Linux 3.8.
+/// Oldest boot protocol that has `xloadflags`: 2.12, Linux 3.8.
 const MIN_VERSION: u16 = 0x20C;
-/// From the start of the loaded code.
+/// Offset of the 64-bit entry from the start of the loaded code.
 const ENTRY_64: u64 = 0x200;
 
 pub(super) fn is_bzimage(image: &Image<'_>) -> bool {
@@ -33,7 +35,7 @@ pub(super) fn load(memory: &GuestMemory, image: &Image<'_>) -> Result<Placed, Bo
         u64::from(header.setup_sects)
     };
     let offset = (setup_sectors + 1) * 512;
-    // In units of 16 bytes. A signature may follow.
+    // `syssize` counts units of 16 bytes. A signature may follow the code.
     let code = u64::from(header.syssize) * 16;
     let rest = image.size().saturating_sub(offset);
     if rest < code || rest <= ENTRY_64 {
@@ -57,7 +59,8 @@ pub(super) fn load(memory: &GuestMemory, image: &Image<'_>) -> Result<Placed, Bo
     })
 }
 
-/// Reads as much of the header as the kernel says it has; what it does not know stays zero.
+/// Reads the part of the setup header that this kernel has, by the length in its jump instruction.
+/// Fields that the kernel is too old to have stay zero.
 fn read_header(image: &Image<'_>) -> Result<setup_header, BootError> {
     let mut jump = [0; 1];
     image.read_at(0x201, &mut jump, "the setup header")?;

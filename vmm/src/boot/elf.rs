@@ -1,7 +1,7 @@
-//! ELF kernels: vmlinux, and anything with a PVH note.
+//! ELF kernels: vmlinux, and any ELF file with a PVH note.
 //!
-//! Segments go to their physical addresses. RAM that a segment has beyond its bytes in the file is
-//! zero already.
+//! Segments are loaded at their physical addresses. The RAM of a segment beyond its bytes in the
+//! file is zero already.
 use linux_loader::elf::{
     EI_CLASS, EI_DATA, ELFCLASS64, ELFDATA2LSB, Elf64_Ehdr, Elf64_Nhdr, Elf64_Phdr, PT_INTERP,
     PT_LOAD, PT_NOTE,
@@ -17,17 +17,17 @@ use crate::{
     layout::{self, Window},
 };
 
-/// EM_X86_64, e_machine.
+/// EM_X86_64, a value of `e_machine`.
 const X86_64: u16 = 62;
-/// ET_EXEC and ET_DYN, e_type.
+/// ET_EXEC and ET_DYN, values of `e_type`.
 const EXECUTABLE: [u16; 2] = [2, 3];
-/// XEN_ELFNOTE_PHYS32_ENTRY.
+/// Type of a PVH entry note, XEN_ELFNOTE_PHYS32_ENTRY.
 const PHYS32_ENTRY: u32 = 18;
-/// More program headers than any kernel has; each is read.
+/// Largest number of program headers that is accepted; no kernel has more. Each header is read.
 const MAX_PROGRAM_HEADERS: u16 = 256;
-/// Notes are read up to this length; a Linux kernel's take a few hundred bytes.
+/// Largest note segment that is read, bytes. The notes of a Linux kernel take a few hundred bytes.
 const MAX_NOTES: u64 = 64 << 10;
-/// The last address for an initrd: what x86-64 Linux says in a bzImage's `initrd_addr_max`.
+/// Last address for an initrd: the value that x86-64 Linux has in a bzImage's `initrd_addr_max`.
 const INITRD_LAST: u64 = 0x7FFF_FFFF;
 
 pub(super) fn is_elf(image: &Image<'_>) -> bool {
@@ -120,7 +120,7 @@ fn check_header(header: &Elf64_Ehdr) -> Result<(), BootError> {
     Err(BootError::Elf { what })
 }
 
-/// The PVH entry that a note segment names.
+/// Returns the PVH entry address from a note segment; `None` if the segment has no such note.
 fn pvh_entry(image: &Image<'_>, segment: &Elf64_Phdr) -> Result<Option<u64>, BootError> {
     if segment.p_filesz > MAX_NOTES {
         return Err(BootError::Elf {
@@ -129,8 +129,8 @@ fn pvh_entry(image: &Image<'_>, segment: &Elf64_Phdr) -> Result<Option<u64>, Boo
     }
     let mut notes = vec![0; segment.p_filesz as usize];
     image.read_at(segment.p_offset, &mut notes, "a note segment")?;
-    // Linux pads its notes to four bytes, whatever alignment the linker gave to the segment; the
-    // ELF specification has eight where the segment says eight.
+    // Linux pads its notes to four bytes, whatever alignment the linker gave to the segment. The
+    // ELF specification has eight bytes where the segment's alignment is eight.
     match find_note(&notes, 4) {
         None if segment.p_align == 8 => find_note(&notes, 8),
         found => found,
@@ -139,7 +139,7 @@ fn pvh_entry(image: &Image<'_>, segment: &Elf64_Phdr) -> Result<Option<u64>, Boo
     .transpose()
 }
 
-/// What the note holds.
+/// Returns the description of the first PVH entry note; `None` if there is none.
 fn find_note(mut notes: &[u8], align: usize) -> Option<&[u8]> {
     loop {
         let mut header = Elf64_Nhdr::default();
@@ -158,7 +158,7 @@ fn find_note(mut notes: &[u8], align: usize) -> Option<&[u8]> {
     }
 }
 
-/// 32 bits, or a word of 64 as Linux writes it.
+/// Returns the entry address of a PVH note. It has 32 bits, or 64 as Linux writes it.
 fn entry_of(description: &[u8]) -> Result<u64, BootError> {
     let entry = match description.len() {
         4 => description

@@ -1,21 +1,21 @@
-//! Why a kernel can't be booted.
+//! Errors of loading a kernel.
 use std::io;
 
 use thiserror::Error;
 
-/// What a [`BootError`] calls the initrd.
+/// Name of the initrd in a [`BootError`].
 pub(super) const INITRD: &str = "the initrd";
 
-/// What was wrong with kernel, initrd or command line.
+/// Reason why kernel, initrd or command line can't be used.
 #[derive(Debug, Error)]
 pub enum BootError {
-    /// Neither of the formats.
+    /// The kernel image is neither an ELF file nor a bzImage.
     #[error(
         "the kernel image is neither an ELF file nor a bzImage: give vmlinux, bzImage (a \
          distribution's /boot/vmlinuz-*) or an ELF with a PVH note, unpacked"
     )]
     UnknownFormat,
-    /// An ELF file that an operating system runs.
+    /// The ELF file is a program or library of an operating system.
     #[error(
         "this ELF file is no kernel but a program or library of an operating system: it has no PVH \
          note, and an interpreter or a place below {:#x}. Give vmlinux, bzImage (a distribution's \
@@ -26,40 +26,40 @@ pub enum BootError {
     /// Reading a file failed.
     #[error("reading {what}")]
     Read {
-        /// Kernel or initrd, and which part of it.
+        /// File and part that was read.
         what: &'static str,
-        /// What the system said.
+        /// Error from the system.
         source: io::Error,
     },
-    /// Not a file that has a length.
+    /// The kernel or initrd is not a regular file, so it has no length.
     #[error("{what} is not a regular file")]
     NotAFile {
-        /// Kernel or initrd.
+        /// File that was given: kernel or initrd.
         what: &'static str,
     },
-    /// The file ends too early.
+    /// The kernel image ends before one of its parts does.
     #[error(
         "the kernel image is cut off: {what} ends at byte {end}, the file has {size}; copy it \
          again"
     )]
     Truncated {
-        /// The part that is incomplete.
+        /// Part that is incomplete.
         what: &'static str,
-        /// Where it would end.
+        /// Offset in the file at which the part would end.
         end: u64,
         /// Length of the file in bytes.
         size: u64,
     },
-    /// An ELF file of another kind.
+    /// The ELF file is not an x86-64 executable of a known form.
     #[error("the ELF kernel image has {what}; an x86-64 executable is needed")]
     Elf {
-        /// What is wrong.
+        /// Property that is not supported.
         what: &'static str,
     },
-    /// A bzImage that can't be entered in 64-bit mode.
+    /// The bzImage can't be entered in 64-bit mode.
     #[error("the bzImage {what}; x86-64 Linux 3.8 or later is needed")]
     BzImage {
-        /// What is wrong.
+        /// Property that is not supported.
         what: &'static str,
     },
     /// A part of the kernel does not fit the RAM below the hole.
@@ -69,32 +69,32 @@ pub enum BootError {
         crate::layout::KERNEL_MIN
     )]
     KernelPlace {
-        /// Guest address.
+        /// Guest address of the part.
         start: u64,
-        /// Bytes.
+        /// Length of the part, bytes.
         size: u64,
-        /// Where usable RAM ends.
+        /// End of the usable RAM below the hole.
         end: u64,
     },
-    /// The entry is outside what was loaded.
+    /// The entry address is outside the loaded segments.
     #[error("the kernel's {which} entry {entry:#x} is not in any part of it that is loaded")]
     Entry {
-        /// PVH or ELF.
+        /// Kind of the entry: PVH or ELF.
         which: &'static str,
-        /// Guest address.
+        /// Guest address of the entry.
         entry: u64,
     },
-    /// The initrd does not fit.
+    /// The initrd does not fit between the kernel and its limit.
     #[error(
         "the initrd has {bytes} bytes, but only {room} are free between the kernel and {limit:#x}: \
          give more memory, or a smaller initrd"
     )]
     InitrdSize {
-        /// Length of the file.
+        /// Length of the initrd, bytes.
         bytes: u64,
-        /// Bytes that would fit.
+        /// Space between kernel and limit, bytes.
         room: u64,
-        /// The end of what the kernel can use for an initrd.
+        /// End of the addresses that the kernel can use for an initrd.
         limit: u64,
     },
     /// The initrd is an empty file.
@@ -103,37 +103,37 @@ pub enum BootError {
     /// The command line is too long.
     #[error("the command line has {bytes} bytes; this kernel takes {limit}: shorten it")]
     CommandLineLength {
-        /// Its length.
+        /// Length of the command line, bytes.
         bytes: usize,
-        /// The kernel's limit, without the NUL.
+        /// Longest command line that the kernel takes, bytes without the NUL.
         limit: usize,
     },
-    /// The command line can't be handed over.
+    /// The command line contains a NUL character.
     #[error("the command line contains a NUL character: remove it")]
     CommandLineNul,
-    /// The guest's memory took no write: too little memory.
+    /// Writing to guest memory failed: the memory is too small.
     #[error("writing {what} to guest memory, which may be too little: give the machine more")]
     Write {
-        /// What was written.
+        /// Structure or file that was written.
         what: &'static str,
-        /// What vm-memory said.
+        /// Error that vm-memory returned.
         source: vm_memory::GuestMemoryError,
     },
 }
 
-/// What of a [`BootSource`](super::BootSource) an error is about.
+/// Part of a [`BootSource`](super::BootSource) that an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BootInput {
-    /// The kernel.
+    /// The kernel image.
     Kernel,
-    /// The initrd.
+    /// The initial RAM disk.
     Initrd,
-    /// The command line.
+    /// The kernel's command line.
     CommandLine,
 }
 
 impl BootError {
-    /// What it is about; `None`: about the machine.
+    /// Returns the input that the error is about. `None` means the machine's memory.
     pub fn about(&self) -> Option<BootInput> {
         match self {
             Self::UnknownFormat

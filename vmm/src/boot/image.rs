@@ -1,4 +1,4 @@
-//! A kernel image as bytes at offsets, whether it is a file or part of this program.
+//! A kernel image as a sequence of bytes, from a file or from this program's own data.
 use std::{
     fs::File,
     io::{Seek, SeekFrom},
@@ -10,7 +10,7 @@ use vm_memory::{ByteValued, Bytes, GuestAddress};
 use super::BootError;
 use crate::{GuestMemory, layout, layout::Window, memory};
 
-/// An image of known length.
+/// Kernel image of known length.
 pub(super) struct Image<'a> {
     from: From<'a>,
     size: u64,
@@ -21,7 +21,7 @@ enum From<'a> {
     Bytes(&'a [u8]),
 }
 
-/// The length of a regular file in bytes.
+/// Returns the length of a regular file in bytes.
 pub(super) fn file_size(file: &File, what: &'static str) -> Result<u64, BootError> {
     let metadata = file
         .metadata()
@@ -47,12 +47,12 @@ impl<'a> Image<'a> {
         }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(super) fn size(&self) -> u64 {
         self.size
     }
 
-    /// Fills `into` from `offset`. `what` names the part for the error.
+    /// Fills `into` from `offset`. `what` names the part in errors.
     pub(super) fn read_at(
         &self,
         offset: u64,
@@ -71,7 +71,7 @@ impl<'a> Image<'a> {
         Ok(())
     }
 
-    /// Reads a structure.
+    /// Reads a structure at `offset`. `what` names it in errors.
     pub(super) fn read<T: ByteValued + Default>(
         &self,
         offset: u64,
@@ -82,7 +82,8 @@ impl<'a> Image<'a> {
         Ok(value)
     }
 
-    /// Copies a part of the image to `address`.
+    /// Copies `size` bytes at `offset` of the image to guest `address`. `what` names the part in
+    /// errors.
     pub(super) fn copy_to(
         &self,
         memory: &GuestMemory,
@@ -114,7 +115,7 @@ impl<'a> Image<'a> {
     }
 }
 
-/// Copies `size` bytes from `offset` of a file to `address`.
+/// Copies `size` bytes at `offset` of a file to guest `address`. `what` names the part in errors.
 pub(super) fn copy_file(
     memory: &GuestMemory,
     address: GuestAddress,
@@ -130,7 +131,8 @@ pub(super) fn copy_file(
         .map_err(|e| BootError::write(what, e))
 }
 
-/// Refuses a piece of kernel that is not wholly in RAM between 1 MiB and the hole.
+/// Checks that a part of the kernel lies wholly in RAM between 1 MiB and the hole, and returns it
+/// as a window.
 pub(super) fn check_place(
     memory: &GuestMemory,
     start: u64,

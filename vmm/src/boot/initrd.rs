@@ -1,4 +1,5 @@
-//! Where the initrd goes: as high as the kernel takes it, so that the kernel has room to unpack.
+//! Placement of the initrd: as high as the kernel accepts, so that the kernel has room to
+//! decompress itself.
 use std::fs::File;
 
 use vm_memory::GuestAddress;
@@ -30,8 +31,8 @@ pub(super) fn load(
     Ok(place)
 }
 
-/// The highest whole pages below `low_end` and up to `last` that hold `size` bytes and are above
-/// the kernel.
+/// Returns the highest whole pages that hold `size` bytes, above the kernel, below `low_end` and no
+/// higher than `last`.
 pub(super) fn place(
     size: u64,
     kernel: Window,

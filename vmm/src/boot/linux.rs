@@ -1,4 +1,4 @@
-//! What Linux is handed at its 64-bit entry: `boot_params` and page tables.
+//! Structures that Linux needs at its 64-bit entry: `boot_params` and page tables.
 use linux_loader::bootparam::{boot_e820_entry, boot_params};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -8,9 +8,9 @@ use crate::{
     layout::{self, PAGE_SIZE, Window},
 };
 
-/// A boot loader without an assigned number.
+/// Boot loader id for loaders without an assigned number.
 const LOADER_UNDEFINED: u8 = 0xFF;
-/// "HdrS"
+/// Magic of the setup header, "HdrS".
 const HEADER_MAGIC: u32 = 0x5372_6448;
 const PRESENT_WRITABLE: u64 = 0b11;
 const LARGE_PAGE: u64 = 1 << 7;
@@ -27,7 +27,7 @@ pub(super) fn write(
     if let Some(header) = kernel.header {
         params.hdr = header;
     } else {
-        // vmlinux has no header of its own, but checks that there is one.
+        // vmlinux has no setup header of its own, but checks that one is in `boot_params`.
         params.hdr.header = HEADER_MAGIC;
         params.hdr.boot_flag = 0xAA55;
         params.hdr.cmdline_size = command_line_bytes as u32;
@@ -37,7 +37,7 @@ pub(super) fn write(
     params.hdr.code32_start = kernel.taken.start as u32;
     params.hdr.cmd_line_ptr = layout::COMMAND_LINE.start as u32;
     if let Some(initrd) = initrd {
-        // Below the hole, so 32 bits hold it.
+        // The initrd lies below the hole, so 32 bits hold its address.
         params.hdr.ramdisk_image = initrd.start as u32;
         params.hdr.ramdisk_size = initrd.size as u32;
     }
@@ -59,8 +59,8 @@ pub(super) fn write(
     Ok(address)
 }
 
-/// Maps the first 4 GiB to themselves, by pages of 2 MiB: one level 4 and one level 3 table, four
-/// of level 2.
+/// Writes page tables that map the first 4 GiB to themselves in pages of 2 MiB: one table of level
+/// 4, one of level 3, four of level 2.
 fn write_page_tables(memory: &GuestMemory) -> Result<(), vm_memory::GuestMemoryError> {
     let level4 = layout::PAGE_TABLES.start;
     let level3 = level4 + PAGE_SIZE;

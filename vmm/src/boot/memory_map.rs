@@ -1,19 +1,19 @@
-//! The memory map (E820): what the kernel may use as RAM, and what is something else.
+//! The memory map (E820): which addresses the kernel may use as RAM, and which are reserved.
 use crate::layout::{self, Window};
 
-/// What a piece of the address space is. The numbers are those of E820 and of PVH.
+/// Type of a range of the address space. The values are those of E820 and of PVH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum MemoryKind {
-    /// The kernel's to use.
+    /// RAM that the kernel may use.
     Ram = 1,
-    /// Something else.
+    /// Not RAM, or not for the kernel to use.
     Reserved = 2,
-    /// ACPI tables, RAM once they are read.
+    /// ACPI tables. The kernel may use the range as RAM once it has read them.
     AcpiTables = 3,
 }
 
-/// The map of a machine with `memory_bytes` of RAM, in ascending order.
+/// Returns the memory map of a machine with `memory_bytes` of RAM, in ascending order.
 pub fn memory_map(memory_bytes: u64) -> Vec<(Window, MemoryKind)> {
     let between = |start: u64, end: u64, kind| {
         (

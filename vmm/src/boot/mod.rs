@@ -1,6 +1,6 @@
-//! Puts a kernel into the guest's memory, with what its first instructions expect to find.
+//! Loads a kernel into guest memory, with the structures that its first instructions need.
 //!
-//! Theory of operation. What the file is decides the protocol:
+//! Theory of operation. The file's format decides the boot protocol:
 //!
 //! | file | entry | handed over |
 //! | --- | --- | --- |
@@ -8,11 +8,11 @@
 //! | ELF with a Xen PHYS32_ENTRY note (PVH) | the note's address, 32-bit, no paging | `hvm_start_info` in EBX |
 //! | other ELF (vmlinux) | `e_entry`, 64-bit | `boot_params` in RSI |
 //!
-//! All that is handed over lies in low RAM at the addresses of [`crate::layout`]; kernels go to
-//! 1 MiB and above, an initrd as high as the kernel can take it. Both forms of hand-over name the
-//! RSDP at [`crate::layout::RSDP`]: [`crate::acpi::write`] has to put one there.
+//! The structures handed over lie in low RAM at the addresses of [`crate::layout`]. Kernels go to 1
+//! MiB and above, an initrd as high as the kernel accepts. Both protocols hand over the address of
+//! the RSDP, [`crate::layout::RSDP`]: [`crate::acpi::write`] must put one there.
 //!
-//! A file may be anything: what does not fit is an error that says so.
+//! A file may contain anything: an invalid one is refused with an error.
 //! Sources: Linux, Documentation/arch/x86/boot.rst; Xen, docs/misc/pvh.pandoc and
 //! public/arch-x86/hvm/start_info.h.
 mod bzimage;
@@ -38,31 +38,31 @@ pub use error::{BootError, BootInput};
 use image::Image;
 pub use memory_map::{MemoryKind, memory_map};
 
-/// Longest command line for an ELF kernel, in bytes without the NUL: what Linux takes on x86. A
-/// bzImage says its own limit.
+/// Longest command line for an ELF kernel, in bytes without the NUL: the limit of Linux on x86. A
+/// bzImage states its own limit.
 pub const MAX_COMMAND_LINE: usize = 2047;
 
-/// What to boot.
+/// Kernel, initrd and command line of a machine.
 #[derive(Debug)]
 pub struct BootSource {
-    /// The kernel.
+    /// Image of the kernel.
     pub kernel: Kernel,
-    /// An initial RAM disk, handed on as it is.
+    /// Initial RAM disk, loaded unchanged.
     pub initrd: Option<File>,
-    /// The kernel's command line, without a NUL.
+    /// Command line of the kernel, without a NUL.
     pub cmdline: String,
 }
 
-/// Where a kernel image comes from.
+/// Source of a kernel image.
 #[derive(Debug)]
 pub enum Kernel {
-    /// A regular file: bzImage or ELF.
+    /// Regular file: bzImage or ELF.
     File(File),
-    /// An image that is part of this program.
+    /// Image that is part of this program.
     Bytes(&'static [u8]),
 }
 
-/// In which state the first CPU enters the kernel.
+/// State of the first CPU at the kernel's entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// 64-bit mode, first 4 GiB mapped to themselves, `boot_params` in RSI.
@@ -71,36 +71,39 @@ pub enum Protocol {
     Pvh,
 }
 
-/// A kernel that lies ready in memory.
+/// Kernel that has been loaded into guest memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
-    /// Its first instruction.
+    /// Address of the kernel's first instruction.
     pub entry: GuestAddress,
-    /// How it is entered.
+    /// State in which the first CPU enters the kernel.
     pub protocol: Protocol,
-    /// The structure handed over.
+    /// Address of `boot_params` or `hvm_start_info`.
     pub boot_info: GuestAddress,
-    /// The RAM the kernel takes, with what it unpacks itself to.
+    /// RAM that the kernel occupies, including the space it decompresses itself into.
     pub kernel: Window,
-    /// Where the initrd is.
+    /// Address range of the initrd; `None` without one.
     pub initrd: Option<Window>,
 }
 
-/// What a loader found out about a kernel that it has put into memory.
+/// Result of a format's loader: where the kernel lies, and its limits.
 struct Placed {
     entry: u64,
     protocol: Protocol,
-    /// RAM that is taken, unpacked kernel included.
+    /// RAM that the kernel occupies, including the space it decompresses itself into.
     taken: Window,
-    /// The last address that an initrd may use.
+    /// Last address that an initrd may use.
     initrd_last: u64,
     max_command_line: usize,
-    /// bzImage: its own header, to be handed back in `boot_params`.
+    /// Setup header of a bzImage, which is copied to `boot_params`.
     header: Option<linux_loader::bootparam::setup_header>,
 }
 
-/// Loads kernel, initrd and command line into `memory`, which is all zeroes, and writes what the
-/// kernel is handed.
+/// Loads kernel, initrd and command line into `memory`, and writes the structures that the kernel
+/// needs. The memory must be all zeroes.
+///
+/// # Errors
+/// A file can't be read, is no supported kernel, or does not fit the memory.
 pub fn load(memory: &GuestMemory, source: &BootSource) -> Result<Loaded, BootError> {
     let image = match &source.kernel {
         Kernel::File(file) => Image::of_file(file)?,
@@ -109,7 +112,10 @@ pub fn load(memory: &GuestMemory, source: &BootSource) -> Result<Loaded, BootErr
     load_image(memory, &image, source.initrd.as_ref(), &source.cmdline)
 }
 
-/// [`load`] for an image in memory, for instance one that a fuzzer made.
+/// Does what [`load`] does for an image in memory, for instance one from a fuzzer.
+///
+/// # Errors
+/// As [`load`].
 pub fn load_bytes(
     memory: &GuestMemory,
     kernel: &[u8],

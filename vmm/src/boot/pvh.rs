@@ -1,4 +1,5 @@
-//! What a PVH kernel is handed: `hvm_start_info`, version 1, with its memory map and modules.
+//! Structures that a PVH kernel needs: `hvm_start_info`, version 1, with its memory map and
+//! modules.
 use linux_loader::start_info::{
     XEN_HVM_START_MAGIC_VALUE, hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info,
 };
@@ -13,7 +14,7 @@ use crate::{
 const MODULES: u64 = layout::START_INFO.start + 0x80;
 const MEMORY_MAP: u64 = layout::START_INFO.start + 0x100;
 
-/// An initrd is the only module.
+/// Writes the structures. Returns the address of `hvm_start_info`. An initrd is the only module.
 pub(super) fn write(
     memory: &GuestMemory,
     initrd: Option<Window>,

@@ -1,5 +1,5 @@
-//! The first CPU's registers at the kernel's entry. The other CPUs wait for its start-up IPIs in
-//! the state that KVM gives them.
+//! Registers of the first CPU at the kernel's entry. The other CPUs wait for the first CPU's
+//! start-up IPIs in the state that KVM gives them.
 //!
 //! 64-bit entry (Linux, boot.rst): paging on, `boot_params` in RSI, flat segments from a GDT with
 //! code at 0x10 and data at 0x18, interrupts off.
@@ -22,7 +22,7 @@ const RFLAGS_RESERVED: u64 = 1 << 1;
 const CODE_SELECTOR: u16 = 0x10;
 const DATA_SELECTOR: u16 = 0x18;
 const TSS_SELECTOR: u16 = 0x20;
-/// Null, unused, code, data, and a TSS, which takes two in long mode.
+/// Number of GDT entries: null, unused, code, data, and a TSS, which takes two in long mode.
 const GDT_ENTRIES: usize = 6;
 
 const MSR_MISC_ENABLE: u32 = 0x1A0;
@@ -31,7 +31,7 @@ const MSR_MTRR_DEF_TYPE: u32 = 0x2FF;
 const MTRR_ENABLE: u64 = 1 << 11;
 const MTRR_WRITE_BACK: u64 = 6;
 
-/// General registers.
+/// Returns the general registers.
 pub fn general(kernel: &Loaded) -> kvm_regs {
     let mut registers = kvm_regs {
         rip: kernel.entry.0,
@@ -45,7 +45,8 @@ pub fn general(kernel: &Loaded) -> kvm_regs {
     registers
 }
 
-/// Segments and control registers. `initial` is what KVM gave the CPU: its APIC base stays.
+/// Returns segments and control registers. `initial` is the state that KVM gave the CPU; its APIC
+/// base is kept.
 pub fn special(kernel: &Loaded, initial: &kvm_sregs) -> kvm_sregs {
     let mut registers = *initial;
     let long = kernel.protocol == Protocol::Linux64;
@@ -79,8 +80,8 @@ pub fn special(kernel: &Loaded, initial: &kvm_sregs) -> kvm_sregs {
     registers
 }
 
-/// What firmware sets on each CPU: memory is cached (else Linux thinks the MTRRs are broken), and
-/// string instructions are fast. A KVM that does not know one of them does without.
+/// Returns the MSRs that firmware sets on each CPU: memory is cached (else Linux takes the MTRRs
+/// for broken), and string instructions are fast. A KVM that does not know one of them skips it.
 pub fn msrs() -> [kvm_msr_entry; 2] {
     let entry = |index, data| kvm_msr_entry {
         index,
@@ -93,7 +94,7 @@ pub fn msrs() -> [kvm_msr_entry; 2] {
     ]
 }
 
-/// Writes the GDT that [`special`] names.
+/// Writes the GDT that the registers of [`special`] point to.
 pub(super) fn write_gdt(memory: &GuestMemory, protocol: Protocol) -> Result<(), BootError> {
     let code = code_segment(protocol == Protocol::Linux64);
     let table: [u64; GDT_ENTRIES] = [
@@ -145,7 +146,7 @@ fn flat_segment() -> kvm_segment {
 }
 
 fn task_segment() -> kvm_segment {
-    // A busy TSS: of 32 bits in protected mode, of 64 bits in long mode.
+    // A busy TSS: 32-bit in protected mode, 64-bit in long mode.
     kvm_segment {
         selector: TSS_SELECTOR,
         limit: 0x67,
@@ -155,7 +156,7 @@ fn task_segment() -> kvm_segment {
     }
 }
 
-/// A segment as the GDT has it (Intel SDM 3A, 3.4.5).
+/// Returns a segment's GDT descriptor (Intel SDM 3A, 3.4.5).
 fn descriptor(segment: &kvm_segment) -> u64 {
     let limit = if segment.g == 1 {
         segment.limit >> 12

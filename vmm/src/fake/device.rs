@@ -1,43 +1,44 @@
-//! A virtio device that does nothing by itself.
+//! A virtio device without a function of its own, for tests.
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::virtio::{ActivateError, Activation, EnabledQueue, VirtioDevice};
 
-/// The device. It panics when the transport breaks its side of [`VirtioDevice`].
+/// Virtio device for tests. It panics when the transport breaks the contract of [`VirtioDevice`].
 pub struct Device {
     sizes: Vec<u16>,
     features: u64,
     witness: Witness,
 }
 
-/// What happened to a [`Device`], for its maker to look at, and to act as the device's threads.
+/// Shared view of a [`Device`]. A test inspects the device through it, and acts as the device's
+/// threads.
 #[derive(Clone, Default)]
 pub struct Witness(Arc<Mutex<Seen>>);
 
-/// What a [`Device`] was told.
+/// State of a [`Device`].
 #[derive(Default)]
 pub struct Seen {
-    /// With what it is active.
+    /// Activation that is in effect; `None` while the device is stopped.
     pub activation: Option<Activation>,
-    /// Activations that succeeded.
+    /// Number of activations that succeeded.
     pub activations: u64,
-    /// Resets.
+    /// Number of resets so far.
     pub resets: u64,
-    /// The next activation, or enabling of a queue, fails.
+    /// If set, the next activation, or enabling of a queue, fails.
     pub refuse: bool,
-    /// Device-specific configuration, read-write.
+    /// Device-specific configuration space; all bytes are read-write.
     pub config: [u8; 16],
 }
 
 impl Witness {
-    /// What was seen until now.
+    /// Locks the state of the device.
     pub fn seen(&self) -> MutexGuard<'_, Seen> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Device {
-    /// A device with these queues and features.
+    /// Returns a device with these queue sizes and features, and the view of its state.
     pub fn new(sizes: &[u16], features: u64) -> (Self, Witness) {
         let witness = Witness::default();
         (
@@ -79,7 +80,7 @@ impl VirtioDevice for Device {
         self.features
     }
 
-    /// Bit 1 needs bit 0.
+    /// Refuses bit 1 without bit 0.
     fn accepts(&self, features: u64) -> bool {
         features & 0b11 != 0b10
     }

@@ -1,33 +1,33 @@
-//! A driver that does what the specification asks of one, through the same accesses as a guest.
+//! A virtio driver that follows the specification, and uses the same accesses as a guest.
 use crate::{interrupt::MsiMessage, pci::Root};
 
-/// Drives one virtio function. Accessors panic when the device is not as the specification has it.
+/// Driver of one virtio function. Its methods panic when the device violates the specification.
 pub struct Driver<'a> {
     root: &'a Root,
     function: u64,
-    /// Guest addresses of the structures.
+    /// Guest address of the common configuration.
     pub common: u64,
-    /// The first queue's notification address, and the bytes to the next.
+    /// Notification address of the first queue.
     pub notify: u64,
-    /// See [`Driver::notify`].
+    /// Distance between the notification addresses of two queues, bytes.
     pub notify_multiplier: u64,
-    /// ISR status.
+    /// Guest address of the ISR status.
     pub isr: u64,
-    /// Device-specific configuration.
+    /// Guest address of the device-specific configuration.
     pub device: u64,
-    /// MSI-X table.
+    /// Guest address of the MSI-X table.
     pub table: u64,
-    /// MSI-X pending bits.
+    /// Guest address of the MSI-X pending bits.
     pub pba: u64,
-    /// Offsets in configuration space of the MSI-X and the access capability.
+    /// Offset of the MSI-X capability in configuration space.
     pub msix: u16,
-    /// See [`Driver::msix`].
+    /// Offset of the PCI configuration access capability in configuration space.
     pub access: u16,
 }
 
 impl<'a> Driver<'a> {
-    /// Finds the structures of the function of device `number` on the bus, and turns on memory
-    /// decoding and bus mastering.
+    /// Finds the structures of device `number` on the bus, and turns on memory decoding and bus
+    /// mastering.
     pub fn find(root: &'a Root, number: u8) -> Self {
         let mut driver = Self {
             root,
@@ -81,13 +81,13 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// What an offset with a BAR number in its low bits means.
+    /// Returns the address that an offset register with a BAR number in its low bits gives.
     fn place(&self, at: u16) -> u64 {
         let raw = u32::from_le_bytes(self.config(at));
         self.bar((raw & 7) as u8) + u64::from(raw & !7)
     }
 
-    /// Where a BAR is.
+    /// Returns the address of a BAR.
     pub fn bar(&self, number: u8) -> u64 {
         let at = 0x10 + 4 * u16::from(number);
         let low = u32::from_le_bytes(self.config(at));
@@ -100,7 +100,7 @@ impl<'a> Driver<'a> {
         u64::from(high) << 32 | u64::from(low & !0xf)
     }
 
-    /// Reads configuration space.
+    /// Reads the function's configuration space.
     pub fn config<const N: usize>(&self, at: u16) -> [u8; N] {
         let mut bytes = [0; N];
         self.root
@@ -108,12 +108,12 @@ impl<'a> Driver<'a> {
         bytes
     }
 
-    /// Writes configuration space.
+    /// Writes the function's configuration space.
     pub fn config_write(&self, at: u16, bytes: &[u8]) {
         self.root.ecam_write(self.function | u64::from(at), bytes);
     }
 
-    /// Reads memory that the function decodes.
+    /// Reads from an MMIO address that the function decodes.
     pub fn read<const N: usize>(&self, address: u64) -> [u8; N] {
         let mut bytes = [0; N];
         assert!(
@@ -123,7 +123,7 @@ impl<'a> Driver<'a> {
         bytes
     }
 
-    /// Writes memory that the function decodes.
+    /// Writes to an MMIO address that the function decodes.
     pub fn write(&self, address: u64, bytes: &[u8]) {
         assert!(
             self.root.mmio_write(address, bytes),
@@ -131,24 +131,24 @@ impl<'a> Driver<'a> {
         );
     }
 
-    /// The device status.
+    /// Returns the device status.
     pub fn status(&self) -> u8 {
         self.read::<1>(self.common + 20)[0]
     }
 
-    /// Adds these bits to the status; returns what it is then.
+    /// Adds bits to the device status. Returns the new status.
     pub fn add_status(&self, bits: u8) -> u8 {
         self.write(self.common + 20, &[self.status() | bits]);
         self.status()
     }
 
-    /// Resets, and waits for it.
+    /// Resets the device, and checks that the reset is complete.
     pub fn reset(&self) {
         self.write(self.common + 20, &[0]);
         assert_eq!(self.status(), 0, "the reset is over");
     }
 
-    /// The features that are offered.
+    /// Returns the offered features.
     pub fn offered(&self) -> u64 {
         let window = |select: u32| {
             self.write(self.common, &select.to_le_bytes());
@@ -157,7 +157,7 @@ impl<'a> Driver<'a> {
         window(0) | window(1) << 32
     }
 
-    /// From reset to FEATURES_OK. False if the device did not agree.
+    /// Goes from reset to FEATURES_OK. Returns false if the device did not accept the features.
     pub fn negotiate(&self, features: u64) -> bool {
         self.reset();
         self.add_status(1);
@@ -169,7 +169,7 @@ impl<'a> Driver<'a> {
         self.add_status(8) & 8 != 0
     }
 
-    /// Describes and enables a queue: its size, the addresses of its three parts, its vector.
+    /// Configures and enables a queue: its size, the addresses of its three parts, its vector.
     pub fn set_up_queue(&self, index: u16, size: u16, rings: [u64; 3], vector: u16) {
         self.write(self.common + 22, &index.to_le_bytes());
         self.write(self.common + 24, &size.to_le_bytes());
@@ -189,23 +189,24 @@ impl<'a> Driver<'a> {
         self.write(self.common + 28, &[1, 0]);
     }
 
-    /// Sets the configuration's vector.
+    /// Sets the vector for configuration changes.
     pub fn set_config_vector(&self, vector: u16) {
         self.write(self.common + 16, &vector.to_le_bytes());
     }
 
-    /// Whether it became active: DRIVER_OK without DEVICE_NEEDS_RESET.
+    /// Sets DRIVER_OK. Returns whether the device became active: DRIVER_OK without
+    /// DEVICE_NEEDS_RESET.
     pub fn driver_ok(&self) -> bool {
         self.add_status(4) & (4 | 64) == 4
     }
 
-    /// Writes message control: MSI-X enabled, all vectors masked.
+    /// Writes message control: whether MSI-X is enabled, and whether all vectors are masked.
     pub fn set_msix(&self, enabled: bool, masked: bool) {
         let control = u16::from(enabled) << 15 | u16::from(masked) << 14;
         self.config_write(self.msix + 2, &control.to_le_bytes());
     }
 
-    /// Writes a vector's message and unmasks it, as drivers do.
+    /// Writes a vector's message and unmasks the vector, as drivers do.
     pub fn set_message(&self, vector: u16, message: MsiMessage) {
         let entry = self.table + 16 * u64::from(vector);
         self.mask(vector, true);
@@ -221,13 +222,13 @@ impl<'a> Driver<'a> {
         self.write(control, &u32::from(masked).to_le_bytes());
     }
 
-    /// Whether a vector's pending bit is set.
+    /// Returns whether a vector's pending bit is set.
     pub fn is_pending(&self, vector: u16) -> bool {
         let [byte] = self.read(self.pba + u64::from(vector / 8));
         byte >> (vector % 8) & 1 != 0
     }
 
-    /// Where a queue is notified.
+    /// Returns the notification address of a queue.
     pub fn bell(&self, queue: u16) -> u64 {
         self.write(self.common + 22, &queue.to_le_bytes());
         let offset = u16::from_le_bytes(self.read(self.common + 30));

@@ -9,8 +9,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::interrupt::{Doorbells, MsiFabric, MsiMessage};
 
-/// Keeps what it was told, and hands out what was signalled. As strict as KVM: no line or address
-/// twice, and no message outside the local APICs' window.
+/// Records lines, routes and doorbells, and reports signals. It is as strict as KVM: it refuses an
+/// address that is taken, and a message outside the local APICs' window.
 #[derive(Default)]
 pub struct Fabric(Mutex<State>);
 
@@ -32,30 +32,31 @@ impl Fabric {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Interrupts of the `vector`th line that was connected, since last asked: how many (signals
-    /// that came together count each), and what they say.
+    /// Returns the interrupts on the `vector`th connected line since the last call, and the line's
+    /// message. Signals that came together count each.
     pub fn take(&self, vector: u16) -> (u64, Option<MsiMessage>) {
         let state = self.lock();
         let line = &state.lines[&vector.into()];
         (line.signal.read().unwrap_or(0), line.message)
     }
 
-    /// How many lines are connected.
+    /// Returns the number of connected lines.
     pub fn lines(&self) -> usize {
         self.lock().lines.len()
     }
 
-    /// How often a line was told what to send.
+    /// Returns the number of calls that set a line's message.
     pub fn routes(&self) -> u64 {
         self.lock().routes
     }
 
-    /// Where the doorbells are.
+    /// Returns the addresses of the doorbells.
     pub fn bells(&self) -> Vec<u64> {
         self.lock().bells.keys().copied().collect()
     }
 
-    /// What a guest's write to `address` does before any exit. False if nothing.
+    /// Signals the doorbell at `address`, as a guest's write does before any exit. Returns false if
+    /// there is none.
     pub fn ring(&self, address: u64) -> bool {
         let state = self.lock();
         let bell = state.bells.get(&address);

@@ -1,7 +1,7 @@
-//! A guest that does anything to two virtio functions, and what must hold after each thing it did.
+//! A guest that does anything to two virtio functions, and the checks after each of its steps.
 //!
-//! The functions have a register file each that can be looked at without any BAR: the PCI
-//! configuration access capability. So the checks see the state wherever the guest moved things.
+//! Each function has a register file that can be read without any BAR, by the PCI configuration
+//! access capability. So the checks see the state wherever the guest moved the BARs.
 mod checks;
 
 use std::sync::Arc;
@@ -17,52 +17,53 @@ use crate::{
     virtio::transport::{TransportCounters, VirtioPci},
 };
 
-/// Functions on the bus, besides the host bridge.
+/// Number of functions on the bus, besides the host bridge.
 pub const FUNCTIONS: u8 = 2;
-/// Queues of each.
+/// Number of queues of each function.
 pub const QUEUES: u16 = 3;
 const VECTORS: u16 = QUEUES + 1;
-/// Bytes of guest memory, from address 0.
+/// Length of guest memory, which begins at address 0, bytes.
 pub const MEMORY_BYTES: usize = 0x2_0000;
-/// What the devices offer: two of their own, indirect descriptors, event index, ring reset.
+/// Features that the devices offer: two of their own, indirect descriptors, event index, ring
+/// reset.
 pub const FEATURES: u64 = 0b11 | 1 << 28 | 1 << 29 | 1 << 40;
 const WINDOWS: Windows = Windows {
     mmio32: 0xc000_0000..0xc010_0000,
     mmio64: 1 << 36..(1 << 36) + 0x10_0000,
 };
 
-/// One thing that happens. Functions are taken modulo [`FUNCTIONS`].
+/// One step of the guest or of a device. Functions are taken modulo [`FUNCTIONS`].
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// A write to ECAM.
+    /// Write to ECAM: offset, bytes.
     Ecam(u64, Vec<u8>),
-    /// A read of ECAM, of so many bytes.
+    /// Read of ECAM: offset, number of bytes.
     EcamRead(u64, usize),
-    /// A write to a port from 0xCF8.
+    /// Write to a configuration port: offset from 0xCF8, bytes.
     Port(u16, Vec<u8>),
-    /// A read of a port from 0xCF8, of so many bytes.
+    /// Read of a configuration port: offset from 0xCF8, number of bytes.
     PortRead(u16, usize),
-    /// A write to wherever a function's BAR is: function, BAR, offset.
+    /// Write relative to a BAR, wherever it is: function, BAR, offset, bytes.
     Bar(u8, u8, u64, Vec<u8>),
-    /// A read, likewise.
+    /// Read relative to a BAR, wherever it is: function, BAR, offset, number of bytes.
     BarRead(u8, u8, u64, usize),
-    /// A write anywhere.
+    /// Write to any MMIO address.
     Mmio(u64, Vec<u8>),
-    /// A read anywhere.
+    /// Read of any MMIO address: address, number of bytes.
     MmioRead(u64, usize),
-    /// A write to guest memory, modulo its size.
+    /// Write to guest memory, at an address modulo the memory's size.
     Memory(u32, Vec<u8>),
-    /// A driver's whole sequence to DRIVER_OK: function, features, which queues, their size.
+    /// Whole sequence of a driver to DRIVER_OK: function, features, mask of queues, queue size.
     BringUp(u8, u64, u8, u16),
-    /// A vector's message, unmasked, MSI-X on: function, vector, data.
+    /// Set a vector's message, unmask it and turn MSI-X on: function, vector, data.
     Message(u8, u8, u8),
-    /// The device interrupts: function, queue or, for [`QUEUES`], its configuration.
+    /// Interrupt of the device: function, queue or, for [`QUEUES`], its configuration.
     Signal(u8, u16),
-    /// The device says that it needs a reset.
+    /// Request of the device for a reset: function.
     NeedsReset(u8),
-    /// The device serves a queue.
+    /// Processing of a queue by the device: function, queue.
     Serve(u8, u16),
-    /// The device will refuse what it is asked next.
+    /// Refusal of the next request to the device: function.
     Refuse(u8),
 }
 
@@ -72,7 +73,7 @@ pub struct Machine {
     fabric: Arc<Fabric>,
     memory: Arc<GuestMemory>,
     functions: Vec<Function>,
-    /// The functions' windows overlapped once, so a bell may be missing.
+    /// True once the functions' windows have overlapped: a doorbell may be missing since.
     overlapped: bool,
 }
 
@@ -93,10 +94,10 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// As at power-on, with BARs decoded and bus mastering on.
+    /// Returns a machine in its state at power-on, with BARs decoded and bus mastering on.
     ///
     /// # Panics
-    /// This and [`Machine::step`]: when something does not hold.
+    /// This and [`Machine::step`] panic when a check fails.
     pub fn new() -> Self {
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY_BYTES)]);
         let memory = Arc::new(memory.expect("memory for a test"));
@@ -138,7 +139,7 @@ impl Machine {
         machine
     }
 
-    /// Does one thing, and checks everything.
+    /// Does one step, then checks everything.
     pub fn step(&mut self, step: &Step) {
         self.act(step);
         for at in 0..self.functions.len() {
@@ -216,7 +217,8 @@ impl Machine {
         bytes
     }
 
-    /// Where a BAR is: 0 has 32 bits, all others mean BAR 2, which has 64.
+    /// Returns the address of a BAR. Number 0 is BAR 0, which has 32 bits; any other is BAR 2,
+    /// which has 64.
     fn bar(&self, function: &Function, bar: u8) -> u64 {
         let raw = match bar {
             0 => u64::from(u32::from_le_bytes(self.config(function, 0x10))),
@@ -261,7 +263,7 @@ impl Machine {
         }
     }
 
-    /// As a simple device would: fills what can be written of each chain.
+    /// Processes a queue as a simple device would: writes to each chain's writable buffers.
     fn serve(&self, function: &Function, queue: u16) {
         let mut seen = function.witness.seen();
         let Some(activation) = &mut seen.activation else {
@@ -275,11 +277,11 @@ impl Machine {
         let Some(served) = served else { return };
         let _ = served.kick.read();
         let memory = &*self.memory;
-        // What can be popped at once is at most the queue's size, and a chain at most 64 Ki.
+        // A queue yields at most its size in chains at once, and a chain has at most 64 Ki buffers.
         while let Some(chain) = served.queue.pop_descriptor_chain(memory) {
             let head = chain.head_index();
             for buffer in chain.writable().take(4) {
-                // Outside of memory it is an error, not a write.
+                // A buffer outside of memory is an error, not a write.
                 let _ = memory.write_slice(&[0x5a; 8], buffer.addr());
             }
             if served.queue.add_used(memory, head, 8).is_err() {

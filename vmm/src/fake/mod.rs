@@ -1,4 +1,4 @@
-//! What stands in for KVM, for a device and for a guest's driver, in tests and fuzz targets.
+//! Stand-ins for KVM, for a device and for a guest's driver, for tests and fuzz targets.
 mod device;
 mod driver;
 mod fabric;

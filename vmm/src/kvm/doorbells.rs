@@ -6,8 +6,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::interrupt::Doorbells;
 
-/// Implements [`Doorbells`]. Length 0 and no data to match: a write of any width and value rings
-/// (`KVM_CAP_IOEVENTFD_ANY_LENGTH`), and KVM can skip the emulation of the instruction.
+/// Implements [`Doorbells`]. The ioeventfds have length 0 and match no data: a write of any width
+/// and value signals (`KVM_CAP_IOEVENTFD_ANY_LENGTH`), and KVM can skip the emulation of the
+/// instruction.
 pub(crate) struct KvmDoorbells(pub(crate) Arc<VmFd>);
 
 impl Doorbells for KvmDoorbells {
@@ -18,7 +19,7 @@ impl Doorbells for KvmDoorbells {
 
     fn disconnect(&self, address: u64, bell: &EventFd) {
         let address = IoEventAddress::Mmio(address);
-        // Fails only where none is connected: then there is nothing to undo.
+        // The call fails only where nothing is connected: then there is nothing to undo.
         let _ = self.0.unregister_ioevent(bell, &address, NoDatamatch);
     }
 }

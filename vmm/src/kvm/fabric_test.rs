@@ -1,4 +1,4 @@
-//! Interrupts and doorbells, with a guest of a few instructions at their other end.
+//! Interrupts and doorbells, with a guest of a few instructions.
 use std::{
     fs::File,
     sync::{Arc, mpsc},
@@ -23,7 +23,7 @@ use payload::Code;
 struct Rig {
     vm: Arc<VmFd>,
     vcpu: VcpuFd,
-    // The VM's memory has to stay.
+    // The VM's memory must stay mapped.
     _memory: GuestMemory,
 }
 
@@ -45,7 +45,7 @@ fn rig(code: &Code) -> Rig {
     }
 }
 
-/// Runs up to the next write to a port: port and byte.
+/// Runs up to the next write to a port. Returns port and byte.
 fn to_next_out(vcpu: &mut VcpuFd) -> (u16, u8) {
     loop {
         match vcpu.run() {
@@ -92,7 +92,8 @@ fn a_write_of_any_width_rings_without_an_exit() {
     assert!(bell.read().is_err(), "disconnected");
 }
 
-/// Waits for interrupts, and writes the vector of each to port 0x80: 0x31 and 0x32.
+/// Returns code that waits for interrupts with vectors 0x31 and 0x32, and writes each vector to
+/// port 0x80.
 fn interruptible() -> Code {
     const TABLE: u32 = 0x20_0000;
     const POINTER: u32 = 0x20_1000;
@@ -107,7 +108,7 @@ fn interruptible() -> Code {
     };
     let mut code = Code::new()
         .place(POINTER, &[0xff, 0x07, 0, 0, 0x20, 0])
-        // mov esp, 0x300000; sti; hlt; jmp to hlt. Nothing returns by iret: KVM can't emulate that
+        // mov esp, 0x300000; sti; hlt; jmp to hlt. No handler returns by iret: KVM can't emulate it
         // in protected mode, where it has to emulate.
         .place(IDLE, &[0xbc, 0, 0, 0x30, 0, 0xfb, 0xf4, 0xeb, 0xfd]);
     for (vector, at) in [(0x31, 0x20_2000u32), (0x32, 0x20_2100)] {
@@ -127,20 +128,20 @@ fn interruptible() -> Code {
         .raw(&[0xff, 0xe0])
 }
 
-/// Runs the guest on a thread; what it writes to port 0x80 comes by the channel, until it is 0x32.
+/// Runs the guest on a thread, up to the byte 0x32. The channel gives its bytes to port 0x80.
 fn run(mut vcpu: VcpuFd) -> (mpsc::Receiver<u8>, thread::JoinHandle<()>) {
-    let (tell, told) = mpsc::channel();
+    let (sender, bytes) = mpsc::channel();
     let thread = thread::spawn(move || {
         loop {
             let (port, byte) = to_next_out(&mut vcpu);
             assert_eq!(port, 0x80);
-            tell.send(byte).unwrap();
+            sender.send(byte).unwrap();
             if byte == 0x32 {
                 break;
             }
         }
     });
-    (told, thread)
+    (bytes, thread)
 }
 
 fn to_cpu_0(vector: u32) -> MsiMessage {
@@ -159,25 +160,25 @@ fn a_signal_interrupts_by_its_lines_route() {
     let first_line = routes.connect(&first).unwrap();
     let second_line = routes.connect(&second).unwrap();
     assert!(first_line >= 24 && second_line >= 24 && first_line != second_line);
-    // Without a route, lost.
+    // Without a route, the signal is lost.
     first.write(1).unwrap();
     routes.route(first_line, to_cpu_0(0x31)).unwrap();
     routes.route(second_line, to_cpu_0(0x32)).unwrap();
 
-    let (told, thread) = run(rig.vcpu);
-    assert_eq!(told.recv().unwrap(), 1, "ready");
+    let (bytes, thread) = run(rig.vcpu);
+    assert_eq!(bytes.recv().unwrap(), 1, "ready");
     first.write(1).unwrap();
-    assert_eq!(told.recv().unwrap(), 0x31);
-    // A route that changed, then a line that is gone.
+    assert_eq!(bytes.recv().unwrap(), 0x31);
+    // A route that changed, then a line that was disconnected.
     routes.route(second_line, to_cpu_0(0x31)).unwrap();
     second.write(1).unwrap();
-    assert_eq!(told.recv().unwrap(), 0x31);
+    assert_eq!(bytes.recv().unwrap(), 0x31);
     routes.disconnect(second_line, &second);
     second.write(1).unwrap();
     routes.route(first_line, to_cpu_0(0x32)).unwrap();
     first.write(1).unwrap();
-    assert_eq!(told.recv().unwrap(), 0x32);
+    assert_eq!(bytes.recv().unwrap(), 0x32);
     thread.join().unwrap();
-    assert!(told.recv().is_err(), "nothing else came");
+    assert!(bytes.recv().is_err(), "nothing else came");
     assert!(routes.route(second_line, to_cpu_0(0x31)).is_err());
 }

@@ -1,8 +1,8 @@
-//! The VM's interrupt lines (GSIs): the pins of the IOAPIC and PICs, and one line per MSI-X
-//! vector, raised by an eventfd (irqfd).
+//! The VM's interrupt lines (GSIs): the pins of the IOAPIC and PICs, and one line per MSI-X vector,
+//! raised by an eventfd (irqfd).
 //!
-//! KVM takes the table of routes as a whole (`KVM_SET_GSI_ROUTING`), so one lock covers the table
-//! and the call that hands it over: two vCPUs that program two vectors at once must not lose one.
+//! KVM takes the routing table as a whole (`KVM_SET_GSI_ROUTING`), so one lock covers the table and
+//! the call that sets it: two vCPUs that program two vectors at once must not lose one.
 use std::{collections::BTreeMap, io, sync::Arc, sync::Mutex};
 
 use kvm_bindings::{
@@ -14,23 +14,23 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::interrupt::{MsiFabric, MsiMessage};
 
-/// Lines below this one are the IOAPIC's pins.
+/// Number of IOAPIC pins. Lines below it are pins.
 const IOAPIC_PINS: u32 = 24;
-/// Of which the first so many are a PIC's too.
+/// Number of those pins that are also a PIC's.
 const PIC_PINS: u32 = 16;
 const PINS_PER_PIC: u32 = 8;
-/// `KVM_MAX_IRQ_ROUTES` of x86, less the pins' own routes.
+/// Largest number of MSI lines: `KVM_MAX_IRQ_ROUTES` of x86, less the pins' own routes.
 const MAX_MSI_LINES: u32 = 4096 - IOAPIC_PINS - PIC_PINS;
 
-/// Implements [`MsiFabric`] with irqfds and the VM's table of routes.
+/// Implements [`MsiFabric`] with irqfds and the VM's routing table.
 pub(crate) struct GsiRoutes {
     vm: Arc<VmFd>,
-    /// The connected lines, and what each sends; `None` before its first route.
+    /// The connected lines and the message of each; `None` before its first route.
     lines: Mutex<BTreeMap<u32, Option<MsiMessage>>>,
 }
 
 impl GsiRoutes {
-    /// The table as `KVM_CREATE_IRQCHIP` leaves it: the pins, no MSI.
+    /// Returns the table as `KVM_CREATE_IRQCHIP` leaves it: the pins, no MSI.
     pub(crate) fn new(vm: Arc<VmFd>) -> Self {
         Self {
             vm,
@@ -38,13 +38,13 @@ impl GsiRoutes {
         }
     }
 
-    /// Has `signal` pulse the IOAPIC's (and PIC's) pin: an edge.
+    /// Connects `signal` to a pin of the IOAPIC (and PIC): each signal is an edge.
     pub(crate) fn connect_pin(&self, pin: u32, signal: &EventFd) -> io::Result<()> {
         debug_assert!(pin < IOAPIC_PINS);
         Ok(self.vm.register_irqfd(signal, pin)?)
     }
 
-    /// Hands the whole table over. The lock on `lines` must be held.
+    /// Sets the whole table in KVM. The lock on `lines` must be held.
     fn commit(&self, lines: &BTreeMap<u32, Option<MsiMessage>>) -> io::Result<()> {
         let routes = KvmIrqRouting::from_entries(&entries(lines)).map_err(|error| {
             io::Error::other(format!("a table of {} MSI routes: {error:?}", lines.len()))
@@ -73,7 +73,7 @@ impl MsiFabric for GsiRoutes {
                 format!("interrupt line {gsi} is not connected"),
             )
         })?;
-        // The call waits out a grace period in the kernel: not for nothing.
+        // The call waits for a grace period in the kernel, so a call without a change is skipped.
         if before == Some(message) {
             return Ok(());
         }
@@ -86,7 +86,8 @@ impl MsiFabric for GsiRoutes {
     fn disconnect(&self, gsi: u32, signal: &EventFd) {
         let mut lines = self.lines.lock().expect("no holder panics");
         if let Some(route) = lines.remove(&gsi) {
-            // Either call can only fail on a line that is not there; then there is nothing to undo.
+            // Either call can fail only on a line that does not exist: then there is nothing to
+            // undo.
             let _ = self.vm.unregister_irqfd(signal, gsi);
             if route.is_some() {
                 let _ = self.commit(&lines);
@@ -99,8 +100,8 @@ fn first_free(lines: &BTreeMap<u32, Option<MsiMessage>>) -> Option<u32> {
     (IOAPIC_PINS..IOAPIC_PINS + MAX_MSI_LINES).find(|gsi| !lines.contains_key(gsi))
 }
 
-/// The pins' routes as KVM sets them up itself (`arch/x86/kvm/irq_comm.c`, `default_routing`), then
-/// the MSIs'.
+/// Returns the routing table: the pins' routes as KVM sets them up itself
+/// (`arch/x86/kvm/irq_comm.c`, `default_routing`), then the MSIs.
 fn entries(lines: &BTreeMap<u32, Option<MsiMessage>>) -> Vec<kvm_irq_routing_entry> {
     let mut entries = Vec::with_capacity((IOAPIC_PINS + PIC_PINS) as usize + lines.len());
     for pin in 0..IOAPIC_PINS {

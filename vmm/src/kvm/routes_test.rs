@@ -13,7 +13,7 @@ fn pins_keep_their_routes_and_unrouted_lines_have_none() {
     let entries = entries(&lines);
     let of = |kind: u32| entries.iter().filter(move |e| e.type_ == kind);
     let ioapic_pins = of(KVM_IRQ_ROUTING_IRQCHIP)
-        // SAFETY: the union holds what the type says.
+        // SAFETY: the entry's type says which member the union holds.
         .filter(|e| unsafe { e.u.irqchip.irqchip } == KVM_IRQCHIP_IOAPIC)
         .count();
     assert_eq!((ioapic_pins, of(KVM_IRQ_ROUTING_IRQCHIP).count()), (24, 40));

@@ -1,4 +1,5 @@
-//! A VM as a PC has it: local APICs, IOAPIC, PICs and PIT in the kernel, guest memory in slots.
+//! A VM with a PC's hardware: local APICs, IOAPIC, PICs and PIT in the kernel, guest memory in
+//! slots.
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 
 use kvm_bindings::{
@@ -10,7 +11,7 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 use super::KvmError;
 use crate::{GuestMemory, layout};
 
-/// What is needed of KVM, and its name in the KVM API.
+/// Capabilities that a machine needs, with their names in the KVM API.
 const NEEDED: [(Cap, &str); 9] = [
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
@@ -23,14 +24,18 @@ const NEEDED: [(Cap, &str); 9] = [
     (Cap::MpState, "KVM_CAP_MP_STATE"),
 ];
 
-/// Whether this is a `/dev/kvm`, opened for reading and writing, with all that a machine needs.
+/// Checks that a descriptor is a `/dev/kvm`, opened for reading and writing, with all capabilities
+/// that a machine needs.
+///
+/// # Errors
+/// It is another file, or a capability is missing.
 pub fn check(descriptor: OwnedFd) -> Result<(), KvmError> {
     open(descriptor).map(drop)
 }
 
-/// Takes `/dev/kvm` over, and checks that it is one and has what a machine needs.
+/// Takes ownership of `/dev/kvm`, and checks that it has the capabilities a machine needs.
 pub(crate) fn open(descriptor: OwnedFd) -> Result<Kvm, KvmError> {
-    // SAFETY: the descriptor is owned, and ownership goes to the Kvm.
+    // SAFETY: the descriptor is owned, and ownership passes to the Kvm.
     let kvm = unsafe { Kvm::from_raw_fd(descriptor.into_raw_fd()) };
     let found = kvm.get_api_version();
     if found != KVM_API_VERSION as i32 {
@@ -50,7 +55,7 @@ pub(crate) fn open(descriptor: OwnedFd) -> Result<Kvm, KvmError> {
     Ok(kvm)
 }
 
-/// Makes a VM with its interrupt controllers, and gives it `memory`.
+/// Creates a VM with its interrupt controllers, and gives it `memory`.
 ///
 /// The memory must stay mapped for as long as a vCPU of the VM may run.
 pub(crate) fn create(kvm: &Kvm, memory: &GuestMemory) -> Result<VmFd, KvmError> {
@@ -62,7 +67,7 @@ pub(crate) fn create(kvm: &Kvm, memory: &GuestMemory) -> Result<VmFd, KvmError> 
     vm.create_irq_chip()
         .map_err(KvmError::call("creating the interrupt controllers"))?;
     let pit = kvm_pit_config {
-        // Port 0x61 too: guests calibrate their TSC with it.
+        // Emulates port 0x61 too: guests calibrate their TSC with it.
         flags: KVM_PIT_SPEAKER_DUMMY,
         ..Default::default()
     };
@@ -76,7 +81,7 @@ pub(crate) fn create(kvm: &Kvm, memory: &GuestMemory) -> Result<VmFd, KvmError> 
             memory_size: region.len(),
             userspace_addr: region.as_ptr() as u64,
         };
-        // SAFETY: the region is mapped, and the caller keeps it so for the life of the VM.
+        // SAFETY: the region is mapped, and the caller keeps it mapped for the life of the VM.
         unsafe { vm.set_user_memory_region(slot) }
             .map_err(KvmError::call("giving the VM its memory"))?;
     }

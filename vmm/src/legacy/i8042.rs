@@ -1,17 +1,17 @@
-//! The keyboard controller, of which a PC without a keyboard needs one command: pulse the CPU's
-//! reset line. It is how Linux restarts a machine whose ACPI names no reset register.
+//! The keyboard controller. A PC without a keyboard needs one command of it: pulse the CPU's reset
+//! line. Linux restarts a machine this way if ACPI names no reset register.
 use std::cell::Cell;
 
 use vm_superio::{I8042Device, Trigger};
 
 use crate::layout;
 
-/// Reads data or status: nothing was typed, and a command may be written.
+/// Reads the data or status register: no key was pressed, and a command may be written.
 pub(crate) fn read(port: u16) -> u8 {
     I8042Device::new(ResetLine::default()).read(offset(port))
 }
 
-/// Writes data or a command. Whether it was the one that resets the machine.
+/// Writes the data or command register. Returns true for the command that resets the machine.
 pub(crate) fn write(port: u16, byte: u8) -> bool {
     let mut controller = I8042Device::new(ResetLine::default());
     let Ok(()) = controller.write(offset(port), byte);

@@ -1,4 +1,4 @@
-//! A PC's few old devices, on I/O ports: the serial console, clocks, and the ways out.
+//! Legacy devices of a PC, on I/O ports: the serial console, clocks, power-off and reset.
 pub(crate) mod i8042;
 pub(crate) mod pm_timer;
 pub(crate) mod power;

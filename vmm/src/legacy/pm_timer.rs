@@ -1,12 +1,11 @@
-//! The ACPI PM timer: a counter that a guest can measure its TSC with, if it has no kvm-clock. A
-//! hardware-reduced machine has no PIT to a Linux guest, and an AMD CPU does not tell its TSC's
-//! frequency.
+//! The ACPI PM timer: a counter with which a guest without kvm-clock can calibrate its TSC. Linux
+//! sees no PIT on a hardware-reduced machine, and an AMD CPU does not report its TSC's frequency.
 use std::time::{Duration, Instant};
 
-/// ACPI 6.5, 4.8.3.3: three times the NTSC colour subcarrier.
+/// Frequency (ACPI 6.5, 4.8.3.3): the NTSC colour subcarrier's.
 const FREQUENCY_HZ: u128 = 3_579_545;
 
-/// Counts since it was made.
+/// PM timer, which counts from its creation.
 pub(crate) struct PmTimer(Instant);
 
 impl PmTimer {
@@ -14,7 +13,7 @@ impl PmTimer {
         Self(Instant::now())
     }
 
-    /// The register: 32 bits, wraps.
+    /// Returns the counter: 32 bits, wraps.
     pub(crate) fn read(&self) -> u32 {
         ticks(self.0.elapsed())
     }

@@ -1,6 +1,6 @@
-//! The time of day, as a PC's battery-backed clock (MC146818) tells it: what Linux reads at its
-//! start if it has no kvm-clock. The host's UTC, in BCD and 24 hours; it can't be set, and has
-//! neither alarm nor interrupt.
+//! The real-time clock of a PC (MC146818), which Linux reads at its start if it has no kvm-clock.
+//! It gives the host's UTC, in BCD and 24 hours. It can't be set, and has neither alarm nor
+//! interrupt.
 use std::{
     sync::atomic::{AtomicU8, Ordering::Relaxed},
     time::{SystemTime, UNIX_EPOCH},
@@ -20,34 +20,34 @@ const STATUS_B: u8 = 0x0b;
 const STATUS_D: u8 = 0x0d;
 const CENTURY: u8 = 0x32;
 
-/// No update in progress, ever; the divider of a 32768 Hz crystal.
+/// Status A: no update in progress, ever; the divider of a 32768 Hz crystal.
 const RUNNING: u8 = 0x26;
-/// Status B: 24 hours; DM clear is BCD.
+/// Status B: 24 hours. DM is clear: BCD.
 const HOURS_24: u8 = 0x02;
 /// Status D: the battery is good.
 const VALID: u8 = 0x80;
 
-/// The clock's index register; the rest is the host's.
+/// Real-time clock. Its index register is its only state; the time is the host's.
 #[derive(Default)]
 pub(crate) struct Rtc {
     index: AtomicU8,
 }
 
 impl Rtc {
-    /// Selects a register; bit 7 masks a PC's NMI, and is ignored.
+    /// Selects a register. Bit 7, which masks the NMI on a PC, is ignored.
     pub(crate) fn select(&self, index: u8) {
         self.index.store(index & 0x7f, Relaxed);
     }
 
-    /// Reads the selected register; one that there is not reads as 0.
+    /// Reads the selected register. One that does not exist reads as 0.
     pub(crate) fn read(&self) -> u8 {
-        // A host whose clock stands before 1970 has other troubles.
+        // A host clock before 1970 reads as 1970.
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         register(self.index.load(Relaxed), now.map_or(0, |now| now.as_secs()))
     }
 }
 
-/// A register at so many seconds after 1970 began.
+/// Returns a register's value at `unix_seconds` after the start of 1970.
 fn register(index: u8, unix_seconds: u64) -> u8 {
     // The calendar ends with the year 9999, and the clock stands still then.
     let seconds = i64::try_from(unix_seconds).unwrap_or(i64::MAX);
@@ -61,7 +61,7 @@ fn register(index: u8, unix_seconds: u64) -> u8 {
         DAY_OF_WEEK => now.weekday().to_sunday_one_offset(),
         DAY => now.day(),
         MONTH => now.month(),
-        // Two digits each.
+        // Year and century have two digits each.
         YEAR => (now.year() % 100) as i8,
         CENTURY => (now.year() / 100) as i8,
         STATUS_A => return RUNNING,

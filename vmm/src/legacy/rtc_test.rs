@@ -1,6 +1,6 @@
 use super::*;
 
-/// Century, year, month, day, day of week, hours, minutes, seconds, as a person reads them in hex.
+/// Returns century, year, month, day, day of week, hours, minutes and seconds. BCD reads as hex.
 fn clock(unix_seconds: u64) -> [u8; 8] {
     [
         CENTURY,
@@ -31,7 +31,7 @@ fn tells_the_time_in_bcd() {
     );
 }
 
-/// Year, month and day of a day counted from 1 January 1970, as the registers tell them.
+/// Returns year, month and day from the registers, for a day counted from 1 January 1970.
 fn date(days: u64) -> (u64, u64, u64) {
     let read = |index| {
         let bcd = u64::from(register(index, days * 86_400));

@@ -1,14 +1,15 @@
 //! The serial console: a 16550A (`vm-superio`) at COM1's ports, on IRQ 4.
 //!
 //! # Theory of operation
-//! The UART is behind a lock; a vCPU holds it for one register access. What the guest writes goes
-//! to a buffer, from which a thread writes to the output in lines (`serial/output.rs`), so that a
+//! The UART is behind a lock; a vCPU holds it for one register access. The guest's output goes to a
+//! buffer, from which a thread writes to the output in lines (`serial/output.rs`), so that a
 //! guest's byte costs no system call. A second thread reads the input and fills the UART's FIFO, as
-//! far as it has room; the UART tells it when the guest has emptied it (`serial/input.rs`).
+//! far as it has room. The UART signals that thread when the guest has emptied the FIFO
+//! (`serial/input.rs`).
 //!
-//! A reader of the console that falls asleep must not take the machine with it: a byte that finds
-//! the buffer full waits a while for room, once; from then on bytes are lost, and counted, until
-//! the reader has taken something.
+//! A reader of the console that stops reading must not stop the machine: a byte that finds the
+//! buffer full waits a while for room, once. From then on bytes are lost, and counted, until the
+//! reader has taken some.
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
@@ -28,17 +29,17 @@ mod output;
 
 use output::{Feed, Output, Writer};
 
-/// Where the console's bytes come from and go to.
+/// Input and output of the console.
 #[derive(Debug)]
 pub struct SerialIo {
-    /// What the user types; `None` for a console that nobody types on. Its end is no error. A
-    /// terminal is to be in raw mode already if the guest is to see each key.
+    /// Source of the console's input; `None` for a console without input. Its end is no error. A
+    /// terminal must be in raw mode already if the guest is to see each key.
     pub input: Option<OwnedFd>,
-    /// What the guest prints goes here.
+    /// Destination of the guest's output.
     pub output: OwnedFd,
 }
 
-/// The console and its threads.
+/// The console's UART and its threads.
 pub(crate) struct Console {
     uart: Arc<Mutex<Uart>>,
     output: Arc<Output>,
@@ -49,7 +50,7 @@ pub(crate) struct Console {
 type Uart = Serial<Interrupt, Drained, Feed>;
 
 impl Console {
-    /// Starts the console's threads. `interrupt` is IRQ 4's.
+    /// Starts the console's threads. `interrupt` raises IRQ 4.
     pub(crate) fn start(
         io: SerialIo,
         interrupt: EventFd,
@@ -92,10 +93,10 @@ impl Console {
         self.uart.lock().expect("no holder panics").read(offset)
     }
 
-    /// Writes the register at `offset`.
+    /// Writes the register at `offset` (0 to 7).
     pub(crate) fn write(&self, offset: u8, byte: u8) {
-        // Fails when an output byte was lost, which is counted, or an eventfd was at its limit,
-        // when the interrupt is on its way already.
+        // The write fails when an output byte was lost, which is counted, or when an eventfd is at
+        // its limit: then the interrupt is pending already.
         let _ = self
             .uart
             .lock()
@@ -103,13 +104,13 @@ impl Console {
             .write(offset, byte);
     }
 
-    /// From now on no vCPU waits for the output. Called before the vCPUs are waited for.
-    pub(crate) fn let_go(&self) {
-        self.output.let_go();
+    /// Ends all waiting of vCPUs for the output. Must be called before the vCPUs are joined.
+    pub(crate) fn end_waits(&self) {
+        self.output.end_waits();
     }
 
-    /// Ends the threads, after what the guest printed was written, or the reader took none of it
-    /// for a while.
+    /// Ends the threads, once the guest's output is written, or the reader has taken none of it for
+    /// a while.
     pub(crate) fn close(&mut self) {
         drop(self.input.take());
         if let Some(writer) = self.writer.take() {
@@ -124,7 +125,7 @@ impl Drop for Console {
     }
 }
 
-/// IRQ 4.
+/// Interrupt line of the UART, IRQ 4.
 struct Interrupt {
     line: EventFd,
     counters: Arc<SerialCounters>,
@@ -139,7 +140,7 @@ impl Trigger for Interrupt {
     }
 }
 
-/// Wakes the input's thread when the guest has read all there was.
+/// Wakes the input thread when the guest has emptied the FIFO.
 struct Drained(EventFd);
 
 impl SerialEvents for Drained {
@@ -147,13 +148,13 @@ impl SerialEvents for Drained {
     fn out_byte(&self) {}
     fn tx_lost_byte(&self) {}
     fn in_buffer_empty(&self) {
-        // Fails only when the count is at its limit: then the thread is on its way.
+        // The write fails only when the count is at its limit: then the thread is awake already.
         let _ = self.0.write(1);
     }
 }
 
 /// Waits until one of the descriptors can be read, or written where `true` is given with it.
-/// Which can, or were hung up.
+/// Returns which of them are ready or were hung up.
 fn ready<const N: usize>(
     descriptors: [(BorrowedFd<'_>, bool); N],
     timeout_ms: i32,
@@ -170,7 +171,7 @@ fn ready<const N: usize>(
     }
 }
 
-/// The eventfd, to be polled.
+/// Borrows the eventfd, for polling.
 fn borrowed(eventfd: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the eventfd is open for as long as it is borrowed.
     unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) }

@@ -1,7 +1,7 @@
-//! Which device an access goes to: ports, and addresses without memory.
+//! Dispatches vCPU accesses to devices: I/O ports, and addresses without memory.
 //!
-//! A port of an old device is a byte wide, and the bus splits a wider access into bytes, as a PC's
-//! does. What no device claims reads as all ones, and writes to it are lost.
+//! A port of a legacy device is a byte wide. The bus splits a wider access into bytes, as a PC's
+//! does. Reads that no device claims return all ones; writes that no device claims are ignored.
 use crate::{
     layout::{self, ports},
     legacy::{i8042, pm_timer::PmTimer, power, rtc::Rtc, serial::Console},
@@ -17,23 +17,23 @@ pub(crate) struct Bus {
     pub(crate) pci: pci::Root,
 }
 
-/// What an access came to.
+/// Result of an access.
 #[derive(Debug)]
 pub(crate) enum Answer {
     /// A device served it.
     Served,
-    /// None did.
+    /// No device claimed it.
     Unclaimed,
     /// A device served it, and the machine ends.
     End(Outcome),
 }
 
-/// The serial port's registers.
+/// Last register of the serial port.
 const SERIAL_LAST: u16 = ports::SERIAL + 7;
-/// PCI's configuration address and data, each four bytes.
+/// Last port of PCI's configuration address and data, four bytes each.
 const PCI_LAST: u16 = ports::PCI_DATA + 3;
 
-/// The PM timer's bytes.
+/// Last byte of the PM timer.
 const PM_TIMER_LAST: u16 = ports::PM_TIMER + 3;
 
 impl Bus {
@@ -44,7 +44,7 @@ impl Bus {
             return Answer::Served;
         }
         if let ports::PM_TIMER..=PM_TIMER_LAST = port {
-            // All bytes of one moment.
+            // One read of the timer gives all bytes.
             let bytes = self.pm_timer.read().to_le_bytes();
             let rest = &bytes[usize::from(port - ports::PM_TIMER)..];
             into.fill(0xff);
@@ -74,7 +74,7 @@ impl Bus {
         }
     }
 
-    /// Writes to a port; `bytes` are 1, 2 or 4.
+    /// Writes to a port; `bytes` has 1, 2 or 4.
     pub(crate) fn port_write(&self, port: u16, bytes: &[u8]) -> Answer {
         if let ports::PCI_ADDRESS..=PCI_LAST = port {
             self.pci.port_write(port, bytes);
@@ -107,7 +107,8 @@ impl Bus {
                 self.rtc.select(byte);
                 None
             }
-            // As QEMU's isa-debug-exit, which makes status * 2 + 1 of it; here it stays as written.
+            // Same port as QEMU's isa-debug-exit, which exits with status * 2 + 1; here the status
+            // is unchanged.
             ports::EXIT => Some(Outcome::GuestExit(byte)),
             _ => return Answer::Unclaimed,
         };
@@ -129,7 +130,7 @@ impl Bus {
         Answer::Unclaimed
     }
 
-    /// Writes to an address without memory; `bytes` are 1 to 8.
+    /// Writes to an address without memory; `bytes` has 1 to 8.
     pub(crate) fn mmio_write(&self, address: u64, bytes: &[u8]) -> Answer {
         let served = if layout::ECAM.contains(address) {
             self.pci.ecam_write(address - layout::ECAM.start, bytes);

@@ -1,4 +1,4 @@
-//! Puts the machine's PCI devices together: the network card, then the entropy device.
+//! Creates the machine's PCI devices: the network card, then the entropy device.
 use std::sync::Arc;
 
 use super::MachineError;
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// What devices need of the machine.
+/// Parts of the machine that devices use.
 pub(super) struct Platform {
     pub(super) memory: Arc<GuestMemory>,
     pub(super) msi: Arc<dyn MsiFabric>,
@@ -24,7 +24,7 @@ pub(super) struct Platform {
     pub(super) mmio64: Option<Window>,
 }
 
-/// The PCI root with all devices, and what they count.
+/// Returns the PCI root with all devices, and the devices' counters.
 pub(super) fn root(
     platform: &Platform,
     net: Option<NetConfig>,

@@ -1,4 +1,4 @@
-//! How a machine comes to its end: the first reason counts, and wakes the thread that waits.
+//! The end of a machine: the first outcome counts, and wakes the waiting thread.
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
@@ -9,22 +9,23 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
 use crate::report::Report;
 
-/// How a machine ended.
+/// Outcome of a machine's run.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// The guest switched itself off (ACPI S5).
+    /// The guest powered itself off (ACPI S5).
     PoweredOff,
-    /// The guest asked for a restart (i8042).
+    /// The guest requested a restart (i8042).
     Reset,
     /// The guest gave its own exit status, by a byte to port 0xF4.
     GuestExit(u8),
-    /// A [`StopHandle`] was used.
+    /// A [`StopHandle`] stopped the machine.
     Stopped,
-    /// The guest can't go on: a triple fault, or an exit that KVM or the VMM can't handle.
+    /// The guest can't continue: a triple fault, or an exit that KVM or the VMM can't handle.
     Crashed(Box<Report>),
 }
 
-/// Where vCPUs and stop handles meet the thread in `Machine::run`.
+/// Shared by vCPUs and stop handles, which set the outcome, and the thread in `Machine::run`, which
+/// waits for it.
 pub(crate) struct Ending {
     first: OnceLock<Outcome>,
     bell: EventFd,
@@ -38,17 +39,18 @@ impl Ending {
         })
     }
 
-    /// Ends the machine, unless it ended already.
+    /// Ends the machine with this outcome, unless it has ended already.
     pub(crate) fn with(&self, outcome: Outcome) {
         if self.first.set(outcome).is_ok() {
-            // Fails only when the count is at its limit: then it rings already.
+            // The write fails only when the count is at its limit: then the eventfd is signalled
+            // already.
             let _ = self.bell.write(1);
         }
     }
 
-    /// Blocks until there is an outcome.
+    /// Blocks until there is an outcome, and returns it.
     pub(crate) fn wait(&self) -> Outcome {
-        // An eventfd's read does not fail but for EINTR.
+        // An eventfd's read fails with EINTR only.
         while self.bell.read().is_err() {}
         self.first.get().cloned().unwrap_or(Outcome::Stopped)
     }
@@ -63,16 +65,19 @@ impl Ending {
 pub struct StopHandle(EventFd);
 
 impl StopHandle {
-    /// Ends the machine with [`Outcome::Stopped`], unless it ended by itself; at once, whatever
-    /// the guest does. One write(2) and nothing else, so a signal handler may call it.
+    /// Ends the machine with [`Outcome::Stopped`], unless it ended by itself. It takes effect at
+    /// once, whatever the guest does. The method calls write(2) and nothing else, so a signal
+    /// handler may call it.
     pub fn stop(&self) {
-        // Fails only when the count is at its limit: then it rings already.
+        // The write fails only when the count is at its limit: then the eventfd is signalled
+        // already.
         let _ = self.0.write(1);
     }
 }
 
 impl AsFd for StopHandle {
-    /// An eventfd: 8 bytes, a count above 0 in native order, written to it stop the machine.
+    /// Returns an eventfd. Writing 8 bytes to it, a count above 0 in native order, stops the
+    /// machine.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the eventfd is open for as long as `self` is borrowed.
         unsafe { BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&self.0)) }

@@ -1,4 +1,4 @@
-//! Why a machine could not be made.
+//! Errors of creating a machine.
 use std::io;
 
 use crate::{
@@ -13,62 +13,63 @@ use crate::{
     virtio::{net::NetError, transport::TransportError},
 };
 
-/// Why a machine could not be made.
+/// Reason why a machine could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// A number of vCPUs that can't be.
+    /// The number of vCPUs is 0 or above [`layout::MAX_CPUS`].
     #[error("{0} vCPUs were asked for: give 1 to {max}", max = layout::MAX_CPUS)]
     Cpus(u8),
-    /// The host's KVM, or what is taken for it.
+    /// The host's KVM can't be used, or the descriptor is not `/dev/kvm`.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// A vCPU.
+    /// A vCPU could not be created.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
-    /// The guest's memory.
+    /// The guest's memory could not be created.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// More memory than the CPU has addresses for.
+    /// The memory exceeds the addresses that the CPU can reach.
     #[error(
         "{bytes} bytes of memory were asked for; the addresses of this host's guests have \
          {physical_bits} bits: give less"
     )]
     AddressBits {
-        /// Asked for.
+        /// Requested size of the memory, bytes.
         bytes: u64,
-        /// As CPUID has it.
+        /// Bits of a guest physical address, by CPUID.
         physical_bits: u8,
     },
-    /// Kernel, initrd or command line.
+    /// The kernel, initrd or command line can't be used.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// The ACPI tables.
+    /// The ACPI tables could not be written.
     #[error(transparent)]
     Acpi(#[from] AcpiError),
-    /// The CPUs' description.
+    /// The guest's CPUID could not be determined.
     #[error(transparent)]
     Cpuid(#[from] CpuidError),
-    /// The PCI bus.
+    /// A device does not fit the PCI bus.
     #[error(transparent)]
     Pci(#[from] PciError),
-    /// The network card.
+    /// The network card could not be created.
     #[error("the network card")]
     Net(#[from] NetError),
-    /// A virtio device's place on the PCI bus.
+    /// A virtio device could not be connected to the PCI bus.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// A thread or a descriptor could not be had.
+    /// The host refused a thread, a descriptor or another resource.
     #[error("{what}")]
     Host {
-        /// What was tried.
+        /// Operation that was tried.
         what: &'static str,
-        /// What the host said.
+        /// Error from the host.
         source: io::Error,
     },
 }
 
 impl MachineError {
-    /// For `map_err`.
+    /// Returns a function for `map_err` that makes an error of operation `what` and the host's
+    /// error.
     pub(crate) fn host(what: &'static str) -> impl Fn(io::Error) -> MachineError {
         move |source| MachineError::Host { what, source }
     }

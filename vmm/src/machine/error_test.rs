@@ -2,7 +2,7 @@ use std::error::Error;
 
 use super::*;
 
-/// An error and its causes, as they are shown to a user.
+/// Returns an error and its causes, as a user sees them.
 fn in_full(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

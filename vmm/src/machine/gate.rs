@@ -1,7 +1,7 @@
-//! Where the vCPUs wait for the start.
+//! A gate at which the vCPU threads wait for the machine's start.
 use std::sync::{Condvar, Mutex};
 
-/// Opens once, for all.
+/// Gate that opens once, for all threads.
 #[derive(Default)]
 pub(crate) struct Gate {
     open: Mutex<bool>,
@@ -9,13 +9,13 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Lets everybody through.
+    /// Opens the gate for all threads.
     pub(crate) fn open(&self) {
         *self.open.lock().expect("no holder panics") = true;
         self.opened.notify_all();
     }
 
-    /// Blocks until it is open.
+    /// Blocks until the gate is open.
     pub(crate) fn pass(&self) {
         let open = self.open.lock().expect("no holder panics");
         drop(self.opened.wait_while(open, |open| !*open));

@@ -1,10 +1,11 @@
-//! Configuration space of a function with a type 0 header: bytes, and which bits of them the guest
-//! may change. BAR sizing needs no code of its own: the address bits below the BAR's length are not
-//! writable, so all-ones reads back as the length's complement (PCI Local Bus 3.0 section 6.2.5.1).
+//! Configuration space of a function with a type 0 header: bytes, and a mask of the bits that the
+//! guest may change. BAR sizing needs no code of its own: the address bits below the BAR's length
+//! are not writable, so all-ones reads back as the length's complement (PCI Local Bus 3.0 section
+//! 6.2.5.1).
 use super::Window;
 
-/// Bytes of configuration space without PCI Express's extension, which reads as zeroes here: no
-/// extended capability.
+/// Size of configuration space without PCI Express's extension, bytes. The extension reads as
+/// zeroes: it has no extended capability.
 pub const SIZE: usize = 256;
 /// Offset of the command register.
 pub const COMMAND: usize = 0x04;
@@ -19,32 +20,33 @@ const STATUS: usize = 0x06;
 const STATUS_CAPABILITIES: u8 = 1 << 4;
 const CAPABILITIES_POINTER: usize = 0x34;
 const FIRST_CAPABILITY: usize = 0x40;
-/// Parity error response, SERR#, INTx disable: without effect here, but drivers set them.
+/// Command register: parity error response, SERR#, INTx disable. They have no effect here, but
+/// drivers set them.
 const COMMAND_WITHOUT_EFFECT: u16 = 1 << 6 | 1 << 8 | 1 << 10;
 
-/// What a function says that it is.
+/// Identification registers of a function.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
-    /// Vendor.
+    /// Vendor id, assigned by the PCI-SIG.
     pub vendor: u16,
-    /// Device, of the vendor's choice.
+    /// Device id, assigned by the vendor.
     pub device: u16,
-    /// Revision.
+    /// Revision id, assigned by the vendor.
     pub revision: u8,
-    /// Class, subclass, programming interface: 24 bits.
+    /// Class, subclass and programming interface, 24 bits.
     pub class: u32,
-    /// Subsystem vendor.
+    /// Vendor id of the subsystem.
     pub subsystem_vendor: u16,
-    /// Subsystem.
+    /// Device id of the subsystem.
     pub subsystem: u16,
 }
 
-/// Which addresses a memory BAR can have.
+/// Address range of a memory BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarKind {
-    /// Below 4 GiB.
+    /// The BAR's address is below 4 GiB.
     Memory32,
-    /// Anywhere; takes two BAR registers.
+    /// The BAR's address may be anywhere. It takes two registers.
     Memory64,
 }
 
@@ -55,22 +57,22 @@ struct Bar {
     len: u64,
 }
 
-/// Configuration space.
+/// Configuration space of a function.
 #[derive(Clone, Debug)]
 pub struct ConfigSpace {
     bytes: [u8; SIZE],
-    /// What [`ConfigSpace::reset`] goes back to.
+    /// Contents to which [`ConfigSpace::reset`] returns.
     initial: [u8; SIZE],
     writable: [u8; SIZE],
     bars: Vec<Bar>,
-    /// Where the next capability goes, and where its offset is to be written.
+    /// Offset of the next capability, and offset of the link that will point to it.
     free: usize,
     link: usize,
 }
 
 impl ConfigSpace {
-    /// A function without BARs and capabilities; nothing but the command register and the interrupt
-    /// line, a scratch byte, can be written.
+    /// Returns the space of a function without BARs and capabilities. Only the command register and
+    /// the interrupt line, a scratch byte, are writable.
     pub fn new(identity: Identity) -> Self {
         let mut space = Self {
             bytes: [0; SIZE],
@@ -95,7 +97,7 @@ impl ConfigSpace {
     /// Adds a memory BAR, not prefetchable, of `len` bytes: a power of two, at least 16.
     ///
     /// # Panics
-    /// On a number or a length that can't be. They come from code, never from a guest.
+    /// The number or the length is invalid. They come from code, never from a guest.
     pub fn add_bar(&mut self, number: u8, kind: BarKind, len: u64) {
         let registers = match kind {
             BarKind::Memory32 => 1,
@@ -115,11 +117,11 @@ impl ConfigSpace {
         self.bars.push(Bar { number, kind, len });
     }
 
-    /// Appends a capability: its `body` follows the id and the link; `writable` says which of the
-    /// body's bits the guest may change. Returns the capability's offset.
+    /// Appends a capability. Its `body` follows the id and the link; `writable` masks the bits of
+    /// the body that the guest may change. Returns the capability's offset.
     ///
     /// # Panics
-    /// When there is no room left. Capabilities come from code, never from a guest.
+    /// No room is left. Capabilities come from code, never from a guest.
     pub fn add_capability(&mut self, id: u8, body: &[u8], writable: &[u8]) -> usize {
         assert_eq!(body.len(), writable.len());
         let at = self.free;
@@ -140,14 +142,14 @@ impl ConfigSpace {
         self.bytes[at..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Reads; beyond the end there are zeroes.
+    /// Reads from `offset`. Bytes beyond the end read as zeroes.
     pub fn read(&self, offset: u16, into: &mut [u8]) {
         for (at, byte) in (usize::from(offset)..).zip(into) {
             *byte = self.bytes.get(at).copied().unwrap_or(0);
         }
     }
 
-    /// Writes the bits that are writable.
+    /// Writes the writable bits from `offset`.
     pub fn write(&mut self, offset: u16, bytes: &[u8]) {
         for (at, byte) in (usize::from(offset)..SIZE).zip(bytes) {
             let mask = self.writable[at];
@@ -155,12 +157,12 @@ impl ConfigSpace {
         }
     }
 
-    /// Writes as the function itself.
+    /// Writes all bits, as the function itself.
     pub(crate) fn set(&mut self, at: usize, bytes: &[u8]) {
         self.bytes[at..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// `N` bytes as they are now.
+    /// Returns the `N` bytes at `at`.
     pub(crate) fn array<const N: usize>(&self, at: usize) -> [u8; N] {
         self.bytes[at..][..N].try_into().expect("N of them")
     }
@@ -169,12 +171,12 @@ impl ConfigSpace {
         u16::from_le_bytes(self.array(COMMAND))
     }
 
-    /// Whether the guest lets the function do DMA and send MSIs.
+    /// Returns whether the guest lets the function do DMA and send MSIs.
     pub fn is_bus_master(&self) -> bool {
         self.command() & COMMAND_BUS_MASTER != 0
     }
 
-    /// Where the BARs are, while memory decoding is on.
+    /// Returns the addresses of the BARs; none while memory decoding is off.
     pub fn windows(&self) -> Vec<Window> {
         if self.command() & COMMAND_MEMORY == 0 {
             return Vec::new();
@@ -196,14 +198,14 @@ impl ConfigSpace {
         self.bars.iter().filter_map(window).collect()
     }
 
-    /// The length of a BAR; none if there is no such BAR.
+    /// Returns the length of a BAR in bytes; `None` if there is no such BAR.
     pub fn bar_len(&self, number: u8) -> Option<u64> {
         let bar = self.bars.iter().find(|bar| bar.number == number)?;
         Some(bar.len)
     }
 
-    /// Every register as it was at first, BARs and command included: what a function level reset
-    /// leaves.
+    /// Restores every register, BARs and command included, to its initial value, as a function
+    /// level reset does.
     pub fn reset(&mut self) {
         self.bytes = self.initial;
     }

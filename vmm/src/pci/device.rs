@@ -1,9 +1,9 @@
-//! What the PCI root asks of a function.
+//! Interface between the PCI root and a function.
 
-/// A range of guest addresses that a function decodes.
+/// Range of guest addresses that a function decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// The BAR's number, 0 to 5. A 64-bit BAR goes by its lower half's.
+    /// Number of the BAR, 0 to 5. A 64-bit BAR has the number of its lower half.
     pub bar: u8,
     /// Guest physical address of its first byte.
     pub start: u64,
@@ -12,17 +12,16 @@ pub struct Window {
 }
 
 /// A PCI function. All accesses come from vCPU threads, one at a time per function, with offsets
-/// and widths (1 to 8 bytes, unaligned too) of the guest's choice: none may panic.
+/// and widths (1 to 8 bytes, unaligned too) of the guest's choice. None may panic.
 pub trait PciDevice: Send {
-    /// Reads configuration space from `offset` (0 to 4095). What lies beyond its end is left as
-    /// it is.
+    /// Reads configuration space from `offset` (0 to 4095). Bytes beyond its end are left
+    /// unchanged.
     fn config_read(&mut self, offset: u16, into: &mut [u8]);
-    /// Writes configuration space. BARs that moved are to be seen by [`PciDevice::windows`] after
-    /// it.
+    /// Writes configuration space. [`PciDevice::windows`] must reflect a BAR that the write moved.
     fn config_write(&mut self, offset: u16, bytes: &[u8]);
-    /// The windows that the function wants to decode now. Empty while memory decoding is off.
+    /// Returns the windows that the function decodes now; none while memory decoding is off.
     fn windows(&self) -> Vec<Window>;
-    /// Says which of its windows the root forwards from now on; called after each change.
+    /// Receives the list of windows that the root forwards from now on. Called after each change.
     fn forwarded(&mut self, windows: &[Window]);
     /// Reads from a BAR; all of `into` lies within it.
     fn bar_read(&mut self, bar: u8, offset: u64, into: &mut [u8]);

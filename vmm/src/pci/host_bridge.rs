@@ -1,17 +1,17 @@
-//! Function 0: the bridge that the bus hangs from. It decodes nothing; operating systems look for
-//! it before they believe that there is PCI.
+//! Device 0: the host bridge. It decodes nothing; operating systems probe for it before they use
+//! PCI.
 use super::{
     PciDevice, Window,
     config::{ConfigSpace, Identity},
 };
 
-/// The host bridge.
+/// Host bridge of the bus.
 pub(super) struct HostBridge(ConfigSpace);
 
 impl HostBridge {
     pub(super) fn new() -> Self {
         Self(ConfigSpace::new(Identity {
-            // Red Hat's id for a PCI Express host bridge that has no registers of its own.
+            // Red Hat's id for a PCI Express host bridge without registers of its own.
             vendor: 0x1b36,
             device: 0x0008,
             revision: 0,

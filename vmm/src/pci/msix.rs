@@ -1,10 +1,10 @@
 //! MSI-X (PCI Local Bus 3.0 section 6.8.2): the capability, the table of messages and the array of
-//! pending bits. How a vector is signalled is in [`super::Vectors`].
+//! pending bits. [`super::Vectors`] signals the vectors.
 //!
-//! Every vector has an interrupt line of its own in the [`MsiFabric`] from the start. What the line
-//! sends is told to the fabric when the vector is about to be released or is written while it is not
-//! held, and only if it differs from what was told before: a driver that masks, moves and unmasks a
-//! vector costs one change of routes, one that only masks and unmasks costs none.
+//! Every vector has an interrupt line of its own in the [`MsiFabric`] from the start. The line's
+//! message is set in the fabric when the vector is about to be released or is written while it is
+//! not held, and only if it differs from the message set before. So a driver that masks, moves and
+//! unmasks a vector costs one change of routes, and one that only masks and unmasks costs none.
 use std::{
     io,
     sync::{
@@ -19,34 +19,34 @@ use crate::interrupt::{MsiFabric, MsiMessage};
 /// Bytes per vector in the table.
 const ENTRY: usize = 16;
 const CAPABILITY_ID: u8 = 0x11;
-/// Message control: the function is enabled, all its vectors are masked.
+/// Message control: MSI-X is enabled; all vectors of the function are masked.
 const ENABLE: u16 = 1 << 15;
 const FUNCTION_MASK: u16 = 1 << 14;
 /// Vector control: this vector is masked.
 const MASKED: u8 = 1;
-/// Message address (dword aligned), data, vector control: which bits of an entry can be written.
+/// Writable bits of an entry: message address (dword aligned), data, vector control.
 const WRITABLE: [u8; ENTRY] = [
     0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, MASKED, 0, 0, 0,
 ];
 
-/// MSI-X of one function. Its accessors are called under the function's lock.
+/// MSI-X of one function. Its methods are called under the function's lock.
 pub struct Msix {
     vectors: Arc<Vectors>,
     fabric: Arc<dyn MsiFabric>,
     entries: Vec<Entry>,
-    /// Offset of the capability, 0 until there is one.
+    /// Offset of the capability, 0 until it is added.
     capability: usize,
     enabled: bool,
     function_masked: bool,
     bus_master: bool,
-    /// Routes that the fabric refused.
+    /// Number of routes that the fabric refused.
     refused: Arc<AtomicU64>,
 }
 
 struct Entry {
     bytes: [u8; ENTRY],
     gsi: u32,
-    /// What the fabric was told last, and whether it agreed.
+    /// Message that was last set in the fabric, and whether the fabric accepted it.
     routed: Option<(MsiMessage, bool)>,
 }
 
@@ -67,7 +67,10 @@ impl Entry {
 const RESET_ENTRY: [u8; ENTRY] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, MASKED, 0, 0, 0];
 
 impl Msix {
-    /// `count` vectors (1 to 2048), masked, each connected to the fabric.
+    /// Returns `count` vectors (1 to 2048), masked, each connected to the fabric.
+    ///
+    /// # Errors
+    /// An eventfd can't be created, or the fabric refuses a line.
     pub fn new(count: u16, fabric: Arc<dyn MsiFabric>) -> io::Result<Self> {
         assert!((1..=2048).contains(&count), "what the capability can say");
         let vectors = Arc::new(Vectors::new(count)?);
@@ -92,22 +95,23 @@ impl Msix {
         Ok(msix)
     }
 
-    /// What signals the vectors, for the device's threads.
+    /// Returns the vectors, with which the device's threads signal.
     pub fn vectors(&self) -> &Arc<Vectors> {
         &self.vectors
     }
 
-    /// Counts the routes that the fabric refused: messages that no interrupt can be.
+    /// Returns the number of routes that the fabric refused, because the message is no valid
+    /// interrupt.
     pub fn refused(&self) -> &Arc<AtomicU64> {
         &self.refused
     }
 
-    /// Bytes of the table.
+    /// Returns the length of the table in bytes.
     pub fn table_len(&self) -> u64 {
         (self.entries.len() * ENTRY) as u64
     }
 
-    /// Bytes of the pending bit array: whole qwords.
+    /// Returns the length of the pending bit array in bytes: whole qwords.
     pub fn pba_len(&self) -> u64 {
         (self.entries.len().div_ceil(64) * 8) as u64
     }
@@ -124,7 +128,7 @@ impl Msix {
         self.capability = config.add_capability(CAPABILITY_ID, &body, &writable);
     }
 
-    /// Follows what configuration space says now: call after each write to it.
+    /// Updates the vectors from configuration space. Must be called after each write to it.
     pub fn follow(&mut self, config: &ConfigSpace) {
         let control = u16::from_le_bytes(config.array(self.capability + 2));
         let now = (
@@ -141,7 +145,7 @@ impl Msix {
         }
     }
 
-    /// Reads the table; `offset` and what follows is inside the BAR.
+    /// Reads the table. The access lies inside the BAR.
     pub fn table_read(&self, offset: u64, into: &mut [u8]) {
         for (at, byte) in (offset..).zip(into) {
             let entry = self.entries.get((at / ENTRY as u64) as usize);
@@ -149,7 +153,7 @@ impl Msix {
         }
     }
 
-    /// Writes the table.
+    /// Writes the table. The access lies inside the BAR.
     pub fn table_write(&mut self, offset: u64, bytes: &[u8]) {
         for (at, byte) in (offset..).zip(bytes) {
             if let Some(entry) = self.entries.get_mut((at / ENTRY as u64) as usize) {
@@ -158,7 +162,7 @@ impl Msix {
                 entry.bytes[at] = entry.bytes[at] & !mask | byte & mask;
             }
         }
-        // All of an access takes effect at once.
+        // All bytes of an access take effect at once.
         let touched = offset..offset + bytes.len() as u64;
         let vectors = touched.start / ENTRY as u64..touched.end.div_ceil(ENTRY as u64);
         for vector in vectors.start as usize..self.entries.len().min(vectors.end as usize) {
@@ -179,7 +183,7 @@ impl Msix {
         }
     }
 
-    /// Holds a vector, or tells the fabric its message and releases it.
+    /// Holds a vector, or sets its message in the fabric and releases it.
     fn update(&mut self, vector: usize) {
         let number = u16::try_from(vector).expect("at most 2047");
         let entry = &mut self.entries[vector];
@@ -190,7 +194,7 @@ impl Msix {
         }
         let message = entry.message();
         let agreed = match entry.routed {
-            Some((told, agreed)) if told == message => agreed,
+            Some((set, agreed)) if set == message => agreed,
             _ => {
                 let agreed = self.fabric.route(entry.gsi, message).is_ok();
                 self.refused.fetch_add((!agreed).into(), Relaxed);
@@ -205,7 +209,7 @@ impl Msix {
         }
     }
 
-    /// Forgets what is pending: the device was reset, what it had to say is void.
+    /// Clears all pending bits, after a reset of the device.
     pub fn forget_pending(&self) {
         for vector in 0..self.entries.len() {
             self.vectors
@@ -213,7 +217,8 @@ impl Msix {
         }
     }
 
-    /// As after power-on, for a function level reset. Configuration space is reset by its owner.
+    /// Restores the state after power-on, for a function level reset. The owner of configuration
+    /// space resets that.
     pub fn reset(&mut self, config: &ConfigSpace) {
         for entry in &mut self.entries {
             entry.bytes = RESET_ENTRY;

@@ -207,8 +207,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Against a model that is the specification's text: whether each vector may interrupt, whether
-    /// it is pending, and how often it interrupted with which message.
+    /// Compares with a model of the specification's text: whether each vector may interrupt,
+    /// whether it is pending, and how often it interrupted with which message.
     #[test]
     fn like_the_specification(steps in prop::collection::vec(step(), 0..80)) {
         let mut rig = Rig::new(3);
@@ -258,12 +258,12 @@ proptest! {
                     sent[vector] = 1;
                 }
                 let number = vector as u16;
-                let (interrupts, told) = rig.fabric.take(number);
+                let (interrupts, routed) = rig.fabric.take(number);
                 prop_assert_eq!(interrupts, sent[vector], "{:?}", step);
                 prop_assert_eq!(rig.pending(number), pending[vector], "{:?}", step);
                 if may {
                     let data = u32::from_le_bytes(entry[8..12].try_into().unwrap());
-                    prop_assert_eq!(told, Some(MsiMessage { address, data }));
+                    prop_assert_eq!(routed, Some(MsiMessage { address, data }));
                 }
                 let mut read = [0; 16];
                 rig.msix.table_read(16 * vector as u64, &mut read);

@@ -1,4 +1,4 @@
-//! The root: takes accesses to ports, to ECAM and to memory, and gives them to functions.
+//! The PCI root: dispatches accesses to ports, to ECAM and to BARs to the functions.
 //!
 //! There is one lock per function, held while the function handles an access, and one for the list
 //! of windows, held while it is searched or changed. The second is taken inside the first when a
@@ -13,52 +13,52 @@ use std::{
 
 use super::{PciDevice, Window, config::BAR0, host_bridge::HostBridge};
 
-/// The guest addresses that belong to PCI.
+/// Guest addresses that belong to PCI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// Below 4 GiB, for 32-bit BARs.
+    /// Range below 4 GiB, for 32-bit BARs.
     pub mmio32: Range<u64>,
-    /// For 64-bit BARs. May be empty: then they share the other.
+    /// Range for 64-bit BARs. If it is empty, they share the other range.
     pub mmio64: Range<u64>,
 }
 
-/// Why a device can't be added.
+/// Reason why a device can't be added.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PciError {
     /// All 32 device numbers are taken.
     #[error("the PCI bus has 32 devices, and no number for another")]
     BusFull,
-    /// The windows are too small.
+    /// A BAR does not fit the free part of the windows.
     #[error("no room for BAR {bar} of {len:#x} bytes in PCI's windows; the last is {window:x?}")]
     NoRoom {
-        /// The BAR's number.
+        /// Number of the BAR.
         bar: u8,
-        /// Its length in bytes.
+        /// Length of the BAR in bytes.
         len: u64,
-        /// The window that was tried last.
+        /// Window that was tried last.
         window: Range<u64>,
     },
 }
 
-/// The address port, 0xCF8: reached by whole, aligned dwords only.
+/// Address port, 0xCF8: takes whole, aligned dwords only.
 const ADDRESS_PORT: u16 = 0xcf8;
-/// The data ports, 0xCFC to 0xCFF.
+/// First data port. They are 0xCFC to 0xCFF.
 const DATA_PORT: u16 = 0xcfc;
-/// What can be set in the address register: enable, bus, device, function, dword.
+/// Writable bits of the address register: enable, bus, device, function, dword.
 const ADDRESS_BITS: u32 = 0x80ff_fffc;
 const ADDRESS_ENABLE: u32 = 1 << 31;
 /// Bytes of ECAM per function.
 const ECAM_FUNCTION: u64 = 4096;
 
-/// The PCI root complex: one bus with a host bridge as device 0.
+/// PCI root complex: one bus with a host bridge as device 0.
 pub struct Root {
     functions: Vec<Mutex<Box<dyn PciDevice>>>,
     windows: Windows,
-    /// Where the next BAR is put.
+    /// Free part of the windows, from which the next BAR is allocated.
     free: Windows,
-    /// The address register.
+    /// Configuration address register, at port 0xCF8.
     address: AtomicU32,
-    /// What is forwarded, sorted by device number.
+    /// Windows that are forwarded, sorted by device number.
     forwarded: RwLock<Vec<Forwarded>>,
 }
 
@@ -69,7 +69,7 @@ struct Forwarded {
 }
 
 impl Root {
-    /// A bus with nothing but its host bridge.
+    /// Returns a bus with a host bridge only.
     pub fn new(windows: Windows) -> Self {
         Self {
             functions: vec![Mutex::new(Box::new(HostBridge::new()))],
@@ -80,8 +80,11 @@ impl Root {
         }
     }
 
-    /// Adds a function as the next device, and gives its BARs addresses as firmware does; decoding
-    /// stays off until the guest turns it on. Returns the device number, 1 to 31.
+    /// Adds a function as the next device, and assigns addresses to its BARs as firmware does.
+    /// Decoding stays off until the guest turns it on. Returns the device number, 1 to 31.
+    ///
+    /// # Errors
+    /// The bus is full, or a BAR does not fit the windows.
     pub fn add(&mut self, mut device: Box<dyn PciDevice>) -> Result<u8, PciError> {
         if self.functions.len() == 32 {
             return Err(PciError::BusFull);
@@ -118,7 +121,8 @@ impl Root {
         Ok(())
     }
 
-    /// An address for a BAR: a 64-bit one goes below 4 GiB only when it has to.
+    /// Allocates the address of a BAR. A 64-bit BAR goes below 4 GiB only when there is no other
+    /// room.
     fn place(&mut self, bar: u8, len: u64, is_64: bool) -> Result<u64, PciError> {
         let Windows { mmio32, mmio64 } = &mut self.free;
         let mut windows = [mmio64, mmio32].into_iter().skip(usize::from(!is_64));
@@ -137,7 +141,7 @@ impl Root {
         })
     }
 
-    /// Reads a port, 0xCF8 to 0xCFF. What answers to nothing reads as ones.
+    /// Reads a port, 0xCF8 to 0xCFF. Unclaimed bytes read as ones.
     pub fn port_read(&self, port: u16, into: &mut [u8]) {
         into.fill(0xff);
         if port == ADDRESS_PORT && into.len() == 4 {
@@ -158,8 +162,8 @@ impl Root {
         }
     }
 
-    /// What the address register selects for this data port: the device, the offset, and how many
-    /// bytes there are up to the last port.
+    /// Returns the target of an access to a data port: the device, the register's offset, and the
+    /// number of bytes up to the last data port.
     fn selected(&self, port: u16) -> Option<(usize, u16, usize)> {
         let within = port.checked_sub(DATA_PORT).filter(|within| *within < 4)?;
         let address = self.address.load(Relaxed);
@@ -171,13 +175,13 @@ impl Root {
         Some((device, offset, 4 - usize::from(within)))
     }
 
-    /// The device with this bus (8 bits), device (5 bits) and function (3 bits).
+    /// Returns the device with this bus (8 bits), device (5 bits) and function (3 bits).
     fn device_at(&self, bdf: u32) -> Option<usize> {
         let device = (bdf >> 3) as usize;
         (bdf & 7 == 0 && device < self.functions.len()).then_some(device)
     }
 
-    /// Reads at an offset into the ECAM window. What answers to nothing reads as ones.
+    /// Reads at an offset into the ECAM window. Unclaimed bytes read as ones.
     pub fn ecam_read(&self, offset: u64, into: &mut [u8]) {
         into.fill(0xff);
         if let Some((device, register, room)) = self.ecam(offset) {
@@ -199,7 +203,8 @@ impl Root {
         Some((device, register, usize::from(4096 - register)))
     }
 
-    /// Reads guest memory that is not RAM. False, and `into` untouched, when no function answers.
+    /// Reads from a guest address that is not RAM. Returns false, with `into` untouched, when no
+    /// function decodes it.
     pub fn mmio_read(&self, address: u64, into: &mut [u8]) -> bool {
         let Some((device, bar, offset)) = self.claimed(address, into.len()) else {
             return false;
@@ -208,7 +213,7 @@ impl Root {
         true
     }
 
-    /// Writes guest memory that is not RAM. False when no function answers.
+    /// Writes to a guest address that is not RAM. Returns false when no function decodes it.
     pub fn mmio_write(&self, address: u64, bytes: &[u8]) -> bool {
         let Some((device, bar, offset)) = self.claimed(address, bytes.len()) else {
             return false;
@@ -217,7 +222,7 @@ impl Root {
         true
     }
 
-    /// Who decodes these bytes: device, BAR, offset into it.
+    /// Returns the target that decodes these bytes: device, BAR, offset into the BAR.
     fn claimed(&self, address: u64, len: usize) -> Option<(usize, u8, u64)> {
         let forwarded = self
             .forwarded
@@ -270,7 +275,7 @@ impl Root {
     }
 
     fn lock(&self, device: usize) -> MutexGuard<'_, Box<dyn PciDevice>> {
-        // A function that panicked is a bug of ours; the others need not suffer for it.
+        // A panic in one function is a bug in the VMM; the other functions stay usable.
         self.functions[device]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

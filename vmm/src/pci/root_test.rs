@@ -77,7 +77,7 @@ fn data_ports_and_ecam_see_the_same() {
             "past the last port"
         );
     }
-    // The interrupt line, a scratch byte, by each way.
+    // The interrupt line, a scratch byte, through ports and through ECAM.
     root.port_write(0xcf8, &0x8000_083c_u32.to_le_bytes());
     root.port_write(0xcfc, &[7]);
     assert_eq!(ecam(&root, 0x803c), [7]);
@@ -172,7 +172,7 @@ fn a_bar_outside_the_windows_is_not_seen() {
     let driver = Driver::find(&root, 1);
     let (home, common) = (driver.bar(2), driver.common);
     assert!(root.mmio_read(common, &mut [0]));
-    // RAM, the local APICs, just before the window, nothing.
+    // RAM, the local APICs, just before the window, outside all windows.
     for place in [0, 0xfee0_0000, (1 << 36) - 0x1000, 1 << 50] {
         driver.config_write(0x18, &u64::to_le_bytes(place));
         assert!(!root.mmio_read(common, &mut [0]));

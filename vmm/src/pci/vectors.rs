@@ -1,26 +1,27 @@
-//! MSI-X vectors as the threads that signal see them: one atomic word each, no lock.
+//! MSI-X vectors, as used by the threads that signal: one atomic word each, no lock.
 //!
 //! # Theory of operation
 //! A vector's word has two bits. HELD: it may not interrupt now, because of its own mask, the
-//! function's, MSI-X being off, bus mastering being off, or a message that goes nowhere. PENDING:
-//! it was signalled while held. The vCPU that handles a register write sets and clears HELD, under
-//! the function's lock; any thread signals.
+//! function's mask, MSI-X being off, bus mastering being off, or a message that the fabric refused.
+//! PENDING: it was signalled while held. The vCPU that handles a register write sets and clears
+//! HELD, under the function's lock; any thread signals.
 //!
 //! - [`Vectors::signal`]: while HELD, compare-and-swap HELD to HELD|PENDING; otherwise write the
 //!   irqfd.
 //! - [`Vectors::hold`]: set HELD.
 //! - [`Vectors::release`]: clear HELD and PENDING in one swap; if PENDING was set, write the irqfd.
 //!
-//! So PENDING implies HELD, and since each is one read-modify-write of one word, there is an order
-//! of them all. A signal that finds HELD either gets PENDING in before the release, which then
-//! interrupts, or its swap fails because the release came first, and it looks again and interrupts
-//! itself. Nothing is lost, and what was pending is injected once. A signal that begins after
-//! `hold` returned sees HELD and does not interrupt. One that had begun before may interrupt just
-//! after: it is the posted write that was on its way when the mask bit was set, which drivers wait
-//! for by reading the register back, and which an irqfd may deliver later still.
+//! So PENDING implies HELD. Each operation is one read-modify-write of one word, so all of them
+//! have one order. A signal that finds HELD either sets PENDING before the release, which then
+//! interrupts, or its swap fails because the release came first; then it reads the word again and
+//! interrupts itself. No interrupt is lost, and a pending one is injected once. A signal that
+//! begins after `hold` returned sees HELD and does not interrupt. A signal that had begun before
+//! may interrupt just after. It corresponds to a posted write that was in flight when the mask bit
+//! was set: drivers wait for it by reading the register back, and an irqfd may deliver it later
+//! still.
 //!
-//! The words are read and changed with acquire and release, so whoever is interrupted through
-//! another thread's release sees what the signaller wrote before.
+//! The words are read and changed with acquire and release, so a CPU that is interrupted by another
+//! thread's release sees the signaller's earlier writes.
 use std::{
     io,
     sync::atomic::{
@@ -34,20 +35,20 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 const HELD: u8 = 1;
 const PENDING: u8 = 2;
 
-/// The vectors of one function.
+/// Vectors of one function.
 pub struct Vectors(Box<[Vector]>);
 
-/// On a cache line pair of its own: queues are served by different threads.
+/// One vector, on a cache line pair of its own: different threads serve the queues.
 #[repr(align(128))]
 struct Vector {
     state: AtomicU8,
     irqfd: EventFd,
-    /// Interrupts sent.
+    /// Number of interrupts sent.
     sent: AtomicU64,
 }
 
 impl Vectors {
-    /// `count` vectors, all held.
+    /// Returns `count` vectors, all held.
     pub(super) fn new(count: u16) -> io::Result<Self> {
         let vector = |_| {
             Ok(Vector {
@@ -59,13 +60,13 @@ impl Vectors {
         (0..count).map(vector).collect::<io::Result<_>>().map(Self)
     }
 
-    /// How many there are.
+    /// Returns the number of vectors.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Interrupts, or leaves the vector pending while it is held. A vector that does not exist is
-    /// left alone. From any thread; takes no lock.
+    /// Interrupts, or sets the vector pending while it is held. A vector that does not exist is
+    /// ignored. Any thread may call it; it takes no lock.
     pub fn signal(&self, vector: u16) {
         let Some(vector) = self.0.get(usize::from(vector)) else {
             return;
@@ -84,14 +85,14 @@ impl Vectors {
         vector.send();
     }
 
-    /// Interrupts sent by a vector since the beginning.
+    /// Returns the number of interrupts that a vector has sent.
     pub fn sent(&self, vector: u16) -> u64 {
         self.0
             .get(usize::from(vector))
             .map_or(0, |vector| vector.sent.load(Relaxed))
     }
 
-    /// Whether a vector was signalled while held.
+    /// Returns whether a vector was signalled while held.
     pub fn is_pending(&self, vector: u16) -> bool {
         let pending = |vector: &Vector| vector.state.load(Acquire) & PENDING != 0;
         self.0.get(usize::from(vector)).is_some_and(pending)
@@ -112,7 +113,7 @@ impl Vectors {
         }
     }
 
-    /// Forgets what is pending, for a device that was reset.
+    /// Clears a vector's pending bit, after a reset of the device.
     pub(super) fn forget(&self, vector: u16) {
         self.0[usize::from(vector)]
             .state
@@ -123,7 +124,8 @@ impl Vectors {
 impl Vector {
     fn send(&self) {
         self.sent.fetch_add(1, Relaxed);
-        // It can only fail when 2^64 - 2 signals wait to be taken, and then one is under way.
+        // The write can fail only when 2^64 - 2 signals are waiting: then the interrupt is under
+        // way.
         let _ = self.irqfd.write(1);
     }
 }

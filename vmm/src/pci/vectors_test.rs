@@ -43,14 +43,14 @@ fn vectors_that_do_not_exist_are_left_alone() {
     assert_eq!(vectors.sent(7), 0);
 }
 
-/// Each round, signals race with a vCPU that masks and unmasks. One signal is one interrupt, neither
-/// more nor less, and several are at least one.
+/// In each round, signals race with a vCPU that masks and unmasks. One signal is exactly one
+/// interrupt, and several signals are at least one.
 #[test]
 fn no_signal_is_lost_or_doubled() {
     const ROUNDS: usize = 20_000;
     for signallers in [1_usize, 2] {
         let vectors = Vectors::new(1).unwrap();
-        // Rounds begun, and threads done with theirs.
+        // Rounds that have begun, and threads that have finished theirs.
         let (begun, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let each_round = |act: &dyn Fn(usize)| {
             for round in 0..ROUNDS {

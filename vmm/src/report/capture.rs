@@ -1,15 +1,15 @@
-//! Takes a vCPU's state for a report. Whatever can't be had is left out: a report is written when
-//! something is broken already.
+//! Captures a vCPU's state for a report. State that can't be read is left out: a report is made
+//! when something has failed already.
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{Access, Cause, Registers, Report};
 use crate::GuestMemory;
 
-/// The longest x86 instruction.
+/// Length of the longest x86 instruction, bytes.
 const INSTRUCTION_BYTES: usize = 15;
 
-/// What is known about `vcpu` now.
+/// Returns a report of the present state of `vcpu`.
 pub(crate) fn report(
     index: u8,
     vcpu: &VcpuFd,
@@ -38,7 +38,8 @@ fn registers(vcpu: &VcpuFd) -> Option<Registers> {
     })
 }
 
-/// The bytes at CS:RIP through the guest's own page tables, up to the first that can't be read.
+/// Returns the bytes at CS:RIP through the guest's own page tables, up to the first that can't be
+/// read.
 fn code(vcpu: &VcpuFd, memory: &GuestMemory, registers: &Registers) -> Vec<u8> {
     let start = registers
         .special

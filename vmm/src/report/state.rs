@@ -1,4 +1,4 @@
-//! A vCPU's registers, as text.
+//! Text form of a vCPU's registers.
 use std::fmt;
 
 use kvm_bindings::{kvm_dtable, kvm_segment};
@@ -10,7 +10,7 @@ const RESET_RIP: u64 = 0xfff0;
 const RESET_CS: u16 = 0xf000;
 
 impl Registers {
-    /// Whether the CPU stands where a reset puts it.
+    /// Returns whether RIP and CS have their values after a reset.
     pub(super) fn are_of_a_reset(&self) -> bool {
         self.general.rip == RESET_RIP && self.special.cs.selector == RESET_CS
     }

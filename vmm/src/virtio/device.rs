@@ -1,4 +1,4 @@
-//! What the transport asks of a device, and what it hands one that the driver brought up.
+//! Interface between a virtio transport and a device.
 use std::sync::Arc;
 
 use virtio_queue::Queue;
@@ -8,39 +8,46 @@ use crate::GuestMemory;
 
 /// A virtio device behind some transport.
 ///
-/// The life of one: the driver negotiates and sets queues up; at DRIVER_OK the transport calls
-/// [`VirtioDevice::activate`] with the queues that are enabled; on a write of 0 to the status,
-/// [`VirtioDevice::reset`], after which it may be activated again.
+/// Life cycle: the driver negotiates features and configures queues. At DRIVER_OK the transport
+/// calls [`VirtioDevice::activate`] with the enabled queues. On a write of 0 to the status it calls
+/// [`VirtioDevice::reset`], after which the device may be activated again.
 pub trait VirtioDevice: Send {
-    /// The virtio device id (section 5): 1 is a network card, 4 an entropy source.
+    /// Returns the virtio device id (section 5): 1 is a network card, 4 an entropy source.
     fn device_id(&self) -> u16;
-    /// The PCI class code, 24 bits.
+    /// Returns the PCI class code, 24 bits.
     fn pci_class(&self) -> u32;
-    /// The largest size of each queue. Its length is the number of queues.
+    /// Returns the largest size of each queue. The slice's length is the number of queues.
     fn queue_sizes(&self) -> &[u16];
-    /// The device's own feature bits and the ring's (EVENT_IDX, INDIRECT_DESC, RING_RESET). The
-    /// transport adds VERSION_1, and refuses drivers that don't take it.
+    /// Returns the offered feature bits of the device and of the ring (EVENT_IDX, INDIRECT_DESC,
+    /// RING_RESET). The transport adds VERSION_1, and refuses drivers that don't accept it.
     fn features(&self) -> u64;
-    /// Whether the driver may have this subset of the offered features, for example because what one
-    /// feature needs is there. If not, FEATURES_OK does not stay set.
+    /// Returns whether the driver may select this subset of the offered features, for example
+    /// because all features that one depends on are in it. If not, FEATURES_OK does not stay set.
     fn accepts(&self, _features: u64) -> bool {
         true
     }
-    /// Reads the device-specific configuration; beyond its end there are zeroes.
+    /// Reads the device-specific configuration. Bytes beyond its end read as zeroes.
     fn read_config(&self, offset: usize, into: &mut [u8]);
-    /// Writes the device-specific configuration; what is read-only is left alone.
+    /// Writes the device-specific configuration. Read-only fields are left unchanged.
     fn write_config(&mut self, offset: usize, bytes: &[u8]);
-    /// Starts to serve. The queues were checked by the transport: sizes and addresses are valid.
-    /// Called only when the device is stopped; after an error it must still be.
+    /// Starts to serve. The transport has checked the queues: sizes and addresses are valid. Called
+    /// only when the device is stopped.
+    ///
+    /// # Errors
+    /// The device can't serve these queues, or the host refuses a resource. The device is still
+    /// stopped then.
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
-    /// Stops. When it returns, no thread of the device touches the guest's memory or its queues, nor
-    /// calls the [`Signals`]. Called only after an activation that succeeded, and once for each.
+    /// Stops. When it returns, no thread of the device touches the guest's memory or its queues,
+    /// nor calls the [`Signals`]. Called once after each activation that succeeded.
     fn reset(&mut self);
-    /// Stops one queue, as [`VirtioDevice::reset`] does all. Only if VIRTIO_F_RING_RESET is offered;
-    /// called for a queue that is served.
+    /// Stops one queue as [`VirtioDevice::reset`] stops all. Called only if VIRTIO_F_RING_RESET is
+    /// offered, and for a queue that is served.
     fn reset_queue(&mut self, _index: u16) {}
-    /// Serves a queue again that was stopped, its rings checked. Only if VIRTIO_F_RING_RESET is
-    /// offered.
+    /// Serves a stopped queue again. The transport has checked its rings. Called only if
+    /// VIRTIO_F_RING_RESET is offered.
+    ///
+    /// # Errors
+    /// The device can't serve the queue.
     fn enable_queue(&mut self, queue: EnabledQueue) -> Result<(), ActivateError> {
         let why = "the device does not know how to reset one queue";
         Err(ActivateError::Queues {
@@ -50,56 +57,57 @@ pub trait VirtioDevice: Send {
     }
 }
 
-/// What a device works with from DRIVER_OK to its reset.
+/// Resources of an active device, valid from DRIVER_OK to its reset.
 pub struct Activation {
-    /// The guest's memory.
+    /// Memory of the guest.
     pub memory: Arc<GuestMemory>,
-    /// What was negotiated; a subset of what was offered.
+    /// Negotiated features, a subset of the offered ones.
     pub features: u64,
-    /// The queues that the driver enabled, in order of their index.
+    /// Queues that the driver enabled, in order of their index.
     pub queues: Vec<EnabledQueue>,
-    /// How to reach the driver.
+    /// Signals to the driver.
     pub signals: Arc<dyn Signals>,
 }
 
-/// A queue that the driver enabled.
+/// Queue that the driver enabled.
 pub struct EnabledQueue {
-    /// Its number.
+    /// Index of the queue.
     pub index: u16,
-    /// Its rings, ready; EVENT_IDX is set in it if negotiated.
+    /// Rings of the queue, ready for use. EVENT_IDX is set if it was negotiated.
     pub queue: Queue,
-    /// Signalled when the driver notifies the queue; does not block. May have been signalled before.
+    /// Eventfd that is signalled when the driver notifies the queue. It is non-blocking, and may
+    /// have been signalled before.
     pub kick: EventFd,
 }
 
-/// How a device reaches its driver. Callable from any thread, without a lock; each call is an
-/// eventfd's write at most.
+/// Signals of a device to its driver. Any thread may call them, without a lock. Each call is one
+/// eventfd write at most.
 pub trait Signals: Send + Sync {
-    /// Interrupts for a queue: something was used.
+    /// Interrupts for a queue that has used buffers.
     fn queue(&self, index: u16);
-    /// Interrupts for a change of the configuration; counts the generation up.
+    /// Interrupts for a change of the configuration, and increments the configuration generation.
     fn config(&self);
-    /// Sets DEVICE_NEEDS_RESET and interrupts for it: the driver broke the protocol.
+    /// Sets DEVICE_NEEDS_RESET and interrupts for it: the driver violated the protocol.
     fn needs_reset(&self);
 }
 
-/// Why a device could not start to serve.
+/// Reason why a device could not be activated.
 #[derive(Debug, thiserror::Error)]
 pub enum ActivateError {
-    /// The driver enabled a set of queues that makes no device.
+    /// The driver enabled a set of queues with which the device can't work.
     #[error("the driver enabled {enabled} queues, of which the device can't make a whole: {why}")]
     Queues {
-        /// How many.
+        /// Number of enabled queues.
         enabled: usize,
-        /// What is missing.
+        /// Reason as text, for the log.
         why: &'static str,
     },
-    /// A thread, an eventfd or an epoll could not be had.
+    /// The host refused a thread, an eventfd or another resource.
     #[error("{what}")]
     Host {
-        /// What was tried.
+        /// Operation that was tried.
         what: &'static str,
-        /// What the host said.
+        /// Error from the host.
         source: std::io::Error,
     },
 }

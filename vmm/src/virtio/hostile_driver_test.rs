@@ -1,5 +1,6 @@
-//! The whole path of the network card, from registers to sockets, under a driver that does anything.
-//! It may break its own device as often as it likes; then it behaves, and everything must work.
+//! The whole path of the network card, from registers to sockets, under a driver that does
+//! anything. The driver may break its own device as often as it likes. Then it behaves, and
+//! everything must work.
 use std::{
     os::{fd::OwnedFd, unix::net::UnixDatagram},
     sync::{Arc, atomic::Ordering, mpsc},
@@ -23,37 +24,37 @@ use crate::{
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const MEMORY_BYTES: usize = 0x10_0000;
-/// Two pairs and the control queue.
+/// Number of queues: two pairs and the control queue.
 const QUEUES: u16 = 5;
 const SIZE: u16 = 16;
 const BUFFERS: u64 = 0x6_0000;
 const BUFFER_BYTES: u64 = 0x2000;
-/// The longest that a case may take.
+/// Longest time that a case may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where the parts of a queue are.
+/// Returns the addresses of a queue's parts.
 fn rings(queue: u16) -> [u64; 3] {
     [0, 0x1000, 0x2000].map(|part| 0x1000 + u64::from(queue) * 0x4000 + part)
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Resets and brings the device up; which of its features to do without.
+    /// Reset and bring up the device, without these features.
     BringUp(u64),
-    /// A chain on a queue: its descriptors, and by how much the available index moves.
+    /// Chain on a queue: its descriptors, and the increment of the available index.
     Chain(u16, Vec<Descriptor>, u16),
-    /// Any bytes in a queue's rings.
+    /// Any bytes in a queue's rings: queue, offset, bytes.
     Garbage(u16, u64, Vec<u8>),
-    /// A command on the control queue.
+    /// Command on the control queue.
     Command(Vec<u8>),
     Kick(u16),
-    /// A write to the common configuration.
+    /// Write to the common configuration: offset, bytes.
     Register(u64, Vec<u8>),
-    /// BAR 2 moves, or the command register is written.
+    /// Move BAR 2 to this address.
     Move(u64),
     Decode(u8),
     Mask(u16, bool),
-    /// A frame for the guest.
+    /// Frame for the guest: queue pair, length in bytes.
     Frame(usize, usize),
 }
 
@@ -141,7 +142,7 @@ impl Rig {
                 self.root.mmio_write(at, &[u8::from(*masked), 0, 0, 0]);
             }
             Step::Frame(pair, bytes) => {
-                // It is lost when the socket is full.
+                // The frame is lost when the socket is full.
                 let _ = self.peers[*pair].send(&vec![0x11; *bytes]);
             }
         }
@@ -219,7 +220,7 @@ impl Rig {
         self.memory.store(now, index, Ordering::Release).unwrap();
     }
 
-    /// As a guest's write does: the doorbell, or else the exit.
+    /// Notifies a queue as a guest's write does: by the doorbell, or else by the exit.
     fn kick(&self, queue: u16) {
         let at = self.bar2().wrapping_add(0x3000 + 4 * u64::from(queue));
         if !self.fabric.ring(at) {
@@ -241,7 +242,7 @@ impl Rig {
         }
     }
 
-    /// Puts the function where it was, brings it up by the book, and has a frame go each way.
+    /// Restores the function's BARs, brings it up as specified, and passes a frame each way.
     fn behave(&self) {
         self.config_write(4, &[6]);
         self.config_write(0x18, &self.home.to_le_bytes());
@@ -265,7 +266,7 @@ impl Rig {
             driver.set_message(vector, message);
             self.fabric.take(vector);
         }
-        // Without EVENT_IDX: each batch interrupts.
+        // Without EVENT_IDX, each batch interrupts.
         assert!(driver.negotiate(driver.offered() & !(1 << 29)));
         for queue in 0..QUEUES {
             driver.set_up_queue(queue, SIZE, rings(queue), queue);
@@ -308,7 +309,7 @@ impl Rig {
             self.memory.write_obj(slot, at).unwrap();
         }
         Self::eventually("the frame comes in", || {
-            // What came while nobody listened is first. Buffers come back in order.
+            // Frames that came before are received first. Buffers come back in order.
             let available = self.used(0).wrapping_add(SIZE);
             let at = GuestAddress(rings(0)[1] + 2);
             self.memory.store(available, at, Ordering::Release).unwrap();
@@ -403,7 +404,7 @@ proptest! {
             assert_eq!((fabric.lines(), fabric.bells().len()), (0, 0));
             let _ = done.send(());
         });
-        // A case that fails hangs up.
+        // The timeout shows a hang.
         if is_done.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
             prop_assert!(false, "a thread hangs");
         }

@@ -1,11 +1,11 @@
-//! The entropy device (OASIS virtio 1.2, section 5.4): fills what the driver offers with the host's
+//! The entropy device (OASIS virtio 1.2, section 5.4): fills the driver's buffers with the host's
 //! random bytes.
 //!
-//! One thread, started when the device is made and asleep until the driver asks. A request is
-//! answered with at most [`MAX_REQUEST_BYTES`], as the specification allows, and all of them together
-//! with [`BYTES_PER_SECOND`]: a guest that asks without end costs the host a bounded, small share of
-//! a CPU, and waits. Every request is charged [`MIN_CHARGE_BYTES`] at least, so empty ones are no way
-//! around that.
+//! The device has one thread, which is started with it and sleeps until the driver sends a request.
+//! A request is answered with at most [`MAX_REQUEST_BYTES`], as the specification allows, and all
+//! of them together with [`BYTES_PER_SECOND`]. So a guest that sends requests without end costs the
+//! host a bounded, small share of a CPU, and waits. Every request is charged at least
+//! [`MIN_CHARGE_BYTES`], so empty requests can't get around the limit.
 use std::{
     io,
     os::fd::{AsRawFd, RawFd},
@@ -22,52 +22,56 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::{ActivateError, Activation, EnabledQueue, VirtioDevice};
 use crate::{ThreadKind, ThreadSetup, thread};
 
-/// The most that one request gets.
+/// Largest answer to one request, bytes.
 pub const MAX_REQUEST_BYTES: usize = 4096;
-/// The most that all requests get, once a burst of [`BURST_BYTES`] is used up.
+/// Rate of all answers once a burst of [`BURST_BYTES`] is used up, bytes per second.
 pub const BYTES_PER_SECOND: i64 = 1 << 20;
-/// What can be had at once.
+/// Bytes that a burst may take at once.
 pub const BURST_BYTES: i64 = 1 << 16;
-/// What a request costs at least.
+/// Least charge of a request, bytes.
 pub const MIN_CHARGE_BYTES: i64 = 256;
-/// How many descriptors of a request are looked at; those after it get nothing.
+/// Number of a request's descriptors that are used. Those after them get nothing.
 pub const MAX_DESCRIPTORS: usize = 64;
 
 const QUEUE_SIZES: &[u16] = &[64];
-/// How long a driver that used up its allowance waits before it is looked at again.
+/// Time between checks of the allowance while it is used up.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The entropy device.
+/// The virtio entropy device.
 pub struct Rng {
     control: Arc<Control>,
     worker: Option<JoinHandle<()>>,
 }
 
-/// What the device and its thread share.
+/// State that the device and its thread share.
 struct Control {
     phase: Mutex<Phase>,
     changed: Condvar,
-    /// Wakes the thread out of its poll.
+    /// Wakes the thread from its poll.
     wake: EventFd,
 }
 
-/// Who may do what next.
+/// Phase of the device and its thread.
 enum Phase {
     /// The thread waits for work.
     Idle,
-    /// For the thread to take.
+    /// The thread is to take the activation and serve.
     Start(Box<Activation>),
     Serving,
-    /// The thread is to let go of the queue and become idle.
+    /// The thread is to release the queue and become idle.
     Stop,
     /// The thread is to end.
     Quit,
-    /// It has ended, by a panic perhaps: nobody is to wait for it. Stays so.
+    /// The thread has ended, possibly by a panic: waiting for it would not end. This phase is
+    /// final.
     Gone,
 }
 
 impl Rng {
     /// Starts the device's thread, which calls `threads` first.
+    ///
+    /// # Errors
+    /// The host refuses the thread or an eventfd, or `threads` fails.
     pub fn new(threads: ThreadSetup) -> io::Result<Self> {
         let control = Arc::new(Control {
             phase: Mutex::new(Phase::Idle),
@@ -87,7 +91,7 @@ impl Drop for Rng {
     fn drop(&mut self) {
         self.control.set(Phase::Quit);
         if let Some(worker) = self.worker.take() {
-            // A panic of the thread is not this thread's to have.
+            // A panic of the device's thread must not panic this one.
             let _ = worker.join();
         }
     }
@@ -99,7 +103,7 @@ impl VirtioDevice for Rng {
     }
 
     fn pci_class(&self) -> u32 {
-        // Unassigned, as the PCI classes know no entropy.
+        // Unassigned: PCI has no class for entropy devices.
         0xff_00_00
     }
 
@@ -158,11 +162,11 @@ impl Control {
         }
         drop(phase);
         self.changed.notify_all();
-        // It fails only when it is signalled already.
+        // The write fails only if the eventfd is signalled already.
         let _ = self.wake.write(1);
     }
 
-    /// The thread.
+    /// Body of the device's thread.
     fn work(&self) {
         struct End<'a>(&'a Control);
         impl Drop for End<'_> {
@@ -193,7 +197,7 @@ impl Control {
         }
     }
 
-    /// Serves until told otherwise; what was served with is dropped when it returns.
+    /// Serves until the phase changes. The activation is dropped on return.
     fn serve(&self, mut activation: Activation) {
         let Some(mut queue) = activation.queues.pop() else {
             return;
@@ -201,10 +205,10 @@ impl Control {
         let mut allowance = Allowance::new(Instant::now());
         let mut is_throttled = false;
         while self.is_serving() {
-            // What the driver wants is not looked at while it can't be had.
+            // Notifications are not waited for while the allowance is used up.
             let kick = (!is_throttled).then_some(queue.kick.as_raw_fd());
             let waited = wait(self.wake.as_raw_fd(), kick, is_throttled.then_some(PAUSE));
-            // Both only say that there may be something; empty ones are no error.
+            // Both only signal that there may be work; an empty eventfd is no error.
             let _ = self.wake.read();
             let _ = queue.kick.read();
             allowance.refill(Instant::now());
@@ -231,10 +235,10 @@ impl Control {
     }
 }
 
-/// The driver's rings make no sense, or the host failed.
+/// Error: the driver's rings are invalid, or the host failed.
 struct Broken;
 
-/// Answers what is in the ring, as far as the allowance goes. True if nothing is left.
+/// Answers the requests in the ring, as far as the allowance goes. Returns true if none is left.
 fn answer(
     EnabledQueue { queue, index, .. }: &mut EnabledQueue,
     Activation {
@@ -282,7 +286,7 @@ fn answer(
     Ok(done)
 }
 
-/// Bytes that may be given away now. What the last request took too much is owed.
+/// Bytes that may be given out now. It is negative after a request that exceeded it.
 struct Allowance {
     bytes: i64,
     at: Instant,
@@ -298,7 +302,7 @@ impl Allowance {
 
     fn refill(&mut self, now: Instant) {
         let micros = now.saturating_duration_since(self.at).as_micros();
-        // A second fills any burst.
+        // One second fills any burst.
         let micros = i64::try_from(micros).unwrap_or(i64::MAX).min(1_000_000);
         let more = micros * BYTES_PER_SECOND / 1_000_000;
         self.bytes = self.bytes.saturating_add(more).min(BURST_BYTES);
@@ -315,9 +319,9 @@ impl Allowance {
     }
 }
 
-/// The host's random bytes, by getrandom(2) and nothing else: a fallback to a file would be refused
-/// to a confined thread, and where it is not, would wait for entropy that a young host may not
-/// gather.
+/// Fills a buffer with the host's random bytes, by getrandom(2) and nothing else. A fallback to a
+/// file would be refused to a confined thread; to an unconfined one it would wait for entropy that
+/// a host may not gather early in its boot.
 fn fill(mut bytes: &mut [u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         // SAFETY: the pointer and the length are those of `bytes`.
@@ -333,9 +337,9 @@ fn fill(mut bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until either can be read, or for a time.
+/// Waits until either descriptor can be read, or until the time is over.
 fn wait(wake: RawFd, kick: Option<RawFd>, time: Option<Duration>) -> io::Result<()> {
-    // A negative descriptor is passed over.
+    // poll(2) ignores a negative descriptor.
     let readable = |fd| libc::pollfd {
         fd,
         events: libc::POLLIN,

@@ -11,23 +11,23 @@ use super::*;
 use crate::{GuestMemory, virtio::Signals};
 
 const MEMORY: usize = 1 << 20;
-/// Where the rings are; the descriptor table is at 0.
+/// Addresses of the rings. The descriptor table is at 0.
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
-/// Where buffers are.
+/// Address of the buffers.
 const BUFFERS: u64 = 0x4_0000;
 const WRITE: u16 = VRING_DESC_F_WRITE as u16;
 const NEXT: u16 = VRING_DESC_F_NEXT as u16;
 
 #[derive(Default)]
-struct Told {
+struct Recorder {
     interrupts: AtomicU64,
     needs_reset: AtomicBool,
-    /// An interrupt is a bug, which ends the device's thread.
+    /// If set, an interrupt panics, which ends the device's thread.
     panics: AtomicBool,
 }
 
-impl Signals for Told {
+impl Signals for Recorder {
     fn queue(&self, index: u16) {
         assert_eq!(index, 0);
         assert!(!self.panics.load(SeqCst), "as the test wants it");
@@ -42,7 +42,7 @@ impl Signals for Told {
 struct Rig {
     rng: Rng,
     memory: Arc<GuestMemory>,
-    told: Arc<Told>,
+    recorder: Arc<Recorder>,
 }
 
 fn descriptor(address: u64, len: u32, flags: u16, next: u16) -> Descriptor {
@@ -60,7 +60,7 @@ impl Rig {
         Self {
             rng,
             memory: Arc::new(memory),
-            told: Arc::default(),
+            recorder: Arc::default(),
         }
     }
 
@@ -82,7 +82,7 @@ impl Rig {
         self.memory.store(index.to_le(), at, SeqCst).unwrap();
     }
 
-    /// Activates; returns what rings the bell.
+    /// Activates the device. Returns the eventfd for notifications.
     fn activate(&mut self) -> EventFd {
         let mut queue = Queue::new(64).unwrap();
         queue.set_avail_ring_address(Some(AVAILABLE as u32), None);
@@ -98,7 +98,7 @@ impl Rig {
                 queue,
                 kick,
             }],
-            signals: self.told.clone(),
+            signals: self.recorder.clone(),
         };
         self.rng.activate(activation).unwrap();
         bell
@@ -122,7 +122,7 @@ impl Rig {
         self.memory
             .read_slice(&mut bytes, GuestAddress(address))
             .unwrap();
-        // Of 64 random bytes or more, not so many are zero.
+        // Of each 64 random bytes, fewer than half are zero.
         bytes
             .chunks(64)
             .all(|part| part.iter().filter(|byte| **byte != 0).count() > part.len() / 2)
@@ -137,7 +137,7 @@ impl Rig {
 #[test]
 fn buffers_are_filled() {
     let mut rig = Rig::new();
-    // One of 64 bytes; one in two parts with something readable between; one too large.
+    // One of 64 bytes; one in two parts with a readable one between; one too large.
     let table = [
         descriptor(BUFFERS, 64, WRITE, 0),
         descriptor(BUFFERS + 0x1000, 64, WRITE | NEXT, 2),
@@ -157,7 +157,9 @@ fn buffers_are_filled() {
         !rig.is_random(BUFFERS + 0x5000, 64),
         "past the most for one request"
     );
-    rig.wait("an interrupt", |rig| rig.told.interrupts.load(SeqCst) == 1);
+    rig.wait("an interrupt", |rig| {
+        rig.recorder.interrupts.load(SeqCst) == 1
+    });
     rig.rng.reset();
 }
 
@@ -178,17 +180,21 @@ fn reset_lets_go_and_it_begins_again() {
 #[test]
 fn rings_without_sense_need_a_reset() {
     let mut rig = Rig::new();
-    // More available than the ring has.
+    // More chains available than the ring has entries.
     rig.set_available(100);
     rig.activate().write(1).unwrap();
-    rig.wait("a reset is needed", |rig| rig.told.needs_reset.load(SeqCst));
+    rig.wait("a reset is needed", |rig| {
+        rig.recorder.needs_reset.load(SeqCst)
+    });
     rig.rng.reset();
     assert_eq!(rig.used(), 0);
     // A buffer outside memory.
     let mut rig = Rig::new();
     rig.offer(&[descriptor(MEMORY as u64 - 8, 64, WRITE, 0)], &[0]);
     rig.activate().write(1).unwrap();
-    rig.wait("a reset is needed", |rig| rig.told.needs_reset.load(SeqCst));
+    rig.wait("a reset is needed", |rig| {
+        rig.recorder.needs_reset.load(SeqCst)
+    });
     rig.rng.reset();
 }
 
@@ -199,7 +205,7 @@ fn an_endless_chain_ends() {
     rig.activate().write(1).unwrap();
     rig.wait("an answer", |rig| rig.used() == 1);
     assert_eq!(rig.used_len(0), 64, "a byte for each turn");
-    // A table of empty descriptors, and one that is not a table.
+    // An indirect table of empty descriptors, and one of invalid length.
     let mut rig = Rig::new();
     let flags = VRING_DESC_F_INDIRECT as u16;
     let table = [0x8000, 0x8001].map(|len| descriptor(BUFFERS, len, flags, 0));
@@ -209,7 +215,7 @@ fn an_endless_chain_ends() {
     assert_eq!([0, 1].map(|at| rig.used_len(at)), [0, 0]);
 }
 
-/// Ticks of CPU that the threads named "rng" of this process used.
+/// Returns the ticks of CPU time that the threads named "rng" of this process used.
 fn ticks() -> u64 {
     let of_thread = |stat: String| -> Option<u64> {
         let (name, rest) = stat.rsplit_once(')')?;
@@ -226,7 +232,7 @@ fn ticks() -> u64 {
         .sum()
 }
 
-/// A guest that asks for as much as it can, without end.
+/// A guest that requests as much as it can, without end.
 #[test]
 fn a_greedy_guest_gets_so_much_a_second() {
     const TIME: Duration = Duration::from_millis(600);
@@ -240,7 +246,7 @@ fn a_greedy_guest_gets_so_much_a_second() {
     let begin = Instant::now();
     let before = ticks();
     while begin.elapsed() < TIME {
-        // All buffers are available again.
+        // Makes all buffers available again.
         rig.set_available(rig.used().wrapping_add(64));
         bell.write(1).unwrap();
         std::thread::sleep(Duration::from_micros(200));
@@ -252,7 +258,7 @@ fn a_greedy_guest_gets_so_much_a_second() {
         given > BURST_BYTES && given as f64 <= allowed,
         "{given} of {allowed} bytes"
     );
-    // A tick is 10 ms. Spinning would be 60.
+    // A tick is 10 ms. A busy loop would take 60.
     assert!(ticks() - before < 20, "{} ticks", ticks() - before);
     rig.rng.reset();
 }
@@ -264,7 +270,7 @@ fn what_can_not_be_served() {
         memory: rig.memory.clone(),
         features: 0,
         queues: vec![],
-        signals: rig.told.clone(),
+        signals: rig.recorder.clone(),
     };
     assert!(matches!(
         rig.rng.activate(activation),
@@ -279,12 +285,12 @@ fn what_can_not_be_served() {
     );
 }
 
-/// A bug of ours is to cost the guest its entropy, not its machine: a vCPU that resets the device
-/// does not wait for a thread that is gone.
+/// A panic of the device's thread must cost the guest its entropy, not its machine: a vCPU that
+/// resets the device does not wait for a thread that has ended.
 #[test]
 fn a_thread_that_died_keeps_nobody_waiting() {
     let mut rig = Rig::new();
-    rig.told.panics.store(true, SeqCst);
+    rig.recorder.panics.store(true, SeqCst);
     let bell = rig.activate();
     rig.offer(&[descriptor(BUFFERS, 64, WRITE, 0)], &[0]);
     bell.write(1).unwrap();

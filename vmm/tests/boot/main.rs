@@ -1,4 +1,4 @@
-//! Kernels of a few instructions under KVM: each way in, CPUID as a guest reads it, all CPUs.
+//! Kernels of a few instructions under KVM: each entry, CPUID as a guest reads it, all CPUs.
 mod payloads;
 
 use std::{
@@ -13,8 +13,8 @@ use slipgate_vmm::{
     machine::{Machine, MachineConfig, Outcome, SerialIo},
 };
 
-/// Runs a kernel to its end; returns how that was and what came over the serial line. `None` on a
-/// machine without KVM.
+/// Runs a kernel to its end. Returns the outcome and the text from the serial line; `None` on a
+/// host without KVM.
 fn run(image: &[u8], cmdline: &str, cpus: u8, memory_bytes: u64) -> Option<(Outcome, String)> {
     let kvm = match File::options().read(true).write(true).open("/dev/kvm") {
         Ok(kvm) => kvm.into(),
@@ -83,7 +83,7 @@ fn vmlinux_and_bzimage_are_entered_in_64_bit_mode_and_power_off() {
 
 #[test]
 fn memory_goes_on_behind_the_hole() {
-    // Nothing but what the kernel needs is touched.
+    // Only the memory that the kernel needs is touched.
     let image = payloads::pvh(payloads::echo());
     for bytes in [3072 * MIB, 3072 * MIB + 4096, 8192 * MIB] {
         if let Some((outcome, text)) = run(&image, "x", 1, bytes) {

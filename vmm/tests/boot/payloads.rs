@@ -7,15 +7,15 @@ use linux_loader::{
 };
 use vm_memory::ByteValued;
 
-/// Where the ELF images are loaded.
+/// Load address of the ELF images.
 const AT: u64 = 0x10_0000;
 
 // 32-bit code is entered with EBX at hvm_start_info, 64-bit code with RSI at boot_params. The
-// sections are never run here: they are bytes to copy.
+// sections never run in this process: their bytes are copied.
 global_asm!(
     ".pushsection .rodata",
     ".code32",
-    // The command line to the serial port, then a reset.
+    // Writes the command line to the serial port, then resets.
     "pvh_echo:",
     "mov esi, [ebx + 24]",
     "mov dx, 0x3f8",
@@ -29,7 +29,7 @@ global_asm!(
     "4: hlt",
     "jmp 4b",
     "pvh_echo_end:",
-    // How many CPUs CPUID tells of, as exit status.
+    // Exits with the number of CPUs by CPUID as status.
     "pvh_cpuid:",
     "mov eax, 1",
     "cpuid",
@@ -39,13 +39,13 @@ global_asm!(
     "2: hlt",
     "jmp 2b",
     "pvh_cpuid_end:",
-    // Starts all other CPUs, each of which counts itself; when they are as many as the first byte
-    // of the command line says, that is the exit status.
+    // Starts all other CPUs, each of which counts itself. When their number equals the first byte
+    // of the command line, it is the exit status.
     "pvh_smp:",
     "mov ebp, [ebx + 24]",
     "mov esp, 0xa000",
     "call 3f",
-    // For the others: in real mode, copied to 0x8000.
+    // Code of the other CPUs: real mode, copied to 0x8000.
     ".code16",
     "xor ax, ax",
     "mov ds, ax",
@@ -57,7 +57,7 @@ global_asm!(
     "mov edi, 0x8000",
     "mov ecx, 16",
     "rep movsb",
-    // INIT, then a start-up IPI with vector 8, to all but itself.
+    // INIT, then a start-up IPI with vector 8, to all other CPUs.
     "mov dword ptr [0xfee000f0], 0x1ff",
     "mov dword ptr [0xfee00300], 0xc4500",
     "mov dword ptr [0xfee00300], 0xc4608",
@@ -70,7 +70,7 @@ global_asm!(
     "jmp 5b",
     "pvh_smp_end:",
     ".code64",
-    // The command line to the serial port, then power-off.
+    // Writes the command line to the serial port, then powers off.
     "linux_echo:",
     "mov esi, [rsi + 0x228]",
     "mov dx, 0x3f8",
@@ -108,12 +108,12 @@ code!(cpuid, pvh_cpuid, pvh_cpuid_end);
 code!(smp, pvh_smp, pvh_smp_end);
 code!(linux_echo_code, linux_echo, linux_echo_end);
 
-/// An ELF with a PVH note.
+/// Returns an ELF with a PVH note.
 pub(crate) fn pvh(code: &[u8]) -> Vec<u8> {
     elf(code, true)
 }
 
-/// An ELF without: entered in 64-bit mode.
+/// Returns an ELF without a note, which is entered in 64-bit mode.
 pub(crate) fn vmlinux(code: &[u8]) -> Vec<u8> {
     elf(code, false)
 }
@@ -152,7 +152,7 @@ fn elf(code: &[u8], pvh: bool) -> Vec<u8> {
     .concat()
 }
 
-/// A bzImage, which is entered 512 bytes into its code.
+/// Returns a bzImage, which is entered 512 bytes into its code.
 pub(crate) fn bzimage(code: &[u8]) -> Vec<u8> {
     let setup = setup_header {
         setup_sects: 1,

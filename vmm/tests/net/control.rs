@@ -34,7 +34,7 @@ fn frame_to(mac: [u8; 6], number: u8) -> Vec<u8> {
     frame
 }
 
-/// Which of these addresses a frame gets through to.
+/// Returns those of four addresses whose frames pass the filter.
 fn let_through(rig: &mut Rig, peer: &OwnedFd) -> Vec<[u8; 6]> {
     let looked_at = |rig: &Rig| rig.pair().rx_frames + rig.dropped("rx_filtered");
     let before = looked_at(rig);
@@ -42,7 +42,7 @@ fn let_through(rig: &mut Rig, peer: &OwnedFd) -> Vec<[u8; 6]> {
         transmit(peer, &frame_to(mac, 1));
     }
     eventually("all were looked at", || looked_at(rig) == before + 4);
-    // Counted is not yet published.
+    // A frame is counted before it is published.
     let counted = rig.pair().rx_frames as u16;
     eventually("all are there", || rig.rx().used_idx_now() == counted);
     let mut through = Vec::new();
@@ -114,7 +114,7 @@ fn mac_tables_and_addresses_are_set() {
     assert_eq!(let_through(&mut rig, &peer), [MAC, OTHER, GROUP, BROADCAST]);
     assert_eq!(rig.command(1, 0, &mac_table(&[], &[GROUP])), OK);
     assert_eq!(let_through(&mut rig, &peer), [MAC, GROUP, BROADCAST]);
-    // Too many to keep: all of that kind.
+    // Too many addresses to keep: all of that kind pass.
     assert_eq!(rig.command(1, 0, &mac_table(&[[2; 6]; 100], &[])), OK);
     assert_eq!(let_through(&mut rig, &peer), [MAC, OTHER, BROADCAST]);
     assert_eq!(rig.command(1, 0, &mac_table(&[], &[])), OK);
@@ -227,7 +227,7 @@ fn queue_pairs_are_turned_on_and_off() {
     rig.queues[2].wait_used();
 }
 
-/// As many pairs as are promised.
+/// The largest number of pairs that is promised.
 #[test]
 fn sixteen_queue_pairs_carry_frames_each_and_a_seventeenth_is_refused() {
     const PAIRS: usize = 16;
@@ -240,7 +240,7 @@ fn sixteen_queue_pairs_carry_frames_each_and_a_seventeenth_is_refused() {
         assert_eq!(rig.queues.len(), 2 * PAIRS + 1);
         assert_eq!(rig.command(4, 0, &[PAIRS as u8 + 1, 0]), ERR);
         assert_eq!(rig.command(4, 0, &[PAIRS as u8, 0]), OK);
-        // All at once, both ways; what is in a frame says whose it is and which.
+        // All at once, both ways; a frame's content identifies its pair and its number.
         let content = |pair: usize, nth: u8| pair as u8 * BURST + nth;
         for (pair, peer) in peers.iter().enumerate() {
             for nth in 0..BURST {
@@ -381,7 +381,7 @@ fn no_thread_and_no_descriptor_stays_when_a_card_goes() {
     let number = ours.as_raw_fd();
     let rig = Rig::new(vec![ours], IoMethod::Auto);
     drop(rig);
-    // The io_uring instance lets go of it a little later than its own descriptor.
+    // The io_uring instance releases the socket a little later than its own descriptor.
     eventually("the socket is closed", || {
         matches!(nix::unistd::read(&peer, &mut [0; 1]), Ok(0))
     });

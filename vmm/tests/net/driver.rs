@@ -26,24 +26,24 @@ use vmm_sys_util::{
 
 pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 pub(crate) const HEADER: usize = 12;
-/// Ring features.
+/// Feature bits of the ring.
 pub(crate) const INDIRECT: u64 = 1 << 28;
 pub(crate) const EVENT_IDX: u64 = 1 << 29;
-/// Device features, by number.
+/// Feature bits of the device.
 pub(crate) const MRG_RXBUF: u64 = 1 << 15;
 pub(crate) const CTRL_VQ: u64 = 1 << 17;
 pub(crate) const MQ: u64 = 1 << 22;
 
 const MEMORY: usize = 192 << 20;
-/// Each queue's.
+/// Length of each queue's buffer area, bytes.
 const BUFFER_AREA: u64 = 0x40_0000;
 const RINGS: u64 = 0x1_0000;
-/// Where buffers may lie.
+/// Address of the buffer areas.
 pub(crate) const BUFFERS: u64 = 0x100_0000;
-/// Long enough for anything that is to happen.
+/// Longest wait for any event.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Interrupts, per queue.
+/// Interrupts by queue, and signals of the device.
 pub(crate) struct Interrupts {
     queues: Vec<(AtomicU64, EventFd)>,
     pub(crate) config: AtomicU64,
@@ -90,7 +90,7 @@ pub(crate) fn unconfined() -> ThreadSetup {
     Arc::new(|_| Ok(()))
 }
 
-/// A pair of connected sockets that keep messages apart.
+/// Returns a pair of connected sockets that preserve message boundaries.
 pub(crate) fn sockets() -> (OwnedFd, OwnedFd) {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt};
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
@@ -102,7 +102,7 @@ pub(crate) fn sockets() -> (OwnedFd, OwnedFd) {
 }
 
 impl Rig {
-    /// A card on these descriptors; the driver is not there yet.
+    /// Returns a card on these descriptors, not yet active.
     pub(crate) fn new(taps: Vec<OwnedFd>, io: IoMethod) -> Rig {
         let pairs = taps.len();
         let counters = NetCounters::new(pairs);
@@ -124,8 +124,8 @@ impl Rig {
         }
     }
 
-    /// A card with one pair on a socket; the driver is there and negotiated `features` of what was
-    /// offered. Also the other end.
+    /// Returns an active card with one pair on a socket, and the other socket. The driver
+    /// negotiates `features`, as far as they are offered.
     pub(crate) fn on_socket(io: IoMethod, features: u64, queue_size: u16) -> (Rig, OwnedFd) {
         let (ours, theirs) = sockets();
         let mut rig = Rig::new(vec![ours], io);
@@ -133,7 +133,7 @@ impl Rig {
         (rig, theirs)
     }
 
-    /// Brings the driver up with these of the features that are offered.
+    /// Activates the card with those of `features` that are offered.
     pub(crate) fn start(&mut self, features: u64, queue_size: u16) {
         self.features = self.net.features() & features;
         let count = self.net.queue_sizes().len();
@@ -198,7 +198,7 @@ impl Rig {
         queue.kick();
     }
 
-    /// Sends one frame from one buffer, header in front, and waits until it was given back.
+    /// Sends one frame from one buffer, header in front, and waits until the buffer was given back.
     pub(crate) fn send(&mut self, header: [u8; HEADER], frame: &[u8]) {
         self.add_on(1, &[&header[..], frame].concat());
         self.tx().kick();
@@ -235,7 +235,7 @@ impl Rig {
         self.pair().drops[reason]
     }
 
-    /// Sends a command on the control queue; its answer.
+    /// Sends a command on the control queue. Returns the answer.
     pub(crate) fn command(&mut self, class: u8, command: u8, data: &[u8]) -> u8 {
         let bytes = [&[class, command], data].concat();
         let at = self.control().next_buffer(8192);
@@ -257,7 +257,7 @@ impl Rig {
     }
 }
 
-/// Waits until it is so.
+/// Waits until a condition is true.
 pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !so() {
@@ -285,7 +285,7 @@ pub(crate) struct DriverQueue {
     kicked_idx: u16,
     pub(crate) used_idx: u16,
     next_buffer: u64,
-    /// First buffer of each chain by its head.
+    /// Address of each chain's first buffer, by the chain's head.
     pub(crate) buffers: BTreeMap<u16, u64>,
     pub(crate) notified: u64,
 }
@@ -325,7 +325,7 @@ impl DriverQueue {
         queue
     }
 
-    /// As the transport hands it over.
+    /// Returns the queue in the form in which the transport hands it over.
     pub(crate) fn enabled(&self) -> EnabledQueue {
         let mut queue = Queue::new(1024).unwrap();
         queue.set_size(self.size);
@@ -340,12 +340,12 @@ impl DriverQueue {
         }
     }
 
-    /// From now on chains go through indirect tables.
+    /// Uses indirect tables for chains from now on.
     pub(crate) fn use_indirect(&mut self) {
         self.indirect = true;
     }
 
-    /// An address for a buffer; the area is used again and again.
+    /// Returns an address for a buffer. Addresses are reused in turn.
     pub(crate) fn next_buffer(&mut self, bytes: u32) -> u64 {
         let area = BUFFERS + self.index as u64 * BUFFER_AREA;
         if self.next_buffer + u64::from(bytes) > area + BUFFER_AREA {
@@ -436,7 +436,7 @@ impl DriverQueue {
             .store(self.available_idx, Ordering::Release);
     }
 
-    /// Notifies, if the device wants it.
+    /// Notifies, if the device wants a notification.
     pub(crate) fn kick(&mut self) {
         fence(Ordering::SeqCst);
         let (old, new) = (self.kicked_idx, self.available_idx);
@@ -454,7 +454,7 @@ impl DriverQueue {
         }
     }
 
-    /// Address of a chain's first buffer, as its descriptor has it.
+    /// Returns the address of a chain's first buffer, from its descriptor.
     pub(crate) fn buffer_of(&self, head: u16) -> u64 {
         self.get(self.descriptors + 16 * u64::from(head))
     }
@@ -463,7 +463,7 @@ impl DriverQueue {
         self.half(self.used + 2).load(Ordering::Acquire)
     }
 
-    /// The next chain that was given back, and the bytes written.
+    /// Returns the next chain that was given back, and the bytes written to it.
     pub(crate) fn take_used(&mut self) -> Option<(u16, u32)> {
         if self.used_idx == self.used_idx_now() {
             return None;
@@ -483,14 +483,14 @@ impl DriverQueue {
         taken.unwrap()
     }
 
-    /// Asks for an interrupt when the used index passes this.
+    /// Asks for an interrupt when the used index passes `event`.
     pub(crate) fn set_used_event(&self, event: u16) {
         let at = self.available + 4 + 2 * u64::from(self.size);
         self.half(at).store(event, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
-    /// Without EVENT_IDX: asks for no interrupts.
+    /// Turns interrupts off or on, without EVENT_IDX.
     pub(crate) fn set_no_interrupt(&self, none: bool) {
         self.half(self.available)
             .store(none.into(), Ordering::Release);
@@ -498,7 +498,7 @@ impl DriverQueue {
     }
 }
 
-/// Reads one message; `None` when there is none now.
+/// Reads one message; `None` when none is waiting.
 pub(crate) fn receive(from: &OwnedFd) -> Option<Vec<u8>> {
     let mut bytes = vec![0; 70_000];
     match nix::unistd::read(from, &mut bytes) {

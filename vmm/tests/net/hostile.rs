@@ -1,5 +1,5 @@
-//! A driver that breaks the protocol. Each time: DEVICE_NEEDS_RESET, counted, the worker stops,
-//! and after a reset all is well.
+//! A driver that breaks the protocol. Each time the card sets DEVICE_NEEDS_RESET and counts it, the
+//! worker stops, and after a reset the card works.
 use slipgate_vmm::virtio::{VirtioDevice, net::IoMethod};
 use std::sync::atomic::Ordering;
 
@@ -17,7 +17,7 @@ fn frame() -> Vec<u8> {
     frame
 }
 
-/// What a hostile driver does with a queue.
+/// Action of a hostile driver on a queue.
 type Attack = fn(&mut Rig, usize);
 
 /// Writes one descriptor and makes it available.
@@ -114,7 +114,7 @@ fn a_broken_ring_needs_a_reset_and_harms_nobody_else() {
                 rig.add_on(3, &frame());
                 rig.queues[3].kick();
                 wait_receive(&peer_b);
-                // And this one after a reset.
+                // This pair works after a reset.
                 rig.net.reset();
                 rig.start(ALL, 64);
                 rig.send([0; HEADER], &frame()[HEADER..]);
@@ -174,8 +174,8 @@ fn the_same_buffer_twice_is_the_drivers_own_harm() {
 
 #[test]
 fn a_header_that_changes_after_the_check_is_not_sent() {
-    // The copy that was checked is what is sent: whatever the guest writes meanwhile, the peer
-    // sees one of the two headers whole, and never a bad one.
+    // The checked copy is what is sent: whatever the guest writes meanwhile, the peer sees one of
+    // the two headers whole, and never an invalid one.
     let (mut rig, peer) = Rig::on_socket(IoMethod::Auto, ALL, 64);
     let at = rig.tx().next_buffer(100);
     rig.write(at, &frame());

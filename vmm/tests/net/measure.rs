@@ -1,8 +1,8 @@
-//! What a frame costs from the guest's ring through the TAP and back into the guest's ring, by
-//! each method, at three lengths, with one and two pairs.
+//! Measures the cost of a frame from the guest's ring through the TAP and back into the guest's
+//! ring, by each method, at three lengths, with one and two pairs.
 //!
-//! The driver sleeps on its interrupts as a guest would, and there is a filter on the TAP that
-//! turns each frame around: see `tap`.
+//! The driver sleeps on its interrupts as a guest would, and a filter on the TAP turns each frame
+//! around: see `tap`.
 use std::{
     sync::{
         Arc,
@@ -26,7 +26,7 @@ use super::{
 const ALL: u64 = u64::MAX;
 const QUEUE: u16 = 1024;
 const RUN: Duration = Duration::from_millis(1_500);
-/// Buffers on their way at once, per pair: fewer than the TAP keeps frames, so that none is lost.
+/// Buffers in flight per pair: fewer than the TAP's queue holds, so that no frame is lost.
 const IN_FLIGHT: u32 = 768;
 
 struct Row {
@@ -48,7 +48,7 @@ fn cpu(clock: libc::clockid_t) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Keeps frames on their way until told to stop. CPU time used.
+/// Keeps frames in flight until `stop` is set. Returns the CPU time used.
 fn drive(
     rx: &mut DriverQueue,
     tx: &mut DriverQueue,
@@ -63,7 +63,7 @@ fn drive(
     ])
     .unwrap();
     let buffer_bytes: u32 = if frame_bytes > 2_000 { 4_096 } else { 1_536 };
-    // Each descriptor has its buffer for good.
+    // Each descriptor keeps its buffer.
     for index in 0..QUEUE {
         let at = rx.next_buffer(buffer_bytes);
         rx.descriptor(rx.descriptors, index, (at, buffer_bytes, 2, 0));
@@ -86,7 +86,7 @@ fn drive(
             free += 1;
         }
         while let Some((head, len)) = rx.take_used() {
-            // As a driver would, look at the frame.
+            // Reads from the frame, as a driver would.
             touched += rx.get::<u16>(rx.buffer_of(head)) as u64 + u64::from(len);
             flying = flying.saturating_sub(1);
             rx.offer(head);
@@ -106,12 +106,12 @@ fn drive(
             tx.kick();
             continue;
         }
-        // Interrupt for the next of either.
+        // Ask for an interrupt at the next used buffer of either queue.
         rx.set_used_event(rx.used_idx);
         tx.set_used_event(tx.used_idx.wrapping_add(64));
         if rx.used_idx == rx.used_idx_now() {
             sleeper.sleep(50);
-            // What was lost on the way does not come back.
+            // Lost frames do not come back.
             if rx.used_idx == rx.used_idx_now() && tx.used_idx == tx.used_idx_now() {
                 flying = 0;
             }
@@ -140,7 +140,7 @@ fn run(io: IoMethod, frame_bytes: usize, pairs: usize) -> Row {
     let begin = Instant::now();
     for pair in 0..pairs {
         let (mut rx, mut tx) = (queues.next().unwrap(), queues.next().unwrap());
-        // A flow for each pair.
+        // Each pair has a flow of its own.
         frame[35] = pair as u8;
         let at = tx.next_buffer(frame_bytes as u32 + 12);
         rig.write(at, &[&head[..], &frame].concat());
@@ -169,7 +169,7 @@ fn run(io: IoMethod, frame_bytes: usize, pairs: usize) -> Row {
         frames_per_s: frames / elapsed.as_secs_f64(),
         cpu_ns: (all - drivers).as_nanos() as f64 / frames,
         driver_ns: drivers.as_nanos() as f64 / frames,
-        // Out and in are two.
+        // A frame is counted once on its way out and once on its way in.
         syscalls: sum(|pair| pair.syscalls) / (frames + sum(|pair| pair.tx_frames)),
         interrupts: sum(|pair| pair.interrupts) / frames,
         kicks: sum(|pair| pair.kicks) / frames,

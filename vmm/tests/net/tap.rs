@@ -1,4 +1,4 @@
-//! A real TAP behind the card, in a network namespace of its own. What the guest sends comes back
+//! A real TAP behind the card, in a network namespace of its own. Frames from the guest come back
 //! to it: a filter on the TAP turns each frame around.
 use std::{
     fs::File,
@@ -16,7 +16,7 @@ use super::driver::{HEADER, MAC, Rig, unconfined};
 
 const ALL: u64 = u64::MAX;
 
-/// `queues` descriptors of one TAP, `tap0` of the namespace.
+/// Opens `queues` descriptors of one TAP, `tap0` of the namespace.
 pub(crate) fn open(ns: &NetNs, flags: libc::c_int, queues: usize) -> io::Result<Vec<OwnedFd>> {
     ns.run(|| (0..queues).map(|_| open_queue(flags)).collect())
 }
@@ -42,7 +42,8 @@ fn open_queue(flags: libc::c_int) -> io::Result<OwnedFd> {
 
 pub(crate) const USUAL: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
 
-/// A namespace with the TAP up and turning frames around. The TAP goes with the descriptors.
+/// Returns a namespace with a TAP that is up and turns frames around. The TAP is removed with its
+/// descriptors.
 pub(crate) fn turning(name: &str, queues: usize) -> (NetNs, Vec<OwnedFd>) {
     let ns = NetNs::new(name).unwrap();
     let multi = if queues > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
@@ -74,13 +75,13 @@ fn turn_around(ifindex: u32) -> io::Result<()> {
     load[8..16].copy_from_slice(&(program.as_ptr() as u64).to_ne_bytes());
     load[16..24].copy_from_slice(&(license.as_ptr() as u64).to_ne_bytes());
     let fd = bpf(BPF_PROG_LOAD, &load)?;
-    // SAFETY: the kernel has just made it.
+    // SAFETY: the kernel has just created it.
     let program = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut attach = [0_u8; 40];
     attach[..4].copy_from_slice(&ifindex.to_ne_bytes());
     attach[4..8].copy_from_slice(&program.as_raw_fd().to_ne_bytes());
     attach[8..12].copy_from_slice(&BPF_TCX_INGRESS.to_ne_bytes());
-    // Without a link it stays until the device goes.
+    // Without a link the program stays attached until the device is removed.
     bpf(BPF_PROG_ATTACH, &attach).map(drop)
 }
 
@@ -94,7 +95,7 @@ fn bpf(command: libc::c_int, attributes: &[u8]) -> io::Result<libc::c_int> {
     Ok(answer as libc::c_int)
 }
 
-/// A UDP datagram of so many bytes in all, its checksum to be completed.
+/// Returns a UDP datagram of `bytes` in all, with a checksum to be completed.
 pub(crate) fn datagram(bytes: usize) -> Vec<u8> {
     let mut frame = vec![0; bytes];
     frame[..6].copy_from_slice(&MAC);
@@ -108,7 +109,7 @@ pub(crate) fn datagram(bytes: usize) -> Vec<u8> {
     frame
 }
 
-/// A TCP segment of so many bytes in all.
+/// Returns a TCP segment of `bytes` in all.
 pub(crate) fn segment(bytes: usize) -> Vec<u8> {
     let mut frame = datagram(bytes);
     frame[23] = 6;
@@ -145,7 +146,7 @@ fn offloads_pass_both_ways_untouched() {
         ] {
             rig.send(header, &frame);
             let mut got = rig.receive();
-            // The kernel may say more or less of the headers' length; buffers were merged.
+            // The kernel may change the headers' length; buffers were merged.
             got[2..4].copy_from_slice(&header[2..4]);
             got[10..12].fill(0);
             assert_eq!(got[..HEADER], header);
@@ -164,7 +165,7 @@ fn header_ecn(mut header: [u8; HEADER]) -> [u8; HEADER] {
 #[test]
 fn a_guest_without_offloads_gets_segments_with_checksums() {
     require_root_and_tun!();
-    // It may send what it likes; what comes in is plain.
+    // The guest may send any offload; what it receives has none.
     const GUEST_SIDE: u64 = 1 << 1 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 54 | 1 << 55;
     let (_ns, taps) = turning("vmmnetplain", 1);
     let mut rig = Rig::new(taps, IoMethod::Auto);
@@ -224,7 +225,7 @@ fn queues_are_attached_to_the_tap_and_detached() {
     rig.start(ALL, 64);
 }
 
-/// The TAP gives a flow to the queue that it came by.
+/// The TAP gives a flow to the queue on which the flow's frames came.
 #[test]
 fn sixteen_queues_of_a_tap_have_each_its_own_flow() {
     require_root_and_tun!();
@@ -238,10 +239,10 @@ fn sixteen_queues_of_a_tap_have_each_its_own_flow() {
     }
     for pair in 0..PAIRS {
         let mut frame = datagram(100);
-        // Its own source port.
+        // A source port of its own.
         frame[34] = 0x20 + pair as u8;
         let bytes = [&[0; HEADER][..], &frame].concat();
-        // Where the first goes nobody has told the TAP yet.
+        // The TAP learns the queue of a flow from its first frame.
         let mut tries = 0;
         loop {
             rig.add_on(2 * pair + 1, &bytes);
@@ -264,8 +265,9 @@ fn sixteen_queues_of_a_tap_have_each_its_own_flow() {
     }
 }
 
-/// Each takes a lock of the whole host's, and a guest may reset its card as often as it likes. A
-/// flag that somebody else has changed meanwhile shows that the card did not set it again.
+/// Each setting takes a lock of the whole host, and a guest may reset its card as often as it
+/// likes. The queue that the test attaches meanwhile stays attached, which shows that the card did
+/// not detach it again.
 #[test]
 fn what_the_tap_has_been_told_is_not_told_again() {
     require_root_and_tun!();
@@ -308,8 +310,8 @@ fn a_tap_that_is_down_is_counted() {
 #[test]
 fn what_is_no_fitting_tap_is_refused() {
     require_root_and_tun!();
-    // A namespace for each: a child that another test forks holds every descriptor until its exec,
-    // so a TAP may outlive its file, and its name is not to be had with other flags.
+    // Each case has a namespace. A child that another test forks holds every descriptor until its
+    // exec, so a TAP may outlive its file, and its name can't be used with other flags meanwhile.
     let refusal = |namespace, flags, pairs| {
         let ns = NetNs::new(namespace).unwrap();
         let mut taps = open(&ns, flags, 1).unwrap();

@@ -1,4 +1,4 @@
-//! Frames, both ways, by each method.
+//! Frames in both directions, by each method.
 use slipgate_vmm::virtio::{VirtioDevice, net::IoMethod};
 
 use super::driver::{
@@ -9,7 +9,7 @@ const METHODS: [IoMethod; 2] = [IoMethod::Vectored, IoMethod::IoUring];
 const PLAIN: [u8; HEADER] = [0; HEADER];
 const ALL: u64 = u64::MAX;
 
-/// A frame of so many bytes, each its place's.
+/// Returns a frame of `bytes`. Each byte depends on its position.
 fn frame(bytes: usize) -> Vec<u8> {
     let mut frame: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
     frame[..6].copy_from_slice(&super::driver::MAC);
@@ -20,7 +20,7 @@ fn with_header(header: [u8; HEADER], frame: &[u8]) -> Vec<u8> {
     [&header[..], frame].concat()
 }
 
-/// What the guest sees in front of a frame in one buffer.
+/// Returns a frame as the guest receives it in one buffer, with its header.
 fn received(frame: &[u8]) -> Vec<u8> {
     let mut header = PLAIN;
     header[10] = 1;
@@ -219,7 +219,7 @@ fn a_checksum_flag_is_cleared_for_a_guest_that_did_not_ask_for_it() {
     }
 }
 
-/// The TAP may hold frames from before a reset, for a driver that took more.
+/// The TAP may hold frames from before a reset, made for a driver that accepted more.
 #[test]
 fn a_frame_that_the_guest_did_not_negotiate_is_dropped_and_counted() {
     const GUEST_CSUM: u64 = 1 << 1;
@@ -236,7 +236,7 @@ fn a_frame_that_the_guest_did_not_negotiate_is_dropped_and_counted() {
             assert_eq!(rig.dropped("rx_offload"), 1);
         }
     }
-    // With all of it, both pass.
+    // With all features, both pass.
     let (mut rig, peer) = Rig::on_socket(IoMethod::Auto, ALL, 64);
     rig.post(2, 2_000);
     for header in [checksum, gso] {
@@ -274,7 +274,7 @@ fn bad_frames_are_given_back_counted_and_never_sent() {
 fn what_the_tap_does_not_take_waits_in_order() {
     for io in METHODS {
         let (mut rig, peer) = Rig::on_socket(io, ALL, 64);
-        // Each is a fifteenth of what the socket holds.
+        // Each is a fifteenth of the socket's capacity.
         let mut sent = 0_u32;
         while sent < 60 {
             let mut bytes = frame(60_000);
@@ -298,7 +298,7 @@ fn interrupts_come_when_they_are_wanted_and_once_a_batch() {
     for event_idx in [false, true] {
         let features = if event_idx { ALL } else { ALL & !EVENT_IDX };
         let (mut rig, _peer) = Rig::on_socket(IoMethod::Auto, features, 256);
-        // None wanted.
+        // No interrupt is wanted.
         if event_idx {
             rig.tx().set_used_event(0x7fff);
         } else {
@@ -309,7 +309,7 @@ fn interrupts_come_when_they_are_wanted_and_once_a_batch() {
         }
         eventually("they are counted", || rig.pair().interrupts_suppressed == 4);
         assert_eq!(rig.interrupts.count(1), 0);
-        // One wanted, for the last of a batch.
+        // One interrupt is wanted, for the last of a batch.
         if event_idx {
             let last = rig.tx().available_idx + 31;
             rig.tx().set_used_event(last);

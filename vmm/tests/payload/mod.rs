@@ -1,10 +1,10 @@
-//! Tiny guests: a few 32-bit instructions behind a PVH entry, written here byte by byte.
+//! Guests of a few 32-bit instructions behind a PVH entry, assembled by hand.
 #![allow(dead_code)] // Each test file uses its part.
 
-/// Where the code is loaded and entered.
+/// Address at which the code is loaded and entered.
 pub(crate) const ENTRY: u32 = 0x10_0000;
 
-/// 32-bit protected-mode code without paging, flat segments, no IDT.
+/// Code for 32-bit protected mode without paging, with flat segments and no IDT.
 #[derive(Clone, Default)]
 pub(crate) struct Code(Vec<u8>);
 
@@ -13,40 +13,40 @@ impl Code {
         Self::default()
     }
 
-    /// Appends instructions as they are.
+    /// Appends the bytes of instructions.
     pub(crate) fn raw(mut self, bytes: &[u8]) -> Self {
         self.0.extend_from_slice(bytes);
         self
     }
 
-    /// `mov dx, port; mov al, byte; out dx, al`
+    /// Appends `mov dx, port; mov al, byte; out dx, al`.
     pub(crate) fn out(self, port: u16, byte: u8) -> Self {
         self.port(port).raw(&[0xb0, byte, 0xee])
     }
 
-    /// `mov edx, port`
+    /// Appends `mov edx, port`.
     pub(crate) fn port(self, port: u16) -> Self {
         self.raw(&[0xba]).raw(&u32::from(port).to_le_bytes())
     }
 
-    /// `mov eax, [address]`
+    /// Appends `mov eax, [address]`.
     pub(crate) fn load(self, address: u32) -> Self {
         self.raw(&[0xa1]).raw(&address.to_le_bytes())
     }
 
-    /// `mov eax, value`
+    /// Appends `mov eax, value`.
     pub(crate) fn eax(self, value: u32) -> Self {
         self.raw(&[0xb8]).raw(&value.to_le_bytes())
     }
 
-    /// `mov dword [address], value`
+    /// Appends `mov dword [address], value`.
     pub(crate) fn store(self, address: u32, value: u32) -> Self {
         self.raw(&[0xc7, 0x05])
             .raw(&address.to_le_bytes())
             .raw(&value.to_le_bytes())
     }
 
-    /// Stores code (or anything) at an address, four bytes at a time.
+    /// Appends stores of code or data to an address, four bytes at a time.
     pub(crate) fn place(mut self, address: u32, bytes: &[u8]) -> Self {
         for (word, at) in bytes.chunks(4).zip((address..).step_by(4)) {
             let mut four = [0x90; 4];
@@ -56,7 +56,7 @@ impl Code {
         self
     }
 
-    /// Ends the machine with exit status 0 if EAX has this value, else with 1.
+    /// Appends an end of the machine: exit status 0 if EAX has this value, else 1.
     pub(crate) fn expect_eax(self, value: u32) -> Self {
         // cmp eax, value; setne al; mov edx, 0xf4; out dx, al
         self.raw(&[0x3d])
@@ -66,7 +66,7 @@ impl Code {
             .raw(&[0xee])
     }
 
-    /// Waits until the byte at an address has a value.
+    /// Appends a wait until the byte at an address has a value.
     pub(crate) fn await_byte(self, address: u32, value: u8) -> Self {
         // again: pause; cmp byte [address], value; jne again
         self.raw(&[0xf3, 0x90, 0x80, 0x3d])
@@ -74,17 +74,17 @@ impl Code {
             .raw(&[value, 0x75, 0xf5])
     }
 
-    /// `jmp $`
+    /// Appends a loop without end, `jmp $`.
     pub(crate) fn spin(self) -> Self {
         self.raw(&[0xeb, 0xfe])
     }
 
-    /// The address of what is appended next.
+    /// Returns the address of the next instruction.
     pub(crate) fn here(&self) -> u32 {
         ENTRY + self.0.len() as u32
     }
 
-    /// As an ELF image with the PVH note, for the life of the process.
+    /// Returns an ELF image with a PVH note, which lives as long as the process.
     pub(crate) fn image(&self) -> &'static [u8] {
         const HEADERS: u64 = 64 + 2 * 56;
         const NOTE: u64 = 20;
@@ -114,7 +114,7 @@ impl Code {
     }
 }
 
-/// A program header, all its permissions given.
+/// Appends a program header with all permissions.
 fn segment(elf: &mut Vec<u8>, kind: u32, rest: [u64; 6]) {
     elf.extend([kind, 7].iter().flat_map(|v| v.to_le_bytes()));
     elf.extend(rest.iter().flat_map(|v| v.to_le_bytes()));

@@ -14,7 +14,7 @@ use crate::{metadata, workspace::Workspace};
 const MARKS: [(char, &[&str]); 13] = [
     ('A', &["vmm/tests/net_allocation.rs"]),
     ('C', &["cli/", "broker/", "ipc/"]),
-    ('E', &["userspace-nat/src/engine/tests/"]),
+    ('E', &["userspace-nat/src/event_loop/tests/"]),
     ('G', &["tests/tests/guest/"]),
     ('K', &["ebpf/control/src/"]),
     ('M', &["vmm/src/"]),
@@ -141,7 +141,7 @@ fn misplaced(name: &str, marks: &str, tests: &Tests) -> Option<String> {
             .collect();
         let is_there = |path: &str| {
             // What is the engine's is not beside its source.
-            let is_engines = path.starts_with("userspace-nat/src/engine/tests/");
+            let is_engines = path.starts_with("userspace-nat/src/event_loop/tests/");
             let may_be = |folder: &&str| {
                 path.starts_with(*folder) && (!is_engines || folder.contains("engine"))
             };

@@ -6,7 +6,7 @@ fn known() -> Tests {
         ("a_guest_ends".to_owned(), at("tests/tests/e2e/ends.rs")),
         (
             "a_flow_ends".to_owned(),
-            at("userspace-nat/src/engine/tests/ends.rs"),
+            at("userspace-nat/src/event_loop/tests/ends.rs"),
         ),
         (
             "rfc1_one_is_two".to_owned(),
@@ -47,12 +47,12 @@ fn what_is_there_as_it_is_marked_is_right() {
 
 #[test]
 fn a_test_of_another_tier_is_named() {
-    let there = "`a_flow_ends` (X) is in userspace-nat/src/engine/tests/ends.rs";
+    let there = "`a_flow_ends` (X) is in userspace-nat/src/event_loop/tests/ends.rs";
     assert_wrong(
         "all is well\n`a_guest_ends`, `a_flow_ends` (X)",
         &[(2, there)],
     );
-    let beside = "`a_flow_ends` (U) is in userspace-nat/src/engine/tests/ends.rs";
+    let beside = "`a_flow_ends` (U) is in userspace-nat/src/event_loop/tests/ends.rs";
     assert_wrong("`a_flow_ends` (U)", &[(1, beside)]);
 }
 

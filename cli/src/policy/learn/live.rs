@@ -8,20 +8,26 @@
 use std::{
     io::{ErrorKind, Read as _},
     net::Shutdown,
-    os::{fd::AsFd as _, unix::net::UnixStream},
+    os::{
+        fd::{AsFd as _, BorrowedFd},
+        unix::net::UnixStream,
+    },
     path::Path,
     time::Duration,
 };
 
 use anyhow::{Context as _, bail};
+use slipgate_ipc::{
+    client::{ClientAnswer, ClientRequest, Target},
+    engine::EngineRequest,
+};
 
 use slipgate_policy::tools::flow_log::{Reader, Seen};
 
 use super::Wait;
 use crate::{
     args::LearnArgs,
-    control::ask_each,
-    control_socket::{Answer, Request},
+    brokers::{ANOTHER_ANSWER, ask_each, of_engine},
     log::say,
 };
 
@@ -42,11 +48,15 @@ pub(super) fn listen(
 ) -> anyhow::Result<Reader> {
     // ^C is to print what was learnt, from now on.
     let mut wait = Wait::begin(args)?;
-    let listening = Request::Listen { vm: vm.to_owned() };
-    let mut records = Records::of(ask(&args.pin_dir, &listening, vm)?);
-    let opening = Request::Open { vm: vm.to_owned() };
+    let stream = ask(&args.pin_dir, vm, |to| {
+        of_engine(Target::Vm(vm.to_owned()), EngineRequest::Record { to })
+    })?;
+    let mut records = Records::of(stream);
     let open = match args.open {
-        true => Some(ask(&args.pin_dir, &opening, vm)?),
+        true => Some(ask(&args.pin_dir, vm, |lifeline| ClientRequest::Open {
+            vm: vm.to_owned(),
+            lifeline,
+        })?),
         false => None,
     };
     say(format_args!(
@@ -87,11 +97,15 @@ fn close(mut open: UnixStream, vm: &str) -> anyhow::Result<()> {
 }
 
 /// Has the broker that serves the VM do it with a socket; our end of that.
-fn ask(pin_dir: &Path, request: &Request, vm: &str) -> anyhow::Result<UnixStream> {
+fn ask(
+    pin_dir: &Path,
+    vm: &str,
+    request: impl for<'f> FnOnce(BorrowedFd<'f>) -> ClientRequest<BorrowedFd<'f>>,
+) -> anyhow::Result<UnixStream> {
     let (ours, theirs) = UnixStream::pair().context("making a pair of sockets")?;
-    match ask_each(pin_dir, request, Some(theirs.as_fd()))? {
-        Ok(Answer::Done) => Ok(ours),
-        Ok(_) => bail!("an answer to another question: the broker is of another version"),
+    match ask_each(pin_dir, &request(theirs.as_fd()))? {
+        Ok(ClientAnswer::Done) => Ok(ours),
+        Ok(_) => bail!(ANOTHER_ANSWER),
         Err(asked) => Err(asked.error(vm)),
     }
 }

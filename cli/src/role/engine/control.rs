@@ -2,19 +2,23 @@
 use std::{
     fs::File,
     io,
-    net::{SocketAddr, SocketAddrV4},
     os::fd::{AsFd, BorrowedFd},
     rc::Rc,
 };
 
 use slipgate_abi::Protocol;
-use slipgate_policy::Destination;
+use slipgate_ipc::{
+    channel::{Channel, Received, read_memory_file},
+    engine::{EngineReply, EngineRequest, FromEngine, Policies, Subject, ToEngine, WhyAnswer},
+};
+use slipgate_policy::{Destination, PolicySet};
 use userspace_nat::{
     clock::SECOND_NS,
-    engine::{CaptureRequest, Control, ControlMessage, ControlReply, Reload, Why},
+    control::{Control, ControlMessage, ControlReply, Reload, Why},
+    observe::CaptureRequest,
 };
 
-use crate::channel::{Channel, NetworkView, Policies, Received, ToBroker, ToEngine, WhyAnswer};
+use super::convert;
 
 /// Most of a text in an answer, bytes of JSON; an answer has a few.
 const TEXT_BYTES: usize = 8 * 1_024;
@@ -29,97 +33,86 @@ impl BrokerChannel {
     pub(super) fn new(channel: Rc<Channel>) -> Self {
         Self { channel }
     }
+
+    fn reply(&self, message: FromEngine) -> io::Result<()> {
+        self.channel.send(message).map_err(io::Error::other)
+    }
 }
 
 impl Control for BrokerChannel {
     fn recv(&mut self) -> io::Result<Option<ControlMessage>> {
         loop {
-            match self
-                .channel
-                .try_receive::<ToEngine>()
-                .map_err(io::Error::other)?
-            {
+            let message = match self.channel.try_receive().map_err(io::Error::other)? {
                 Received::Nothing => return Ok(None),
                 Received::End => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Received::Message(ToEngine::FlowLog, mut fds) => {
-                    if let Some(file) = fds.pop().map(File::from) {
-                        let writer: Box<dyn io::Write + Send> = Box::new(file);
-                        return Ok(Some(ControlMessage::FlowLog(Some(writer))));
+                Received::Message(message) => message,
+            };
+            let message = match message {
+                ToEngine::Request { id, about, request } => match asked(id, about, request) {
+                    Ok(message) => message,
+                    Err(why) => {
+                        let reply = EngineReply::Refused { why };
+                        self.reply(FromEngine::Reply { id, reply })?;
+                        continue;
                     }
+                },
+                ToEngine::Vm(spec) => ControlMessage::Vm(convert::vm(spec)),
+                ToEngine::Network(view) => convert::network(view),
+                ToEngine::Resolvers(all) => convert::resolvers(all),
+                ToEngine::ReservedPorts(ports) => convert::reserved(ports),
+                ToEngine::FlowLog(file) => {
+                    ControlMessage::FlowLog(Some(Box::new(File::from(file))))
                 }
-                Received::Message(ToEngine::Policies(policies), _) => {
-                    return reload(*policies).map(Some);
-                }
-                Received::Message(ToEngine::Pcap, mut fds) => {
-                    if let Some(file) = fds.pop().map(File::from) {
-                        return Ok(Some(ControlMessage::Pcap(Box::new(file))));
-                    }
-                }
-                Received::Message(
-                    ToEngine::Capture {
-                        request,
-                        what: subject,
-                        packets,
-                        seconds,
-                    },
-                    mut fds,
-                ) => {
-                    if let Some(to) = fds.pop() {
-                        let lasts_ns = seconds.map(|s| s.saturating_mul(SECOND_NS));
-                        let capture = CaptureRequest {
-                            subject,
-                            to,
-                            packets,
-                            lasts_ns,
-                        };
-                        return Ok(Some(ControlMessage::Capture { request, capture }));
-                    }
-                }
-                Received::Message(ToEngine::Listen { request, row }, mut fds) => {
-                    if let Some(to) = fds.pop() {
-                        return Ok(Some(ControlMessage::Listen { request, row, to }));
-                    }
-                }
-                Received::Message(message, _) => {
-                    if let Some(message) = translate(message) {
-                        return Ok(Some(message));
-                    }
-                }
-            }
+                ToEngine::Pcap(file) => ControlMessage::Pcap(Box::new(File::from(file))),
+                ToEngine::Policies(policies) => reload(*policies)?,
+                ToEngine::Ping { id } => ControlMessage::Sync { request: id },
+                ToEngine::Shutdown(exit) => ControlMessage::Shutdown(convert::on_exit(exit)),
+                // Of the start, which is over.
+                ToEngine::Start(_) | ToEngine::Forwards(_) | ToEngine::Begin => continue,
+            };
+            return Ok(Some(message));
         }
     }
 
     fn send(&mut self, reply: ControlReply) -> io::Result<()> {
-        let message = match reply {
-            ControlReply::Why { request, answer } => ToBroker::Why {
-                request,
-                answer: why(answer),
-            },
-            ControlReply::Names { request, page } => ToBroker::Names { request, page },
+        let done = |refused: Option<String>| match refused {
+            None => EngineReply::Done,
+            Some(why) => EngineReply::Refused { why },
+        };
+        let (id, reply) = match reply {
             ControlReply::Applied {
                 request,
                 cut,
                 kept,
                 left,
-            } => ToBroker::Applied {
-                request,
-                cut,
-                kept,
-                left,
-            },
-            ControlReply::Cut { request, flows } => ToBroker::Cut { request, flows },
-            ControlReply::Capturing { request, refused } => ToBroker::Capturing {
-                request,
-                refused: refused.map(|why| why.to_string()),
-            },
-            ControlReply::Listening { request, refused } => ToBroker::Listening {
-                request,
-                refused: refused.map(|why| why.to_string()),
-            },
-            ControlReply::Thawed { request } => ToBroker::Thawed { request },
-            ControlReply::Synced { request, .. } => ToBroker::Answered { request },
+            } => {
+                return self.reply(FromEngine::Applied {
+                    id: request,
+                    cut,
+                    kept,
+                    left,
+                });
+            }
+            ControlReply::Synced { request, .. } => {
+                return self.reply(FromEngine::Pong { id: request });
+            }
+            ControlReply::Why { request, answer } => (request, EngineReply::Why(why(answer))),
+            ControlReply::Names { request, page } => {
+                (request, EngineReply::Inventory(convert::inventory(page)))
+            }
+            ControlReply::Cut { request, flows } => {
+                let cut = flows.map(|flows| EngineReply::Cut { flows });
+                (request, cut.unwrap_or(EngineReply::UnknownFlow))
+            }
+            ControlReply::Capturing { request, refused } => {
+                (request, done(refused.map(|why| why.to_string())))
+            }
+            ControlReply::Listening { request, refused } => {
+                (request, done(refused.map(|why| why.to_string())))
+            }
+            ControlReply::Thawed { request } => (request, EngineReply::Done),
         };
-        self.channel.send(&message, &[]).map_err(io::Error::other)
+        self.reply(FromEngine::Reply { id, reply })
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
@@ -127,90 +120,87 @@ impl Control for BrokerChannel {
     }
 }
 
-/// `None`: a message of the start, or a question that makes no sense.
-fn translate(message: ToEngine) -> Option<ControlMessage> {
-    Some(match message {
-        ToEngine::Vm(spec) => ControlMessage::Vm(spec),
-        ToEngine::Network(view) => routes(view),
-        ToEngine::Resolvers(all) => resolvers(all),
-        ToEngine::ReservedPorts(ports) => reserved(ports),
-        ToEngine::Why {
+/// A request as the engine has it; or why it makes no sense.
+fn asked(
+    request: u64,
+    about: Option<Subject>,
+    asked: EngineRequest,
+) -> Result<ControlMessage, String> {
+    let vm = || match about {
+        Some(Subject::Vm { row }) => Ok(row),
+        _ => Err("that is asked of a VM"),
+    };
+    let flows = || about.map(convert::subject).ok_or("that is asked of flows");
+    Ok(match asked {
+        EngineRequest::Why(question) => ControlMessage::Why {
             request,
-            row,
-            address,
-            port,
-            protocol,
-            name,
-        } => ControlMessage::Why {
-            request,
-            row,
-            name,
+            row: vm()?,
+            name: question.name,
             to: Destination {
-                addr: address,
-                port,
-                protocol: Protocol::from_ip(protocol)?,
+                addr: question.address,
+                port: question.port,
+                protocol: Protocol::from_ip(question.protocol)
+                    .ok_or_else(|| format!("IP protocol {} has no flows", question.protocol))?,
             },
         },
-        ToEngine::Names { request, from } => ControlMessage::Names { request, from },
-        ToEngine::Cut { request, what } => ControlMessage::Cut { request, what },
-        ToEngine::Thaw { request, row } => ControlMessage::Thaw { request, row },
-        ToEngine::Ping { request } => ControlMessage::Sync { request },
-        ToEngine::Shutdown(exit) => ControlMessage::Shutdown(exit),
-        ToEngine::Start(_)
-        | ToEngine::Forwards(_)
-        | ToEngine::Begin
-        | ToEngine::FlowLog
-        | ToEngine::Pcap
-        | ToEngine::Policies(_)
-        | ToEngine::Capture { .. }
-        | ToEngine::Listen { .. } => return None,
+        EngineRequest::Inventory { from } => ControlMessage::Names { request, from },
+        EngineRequest::Thaw => ControlMessage::Thaw {
+            request,
+            row: vm()?,
+        },
+        EngineRequest::Cut => ControlMessage::Cut {
+            request,
+            what: flows()?,
+        },
+        EngineRequest::Capture {
+            to,
+            packets,
+            seconds,
+        } => ControlMessage::Capture {
+            request,
+            capture: CaptureRequest {
+                subject: flows()?,
+                to,
+                packets,
+                lasts_ns: seconds.map(|s| s.saturating_mul(SECOND_NS)),
+            },
+        },
+        EngineRequest::Record { to } => ControlMessage::Listen {
+            request,
+            row: vm()?,
+            to,
+        },
     })
 }
 
-/// The broker has compiled them before: an error is its fault.
+/// What the broker compiled: an error is its fault.
 fn reload(policies: Policies) -> io::Result<ControlMessage> {
+    let bytes = read_memory_file(policies.policies).map_err(io::Error::other)?;
     Ok(ControlMessage::Policies(Box::new(Reload {
-        request: policies.request,
-        policies: policies.policies.compile().map_err(io::Error::other)?,
+        request: policies.id,
+        policies: PolicySet::from_bytes(&bytes).map_err(io::Error::other)?,
         rule_base: policies.rule_base,
         local: policies.local,
-        vms: policies.vms,
+        vms: convert::vms(policies.vms),
         strictly: policies.strictly,
     })))
-}
-
-pub(super) fn routes(view: NetworkView) -> ControlMessage {
-    ControlMessage::Routes {
-        routes: view.routes,
-        local: view.local,
-        links: view.links,
-    }
-}
-
-pub(super) fn resolvers(all: Vec<SocketAddrV4>) -> ControlMessage {
-    ControlMessage::Resolvers(all.into_iter().map(SocketAddr::V4).collect())
-}
-
-pub(super) fn reserved(ports: Vec<(u8, u16)>) -> ControlMessage {
-    let known = |(protocol, port)| Some((Protocol::from_ip(protocol)?, port));
-    ControlMessage::ReservedPorts(ports.into_iter().filter_map(known).collect())
 }
 
 /// A packet has room for each of its texts, whatever rules and names are in them.
 fn why(answer: Why) -> WhyAnswer {
     WhyAnswer {
         admitted: answer.admitted,
-        rule: cut(answer.rule),
+        rule: truncate_json(answer.rule),
         refusal: answer.refusal,
-        outcome: cut(answer.outcome),
-        explanation: cut(answer.explanation),
+        outcome: truncate_json(answer.outcome),
+        explanation: truncate_json(answer.explanation),
         via: answer.via,
         lacks_address: answer.lacks_address,
     }
 }
 
 /// The beginning of a text, of [`TEXT_BYTES`] at most as JSON.
-fn cut(mut text: String) -> String {
+fn truncate_json(mut text: String) -> String {
     const MARK: &str = " ...";
     let mut bytes = 0;
     let mut fits = 0;

@@ -1,5 +1,4 @@
 use super::*;
-use crate::channel::ToBroker;
 
 /// Whatever a rule's comment or a name's owner makes of it.
 #[test]
@@ -19,7 +18,11 @@ fn an_answer_of_any_length_goes_in_a_packet() {
         };
         let reply = ControlReply::Why { request: 7, answer };
         control.send(reply).unwrap();
-        let Some((ToBroker::Why { request: 7, answer }, _)) = broker.receive().unwrap() else {
+        let Some(FromEngine::Reply {
+            id: 7,
+            reply: EngineReply::Why(answer),
+        }) = broker.receive().unwrap()
+        else {
             panic!("no answer");
         };
         for shown in [answer.rule, answer.outcome, answer.explanation] {
@@ -34,5 +37,32 @@ fn an_answer_of_any_length_goes_in_a_packet() {
             assert!(long.starts_with(shown.strip_suffix(" ...").unwrap()));
         }
     }
-    assert_eq!(cut("short".into()), "short");
+    assert_eq!(truncate_json("short".into()), "short");
+}
+
+/// A broker of another version, or a mistake of its: who asked is told, and the engine serves on.
+#[test]
+fn a_request_about_nothing_that_it_can_be_asked_of_is_refused() {
+    let (broker, engine) = Channel::pair().unwrap();
+    let mut control = BrokerChannel::new(Rc::new(engine));
+    let about = Some(Subject::Flow {
+        slot: 1,
+        generation: 2,
+    });
+    for (id, about, request) in [
+        (1, about, EngineRequest::Thaw),
+        (2, None, EngineRequest::Cut),
+    ] {
+        let message = ToEngine::<std::os::fd::OwnedFd>::Request { id, about, request };
+        broker.send(message).unwrap();
+        assert!(control.recv().unwrap().is_none());
+        let reply = broker.receive::<FromEngine>().unwrap();
+        assert!(
+            matches!(
+                reply,
+                Some(FromEngine::Reply { id: of, reply: EngineReply::Refused { .. } }) if of == id
+            ),
+            "{reply:?}"
+        );
+    }
 }

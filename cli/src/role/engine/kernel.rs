@@ -13,13 +13,12 @@ use slipgate_abi::{
     rate::RateRef,
 };
 use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps, text_of};
+use slipgate_ipc::{channel::Channel, engine::FromEngine};
 use slipgate_policy::Described;
 use userspace_nat::{
     datapath::{FlowMap, Hop, InsertError, NameMap, RememberedName, Tables},
     stats::VmStats,
 };
-
-use crate::channel::{Channel, ToBroker};
 
 /// The flow map and the mapped arrays.
 #[derive(Debug)]
@@ -56,7 +55,7 @@ impl KernelDatapath {
     /// A next hop that nobody fills costs a neighbour look-up per packet, nothing worse: so an
     /// error here is the channel's reader's to find.
     fn ask_for_next_hops(&mut self) {
-        self.unasked = !matches!(self.broker.try_send(&ToBroker::NextHopsWanted), Ok(true));
+        self.unasked = !matches!(self.broker.try_send(FromEngine::NextHopsWanted), Ok(true));
     }
 }
 

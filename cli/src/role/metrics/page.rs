@@ -14,7 +14,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use slipgate_control::maps::ReadOnlyMaps;
-use userspace_nat::{engine::RelayedCounts, name_gate::NameCounts};
+use slipgate_ipc::engine::{NameCounts, RelayedCounts};
 
 use crate::show::stats::{self, VmStats, Which};
 

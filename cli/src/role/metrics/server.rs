@@ -19,13 +19,16 @@ use std::{
 use anyhow::Context as _;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use slipgate_control::maps::ReadOnlyMaps;
-use userspace_nat::{engine::RelayedCounts, name_gate::NameCounts};
+use slipgate_ipc::{
+    channel::{Channel, Received},
+    engine::{NameCounts, RelayedCounts},
+    metrics::{FromMetrics, ToMetrics},
+};
 
 use super::{
     http::{self, MAX_REQUEST, Wanted},
     page,
 };
-use crate::channel::{Channel, FromMetrics, Received, ToMetrics};
 
 /// Connections at once.
 const MOST_CLIENTS: usize = 32;
@@ -154,8 +157,8 @@ impl Server {
             match self.channel.try_receive::<ToMetrics>()? {
                 Received::Nothing => return Ok(true),
                 Received::End => return Ok(false),
-                Received::Message(ToMetrics::Start(_), _) => {}
-                Received::Message(ToMetrics::Names { page }, _) => {
+                Received::Message(ToMetrics::Start(_)) => {}
+                Received::Message(ToMetrics::Inventory(page)) => {
                     let Some(asking) = &mut self.asking else {
                         continue;
                     };
@@ -167,8 +170,8 @@ impl Server {
                     let next = page.next.filter(|_| vms_only);
                     let more = match next {
                         Some(from) if asking.pages < MOST_PAGES => {
-                            let ask = FromMetrics::Names { from };
-                            self.channel.try_send(&ask).unwrap_or(false)
+                            let ask = FromMetrics::Inventory { from };
+                            self.channel.try_send(ask).unwrap_or(false)
                         }
                         _ => false,
                     };
@@ -279,7 +282,7 @@ impl Server {
             _ => {}
         }
         if self.asking.is_none() {
-            let asked = self.channel.try_send(&FromMetrics::Names { from: 0 });
+            let asked = self.channel.try_send(FromMetrics::Inventory { from: 0 });
             if !asked.unwrap_or(false) {
                 self.make_page();
                 return self.page.as_ref().map(|(_, page)| page.clone());

@@ -2,21 +2,20 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde_json::Value;
+use slipgate_ipc::client::{ClientAnswer, ClientRequest, ask};
 
 use super::{
-    super::{
-        sockets,
-        table::{amount, table},
-    },
+    super::table::{amount, table},
     VmStats,
 };
-use crate::control_socket::{Answer, Request, ask};
+use crate::brokers::sockets;
 
 /// Counters by VM. Who may not ask sees none: the maps' are there all the same.
 pub(super) fn ask_all(pin_dir: &Path) -> BTreeMap<String, Value> {
     let mut machines = BTreeMap::new();
     for socket in sockets(pin_dir).unwrap_or_default() {
-        if let Ok(Answer::Machines { machines: some }) = ask(&socket, &Request::Machines) {
+        if let Ok(ClientAnswer::Machines { machines: some }) = ask(&socket, ClientRequest::Machines)
+        {
             machines.extend(some);
         }
     }

@@ -1,5 +1,5 @@
-//! Attachments as filters of the clsact qdisc, for kernels before 6.6, and for what must run behind
-//! all tcx links.
+//! Attachments as filters of the clsact qdisc: for kernels before 6.6, and for programs that must
+//! run after all tcx links.
 
 use std::{
     fs,
@@ -16,28 +16,28 @@ use netlink_packet_route::{
 use super::Program;
 use crate::{Error, Result, attach::program_id, bpf, netlink::Requests, paths};
 
-/// The first priority there is.
+/// Priority of the first filter.
 const FIRST: u32 = 1;
-/// The last one.
+/// Priority of the last filter.
 const LAST: u32 = 0xffff;
-/// "SG".
+/// Handle of slipgate's filters: "SG" in ASCII.
 const HANDLE: TcHandle = TcHandle {
     major: 0,
     minor: 0x5347,
 };
-/// `TC_H_CLSACT`.
+/// Parent of the qdisc: `TC_H_CLSACT`.
 const CLSACT: TcHandle = TcHandle {
     major: 0xffff,
     minor: 0xfff1,
 };
-/// `TC_H_CLSACT` with `TC_H_MIN_INGRESS`.
+/// Parent of ingress filters: `TC_H_CLSACT` with `TC_H_MIN_INGRESS`.
 const INGRESS: TcHandle = TcHandle {
     major: 0xffff,
     minor: 0xfff2,
 };
 const ETH_P_ALL: u16 = libc::ETH_P_ALL as u16;
 
-/// Makes or replaces the filter, then its note.
+/// Makes or replaces the filter, then pins its program as a record.
 pub(crate) fn attach(pin: &Path, fd: BorrowedFd<'_>, program: Program, ifindex: u32) -> Result<()> {
     let mut requests = Requests::open()?;
     let qdisc = message(
@@ -81,8 +81,8 @@ pub(crate) fn attach(pin: &Path, fd: BorrowedFd<'_>, program: Program, ifindex: 
     bpf::obj_pin(fd, pin).map_err(Error::os(format!("note it as {}", pin.display())))
 }
 
-/// Removes the filter; that it, the qdisc or the interface is gone is fine. The qdisc stays: it
-/// may carry others' filters.
+/// Removes the filter. A missing filter, qdisc or interface is no error. The qdisc stays: it may
+/// carry other filters.
 pub(crate) fn detach(program: Program, ifindex: u32) -> Result<()> {
     let mut filter = message(ifindex, HANDLE, INGRESS, TcFilterBpf::KIND);
     filter.header.info = filter_info(program);
@@ -119,7 +119,7 @@ const fn priority(program: Program) -> u32 {
     }
 }
 
-/// Priority and protocol, as `tcm_info` packs them.
+/// Packs priority and protocol as `tcm_info` has them.
 const fn filter_info(program: Program) -> u32 {
     (priority(program) << 16) | ETH_P_ALL.to_be() as u32
 }

@@ -10,7 +10,7 @@ use aya_obj::generated::bpf_link_type;
 
 use crate::{Error, Result, attach::program_id, bpf, paths};
 
-/// Puts the program under the link pinned there, or makes and pins one.
+/// Replaces the program of the pinned link, or makes and pins a link.
 pub(crate) fn attach(
     pin: &Path,
     program: BorrowedFd<'_>,
@@ -27,8 +27,8 @@ pub(crate) fn attach(
     bpf::obj_pin(link.as_fd(), pin).map_err(Error::os(format!("pin it as {}", pin.display())))
 }
 
-/// Puts the program under the link pinned there, unless it is there already or the link is
-/// defunct. The pin stays: it is the link's, not the program's.
+/// Replaces the program of the pinned link, unless it has that program already or is defunct. The
+/// pin stays: it is that of the link, not of the program.
 pub(crate) fn replace(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> Result<()> {
     let link = open(pin)?;
     let (prog_id, target) = info(link.as_fd(), pin)?;
@@ -41,7 +41,7 @@ pub(crate) fn replace(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> Resu
     )))
 }
 
-/// Whether the program is under the link pinned there, and that on the interface.
+/// Whether the pinned link has this program and is attached to the interface.
 pub(crate) fn is_attached(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> bool {
     let is = || -> Result<bool> {
         let (prog_id, target) = info(open(pin)?.as_fd(), pin)?;
@@ -50,7 +50,7 @@ pub(crate) fn is_attached(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> 
     pin.exists() && is().unwrap_or(false)
 }
 
-/// The ifindex of the link's interface; 0 when that is gone.
+/// Returns the index of the link's interface; 0 if the interface is gone.
 pub(crate) fn target(pin: &Path) -> Result<u32> {
     Ok(info(open(pin)?.as_fd(), pin)?.1)
 }

@@ -16,8 +16,8 @@ use crate::testing::{datapath, in_netns, run};
 
 const PORT: u16 = 7_777;
 
-/// A UDP datagram from the guest to the host's own address on the TAP, which the stack delivers
-/// unless a program keeps it from it.
+/// Returns a UDP datagram from the guest to the host's own address on the TAP. The stack delivers
+/// it unless a program drops it.
 fn frame(tap_mac: [u8; 6]) -> Vec<u8> {
     let mut ip = vec![
         0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0, 10, 9, 9, 2, 10, 9, 9, 1,

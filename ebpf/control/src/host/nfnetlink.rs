@@ -1,4 +1,4 @@
-//! What all questions to nftables share (`<linux/netfilter/nfnetlink.h>`).
+//! Requests to nftables (`<linux/netfilter/nfnetlink.h>`).
 
 use std::io;
 
@@ -7,13 +7,13 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use super::none_when_unsupported;
 use crate::netlink::raw;
 
-/// `NFT_MSG_GETCHAIN`.
+/// Message type `NFT_MSG_GETCHAIN` of nftables.
 pub(super) const GET_CHAIN: u8 = 4;
-/// `NFT_MSG_GETRULE`.
+/// Message type `NFT_MSG_GETRULE` of nftables.
 pub(super) const GET_RULE: u8 = 7;
 
-/// What `read` makes of each object, given its family and attributes; nothing where the kernel has no
-/// nftables.
+/// Dumps the objects of a kind and returns what `read` parses of each, given its family and
+/// attributes. The result is empty if the kernel has no nftables.
 pub(super) fn dump<T>(request: u8, read: impl Fn(u8, &[u8]) -> Option<T>) -> io::Result<Vec<T>> {
     const NFNL_SUBSYS_NFTABLES: u16 = 10;
     /// `struct nfgenmsg`: any family, version 0, no resource.
@@ -30,24 +30,24 @@ pub(super) fn dump<T>(request: u8, read: impl Fn(u8, &[u8]) -> Option<T>) -> io:
     none_when_unsupported(dumped.map(|()| found))
 }
 
-/// Whether a family's objects see IPv4: its own, or those of both families.
+/// Whether objects of a family see IPv4: those of IPv4, or of both families.
 pub(super) fn sees_ipv4(family: u8) -> bool {
     const NFPROTO_INET: u8 = 1;
     const NFPROTO_IPV4: u8 = 2;
     matches!(family, NFPROTO_INET | NFPROTO_IPV4)
 }
 
-/// The value of the first attribute of a kind.
+/// Returns the value of the first attribute of a type.
 pub(super) fn find(of: &[u8], wanted: u16) -> Option<&[u8]> {
     raw::attributes(of).find_map(|(kind, value)| (kind == wanted).then_some(value))
 }
 
-/// A number, which is in network order as all of nfnetlink.
+/// Decodes a number, which is in network byte order as in all of nfnetlink.
 pub(super) fn number(value: &[u8]) -> Option<u32> {
     value.first_chunk().map(|word| u32::from_be_bytes(*word))
 }
 
-/// A string, which may end in a zero.
+/// Decodes a string, which may end in a zero.
 pub(super) fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(value)
         .trim_end_matches('\0')

@@ -1,8 +1,8 @@
-//! The host's own source NAT: rules that masquerade, or give packets another source address.
+//! The host's own source NAT: rules that masquerade or change the source address of packets.
 //!
-//! It picks ports from the whole range where the packet's own is taken, and knows nothing of guests'
-//! flows, as these know nothing of it. A tuple that both have is the guest's: the answers to the
-//! host's connection arrive at the guest.
+//! It picks ports from the whole range if the packet's own is taken, and it and slipgate know
+//! nothing of each other's flows. If both have the same tuple, the guest's flow wins: the answers
+//! to the host's connection go to the guest.
 
 use std::{fs, io};
 
@@ -12,19 +12,19 @@ use crate::netlink::raw;
 /// A chain with a rule that translates source addresses.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct SourceNat {
-    /// Its table.
+    /// Table of the chain.
     pub table: String,
-    /// Its name.
+    /// Name of the chain.
     pub chain: String,
 }
 
-/// Where the kernel says which legacy tables there are, and which targets their rules may have.
+/// Files with the legacy tables, and with the targets that their rules may have.
 const LEGACY_TABLES: &str = "/proc/net/ip_tables_names";
 const LEGACY_TARGETS: &str = "/proc/net/ip_tables_targets";
 const TARGETS: [&str; 3] = ["MASQUERADE", "SNAT", "NETMAP"];
 
-/// All there are, of nftables, and whether legacy iptables may have some: which rules are in its
-/// tables the kernel does not say in words.
+/// Returns all such chains of nftables, and an entry for legacy iptables if it may have some: the
+/// kernel does not list the rules of its tables as text.
 pub(super) fn find() -> io::Result<Vec<SourceNat>> {
     let mut found = nfnetlink::dump(nfnetlink::GET_RULE, of_rule)?;
     let lines = |path| fs::read_to_string(path).unwrap_or_default();
@@ -43,7 +43,7 @@ fn of_legacy(tables: &str, targets: &str) -> Option<SourceNat> {
     })
 }
 
-/// The rule's chain, when the rule is one of IPv4 or both families and has such an expression.
+/// Returns the chain of a rule of IPv4 or both families that translates source addresses.
 fn of_rule(family: u8, attributes: &[u8]) -> Option<SourceNat> {
     const NFTA_RULE_TABLE: u16 = 1;
     const NFTA_RULE_CHAIN: u16 = 2;

@@ -1,4 +1,4 @@
-//! What the loaded programs are attached to.
+//! Attachments of the loaded programs.
 
 use std::{fs, os::fd::AsFd as _};
 
@@ -16,8 +16,11 @@ use crate::{
 };
 
 impl Datapath {
-    /// Attaches a TC program, or puts this build of it in the place of another. What the other
-    /// hook had of it is removed afterwards, so there is no moment without.
+    /// Attaches a TC program, or replaces another build of it. An attachment by the other hook is
+    /// removed afterwards, so that no packet meets no program.
+    ///
+    /// # Errors
+    /// The lock is not obtained, or the kernel refuses the attachment.
     pub fn attach(&self, program: Program, ifindex: u32, hook: Hook) -> Result<()> {
         let _lock = self.lock()?;
         let by = match hook {
@@ -53,7 +56,10 @@ impl Datapath {
         Ok(())
     }
 
-    /// Attaches the guard to an interface at XDP.
+    /// Attaches the guard to an interface by XDP.
+    ///
+    /// # Errors
+    /// The lock is not obtained, or the kernel or the driver refuses the attachment.
     pub fn attach_guard(&self, ifindex: u32, mode: XdpMode) -> Result<()> {
         const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
         const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
@@ -64,7 +70,7 @@ impl Datapath {
         };
         let fd = self.program(Program::Guard)?;
         let pin = self.paths.pin(&attached.pin_name());
-        // Looked at every few seconds: as long as all is well it takes no lock.
+        // Called every few seconds: while nothing has changed, it takes no lock.
         if link::is_attached(&pin, fd, ifindex) {
             return Ok(());
         }
@@ -79,14 +85,18 @@ impl Datapath {
         .map_err(|error| explain(error, Program::Guard, ifindex))
     }
 
-    /// Takes a program off an interface; whether it was there.
+    /// Detaches a program from an interface. Returns whether it was attached.
+    ///
+    /// # Errors
+    /// The lock is not obtained, or the program cannot be detached.
     pub fn detach(&self, program: Program, ifindex: u32) -> Result<bool> {
         let attachments = [AttachedBy::Link, AttachedBy::Clsact].map(|by| Attached {
             program,
             ifindex,
             by,
         });
-        // Nobody else attaches to what we serve: what is not there needs no lock.
+        // No other process attaches to an interface that this one serves: a missing pin needs no
+        // lock.
         let is_pinned = |attached: &Attached| self.paths.pin(&attached.pin_name()).exists();
         if !attachments.iter().any(is_pinned) {
             return Ok(false);
@@ -99,8 +109,11 @@ impl Datapath {
         Ok(found)
     }
 
-    /// Whether a program attached by tcx runs before all others at the interface: one attached in
-    /// front of it since might keep packets from it.
+    /// Whether a program attached by tcx runs before all others at the interface. One that was
+    /// attached in front of it since might withhold packets from it.
+    ///
+    /// # Errors
+    /// The kernel does not list the programs at the interface.
     pub fn is_first(&self, program: Program, ifindex: u32) -> Result<bool> {
         let ours = program_id(self.program(program)?)?;
         let programs = bpf::tcx_programs(ifindex).map_err(Error::os(format!(
@@ -109,14 +122,20 @@ impl Datapath {
         Ok(programs.first() == Some(&ours))
     }
 
-    /// What is attached, by the pins, defunct ones included.
+    /// Returns the pinned attachments, defunct ones included.
+    ///
+    /// # Errors
+    /// The pin directory cannot be read.
     pub fn attached(&self) -> Result<Vec<Attached>> {
         pinned(&self.paths)
     }
 
-    /// Removes the pins of attachments whose interface is gone; how many.
+    /// Removes the pins of attachments whose interface is gone. Returns how many.
+    ///
+    /// # Errors
+    /// The lock is not obtained, or a pin cannot be read or removed.
     pub fn remove_defunct(&self) -> Result<usize> {
-        // Most changes of links leave none, and need no lock.
+        // Most changes of links leave none: these need no lock.
         if !self.has_defunct()? {
             return Ok(0);
         }
@@ -133,7 +152,7 @@ impl Datapath {
 
     fn has_defunct(&self) -> Result<bool> {
         for attached in self.attached()? {
-            // One that another process removes just now is looked at with the lock.
+            // One that another process removes just now is examined under the lock.
             if !self.is_alive(attached).unwrap_or(false) {
                 return Ok(true);
             }
@@ -150,7 +169,7 @@ impl Datapath {
         })
     }
 
-    /// Puts this build's programs under every attachment that has another's. The caller holds the
+    /// Replaces the programs of every attachment that has another build's. The caller holds the
     /// lock.
     pub(crate) fn replace_attached(&self) -> Result<()> {
         for attached in self.attached()? {
@@ -167,13 +186,13 @@ impl Datapath {
         Ok(())
     }
 
-    /// Takes off everything; TAPs are taken down first, and engine ports removed. The caller holds
-    /// the lock and knows that no owner lives.
+    /// Removes all attachments. TAPs are brought down first, and engine ports removed. The caller
+    /// holds the lock and knows that no owner lives.
     pub(crate) fn detach_all(&self) -> Result<()> {
         for attached in self.attached()? {
             match (attached.program, Device::with_index(attached.ifindex)) {
                 (Program::GuestEgress | Program::GuestShut, Ok(tap)) => tap.set_up(false)?,
-                // An index that came again is somebody else's device.
+                // A reused index may be another device.
                 (Program::EnginePort, Ok(port)) if is_port_device(port.name()) => {
                     netlink::remove_link(attached.ifindex, port.name())?;
                 }
@@ -190,7 +209,7 @@ impl Datapath {
             return Ok(false);
         }
         match attached.by {
-            // Dropping the pin is not enough while another process has the link open.
+            // Removing the pin does not detach the link while another process has it open.
             AttachedBy::Link => {
                 if let Ok(link) = bpf::obj_get(&pin) {
                     bpf::link_detach(link.as_fd())

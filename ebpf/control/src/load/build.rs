@@ -1,10 +1,10 @@
-//! Which build the pinned programs are of.
+//! Record of the build of the pinned programs.
 
 use std::{fs, os::fd::OwnedFd, path::PathBuf};
 
 use crate::{Error, Paths, Result, attach::Program, bpf, fingerprint::fingerprint, object, paths};
 
-/// The file that says which build the pinned programs are of, when all are of one.
+/// Returns the path of the file that records the build of the pinned programs, if all are of one.
 fn build_path(paths: &Paths) -> PathBuf {
     paths.run_dir.join(paths::BUILD_FILE)
 }
@@ -21,18 +21,18 @@ pub(super) fn is_this_build(paths: &Paths) -> bool {
         && Program::ALL.into_iter().all(pinned)
 }
 
-/// Notes that the pinned programs are of this build.
-pub(super) fn keep_build(paths: &Paths) -> Result<()> {
+/// Records that the pinned programs are of this build.
+pub(super) fn record_build(paths: &Paths) -> Result<()> {
     let path = build_path(paths);
     fs::write(&path, this_build()?).map_err(Error::os(format!("write {}", path.display())))
 }
 
-/// Before they change.
-pub(super) fn forget_build(paths: &Paths) -> Result<()> {
+/// Removes the record, before the programs change.
+pub(super) fn clear_build(paths: &Paths) -> Result<()> {
     paths::remove_if_there(&build_path(paths), |path| fs::remove_file(path)).map(drop)
 }
 
-/// The pinned programs.
+/// Opens the pinned programs.
 pub(super) fn open_programs(paths: &Paths) -> Result<Vec<(Program, OwnedFd)>> {
     Program::ALL
         .into_iter()

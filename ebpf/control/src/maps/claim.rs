@@ -1,4 +1,4 @@
-//! What processes take from each other's reach by compare-and-swap in mapped arrays.
+//! Claims of shared objects by compare-and-swap in mapped arrays: chunks of slots, and next hops.
 
 use std::{
     net::Ipv4Addr,
@@ -17,8 +17,9 @@ use slipgate_abi::{
 use super::SharedMaps;
 
 impl SharedMaps {
-    /// Takes a free chunk of slots for an owner, and says whether its slots have rested; `None` when
-    /// all are taken, or those that are left are kept for others ([`maps::may_claim_chunk`]).
+    /// Claims a free chunk of slots for an owner, and returns it with whether its slots have
+    /// rested. `None` if all are claimed, or the free ones are reserved for others
+    /// ([`maps::may_claim_chunk`]).
     pub fn claim_chunk(&self, owner_row: u32, now_ns: u64) -> Option<(Range<u32>, bool)> {
         if !self.may_claim_chunk(owner_row, 0) {
             return None;
@@ -34,7 +35,7 @@ impl SharedMaps {
             .into_iter()
             .chain(others)
             .find(|(index, was)| self.exchange_chunk(*index, *was, Chunk::of(owner_row)))?;
-        // Several may have found room at once where there was some for one.
+        // Several processes may have found room at once for one chunk.
         if !self.may_claim_chunk(owner_row, 1) {
             self.exchange_chunk(index, Chunk::of(owner_row), was);
             return None;
@@ -42,16 +43,17 @@ impl SharedMaps {
         Some((self.chunk_slots(index), was.has_rested(now_ns)))
     }
 
-    /// Gives back a chunk of an owner's, by its first slot: no slot of it holds a flow, and all have
-    /// rested. Whether it was the owner's.
+    /// Releases a chunk of an owner's, by its first slot. None of its slots holds a flow, and all
+    /// have rested. Returns whether the chunk was the owner's.
     pub fn release_chunk(&self, owner_row: u32, first_slot: u32, now_ns: u64) -> bool {
         let index = first_slot / SLOTS_PER_CHUNK;
         self.exchange_chunk(index, Chunk::of(owner_row), Chunk::free_since(now_ns))
     }
 
-    /// Whether an owner may have another chunk, or might have had so many of those it has.
+    /// Whether an owner may have another chunk; or, with `just_claimed`, whether it was right to
+    /// claim so many of those it holds.
     fn may_claim_chunk(&self, owner_row: u32, just_claimed: u32) -> bool {
-        // A bit for each row that a chunk can name, whether or not `OWNERS` has it.
+        // A bit for each row that a chunk can name, whether or not it is in `OWNERS`.
         let mut owners = u128::from(self.owners()) | 1 << owner_row;
         let (mut free, mut held) = (0, 0);
         for index in 0..self.chunks() {
@@ -72,7 +74,7 @@ impl SharedMaps {
         chunk.is_some_and(|word| word.compare_exchange(from.0, to.0, AcqRel, Relaxed).is_ok())
     }
 
-    /// The chunks that are an owner's, as ranges of slots.
+    /// Returns the chunks of an owner, as ranges of slots.
     pub fn chunks_of(&self, owner_row: u32) -> Vec<Range<u32>> {
         (0..self.chunks())
             .filter(|index| self.chunk_owner(*index) == Some(owner_row))
@@ -80,17 +82,17 @@ impl SharedMaps {
             .collect()
     }
 
-    /// Moves a chunk from one owner to another; whether it was the first one's.
+    /// Moves a chunk from one owner to another. Returns whether it was the first one's.
     pub(crate) fn move_chunk(&self, index: u32, from: u32, to: u32) -> bool {
         self.exchange_chunk(index, Chunk::of(from), Chunk::of(to))
     }
 
-    /// Whose a chunk is.
+    /// Returns the owner of a chunk; `None` if it is free.
     pub(crate) fn chunk_owner(&self, index: u32) -> Option<u32> {
         Chunk(self.chunk(index)?.load(Acquire)).owner()
     }
 
-    /// How many chunks the slots make.
+    /// Returns the number of chunks of slots.
     pub(crate) fn chunks(&self) -> u32 {
         self.slots()
             .div_ceil(SLOTS_PER_CHUNK)
@@ -107,10 +109,10 @@ impl SharedMaps {
         start..(start + SLOTS_PER_CHUNK).min(self.slots())
     }
 
-    /// The owner's next hop by this interface and neighbour ([`Ipv4Addr::UNSPECIFIED`] where the
-    /// link has no neighbours) for routes of this MTU (0: of none): one it has, or a free one, not
-    /// valid yet, which [`crate::netlink::NextHops::refresh`] completes. `None` when all are taken:
-    /// use 0.
+    /// Claims a next hop of an owner for this interface and neighbour ([`Ipv4Addr::UNSPECIFIED`] if
+    /// the link has no neighbours) and routes of this MTU (0: none). Returns the index of one that
+    /// the owner has, or of a free one, not valid yet, which [`crate::netlink::NextHops::refresh`]
+    /// completes. `None` if all are claimed: use 0.
     pub fn claim_next_hop(
         &self,
         owner_row: u32,
@@ -143,7 +145,7 @@ impl SharedMaps {
         };
         let index = elements.clone().find(free)?;
         let hop = self.next_hop(index)?.as_ptr();
-        // A broker that is still at its last owner's does not put it into use.
+        // A broker that still completes the previous claim does not put it into use.
         self.next_hop(index)?.withdraw();
         // SAFETY: ours since the exchange; programs look at `sequence` (even) first, the broker at
         // `ifindex` first.
@@ -155,7 +157,7 @@ impl SharedMaps {
         Some(index)
     }
 
-    /// An owner's next hops.
+    /// Returns the indices of an owner's next hops.
     pub fn next_hops_of(&self, owner_row: u32) -> impl Iterator<Item = u32> + '_ {
         (1..MAX_NEXT_HOPS).filter(move |index| {
             self.next_hop(*index)
@@ -163,7 +165,7 @@ impl SharedMaps {
         })
     }
 
-    /// Frees a next hop. No slot may name it any more.
+    /// Releases a next hop. No slot may name it any more.
     pub fn free_next_hop(&self, index: u32) {
         let Some(hop) = self.next_hop(index) else {
             return;
@@ -173,7 +175,7 @@ impl SharedMaps {
         hop.owner().store(0, Release);
     }
 
-    /// The `ifindex` of a next hop that exists.
+    /// Returns the `ifindex` word of an existing next hop.
     pub(crate) fn hop_ifindex(&self, index: u32) -> &AtomicU32 {
         let hop: *mut NextHop = self
             .memory

@@ -1,4 +1,5 @@
-//! A `BPF_F_MMAPABLE` array, mapped: read and changed without system calls, by both sides.
+//! Mapped `BPF_F_MMAPABLE` arrays: programs and processes read and change them without system
+//! calls.
 
 use std::{
     io,
@@ -15,7 +16,7 @@ pub(crate) struct Mapped<T> {
     element: PhantomData<*mut T>,
 }
 
-// SAFETY: it only computes addresses; whoever reads or writes there answers for how.
+// SAFETY: it only computes addresses; the code that reads or writes there states its own reasons.
 unsafe impl<T> Send for Mapped<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Mapped<T> {}
@@ -28,10 +29,10 @@ pub(crate) enum Protection {
 }
 
 impl<T> Mapped<T> {
-    /// The kernel rounds each element up to eight bytes.
+    /// Distance of two elements, bytes: the kernel rounds each up to eight bytes.
     const STRIDE: usize = size_of::<T>().next_multiple_of(8);
 
-    /// Maps all of `map`, whose shape was checked to be an array of `elements` of `T`.
+    /// Maps all of `map`, which has been checked to be an array of `elements` of `T`.
     pub(crate) fn new(
         map: BorrowedFd<'_>,
         elements: u32,
@@ -71,7 +72,7 @@ impl<T> Mapped<T> {
         self.elements
     }
 
-    /// The element's address.
+    /// Returns the address of an element; `None` beyond the last.
     pub(crate) fn at(&self, index: u32) -> Option<*mut T> {
         (index < self.elements).then(|| {
             // SAFETY: within the mapping, as just checked.
@@ -84,7 +85,7 @@ impl<T> Mapped<T> {
         })
     }
 
-    /// Takes the mapping down.
+    /// Removes the mapping.
     ///
     /// # Safety
     /// No address in it is used any more.

@@ -1,4 +1,4 @@
-//! Descriptors of the maps: opened by their pins, and refused when they are not what is expected.
+//! Descriptors of the maps: opened by their pins, and verified.
 use std::{
     io::ErrorKind,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -12,7 +12,7 @@ use crate::{
     layout::{MAPS, MapName, Shape},
 };
 
-/// Opens every pin.
+/// Opens the pin of every map.
 pub(crate) fn open_pins(pin_dir: &Path) -> Result<Vec<OwnedFd>> {
     MapName::ALL
         .into_iter()
@@ -26,7 +26,8 @@ pub(crate) fn open_pins(pin_dir: &Path) -> Result<Vec<OwnedFd>> {
         .collect()
 }
 
-/// A pin is missing: there is nothing, or what is there is of a version that had no such map.
+/// Returns the error of a missing pin: nothing is pinned, or the maps are of a version without this
+/// map.
 fn none_there(pin_dir: &Path) -> Error {
     let meta = bpf::obj_get(&pin_dir.join(MapName::Meta.name()));
     let theirs = meta.ok().and_then(|meta| abi_version_of(meta.as_fd()));
@@ -42,8 +43,8 @@ fn none_there(pin_dir: &Path) -> Error {
     }
 }
 
-/// Refuses pinned maps of another version or shape. `slots`: what to expect; `None` takes what
-/// SLOTS has.
+/// Refuses pinned maps of another version or shape, and returns the number of slots. `slots`: the
+/// number expected; `None` accepts that of SLOTS.
 pub(crate) fn check_pinned(fds: &[OwnedFd], pin_dir: &Path, slots: Option<u32>) -> Result<u32> {
     let their_version = abi_version_of(fds[MapName::Meta as usize].as_fd()).unwrap_or(0);
     let shape =
@@ -75,20 +76,21 @@ pub(crate) fn check_pinned(fds: &[OwnedFd], pin_dir: &Path, slots: Option<u32>) 
     Ok(slots)
 }
 
-/// The version in META: its first word, in every version. `None` when it can't be read.
+/// Returns the version in META, which is its first word in every version. `None` if it cannot be
+/// read.
 pub(crate) fn abi_version_of(meta: BorrowedFd<'_>) -> Option<u32> {
     let shape = Shape::of(meta).ok()?;
     if shape.key != 4 || shape.value < 4 {
         return None;
     }
     let mut value = vec![0u8; shape.value as usize];
-    // SAFETY: key and value have the sizes that the kernel just told.
+    // SAFETY: key and value have the sizes that the kernel just reported.
     let found = unsafe { bpf::lookup(meta, [0u8; 4].as_ptr(), value.as_mut_ptr()) }.ok()?;
     let word = value.first_chunk::<4>().copied()?;
     found.then(|| u32::from_ne_bytes(word))
 }
 
-/// Checks that the descriptors are the maps, in order; how many slots there are.
+/// Checks that the descriptors are the maps, in order. Returns the number of slots.
 pub(super) fn check_descriptors(fds: &[OwnedFd]) -> Result<u32> {
     let wrong = |map: MapName, got: String, expected: String| Error::Descriptor {
         map: map.name(),

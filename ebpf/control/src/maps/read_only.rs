@@ -1,5 +1,5 @@
-//! The pinned maps for looking only: `slipgate flows` and `stats`. The memory can't be written, and
-//! no descriptor is kept, so nothing here can disturb a flow.
+//! Read-only access to the pinned maps, for `slipgate flows` and `stats`. The memory can't be
+//! written, and no descriptor is kept, so nothing here can disturb a flow.
 
 use std::{
     mem::offset_of, net::Ipv4Addr, os::fd::OwnedFd, path::Path, sync::atomic::Ordering::Acquire,
@@ -13,17 +13,17 @@ use slipgate_abi::{
 use super::{Memory, Protection, check_descriptors, check_pinned, open_pins, text_of};
 use crate::Result;
 
-/// The mapped arrays, read-only, as copies.
+/// The arrays, mapped read-only. Contents are returned as copies.
 #[derive(Debug)]
 pub struct ReadOnlyMaps {
     memory: Memory,
 }
 
-/// A flow at one moment.
+/// Copy of a flow's slot at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the fields are those of slipgate_abi::Slot")]
 pub struct SlotSnapshot {
-    /// Its index in `SLOTS`.
+    /// Index of the slot in `SLOTS`.
     pub index: u32,
     pub generation: u32,
     pub verdict: Verdict,
@@ -55,10 +55,13 @@ pub struct SlotSnapshot {
 }
 
 impl ReadOnlyMaps {
-    /// Opens what is pinned in `pin_dir`.
+    /// Opens the maps pinned in `pin_dir`.
+    ///
+    /// # Errors
+    /// A map is missing or cannot be opened, has another ABI version or shape, or cannot be mapped.
     pub fn open_pinned(pin_dir: &Path) -> Result<Self> {
-        // Descriptors opened for reading only can't be mapped shared, which the kernel asks for.
-        // The mapping is read-only for good, and the descriptors end here.
+        // The kernel refuses a shared mapping of a descriptor opened for reading only. The mapping
+        // is read-only for good, and the descriptors are closed here.
         let fds = open_pins(pin_dir)?;
         let slots = check_pinned(&fds, pin_dir, None)?;
         Ok(Self {
@@ -66,14 +69,18 @@ impl ReadOnlyMaps {
         })
     }
 
-    /// What slots and generations are unique within: another number whenever the maps are made.
+    /// Returns the number of this instance of the maps, drawn whenever they are made: slots and
+    /// generations are unique within it.
     pub fn instance(&self) -> u32 {
         let instance = offset_of!(maps::Meta, instance);
         self.memory.meta_word(instance).load(Acquire)
     }
 
-    /// From descriptors in the order of [`MapName::ALL`](crate::layout::MapName::ALL), which end
-    /// here.
+    /// Opens the maps by descriptors in the order of [`MapName::ALL`](crate::layout::MapName::ALL),
+    /// which are closed here.
+    ///
+    /// # Errors
+    /// A descriptor is not the expected map, or a map cannot be mapped.
     pub fn from_fds(fds: Vec<OwnedFd>) -> Result<Self> {
         let slots = check_descriptors(&fds)?;
         Ok(Self {
@@ -81,12 +88,12 @@ impl ReadOnlyMaps {
         })
     }
 
-    /// The flows that there are, in the order of their slots.
+    /// Returns all flows, in the order of their slots.
     pub fn flows(&self) -> impl Iterator<Item = SlotSnapshot> + '_ {
         (0..self.memory.slots.elements()).filter_map(|index| self.flow(index))
     }
 
-    /// A slot's flow; `None` when it is free, or changes hands just now.
+    /// Returns a slot's flow; `None` if the slot is free, or was reused during the call.
     pub fn flow(&self, index: u32) -> Option<SlotSnapshot> {
         let address = self.memory.slots.at(index)?;
         // SAFETY: an element of SLOTS, used only while `self` keeps it mapped; nothing below
@@ -124,60 +131,60 @@ impl ReadOnlyMaps {
             epoch: slot.epoch(),
             connect_us: slot.connect_us().load(Acquire),
         };
-        // A slot rests a second between two flows, so this catches whoever read across a change.
+        // A slot rests for a second between two flows, so this detects a read across a change.
         let unchanged = slot.generation().load(Acquire) == generation;
         (unchanged && verdict != Verdict::Free).then_some(flow)
     }
 
-    /// The VMs that there are, with their rows.
+    /// Returns all VMs with their rows.
     pub fn vms(&self) -> impl Iterator<Item = (u32, Vm)> + '_ {
         (1..self.memory.vms.elements())
             .filter_map(|row| Some((row, self.vm(row)?)))
             .filter(|(_, vm)| vm.id != 0)
     }
 
-    /// A VM's row as it is.
+    /// Returns a copy of a VM's row; `None` beyond the last.
     pub fn vm(&self, row: u32) -> Option<Vm> {
         // SAFETY: an element of VMS; integers and bytes have no invalid values.
         Some(unsafe { self.memory.vms.at(row)?.read_volatile() })
     }
 
-    /// A VM's drops.
+    /// Returns a VM's drop counters; `None` beyond the last row.
     pub fn drops(&self, row: u32) -> Option<DropCounters> {
         // SAFETY: an element of DROPS, all integers.
         Some(unsafe { self.memory.drops.at(row)?.read_volatile() })
     }
 
-    /// What userspace counted for a VM.
+    /// Returns a VM's counters of userspace; `None` beyond the last row.
     pub fn counters(&self, row: u32) -> Option<VmCounters> {
         // SAFETY: an element of COUNTERS, all integers.
         Some(unsafe { self.memory.counters.at(row)?.read_volatile() })
     }
 
-    /// How a VM is limited.
+    /// Returns a VM's rate limits; `None` beyond the last row.
     pub fn rates(&self, row: u32) -> Option<VmRates> {
         // SAFETY: an element of RATES, used only while `self` keeps it mapped; `get` only reads.
         Some(unsafe { RateRef::new(self.memory.rates.at(row)?) }.get())
     }
 
-    /// A next hop.
+    /// Returns a next hop; `None` beyond the last.
     pub fn next_hop(&self, index: u32) -> Option<NextHop> {
         // SAFETY: an element of NEXT_HOPS, all integers.
         Some(unsafe { self.memory.next_hops.at(index)?.read_volatile() })
     }
 
-    /// A row of OWNERS.
+    /// Returns a row of OWNERS; `None` beyond the last.
     pub fn owner(&self, row: u32) -> Option<maps::Owner> {
         // SAFETY: an element of OWNERS, all integers.
         Some(unsafe { self.memory.owners.at(row)?.read_volatile() })
     }
 
-    /// A rule's text.
+    /// Returns a rule's text; `None` beyond the last.
     pub fn rule(&self, index: u32) -> Option<String> {
         self.memory.rule(index)
     }
 
-    /// A VM's name.
+    /// Returns the name in a VM's row.
     pub fn name(vm: &Vm) -> String {
         text_of(&vm.name)
     }

@@ -1,4 +1,4 @@
-//! A hash or trie, reached by system calls on its descriptor.
+//! A hash or trie map, accessed by system calls on its descriptor.
 
 use std::{
     io,
@@ -11,10 +11,10 @@ use aya::Pod;
 
 use crate::{Error, Result, bpf};
 
-/// Entries asked for at a time. A hash answers whole buckets, so it must hold the longest.
+/// Entries requested at a time. A hash returns whole buckets, so the batch must hold the longest.
 const BATCH: u32 = 4_096;
 
-/// Keys `K` to values `V`. Safe to use from several threads and processes at once.
+/// A map from keys `K` to values `V`. Several threads and processes may use it at once.
 #[derive(Debug)]
 pub struct Table<K, V> {
     name: &'static str,
@@ -22,36 +22,36 @@ pub struct Table<K, V> {
     entry: PhantomData<fn(K) -> V>,
 }
 
-/// When an insertion may happen.
+/// Condition of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Insert {
-    /// Whether the key is there or not.
+    /// Insert or replace.
     Any = 0,
-    /// Only a new key: this arbitrates between processes.
+    /// Insert a new key only: this arbitrates between processes.
     New = 1,
-    /// Only over an existing key.
+    /// Replace the value of an existing key only.
     Existing = 2,
 }
 
-/// Why an insertion did not happen.
+/// Error of an insertion.
 #[derive(Debug, thiserror::Error)]
 pub enum InsertError {
-    /// [`Insert::New`], and the key is there.
+    /// [`Insert::New`], and the key exists.
     #[error("the key is there already")]
     Exists,
-    /// [`Insert::Existing`], and the key is not there.
+    /// [`Insert::Existing`], and the key does not exist.
     #[error("the key is not there")]
     Missing,
-    /// No room.
+    /// The map has no room.
     #[error("the map is full")]
     Full,
-    /// The kernel refused otherwise.
+    /// The kernel refused for another reason.
     #[error(transparent)]
     Os(#[from] io::Error),
 }
 
 impl<K: Pod + PartialEq, V: Pod> Table<K, V> {
-    /// `map` was checked to have this key and value size.
+    /// Creates the table of a map that has been checked to have this key and value size.
     pub(super) fn new(name: &'static str, map: OwnedFd) -> Self {
         Self {
             name,
@@ -60,7 +60,10 @@ impl<K: Pod + PartialEq, V: Pod> Table<K, V> {
         }
     }
 
-    /// The value of a key.
+    /// Returns the value of a key; `None` if the key does not exist.
+    ///
+    /// # Errors
+    /// The kernel refuses the look-up.
     pub fn get(&self, key: &K) -> Result<Option<V>> {
         let mut value = MaybeUninit::<V>::zeroed();
         // SAFETY: sizes as checked when the table was made.
@@ -76,8 +79,11 @@ impl<K: Pod + PartialEq, V: Pod> Table<K, V> {
         Ok(found.then(|| unsafe { value.assume_init() }))
     }
 
-    /// Inserts or replaces. Replacing swaps the element under running programs: meant for entries
-    /// whose value is not counted in.
+    /// Inserts or replaces an entry. A replacement swaps the element under running programs: it is
+    /// meant for values that are not used as counters.
+    ///
+    /// # Errors
+    /// The condition is not met, the map is full, or the kernel refuses.
     pub fn insert(&self, key: &K, value: &V, when: Insert) -> Result<(), InsertError> {
         // SAFETY: sizes as checked when the table was made.
         let done = unsafe {
@@ -91,22 +97,28 @@ impl<K: Pod + PartialEq, V: Pod> Table<K, V> {
         done.map_err(|error| match error.raw_os_error() {
             Some(libc::EEXIST) => InsertError::Exists,
             Some(libc::ENOENT) => InsertError::Missing,
-            // A hash says E2BIG, a trie ENOSPC; a preallocated hash whose free elements are on
-            // other CPUs' lists for a moment says ENOMEM.
+            // A hash returns E2BIG, a trie ENOSPC; a preallocated hash whose free elements are on
+            // other CPUs' lists for a moment returns ENOMEM.
             Some(libc::E2BIG | libc::ENOSPC | libc::ENOMEM) => InsertError::Full,
             _ => InsertError::Os(error),
         })
     }
 
-    /// Deletes a key; whether it was there.
+    /// Deletes a key. Returns whether it existed.
+    ///
+    /// # Errors
+    /// The kernel refuses the deletion.
     pub fn remove(&self, key: &K) -> Result<bool> {
         // SAFETY: sizes as checked when the table was made.
         unsafe { bpf::delete(self.map.as_fd(), std::ptr::from_ref(key).cast()) }
             .map_err(Error::os(format!("delete a key from {}", self.name)))
     }
 
-    /// All entries. What changes meanwhile may or may not be among them; what does not change is,
-    /// once.
+    /// Returns all entries. An entry that changes meanwhile may or may not be among them; one that
+    /// does not change is included once.
+    ///
+    /// # Errors
+    /// The kernel refuses the look-up.
     pub fn entries(&self) -> Result<Vec<(K, V)>> {
         self.entries_in_batches(BATCH)
             .map_err(Error::os(format!("read {}", self.name)))
@@ -163,7 +175,10 @@ impl<K: Pod + PartialEq, V: Pod> Table<K, V> {
         }
     }
 
-    /// Deletes every entry that `unwanted` says; how many.
+    /// Deletes every entry for which `unwanted` returns true. Returns how many.
+    ///
+    /// # Errors
+    /// The entries cannot be read, or one cannot be deleted.
     pub fn remove_if(&self, unwanted: impl Fn(&K, &V) -> bool) -> Result<usize> {
         let mut removed = 0;
         for (key, value) in self.entries()? {

@@ -1,4 +1,4 @@
-//! What the kernel knows of the network, as plain data. IPv4.
+//! State of the network as the kernel reports it, as plain data. IPv4 only.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,39 +7,39 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// One network namespace's network at one moment. Neighbours are not serialised: they are the
-/// broker's business.
+/// State of a network namespace at one moment. Neighbours are not serialized: only the broker needs
+/// them.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Network {
-    /// By ifindex.
+    /// Network devices, by ifindex.
     pub links: BTreeMap<u32, Link>,
-    /// In the kernel's order.
+    /// Addresses of the host, in the kernel's order.
     pub addresses: Vec<Address>,
-    /// Of the tables main and local; multipath routes by their first live hop.
+    /// Routes of the tables main and local. A multipath route has its first live next hop.
     pub routes: Vec<Route>,
-    /// By ifindex and address.
+    /// Neighbours, by ifindex and address.
     #[serde(skip)]
     pub neighbours: HashMap<(u32, Ipv4Addr), Neighbour>,
 }
 
-/// A network device.
+/// A network device (link).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Link {
-    /// Its index.
+    /// Index of the device.
     pub ifindex: u32,
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// The driver's kind, such as `veth` or `tun`; physical devices have none.
+    /// Kind of the driver, such as `veth` or `tun`; `None` for physical devices.
     pub kind: Option<String>,
     /// Whether it is up and has a carrier.
     pub up: bool,
-    /// L3 bytes.
+    /// MTU, L3 bytes.
     pub mtu: u32,
-    /// Its MAC address, when it has one.
+    /// MAC address, if it has one.
     pub mac: Option<[u8; 6]>,
     /// Whether its frames begin with an Ethernet header.
     pub has_l2: bool,
-    /// Whether it is the loopback.
+    /// Whether it is the loopback device.
     pub loopback: bool,
     /// Whether it resolves neighbours (no `IFF_NOARP`).
     pub arp: bool,
@@ -48,83 +48,83 @@ pub struct Link {
 /// An address of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Address {
-    /// The device.
+    /// Index of its device.
     pub ifindex: u32,
-    /// The host's own address.
+    /// Address of the host.
     pub address: Ipv4Addr,
     /// Length of the network's prefix.
     pub prefix_len: u8,
     /// The network's broadcast address.
     pub broadcast: Option<Ipv4Addr>,
-    /// On a point-to-point link: the other end.
+    /// Address of the peer on a point-to-point link.
     pub peer: Option<Ipv4Addr>,
 }
 
-/// The two tables that are read.
+/// The routing tables that are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Table {
-    /// 254.
+    /// Table `main` (254).
     Main,
-    /// 255: the host's own addresses and broadcasts.
+    /// Table `local` (255): addresses of the host and broadcast addresses.
     Local,
 }
 
-/// What a route does.
+/// Action of a route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RouteKind {
-    /// Sends on.
+    /// Forwards to a next hop.
     Unicast,
     /// Delivers to the host.
     Local,
-    /// A broadcast of a local network.
+    /// Sends as a broadcast of a local network.
     Broadcast,
-    /// Multicast, anycast.
+    /// Another type: multicast, anycast.
     Other,
-    /// Drops in silence.
+    /// Drops without an ICMP error.
     Blackhole,
-    /// Refuses: unreachable, prohibit, throw.
+    /// Refuses: `unreachable`, `prohibit` or `throw`.
     Refused,
 }
 
-/// A route.
+/// A route of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Route {
-    /// Destination network.
+    /// Destination network of the route.
     pub destination: Ipv4Addr,
-    /// Its prefix length; 0: the default route.
+    /// Prefix length of the destination; 0: the default route.
     pub prefix_len: u8,
-    /// The table it is in.
+    /// Routing table that contains the route.
     pub table: Table,
-    /// What it does.
+    /// Action of the route.
     pub kind: RouteKind,
-    /// The device it leads out of.
+    /// Index of the output device.
     pub oif: Option<u32>,
-    /// The router, when the destination is not on link.
+    /// Address of the router, if the destination is not on link.
     pub gateway: Option<Ipv4Addr>,
-    /// The preferred source address.
+    /// Preferred source address.
     pub source: Option<Ipv4Addr>,
-    /// Lower is preferred.
+    /// Metric; a lower one is preferred.
     pub metric: u32,
-    /// The route's own MTU, when it has one, L3 bytes.
+    /// MTU of the route, if it has one, L3 bytes.
     pub mtu: Option<u32>,
 }
 
-/// What is known of a neighbour.
+/// State of a neighbour entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Neighbour {
-    /// Its MAC, while the kernel would use it.
+    /// MAC address; `None` while the kernel would not use it.
     pub mac: Option<[u8; 6]>,
-    /// Entered by hand: not to be touched.
+    /// Whether an administrator entered it permanently; slipgate does not change such entries.
     pub permanent: bool,
 }
 
 impl Network {
-    /// The device of that name.
+    /// Returns the device of that name.
     pub fn link_by_name(&self, name: &str) -> Option<&Link> {
         self.links.values().find(|link| link.name == name)
     }
 
-    /// The device of the preferred default route.
+    /// Returns the device of the preferred default route.
     pub fn default_uplink(&self) -> Option<&Link> {
         self.routes
             .iter()
@@ -139,8 +139,8 @@ impl Network {
             .map(|(_, link)| link)
     }
 
-    /// Whether the host's routes lead to this neighbour by this device: as a router, or because it
-    /// is on the link. Without L2 header the device leads there by itself.
+    /// Whether the host's routes use this neighbour at this device: as a router, or because it is
+    /// on the link. A device without L2 headers reaches every neighbour by itself.
     pub fn is_next_hop(&self, ifindex: u32, neighbour: Ipv4Addr) -> bool {
         let Some(link) = self.links.get(&ifindex) else {
             return false;
@@ -180,7 +180,7 @@ impl Network {
         })
     }
 
-    /// A device's first address.
+    /// Returns a device's first address.
     pub fn address_of(&self, ifindex: u32) -> Option<&Address> {
         self.addresses
             .iter()

@@ -1,17 +1,17 @@
-//! Keeps `NEXT_HOPS` fresh: the L2 headers that the programs write themselves.
+//! Maintains `NEXT_HOPS`: the L2 headers that the programs write themselves.
 //!
 //! An engine claims an element by interface and neighbour, not valid yet
 //! ([`SharedMaps::claim_next_hop`]). The broker completes it as soon as the neighbour's MAC is
-//! known, asks the kernel to keep knowing it (a managed neighbour entry, Linux 5.16), and withdraws
-//! it whenever the kernel itself would not use what stands there. Until then the programs let the
-//! kernel resolve the neighbour, packet by packet.
+//! known, asks the kernel to keep the neighbour resolved (a managed neighbour entry, Linux 5.16),
+//! and withdraws the element whenever the kernel itself would not use its contents. While it is not
+//! valid, the programs let the kernel resolve the neighbour, packet by packet.
 //!
-//! What stands there is the engine's word, whoever may have taken it over. So the kernel is asked
-//! for nothing but what the broker knows by itself to be right: neighbours on the uplink that it
-//! chose, which the host's own routes lead to, and so many at a time ([`MOST`]).
+//! The engine writes the claim, and an attacker may have taken the engine over. So the broker asks
+//! the kernel only for what it knows by itself to be right: neighbours on the uplink that it chose,
+//! which the host's own routes use, and a limited number of them ([`MOST`]).
 //!
-//! The engine may give an element back, and claim it for somebody else, at any moment. Both withdraw
-//! it, which the sequence number shows ([`NextHop`]): what was written for the one before is then
+//! The engine may free an element, and claim it for another neighbour, at any moment. Both withdraw
+//! it, which the sequence number shows ([`NextHop`]): data written for the previous claim is then
 //! never put into use.
 
 use std::{collections::HashSet, net::Ipv4Addr, sync::atomic::Ordering::Acquire};
@@ -31,7 +31,7 @@ use slipgate_abi::{
 use super::{network::Network, socket::Requests};
 use crate::{Result, maps::SharedMaps};
 
-/// Of one owner, those that are kept fresh: more than an engine claims.
+/// Maximum number of next hops of one owner that are maintained: more than an engine claims.
 const MOST: usize = 256;
 
 /// The next hops of one owner.
@@ -39,11 +39,11 @@ const MOST: usize = 256;
 pub struct NextHops {
     owner_row: u32,
     requests: Requests,
-    /// What the kernel was asked to keep knowing.
+    /// Neighbours that the kernel was asked to keep resolved, by ifindex and address.
     managed: HashSet<(u32, Ipv4Addr)>,
 }
 
-/// What an element is to say.
+/// Contents that an element is to have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Wanted {
     mtu: u32,
@@ -53,7 +53,10 @@ struct Wanted {
 }
 
 impl NextHops {
-    /// For the row's owner, in the calling thread's network namespace.
+    /// Creates the state of the row's owner, in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// No netlink socket can be opened.
     pub fn new(owner_row: u32) -> Result<Self> {
         Ok(Self {
             owner_row,
@@ -62,9 +65,12 @@ impl NextHops {
         })
     }
 
-    /// Brings every element of the owner up to date; how many are valid. Call it after each change
-    /// of the network, and when an engine has claimed one. `uplink`: the one device that flows leave
-    /// by.
+    /// Updates every element of the owner, and returns how many are valid. To be called after each
+    /// change of the network, and when an engine has claimed one. `uplink`: the device by which all
+    /// flows leave.
+    ///
+    /// # Errors
+    /// None at present: the programs work without an element that cannot be completed.
     pub fn refresh(&mut self, maps: &SharedMaps, network: &Network, uplink: u32) -> Result<usize> {
         let mut valid = 0;
         let mut wanted_still = HashSet::new();
@@ -72,9 +78,9 @@ impl NextHops {
             let Some(hop) = maps.next_hop(index) else {
                 continue;
             };
-            // Before who it was claimed for: a claim that comes between is another number.
+            // Read before the claim: a later claim changes the sequence number.
             let seen = hop.sequence().load(Acquire);
-            let Some(claim) = claimed_for(maps, index, hop) else {
+            let Some(claim) = claim_of(maps, index, hop) else {
                 continue;
             };
             let (ifindex, neighbour) = (claim.ifindex, claim.neighbour);
@@ -85,7 +91,7 @@ impl NextHops {
                     && network.is_next_hop(uplink, neighbour);
             if is_wanted {
                 wanted_still.insert((ifindex, neighbour));
-                self.keep_known(network, ifindex, neighbour);
+                self.keep_resolved(network, ifindex, neighbour);
             }
             match wanted(network, claim).filter(|_| is_wanted) {
                 Some(wanted) => valid += usize::from(write(hop, seen, wanted)),
@@ -93,29 +99,32 @@ impl NextHops {
                 None => {}
             }
         }
-        self.let_go(|hop| !wanted_still.contains(hop));
+        self.unmanage(|hop| !wanted_still.contains(hop));
         Ok(valid)
     }
 
-    /// Asks the kernel no more to keep the neighbours known.
+    /// Releases all neighbours: the kernel need not keep them resolved any more.
+    ///
+    /// # Errors
+    /// None at present: a neighbour that cannot be released is ignored.
     pub fn release(mut self) -> Result<()> {
-        self.let_go(|_| true);
+        self.unmanage(|_| true);
         Ok(())
     }
 
-    fn let_go(&mut self, mut which: impl FnMut(&(u32, Ipv4Addr)) -> bool) {
+    fn unmanage(&mut self, mut which: impl FnMut(&(u32, Ipv4Addr)) -> bool) {
         let gone: Vec<_> = self.managed.extract_if(|hop| which(hop)).collect();
         for (ifindex, neighbour) in gone {
-            // A link or entry that is gone is fine.
-            let _ = self.ask(ifindex, neighbour, NeighbourExtFlags::empty());
+            // The link or the entry may be gone.
+            let _ = self.request(ifindex, neighbour, NeighbourExtFlags::empty());
         }
     }
 
-    /// Has the kernel resolve the neighbour, and keep it resolved. Where it refuses (its table is
-    /// full, the link went just now) the programs ask it packet by packet, nothing worse.
-    fn keep_known(&mut self, network: &Network, ifindex: u32, neighbour: Ipv4Addr) {
+    /// Asks the kernel to resolve the neighbour, and to keep it resolved. If it refuses (its table
+    /// is full, the link was removed just now), the programs ask it packet by packet.
+    fn keep_resolved(&mut self, network: &Network, ifindex: u32, neighbour: Ipv4Addr) {
         let Some(link) = network.links.get(&ifindex).filter(|link| link.up) else {
-            // When it is back, its entries are not.
+            // The kernel removes the entries of a link that goes down.
             self.managed.retain(|(managed, _)| *managed != ifindex);
             return;
         };
@@ -131,23 +140,28 @@ impl NextHops {
         if self.managed.contains(&(ifindex, neighbour)) {
             return;
         }
-        let asked = match self.ask(ifindex, neighbour, NeighbourExtFlags::Managed) {
+        let answer = match self.request(ifindex, neighbour, NeighbourExtFlags::Managed) {
             Ok(()) => {
                 self.managed.insert((ifindex, neighbour));
                 return;
             }
             // A kernel without managed entries resolves it once, and again at the next refresh.
             Err(error) if error.errno() == Some(libc::EINVAL) => {
-                self.ask(ifindex, neighbour, NeighbourExtFlags::empty())
+                self.request(ifindex, neighbour, NeighbourExtFlags::empty())
             }
             other => other,
         };
-        if let Err(error) = asked {
+        if let Err(error) = answer {
             tracing::debug!("{error}");
         }
     }
 
-    fn ask(&mut self, ifindex: u32, neighbour: Ipv4Addr, extra: NeighbourExtFlags) -> Result<()> {
+    fn request(
+        &mut self,
+        ifindex: u32,
+        neighbour: Ipv4Addr,
+        extra: NeighbourExtFlags,
+    ) -> Result<()> {
         let mut message = NeighbourMessage::default();
         message.header.family = AddressFamily::Inet;
         message.header.ifindex = ifindex;
@@ -167,20 +181,20 @@ impl NextHops {
     }
 }
 
-/// What an element was claimed for.
+/// Claim of an element.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Claim {
     ifindex: u32,
     neighbour: Ipv4Addr,
-    /// 0: the routes say nothing.
+    /// MTU of the route, L3 bytes; 0: the route has none.
     route_mtu: u32,
 }
 
-/// What an element was claimed for; `None` when it is not, or not quite yet.
-fn claimed_for(maps: &SharedMaps, index: u32, hop: NextHopRef) -> Option<Claim> {
+/// Returns the claim of an element; `None` if it has none, or not completely yet.
+fn claim_of(maps: &SharedMaps, index: u32, hop: NextHopRef) -> Option<Claim> {
     let ifindex = maps.hop_ifindex(index).load(Acquire);
     // SAFETY: an element of NEXT_HOPS, whose words do not tear. They are written before `ifindex`;
-    // where it is claimed anew in between, the sequence number is another.
+    // if it is claimed again in between, the sequence number differs.
     let (neighbour, route_mtu) = unsafe {
         (
             (&raw const (*hop.as_ptr()).neighbour).read_volatile(),
@@ -194,7 +208,8 @@ fn claimed_for(maps: &SharedMaps, index: u32, hop: NextHopRef) -> Option<Claim> 
     })
 }
 
-/// What the programs may use for this claim; `None` when nothing.
+/// Returns the contents that the programs may use for a claim; `None` if the link is down or the
+/// neighbour is not resolved.
 fn wanted(network: &Network, claim: Claim) -> Option<Wanted> {
     let Claim {
         ifindex, neighbour, ..
@@ -220,13 +235,13 @@ fn wanted(network: &Network, claim: Claim) -> Option<Wanted> {
     })
 }
 
-/// Writes an element that was at the sequence number `seen`, unless it says so already; whether it
-/// is in use then. It is not when the engine has given it back meanwhile, and perhaps claimed it
-/// anew: a claim asks for another refresh.
+/// Writes an element that was at the sequence number `seen`, unless it has these contents already.
+/// Returns whether it is valid. It is not if the engine has freed it meanwhile, and perhaps claimed
+/// it again: a claim asks for another refresh.
 fn write(hop: NextHopRef, seen: u32, wanted: Wanted) -> bool {
     let element: *mut NextHop = hop.as_ptr();
-    // SAFETY: an element that only this process writes, field by field; who reads them finds out by
-    // the sequence number whether they go together.
+    // SAFETY: an element that only this process writes, field by field; readers detect by the
+    // sequence number whether the fields belong together.
     unsafe {
         let written = Wanted {
             mtu: (&raw const (*element).mtu).read_volatile(),

@@ -39,8 +39,8 @@ fn what_an_element_says_already_is_not_written() {
     assert_ne!(sequence(), written);
 }
 
-/// The broker has looked at an element; then the engine gives it back and claims it for another
-/// neighbour, whose first packet must not go to the old one.
+/// The broker has read an element; then the engine releases it and claims it for another neighbour,
+/// whose first packet must not go to the old one.
 #[test]
 fn an_element_that_is_another_ones_meanwhile_is_not_put_into_use() {
     let mut element = element();
@@ -50,7 +50,7 @@ fn an_element_that_is_another_ones_meanwhile_is_not_put_into_use() {
     hop.withdraw();
     assert!(!write(hop, seen, of(1)));
     assert!(!is_usable(hop.sequence().load(Acquire)));
-    // Also where it says already what was wanted of the one before.
+    // Also if it has the contents wanted for the previous claim already.
     let seen = hop.sequence().load(Acquire);
     assert!(write(hop, seen, of(1)));
     let seen = hop.sequence().load(Acquire);

@@ -1,5 +1,5 @@
-//! From netlink messages to [`super::network`]'s data. What is not IPv4, or not complete, is
-//! `None`.
+//! Conversion of netlink messages to the types of [`super::network`]. A message that is not about
+//! IPv4, or incomplete, gives `None`.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -58,7 +58,7 @@ pub(super) fn address(message: &AddressMessage) -> Option<Address> {
     for attribute in &message.attributes {
         match attribute {
             AddressAttribute::Local(IpAddr::V4(address)) => own = Some(*address),
-            // The network's end: on a point-to-point link the peer's, else our own.
+            // On a point-to-point link the peer's address, otherwise our own.
             AddressAttribute::Address(IpAddr::V4(address)) => other = Some(*address),
             AddressAttribute::Broadcast(address) => broadcast = Some(*address),
             _ => {}
@@ -138,7 +138,7 @@ pub(super) fn route(message: &RouteMessage) -> Option<Route> {
     Some(route)
 }
 
-/// Whose neighbour, and what is known of it.
+/// Returns a neighbour with its ifindex and address.
 pub(super) fn neighbour(message: &NeighbourMessage) -> Option<((u32, Ipv4Addr), Neighbour)> {
     /// `NUD_VALID` of the kernel's `net/neighbour.h`.
     const VALID: u16 = 0x80 | 0x40 | 0x02 | 0x10 | 0x04 | 0x08;

@@ -1,4 +1,4 @@
-//! Dumps of netlink families that the route crate does not speak: nfnetlink and xfrm.
+//! Dumps of netlink families that the route crate does not support: nfnetlink and xfrm.
 
 use std::io;
 
@@ -11,7 +11,7 @@ const NLM_F_DUMP: u16 = 0x300;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 
-/// Asks for a list; each answer's type and payload.
+/// Requests a dump, and calls `each` with the type and payload of each answer.
 pub(crate) fn dump(
     protocol: isize,
     message_type: u16,
@@ -25,7 +25,7 @@ pub(crate) fn dump(
     request.extend(((HEADER + payload.len()) as u32).to_ne_bytes());
     request.extend(message_type.to_ne_bytes());
     request.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
-    // Sequence and port: there is one question, and the kernel knows whose.
+    // Sequence and port: there is one request on the socket.
     request.extend([0; 8]);
     request.extend(payload);
     socket.send(&request, 0)?;
@@ -48,7 +48,7 @@ pub(crate) fn dump(
     }
 }
 
-/// The attributes in a payload: type (without the nested bit) and value.
+/// Returns the attributes in a payload: type (without the nested bit) and value.
 pub(crate) fn attributes(payload: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     const NESTED: u16 = 0x8000;
     let mut rest = payload;
@@ -61,7 +61,8 @@ pub(crate) fn attributes(payload: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Splits off a first element, whose header gives length (of all) and type.
+/// Splits off the first element. `read` returns the length (of the whole element) and the type from
+/// its header.
 fn split(
     bytes: &[u8],
     header: usize,

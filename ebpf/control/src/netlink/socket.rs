@@ -1,4 +1,4 @@
-//! A route netlink socket: requests with their answers, dumps, and notices.
+//! Route netlink sockets: requests with their answers, dumps, and notifications.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use crate::{Error, Result};
 
-/// Requests, one at a time.
+/// Socket for requests, one at a time.
 #[derive(Debug)]
 pub(crate) struct Requests {
     socket: Socket,
@@ -21,7 +21,7 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// In the calling thread's network namespace.
+    /// Opens a socket in the calling thread's network namespace.
     pub(crate) fn open() -> Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE).map_err(Error::os("open a netlink socket"))?;
         socket
@@ -44,7 +44,7 @@ impl Requests {
         self.exchange(request, flags | NLM_F_ACK, what, |_| {})
     }
 
-    /// Sends a request whose answer is a list.
+    /// Sends a dump request, and calls `each` with each message of the answer.
     pub(crate) fn dump(
         &mut self,
         request: RouteNetlinkMessage,
@@ -93,17 +93,17 @@ impl Requests {
     }
 }
 
-/// Notices of the groups joined.
+/// Socket for notifications of multicast groups.
 #[derive(Debug)]
 pub(crate) struct Notices {
     socket: Socket,
 }
 
-/// What came.
+/// Result of a receive call.
 pub(crate) enum Notice {
-    /// A change.
+    /// Notification of a change.
     Message(RouteNetlinkMessage),
-    /// Some were lost: ask anew for everything.
+    /// Notifications were lost (ENOBUFS): the whole state must be requested again.
     Overrun,
 }
 
@@ -122,13 +122,13 @@ impl Notices {
         Ok(Self { socket })
     }
 
-    /// Reads what is there, without waiting.
+    /// Reads all waiting notifications without blocking.
     pub(crate) fn drain(&self, mut each: impl FnMut(Notice)) -> Result<()> {
         loop {
             match self.socket.recv_from_full() {
                 Ok((datagram, _)) => {
                     for message in messages(&datagram) {
-                        // A message of a kind that the crate can't read is none of ours.
+                        // A message that the crate cannot parse is not about the network state.
                         if let Ok(NetlinkMessage {
                             payload: NetlinkPayload::InnerMessage(inner),
                             ..
@@ -157,7 +157,7 @@ impl AsFd for Notices {
     }
 }
 
-/// The messages of a datagram.
+/// Returns the messages of a datagram.
 fn messages(
     datagram: &[u8],
 ) -> impl Iterator<Item = Result<NetlinkMessage<RouteNetlinkMessage>>> + '_ {

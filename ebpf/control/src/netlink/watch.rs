@@ -1,13 +1,13 @@
-//! Follows the network.
+//! Follows changes of the network.
 //!
-//! The kernel does not tell of every IPv4 route that goes with a link or an address, and says what
-//! replaces what only by flags. So a notice of a link, an address or a route only means "ask
-//! again"; neighbours, which change all the time, are followed notice by notice.
+//! The kernel does not report every IPv4 route that is removed with a link or an address, and marks
+//! replacements only by flags. So a notification of a link, an address or a route only means that
+//! the state must be requested again. Neighbours, which change all the time, are followed
+//! notification by notification.
 //!
-//! A host that is short of descriptors or memory is not asked in vain again and again, nor given up:
-//! the watch falls behind, says so, and after a while begins anew, with a new socket and all
-//! questions; each time that fails it waits for twice as long. What changed meanwhile it can't tell,
-//! so then everything has.
+//! On a host that is short of descriptors or memory the watch falls behind: it logs this, waits,
+//! and starts over with a new socket and all requests. Each failure doubles the wait. The changes
+//! meanwhile are unknown, so then everything is reported as changed.
 
 use std::{
     collections::HashMap,
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::Result;
 
-/// `RTNLGRP_*` of `linux/rtnetlink.h`.
+/// Multicast groups `RTNLGRP_*` of `linux/rtnetlink.h`.
 const GROUPS: [u32; 4] = [LINK, NEIGHBOUR, IPV4_ADDRESS, IPV4_ROUTE];
 const LINK: u32 = 1;
 const NEIGHBOUR: u32 = 3;
@@ -38,7 +38,8 @@ const IPV4_ROUTE: u32 = 7;
 
 type Neighbours = HashMap<(u32, Ipv4Addr), Neighbour>;
 
-/// The network, and notices of its changes. Poll its descriptor, then [`NetworkWatch::update`].
+/// State of the network, followed by notifications. Poll its descriptor, then call
+/// [`NetworkWatch::update`].
 #[derive(Debug)]
 pub struct NetworkWatch {
     notices: Notices,
@@ -47,41 +48,49 @@ pub struct NetworkWatch {
     behind: Option<Behind>,
 }
 
-/// Changes have been missed.
+/// State while changes have been missed.
 #[derive(Clone, Copy, Debug)]
 struct Behind {
+    /// Time of the next attempt.
     again_at: Instant,
+    /// Wait before that attempt.
+    /// Wait before that attempt.
     wait: Duration,
 }
 
-/// How long the first and any later wait is, before all is asked for anew.
+/// First wait before everything is requested again.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
+/// Longest wait before everything is requested again.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// What differs from before.
+/// Parts of the network that changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Changes {
-    /// A link came, went, or changed its name, state, MTU or MAC.
+    /// A link was added, removed, or changed its name, state, MTU or MAC.
     pub links: bool,
-    /// An address of the host.
+    /// An address of the host changed.
     pub addresses: bool,
-    /// A route.
+    /// A route changed.
     pub routes: bool,
-    /// A neighbour.
+    /// A neighbour entry changed.
     pub neighbours: bool,
 }
 
 impl Changes {
-    /// Whether anything does.
+    /// Whether any part changed.
     pub fn any(self) -> bool {
         self != Self::default()
     }
 }
 
 impl NetworkWatch {
-    /// Of the calling thread's network namespace, also when used by another thread.
+    /// Opens a watch of the calling thread's network namespace. It stays with this namespace when
+    /// another thread uses it.
+    ///
+    /// # Errors
+    /// A netlink socket cannot be opened, or a request fails.
     pub fn open() -> Result<Self> {
-        // First the notices, then the questions: nothing is missed in between.
+        // Join the groups before the requests: no change is missed in between.
         let notices = Notices::join(&GROUPS)?;
         let mut watch = Self {
             notices,
@@ -89,23 +98,24 @@ impl NetworkWatch {
             network: Network::default(),
             behind: None,
         };
-        watch.network = watch.ask_configuration()?;
-        watch.network.neighbours = watch.ask_neighbours()?;
+        watch.network = watch.request_configuration()?;
+        watch.network.neighbours = watch.request_neighbours()?;
         Ok(watch)
     }
 
-    /// As of the last update.
+    /// Returns the network as of the last update.
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// When it is to be [updated](Self::update) without a notice.
+    /// Returns the time at which to [update](Self::update) without a notification; `None`: not
+    /// needed.
     pub fn due(&self) -> Option<Instant> {
         self.behind.map(|behind| behind.again_at)
     }
 
-    /// What changed could not be taken in, or gone along with, for a reason that passes: everything is
-    /// asked for anew in a while, and is then said to have changed.
+    /// Records that changes could not be read, or not be followed by the caller, for a temporary
+    /// reason. Everything is requested again after a wait, and then reported as changed.
     pub fn fall_behind(&mut self, why: &dyn Display) {
         let wait = match self.behind {
             None => {
@@ -123,7 +133,7 @@ impl NetworkWatch {
         });
     }
 
-    /// What was behind is not any more, also for those who go along with it.
+    /// Ends the state of being behind, once the caller too has followed the changes.
     pub fn caught_up(&mut self) {
         if self
             .behind
@@ -134,13 +144,16 @@ impl NetworkWatch {
         }
     }
 
-    /// Takes in what has changed, without waiting. Where the host is short of what that takes, it
+    /// Reads the changes without blocking. If the host is short of descriptors or memory, the watch
     /// [falls behind](Self::fall_behind).
+    ///
+    /// # Errors
+    /// Notifications cannot be read or a request fails, for another reason.
     pub fn update(&mut self) -> Result<Changes> {
         let updated = match self.behind {
-            None => self.take_in(),
-            Some(behind) if behind.again_at <= Instant::now() => self.begin_anew(),
-            // Only so that they do not wake us.
+            None => self.read_changes(),
+            Some(behind) if behind.again_at <= Instant::now() => self.resynchronize(),
+            // Drained only so that they do not wake the poll loop.
             Some(_) => self.notices.drain(drop).map(|()| Changes::default()),
         };
         match updated {
@@ -152,11 +165,11 @@ impl NetworkWatch {
         }
     }
 
-    fn begin_anew(&mut self) -> Result<Changes> {
+    fn resynchronize(&mut self) -> Result<Changes> {
         self.notices.drain(drop)?;
         self.requests = Requests::open()?;
-        let mut network = self.ask_configuration()?;
-        network.neighbours = self.ask_neighbours()?;
+        let mut network = self.request_configuration()?;
+        network.neighbours = self.request_neighbours()?;
         self.network = network;
         Ok(Changes {
             links: true,
@@ -166,7 +179,7 @@ impl NetworkWatch {
         })
     }
 
-    fn take_in(&mut self) -> Result<Changes> {
+    fn read_changes(&mut self) -> Result<Changes> {
         let (mut configuration, mut overrun) = (false, false);
         let mut changes = Changes::default();
         let neighbours = &mut self.network.neighbours;
@@ -185,7 +198,7 @@ impl NetworkWatch {
             Notice::Message(_) => configuration = true,
         })?;
         if configuration || overrun {
-            let mut now = self.ask_configuration()?;
+            let mut now = self.request_configuration()?;
             now.neighbours = std::mem::take(&mut self.network.neighbours);
             let before = std::mem::replace(&mut self.network, now);
             changes.links = self.network.links != before.links;
@@ -193,15 +206,15 @@ impl NetworkWatch {
             changes.routes = self.network.routes != before.routes;
         }
         if overrun {
-            let now = self.ask_neighbours()?;
+            let now = self.request_neighbours()?;
             let before = std::mem::replace(&mut self.network.neighbours, now);
             changes.neighbours |= self.network.neighbours != before;
         }
         Ok(changes)
     }
 
-    /// All but the neighbours.
-    fn ask_configuration(&mut self) -> Result<Network> {
+    /// Requests links, addresses and routes, but not neighbours.
+    fn request_configuration(&mut self) -> Result<Network> {
         let mut network = Network::default();
         self.requests.dump(
             RouteNetlinkMessage::GetLink(LinkMessage::default()),
@@ -239,7 +252,7 @@ impl NetworkWatch {
         Ok(network)
     }
 
-    fn ask_neighbours(&mut self) -> Result<Neighbours> {
+    fn request_neighbours(&mut self) -> Result<Neighbours> {
         let mut neighbours = Neighbours::new();
         let mut question = NeighbourMessage::default();
         question.header.family = AddressFamily::Inet;

@@ -15,7 +15,7 @@ use crate::{
     vm,
 };
 
-/// A sequence that looks like none (Marsaglia's xorshift).
+/// A pseudo-random sequence (Marsaglia's xorshift).
 struct Random(u64);
 
 impl Random {
@@ -96,12 +96,12 @@ fn who_lives_is_a_locks_word_whatever_a_row_says() {
         let owner = Owner::take(maps, paths, &[]).unwrap();
         vm::open(maps, &owner, &vm_spec("a")).unwrap();
         let row = owner.row();
-        // A process that is no more, it says.
+        // The row names a process that has ended.
         word(maps, row, Field::Pid).store(u32::MAX, Release);
         let refused = Owner::take(maps, paths, &["a"]).unwrap_err();
         assert!(matches!(refused, Error::VmInUse { .. }), "{refused}");
         drop(owner);
-        // One that lives, it says.
+        // The row names a process that lives.
         word(maps, row, Field::Pid).store(1, Release);
         let next = Owner::take(maps, paths, &["a"]).unwrap();
         assert!(next.adopted() && next.row() == row);

@@ -1,10 +1,10 @@
-//! Removes what dead processes left half-made or half-ended.
+//! Removal of incomplete state that dead processes left.
 //!
-//! An admission fills a slot that is `Free`, inserts both tuples, and sets the verdict last; an
-//! end sets `Closing` first, deletes the tuples, and sets `Free` last. So a tuple whose slot is
-//! free, has another generation or another tuple is half of something, unless a living process is
-//! in the middle of it. A slot in `Closing` is left to its adopter, who knows whether its record
-//! was written.
+//! An admission fills a slot that is `Free`, inserts both tuples, and sets the verdict last. An end
+//! sets `Closing` first, deletes the tuples, and sets `Free` last. So a tuple whose slot is free,
+//! has another generation or another tuple is a part of something incomplete, unless a living
+//! process is just changing it. A slot in `Closing` is left to its adopter, which knows whether its
+//! record was written.
 
 use std::{collections::HashSet, sync::atomic::Ordering::Acquire, time::Duration};
 
@@ -16,22 +16,25 @@ use slipgate_abi::{
 use super::Owner;
 use crate::{Paths, Result, lock::FileLock, maps::SharedMaps, pins::is_alive, vm_rows};
 
-/// What a sweep removed.
+/// Numbers of objects that a sweep removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Swept {
-    /// Tuples without their flow.
+    /// Tuples without a flow.
     pub tuples: usize,
-    /// Chunks of slots that a dead process left empty.
+    /// Chunks of free slots that a dead process held.
     pub chunks: usize,
-    /// Next hops of dead processes that left nothing else.
+    /// Next hops of dead processes that have neither VMs nor slots.
     pub next_hops: usize,
     /// Entries of `TAPS`, `FORWARDS` and `NAMES` of VMs that are gone.
     pub entries: usize,
 }
 
-/// Sweeps the remains of dead processes, and of the one whose row this owner took. Call it before
-/// the engine starts: it must not be in the middle of an admission. `patience`: how long the lock is
-/// waited for.
+/// Removes the incomplete state of dead processes, and of the predecessor in this owner's row. To
+/// be called before the engine starts: it must not be within an admission. `patience`: time-out of
+/// the lock.
+///
+/// # Errors
+/// The lock is not obtained, or a map cannot be read or changed.
 pub fn sweep(maps: &SharedMaps, paths: &Paths, owner: &Owner, patience: Duration) -> Result<Swept> {
     let _all = FileLock::wait(&paths.run_dir.join("lock"), patience)?;
     let mut busy = [false; MAX_OWNERS as usize];
@@ -66,7 +69,7 @@ pub fn sweep(maps: &SharedMaps, paths: &Paths, owner: &Owner, patience: Duration
     Ok(swept)
 }
 
-/// Whether the entry's slot is the flow that the tuple names.
+/// Whether the entry's slot holds the flow of the tuple.
 fn is_whole(maps: &SharedMaps, tuple: &Tuple, flow: FlowRef) -> bool {
     let Some(slot) = maps.slot(flow.slot) else {
         return false;
@@ -81,18 +84,18 @@ fn is_whole(maps: &SharedMaps, tuple: &Tuple, flow: FlowRef) -> bool {
         && named == *tuple
 }
 
-/// The row whose chunk the slot is in.
+/// Returns the row that owns the slot's chunk.
 fn chunk_owner(maps: &SharedMaps, slot: u32) -> Option<u32> {
     maps.chunk_owner(slot / SLOTS_PER_CHUNK)
 }
 
-/// Gives back the row's chunks that have only free slots; how many.
+/// Releases the row's chunks that have free slots only. Returns how many.
 pub(super) fn free_chunks(maps: &SharedMaps, row: u32) -> usize {
     let is_free = |slot: u32| {
         maps.slot(slot)
             .is_some_and(|slot| slot.verdict().load(Acquire) == Verdict::Free as u32)
     };
-    // Some may have been freed just now: whoever claims them has them rest.
+    // Some slots may have been freed just now: a process that claims the chunk lets them rest.
     let now_ns = monotonic_ns();
     maps.chunks_of(row)
         .into_iter()
@@ -101,7 +104,7 @@ pub(super) fn free_chunks(maps: &SharedMaps, row: u32) -> usize {
         .count()
 }
 
-/// `CLOCK_MONOTONIC`, ns.
+/// Returns the time of `CLOCK_MONOTONIC`, ns.
 fn monotonic_ns() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -112,7 +115,7 @@ fn monotonic_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Gives back the row's next hops, which no slot names any more; how many.
+/// Releases the row's next hops, which no slot names any more. Returns how many.
 pub(super) fn free_next_hops(maps: &SharedMaps, row: u32) -> usize {
     let hops: Vec<_> = maps.next_hops_of(row).collect();
     for hop in &hops {

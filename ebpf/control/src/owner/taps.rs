@@ -1,8 +1,8 @@
-//! Which TAPs a process serves, written down for its successor.
+//! Record of the TAPs that a process serves, for its successor.
 //!
-//! The VMs' rows name their TAPs too, but an engine may write there, and whoever took it over would
-//! have a successor take any interface of the host down. So the broker notes what it attached to in
-//! a file of its own, beside the locks, where only root comes.
+//! The VMs' rows name their TAPs too, but an engine may write there, and an attacker in it could
+//! make a successor bring any interface of the host down. So the broker records the TAPs it
+//! attached to in a file of its own, beside the locks, which only root can reach.
 
 use std::{
     collections::BTreeSet,
@@ -17,19 +17,25 @@ use crate::{
 };
 
 impl Owner {
-    /// Notes the TAPs of the owner's VMs, by index. Call it before they are served.
+    /// Records the TAPs of the owner's VMs, by index. To be called before they are served.
+    ///
+    /// # Errors
+    /// The file cannot be written or renamed.
     pub fn note_taps(&self, paths: &Paths, taps: &BTreeSet<u32>) -> Result<()> {
         let path = path(&paths.run_dir, self.row);
         let failed = || Error::os(format!("note the TAPs in {}", path.display()));
         let lines: String = taps.iter().map(|tap| format!("{tap}\n")).collect();
-        // Whole, or as it was.
+        // The rename replaces the file whole.
         let new = path.with_extension("taps-new");
         fs::write(&new, lines).map_err(failed())?;
         fs::rename(&new, &path).map_err(failed())
     }
 
-    /// The TAPs that predecessors in this row, and in those merged into it, noted last; without
-    /// those that a living process has noted since.
+    /// Returns the TAPs that predecessors in this row, and in those merged into it, recorded last,
+    /// without those that a living process has recorded since.
+    ///
+    /// # Errors
+    /// The directory's lock is not obtained, or a row's lock file cannot be opened.
     pub fn noted_taps(&self, paths: &Paths) -> Result<BTreeSet<u32>> {
         let of = |row| read(&path(&paths.run_dir, row));
         let mut taps: BTreeSet<u32> = self.rows.iter().copied().flat_map(of).collect();
@@ -46,19 +52,25 @@ impl Owner {
         Ok(taps)
     }
 
-    /// What merged rows had noted is in this row's file by now.
+    /// Removes the records of merged rows, which this row's record includes by now.
+    ///
+    /// # Errors
+    /// A file cannot be removed.
     pub fn forget_merged_taps(&self, paths: &Paths) -> Result<()> {
         let merged = self.rows.iter().filter(|row| **row != self.row);
-        forget(paths, merged)
+        remove_records(paths, merged)
     }
 
-    /// None is served any more.
+    /// Removes the records: no TAP is served any more.
+    ///
+    /// # Errors
+    /// A file cannot be removed.
     pub fn forget_taps(&self, paths: &Paths) -> Result<()> {
-        forget(paths, self.rows.iter())
+        remove_records(paths, self.rows.iter())
     }
 }
 
-fn forget<'r>(paths: &Paths, mut rows: impl Iterator<Item = &'r u32>) -> Result<()> {
+fn remove_records<'r>(paths: &Paths, mut rows: impl Iterator<Item = &'r u32>) -> Result<()> {
     rows.try_for_each(|row| {
         let path = path(&paths.run_dir, *row);
         remove_if_there(&path, |path| fs::remove_file(path)).map(drop)
@@ -69,7 +81,8 @@ fn path(run_dir: &Path, row: u32) -> PathBuf {
     run_dir.join(format!("{row}{TAPS_SUFFIX}"))
 }
 
-/// None where there is no such file: nothing was ever attached to, or by a version without notes.
+/// Reads a record. It is empty if there is no file: nothing was ever attached, or a version without
+/// records did it.
 fn read(path: &Path) -> Vec<u32> {
     let text = fs::read_to_string(path).unwrap_or_default();
     text.lines().filter_map(|line| line.parse().ok()).collect()

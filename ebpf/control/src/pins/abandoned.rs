@@ -1,10 +1,11 @@
-//! Directories of locks that killed processes left.
+//! Removal of lock directories that killed processes left.
 //!
-//! One is removed when nobody holds a lock in it and its pins are gone: pins that are there hold flows
-//! for a successor, which finds in it whose they are. Those whose namespace is gone are removed before
-//! ([`super::gone`]). Where the pins are is written in it. Where it
-//! is not, for its process died before, or was of a version that wrote none, its name tells: it
-//! has a hash of the pins' path, and these are directories on a mounted bpffs.
+//! A directory is removed if no process holds a lock in it and its pins are gone. Pins that exist
+//! hold flows for a successor, which finds their owner in the directory. Directories whose
+//! namespace is gone are removed first ([`super::gone`]). A file in the directory gives the path of
+//! the pins. If that file is missing, because the process died before it wrote one or was of a
+//! version that wrote none, the directory's name serves: it contains a hash of the pins' path,
+//! which is compared with the directories on all mounted bpffs.
 use std::{
     cell::OnceCell,
     collections::HashSet,
@@ -19,33 +20,35 @@ use crate::{
     paths::{PINS, RUN, hash_of, mount_path, pin_dir_of},
 };
 
-/// Directories on bpffs that are looked at, at most.
+/// Maximum number of directories on bpffs that are examined.
 const MOST_DIRS: usize = 1 << 16;
 
-/// Removes the directories of locks whose pins are gone, with their namespace or by hand, and whose
-/// processes are dead: a killed process leaves its own. How many.
+/// Removes the lock directories of dead processes whose pins are gone, with their namespace or by
+/// hand. Returns how many.
 pub fn sweep_run_dirs() -> usize {
     sweep_run_dirs_in(Path::new(RUN), &dirs_on_bpffs)
 }
 
-/// `pinned`: all directories that may have pins in them.
+/// Removes the abandoned lock directories in `run`. `pinned` lists all directories that may contain
+/// pins.
 pub(super) fn sweep_run_dirs_in(
     run: &Path,
     pinned: &dyn Fn() -> io::Result<Vec<PathBuf>>,
 ) -> usize {
     let dirs = fs::read_dir(run).into_iter().flatten().flatten();
     let names = OnceCell::new();
-    // What can't be looked at may be there.
+    // Pins that cannot be examined may exist.
     let names = || names.get_or_init(|| pinned().map(|dirs| run_names(&dirs)).ok());
     let has_pins = |dir: &Path| may_have_pins(dir, &|| names().as_ref());
-    // What can't be looked at is not ours to remove.
+    // A directory that cannot be examined is not removed.
     dirs.filter(|dir| sweep_run_dir(&dir.path(), &has_pins).unwrap_or(false))
         .count()
 }
 
-/// Whether it is gone. One who makes it again meanwhile waits for the lock, and begins anew.
+/// Removes a lock directory if it is abandoned. Returns whether it is gone. A process that makes it
+/// again meanwhile waits for the lock, and starts over.
 fn sweep_run_dir(run_dir: &Path, has_pins: &dyn Fn(&Path) -> bool) -> Result<bool> {
-    // Empty: nobody is in it, and who begins makes it again.
+    // An empty directory is unused; a process that starts makes it again.
     if fs::remove_dir(run_dir).is_ok() || gone::sweep(run_dir)? {
         return Ok(true);
     }
@@ -55,7 +58,7 @@ fn sweep_run_dir(run_dir: &Path, has_pins: &dyn Fn(&Path) -> bool) -> Result<boo
     let Some(_all) = FileLock::take(&run_dir.join("lock"))? else {
         return Ok(false);
     };
-    // Whoever had the lock until now may have pinned.
+    // The previous holder of the lock may have made pins.
     if has_pins(run_dir) {
         return Ok(false);
     }
@@ -70,7 +73,7 @@ fn sweep_run_dir(run_dir: &Path, has_pins: &dyn Fn(&Path) -> bool) -> Result<boo
     Ok(true)
 }
 
-/// `names`: those of [`run_names`], if they are known.
+/// Whether the pins of a lock directory may exist. `names`: the result of [`run_names`], if known.
 fn may_have_pins<'n>(run_dir: &Path, names: &dyn Fn() -> Option<&'n HashSet<String>>) -> bool {
     if let Some(pin_dir) = pin_dir_of(run_dir) {
         return !matches!(pin_dir.try_exists(), Ok(false));
@@ -78,13 +81,13 @@ fn may_have_pins<'n>(run_dir: &Path, names: &dyn Fn() -> Option<&'n HashSet<Stri
     let Some(name) = run_dir.file_name().and_then(|name| name.to_str()) else {
         return true;
     };
-    // Of another form: somebody else's.
+    // A name of another form is not slipgate's.
     let Some(tail) = tail(name) else { return true };
     names().is_none_or(|names| names.contains(tail))
 }
 
-/// What of a run directory's name is its pins': all of it for the usual ones of a namespace, else a
-/// hash.
+/// Returns the part of a lock directory's name that identifies its pins: the namespace's inode
+/// number for the default pins, otherwise a hash.
 fn tail(name: &str) -> Option<&str> {
     let (inode, hash) = match name.split_once('-') {
         Some((inode, hash)) => (inode, Some(hash)),
@@ -98,7 +101,7 @@ fn tail(name: &str) -> Option<&str> {
     }
 }
 
-/// The [`tail`]s of the names that directories have whose pins are in these.
+/// Returns the [`tail`]s that lock directories of these pin directories have.
 fn run_names(pinned: &[PathBuf]) -> HashSet<String> {
     let usual = |dir: &PathBuf| {
         let inode = dir.strip_prefix(PINS).ok()?;
@@ -109,7 +112,7 @@ fn run_names(pinned: &[PathBuf]) -> HashSet<String> {
     usual.chain(by_hash).collect()
 }
 
-/// All directories on the bpffs that are mounted.
+/// Returns all directories on all mounted bpffs.
 fn dirs_on_bpffs() -> io::Result<Vec<PathBuf>> {
     let mounts = fs::read("/proc/self/mountinfo")?;
     let mut dirs: Vec<PathBuf> = mounts.split(|b| *b == b'\n').filter_map(bpffs_at).collect();
@@ -117,7 +120,7 @@ fn dirs_on_bpffs() -> io::Result<Vec<PathBuf>> {
     while let Some(dir) = dirs.get(at) {
         let entries = match fs::read_dir(dir) {
             Ok(entries) => entries,
-            // Somebody has just removed it.
+            // Another process has just removed it.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 at += 1;
                 continue;
@@ -138,7 +141,7 @@ fn dirs_on_bpffs() -> io::Result<Vec<PathBuf>> {
     Ok(dirs)
 }
 
-/// Where a line of mountinfo says that a bpffs is (proc_pid_mountinfo(5)).
+/// Returns the mount point in a line of mountinfo if it is a bpffs (proc_pid_mountinfo(5)).
 fn bpffs_at(line: &[u8]) -> Option<PathBuf> {
     let mut fields = line.split(|b| *b == b' ');
     let at = fields.nth(4)?;

@@ -3,7 +3,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use super::*;
 use crate::{lock::PATIENCE, paths::PINS_FILE};
 
-/// A directory as a process leaves it that is killed.
+/// Makes a lock directory as a killed process leaves it.
 fn left(run: &Path, name: &str) -> PathBuf {
     let dir = run.join(name);
     fs::create_dir_all(&dir).unwrap();

@@ -1,8 +1,8 @@
-//! One set of pins per network namespace.
+//! Check that a network namespace has one set of pins.
 //!
-//! Two sets do not know of each other's flows: they would give the same port of the host's to
-//! different ones, and take each other's engine port for a dead process's. So who begins with other
-//! pins than those that serve the namespace, or have its flows, is refused.
+//! Two sets do not know of each other's flows: they would allocate the same port of the host for
+//! different flows, and each would take the other's engine port for that of a dead process. So a
+//! start with pins other than those that serve the namespace, or hold its flows, is refused.
 use std::{fs, path::Path};
 
 use super::is_any_alive;
@@ -11,9 +11,13 @@ use crate::{
     paths::{RUN, netns_cookie, netns_inode, pin_dir_of},
 };
 
-/// An error if another set of pins is the namespace's, or if ours are and can't be seen.
+/// Checks that no other set of pins belongs to the namespace, and that its own set is visible.
+///
+/// # Errors
+/// Another set serves the namespace or holds its flows, or the own set serves it but is not
+/// visible.
 pub(crate) fn check_alone(paths: &Paths) -> Result<()> {
-    // A test's own.
+    // The directory belongs to a test.
     if !paths.run_dir.starts_with(RUN) {
         return Ok(());
     }
@@ -36,13 +40,13 @@ fn check_in(run: &Path, paths: &Paths, inode: u64, cookie: u64) -> Result<()> {
         if !is_here || other.run_dir == paths.run_dir {
             continue;
         }
-        // As it is given to --pin-dir.
+        // The value of --pin-dir.
         let root = other.pin_dir.parent().unwrap_or(&other.pin_dir);
         let root = root.display().to_string();
         if is_any_alive(&other)? {
             return Err(Error::OtherPins { root });
         }
-        // Inode numbers are given out again, cookies are not.
+        // Inode numbers are reused, cookies are not.
         if other.kept_cookie()? == Some(cookie.to_string()) && !is_empty(&other.pin_dir) {
             return Err(Error::LeftPins { root });
         }
@@ -50,7 +54,7 @@ fn check_in(run: &Path, paths: &Paths, inode: u64, cookie: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whether it has nothing in it, or is not there.
+/// Whether the directory is empty or missing.
 fn is_empty(dir: &Path) -> bool {
     fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_none())
 }

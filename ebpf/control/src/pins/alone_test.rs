@@ -26,7 +26,7 @@ impl Stage {
         self.at.path().join("run")
     }
 
-    /// A set of pins as one that was begun leaves it.
+    /// Makes a set of pins as a process leaves it.
     fn set(&self, run_name: &str, root: &str, cookie: u64) -> Paths {
         let paths = Paths {
             pin_dir: self.at.path().join("bpf").join(root).join("4026531840"),

@@ -1,18 +1,19 @@
-//! Pins of network namespaces that are gone.
+//! Removal of pins of network namespaces that are gone.
 //!
 //! # Theory of operation
-//! Killed processes leave their pins: with them established flows go on, and a successor takes them
-//! over. When the namespace goes too, nobody begins in it again, and the maps would take their
-//! memory for ever. So a start in any namespace looks at the pins of all, and removes a set that is
-//! surely of no use:
 //!
-//! - nobody holds a lock of it, and none can be taken meanwhile;
-//! - each pinned link has lost its interface, and the engine port's is among them: that is
-//!   slipgate's own, persistent, and goes with its namespace or by hand. No packet meets a program
-//!   any more. Filters of clsact have no link that would tell (before Linux 6.6), so a set of these
-//!   stays; but [`attach::Program::GuestShut`]'s, which are beside links, tell nothing else than them;
-//! - no namespace of its number that can be seen, by a task, an open file or a mount, has its
-//!   cookie: numbers are given out again, cookies are not.
+//! Killed processes leave their pins: established flows continue by them, and a successor takes
+//! them over. When the namespace ends too, no process starts in it again, and the maps would keep
+//! their memory for ever. So a start in any namespace examines the pins of all, and removes a set
+//! that is certainly unused:
+//!
+//! - No process holds a lock of it, and none can take one meanwhile.
+//! - Each pinned link has lost its interface, and the engine port's is among them: that device is
+//!   slipgate's own, persistent, and ends with its namespace or by hand. No packet meets a program
+//!   any more. A clsact filter has no link that would tell (before Linux 6.6), so a set with such
+//!   filters is kept. Those of [`attach::Program::GuestShut`] are beside links and do not count.
+//! - No namespace with its inode number that is visible by a task, an open file or a mount has its
+//!   cookie. Inode numbers are reused, cookies are not.
 use std::{
     fs::{self, File},
     io,
@@ -28,8 +29,8 @@ use crate::{
     paths::{mount_path, netns_cookie, pin_dir_of},
 };
 
-/// Whether the pins that this directory's locks guard were a namespace's that is gone, and are gone
-/// now; the locks with them.
+/// Removes the pins that a lock directory guards, and the directory, if their namespace is gone.
+/// Returns whether it did.
 pub(super) fn sweep(run_dir: &Path) -> Result<bool> {
     let Some(pin_dir) = pin_dir_of(run_dir).filter(|dir| dir.exists()) else {
         return Ok(false);
@@ -38,7 +39,7 @@ pub(super) fn sweep(run_dir: &Path) -> Result<bool> {
         pin_dir,
         run_dir: run_dir.to_owned(),
     };
-    // Most are in use: that is seen without a lock.
+    // Most sets are in use, which is visible without the lock.
     if !attach::are_defunct(&paths)? {
         return Ok(false);
     }
@@ -63,25 +64,25 @@ pub(super) fn sweep(run_dir: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// The namespace's, which the directory's name begins with.
+/// Returns the inode number of the namespace, with which the directory's name begins.
 fn inode_of(run_dir: &Path) -> Option<u64> {
     let name = run_dir.file_name()?.to_str()?;
     let inode = name.split_once('-').map_or(name, |(inode, _)| inode);
     inode.parse().ok()
 }
 
-/// Whether a namespace that can be seen is the one; what can't be looked into may be.
+/// Whether the namespace is visible. One that cannot be examined may be it.
 fn is_there(inode: u64, cookie: &str) -> bool {
     let name = format!("net:[{inode}]");
     let mut seen = seen_namespaces(&name);
     seen.any(|path| match cookie_of(&path) {
         Ok(found) => found.to_string() == cookie,
-        // Closed or ended meanwhile.
+        // The file was closed or the task ended meanwhile.
         Err(error) => error.errno() != Some(libc::ENOENT),
     })
 }
 
-/// Files of namespaces of this name: of tasks, open ones, and mounted ones.
+/// Returns the files of namespaces with this name: those of tasks, open ones, and mounted ones.
 fn seen_namespaces(name: &str) -> impl Iterator<Item = PathBuf> + '_ {
     let is_it = move |path: &PathBuf| {
         let target = fs::read_link(path);
@@ -105,13 +106,14 @@ fn seen_namespaces(name: &str) -> impl Iterator<Item = PathBuf> + '_ {
     held.filter(is_it).chain(mounted)
 }
 
-/// Where a line of mountinfo says that this namespace is mounted (proc_pid_mountinfo(5)).
+/// Returns the mount point in a line of mountinfo if this namespace is mounted there
+/// (proc_pid_mountinfo(5)).
 fn mounted(line: &[u8], name: &str) -> Option<PathBuf> {
     let mut fields = line.split(|byte| *byte == b' ');
     (fields.nth(3)? == name.as_bytes()).then(|| fields.next().map(mount_path))?
 }
 
-/// The cookie of the namespace of this file.
+/// Returns the cookie of the namespace that a file refers to.
 fn cookie_of(path: &Path) -> Result<u64> {
     let what = || {
         Error::os(format!(
@@ -120,7 +122,7 @@ fn cookie_of(path: &Path) -> Result<u64> {
         ))
     };
     let namespace = File::open(path).map_err(what())?;
-    // A thread of its own moves there, and ends.
+    // A separate thread enters the namespace, and ends.
     let look = || {
         // SAFETY: a descriptor and a number.
         match unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } {

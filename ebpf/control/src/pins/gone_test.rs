@@ -16,10 +16,10 @@ use crate::{
     testing::{make_tap, run, skipped},
 };
 
-/// What a killed process leaves, in a namespace that lasts as long as this.
+/// The remains of a killed process, in a namespace that lasts as long as this value.
 struct Left {
     paths: Paths,
-    /// Ends the namespace.
+    /// Dropping this ends the namespace.
     lifeline: mpsc::Sender<Box<dyn FnOnce() + Send>>,
     thread: thread::JoinHandle<()>,
 }
@@ -59,7 +59,7 @@ impl Left {
         }
     }
 
-    /// Does something in the namespace.
+    /// Runs a task in the namespace.
     fn run(&self, task: impl FnOnce() + Send + 'static) {
         let (tell, done) = mpsc::channel();
         let task = move || {
@@ -70,7 +70,7 @@ impl Left {
         done.recv().unwrap();
     }
 
-    /// Ends the namespace; the kernel takes its interfaces down a moment later.
+    /// Ends the namespace; the kernel removes its interfaces a moment later.
     fn end(self) -> Paths {
         drop(self.lifeline);
         self.thread.join().unwrap();
@@ -116,7 +116,7 @@ fn pins_go_with_their_namespace_and_not_before() {
     assert_eq!(sweep_all(root), 0);
     assert!(pins(&emptied.paths) > 0);
 
-    // One is gone, and nobody knows it any more; of another one a process lives.
+    // One namespace is gone and not visible any more; in another one a process lives.
     let dies = dies.end();
     let serves = serves.end();
     let process = FileLock::take(&serves.run_dir.join("owner-0.lock")).unwrap();

@@ -1,4 +1,4 @@
-//! Bringing a card up: features, queues, vectors, number of pairs.
+//! Initialisation of a card: features, queues, vectors, number of pairs.
 use alloc::vec::Vec;
 
 use super::{
@@ -10,33 +10,33 @@ use super::{
 };
 use crate::pci::{ConfigSpace, Registers};
 
-/// Where a card's interrupts go: CPU `n` gets those of queue pair `n`, CPU 0 those of the
-/// configuration.
+/// Interrupt routing of a card: queue pair `n` interrupts CPU `n`, a change of the configuration
+/// interrupts CPU 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Vectors<'a> {
-    /// The CPUs' local APIC ids.
+    /// Local APIC ids of the CPUs.
     pub apic_ids: &'a [u32],
-    /// The interrupt for a queue pair.
+    /// Interrupt vector of queue pairs.
     pub queue: u8,
-    /// The interrupt for a change of the configuration.
+    /// Interrupt vector of configuration changes.
     pub config: u8,
-    /// How many interrupts of its queue pair the calling CPU has taken.
+    /// Returns how many interrupts of its queue pair the calling CPU has taken.
     pub taken: fn() -> u64,
 }
 
-/// A card that is up.
+/// Network card in operation.
 pub struct Card<R> {
-    /// What was agreed on.
+    /// Feature bits that were negotiated.
     pub features: u64,
-    /// Its queue pairs, until each goes to its CPU.
+    /// Queue pairs, until each is moved to its CPU.
     pub pairs: Vec<Pair<R>>,
-    /// The most pairs that the card has.
+    /// Largest number of pairs that the card supports.
     pub most_pairs: u16,
-    /// The control queue, if there is one.
+    /// Control queue; `None` without one.
     pub control: Option<Control<R>>,
 }
 
-/// What the configuration says.
+/// Fields of the device's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Config {
     pub(super) mac: [u8; 6],
@@ -47,7 +47,7 @@ pub(super) struct Config {
 impl Config {
     fn read<R: Registers + Clone>(transport: &Transport<R>, features: u64) -> Self {
         transport.device_config(|device| {
-            // Locally administered, where the device has none.
+            // Locally administered address, for a device without one.
             let mut mac = [0x02, 0, 0, 0, 0, 1];
             if features & feature::MAC != 0 {
                 mac = core::array::from_fn(|at| device.read8(at));
@@ -65,8 +65,11 @@ impl Config {
 }
 
 impl<R: Registers + Clone> Card<R> {
-    /// Resets the card, and brings it up with those of the `wanted` features that it has and at
-    /// most as many pairs as there are CPUs, queues of `size` at most.
+    /// Resets and initialises a card, with those of the `wanted` features that it offers, at most
+    /// as many pairs as there are CPUs, and queues of `size` at most.
+    ///
+    /// # Errors
+    /// The device lacks a feature that is needed, or behaves wrongly.
     pub fn bring_up(
         transport: &Transport<R>,
         config_space: &impl ConfigSpace,
@@ -126,14 +129,17 @@ impl<R: Registers + Clone> Card<R> {
             control,
         };
         if pairs > 1 {
-            // A card that is up must not outlive its memory.
+            // An active card must not outlive its memory.
             card.set_pairs(pairs)
                 .inspect_err(|_| transport.reset().unwrap_or(()))?;
         }
         Ok(card)
     }
 
-    /// Has the device use this many pairs.
+    /// Sets the number of pairs that the device uses.
+    ///
+    /// # Errors
+    /// There is no control queue, or the device refuses the command.
     pub fn set_pairs(&mut self, pairs: u16) -> Result<(), DeviceError> {
         let control = self
             .control
@@ -143,7 +149,8 @@ impl<R: Registers + Clone> Card<R> {
     }
 }
 
-/// Gives up waiting after a while; without a clock, by counting.
+/// Returns a function that returns false after a number of calls, to give up waiting without a
+/// clock.
 pub(super) fn patience() -> impl FnMut() -> bool {
     let mut left = 400_000_000_u64;
     move || {
@@ -153,8 +160,8 @@ pub(super) fn patience() -> impl FnMut() -> bool {
     }
 }
 
-/// Leaves out what needs something that is not there (virtio 1.2, 5.1.3.1), and large received
-/// frames without mergeable buffers: ours are small.
+/// Removes features whose dependencies are missing (virtio 1.2, 5.1.3.1), and large received frames
+/// without mergeable buffers, because the receive buffers are small.
 fn without_orphans(wanted: u64, offered: u64) -> u64 {
     use feature::*;
     let mut features = wanted & offered;

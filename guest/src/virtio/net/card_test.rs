@@ -28,7 +28,7 @@ fn bring_up(fake: &fake::Card) -> Result<Card<fake::Window>, DeviceError> {
     Card::bring_up(&transport, fake, WANTED, 64, VECTORS)
 }
 
-/// What comes next, with how it was received.
+/// Returns the next received frame.
 fn receive(pair: &mut Pair<fake::Window>) -> Option<Vec<u8>> {
     let (frame, _) = pair.receive(Instant::ZERO)?;
     Some(frame.consume(|bytes| bytes.to_vec()))

@@ -1,4 +1,4 @@
-//! The control queue: one command at a time, waited for.
+//! The control queue. It carries one command at a time, and each is waited for.
 use super::super::{
     DeviceError,
     dma::Dma,
@@ -7,29 +7,29 @@ use super::super::{
 };
 use crate::pci::Registers;
 
-/// Classes and commands.
+/// Classes and numbers of commands.
 pub mod command {
     /// RX mode: promiscuous (a byte: on or off).
     pub const PROMISCUOUS: (u8, u8) = (0, 0);
-    /// RX mode: all multicast (a byte).
+    /// RX mode: all multicast (a byte: on or off).
     pub const ALL_MULTICAST: (u8, u8) = (0, 1);
     /// MAC filter table: two tables, each a 32-bit count and the addresses.
     pub const MAC_TABLE: (u8, u8) = (1, 0);
-    /// The MAC address (6 bytes).
+    /// MAC address of the card (6 bytes).
     pub const MAC_ADDRESS: (u8, u8) = (1, 1);
-    /// Lets a VLAN pass (16 bits).
+    /// Adds a VLAN to the filter (16 bits).
     pub const VLAN_ADD: (u8, u8) = (2, 0);
-    /// Lets it pass no longer.
+    /// Removes a VLAN from the filter (16 bits).
     pub const VLAN_DELETE: (u8, u8) = (2, 1);
-    /// The driver has announced itself.
+    /// Acknowledges the device's request for an announcement.
     pub const ANNOUNCE_ACK: (u8, u8) = (3, 0);
-    /// How many queue pairs to use (16 bits).
+    /// Number of queue pairs to use (16 bits).
     pub const QUEUE_PAIRS: (u8, u8) = (4, 0);
-    /// Which guest-side offloads to use (64 bits, by their feature numbers).
+    /// Guest-side offloads to use (64 bits, by their feature numbers).
     pub const GUEST_OFFLOADS: (u8, u8) = (5, 0);
 }
 
-/// The control queue.
+/// Control queue of a card.
 pub struct Control<R> {
     ring: Ring,
     doorbell: Doorbell<R>,
@@ -41,7 +41,7 @@ const DATA_MOST: usize = 1024;
 const ANSWER: usize = DATA + DATA_MOST;
 
 impl<R: Registers> Control<R> {
-    /// Over a ring that has been made.
+    /// Returns the control queue over a ring of the device.
     pub fn new(ring: Ring, doorbell: Doorbell<R>) -> Self {
         Control {
             ring,
@@ -50,8 +50,11 @@ impl<R: Registers> Control<R> {
         }
     }
 
-    /// Sends a command and waits for the device's answer; `relax` is called while it is not there,
-    /// and gives up by returning false. The answer: 0 is OK.
+    /// Sends a command and waits for the device's answer. `relax` is called while there is none,
+    /// and gives up by returning false.
+    ///
+    /// # Errors
+    /// The device refuses the command, or `relax` gives up.
     pub fn send(
         &mut self,
         (class, command): (u8, u8),

@@ -1,5 +1,5 @@
 //! A network card for tests: PCI configuration space, registers, and rings in this process's own
-//! memory, whose device side runs when it is notified.
+//! memory. Its device side runs when it is notified.
 use std::{cell::RefCell, rc::Rc};
 
 use super::super::transport::status;
@@ -15,12 +15,12 @@ const DEVICE: usize = 0x2000;
 const TABLE: usize = 0x3000;
 const PENDING: usize = 0x4000;
 
-/// What the card is like, and what has been done to it.
+/// Properties of the card, and a record of the accesses to it.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) offered: u64,
     pub(super) accepted: u64,
-    /// Features that the card does not take together with others.
+    /// Features that the card refuses, although it offers them.
     pub(super) refuses: u64,
     pub(super) status: u8,
     pub(super) pairs: u16,
@@ -28,9 +28,9 @@ pub(super) struct State {
     pub(super) queues: Vec<Queue>,
     pub(super) table: Vec<u32>,
     pub(super) commands: Vec<Vec<u8>>,
-    /// Frames with their headers, and the queue that each came by.
+    /// Sent frames with their headers, and the queue of each.
     pub(super) sent: Vec<(usize, Vec<u8>)>,
-    /// Sent frames stay in flight.
+    /// True if sent frames stay in flight.
     pub(super) stalled: bool,
     pub(super) notified: Vec<usize>,
     config: Vec<u32>,
@@ -48,7 +48,7 @@ pub(super) struct Queue {
     used: u16,
 }
 
-/// Address, length, flags.
+/// Address, length and flags of a descriptor.
 type Descriptor = (u64, u32, u16);
 
 fn at<T>(address: u64) -> *mut T {
@@ -66,7 +66,7 @@ fn store<T>(address: u64, value: T) {
 }
 
 impl Queue {
-    /// The next chain: its head, and address, length and flags of each descriptor.
+    /// Takes the next chain. Returns its head, and address, length and flags of each descriptor.
     fn next(&mut self) -> Option<(u16, Vec<Descriptor>)> {
         let [descriptors, available, _] = self.addresses;
         if load::<u16>(available + 2) == self.seen {
@@ -139,7 +139,7 @@ impl Card {
         card
     }
 
-    /// Registers at an address, as they are mapped.
+    /// Returns the registers at an address.
     pub(super) fn map(&self, address: u64, _: usize) -> Window {
         Window {
             card: self.clone(),
@@ -175,14 +175,14 @@ impl Card {
         }
     }
 
-    /// Returns a receive buffer with so many bytes of rubbish.
+    /// Returns a receive buffer as if `written` bytes were in it.
     pub(super) fn deliver_rubbish(&self, pair: usize, written: u32) {
         let queue = &mut self.0.borrow_mut().queues[pair * 2];
         let (head, _) = queue.next().expect("a receive buffer");
         queue.give_back(head, written);
     }
 
-    /// Lets what was sent be sent.
+    /// Completes the frames in flight.
     pub(super) fn resume(&self) {
         let mut state = self.0.borrow_mut();
         state.stalled = false;
@@ -220,7 +220,7 @@ impl State {
             }
             self.queues[index].give_back(head, written);
         }
-        // With EVENT_IDX: to be told of the next.
+        // With EVENT_IDX, asks for a notification of the next chain.
         let queue = &self.queues[index];
         store(
             queue.addresses[2] + 4 + 8 * u64::from(queue.size),
@@ -313,7 +313,7 @@ impl ConfigSpace for Card {
     }
 }
 
-/// Mapped registers.
+/// Mapped registers of the card.
 #[derive(Clone)]
 pub(super) struct Window {
     card: Card,

@@ -1,7 +1,7 @@
-//! `struct virtio_net_hdr`: what is left to do to a frame. Made for frames that we send, and looked
-//! at for those that we get.
+//! `struct virtio_net_hdr`: the offloads of a frame. The driver writes it for sent frames, and
+//! reads it for received ones.
 
-/// Its length, with VERSION_1.
+/// Length of the header with VERSION_1, bytes.
 pub(super) const BYTES: usize = 12;
 const NEEDS_CSUM: u8 = 1;
 const DATA_VALID: u8 = 2;
@@ -13,18 +13,18 @@ const IPV4: [u8; 2] = [0x08, 0x00];
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// What an IPv4 frame carries, and where.
+/// Protocol and offsets of an IPv4 frame.
 struct Layers {
     protocol: u8,
     /// Offset of the TCP or UDP header.
     transport: usize,
-    /// Where the IP packet ends.
+    /// Offset of the end of the IP packet.
     end: usize,
     /// Sum of the pseudo header.
     pseudo: u64,
 }
 
-/// Finds TCP or UDP in an unfragmented IPv4 frame.
+/// Finds TCP or UDP in an unfragmented IPv4 frame; `None` for other frames.
 fn layers(frame: &[u8]) -> Option<Layers> {
     let ip = frame.get(ETHERNET..)?;
     if frame.get(12..14)? != IPV4 || ip.len() < 20 || ip[0] >> 4 != 4 {
@@ -51,8 +51,8 @@ fn layers(frame: &[u8]) -> Option<Layers> {
     })
 }
 
-/// Makes the header for a frame to be sent: the TCP or UDP checksum is the device's, and it cuts
-/// the frame into pieces of `segment_bytes`, if that is given.
+/// Returns the header for a frame to be sent. The device completes the TCP or UDP checksum, and
+/// segments the frame if `segment_bytes` is given.
 pub(super) fn prepare(frame: &mut [u8], segment_bytes: Option<u16>) -> [u8; BYTES] {
     let mut header = [0; BYTES];
     let Some(Layers {
@@ -85,17 +85,17 @@ pub(super) fn prepare(frame: &mut [u8], segment_bytes: Option<u16>) -> [u8; BYTE
     header
 }
 
-/// How many receive buffers the frame takes, by its header.
+/// Returns the number of receive buffers that the frame takes, by its header.
 pub(super) fn buffers(header: &[u8]) -> u16 {
     u16::from_le_bytes([header[10], header[11]])
 }
 
-/// Whether the sender, or the device, vouches for the frame's checksum.
+/// Returns whether the sender, or the device, has checked the frame's checksum.
 pub(super) fn vouched(header: &[u8]) -> bool {
     header[0] & (NEEDS_CSUM | DATA_VALID) != 0
 }
 
-/// Checks the TCP or UDP checksum of a received frame. True for what has none.
+/// Checks the TCP or UDP checksum of a received frame. Returns true for a frame without one.
 pub(super) fn is_intact(frame: &[u8]) -> bool {
     let Some(Layers {
         protocol,
@@ -112,7 +112,7 @@ pub(super) fn is_intact(frame: &[u8]) -> bool {
     fold(pseudo + sum(&frame[transport..end])) == 0xFFFF
 }
 
-/// The ones' complement sum of big-endian 16-bit words, unfolded.
+/// Returns the ones' complement sum of big-endian 16-bit words, unfolded.
 fn sum(bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(4);
     let total: u64 = words

@@ -8,7 +8,7 @@ use super::*;
 const SOURCE: Ipv4Address = Ipv4Address::new(10, 1, 0, 2);
 const DESTINATION: Ipv4Address = Ipv4Address::new(192, 0, 2, 77);
 
-/// An Ethernet frame with `payload` in TCP or UDP, checksums right.
+/// Returns an Ethernet frame with `payload` in TCP or UDP, with correct checksums.
 fn frame(protocol: u8, payload: &[u8]) -> Vec<u8> {
     let header = if protocol == TCP { 20 } else { 8 };
     let mut bytes = vec![0; ETHERNET + 20 + header + payload.len()];
@@ -40,7 +40,7 @@ fn frame(protocol: u8, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a device does with NEEDS_CSUM.
+/// Completes a checksum as a device does for NEEDS_CSUM.
 fn complete(header: &[u8; BYTES], frame: &mut [u8]) {
     let start = usize::from(u16::from_le_bytes([header[6], header[7]]));
     let offset = usize::from(u16::from_le_bytes([header[8], header[9]]));
@@ -116,7 +116,7 @@ fn every_wrong_byte_is_noticed() {
         let padded = [&good[..], &[0xAA; 9]].concat();
         assert!(is_intact(&padded), "Ethernet padding is not part of it");
         for at in 34..good.len() {
-            // Nor do they change what the frame is.
+            // The byte does not change the kind of the frame either.
             let mut bad = good.clone();
             bad[at] ^= 0x40;
             assert!(!is_intact(&bad), "byte {at} of protocol {protocol}");

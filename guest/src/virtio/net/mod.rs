@@ -10,51 +10,52 @@ pub use card::{Card, Vectors};
 pub use control::{Control, command};
 pub use pair::Pair;
 
-/// Feature bits.
+/// Feature bits of the network card.
 pub mod feature {
     /// The device completes checksums.
     pub const CSUM: u64 = 1 << 0;
-    /// We take frames whose checksums are to be completed.
+    /// The driver accepts frames whose checksums are to be completed.
     pub const GUEST_CSUM: u64 = 1 << 1;
-    /// What we take can be changed while running.
+    /// The driver's offloads can be changed while running.
     pub const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
-    /// The device says its MTU.
+    /// The device reports its MTU.
     pub const MTU: u64 = 1 << 3;
-    /// The device says its MAC address.
+    /// The device reports its MAC address.
     pub const MAC: u64 = 1 << 5;
-    /// We take TCP/IPv4 frames of up to 64 KiB.
+    /// The driver accepts TCP/IPv4 frames of up to 64 KiB.
     pub const GUEST_TSO4: u64 = 1 << 7;
-    /// We take TCP/IPv6 frames of up to 64 KiB.
+    /// The driver accepts TCP/IPv6 frames of up to 64 KiB.
     pub const GUEST_TSO6: u64 = 1 << 8;
-    /// And such with ECN.
+    /// The driver accepts large TCP frames with ECN.
     pub const GUEST_ECN: u64 = 1 << 9;
-    /// The device cuts TCP/IPv4 frames.
+    /// The device segments TCP/IPv4 frames.
     pub const HOST_TSO4: u64 = 1 << 11;
     /// A frame may take several receive buffers.
     pub const MRG_RXBUF: u64 = 1 << 15;
-    /// The device says the state of its link.
+    /// The device reports the state of its link.
     pub const STATUS: u64 = 1 << 16;
-    /// There is a control queue.
+    /// The device has a control queue.
     pub const CTRL_VQ: u64 = 1 << 17;
-    /// With receive modes.
+    /// The control queue has receive modes.
     pub const CTRL_RX: u64 = 1 << 18;
-    /// With VLAN filters.
+    /// The control queue has VLAN filters.
     pub const CTRL_VLAN: u64 = 1 << 19;
-    /// The device may ask for announcements.
+    /// The device may request announcements.
     pub const GUEST_ANNOUNCE: u64 = 1 << 21;
-    /// Several queue pairs.
+    /// The device has several queue pairs.
     pub const MQ: u64 = 1 << 22;
     /// The MAC address can be set.
     pub const CTRL_MAC_ADDR: u64 = 1 << 23;
-    /// We take UDP/IPv4 frames that stand for several.
+    /// The driver accepts UDP/IPv4 frames that stand for several.
     pub const GUEST_USO4: u64 = 1 << 54;
-    /// We take UDP/IPv6 frames that stand for several.
+    /// The driver accepts UDP/IPv6 frames that stand for several.
     pub const GUEST_USO6: u64 = 1 << 55;
-    /// The device cuts UDP frames.
+    /// The device segments UDP frames.
     pub const HOST_USO: u64 = 1 << 56;
 }
 
-/// All that the driver makes use of. Not the guest-side USO: no stack here takes a UDP frame apart.
+/// Features that the driver uses. Guest-side USO is not among them: no stack here splits a UDP
+/// frame.
 pub const WANTED: u64 = feature::CSUM
     | feature::GUEST_CSUM
     | feature::CTRL_GUEST_OFFLOADS

@@ -1,12 +1,12 @@
 //! A queue pair as the stack's device.
 //!
 //! # Theory of operation
-//! Every buffer is allocated at start and belongs to one descriptor or to one slot for ever.
-//! Received frames are handed to the stack where they lie, and their buffers are offered again with
-//! the next call; a frame of several buffers is copied together only if they do not lie one behind
-//! the other, as they do but for the ring's end while the device takes them in its order. Sent
-//! frames are written by the stack behind their header: into a small slot, or a large one that the
-//! device cuts. Nothing is told to the device before [`Nic::flush`] or [`Nic::arm`].
+//! Every buffer is allocated at start and belongs to one descriptor or to one slot for ever. The
+//! stack reads received frames in place, and their buffers are offered again with the next call. A
+//! frame of several buffers is copied together only if they are not adjacent. They are adjacent,
+//! except at the ring's end, while the device takes them in order. The stack writes sent frames
+//! behind their header: into a small slot, or a large one whose frame the device segments. The
+//! device is notified only by [`Nic::flush`] or [`Nic::arm`].
 mod receive;
 mod send;
 
@@ -28,11 +28,11 @@ use crate::{
     platform::{Nic, NicCounters},
 };
 
-/// The largest frame.
+/// Length of the largest frame, bytes.
 const FRAME_MOST: usize = 65_535;
 
-/// One queue pair. Its memory is never freed: to the device it is there until the next reset, which
-/// one pair alone can't ask for.
+/// One queue pair. Its memory is never freed: the device may use it until the next reset, which a
+/// single pair can't request.
 pub struct Pair<R> {
     receive: Receive<R>,
     send: Send<R>,
@@ -63,12 +63,12 @@ impl<R: Registers> Pair<R> {
         }
     }
 
-    /// Frames that were sent and not returned yet.
+    /// Returns the number of sent frames that the device has not returned yet.
     pub fn in_flight(&self) -> usize {
         self.send.in_flight()
     }
 
-    /// Offers all receive buffers. Once the device has been started.
+    /// Offers all receive buffers. Must be called once the device has been started.
     pub(super) fn start(&mut self) {
         self.receive.offer_all();
         self.send.ring.disarm();
@@ -95,7 +95,7 @@ impl<R: Registers> Nic for Pair<R> {
         self.send.kick();
         if core::mem::take(&mut self.send.blocked) {
             self.send.reap();
-            // What is received is not looked at either while there is no room for an answer.
+            // Received frames are not processed either while there is no room for an answer.
             return !self.send.has_room() && self.send.ring.arm();
         }
         self.receive.ring.arm()
@@ -153,7 +153,7 @@ impl<R: Registers> Device for Pair<R> {
     fn capabilities(&self) -> DeviceCapabilities {
         let has = |bit| self.features & bit != 0;
         let transport = match (has(feature::GUEST_CSUM), has(feature::CSUM)) {
-            // What nobody vouches for is checked in `Receive::next`.
+            // Checksums that no one has checked are checked in `Receive::next`.
             (true, true) => Checksum::None,
             (true, false) => Checksum::Tx,
             (false, true) => Checksum::Rx,
@@ -171,7 +171,7 @@ impl<R: Registers> Device for Pair<R> {
     }
 }
 
-/// A received frame.
+/// Token of a received frame.
 pub struct Received<'a>(&'a [u8]);
 
 impl RxToken for Received<'_> {
@@ -180,7 +180,7 @@ impl RxToken for Received<'_> {
     }
 }
 
-/// Room for a frame to be sent.
+/// Token of room for a frame to send.
 pub struct Slot<'a, R> {
     send: &'a mut Send<R>,
     segment: Option<u16>,

@@ -1,9 +1,9 @@
-//! Images, initrds and command lines that can't be: clear errors, never a panic.
+//! Invalid images, initrds and command lines: clear errors, never a panic.
 use proptest::prelude::*;
 
 use super::*;
 
-/// What is said about an image in 64 MiB.
+/// Returns the error for an image in 64 MiB of memory.
 fn refusal(image: &[u8]) -> String {
     let memory = memory::create(64 * MIB).unwrap();
     load_bytes(&memory, image, None, "")
@@ -11,7 +11,7 @@ fn refusal(image: &[u8]) -> String {
         .to_string()
 }
 
-/// An image with bytes put at an offset.
+/// Returns an image with bytes replaced at an offset.
 fn with(mut image: Vec<u8>, offset: usize, bytes: &[u8]) -> Vec<u8> {
     image[offset..offset + bytes.len()].copy_from_slice(bytes);
     image
@@ -40,7 +40,7 @@ fn elf_kernels_of_other_kinds_are_refused() {
         (54, &[32, 0], "program headers"),
         (56, &[1, 1], "more program headers"),
         (56, &[0, 0], "no segment"),
-        // The only PT_LOAD is none.
+        // The only PT_LOAD becomes PT_NULL.
         (64, &[0], "no segment"),
         (24, &[0xFF; 8], "entry 0xffffffffffffffff"),
         // p_offset, p_paddr, p_filesz, p_memsz of the segment.
@@ -94,7 +94,7 @@ fn wrong_notes_are_refused() {
     }
     let long = elf(ELF_AT, &vec![0; (64 << 10) + 1]);
     assert!(refusal(&long).contains("more notes"));
-    // A note that is cut off names nothing: the ELF entry it is.
+    // A note that is cut off names no entry: the ELF entry is used.
     let cut = pvh_note(ELF_AT as u32);
     let memory = memory::create(64 * MIB).unwrap();
     let image = elf(ELF_AT, &cut[..cut.len() - 1]);
@@ -257,7 +257,7 @@ fn a_command_line_is_as_long_as_the_kernel_takes() {
             "{refused}"
         );
     }
-    // Not even where a kernel says that it takes any.
+    // A limit without bound in the header does not lift the machine's own.
     let any = bzimage(setup_header {
         cmdline_size: u32::MAX,
         ..setup()
@@ -271,7 +271,7 @@ fn a_command_line_is_as_long_as_the_kernel_takes() {
     assert!(matches!(nul, Err(BootError::CommandLineNul)));
 }
 
-/// Puts bytes at places of an image, then perhaps cuts it.
+/// Replaces bytes of an image at random places, then possibly truncates it.
 fn mutated(image: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     let interesting = prop_oneof![
         any::<u64>(),

@@ -1,18 +1,18 @@
-//! Small kernel images, made by hand.
+//! Small kernel images for tests.
 use linux_loader::{
     bootparam::{LOADED_HIGH, XLF_KERNEL_64, setup_header},
     elf::{Elf64_Ehdr, Elf64_Phdr, PT_LOAD, PT_NOTE},
 };
 use vm_memory::ByteValued;
 
-/// Where the ELF images are loaded.
+/// Load address of the ELF images.
 pub(super) const ELF_AT: u64 = 0x20_0000;
-/// Bytes of code in the images.
+/// Code of the images.
 pub(super) const CODE: [u8; 0x300] = [0x90; 0x300];
-/// A segment's length in memory.
+/// Length of a segment in memory, bytes.
 pub(super) const ELF_MEMORY: u64 = 0x4000;
 
-/// An ELF with one segment, and a note segment if there are notes.
+/// Returns an ELF with one segment, and a note segment if `notes` is not empty.
 pub(super) fn elf(entry: u64, notes: &[u8]) -> Vec<u8> {
     let headers = size_of::<Elf64_Ehdr>() + 2 * size_of::<Elf64_Phdr>();
     let header = elf_header(entry, 2);
@@ -58,7 +58,7 @@ pub(super) fn elf_header(entry: u64, segments: u16) -> Elf64_Ehdr {
     header
 }
 
-/// A note, padded to `align`.
+/// Returns a note, padded to `align`.
 pub(super) fn note(name: &[u8], kind: u32, description: &[u8], align: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for number in [name.len() as u32, description.len() as u32, kind] {
@@ -79,7 +79,7 @@ pub(super) fn pvh_elf() -> Vec<u8> {
     elf(ELF_AT, &pvh_note(ELF_AT as u32 + 0x10))
 }
 
-/// A bzImage's header as Linux 6.1's, smaller.
+/// Returns a bzImage's header like that of Linux 6.1, but smaller.
 pub(super) fn setup() -> setup_header {
     setup_header {
         setup_sects: 1,

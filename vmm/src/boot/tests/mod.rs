@@ -1,4 +1,4 @@
-//! What is loaded where and handed over; what is refused.
+//! Loading of kernels: addresses, structures handed over, and refusals.
 mod hostile;
 mod images;
 
@@ -19,7 +19,7 @@ use crate::layout::PAGE_SIZE;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// What the issue of memory around the hole is about.
+/// Memory sizes up to, at and beyond the hole.
 const SIZES: [u64; 4] = [64 * MIB, 3 * GIB, 3 * GIB + PAGE_SIZE, 8 * GIB];
 
 fn file_of(bytes: &[u8]) -> File {
@@ -28,7 +28,7 @@ fn file_of(bytes: &[u8]) -> File {
     file
 }
 
-/// A file of zeroes that takes no space.
+/// Returns a file of zeroes that takes no space on disk.
 fn sparse(bytes: u64) -> File {
     let file = tempfile::tempfile().unwrap();
     file.set_len(bytes).unwrap();
@@ -48,8 +48,8 @@ fn command_line_at(memory: &GuestMemory, address: u64) -> String {
     String::from_utf8(bytes.split(|&b| b == 0).next().unwrap().to_vec()).unwrap()
 }
 
-/// Start, length and kind of what a PVH kernel is told of memory.
-fn told_by_pvh(memory: &GuestMemory, info: &hvm_start_info) -> Vec<(u64, u64, u32)> {
+/// Returns start, length and kind of each entry in a PVH kernel's memory map.
+fn pvh_memory_map(memory: &GuestMemory, info: &hvm_start_info) -> Vec<(u64, u64, u32)> {
     (0..u64::from(info.memmap_entries))
         .map(|index| {
             let at = info.memmap_paddr + index * size_of::<hvm_memmap_table_entry>() as u64;
@@ -59,7 +59,7 @@ fn told_by_pvh(memory: &GuestMemory, info: &hvm_start_info) -> Vec<(u64, u64, u3
         .collect()
 }
 
-fn told_by_linux(params: &boot_params) -> Vec<(u64, u64, u32)> {
+fn linux_memory_map(params: &boot_params) -> Vec<(u64, u64, u32)> {
     let table = params.e820_table;
     let used = &table[..usize::from(params.e820_entries)];
     used.iter()
@@ -100,7 +100,7 @@ fn a_pvh_kernel_gets_start_info() {
         bytes_at(&memory, initrd.start, 5001),
         [&[7; 5000][..], &[0]].concat()
     );
-    let map = told_by_pvh(&memory, &info);
+    let map = pvh_memory_map(&memory, &info);
     assert!(map.contains(&(MIB, 63 * MIB, 1)), "{map:x?}");
 }
 
@@ -177,7 +177,7 @@ fn a_bzimage_keeps_its_header() {
 
 #[test]
 fn a_header_is_as_long_as_the_kernel_says() {
-    // A kernel that knows nothing behind `init_size` has something else there.
+    // A kernel that knows no field after `init_size` has other data there.
     let mut image = bzimage(setup_header {
         handover_offset: 0x190,
         ..setup()
@@ -198,8 +198,8 @@ fn memory_is_told_around_the_hole() {
         let info: hvm_start_info = memory.read_obj(pvh.boot_info).unwrap();
         let linux = load_bytes(&memory, &bzimage(setup()), None, "").unwrap();
         let params: boot_params = memory.read_obj(linux.boot_info).unwrap();
-        let map = told_by_pvh(&memory, &info);
-        assert_eq!(map, told_by_linux(&params));
+        let map = pvh_memory_map(&memory, &info);
+        assert_eq!(map, linux_memory_map(&params));
         for pair in map.windows(2) {
             assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{bytes}: {map:x?}");
         }
@@ -208,7 +208,7 @@ fn memory_is_told_around_the_hole() {
             .filter(|(.., kind)| *kind == 1)
             .map(|(_, size, _)| size)
             .sum();
-        // Between 639 KiB and 1 MiB there is none.
+        // There is no RAM between 639 KiB and 1 MiB.
         assert_eq!(
             ram,
             bytes - (MIB - layout::BASE_RAM_END),
@@ -358,7 +358,7 @@ fn a_note_is_found_among_others() {
             (Protocol::Pvh, entry.into())
         );
     }
-    // Padded to eight bytes, as the segment says.
+    // Padded to eight bytes, which is the segment's alignment.
     let notes = [note(b"Linux\0", 6, &[1], 8), note(b"Xen\0", 18, &word, 8)].concat();
     let mut image = elf(ELF_AT, &notes);
     let align = 64 + 56 + 48;

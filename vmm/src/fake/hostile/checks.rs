@@ -1,4 +1,4 @@
-//! What the registers say, read by way of configuration space, and what must hold.
+//! Reads the registers by way of configuration space, and checks the invariants.
 use super::{FUNCTIONS, Function, Machine, QUEUES, Step, VECTORS, WINDOWS};
 use crate::interrupt::MsiMessage;
 
@@ -6,19 +6,19 @@ const NOTIFY_PAGE: u64 = 0x3000;
 const DRIVER_OK: u8 = 4;
 const NEEDS_RESET: u8 = 64;
 
-/// What a function's registers say.
+/// Register contents of a function.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     status: u8,
-    /// Resets until now.
+    /// Number of resets so far.
     resets: u64,
     bus_master: bool,
-    /// MSI-X is on and not masked as a whole.
+    /// True if MSI-X is on and the function mask is clear.
     msix: bool,
     vectors: Vec<Vector>,
-    /// The queues', then the configuration's.
+    /// Vectors of the queues, then of the configuration.
     queue_vectors: Vec<u16>,
-    /// The notification page, if it is to be forwarded.
+    /// Address of the notification page, if the function decodes it inside PCI's windows.
     notify: Option<u64>,
 }
 
@@ -114,7 +114,7 @@ impl Machine {
             is_active
         };
         let status = after.status;
-        // ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK: none without those before it.
+        // ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK: none is set without those before it.
         let steps = status & 15;
         assert!(
             [0, 1, 3, 11, 15].contains(&steps),

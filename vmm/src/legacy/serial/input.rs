@@ -1,4 +1,4 @@
-//! The console's input: a thread that reads what is typed and fills the UART's FIFO.
+//! The console's input: a thread that reads it and fills the UART's FIFO.
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, OwnedFd},
@@ -15,14 +15,14 @@ use crate::{
     kick, thread,
 };
 
-/// The thread that reads. Ends when dropped.
+/// The input thread. It ends when this is dropped.
 pub(super) struct Reader {
     over: EventFd,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Reader {
-    /// `drained` is signalled when the UART's FIFO became empty.
+    /// Starts the thread. `drained` is signalled when the UART's FIFO becomes empty.
     pub(super) fn start(
         from: OwnedFd,
         uart: Arc<Mutex<Uart>>,
@@ -44,7 +44,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        // Fails only when the count is at its limit: then it is known.
+        // The write fails only when the count is at its limit: then the thread is awake already.
         let _ = self.over.write(1);
         if let Some(thread) = self.thread.take() {
             kick::until_joined(thread);
@@ -52,7 +52,8 @@ impl Drop for Reader {
     }
 }
 
-/// Until the input's end. No byte is read before the FIFO has room for it, so none is lost.
+/// Copies the input to the UART until the input ends. No byte is read before the FIFO has room for
+/// it, so none is lost.
 fn read_all_of(
     from: &OwnedFd,
     uart: &Mutex<Uart>,
@@ -64,7 +65,7 @@ fn read_all_of(
     let mut buffer = [0; 64];
     loop {
         let room = lock().fifo_capacity().min(buffer.len());
-        // Without room, the FIFO's being drained is what is waited for.
+        // Without room, wait until the FIFO is drained.
         let next = match room {
             0 => borrowed(drained),
             _ => from.as_fd(),
@@ -75,7 +76,7 @@ fn read_all_of(
             Ok(_) | Err(_) => continue,
         }
         if room == 0 {
-            // Non-blocking, and only the signal counts.
+            // The eventfd is non-blocking, and its count does not matter.
             let _ = drained.read();
             continue;
         }
@@ -85,8 +86,8 @@ fn read_all_of(
             Ok(0) => return,
             Ok(read) => {
                 counters.input_bytes.add(read as u64);
-                // Fails in loopback mode, where the line is cut off, or when the FIFO was filled by
-                // that mode meanwhile: bytes on a cut line are lost.
+                // Fails in loopback mode, which disconnects the line, or when that mode filled the
+                // FIFO meanwhile: bytes on a disconnected line are lost.
                 let _ = lock().enqueue_raw_bytes(&buffer[..read]);
             }
             Err(_) => match io::Error::last_os_error().kind() {

@@ -17,21 +17,21 @@ use crate::{
     kick, thread,
 };
 
-/// What may wait for the reader.
+/// Capacity of the buffer, bytes.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Never more in one write: what a pipe that polls as writable takes without blocking (PIPE_BUF).
+/// Largest write, bytes: a pipe that polls as writable takes this much without blocking (PIPE_BUF).
 const WRITE_BYTES: usize = 4096;
-/// How long a line may lie unfinished (a prompt has no end of line).
+/// Longest time that an unfinished line stays in the buffer (a prompt has no end of line).
 const UNFINISHED_LINE: Duration = Duration::from_millis(5);
-/// How long a vCPU waits for room, and an ending machine for its last words to be taken.
+/// Longest time that a vCPU waits for room, and that an ending machine waits for its reader.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The buffer. Written a byte at a time, by the UART.
+/// Output buffer. The UART writes to it a byte at a time.
 pub(super) struct Output {
     state: Mutex<State>,
-    /// Signalled for the thread: a line is whole, a first byte came, or it is over.
+    /// Signalled for the thread: a line is whole, a first byte came, or the output is closed.
     filled: Condvar,
-    /// Signalled for a vCPU: there is room, or it is over.
+    /// Signalled for a vCPU: there is room, or vCPUs must not wait any more.
     room: Condvar,
     patience: Duration,
     counters: Arc<SerialCounters>,
@@ -40,15 +40,15 @@ pub(super) struct Output {
 #[derive(Default)]
 struct State {
     bytes: VecDeque<u8>,
-    /// Since when the first byte waits.
+    /// Time since which the first byte waits; `None` if the buffer is empty.
     since: Option<Instant>,
-    /// A line is whole, or much is there.
+    /// True if the buffer holds a whole line or at least [`WRITE_BYTES`].
     due: bool,
-    /// The reader let a vCPU wait in vain, and has taken nothing since.
+    /// True after a vCPU waited in vain, until the reader takes a byte.
     stuck: bool,
-    /// No vCPU is to wait any more.
-    let_go: bool,
-    /// Nothing more comes.
+    /// True once no vCPU may wait any more.
+    waits_ended: bool,
+    /// True once no more bytes will come.
     closed: bool,
 }
 
@@ -67,12 +67,12 @@ impl Output {
         self.state.lock().expect("no holder panics")
     }
 
-    pub(super) fn let_go(&self) {
-        self.lock().let_go = true;
+    pub(super) fn end_waits(&self) {
+        self.lock().waits_ended = true;
         self.room.notify_all();
     }
 
-    /// The first line ends now, unless it did before.
+    /// Records the time of the first end of line.
     fn note_line(&self) {
         let at = &self.counters.first_line_at_us;
         if at.load(Relaxed) == 0 {
@@ -82,8 +82,8 @@ impl Output {
 
     fn push(&self, byte: u8) -> io::Result<()> {
         let mut state = self.lock();
-        if state.bytes.len() >= BUFFER_BYTES && !state.stuck && !state.let_go {
-            let full = |state: &mut State| state.bytes.len() >= BUFFER_BYTES && !state.let_go;
+        if state.bytes.len() >= BUFFER_BYTES && !state.stuck && !state.waits_ended {
+            let full = |state: &mut State| state.bytes.len() >= BUFFER_BYTES && !state.waits_ended;
             (state, _) = self
                 .room
                 .wait_timeout_while(state, self.patience, full)
@@ -107,7 +107,7 @@ impl Output {
         Ok(())
     }
 
-    /// Waits for something to write. `None` at the end.
+    /// Waits for bytes to write. Returns `None` once the output is closed and empty.
     fn next(&self) -> Option<Vec<u8>> {
         let mut state = self.lock();
         loop {
@@ -116,7 +116,8 @@ impl Output {
                 .map(|at| UNFINISHED_LINE.saturating_sub(at.elapsed()));
             let now = state.due || state.closed || left == Some(Duration::ZERO);
             if now && !state.bytes.is_empty() {
-                // Left in the buffer until it is written: its room is not free before.
+                // The bytes stay in the buffer until they are written: their room is not free
+                // before.
                 let some = state.bytes.len().min(WRITE_BYTES);
                 return Some(state.bytes.range(..some).copied().collect());
             }
@@ -135,7 +136,7 @@ impl Output {
         }
     }
 
-    /// So many bytes were taken by the reader (or never will be).
+    /// Removes bytes that the reader took (or never will take).
     fn took(&self, bytes: usize) {
         let mut state = self.lock();
         state.bytes.drain(..bytes);
@@ -151,7 +152,8 @@ fn monotonic_us() -> u64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: room for the answer. It can't fail for a clock that every kernel has.
+    // SAFETY: the pointer is valid for the result. The call can't fail for a clock that every
+    // kernel has.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1_000
 }
@@ -176,7 +178,7 @@ impl Write for Feed {
     }
 }
 
-/// The thread that writes.
+/// The thread that writes the output.
 pub(super) struct Writer {
     output: Arc<Output>,
     give_up: EventFd,
@@ -201,11 +203,12 @@ impl Writer {
         })
     }
 
-    /// Ends the thread once all is written, or nothing was taken for the output's patience.
+    /// Ends the thread once all is written, or the reader has taken nothing for the output's
+    /// patience.
     pub(super) fn close(self) {
         let mut state = self.output.lock();
         state.closed = true;
-        state.let_go = true;
+        state.waits_ended = true;
         self.output.filled.notify_all();
         while !state.bytes.is_empty() {
             let before = state.bytes.len();
@@ -224,14 +227,14 @@ impl Writer {
             }
         }
         drop(state);
-        // Fails only when the count is at its limit: then it is known.
+        // The write fails only when the count is at its limit: then the thread is awake already.
         let _ = self.give_up.write(1);
         kick::until_joined(self.thread);
     }
 }
 
-/// A terminal may be stopped (^S) between the poll and the write: the kick that
-/// [`Writer::close`] sends interrupts such a write.
+/// Writes the output until it is closed. A terminal may be stopped (^S) between the poll and the
+/// write: the kick that [`Writer::close`] sends interrupts such a write.
 fn write_all_of(output: &Output, to: &OwnedFd, over: &EventFd) {
     while let Some(bytes) = output.next() {
         let writable = match ready([(to.as_fd(), true), (borrowed(over), false)], -1) {
@@ -248,7 +251,7 @@ fn write_all_of(output: &Output, to: &OwnedFd, over: &EventFd) {
             Ok(wrote) => output.took(wrote),
             Err(_) => match io::Error::last_os_error().kind() {
                 io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
-                // Nobody will ever read it.
+                // The reader is gone.
                 _ => {
                     output.counters.output_lost_bytes.add(bytes.len() as u64);
                     output.took(bytes.len());

@@ -2,7 +2,7 @@ use std::{fs::File, io::Read, sync::atomic::Ordering::Relaxed};
 
 use super::*;
 
-/// More than a pipe and the buffer hold together.
+/// More bytes than a pipe and the buffer hold together.
 const TOO_MUCH: usize = (64 << 10) + BUFFER_BYTES + 5_000;
 
 fn start(patience: Duration) -> (Arc<Output>, Writer, File) {
@@ -57,7 +57,7 @@ fn a_reader_that_sleeps_delays_the_guest_once_and_loses_counted_bytes() {
     assert!(waited >= patience && waited < 20 * patience, "{waited:?}");
     assert_eq!(lost(&output), refused as u64);
 
-    // It wakes up, and gets what there is; then nothing is lost any more.
+    // The reader resumes and gets the buffered bytes; then no byte is lost any more.
     let mut some = vec![0; 100_000];
     reader.read_exact(&mut some).unwrap();
     while output.lock().stuck {
@@ -65,7 +65,7 @@ fn a_reader_that_sleeps_delays_the_guest_once_and_loses_counted_bytes() {
     }
     Feed(output.clone()).write_all(b"y").unwrap();
 
-    // It sleeps again: the machine still ends, and says how much was lost.
+    // The reader stops again: the machine still ends, and the lost bytes are counted.
     let before = Instant::now();
     writer.close();
     assert!(before.elapsed() < 20 * patience);

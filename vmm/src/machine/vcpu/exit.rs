@@ -1,4 +1,4 @@
-//! Serves the exits of a vCPU.
+//! Handles the exits of a vCPU.
 use std::slice;
 
 use kvm_bindings::{KVM_EXIT_IO_IN, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_run};
@@ -12,7 +12,8 @@ use crate::{
 };
 
 impl Vcpu {
-    /// One `KVM_RUN` and what it asks for. An outcome ends the machine, as does a cause.
+    /// Runs the guest up to its next exit (`KVM_RUN`), and handles the exit. An outcome or a cause
+    /// ends the machine.
     pub(super) fn run_guest(&mut self) -> Result<Option<Outcome>, Cause> {
         let shared = &self.shared;
         let counters = &shared.counters.vcpus[usize::from(self.index)];
@@ -34,7 +35,7 @@ impl Vcpu {
                 counters.interrupted.one();
                 return Ok(None);
             }
-            // Not `Ok(exit)` to be matched by another function: the exit borrows the descriptor.
+            // All exits are matched here: an exit borrows the descriptor, so it can't be passed on.
             Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN, _)) => {
                 counters.other.one();
                 return Ok(Some(Outcome::PoweredOff));
@@ -69,10 +70,10 @@ impl Vcpu {
                 return Err(Cause::UnknownExit { reason });
             }
             Err(error) => match error.errno() {
-                // A kick, or another signal; or an AP that got its SIPI.
+                // A kick, or another signal; or an application processor that received its SIPI.
                 libc::EINTR | libc::EAGAIN => {
                     counters.interrupted.one();
-                    // Set again by the next kick; `stopping` is looked at before the next run.
+                    // The next kick sets it again; `stopping` is checked before the next run.
                     self.fd.set_kvm_immediate_exit(0);
                     return Ok(None);
                 }
@@ -103,8 +104,8 @@ fn mmio(address: u64, size: usize, write: bool) -> Access {
     }
 }
 
-/// `KVM_EXIT_IO`: `count` elements of `size` bytes, all to or from one port (a string instruction
-/// moves many). What kvm-ioctls gives does not tell the two apart.
+/// Handles `KVM_EXIT_IO`: `count` elements of `size` bytes, all to or from one port (a string
+/// instruction moves many). The exit type of kvm-ioctls does not distinguish size and count.
 fn port_access(run: &mut kvm_run, bus: &Bus, counters: &VcpuCounters) -> (Access, Answer) {
     // SAFETY: the exit reason is KVM_EXIT_IO, so this is the union's member.
     let io = unsafe { run.__bindgen_anon_1.io };

@@ -1,5 +1,4 @@
-//! Virtual CPUs: a thread each, which runs the guest until it needs the VMM, serves that, and goes
-//! on.
+//! Virtual CPUs. Each has a thread, which runs the guest, handles its exits, and runs it again.
 //!
 //! All vCPUs but the first wait inside KVM for the INIT and SIPI that the guest sends them.
 mod exit;
@@ -31,15 +30,15 @@ use crate::{
 pub use setup::VcpuError;
 pub(crate) use setup::create;
 
-/// What the vCPUs of a machine share.
+/// State that the vCPUs of a machine share.
 pub(crate) struct Shared {
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) bus: Bus,
     pub(crate) counters: Arc<Counters>,
     pub(crate) ending: Ending,
-    /// Opens when the machine starts.
+    /// Gate that opens when the machine starts.
     pub(crate) gate: Gate,
-    /// No vCPU is to enter the guest any more; a kick follows.
+    /// True once no vCPU may enter the guest any more. A kick follows.
     pub(crate) stopping: AtomicBool,
 }
 
@@ -47,7 +46,7 @@ impl Shared {
     /// Keeps every vCPU from entering the guest again, and from waiting in a device.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Release);
-        self.bus.console.let_go();
+        self.bus.console.end_waits();
     }
 }
 
@@ -92,7 +91,7 @@ impl Vcpu {
         drop(kickable);
     }
 
-    /// Runs the guest up to its next exit and serves that. An outcome ends the machine.
+    /// Runs the guest up to its next exit and handles it. An outcome ends the machine.
     fn step(&mut self) -> Option<Outcome> {
         match self.run_guest() {
             Ok(outcome) => outcome,

@@ -1,4 +1,4 @@
-//! Makes the vCPUs, and puts each into the state in which its guest code begins.
+//! Creates the vCPUs, and sets each to the state in which its guest code begins.
 use kvm_bindings::{Msrs, kvm_lapic_state};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
@@ -14,18 +14,18 @@ const LVT_LINT1: usize = 0x360;
 const DELIVER_NMI: u32 = 0b100 << 8;
 const DELIVER_EXTINT: u32 = 0b111 << 8;
 
-/// Why a vCPU could not be made.
+/// Reason why a vCPU could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum VcpuError {
-    /// KVM refused something.
+    /// KVM refused a call.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// There is no CPUID for it.
+    /// The vCPU's CPUID could not be determined.
     #[error(transparent)]
     Cpuid(#[from] CpuidError),
 }
 
-/// vCPU `index` of `cpus`. The first stands at the kernel's entry; the others wait for INIT and
+/// Creates vCPU `index` of `cpus`. The first is at the kernel's entry; the others wait for INIT and
 /// SIPI.
 pub(crate) fn create(
     kvm: &Kvm,
@@ -53,8 +53,8 @@ pub(crate) fn create(
     Ok(vcpu)
 }
 
-/// What firmware leaves in the model-specific registers. KVM takes them one by one up to the first
-/// that it doesn't know; the guest does without that one.
+/// Sets the MSRs that firmware sets, by a call each: KVM stops at the first one that it does not
+/// know. Such an MSR stays unset.
 fn set_msrs(vcpu: &VcpuFd) -> Result<(), KvmError> {
     for entry in registers::msrs() {
         let one = Msrs::from_entries(&[entry]).expect("one entry is not too many");
@@ -64,7 +64,7 @@ fn set_msrs(vcpu: &VcpuFd) -> Result<(), KvmError> {
     Ok(())
 }
 
-/// Virtual wire mode, as a PC's firmware leaves it: the PICs at LINT0, NMI at LINT1.
+/// Sets virtual wire mode, as a PC's firmware does: the PICs at LINT0, NMI at LINT1.
 fn wire_local_apic(vcpu: &VcpuFd) -> Result<(), KvmError> {
     let mut apic = vcpu
         .get_lapic()

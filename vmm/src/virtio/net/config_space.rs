@@ -3,16 +3,16 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use virtio_bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
 
-/// The speed that the link states, Mbit/s. A TAP has none; bonding in the guest asks for one.
+/// Speed that the card reports, Mbit/s. A TAP has no speed; bonding in the guest needs one.
 const SPEED_MBPS: u32 = 10_000;
 const FULL_DUPLEX: u8 = 1;
 
-/// What the driver reads. Only address and status change.
+/// Device-specific configuration that the driver reads. Only the MAC address and the status change.
 #[derive(Debug)]
 pub(super) struct ConfigSpace {
-    /// The card's own address.
+    /// MAC address of the card at its creation.
     own_mac: [u8; 6],
-    /// What the driver made of it, and two bytes of zero.
+    /// Present MAC address, which the driver may set, and two bytes of zero.
     mac: AtomicU64,
     mtu: u16,
     max_pairs: u16,
@@ -30,24 +30,24 @@ impl ConfigSpace {
         }
     }
 
-    /// The address that the card has now.
+    /// Returns the present MAC address.
     pub(super) fn mac(&self) -> [u8; 6] {
         let [a, b, c, d, e, f, ..] = self.mac.load(Ordering::Acquire).to_le_bytes();
         [a, b, c, d, e, f]
     }
 
-    /// The driver gave the card another address.
+    /// Sets the MAC address, at the driver's command.
     pub(super) fn set_mac(&self, mac: [u8; 6]) {
         self.mac.store(packed(mac), Ordering::Release);
     }
 
-    /// As it was when the card was made; the link stays as it is.
+    /// Restores the MAC address and clears the announcement. The link state is kept.
     pub(super) fn reset(&self) {
         self.set_mac(self.own_mac);
         self.set_announce(false);
     }
 
-    /// Reads at `offset`; beyond the end there are zeroes.
+    /// Reads at `offset`. Bytes beyond the end read as zeroes.
     pub(super) fn read(&self, offset: usize, into: &mut [u8]) {
         let mut bytes = [0; 17];
         bytes[0..6].copy_from_slice(&self.mac());
@@ -62,12 +62,12 @@ impl ConfigSpace {
         into[there..].fill(0);
     }
 
-    /// Whether the link is up; says whether that is a change.
+    /// Sets the link state. Returns whether it changed.
     pub(super) fn set_link(&self, up: bool) -> bool {
         self.set(VIRTIO_NET_S_LINK_UP as u16, up)
     }
 
-    /// Whether the driver is to announce itself; says whether that is a change.
+    /// Sets or clears the request for an announcement. Returns whether it changed.
     pub(super) fn set_announce(&self, wanted: bool) -> bool {
         self.set(VIRTIO_NET_S_ANNOUNCE as u16, wanted)
     }

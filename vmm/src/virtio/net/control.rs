@@ -1,5 +1,5 @@
-//! The control queue (virtio 1.2 section 5.1.6.5): a thread of its own, as its commands change
-//! the TAP and wait for the workers.
+//! The control queue (virtio 1.2 section 5.1.6.5). It has a thread of its own, because its commands
+//! change the TAP and wait for the workers.
 use std::{io, os::fd::AsRawFd, sync::Arc};
 
 use libc::iovec;
@@ -31,37 +31,37 @@ use crate::{
     virtio::{EnabledQueue, Signals},
 };
 
-/// The longest command. Linux's longest is a MAC table.
+/// Length of the longest command, bytes. Linux's longest is a MAC table.
 const MAX_COMMAND_BYTES: usize = 4096;
 
-/// What the thread is told.
+/// Command to the control thread.
 pub(super) enum Command {
-    /// The driver is there and has a control queue.
+    /// Serve a control queue: the driver activated the card.
     Start(Box<Start>),
-    /// The driver is gone.
+    /// Stop serving: the driver reset the card.
     Stop,
-    /// The card is.
+    /// End the thread: the card is dropped.
     Exit,
 }
 
-/// What it serves.
+/// Queue that [`Command::Start`] has served, and its context.
 pub(super) struct Start {
     pub(super) memory: Arc<GuestMemory>,
     pub(super) features: Features,
     pub(super) queue: EnabledQueue,
     pub(super) signals: Arc<dyn Signals>,
-    /// Queue pairs that the driver set up.
+    /// Number of queue pairs that the driver enabled.
     pub(super) pairs: usize,
 }
 
-/// The thread's own.
+/// State of the control thread.
 pub(super) struct Control {
     pub(super) inbox: Inbox<Command>,
     pub(super) shared: Arc<Shared>,
     pub(super) epoll: Epoll,
 }
 
-/// What commands change.
+/// State that control commands change.
 pub(super) struct Shared {
     pub(super) tap: Tap,
     pub(super) config: ConfigSpace,
@@ -81,10 +81,10 @@ impl Control {
         })
     }
 
-    /// Runs until the card is gone.
+    /// Runs until the card is dropped.
     pub(super) fn run(self) {
         while let Some(mut command) = self.inbox.wait() {
-            // While it serves, the next command comes from there.
+            // `serve` returns the next command.
             while let Command::Start(start) = command {
                 let kick = start.queue.kick.as_raw_fd();
                 let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 1);
@@ -111,7 +111,7 @@ impl Control {
         }
     }
 
-    /// Serves until there is a command; an error is a broken ring.
+    /// Serves the queue until a command arrives. An error is a broken ring.
     fn serve(&self, start: &Start) -> io::Result<Command> {
         let memory = Translation::new(Arc::clone(&start.memory));
         let mut session = Session::new(Arc::clone(&self.shared), start.features, start.pairs);
@@ -144,11 +144,11 @@ impl Control {
     }
 }
 
-/// What one driver set.
+/// State that one driver has set by commands.
 pub(super) struct Session {
     shared: Arc<Shared>,
     features: Features,
-    /// Queue pairs that it set up.
+    /// Number of queue pairs that the driver enabled.
     pairs: usize,
     active: usize,
     filter: Filter,
@@ -165,7 +165,7 @@ impl Session {
         }
     }
 
-    /// Carries one command out and acknowledges it.
+    /// Carries out one command and acknowledges it.
     pub(super) fn carry_out(
         &mut self,
         head: u16,
@@ -206,7 +206,7 @@ impl Session {
         Ok(())
     }
 
-    /// `None` refuses it.
+    /// Carries out a command. Returns `None` to refuse it.
     fn command(&mut self, class: u8, command: u8, data: &[u8]) -> Option<()> {
         match (u32::from(class), u32::from(command)) {
             (VIRTIO_NET_CTRL_RX, mode) => self.rx_mode(mode, data),
@@ -249,7 +249,7 @@ impl Session {
             return None;
         }
         *flag = on;
-        self.tell_filter();
+        self.send_filter();
         Some(())
     }
 
@@ -262,7 +262,7 @@ impl Session {
         }
         self.filter.unicast = unicast;
         self.filter.multicast = multicast;
-        self.tell_filter();
+        self.send_filter();
         Some(())
     }
 
@@ -274,7 +274,7 @@ impl Session {
         }
         self.shared.config.set_mac(mac);
         self.filter.mac = mac;
-        self.tell_filter();
+        self.send_filter();
         Some(())
     }
 
@@ -285,8 +285,8 @@ impl Session {
         self.shared.tap.set_offloads(offloads).ok()
     }
 
-    /// Frames may go to the new queues before the driver is told that they do, and to the old ones
-    /// no longer after it (section 5.1.6.5.6).
+    /// Sets the number of active queue pairs. Frames may go to new queues before the driver gets
+    /// the acknowledgement, and must not go to the old ones after it (section 5.1.6.5.6).
     fn pairs(&mut self, data: &[u8]) -> Option<()> {
         self.needs(VIRTIO_NET_F_MQ)?;
         let wanted = usize::from(u16::from_le_bytes(data.try_into().ok()?));
@@ -310,12 +310,12 @@ impl Session {
         Some(())
     }
 
-    /// As the workers have it: `None` lets all through.
+    /// Returns the filter for the workers; `None` passes all frames.
     pub(super) fn filter(&self) -> Option<Arc<Filter>> {
         (!self.filter.promiscuous).then(|| Arc::new(self.filter.clone()))
     }
 
-    fn tell_filter(&self) {
+    fn send_filter(&self) {
         let filter = self.filter();
         for worker in &self.shared.workers {
             worker.send(worker::Command::Filter(filter.clone()));
@@ -323,7 +323,7 @@ impl Session {
     }
 }
 
-/// `struct virtio_net_ctrl_mac`, and what is behind it.
+/// Parses a `struct virtio_net_ctrl_mac`. Returns the table and the bytes after it.
 fn table(data: &[u8]) -> Option<(Table, &[u8])> {
     let (count, rest) = data.split_first_chunk()?;
     let count = usize::try_from(u32::from_le_bytes(*count)).ok()?;

@@ -1,6 +1,6 @@
-//! Where each byte of a frame lies when the kernel has put it there, and where the driver finds it;
-//! where it lies when the driver has put it there, and where the kernel takes it from. The same
-//! place: nobody copied it in between.
+//! Compares the address at which the kernel writes each byte of a frame with the address at which
+//! the driver finds it, and the address at which the driver writes each byte with the address from
+//! which the kernel reads it. Equal addresses show that no copy was made in between.
 use std::{
     collections::VecDeque,
     io,
@@ -18,31 +18,31 @@ use super::{
 use crate::{
     GuestMemory,
     virtio::net::{
-        frame_io::{Transfer, Way},
+        frame_io::{Transfer, Direction},
         tap::HEADER_BYTES,
     },
 };
 
 const MEMORY: u64 = 0x20_0000;
 const QUEUE_SIZE: u16 = 128;
-/// The driver's empty buffers.
+/// Address of the driver's empty buffers.
 const BUFFERS: u64 = 0x8_0000;
 const BUFFER_BYTES: u32 = 2_048;
-/// What the driver sends from.
+/// Address of the frames that the driver sends.
 const SENDS_FROM: u64 = 0x10_0000;
 const WRITABLE: u16 = 2;
 const MORE: u16 = 1;
 
-/// Stands for the kernel: gives frames, takes frames, and notes the addresses.
+/// Stand-in for the kernel: gives frames, takes frames, and records the addresses.
 #[derive(Clone, Default)]
 struct Kernel(Arc<Mutex<Noted>>);
 
 #[derive(Default)]
 struct Noted {
     to_guest: VecDeque<Vec<u8>>,
-    /// Of each frame that was read, the address of each byte.
+    /// Address of each byte, for each frame that was read.
     put_at: Vec<Vec<usize>>,
-    /// Of each frame that was written, the address of each byte.
+    /// Address of each byte, for each frame that was written.
     taken_from: Vec<Vec<usize>>,
 }
 
@@ -67,14 +67,14 @@ impl FrameIo for Kernel {
                 let first = piece.iov_base as usize;
                 first..first + piece.iov_len
             });
-            transfer.result = match transfer.way {
-                Way::Write => {
+            transfer.result = match transfer.direction {
+                Direction::Write => {
                     let all: Vec<usize> = addresses.collect();
                     let bytes = all.len();
                     noted.taken_from.push(all);
                     bytes as i32
                 }
-                Way::Read => match noted.to_guest.pop_front() {
+                Direction::Read => match noted.to_guest.pop_front() {
                     None => -libc::EAGAIN,
                     Some(frame) => {
                         let at: Vec<usize> = addresses.take(frame.len()).collect();
@@ -98,7 +98,7 @@ struct Rig {
     counters: Arc<NetCounters>,
     kernel: Kernel,
     memory: Arc<GuestMemory>,
-    /// Frames' buffers that the driver has taken off the receive queue.
+    /// Number of buffers that the driver has taken off the receive queue.
     seen: u16,
 }
 
@@ -149,7 +149,7 @@ impl Rig {
         self.put(here + 14, index + 1);
     }
 
-    /// The `nth` chain of the queue.
+    /// Offers chain `head` as the `nth` of the queue.
     fn offer(&mut self, queue: u64, nth: u16, head: u16) {
         self.put(ring(queue) + 0x1004 + 2 * u64::from(nth), head);
         self.put(ring(queue) + 0x1002, nth + 1);
@@ -159,7 +159,7 @@ impl Rig {
         while self.card.pass() == Ok(true) {}
     }
 
-    /// Where in the process a guest's byte lies.
+    /// Returns the address in this process of a guest's byte.
     fn host(&self, guest: u64) -> usize {
         self.memory.get_host_address(GuestAddress(guest)).unwrap() as usize
     }
@@ -168,7 +168,8 @@ impl Rig {
         (self.host(0)..self.host(0) + MEMORY as usize).contains(&address)
     }
 
-    /// Gives a frame to the card: where the kernel put each byte, and where the driver finds it.
+    /// Passes a frame to the card. Returns the addresses at which the kernel wrote each byte, and
+    /// those at which the driver finds it.
     fn receive(&mut self, frame: &[u8]) -> (Vec<usize>, Vec<usize>) {
         self.kernel.noted().to_guest.push_back(frame.to_vec());
         self.work();
@@ -192,7 +193,7 @@ impl Rig {
     }
 }
 
-/// A frame of so many bytes behind its header.
+/// Returns a frame of `bytes` behind its header.
 fn frame(bytes: usize) -> Vec<u8> {
     let mut frame: Vec<u8> = (0..HEADER_BYTES + bytes).map(|at| (at * 7) as u8).collect();
     frame[..HEADER_BYTES].fill(0);
@@ -206,7 +207,7 @@ fn what_is_received_is_read_where_the_kernel_put_it() {
         let (put_at, found_at) = rig.receive(&frame(bytes));
         assert_eq!(put_at, found_at, "{bytes}");
     }
-    // Much longer than those before it: its end, and no more, is moved once.
+    // Much longer than those before it: its end, and no more, is copied once.
     let (put_at, found_at) = rig.receive(&frame(9_000));
     let whole = put_at.iter().take_while(|at| rig.is_guests(**at)).count();
     assert_eq!(put_at[..whole], found_at[..whole]);
@@ -215,7 +216,7 @@ fn what_is_received_is_read_where_the_kernel_put_it() {
     let moved = (put_at.len() - whole) as u64;
     assert_eq!((pair.rx_spilled_frames, pair.rx_spilled_bytes), (1, moved));
     assert!(moved > 0);
-    // The next as long is not, nor one over many buffers.
+    // A frame as long as the last is not copied, nor one over many buffers.
     for bytes in [9_000, 8_000, 1_500] {
         let (put_at, found_at) = rig.receive(&frame(bytes));
         assert_eq!(put_at, found_at, "{bytes}");
@@ -226,7 +227,8 @@ fn what_is_received_is_read_where_the_kernel_put_it() {
 #[test]
 fn what_is_sent_is_taken_by_the_kernel_from_where_the_guest_put_it() {
     let mut rig = Rig::new();
-    // Header and frame in one buffer; the header by itself and the frame in two; cut within the header.
+    // Header and frame in one buffer; the header in one and the frame in two; a cut within the
+    // header.
     let cuts: [&[u32]; 3] = [&[12 + 1_500], &[12, 1_000, 60_000], &[5, 100, 3_000]];
     let mut index = 0;
     for (nth, cut) in (0_u16..).zip(cuts) {
@@ -238,7 +240,7 @@ fn what_is_sent_is_taken_by_the_kernel_from_where_the_guest_put_it() {
             rig.describe(1, index, at, *bytes, flags);
             let first = rig.host(at);
             addresses.extend(first..first + *bytes as usize);
-            // Not side by side, or a copy of all at once could pass.
+            // Not adjacent: otherwise a copy of all at once could pass.
             at += u64::from(*bytes) + 777;
             index += 1;
         }
@@ -246,7 +248,7 @@ fn what_is_sent_is_taken_by_the_kernel_from_where_the_guest_put_it() {
         rig.work();
         let taken = rig.kernel.noted().taken_from.pop().unwrap();
         assert_eq!(taken.len(), addresses.len());
-        // The header alone is a copy: it was checked, and the guest can't change it any more.
+        // Only the header is a copy: it was checked, and the guest can't change it any more.
         let (header, bytes) = taken.split_at(HEADER_BYTES);
         assert!(!header.iter().any(|at| rig.is_guests(*at)), "{cut:?}");
         assert_eq!(bytes, &addresses[HEADER_BYTES..], "{cut:?}");

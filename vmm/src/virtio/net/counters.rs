@@ -1,4 +1,4 @@
-//! What the card counted, per queue pair.
+//! Counters of the card, per queue pair.
 //!
 //! Each pair's counters have one writer, its worker, and lie on cache lines of their own.
 use std::{
@@ -11,12 +11,12 @@ use std::{
 
 use serde::Serialize;
 
-/// A number that one thread counts up and any thread reads.
+/// Number that one thread increments and any thread reads.
 #[derive(Debug, Default)]
 pub(super) struct Counter(AtomicU64);
 
 impl Counter {
-    /// Only the one writer may call this: it is no atomic addition.
+    /// Adds to the counter. Only its one writer may call this: it is no atomic addition.
     pub(super) fn add(&self, more: u64) {
         self.0
             .store(self.get().wrapping_add(more), Ordering::Relaxed);
@@ -29,15 +29,15 @@ impl Counter {
 
 macro_rules! drops {
     ($($(#[$doc:meta])* $reason:ident = $name:literal),+ $(,)?) => {
-        /// Why a frame went no further. Each drop is counted under one reason.
+        /// Reason for which a frame was dropped. Each drop is counted under one reason.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum DropReason { $($(#[$doc])* $reason),+ }
 
         impl DropReason {
-            /// All of them.
+            /// Every reason, in the order of declaration.
             pub const ALL: &[DropReason] = &[$(DropReason::$reason),+];
 
-            /// Its name in reports.
+            /// Returns the reason's name in reports.
             pub fn name(self) -> &'static str {
                 match self { $(DropReason::$reason => $name),+ }
             }
@@ -52,7 +52,7 @@ drops! {
     TxLong = "tx_long",
     /// From the guest: in more pieces than one system call takes.
     TxPieces = "tx_pieces",
-    /// From the guest: a checksum to be completed that was not negotiated, or lies outside the frame.
+    /// From the guest: requests a checksum that was not negotiated, or that lies outside the frame.
     TxChecksum = "tx_checksum",
     /// From the guest: a GSO type that is unknown or was not negotiated.
     TxGsoType = "tx_gso_type",
@@ -68,26 +68,27 @@ drops! {
     TxDeviceGone = "tx_device_gone",
     /// From the guest: the host had no memory for the frame.
     TxNoMemory = "tx_no_memory",
-    /// From the guest: the TAP gave another error.
+    /// From the guest: the TAP returned another error.
     TxOther = "tx_other",
     /// To the guest: its buffer is smaller than the frame, and buffers may not be merged.
     RxBufferSize = "rx_buffer_size",
     /// To the guest: all the buffers it has are smaller than the frame.
     RxRingSize = "rx_ring_size",
-    /// To the guest: its filters (RX mode, MAC table) do not want it.
+    /// To the guest: its filters (RX mode, MAC table) reject the frame.
     RxFiltered = "rx_filtered",
-    /// To the guest: the TAP gave less than the headers.
+    /// To the guest: the TAP returned less than the headers.
     RxShort = "rx_short",
     /// To the guest: longer than any frame of Ethernet (from a socket only).
     RxLong = "rx_long",
-    /// To the guest: with an offload that its driver did not negotiate: in the TAP since another one
-    /// that did.
+    /// To the guest: has an offload that its driver did not negotiate. The frame was in the TAP
+    /// since the time of another driver that did.
     RxOffload = "rx_offload",
-    /// To the guest: in hand when the driver reset the device or turned the queue off.
+    /// To the guest: received but not delivered when the driver reset the device or turned the
+    /// queue off.
     RxReset = "rx_reset",
 }
 
-/// The counters of one queue pair. Traffic counts what arrived at the other end: the TAP, or the
+/// Counters of one queue pair. Traffic counts frames that arrived at the other end: the TAP, or the
 /// guest's buffers.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -142,14 +143,14 @@ impl PairCounters {
     }
 }
 
-/// All that a card counts. It outlives resets.
+/// All counters of a card. They are kept over resets.
 #[derive(Debug)]
 pub struct NetCounters {
     pub(super) pairs: Vec<Arc<PairCounters>>,
     pub(super) control: ControlCounters,
 }
 
-/// The control queue's.
+/// Counters of the control queue.
 #[derive(Debug, Default)]
 pub(super) struct ControlCounters {
     pub(super) commands: Counter,
@@ -158,7 +159,7 @@ pub(super) struct ControlCounters {
 }
 
 impl NetCounters {
-    /// Counters at zero, for so many queue pairs.
+    /// Returns counters at zero for a number of queue pairs.
     pub fn new(pairs: usize) -> Arc<NetCounters> {
         Arc::new(NetCounters {
             pairs: (0..pairs).map(|_| Arc::default()).collect(),
@@ -166,7 +167,7 @@ impl NetCounters {
         })
     }
 
-    /// What they say now.
+    /// Returns the present figures.
     pub fn snapshot(&self) -> NetSnapshot {
         NetSnapshot {
             pairs: self.pairs.iter().map(|pair| pair.snapshot()).collect(),
@@ -180,13 +181,13 @@ impl NetCounters {
 /// The card's counters at one time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NetSnapshot {
-    /// Per queue pair, in order.
+    /// Counters of each queue pair, in order.
     pub pairs: Vec<PairSnapshot>,
     /// Commands on the control queue.
     pub control_commands: u64,
-    /// Of these, refused with VIRTIO_NET_ERR.
+    /// Commands refused with VIRTIO_NET_ERR.
     pub control_refused: u64,
-    /// How often the control queue's ring was found broken.
+    /// Times that the control queue's ring was found broken.
     pub control_broken_rings: u64,
 }
 
@@ -196,36 +197,37 @@ pub struct NetSnapshot {
 pub struct PairSnapshot {
     /// Frames that the TAP took.
     pub tx_frames: u64,
-    /// Their bytes.
+    /// Bytes of the frames that the TAP took.
     pub tx_bytes: u64,
-    /// Frames that the guest was given.
+    /// Frames delivered to the guest.
     pub rx_frames: u64,
-    /// Their bytes.
+    /// Bytes of the frames delivered to the guest.
     pub rx_bytes: u64,
-    /// Descriptor chains they took: above `rx_frames` when buffers were merged.
+    /// Descriptor chains that received frames took: above `rx_frames` when buffers were merged.
     pub rx_buffers: u64,
     /// Wakeups by a notification of the driver.
     pub kicks: u64,
-    /// Interrupts sent.
+    /// Interrupts sent to the driver.
     pub interrupts: u64,
-    /// Times that something was used and the driver wanted no interrupt.
+    /// Times that buffers were used and the driver wanted no interrupt.
     pub interrupts_suppressed: u64,
     /// System calls of the worker, interrupts included.
     pub syscalls: u64,
-    /// Times the worker slept and woke.
+    /// Times that the worker slept and woke.
     pub wakeups: u64,
-    /// Times that frames were left in the TAP as the guest had no buffers.
+    /// Times that frames were left in the TAP because the guest had no buffers.
     pub rx_waits: u64,
-    /// Times that frames were left in the ring as the TAP took no more.
+    /// Times that frames were left in the ring because the TAP took no more.
     pub tx_waits: u64,
-    /// Frames longer than expected, whose end was copied once more, by the VMM. All other frames
-    /// are copied once, by the kernel.
+    /// Frames longer than expected, whose end the VMM copied once more. All other frames are copied
+    /// once, by the kernel.
     pub rx_spilled_frames: u64,
-    /// Bytes so copied.
+    /// Bytes that the VMM copied once more.
     pub rx_spilled_bytes: u64,
-    /// How often a ring was found broken, which ends in DEVICE_NEEDS_RESET.
+    /// Times that a ring was found broken, which ends in DEVICE_NEEDS_RESET.
     pub broken_rings: u64,
-    /// How often the host refused what the worker can't do without, which ends likewise.
+    /// Times that the host refused a resource that the worker needs, which ends in
+    /// DEVICE_NEEDS_RESET.
     pub host_failures: u64,
     /// Frames dropped, by [`DropReason::name`].
     pub drops: BTreeMap<&'static str, u64>,

@@ -1,4 +1,4 @@
-//! The device: its threads, activation and reset.
+//! The virtio-net device: its threads, activation and reset.
 use std::{
     sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
@@ -24,7 +24,7 @@ use crate::{
     virtio::{ActivateError, Activation, Signals, VirtioDevice},
 };
 
-/// The card.
+/// The virtio-net network card.
 pub struct Net {
     shared: Arc<Shared>,
     link: Arc<Link>,
@@ -34,32 +34,32 @@ pub struct Net {
     queue_sizes: Vec<u16>,
 }
 
-/// Changes a card from outside the guest.
+/// Handle that changes a card from outside the guest.
 #[derive(Clone)]
 pub struct NetHandle(Arc<Link>);
 
 struct Link {
     shared: Arc<Shared>,
-    /// While the driver is there.
+    /// Signals to the driver; `None` while the card is not active.
     signals: Mutex<Option<Arc<dyn Signals>>>,
 }
 
 impl NetHandle {
-    /// Asks the driver to announce itself to the network, as after a move.
+    /// Requests the driver to announce itself to the network, as after a migration.
     pub fn announce(&self) {
         let changed = self.0.shared.config.set_announce(true);
-        self.0.tell(changed);
+        self.0.notify_config(changed);
     }
 
-    /// Plugs the cable in, or out. It only tells the driver.
+    /// Sets the link state that the driver sees. Frames are not affected.
     pub fn set_link(&self, up: bool) {
         let changed = self.0.shared.config.set_link(up);
-        self.0.tell(changed);
+        self.0.notify_config(changed);
     }
 }
 
 impl Link {
-    fn tell(&self, changed: bool) {
+    fn notify_config(&self, changed: bool) {
         let signals = self.signals.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(signals) = signals.as_ref().filter(|_| changed) {
             signals.config();
@@ -72,8 +72,12 @@ impl Link {
 }
 
 impl Net {
-    /// Makes a card, and starts its threads, which sleep until the driver is there: one per queue
-    /// pair and one for the control queue, each calling `setup` first.
+    /// Creates a card, and starts its threads, which sleep until a driver activates the card: one
+    /// per queue pair and one for the control queue, each calling `setup` first.
+    ///
+    /// # Errors
+    /// The configuration is invalid, a descriptor is no suitable TAP, or the host refuses a
+    /// resource.
     pub fn new(
         config: NetConfig,
         setup: ThreadSetup,
@@ -100,7 +104,7 @@ impl Net {
             tap.set_attached(queue, false)
                 .map_err(tried("detach a TAP's queue"))?;
         }
-        // Should the card not come to be, they end as their mailboxes go.
+        // If a later step fails, the threads end when their mailboxes are dropped.
         let mut threads = Vec::with_capacity(pairs + 1);
         let mut workers = Vec::with_capacity(pairs);
         for (index, counters) in counters.pairs.iter().enumerate() {
@@ -144,20 +148,20 @@ impl Net {
         })
     }
 
-    /// To change the card from outside.
+    /// Returns a handle that changes the card from outside.
     pub fn handle(&self) -> NetHandle {
         NetHandle(Arc::clone(&self.link))
     }
 
-    /// Has all threads let go of the driver, and the card as it was made.
+    /// Stops all threads, and restores the card's initial state.
     fn stop(&mut self) {
         self.link.set_signals(None);
-        // It may be waiting for a worker, so it is first.
+        // The control thread may be waiting for a worker, so it is stopped first.
         self.control.send(control::Command::Stop);
         for worker in &self.shared.workers {
             worker.send(worker::Command::Stop);
         }
-        // What fails here fails again, and is reported, on activation.
+        // A failure here occurs again, and is reported, on activation.
         let _ = self.shared.tap.set_offloads(Offloads::default());
         for queue in 1..self.shared.tap.queues() {
             let _ = self.shared.tap.set_attached(queue, false);
@@ -189,7 +193,7 @@ impl VirtioDevice for Net {
     }
 
     fn write_config(&mut self, _offset: usize, _bytes: &[u8]) {
-        // All of it is read-only to a driver of virtio 1; the MAC is set by the control queue.
+        // All fields are read-only to a virtio 1 driver; the control queue sets the MAC address.
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
@@ -198,7 +202,7 @@ impl VirtioDevice for Net {
         let memory = Translation::new(Arc::clone(&activation.memory));
         let all = queues.pairs.iter().flat_map(|(rx, tx)| [rx, tx]);
         for queue in all.chain(&queues.control) {
-            // The workers make their own.
+            // Checks only: the workers make rings of their own.
             Ring::new(&queue.queue, features, &memory).map_err(|_| ActivateError::Queues {
                 enabled: queues.enabled,
                 why: "a ring lies outside the guest's memory",

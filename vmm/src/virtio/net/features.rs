@@ -1,4 +1,4 @@
-//! Feature bits (virtio 1.2 section 5.1.3) and what they mean to a TAP.
+//! Feature bits (virtio 1.2 section 5.1.3) and the TAP offloads they correspond to.
 use virtio_bindings::{
     bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC},
     virtio_net::{
@@ -12,12 +12,12 @@ use virtio_bindings::{
     },
 };
 
-/// A set of feature bits.
+/// Set of feature bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Features(pub(super) u64);
 
 impl Features {
-    /// Whether this bit is there.
+    /// Returns whether the set contains a bit.
     pub(super) fn has(self, bit: u32) -> bool {
         self.0 & (1 << bit) != 0
     }
@@ -34,7 +34,7 @@ impl Features {
         self.has(VIRTIO_RING_F_INDIRECT_DESC)
     }
 
-    /// What the device offers on a TAP of this kind.
+    /// Returns the features that the device offers on a TAP with these offloads.
     pub(super) fn offered(tap: Offloads, queue_pairs: usize) -> Features {
         const ALWAYS: &[u32] = &[
             VIRTIO_NET_F_MAC,
@@ -68,8 +68,8 @@ impl Features {
         Features(offered)
     }
 
-    /// What the TAP may hand this guest: its side of the offloads, as far as the specification's
-    /// dependencies (section 5.1.3.1) are met.
+    /// Returns the offloads that the TAP may use toward this guest: those that the driver
+    /// negotiated, as far as the specification's dependencies (section 5.1.3.1) are met.
     pub(super) fn guest_offloads(self) -> Offloads {
         let all = TABLE
             .iter()
@@ -79,7 +79,8 @@ impl Features {
     }
 }
 
-/// TAP offload, features toward the host, features toward the guest. USO is one on a TAP.
+/// TAP offload, features toward the host, features toward the guest. USO for both IP versions is
+/// one offload on a TAP.
 type Row = (Offloads, &'static [u32], &'static [u32]);
 const TABLE: &[Row] = &[
     (
@@ -109,7 +110,7 @@ const TABLE: &[Row] = &[
     ),
 ];
 
-/// What the reader of a TAP's frames can take: `TUN_F_*` of `linux/if_tun.h`.
+/// Offloads that the reader of a TAP's frames accepts: `TUN_F_*` of `linux/if_tun.h`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Offloads(pub(super) u32);
 
@@ -118,7 +119,7 @@ impl Offloads {
     pub(super) const TSO4: Offloads = Offloads(libc::TUN_F_TSO4);
     pub(super) const TSO6: Offloads = Offloads(libc::TUN_F_TSO6);
     pub(super) const ECN: Offloads = Offloads(libc::TUN_F_TSO_ECN);
-    /// Linux 6.2; the kernel takes both or none.
+    /// Since Linux 6.2; the kernel takes both bits or none.
     pub(super) const USO: Offloads = Offloads(libc::TUN_F_USO4 | libc::TUN_F_USO6);
     pub(super) const ALL: &[Offloads] = &[Self::CSUM, Self::TSO4, Self::TSO6, Self::ECN, Self::USO];
 
@@ -130,7 +131,7 @@ impl Offloads {
         Offloads(self.0 | other.0)
     }
 
-    /// Without what depends on something that is not there.
+    /// Returns the set without offloads whose dependencies are not in it.
     pub(super) fn consistent(self) -> Offloads {
         if !self.has(Self::CSUM) {
             return Offloads::default();
@@ -143,8 +144,8 @@ impl Offloads {
         }
     }
 
-    /// Of the bits that the driver writes with `VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET`; `None` when
-    /// one was not negotiated.
+    /// Returns the offloads for the bits that the driver writes with
+    /// `VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET`; `None` when a bit was not negotiated.
     pub(super) fn from_command(bits: u64, negotiated: Features) -> Option<Offloads> {
         let known = TABLE
             .iter()

@@ -1,14 +1,14 @@
-//! Which frames the guest wants: RX mode and MAC table (virtio 1.2 sections 5.1.6.5.1 and .2).
+//! Receive filter: RX mode and MAC table (virtio 1.2 sections 5.1.6.5.1 and .2).
 //!
-//! Until the driver says otherwise it gets everything: a driver that never negotiated the
-//! commands must not lose a frame.
+//! Until the driver sets a filter it gets every frame: a driver that never negotiated the commands
+//! must not lose a frame.
 
-/// Addresses that a table may hold; above it the driver gets all of that kind.
+/// Largest number of addresses in a table. With more, the driver gets all frames of that kind.
 pub(super) const MAX_ADDRESSES: usize = 64;
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 
-/// What is let through.
+/// Receive filter of a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Filter {
     pub(super) mac: [u8; 6],
@@ -22,7 +22,7 @@ pub(super) struct Filter {
     pub(super) multicast: Table,
 }
 
-/// One kind's addresses. Too many are all.
+/// Addresses of one kind, unicast or multicast. A table that is too long passes all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Table {
     These(Vec<[u8; 6]>),
@@ -53,7 +53,7 @@ impl Filter {
         }
     }
 
-    /// Whether a frame to this address goes to the guest.
+    /// Returns whether a frame to this address goes to the guest.
     pub(super) fn wants(&self, to: &[u8; 6]) -> bool {
         if self.promiscuous {
             true

@@ -1,8 +1,8 @@
-//! The header in front of each frame (`struct virtio_net_hdr`, virtio 1.2 section 5.1.6), and what
-//! a guest may write into it.
+//! The header in front of each frame (`struct virtio_net_hdr`, virtio 1.2 section 5.1.6), and the
+//! checks of a guest's header.
 //!
-//! The guest's header is copied, checked and rewritten to what was understood of it; the TAP gets
-//! the copy. So what was checked is what the kernel reads, and what means nothing is zero.
+//! The guest's header is copied, checked and rewritten with the fields that have a meaning; the TAP
+//! gets the copy. So the kernel reads what was checked, and fields without a meaning are zero.
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
     VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6,
@@ -13,11 +13,11 @@ use virtio_bindings::virtio_net::{
 
 use super::{DropReason, features::Features, tap::HEADER_BYTES};
 
-/// Ethernet, without a tag.
+/// Length of the Ethernet header without a tag, bytes.
 pub(super) const ETHERNET_BYTES: usize = 14;
-/// The longest frame: the longest IP packet behind its Ethernet header.
+/// Length of the longest frame, bytes: the longest IP packet behind its Ethernet header.
 pub(super) const MAX_FRAME_BYTES: usize = ETHERNET_BYTES + 65_535;
-/// Where the number of merged buffers stands.
+/// Offset of the number of merged buffers in the header.
 pub(super) const NUM_BUFFERS_AT: usize = 10;
 
 const NEEDS_CSUM: u8 = VIRTIO_NET_HDR_F_NEEDS_CSUM as u8;
@@ -27,7 +27,10 @@ const GSO_TCPV6: u8 = VIRTIO_NET_HDR_GSO_TCPV6 as u8;
 const GSO_UDP_L4: u8 = VIRTIO_NET_HDR_GSO_UDP_L4 as u8;
 const GSO_ECN: u8 = VIRTIO_NET_HDR_GSO_ECN as u8;
 
-/// Checks the header of a frame of so many bytes, and rewrites it.
+/// Checks the header of a frame of `frame_bytes`, and rewrites it.
+///
+/// # Errors
+/// The frame must be dropped, for this reason.
 pub(super) fn check(
     header: &mut [u8; HEADER_BYTES],
     frame_bytes: usize,
@@ -58,7 +61,7 @@ pub(super) fn check(
     }
     if gso_type != GSO_NONE {
         let l4 = L4::of(gso_type, negotiated).ok_or(DropReason::TxGsoType)?;
-        // The first byte of payload, at the earliest.
+        // Earliest offset of the payload's first byte.
         let payload = usize::from(csum_start) + l4.header_bytes;
         if !checksum || gso_size == 0 || csum_offset != l4.checksum_at || payload > frame_bytes {
             return Err(DropReason::TxGso);
@@ -75,13 +78,14 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Whether a frame of the TAP's whose header begins with these flags and this GSO type may go to a
-/// guest that negotiated so. The TAP was told what the guest takes, but what was in it before that
-/// was for another driver.
+/// Returns whether a frame from the TAP, whose header begins with these flags and this GSO type,
+/// may go to a guest with these features. The TAP knows what the guest accepts, but frames that
+/// were in it before were made for another driver.
 pub(super) fn may_receive([flags, gso_type]: [u8; 2], negotiated: Features) -> bool {
     let checksum = flags & NEEDS_CSUM == 0 || negotiated.has(VIRTIO_NET_F_GUEST_CSUM);
     let ecn = gso_type & GSO_ECN == 0 || negotiated.has(VIRTIO_NET_F_GUEST_ECN);
-    // Which of the two a UDP frame needs is in its IP header; the TAP takes both or none.
+    // The IP header decides which of the two features a UDP frame needs; the TAP takes both or
+    // none.
     let uso = [VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6];
     let gso = match gso_type & !GSO_ECN {
         GSO_NONE => true,
@@ -93,14 +97,14 @@ pub(super) fn may_receive([flags, gso_type]: [u8; 2], negotiated: Features) -> b
     checksum && ecn && gso
 }
 
-/// What is segmented.
+/// Transport protocol of a GSO frame.
 struct L4 {
     header_bytes: usize,
     checksum_at: u16,
 }
 
 impl L4 {
-    /// `None` when the type is unknown, or not what was negotiated.
+    /// Returns the protocol of a GSO type; `None` when the type is unknown or was not negotiated.
     fn of(gso_type: u8, negotiated: Features) -> Option<L4> {
         const TCP: L4 = L4 {
             header_bytes: 20,

@@ -94,7 +94,7 @@ fn gso_needs_type_size_checksum_and_headers() {
 }
 
 proptest! {
-    /// Whatever passes is in bounds, was negotiated, and passes again unchanged.
+    /// A header that passes is in bounds, was negotiated, and passes again unchanged.
     #[test]
     fn what_passes_is_sound(
         it in any::<[u8; 12]>(),
@@ -104,7 +104,7 @@ proptest! {
     ) {
         let mut it = it;
         if near {
-            // Small numbers, so that some pass.
+            // Small numbers, so that some headers pass.
             for at in [3, 7, 9] { it[at] = 0; }
             it[1] &= 0x85;
         }

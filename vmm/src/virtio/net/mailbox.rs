@@ -1,4 +1,4 @@
-//! Commands to a thread that may be asleep, each answered before the sender goes on.
+//! Commands to a thread that may be asleep. The sender waits for the answer to each.
 use std::{
     io,
     os::fd::{AsRawFd, RawFd},
@@ -11,7 +11,7 @@ use std::{
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// The sender's end.
+/// Sender's end of a mailbox.
 pub(super) struct Mailbox<C> {
     line: Mutex<Line<C>>,
     bell: Arc<Bell>,
@@ -22,7 +22,7 @@ struct Line<C> {
     answers: mpsc::Receiver<()>,
 }
 
-/// The thread's end.
+/// Receiving thread's end of a mailbox.
 pub(super) struct Inbox<C> {
     commands: mpsc::Receiver<C>,
     answers: mpsc::Sender<()>,
@@ -30,12 +30,12 @@ pub(super) struct Inbox<C> {
 }
 
 struct Bell {
-    /// Looked at on the way, so that a busy thread needs no system call.
+    /// True after a command was sent. The flag is read without a system call, for a busy thread.
     rung: AtomicBool,
     event: EventFd,
 }
 
-/// Both ends.
+/// Creates a mailbox and returns both ends.
 pub(super) fn mailbox<C>() -> io::Result<(Mailbox<C>, Inbox<C>)> {
     let bell = Arc::new(Bell {
         rung: AtomicBool::new(false),
@@ -62,13 +62,13 @@ pub(super) fn mailbox<C>() -> io::Result<(Mailbox<C>, Inbox<C>)> {
 }
 
 impl<C> Mailbox<C> {
-    /// Sends a command and waits until it was carried out. A thread that has ended carries out
-    /// nothing, and so keeps nobody waiting.
+    /// Sends a command and waits until it was carried out. Returns at once if the thread has ended.
     pub(super) fn send(&self, command: C) {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         if line.commands.send(command).is_ok() {
             self.bell.rung.store(true, Ordering::Release);
-            // It fails only when the count is at its end: then the thread wakes all the same.
+            // The write fails only when the count is at its limit: then the thread wakes all the
+            // same.
             let _ = self.bell.event.write(1);
             let _ = line.answers.recv();
         }
@@ -76,28 +76,28 @@ impl<C> Mailbox<C> {
 }
 
 impl<C> Inbox<C> {
-    /// Signalled when a command is there. Watch it edge-triggered.
+    /// Returns an eventfd that is signalled when a command arrives. Watch it edge-triggered.
     pub(super) fn descriptor(&self) -> RawFd {
         self.bell.event.as_raw_fd()
     }
 
-    /// Whether a command may be there.
+    /// Returns whether a command may have arrived.
     pub(super) fn rung(&self) -> bool {
         self.bell.rung.load(Ordering::Acquire)
     }
 
-    /// The next command. Each is to be answered.
+    /// Takes the next command, if there is one. Each command must be answered.
     pub(super) fn take(&self) -> Option<C> {
         self.bell.rung.store(false, Ordering::Release);
         self.commands.try_recv().ok()
     }
 
-    /// Waits for the next command; `None` when no more can come.
+    /// Waits for the next command. Returns `None` when no more can come.
     pub(super) fn wait(&self) -> Option<C> {
         self.commands.recv().ok()
     }
 
-    /// Says that the command was carried out.
+    /// Answers the last command: it was carried out.
     pub(super) fn answer(&self) {
         let _ = self.answers.send(());
     }

@@ -1,21 +1,21 @@
 //! The network card: multi-queue virtio-net on a TAP (virtio 1.2 section 5.1).
 //!
 //! # Theory of operation
-//! A TAP with several queues has a descriptor for each, and each belongs to one queue pair and to
-//! one thread ([`worker`]), which moves frames both ways ([`tx`], [`rx`]) with what the host has
-//! for that ([`frame_io`]). Frames are read straight into the guest's buffers and written straight out
-//! of them, one copy, the kernel's. Offload headers pass through, so that a GSO frame stays whole;
-//! the guest's are checked and rewritten first ([`header`]). Workers share nothing but the guest's
-//! memory, and allocate nothing once they serve. One more thread carries out the commands of the
-//! control queue ([`control`]).
+//! A TAP with several queues has a descriptor for each. Each descriptor belongs to one queue pair
+//! and to one thread ([`worker`]), which moves frames both ways ([`tx`], [`rx`]) by io_uring or by
+//! readv and writev ([`frame_io`]). Frames are read straight into the guest's buffers and written
+//! straight out of them, with one copy, the kernel's. Offload headers pass through, so that a GSO
+//! frame stays whole; the guest's are checked and rewritten first ([`header`]). Workers share
+//! nothing but the guest's memory, and allocate nothing once they serve. One more thread carries
+//! out the commands of the control queue ([`control`]).
 //!
-//! The threads live as long as the card. Activation and reset only tell them what to serve, and
-//! wait for the answer ([`mailbox`]); so a vCPU thread makes no thread, no mapping and no
-//! descriptor, and when a reset returns nobody touches the guest's memory any more.
+//! The threads live as long as the card. Activation and reset only send them commands and wait for
+//! the answer ([`mailbox`]). So a vCPU thread creates no thread, no mapping and no descriptor, and
+//! when a reset returns no thread touches the guest's memory any more.
 //!
-//! What the driver writes into a ring is checked as it is read ([`ring`]). A ring that makes no
-//! sense ends the service of that queue pair and sets DEVICE_NEEDS_RESET; a frame that makes none
-//! is given back and counted.
+//! All that the driver writes into a ring is checked as it is read ([`ring`]). An invalid ring ends
+//! the service of that queue pair and sets DEVICE_NEEDS_RESET. An invalid frame is given back and
+//! counted.
 use std::{io, os::fd::OwnedFd};
 
 mod config_space;
@@ -42,29 +42,29 @@ mod worker;
 pub use counters::{DropReason, NetCounters, NetSnapshot, PairSnapshot};
 pub use device::{Net, NetHandle};
 
-/// The most queue pairs a card may have.
+/// Largest number of queue pairs of a card.
 pub const MAX_QUEUE_PAIRS: usize = 16;
-/// Descriptors in each RX and TX queue, at most. One system call takes a chain that long.
+/// Largest number of descriptors in each RX and TX queue. One system call takes a chain that long.
 const QUEUE_SIZE: u16 = 1024;
 const CONTROL_QUEUE_SIZE: u16 = 64;
 
-/// What to make a card of.
+/// Configuration of a card.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct NetConfig {
-    /// The address that the guest is told.
+    /// MAC address of the card, as the guest reads it.
     pub mac: [u8; 6],
-    /// The MTU that the guest is told, bytes of L3.
+    /// MTU that the guest reads, bytes of L3.
     pub mtu: u16,
-    /// One descriptor per queue pair: the queues of one TAP with IFF_VNET_HDR and IFF_NO_PI, more
-    /// than one of them with IFF_MULTI_QUEUE. The card sets header size and offloads.
+    /// One descriptor per queue pair: the queues of one TAP with IFF_VNET_HDR and IFF_NO_PI, and
+    /// with IFF_MULTI_QUEUE if there are several. The card sets header size and offloads.
     pub taps: Vec<OwnedFd>,
-    /// How frames are read and written.
+    /// Method of reading and writing frames.
     pub io: IoMethod,
 }
 
 impl NetConfig {
-    /// The usual choices.
+    /// Returns a configuration with the default method.
     pub fn new(mac: [u8; 6], mtu: u16, taps: Vec<OwnedFd>) -> NetConfig {
         NetConfig {
             mac,
@@ -75,7 +75,7 @@ impl NetConfig {
     }
 }
 
-/// How frames go between the guest's buffers and the TAP.
+/// Method of moving frames between the guest's buffers and the TAP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoMethod {
     /// io_uring where the host allows it, else [`IoMethod::Vectored`].
@@ -87,56 +87,56 @@ pub enum IoMethod {
     Vectored,
 }
 
-/// Why a card could not be made.
+/// Reason why a card could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
     /// No TAP descriptor was given.
     #[error("a network card needs at least one TAP descriptor")]
     NoQueues,
-    /// More descriptors than queue pairs.
+    /// There are more descriptors than [`MAX_QUEUE_PAIRS`].
     #[error("{0} TAP descriptors were given; a card has at most {MAX_QUEUE_PAIRS} queue pairs")]
     TooManyQueues(usize),
-    /// A descriptor is no TAP.
+    /// A descriptor is neither a TAP queue nor a socket.
     #[error(
         "a descriptor for the network card is neither a TAP queue nor a socket: open /dev/net/tun and TUNSETIFF first"
     )]
     NotATap(#[source] io::Error),
-    /// A TAP of the wrong kind.
+    /// The TAP has the wrong flags.
     #[error(
         "the TAP was opened with flags {flags:#x}; the card needs IFF_TAP, IFF_NO_PI and IFF_VNET_HDR"
     )]
     TapFlags {
-        /// What TUNGETIFF said.
+        /// Flags that TUNGETIFF returned.
         flags: i32,
     },
-    /// Several descriptors of a TAP with one queue.
+    /// Several descriptors belong to a TAP with one queue.
     #[error(
         "{wanted} queue pairs were asked for on a TAP with one queue: make it with IFF_MULTI_QUEUE"
     )]
     OneQueue {
-        /// Queue pairs asked for.
+        /// Number of requested queue pairs.
         wanted: usize,
     },
-    /// The driver must not be told such an MTU.
+    /// The MTU is below the least that IPv4 allows.
     #[error("an MTU of {0} bytes is below 68 (RFC 791)")]
     Mtu(u16),
-    /// The address is a group's or zero.
+    /// The MAC address is a multicast address or zero.
     #[error("{0:02x?} is no unicast MAC address")]
     Mac([u8; 6]),
-    /// The counters are for another card.
+    /// The counters have another number of queue pairs than the card.
     #[error("counters for {counters} queue pairs were given to a card with {pairs}")]
     Counters {
-        /// Pairs that are counted.
+        /// Number of queue pairs of the counters.
         counters: usize,
-        /// Pairs of the card.
+        /// Number of queue pairs of the card.
         pairs: usize,
     },
-    /// The host refused something.
+    /// The host refused a call.
     #[error("could not {what}")]
     Host {
-        /// What was tried.
+        /// Operation that was tried.
         what: &'static str,
-        /// What the host said.
+        /// Error from the host.
         source: io::Error,
     },
 }

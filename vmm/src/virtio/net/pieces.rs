@@ -1,4 +1,5 @@
-//! Guest addresses to host addresses, and the pieces of memory that a system call takes.
+//! Translation of guest addresses to host addresses, and the `iovec` arrays ("pieces") that a
+//! system call takes.
 use std::sync::Arc;
 
 use libc::iovec;
@@ -7,7 +8,7 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddr
 use super::ring::Broken;
 use crate::GuestMemory;
 
-/// The guest's memory as the host sees it. Keeps it mapped.
+/// Host addresses of the guest's memory. Keeps the memory mapped.
 #[derive(Debug)]
 pub(super) struct Translation {
     regions: Vec<Region>,
@@ -36,13 +37,15 @@ impl Translation {
         }
     }
 
-    /// Where the `bytes` at a guest address lie, when they lie in one region.
+    /// Returns the host address of `bytes` at a guest address; `None` unless they lie in one
+    /// region.
     pub(super) fn host(&self, guest: u64, bytes: u64) -> Option<*mut u8> {
         let (host, there) = self.locate(guest)?;
         (bytes <= there).then_some(host)
     }
 
-    /// The host address, and the bytes from there to the region's end.
+    /// Returns the host address of a guest address, and the number of bytes from there to the
+    /// region's end.
     fn locate(&self, guest: u64) -> Option<(*mut u8, u64)> {
         self.regions.iter().find_map(|region| {
             let offset = guest.checked_sub(region.guest)?;
@@ -54,8 +57,11 @@ impl Translation {
         })
     }
 
-    /// Appends the memory at a guest address: one piece, or several where regions touch.
-    /// An empty one adds none.
+    /// Appends the memory at a guest address: one piece, or several where regions touch. An empty
+    /// range appends none.
+    ///
+    /// # Errors
+    /// A byte lies outside the guest's memory.
     pub(super) fn append(
         &self,
         mut guest: u64,
@@ -77,12 +83,12 @@ impl Translation {
     }
 }
 
-/// Bytes in all pieces.
+/// Returns the number of bytes in all pieces.
 pub(super) fn total(pieces: &[iovec]) -> usize {
     pieces.iter().map(|piece| piece.iov_len).sum()
 }
 
-/// Copies from the pieces, beginning `offset` bytes in; returns how many bytes there were.
+/// Copies from the pieces, beginning `offset` bytes in. Returns how many bytes were copied.
 ///
 /// # Safety
 /// The pieces are memory that is mapped. The guest may be writing to it: each byte is read once.
@@ -98,7 +104,7 @@ pub(super) unsafe fn read(pieces: &[iovec], offset: usize, into: &mut [u8]) -> u
     }
 }
 
-/// Copies into the pieces, beginning `offset` bytes in; returns how many bytes had room.
+/// Copies into the pieces, beginning `offset` bytes in. Returns how many bytes were copied.
 ///
 /// # Safety
 /// The pieces are memory that is mapped and that may be written to.
@@ -112,8 +118,8 @@ pub(super) unsafe fn write(pieces: &[iovec], offset: usize, from: &[u8]) -> usiz
         let here = skip.min(piece.iov_len);
         skip -= here;
         let part = (piece.iov_len - here).min(from.len() - done);
-        // SAFETY: `here + part` lies within the piece and `done + part` within `from`; the VMM's own
-        // memory and the guest's do not overlap.
+        // SAFETY: `here + part` lies within the piece and `done + part` within `from`; the VMM's
+        // own memory and the guest's do not overlap.
         unsafe {
             let to = piece.iov_base.cast::<u8>().add(here);
             std::ptr::copy_nonoverlapping(from[done..].as_ptr(), to, part);
@@ -123,7 +129,8 @@ pub(super) unsafe fn write(pieces: &[iovec], offset: usize, from: &[u8]) -> usiz
     done
 }
 
-/// Calls for the address of each of `count` bytes from `offset` on, as far as there are.
+/// Calls `call` with the address of each of `count` bytes from `offset` on, as far as the pieces
+/// go. Returns the number of calls.
 ///
 /// # Safety
 /// The pieces are mapped.

@@ -1,21 +1,24 @@
-//! The queues by their use (virtio 1.2 section 5.1.2).
+//! The enabled queues by their use (virtio 1.2 section 5.1.2).
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ};
 
 use super::features::Features;
 use crate::virtio::{ActivateError, EnabledQueue};
 
-/// What the driver enabled.
+/// Queues that the driver enabled.
 pub(super) struct Queues {
-    /// How many in all.
+    /// Number of enabled queues in all.
     pub(super) enabled: usize,
-    /// Receive and transmit, from the first on.
+    /// Receive and transmit queue of each pair, from pair 0 up to the first incomplete one.
     pub(super) pairs: Vec<(EnabledQueue, EnabledQueue)>,
-    /// Only when it was negotiated.
+    /// Control queue; `None` if it was not negotiated or not enabled.
     pub(super) control: Option<EnabledQueue>,
 }
 
 impl Queues {
-    /// For a card with so many pairs.
+    /// Sorts the enabled queues of a card with `pairs` queue pairs.
+    ///
+    /// # Errors
+    /// The first pair is incomplete.
     pub(super) fn sort(
         enabled: Vec<EnabledQueue>,
         features: Features,

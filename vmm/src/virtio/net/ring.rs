@@ -1,13 +1,13 @@
 //! The device's side of a split virtqueue (virtio 1.2 section 2.7).
 //!
-//! The driver puts descriptor chains on the available ring, [`Ring::next`] takes them one by one
-//! and [`Ring::walk`] goes along their buffers. [`Ring::push_used`] gives them back, in any order;
-//! the driver sees nothing of it before [`Ring::publish`] stores the index, once for a batch, and
-//! says whether the driver wants an interrupt for it.
+//! The driver puts descriptor chains on the available ring. [`Ring::next`] takes them one by one
+//! and [`Ring::walk`] iterates over their buffers. [`Ring::push_used`] gives them back, in any
+//! order. The driver sees them only when [`Ring::publish`] stores the used index, once for a batch;
+//! its result is whether the driver wants an interrupt.
 //!
-//! All of the rings is the driver's to write at any time. Each descriptor is read once; indices
-//! and lengths are checked after the read. What can't be is [`Broken`]: nothing more is done
-//! with the queue.
+//! The driver can write all of the rings at any time. Each descriptor is read once; indices and
+//! lengths are checked after the read. An invalid one is [`Broken`]: nothing more is done with the
+//! queue.
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
 use virtio_bindings::bindings::virtio_ring::{
@@ -20,7 +20,7 @@ use super::{features::Features, pieces::Translation};
 
 const DESCRIPTOR_BYTES: u32 = 16;
 
-/// How the driver broke the protocol.
+/// Violation of the protocol by the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Broken {
     #[error("more chains are available than the queue has entries")]
@@ -46,22 +46,22 @@ pub(super) enum Broken {
 pub(super) struct Buffer {
     pub(super) guest: u64,
     pub(super) bytes: u32,
-    /// Whether the device writes it; else it reads.
+    /// True if the device writes the buffer, false if it reads it.
     pub(super) writable: bool,
 }
 
-/// What became of the used index.
+/// Result of publishing the used index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Published {
-    /// Nothing was new.
+    /// No chain was given back since the last time.
     Nothing,
-    /// The driver wants no interrupt for it.
+    /// The driver wants no interrupt.
     Quiet,
     /// The driver wants an interrupt.
     Interrupt,
 }
 
-/// A queue in use.
+/// Device side of a virtqueue.
 #[derive(Debug)]
 pub(super) struct Ring {
     descriptors: *const u128,
@@ -77,6 +77,9 @@ pub(super) struct Ring {
 
 impl Ring {
     /// Takes over a queue that the transport has set up. The translation must outlive the ring.
+    ///
+    /// # Errors
+    /// The rings lie outside the guest's memory, are not aligned, or have an invalid size.
     pub(super) fn new(
         queue: &Queue,
         features: Features,
@@ -105,12 +108,15 @@ impl Ring {
         })
     }
 
-    /// Entries of the queue.
+    /// Returns the number of entries of the queue.
     pub(super) fn size(&self) -> u16 {
         self.size
     }
 
-    /// How many chains wait to be taken.
+    /// Returns the number of available chains that were not taken yet.
+    ///
+    /// # Errors
+    /// The available index is impossible.
     pub(super) fn waiting(&self) -> Result<u16, Broken> {
         let waiting = self.available_index().wrapping_sub(self.next_available);
         if waiting > self.size {
@@ -119,7 +125,11 @@ impl Ring {
         Ok(waiting)
     }
 
-    /// Takes the next chain: the number of its first descriptor.
+    /// Takes the next chain. Returns the number of its first descriptor; `None` if no chain is
+    /// available.
+    ///
+    /// # Errors
+    /// The available index is impossible.
     pub(super) fn next(&mut self) -> Result<Option<u16>, Broken> {
         if self.waiting()? == 0 {
             return Ok(None);
@@ -131,7 +141,10 @@ impl Ring {
         Ok(Some(u16::from_le(head)))
     }
 
-    /// Goes along the buffers of a chain.
+    /// Calls `buffer` for each buffer of a chain, in order.
+    ///
+    /// # Errors
+    /// The chain is invalid, or `buffer` fails.
     pub(super) fn walk(
         &self,
         head: u16,
@@ -146,7 +159,8 @@ impl Ring {
             if index >= entries {
                 return Err(Broken::Index);
             }
-            // SAFETY: within the table, which is mapped: `new` checked the ring's, `indirect` others.
+            // SAFETY: within the table, which is mapped: `new` checked the ring's, `indirect`
+            // others.
             let mut descriptor = Descriptor(unsafe { load(table.wrapping_add(index as usize)) });
             if descriptor.has(VRING_DESC_F_INDIRECT) {
                 if nested || !self.indirect || descriptor.has(VRING_DESC_F_NEXT) {
@@ -173,7 +187,7 @@ impl Ring {
         Err(Broken::Loop)
     }
 
-    /// Gives a chain back, `bytes` of it written. The driver does not see it yet.
+    /// Gives a chain back, with `bytes` of it written. The driver does not see it before `publish`.
     pub(super) fn push_used(&mut self, head: u16, bytes: u32) {
         let entry = usize::from(self.next_used & (self.size - 1));
         // SAFETY: within the used ring, which `new` checked and found aligned to 4.
@@ -185,7 +199,7 @@ impl Ring {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Shows the driver all that was given back.
+    /// Makes all chains that were given back visible to the driver.
     pub(super) fn publish(&mut self) -> Published {
         let (old, new) = (self.published, self.next_used);
         if old == new {
@@ -194,7 +208,7 @@ impl Ring {
         // SAFETY: the used ring's index; see `atomic`.
         unsafe { atomic(self.used, 1) }.store(new.to_le(), Ordering::Release);
         self.published = new;
-        // The driver must see the index before it is asked whether it wants to hear of it.
+        // The driver must see the index before its wish for an interrupt is read.
         fence(Ordering::SeqCst);
         let wanted = if self.event_idx {
             // SAFETY: used_event, behind the available ring.
@@ -213,8 +227,8 @@ impl Ring {
         }
     }
 
-    /// Asks the driver not to notify, as the ring is looked at anyway. With EVENT_IDX there is
-    /// nothing to do: the event lies behind already.
+    /// Asks the driver not to notify, because the ring is polled. With EVENT_IDX there is nothing
+    /// to do: avail_event is behind the index already.
     pub(super) fn quiet(&mut self) {
         if !self.event_idx {
             let flags = (VRING_USED_F_NO_NOTIFY as u16).to_le();
@@ -223,7 +237,11 @@ impl Ring {
         }
     }
 
-    /// Asks the driver to notify of the next chain. `true` when there is one already.
+    /// Asks the driver to notify when it adds a chain. Returns `true` when one is available
+    /// already.
+    ///
+    /// # Errors
+    /// The available index is impossible.
     pub(super) fn listen(&mut self) -> Result<bool, Broken> {
         if self.event_idx {
             // SAFETY: avail_event, behind the used ring.
@@ -233,7 +251,7 @@ impl Ring {
             // SAFETY: the used ring's flags.
             unsafe { atomic(self.used, 0) }.store(0, Ordering::Relaxed);
         }
-        // The driver must see it before it is looked at once more.
+        // The driver must see the request before the available index is read once more.
         fence(Ordering::SeqCst);
         Ok(self.waiting()? > 0)
     }
@@ -244,7 +262,7 @@ impl Ring {
     }
 }
 
-/// A half-word of a ring.
+/// Returns a 16-bit word of a ring.
 ///
 /// # Safety
 /// `at` is within the ring; the memory stays mapped while the reference is used.
@@ -253,7 +271,8 @@ unsafe fn atomic<'a>(ring: *mut u16, at: usize) -> &'a AtomicU16 {
     unsafe { AtomicU16::from_ptr(ring.add(at)) }
 }
 
-/// Checks a descriptor that refers to a table; its address and number of entries.
+/// Checks a descriptor that refers to an indirect table. Returns the table's address and number of
+/// entries.
 fn indirect(descriptor: Descriptor, memory: &Translation) -> Result<(*const u128, u32), Broken> {
     let bytes = descriptor.bytes();
     if bytes == 0 || !bytes.is_multiple_of(DESCRIPTOR_BYTES) {
@@ -279,7 +298,7 @@ unsafe fn load(at: *const u128) -> u128 {
     }
 }
 
-/// `struct virtq_desc`, as read.
+/// A `struct virtq_desc`, as read.
 #[derive(Clone, Copy)]
 struct Descriptor(u128);
 

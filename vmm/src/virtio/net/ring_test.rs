@@ -26,7 +26,7 @@ fn queue(size: u16) -> Queue {
     queue
 }
 
-/// A ring with indices that have come this far.
+/// Returns a ring whose indices start at `index`.
 fn at(memory: &Arc<GuestMemory>, features: Features, index: u16) -> (Ring, Translation) {
     let translation = Translation::new(Arc::clone(memory));
     let mut queue = queue(SIZE);
@@ -94,8 +94,8 @@ fn notifications_are_asked_for_by_event() {
 }
 
 proptest! {
-    /// As the specification's `vring_need_event`: an interrupt when the used index passes the
-    /// event, wherever the indices wrap.
+    /// Compares with the specification's `vring_need_event`: an interrupt when the used index
+    /// passes the event, wherever the indices wrap.
     #[test]
     fn an_interrupt_when_the_event_is_passed(
         begin in any::<u16>(),
@@ -117,7 +117,8 @@ proptest! {
     }
 }
 
-/// What a chain of one buffer costs, taken and given back, beside the virtio-queue crate.
+/// Measures the time to take and give back a chain of one buffer, and that of the virtio-queue
+/// crate.
 #[test]
 #[ignore = "a measurement"]
 fn beside_virtio_queue() {

@@ -1,14 +1,14 @@
-//! From the TAP to the guest.
+//! Receive direction: from the TAP to the guest.
 //!
-//! A batch of reads is laid out before any frame's length is known ([`Rx::prepare`]). With
-//! MRG_RXBUF each read gets chains for the longest frame seen lately, without it one chain; and
-//! behind them a piece of the VMM's own memory, the spill, so that no frame is cut short. When the
-//! reads are done ([`Rx::complete`]), chains that hold nothing go back to the [`Stock`], and frames
-//! are given to the driver in the order they came. The end of a frame that went into the spill is
-//! copied into further chains: a second copy, of a frame longer than those before it.
+//! A batch of reads is prepared before any frame's length is known ([`Rx::prepare`]). With
+//! MRG_RXBUF each read gets chains for the longest frame seen lately, without it one chain. Behind
+//! them each read gets a piece of the VMM's own memory, the spill, so that no frame is cut short.
+//! When the reads are done ([`Rx::complete`]), chains that hold nothing go back to the [`Stock`],
+//! and frames are given to the driver in the order they came. The end of a frame that went into the
+//! spill is copied into further chains: a second copy, of a frame longer than those before it.
 //!
-//! When a spilled frame lacks chains it is held, and all behind it, until the driver adds some. It
-//! is dropped, and counted, when the driver can't add enough, or did not in [`HOLD`].
+//! A spilled frame that lacks chains is held, with all frames behind it, until the driver adds
+//! some. It is dropped, and counted, when the driver can't add enough, or has not within [`HOLD`].
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -22,7 +22,7 @@ use super::{
     counters::PairCounters,
     features::Features,
     filter::Filter,
-    frame_io::{Transfer, Way},
+    frame_io::{Direction, Transfer},
     header::{self, ETHERNET_BYTES, MAX_FRAME_BYTES, NUM_BUFFERS_AT},
     pieces::{self, Translation},
     ring::{Broken, Ring},
@@ -31,51 +31,52 @@ use super::{
     tx::{BATCH_BYTES, MAX_PIECES},
 };
 
-/// Frames read in one go.
+/// Largest number of frames read in one batch.
 pub(super) const BATCH: usize = 64;
-/// How long a frame waits for the driver to add the buffers it lacks.
+/// Longest time that a frame waits for the driver to add the buffers it lacks.
 pub(super) const HOLD: Duration = Duration::from_millis(100);
-/// The longest frame with a tag and a header; one byte more is too long.
+/// Length of the longest frame with a VLAN tag and a header, bytes. A read of one byte more is too
+/// long.
 const LONGEST_BYTES: usize = HEADER_BYTES + MAX_FRAME_BYTES + 4;
 const SPILL_BYTES: usize = LONGEST_BYTES + 1;
-/// What a read is laid out for at least: a frame of the usual MTU.
+/// Least room of a read: a frame of the usual MTU with its headers, bytes.
 const USUAL_BYTES: usize = HEADER_BYTES + ETHERNET_BYTES + 1500;
-/// Room for a batch's pieces, one read's being of any length.
+/// Capacity for a batch's pieces, whatever the number of pieces of one read.
 const ROOM: usize = 8 * 1024;
 
-/// The queue, and the batch in hand.
+/// Receive queue, and the batch that is being read or delivered.
 pub(super) struct Rx {
     pub(super) ring: Ring,
     features: Features,
     mergeable: bool,
     checksum_flags: bool,
-    /// `None` lets all through.
+    /// Receive filter; `None` passes all frames.
     filter: Option<Arc<Filter>>,
     stock: Stock,
-    /// What a read is laid out for, bytes with header.
+    /// Room that a read gets, bytes with header.
     expected: usize,
     reads: Vec<Read>,
     chains: Vec<Chain>,
     pieces: Vec<iovec>,
-    /// Pieces of one chain.
+    /// Pieces of one chain, reused for each.
     scratch: Vec<iovec>,
     spill: Vec<u8>,
-    /// The next of `reads` to be given to the driver, and when it began to lack buffers.
+    /// Index in `reads` of the next frame to deliver, and the time since which it lacks buffers.
     next: usize,
     held_since: Option<Instant>,
 }
 
-/// One read: where its chains and pieces lie, and what became of it.
+/// One read: the ranges of its chains and pieces, and its result.
 #[derive(Clone, Copy, Debug)]
 struct Read {
     chain: usize,
-    /// Chains that it holds: at first all, then those with something in them.
+    /// Number of chains: all that it was given, then those that hold data.
     chains: usize,
     piece: usize,
-    /// Without the spill.
+    /// Number of pieces, without the spill.
     pieces: usize,
     room: usize,
-    /// Bytes read, with the header; 0 for nothing to deliver.
+    /// Bytes read, with the header; 0 if there is nothing to deliver.
     filled: usize,
 }
 
@@ -93,7 +94,7 @@ impl Rx {
             chains: Vec::with_capacity(2 * MAX_PIECES),
             pieces: Vec::with_capacity(ROOM),
             scratch: Vec::with_capacity(2 * MAX_PIECES),
-            // Zeroed by the kernel when first touched, which most of it never is.
+            // The kernel zeroes it when it is first touched, which most of it never is.
             spill: vec![0; BATCH * SPILL_BYTES],
             next: 0,
             held_since: None,
@@ -104,12 +105,16 @@ impl Rx {
         self.filter = filter;
     }
 
-    /// Since when a frame has been waiting for buffers.
+    /// Returns the time since which a frame has been waiting for buffers; `None` if none is.
     pub(super) fn held_since(&self) -> Option<Instant> {
         self.held_since
     }
 
-    /// Lays out reads, at most `wanted`; fewer when the driver has no more buffers.
+    /// Prepares reads, at most `wanted`. Returns their number: fewer when the driver has no more
+    /// buffers.
+    ///
+    /// # Errors
+    /// The driver broke the ring.
     pub(super) fn prepare(&mut self, wanted: usize, memory: &Translation) -> Result<usize, Broken> {
         debug_assert!(self.reads.is_empty(), "the last batch was delivered");
         let wanted = wanted.min(BATCH).min(BATCH_BYTES.div_ceil(self.expected));
@@ -118,7 +123,7 @@ impl Rx {
             let room = self.lay_out(memory)?;
             let short = self.mergeable && room < self.expected;
             if room == 0 || (short && !self.reads.is_empty()) {
-                // Let the reads before it do with what there is.
+                // The reads before it must do with the buffers they have.
                 self.stock
                     .put_back(&self.chains[chain..], &self.pieces[piece..]);
                 self.chains.truncate(chain);
@@ -143,7 +148,7 @@ impl Rx {
         Ok(self.reads.len())
     }
 
-    /// Takes chains for one read. Their bytes.
+    /// Takes chains for one read. Returns their length in bytes.
     fn lay_out(&mut self, memory: &Translation) -> Result<usize, Broken> {
         let piece = self.pieces.len();
         let mut room = 0;
@@ -162,17 +167,21 @@ impl Rx {
         Ok(room)
     }
 
-    /// What is to be read.
+    /// Appends a transfer for each prepared read.
     pub(super) fn transfers(&self, transfers: &mut Vec<Transfer>) {
         transfers.extend(self.reads.iter().map(|read| Transfer {
             pieces: &raw const self.pieces[read.piece],
             count: read.pieces as u32 + 1,
-            way: Way::Read,
+            direction: Direction::Read,
             result: -libc::EAGAIN,
         }));
     }
 
-    /// Takes the results and delivers what it can. How many reads had a frame.
+    /// Takes the results of the reads and delivers the frames that have room. Returns the number of
+    /// reads that had a frame.
+    ///
+    /// # Errors
+    /// The driver broke the ring.
     pub(super) fn complete(
         &mut self,
         results: &[Transfer],
@@ -201,7 +210,7 @@ impl Rx {
             self.reads[index].filled = filled;
         }
         if frames > 0 {
-            // Up at once, down slowly.
+            // The estimate rises at once and falls slowly.
             let slowly = self.expected - self.expected / 8;
             self.expected = longest.max(slowly).max(USUAL_BYTES);
         }
@@ -209,7 +218,7 @@ impl Rx {
         Ok(frames)
     }
 
-    /// Why a frame does not go to the guest. `read`'s pieces hold so many bytes.
+    /// Returns the reason to drop a frame of `bytes` in the pieces of `read`; `None` to deliver it.
     fn refuse(&self, read: &Read, bytes: usize) -> Option<DropReason> {
         if bytes < HEADER_BYTES + ETHERNET_BYTES {
             return Some(DropReason::RxShort);
@@ -235,7 +244,7 @@ impl Rx {
         (!filter.wants(&to)).then_some(DropReason::RxFiltered)
     }
 
-    /// How many of a read's chains so many bytes take.
+    /// Returns the number of a read's chains that hold its first `bytes`.
     fn chains_for(&self, read: &Read, bytes: usize) -> usize {
         let mut left = bytes;
         let chains = &self.chains[read.chain..read.chain + read.chains];
@@ -247,7 +256,7 @@ impl Rx {
         taken.count()
     }
 
-    /// Keeps a read's first chains and puts the others back.
+    /// Keeps the first `keep` chains of a read and puts the others back.
     fn put_back_of(&mut self, index: usize, keep: usize) {
         let read = &mut self.reads[index];
         let kept = &self.chains[read.chain..read.chain + keep];
@@ -259,7 +268,10 @@ impl Rx {
         read.chains = keep;
     }
 
-    /// Gives frames to the driver in order, until all are or one lacks buffers.
+    /// Delivers frames in order, until all are delivered or one lacks buffers.
+    ///
+    /// # Errors
+    /// The driver broke the ring.
     pub(super) fn deliver(
         &mut self,
         memory: &Translation,
@@ -293,13 +305,13 @@ impl Rx {
         self.stock.gather(bytes as u64, ring, memory, scratch)
     }
 
-    /// Whether the driver can add no more buffers, or has had its time to.
+    /// Returns whether the driver can add no more buffers, or the time for it is over.
     fn is_hopeless(&self) -> bool {
         let late = |since: Instant| since.elapsed() >= HOLD;
         !self.stock.may_grow(&self.ring) || self.held_since.is_some_and(late)
     }
 
-    /// Gives one frame to the driver.
+    /// Delivers one frame to the driver.
     fn give(
         &mut self,
         read: &Read,
@@ -332,7 +344,7 @@ impl Rx {
         let listed = &self.pieces[read.piece..read.piece + read.pieces];
         // SAFETY: as above.
         unsafe {
-            // The kernel leaves it alone (`tun_put_user`).
+            // The kernel does not write the number of buffers (`tun_put_user`).
             pieces::write(listed, NUM_BUFFERS_AT, &count.to_le_bytes());
             if !self.checksum_flags {
                 pieces::write(listed, 0, &[0]);
@@ -353,7 +365,7 @@ impl Rx {
         self.stock.used();
     }
 
-    /// Drops what is in hand, counted; its chains hold nothing again.
+    /// Drops and counts the frames that were not delivered, and puts all chains back.
     pub(super) fn abandon(&mut self, counters: &PairCounters) {
         for index in (self.next..self.reads.len()).rev() {
             if self.reads[index].filled > 0 {

@@ -1,5 +1,5 @@
-//! The card without its threads: one pass at a time, for fuzz targets, so that the same input
-//! always does the same.
+//! The card without its threads, one pass at a time. It is for fuzz targets: the same input always
+//! has the same effect.
 use std::{io, os::fd::OwnedFd, sync::Arc};
 
 use super::{
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::virtio::{Activation, EnabledQueue};
 
-/// A card with one queue pair and a control queue.
+/// Card with one queue pair and a control queue.
 pub struct Stepped {
     shared: Arc<Shared>,
     worker: Worker,
@@ -32,7 +32,7 @@ struct Commands {
     memory: Translation,
 }
 
-/// The driver broke a ring.
+/// Error: the driver broke a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NeedsReset;
 
@@ -43,7 +43,10 @@ impl From<Broken> for NeedsReset {
 }
 
 impl Stepped {
-    /// A card on a TAP's queue or a socket; it reads and writes by readv and writev.
+    /// Returns a card on a TAP's queue or a socket. It reads and writes by readv and writev.
+    ///
+    /// # Errors
+    /// The descriptor is no suitable TAP, or the host refuses a resource.
     pub fn new(tap: OwnedFd, counters: Arc<NetCounters>) -> Result<Stepped, NetError> {
         let tap = Tap::new(vec![tap])?;
         let (_, inbox) = mailbox().map_err(tried("make an eventfd"))?;
@@ -68,12 +71,15 @@ impl Stepped {
         })
     }
 
-    /// What the card offers.
+    /// Returns the offered features.
     pub fn features(&self) -> u64 {
         Features::offered(self.shared.tap.offloads(), 1).0
     }
 
-    /// The driver is there, with queues 0, 1 and 2.
+    /// Activates the card with queues 0, 1 and 2.
+    ///
+    /// # Errors
+    /// A queue is missing, or its rings are invalid.
     pub fn activate(&mut self, activation: Activation) -> Result<(), NeedsReset> {
         self.reset();
         let features = Features(activation.features);
@@ -98,12 +104,15 @@ impl Stepped {
         Ok(())
     }
 
-    /// One pass of the worker; whether it found anything to do.
+    /// Does one pass of the worker. Returns whether there was work.
+    ///
+    /// # Errors
+    /// The driver broke a ring.
     pub fn pass(&mut self) -> Result<bool, NeedsReset> {
         let Some(serving) = &mut self.serving else {
             return Ok(false);
         };
-        // It sleeps otherwise until the TAP says so.
+        // Without this the worker would not read before the TAP signals.
         serving.wake();
         let done = self.worker.pass(serving);
         done.map_err(|_| {
@@ -112,7 +121,10 @@ impl Stepped {
         })
     }
 
-    /// Carries out the next command; whether there was one.
+    /// Carries out the next command. Returns whether there was one.
+    ///
+    /// # Errors
+    /// The driver broke the ring.
     pub fn command(&mut self) -> Result<bool, NeedsReset> {
         let Some(commands) = &mut self.control else {
             return Ok(false);
@@ -133,14 +145,14 @@ impl Stepped {
         Ok(true)
     }
 
-    /// Reads frames for the guest, or no longer.
+    /// Turns reading frames for the guest on or off.
     pub fn set_active(&mut self, active: bool) {
         if let Some(serving) = &mut self.serving {
             serving.set_active(active, &self.worker.counters);
         }
     }
 
-    /// The driver is gone.
+    /// Resets the card to its initial state.
     pub fn reset(&mut self) {
         self.worker.leave(&mut self.serving);
         self.control = None;

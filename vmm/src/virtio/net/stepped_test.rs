@@ -94,8 +94,8 @@ fn lay_out(memory: &GuestMemory, queue: u64, soup: &Soup) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Whatever the rings hold: no panic, an end, as many chains back as there were at most, and
-    /// frames at the peer that a TAP may be given.
+    /// Any contents of the rings: no panic, an end, at most as many chains given back as there
+    /// were, and only frames at the peer that a TAP may be given.
     #[test]
     fn arbitrary_rings_do_no_harm(
         soups in (soup(2), soup(0), soup(0)),

@@ -1,8 +1,8 @@
 //! The guest's empty buffers.
 //!
-//! Before a frame is read nobody knows how long it is, so each read of a batch is given more
-//! buffers than most frames take. What a frame leaves over comes back here, to be first for the
-//! next read: the driver never notices.
+//! A frame's length is unknown before it is read, so each read of a batch gets more buffers than
+//! most frames take. The buffers that a frame leaves over are put back here, and the next read
+//! takes them first. The driver sees nothing of this.
 use std::collections::VecDeque;
 
 use libc::iovec;
@@ -14,13 +14,13 @@ use super::{
     tx::MAX_PIECES,
 };
 
-/// Room for the pieces of buffers that came back, and of some more.
+/// Capacity for the pieces of buffers that were put back or gathered.
 const ROOM: usize = 16 * 1024;
-/// One system call takes no more pieces than these and the spill: the rest of a longer chain is
-/// not used.
+/// Largest number of pieces used of one chain. One system call takes no more than these and the
+/// spill; the rest of a longer chain is not used.
 pub(super) const MAX_CHAIN_PIECES: usize = MAX_PIECES - 1;
 
-/// A chain of buffers that the driver made available.
+/// Chain of buffers that the driver made available.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chain {
     pub(super) head: u16,
@@ -34,7 +34,7 @@ pub(super) struct Stock {
     chains: VecDeque<Chain>,
     pieces: VecDeque<iovec>,
     bytes: u64,
-    /// Taken off the ring and not given back, here and elsewhere.
+    /// Number of chains taken off the ring and not given back, in the stock or in a batch.
     in_hand: usize,
 }
 
@@ -48,8 +48,8 @@ impl Stock {
         }
     }
 
-    /// Takes the next chain, from here or else from the ring, and lists its pieces. `None` when
-    /// the driver has made no more available.
+    /// Takes the next chain, from the stock or else from the ring, and appends its pieces. `None`
+    /// when the driver has made no more available.
     pub(super) fn take(
         &mut self,
         ring: &mut Ring,
@@ -64,14 +64,14 @@ impl Stock {
         Ok(Some(chain))
     }
 
-    /// Takes the next chain off the ring.
+    /// Takes the next chain off the ring. `None` when the driver has made no more available.
     fn fetch(
         &mut self,
         ring: &mut Ring,
         memory: &Translation,
         pieces: &mut Vec<iovec>,
     ) -> Result<Option<Chain>, Broken> {
-        // More than the queue holds can't be in hand, but for a driver that lies.
+        // Only a driver that breaks the protocol makes more chains available than the queue holds.
         if !self.may_grow(ring) {
             return Ok(None);
         }
@@ -98,7 +98,7 @@ impl Stock {
         }))
     }
 
-    /// Takes chains back that hold nothing, in order; they are the next to be taken.
+    /// Puts back chains that hold nothing, in order. They are the next to be taken.
     pub(super) fn put_back(&mut self, chains: &[Chain], pieces: &[iovec]) {
         for chain in chains.iter().rev() {
             self.chains.push_front(*chain);
@@ -109,7 +109,7 @@ impl Stock {
         }
     }
 
-    /// Takes all from the ring that is needed to have so many bytes here; says whether there are.
+    /// Takes chains off the ring until the stock has `wanted` bytes. Returns whether it has them.
     pub(super) fn gather(
         &mut self,
         wanted: u64,
@@ -129,12 +129,12 @@ impl Stock {
         Ok(self.bytes >= wanted)
     }
 
-    /// Whether the driver could yet make buffers available.
+    /// Returns whether the driver could make more buffers available.
     pub(super) fn may_grow(&self, ring: &Ring) -> bool {
         self.in_hand < usize::from(ring.size())
     }
 
-    /// A chain was given back to the driver.
+    /// Records that a chain was given back to the driver.
     pub(super) fn used(&mut self) {
         self.in_hand -= 1;
     }

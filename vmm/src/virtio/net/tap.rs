@@ -1,9 +1,9 @@
-//! The TAP behind the card: what it can do, and what is set on it.
+//! The TAP behind the card: its capabilities and its settings.
 //!
-//! Offloads and header length belong to the whole device, queues to a descriptor each.
+//! Offloads and header length belong to the whole device; attachment belongs to each queue.
 //!
-//! A socket (datagrams or sequenced packets) may stand for a TAP: each message is a frame behind
-//! the same 12-byte header, and its peer is taken to know all offloads.
+//! A socket (datagrams or sequenced packets) may take the place of a TAP: each message is a frame
+//! behind the same 12-byte header, and its peer is assumed to accept all offloads.
 use std::{
     io, mem,
     os::fd::{AsRawFd, OwnedFd, RawFd},
@@ -12,7 +12,8 @@ use std::{
 
 use super::{NetError, features::Offloads, tried};
 
-/// `struct virtio_net_hdr_v1`: as on the ring, so that it passes through untouched.
+/// Length of `struct virtio_net_hdr_v1`, bytes. The header is the same on the ring and on the TAP,
+/// so it passes through unchanged.
 pub(super) const HEADER_BYTES: usize = 12;
 
 /// All queues of one device.
@@ -21,8 +22,10 @@ pub(super) struct Tap {
     queues: Vec<OwnedFd>,
     kind: Kind,
     can: Offloads,
-    /// What is set. The kernel takes a lock of the whole host's (RTNL) to be told either, and to
-    /// detach a queue waits for its CPUs: not for a driver that resets the card for nothing.
+    /// Offloads that are set. To set them, or to attach a queue, the kernel takes a lock of the
+    /// whole host (RTNL), and to detach a queue it waits for all CPUs. So a setting that is in
+    /// effect already is not made again: a driver that resets the card in a loop must not cost
+    /// that.
     offloads: Mutex<Option<Offloads>>,
     attached: Mutex<Vec<bool>>,
 }
@@ -34,8 +37,11 @@ enum Kind {
 }
 
 impl Tap {
-    /// Checks the descriptors, finds out what the device can do, and sets it up: non-blocking,
+    /// Checks the descriptors, probes the device's offloads, and configures it: non-blocking,
     /// 12-byte headers, no offloads yet.
+    ///
+    /// # Errors
+    /// There is no descriptor, one is no suitable TAP, or the host refuses a setting.
     pub(super) fn new(queues: Vec<OwnedFd>) -> Result<Tap, NetError> {
         let first = queues.first().ok_or(NetError::NoQueues)?;
         let kind = if is_socket(first)? {
@@ -61,7 +67,7 @@ impl Tap {
         if kind != Kind::Socket {
             tap.point_to_int(libc::TUNSETVNETHDRSZ, HEADER_BYTES as libc::c_int)
                 .map_err(tried("set a TAP's virtio-net header to 12 bytes"))?;
-            // Virtio 1 is little-endian whatever the host.
+            // Virtio 1 is little-endian whatever the host is.
             tap.point_to_int(libc::TUNSETVNETLE, 1)
                 .map_err(tried("set a TAP's virtio-net header to little-endian"))?;
         }
@@ -69,22 +75,25 @@ impl Tap {
         Ok(tap)
     }
 
-    /// How many queue pairs it serves.
+    /// Returns the number of queue pairs that it serves.
     pub(super) fn queues(&self) -> usize {
         self.queues.len()
     }
 
-    /// A queue's descriptor; lives as long as the TAP.
+    /// Returns a queue's descriptor. It is valid as long as the TAP.
     pub(super) fn descriptor(&self, queue: usize) -> RawFd {
         self.queues[queue].as_raw_fd()
     }
 
-    /// What it can do.
+    /// Returns the offloads that the device supports.
     pub(super) fn offloads(&self) -> Offloads {
         self.can
     }
 
-    /// Says what the guest takes from now on.
+    /// Sets the offloads that the guest accepts from now on.
+    ///
+    /// # Errors
+    /// The host refuses them.
     pub(super) fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
         if self.kind == Kind::Socket {
             return Ok(());
@@ -100,8 +109,11 @@ impl Tap {
         Ok(())
     }
 
-    /// Attaches a queue, so that the kernel gives it flows, or detaches it, which empties it.
-    /// The first stays as it is: a device with one queue can't do either.
+    /// Attaches a queue, so that the kernel gives it flows, or detaches it, which empties it. The
+    /// first queue stays attached: a device with one queue can do neither.
+    ///
+    /// # Errors
+    /// The host refuses it.
     pub(super) fn set_attached(&self, queue: usize, attached: bool) -> io::Result<()> {
         let mut all = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
         if queue == 0 || self.kind == Kind::Socket || all[queue] == attached {
@@ -119,7 +131,7 @@ impl Tap {
         // SAFETY: the request outlives the call and is the type TUNSETQUEUE takes.
         let done = check(unsafe { libc::ioctl(fd, libc::TUNSETQUEUE, &raw mut request) });
         match done {
-            // It is so already.
+            // The queue is in that state already.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             other => other?,
         }
@@ -127,7 +139,7 @@ impl Tap {
         Ok(())
     }
 
-    /// Tries each offload: a kernel that does not know one refuses it.
+    /// Tries each offload. A kernel that does not know one refuses it.
     fn probe(&self) -> Result<Offloads, NetError> {
         let mut can = Offloads::default();
         for offload in Offloads::ALL {

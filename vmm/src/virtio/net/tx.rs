@@ -1,37 +1,37 @@
-//! From the guest to the TAP.
+//! Transmit direction: from the guest to the TAP.
 use libc::iovec;
 
 use super::{
     DropReason,
     counters::PairCounters,
     features::Features,
-    frame_io::{Transfer, Way},
+    frame_io::{Direction, Transfer},
     header,
     pieces::{self, Translation},
     ring::{Broken, Ring},
     tap::HEADER_BYTES,
 };
 
-/// Frames taken in one go. Above 64 the cost per frame falls no further.
+/// Largest number of frames in one batch. Above 64 the cost per frame falls no further.
 pub(super) const BATCH: usize = 64;
-/// And no more once they have so many bytes: long frames are copied while the cache has them, and
-/// the driver has the first ones back while the next are on their way.
+/// Bytes after which a batch takes no more frames: long frames are copied while they are in the
+/// cache, and the driver has the first ones back while the next are in flight.
 pub(super) const BATCH_BYTES: usize = 256 << 10;
-/// What readv and writev take (`UIO_MAXIOV`).
+/// Largest number of pieces that readv and writev take (`UIO_MAXIOV`).
 pub(super) const MAX_PIECES: usize = 1024;
-/// Room for a batch of usual frames (Linux: 19 pieces) and one of any length, each of its buffers
-/// across two regions of memory.
+/// Capacity for a batch of usual frames (Linux: 19 pieces) and one of any length, each of its
+/// buffers across two regions of memory.
 const ROOM: usize = BATCH * 20 + 2 * MAX_PIECES + 1;
 
-/// The queue, and the batch in hand.
+/// Transmit queue, and the batch that is being written.
 pub(super) struct Tx {
     pub(super) ring: Ring,
     features: Features,
-    /// Each frame's, in order: a piece for the header's copy, then the guest's.
+    /// Pieces of each frame, in order: one for the header's copy, then the guest's.
     pieces: Vec<iovec>,
     headers: Box<[[u8; HEADER_BYTES]; BATCH]>,
     batch: Vec<Frame>,
-    /// Those of the batch that the TAP has yet to take.
+    /// Number of frames of the batch that the TAP has not taken yet.
     left: usize,
 }
 
@@ -56,13 +56,16 @@ impl Tx {
         }
     }
 
-    /// Whether the TAP took less than it was given.
+    /// Returns whether frames of the batch are left, because the TAP took fewer than it was given.
     pub(super) fn is_stalled(&self) -> bool {
         self.left > 0
     }
 
-    /// Takes frames off the ring, unless some are left from before. Bad ones are counted and given
-    /// back. Says whether there were any.
+    /// Takes frames off the ring, unless some are left from before. Invalid ones are counted and
+    /// given back. Returns whether there were any.
+    ///
+    /// # Errors
+    /// The driver broke the ring.
     pub(super) fn gather(
         &mut self,
         memory: &Translation,
@@ -99,14 +102,15 @@ impl Tx {
         Ok(any)
     }
 
-    /// Lists a chain's pieces behind a checked copy of its header.
+    /// Appends a chain's pieces behind a checked copy of its header.
     fn take(
         &mut self,
         head: u16,
         memory: &Translation,
     ) -> Result<Result<Frame, DropReason>, Broken> {
         let start = self.pieces.len();
-        // Room for the header's copy, should the guest's not have a piece to itself.
+        // Reserves a piece for the header's copy, in case the guest's header has no piece of its
+        // own.
         self.pieces.push(piece(&mut []));
         let list = &mut self.pieces;
         let mut bytes: u64 = 0;
@@ -130,8 +134,8 @@ impl Tx {
         }))
     }
 
-    /// Replaces the header by its checked copy. Where the frame's pieces begin, and its bytes
-    /// without the header.
+    /// Replaces the header by its checked copy. Returns the index of the frame's first piece, and
+    /// the frame's length without the header.
     fn check(&mut self, start: usize, bytes: u64) -> Result<(usize, u32), DropReason> {
         let frame_bytes = usize::try_from(bytes)
             .ok()
@@ -141,7 +145,7 @@ impl Tx {
         // SAFETY: `Translation` gave the pieces, which it keeps mapped.
         unsafe { pieces::read(&self.pieces[start + 1..], 0, copy) };
         header::check(copy, frame_bytes, self.features)?;
-        // Cut the guest's header off; the copy goes where its last whole piece was.
+        // Cut off the guest's header. The copy takes the place of the header's last whole piece.
         let mut first = start;
         let mut left = HEADER_BYTES;
         while let Some(next) = self.pieces.get_mut(first + 1).filter(|_| left > 0) {
@@ -161,18 +165,18 @@ impl Tx {
         Ok((first, frame_bytes as u32))
     }
 
-    /// What is to be written.
+    /// Appends a transfer for each frame that is not written yet.
     pub(super) fn transfers(&self, transfers: &mut Vec<Transfer>) {
         let left = self.batch.iter().filter(|frame| !frame.done);
         transfers.extend(left.map(|frame| Transfer {
             pieces: &raw const self.pieces[frame.first as usize],
             count: frame.count,
-            way: Way::Write,
+            direction: Direction::Write,
             result: -libc::EAGAIN,
         }));
     }
 
-    /// Gives back what was written or refused; the rest stays for another try.
+    /// Gives back the frames that were written or refused. The others stay for the next pass.
     pub(super) fn complete(&mut self, results: &[Transfer], counters: &PairCounters) {
         let (mut frames, mut bytes) = (0, 0);
         let waiting = self.batch.iter_mut().filter(|frame| !frame.done);
@@ -194,7 +198,7 @@ impl Tx {
     }
 }
 
-/// What an error of the TAP means (`tun_get_user` of Linux).
+/// Returns the drop reason for an error of the TAP (`tun_get_user` of Linux).
 fn reason(errno: i32) -> DropReason {
     match errno {
         libc::EINVAL => DropReason::TxRefused,

@@ -1,4 +1,5 @@
-//! What a worker sleeps on. All of it is edge-triggered: nothing is read to quiet it.
+//! Event sources on which a worker sleeps. All are edge-triggered, so none must be read to clear
+//! it.
 use std::{
     io,
     os::fd::RawFd,
@@ -7,7 +8,7 @@ use std::{
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-/// A source of wakeups.
+/// Kind of a source of wakeups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum Source {
@@ -17,14 +18,14 @@ pub(super) enum Source {
     Tap,
 }
 
-/// What woke it.
+/// Events that ended a wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Woken {
     pub(super) kicks: u64,
     pub(super) tap: bool,
 }
 
-/// The sources, and what of the TAP is waited for.
+/// The epoll instance, and the TAP events that it watches.
 pub(super) struct Waits {
     epoll: Epoll,
     tap: Option<(RawFd, EventSet)>,
@@ -40,20 +41,20 @@ impl Waits {
         Ok(waits)
     }
 
-    /// Wakes for an eventfd.
+    /// Adds an eventfd as a source.
     pub(super) fn add(&self, descriptor: RawFd, source: Source) -> io::Result<()> {
         let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, source as u64);
         self.epoll.ctl(ControlOperation::Add, descriptor, event)
     }
 
-    /// No longer wakes for it.
+    /// Removes a source from the epoll.
     pub(super) fn remove(&self, descriptor: RawFd) -> io::Result<()> {
         let none = EpollEvent::default();
         self.epoll.ctl(ControlOperation::Delete, descriptor, none)
     }
 
-    /// Wakes when frames can be read or written, as `wanted` says; `None` leaves the TAP out
-    /// altogether. Returns the number of system calls: none when nothing changes.
+    /// Watches the TAP for the events in `wanted`; `None` removes it. Returns the number of system
+    /// calls: none when nothing changes.
     pub(super) fn watch_tap(&mut self, wanted: Option<(RawFd, EventSet)>) -> io::Result<u64> {
         if wanted == self.tap {
             return Ok(0);
@@ -74,7 +75,7 @@ impl Waits {
         Ok(1)
     }
 
-    /// Sleeps until something happens, or until then.
+    /// Sleeps until an event, or until the given time.
     pub(super) fn sleep(&self, until: Option<Instant>) -> io::Result<Woken> {
         let timeout = until.map_or(-1, |until| {
             let left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
@@ -83,8 +84,8 @@ impl Waits {
         self.wait(timeout)
     }
 
-    /// What has happened by now.
-    pub(super) fn look(&self) -> io::Result<Woken> {
+    /// Returns the events so far, without waiting.
+    pub(super) fn poll(&self) -> io::Result<Woken> {
         self.wait(0)
     }
 

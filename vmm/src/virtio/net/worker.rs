@@ -1,13 +1,15 @@
 //! The thread of a queue pair.
 //!
-//! It lives as long as the card and sleeps while the driver is away. While it serves, it makes
-//! passes: take what the guest sent and lay out reads, hand all of it to the kernel in one batch,
-//! give the results to the driver, publish both used indices. While passes find work, the driver
-//! is asked not to notify. After the last one it looks at the rings and at the TAP for some time
-//! more, as long as that has paid off lately ([`Patience`]) and nobody else wants the core, which it
-//! gives away between looks; then it asks for notifications, looks once more, and sleeps.
+//! The thread lives as long as the card and sleeps while the card is not active. While it serves,
+//! it makes passes: take the frames that the guest sent and prepare reads, hand all of it to the
+//! kernel in one batch, give the results to the driver, publish both used indices. While passes
+//! find work, the driver is asked not to notify. After the last one the thread polls the rings and
+//! the TAP for some time more, as long as that has paid off lately ([`Patience`]) and no other
+//! thread wants the core, which it yields between polls. Then it asks for notifications, polls once
+//! more, and sleeps.
 //!
-//! While frames go out, each batch also tries to read, so that one way can't starve the other.
+//! While frames are written, each batch also tries to read, so that one direction can't starve the
+//! other.
 use std::{
     hint, io,
     os::fd::{AsRawFd, RawFd},
@@ -35,21 +37,21 @@ use crate::{
     virtio::{EnabledQueue, Signals},
 };
 
-/// What a worker is told.
+/// Command to a worker.
 pub(super) enum Command {
-    /// The driver is there.
+    /// Serve a queue pair: the driver activated the card.
     Start(Box<Start>),
-    /// Read from the TAP, or no longer.
+    /// Start or stop reading from the TAP.
     Active(bool),
-    /// Which frames the guest wants from now on; `None`: all.
+    /// Use this receive filter from now on; `None` passes all frames.
     Filter(Option<Arc<Filter>>),
-    /// The driver is gone.
+    /// Stop serving: the driver reset the card.
     Stop,
-    /// The card is.
+    /// End the thread: the card is dropped.
     Exit,
 }
 
-/// What a worker serves.
+/// Queue pair that [`Command::Start`] has served, and its context.
 pub(super) struct Start {
     pub(super) memory: Arc<GuestMemory>,
     pub(super) features: Features,
@@ -59,7 +61,7 @@ pub(super) struct Start {
     pub(super) active: bool,
 }
 
-/// A worker's own.
+/// State of a worker thread.
 pub(super) struct Worker {
     pub(super) tap: RawFd,
     pub(super) io: Box<dyn FrameIo>,
@@ -68,11 +70,11 @@ pub(super) struct Worker {
     pub(super) counters: Arc<PairCounters>,
 }
 
-/// Why serving ended.
+/// Reason why serving ended.
 pub(super) enum End {
     /// The driver broke a ring.
     Broken,
-    /// The host refused what it may not refuse.
+    /// The host refused a call that the worker can't do without.
     Host,
 }
 
@@ -89,12 +91,12 @@ impl From<io::Error> for End {
 }
 
 impl Worker {
-    /// Runs until the card is gone.
+    /// Runs until the card is dropped.
     pub(super) fn run(mut self) {
         let usable = self.io.begin().is_ok();
         let mut serving: Option<Serving> = None;
         loop {
-            let told = match &mut serving {
+            let command = match &mut serving {
                 None => self.inbox.wait(),
                 Some(served) => match self.serve(served) {
                     Ok(command) => Some(command),
@@ -105,7 +107,7 @@ impl Worker {
                     }
                 },
             };
-            match told {
+            match command {
                 None => return,
                 Some(Command::Exit) => {
                     self.leave(&mut serving);
@@ -154,8 +156,8 @@ impl Worker {
         signals.needs_reset();
     }
 
-    /// Lets go of the queues. Closing an eventfd would not take it off the epoll: the transport
-    /// has it too.
+    /// Releases the queues. The eventfds are removed from the epoll explicitly: closing them would
+    /// not do it, because the transport holds duplicates.
     pub(super) fn leave(&mut self, serving: &mut Option<Serving>) {
         if let Some(mut served) = serving.take() {
             served.rx.abandon(&self.counters);
@@ -166,7 +168,7 @@ impl Worker {
         }
     }
 
-    /// Serves until there is a command.
+    /// Serves until a command arrives, and returns it.
     fn serve(&mut self, served: &mut Serving) -> Result<Command, End> {
         loop {
             if self.inbox.rung()
@@ -177,14 +179,14 @@ impl Worker {
             if self.pass(served)? {
                 continue;
             }
-            if self.looks_again(served)? {
+            if self.poll(served)? {
                 continue;
             }
             self.sleep(served)?;
         }
     }
 
-    /// One batch. Says whether there was anything to do.
+    /// Makes one pass over both queues. Returns whether there was work.
     pub(super) fn pass(&mut self, served: &mut Serving) -> Result<bool, End> {
         let counters = &*self.counters;
         let mut worked = served.tx.gather(&served.memory, counters)?;
@@ -196,8 +198,8 @@ impl Worker {
         let writes = served.transfers.len();
         let reads = served.lay_out_reads(writes > 0, counters)?;
         if !served.transfers.is_empty() {
-            // SAFETY: the pieces are the guest's, kept mapped by `memory`, and ours in `tx` and
-            // `rx`, none of which moves before the call returns.
+            // SAFETY: the pieces are the guest's, kept mapped by `memory`, and the worker's in `tx`
+            // and `rx`, none of which moves before the call returns.
             let calls = unsafe { self.io.transfer(&mut served.transfers) };
             counters.syscalls.add(calls?);
         }
@@ -208,22 +210,23 @@ impl Worker {
         if reads > 0 {
             let frames = served.rx.complete(read, &served.memory, counters)?;
             served.depth.learn(reads, frames);
-            // An empty read says that there is nothing more.
+            // An empty read means that the TAP has no more frames.
             served.tap_ready = frames == reads;
             worked |= frames > 0;
         }
-        served.tell(counters);
+        served.publish(counters);
         Ok(worked)
     }
 
-    /// Looks at rings and TAP for as long as that has paid off lately, the driver not notifying
-    /// meanwhile. Says whether there is something.
-    fn looks_again(&mut self, served: &mut Serving) -> Result<bool, End> {
+    /// Polls rings and TAP for as long as that has paid off lately, while the driver does not
+    /// notify. Returns whether there is work.
+    fn poll(&mut self, served: &mut Serving) -> Result<bool, End> {
         served.idle_since = Instant::now();
         let mut contended = false;
         loop {
-            // Also behind the last look at the descriptors, which takes a command's event.
-            for _ in 0..LOOKS {
+            // The rings are polled after the last poll of the descriptors too, because that
+            // consumes a command's event.
+            for _ in 0..RING_POLLS {
                 hint::spin_loop();
                 if served.ring_has_work()? || self.inbox.rung() {
                     return Ok(true);
@@ -233,11 +236,11 @@ impl Worker {
             if contended || now - served.idle_since >= served.patience.window {
                 return Ok(false);
             }
-            // Whoever works toward the next frame may need this very core.
+            // The thread that produces the next frame may need this very core.
             thread::yield_now();
             contended = now.elapsed() >= CONTENDED;
             self.watch(served)?;
-            let seen = self.waits.look()?;
+            let seen = self.waits.poll()?;
             self.counters.syscalls.add(2);
             self.counters.kicks.add(seen.kicks);
             if seen.tap {
@@ -247,7 +250,7 @@ impl Worker {
         }
     }
 
-    /// Has the TAP's events say what is waited for now.
+    /// Updates the TAP events that are watched.
     fn watch(&mut self, served: &Serving) -> io::Result<()> {
         let stalled = served.tx.is_stalled();
         let mut events = EventSet::empty();
@@ -259,7 +262,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Asks to be notified, and sleeps unless something came up meanwhile.
+    /// Asks for notifications, and sleeps unless work came up meanwhile.
     fn sleep(&mut self, served: &mut Serving) -> Result<(), End> {
         let held = served.rx.held_since();
         let stalled = served.tx.is_stalled();
@@ -284,9 +287,9 @@ impl Worker {
     }
 }
 
-/// A queue pair while the driver is there.
+/// State of a queue pair while it is served.
 pub(super) struct Serving {
-    /// Keeps mapped what `tx` and `rx` hold addresses of.
+    /// Keeps mapped the memory that `tx` and `rx` hold addresses of.
     memory: Translation,
     tx: Tx,
     pub(super) rx: Rx,
@@ -302,7 +305,7 @@ pub(super) struct Serving {
     starved: bool,
     depth: Depth,
     patience: Patience,
-    /// When the last pass ended that found something.
+    /// End of the last pass that found work.
     idle_since: Instant,
     transfers: Vec<Transfer>,
 }
@@ -343,13 +346,13 @@ impl Serving {
         self.tap_ready = true;
     }
 
-    /// As if the TAP had said that it has frames.
+    /// Acts as if the TAP had signalled that it has frames.
     #[cfg(any(test, feature = "fake"))]
     pub(super) fn wake(&mut self) {
         self.tap_ready = true;
     }
 
-    /// Lists reads, as many as may find something.
+    /// Prepares as many reads as may find a frame. Returns their number.
     fn lay_out_reads(&mut self, sending: bool, counters: &PairCounters) -> Result<usize, Broken> {
         let wanted = match (
             self.active && self.rx.held_since().is_none(),
@@ -370,8 +373,8 @@ impl Serving {
         Ok(reads)
     }
 
-    /// Shows the driver what is done.
-    fn tell(&mut self, counters: &PairCounters) {
+    /// Publishes both used indices, and interrupts where the driver wants it.
+    fn publish(&mut self, counters: &PairCounters) {
         for (published, index) in [
             (self.rx.ring.publish(), self.rx_index),
             (self.tx.ring.publish(), self.tx_index),
@@ -388,14 +391,14 @@ impl Serving {
         }
     }
 
-    /// Whether the driver has put something on a ring that is waited for.
+    /// Returns whether the driver has added a chain to a ring that the worker waits for.
     fn ring_has_work(&self) -> Result<bool, Broken> {
         let sent = !self.tx.is_stalled() && self.tx.ring.waiting()? > 0;
         Ok(sent || (self.starved && self.rx.ring.waiting()? > 0))
     }
 }
 
-/// How many frames to try to read at once: an empty read costs a little, a short batch more.
+/// Number of frames to try to read at once: an empty read costs a little, a short batch more.
 struct Depth(usize);
 
 impl Default for Depth {
@@ -414,15 +417,15 @@ impl Depth {
     }
 }
 
-/// Looks at the rings between system calls: a pause instruction each, some 40 ns.
-const LOOKS: u32 = 16;
+/// Polls of the rings between system calls: a pause instruction each, some 40 ns.
+const RING_POLLS: u32 = 16;
 
-/// A yield that takes so long gave the core to somebody who wanted it. Then it is time to sleep: the
-/// scheduler moves to an idle core who wakes up, but not who only yields.
+/// Duration of a yield from which on another thread has used the core. Then it is time to sleep:
+/// the scheduler moves a thread that wakes up to an idle core, but not one that only yields.
 const CONTENDED: Duration = Duration::from_micros(20);
 
-/// How long to look before sleeping, after the rule of KVM's `halt_poll_ns`: longer when what ended
-/// a sleep came so soon that looking would have found it, not at all when it came later.
+/// Time to poll before sleeping, by the rule of KVM's `halt_poll_ns`: longer when the event that
+/// ended a sleep came so soon that polling would have found it, none when it came later.
 #[derive(Default)]
 struct Patience {
     window: Duration,
@@ -431,10 +434,10 @@ struct Patience {
 impl Patience {
     const LEAST: Duration = Duration::from_micros(10);
     /// A little more than a neighbour takes to answer when two idle cores have to be woken for it
-    /// on a virtual machine: looking shorter finds nothing then, and costs as much.
+    /// on a virtual machine. A shorter poll finds nothing then, and costs as much.
     const MOST: Duration = Duration::from_micros(100);
 
-    /// What came after a sleep came so long after the last frame.
+    /// Learns from a sleep: `idle` is the time from the last frame to the event that ended it.
     fn slept(&mut self, idle: Duration) {
         self.window = if idle > Self::MOST {
             Duration::ZERO

@@ -1,14 +1,14 @@
 //! The common configuration registers (section 4.1.4.3).
 //!
-//! Reads may be of any width: the registers are laid out as they are now, and copied from. A write
-//! must be of one register's own width, or of a 64-bit register's half (section 4.1.3.1); any other
-//! is ignored and counted.
+//! Reads may be of any width: the registers are laid out with their present values, and copied from
+//! there. A write must have one register's own width, or that of a 64-bit register's half (section
+//! 4.1.3.1); any other is ignored and counted.
 use super::{counters::count, lifecycle::Lifecycle};
 
-/// Bytes of the registers, up to and with queue_reset.
+/// Length of the registers, up to and with queue_reset, bytes.
 pub(super) const LEN: usize = 60;
 
-/// Which windows and which queue the driver looks through.
+/// Selector registers: the halves of the feature bits, and the queue, that the driver accesses.
 #[derive(Default)]
 pub(super) struct Selectors {
     device_feature: u32,
@@ -21,7 +21,7 @@ impl Selectors {
         *self = Self::default();
     }
 
-    /// Reads registers; beyond them there are zeroes.
+    /// Reads registers. Bytes beyond them read as zeroes.
     pub(super) fn read(&self, of: &Lifecycle, offset: u64, into: &mut [u8]) {
         let mut all = [0; LEN];
         let mut put = |at: usize, bytes: &[u8]| all[at..][..bytes.len()].copy_from_slice(bytes);
@@ -38,7 +38,7 @@ impl Selectors {
         );
         put(20, &[of.shared.status(), of.shared.generation()]);
         put(22, &self.queue.to_le_bytes());
-        // A queue that does not exist has size 0, and everything else too.
+        // All registers of a queue that does not exist read as 0, the size too.
         if let Some(queue) = of.queues.get(usize::from(self.queue)) {
             let registers = &queue.registers;
             put(24, &registers.size.to_le_bytes());
@@ -60,7 +60,7 @@ impl Selectors {
         }
     }
 
-    /// Writes one register.
+    /// Writes one register. Invalid writes are counted.
     pub(super) fn write(
         &mut self,
         of: &mut Lifecycle,
@@ -89,7 +89,7 @@ impl Selectors {
         }
     }
 
-    /// What describes a queue, which is fixed while the queue is enabled.
+    /// Writes a register that describes a queue. It is read-only while the queue is enabled.
     fn write_queue(&self, of: &mut Lifecycle, offset: u64, bytes: &[u8]) {
         let queue = of.queues.get_mut(usize::from(self.queue));
         let Some(queue) = queue.filter(|queue| !queue.registers.enabled) else {
@@ -118,7 +118,7 @@ impl Selectors {
     }
 }
 
-/// 32 of 64 feature bits; there are none beyond.
+/// Returns the selected 32 of 64 feature bits. Further ones are 0.
 fn window(features: u64, select: u32) -> u32 {
     match select {
         0 => features as u32,

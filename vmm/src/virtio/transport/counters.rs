@@ -1,4 +1,4 @@
-//! What the transport counts: most of it never happens with an honest driver.
+//! Counters of the transport. Most of them stay 0 with a correct driver.
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering::Relaxed},
@@ -8,10 +8,10 @@ use crate::pci::Vectors;
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// Counters of one device's transport; relaxed atomics, counted up from any thread.
+        /// Counters of one device's transport: relaxed atomics that any thread increments.
         pub struct TransportCounters {
             $($(#[doc = $doc])+ pub $name: AtomicU64,)+
-            /// Routes that the hypervisor refused: MSI messages that no interrupt can be.
+            /// MSI-X routes that the hypervisor refused, because the message is no valid interrupt.
             pub routes_refused: Arc<AtomicU64>,
             vectors: Arc<Vectors>,
         }
@@ -20,7 +20,7 @@ macro_rules! counters {
         #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
         pub struct TransportSnapshot {
             $($(#[doc = $doc])+ pub $name: u64,)+
-            /// Routes that the hypervisor refused: MSI messages that no interrupt can be.
+            /// MSI-X routes that the hypervisor refused, because the message is no valid interrupt.
             pub routes_refused: u64,
             /// Interrupts sent, per MSI-X vector.
             pub interrupts: Vec<u64>,
@@ -31,7 +31,7 @@ macro_rules! counters {
                 Self { $($name: AtomicU64::new(0),)+ routes_refused, vectors }
             }
 
-            /// The figures now.
+            /// Returns the present figures.
             pub fn snapshot(&self) -> TransportSnapshot {
                 let count = u16::try_from(self.vectors.count()).unwrap_or(u16::MAX);
                 TransportSnapshot {
@@ -45,29 +45,29 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Times the driver brought the device up.
+    /// Times that the driver activated the device.
     activations,
-    /// Times the driver, or a function level reset, stopped it.
+    /// Resets of the device, by the driver or by a function level reset.
     resets,
-    /// Feature sets that were refused: not offered, without VERSION_1, or not a whole.
+    /// Feature sets that were refused: not offered, without VERSION_1, or inconsistent.
     features_refused,
-    /// Writes of a status that skips a step; the steps skipped to were not taken.
+    /// Writes of a status that skips a step. The steps behind the gap were not taken.
     status_refused,
-    /// Writes to the registers that have no meaning there or then; ignored.
+    /// Register writes that are invalid or came at the wrong time; they were ignored.
     writes_ignored,
-    /// Queues that could not be what the driver said: size, alignment, addresses.
+    /// Enabled queues with an invalid size, alignment or address.
     bad_queues,
     /// Activations that the device, or the host, refused.
     activations_failed,
     /// Times that the device went to DEVICE_NEEDS_RESET, whatever the cause.
     needs_reset,
-    /// Notifications that left the kernel because no ioeventfd caught them.
+    /// Notifications that caused an exit because no ioeventfd handled them.
     notify_exits,
-    /// ioeventfds that could not be had; those queues' notifications exit.
+    /// ioeventfds that could not be created. Notifications of those queues cause exits.
     doorbells_failed,
 }
 
-/// One more.
+/// Adds one to a counter.
 pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }

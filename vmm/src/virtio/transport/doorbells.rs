@@ -1,5 +1,6 @@
-//! The ioeventfds of a device's queues: there while the device is active and its BAR is decoded, at
-//! the place where the BAR is. Without one, a notification exits to the VMM and is signalled there.
+//! The ioeventfds of a device's queues. They exist while the device is active and its BAR is
+//! decoded, at the BAR's address. Without one, a notification exits to the VMM, which signals the
+//! queue's eventfd.
 use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
@@ -11,11 +12,11 @@ use super::{
 };
 use crate::interrupt::Doorbells;
 
-/// Which address rings each queue's bell now.
+/// Doorbells of a device's queues.
 pub(super) struct Bells {
     fabric: Arc<dyn Doorbells>,
     counters: Arc<TransportCounters>,
-    /// Guest physical address of the first queue's notification, as last followed.
+    /// Guest physical address of the first queue's notification register; `None` without doorbells.
     base: Option<u64>,
     connected: Vec<bool>,
 }
@@ -34,7 +35,7 @@ impl Bells {
         }
     }
 
-    /// Moves all bells to `base`, or takes them away.
+    /// Moves all doorbells to `base`, or removes them.
     pub(super) fn follow(&mut self, base: Option<u64>, queues: &[QueueState]) {
         if base == self.base {
             return;

@@ -1,4 +1,4 @@
-//! Random sequences of everything a guest and a device can do: see [`crate::fake::hostile`].
+//! Random sequences of all that a guest and a device can do: see [`crate::fake::hostile`].
 use proptest::prelude::*;
 
 use crate::fake::hostile::{FEATURES, Machine, Step};
@@ -11,7 +11,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(byte, 1..9)
 }
 
-/// Offsets of configuration space that mean something, in a function that is there or is not.
+/// Offsets of registers in configuration space, of functions that exist and of one that does not.
 fn config() -> impl Strategy<Value = u64> {
     let register = prop_oneof![
         prop::sample::select(vec![4, 0x10, 0x18, 0x1c, 0x42]),

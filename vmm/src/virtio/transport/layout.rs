@@ -1,8 +1,9 @@
-//! Where the device's structures are, and the capabilities that say so (section 4.1.4).
+//! Layout of the device's structures in its BARs, and the capabilities that describe it (section
+//! 4.1.4).
 //!
-//! BAR 0, 32 bits: the MSI-X table, and on pages of its own the pending bits.
-//! BAR 2, 64 bits: a page each for the common configuration, the ISR status, the device's
-//! configuration, and the notification addresses, 4 bytes for each queue.
+//! BAR 0, 32 bits: the MSI-X table, and on pages of its own the pending bits. BAR 2, 64 bits: a
+//! page each for the common configuration, the ISR status, the device's configuration, and the
+//! notification addresses, 4 bytes for each queue.
 use super::common;
 use crate::pci::{
     config::{BarKind, ConfigSpace},
@@ -18,15 +19,15 @@ pub(super) const ISR: u64 = PAGE;
 pub(super) const DEVICE: u64 = 2 * PAGE;
 pub(super) const NOTIFY: u64 = 3 * PAGE;
 const VIRTIO_BAR_LEN: u64 = 4 * PAGE;
-/// Bytes between the notification addresses of two queues.
+/// Distance between the notification addresses of two queues, bytes.
 pub(super) const NOTIFY_MULTIPLIER: u64 = 4;
-/// As many queues as fit the page.
+/// Largest number of queues: as many as fit the notification page.
 pub(super) const MAX_QUEUES: usize = (PAGE / NOTIFY_MULTIPLIER) as usize;
 
 const VENDOR_SPECIFIC: u8 = 0x09;
 const ADVANCED_FEATURES: u8 = 0x13;
 
-/// cfg_type of a virtio capability.
+/// Values of `cfg_type` in a virtio capability.
 #[derive(Clone, Copy)]
 enum Structure {
     Common = 1,
@@ -36,17 +37,18 @@ enum Structure {
     PciAccess = 5,
 }
 
-/// Where in configuration space the registers are that do something when accessed.
+/// Offsets of the registers whose access has an effect.
 pub(super) struct Offsets {
-    /// BAR, offset and length of an access by configuration space, then its data.
+    /// Offset of the access capability's registers: BAR, offset and length of an access by
+    /// configuration space, then its data.
     pub(super) access: usize,
-    /// Advanced features' control: initiate a function level reset.
+    /// Offset of the advanced features' control register, which starts a function level reset.
     pub(super) reset: usize,
     /// Offset of the pending bits in the MSI-X BAR.
     pub(super) pba: u64,
 }
 
-/// Adds the BARs and all capabilities.
+/// Adds the BARs and all capabilities. Returns the offsets of the special registers.
 pub(super) fn lay_out(config: &mut ConfigSpace, msix: &mut Msix, queues: usize) -> Offsets {
     let pba = msix.table_len().next_multiple_of(PAGE);
     let bar_len = (pba + msix.pba_len())
@@ -67,7 +69,8 @@ pub(super) fn lay_out(config: &mut ConfigSpace, msix: &mut Msix, queues: usize) 
     add(config, Structure::Isr, ISR, 1, &[]);
     add(config, Structure::Device, DEVICE, PAGE, &[]);
     let access = add(config, Structure::PciAccess, 0, 0, &[0; 4]);
-    // Advanced features (PCI ECN of 2006): no transactions pend, and a function level reset.
+    // Advanced features (PCI ECN of 2006): transactions pending, which reads as none, and function
+    // level reset.
     let reset = config.add_capability(ADVANCED_FEATURES, &[6, 0b11, 0, 0], &[0, 0, 1, 0]);
     Offsets {
         access: access + 4,

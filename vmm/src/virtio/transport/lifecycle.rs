@@ -1,12 +1,12 @@
-//! From power-on to DRIVER_OK and back: features, queues, activation, reset.
+//! Life cycle of a device from power-on to DRIVER_OK and back: features, queues, activation, reset.
 //!
 //! # Theory of operation
 //! The device is either stopped or active. It becomes active in one place, at DRIVER_OK, when bus
-//! mastering is on, every enabled queue checks out and the device agrees; it becomes stopped in one
-//! place, [`Lifecycle::stop`], for a write of 0 to the status, a function level reset, bus mastering
-//! taken away, or the end of the machine. So activations and resets of the device alternate whatever
-//! the driver does, and nothing a driver writes in between reaches the device's queues: an enabled
-//! queue's registers don't change, and the device has copies.
+//! mastering is on, every enabled queue is valid and the device accepts them. It becomes stopped in
+//! one place, [`Lifecycle::stop`]: for a write of 0 to the status, a function level reset, a
+//! clearing of the bus master bit, or the end of the machine. So activations and resets of the
+//! device alternate, whatever the driver does. Nothing that a driver writes in between reaches the
+//! device's queues: an enabled queue's registers don't change, and the device has copies.
 use std::sync::{Arc, atomic::Ordering::AcqRel};
 
 use virtio_bindings::{
@@ -26,35 +26,35 @@ use crate::{
     virtio::{ActivateError, Activation, EnabledQueue, Signals, VirtioDevice},
 };
 
-/// The device, and all that a driver negotiates with it.
+/// The device, and the state that a driver negotiates with it.
 pub(super) struct Lifecycle {
     pub(super) device: Box<dyn VirtioDevice>,
     memory: Arc<GuestMemory>,
     pub(super) shared: Arc<Shared>,
     pub(super) counters: Arc<TransportCounters>,
-    /// What is offered.
+    /// Features that are offered.
     offered: u64,
-    /// What the driver wants; at FEATURES_OK, what it gets.
+    /// Features that the driver selects; from FEATURES_OK on, the negotiated features.
     pub(super) wanted: u64,
     pub(super) queues: Vec<QueueState>,
     active: bool,
 }
 
-/// A queue's registers, and what the driver never sees of it.
+/// Registers of a queue, and its state that the driver does not see.
 pub(super) struct QueueState {
     pub(super) registers: QueueRegisters,
     service: Service,
-    /// Signalled for each notification.
+    /// Eventfd that is signalled for each notification.
     pub(super) kick: EventFd,
 }
 
-/// What the device does with a queue.
+/// Whether the device serves a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Service {
-    /// Nothing, and before the device's next activation it won't.
+    /// Not served before the device's next activation.
     Never,
     Served,
-    /// It was served, and reset on its own; it may be enabled again.
+    /// Was served, and was reset on its own. It may be enabled again.
     Reset,
 }
 
@@ -97,13 +97,13 @@ impl Lifecycle {
         self.shared.status() & status::FEATURES_OK != 0 && self.wanted >> bit & 1 != 0
     }
 
-    /// The driver's features are its own until it says FEATURES_OK.
+    /// Sets the features that the driver selects. They can be changed until FEATURES_OK is set.
     pub(super) fn want(&mut self, window: u32, bits: u32) {
         let settled = self.shared.status() & status::FEATURES_OK != 0;
         match (window, settled) {
             (0, false) => self.wanted = self.wanted & !0xffff_ffff | u64::from(bits),
             (1, false) => self.wanted = self.wanted & 0xffff_ffff | u64::from(bits) << 32,
-            // Zeroes for the features after the 64th are what drivers write.
+            // Drivers write zeroes for the features after the 64th.
             (_, false) if bits == 0 => {}
             _ => count(&self.counters.writes_ignored),
         }
@@ -140,7 +140,7 @@ impl Lifecycle {
 
     fn activate(&mut self, bus_master: bool) {
         if !bus_master {
-            // A device that may not do DMA could only be silent.
+            // A device that may not do DMA could not answer the driver.
             count(&self.counters.activations_failed);
             self.shared.needs_reset();
             return;
@@ -176,7 +176,7 @@ impl Lifecycle {
         self.shared.needs_reset();
     }
 
-    /// A queue to hand to the device; none, counted, if it can't be one.
+    /// Returns a queue to hand to the device; `None`, counted, if the queue is invalid.
     fn ready(&self, index: u16) -> Option<EnabledQueue> {
         let state = &self.queues[usize::from(index)];
         let queue = match state
@@ -201,7 +201,7 @@ impl Lifecycle {
         }
     }
 
-    /// A write of 1 to queue_enable.
+    /// Handles a write of 1 to queue_enable.
     pub(super) fn enable_queue(&mut self, index: u16) {
         let Some(state) = self.queues.get_mut(usize::from(index)) else {
             return count(&self.counters.writes_ignored);
@@ -223,13 +223,13 @@ impl Lifecycle {
                 Err(error) => self.refused(&error),
             }
         } else {
-            // After DRIVER_OK it is too late for a queue that was not there.
+            // A queue that was not enabled at DRIVER_OK can't be enabled after it.
             count(&self.counters.writes_ignored);
         }
     }
 
-    /// A write of 1 to queue_reset (section 2.6.1). It is over when this returns, so queue_reset and
-    /// queue_enable both read as 0 then.
+    /// Handles a write of 1 to queue_reset (section 2.6.1). The reset is complete when this
+    /// returns, so queue_reset and queue_enable both read as 0 then.
     pub(super) fn reset_queue(&mut self, index: u16) {
         let allowed = self.has(VIRTIO_F_RING_RESET);
         let queue = self.queues.get_mut(usize::from(index));
@@ -242,7 +242,7 @@ impl Lifecycle {
         self.device.reset_queue(index);
     }
 
-    /// Takes the device off its queues, if it is on them.
+    /// Stops the device if it is active.
     pub(super) fn stop(&mut self) {
         if self.active {
             self.active = false;
@@ -253,7 +253,7 @@ impl Lifecycle {
         }
     }
 
-    /// All but MSI-X as at power-on.
+    /// Restores everything but MSI-X to the state at power-on.
     pub(super) fn reset(&mut self) {
         self.stop();
         count(&self.counters.resets);

@@ -1,23 +1,24 @@
 //! Virtio over PCI (OASIS virtio 1.2, section 4.1), modern only.
 //!
 //! # Theory of operation
-//! A device is a PCI function with MSI-X and two BARs ([`layout`](self)). Its registers are reached
-//! from vCPU threads, under the function's lock. They drive a state machine whose two states that
-//! count, stopped and active, are in `lifecycle.rs`; the status bits that a driver sees are in
+//! A device is a PCI function with MSI-X and two BARs ([`layout`](self)). vCPU threads access its
+//! registers, under the function's lock. The registers drive a state machine whose two main states,
+//! stopped and active, are in `lifecycle.rs`; the status bits that a driver sees are in
 //! `status.rs`.
 //!
 //! Once active, neither direction needs the lock. The driver's notification is an ioeventfd of the
-//! queue, which the device's worker waits for. The device's interrupt goes from [`Signals`]
-//! (crate::virtio::Signals) by an atomic vector number to an atomic vector state
+//! queue, which the device's worker waits for. The device's interrupt goes from
+//! [`Signals`](crate::virtio::Signals) by an atomic vector number to an atomic vector state
 //! ([`Vectors`](crate::pci::Vectors)), then to an irqfd. ISR status is kept too, for drivers that
 //! poll without MSI-X; there is no INTx.
 //!
-//! What the driver gets wrong while it sets up is ignored and counted where the specification has it
-//! read back (features, vectors, status); where it can't see it (a queue outside memory), the device
-//! goes to DEVICE_NEEDS_RESET.
+//! An error of the driver during its set-up is ignored and counted where the specification has the
+//! driver read the value back (features, vectors, status). Where the driver can't see it (a queue
+//! outside memory), the device goes to DEVICE_NEEDS_RESET.
 //!
-//! Bus mastering is the guest's switch for DMA and MSI: off, vectors are held, a device does not
-//! become active, and an active one is stopped and needs a reset.
+//! Bus mastering is the guest's switch for DMA and MSI. While it is off, vectors are held and a
+//! device does not become active. When it is turned off, an active device is stopped and needs a
+//! reset.
 mod common;
 mod counters;
 mod doorbells;
@@ -51,7 +52,7 @@ use crate::{
     virtio::{Signals, VirtioDevice},
 };
 
-/// The virtio vendor, and the first device number of those that are not transitional.
+/// PCI vendor id of virtio, and the first device id of the non-transitional devices.
 const VENDOR: u16 = 0x1af4;
 const FIRST_DEVICE: u16 = 0x1040;
 
@@ -63,30 +64,34 @@ pub struct VirtioPci {
     selectors: Selectors,
     lifecycle: Lifecycle,
     bells: Bells,
-    /// Where the root forwards the notification page from.
+    /// Guest address at which the root forwards the notification page; `None` if it does not.
     notify: Option<u64>,
 }
 
-/// Why a device can't be put behind PCI.
+/// Reason why a device can't be put behind PCI.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
-    /// It has too many queues, or sizes that none can have.
+    /// The device has too many queues, or an invalid queue size.
     #[error(
         "a virtio device with queues of sizes {0:?}: at most 1024 of them, each a power of two up to 32768"
     )]
     Queues(Vec<u16>),
-    /// An eventfd or an interrupt line could not be had.
+    /// The host refused an eventfd or an interrupt line.
     #[error("{what} of a virtio device")]
     Host {
-        /// What was tried.
+        /// Resource that was requested.
         what: &'static str,
-        /// What the host said.
+        /// Error from the host.
         source: io::Error,
     },
 }
 
 impl VirtioPci {
-    /// Puts `device` behind PCI, with a vector for each of its queues and one for its configuration.
+    /// Puts `device` behind PCI, with a vector for each of its queues and one for its
+    /// configuration.
+    ///
+    /// # Errors
+    /// The device's queues are invalid, or the host refuses a resource.
     pub fn new(
         device: Box<dyn VirtioDevice>,
         memory: Arc<GuestMemory>,
@@ -127,7 +132,7 @@ impl VirtioPci {
         })
     }
 
-    /// What is counted. It outlives the device.
+    /// Returns the transport's counters. They outlive the device.
     pub fn counters(&self) -> Arc<TransportCounters> {
         self.lifecycle.counters.clone()
     }
@@ -147,7 +152,7 @@ impl VirtioPci {
                 let at = (offset - layout::DEVICE) as usize;
                 self.lifecycle.device.read_config(at, into);
             }
-            // The rest of the ISR page, and notifications, which are written only.
+            // The rest of the ISR page, and the notification page, which is write-only.
             _ => {}
         }
     }
@@ -177,14 +182,15 @@ impl VirtioPci {
         }
     }
 
-    /// A notification that no ioeventfd caught. The value written is the queue's number; the address
-    /// says as much.
+    /// Handles a notification that no ioeventfd handled. The value written is the queue's number,
+    /// which the address gives already.
     fn notify(&self, offset: u64) {
         let index = usize::try_from(offset / NOTIFY_MULTIPLIER).unwrap_or(usize::MAX);
         match self.lifecycle.queues.get(index) {
             Some(queue) if offset.is_multiple_of(NOTIFY_MULTIPLIER) => {
                 count(&self.lifecycle.counters.notify_exits);
-                // It fails only if 2^64 - 2 notifications wait, and then one does.
+                // The write fails only if 2^64 - 2 notifications wait: then the queue is signalled
+                // already.
                 let _ = queue.kick.write(1);
             }
             _ => count(&self.lifecycle.counters.writes_ignored),
@@ -196,8 +202,8 @@ impl VirtioPci {
         self.bells.follow(base, &self.lifecycle.queues);
     }
 
-    /// The access that the PCI configuration access capability describes (section 4.1.4.9): BAR,
-    /// offset, length; none if there is no such place.
+    /// Returns the access that the PCI configuration access capability describes (section 4.1.4.9):
+    /// BAR, offset, length; `None` if it is invalid.
     fn window_access(&self) -> Option<(u8, u64, usize)> {
         let [bar] = self.config.array(self.offsets.access);
         let offset = u32::from_le_bytes(self.config.array(self.offsets.access + 4));
@@ -207,14 +213,15 @@ impl VirtioPci {
         possible.then_some((bar, offset.into(), len as usize))
     }
 
-    /// Whether an access to configuration space touches the data of that capability.
+    /// Returns whether an access to configuration space touches the data register of that
+    /// capability.
     fn touches_data(&self, offset: u16, len: usize) -> bool {
         let data = self.offsets.access + 12;
         let offset = usize::from(offset);
         offset < data + 4 && offset + len > data
     }
 
-    /// What a write to configuration space changed, beyond the bytes.
+    /// Applies the effects of a write to configuration space, beyond its bytes.
     fn follow_config(&mut self) {
         if self.config.array(self.offsets.reset) == [1] {
             self.lifecycle.reset();
@@ -277,7 +284,7 @@ impl PciDevice for VirtioPci {
     fn bar_write(&mut self, bar: u8, offset: u64, bytes: &[u8]) {
         match bar {
             MSIX_BAR if offset < self.offsets.pba => self.msix.table_write(offset, bytes),
-            // The pending bits are read only.
+            // The pending bits are read-only.
             MSIX_BAR => {}
             _ => self.virtio_write(offset, bytes),
         }

@@ -1,25 +1,25 @@
-//! A queue as the driver describes it, and the check that it can be one.
+//! Registers with which the driver describes a queue, and their checks.
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use crate::GuestMemory;
 
-/// The registers of one queue.
+/// Registers of one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueueRegisters {
-    /// Largest size that the device can do.
+    /// Largest size that the device supports.
     pub(super) max_size: u16,
     pub(super) size: u16,
     pub(super) enabled: bool,
-    /// Descriptor table.
+    /// Guest address of the descriptor table.
     pub(super) descriptors: u64,
-    /// Available ring.
+    /// Guest address of the available ring.
     pub(super) driver: u64,
-    /// Used ring.
+    /// Guest address of the used ring.
     pub(super) device: u64,
 }
 
-/// Why a queue can't be.
+/// Reason why a queue is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum QueueError {
     #[error("the size {0} is not a power of two up to what the device offered")]
@@ -39,7 +39,7 @@ pub(super) enum QueueError {
 }
 
 impl QueueRegisters {
-    /// After a reset.
+    /// Returns the registers' values after a reset.
     pub(super) fn new(max_size: u16) -> Self {
         Self {
             max_size,
@@ -51,7 +51,11 @@ impl QueueRegisters {
         }
     }
 
-    /// The queue, if it is inside `memory` (section 2.7: alignment and length of each part).
+    /// Returns the queue, if it is valid and inside `memory` (section 2.7: alignment and length of
+    /// each part).
+    ///
+    /// # Errors
+    /// The size, an alignment or an address is invalid.
     pub(super) fn build(&self, memory: &GuestMemory, event_idx: bool) -> Result<Queue, QueueError> {
         let bad_size = |_| QueueError::Size(self.size);
         let mut queue = Queue::new(self.max_size).map_err(bad_size)?;

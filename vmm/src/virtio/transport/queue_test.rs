@@ -3,7 +3,7 @@ use super::*;
 const LEN: usize = 0x10000;
 
 fn memory() -> GuestMemory {
-    // A hole between the two.
+    // Two regions with a hole between them.
     let ranges = [(GuestAddress(0), LEN), (GuestAddress(0x10_0000), LEN)];
     GuestMemory::from_ranges(&ranges).unwrap()
 }
@@ -20,7 +20,7 @@ fn registers(size: u16, descriptors: u64, driver: u64, device: u64) -> QueueRegi
 
 #[test]
 fn a_good_queue() {
-    // Each part ends where memory, or the piece of it, does.
+    // Each part ends where its region does.
     let end = LEN as u64;
     let good = registers(4, end - 64, 0x10_0000 + end - 14, end - 64 - 40);
     let queue = good.build(&memory(), true).unwrap();
@@ -50,7 +50,7 @@ fn sizes() {
 #[test]
 fn addresses() {
     let end = LEN as u64;
-    // The descriptor table's, and what it is checked for.
+    // Addresses of the descriptor table that are outside memory.
     let outside = [
         end - 63 + 15,
         end,

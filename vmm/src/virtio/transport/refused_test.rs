@@ -1,11 +1,11 @@
-//! What a driver may not do, and what comes of it.
+//! Actions that a driver may not take, and their results.
 use super::*;
 
 #[test]
 fn features_that_do_not_agree() {
     let rig = Rig::new();
     let driver = rig.driver();
-    // Not offered; without VERSION_1; one without the other that it needs.
+    // Not offered; without VERSION_1; one without another that it needs.
     for features in [
         VERSION_1 | 8,
         FEATURES,
@@ -22,7 +22,7 @@ fn features_that_do_not_agree() {
     assert!(driver.negotiate(VERSION_1));
     driver.write(driver.common + 12, &[0xff; 4]);
     assert_eq!(driver.read(driver.common + 12), [1, 0, 0, 0], "settled");
-    // Windows that there are not.
+    // Feature windows that do not exist.
     driver.reset();
     driver.write(driver.common + 8, &[2, 0, 0, 0]);
     driver.write(driver.common + 12, &[0xff; 4]);

@@ -1,5 +1,5 @@
-//! What the driver's vCPUs and the device's threads share: the status, the vectors' numbers, the
-//! ISR byte. All atomic; no thread of the device ever takes the function's lock.
+//! State that vCPUs and the device's threads share: the status, the vectors' numbers, the ISR byte.
+//! All of it is atomic; no thread of the device ever takes the function's lock.
 use std::sync::{
     Arc,
     atomic::{
@@ -11,7 +11,7 @@ use std::sync::{
 use super::{counters::TransportCounters, counters::count, status};
 use crate::{pci::Vectors, virtio::Signals};
 
-/// The vector number that means none (section 4.1.5.1.2).
+/// Vector number for no vector, VIRTIO_MSI_NO_VECTOR (section 4.1.5.1.2).
 pub(super) const NO_VECTOR: u16 = 0xffff;
 
 /// ISR status: a queue was used.
@@ -19,7 +19,7 @@ pub(super) const ISR_QUEUE: u8 = 1;
 /// ISR status: the configuration changed.
 pub(super) const ISR_CONFIG: u8 = 2;
 
-/// One device's.
+/// Shared state of one device.
 pub(super) struct Shared {
     pub(super) status: AtomicU8,
     generation: AtomicU8,
@@ -64,8 +64,8 @@ impl Shared {
         self.config_vector.load(Relaxed)
     }
 
-    /// A vector that does not exist becomes NO_VECTOR, as the driver is to find out by reading it
-    /// back.
+    /// Sets the vector for configuration changes. A vector that does not exist becomes NO_VECTOR,
+    /// which the driver sees when it reads the register back.
     pub(super) fn set_config_vector(&self, vector: u16) {
         self.config_vector.store(self.existing(vector), Release);
     }
@@ -89,7 +89,7 @@ impl Shared {
         }
     }
 
-    /// As at power-on. The device is stopped, so nobody signals.
+    /// Restores the state at power-on. The device is stopped, so no thread signals.
     pub(super) fn reset(&self) {
         self.config_vector.store(NO_VECTOR, Release);
         for vector in &self.queue_vectors {
@@ -100,7 +100,8 @@ impl Shared {
     }
 
     fn set_isr(&self, bit: u8) {
-        // With MSI-X nobody reads it: look before writing, so that queues don't fight for the line.
+        // With MSI-X no driver reads the ISR status. It is read before it is written, so that
+        // queues don't contend for the cache line.
         if self.isr.load(Relaxed) & bit == 0 {
             self.isr.fetch_or(bit, AcqRel);
         }

@@ -1,4 +1,4 @@
-//! The device status field (section 2.1): its bits, and which of them a driver's write takes.
+//! The device status field (section 2.1): its bits, and the steps that a driver's write takes.
 
 pub(super) const ACKNOWLEDGE: u8 = 1;
 pub(super) const DRIVER: u8 = 2;
@@ -7,12 +7,12 @@ pub(super) const FEATURES_OK: u8 = 8;
 pub(super) const NEEDS_RESET: u8 = 64;
 pub(super) const FAILED: u8 = 128;
 
-/// In the order that a driver takes them (section 3.1.1).
+/// Steps in the order in which a driver takes them (section 3.1.1).
 const STEPS: [u8; 4] = [ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK];
 
-/// The steps of `written` that follow on from `status`, in order, and whether some were skipped to
-/// and so refused. Bits that are already set, cleared ones, and those that are the device's to set
-/// make no step: a driver must not clear a bit but by a reset.
+/// Returns the steps of `written` that follow on from `status`, in order, and whether others were
+/// refused because a step before them is missing. Bits that are already set, cleared bits, and bits
+/// that only the device sets are no steps: a driver must not clear a bit except by a reset.
 pub(super) fn steps(status: u8, written: u8) -> (Vec<u8>, bool) {
     let reached = STEPS
         .iter()

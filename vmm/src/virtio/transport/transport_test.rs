@@ -34,7 +34,7 @@ fn message(vector: u16) -> MsiMessage {
 }
 
 impl Rig {
-    /// Three queues, the last of 16.
+    /// Returns a device with three queues, the last of size 16.
     fn new() -> Self {
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
         let fabric: Arc<Fabric> = Arc::default();
@@ -61,7 +61,7 @@ impl Rig {
         Driver::find(&self.root, 1)
     }
 
-    /// Up with two queues, a vector each, and messages for all.
+    /// Brings the device up with two queues, a vector each, and messages for all.
     fn up(&self) -> Driver<'_> {
         let driver = self.driver();
         for vector in 0..4 {
@@ -93,7 +93,7 @@ impl Rig {
         self.witness.seen().activation.is_some()
     }
 
-    /// Notifications that waited for the device: of the `at`th queue that it serves.
+    /// Returns the pending notifications of the `at`th queue that the device serves.
     fn kicks(&self, at: usize) -> u64 {
         let seen = self.witness.seen();
         seen.activation.as_ref().expect("active").queues[at]
@@ -140,7 +140,7 @@ fn signals_become_messages() {
     signals.queue(2);
     assert_eq!(rig.fabric.take(1), (1, Some(message(1))));
     assert_eq!(rig.fabric.take(3), (1, Some(message(3))));
-    // A queue without a vector, and none at all.
+    // A queue without a vector, and a queue that does not exist.
     signals.queue(1);
     signals.queue(77);
     let [before] = driver.read(driver.common + 21);
@@ -181,7 +181,7 @@ fn notifications_ring_and_exit() {
         assert_eq!(rig.kicks(at), 1);
     }
     assert_eq!(rig.counters.notify_exits.load(Relaxed), 2);
-    // Between two, and past the last.
+    // Between two notification addresses, and past the last.
     driver.write(driver.notify + 1, &[0]);
     driver.write(driver.notify + 12, &[0]);
     driver.write(driver.notify + 0xfff, &[0]);
@@ -257,13 +257,13 @@ fn one_queue_is_reset() {
     assert_eq!(served(), 2);
     rig.signals().queue(2);
     assert_eq!(rig.fabric.take(3).0, 1);
-    // Enabled as what can't be a queue.
+    // Enabled with an invalid size.
     select_and_reset(2);
     driver.set_up_queue(2, 5, RINGS, 3);
     assert_eq!((served(), driver.status()), (1, 0b0100_1111));
     select_and_reset(2);
     driver.reset();
-    // Not negotiated.
+    // Ring reset was not negotiated.
     assert!(driver.negotiate(VERSION_1));
     driver.set_up_queue(0, 16, RINGS, 1);
     assert!(driver.driver_ok());
@@ -340,7 +340,7 @@ fn a_function_level_reset() {
     assert_eq!(driver.bar(2), 0);
     assert_eq!(driver.config(driver.msix + 2), [3, 0], "MSI-X is off");
     assert_eq!(rig.fabric.bells(), NONE);
-    // A driver that saved the BARs puts them back.
+    // A driver that saved the BARs restores them.
     driver.config_write(0x10, &0xc000_0000_u32.to_le_bytes());
     driver.config_write(0x18, &home.to_le_bytes());
     let driver = rig.driver();

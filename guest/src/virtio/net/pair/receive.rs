@@ -1,4 +1,4 @@
-//! The receiving half: frames where the device wrote them.
+//! Receive half: frames in the buffers into which the device wrote them.
 use alloc::vec::Vec;
 use core::{
     mem::{self, ManuallyDrop},
@@ -18,19 +18,19 @@ use super::{
 };
 use crate::{pci::Registers, platform::NicCounters};
 
-/// A buffer's bytes.
+/// Length of a receive buffer, bytes.
 const BUFFER: usize = 4096;
 
 pub(super) struct Receive<R> {
     pub(super) ring: ManuallyDrop<Ring>,
     doorbell: Doorbell<R>,
     memory: ManuallyDrop<Dma>,
-    /// The buffers in which the frame lies that was handed out last, one behind the other.
+    /// Adjacent buffers of the frame that was handed out last.
     lent: Range<u16>,
-    /// A frame whose buffers do not lie so.
+    /// Copy of a frame whose buffers are not adjacent.
     merged: Vec<u8>,
     mergeable: bool,
-    /// Checksums that nobody vouches for are ours to check.
+    /// True if the driver must check checksums that no one has checked.
     check: bool,
     pub(super) counters: NicCounters,
 }
@@ -49,7 +49,7 @@ impl<R: Registers> Receive<R> {
         }
     }
 
-    /// Offers every buffer. Once, on a fresh ring.
+    /// Offers every buffer. Called once, on a fresh ring.
     pub(super) fn offer_all(&mut self) {
         let Receive { ring, memory, .. } = self;
         for buffer in 0..usize::from(ring.size()) {
@@ -58,7 +58,8 @@ impl<R: Registers> Receive<R> {
                 length: BUFFER as u32,
                 device_writes: true,
             });
-            // A fresh ring hands its descriptors out in order: head and buffer have one number.
+            // A fresh ring hands its descriptors out in order: head and buffer have the same
+            // number.
             debug_assert_eq!(head, Some(buffer as u16));
         }
     }
@@ -76,7 +77,7 @@ impl<R: Registers> Receive<R> {
         }
     }
 
-    /// The next good frame.
+    /// Returns the next intact frame.
     pub(super) fn next(&mut self) -> Option<&[u8]> {
         loop {
             self.give_back();
@@ -116,21 +117,22 @@ impl<R: Registers> Receive<R> {
         }
     }
 
-    /// The frame that [`Receive::gather`] has brought together.
+    /// Returns the frame that [`Receive::gather`] has collected.
     fn frame(&self, start: usize, length: usize) -> &[u8] {
         if self.merged.is_empty() {
             // SAFETY: the device has returned the buffers; they are offered again after the frame
-            // was looked at.
+            // was read.
             unsafe { self.memory.bytes(start + header::BYTES, length) }
         } else {
             &self.merged
         }
     }
 
-    /// Takes the other ones of a frame's buffers, behind the one that is lent, of which so many
-    /// bytes are the frame's and its header's: lent too if each lies behind the one before and that
-    /// is full, as with a device that takes them in the order of the ring; else all is copied. Bytes
-    /// of frame and header. None: too long, or the device returned fewer than it said.
+    /// Takes the other buffers of a frame, whose first is lent and holds `written` bytes. They are
+    /// lent too if each is adjacent to the one before and that is full, as with a device that takes
+    /// them in the order of the ring; otherwise all are copied. Returns the bytes of frame and
+    /// header; `None` if the frame is too long, or the device returned fewer buffers than the
+    /// header says.
     fn gather(&mut self, buffers: usize, written: usize) -> Option<usize> {
         let start = usize::from(self.lent.start) * BUFFER;
         let mut bytes = written;
@@ -154,7 +156,7 @@ impl<R: Registers> Receive<R> {
         (bytes <= header::BYTES + FRAME_MOST).then_some(bytes)
     }
 
-    /// Copies bytes of the buffers behind what was copied before, if a frame can be so long.
+    /// Appends bytes of the buffers to the copy, unless the frame is too long.
     fn copy(&mut self, at: usize, length: usize) {
         if self.merged.len() + length <= FRAME_MOST {
             // SAFETY: the device has returned the buffer.

@@ -1,4 +1,4 @@
-//! The sending half: slots that the stack writes frames into.
+//! Transmit half: slots into which the stack writes frames.
 use alloc::{vec, vec::Vec};
 use core::mem::ManuallyDrop;
 
@@ -15,9 +15,9 @@ use super::{
 };
 use crate::{pci::Registers, platform::NicCounters};
 
-/// A small slot's bytes: a frame of the largest ordinary size, and its header.
+/// Length of a small slot, bytes: a frame of the largest ordinary size, and its header.
 const SMALL: usize = 2048;
-/// A large slot's bytes.
+/// Length of a large slot, bytes.
 const LARGE: usize = (FRAME_MOST + header::BYTES).next_multiple_of(128);
 const LARGE_SLOTS: usize = 32;
 
@@ -27,11 +27,11 @@ pub(super) struct Send<R> {
     memory: ManuallyDrop<Dma>,
     free_small: Vec<u32>,
     free_large: Vec<u32>,
-    /// The offset of the slot that a chain in flight sends from, by its head.
+    /// Offset of the slot of each chain in flight, by the chain's head.
     in_flight: Vec<u32>,
     large_start: u32,
     offload: bool,
-    /// A frame could not be sent since the last `arm`.
+    /// True if a frame could not be sent since the last `arm`.
     pub(super) blocked: bool,
     pub(super) counters: NicCounters,
 }
@@ -56,7 +56,7 @@ impl<R: Registers> Send<R> {
         }
     }
 
-    /// Frames that were sent and not returned yet.
+    /// Returns the number of sent frames that the device has not returned yet.
     pub(super) fn in_flight(&self) -> usize {
         let ring = &self.ring;
         usize::from(
@@ -73,7 +73,7 @@ impl<R: Registers> Send<R> {
         }
     }
 
-    /// Takes back the slots of frames that are gone.
+    /// Frees the slots of frames that the device has returned.
     pub(super) fn reap(&mut self) {
         while let Some(used) = self.ring.take_used() {
             self.ring.release(used.head);
@@ -87,7 +87,7 @@ impl<R: Registers> Send<R> {
         }
     }
 
-    /// Whether a frame of any size can be sent.
+    /// Returns whether a frame of any size can be sent.
     pub(super) fn has_room(&self) -> bool {
         !self.free_small.is_empty() && !self.free_large.is_empty() && self.ring.room() > 0
     }
@@ -121,7 +121,7 @@ impl<R: Registers> Send<R> {
             .expect("a token is given only when there are slots");
         let start = slot as usize;
         assert!(length <= FRAME_MOST, "a frame of {length} bytes");
-        // SAFETY: a free slot: the device has no business there.
+        // SAFETY: a free slot: the device does not access it.
         let buffer = unsafe { self.memory.bytes_mut(start, header::BYTES + length) };
         let (head, frame) = buffer.split_at_mut(header::BYTES);
         let result = fill(frame);

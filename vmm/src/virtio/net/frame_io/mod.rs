@@ -1,4 +1,4 @@
-//! Moving a batch of frames between pieces of the guest's memory and the TAP.
+//! Moves a batch of frames between guest memory and the TAP.
 use std::{io, os::fd::RawFd};
 
 use libc::iovec;
@@ -10,46 +10,49 @@ use super::IoMethod;
 use uring::Uring;
 use vectored::Vectored;
 
-/// The most transfers in one batch.
+/// Largest number of transfers in one batch.
 pub(super) const MAX_TRANSFERS: usize = 128;
 
-/// Which way a frame goes.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Direction {
     /// From the TAP to the guest.
     Read,
     /// From the guest to the TAP.
     Write,
 }
 
-/// One frame, with its header.
+/// Transfer of one frame, with its virtio-net header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transfer {
     pub(super) pieces: *const iovec,
     pub(super) count: u32,
-    pub(super) way: Way,
-    /// Bytes, or a negative errno.
+    pub(super) direction: Direction,
+    /// Result: number of bytes, or a negative errno.
     pub(super) result: i32,
 }
 
-/// How frames are read and written.
+/// Method of reading and writing frames.
 pub(super) trait FrameIo: Send {
-    /// Called once on the thread that makes all transfers.
+    /// Prepares the method. Called once on the thread that makes all transfers.
+    ///
+    /// # Errors
+    /// The host refuses it.
     fn begin(&mut self) -> io::Result<()>;
 
-    /// Makes all transfers, in order for each way, none of which waits: what can't be done now
-    /// results in EAGAIN. Returns the number of system calls.
+    /// Makes all transfers, in order for each direction, without waiting: one that is not possible
+    /// now results in EAGAIN. Returns the number of system calls.
     ///
     /// # Errors
     /// The method itself failed, not a frame; it can't be used further.
     ///
     /// # Safety
-    /// All pieces are mapped until it returns, writable for [`Way::Read`]. At most
+    /// All pieces are mapped until it returns, and writable for [`Direction::Read`]. There are at most
     /// [`MAX_TRANSFERS`].
     unsafe fn transfer(&mut self, transfers: &mut [Transfer]) -> io::Result<u64>;
 }
 
-/// Makes the method for one queue; `Auto` takes what the host allows.
+/// Creates the method for one queue. `Auto` selects io_uring if the host allows it.
 pub(super) fn new(method: IoMethod, descriptor: RawFd) -> io::Result<Box<dyn FrameIo>> {
     match method {
         IoMethod::Vectored => Ok(Box::new(Vectored::new(descriptor))),

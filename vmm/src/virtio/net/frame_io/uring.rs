@@ -1,26 +1,26 @@
-//! io_uring: a system call for a batch of frames.
+//! io_uring: one system call for a batch of frames.
 //!
-//! No request may wait (RWF_NOWAIT: a non-blocking descriptor alone would have io_uring poll it), so
-//! each is done while it is submitted, in order, and a batch is complete when the one call returns.
-//! Nothing stays in flight between batches.
+//! No request may wait (RWF_NOWAIT: with a non-blocking descriptor alone, io_uring would poll it).
+//! So each is done while it is submitted, in order, and a batch is complete when the one call
+//! returns. Nothing stays in flight between batches.
 //!
-//! The ring is made on the thread that makes the card, is restricted there to reads and writes of
-//! the one registered TAP descriptor, and only then enabled, by the worker. What could take the
-//! worker over can do with it no more than with readv and writev.
+//! The ring is created on the thread that creates the card. It is restricted there to reads and
+//! writes of the one registered TAP descriptor, and only then enabled, by the worker. An attacker
+//! in control of the worker can do no more with it than with readv and writev.
 use std::{io, os::fd::RawFd, ptr, thread};
 
 use io_uring::{IoUring, opcode, register::Restriction, squeue, types::Fixed};
 
-use super::{FrameIo, MAX_TRANSFERS, Transfer, Way};
+use super::{Direction, FrameIo, MAX_TRANSFERS, Transfer};
 
-/// How often a call that the kernel has no memory for is tried again.
+/// Number of retries of a call for which the kernel has no memory.
 const ATTEMPTS: u32 = 1_000;
 
-/// One queue.
+/// io_uring of one queue.
 pub(super) struct Uring {
     ring: IoUring,
-    /// A call failed for good. What it was to submit is still in the queue, and points to memory
-    /// that may be another's by now: nothing is submitted any more.
+    /// True after a call failed for good. Its requests are still in the queue, and point to memory
+    /// that may have been reused: nothing is submitted any more.
     failed: bool,
 }
 
@@ -68,17 +68,19 @@ impl FrameIo for Uring {
 }
 
 impl Uring {
+    /// Submits all transfers and waits for their completions. Returns the number of system calls.
+    ///
     /// # Safety
     /// As of [`FrameIo::transfer`].
     unsafe fn submit(&mut self, transfers: &mut [Transfer]) -> io::Result<u64> {
         let mut queue = self.ring.submission();
         for (index, transfer) in transfers.iter().enumerate() {
             let (pieces, count) = (transfer.pieces, transfer.count);
-            let entry = match transfer.way {
-                Way::Read => opcode::Readv::new(Fixed(0), pieces, count)
+            let entry = match transfer.direction {
+                Direction::Read => opcode::Readv::new(Fixed(0), pieces, count)
                     .rw_flags(libc::RWF_NOWAIT)
                     .build(),
-                Way::Write => opcode::Writev::new(Fixed(0), pieces, count)
+                Direction::Write => opcode::Writev::new(Fixed(0), pieces, count)
                     .rw_flags(libc::RWF_NOWAIT)
                     .build(),
             };
@@ -112,9 +114,9 @@ impl Uring {
     }
 }
 
-/// Whether the descriptor knows RWF_NOWAIT: TAPs do from Linux 6.4 on (438b406055cd), and before
-/// they refuse each transfer. Tried with a byte that is too few for a TAP (EINVAL) and lies nowhere
-/// (EFAULT), so nothing is sent.
+/// Returns whether the descriptor supports RWF_NOWAIT. TAPs do from Linux 6.4 on (438b406055cd);
+/// before, they refuse each transfer. The test writes one byte from address 0, which is too short
+/// for a TAP (EINVAL) and not mapped (EFAULT), so nothing is sent.
 fn takes_nowait(descriptor: RawFd) -> bool {
     let nowhere = libc::iovec {
         iov_base: ptr::null_mut(),

@@ -54,10 +54,10 @@ fn after_a_failure_nothing_is_submitted_again() {
     let write = |piece: &libc::iovec| Transfer {
         pieces: piece,
         count: 1,
-        way: Way::Write,
+        direction: Direction::Write,
         result: 0,
     };
-    // The ring is this thread's: the kernel takes nothing from another one.
+    // The ring belongs to this thread: the kernel accepts no request from another one.
     let at = &raw const piece as usize;
     let mut uring = thread::spawn(move || {
         // SAFETY: the piece outlives the thread, which is joined.

@@ -1,9 +1,9 @@
-//! readv and writev: a system call for each frame.
+//! readv and writev: one system call for each frame.
 use std::{io, os::fd::RawFd};
 
-use super::{FrameIo, Transfer, Way};
+use super::{Direction, FrameIo, Transfer};
 
-/// One queue.
+/// readv and writev on one queue.
 pub(super) struct Vectored {
     descriptor: RawFd,
 }
@@ -21,12 +21,12 @@ impl FrameIo for Vectored {
 
     unsafe fn transfer(&mut self, transfers: &mut [Transfer]) -> io::Result<u64> {
         let mut calls = 0;
-        // After the first EAGAIN of a way the rest would give the same.
+        // After the first EAGAIN of a direction, further calls would return the same.
         let (mut drained, mut full) = (false, false);
         for transfer in transfers {
-            let blocked = match transfer.way {
-                Way::Read => &mut drained,
-                Way::Write => &mut full,
+            let blocked = match transfer.direction {
+                Direction::Read => &mut drained,
+                Direction::Write => &mut full,
             };
             if *blocked {
                 transfer.result = -libc::EAGAIN;
@@ -35,11 +35,16 @@ impl FrameIo for Vectored {
             let count = transfer.count as libc::c_int;
             loop {
                 calls += 1;
-                let done = match transfer.way {
-                    // SAFETY: the caller's promise; the descriptor is the TAP's, which outlives us.
-                    Way::Read => unsafe { libc::readv(self.descriptor, transfer.pieces, count) },
+                let done = match transfer.direction {
+                    // SAFETY: the caller's promise; the descriptor is the TAP's, which outlives
+                    // `self`.
+                    Direction::Read => unsafe {
+                        libc::readv(self.descriptor, transfer.pieces, count)
+                    },
                     // SAFETY: as above.
-                    Way::Write => unsafe { libc::writev(self.descriptor, transfer.pieces, count) },
+                    Direction::Write => unsafe {
+                        libc::writev(self.descriptor, transfer.pieces, count)
+                    },
                 };
                 transfer.result = match i32::try_from(done) {
                     Ok(done) if done >= 0 => done,

@@ -1,0 +1,56 @@
+//! Addresses of `--host-loopback` and `[host_loopback]`, held against the guests' network.
+use std::net::Ipv4Addr;
+
+use slipgate_policy::{LoopbackPorts, document::ConfigError};
+
+use super::Config;
+
+const FLAG: &str = "--host-loopback";
+
+impl Config {
+    /// Whether each address is one that guests reach, and nobody else's.
+    pub(super) fn check_host_loopback(&self) -> Result<(), ConfigError> {
+        for entry in &self.typed.host_loopback {
+            if let Some(address) = entry.address
+                && let Some(problem) = self.not_reached(address)
+            {
+                return Err(ConfigError::new(FLAG, address, problem, self.may_be()));
+            }
+        }
+        let Some(file) = &self.policy_file else {
+            return Ok(());
+        };
+        let named = file.document.policy.values();
+        let sections = named.map(|policy| &policy.host_loopback);
+        for said in sections.chain([&file.document.host_loopback]) {
+            let address = said.address.as_ref();
+            let of_all = address.map(|address| (*address.get_ref(), address.span()));
+            let own = said.ports.iter().filter_map(|entry| {
+                let parsed: LoopbackPorts = entry.get_ref().to_string().parse().ok()?;
+                Some((parsed.address?, entry.span()))
+            });
+            for (address, span) in of_all.into_iter().chain(own) {
+                if let Some(problem) = self.not_reached(address) {
+                    let problem = format!("{address}: {problem}");
+                    return Err(file.error(&span, problem, self.may_be()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn not_reached(&self, address: Ipv4Addr) -> Option<String> {
+        if let Err(e) = self.network.check_host(FLAG, "", address) {
+            return Some(e.problem);
+        }
+        let guest = self.vms.iter().find(|vm| vm.ip == address)?;
+        Some(format!("that is the address of the guest {}", guest.name))
+    }
+
+    fn may_be(&self) -> String {
+        format!(
+            "leave it out, and it is the gateway's, {}; or give another of the guests' network",
+            self.network.gateway
+        )
+    }
+}

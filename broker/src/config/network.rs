@@ -1,0 +1,118 @@
+//! The network that guests see: their address, the gateway, the DNS address.
+use std::net::Ipv4Addr;
+
+use serde::{Deserialize, Serialize};
+use slipgate_policy::document::ConfigError;
+
+/// The guests' network. Every VM has a network of its own that looks like this.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GuestNetwork {
+    /// The guests' address, unless a VM has its own.
+    pub guest: Ipv4Addr,
+    /// The router, which answers ARP and ping; not the host.
+    pub gateway: Ipv4Addr,
+    /// The DNS server offered by DHCP.
+    pub dns: Ipv4Addr,
+    /// Bits.
+    pub prefix_len: u8,
+    /// L3 bytes; `None`: as the TAP has it.
+    pub mtu: Option<u32>,
+}
+
+impl GuestNetwork {
+    /// Checks that an address can be a guest's.
+    ///
+    /// # Errors
+    /// It is not, by `flag`'s value.
+    pub fn check_guest(&self, flag: &'static str, guest: Ipv4Addr) -> Result<(), ConfigError> {
+        self.check_host(flag, &guest.to_string(), guest)?;
+        if guest == self.gateway {
+            return Err(ConfigError::new(
+                flag,
+                guest,
+                "that is the gateway's address",
+                "give the guest another, or --gateway another",
+            ));
+        }
+        if guest == self.dns {
+            return Err(ConfigError::new(
+                flag,
+                guest,
+                format!(
+                    "that is the DNS server's address (the one after the gateway {})",
+                    self.gateway
+                ),
+                "give the guest another",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks that an address is a host's in this network.
+    ///
+    /// # Errors
+    /// It is not, by `flag`'s value `given`.
+    pub fn check_host(
+        &self,
+        flag: &'static str,
+        given: &str,
+        a: Ipv4Addr,
+    ) -> Result<(), ConfigError> {
+        if a.is_multicast() || a.is_loopback() || a.is_unspecified() || a.octets()[0] >= 240 {
+            return Err(ConfigError::new(
+                flag,
+                given,
+                "not a unicast address",
+                "give one like 10.0.2.15",
+            ));
+        }
+        if !self.contains(a) {
+            return Err(ConfigError::new(
+                flag,
+                given,
+                format!(
+                    "outside the gateway's network {}/{}",
+                    self.network(),
+                    self.prefix_len
+                ),
+                format!(
+                    "give one from {} to {}, or another --gateway and --prefix",
+                    Ipv4Addr::from_bits(self.network().to_bits() + 1),
+                    Ipv4Addr::from_bits(self.broadcast().to_bits() - 1)
+                ),
+            ));
+        }
+        if a == self.network() || a == self.broadcast() {
+            return Err(ConfigError::new(
+                flag,
+                given,
+                format!(
+                    "the first or the last address of {}/{}",
+                    self.network(),
+                    self.prefix_len
+                ),
+                "give one between them",
+            ));
+        }
+        Ok(())
+    }
+
+    fn mask(&self) -> u32 {
+        u32::MAX << (32 - u32::from(self.prefix_len))
+    }
+
+    /// The network's address.
+    pub fn network(&self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.gateway.to_bits() & self.mask())
+    }
+
+    /// The network's last address.
+    pub fn broadcast(&self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.gateway.to_bits() | !self.mask())
+    }
+
+    /// Whether an address is in it.
+    pub fn contains(&self, a: Ipv4Addr) -> bool {
+        a.to_bits() & self.mask() == self.network().to_bits()
+    }
+}

@@ -1,0 +1,130 @@
+//! What a command line says of policies, to be compared with another's.
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use slipgate_policy::{
+    Action,
+    document::{Amount, Count, Quotas, RuleFlag},
+};
+
+use super::{Config, VmFlags};
+
+/// As a successor of the same version, or a later one, understands it: a new field is to be
+/// `#[serde(default)]`, and absent where nothing is said. One that an earlier version does not know
+/// is an error to that.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyFlags {
+    /// The policy file, from the root on; links are not followed.
+    file: Option<PathBuf>,
+    /// Rule flags in the order typed: the flag, and what it was given.
+    rules: Vec<(String, PathBuf)>,
+    default: Option<String>,
+    policy_name: Option<String>,
+    /// By the names that policy files have for them.
+    quotas: BTreeMap<String, u64>,
+    dns: Vec<String>,
+    forwards: Vec<String>,
+    /// As shown.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    host_loopback: Vec<String>,
+    /// By name.
+    vms: BTreeMap<String, SaidOfVm>,
+}
+
+/// What `--vm` says.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SaidOfVm {
+    policy: Option<String>,
+    max_flows: Option<u32>,
+}
+
+impl PolicyFlags {
+    /// Whether both say the same: of the policy file, which file it is now, however it is named.
+    pub fn agrees(&self, other: &Self) -> bool {
+        let file = match (&self.file, &other.file) {
+            (Some(one), Some(other)) => is_same_file(one, other),
+            (None, None) => true,
+            _ => false,
+        };
+        let rest = |said: &Self| Self {
+            file: None,
+            ..said.clone()
+        };
+        file && rest(self) == rest(other)
+    }
+}
+
+impl Config {
+    /// What the command line says of policies.
+    pub fn policy_flags(&self) -> PolicyFlags {
+        let typed = &self.typed;
+        let rule = |rule: &RuleFlag| {
+            let (flag, given) = match rule {
+                RuleFlag::Allow(text) => ("allow", text.into()),
+                RuleFlag::Inspect(text) => ("inspect", text.into()),
+                RuleFlag::Deny(text) => ("deny", text.into()),
+                RuleFlag::DenyFile(path) => ("deny_file", absolute(path)),
+            };
+            (flag.to_owned(), given)
+        };
+        let default = typed.default.map(Action::name);
+        let vms = self.vms.iter().map(|vm| {
+            let VmFlags { policy, max_flows } = vm.typed.clone();
+            (vm.name.clone(), SaidOfVm { policy, max_flows })
+        });
+        PolicyFlags {
+            file: typed.file.as_deref().map(absolute),
+            rules: typed.rules.iter().map(rule).collect(),
+            default: default.map(str::to_owned),
+            policy_name: typed.policy_name.clone(),
+            quotas: self.said_of_quotas(),
+            dns: typed.dns.clone(),
+            forwards: typed.forwards.clone(),
+            host_loopback: typed.host_loopback.iter().map(|e| e.to_string()).collect(),
+            vms: vms.collect(),
+        }
+    }
+
+    fn said_of_quotas(&self) -> BTreeMap<String, u64> {
+        let Quotas {
+            max_flows,
+            new_flows_per_second,
+            tx_bytes_per_second,
+            rx_bytes_per_second,
+            tx_packets_per_second,
+            rx_packets_per_second,
+            dns_per_second,
+        } = &self.typed.quotas;
+        let count = |count: &Option<Count>| count.map(|count| u64::from(count.0));
+        let amount = |amount: &Option<Amount>| amount.map(|amount| amount.0);
+        let all = [
+            ("max_flows", count(max_flows)),
+            ("new_flows_per_second", count(new_flows_per_second)),
+            ("tx_bytes_per_second", amount(tx_bytes_per_second)),
+            ("rx_bytes_per_second", amount(rx_bytes_per_second)),
+            ("tx_packets_per_second", amount(tx_packets_per_second)),
+            ("rx_packets_per_second", amount(rx_packets_per_second)),
+            ("dns_per_second", count(dns_per_second)),
+        ];
+        let said = all.into_iter();
+        said.filter_map(|(name, value)| Some((name.to_owned(), value?)))
+            .collect()
+    }
+}
+
+/// Whether both names lead to one file, or are the same.
+pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
+    let leads = |path: &Path| fs::canonicalize(path).ok();
+    one == other || leads(one).is_some_and(|one| Some(one) == leads(other))
+}
+
+/// From the root on, as far as that can be told.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}

@@ -1,0 +1,46 @@
+use slipgate_policy::document::{CliOverrides, Limits};
+
+use super::*;
+
+/// A configuration of VMs of these names, by what flags say of policies.
+pub(crate) fn config(vms: &[&str], typed: CliOverrides) -> Config {
+    let network = GuestNetwork {
+        guest: Ipv4Addr::new(10, 0, 2, 15),
+        gateway: Ipv4Addr::new(10, 0, 2, 2),
+        dns: Ipv4Addr::new(10, 0, 2, 3),
+        prefix_len: 24,
+        mtu: None,
+    };
+    let vm = |name: &&str| VmConfig {
+        name: (*name).to_owned(),
+        tap: format!("tap-{name}"),
+        mac: None,
+        ip: network.guest,
+        typed: VmFlags::default(),
+        policy: 0,
+        limits: Limits::default(),
+    };
+    let mut config = Config {
+        mode: Mode::Auto,
+        uplink: None,
+        network,
+        vms: vms.iter().map(vm).collect(),
+        typed,
+        policy_file: None,
+        forwards: Vec::new(),
+        nat_ports: 61_000..=65_535,
+        nat_address: None,
+        flow_table: 65_536,
+        pin_dir: "/sys/fs/bpf/slipgate".into(),
+        flow_log: None,
+        flow_log_events: Vec::new(),
+        metrics: None,
+        pcap: None,
+        xdp: Xdp::Auto,
+        bpf_log: false,
+        on_exit: OnExit::Detach,
+        new_vms: false,
+    };
+    config.settle().unwrap();
+    config
+}

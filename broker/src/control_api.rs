@@ -1,0 +1,140 @@
+//! What clients ask over the control socket: who knows the answer, and who is to be given it.
+mod thaws;
+
+use std::collections::BTreeMap;
+
+use slipgate_ipc::{
+    client::{ClientAnswer, ClientId, Target},
+    engine::{EngineReply, EngineRequest, Subject, ToEngine},
+};
+
+use self::thaws::{Thaw, Thaws};
+use crate::{kernel_state::Attached, parts::Parts, vm::VmmProcess};
+
+/// Requests to an engine, or to a VMM, that may wait for an answer.
+const MOST_WAITING: usize = 256;
+
+/// Requests that another process has not answered yet.
+#[derive(Debug, Default)]
+pub(crate) struct Pending {
+    engine: BTreeMap<u64, ClientId>,
+    machine: BTreeMap<u64, ClientId>,
+    thaws: Thaws,
+}
+
+impl Pending {
+    /// Hands a request on to the engine, of the VM or flow that it is about.
+    pub(crate) fn ask_engine(
+        &mut self,
+        parts: &mut Parts,
+        client: ClientId,
+        about: Option<Target>,
+        request: EngineRequest,
+    ) -> anyhow::Result<()> {
+        let about = match parts.attached.resolve(request.scope(), about) {
+            Ok(about) => about,
+            Err(answer) => {
+                parts.control.answer(client, &answer);
+                return Ok(());
+            }
+        };
+        let id = parts.next_id();
+        wait(&mut self.engine, id, client);
+        if let (EngineRequest::Thaw, Some(Subject::Vm { row })) = (&request, about) {
+            self.thaws.begin(id, row.into());
+        }
+        parts.engine.tell(ToEngine::Request { id, about, request })
+    }
+
+    /// Gives the engine's reply to who asked.
+    pub(crate) fn replied(&mut self, parts: &mut Parts, id: u64, reply: EngineReply) {
+        let answer = match self.thaws.take(id) {
+            Some(done) if reply == EngineReply::Done => thaw(&parts.attached, done),
+            _ => reply.into(),
+        };
+        if let Some(client) = self.engine.remove(&id) {
+            parts.control.answer(client, &answer);
+        }
+    }
+
+    /// Tells who waits for an engine's answer that it has ended.
+    pub(crate) fn forget_engine(&mut self, parts: &mut Parts) {
+        self.thaws = Thaws::default();
+        for client in std::mem::take(&mut self.engine).into_values() {
+            let why = "the engine has ended meanwhile, and is started again: try again";
+            parts.refuse(client, why);
+        }
+    }
+
+    /// Drops everything from and to a VM from now on.
+    pub(crate) fn freeze(&mut self, parts: &mut Parts, client: ClientId, name: &str) {
+        let Some(row) = parts.attached.row_of(name) else {
+            let answer = parts.attached.unknown_vm();
+            return parts.control.answer(client, &answer);
+        };
+        let maps = parts.attached.datapath.maps();
+        // A thaw that was asked for before must not undo it.
+        self.thaws.undo(row);
+        if !maps.is_frozen(row) {
+            maps.set_frozen(row, true);
+            tracing::info!("{name} is frozen");
+        }
+        parts.control.answer(client, &ClientAnswer::Done);
+    }
+
+    /// Asks for the counters of the broker's own VM, if it has one.
+    pub(crate) fn ask_machine(
+        &mut self,
+        parts: &mut Parts,
+        client: ClientId,
+        vmm: Option<&VmmProcess>,
+    ) {
+        let id = parts.next_id();
+        if !vmm.is_some_and(|vmm| vmm.ask_counters(id)) {
+            let none = ClientAnswer::Machines {
+                machines: BTreeMap::new(),
+            };
+            return parts.control.answer(client, &none);
+        }
+        wait(&mut self.machine, id, client);
+    }
+
+    /// Gives the VMM's answer to who asked.
+    pub(crate) fn answer_machine(
+        &mut self,
+        parts: &mut Parts,
+        id: u64,
+        counters: serde_json::Value,
+    ) {
+        if let Some(client) = self.machine.remove(&id) {
+            let names = parts.attached.vms.iter().map(|vm| vm.config.name.clone());
+            let machines = names.map(|name| (name, counters.clone())).collect();
+            let answer = ClientAnswer::Machines { machines };
+            parts.control.answer(client, &answer);
+        }
+    }
+}
+
+/// Writes down who asks; clients that ask and go away do not fill it.
+fn wait(waiting: &mut BTreeMap<u64, ClientId>, id: u64, client: ClientId) {
+    waiting.insert(id, client);
+    if waiting.len() > MOST_WAITING {
+        waiting.pop_first();
+    }
+}
+
+/// The engine has begun the timers of the VM's flows anew: they may pass.
+fn thaw(attached: &Attached, thaw: Thaw) -> ClientAnswer {
+    let row = match thaw {
+        Thaw::Of(row) => row,
+        Thaw::Undone => return ClientAnswer::error("it was frozen again meanwhile"),
+    };
+    let maps = attached.datapath.maps();
+    if maps.is_frozen(row) {
+        maps.set_frozen(row, false);
+        if let Some(vm) = attached.vms.iter().find(|vm| vm.open.row == row) {
+            tracing::info!("{} is thawed", vm.config.name);
+        }
+    }
+    ClientAnswer::Done
+}

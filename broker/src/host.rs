@@ -1,0 +1,89 @@
+//! What of this host bears on a NAT that passes the host's own routing and firewall by: its
+//! settings, its resolvers, its devices and its own sockets.
+mod bound_ports;
+pub mod kvm;
+mod offloads;
+mod resolvers;
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    ops::RangeInclusive,
+    time::Duration,
+};
+
+use slipgate_control::host::HostFacts;
+use userspace_nat::dns::parse_resolv_conf;
+
+pub use self::offloads::offers_tso;
+pub(crate) use self::{
+    bound_ports::bound,
+    resolvers::{HostResolvers, RESOLV_CONF},
+};
+
+/// How long the kernel may take to say that nobody listens on this host.
+const LISTENS_WITHIN: Duration = Duration::from_millis(20);
+
+/// What an operator should know before traffic passes, in sentences.
+pub fn warnings(facts: &HostFacts, nat_ports: &RangeInclusive<u16>) -> Vec<String> {
+    let mut warnings = facts.warnings();
+    if facts.ip_forward == Some(true) {
+        warnings.push(
+            "net.ipv4.ip_forward is on: slipgate turns forwarding off on its TAPs and its engine \
+             port, so that nothing leaves untranslated"
+                .into(),
+        );
+    }
+    let (first, last) = (*nat_ports.start(), *nat_ports.end());
+    if let Some((local_first, local_last)) = facts.local_ports
+        && local_first.max(first) <= local_last.min(last)
+    {
+        warnings.push(format!(
+            "--nat-ports {first}-{last} overlaps net.ipv4.ip_local_port_range \
+             {local_first}-{local_last}: a connection of the host's own may lose its answers to \
+             a guest's flow with the same ports; give ports outside"
+        ));
+    }
+    warnings
+}
+
+/// The resolvers of a resolv.conf(5), IPv4 ones. systemd-resolved's stub is a fine one: questions go
+/// out by sockets of the engine, on this host.
+pub fn resolvers(text: &str) -> Vec<SocketAddrV4> {
+    parse_resolv_conf(text)
+        .into_iter()
+        .filter_map(|resolver| match resolver {
+            SocketAddr::V4(v4) => Some(v4),
+            SocketAddr::V6(_) => None,
+        })
+        .collect()
+}
+
+/// Why a resolver can't be asked from this network namespace, as far as it shows without asking it.
+pub fn resolver_problem(resolver: SocketAddrV4) -> Option<String> {
+    let reach = || -> io::Result<()> {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.connect(resolver)?;
+        if resolver.ip().is_loopback() {
+            // Nothing that wants an answer: where nobody listens the kernel says so at once.
+            socket.send(&[])?;
+            socket.set_read_timeout(Some(LISTENS_WITHIN))?;
+            match socket.recv(&mut [0; 1]) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                other => drop(other?),
+            }
+        }
+        Ok(())
+    };
+    match reach() {
+        Ok(()) => None,
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Some(format!(
+            "nobody listens at {resolver} in this network namespace"
+        )),
+        Err(e) => Some(format!("{resolver} can't be reached ({e})")),
+    }
+}
+
+#[cfg(test)]
+#[path = "host_test.rs"]
+mod tests;

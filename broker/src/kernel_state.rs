@@ -1,0 +1,199 @@
+//! Everything the broker has in the kernel: made in order at the start, taken down in order at the
+//! end, followed in between.
+mod forwards;
+mod guard_list;
+mod network_view;
+mod reserve;
+mod resolver_warning;
+mod rules;
+mod subjects;
+mod tap_changes;
+mod taps;
+mod uplink;
+mod vms;
+mod xdp;
+
+use std::{
+    collections::BTreeSet, fs::File, net::TcpListener, ops::Range, os::fd::OwnedFd, time::Duration,
+};
+
+use anyhow::anyhow;
+use slipgate_control::{
+    Datapath, Error, Owner, Users,
+    attach::{Hook, Program},
+    netlink::{NetworkWatch, NextHops},
+    owner, serve,
+    tap::EnginePort,
+    vm,
+};
+use slipgate_ipc::engine::{NetworkView, ToEngine};
+use slipgate_policy::{PolicySet, document::LoadedPolicies};
+
+pub(crate) use self::{
+    forwards::{described, forward_texts, forwards_of},
+    rules::{Writer, write as write_rules},
+    uplink::{Uplink, check_source, find as find_uplink},
+    vms::{ServedVm, tap_of},
+};
+use crate::{
+    config::{Config, PolicyFlags},
+    host::HostResolvers,
+    output_files::{open_flow_log, open_pcap},
+    persisted_policy,
+};
+
+/// What is in place.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    pub(crate) config: Config,
+    pub(crate) datapath: Datapath,
+    pub(crate) owner: Owner,
+    pub(crate) port: EnginePort,
+    pub(crate) vms: Vec<ServedVm>,
+    pub(crate) watch: NetworkWatch,
+    pub(crate) next_hops: NextHops,
+    pub(crate) loaded: LoadedPolicies,
+    /// These, and those of VMs that learn.
+    pub(crate) in_force: LoadedPolicies,
+    pub(crate) policies: PolicySet,
+    /// The forwards' host ports, in order: they stay ours while an engine is started again.
+    pub(crate) forward_sockets: Vec<OwnedFd>,
+    pub(crate) flow_log: Option<File>,
+    pub(crate) pcap: Option<File>,
+    /// The socket of `--metrics`, until it is served.
+    pub(crate) metrics: Option<TcpListener>,
+    /// Whom our processes are.
+    pub(crate) users: Users,
+    /// Elements of `RULES` in force: the policies', and behind them the forwards'.
+    pub(crate) rules: Range<u32>,
+    /// What the command line said of policies.
+    pub(crate) command_line: PolicyFlags,
+    /// What a predecessor applied is in force.
+    pub(crate) took_over: bool,
+    /// Runs of `RULES` that were ours, this one's too.
+    pub(crate) former_rules: Vec<Range<u32>>,
+    /// The forwards' of the first of these: relays name them as long as they run.
+    pub(crate) relayed_rules: Range<u32>,
+    /// TAPs that a predecessor served, until those of them that are not ours are shut.
+    pub(crate) former_taps: BTreeSet<u32>,
+    /// Which of two sets of numbers the guard's list has.
+    pub(crate) turn: bool,
+    /// The host's.
+    pub(crate) resolvers: HostResolvers,
+    pub(crate) uplink: Uplink,
+    pub(crate) hook: Hook,
+    /// It was said that somebody else holds the lock.
+    pub(crate) told_of_lock: bool,
+}
+
+impl Attached {
+    /// Goes on with other files of the flow log's and the pcap's names: the old ones were moved
+    /// away. What an engine that serves is to be told.
+    pub(crate) fn reopen_files(&mut self) -> anyhow::Result<Vec<ToEngine>> {
+        let mut told = Vec::new();
+        if let Some(path) = &self.config.flow_log {
+            let file = open_flow_log(path)?;
+            told.push(ToEngine::FlowLog(file.try_clone()?.into()));
+            self.flow_log = Some(file);
+        }
+        if let Some(path) = &self.config.pcap {
+            let file = open_pcap(path)?;
+            told.push(ToEngine::Pcap(file.try_clone()?.into()));
+            self.pcap = Some(file);
+        }
+        Ok(told)
+    }
+
+    /// Before another engine in the place of one that ended: removes what that was in the middle of.
+    /// `patience`: how long it waits for other processes that start.
+    pub(crate) fn clean_after_engine(&mut self, patience: Duration) -> Result<(), Error> {
+        let (maps, paths) = (self.datapath.maps(), self.datapath.paths());
+        let swept = owner::sweep(maps, paths, &self.owner, patience)?;
+        tracing::debug!(?swept, "an engine has ended");
+        // The relays of before, which knew other elements, are gone.
+        self.relayed_rules = self.forward_rules();
+        Ok(())
+    }
+
+    pub(crate) fn refresh_next_hops(&mut self) -> anyhow::Result<()> {
+        let uplink = self.uplink.ifindex;
+        self.next_hops
+            .refresh(self.datapath.maps(), self.watch.network(), uplink)?;
+        Ok(())
+    }
+
+    /// What the engine is told of the network.
+    pub(crate) fn network_view(&self) -> NetworkView {
+        network_view::view(
+            self.watch.network(),
+            self.uplink.ifindex,
+            self.config.nat_address,
+            &self.config.network,
+        )
+    }
+
+    /// Takes down what a start that failed has made. What a predecessor left stays: its flows go on.
+    pub(crate) fn give_up(self) {
+        if self.owner.adopted() {
+            return;
+        }
+        warn_of_rest(self.detach());
+    }
+
+    /// Keeps what is in force for a successor.
+    pub(crate) fn keep_applied(&self) {
+        let path = persisted_policy::path(&self.datapath.paths().run_dir, self.owner.row());
+        let kept = persisted_policy::keep(&path, &self.command_line, &self.config, &self.loaded);
+        if let Err(e) = kept {
+            tracing::warn!("a successor would go on with the command line's policy: {e:#}");
+        }
+    }
+
+    /// VMs are served: what a predecessor applied, and this one did not take over, is of no use.
+    pub(crate) fn forget_former(&self) {
+        if !self.took_over {
+            self.forget_applied();
+        }
+    }
+
+    fn forget_applied(&self) {
+        let path = persisted_policy::path(&self.datapath.paths().run_dir, self.owner.row());
+        if let Err(e) = persisted_policy::forget(&path) {
+            tracing::warn!("{e:#}");
+        }
+    }
+
+    /// Takes everything down: the engine has ended the flows by now. Whether the maps went too.
+    pub(crate) fn detach(self) -> anyhow::Result<bool> {
+        let mut first_error = Ok(());
+        let mut note = |done: slipgate_control::Result<()>| {
+            if let (Ok(()), Err(e)) = (&first_error, done) {
+                first_error = Err(anyhow!(e));
+            }
+        };
+        for vm in &self.vms {
+            if let Some(ifindex) = vm.tap_ifindex {
+                note(serve::shut_tap(&self.datapath, ifindex));
+                note(self.datapath.detach(Program::Guard, ifindex).map(drop));
+            }
+            note(vm::close(self.datapath.maps(), vm.open.row));
+        }
+        self.forget_applied();
+        note(self.owner.forget_taps(self.datapath.paths()));
+        let (row, port) = (self.owner.row(), self.port.ifindex);
+        note(self.datapath.detach(Program::EnginePort, port).map(drop));
+        drop(self.port);
+        note(EnginePort::remove(row).map(drop));
+        note(self.next_hops.release());
+        let last = self.datapath.remove_if_last(self.owner);
+        first_error?;
+        Ok(last?)
+    }
+}
+
+/// A start that failed says why it did; what of it stays is said besides.
+pub(crate) fn warn_of_rest(taken_down: anyhow::Result<bool>) {
+    if let Err(e) = taken_down {
+        tracing::warn!("taking down what the start had made: {e:#}");
+    }
+}

@@ -1,0 +1,80 @@
+//! What the kernel says of its network, as the engine wants to know it.
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+use slipgate_control::netlink::{self, Network};
+use slipgate_ipc::engine::{HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot};
+use slipgate_policy::LocalAddresses;
+
+use crate::config::GuestNetwork;
+
+/// Puts it together. `uplink`: the one device that flows may leave by. `source`: what the host's
+/// routes are to prefer as source by it.
+pub(super) fn view(
+    network: &Network,
+    uplink: u32,
+    source: Option<Ipv4Addr>,
+    guests: &GuestNetwork,
+) -> NetworkView {
+    let mut routes: Vec<RouteEntry> = network.routes.iter().filter_map(route).collect();
+    let by_uplink =
+        |route: &&mut RouteEntry| route.ifindex == uplink && route.kind == RouteKind::Unicast;
+    for route in routes.iter_mut().filter(by_uplink) {
+        route.prefsrc = source.or(route.prefsrc);
+    }
+    let addresses: Vec<HostAddress> = network.addresses.iter().filter_map(address).collect();
+    let own = addresses.iter().map(|a| a.addr.addr());
+    let broadcasts = addresses.iter().filter_map(|a| a.broadcast);
+    NetworkView {
+        local: LocalAddresses {
+            host: own.chain(broadcasts).collect(),
+            guests: Ipv4Net::new(guests.network(), guests.prefix_len)
+                .into_iter()
+                .collect(),
+        },
+        routes: RouteSnapshot {
+            uplink_ifindex: Some(uplink),
+            addresses,
+            routes,
+        },
+        links: network
+            .links
+            .values()
+            .map(|link| Link {
+                ifindex: link.ifindex,
+                mtu: link.mtu,
+                has_l2: link.has_l2,
+            })
+            .collect(),
+    }
+}
+
+fn address(address: &netlink::Address) -> Option<HostAddress> {
+    Some(HostAddress {
+        ifindex: address.ifindex,
+        addr: Ipv4Net::new(address.address, address.prefix_len).ok()?,
+        broadcast: address.broadcast,
+    })
+}
+
+fn route(route: &netlink::Route) -> Option<RouteEntry> {
+    use netlink::RouteKind as Kernel;
+    let kind = match route.kind {
+        Kernel::Unicast => RouteKind::Unicast,
+        Kernel::Local => RouteKind::Local,
+        Kernel::Broadcast => RouteKind::Broadcast,
+        Kernel::Blackhole => RouteKind::Blackhole,
+        Kernel::Refused => RouteKind::Unreachable,
+        // Group addresses are refused by the safe defaults.
+        Kernel::Other => return None,
+    };
+    Some(RouteEntry {
+        prefix: Ipv4Net::new(route.destination, route.prefix_len).ok()?,
+        kind,
+        ifindex: route.oif.unwrap_or(0),
+        gateway: route.gateway,
+        prefsrc: route.source,
+        metric: route.metric,
+        mtu: route.mtu,
+    })
+}

@@ -1,0 +1,199 @@
+//! Reservation sockets of forwards: they keep the host's ports ours, and are what connections from
+//! the host itself arrive at.
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddrV4},
+    os::fd::{AsRawFd as _, OwnedFd},
+    path::Path,
+};
+
+use anyhow::{Context as _, anyhow};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, listen, setsockopt, socket,
+    sockopt,
+};
+use slipgate_abi::Protocol;
+use slipgate_policy::document::Forward;
+
+use crate::role::Role;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 1_024;
+
+/// Takes a forward's host port, listening when it is TCP's; non-blocking.
+pub(super) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
+    let tcp = forward.protocol == Protocol::Tcp as u8;
+    let name = if tcp { "tcp" } else { "udp" };
+    let what = || {
+        format!(
+            "--forward {name}:{}:{}:{}: taking port {} of the host",
+            forward.host, forward.host_port, forward.guest_port, forward.host_port
+        )
+    };
+    let kind = if tcp {
+        SockType::Stream
+    } else {
+        SockType::Datagram
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(AddressFamily::Inet, kind, flags, None).with_context(what)?;
+    if tcp {
+        // Connections of a predecessor may be in TIME-WAIT.
+        setsockopt(&socket, sockopt::ReuseAddr, &true).with_context(what)?;
+    }
+    let address = SockaddrIn::from(SocketAddrV4::new(forward.host, forward.host_port));
+    let taken = || {
+        let by = holder(name, forward.host, forward.host_port);
+        let by = by.map_or_else(
+            || "somebody this process can't see".to_owned(),
+            |holder| holder.to_string(),
+        );
+        anyhow!("it is taken by {by}; stop that one, or forward another port").context(what())
+    };
+    match bind(socket.as_raw_fd(), &address) {
+        Ok(()) => {}
+        Err(nix::Error::EADDRINUSE) => return Err(taken()),
+        Err(nix::Error::EADDRNOTAVAIL) => {
+            return Err(anyhow!(
+                "{} is not an address of this host; leave it out for all, or give one that \
+                 `ip address` shows",
+                forward.host
+            )
+            .context(what()));
+        }
+        Err(nix::Error::EACCES) => {
+            return Err(anyhow!("ports below 1024 need CAP_NET_BIND_SERVICE").context(what()));
+        }
+        Err(e) => return Err(e).with_context(what),
+    }
+    if tcp {
+        let backlog = Backlog::new(BACKLOG).with_context(what)?;
+        match listen(&socket, backlog) {
+            Ok(()) => {}
+            Err(nix::Error::EADDRINUSE) => return Err(taken()),
+            Err(e) => return Err(e).with_context(what),
+        }
+    }
+    Ok(socket)
+}
+
+/// Who holds a port.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Holder {
+    pid: u32,
+    command: String,
+}
+
+impl Holder {
+    fn of(pid: u32) -> Self {
+        let command = command_of(&Path::new("/proc").join(pid.to_string()));
+        Self { pid, command }
+    }
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (process {})", self.command, self.pid)
+    }
+}
+
+/// The process that has a socket on this port, by its inode in /proc.
+fn holder(protocol: &str, host: Ipv4Addr, port: u16) -> Option<Holder> {
+    let inodes: Vec<String> = [protocol.to_owned(), format!("{protocol}6")]
+        .iter()
+        .filter_map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")).ok())
+        .flat_map(|text| inodes_of(&text, protocol == "tcp", host, port))
+        .map(|inode| format!("socket:[{inode}]"))
+        .collect();
+    if inodes.is_empty() {
+        return None;
+    }
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    for process in processes {
+        let Some(pid) = process.file_name().to_str().and_then(|n| n.parse().ok()) else {
+            continue;
+        };
+        let Ok(fds) = fs::read_dir(process.path().join("fd")) else {
+            continue;
+        };
+        let has = fds
+            .flatten()
+            .filter_map(|fd| fs::read_link(fd.path()).ok())
+            .any(|target| {
+                inodes
+                    .iter()
+                    .any(|inode| target.as_os_str() == inode.as_str())
+            });
+        if has {
+            let holder = Holder::of(pid);
+            // Who started an engine is the one to stop.
+            let broker = (holder.command == Role::Engine.title())
+                .then(|| parent_of(pid))
+                .flatten();
+            return Some(broker.map_or(holder, Holder::of));
+        }
+    }
+    None
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    parent.trim().parse().ok().filter(|pid| *pid > 1)
+}
+
+/// What a process is called: its first argument's last part, as it is what we give our own, and
+/// `comm` of these is `exe`; else `comm`.
+fn command_of(process: &Path) -> String {
+    let read = |file| fs::read(process.join(file)).unwrap_or_default();
+    let arguments = read("cmdline");
+    let first = arguments
+        .split(|byte| *byte == 0)
+        .next()
+        .unwrap_or_default();
+    let first = String::from_utf8_lossy(first);
+    let name = first.rsplit('/').next().unwrap_or_default();
+    let named = [name.trim(), String::from_utf8_lossy(&read("comm")).trim()]
+        .into_iter()
+        .find(|name| !name.is_empty())
+        .unwrap_or("a process")
+        .to_owned();
+    // Anybody may call himself anything.
+    named
+        .chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+/// Inodes of sockets bound to the port on this address or on any. The table's format is
+/// `Documentation/networking/proc_net_tcp.rst`; of TCP only listening ones (state 0A) hold a port
+/// against SO_REUSEADDR.
+fn inodes_of(table: &str, tcp: bool, host: Ipv4Addr, port: u16) -> Vec<u64> {
+    let mut inodes = Vec::new();
+    for line in table.lines().skip(1) {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let (Some(local), Some(state), Some(inode)) = (fields.get(1), fields.get(3), fields.get(9))
+        else {
+            continue;
+        };
+        let Some((address, local_port)) = local.split_once(':') else {
+            continue;
+        };
+        if u16::from_str_radix(local_port, 16) != Ok(port) || (tcp && *state != "0A") {
+            continue;
+        }
+        // The address is in native order, as one word or four.
+        let word = address.get(address.len().saturating_sub(8)..);
+        let word = word.and_then(|w| u32::from_str_radix(w, 16).ok());
+        let bound = word.map(|w| Ipv4Addr::from(w.to_ne_bytes()));
+        let any = address.bytes().all(|b| b == b'0') || host.is_unspecified();
+        if any || bound == Some(host) {
+            inodes.extend(inode.parse::<u64>());
+        }
+    }
+    inodes
+}
+
+#[cfg(test)]
+#[path = "reserve_test.rs"]
+mod tests;

@@ -1,0 +1,275 @@
+//! The rules in `RULES`: a flow's slot names its rule by number. An element has the rule's text, for
+//! people, and what it is told by ([`Described`]).
+//!
+//! Several processes share the array. Each takes a run of free elements for its rules, or the run
+//! that has the same rules already (its predecessor's). A run is never given back while the maps
+//! live, since flows may name it, unless the array is full: then elements that no flow names any
+//! more are taken. A process that changes its rules takes such elements of its own first, but none
+//! that it still judges by: two runs alternate.
+//!
+//! What a process judges by it writes down in a file beside the locks (`<row>.rules`): none of that is
+//! taken by another while it lives, whether flows name it or not.
+use std::{
+    collections::HashSet,
+    fs::{self, File},
+    ops::Range,
+    path::PathBuf,
+};
+
+use anyhow::{Context as _, bail};
+use slipgate_abi::{
+    Verdict,
+    maps::{MAX_RULES, RuleElement},
+};
+use slipgate_control::{Paths, maps::SharedMaps, owner};
+use slipgate_policy::Described;
+
+/// What an element is told by: digests of whole rules, or that it is free.
+type Whole = [u8; 16];
+const FREE: Whole = RuleElement::FREE.whole;
+
+/// Whose rules are written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Writer<'w> {
+    pub(crate) paths: &'w Paths,
+    /// Its row in `OWNERS`.
+    pub(crate) row: u32,
+    /// Runs that this process has had.
+    pub(crate) own: &'w [Range<u32>],
+    /// Elements of its that are in use without a flow: the rules in force, and the forwards that
+    /// relays know by number.
+    pub(crate) kept: &'w [Range<u32>],
+}
+
+/// Writes the rules; the run that they have. The directory of the locks is locked meanwhile, against other
+/// processes that do the same.
+pub(crate) fn write(
+    maps: &SharedMaps,
+    rules: &[Described],
+    writer: Writer<'_>,
+) -> anyhow::Result<Range<u32>> {
+    let Writer { own, kept, .. } = writer;
+    let run_dir = &writer.paths.run_dir;
+    let what = || format!("locking {}", run_dir.display());
+    let dir = File::open(run_dir).with_context(what)?;
+    dir.lock().with_context(what)?;
+    let element = |index| maps.rule_element(index);
+    let present: Vec<Whole> = (0..MAX_RULES)
+        .map(|index| element(index).map_or(FREE, |element| element.whole))
+        .collect();
+    let wanted: Vec<Whole> = rules.iter().map(|rule| rule.identity.whole()).collect();
+    let mut in_use = writer.of_others()?;
+    in_use.extend(kept.iter().cloned().flatten());
+    // Elements that no flow names, of ours, then of anybody.
+    let without = |free: &dyn Fn(u32) -> bool| -> Vec<Whole> {
+        let named = named_by_flows(maps);
+        let stays = |index| !free(index) || named.contains(&index) || in_use.contains(&index);
+        leaving(&present, stays)
+    };
+    let again = |left: Vec<Whole>| {
+        let run = place(&left, &wanted);
+        run.inspect(|run| maps.forget_refusals_by(run.clone()))
+    };
+    let is_own = |index: u32| own.iter().any(|run| run.contains(&index));
+    let same = same(&present, &wanted);
+    let run = match own {
+        [] => same.or_else(|| place(&present, &wanted)),
+        _ => same.or_else(|| again(without(&is_own))),
+    };
+    let run = run.or_else(|| again(without(&|_| true)));
+    let Some(run) = run else {
+        bail!(no_room(rules.len(), in_use.len(), own.is_empty()));
+    };
+    // Before the rules are: whoever comes after us sees the claim first.
+    let mut claimed = vec![run.clone()];
+    claimed.extend(kept.iter().cloned());
+    writer.claim(&claimed)?;
+    for (index, rule) in run.clone().zip(rules) {
+        maps.set_rule(index, rule.element(), &rule.text);
+    }
+    Ok(run)
+}
+
+fn no_room(rules: usize, in_use: usize, starts: bool) -> String {
+    let left = MAX_RULES as usize - in_use.min(MAX_RULES as usize);
+    let what = match starts {
+        true => "",
+        false => {
+            " beside those in force, which stay until it is (restart slipgate with \
+                  --on-exit keep, which keeps the flows and needs no such room)"
+        }
+    };
+    format!(
+        "there is no room for {rules} rules{what}: all slipgate processes of a network namespace \
+         share {MAX_RULES}, of which {left} are not in force, and some of these are named by flows; \
+         put long lists into one deny file, which is one rule"
+    )
+}
+
+impl Writer<'_> {
+    fn claims_of(&self, row: u32) -> PathBuf {
+        self.paths.run_dir.join(format!("{row}.rules"))
+    }
+
+    /// Writes down what is in use by us.
+    fn claim(&self, ranges: &[Range<u32>]) -> anyhow::Result<()> {
+        let path = self.claims_of(self.row);
+        let lines = ranges
+            .iter()
+            .map(|range| format!("{} {}\n", range.start, range.end));
+        fs::write(&path, lines.collect::<String>())
+            .with_context(|| format!("writing {}", path.display()))
+    }
+
+    /// What other processes that live have in use. Of a dead one only what flows name is.
+    fn of_others(&self) -> anyhow::Result<HashSet<u32>> {
+        let mut in_use = HashSet::new();
+        for row in owner::living(self.paths, owner::WHILE_SERVING)? {
+            if row != self.row {
+                // One that has none judges by no rules yet, or is of a version that writes none.
+                let text = fs::read_to_string(self.claims_of(row)).unwrap_or_default();
+                in_use.extend(ranges(&text).flatten());
+            }
+        }
+        Ok(in_use)
+    }
+}
+
+/// Those of a file of claims.
+fn ranges(text: &str) -> impl Iterator<Item = Range<u32>> {
+    text.lines().filter_map(|line| {
+        let (start, end) = line.split_once(' ')?;
+        let range = start.parse().ok()?..end.parse().ok()?;
+        (range.end <= MAX_RULES).then_some(range)
+    })
+}
+
+/// These rules but those of elements that may be taken.
+fn leaving(present: &[Whole], stays: impl Fn(u32) -> bool) -> Vec<Whole> {
+    let all = (0..).zip(present);
+    all.map(|(index, rule)| if stays(index) { *rule } else { FREE })
+        .collect()
+}
+
+/// The first run that has these rules, else the first that is free.
+fn place(present: &[Whole], wanted: &[Whole]) -> Option<Range<u32>> {
+    let free = || first(present, wanted, |run| run.iter().all(|rule| *rule == FREE));
+    same(present, wanted).or_else(free)
+}
+
+/// The first run that has these rules.
+fn same(present: &[Whole], wanted: &[Whole]) -> Option<Range<u32>> {
+    first(present, wanted, |run| run == wanted)
+}
+
+fn first(
+    present: &[Whole],
+    wanted: &[Whole],
+    fits: impl Fn(&[Whole]) -> bool,
+) -> Option<Range<u32>> {
+    let start = present.windows(wanted.len()).position(fits)?;
+    let start = u32::try_from(start).ok()?;
+    Some(start..start + u32::try_from(wanted.len()).ok()?)
+}
+
+fn named_by_flows(maps: &SharedMaps) -> HashSet<u32> {
+    use std::sync::atomic::Ordering::Relaxed;
+    (0..maps.slots())
+        .filter_map(|index| maps.slot(index))
+        .filter(|slot| slot.verdict().load(Relaxed) != Verdict::Free as u32)
+        .map(|slot| slot.rule())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Forwards of these texts; an empty one stands for a free element.
+    fn rules(list: &[&str]) -> Vec<Whole> {
+        let whole = |text: &&str| match *text {
+            "" => FREE,
+            text => Described::forward(text.to_owned()).identity.whole(),
+        };
+        list.iter().map(whole).collect()
+    }
+
+    #[test]
+    fn the_same_rules_are_found_again_and_others_go_where_it_is_free() {
+        let present = rules(&["a", "b", "", "", ""]);
+        let place = |wanted: &[&str]| place(&present, &rules(wanted));
+        assert_eq!(place(&["a", "b"]), Some(0..2));
+        assert_eq!(place(&["b", "a"]), Some(2..4));
+        assert_eq!(place(&["x", "y", "z"]), Some(2..5));
+        assert_eq!(place(&["w", "x", "y", "z"]), None);
+    }
+
+    #[test]
+    fn rules_whose_texts_are_equal_as_far_as_they_are_kept_are_others() {
+        let long = "--forward ".to_owned() + &"x".repeat(128);
+        let (one, other) = (format!("{long}1"), format!("{long}2"));
+        let present = rules(&[&one, "", ""]);
+        assert_eq!(place(&present, &rules(&[&one])), Some(0..1));
+        assert_eq!(place(&present, &rules(&[&other])), Some(1..2));
+    }
+
+    fn paths(dir: &Path) -> Paths {
+        Paths {
+            pin_dir: dir.join("pins"),
+            run_dir: dir.to_owned(),
+        }
+    }
+
+    /// The process of row 3, which judges by nothing yet.
+    fn third(paths: &Paths) -> Writer<'_> {
+        Writer {
+            paths,
+            row: 3,
+            own: &[],
+            kept: &[],
+        }
+    }
+
+    #[test]
+    fn claims_are_read_as_they_are_written_and_nonsense_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        let writer = third(&paths);
+        writer.claim(&[4..9, 20..22]).unwrap();
+        let text = fs::read_to_string(dir.path().join("3.rules")).unwrap();
+        assert_eq!(ranges(&text).collect::<Vec<_>>(), [4..9, 20..22]);
+        let bad = "x\n1\n1 x\n5 4294967295\n7 8\n1 4\n";
+        assert_eq!(ranges(bad).collect::<Vec<_>>(), [7..8, 1..4]);
+        // A dead process's hold nothing.
+        let other = Writer { row: 4, ..writer };
+        assert!(other.of_others().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_living_process_keeps_what_it_judges_by() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        let writer = third(&paths);
+        writer.claim(&[4..6, 9..10]).unwrap();
+        let lock = File::create(dir.path().join("owner-3.lock")).unwrap();
+        lock.lock().unwrap();
+        let other = Writer { row: 4, ..writer };
+        assert_eq!(other.of_others().unwrap(), HashSet::from([4, 5, 9]));
+        assert!(writer.of_others().unwrap().is_empty(), "its own");
+        drop(lock);
+        assert!(other.of_others().unwrap().is_empty(), "it is dead");
+    }
+
+    #[test]
+    fn what_is_in_use_stays_and_two_runs_alternate() {
+        let present = rules(&["old", "forward", "new", "named", "x"]);
+        let in_force = 2..3;
+        let stays = |index| in_force.contains(&index) || index == 1 || index == 3;
+        let left = leaving(&present, stays);
+        assert_eq!(left, rules(&["", "forward", "new", "named", ""]));
+        assert_eq!(place(&left, &rules(&["next"])), Some(0..1));
+        assert_eq!(place(&left, &rules(&["next", "other"])), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! Whom a request is about: names and ids of clients, as the maps have them.
+use std::sync::atomic::Ordering::Acquire;
+
+use slipgate_abi::Verdict;
+use slipgate_ipc::{
+    client::{ClientAnswer, Target},
+    engine::{EngineReply, RelayedId, Scope, Subject},
+};
+use userspace_nat::record::{FlowId, Id};
+
+use super::Attached;
+
+impl Attached {
+    /// The row of a VM that is served here.
+    pub(crate) fn row_of(&self, name: &str) -> Option<u32> {
+        let found = self.vms.iter().find(|vm| vm.config.name == name);
+        found.map(|vm| vm.open.row)
+    }
+
+    /// The answer to who names a VM that is not served here.
+    pub(crate) fn unknown_vm(&self) -> ClientAnswer {
+        let served = self.vms.iter().map(|vm| vm.config.name.clone()).collect();
+        ClientAnswer::UnknownVm { served }
+    }
+
+    /// What is meant, as the engine has it; or the answer to who asked, when it is not here.
+    pub(crate) fn resolve(
+        &self,
+        scope: Scope,
+        about: Option<Target>,
+    ) -> Result<Option<Subject>, ClientAnswer> {
+        match (scope, about) {
+            (Scope::Engine, None) => Ok(None),
+            (Scope::Vm | Scope::Flows, Some(Target::Vm(name))) => {
+                let row = self.row_of(&name).ok_or_else(|| self.unknown_vm())?;
+                Ok(Some(Subject::Vm { row: row as u16 }))
+            }
+            (Scope::Flows, Some(Target::Flow(id))) => {
+                let subject = match FlowId::parse(&id) {
+                    // Whose relayed flow it is only its engine knows.
+                    Some(FlowId::Relayed(id)) => Some(Subject::Relayed(RelayedId {
+                        run: id.run,
+                        number: id.number,
+                    })),
+                    Some(FlowId::Translated(id)) => self.flow(id),
+                    None => None,
+                };
+                let reply = EngineReply::UnknownFlow;
+                subject.map(Some).ok_or_else(|| reply.into())
+            }
+            (Scope::Engine, Some(_)) => Err(ClientAnswer::error(
+                "that is asked of no VM, and of no flow",
+            )),
+            (Scope::Vm, _) => Err(ClientAnswer::error("that is asked of a VM")),
+            (Scope::Flows, None) => Err(ClientAnswer::error("that is asked of a VM or a flow")),
+        }
+    }
+
+    fn flow(&self, id: Id) -> Option<Subject> {
+        let maps = self.datapath.maps();
+        let slot = maps.slot(id.slot)?;
+        if slot.verdict().load(Acquire) == Verdict::Free as u32 {
+            return None;
+        }
+        let (slot, generation) = (id.slot, slot.generation().load(Acquire));
+        let ours = maps.chunks_of(self.owner.row());
+        let is_it = id.instance == maps.instance()
+            && id.generation == generation
+            && ours.iter().any(|chunk| chunk.contains(&slot));
+        is_it.then_some(Subject::Flow { slot, generation })
+    }
+
+    /// Says of VMs that were frozen by a predecessor's time that they still are.
+    pub(crate) fn tell_frozen(&self) {
+        let maps = self.datapath.maps();
+        for vm in &self.vms {
+            if maps.is_frozen(vm.open.row) {
+                let name = &vm.config.name;
+                tracing::warn!(
+                    "{name} is frozen, as it was left: nothing passes until `slipgate thaw {name}`"
+                );
+            }
+        }
+    }
+}

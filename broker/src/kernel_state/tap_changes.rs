@@ -1,0 +1,101 @@
+//! TAPs that go and come again, and MTUs that change.
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use slipgate_control::{
+    device::Device,
+    serve::{self, Served, TapChange},
+};
+use slipgate_ipc::engine::VmSpec;
+
+use super::{Attached, xdp};
+
+impl Attached {
+    /// Serves TAPs that were made anew under their name (they have another index and no program),
+    /// and takes in changed MTUs. Returns what the engine is to be told of.
+    pub(crate) fn follow_taps(&mut self) -> anyhow::Result<Vec<VmSpec>> {
+        let served: Vec<Served> = self
+            .vms
+            .iter()
+            .map(|vm| Served {
+                vm_row: vm.open.row,
+                tap: vm.config.tap.clone(),
+                ifindex: vm.tap_ifindex,
+                mtu: vm.mtu,
+            })
+            .collect();
+        let network = self.watch.network();
+        let changes = serve::follow_taps(&self.datapath, network, &served, self.hook)?;
+        let mut tell = Vec::new();
+        let came = |(_, change): &(u32, TapChange)| matches!(change, TapChange::Again { .. });
+        let again = changes.iter().any(came);
+        for (row, change) in changes {
+            let Some(index) = self.vms.iter().position(|vm| vm.open.row == row) else {
+                continue;
+            };
+            let tap = self.vms[index].config.tap.clone();
+            match change {
+                TapChange::Gone => {
+                    tracing::warn!("the TAP {tap} is gone; waiting for it");
+                    self.vms[index].tap_ifindex = None;
+                }
+                TapChange::Again { ifindex } => {
+                    tracing::info!("the TAP {tap} is there again");
+                    self.vms[index].tap_ifindex = Some(ifindex);
+                    // It may be gone again already: then there will be another notice.
+                    if let Err(e) = self.equip(&tap, ifindex) {
+                        tracing::warn!("{tap}: {e:#}");
+                    }
+                }
+                TapChange::Mtu(_) => {}
+            }
+            let link = self.watch.network().link_by_name(&tap);
+            let mtu = link.map_or(self.vms[index].mtu, |link| link.mtu);
+            if mtu != self.vms[index].mtu {
+                self.vms[index].mtu = mtu;
+                tell.push(self.vm_spec(&self.vms[index]));
+            }
+        }
+        if again {
+            self.note_taps()?;
+        }
+        Ok(tell)
+    }
+
+    /// What a TAP that was made anew needs beside its program.
+    fn equip(&self, tap: &str, ifindex: u32) -> anyhow::Result<()> {
+        if let Some(mtu) = self.config.network.mtu {
+            Device::with_index(ifindex)?.set_mtu(mtu)?;
+        }
+        xdp::guard(&self.datapath, &self.config, tap, ifindex)?;
+        Ok(())
+    }
+
+    /// Waits until TAPs that go with their VMM are gone.
+    pub(crate) fn await_taps_end(&mut self, within: Duration) {
+        let until = Instant::now() + within;
+        for vm in &mut self.vms {
+            while let Some(ifindex) = vm.tap_ifindex {
+                if Device::with_index(ifindex).is_err() {
+                    vm.tap_ifindex = None;
+                } else if Instant::now() >= until {
+                    tracing::warn!("the TAP {} is still there", vm.config.tap);
+                    break;
+                } else {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+    }
+
+    /// Takes all TAPs down.
+    pub(crate) fn shut_taps(&self) -> anyhow::Result<()> {
+        for vm in &self.vms {
+            if let Some(ifindex) = vm.tap_ifindex {
+                serve::shut_tap(&self.datapath, ifindex)
+                    .with_context(|| format!("shutting {}", vm.config.tap))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! TAPs: attached to and brought up, written down for a successor, and shut when nobody serves them.
+use anyhow::Context as _;
+use slipgate_control::{
+    attach::{self, Program},
+    device::Device,
+    serve, vm,
+};
+use slipgate_policy::one_line;
+
+use super::{Attached, xdp};
+
+impl Attached {
+    /// Whether a device is a TAP that has a guest's program, whoever put it there.
+    pub(super) fn is_served(&self, ifindex: u32) -> slipgate_control::Result<bool> {
+        let attached = self.datapath.attached()?;
+        let is_it =
+            |a: &attach::Attached| a.program == Program::GuestEgress && a.ifindex == ifindex;
+        Ok(attached.iter().any(is_it))
+    }
+
+    pub(crate) fn serve_taps(&self) -> anyhow::Result<()> {
+        (0..self.vms.len()).try_for_each(|index| self.serve_tap(index))
+    }
+
+    /// Attaches to a VM's TAP and brings it up.
+    pub(crate) fn serve_tap(&self, index: usize) -> anyhow::Result<()> {
+        let vm = &self.vms[index];
+        let Some(ifindex) = vm.tap_ifindex else {
+            return Ok(());
+        };
+        let what = || format!("serving {} on {}", vm.config.name, vm.config.tap);
+        xdp::guard(&self.datapath, &self.config, &vm.config.tap, ifindex).with_context(what)?;
+        serve::serve_tap(&self.datapath, ifindex, self.hook).with_context(what)
+    }
+
+    /// Writes down which TAPs are ours, and until they are shut a predecessor's: what the VMs' rows
+    /// say of them is the engine's word.
+    pub(crate) fn note_taps(&self) -> anyhow::Result<()> {
+        let ours = self.vms.iter().filter_map(|vm| vm.tap_ifindex);
+        let taps = ours.chain(self.former_taps.iter().copied()).collect();
+        Ok(self.owner.note_taps(self.datapath.paths(), &taps)?)
+    }
+
+    /// Shuts out VMs of a predecessor that are not to be served any more. The engine has ended
+    /// their flows.
+    pub(crate) fn close_departed(&mut self) -> anyhow::Result<()> {
+        self.shut_departed()?;
+        let maps = self.datapath.maps();
+        let departed: Vec<u32> = vm::rows_of(maps, self.owner.row())
+            .filter(|row| self.vms.iter().all(|vm| vm.open.row != *row))
+            .collect();
+        for row in departed {
+            let name = one_line(&vm::name_of(maps, row).unwrap_or_default());
+            let what = || format!("closing the row of {name}, which is not served any more");
+            vm::close(maps, row).with_context(what)?;
+            match self.config.new_vms {
+                // Of the name that is ours now.
+                true => tracing::info!("ended what an earlier VM of this name had left"),
+                false => tracing::info!("{name} is not served any more: its TAP is shut"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes down the TAPs that only a predecessor served.
+    fn shut_departed(&mut self) -> anyhow::Result<()> {
+        for tap in std::mem::take(&mut self.former_taps) {
+            let is_ours = self.vms.iter().any(|vm| vm.tap_ifindex == Some(tap));
+            // An index that came again is another device, without our program.
+            if is_ours || !self.is_served(tap)? {
+                continue;
+            }
+            let what =
+                || format!("shutting the TAP with index {tap}, which is not served any more");
+            serve::shut_tap(&self.datapath, tap).with_context(what)?;
+            self.datapath
+                .detach(Program::Guard, tap)
+                .with_context(what)?;
+        }
+        self.note_taps()?;
+        let paths = self.datapath.paths();
+        Ok(self.owner.forget_merged_taps(paths)?)
+    }
+
+    /// Has the host route nothing of the TAPs and the port: `sysctl net.ipv4.ip_forward=1` turns it
+    /// on for every device.
+    pub(crate) fn keep_unrouted(&self) {
+        let taps = self.vms.iter().filter_map(|vm| vm.tap_ifindex);
+        for ifindex in taps.chain([self.port.ifindex]) {
+            let kept = Device::with_index(ifindex).and_then(|device| device.set_forwarding(false));
+            if let Err(e) = kept {
+                // One that is gone: a notice is on its way.
+                tracing::debug!("{e}");
+            }
+        }
+    }
+
+    /// Puts the guard on TAPs whose VMM has turned segmentation off since, or takes it off.
+    pub(crate) fn look_at_guards(&mut self) {
+        let mut locked = None;
+        for vm in &self.vms {
+            let Some(ifindex) = vm.tap_ifindex else {
+                continue;
+            };
+            match xdp::guard(&self.datapath, &self.config, &vm.config.tap, ifindex) {
+                Ok(()) => {}
+                // The others would wait for it too.
+                Err(e) if e.is_locked() => {
+                    locked = Some(e);
+                    break;
+                }
+                Err(e) => tracing::debug!("the guard of {}: {e}", vm.config.tap),
+            }
+        }
+        if let (Some(e), false) = (&locked, self.told_of_lock) {
+            tracing::warn!("what TAPs need is looked at later: {e}");
+        }
+        self.told_of_lock = locked.is_some();
+    }
+
+    /// Whether a TAP is there that is to be served and is not.
+    pub(crate) fn lacks_a_tap(&self) -> bool {
+        let network = self.watch.network();
+        let is_there = |name: &str| network.link_by_name(name).is_some();
+        let mut vms = self.vms.iter();
+        vms.any(|vm| vm.tap_ifindex.is_none() && is_there(&vm.config.tap))
+    }
+}

@@ -1,0 +1,36 @@
+//! The parts of the broker that requests and changes work with.
+use slipgate_ipc::client::{ClientAnswer, ClientId, ControlServer};
+
+use crate::{kernel_state::Attached, process::Engine};
+
+/// What is in the kernel, who decides about it, and who asks.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) attached: Attached,
+    pub(crate) engine: Engine,
+    pub(crate) control: ControlServer,
+    /// The number of the last request to another process.
+    last_id: u64,
+}
+
+impl Parts {
+    pub(crate) fn new(attached: Attached, engine: Engine, control: ControlServer) -> Self {
+        Self {
+            attached,
+            engine,
+            control,
+            last_id: 0,
+        }
+    }
+
+    /// The number of another request to another process.
+    pub(crate) fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// Tells a client why its request can't be served.
+    pub(crate) fn refuse(&mut self, client: ClientId, why: impl Into<String>) {
+        self.control.answer(client, &ClientAnswer::error(why));
+    }
+}

@@ -1,0 +1,308 @@
+//! Another policy under way: `slipgate policy apply`, and SIGHUP.
+//!
+//! # Theory of operation
+//! Everything is read and checked before anything is changed: what is wrong with a file leaves all
+//! as it was. Then, in an order in which at any time one of the two policies holds whole:
+//!
+//! 1. the rules get elements of `RULES`, which flows of the old policy do not name;
+//! 2. what the new policy denies is put into the guard's list under numbers of its own, and then the
+//!    VMs' rows get these numbers. The engine still judges by the old one;
+//! 3. the engine is told, which changes between two packets, cuts what the new one refuses, and
+//!    answers when none of it can leave any more;
+//! 4. rates are set, what the old policy had in the guard's list is removed, and who asked is
+//!    answered.
+//!
+//! There is one change at a time.
+mod learning;
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+use nix::poll::PollFd;
+use slipgate_control::vm;
+use slipgate_ipc::{
+    channel::{ChannelError, memory_file},
+    client::{ClientAnswer, ClientId},
+    engine::{Policies, ToEngine},
+};
+use slipgate_policy::{
+    PolicySet,
+    document::{ConfigError, LoadedPolicies},
+};
+
+use self::learning::{LearningVm, LearningVms};
+use crate::{
+    config::Config,
+    kernel_state::{Attached, Writer, described, write_rules},
+    parts::Parts,
+};
+
+/// Changes of policy that are under way, and those that wait for them.
+#[derive(Debug, Default)]
+pub(crate) struct PolicyChanges {
+    applying: Option<Applying>,
+    /// VMs that learn.
+    learning: Vec<LearningVm>,
+    /// And those that are to, with who asked and its socket.
+    to_learn: VecDeque<(ClientId, String, OwnedFd)>,
+    /// SIGHUP came while a policy was being put in force.
+    apply_again: bool,
+}
+
+/// A change that the engine is at.
+#[derive(Debug)]
+struct Applying {
+    id: u64,
+    change: Change,
+}
+
+/// What is changed, and what is to be done when the engine has.
+#[derive(Debug)]
+struct Change {
+    /// Who asked; nobody by a signal.
+    client: Option<ClientId>,
+    /// What is said then.
+    what: String,
+    /// Numbers that the guard's list had before.
+    before: BTreeSet<u32>,
+    /// VMs, by id, whose flows that may not be are cut in any case.
+    strictly: Vec<u32>,
+    /// No other policy was put in force: a VM was opened, or these are closed again, and their
+    /// clients told by the end of the sockets.
+    closed: Option<Vec<LearningVm>>,
+}
+
+/// A policy that is whole: read, checked, compiled.
+struct Read {
+    config: Config,
+    loaded: LoadedPolicies,
+    /// The same, and those of VMs that learn.
+    in_force: LoadedPolicies,
+    policies: PolicySet,
+}
+
+impl Read {
+    /// The command line's, with its files read again, or with another policy file.
+    fn reread(
+        config: &Config,
+        file: Option<&Path>,
+        learning: &LearningVms,
+    ) -> Result<Self, ConfigError> {
+        let config = match file {
+            Some(file) => config.with_policy_file(file)?,
+            None => config.reread()?,
+        };
+        let loaded = config.load_policies()?;
+        Self::of(config, loaded, learning)
+    }
+
+    /// What is in force, with other VMs that learn: nothing is read again.
+    fn again(attached: &Attached, learning: &LearningVms) -> Result<Self, ConfigError> {
+        let config = attached.config.settled()?;
+        Self::of(config, attached.loaded.clone(), learning)
+    }
+
+    fn of(
+        mut config: Config,
+        loaded: LoadedPolicies,
+        learning: &LearningVms,
+    ) -> Result<Self, ConfigError> {
+        let in_force = learning.add_to(&mut config, &loaded);
+        let policies = in_force.compile()?;
+        Ok(Self {
+            config,
+            loaded,
+            in_force,
+            policies,
+        })
+    }
+
+    /// Whether it can be put in force while running.
+    fn check(&self, now: &Config) -> anyhow::Result<()> {
+        if self.config.forwards != now.forwards {
+            bail!(
+                "it has other forwards, whose ports are taken at the start only: restart slipgate \
+                 with --on-exit keep, which keeps the flows"
+            );
+        }
+        Ok(())
+    }
+}
+
+impl PolicyChanges {
+    /// What to wait for: ends of clients that had VMs opened.
+    pub(crate) fn lifelines(&self) -> impl Iterator<Item = PollFd<'_>> {
+        self.learning.iter().filter_map(LearningVm::lifeline)
+    }
+
+    /// Puts what the files say now in force: the policy file that is in force, or `file`, and the
+    /// deny files.
+    pub(crate) fn apply(
+        &mut self,
+        parts: &mut Parts,
+        client: Option<ClientId>,
+        file: Option<PathBuf>,
+    ) -> anyhow::Result<()> {
+        if self.applying.is_some() {
+            match client {
+                Some(client) => {
+                    parts.refuse(
+                        client,
+                        "another policy is just being put in force: try again",
+                    );
+                }
+                None => self.apply_again = true,
+            }
+            return Ok(());
+        }
+        let learning = LearningVms::of(&self.learning);
+        let prepared = Read::reread(&parts.attached.config, file.as_deref(), &learning)
+            .map_err(anyhow::Error::from)
+            .and_then(|read| {
+                read.check(&parts.attached.config)?;
+                parts.attached.take_in(read)
+            });
+        let before = match prepared {
+            Ok(before) => before,
+            Err(e) => {
+                let error = format!("{e:#}");
+                match client {
+                    Some(client) => parts.refuse(client, error),
+                    None => tracing::warn!("the policy stays as it was: {error}"),
+                }
+                return Ok(());
+            }
+        };
+        let change = Change {
+            client,
+            what: format!("{} is in force", parts.attached.config.policy_name()),
+            before,
+            strictly: Vec::new(),
+            closed: None,
+        };
+        self.tell_policies(parts, change)
+    }
+
+    /// Step 3.
+    fn tell_policies(&mut self, parts: &mut Parts, change: Change) -> anyhow::Result<()> {
+        let id = parts.next_id();
+        self.applying = Some(Applying { id, change });
+        self.tell_again(parts)
+    }
+
+    /// Step 3 again, with an engine in the place of one that ended at it. That was started with the
+    /// new policy, and has cut what that refuses; what is left to cut is what is said beside it.
+    pub(crate) fn tell_again(&self, parts: &mut Parts) -> anyhow::Result<()> {
+        let Some(Applying { id, change }) = &self.applying else {
+            return Ok(());
+        };
+        let policies = parts
+            .attached
+            .policies_to_tell(*id, change.strictly.clone())?;
+        parts.engine.tell(ToEngine::Policies(Box::new(policies)))
+    }
+
+    /// The engine has: nothing that is denied now leaves any more.
+    pub(crate) fn applied(
+        &mut self,
+        parts: &mut Parts,
+        id: u64,
+        counts: Applied,
+    ) -> anyhow::Result<()> {
+        let Some(Applying { change: done, .. }) = self.applying.take_if(|a| a.id == id) else {
+            return Ok(());
+        };
+        parts.attached.set_rates();
+        parts.attached.keep_applied();
+        parts.attached.forget_denied(&done.before);
+        let Applied { cut, kept, left } = counts;
+        let more = match left {
+            0 => String::new(),
+            left => format!(", {left} of them against it"),
+        };
+        tracing::info!("{}: {cut} flows cut, {kept} go on{more}", done.what);
+        if let Some(client) = done.client {
+            let answer = match &done.closed {
+                Some(_) => ClientAnswer::Done,
+                None => ClientAnswer::Applied { cut, kept, left },
+            };
+            parts.control.answer(client, &answer);
+        }
+        if std::mem::take(&mut self.apply_again) {
+            return self.apply(parts, None, None);
+        }
+        Ok(())
+    }
+}
+
+/// What became of flows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Applied {
+    pub(crate) cut: u64,
+    pub(crate) kept: u64,
+    pub(crate) left: u64,
+}
+
+impl Attached {
+    /// Steps 1 and 2: what the guard's list had before.
+    fn take_in(&mut self, read: Read) -> anyhow::Result<BTreeSet<u32>> {
+        let Read {
+            config,
+            loaded,
+            in_force,
+            mut policies,
+        } = read;
+        let maps = self.datapath.maps();
+        let rules = described(&policies, &config);
+        let own = self.former_rules.clone();
+        self.clear_other_turn()?;
+        let kept = [self.rules.clone(), self.relayed_rules.clone()];
+        let writer = Writer {
+            paths: self.datapath.paths(),
+            row: self.owner.row(),
+            own: &own,
+            kept: &kept,
+        };
+        let run = write_rules(maps, &rules, writer).context("giving the rules their numbers")?;
+        // From here on nothing fails.
+        if !self.former_rules.contains(&run) {
+            self.former_rules.push(run.clone());
+        }
+        let before = self.denied_numbers();
+        self.turn = !self.turn;
+        for vm in &mut self.vms {
+            let new = config.vms.iter().find(|new| new.name == vm.config.name);
+            if let Some(new) = new {
+                vm.config = new.clone();
+            }
+        }
+        policies.set_local(&self.network_view().local);
+        self.config = config;
+        self.loaded = loaded;
+        self.in_force = in_force;
+        self.policies = policies;
+        self.rules = run;
+        self.add_denied();
+        for vm in &self.vms {
+            let number = self.policy_number(vm.config.policy);
+            vm::set_policy(self.datapath.maps(), vm.open.row, number);
+        }
+        Ok(before)
+    }
+
+    /// The policies in force, as the engine is told of them.
+    fn policies_to_tell(&self, id: u64, strictly: Vec<u32>) -> Result<Policies, ChannelError> {
+        Ok(Policies {
+            id,
+            policies: memory_file(&self.policies.to_bytes())?,
+            rule_base: self.rules.start,
+            local: self.network_view().local,
+            vms: self.vm_specs(),
+            strictly,
+        })
+    }
+}

@@ -1,0 +1,270 @@
+//! VMs that are open so that their policy can be learnt (`slipgate policy learn --open`).
+//!
+//! # Theory of operation
+//! Such a VM has a policy of its own, behind those of the file: the one that it had, with the default
+//! allow, and `inspect` meaning allow. So what a rule denies, and protected space, stays shut. It is
+//! put in force as any other policy is ([`super`]), and stays while another one is applied.
+//!
+//! It lasts for as long as the client keeps its end of a socket open, for writing: when it ends,
+//! however it does, the VM has its own policy again (and then our end is closed too), and whatever
+//! that does not let in is cut, also where the policy leaves flows at a reload. If the texts of the
+//! policies find no room then, the ones of before stay in `RULES`, and the VM has its own among
+//! them. Where another process holds the lock, or descriptors are short, it is tried again a little
+//! later, and the VM is open until then. Should anything else fail, the VM is frozen.
+//!
+//! Nothing of it is kept for a successor.
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use slipgate_ipc::client::ClientId;
+use slipgate_policy::{
+    Action,
+    document::{LoadedPolicies, LoadedPolicy, RuleText},
+};
+
+use super::{Change, PolicyChanges, Read};
+use crate::{config::Config, kernel_errors::is_passing, parts::Parts};
+
+/// After what can't be done just now.
+const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// One of them.
+#[derive(Debug)]
+pub(crate) struct LearningVm {
+    vm: String,
+    lifeline: OwnedFd,
+    /// The client has ended.
+    over: bool,
+    /// When it is tried again to give its VM the policy of before.
+    again_at: Option<Instant>,
+}
+
+impl LearningVm {
+    /// What to wait for: an end. A client has nothing to say.
+    pub(crate) fn lifeline(&self) -> Option<PollFd<'_>> {
+        (!self.over).then(|| PollFd::new(self.lifeline.as_fd(), PollFlags::POLLIN))
+    }
+
+    fn has_ended(&self) -> bool {
+        if self.over {
+            return true;
+        }
+        let mut fds = self.lifeline().into_iter().collect::<Vec<_>>();
+        match poll(&mut fds, PollTimeout::ZERO) {
+            Ok(ready) => ready > 0,
+            Err(e) => e != nix::Error::EINTR,
+        }
+    }
+}
+
+/// Which VMs have such a policy, and which of them it holds for.
+#[derive(Debug)]
+pub(super) struct LearningVms {
+    with_policy: Vec<String>,
+    open: Vec<String>,
+}
+
+impl LearningVms {
+    /// Those that learn now.
+    pub(super) fn of(learning: &[LearningVm]) -> Self {
+        let open = learning.iter().filter(|one| !one.over);
+        let open: Vec<String> = open.map(|one| one.vm.clone()).collect();
+        Self {
+            with_policy: open.clone(),
+            open,
+        }
+    }
+
+    /// The policies of `loaded` and behind them those of these VMs, which get them in `config`.
+    pub(super) fn add_to(&self, config: &mut Config, loaded: &LoadedPolicies) -> LoadedPolicies {
+        let mut all = loaded.clone();
+        for name in &self.with_policy {
+            let Some(vm) = config.vms.iter_mut().find(|vm| vm.name == *name) else {
+                continue;
+            };
+            let Some(own) = loaded.policies.get(vm.policy as usize) else {
+                continue;
+            };
+            if self.open.contains(name) {
+                vm.policy = all.policies.len() as u32;
+            }
+            all.policies.push(open(own, name));
+        }
+        all
+    }
+}
+
+/// A policy that lets in what it does not deny.
+fn open(own: &LoadedPolicy, vm: &str) -> LoadedPolicy {
+    let mut open = own.clone();
+    open.default = Action::Allow;
+    open.settings.name = Some(format!("learning {vm}"));
+    open.settings.is_learning = true;
+    for rule in &mut open.rules {
+        if let RuleText::Match(action @ Action::Inspect, _) = &mut rule.rule {
+            *action = Action::Allow;
+        }
+    }
+    open
+}
+
+impl PolicyChanges {
+    /// Opens a VM for as long as the client keeps its end of `lifeline`.
+    pub(crate) fn open(
+        &mut self,
+        parts: &mut Parts,
+        client: ClientId,
+        vm: String,
+        lifeline: OwnedFd,
+    ) -> anyhow::Result<()> {
+        if parts.attached.row_of(&vm).is_none() {
+            let answer = parts.attached.unknown_vm();
+            parts.control.answer(client, &answer);
+            return Ok(());
+        }
+        if self.is_open(parts, client, &vm) {
+            return Ok(());
+        }
+        self.to_learn.push_back((client, vm, lifeline));
+        self.see_to_learning(parts)
+    }
+
+    fn open_now(
+        &mut self,
+        parts: &mut Parts,
+        client: ClientId,
+        vm: String,
+        lifeline: OwnedFd,
+    ) -> anyhow::Result<()> {
+        if self.is_open(parts, client, &vm) {
+            return Ok(());
+        }
+        self.learning.push(LearningVm {
+            vm: vm.clone(),
+            lifeline,
+            over: false,
+            again_at: None,
+        });
+        let learning = LearningVms::of(&self.learning);
+        let read = Read::again(&parts.attached, &learning).map_err(anyhow::Error::from);
+        match read.and_then(|read| parts.attached.take_in(read)) {
+            Ok(before) => {
+                tracing::warn!("{vm} is open, to learn its policy: what nothing denies is let in");
+                self.tell_policies(
+                    parts,
+                    Change {
+                        client: Some(client),
+                        what: format!("{vm} is open"),
+                        before,
+                        strictly: Vec::new(),
+                        closed: Some(Vec::new()),
+                    },
+                )
+            }
+            Err(e) => {
+                self.learning.pop();
+                parts.refuse(client, format!("{e:#}"));
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether another client has it open; who asked is told.
+    fn is_open(&self, parts: &mut Parts, client: ClientId, vm: &str) -> bool {
+        let mut learning = self.learning.iter();
+        let open = learning.any(|one| one.vm == vm && !one.has_ended());
+        if open {
+            let error = format!("{vm} is open already, by another `policy learn`");
+            parts.refuse(client, error);
+        }
+        open
+    }
+
+    /// Closes VMs whose client has ended, and opens one that is to be: one change at a time.
+    pub(crate) fn see_to_learning(&mut self, parts: &mut Parts) -> anyhow::Result<()> {
+        self.close_learnt(parts)?;
+        if self.applying.is_none()
+            && let Some((client, vm, lifeline)) = self.to_learn.pop_front()
+        {
+            self.open_now(parts, client, vm, lifeline)?;
+        }
+        Ok(())
+    }
+
+    /// Gives VMs whose client has ended their own policy again.
+    fn close_learnt(&mut self, parts: &mut Parts) -> anyhow::Result<()> {
+        for one in &mut self.learning {
+            one.over |= one.has_ended();
+        }
+        let over: Vec<String> = self
+            .learning
+            .iter()
+            .filter(|o| o.over && o.again_at.is_none_or(|at| at <= Instant::now()))
+            .map(|o| o.vm.clone())
+            .collect();
+        if over.is_empty() || self.applying.is_some() {
+            return Ok(());
+        }
+        let all = LearningVms::of(&self.learning);
+        let with_room = LearningVms {
+            with_policy: self.learning.iter().map(|one| one.vm.clone()).collect(),
+            open: all.open.clone(),
+        };
+        let is_over = |name: &String| over.contains(name);
+        let vms = parts
+            .attached
+            .vms
+            .iter()
+            .filter(|vm| is_over(&vm.config.name));
+        let (rows, ids): (Vec<u32>, Vec<u32>) = vms.map(|vm| (vm.open.row, vm.open.id)).unzip();
+        let mut closed = Err(anyhow::anyhow!("never tried"));
+        for learning in [all, with_room] {
+            let read = Read::again(&parts.attached, &learning).map_err(anyhow::Error::from);
+            closed = read.and_then(|read| parts.attached.take_in(read));
+            if closed.is_ok() {
+                break;
+            }
+        }
+        if let Err(e) = &closed
+            && is_passing(e)
+        {
+            tracing::warn!("{} stays open a little longer: {e:#}", over.join(", "));
+            let again_at = Some(Instant::now() + TRIED_AGAIN_AFTER);
+            let late = self.learning.iter_mut().filter(|o| is_over(&o.vm));
+            late.for_each(|one| one.again_at = again_at);
+            return Ok(());
+        }
+        let gone = self.learning.extract_if(.., |one| is_over(&one.vm));
+        let gone = gone.collect();
+        let names = over.join(", ");
+        match closed {
+            Ok(before) => self.tell_policies(
+                parts,
+                Change {
+                    client: None,
+                    what: format!("{names}: not open any more"),
+                    before,
+                    strictly: ids,
+                    closed: Some(gone),
+                },
+            ),
+            Err(e) => {
+                for row in rows {
+                    parts.attached.datapath.maps().set_frozen(row, true);
+                }
+                tracing::error!(
+                    "{names} can't be given the policy of before, and is frozen for that: {e:#}; \
+                     `slipgate policy apply` and then `slipgate thaw`"
+                );
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "learning_test.rs"]
+mod tests;

@@ -1,0 +1,117 @@
+//! Privileges that a process gives up: the broker those that it does not need while it serves, other
+//! processes all of them.
+use std::io;
+
+/// Highest capability number tried; the kernel refuses what it does not know.
+const LAST_CAPABILITY: libc::c_ulong = 63;
+/// `_LINUX_CAPABILITY_VERSION_3`, <linux/capability.h>.
+const CAPABILITY_VERSION: u32 = 0x2008_0522;
+
+/// A step of confinement that failed. The process does not run then.
+#[derive(thiserror::Error, Debug)]
+#[error("confining the process: {step}")]
+pub struct ConfinementError {
+    step: &'static str,
+    #[source]
+    source: io::Error,
+}
+
+impl ConfinementError {
+    /// A step that failed.
+    pub fn new(step: &'static str, source: io::Error) -> Self {
+        Self { step, source }
+    }
+}
+
+/// What the broker needs while it serves: devices, their programs, routes and neighbours
+/// (`CAP_NET_ADMIN`), a flow log to be opened again wherever it lies (`CAP_DAC_OVERRIDE`), the end of
+/// processes that have users of their own (`CAP_KILL`), and others in their place, which give up what
+/// they are started with (`CAP_SETGID`, `CAP_SETUID`, `CAP_SETPCAP`). Programs and maps are made
+/// before, and what is made needs no `CAP_BPF`. Numbers from <linux/capability.h>.
+const BROKER_KEEPS: [u32; 6] = [1, 5, 6, 7, 8, 12];
+
+/// Gives up every capability that the broker does not need while it serves. It stays root to the
+/// files it owns.
+///
+/// # Errors
+/// The kernel refuses a step.
+pub fn limit_broker() -> Result<(), ConfinementError> {
+    let set = |numbers: &[u32]| numbers.iter().fold(0u64, |set, n| set | 1 << n);
+    let keep = set(&BROKER_KEEPS);
+    prctl("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1)?;
+    drop_bounding_set(keep)?;
+    keep_capabilities(keep)
+}
+
+/// Takes every capability but these out of the bounding set, and all out of the ambient one.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn drop_bounding_set(keep: u64) -> Result<(), ConfinementError> {
+    for capability in (0..=LAST_CAPABILITY).filter(|n| keep & 1 << n == 0) {
+        match prctl("capability bounding set", libc::PR_CAPBSET_DROP, capability) {
+            Ok(()) => {}
+            // Past the kernel's last one; or not ours to drop, and then no_new_privs must do.
+            Err(e) if e.source.raw_os_error() == Some(libc::EINVAL) => break,
+            Err(e) if e.source.raw_os_error() == Some(libc::EPERM) => break,
+            Err(e) => return Err(e),
+        }
+    }
+    prctl(
+        "ambient capabilities",
+        libc::PR_CAP_AMBIENT,
+        libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong,
+    )
+}
+
+/// Leaves at most these capabilities, of those there are.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn keep_capabilities(keep: u64) -> Result<(), ConfinementError> {
+    // version, pid (0: this thread); then effective, permitted, inheritable for each 32
+    let header = [CAPABILITY_VERSION, 0];
+    let mut sets = [0u32; 6];
+    let failed = || ConfinementError {
+        step: "capabilities",
+        source: io::Error::last_os_error(),
+    };
+    // SAFETY: both point to memory of the size that version 3 has, alive during the call.
+    if unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) } != 0 {
+        return Err(failed());
+    }
+    for (half, sets) in sets.chunks_exact_mut(3).enumerate() {
+        let permitted = sets[1] & (keep >> (32 * half)) as u32;
+        sets.copy_from_slice(&[permitted, permitted, 0]);
+    }
+    // SAFETY: as above.
+    if unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) } != 0 {
+        return Err(failed());
+    }
+    Ok(())
+}
+
+/// Calls prctl(2) with an option that takes a number.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn prctl(
+    step: &'static str,
+    option: libc::c_int,
+    argument: libc::c_ulong,
+) -> Result<(), ConfinementError> {
+    let zero: libc::c_ulong = 0;
+    // SAFETY: the options used here take numbers only.
+    let rc = unsafe { libc::prctl(option, argument, zero, zero, zero) };
+    if rc < 0 {
+        return Err(ConfinementError {
+            step,
+            source: io::Error::last_os_error(),
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "privileges_test.rs"]
+mod tests;

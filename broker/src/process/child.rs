@@ -1,0 +1,180 @@
+//! A process of ours: this very binary in another role, started with one end of a channel and
+//! nothing else.
+use std::{
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+        unix::process::{CommandExt, ExitStatusExt as _},
+    },
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use slipgate_control::Users;
+use slipgate_ipc::{
+    channel::{Channel, ChannelError, Received},
+    descriptors::Inbound,
+};
+
+use crate::role::Role;
+
+/// How long an ended process's exit status may take to show, ms.
+const STATUS_WITHIN: u16 = 500;
+
+/// A running process. It is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct ChildProcess {
+    role: Role,
+    child: Child,
+    pidfd: OwnedFd,
+    channel: Channel,
+}
+
+impl ChildProcess {
+    /// Starts it, to be its role's user. It inherits the channel's other end and stderr; its environment is empty but for
+    /// what changes how it logs.
+    pub(crate) fn start(role: Role, users: &Users) -> anyhow::Result<Self> {
+        let (ours, theirs) = Channel::pair()?;
+        let inherited = theirs.as_raw_fd();
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .arg0(role.title())
+            .args([role.command(), "--fd", &inherited.to_string()])
+            .args(["--user", &users.user(role as u32).to_string()])
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        for name in ["RUST_BACKTRACE", "NO_COLOR"] {
+            if let Some(value) = std::env::var_os(name) {
+                command.env(name, value);
+            }
+        }
+        // SAFETY: between fork and exec only async-signal-safe calls are made.
+        unsafe { command.pre_exec(move || keep(inherited)) };
+        let child = command
+            .spawn()
+            .with_context(|| format!("starting {role}'s process (/proc/self/exe)"))?;
+        Ok(Self {
+            role,
+            pidfd: pidfd_of(&child).with_context(|| format!("watching {role}'s process"))?,
+            child,
+            channel: ours,
+        })
+    }
+
+    /// Readable when it has ended.
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// What has come on the channel.
+    pub(crate) fn heard<M: Inbound>(&self) -> Result<Received<M>, ChannelError> {
+        self.channel.try_receive()
+    }
+
+    /// The next message; `None` when it has closed the channel.
+    pub(crate) fn next<M: Inbound>(&self, within: Duration) -> anyhow::Result<Option<M>> {
+        let until = Instant::now() + within;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                bail!("{} says nothing for {} s", self.role, within.as_secs());
+            }
+            let mut fds = [PollFd::new(self.channel.as_fd(), PollFlags::POLLIN)];
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(&mut fds, timeout) {
+                Ok(0) | Err(nix::Error::EINTR) => {}
+                Ok(_) => match self.heard()? {
+                    Received::Message(message) => return Ok(Some(message)),
+                    Received::End => return Ok(None),
+                    Received::Nothing => {}
+                },
+                Err(e) => return Err(e).with_context(|| format!("waiting for {}", self.role)),
+            }
+        }
+    }
+
+    /// How it ended, in words; `None` while it runs.
+    pub(crate) fn end(&mut self) -> Option<String> {
+        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        // What it said or closed last is heard a moment before its end is seen.
+        let _ = poll(&mut fds, STATUS_WITHIN);
+        match self.child.try_wait() {
+            Ok(status) => status.map(describe),
+            Err(e) => Some(format!("ended somehow ({e})")),
+        }
+    }
+
+    /// How one that has closed its channel ended, in words.
+    pub(crate) fn how_it_ended(&mut self) -> String {
+        let end = self.end();
+        end.unwrap_or_else(|| "closed its channel".into())
+    }
+
+    /// An error that says how it ended, too early.
+    pub(crate) fn ended_before(&mut self, what: &str) -> anyhow::Error {
+        let end = self.how_it_ended();
+        anyhow!("{} {end} before {what}", self.role)
+    }
+}
+
+impl Drop for ChildProcess {
+    fn drop(&mut self) {
+        // An error means that it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What ends a process in order. Service managers send it to every process of a service at once
+/// (systemd's `KillMode=control-group`); it is for the broker, which ends the others.
+const FOR_THE_BROKER: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+
+/// Lets a descriptor survive the execve, and gives the child a process group of its own (a ^C at the
+/// terminal is for the broker) and a clean signal mask. What is [`FOR_THE_BROKER`] it ignores from
+/// before its first moment: the broker has these blocked, and the child inherits that until here.
+fn keep(fd: RawFd) -> std::io::Result<()> {
+    for signal in FOR_THE_BROKER {
+        // SAFETY: no handler is installed. What is ignored stays so over the execve.
+        if unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    // SAFETY: numbers only, and a set that is initialised here.
+    unsafe {
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut none);
+        let masked = libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+        if libc::fcntl(fd, libc::F_SETFD, 0) < 0 || masked < 0 || libc::setpgid(0, 0) < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+fn pidfd_of(child: &Child) -> std::io::Result<OwnedFd> {
+    // SAFETY: numbers only; the child has not been waited for, so the pid is its.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id() as libc::pid_t, 0) };
+    if fd < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the kernel made it for us just now.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// How a process ended, in words.
+fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (_, Some(libc::SIGSYS)) => "made a system call that its sandbox forbids, and was killed \
+                                    for it; please report this"
+            .into(),
+        (_, Some(signal)) => format!("was killed by signal {signal}"),
+        (Some(code), _) => format!("ended with code {code}"),
+        (None, None) => "ended".into(),
+    }
+}

@@ -1,0 +1,189 @@
+//! An engine process as the broker has it: handed descriptors and how to work, then told of
+//! changes.
+use std::{
+    net::SocketAddrV4,
+    os::fd::{AsFd, BorrowedFd},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use slipgate_ipc::{
+    channel::{Channel, MAX_FDS, Received, memory_file},
+    engine::{ForwardSocket, FromEngine, OnExit, Start, ToEngine},
+};
+
+use super::{child::ChildProcess, outgoing::Outgoing};
+use crate::{
+    kernel_state::{Attached, forward_texts},
+    role::Role,
+};
+
+/// A running engine. It is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct EngineProcess {
+    process: ChildProcess,
+    outgoing: Outgoing,
+}
+
+impl EngineProcess {
+    /// Starts the engine and tells it everything; it is on its way then.
+    pub(crate) fn start(
+        attached: &Attached,
+        reserved_ports: &[(u8, u16)],
+        log: &str,
+    ) -> anyhow::Result<Self> {
+        let engine = Self {
+            process: ChildProcess::start(Role::Engine, &attached.users)?,
+            outgoing: Outgoing::default(),
+        };
+        attached.warn_of_resolvers();
+        let config = &attached.config;
+        let compiled = memory_file(&attached.policies.to_bytes())?;
+        let start = Start {
+            maps: attached.datapath.maps().fds(),
+            port: attached.port.fd.as_fd(),
+            flow_log: attached.flow_log.as_ref().map(AsFd::as_fd),
+            pcap: attached.pcap.as_ref().map(AsFd::as_fd),
+            locks: attached.owner.lock_fds().collect(),
+            owner_row: attached.owner.row(),
+            epoch: attached.owner.epoch(),
+            flow_log_events: config.flow_log_events.clone(),
+            vms: attached.vm_specs(),
+            policies: compiled.as_fd(),
+            rule_base: attached.rules.start,
+            forward_texts: forward_texts(config).collect(),
+            resolvers: attached.resolvers.now().to_vec(),
+            nat_ports: (*config.nat_ports.start(), *config.nat_ports.end()),
+            reserved_ports: reserved_ports.to_vec(),
+            network: attached.network_view(),
+            log: log.to_owned(),
+        };
+        engine.channel().send(ToEngine::Start(Box::new(start)))?;
+        let mut forwards = forwards(attached).peekable();
+        while forwards.peek().is_some() {
+            let some = forwards.by_ref().take(MAX_FDS).collect();
+            engine.channel().send(ToEngine::Forwards(some))?;
+        }
+        engine.channel().send(ToEngine::<BorrowedFd<'_>>::Begin)?;
+        Ok(engine)
+    }
+
+    /// Readable when the engine has ended.
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.process.pidfd()
+    }
+
+    pub(crate) fn channel(&self) -> &Channel {
+        self.process.channel()
+    }
+
+    /// Sends a message, now or when there is room.
+    pub(crate) fn tell(&mut self, message: ToEngine) -> anyhow::Result<()> {
+        Ok(self.outgoing.send(self.process.channel(), message)?)
+    }
+
+    /// Sends what waits, as far as there is room.
+    pub(crate) fn flush(&mut self) -> anyhow::Result<()> {
+        Ok(self.outgoing.flush(self.process.channel())?)
+    }
+
+    /// What to wait for on its channel.
+    pub(crate) fn wants(&self) -> PollFlags {
+        match self.outgoing.is_empty() {
+            true => PollFlags::POLLIN,
+            false => PollFlags::POLLIN | PollFlags::POLLOUT,
+        }
+    }
+
+    /// Whether it is better asked nothing more for now.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.outgoing.is_behind()
+    }
+
+    /// Why it is of no use any more, though it may run.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.outgoing.failure()
+    }
+
+    /// Waits until it serves; how many flows it took over.
+    pub(crate) fn await_ready(&mut self, within: Duration) -> anyhow::Result<u64> {
+        loop {
+            match self.process.next(within)? {
+                Some(FromEngine::Ready { adopted }) => return Ok(adopted),
+                Some(_) => {}
+                None => return Err(self.process.ended_before("it was ready")),
+            }
+        }
+    }
+
+    /// Waits until it answers.
+    pub(crate) fn await_answer(&mut self, within: Duration) -> anyhow::Result<()> {
+        // No question of the watch's.
+        let asked = u64::MAX;
+        self.tell(ToEngine::Ping { id: asked })?;
+        self.await_message(
+            within,
+            "answered",
+            |message| matches!(message, FromEngine::Pong { id } if *id == asked),
+        )
+    }
+
+    /// Has it stop, and waits until it has.
+    pub(crate) fn stop(&mut self, exit: OnExit, within: Duration) -> anyhow::Result<()> {
+        self.tell(ToEngine::Shutdown(exit))?;
+        let is_stopped = |message: &FromEngine| matches!(message, FromEngine::Stopped);
+        self.await_message(within, "stopped", is_stopped)
+    }
+
+    fn await_message(
+        &mut self,
+        within: Duration,
+        what: &str,
+        is_it: impl Fn(&FromEngine) -> bool,
+    ) -> anyhow::Result<()> {
+        let until = Instant::now() + within;
+        loop {
+            self.flush()?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                bail!("the engine has not {what} within {} s", within.as_secs());
+            }
+            let mut fds = [PollFd::new(self.channel().as_fd(), self.wants())];
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(&mut fds, timeout) {
+                Ok(_) | Err(nix::Error::EINTR) => {}
+                Err(e) => return Err(e).context("waiting for the engine"),
+            }
+            match self.process.heard::<FromEngine>()? {
+                Received::Message(message) if is_it(&message) => return Ok(()),
+                Received::Message(..) | Received::Nothing => {}
+                Received::End => {
+                    return Err(self.process.ended_before(&format!("it had {what}")));
+                }
+            }
+        }
+    }
+
+    /// How one that has closed its channel ended, in words.
+    pub(crate) fn how_it_ended(&mut self) -> String {
+        self.process.how_it_ended()
+    }
+}
+
+/// What it is told of the forwards.
+fn forwards(attached: &Attached) -> impl Iterator<Item = ForwardSocket<BorrowedFd<'_>>> {
+    let all = attached.config.forwards.iter();
+    all.zip(&attached.forward_sockets).map(|(forward, socket)| {
+        let vm = &attached.vms[forward.vm].open;
+        ForwardSocket {
+            socket: socket.as_fd(),
+            vm: vm.id,
+            vm_row: vm.row as u16,
+            protocol: forward.protocol,
+            host: SocketAddrV4::new(forward.host, forward.host_port),
+            guest_port: forward.guest_port,
+            rule: attached.forward_rule(forward),
+        }
+    })
+}

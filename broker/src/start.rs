@@ -1,0 +1,179 @@
+//! The start: the files that flags name are opened, and what is in the kernel is made or joined, in
+//! order, and taken down again where that fails.
+mod inputs;
+
+use std::ops::Range;
+
+use anyhow::Context as _;
+use slipgate_control::{
+    Datapath, LoadOptions, Owner, Paths,
+    netlink::{NetworkWatch, NextHops},
+    owner, probe,
+    tap::EnginePort,
+    vm,
+};
+use slipgate_policy::Described;
+
+pub(crate) use self::inputs::Inputs;
+use crate::{
+    config::Config,
+    host::HostResolvers,
+    kernel_state::{
+        Attached, Writer, check_source, described, find_uplink, forwards_of, tap_of, warn_of_rest,
+        write_rules,
+    },
+    persisted_policy,
+};
+
+/// Loads or joins, takes an owner's row, makes the port, opens the VMs' rows, attaches to the
+/// port and the uplink. TAPs are not served yet: that waits for the engine.
+pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attached> {
+    let Inputs {
+        mut loaded,
+        mut policies,
+        flow_log,
+        pcap,
+        metrics,
+        users,
+    } = inputs;
+    let watch = NetworkWatch::open()?;
+    for vm in &config.vms {
+        tap_of(vm, watch.network())?;
+    }
+    let uplink = find_uplink(&config, watch.network())?;
+    check_source(&config, &uplink, watch.network())?;
+    let paths: Paths = crate::paths(&config.pin_dir)?;
+    let datapath = Datapath::open(&LoadOptions {
+        paths: paths.clone(),
+        slots: config.flow_table,
+        bpf_log: config.bpf_log,
+    })
+    .context("loading the programs")?;
+    if datapath.joined() && datapath.maps().slots() != config.flow_table {
+        tracing::warn!(
+            "--flow-table {} has no effect: the maps are there already, with {} slots",
+            config.flow_table,
+            datapath.maps().slots()
+        );
+    }
+    let hook = probe::best_hook();
+    let names: Vec<&str> = config.vms.iter().map(|vm| vm.name.as_str()).collect();
+    let owner = Owner::take(datapath.maps(), &paths, &names)?;
+    if config.new_vms {
+        // Their flows are ended by the engine.
+        for row in vm::rows_of(datapath.maps(), owner.row()) {
+            vm::retire(datapath.maps(), row);
+        }
+    }
+    let swept = owner::sweep(datapath.maps(), &paths, &owner, owner::PATIENCE)?;
+    tracing::debug!(
+        ?swept,
+        row = owner.row(),
+        adopted = owner.adopted(),
+        "took a row"
+    );
+    let command_line = config.policy_flags();
+    let kept = persisted_policy::path(&paths.run_dir, owner.row());
+    let mut took_over = false;
+    if owner.adopted()
+        && !config.new_vms
+        && let Some(all) = persisted_policy::take_over(&kept, &config)?
+    {
+        (config, loaded, policies) = all;
+        took_over = true;
+    }
+    let run_dirs = slipgate_control::pins::sweep_run_dirs();
+    tracing::debug!("removed {run_dirs} directories of locks that dead processes left");
+    let rules = described(&policies, &config);
+    // Before anything is made that a failure would have to take down.
+    let taps = owner.noted_taps(&paths).map_err(anyhow::Error::from);
+    let made = taps.and_then(|taps| Ok((taps, Made::new(&datapath, &owner, &rules)?)));
+    let (former_taps, made) = match made {
+        Ok(made) => made,
+        Err(e) => {
+            if !owner.adopted() {
+                warn_of_rest(datapath.remove_if_last(owner).map_err(Into::into));
+            }
+            return Err(e);
+        }
+    };
+    let Made {
+        port,
+        next_hops,
+        rules,
+    } = made;
+    let mut attached = Attached {
+        next_hops,
+        former_taps,
+        vms: Vec::new(),
+        datapath,
+        owner,
+        port,
+        watch,
+        in_force: loaded.clone(),
+        loaded,
+        policies,
+        forward_sockets: Vec::new(),
+        flow_log,
+        pcap,
+        metrics,
+        users,
+        command_line,
+        took_over,
+        relayed_rules: forwards_of(&rules, &config),
+        former_rules: vec![rules.clone()],
+        rules,
+        turn: false,
+        resolvers: HostResolvers::find(),
+        uplink,
+        hook,
+        told_of_lock: false,
+        config,
+    };
+    match begin(&mut attached) {
+        Ok(()) => Ok(attached),
+        Err(e) => {
+            attached.give_up();
+            Err(e)
+        }
+    }
+}
+
+fn begin(attached: &mut Attached) -> anyhow::Result<()> {
+    attached.port.serve(&attached.datapath, attached.hook)?;
+    attached.open_vms()?;
+    attached.note_taps()?;
+    attached.set_rates();
+    attached.write_denied()?;
+    attached.attach_uplink()?;
+    attached.refresh_next_hops()?;
+    let local = attached.network_view().local;
+    attached.policies.set_local(&local);
+    Ok(())
+}
+
+/// What a process makes for itself, whomever it serves.
+struct Made {
+    port: EnginePort,
+    next_hops: NextHops,
+    rules: Range<u32>,
+}
+
+impl Made {
+    fn new(datapath: &Datapath, owner: &Owner, rules: &[Described]) -> anyhow::Result<Self> {
+        datapath.remove_defunct()?;
+        let port = EnginePort::open(owner.row()).context("making the engine port")?;
+        owner.set_port(datapath.maps(), port.ifindex);
+        let writer = Writer {
+            paths: datapath.paths(),
+            row: owner.row(),
+            own: &[],
+            kept: &[],
+        };
+        Ok(Self {
+            rules: write_rules(datapath.maps(), rules, writer)?,
+            next_hops: NextHops::new(owner.row())?,
+            port,
+        })
+    }
+}

@@ -1,0 +1,97 @@
+//! The VM of `slipgate run`: its files, its process, its console, and how it ended.
+mod console;
+mod report;
+mod terminal;
+mod vmm_process;
+
+use std::fs::File;
+
+use anyhow::Context as _;
+use slipgate_control::{Users, guest_tap::GuestTap};
+use slipgate_policy::document::ConfigError;
+
+pub use self::report::{EXIT_USAGE, exit_status};
+use self::{console::Console, vmm_process::Handed};
+pub(crate) use self::{
+    console::Typed,
+    report::{How, Report, ReportFile},
+    vmm_process::VmmProcess,
+};
+use crate::{
+    config::{MachineSpec, RunConfig},
+    host::kvm,
+};
+
+/// The MTU of a TAP that nobody gave one, L3 bytes.
+const TAP_MTU: u16 = 1_500;
+
+/// The VM that is ours.
+#[derive(Debug)]
+pub(crate) struct Vm {
+    pub(crate) vmm: VmmProcess,
+    pub(crate) console: Console,
+}
+
+/// What the VMM boots.
+pub(crate) struct Images {
+    kernel: Option<File>,
+    initrd: Option<File>,
+}
+
+impl Images {
+    pub(crate) fn open(machine: &MachineSpec) -> Result<Self, ConfigError> {
+        let image = |flag, path: &Option<std::path::PathBuf>| {
+            let path = path.as_deref();
+            path.map(|path| vmm_process::open_image(flag, path))
+                .transpose()
+        };
+        Ok(Self {
+            kernel: image("--kernel", &machine.kernel)?,
+            initrd: image("--initrd", &machine.initrd)?,
+        })
+    }
+
+    /// By flag.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &File)> {
+        let all = [("--kernel", &self.kernel), ("--initrd", &self.initrd)];
+        all.into_iter()
+            .filter_map(|(flag, file)| Some((flag, file.as_ref()?)))
+    }
+}
+
+impl Vm {
+    /// Opens what the VMM is handed, the TAP last; takes in its name; makes the machine.
+    pub(crate) fn prepare(
+        config: &mut RunConfig,
+        images: Images,
+        log: &str,
+        users: &Users,
+    ) -> anyhow::Result<Self> {
+        let machine = &config.machine;
+        let Images { kernel, initrd } = images;
+        let kvm = kvm::open()?;
+        let (console, input) = Console::open(kernel.is_some())?;
+        let output = vmm_process::stdout()?;
+        let tap = GuestTap::make(&machine.tap, machine.queues).context("making the guest's TAP")?;
+        config.set_tap(&tap.name);
+        let handed = Handed {
+            kvm,
+            kernel,
+            initrd,
+            input,
+            output,
+            taps: tap.queues,
+        };
+        let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
+        let vmm = VmmProcess::start(&config.machine, handed, mtu, log, users)?;
+        Ok(Vm { vmm, console })
+    }
+
+    /// An error before the guest ran, or the VMM's end where that is behind it: its TAP goes too.
+    pub(crate) fn blame(&mut self, error: anyhow::Error) -> anyhow::Error {
+        match self.vmm.end() {
+            Some(end) => anyhow::anyhow!("the VMM {end} before its guest ran"),
+            None => error,
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! `--report`: how a VM ended, as one JSON object.
+use std::{
+    fs::{File, Metadata, OpenOptions},
+    io::Write as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    path::Path,
+};
+
+use anyhow::Context as _;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use serde::Serialize;
+use slipgate_ipc::vmm::GuestEnd;
+use slipgate_policy::document::ConfigError;
+
+use crate::{
+    config::{MachineSpec, RunConfig},
+    say,
+};
+
+/// How it all ended.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report<'a, N> {
+    pub(crate) name: &'a str,
+    pub(crate) tap: &'a str,
+    pub(crate) machine: &'a MachineSpec,
+    #[serde(flatten)]
+    pub(crate) how: How,
+    pub(crate) exit_code: u8,
+    /// From the start of the command to the guest's first instruction, µs.
+    pub(crate) prepared_us: Option<u64>,
+    /// From there to the end of the first line on its console, µs.
+    pub(crate) first_line_us: Option<u64>,
+    /// From there to its end, µs.
+    pub(crate) ran_us: Option<u64>,
+    /// The machine's counters; none when it was killed.
+    pub(crate) vmm: Option<serde_json::Value>,
+    /// What `slipgate stats` shows of the VM.
+    pub(crate) nat: Option<N>,
+}
+
+/// What ended it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case", tag = "outcome")]
+pub(crate) enum How {
+    /// The command's exit status, and why.
+    NotStarted {
+        #[serde(skip)]
+        status: u8,
+        why: String,
+    },
+    PoweredOff,
+    Reset,
+    Exited {
+        status: u8,
+    },
+    Crashed {
+        report: String,
+    },
+    Stopped {
+        signal: i32,
+    },
+    VmmKilled {
+        how: String,
+    },
+    NatFailed {
+        why: String,
+    },
+}
+
+impl<'a, N> Report<'a, N> {
+    /// Of a VM that never ran.
+    pub(crate) fn not_started(config: &'a RunConfig, error: &anyhow::Error) -> Self {
+        let exit_code = exit_status(error);
+        let vm = &config.nat.vms[0];
+        Self {
+            name: &vm.name,
+            tap: &vm.tap,
+            machine: &config.machine,
+            how: How::NotStarted {
+                status: exit_code,
+                why: format!("{error:#}"),
+            },
+            exit_code,
+            prepared_us: None,
+            first_line_us: None,
+            ran_us: None,
+            vmm: None,
+            nat: None,
+        }
+    }
+}
+
+/// Where it is written.
+#[derive(Debug)]
+pub(crate) struct ReportFile(File);
+
+impl ReportFile {
+    /// Opens and empties it, unless it is one of the files that are named by other flags.
+    pub(crate) fn open(path: &Path, others: &[(&'static str, &File)]) -> Result<Self, ConfigError> {
+        let refused = |problem: String, remedy: &str| {
+            ConfigError::new("--report", path.display(), problem, remedy)
+        };
+        let unusable = |e: std::io::Error| {
+            let remedy = "give a file in a directory that is there";
+            refused(format!("it can't be written ({e})"), remedy)
+        };
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            // A FIFO without a reader is not waited for.
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+            .open(path)
+            .map_err(unusable)?;
+        let data = file.metadata().map_err(unusable)?;
+        let is_same = |other: &Metadata| (other.dev(), other.ino()) == (data.dev(), data.ino());
+        for (flag, other) in others {
+            if other.metadata().is_ok_and(|other| is_same(&other)) {
+                let problem = format!("{flag} names the same file");
+                return Err(refused(problem, "give it a file of its own"));
+            }
+        }
+        if data.is_file() {
+            file.set_len(0).map_err(unusable)?;
+        }
+        // Its reader is waited for.
+        let waits = fcntl(&file, FcntlArg::F_SETFL(OFlag::empty()));
+        waits.map_err(|e| unusable(e.into()))?;
+        Ok(Self(file))
+    }
+
+    pub(crate) fn write(&mut self, report: &Report<'_, impl Serialize>) -> anyhow::Result<()> {
+        let mut json = serde_json::to_vec_pretty(report)?;
+        json.push(b'\n');
+        self.0.write_all(&json).context("writing the report")
+    }
+}
+
+/// Exit status of a command line that can't be used, as clap has it: flags, or the files and devices
+/// that they name.
+pub const EXIT_USAGE: u8 = 2;
+
+/// Exit statuses: see the help of `slipgate run`.
+mod status {
+    pub(super) const FAILURE: u8 = 1;
+    pub(crate) const RESET: u8 = 120;
+    pub(crate) const CRASHED: u8 = 121;
+    pub(crate) const VMM_KILLED: u8 = 122;
+    pub(crate) const NAT_FAILED: u8 = 123;
+    /// And the signal's number, as a shell has it.
+    pub(crate) const SIGNAL: u8 = 128;
+}
+
+impl How {
+    pub(crate) fn of(end: &GuestEnd) -> Self {
+        match end {
+            GuestEnd::PoweredOff => Self::PoweredOff,
+            GuestEnd::Reset => Self::Reset,
+            GuestEnd::Exited { status } => Self::Exited { status: *status },
+            GuestEnd::Crashed { report } => Self::Crashed {
+                report: report.clone(),
+            },
+            // Unasked: the VMM took a lost channel for a request.
+            GuestEnd::Stopped => Self::VmmKilled {
+                how: "stopped by itself".into(),
+            },
+        }
+    }
+
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::NotStarted { status, .. } => *status,
+            Self::PoweredOff => 0,
+            Self::Exited { status } => *status,
+            Self::Reset => status::RESET,
+            Self::Crashed { .. } => status::CRASHED,
+            Self::VmmKilled { .. } => status::VMM_KILLED,
+            Self::NatFailed { .. } => status::NAT_FAILED,
+            Self::Stopped { signal } => status::SIGNAL + (*signal as u8 & 0x7f),
+        }
+    }
+
+    /// Says it on stderr, where it is not what was wanted.
+    pub(crate) fn tell(&self, name: &str) {
+        match self {
+            // The command's own error.
+            Self::NotStarted { .. } => {}
+            Self::PoweredOff => tracing::info!("{name} powered off"),
+            Self::Exited { status: 0 } => tracing::info!("{name} ended with status 0"),
+            Self::Exited { status } => tracing::warn!("{name} ended with status {status}"),
+            Self::Reset => tracing::warn!("{name} reset itself, which ends a microVM"),
+            // Lines of their own, whatever the level of messages.
+            Self::Crashed { report } => say(format_args!("{name}: {}", printable(report))),
+            Self::Stopped { .. } => tracing::info!("{name} was stopped"),
+            Self::VmmKilled { how } => say(format_args!("the VMM of {name} {}", printable(how))),
+            Self::NatFailed { why } => say(format_args!(
+                "{why}; {name} was stopped, for nobody would admit its flows. Those it \
+                 had are left in the kernel: the next `slipgate run --name {name}` ends them"
+            )),
+        }
+    }
+}
+
+/// The exit status of a command that failed.
+pub fn exit_status(error: &anyhow::Error) -> u8 {
+    match error.is::<ConfigError>() {
+        true => EXIT_USAGE,
+        false => status::FAILURE,
+    }
+}
+
+/// Without control characters: it comes from a process that a guest may have taken over.
+fn printable(text: &str) -> String {
+    let keep = |c: char| if c.is_control() && c != '\n' { '?' } else { c };
+    text.chars().map(keep).collect()
+}

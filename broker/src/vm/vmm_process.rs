@@ -1,0 +1,187 @@
+//! The VMM process as the broker has it: handed descriptors, told when to run and when to stop.
+use std::{
+    fs::{File, OpenOptions},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::OpenOptionsExt as _,
+    },
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use slipgate_control::Users;
+use slipgate_ipc::{
+    channel::{Channel, Received},
+    vmm::{FromVmm, ToVmm, VmmEnd, VmmStart},
+};
+use slipgate_policy::document::ConfigError;
+
+use crate::{config::MachineSpec, process::ChildProcess, role::Role};
+
+/// How long the VMM may take to make a machine: it reads kernel and initrd.
+const MADE_WITHIN: Duration = Duration::from_secs(60);
+/// How long it may take to stop one. It writes out what the guest printed.
+const STOPPED_WITHIN: Duration = Duration::from_secs(5);
+
+/// A running VMM. It is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct VmmProcess {
+    process: ChildProcess,
+}
+
+/// What a VMM works with.
+#[derive(Debug)]
+pub(crate) struct Handed {
+    pub(crate) kvm: File,
+    pub(crate) kernel: Option<File>,
+    pub(crate) initrd: Option<File>,
+    /// The console's.
+    pub(crate) input: OwnedFd,
+    pub(crate) output: OwnedFd,
+    /// One queue of the TAP per pair.
+    pub(crate) taps: Vec<OwnedFd>,
+}
+
+impl VmmProcess {
+    /// Starts the VMM and waits until the machine is made. Our copies of the descriptors are
+    /// closed: the TAP goes with the VMM.
+    pub(crate) fn start(
+        spec: &MachineSpec,
+        handed: Handed,
+        mtu: u16,
+        log: &str,
+        users: &Users,
+    ) -> anyhow::Result<Self> {
+        let mut vmm = Self {
+            process: ChildProcess::start(Role::Vmm, users)?,
+        };
+        let start = VmmStart {
+            kvm: handed.kvm.into(),
+            input: handed.input,
+            output: handed.output,
+            kernel: handed.kernel.map(OwnedFd::from),
+            initrd: handed.initrd.map(OwnedFd::from),
+            taps: handed.taps,
+            cpus: spec.cpus,
+            memory_bytes: spec.memory_mib << 20,
+            cmdline: spec.cmdline.clone(),
+            mac: spec.mac,
+            mtu,
+            log: log.to_owned(),
+        };
+        vmm.channel().send(ToVmm::Start(Box::new(start)))?;
+        loop {
+            match vmm.process.next(MADE_WITHIN)? {
+                Some(FromVmm::Ready) => return Ok(vmm),
+                Some(FromVmm::Failed { flag, why }) => {
+                    let given = flag.and_then(|flag| given(spec, &flag));
+                    let Some((flag, value)) = given else {
+                        bail!("the machine can't be made: {why}");
+                    };
+                    let remedy = "the machine can't be made with it";
+                    return Err(ConfigError::new(flag, value, why, remedy).into());
+                }
+                Some(FromVmm::Counters { .. } | FromVmm::Ended(_)) => {}
+                None => return Err(vmm.process.ended_before("the machine was made")),
+            }
+        }
+    }
+
+    /// Lets the guest run.
+    pub(crate) fn go(&self) -> anyhow::Result<()> {
+        Ok(self.channel().send(ToVmm::<OwnedFd>::Go)?)
+    }
+
+    /// Asks for the counters; answered by [`FromVmm::Counters`]. `false` when it does not listen:
+    /// it is not waited for, and one that has ended is heard of in its turn.
+    pub(crate) fn ask_counters(&self, id: u64) -> bool {
+        let asked = self.channel().try_send(ToVmm::<OwnedFd>::Counters { id });
+        asked.unwrap_or(false)
+    }
+
+    /// Readable when the VMM has ended.
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.process.pidfd()
+    }
+
+    pub(crate) fn channel(&self) -> &Channel {
+        self.process.channel()
+    }
+
+    /// What it has said.
+    pub(crate) fn heard(&self) -> anyhow::Result<Received<FromVmm>> {
+        Ok(self.process.heard()?)
+    }
+
+    /// Stops the guest; how that ended. `None`: the VMM had to be killed, or was.
+    pub(crate) fn stop(&mut self) -> Option<VmmEnd> {
+        // An error means that it has ended; what it said last may still be there.
+        let _ = self.channel().try_send(ToVmm::<OwnedFd>::Stop);
+        let until = Instant::now() + STOPPED_WITHIN;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.process.next(left) {
+                Ok(Some(FromVmm::Ended(end))) => return Some(*end),
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => return None,
+            }
+        }
+    }
+
+    /// How the process ended, in words; `None` while it runs.
+    pub(crate) fn end(&mut self) -> Option<String> {
+        self.process.end()
+    }
+}
+
+/// A flag, and what was given by it.
+fn given(spec: &MachineSpec, flag: &str) -> Option<(&'static str, String)> {
+    let shown = |path: &std::path::PathBuf| path.display().to_string();
+    Some(match flag {
+        "--kernel" => ("--kernel", shown(spec.kernel.as_ref()?)),
+        "--initrd" => ("--initrd", shown(spec.initrd.as_ref()?)),
+        "--cmdline" => ("--cmdline", spec.cmdline.chars().take(40).collect()),
+        _ => return None,
+    })
+}
+
+/// Opens a file that the user named.
+pub(crate) fn open_image(flag: &'static str, path: &Path) -> Result<File, ConfigError> {
+    let refused = |problem: String, remedy| ConfigError::new(flag, path.display(), problem, remedy);
+    let file = OpenOptions::new()
+        .read(true)
+        // A FIFO without a writer is not waited for.
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)
+        .map_err(|e| {
+            refused(
+                format!("it can't be read ({e})"),
+                "give a file that is there",
+            )
+        })?;
+    match file.metadata() {
+        Ok(data) if !data.is_file() => Err(refused(
+            "it is no regular file".into(),
+            "give an image's file",
+        )),
+        Ok(data) if data.len() == 0 => Err(refused("it is empty".into(), "give an image's file")),
+        Ok(_) => Ok(file),
+        Err(e) => Err(refused(
+            format!("it can't be looked at ({e})"),
+            "give another one",
+        )),
+    }
+}
+
+/// Where the guest prints: our stdout, by a descriptor of its own.
+pub(crate) fn stdout() -> anyhow::Result<OwnedFd> {
+    std::io::stdout()
+        .as_fd()
+        .try_clone_to_owned()
+        .context("giving stdout to the VMM")
+}
+
+#[cfg(test)]
+#[path = "vmm_process_test.rs"]
+mod tests;

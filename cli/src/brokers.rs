@@ -1,0 +1,123 @@
+//! The brokers that serve VMs in this network namespace, and what commands ask of them.
+use std::{
+    io,
+    os::fd::BorrowedFd,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+pub(crate) use slipgate_broker::paths;
+use slipgate_ipc::{
+    client::{ClientAnswer, ClientRequest, Target, ask},
+    engine::{EngineReply, EngineRequest},
+};
+
+/// What is said where there is none.
+pub(crate) const NOBODY: &str =
+    "no slipgate runs in this network namespace: start `slipgate attach` or `slipgate run`";
+/// What is said of an answer that is none to what was asked.
+pub(crate) const ANOTHER_ANSWER: &str =
+    "an answer to another question: the broker is of another version";
+
+/// The control sockets of this network namespace's brokers.
+pub(crate) fn sockets(pin_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let dir = paths(pin_dir)?.run_dir;
+    let entries = match dir.read_dir() {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => {
+            return Err(e).with_context(|| {
+                format!(
+                    "looking for control sockets in {}: they are for root",
+                    dir.display()
+                )
+            });
+        }
+    };
+    Ok(entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|e| e == "sock"))
+        .collect())
+}
+
+/// What is asked of an engine, of a VM or a flow.
+pub(crate) fn of_engine<F>(about: Target, ask: EngineRequest<F>) -> ClientRequest<F> {
+    ClientRequest::Engine {
+        about: Some(about),
+        ask,
+    }
+}
+
+/// What the brokers here came to, when none did it.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    /// VMs that they serve.
+    served: Vec<String>,
+    errors: Vec<String>,
+    any: bool,
+}
+
+/// Several brokers may serve VMs here: asks one after the other, until one does it. The errors of
+/// those that do not serve the VM or the flow are left to [`Asked::error`].
+pub(crate) fn ask_each(
+    pin_dir: &Path,
+    request: &ClientRequest<BorrowedFd<'_>>,
+) -> anyhow::Result<Result<ClientAnswer, Asked>> {
+    let mut asked = Asked::default();
+    for socket in sockets(pin_dir)? {
+        match ask(&socket, request.clone()) {
+            Ok(ClientAnswer::UnknownVm { served }) => {
+                asked.any = true;
+                asked.served.extend(served);
+            }
+            Ok(ClientAnswer::Engine {
+                reply: EngineReply::UnknownFlow,
+            }) => asked.any = true,
+            Ok(ClientAnswer::Error { error }) => asked.errors.push(error),
+            Ok(answer) => return Ok(Ok(answer)),
+            // One that was killed has left it.
+            Err(e) if e.is_nobodys() => {}
+            Err(e) => asked.errors.push(format!("{:#}", anyhow::Error::from(e))),
+        }
+    }
+    Ok(Err(asked))
+}
+
+/// Asks for what is answered by [`ClientAnswer::Done`] alone. `what`: the VM or flow that is meant.
+pub(crate) fn have_done(
+    pin_dir: &Path,
+    request: &ClientRequest<BorrowedFd<'_>>,
+    what: &str,
+) -> anyhow::Result<()> {
+    match ask_each(pin_dir, request)? {
+        Ok(ClientAnswer::Done) => Ok(()),
+        Ok(_) => bail!(ANOTHER_ANSWER),
+        Err(asked) => Err(asked.error(what)),
+    }
+}
+
+impl Asked {
+    /// Why nobody did it; `what` is the VM or flow that was meant.
+    pub(crate) fn error(self, what: &str) -> anyhow::Error {
+        if !self.errors.is_empty() {
+            return anyhow::anyhow!("{}", self.errors.join("; "));
+        }
+        if !self.any {
+            return anyhow::anyhow!(NOBODY);
+        }
+        match self.served.is_empty() {
+            true => anyhow::anyhow!(
+                "no flow {what} lives here; `slipgate flows` lists those that do, by their id"
+            ),
+            false => no_such_vm(what, self.served),
+        }
+    }
+}
+
+/// Of a VM that is not among those that are served.
+pub(crate) fn no_such_vm(vm: &str, mut served: Vec<String>) -> anyhow::Error {
+    served.sort();
+    let names = served.join(", ");
+    anyhow::anyhow!("no VM {vm:?} is served; there is {names}")
+}

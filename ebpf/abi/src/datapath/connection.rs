@@ -1,0 +1,96 @@
+//! What a TCP segment says about its connection; see [`crate::tcp`] and, for connections that
+//! were inspected, [`crate::sequence`].
+use super::{
+    Kernel, Maps as _,
+    lookup::Flow,
+    packet::{self, Packet},
+};
+use crate::{
+    Direction, SlotRef,
+    cell::load32,
+    slot::SlotFlags,
+    tcp::{self, Flags, Phase, TcpBits},
+};
+
+/// Whether a segment opens a connection.
+#[inline(always)]
+pub(super) fn opens(packet: &Packet) -> bool {
+    packet.is_tcp() && Flags::open(packet.tcp_flags)
+}
+
+/// Whether a segment's flags contradict each other.
+#[inline(always)]
+pub(super) fn contradicts_itself(packet: &Packet) -> bool {
+    packet.is_tcp() && Flags::are_contradictory(packet.tcp_flags)
+}
+
+/// Whether a SYN is the retransmission of the one that opened the flow.
+#[inline(always)]
+pub(super) fn opener_again(packet: &Packet, slot: SlotRef, from: Direction) -> bool {
+    let inbound = slot.flags() & SlotFlags::INBOUND != 0;
+    inbound == matches!(from, Direction::Rx)
+        && packet.sequence == slot.isn()
+        && matches!(TcpBits(load32(slot.tcp())).phase(), Phase::Opening)
+}
+
+/// Whether a guest's segment is none of the connection that was inspected in this flow.
+#[inline(always)]
+pub(super) fn is_strange<K: Kernel>(kernel: K, packet: &Packet, flow: Flow) -> bool {
+    packet.is_tcp()
+        && load32(flow.slot.tcp()) & TcpBits::HELD != 0
+        && is_none_of_guests(kernel, flow.slot, flow.index, payload_len(packet)) != 0
+}
+
+/// Arguments in words, and an answer in one: that is what goes through a call.
+#[inline(never)]
+fn is_none_of_guests<K: Kernel>(kernel: K, slot: SlotRef, index: u32, payload_len: u32) -> u32 {
+    let (Some(segment), Some(sequences)) = (
+        packet::segment(kernel, payload_len),
+        kernel.maps().sequences(index),
+    ) else {
+        return 1;
+    };
+    let now_ns = || kernel.coarse_now_ns();
+    u32::from(!sequences.is_guests(slot, &segment, now_ns))
+}
+
+/// Notes what a segment says about its connection, after it was translated.
+#[inline(always)]
+pub(super) fn note<K: Kernel>(kernel: K, packet: &Packet, flow: Flow, direction: Direction) {
+    if packet.is_tcp() && TcpBits(load32(flow.slot.tcp())).is_concerned_by(packet.tcp_flags) {
+        note_segment(kernel, packet, flow, direction);
+    }
+}
+
+#[cold]
+#[inline(always)]
+fn note_segment<K: Kernel>(kernel: K, packet: &Packet, flow: Flow, direction: Direction) {
+    let rx = u32::from(matches!(direction, Direction::Rx));
+    note_change(kernel, flow.slot, flow.index, rx, payload_len(packet));
+}
+
+/// Arguments in words, so that there are no more than registers. Not marked as cold: it would be
+/// put into a section of its own, where the loader does not find it.
+#[inline(never)]
+fn note_change<K: Kernel>(kernel: K, slot: SlotRef, index: u32, rx: u32, payload_len: u32) {
+    // What can't be read is as if it had not been seen: the timers are there for that.
+    let (Some(segment), Some(sequences)) = (
+        packet::segment(kernel, payload_len),
+        kernel.maps().sequences(index),
+    ) else {
+        return;
+    };
+    let direction = if rx != 0 {
+        Direction::Rx
+    } else {
+        Direction::Tx
+    };
+    let now_ns = || kernel.now_ns();
+    tcp::note(slot, sequences, direction, &segment, now_ns);
+}
+
+/// The TCP payload of a frame, bytes.
+#[inline(always)]
+pub(super) fn payload_len(packet: &Packet) -> u32 {
+    packet.l3_len.wrapping_sub(packet.headers_len)
+}

@@ -1,0 +1,129 @@
+//! From the world, what is not translated yet: fragments, and packets with IP options.
+//!
+//! Those of a live flow are dropped and counted in its VM's row. The host has no socket for them:
+//! it would put a fragmented segment together and answer it with RST. A first fragment has the
+//! ports; that the later ones are its flow's is remembered ([`super::fragment_table`]). What comes before
+//! its first fragment is the host's, which never completes it.
+//!
+//! "No VM" is row 0 here, not a `None`: on Linux 6.1 the verifier refuses the spilled payload of one.
+use super::{
+    Kernel, Maps as _,
+    drops::{NOBODY, drop_packet},
+    fragment_table::{self, Datagram},
+    lookup,
+    packet::{ETHERNET_LEN, IPV4_LEN, Ipv4, L4, icmp},
+};
+use crate::{DropReason, Ip4, Protocol, Tuple, Verdict, cell::load32, segment::Segments};
+
+/// More fragments follow.
+const MORE: u16 = 0x2000;
+/// Where a fragment begins, units of 8 bytes.
+const OFFSET: u16 = 0x1fff;
+
+/// Takes a packet whose header at `L2` could not be parsed for one of these reasons.
+#[cold]
+#[inline(always)]
+pub(super) fn run<K: Kernel, const L2: usize>(kernel: K, reason: DropReason) -> K::End {
+    if !matches!(reason, DropReason::Fragment | DropReason::IpOptions) {
+        return kernel.pass();
+    }
+    if L2 == 0 {
+        packet(kernel)
+    } else {
+        frame(kernel)
+    }
+}
+
+#[inline(never)]
+fn frame<K: Kernel>(kernel: K) -> K::End {
+    look::<K, ETHERNET_LEN>(kernel)
+}
+
+#[inline(never)]
+fn packet<K: Kernel>(kernel: K) -> K::End {
+    look::<K, 0>(kernel)
+}
+
+#[inline(always)]
+fn look<K: Kernel, const L2: usize>(kernel: K) -> K::End {
+    let Some(ip) = kernel.pulled_header::<Ipv4>(L2) else {
+        return kernel.pass();
+    };
+    // SAFETY: `pulled_header` checked the bounds.
+    let ip = unsafe { &*ip };
+    let header_len = usize::from(ip.version_ihl & 0xf) * 4;
+    let fragment = u16::from_be(ip.fragment);
+    let [_, protocol] = ip.ttl_protocol.to_ne_bytes();
+    let datagram = Datagram {
+        source: ip.source,
+        destination: ip.destination,
+        id: ip.id,
+        protocol: u16::from(protocol),
+    };
+    let segments = Segments {
+        packets: 1,
+        bytes: u64::from(u16::from_be(ip.total_len)),
+    };
+    let is_fragment = fragment & (MORE | OFFSET) != 0;
+    let reason = if is_fragment {
+        DropReason::Fragment
+    } else {
+        DropReason::IpOptions
+    };
+    if fragment & OFFSET != 0 {
+        return match fragment_table::row_of(kernel, &datagram) {
+            NOBODY => kernel.pass(),
+            row => drop_packet(kernel, row, reason, segments),
+        };
+    }
+    let row = flow_row::<K, L2>(kernel, &datagram, header_len);
+    if is_fragment {
+        fragment_table::remember(kernel, &datagram, row);
+    }
+    match row {
+        NOBODY => kernel.pass(),
+        row => drop_packet(kernel, row, reason, segments),
+    }
+}
+
+/// The row of the VM whose live flow a packet is, which has its ports behind `header_len` bytes;
+/// `NOBODY`: no flow's.
+#[inline(always)]
+fn flow_row<K: Kernel, const L2: usize>(kernel: K, datagram: &Datagram, header_len: usize) -> u32 {
+    let Some(protocol) = Protocol::from_ip(datagram.protocol as u8) else {
+        return NOBODY;
+    };
+    let mut l4 = L4 {
+        ports: [0; 2],
+        rest: [0; 2],
+    };
+    if header_len < IPV4_LEN || !kernel.load(L2 + header_len, &mut l4) {
+        return NOBODY;
+    }
+    let (ports, rest) = (l4.ports, l4.rest);
+    let (local_port, remote_port) = match protocol {
+        Protocol::Icmp if ports[0].to_ne_bytes()[0] != icmp::ECHO_REPLY => return NOBODY,
+        Protocol::Icmp => (u16::from_be(rest[0]), 0),
+        Protocol::Tcp | Protocol::Udp => (u16::from_be(ports[1]), u16::from_be(ports[0])),
+    };
+    let found = lookup::world_flow_by(
+        kernel.maps(),
+        &Tuple {
+            scope: Tuple::WORLD,
+            local: Ip4::from_wire(datagram.destination),
+            remote: Ip4::from_wire(datagram.source),
+            local_port,
+            remote_port,
+            protocol: datagram.protocol as u8,
+            pad: [0; 3],
+        },
+    );
+    let Some(slot) = found else { return NOBODY };
+    let row = slot.vm_row();
+    let live = load32(slot.verdict()) != Verdict::Free as u32;
+    if live && kernel.maps().vm(row, slot.vm()).is_some() {
+        row
+    } else {
+        NOBODY
+    }
+}

@@ -1,0 +1,244 @@
+//! From a guest: established flows go on to the world, what needs a decision goes to the engine,
+//! what no guest may send is dropped.
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::{
+    Kernel, Maps as _, arp, connection,
+    drops::{NOBODY, drop_frame, drop_packet},
+    egress_path::path_of,
+    handover::hand_over,
+    handshake, identity,
+    lookup::{self, Flow},
+    packet::{ETHERNET_LEN, Ethernet, Packet, ether_type, icmp},
+    rate,
+    translate::{self, Rewrite},
+};
+use crate::{
+    Direction, DropReason, Handover, Ip4, Verdict,
+    cell::{load32, store64},
+    portframe::PortFlags,
+    segment::{MIN_TCP_GSO_SIZE, MIN_UDP_GSO_SIZE},
+    vm::VmFlags,
+};
+
+/// Every packet to it is the resolver's, whatever its address.
+pub const DNS_PORT: u16 = 53;
+const DHCP_SERVER_PORT: u16 = 67;
+const DHCP_CLIENT_PORT: u16 = 68;
+/// Shortest Ethernet frame without FCS, and with it: up to here a frame may be padded.
+const PADDED_LEN: u32 = 64;
+
+/// Takes a frame of the guest behind the TAP it came in by.
+#[inline(always)]
+pub fn run<K: Kernel>(kernel: K) -> K::End {
+    let Some(tap) = kernel.maps().tap(kernel.ifindex()) else {
+        return drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, DropReason::StaleVm);
+    };
+    let (id, row) = (tap.vm, tap.vm_row);
+    let Some(vm) = kernel.maps().vm(row, id) else {
+        return drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, DropReason::StaleVm);
+    };
+    let ether_type = kernel.ether_type();
+    if kernel.is_untagged_by_stack()
+        || ether_type == ether_type::VLAN
+        || ether_type == ether_type::SERVICE_VLAN
+    {
+        return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Tagged);
+    }
+    let flags = load32(vm.flags());
+    if flags & VmFlags::FROZEN != 0 {
+        return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Frozen);
+    }
+    let Some(ethernet) = kernel.pulled_header::<Ethernet>(0) else {
+        return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Malformed);
+    };
+    // SAFETY: `pulled_header` checked the bounds.
+    let macs = unsafe { (*ethernet).macs };
+    if flags & VmFlags::CHECK_MAC != 0 && !identity::sent_by(vm, macs) {
+        return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Spoofed);
+    }
+    let group = macs[0].to_ne_bytes()[0] & 1 != 0;
+    let port_flags = if group { PortFlags::GROUP } else { 0 };
+    if ether_type != ether_type::IPV4 {
+        return match ether_type {
+            ether_type::ARP => arp::run(kernel, row, vm, port_flags),
+            _ if group => drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Group),
+            ether_type::IPV6 => drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Ipv6),
+            _ => drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::EtherType),
+        };
+    }
+    let mut packet = match Packet::parse_network::<K, ETHERNET_LEN>(kernel) {
+        Ok(packet) => packet,
+        Err(reason) => return drop_frame::<K, ETHERNET_LEN>(kernel, row, reason),
+    };
+    // Bytes after the packet would travel uncounted.
+    if kernel.frame_len() > PADDED_LEN && kernel.frame_len() != packet.l3_len + ETHERNET_LEN as u32
+    {
+        return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Malformed);
+    }
+    let transport = packet.parse_transport::<K, ETHERNET_LEN>(kernel);
+
+    let (guest, gateway, prefix_len) = identity::network(vm);
+    if packet.source != guest || group {
+        return unusual(kernel, row, &packet, guest, port_flags);
+    }
+    if matches!(transport, Err(DropReason::Malformed)) {
+        return drop_packet(kernel, row, DropReason::Malformed, packet.segments());
+    }
+    if connection::contradicts_itself(&packet) {
+        return drop_packet(kernel, row, DropReason::BadTcpFlags, packet.segments());
+    }
+    if packet.gso_size != 0
+        && let Err(reason) = check_gso(&packet)
+    {
+        return drop_packet(kernel, row, reason, packet.segments());
+    }
+    if identity::same_network(packet.destination, gateway, prefix_len) {
+        let dhcp = packet.destination == gateway && is_dhcp(&packet);
+        let why = if dhcp {
+            Handover::Dhcp
+        } else {
+            Handover::Local
+        };
+        return hand_over::<K, ETHERNET_LEN>(kernel, row, why, 0);
+    }
+    if let Err(reason) = transport {
+        return drop_packet(kernel, row, reason, packet.segments());
+    }
+    if packet.is_icmp() {
+        if packet.icmp_type != icmp::ECHO {
+            return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Icmp, 0);
+        }
+    } else if packet.destination_port == DNS_PORT {
+        return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Miss, 0);
+    }
+    match lookup::guest_flow(kernel.maps(), id, &packet) {
+        Some(flow) => send_to_world::<K, false>(kernel, row, flags, &packet, flow),
+        None => hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Miss, 0),
+    }
+}
+
+/// From another source address than the guest's, or to a group: DHCP or nothing.
+#[inline(always)]
+fn unusual<K: Kernel>(kernel: K, row: u32, packet: &Packet, guest: Ip4, port_flags: u8) -> K::End {
+    let reason = if packet.source != guest && packet.source != Ip4::UNSPECIFIED {
+        DropReason::Spoofed
+    } else if is_dhcp(packet) && packet.gso_size == 0 {
+        return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Dhcp, port_flags);
+    } else if port_flags & PortFlags::GROUP != 0 {
+        DropReason::Group
+    } else {
+        DropReason::Spoofed
+    };
+    drop_packet(kernel, row, reason, packet.segments())
+}
+
+#[inline(always)]
+fn is_dhcp(packet: &Packet) -> bool {
+    packet.is_udp()
+        && packet.source_port == DHCP_CLIENT_PORT
+        && packet.destination_port == DHCP_SERVER_PORT
+}
+
+/// Refuses segment sizes that no real connection has.
+#[inline(always)]
+fn check_gso(packet: &Packet) -> Result<(), DropReason> {
+    if packet.is_tcp() {
+        if packet.gso_size < MIN_TCP_GSO_SIZE {
+            return Err(DropReason::GsoBomb);
+        }
+    } else if packet.is_udp() {
+        if packet.gso_size < MIN_UDP_GSO_SIZE {
+            return Err(DropReason::GsoBomb);
+        }
+    } else {
+        return Err(DropReason::Malformed);
+    }
+    Ok(())
+}
+
+/// Sends a packet of a guest on by its flow. `flags`: the VM's. `ENGINE`: the engine has seen it
+/// and has decided, so nothing goes back there.
+#[inline(always)]
+pub(super) fn send_to_world<K: Kernel, const ENGINE: bool>(
+    kernel: K,
+    row: u32,
+    flags: u32,
+    packet: &Packet,
+    flow: Flow,
+) -> K::End {
+    let slot = flow.slot;
+    let verdict = load32(slot.verdict());
+    if verdict != Verdict::Fast as u32 {
+        if verdict == Verdict::Drop as u32 {
+            return drop_packet(kernel, row, DropReason::Denied, packet.segments());
+        }
+        let known = verdict == Verdict::Engine as u32 || verdict == Verdict::Closing as u32;
+        if !ENGINE {
+            let why = if known {
+                Handover::Verdict
+            } else {
+                Handover::Miss
+            };
+            return hand_over::<K, ETHERNET_LEN>(kernel, row, why, 0);
+        }
+        if !known {
+            return drop_packet(kernel, row, DropReason::NoFlow, packet.segments());
+        }
+    }
+    if !ENGINE
+        && connection::opens(packet)
+        && !connection::opener_again(packet, slot, Direction::Tx)
+    {
+        return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Syn, 0);
+    }
+    if connection::is_strange(kernel, packet, flow) {
+        return drop_packet(kernel, row, DropReason::OutOfWindow, packet.segments());
+    }
+    if packet.ttl <= 1 {
+        if ENGINE {
+            return drop_packet(kernel, row, DropReason::TtlExpired, packet.segments());
+        }
+        return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::TtlExpired, 0);
+    }
+    let Some(path) = path_of(kernel, slot) else {
+        return drop_packet(kernel, row, DropReason::KernelRefused, packet.segments());
+    };
+    if packet.largest() > path.mtu {
+        if ENGINE {
+            return drop_packet(kernel, row, DropReason::TooBig, packet.segments());
+        }
+        // It is the engine's to charge, and to find out whether it goes on.
+        if flags & VmFlags::LIMITED != 0
+            && let Err(reason) = rate::look(kernel, row, Direction::Tx)
+        {
+            return drop_packet(kernel, row, reason, packet.segments());
+        }
+        return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::TooBig, 0);
+    }
+    if flags & VmFlags::LIMITED != 0
+        && let Err(reason) = rate::take(kernel, row, Direction::Tx, packet.segments())
+    {
+        return drop_packet(kernel, row, reason, packet.segments());
+    }
+    let to = Rewrite {
+        direction: Direction::Tx,
+        address: slot.nat(),
+        port: slot.nat_port(),
+        macs: path.macs,
+    };
+    if let Err(reason) = translate::rewrite(kernel, packet, &to) {
+        return drop_packet(kernel, row, reason, packet.segments());
+    }
+    let segments = packet.segments();
+    slot.tx_packets().fetch_add(segments.packets, Relaxed);
+    slot.tx_bytes().fetch_add(segments.bytes, Relaxed);
+    connection::note(kernel, packet, flow, Direction::Tx);
+    handshake::note(kernel, packet, slot, Direction::Tx);
+    store64(slot.tx_last_ns(), kernel.coarse_now_ns());
+    if path.neighbour_unknown {
+        kernel.redirect_by_neighbour(path.ifindex)
+    } else {
+        kernel.redirect(path.ifindex)
+    }
+}

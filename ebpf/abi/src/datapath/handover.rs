@@ -1,0 +1,121 @@
+//! To the engine: the frame as it came, with a header in place of the MAC addresses.
+//!
+//! How many frames of a VM may be on their way at once is bounded by credits: the programs count
+//! out, the engine counts in. So one VM's flood neither fills the port's queue nor delays the
+//! admission of another's flows. What the world sends has credits of its own, so that whoever floods
+//! a VM takes none of what the guest sends; and of these first packets to forwards, which anybody may
+//! send, have half, so that they take none of what the VM's peers send.
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::{
+    Kernel, Maps as _, drops, identity,
+    packet::{ETHERNET_LEN, Ethernet, Ipv4, Macs, ether_type},
+};
+use crate::{
+    DropReason, Handover, PortHeader,
+    cell::{load32, load64},
+    portframe::PortFlags,
+    segment::{self, MAX_GSO_FRAME_LEN},
+};
+
+/// Hands over a frame of the VM in `row`. `L2` is 0 where the packet has no Ethernet header yet.
+#[cold]
+#[inline(always)]
+pub fn hand_over<K: Kernel, const L2: usize>(
+    kernel: K,
+    row: u32,
+    why: Handover,
+    flags: u8,
+) -> K::End {
+    if L2 == 0 {
+        hand_over_packet(kernel, row, why as u8, flags)
+    } else {
+        hand_over_frame(kernel, row, why as u8, flags)
+    }
+}
+
+#[inline(never)]
+fn hand_over_frame<K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
+    give(kernel, row, code, flags)
+}
+
+#[inline(never)]
+fn hand_over_packet<K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
+    if kernel.push_ethernet().is_err() {
+        return drops::drop_frame::<K, 0>(kernel, row, DropReason::KernelRefused);
+    }
+    give(kernel, row, code, flags)
+}
+
+#[inline(always)]
+fn give<K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
+    kernel.log_hand_over(row, code, flags);
+    let Some(vm) = kernel.maps().vm_row(row) else {
+        return drops::drop_frame::<K, ETHERNET_LEN>(kernel, drops::NOBODY, DropReason::StaleVm);
+    };
+    let mut cost = segment::credits(kernel.frame_len() - ETHERNET_LEN as u32, 0, 0);
+    if kernel.gso_size() != 0 {
+        let Some(ip) = kernel.pulled_header::<Ipv4>(ETHERNET_LEN) else {
+            return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Malformed);
+        };
+        // SAFETY: `pulled_header` checked the bounds.
+        let [_, protocol] = unsafe { (*ip).ttl_protocol }.to_ne_bytes();
+        if kernel.frame_len() >= MAX_GSO_FRAME_LEN {
+            return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::TooBig);
+        }
+        cost = segment::credits(
+            kernel.frame_len() - ETHERNET_LEN as u32,
+            protocol,
+            kernel.gso_size(),
+        );
+    }
+    let Some(ethernet) = kernel.pulled_header::<Ethernet>(0) else {
+        return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Malformed);
+    };
+    let from_world = flags & PortFlags::FROM_UPLINK != 0;
+    // SAFETY: these fields change only while the row has no TAP; a u32 does not tear.
+    let (mut credits, port) = unsafe {
+        let vm = vm.as_ptr();
+        let credits = if from_world {
+            &raw const (*vm).world_credits
+        } else {
+            &raw const (*vm).credits
+        };
+        (
+            credits.read_volatile(),
+            (&raw const (*vm).port_ifindex).read_volatile(),
+        )
+    };
+    if code == Handover::Forward as u8 {
+        credits = credits.div_ceil(2);
+    }
+    let (handed_over, taken_in) = vm.under_way(from_world);
+    // What several CPUs find free at once overshoots by a frame each at most. Signed, so that a
+    // count that is too high by whatever mistake shuts nobody out.
+    let under_way = load64(handed_over).wrapping_sub(load64(taken_in)) as i64;
+    if under_way >= i64::from(credits) {
+        return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::NoCredit);
+    }
+    // The kernel would lose it without a trace.
+    if port == 0 {
+        return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::EngineBusy);
+    }
+    handed_over.fetch_add(cost, Relaxed);
+    let header = PortHeader {
+        code,
+        flags,
+        vm_row: row as u16,
+        id: load32(vm.id()),
+    };
+    // SAFETY: `pulled_header` checked the bounds.
+    let ethernet = unsafe { &mut *ethernet };
+    if !from_world {
+        identity::learn(vm, ethernet.macs);
+    }
+    // SAFETY: arrays of bytes and of halves of the same length; any bits are valid.
+    ethernet.macs = unsafe { core::mem::transmute::<[u8; PortHeader::LEN], Macs>(header.encode()) };
+    if from_world {
+        ethernet.ether_type = ether_type::IPV4.to_be();
+    }
+    kernel.redirect(port)
+}

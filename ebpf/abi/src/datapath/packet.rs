@@ -1,0 +1,284 @@
+//! A packet's headers, read once into a small struct.
+use super::Kernel;
+use crate::{
+    DropReason, Ip4, Protocol,
+    segment::{self, Segments},
+    tcp,
+};
+
+/// Length of an Ethernet header without tags.
+pub const ETHERNET_LEN: usize = 14;
+/// Length of an IPv4 header without options: the only one that is translated.
+pub const IPV4_LEN: usize = 20;
+
+/// EtherTypes.
+pub mod ether_type {
+    /// IPv4.
+    pub const IPV4: u16 = 0x0800;
+    /// ARP.
+    pub const ARP: u16 = 0x0806;
+    /// IPv6.
+    pub const IPV6: u16 = 0x86dd;
+    /// An 802.1Q tag.
+    pub const VLAN: u16 = 0x8100;
+    /// An 802.1ad tag.
+    pub const SERVICE_VLAN: u16 = 0x88a8;
+}
+
+/// ICMP types (RFC 792).
+pub(super) mod icmp {
+    pub(crate) const ECHO_REPLY: u8 = 0;
+    pub(crate) const UNREACHABLE: u8 = 3;
+    pub(crate) const ECHO: u8 = 8;
+    pub(crate) const TIME_EXCEEDED: u8 = 11;
+    pub(crate) const PARAMETER_PROBLEM: u8 = 12;
+}
+
+// Headers as they stand on the wire. Packets are 2-aligned: with `packed(2)` a 32-bit field is
+// read as two halves, not as four bytes. Multi-byte fields are in network order.
+
+/// Ethernet header. Both addresses in one array of halves, destination first, as they stand side
+/// by side in `NextHop` and `Vm` as well.
+#[repr(C, packed(2))]
+pub struct Ethernet {
+    /// Destination and source address.
+    pub macs: Macs,
+    /// The EtherType.
+    pub ether_type: u16,
+}
+
+/// Destination and source address.
+pub type Macs = [u16; 6];
+
+/// IPv4 header without options.
+#[repr(C, packed(2))]
+pub struct Ipv4 {
+    /// Version, and header length in words.
+    pub version_ihl: u8,
+    /// DSCP and ECN.
+    pub tos: u8,
+    /// Header and payload, bytes.
+    pub total_len: u16,
+    /// Identification.
+    pub id: u16,
+    /// Flags and fragment offset.
+    pub fragment: u16,
+    /// TTL and protocol in one word, as the header's checksum takes them.
+    pub ttl_protocol: u16,
+    /// The header's checksum.
+    pub checksum: u16,
+    /// Source address.
+    pub source: u32,
+    /// Destination address.
+    pub destination: u32,
+}
+
+/// The first half of a TCP, the whole of a UDP header, or an ICMP echo's.
+#[repr(C, packed(2))]
+#[derive(Clone, Copy)]
+pub struct L4 {
+    /// Source and destination port; ICMP: type with code, checksum.
+    pub ports: [u16; 2],
+    /// TCP: sequence number; UDP: length, checksum; ICMP: id, sequence number.
+    pub rest: [u16; 2],
+}
+
+/// The second part of a TCP header.
+#[repr(C, packed(2))]
+struct TcpTail {
+    acknowledgement: u32,
+    offset: u8,
+    flags: u8,
+    window: u16,
+    checksum: u16,
+    urgent: u16,
+}
+
+/// A TCP header without options.
+#[repr(C, packed(2))]
+struct Tcp {
+    ports: [u16; 2],
+    sequence: u32,
+    tail: TcpTail,
+}
+
+/// An IPv4 packet with or without the L4 part parsed.
+#[derive(Clone, Copy)]
+pub(super) struct Packet {
+    pub(super) source: Ip4,
+    pub(super) destination: Ip4,
+    /// Host order; both 0 before [`Packet::parse_transport`].
+    pub(super) source_port: u16,
+    /// As above. ICMP echo has its id here and in `source_port`.
+    pub(super) destination_port: u16,
+    /// IP protocol number.
+    pub(super) protocol: u8,
+    pub(super) ttl: u8,
+    pub(super) tcp_flags: u8,
+    pub(super) icmp_type: u8,
+    /// TCP sequence number, host order.
+    pub(super) sequence: u32,
+    /// L4 checksum as it stands in the packet.
+    pub(super) checksum: u16,
+    /// IP header to end, bytes.
+    pub(super) l3_len: u32,
+    /// What each segment repeats, bytes.
+    pub(super) headers_len: u32,
+    /// L4 payload per segment; 0 when the frame is one packet.
+    pub(super) gso_size: u32,
+}
+
+/// The segment in a frame that was parsed as TCP and has an Ethernet header; `payload_len` is the
+/// whole frame's.
+#[inline(always)]
+pub(super) fn segment<K: Kernel>(kernel: K, payload_len: u32) -> Option<tcp::Segment> {
+    let header = kernel.header::<Tcp>(ETHERNET_LEN + IPV4_LEN)?;
+    // SAFETY: `header` checked the bounds.
+    let header = unsafe { &*header };
+    Some(tcp::Segment::new(
+        header.tail.flags,
+        u32::from_be(header.sequence),
+        payload_len,
+        u32::from_be(header.tail.acknowledgement),
+        u16::from_be(header.tail.window),
+    ))
+}
+
+impl Packet {
+    /// Reads the IPv4 header at `L2`. The reason is `Malformed`, `IpOptions` or `Fragment`.
+    #[inline(always)]
+    pub(super) fn parse_network<K: Kernel, const L2: usize>(kernel: K) -> Result<Self, DropReason> {
+        let Some(ip) = kernel.pulled_header::<Ipv4>(L2) else {
+            return Err(DropReason::Malformed);
+        };
+        // SAFETY: `pulled_header` checked the bounds.
+        let ip = unsafe { &*ip };
+        if ip.version_ihl != 0x45 {
+            return Err(if ip.version_ihl > 0x45 && ip.version_ihl <= 0x4f {
+                DropReason::IpOptions
+            } else {
+                DropReason::Malformed
+            });
+        }
+        // Offset or "more fragments".
+        if ip.fragment & u16::to_be(0x3fff) != 0 {
+            return Err(DropReason::Fragment);
+        }
+        let gso_size = kernel.gso_size();
+        let room = kernel.frame_len().wrapping_sub(L2 as u32);
+        let mut l3_len = u32::from(u16::from_be(ip.total_len));
+        // GRO leaves 0 in what outgrows the field (BIG TCP).
+        if l3_len == 0 && gso_size != 0 {
+            l3_len = room;
+        }
+        // What segmentation makes of a frame follows from its length, not from the header's.
+        if l3_len > room || l3_len < IPV4_LEN as u32 || (gso_size != 0 && l3_len != room) {
+            return Err(DropReason::Malformed);
+        }
+        let [ttl, protocol] = ip.ttl_protocol.to_ne_bytes();
+        Ok(Self {
+            source: Ip4::from_wire(ip.source),
+            destination: Ip4::from_wire(ip.destination),
+            source_port: 0,
+            destination_port: 0,
+            protocol,
+            ttl,
+            tcp_flags: 0,
+            icmp_type: 0,
+            sequence: 0,
+            checksum: 0,
+            l3_len,
+            headers_len: IPV4_LEN as u32,
+            gso_size,
+        })
+    }
+
+    /// Reads the L4 header. The reason is `Malformed` or `IpProtocol`.
+    #[inline(always)]
+    pub(super) fn parse_transport<K: Kernel, const L2: usize>(
+        &mut self,
+        kernel: K,
+    ) -> Result<(), DropReason> {
+        let l4_len = self.l3_len - IPV4_LEN as u32;
+        let Some(protocol) = Protocol::from_ip(self.protocol) else {
+            return Err(DropReason::IpProtocol);
+        };
+        if l4_len < size_of::<L4>() as u32 {
+            return Err(DropReason::Malformed);
+        }
+        let Some(l4) = kernel.pulled_header::<L4>(L2 + IPV4_LEN) else {
+            return Err(DropReason::Malformed);
+        };
+        // SAFETY: `pulled_header` checked the bounds.
+        let l4 = unsafe { &*l4 };
+        let (ports, rest) = (l4.ports, l4.rest);
+        self.source_port = u16::from_be(ports[0]);
+        self.destination_port = u16::from_be(ports[1]);
+        let l4_header_len = match protocol {
+            Protocol::Tcp => {
+                let high = u32::from(u16::from_be(rest[0]));
+                self.sequence = high << 16 | u32::from(u16::from_be(rest[1]));
+                let offset = L2 + IPV4_LEN + size_of::<L4>();
+                let Some(tail) = kernel.pulled_header::<TcpTail>(offset) else {
+                    return Err(DropReason::Malformed);
+                };
+                // SAFETY: as above.
+                let tail = unsafe { &*tail };
+                self.tcp_flags = tail.flags;
+                self.checksum = tail.checksum;
+                let header_len = u32::from(tail.offset >> 4) * 4;
+                if header_len < 20 {
+                    return Err(DropReason::Malformed);
+                }
+                header_len
+            }
+            Protocol::Udp => {
+                let udp_len = u32::from(u16::from_be(rest[0]));
+                if udp_len > l4_len || udp_len < 8 {
+                    return Err(DropReason::Malformed);
+                }
+                self.checksum = rest[1];
+                8
+            }
+            Protocol::Icmp => {
+                self.icmp_type = ports[0].to_ne_bytes()[0];
+                self.checksum = ports[1];
+                self.source_port = u16::from_be(rest[0]);
+                self.destination_port = self.source_port;
+                8
+            }
+        };
+        if l4_header_len > l4_len {
+            return Err(DropReason::Malformed);
+        }
+        self.headers_len = IPV4_LEN as u32 + l4_header_len;
+        Ok(())
+    }
+
+    /// What it counts as.
+    #[inline(always)]
+    pub(super) fn segments(&self) -> Segments {
+        segment::count(self.l3_len, self.headers_len, self.gso_size)
+    }
+
+    /// The largest packet it becomes, L3 bytes.
+    #[inline(always)]
+    pub(super) fn largest(&self) -> u32 {
+        segment::largest_packet(self.l3_len, self.headers_len, self.gso_size)
+    }
+
+    #[inline(always)]
+    pub(super) fn is_tcp(&self) -> bool {
+        self.protocol == Protocol::Tcp as u8
+    }
+
+    #[inline(always)]
+    pub(super) fn is_udp(&self) -> bool {
+        self.protocol == Protocol::Udp as u8
+    }
+
+    #[inline(always)]
+    pub(super) fn is_icmp(&self) -> bool {
+        self.protocol == Protocol::Icmp as u8
+    }
+}

@@ -1,0 +1,196 @@
+//! The rewrite: address, port or ICMP id, TTL and checksums.
+//!
+//! # Checksums
+//! A frame's L4 checksum is full, partial (`NEEDS_CSUM`: the field holds the pseudo-header's sum
+//! and whoever sends the frame completes it) or complete (the device summed the payload), and a
+//! program can't see which. `bpf_l4_csum_replace` does the right thing for each, if told what is
+//! part of the pseudo-header: the address is, the port is not.
+//!
+//! # Where a guest wants its checksum
+//! With a partial checksum the guest also chooses the place where the kernel later stores it, and
+//! only a lower bound is checked there: pointed at the IP header, the store would change the
+//! translated addresses behind our back. So a partial checksum from a guest must lie where its
+//! protocol has it, or after. Whether it is partial shows in the field: replacing a word outside
+//! the pseudo-header leaves it alone. Where it lies no helper tells: the kernel's own struct does.
+//! (`bpf_skb_change_tail` refuses to cut the place off on some kernels, on others it does not.)
+use super::{
+    Kernel, Refused,
+    packet::{ETHERNET_LEN, Ethernet, IPV4_LEN, Ipv4, L4, Macs, Packet, ether_type},
+};
+use crate::{Direction, DropReason, Ip4, Protocol, checksum};
+
+/// Flags of `bpf_l4_csum_replace` (include/uapi/linux/bpf.h); its lowest four bits are the length of
+/// the word that is replaced.
+pub mod checksum_flags {
+    /// The word is part of the pseudo-header.
+    pub const PSEUDO_HDR: u64 = 1 << 4;
+    /// A sum of zero means that there is none (UDP).
+    pub const MARK_MANGLED_0: u64 = 1 << 5;
+}
+
+const L4_OFFSET: usize = ETHERNET_LEN + IPV4_LEN;
+
+/// The headers that a rewrite changes, in one piece so that one bounds check covers them.
+#[repr(C, packed(2))]
+struct Headers {
+    ethernet: Ethernet,
+    ip: Ipv4,
+    l4: L4,
+}
+
+/// What is put in place of what.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rewrite {
+    /// [`Direction::Tx`]: the source is replaced; else the destination.
+    pub(super) direction: Direction,
+    /// The new address.
+    pub(super) address: Ip4,
+    /// The new port or ICMP id, host order.
+    pub(super) port: u16,
+    /// The new MAC addresses, unless the kernel is to find them.
+    pub(super) macs: Option<Macs>,
+}
+
+/// Rewrites a frame with an Ethernet header. When it fails, the frame may be half changed and must
+/// be dropped.
+#[inline(always)]
+pub(super) fn rewrite<K: Kernel>(
+    kernel: K,
+    packet: &Packet,
+    to: &Rewrite,
+) -> Result<(), DropReason> {
+    let from_guest = matches!(to.direction, Direction::Tx);
+    let (old_address, old_port) = if from_guest {
+        (packet.source, packet.source_port)
+    } else {
+        (packet.destination, packet.destination_port)
+    };
+    let (checksum_offset, flags) = match Protocol::from_ip(packet.protocol) {
+        Some(Protocol::Tcp) => (L4_OFFSET + 16, 0),
+        Some(Protocol::Udp) => (L4_OFFSET + 6, checksum_flags::MARK_MANGLED_0),
+        Some(Protocol::Icmp) => (L4_OFFSET + 2, 0),
+        None => return Err(DropReason::IpProtocol),
+    };
+    if from_guest {
+        let ambiguous = packet.checksum == 0 && packet.is_udp();
+        if ambiguous || same_sum(old_port, to.port) {
+            check_place_by_probe(kernel, packet, checksum_offset)?;
+        }
+        replace_port(kernel, checksum_offset, old_port, to.port, flags)?;
+        if !ambiguous && !same_sum(old_port, to.port) {
+            let now = checksum_at(kernel, checksum_offset)?;
+            if now == packet.checksum {
+                check_place(kernel, packet, checksum_offset)?;
+            }
+        }
+    } else {
+        replace_port(kernel, checksum_offset, old_port, to.port, flags)?;
+    }
+    if !packet.is_icmp() {
+        kernel.l4_checksum_replace(
+            checksum_offset,
+            old_address.to_wire(),
+            to.address.to_wire(),
+            flags | checksum_flags::PSEUDO_HDR | 4,
+        )?;
+    }
+
+    let headers = kernel
+        .header::<Headers>(0)
+        .ok_or(DropReason::KernelRefused)?;
+    // SAFETY: `header` checked the bounds.
+    let headers = unsafe { &mut *headers };
+    if let Some(macs) = to.macs {
+        headers.ethernet.macs = macs;
+    }
+    headers.ethernet.ether_type = ether_type::IPV4.to_be();
+
+    let old_ttl = headers.ip.ttl_protocol;
+    let [ttl, protocol] = old_ttl.to_ne_bytes();
+    let new_ttl = u16::from_ne_bytes([ttl.wrapping_sub(1), protocol]);
+    headers.ip.ttl_protocol = new_ttl;
+    headers.ip.checksum = checksum::update32(
+        checksum::update16(headers.ip.checksum, old_ttl, new_ttl),
+        old_address.to_wire(),
+        to.address.to_wire(),
+    );
+    if from_guest {
+        headers.ip.source = to.address.to_wire();
+    } else {
+        headers.ip.destination = to.address.to_wire();
+    }
+    if packet.is_icmp() {
+        headers.l4.rest[0] = to.port.to_be();
+    } else if from_guest {
+        headers.l4.ports[0] = to.port.to_be();
+    } else {
+        headers.l4.ports[1] = to.port.to_be();
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn replace_port<K: Kernel>(
+    kernel: K,
+    offset: usize,
+    old: u16,
+    new: u16,
+    flags: u64,
+) -> Result<(), Refused> {
+    kernel.l4_checksum_replace(
+        offset,
+        u32::from(old.to_be()),
+        u32::from(new.to_be()),
+        flags | 2,
+    )
+}
+
+/// Whether two words are the same number in one's complement: swapping them shows in no checksum.
+#[inline(always)]
+fn same_sum(a: u16, b: u16) -> bool {
+    a == b || (a == 0 && b == 0xffff) || (a == 0xffff && b == 0)
+}
+
+#[inline(always)]
+fn checksum_at<K: Kernel>(kernel: K, offset: usize) -> Result<u16, DropReason> {
+    let field = kernel
+        .header::<u16>(offset)
+        .ok_or(DropReason::KernelRefused)?;
+    // SAFETY: `header` checked the bounds.
+    Ok(unsafe { *field })
+}
+
+/// The checksum is partial: refuses one that lies before its protocol's place.
+#[inline(always)]
+fn check_place<K: Kernel>(kernel: K, packet: &Packet, offset: usize) -> Result<(), DropReason> {
+    // ICMP has no pseudo-header, so nobody makes it partial; a zero UDP checksum means none.
+    if packet.is_icmp()
+        || (packet.is_udp() && packet.checksum == 0)
+        || kernel.partial_checksum_place()? < offset as i32
+    {
+        return Err(DropReason::Malformed);
+    }
+    Ok(())
+}
+
+/// As [`check_place`] where the rewrite itself does not show whether the checksum is partial.
+#[cold]
+#[inline(always)]
+fn check_place_by_probe<K: Kernel>(
+    kernel: K,
+    packet: &Packet,
+    offset: usize,
+) -> Result<(), DropReason> {
+    kernel.l4_checksum_replace(offset, 0, 1, 2)?;
+    let field = kernel
+        .header::<u16>(offset)
+        .ok_or(DropReason::KernelRefused)?;
+    // SAFETY: `header` checked the bounds.
+    let now = unsafe { *field };
+    if now == packet.checksum {
+        return check_place(kernel, packet, offset);
+    }
+    // SAFETY: as above.
+    unsafe { *field = packet.checksum };
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! From the world: established flows go on to their guest. What is not ours passes as if we were
+//! not there.
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::{
+    Kernel, Maps as _, connection,
+    drops::{NOBODY, drop_packet},
+    fragments_and_options,
+    handover::hand_over,
+    handshake,
+    identity::guest_macs,
+    lookup::{self, Flow},
+    packet::{IPV4_LEN, Ipv4, L4, Packet, ether_type, icmp},
+    rate,
+    translate::{self, Rewrite},
+};
+use crate::{
+    Direction, DropReason, ForwardKey, ForwardTarget, Handover, Ip4, Protocol, SlotRef, Tuple,
+    Verdict,
+    cell::{load32, store64},
+    portframe::PortFlags,
+    vm::VmFlags,
+};
+
+/// Takes a packet of an uplink; `L2` is the length of its L2 header.
+#[inline(always)]
+pub fn run<K: Kernel, const L2: usize>(kernel: K) -> K::End {
+    if kernel.is_untagged_by_stack() || kernel.ether_type() != ether_type::IPV4 {
+        return kernel.pass();
+    }
+    // To a group, or seen only because the device is promiscuous.
+    if L2 != 0 && !kernel.is_to_this_host() {
+        return kernel.pass();
+    }
+    let mut packet = match Packet::parse_network::<K, L2>(kernel) {
+        Ok(packet) => packet,
+        Err(reason) => return fragments_and_options::run::<K, L2>(kernel, reason),
+    };
+    if packet.parse_transport::<K, L2>(kernel).is_err() {
+        return kernel.pass();
+    }
+    if packet.is_icmp() && packet.icmp_type != icmp::ECHO_REPLY {
+        return match packet.icmp_type {
+            icmp::UNREACHABLE | icmp::TIME_EXCEEDED | icmp::PARAMETER_PROBLEM => {
+                icmp_error::<K, L2>(kernel, &packet)
+            }
+            _ => kernel.pass(),
+        };
+    }
+    match lookup::world_flow(kernel.maps(), &packet) {
+        // A flow being opened or gone is a miss: the host must not answer for its forward.
+        Some(flow) if load32(flow.slot.verdict()) != Verdict::Free as u32 => {
+            send_to_guest::<K, L2, false>(kernel, &packet, flow)
+        }
+        _ => forward::<K, L2>(kernel, &packet),
+    }
+}
+
+/// Delivers a packet of the world by its flow. `ENGINE`: the engine has seen it and has decided,
+/// so nothing goes back there.
+#[inline(always)]
+pub(super) fn send_to_guest<K: Kernel, const L2: usize, const ENGINE: bool>(
+    kernel: K,
+    packet: &Packet,
+    flow: Flow,
+) -> K::End {
+    let slot = flow.slot;
+    const FLAGS: u8 = PortFlags::FROM_UPLINK;
+    let verdict = load32(slot.verdict());
+    let known = matches!(
+        Verdict::from_u32(verdict),
+        Some(Verdict::Fast | Verdict::Engine | Verdict::Closing | Verdict::Drop)
+    );
+    if !known {
+        if ENGINE {
+            return drop_packet(kernel, NOBODY, DropReason::NoFlow, packet.segments());
+        }
+        return kernel.pass();
+    }
+    let row = slot.vm_row();
+    let Some(vm) = kernel.maps().vm(row, slot.vm()) else {
+        return drop_packet(kernel, NOBODY, DropReason::StaleVm, packet.segments());
+    };
+    let flags = load32(vm.flags());
+    if flags & VmFlags::FROZEN != 0 {
+        return drop_packet(kernel, row, DropReason::Frozen, packet.segments());
+    }
+    let tap = load32(vm.tap_ifindex());
+    // Its TAP is away: the kernel would lose the packet without a trace.
+    if tap == 0 {
+        return drop_packet(kernel, row, DropReason::StaleVm, packet.segments());
+    }
+    if verdict == Verdict::Drop as u32 {
+        return drop_packet(kernel, row, DropReason::Denied, packet.segments());
+    }
+    if connection::contradicts_itself(packet) {
+        return drop_packet(kernel, row, DropReason::BadTcpFlags, packet.segments());
+    }
+    if !ENGINE {
+        if verdict != Verdict::Fast as u32 {
+            return hand_over::<K, L2>(kernel, row, Handover::Verdict, FLAGS);
+        }
+        if connection::opens(packet) && !connection::opener_again(packet, slot, Direction::Rx) {
+            return hand_over::<K, L2>(kernel, row, Handover::Syn, FLAGS);
+        }
+    }
+    if packet.ttl <= 1 {
+        if ENGINE {
+            return drop_packet(kernel, row, DropReason::TtlExpired, packet.segments());
+        }
+        return hand_over::<K, L2>(kernel, row, Handover::TtlExpired, FLAGS);
+    }
+    // SAFETY: a live row; a u32 does not tear.
+    if packet.largest() > unsafe { (&raw const (*vm.as_ptr()).mtu).read_volatile() } {
+        if ENGINE {
+            return drop_packet(kernel, row, DropReason::TooBig, packet.segments());
+        }
+        // It is the engine's to charge, and to find out whether it goes on.
+        if flags & VmFlags::LIMITED != 0
+            && let Err(reason) = rate::look(kernel, row, Direction::Rx)
+        {
+            return drop_packet(kernel, row, reason, packet.segments());
+        }
+        return hand_over::<K, L2>(kernel, row, Handover::TooBig, FLAGS);
+    }
+    if flags & VmFlags::LIMITED != 0
+        && let Err(reason) = rate::take(kernel, row, Direction::Rx, packet.segments())
+    {
+        return drop_packet(kernel, row, reason, packet.segments());
+    }
+    if L2 == 0 && kernel.push_ethernet().is_err() {
+        return drop_packet(kernel, row, DropReason::KernelRefused, packet.segments());
+    }
+    let to = Rewrite {
+        direction: Direction::Rx,
+        address: slot.guest(),
+        port: slot.guest_port(),
+        macs: Some(guest_macs(vm)),
+    };
+    if let Err(reason) = translate::rewrite(kernel, packet, &to) {
+        return drop_packet(kernel, row, reason, packet.segments());
+    }
+    let segments = packet.segments();
+    slot.rx_packets().fetch_add(segments.packets, Relaxed);
+    slot.rx_bytes().fetch_add(segments.bytes, Relaxed);
+    connection::note(kernel, packet, flow, Direction::Rx);
+    handshake::note(kernel, packet, slot, Direction::Rx);
+    store64(slot.rx_last_ns(), kernel.coarse_now_ns());
+    kernel.redirect(tap)
+}
+
+/// Without a flow: the first packet of a forward, or not ours.
+#[inline(always)]
+fn forward<K: Kernel, const L2: usize>(kernel: K, packet: &Packet) -> K::End {
+    if !packet.is_udp() && !connection::opens(packet) {
+        return kernel.pass();
+    }
+    // A forward of loopback is the host's alone. The host drops what comes by a link to it, but only
+    // behind us.
+    if packet.destination.is_loopback() {
+        return kernel.pass();
+    }
+    let mut key = ForwardKey {
+        host: packet.destination,
+        port: packet.destination_port,
+        protocol: packet.protocol,
+        pad: 0,
+    };
+    let target = match kernel.maps().forward(&key) {
+        Some(target) => target,
+        None => {
+            key.host = Ip4::UNSPECIFIED;
+            match kernel.maps().forward(&key) {
+                // Of any of the host's addresses, and none that the host routes to.
+                Some(target) if !kernel.is_routed_on(packet.source, packet.destination) => target,
+                _ => return kernel.pass(),
+            }
+        }
+    };
+    let ForwardTarget { vm, vm_row, .. } = target;
+    let Some(vm) = kernel.maps().vm(vm_row, vm) else {
+        return drop_packet(kernel, NOBODY, DropReason::StaleVm, packet.segments());
+    };
+    if load32(vm.flags()) & VmFlags::FROZEN != 0 {
+        return drop_packet(kernel, vm_row, DropReason::Frozen, packet.segments());
+    }
+    hand_over::<K, L2>(kernel, vm_row, Handover::Forward, PortFlags::FROM_UPLINK)
+}
+
+/// An ICMP error: the packet it quotes (RFC 792: IP header and 8 bytes) tells whose it is.
+#[inline(always)]
+fn icmp_error<K: Kernel, const L2: usize>(kernel: K, packet: &Packet) -> K::End {
+    let Some(slot) = quoted_flow::<K, L2>(kernel) else {
+        return kernel.pass();
+    };
+    if load32(slot.verdict()) == Verdict::Free as u32 {
+        return kernel.pass();
+    }
+    let row = slot.vm_row();
+    let Some(vm) = kernel.maps().vm(row, slot.vm()) else {
+        return drop_packet(kernel, NOBODY, DropReason::StaleVm, packet.segments());
+    };
+    if load32(vm.flags()) & VmFlags::FROZEN != 0 {
+        return drop_packet(kernel, row, DropReason::Frozen, packet.segments());
+    }
+    hand_over::<K, L2>(kernel, row, Handover::Icmp, PortFlags::FROM_UPLINK)
+}
+
+#[inline(always)]
+fn quoted_flow<K: Kernel, const L2: usize>(kernel: K) -> Option<SlotRef> {
+    #[repr(C, packed(2))]
+    struct Quoted {
+        ip: Ipv4,
+        l4: L4,
+    }
+    let quoted = kernel.pulled_header::<Quoted>(L2 + IPV4_LEN + size_of::<L4>())?;
+    // SAFETY: `pulled_header` checked the bounds.
+    let quoted = unsafe { &*quoted };
+    let [_, number] = quoted.ip.ttl_protocol.to_ne_bytes();
+    let protocol = Protocol::from_ip(number)?;
+    if quoted.ip.version_ihl != 0x45 || quoted.ip.fragment & u16::to_be(0x1fff) != 0 {
+        return None;
+    }
+    let (ports, rest) = (quoted.l4.ports, quoted.l4.rest);
+    let (local_port, remote_port) = match protocol {
+        Protocol::Icmp if ports[0].to_ne_bytes()[0] != icmp::ECHO => return None,
+        Protocol::Icmp => (u16::from_be(rest[0]), 0),
+        Protocol::Tcp | Protocol::Udp => (u16::from_be(ports[0]), u16::from_be(ports[1])),
+    };
+    lookup::world_flow_by(
+        kernel.maps(),
+        &Tuple {
+            scope: Tuple::WORLD,
+            local: Ip4::from_wire(quoted.ip.source),
+            remote: Ip4::from_wire(quoted.ip.destination),
+            local_port,
+            remote_port,
+            protocol: number,
+            pad: [0; 3],
+        },
+    )
+}

@@ -1,0 +1,190 @@
+//! Messages between processes, as they are sent.
+use serde_json::json;
+use slipgate_ipc::{
+    client::{ClientAnswer, ClientRequest, Target},
+    descriptors::Slot,
+    engine::{
+        EngineInventory, EngineReply, EngineRequest, FlowQuestion, FromEngine, HostAddress, Link,
+        NetworkView, OnExit, RouteEntry, RouteKind, RouteSnapshot, Subject, ToEngine, VmSpec,
+        WhyAnswer,
+    },
+    metrics::FromMetrics,
+    vmm::{FromVmm, GuestEnd, ToVmm, VmmEnd},
+};
+use slipgate_policy::LocalAddresses;
+
+use super::Seeds;
+use crate::messages::kind;
+
+pub(super) fn messages() -> Seeds {
+    let packet = |kind: u8, json: Vec<u8>| [&[kind, 1, 0][..], &json].concat();
+    let line = |kind: u8, json: Vec<u8>| [&[kind][..], &json, b"\n"].concat();
+    let question = || {
+        EngineRequest::Why(FlowQuestion {
+            address: [192, 0, 2, 1].into(),
+            port: 443,
+            protocol: 6,
+            name: Some("a.test".into()),
+        })
+    };
+    let network = NetworkView {
+        routes: RouteSnapshot {
+            uplink_ifindex: Some(3),
+            addresses: vec![HostAddress {
+                ifindex: 3,
+                addr: "192.0.2.1/24".parse().expect("a network"),
+                broadcast: None,
+            }],
+            routes: vec![RouteEntry {
+                prefix: "0.0.0.0/0".parse().expect("a network"),
+                kind: RouteKind::Unicast,
+                ifindex: 3,
+                gateway: Some([192, 0, 2, 254].into()),
+                prefsrc: None,
+                metric: 0,
+                mtu: None,
+            }],
+        },
+        local: LocalAddresses {
+            host: vec![[192, 0, 2, 1].into()],
+            guests: vec!["10.0.2.0/24".parse().expect("a network")],
+        },
+        links: vec![Link {
+            ifindex: 3,
+            mtu: 1_500,
+            has_l2: true,
+        }],
+    };
+    let vm = VmSpec {
+        id: 1,
+        row: 1,
+        name: "a".into(),
+        guest: [10, 0, 2, 15].into(),
+        gateway: [10, 0, 2, 2].into(),
+        dns: [10, 0, 2, 3].into(),
+        prefix_len: 24,
+        guest_mac: None,
+        gateway_mac: [2, 0, 0, 0, 0, 1],
+        mtu: 1_500,
+        max_flows: 10,
+        new_flows_per_second: 100,
+        policy: 0,
+        dns_per_second: 0,
+    };
+    let request = |about, request| ToEngine::Request {
+        id: 1,
+        about,
+        request,
+    };
+    let of_vm = Some(Subject::Vm { row: 1 });
+    let capture = || EngineRequest::Capture {
+        to: Slot,
+        packets: Some(9),
+        seconds: None,
+    };
+    let to_engine: [(&str, ToEngine<Slot>); 8] = [
+        ("vm", ToEngine::Vm(vm)),
+        ("network", ToEngine::Network(network)),
+        ("ask", request(of_vm, question())),
+        ("capture-engine", request(of_vm, capture())),
+        ("flow-log", ToEngine::FlowLog(Slot)),
+        ("begin", ToEngine::Begin),
+        ("ping", ToEngine::Ping { id: 1 }),
+        ("shutdown", ToEngine::Shutdown(OnExit::Keep)),
+    ];
+    let reply = |reply| FromEngine::Reply { id: 1, reply };
+    let from_engine = [
+        ("ready", FromEngine::Ready { adopted: 7 }),
+        (
+            "told",
+            reply(EngineReply::Why(WhyAnswer {
+                admitted: false,
+                rule: "--deny 192.0.2.0/24".into(),
+                refusal: Some("rule".into()),
+                outcome: "refused".into(),
+                explanation: String::new(),
+                via: None,
+                lacks_address: false,
+            })),
+        ),
+        (
+            "inventory",
+            reply(EngineReply::Inventory(EngineInventory {
+                flows: vec![(17, 3, "a.test".into())],
+                next: Some(1),
+                ..EngineInventory::default()
+            })),
+        ),
+    ];
+    let ended = FromVmm::Ended(Box::new(VmmEnd {
+        outcome: GuestEnd::Exited { status: 7 },
+        counters: serde_json::Value::Null,
+        ran_us: 1,
+        first_line_us: None,
+    }));
+    let counted = FromVmm::Counters {
+        id: 1,
+        counters: json!({"vcpus": [{"other": 0}]}),
+    };
+    let to_vmm: [(&str, ToVmm<Slot>); 2] =
+        [("go", ToVmm::Go), ("counters", ToVmm::Counters { id: 1 })];
+    let of_engine = |about, ask| ClientRequest::Engine {
+        about: Some(about),
+        ask,
+    };
+    let clients: [(&str, ClientRequest<Slot>); 4] = [
+        ("question", of_engine(Target::Vm("a".into()), question())),
+        (
+            "capture",
+            of_engine(Target::Flow("5f3a91c2-17-3".into()), capture()),
+        ),
+        ("stop", ClientRequest::Stop { keep: true }),
+        (
+            "apply",
+            ClientRequest::Apply {
+                file: Some("/etc/policy.toml".into()),
+            },
+        ),
+    ];
+    let mut seeds = Seeds::new();
+    seeds.extend(
+        to_engine
+            .iter()
+            .map(|(name, m)| (*name, packet(kind::TO_ENGINE, json(m)))),
+    );
+    seeds.extend(
+        from_engine
+            .iter()
+            .map(|(name, m)| (*name, packet(kind::TO_BROKER, json(m)))),
+    );
+    seeds.extend(
+        to_vmm
+            .iter()
+            .map(|(name, m)| (*name, packet(kind::TO_VMM, json(m)))),
+    );
+    for (name, message) in [("ended", ended), ("counted", counted)] {
+        seeds.push((name, packet(kind::FROM_VMM, json(&message))));
+    }
+    seeds.push((
+        "scrape",
+        packet(
+            kind::FROM_METRICS,
+            json(&FromMetrics::Inventory { from: 0 }),
+        ),
+    ));
+    seeds.extend(
+        clients
+            .iter()
+            .map(|(name, m)| (*name, line(kind::CONTROL, json(m)))),
+    );
+    seeds.push((
+        "answer",
+        line(kind::ANSWER, json(&ClientAnswer::error("no"))),
+    ));
+    seeds
+}
+
+/// A message as it is sent.
+fn json(message: &impl serde::Serialize) -> Vec<u8> {
+    serde_json::to_vec(message).expect("a message is JSON")
+}

@@ -1,0 +1,131 @@
+//! Descriptors that travel with a message.
+//!
+//! A message type that passes descriptors has a type parameter for them. A process holds it with
+//! descriptors ([`OwnedFd`], or borrowed ones to send), and what is serialised has a [`Slot`] in
+//! the place of each. One walk over the message's fields, its `try_map`, leads from either form to the other, so
+//! sender and receiver can't differ in the order, and a receiver with too few descriptors has no
+//! message.
+use std::os::fd::{AsFd, OwnedFd};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// The place of a descriptor in a serialised message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(from = "Mark", into = "Mark")]
+pub struct Slot;
+
+/// How a [`Slot`] is written. A unit would be `null`, which is also how no descriptor is written.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Mark {
+    Descriptor,
+}
+
+impl From<Mark> for Slot {
+    fn from(_: Mark) -> Self {
+        Self
+    }
+}
+
+impl From<Slot> for Mark {
+    fn from(_: Slot) -> Self {
+        Self::Descriptor
+    }
+}
+
+/// A message that can be sent.
+pub trait Outbound: Sized {
+    /// What is serialised.
+    type Wire: Serialize;
+    /// What it has for descriptors.
+    type Descriptor: AsFd;
+
+    /// Moves the descriptors to the end of `fds`, in the order of their slots.
+    fn take_out(self, fds: &mut Vec<Self::Descriptor>) -> Self::Wire;
+}
+
+/// A message that can be received.
+pub trait Inbound: Sized {
+    /// What is serialised.
+    type Wire: DeserializeOwned;
+
+    /// Puts descriptors back into their slots, in order.
+    ///
+    /// # Errors
+    /// There are fewer descriptors than slots.
+    fn put_back(
+        wire: Self::Wire,
+        fds: &mut dyn Iterator<Item = OwnedFd>,
+    ) -> Result<Self, MissingDescriptor>;
+}
+
+/// Fewer descriptors came with a message than it has slots for.
+#[derive(thiserror::Error, Clone, Copy, PartialEq, Eq, Debug)]
+#[error("no descriptor came with it")]
+pub struct MissingDescriptor;
+
+/// Implements [`Outbound`] and [`Inbound`] for a message with the type parameter and the method
+/// `try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<Message<G>, E>`.
+macro_rules! carries_descriptors {
+    ($Message:ident) => {
+        impl<F: std::os::fd::AsFd> $crate::descriptors::Outbound for $Message<F> {
+            type Wire = $Message<$crate::descriptors::Slot>;
+            type Descriptor = F;
+
+            fn take_out(self, fds: &mut Vec<F>) -> Self::Wire {
+                let mut take = |fd| {
+                    fds.push(fd);
+                    Ok::<_, std::convert::Infallible>($crate::descriptors::Slot)
+                };
+                let Ok(wire) = self.try_map(&mut take);
+                wire
+            }
+        }
+
+        impl $crate::descriptors::Inbound for $Message<std::os::fd::OwnedFd> {
+            type Wire = $Message<$crate::descriptors::Slot>;
+
+            fn put_back(
+                wire: Self::Wire,
+                fds: &mut dyn Iterator<Item = std::os::fd::OwnedFd>,
+            ) -> Result<Self, $crate::descriptors::MissingDescriptor> {
+                wire.try_map(&mut |_| fds.next().ok_or($crate::descriptors::MissingDescriptor))
+            }
+        }
+    };
+}
+
+/// Implements [`Outbound`] and [`Inbound`] for a message without descriptors.
+macro_rules! carries_none {
+    ($Message:ty) => {
+        impl $crate::descriptors::Outbound for $Message {
+            type Wire = Self;
+            type Descriptor = std::os::fd::OwnedFd;
+
+            fn take_out(self, _: &mut Vec<std::os::fd::OwnedFd>) -> Self {
+                self
+            }
+        }
+
+        impl $crate::descriptors::Inbound for $Message {
+            type Wire = Self;
+
+            fn put_back(
+                wire: Self,
+                _: &mut dyn Iterator<Item = std::os::fd::OwnedFd>,
+            ) -> Result<Self, $crate::descriptors::MissingDescriptor> {
+                Ok(wire)
+            }
+        }
+    };
+}
+
+/// Maps each of several descriptors.
+pub(crate) fn try_map_all<F, G, E>(
+    all: Vec<F>,
+    f: &mut impl FnMut(F) -> Result<G, E>,
+) -> Result<Vec<G>, E> {
+    all.into_iter().map(f).collect()
+}
+
+pub(crate) use {carries_descriptors, carries_none};

@@ -1,0 +1,451 @@
+//! The BPF programs and the in-memory kernel side by side, their tables filled alike.
+use std::{cell::RefMut, net::Ipv4Addr, os::fd::BorrowedFd, time::Duration};
+
+use slipgate_abi::{
+    DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, Sequences, Slot, SlotRef,
+    TapEntry, Tuple, Verdict, Vm, VmRates, maps::SLOTS_PER_CHUNK, segment::Segments,
+};
+use slipgate_control::{
+    Datapath, LoadOptions, Paths, Program,
+    maps::{Insert, SharedMaps},
+};
+use slipgate_testbed::PinDir;
+use userspace_nat::{
+    datapath::Tables,
+    fake::{FakeDatapath, Kernel, KernelHandle, Way},
+    port::VirtioNetHdr,
+};
+
+use crate::test_run::test_run;
+
+pub(crate) const ROW: u16 = 3;
+pub(crate) const VM: u32 = 77;
+pub(crate) const HOP: u32 = 5;
+/// Loopback: the device that a test run's frames come in by, and all that they are sent to.
+pub(crate) const DEVICE: u32 = 1;
+/// Loopback's.
+const DEVICE_MTU: u32 = 65_536;
+pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+pub(crate) const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+pub(crate) const NAT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
+/// Begins with the octets of IPv4's EtherType: a test run takes a bare packet's type from there.
+pub(crate) const REMOTE: Ipv4Addr = Ipv4Addr::new(8, 0, 8, 8);
+pub(crate) const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 1, 2, 3];
+pub(crate) const GATEWAY_MAC: [u8; 6] = [0x52, 0x55, 10, 0, 2, 2];
+pub(crate) const FORWARDED_PORT: u16 = 8_080;
+/// The flows' slots: one for each protocol.
+pub(crate) const FLOWS: [(u32, Protocol); 3] =
+    [(1, Protocol::Tcp), (2, Protocol::Udp), (3, Protocol::Icmp)];
+pub(crate) const GUEST_PORT: u16 = 40_000;
+pub(crate) const NAT_PORT: u16 = 61_001;
+const GENERATION: u32 = 4;
+
+const SHOT: i32 = 2;
+const REDIRECT: i32 = 7;
+const UNSPEC: i32 = -1;
+
+/// The remote port of a flow.
+pub(crate) fn remote_port(protocol: Protocol) -> u16 {
+    match protocol {
+        Protocol::Icmp => 0,
+        Protocol::Tcp | Protocol::Udp => 443,
+    }
+}
+
+/// Which program a frame is given to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum At {
+    Guest,
+    Uplink,
+    UplinkWithoutL2,
+    EnginePort,
+}
+
+impl At {
+    fn program(self) -> Program {
+        match self {
+            Self::Guest => Program::GuestEgress,
+            Self::Uplink => Program::UplinkIngress,
+            Self::UplinkWithoutL2 => Program::UplinkIngressL3,
+            Self::EnginePort => Program::EnginePort,
+        }
+    }
+}
+
+/// Where a frame went, and as what.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Went {
+    Dropped,
+    LeftToTheHost,
+    /// On, or to the engine.
+    Sent(Vec<u8>),
+}
+
+/// What the tables say that packets change. Times are whether there is one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Counted {
+    drops: [DropCounters; 2],
+    flows: Vec<FlowCounted>,
+    /// Handed over from the guest and the world, gateway ARP answered, the guest's MAC.
+    vm: (u64, u64, u64, [u8; 6]),
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct FlowCounted {
+    tcp: u32,
+    tx: Segments,
+    rx: Segments,
+    has_times: [bool; 3],
+    fin_ends: [u32; 2],
+    sequences: Sequences,
+}
+
+/// What a flow is before a packet comes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FlowState {
+    pub(crate) verdict: u32,
+    pub(crate) generation_is_the_entrys: bool,
+    pub(crate) tcp: u32,
+    pub(crate) flags: u8,
+    pub(crate) next_hop: u32,
+    pub(crate) isn: u32,
+    pub(crate) fin_ends: [u32; 2],
+    /// Admitted now; else long ago.
+    pub(crate) is_young: bool,
+    pub(crate) held: Option<Sequences>,
+}
+
+pub(crate) struct Both {
+    real: Datapath,
+    memory: KernelHandle,
+    tables: FakeDatapath,
+    _pins: PinDir,
+}
+
+impl Both {
+    /// In this thread's network namespace.
+    pub(crate) fn new() -> Self {
+        let pins = PinDir::new().expect("a directory for pins");
+        let paths = Paths::with_pin_dir(pins.path().to_owned()).expect("paths");
+        let options = LoadOptions {
+            paths,
+            slots: SLOTS_PER_CHUNK,
+            bpf_log: false,
+        };
+        let real = Datapath::open(&options).expect("the programs are loaded");
+        let memory = Kernel::new(SLOTS_PER_CHUNK);
+        let tables = FakeDatapath::new(&memory, 0, 1);
+        let mut both = Self {
+            real,
+            memory,
+            tables,
+            _pins: pins,
+        };
+        both.fill();
+        both
+    }
+
+    fn fill(&mut self) {
+        let maps = self.real.maps();
+        let mut memory = self.memory.borrow_mut();
+        memory.device_mtu = DEVICE_MTU;
+        memory.add_vm(ROW, VM, GUEST.into(), GATEWAY.into(), 1_500);
+        let tap = TapEntry {
+            vm: VM,
+            vm_row: ROW.into(),
+        };
+        maps.taps.insert(&DEVICE, &tap, Insert::Any).expect("TAPS");
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            for host in [NAT, Ipv4Addr::UNSPECIFIED] {
+                let key = ForwardKey {
+                    host: host.into(),
+                    // One by its address, one of any address of the host's.
+                    port: FORWARDED_PORT + u16::from(host.is_unspecified()),
+                    protocol: protocol as u8,
+                    pad: 0,
+                };
+                let target = ForwardTarget {
+                    vm: VM,
+                    vm_row: ROW.into(),
+                    guest_port: 80,
+                    pad: [0; 6],
+                };
+                let inserted = maps.forwards.insert(&key, &target, Insert::New);
+                inserted.expect("FORWARDS");
+                let key = (key.host, key.port, key.protocol);
+                memory.forwards.insert(key, (ROW, VM));
+            }
+        }
+        drop(memory);
+        for (index, protocol) in FLOWS {
+            let mut slot = slot(protocol);
+            // SAFETY: it points to the slot here, which outlives it.
+            let live = unsafe { SlotRef::new(&raw mut slot) };
+            let entry = FlowRef {
+                slot: index,
+                generation: GENERATION,
+            };
+            for tuple in [live.world_tuple(), live.guest_tuple()] {
+                self.insert(&tuple, entry);
+            }
+        }
+    }
+
+    fn insert(&self, tuple: &Tuple, entry: FlowRef) {
+        let flows = &self.real.maps().flows;
+        flows.insert(tuple, &entry, Insert::New).expect("FLOWS");
+        self.memory.borrow_mut().flows.insert(*tuple, entry);
+    }
+
+    fn maps(&self) -> &SharedMaps {
+        self.real.maps()
+    }
+
+    fn slots(&self, index: u32) -> [SlotRef; 2] {
+        let real = self.maps().slot(index).expect("a slot");
+        [real, self.memory.borrow().slot(index)]
+    }
+
+    /// Makes the VM's row this, but for what device it is behind.
+    pub(crate) fn set_vm(&self, vm: Vm, has_tap: bool, has_port: bool) {
+        let device = |has: bool, index: u32| if has { index } else { 0 };
+        let real = self.maps().vm(ROW.into()).expect("a row");
+        let memory = self.memory.borrow();
+        let [tap, port] = memory.devices_of(ROW);
+        // SAFETY: rows that nobody else uses.
+        unsafe {
+            real.as_ptr().write_volatile(Vm {
+                tap_ifindex: device(has_tap, DEVICE),
+                port_ifindex: device(has_port, DEVICE),
+                ..vm
+            });
+            memory.vm(ROW).as_ptr().write_volatile(Vm {
+                tap_ifindex: device(has_tap, tap),
+                port_ifindex: device(has_port, port),
+                ..vm
+            });
+        }
+    }
+
+    /// Limits the VM, with nothing spent yet.
+    pub(crate) fn set_rates(&self, rates: VmRates) {
+        let limits = self.maps().rate_limits(ROW.into()).expect("a row");
+        for limits in [limits, self.tables.rates(ROW).expect("a row")] {
+            limits.set(VmRates::default());
+            limits.set(rates);
+        }
+    }
+
+    /// Makes the next hop this.
+    pub(crate) fn set_next_hop(&self, hop: NextHop) {
+        let real = self.maps().next_hop(HOP).expect("an element");
+        for element in [real, self.tables.next_hop(HOP).expect("an element")] {
+            // SAFETY: an element that nobody else uses.
+            unsafe { element.as_ptr().write_volatile(hop) };
+        }
+    }
+
+    /// Makes a flow this, with nothing counted yet.
+    pub(crate) fn set_flow(&self, index: u32, protocol: Protocol, state: &FlowState) {
+        let stale = u32::from(!state.generation_is_the_entrys);
+        let sequences = self.maps().sequences(index).expect("an element");
+        let all = [sequences, self.memory.borrow().sequences(index)];
+        for (live, sequences) in self.slots(index).into_iter().zip(all) {
+            let slot = Slot {
+                generation: GENERATION + stale,
+                tcp: state.tcp,
+                flags: state.flags,
+                next_hop: state.next_hop,
+                isn: state.isn,
+                created_ns: if state.is_young { monotonic_ns() } else { 1 },
+                fin_end_tx: state.fin_ends[0],
+                fin_end_rx: state.fin_ends[1],
+                ..slot(protocol)
+            };
+            // SAFETY: a slot that nobody else uses. What is no verdict is written as a number.
+            unsafe { live.as_ptr().write_volatile(slot) };
+            live.verdict()
+                .store(state.verdict, std::sync::atomic::Ordering::Relaxed);
+            if let Some(held) = state.held {
+                sequences.hold(live, held);
+            }
+        }
+    }
+
+    /// What the BPF program does with a frame, and what the in-memory kernel does: where it went in
+    /// each, and why by the latter.
+    pub(crate) fn send(&self, at: At, frame: &[u8], gso_size: u32) -> ([Went; 2], Way) {
+        let program: BorrowedFd<'_> = self.real.program(at.program()).expect("a program");
+        let vnet = VirtioNetHdr {
+            gso_type: match gso_size {
+                0 => VirtioNetHdr::GSO_NONE,
+                _ => VirtioNetHdr::GSO_TCPV4,
+            },
+            gso_size: gso_size as u16,
+            ..VirtioNetHdr::default()
+        };
+        let mut memory = self.memory.borrow_mut();
+        memory.now_ns = monotonic_ns();
+        let way = match at {
+            At::Guest => memory.guest_sends_frame(ROW, vnet, frame),
+            At::Uplink => memory.world_sends_frame(vnet, frame),
+            At::UplinkWithoutL2 => memory.world_sends_without_l2(vnet, frame),
+            At::EnginePort => memory.engine_sends_frame(vnet, frame),
+        };
+        let memory = went(&mut memory, way);
+        let (action, left) = test_run(program, frame, gso_size).expect("a test run");
+        let real = match action {
+            SHOT => Went::Dropped,
+            UNSPEC => {
+                assert_eq!(left, frame, "what is left to the host is as it came");
+                Went::LeftToTheHost
+            }
+            REDIRECT => Went::Sent(left),
+            other => panic!("the program returned {other}"),
+        };
+        ([real, memory], way)
+    }
+
+    /// What each has counted so far.
+    pub(crate) fn counted(&self) -> [Counted; 2] {
+        let maps = self.maps();
+        let memory = self.memory.borrow();
+        let real_drops = |row: u16| {
+            let drops = maps.drops(row.into()).expect("a row");
+            // SAFETY: a mapped row; plain words.
+            unsafe { drops.read_volatile() }
+        };
+        let memory_drops = |row: u16| memory.stats(row).snapshot().1;
+        let drops = [
+            [real_drops(0), real_drops(ROW)],
+            [memory_drops(0), memory_drops(ROW)],
+        ];
+        let vms = [maps.vm(ROW.into()).expect("a row"), memory.vm(ROW)];
+        let both = [0, 1].map(|which| {
+            let flow = |(index, _)| {
+                let sequences = match which {
+                    0 => maps.sequences(index).expect("an element"),
+                    _ => memory.sequences(index),
+                };
+                let slot = match which {
+                    0 => maps.slot(index).expect("a slot"),
+                    _ => memory.slot(index),
+                };
+                flow_counted(slot, sequences.read())
+            };
+            // SAFETY: a live row; plain words.
+            let vm = unsafe { vms[which].as_ptr().read_volatile() };
+            Counted {
+                drops: drops[which],
+                flows: FLOWS.into_iter().map(flow).collect(),
+                vm: (
+                    vm.handed_over,
+                    vm.world_handed_over,
+                    vm.arp_answered,
+                    vm.guest_mac,
+                ),
+            }
+        });
+        both
+    }
+
+    /// Forgets what was dropped so far.
+    pub(crate) fn forget_drops(&self) {
+        let memory = self.memory.borrow();
+        for row in [0, ROW] {
+            let drops = self.maps().drops(row.into()).expect("a row");
+            // SAFETY: rows that nobody else uses; zeroes are counts.
+            unsafe { drops.write_bytes(0, 1) };
+            memory.forget_drops(row);
+        }
+    }
+}
+
+fn went(memory: &mut RefMut<'_, Kernel>, way: Way) -> Went {
+    memory.queue.clear();
+    memory.at_guest.clear();
+    memory.at_world.clear();
+    match way {
+        Way::Dropped(_) => Went::Dropped,
+        Way::Passed => Went::LeftToTheHost,
+        Way::Fast | Way::Engine(_) => Went::Sent(memory.last_sent.clone()),
+    }
+}
+
+fn flow_counted(slot: SlotRef, sequences: Sequences) -> FlowCounted {
+    // SAFETY: a live slot that nobody changes just now; its verdict, which may be none, is not read
+    // as one.
+    let word =
+        |cell: &std::sync::atomic::AtomicU32| cell.load(std::sync::atomic::Ordering::Relaxed);
+    let long =
+        |cell: &std::sync::atomic::AtomicU64| cell.load(std::sync::atomic::Ordering::Relaxed);
+    FlowCounted {
+        tcp: word(slot.tcp()),
+        tx: Segments {
+            packets: long(slot.tx_packets()),
+            bytes: long(slot.tx_bytes()),
+        },
+        rx: Segments {
+            packets: long(slot.rx_packets()),
+            bytes: long(slot.rx_bytes()),
+        },
+        has_times: [
+            long(slot.tx_last_ns()) != 0,
+            long(slot.rx_last_ns()) != 0,
+            word(slot.connect_us()) != 0,
+        ],
+        fin_ends: [slipgate_abi::Direction::Tx, slipgate_abi::Direction::Rx]
+            .map(|direction| word(slot.fin_end(direction))),
+        sequences: Sequences {
+            server_seen: 0,
+            ..sequences
+        },
+    }
+}
+
+/// A flow of the VM's, open.
+fn slot(protocol: Protocol) -> Slot {
+    Slot {
+        generation: GENERATION,
+        verdict: Verdict::Free,
+        tcp: 0,
+        next_hop: HOP,
+        tx_packets: 0,
+        tx_bytes: 0,
+        rx_packets: 0,
+        rx_bytes: 0,
+        tx_last_ns: 0,
+        rx_last_ns: 0,
+        vm: VM,
+        vm_row: ROW,
+        guest: GUEST.into(),
+        remote: REMOTE.into(),
+        nat: NAT.into(),
+        guest_port: GUEST_PORT,
+        remote_port: remote_port(protocol),
+        nat_port: NAT_PORT,
+        protocol,
+        flags: 0,
+        isn: 0,
+        created_ns: 1,
+        rule: 0,
+        uplink_ifindex: DEVICE,
+        owner: 0,
+        epoch: 1,
+        fin_end_tx: 0,
+        fin_end_rx: 0,
+        connect_us: 0,
+    }
+}
+
+/// The clock of the programs.
+pub(crate) fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: room for the answer; this clock does not fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let since_boot = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
+    since_boot.as_nanos() as u64
+}

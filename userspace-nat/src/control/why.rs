@@ -1,0 +1,294 @@
+//! What would become of a flow: the answer to `slipgate why`. It is the plan that admission would
+//! commit to, in words.
+use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
+
+use slipgate_abi::{Refusal, vm::VmFlags};
+
+use crate::{
+    admission::plan::{Path, Plan, has_timestamps_by_default},
+    control::Why,
+    datapath::Datapath,
+    route::Route,
+    state::{Core, VmState},
+};
+use slipgate_policy::{DNS_PORT, Decision, Destination, Name, wire};
+
+/// Addresses of a name that are shown: who owns the name says how many there are.
+const SHOWN_ADDRESSES: usize = 8;
+
+/// The first of these, and how many there are besides.
+fn some_of(addresses: &[Ipv4Addr]) -> String {
+    let (shown, more) = addresses.split_at(addresses.len().min(SHOWN_ADDRESSES));
+    let shown: Vec<String> = shown.iter().map(Ipv4Addr::to_string).collect();
+    let shown = shown.join(", ");
+    match more.len() {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+impl<D: Datapath> Core<D> {
+    /// Judges a destination as admission would now, without charging a quota. With a name: as the
+    /// guest would come there, by asking for it first.
+    pub(crate) fn why(
+        &self,
+        row: u16,
+        mut to: Destination,
+        name: Option<&str>,
+        now_ns: u64,
+    ) -> Why {
+        let mut found = None;
+        // Port 53 is answered here, whatever address a name has.
+        if let Some(name) = name.filter(|_| to.port != DNS_PORT) {
+            match self.by_name(row, to, name, now_ns) {
+                Ok((addr, sentence)) => {
+                    to.addr = addr;
+                    found = Some(sentence);
+                }
+                Err(mut answer) => {
+                    self.note_frozen(row, &mut answer);
+                    return *answer;
+                }
+            }
+        }
+        let mut answer = self.by_address(row, to, now_ns);
+        self.note_frozen(row, &mut answer);
+        if let Some(sentence) = found {
+            answer.explanation = format!("{sentence}\n{}", answer.explanation);
+        }
+        answer
+    }
+
+    /// Whatever is admitted, nothing passes of a VM that is frozen.
+    fn note_frozen(&self, row: u16, answer: &mut Why) {
+        let vm = self.datapath.vm(row);
+        if vm.is_some_and(|vm| vm.flags().load(Relaxed) & VmFlags::FROZEN != 0) {
+            answer.admitted = false;
+            answer.outcome = format!("the VM is frozen: nothing passes; else {}", answer.outcome);
+        }
+    }
+
+    /// The address that a name stands for, and how it is known; or the answer, when there is none
+    /// to judge.
+    fn by_name(
+        &self,
+        row: u16,
+        to: Destination,
+        name: &str,
+        now_ns: u64,
+    ) -> Result<(Ipv4Addr, String), Box<Why>> {
+        let judge = self.judge.borrow();
+        let answer = |decision: Decision, refusal: Option<&str>, outcome: String| {
+            Box::new(Why {
+                admitted: decision.is_allowed(),
+                rule: judge.policies().text(decision),
+                refusal: refusal.map(str::to_owned),
+                outcome,
+                explanation: String::new(),
+                via: None,
+                lacks_address: false,
+            })
+        };
+        let vm = self.vm(row).map_or(0, |vm| vm.net.id);
+        let nothing = |outcome| {
+            Box::new(Why {
+                admitted: false,
+                rule: String::new(),
+                refusal: None,
+                outcome,
+                explanation: String::new(),
+                via: None,
+                lacks_address: false,
+            })
+        };
+        let wire = wire(name).map_err(|error| nothing(error.to_string()))?;
+        if let Some(text) = judge.policy(vm).without_dns() {
+            let outcome = format!("{name} is not resolved: every question is answered REFUSED");
+            return Err(Box::new(Why {
+                rule: text,
+                ..*nothing(outcome)
+            }));
+        }
+        let (question, connection, open) = judge.name(vm, Name(&wire), to, now_ns);
+        if let Some(refusal) = question.refusal {
+            let outcome =
+                format!("{name} is not resolved: the guest's question is answered REFUSED");
+            return Err(answer(question, Some(refusal.name()), outcome));
+        }
+        if let Some(addr) = open.first() {
+            let sentence = format!("{name} is open to this VM at {}.", some_of(&open));
+            return Ok((*addr, sentence));
+        }
+        match connection {
+            Some(decision) if decision.is_allowed() => {
+                let outcome = format!(
+                    "opened by the answer when the guest asks for {name}, if that leads by names that \
+                     are allowed to addresses that are; nothing is open by that name now"
+                );
+                Err(answer(decision, None, outcome))
+            }
+            Some(decision) => {
+                let outcome = format!("{name} is resolved, but this port is refused by the rules");
+                Err(answer(
+                    decision,
+                    decision.refusal.map(|r| r.name()),
+                    outcome,
+                ))
+            }
+            None if to.addr.is_unspecified() => Err(Box::new(Why {
+                lacks_address: true,
+                ..*nothing(format!(
+                    "no rule names {name}, and this host finds no address for it: ask for an \
+                     address"
+                ))
+            })),
+            None => {
+                let sentence = format!(
+                    "{name} is resolved, and no rule by name speaks of this port; this host finds \
+                     it at {}.",
+                    to.addr
+                );
+                Ok((to.addr, sentence))
+            }
+        }
+    }
+
+    /// Of an address: what admission plans for a flow to it.
+    fn by_address(&self, row: u16, to: Destination, now_ns: u64) -> Why {
+        let judge = self.judge.borrow();
+        let id = self.vm(row).map_or(0, |vm| vm.net.id);
+        let nothing = |outcome: String| {
+            let decision = judge.decide(id, to, now_ns).decision;
+            Why {
+                admitted: false,
+                rule: judge.policies().text(decision),
+                refusal: None,
+                outcome,
+                explanation: judge.explain(id, to, now_ns),
+                via: None,
+                lacks_address: false,
+            }
+        };
+        let Some(vm) = self.vm(row) else {
+            return nothing(format!("no VM is served in row {row}"));
+        };
+        if to.port == DNS_PORT
+            && let Some((rule, why)) = judge.policy(id).resolves_nothing()
+        {
+            return Why {
+                rule,
+                explanation: why.to_owned(),
+                ..nothing("answered REFUSED, whatever is asked".to_owned())
+            };
+        }
+        if to.port == DNS_PORT {
+            let outcome = "answered by slipgate's resolver, whatever address is asked; no rule by \
+                           address is tried";
+            return Why {
+                admitted: true,
+                rule: String::new(),
+                explanation: String::new(),
+                ..nothing(outcome.to_owned())
+            };
+        }
+        if let Some(plan) = self.plan_to_loopback(vm, to, now_ns) {
+            return self.planned(vm, to, &plan, now_ns);
+        }
+        if vm.net.is_on_link(to.addr) {
+            return nothing("stays on the guest's own network: never translated".to_owned());
+        }
+        let timestamps = has_timestamps_by_default(to.protocol);
+        let plan = self.plan_outbound(vm, to, timestamps, now_ns);
+        self.planned(vm, to, &plan, now_ns)
+    }
+
+    /// A plan in words.
+    fn planned(&self, vm: &VmState, to: Destination, plan: &Plan, now_ns: u64) -> Why {
+        let judge = self.judge.borrow();
+        let via = match plan.route {
+            Some(Route::Via {
+                ifindex,
+                next_hop,
+                source,
+                ..
+            }) => Some(format!("{source} by {next_hop} on ifindex {ifindex}")),
+            _ => None,
+        };
+        let (rule, explanation) = match &plan.path {
+            Path::Relayed(lead) => {
+                let explanation = judge.policy(vm.net.id).explain_loopback(to, lead);
+                let rule = match plan.decision.refusal {
+                    Some(_) => judge.policies().text(plan.decision),
+                    None => lead.text.clone(),
+                };
+                (rule, explanation)
+            }
+            Path::Translated | Path::Inspected => {
+                let rule = judge.policies().text(plan.decision);
+                (rule, judge.explain(vm.net.id, to, now_ns))
+            }
+        };
+        let refusal = plan.refused.map(|refused| refused.reason);
+        Why {
+            admitted: refusal.is_none(),
+            rule,
+            refusal: refusal.map(|refusal| refusal.name().to_owned()),
+            outcome: match refusal {
+                None => admitted(&plan.path),
+                Some(refusal) => refused(vm, plan, refusal),
+            },
+            explanation,
+            via,
+            lacks_address: false,
+        }
+    }
+}
+
+/// What becomes of the packets of a flow that may be.
+fn admitted(path: &Path) -> String {
+    match path {
+        Path::Translated => "admitted, then translated in the kernel".to_owned(),
+        Path::Inspected => {
+            "admitted, inspected: it must say a name that the rules let in there; then \
+                            translated in the kernel"
+                .to_owned()
+        }
+        Path::Relayed(lead) => format!(
+            "admitted, and relayed to the host's 127.0.0.1:{}, if somebody listens there",
+            lead.host_port
+        ),
+    }
+}
+
+/// Why a flow may not be.
+fn refused(vm: &VmState, plan: &Plan, refusal: Refusal) -> String {
+    if plan.decision.refusal.is_some() {
+        return "refused by the rules".to_owned();
+    }
+    match (refusal, plan.route) {
+        (Refusal::FlowCap, _) => {
+            let cap = vm.net.max_flows;
+            format!("refused: the VM has its {cap} flows already")
+        }
+        (Refusal::FlowRate, _) => {
+            let rate = vm.net.new_flows_per_second;
+            format!("refused: the VM opens its {rate} flows a second already")
+        }
+        (Refusal::Inspection, _) => {
+            "refused: it can't be inspected, or no more of the VM's flows can".to_owned()
+        }
+        (Refusal::PortsExhausted, _) => {
+            "refused: no translated port toward that destination is left".to_owned()
+        }
+        (_, Some(Route::HostLocal)) => {
+            "an address of the host itself: it has no link to leave by".to_owned()
+        }
+        (_, Some(Route::OtherUplink { ifindex })) => {
+            format!("the route leads by ifindex {ifindex}, which is no uplink")
+        }
+        (_, Some(Route::Refused(kind))) => format!("the host's route refuses it ({kind:?})"),
+        (_, Some(Route::Unreachable | Route::Via { .. }) | None) => {
+            "no route leads there".to_owned()
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Doing what the broker says.
+use slipgate_abi::timeout::CLOSING_GRACE_NS;
+
+use crate::{
+    clock::Clock,
+    context::Context,
+    control::{Control, ControlMessage, ControlReply},
+    datapath::Datapath,
+    event_loop::{Engine, EngineError},
+    flow::{EndReason, Flows},
+    observe::PortDump,
+    port::FrameIo,
+    record::Output,
+    route::RouteTable,
+    services::Services,
+    state::Core,
+    vm::VmNet,
+};
+use slipgate_policy::Described;
+
+/// An answer that waits for flows to end.
+#[derive(Debug)]
+pub(crate) enum Later {
+    /// To a sync, with the engine's status then.
+    Sync(u64),
+    /// Made up already.
+    Reply(ControlReply),
+}
+
+impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
+    pub(crate) fn read_control(&mut self) -> Result<(), EngineError> {
+        while let Some(message) = self.control.recv().map_err(EngineError::Control)? {
+            let now_ns = self.clock.now_ns();
+            self.apply(message, now_ns)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn apply(
+        &mut self,
+        message: ControlMessage,
+        now_ns: u64,
+    ) -> Result<(), EngineError> {
+        match message {
+            ControlMessage::Vm(spec) => {
+                let stats = self.core.datapath.stats(spec.row);
+                let vm = VmNet::new(spec, stats);
+                self.services.vm_added(&vm);
+                self.core.set_vm(vm);
+            }
+            ControlMessage::VmGone { row, id } => {
+                self.end_where(EndReason::VmRemoved, now_ns, |flows| {
+                    flows.slots_of(row).to_vec()
+                });
+                if self.core.remove_vm(row, id) {
+                    let cx = &mut Context {
+                        now_ns,
+                        out: &mut self.core.out,
+                        poller: &self.poller,
+                    };
+                    self.services.vm_removed(id, cx);
+                    self.record_refusals();
+                    self.core.refusals.forget(id);
+                }
+            }
+            ControlMessage::Routes {
+                routes,
+                local,
+                links,
+            } => {
+                self.core.judge.borrow_mut().set_local(&local);
+                self.core.set_links(&links);
+                self.core.set_routes(RouteTable::new(&routes));
+            }
+            ControlMessage::Forwards(forwards) => self.core.set_forwards(forwards),
+            ControlMessage::ForwardTexts(texts) => self.set_forward_texts(texts),
+            ControlMessage::Policies(reload) => self.reload(*reload, now_ns),
+            ControlMessage::RelayForward(forward) => {
+                let cx = &mut Context {
+                    now_ns,
+                    out: &mut self.core.out,
+                    poller: &self.poller,
+                };
+                // Only the epoll set can refuse it: the engine is out of memory.
+                self.services
+                    .add_forward(forward, cx)
+                    .map_err(EngineError::Wait)?;
+            }
+            ControlMessage::Resolvers(resolvers) => self.services.set_resolvers(&resolvers),
+            ControlMessage::ReservedPorts(ports) => self.core.flows.ports.set_reserved(ports),
+            ControlMessage::FlowLog(writer) => self.log.set_writer(writer),
+            ControlMessage::Why {
+                request,
+                row,
+                to,
+                name,
+            } => {
+                if let Some(vm) = self.core.vm_mut(row) {
+                    vm.loopback_flows = self.services.loopback_flows(vm.net.id);
+                }
+                let answer = self.core.why(row, to, name.as_deref(), now_ns);
+                self.answer(ControlReply::Why { request, answer })?;
+            }
+            ControlMessage::Names { request, from } => {
+                let page = self.names_page(from, now_ns);
+                self.answer(ControlReply::Names { request, page })?;
+            }
+            ControlMessage::Sync { request } => self.answer_after_ends(Later::Sync(request)),
+            ControlMessage::PcapOutput(output) => self.watch.dump = Some(PortDump::new(output)),
+            ControlMessage::Pcap(file) => match &mut self.watch.dump {
+                Some(dump) => dump.set_file(file),
+                None => self.watch.dump = Some(PortDump::new(Output::direct(file))),
+            },
+            ControlMessage::Cut { request, what } => {
+                let flows = self.cut(what).map(|flows| flows as u64);
+                let reply = ControlReply::Cut { request, flows };
+                self.answer_after_ends(Later::Reply(reply));
+            }
+            ControlMessage::Capture { request, capture } => {
+                let Self {
+                    watch,
+                    core,
+                    poller,
+                    ..
+                } = self;
+                let refused = watch.captures.begin(core, poller, capture, now_ns).err();
+                self.answer(ControlReply::Capturing { request, refused })?;
+            }
+            ControlMessage::Listen { request, row, to } => {
+                let refused = self.listen(row, to).err();
+                self.answer(ControlReply::Listening { request, refused })?;
+            }
+            ControlMessage::Thaw { request, row } => {
+                self.core
+                    .flows
+                    .begin_timers(&self.core.datapath, row, now_ns);
+                if let Some(vm) = self.core.vm(row).map(|vm| vm.net.id) {
+                    self.core.inspected.begin_timers(vm, now_ns);
+                }
+                self.answer(ControlReply::Thawed { request })?;
+            }
+            ControlMessage::Shutdown(on_exit) => self.exit = Some(on_exit),
+        }
+        Ok(())
+    }
+
+    /// The texts of the policies in force, and behind them these.
+    pub(crate) fn set_forward_texts(&mut self, texts: Vec<String>) {
+        let Core {
+            rule_texts,
+            judge,
+            rule_base,
+            ..
+        } = &mut self.core;
+        let judge = judge.borrow();
+        let policies = judge.policies().described();
+        let forwards = texts.into_iter().map(Described::forward).collect();
+        rule_texts.begin(*rule_base, policies, forwards);
+    }
+
+    /// Has a request answered when what has begun to end by now is over.
+    pub(crate) fn answer_after_ends(&mut self, what: Later) {
+        let now_ns = self.clock.now_ns();
+        let due_ns = match self.core.flows.next_due_ns() {
+            Some(_) => now_ns + CLOSING_GRACE_NS,
+            None => now_ns,
+        };
+        self.later.push_back((due_ns, what));
+    }
+
+    /// Answers what is due. Everything was written out before.
+    pub(crate) fn answer_later(&mut self, now_ns: u64) -> Result<(), EngineError> {
+        while let Some((_, what)) = self.later.pop_front_if(|(due_ns, _)| *due_ns <= now_ns) {
+            let reply = match what {
+                Later::Sync(request) => ControlReply::Synced {
+                    request,
+                    status: self.status(),
+                },
+                Later::Reply(reply) => reply,
+            };
+            self.answer(reply)?;
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, reply: ControlReply) -> Result<(), EngineError> {
+        self.control.send(reply).map_err(EngineError::Control)
+    }
+
+    fn end_where(
+        &mut self,
+        reason: EndReason,
+        now_ns: u64,
+        which: impl FnOnce(&Flows) -> Vec<u32>,
+    ) {
+        for slot in which(&self.core.flows) {
+            self.core
+                .flows
+                .unlink(&mut self.core.datapath, slot, reason, now_ns);
+        }
+    }
+
+    /// Ends and records every flow; the port is not read meanwhile.
+    pub(crate) fn end_all(&mut self) {
+        let now_ns = self.clock.now_ns();
+        self.end_where(EndReason::Detached, now_ns, Flows::all);
+        self.finish_all_due();
+        self.write_out();
+        self.finish_log();
+        self.free_recorded(now_ns);
+    }
+
+    /// Waits out every grace that has begun: at most [`CLOSING_GRACE_NS`].
+    fn finish_all_due(&mut self) {
+        let mut ended = Vec::new();
+        while let Some(due_ns) = self.core.flows.next_due_ns() {
+            let left_ns = due_ns.saturating_sub(self.clock.now_ns());
+            self.clock.sleep_ns(left_ns);
+            let Core {
+                flows, datapath, ..
+            } = &mut self.core;
+            flows.finish_due(datapath, self.clock.now_ns(), &mut |e| ended.push(*e));
+        }
+        self.record(&ended);
+    }
+}

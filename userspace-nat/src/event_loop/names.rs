@@ -1,0 +1,192 @@
+//! What the engine knows and the kernel's tables do not show: names, refusals, relayed flows. It goes
+//! to the broker in pages, each well below what a message of the channel may have (64 KiB): first
+//! VMs by row, then flows by slot, then relayed flows by number.
+use slipgate_abi::maps::MAX_VMS;
+
+use crate::{
+    clock::Clock,
+    control::{Control, LiveRelayed, NamesPage, RelayedCounts},
+    datapath::Datapath,
+    event_loop::Engine,
+    name_gate::NameCounts,
+    port::FrameIo,
+    record::{RefusedSample, RelayedFlow},
+    relay,
+    services::Services,
+    state::Core,
+};
+
+/// Bytes of a page, roughly: JSON adds to each name.
+const PAGE_BYTES: usize = 24 * 1_024;
+/// What an entry takes beside its texts.
+const ENTRY_BYTES: usize = 60;
+/// As many kinds of refusals are shown of a VM, the most frequent.
+const SHOWN_REFUSALS: usize = 12;
+/// Of a rule's text, which has its comment, that much is shown, bytes: an entry fits any page.
+const SHOWN_RULE: usize = 200;
+/// Where slots begin in a page's place.
+const SLOTS: u64 = 1 << 32;
+/// Where relayed flows do.
+const RELAYED: u64 = 1 << 33;
+
+/// A page that is being written.
+#[derive(Debug)]
+struct Draft {
+    page: NamesPage,
+    room: usize,
+}
+
+impl Draft {
+    /// Whether there is room for so many bytes more; if not, the next page begins there.
+    fn has_room(&mut self, bytes: usize, place: u64) -> bool {
+        match self.room.checked_sub(bytes) {
+            Some(left) => self.room = left,
+            None => self.page.next = Some(place),
+        }
+        self.page.next.is_none()
+    }
+}
+
+impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
+    /// The page that begins at a row, at [`SLOTS`] and a slot, or at [`RELAYED`] and a number.
+    pub(crate) fn names_page(&self, from: u64, now_ns: u64) -> NamesPage {
+        let mut draft = Draft {
+            page: NamesPage::default(),
+            room: PAGE_BYTES,
+        };
+        // Short of room, the page is over.
+        let _ = self.vms(&mut draft, from, now_ns)
+            && self.core.names(&mut draft, from)
+            && self.relayed(&mut draft, from, now_ns);
+        draft.page
+    }
+
+    fn vms(&self, draft: &mut Draft, from: u64, now_ns: u64) -> bool {
+        let core = &self.core;
+        let judge = core.judge.borrow();
+        for row in from..u64::from(MAX_VMS) {
+            let Some(vm) = core.vm(row as u16) else {
+                continue;
+            };
+            let counts = NameCounts {
+                inspected: core.inspected.counts(vm.net.id),
+                ..judge.counts(vm.net.id)
+            };
+            let text_of = |rule| core.rule_texts.known(rule);
+            let (id, name) = (vm.net.id, &vm.net.name);
+            let relayed = counts_of(self.services.relayed_counts(id));
+            let mut refused = core.refusals.samples(id, name, text_of, now_ns);
+            refused.truncate(SHOWN_REFUSALS);
+            let mut counts = counts;
+            let of_samples = refused.iter_mut().filter_map(|sample| sample.rule.as_mut());
+            let of_counts = counts.refused_by.iter_mut().map(|by| &mut by.rule);
+            for rule in of_samples.chain(of_counts) {
+                shorten(rule);
+            }
+            let names = (counts != NameCounts::default()) || !refused.is_empty();
+            if !names && relayed == RelayedCounts::default() {
+                continue;
+            }
+            let takes = size(&counts)
+                + refused.iter().map(size_of_sample).sum::<usize>()
+                + 2 * ENTRY_BYTES
+                + 4 * name.len();
+            if !draft.has_room(takes, row) {
+                return false;
+            }
+            let page = &mut draft.page;
+            if relayed != RelayedCounts::default() {
+                page.relayed.push((name.clone(), relayed));
+            }
+            if names {
+                page.vms.push((name.clone(), counts));
+                page.refused.extend(refused);
+            }
+        }
+        true
+    }
+
+    fn relayed(&self, draft: &mut Draft, from: u64, now_ns: u64) -> bool {
+        let ms_since = |ns: u64| now_ns.saturating_sub(ns) / 1_000_000;
+        for (flow, state) in self.services.relayed(from.saturating_sub(RELAYED)) {
+            let vm = self.core.name_of(flow.vm);
+            let rule = self.rule_of(flow);
+            let takes = 8 * ENTRY_BYTES + 2 * (vm.len() + rule.len());
+            if !draft.has_room(takes, RELAYED + flow.number) {
+                return false;
+            }
+            draft.page.relayed_flows.push(LiveRelayed {
+                id: self.log.relayed_id(flow),
+                vm: vm.to_owned(),
+                protocol: flow.protocol as u8,
+                guest: flow.guest,
+                remote: flow.remote,
+                nat: flow.nat,
+                host: flow.host,
+                inbound: flow.inbound,
+                rule,
+                state: state.to_owned(),
+                tx: flow.tx,
+                rx: flow.rx,
+                age_ms: ms_since(flow.opened_ns),
+                idle_ms: ms_since(flow.last_ns),
+            });
+        }
+        true
+    }
+
+    fn rule_of(&self, flow: &RelayedFlow) -> String {
+        let texts = &self.core.rule_texts;
+        let by_number = flow.rule.and_then(|rule| texts.known(rule));
+        let rule = flow.rule_text.as_deref().or(by_number);
+        let mut rule = rule.unwrap_or_default().to_owned();
+        shorten(&mut rule);
+        rule
+    }
+}
+
+impl<D: Datapath> Core<D> {
+    fn names(&self, draft: &mut Draft, from: u64) -> bool {
+        let mut slots: Vec<u32> = self.opened_by.keys().copied().collect();
+        slots.retain(|slot| SLOTS + u64::from(*slot) >= from);
+        slots.sort_unstable();
+        for slot in slots {
+            let (generation, name) = &self.opened_by[&slot];
+            let takes = 2 * name.name.len() + ENTRY_BYTES;
+            if !draft.has_room(takes, SLOTS + u64::from(slot)) {
+                return false;
+            }
+            let name = name.name.to_string();
+            draft.page.flows.push((slot, *generation, name));
+        }
+        true
+    }
+}
+
+fn counts_of(counts: relay::Counts) -> RelayedCounts {
+    RelayedCounts {
+        flows: counts.begun - counts.ended,
+        begun: counts.begun,
+        ended: counts.ended,
+        tx_packets: counts.tx.0,
+        tx_bytes: counts.tx.1,
+        rx_packets: counts.rx.0,
+        rx_bytes: counts.rx.1,
+    }
+}
+
+fn shorten(rule: &mut String) {
+    rule.truncate(rule.floor_char_boundary(SHOWN_RULE));
+}
+
+fn size_of_sample(sample: &RefusedSample) -> usize {
+    let rule = sample.rule.as_ref().map_or(0, |rule| 2 * rule.len());
+    2 * sample.vm.len() + rule + 4 * ENTRY_BYTES
+}
+
+/// The backslashes of unusual names are doubled in JSON.
+fn size(counts: &NameCounts) -> usize {
+    let of =
+        |by: &crate::name_gate::RefusedQuestions| 2 * (by.rule.len() + by.last.len()) + ENTRY_BYTES;
+    22 * ENTRY_BYTES + counts.refused_by.iter().map(of).sum::<usize>()
+}

@@ -1,0 +1,25 @@
+//! The engine over the in-memory kernel.
+mod admission;
+mod books;
+mod carried;
+mod changes;
+mod ends;
+mod errors;
+mod filtering;
+mod follow;
+mod forwards;
+mod give_way;
+mod inspected;
+mod listening;
+mod loopback;
+mod names;
+mod properties;
+mod rates;
+mod records;
+mod reload;
+mod rig;
+mod shares;
+mod slow_disk;
+mod speed;
+mod survival;
+mod why_agrees;

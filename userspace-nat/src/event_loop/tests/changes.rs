@@ -1,0 +1,395 @@
+//! What the broker has changed: flows cut and captured, VMs frozen, the port's frames written.
+use std::{
+    io::Read as _,
+    os::unix::net::UnixStream,
+    sync::{Arc, Mutex},
+};
+
+use pcap_file::pcapng::{Block, PcapNgReader};
+use slipgate_abi::{DropReason, Handover, Verdict, tcp::Flags, timeout::CLOSING_GRACE_NS};
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::rig::*;
+use crate::{
+    clock::{MILLISECOND_NS, SECOND_NS},
+    control::{ControlMessage, ControlReply, OnExit},
+    observe::{CaptureRequest, MOST_CAPTURES, NotCaptured, Subject},
+    packet::{Ipv4, Packet, Transport, transport::Tcp},
+};
+
+const PSH: u8 = 8;
+const MINUTE_NS: u64 = 60 * SECOND_NS;
+
+impl Rig {
+    pub(super) fn tell(&mut self, message: ControlMessage) {
+        self.broker.messages.borrow_mut().push_back(message);
+        self.turn();
+    }
+
+    pub(super) fn replies(&self) -> Vec<ControlReply> {
+        self.broker.replies.take()
+    }
+
+    /// The flow in the only slot in use.
+    fn subject(&self) -> Subject {
+        let kernel = self.kernel.borrow();
+        let slot = kernel.slots_in_use()[0];
+        Subject::Flow {
+            slot,
+            generation: kernel.slot(slot).generation().load(Relaxed),
+        }
+    }
+
+    fn capture(&mut self, subject: Subject, packets: Option<u64>) -> UnixStream {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        self.tell(ControlMessage::Capture {
+            request: 5,
+            capture: CaptureRequest {
+                subject,
+                to: theirs.into(),
+                packets,
+                lasts_ns: None,
+            },
+        });
+        ours
+    }
+}
+
+fn tcp_of(packet: &[u8]) -> Tcp {
+    assert!(is_right(packet), "a checksum is wrong");
+    match Packet::parse(Ipv4::parse(packet).unwrap())
+        .unwrap()
+        .transport
+    {
+        Transport::Tcp(tcp) => tcp,
+        other => panic!("{other:?} is no TCP"),
+    }
+}
+
+/// The packets of a pcapng stream, without their Ethernet headers, and whether they came.
+fn captured(bytes: &[u8]) -> Vec<(Vec<u8>, bool)> {
+    let mut reader = PcapNgReader::new(bytes).unwrap();
+    let mut packets = Vec::new();
+    while let Some(block) = reader.next_block() {
+        if let Block::EnhancedPacket(packet) = block.unwrap() {
+            use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption::Flags;
+            let came = packet.options.contains(&Flags(1));
+            packets.push((packet.data[14..].to_vec(), came));
+        }
+    }
+    packets
+}
+
+fn read(from: &mut UnixStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // The rest is still to come.
+    let _ = from.read_to_end(&mut bytes);
+    bytes
+}
+
+#[test]
+fn a_flow_that_is_cut_sends_nothing_more_and_both_ends_are_told() {
+    let mut rig = Rig::new();
+    let nat = rig.connect(40_000, 7);
+    let what = rig.subject();
+    rig.tell(ControlMessage::Cut { request: 9, what });
+    assert_eq!(rig.replies(), [], "answered before the grace");
+    // A guest that says nothing is asked where it stands.
+    let asked = rig.at_guest();
+    assert_eq!(asked.len(), 1);
+    let probe = tcp_of(&asked[0].1);
+    assert_eq!((probe.source, probe.destination), (443, 40_000));
+    assert_eq!(probe.flags, Flags::ACK);
+    // Its answer is not sent on: it has an RST at once, and the server one in its name.
+    let said = ack((GUEST, 40_000), SERVER, 0, 8, 9_001);
+    assert_ne!(rig.guest(1, &said), Way::Fast);
+    let to_guest = tcp_of(&rig.at_guest().pop().unwrap().1);
+    assert_eq!((to_guest.flags, to_guest.sequence), (Flags::RST, 9_001));
+    let to_server = rig.at_world();
+    assert_eq!(to_server.len(), 1);
+    let ip = Ipv4::parse(&to_server[0]).unwrap();
+    assert_eq!((ip.source, ip.destination), (NAT, PEER));
+    let reset = tcp_of(&to_server[0]);
+    assert_eq!((reset.source, reset.destination), (nat.1, 443));
+    assert_eq!((reset.flags, reset.sequence), (Flags::RST, 8));
+    // The other way round.
+    let came = ack(SERVER, nat, PSH, 9_001, 8);
+    assert_ne!(rig.world(&came), Way::Fast);
+    let back = tcp_of(&rig.at_world().pop().unwrap());
+    assert_eq!((back.flags, back.sequence), (Flags::RST, 8));
+    let on = tcp_of(&rig.at_guest().pop().unwrap().1);
+    assert_eq!((on.flags, on.sequence), (Flags::RST, 9_001));
+    assert_eq!(rig.dropped(1, DropReason::Denied), 2);
+    rig.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
+    assert_eq!(
+        rig.replies(),
+        [ControlReply::Cut {
+            request: 9,
+            flows: Some(1)
+        }]
+    );
+    rig.assert_empty();
+    let records = rig.records();
+    assert_eq!(records.len(), 1);
+    assert_eq!(records[0]["end"], "cut");
+    // The SYN and the ACK, and none of what was refused.
+    assert_eq!(records[0]["tx_packets"], 2);
+    // Late segments meet no flow.
+    rig.guest(1, &said);
+    assert_eq!(rig.at_world(), Vec::<Vec<u8>>::new());
+}
+
+#[test]
+fn a_whole_vm_is_cut_and_no_other() {
+    let mut rig = Rig::new();
+    for port in 0..600 {
+        rig.connect(40_000 + port, 7);
+    }
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    rig.connect_from(2, 40_000, 7);
+    rig.at_guest();
+    rig.tell(ControlMessage::Cut {
+        request: 1,
+        what: Subject::Vm { row: 1 },
+    });
+    assert_eq!(rig.at_guest().len(), 600, "as many were asked");
+    rig.at_world();
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    assert_eq!(rig.at_world(), Vec::<Vec<u8>>::new());
+    rig.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
+    let flows = 601;
+    assert_eq!(
+        rig.replies(),
+        [ControlReply::Cut {
+            request: 1,
+            flows: Some(flows)
+        }]
+    );
+    assert_eq!(rig.flows(), 1);
+    assert_eq!(rig.records().len(), 601);
+    let again = ack((GUEST, 40_000), SERVER, 0, 8, 9_001);
+    assert_eq!(rig.guest(2, &again), Way::Fast);
+    // The VM may open others.
+    rig.connect(40_000, 77);
+    assert_eq!(rig.flows(), 2);
+}
+
+#[test]
+fn a_new_connection_on_a_cut_ones_tuple_is_decided_on_its_own() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    let what = rig.subject();
+    rig.tell(ControlMessage::Cut { request: 1, what });
+    rig.at_guest();
+    rig.guest(1, &syn((GUEST, 40_000), SERVER, 1_000_000));
+    assert_eq!(rig.at_world().len(), 1, "the SYN goes out");
+    rig.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
+    assert_eq!(rig.records()[0]["end"], "cut");
+    assert_eq!(rig.flows(), 1);
+    rig.assert_paired();
+    // What has gone can't be cut.
+    rig.tell(ControlMessage::Cut { request: 2, what });
+    let (first, second) = (
+        ControlReply::Cut {
+            request: 1,
+            flows: Some(1),
+        },
+        ControlReply::Cut {
+            request: 2,
+            flows: None,
+        },
+    );
+    assert_eq!(rig.replies(), [first, second]);
+}
+
+#[test]
+fn flows_of_a_frozen_vm_do_not_idle_out() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    rig.guest(2, &udp((GUEST, 5_000), SERVER, b"x"));
+    rig.kernel.borrow().set_frozen(1, true);
+    rig.pass(200 * MINUTE_NS);
+    assert_eq!(rig.flows(), 2);
+    rig.tell(ControlMessage::Thaw { request: 3, row: 1 });
+    assert_eq!(rig.replies(), [ControlReply::Thawed { request: 3 }]);
+    rig.kernel.borrow().set_frozen(1, false);
+    // As long as after a packet.
+    rig.pass(4 * MINUTE_NS);
+    assert_eq!(rig.flows(), 2);
+    rig.pass(2 * MINUTE_NS);
+    assert_eq!(rig.flows(), 1);
+    rig.pass(124 * MINUTE_NS);
+    rig.assert_empty();
+}
+
+#[test]
+fn a_captured_flow_is_seen_as_its_guest_sees_it() {
+    let mut rig = Rig::new();
+    let nat = rig.connect(40_000, 7);
+    let what = rig.subject();
+    let Subject::Flow { slot, .. } = what else {
+        panic!("a flow");
+    };
+    rig.connect(40_001, 7);
+    let mut client = rig.capture(what, None);
+    let refused = None;
+    assert_eq!(
+        rig.replies(),
+        [ControlReply::Capturing {
+            request: 5,
+            refused
+        }]
+    );
+    let guest = (GUEST, 40_000);
+    let out = ack(guest, SERVER, PSH, 8, 9_001);
+    rig.guest(1, &out);
+    assert_eq!(rig.at_world().len(), 1, "it is sent on");
+    rig.world(&with_ttl(ack(SERVER, nat, 0, 9_001, 9), 50));
+    let delivered = rig.at_guest();
+    assert_eq!(delivered.len(), 1, "it is delivered");
+    // Another one's.
+    rig.guest(1, &ack((GUEST, 40_001), SERVER, 0, 8, 9_001));
+    let packets = captured(&read(&mut client));
+    assert_eq!(packets.len(), 2);
+    assert_eq!(packets[0], (out, true));
+    assert!(!packets[1].1);
+    assert!(is_right(&packets[1].0));
+    let seen = Ipv4::parse(&packets[1].0).unwrap();
+    assert_eq!((seen.source, seen.destination, seen.ttl), (PEER, GUEST, 49));
+    assert_eq!(tcp_of(&packets[1].0).destination, 40_000);
+    // When the client goes, the kernel has it again.
+    drop(client);
+    rig.turn();
+    rig.turn();
+    let verdict = rig.kernel.borrow().slot(slot).verdict().load(Relaxed);
+    assert_eq!(verdict, Verdict::Fast as u32);
+    let later = ack(guest, SERVER, 0, 9, 9_001);
+    assert_eq!(rig.guest(1, &later), Way::Fast);
+    let read = rig.kernel.borrow().slot(slot).tx_packets().load(Relaxed);
+    assert_eq!(read, 4, "each is counted once");
+}
+
+#[test]
+fn a_capture_of_a_vm_has_new_flows_too_and_ends_after_as_many_packets() {
+    let mut rig = Rig::new();
+    let mut client = rig.capture(Subject::Vm { row: 1 }, Some(3));
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"1"));
+    rig.guest(2, &udp((GUEST, 5_000), SERVER, b"another's"));
+    assert_ne!(rig.guest(1, &udp((GUEST, 5_000), SERVER, b"2")), Way::Fast);
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"3"));
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"4"));
+    let bytes = read(&mut client);
+    let packets = captured(&bytes);
+    let last: Vec<u8> = packets.iter().map(|(l3, _)| l3[28]).collect();
+    assert_eq!(last, b"123");
+    assert_eq!(rig.guest(1, &udp((GUEST, 5_000), SERVER, b"5")), Way::Fast);
+    assert_eq!(
+        rig.guest(1, &udp((GUEST, 5_001), SERVER, b"6")),
+        Way::Engine(Handover::Miss)
+    );
+    assert_eq!(rig.guest(1, &udp((GUEST, 5_001), SERVER, b"7")), Way::Fast);
+    // It is over: the other end is closed.
+    client.set_nonblocking(false).unwrap();
+    assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
+}
+
+#[test]
+fn captured_flows_are_the_kernels_when_the_engine_ends_in_order() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    let mut client = rig.capture(Subject::Vm { row: 1 }, None);
+    let packet = ack((GUEST, 40_000), SERVER, 0, 8, 9_001);
+    assert_eq!(rig.guest(1, &packet), Way::Engine(Handover::Verdict));
+    let shutdown = ControlMessage::Shutdown(OnExit::Keep);
+    rig.broker.messages.borrow_mut().push_back(shutdown);
+    assert_eq!(rig.engine.run().unwrap(), OnExit::Keep);
+    assert_eq!(rig.guest(1, &packet), Way::Fast);
+    let mut bytes = Vec::new();
+    client.read_to_end(&mut bytes).unwrap();
+    assert_eq!(captured(&bytes).len(), 1);
+}
+
+#[test]
+fn a_socket_that_its_client_has_too_is_not_waited_for_any_more() {
+    let mut rig = Rig::new();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let both = theirs.try_clone().unwrap();
+    rig.tell(ControlMessage::Capture {
+        request: 5,
+        capture: CaptureRequest {
+            subject: Subject::Vm { row: 1 },
+            to: theirs.into(),
+            packets: None,
+            lasts_ns: None,
+        },
+    });
+    drop(ours);
+    // The end is seen, once.
+    rig.turn();
+    rig.turn();
+    let mut ready = Vec::new();
+    rig.engine.poller.wait(Some(0), &mut ready).unwrap();
+    assert_eq!(ready, []);
+    drop(both);
+}
+
+#[test]
+fn captures_are_bounded_and_do_not_wait_for_their_clients() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    let clients: Vec<_> = (0..MOST_CAPTURES)
+        .map(|_| rig.capture(Subject::Vm { row: 1 }, None))
+        .collect();
+    rig.replies();
+    rig.capture(Subject::Vm { row: 1 }, None);
+    let no = |why| ControlReply::Capturing {
+        request: 5,
+        refused: Some(why),
+    };
+    assert_eq!(rig.replies(), [no(NotCaptured::TooMany)]);
+    let data = vec![0; 1_300];
+    for _ in 0..4_000 {
+        rig.guest(1, &udp((GUEST, 5_000), SERVER, &data));
+        rig.at_world();
+    }
+    let lost = rig.kernel.borrow().stats(1).snapshot().0.pcap_lost;
+    assert!(lost > 1_000, "{lost}: nobody read");
+    drop(clients);
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x")), Way::Fast);
+    rig.capture(Subject::Vm { row: 9 }, None);
+    let gone = Subject::Flow {
+        slot: 1,
+        generation: 99,
+    };
+    rig.capture(gone, None);
+    assert_eq!(
+        rig.replies(),
+        [no(NotCaptured::NoVm), no(NotCaptured::NoFlow)]
+    );
+}
+
+#[test]
+fn the_ports_frames_are_written_and_a_rotated_file_is_whole() {
+    let mut rig = Rig::new();
+    let file = |file: &Log| ControlMessage::Pcap(Box::new(file.clone()));
+    let (first, second) = (Log::default(), Log::default());
+    rig.tell(file(&first));
+    rig.guest(1, &syn((GUEST, 40_000), SERVER, 7));
+    rig.tell(file(&second));
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    let packets = |log: &Log| {
+        let bytes: Arc<Mutex<Vec<u8>>> = log.0.clone();
+        let bytes = bytes.lock().unwrap().clone();
+        captured(&bytes)
+    };
+    // As it came, and as it was given back, with another MSS.
+    let of_first = packets(&first);
+    assert_eq!(of_first.len(), 2);
+    assert_eq!(of_first[0], (syn((GUEST, 40_000), SERVER, 7), true));
+    assert!(!of_first[1].1);
+    assert_eq!(packets(&second).len(), 2);
+}

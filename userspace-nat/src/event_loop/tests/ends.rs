@@ -1,0 +1,354 @@
+use slipgate_abi::{Handover, Verdict, tcp::Flags};
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::rig::*;
+use crate::{
+    clock::{MILLISECOND_NS, SECOND_NS},
+    control::{ControlMessage, ControlReply, OnExit},
+    event_loop::EngineError,
+};
+
+const MINUTE_NS: u64 = 60 * SECOND_NS;
+
+#[test]
+fn rfc5382_req_5_an_established_connection_lives_two_hours_four_minutes() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    rig.pass(124 * MINUTE_NS - 10 * SECOND_NS);
+    assert_eq!(rig.flows(), 1);
+    rig.pass(20 * SECOND_NS);
+    rig.assert_empty();
+    assert_eq!(rig.records()[0]["end"], "idle");
+    assert_eq!(rig.records()[0]["tcp"], "established");
+}
+
+#[test]
+fn rfc5382_req_5_a_half_open_connection_lives_four_minutes() {
+    let mut rig = Rig::new();
+    rig.guest(1, &syn((GUEST, 40_000), SERVER, 7));
+    rig.pass(4 * MINUTE_NS - 2 * SECOND_NS);
+    assert_eq!(rig.flows(), 1);
+    rig.pass(5 * SECOND_NS);
+    rig.assert_empty();
+}
+
+#[test]
+fn rfc7857_section_2_2_a_reset_connection_lives_four_minutes_unless_revived() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    let [silent, by_guest, by_server] = [40_001, 40_002, 40_003];
+    let nats = [silent, by_guest, by_server].map(|port| rig.connect(port, 7));
+    for nat in nats {
+        rig.world(&ack(SERVER, nat, Flags::RST, 9_001, 8));
+    }
+    rig.pass(3 * MINUTE_NS);
+    // The reset was not of the connection's: both ends go on, one of them first.
+    let next = ack((GUEST, by_guest), SERVER, Flags::ACK, 8, 9_001);
+    assert_eq!(rig.guest(1, &next), Way::Fast);
+    rig.world(&ack(SERVER, nats[2], Flags::ACK, 9_001, 8));
+    rig.pass(MINUTE_NS - 2 * SECOND_NS);
+    assert_eq!(rig.flows(), 4);
+    rig.pass(5 * SECOND_NS);
+    assert_eq!(rig.flows(), 3, "nothing came of the silent one");
+    let of_silent = &rig.records()[0];
+    assert_eq!(
+        (&of_silent["end"], &of_silent["tcp"]),
+        (&"reset".into(), &"reset".into())
+    );
+    assert_eq!(of_silent["guest"], format!("10.0.2.15:{silent}"));
+    // The revived are what they were, and live as long.
+    rig.pass(119 * MINUTE_NS);
+    assert_eq!(rig.flows(), 3);
+    rig.pass(5 * MINUTE_NS);
+    rig.assert_empty();
+    for record in &rig.records()[1..] {
+        assert_eq!(
+            (&record["end"], &record["tcp"]),
+            (&"idle".into(), &"established".into())
+        );
+    }
+}
+
+#[test]
+fn rfc4787_req_5_udp_lives_five_minutes() {
+    let mut rig = Rig::new();
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    rig.pass(299 * SECOND_NS);
+    assert_eq!(rig.flows(), 1);
+    // RFC 4787 REQ-6: outbound refreshes.
+    assert_eq!(rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x")), Way::Fast);
+    rig.pass(299 * SECOND_NS);
+    assert_eq!(rig.flows(), 1);
+    rig.pass(3 * SECOND_NS);
+    rig.assert_empty();
+}
+
+#[test]
+fn rfc5508_req_2_a_ping_lives_sixty_seconds() {
+    let mut rig = Rig::new();
+    rig.guest(1, &echo(GUEST, PEER, true, 1, b""));
+    rig.pass(59 * SECOND_NS);
+    assert_eq!(rig.flows(), 1);
+    rig.pass(3 * SECOND_NS);
+    rig.assert_empty();
+}
+
+#[test]
+fn a_record_says_it_all() {
+    let mut rig = Rig::new();
+    let nat = rig.connect(40_000, 7);
+    rig.close(40_000, nat, false);
+    rig.pass(5 * MINUTE_NS);
+    let record = &rig.records()[0];
+    assert_eq!(record["vm"], "vm1");
+    assert_eq!(record["proto"], "tcp");
+    assert_eq!(record["guest"], "10.0.2.15:40000");
+    assert_eq!(record["remote"], "198.51.100.7:443");
+    assert_eq!(record["nat"], format!("192.0.2.1:{}", nat.1));
+    assert_eq!(record["rule"], 10);
+    assert_eq!(record["rule_text"], "--default allow");
+    assert_eq!(record["end"], "closed");
+    assert_eq!(record["tcp"], "closed");
+    assert_eq!(record["direction"], "outbound");
+    // SYN with options, ACK, FIN; SYN-ACK with options, FIN, ACK.
+    assert_eq!(
+        (record["tx_packets"].as_u64(), record["tx_bytes"].as_u64()),
+        (Some(3), Some(124))
+    );
+    assert_eq!(
+        (record["rx_packets"].as_u64(), record["rx_bytes"].as_u64()),
+        (Some(3), Some(124))
+    );
+    let counters = rig.kernel.borrow().stats(1).snapshot().0;
+    assert_eq!(
+        (counters.ended_tx.packets, counters.ended_rx.bytes),
+        (3, 124)
+    );
+    assert_eq!((counters.admitted, counters.ended), (1, 1));
+    rig.assert_empty();
+}
+
+#[test]
+fn a_packet_in_the_grace_revives_an_idle_flow() {
+    let mut rig = Rig::new();
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    let slot = rig.kernel.borrow().slots_in_use()[0];
+    let verdict = |rig: &Rig| rig.kernel.borrow().slot(slot).verdict().load(Relaxed);
+    rig.kernel.borrow_mut().now_ns += 301 * SECOND_NS;
+    rig.turn();
+    assert_eq!(verdict(&rig), Verdict::Closing as u32);
+    rig.kernel.borrow_mut().now_ns += MILLISECOND_NS;
+    assert_eq!(
+        rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x")),
+        Way::Engine(Handover::Verdict)
+    );
+    assert_eq!(verdict(&rig), Verdict::Fast as u32);
+    assert_eq!(rig.at_world().len(), 2);
+    rig.pass(SECOND_NS);
+    assert_eq!((rig.flows(), rig.records().len()), (1, 0));
+    rig.assert_paired();
+}
+
+#[test]
+fn traffic_that_a_running_program_let_through_revives_too() {
+    let mut rig = Rig::new();
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    let slot = rig.kernel.borrow().slots_in_use()[0];
+    rig.kernel.borrow_mut().now_ns += 301 * SECOND_NS;
+    rig.turn();
+    // A program that read the verdict before it changed counts now.
+    let now = rig.kernel.borrow().now_ns;
+    rig.kernel
+        .borrow()
+        .slot(slot)
+        .rx_last_ns()
+        .store(now, Relaxed);
+    rig.pass(SECOND_NS);
+    assert_eq!((rig.flows(), rig.records().len()), (1, 0));
+}
+
+#[test]
+fn a_closed_connection_s_last_packets_pass_and_revive_nothing() {
+    let mut rig = Rig::with(Setup {
+        nat_ports: 61_000..=61_001,
+        ..Setup::default()
+    });
+    let nat = rig.connect(40_000, 7);
+    let other = rig.connect(40_001, 7);
+    rig.close(40_000, nat, true);
+    // Two of two ports are busy: the closed flow is ended by the next scan.
+    rig.kernel.borrow_mut().now_ns += 300 * MILLISECOND_NS;
+    rig.turn();
+    let way = rig.world(&ack(SERVER, nat, Flags::FIN, 2, 3));
+    assert_eq!(way, Way::Engine(Handover::Verdict));
+    assert_eq!(rig.at_guest().len(), 1, "a retransmitted FIN arrives");
+    rig.pass(100 * MILLISECOND_NS);
+    assert_eq!((rig.flows(), rig.records().len()), (1, 1));
+    assert_eq!(rig.records()[0]["rx_packets"], 3, "it was counted");
+    assert_eq!(rig.world(&ack(SERVER, other, 0, 9_001, 8)), Way::Fast);
+}
+
+#[test]
+fn short_slots_are_reclaimed_from_closed_flows_ahead_of_need() {
+    let mut rig = Rig::with(Setup {
+        slots: 1_024,
+        max_flows: 100_000,
+        ..Setup::default()
+    });
+    // All but what is kept for the other two VMs.
+    for i in 0..1_024 - 255 {
+        let nat = rig.connect(10_000 + i, 7);
+        rig.close(10_000 + i, nat, true);
+    }
+    rig.guest(1, &udp((GUEST, 1), SERVER, b"x"));
+    assert_eq!(rig.refused(1, slipgate_abi::Refusal::TableFull), 1);
+    rig.pass(2 * SECOND_NS);
+    assert!(
+        rig.flows() <= 1_024 - 255 - 128,
+        "an eighth was freed: {}",
+        rig.flows()
+    );
+    rig.connect(60_000, 7);
+}
+
+#[test]
+fn a_slot_rests_a_second() {
+    let mut rig = Rig::with(Setup {
+        slots: 1_024,
+        max_flows: 100_000,
+        ..Setup::default()
+    });
+    let tell = |rig: &mut Rig, message| rig.broker.messages.borrow_mut().push_back(message);
+    // One alone may have the whole table.
+    tell(&mut rig, ControlMessage::VmGone { row: 2, id: 102 });
+    tell(&mut rig, ControlMessage::VmGone { row: 3, id: 103 });
+    rig.turn();
+    for i in 0..1_024 {
+        rig.guest(1, &udp((GUEST, 1_000 + i), SERVER, b"x"));
+    }
+    assert_eq!(rig.flows(), 1_024);
+    tell(&mut rig, ControlMessage::VmGone { row: 1, id: 101 });
+    tell(&mut rig, ControlMessage::Vm(spec(2, &Setup::default())));
+    rig.pass(60 * MILLISECOND_NS);
+    rig.assert_empty();
+    rig.guest(2, &udp((GUEST, 1), SERVER, b"x"));
+    assert_eq!(rig.refused(2, slipgate_abi::Refusal::TableFull), 1);
+    rig.pass(SECOND_NS + MILLISECOND_NS);
+    rig.guest(2, &udp((GUEST, 1), SERVER, b"x"));
+    assert_eq!(rig.flows(), 1);
+}
+
+#[test]
+fn a_vm_that_goes_takes_its_flows_along_and_no_others() {
+    let mut rig = Rig::new();
+    rig.connect_from(1, 40_000, 7);
+    rig.connect_from(2, 40_000, 7);
+    let gone = ControlMessage::VmGone { row: 1, id: 101 };
+    rig.broker.messages.borrow_mut().push_back(gone);
+    rig.pass(60 * MILLISECOND_NS);
+    assert_eq!(rig.flows(), 1);
+    let record = &rig.records()[0];
+    assert_eq!(
+        (&record["vm"], &record["end"]),
+        (&"vm1".into(), &"vm-removed".into())
+    );
+    rig.assert_paired();
+}
+
+#[test]
+fn what_a_running_program_still_counts_is_in_the_record() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    let slot = rig.kernel.borrow().slots_in_use()[0];
+    let gone = ControlMessage::VmGone { row: 1, id: 101 };
+    rig.broker.messages.borrow_mut().push_back(gone);
+    rig.turn();
+    rig.kernel.borrow_mut().now_ns += 40 * MILLISECOND_NS;
+    rig.turn();
+    rig.kernel
+        .borrow()
+        .slot(slot)
+        .rx_bytes()
+        .fetch_add(1_000, Relaxed);
+    rig.pass(20 * MILLISECOND_NS);
+    // The SYN-ACK, and what came late.
+    assert_eq!(rig.records()[0]["rx_bytes"], 44 + 1_000);
+}
+
+#[test]
+fn an_address_that_goes_takes_its_flows_along() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    let mut routes = routes();
+    if let ControlMessage::Routes { routes, .. } = &mut routes {
+        routes.addresses[0].addr = "192.0.2.99/24".parse().unwrap();
+    }
+    rig.broker.messages.borrow_mut().push_back(routes);
+    rig.pass(SECOND_NS);
+    rig.assert_empty();
+    assert_eq!(rig.records()[0]["end"], "address-gone");
+    rig.guest(1, &syn((GUEST, 40_000), SERVER, 8));
+    assert_eq!(rig.at_world()[0][12..16], [192, 0, 2, 99]);
+}
+
+#[test]
+fn detaching_ends_and_records_everything() {
+    let mut rig = Rig::new();
+    for i in 0..10 {
+        rig.connect(40_000 + i, 7);
+    }
+    let stop = ControlMessage::Shutdown(OnExit::Detach);
+    rig.broker.messages.borrow_mut().push_back(stop);
+    assert_eq!(rig.engine.run().unwrap(), OnExit::Detach);
+    rig.assert_empty();
+    assert_eq!(rig.records().len(), 10);
+}
+
+#[test]
+fn keeping_leaves_everything() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    let stop = ControlMessage::Shutdown(OnExit::Keep);
+    rig.broker.messages.borrow_mut().push_back(stop);
+    assert_eq!(rig.engine.run().unwrap(), OnExit::Keep);
+    assert_eq!((rig.flows(), rig.records().len()), (1, 0));
+    rig.assert_paired();
+}
+
+#[test]
+fn the_broker_s_end_is_the_engine_s_and_flows_go_on() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    rig.broker.gone.set(true);
+    assert!(matches!(rig.engine.run(), Err(EngineError::Control(_))));
+    rig.assert_paired();
+    assert_eq!(rig.records().len(), 0);
+}
+
+#[test]
+fn a_sync_is_answered_when_what_was_before_it_is_recorded() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    {
+        let mut messages = rig.broker.messages.borrow_mut();
+        messages.push_back(ControlMessage::VmGone { row: 1, id: 101 });
+        messages.push_back(ControlMessage::Sync { request: 5 });
+    }
+    rig.turn();
+    assert!(rig.broker.replies.borrow().is_empty());
+    rig.pass(60 * MILLISECOND_NS);
+    let replies = rig.broker.replies.borrow();
+    let [ControlReply::Synced { request: 5, status }] = &replies[..] else {
+        panic!("{replies:?}");
+    };
+    assert_eq!((status.flows, status.records_written), (0, 1));
+}
+
+#[test]
+fn an_idle_engine_sleeps() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    rig.pass(10 * SECOND_NS);
+    let timeout_ns = rig.engine.timeout_ns().unwrap();
+    assert!(timeout_ns >= SECOND_NS / 2, "{timeout_ns}");
+}

@@ -1,0 +1,212 @@
+//! Flows follow the host's network: all of them, some in each turn, and none that it does not concern.
+use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
+
+use slipgate_abi::Ip4;
+
+use super::rig::*;
+use crate::{
+    clock::SECOND_NS,
+    control::ControlMessage,
+    datapath::{Hop, Tables as _},
+    route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
+    state::{Link, follow::LOOKS_PER_TURN},
+};
+
+const FLOWS: u16 = 10_000;
+/// More than a walk over that many flows takes.
+const TURNS: usize = 64;
+
+/// VM 1 has many flows.
+fn crowded() -> Rig {
+    let mut rig = Rig::with(Setup {
+        slots: 32_768,
+        max_flows: 32_768,
+        rate: 32_768,
+        ..Setup::default()
+    });
+    for number in 0..FLOWS {
+        // A translated port serves each destination once.
+        let to = (PEER, 9 + number / 1_000);
+        rig.guest(1, &udp((GUEST, 5_000 + number), to, b"x"));
+    }
+    rig.at_world();
+    assert_eq!(rig.flows(), usize::from(FLOWS));
+    rig
+}
+
+fn network(change: impl FnOnce(&mut RouteSnapshot, &mut Vec<Link>)) -> ControlMessage {
+    let mut message = routes();
+    if let ControlMessage::Routes { routes, links, .. } = &mut message {
+        change(routes, links);
+    }
+    message
+}
+
+fn default_by(gateway: u8) -> ControlMessage {
+    network(|routes, _| routes.routes[0].gateway = Some([192, 0, 2, gateway].into()))
+}
+
+fn looks(rig: &Rig) -> u64 {
+    rig.kernel.borrow().slots_looked_at.get()
+}
+
+/// The elements that flows of the crowd name.
+fn hops(rig: &Rig) -> HashSet<u32> {
+    let kernel = rig.kernel.borrow();
+    let slots = kernel.slots_in_use().into_iter();
+    slots
+        .map(|slot| kernel.slot(slot).next_hop().load(Relaxed))
+        .collect()
+}
+
+fn hop_by(rig: &mut Rig, gateway: u8) -> u32 {
+    let hop = Hop {
+        ifindex: UPLINK,
+        neighbour: Ip4 {
+            octets: [192, 0, 2, gateway],
+        },
+        route_mtu: 0,
+    };
+    rig.engine.core.next_hop(hop, PEER)
+}
+
+#[test]
+fn a_change_has_some_flows_looked_at_in_a_turn_and_in_the_end_all() {
+    let mut rig = crowded();
+    let mut before = looks(&rig);
+    rig.tell(default_by(253));
+    let mut turns = 0;
+    while rig.engine.core.following.is_under_way() {
+        let looked = looks(&rig) - before;
+        assert!(
+            looked <= u64::from(LOOKS_PER_TURN),
+            "{looked} in turn {turns}"
+        );
+        assert_eq!(rig.engine.timeout_ns(), Some(0), "the rest is due");
+        before = looks(&rig);
+        turns += 1;
+        assert!(turns < TURNS);
+        rig.turn();
+    }
+    assert!(turns > 3, "{turns}");
+    let now = hop_by(&mut rig, 253);
+    assert_eq!(hops(&rig), HashSet::from([now]));
+    assert_ne!(rig.engine.timeout_ns(), Some(0));
+}
+
+#[test]
+fn another_vms_first_packet_goes_out_in_its_turn_meanwhile() {
+    let mut rig = crowded();
+    rig.tell(default_by(253));
+    let mut opened = 0;
+    while rig.engine.core.following.is_under_way() {
+        opened += 1;
+        rig.guest(2, &syn((GUEST, 40_000 + opened), SERVER, 7));
+        assert_eq!(rig.at_world().len(), 1, "in the turn it came in");
+    }
+    assert!(opened > 3);
+    assert_eq!(hops(&rig).len(), 1);
+}
+
+#[test]
+fn what_concerns_no_flow_has_none_looked_at() {
+    let mut rig = crowded();
+    let before = looks(&rig);
+    // A container comes: its link, its address, its route.
+    rig.tell(network(|routes, links| {
+        links.push(Link {
+            ifindex: 9,
+            mtu: 1_500,
+            has_l2: true,
+        });
+        routes.addresses.push(HostAddress {
+            ifindex: 9,
+            addr: "172.17.0.1/16".parse().unwrap(),
+            broadcast: None,
+        });
+        routes.routes.push(RouteEntry {
+            prefix: "172.17.0.0/16".parse().unwrap(),
+            kind: RouteKind::Unicast,
+            ifindex: 9,
+            gateway: None,
+            prefsrc: None,
+            metric: 0,
+            mtu: None,
+        });
+    }));
+    for _ in 0..TURNS {
+        rig.turn();
+    }
+    // And goes; and the same once more.
+    rig.tell(routes());
+    rig.tell(routes());
+    for _ in 0..TURNS {
+        rig.turn();
+    }
+    assert_eq!(looks(&rig), before);
+}
+
+#[test]
+fn changes_without_end_neither_stop_a_walk_nor_hurry_it() {
+    let mut rig = crowded();
+    rig.tell(network(|routes, _| {
+        routes.addresses[0].addr = "192.0.2.99/24".parse().unwrap();
+    }));
+    let mut turns = 0;
+    while !rig.kernel.borrow().flows.is_empty() {
+        let before = looks(&rig);
+        rig.tell(network(|routes, _| {
+            routes.addresses[0].addr = "192.0.2.99/24".parse().unwrap();
+            routes.routes[0].gateway = Some([192, 0, 2, 100 + turns % 2].into());
+        }));
+        let looked = looks(&rig) - before;
+        assert!(looked <= u64::from(LOOKS_PER_TURN), "{looked}");
+        turns += 1;
+        assert!(turns < 200, "they do not end");
+    }
+    rig.pass(SECOND_NS);
+    rig.assert_empty();
+}
+
+#[test]
+fn all_flows_of_an_address_that_goes_end_and_each_is_recorded_once() {
+    let mut rig = crowded();
+    rig.tell(network(|routes, _| {
+        routes.addresses[0].addr = "192.0.2.99/24".parse().unwrap();
+    }));
+    rig.pass(SECOND_NS);
+    rig.assert_empty();
+    let records = rig.records();
+    let ids: HashSet<&str> = records.iter().filter_map(|r| r["id"].as_str()).collect();
+    assert_eq!((records.len(), ids.len()), (FLOWS.into(), FLOWS.into()));
+    assert!(records.iter().all(|record| record["end"] == "address-gone"));
+}
+
+#[test]
+fn a_route_s_own_mtu_counts_for_new_connections_and_for_old_ones_when_it_changes() {
+    let with_mtu = |mtu| network(move |routes, _| routes.routes[0].mtu = mtu);
+    let mss = |rig: &mut Rig, port| {
+        rig.guest(1, &syn((GUEST, port), SERVER, 7));
+        let sent = rig.at_world().pop().unwrap();
+        u16::from_be_bytes([sent[42], sent[43]])
+    };
+    let mut rig = Rig::new();
+    rig.tell(with_mtu(Some(1_300)));
+    assert_eq!(mss(&mut rig, 40_000), 1_260);
+    // Larger than the link's is none.
+    rig.tell(with_mtu(Some(9_000)));
+    assert_eq!(mss(&mut rig, 40_001), 1_360);
+    rig.tell(with_mtu(None));
+    assert_eq!(mss(&mut rig, 40_002), 1_360);
+
+    // What every flow leaves by says so, whenever it was opened.
+    rig.tell(with_mtu(Some(1_200)));
+    rig.turn();
+    let named = hops(&rig);
+    assert_eq!(named.len(), 1);
+    let datapath = &rig.engine.core.datapath;
+    let mtus = named
+        .iter()
+        .map(|hop| datapath.next_hop(*hop).unwrap().route_mtu());
+    assert_eq!(mtus.collect::<Vec<_>>(), [1_200]);
+}

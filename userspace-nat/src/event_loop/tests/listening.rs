@@ -1,0 +1,152 @@
+//! Who listens to what is recorded of a VM.
+use std::{
+    io::{ErrorKind, Read as _},
+    net::Shutdown,
+    os::unix::net::UnixStream,
+};
+
+use super::rig::*;
+use crate::{
+    clock::SECOND_NS,
+    control::{ControlMessage, ControlReply, MOST_LISTENERS, NotListening},
+    record::{Event, Events},
+};
+
+/// Begins to listen to a VM; what comes out of the socket.
+fn listen(rig: &mut Rig, row: u16) -> (UnixStream, Option<NotListening>) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let message = ControlMessage::Listen {
+        request: 5,
+        row,
+        to: theirs.into(),
+    };
+    rig.broker.messages.borrow_mut().push_back(message);
+    rig.turn();
+    match rig.broker.replies.borrow_mut().pop() {
+        Some(ControlReply::Listening {
+            request: 5,
+            refused,
+        }) => (ours, refused),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What has come, and whether that is the end.
+fn heard(stream: &mut UnixStream) -> (Vec<serde_json::Value>, bool) {
+    let mut text = Vec::new();
+    let ended = match stream.read_to_end(&mut text) {
+        Ok(_) => true,
+        Err(e) if e.kind() == ErrorKind::WouldBlock => false,
+        Err(e) => panic!("{e}"),
+    };
+    let lines = text.split(|b| *b == b'\n').filter(|line| !line.is_empty());
+    let parse = |line| serde_json::from_slice(line).expect("a whole line");
+    (lines.map(parse).collect(), ended)
+}
+
+fn events<'l>(lines: &'l [serde_json::Value]) -> Vec<(&'l str, &'l str)> {
+    let of = |value: &'l serde_json::Value| value.as_str().unwrap_or("");
+    lines
+        .iter()
+        .map(|line| (of(&line["event"]), of(&line["guest"])))
+        .collect()
+}
+
+#[test]
+fn a_listener_hears_of_flows_that_live_begin_and_end_of_its_vm_alone() {
+    let mut rig = Rig::new();
+    let nat = rig.connect(40_000, 1);
+    rig.connect_from(2, 41_000, 1);
+    let (mut ours, refused) = listen(&mut rig, 1);
+    assert_eq!(refused, None);
+    let (lines, _) = heard(&mut ours);
+    assert_eq!(events(&lines), [("flow_start", "10.0.2.15:40000")]);
+    rig.connect(40_001, 1);
+    rig.connect_from(2, 41_001, 1);
+    rig.close(40_000, nat, true);
+    rig.pass(300 * SECOND_NS);
+    let (lines, ended) = heard(&mut ours);
+    let expected = [
+        ("flow_start", "10.0.2.15:40001"),
+        ("flow_end", "10.0.2.15:40000"),
+    ];
+    assert_eq!(events(&lines), expected);
+    assert!(!ended);
+    // The file has what it was to have.
+    assert!(rig.records().iter().all(|r| r["event"] == "flow_end"));
+    assert_eq!(rig.records().len(), 1);
+    // Enough: the rest, and the end.
+    rig.guest(1, &syn((GUEST, 40_002), SERVER, 1));
+    ours.shutdown(Shutdown::Write).unwrap();
+    rig.turn();
+    rig.turn();
+    let (lines, ended) = heard(&mut ours);
+    assert_eq!(events(&lines), [("flow_start", "10.0.2.15:40002")]);
+    assert!(ended);
+    assert!(!rig.engine.log.wants(Event::FlowStart), "nobody does now");
+    assert!(!rig.engine.core.records_starts);
+}
+
+#[test]
+fn who_is_gone_is_forgotten_and_so_is_who_hears_of_no_vm() {
+    let mut rig = Rig::with(Setup {
+        events: Events::ALL,
+        ..Setup::default()
+    });
+    assert_eq!(listen(&mut rig, 9).1, Some(NotListening::NoVm));
+    let mut all: Vec<_> = (0..MOST_LISTENERS).map(|_| listen(&mut rig, 1)).collect();
+    assert!(all.iter().all(|(_, refused)| refused.is_none()));
+    assert_eq!(listen(&mut rig, 1).1, Some(NotListening::TooMany));
+    let (mut first, _) = all.remove(0);
+    drop(all);
+    rig.turn();
+    rig.connect(40_000, 1);
+    assert_eq!(listen(&mut rig, 2).1, None);
+    let gone = ControlMessage::VmGone { row: 1, id: 101 };
+    rig.broker.messages.borrow_mut().push_back(gone);
+    rig.turn();
+    rig.pass(SECOND_NS);
+    let (lines, ended) = heard(&mut first);
+    assert_eq!(events(&lines), [("flow_start", "10.0.2.15:40000")]);
+    assert!(ended);
+    assert!(rig.engine.core.records_starts, "the file's");
+}
+
+#[test]
+fn a_slow_listener_loses_counted_lines_and_nobody_waits_for_it() {
+    let mut rig = Rig::new();
+    let (mut ours, _) = listen(&mut rig, 1);
+    for isn in 0..10_u32 {
+        for port in 40_000..40_900 {
+            rig.guest(1, &syn((GUEST, port), SERVER, isn * 1_000_000));
+        }
+        let gone = ControlMessage::Cut {
+            request: 1,
+            what: crate::observe::Subject::Vm { row: 1 },
+        };
+        rig.broker.messages.borrow_mut().push_back(gone);
+        rig.pass(SECOND_NS);
+    }
+    let mut text = Vec::new();
+    loop {
+        let before = text.len();
+        let _ = ours.read_to_end(&mut text);
+        if text.len() == before {
+            break;
+        }
+        rig.turn();
+    }
+    let (mut told, mut lost) = (0, 0);
+    for line in text.split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
+        let line: serde_json::Value = serde_json::from_slice(line).expect("a whole line");
+        match line["event"].as_str() {
+            Some("lost") => lost += line["count"].as_u64().unwrap(),
+            _ => told += 1,
+        }
+    }
+    assert!(lost > 0);
+    let ended = rig.records().len() as u64;
+    assert!(ended > 3_000);
+    assert_eq!(told + lost, 2 * ended);
+}

@@ -1,0 +1,398 @@
+//! Other policies while flows live.
+use std::sync::atomic::Ordering::Relaxed;
+
+use slipgate_abi::{Ip4, Protocol, Refusal, Verdict, timeout::CLOSING_GRACE_NS};
+
+use super::rig::*;
+use crate::{
+    clock::MILLISECOND_NS,
+    control::{ControlMessage, ControlReply, Reload},
+    dns::{
+        NamePolicy,
+        chain::tests::{a, answer},
+    },
+    name_gate::ByRules,
+    state::Forward,
+};
+use slipgate_policy::{
+    Action, Described, LocalAddresses, Name, OnReload, Policy, PolicySet, Rule, Settings, wire,
+};
+
+const OTHER: At = (
+    Ip4 {
+        octets: [203, 0, 113, 9],
+    },
+    443,
+);
+
+pub(super) fn policy(default: Action, rules: &[&str]) -> Policy {
+    let rules = rules.iter().map(|rule| match rule.split_once(' ') {
+        Some(("deny", text)) => Rule::parse(Action::Deny, text).unwrap(),
+        Some(("allow", text)) => Rule::parse(Action::Allow, text).unwrap(),
+        Some(("inspect", text)) => Rule::parse(Action::Inspect, text).unwrap(),
+        _ => panic!("{rule}"),
+    });
+    Policy::new(default, rules.collect::<Vec<_>>())
+}
+
+fn keeping(policy: Policy) -> Policy {
+    let on_reload = OnReload::Keep;
+    policy.with(Settings {
+        on_reload,
+        ..Settings::default()
+    })
+}
+
+impl Rig {
+    pub(super) fn reload(&mut self, policies: Vec<Policy>, rule_base: u32, of_vm: [u32; 3]) {
+        self.reload_strictly(policies, rule_base, of_vm, Vec::new());
+    }
+
+    pub(super) fn reload_strictly(
+        &mut self,
+        policies: Vec<Policy>,
+        rule_base: u32,
+        of_vm: [u32; 3],
+        strictly: Vec<u32>,
+    ) {
+        let vms = (1..=3).map(|row| {
+            let mut spec = spec(row, &Setup::default());
+            spec.policy = of_vm[usize::from(row) - 1];
+            spec
+        });
+        let reload = Reload {
+            request: 4,
+            policies: PolicySet::new(policies),
+            rule_base,
+            local: LocalAddresses {
+                host: vec![[192, 0, 2, 1].into()],
+                guests: Vec::new(),
+            },
+            vms: vms.collect(),
+            strictly,
+        };
+        let message = ControlMessage::Policies(Box::new(reload));
+        self.broker.messages.borrow_mut().push_back(message);
+        self.turn();
+    }
+
+    /// Waits for the answer: how many were cut, kept, left.
+    pub(super) fn applied(&mut self) -> (u64, u64, u64) {
+        self.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
+        match self.broker.replies.take()[..] {
+            [
+                ControlReply::Applied {
+                    request: 4,
+                    cut,
+                    kept,
+                    left,
+                },
+            ] => (cut, kept, left),
+            ref other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_the_new_rules_refuse_is_cut_and_the_rest_goes_on() {
+    let mut rig = Rig::new();
+    for port in 0..40 {
+        rig.connect(40_000 + port, 7);
+        rig.guest(1, &udp((GUEST, 5_000 + port), OTHER, b"x"));
+    }
+    rig.guest(2, &udp((GUEST, 5_000), OTHER, b"x"));
+    rig.at_world();
+    rig.reload(
+        vec![policy(Action::Allow, &["deny 203.0.113.0/24"])],
+        30,
+        [0; 3],
+    );
+    // At once, and also what was under way to the engine.
+    for port in 0..40 {
+        rig.guest(1, &udp((GUEST, 5_000 + port), OTHER, b"x"));
+        rig.guest(1, &udp((GUEST, 6_000 + port), OTHER, b"x"));
+        let kept = ack((GUEST, 40_000 + port), SERVER, 0, 8, 9_001);
+        assert_eq!(rig.guest(1, &kept), Way::Fast);
+    }
+    let at_world = rig.at_world();
+    assert!(at_world.iter().all(|packet| packet[16..20] == PEER.octets));
+    assert_eq!(at_world.len(), 40);
+    assert_eq!(rig.broker.replies.borrow().len(), 0, "before the grace");
+    assert_eq!(rig.applied(), (41, 40, 0));
+    assert_eq!(rig.refused(1, Refusal::Rule), 40);
+    rig.assert_paired();
+    let records = rig.records();
+    assert_eq!(records.len(), 41);
+    assert!(records.iter().all(|record| record["end"] == "policy"));
+    // They were let in by the rule of before, and are recorded so.
+    assert!(
+        records
+            .iter()
+            .all(|r| r["rule"] == 10 && r["rule_text"] == "--default allow")
+    );
+    // What comes now has the numbers of the new run.
+    rig.connect(50_000, 7);
+    let slots = rig.kernel.borrow().slots_in_use();
+    let rules: Vec<u32> = slots
+        .iter()
+        .map(|slot| rig.kernel.borrow().slot(*slot).rule())
+        .collect();
+    assert_eq!(rules.iter().filter(|rule| **rule == 30).count(), 1);
+    assert_eq!(rules.iter().filter(|rule| **rule == 10).count(), 40);
+    // And back: nothing is cut, the host is protected as ever.
+    rig.reload(vec![policy(Action::Allow, &[])], 10, [0; 3]);
+    assert_eq!(rig.applied(), (0, 41, 0));
+    rig.guest(1, &syn((GUEST, 50_001), (NAT, 22), 7));
+    assert_eq!(rig.refused(1, Refusal::Protected), 1);
+}
+
+#[test]
+fn each_vms_policy_says_whether_its_flows_are_left() {
+    let mut rig = Rig::new();
+    for vm in 1..=3 {
+        rig.connect_from(vm, 40_000, 7);
+    }
+    let shut = || policy(Action::Deny, &[]);
+    let policies = vec![keeping(shut()), shut(), policy(Action::Allow, &[])];
+    rig.reload(policies, 10, [0, 1, 2]);
+    for (vm, way) in [(1, true), (2, false), (3, true)] {
+        let more = ack((GUEST, 40_000), SERVER, 0, 8, 9_001);
+        assert_eq!(rig.guest(vm, &more) == Way::Fast, way, "VM {vm}");
+        rig.guest(vm, &syn((GUEST, 40_001), SERVER, 7));
+    }
+    assert_eq!(rig.applied(), (1, 2, 1));
+    assert_eq!(rig.refused(1, Refusal::Default), 1, "new ones are refused");
+    assert_eq!(rig.refused(3, Refusal::Default), 0);
+    assert_eq!(rig.flows(), 3);
+    // Unless it is strict with that VM, which its id tells.
+    let policies = || vec![keeping(shut()), keeping(shut()), policy(Action::Allow, &[])];
+    rig.reload_strictly(policies(), 10, [0, 1, 2], vec![102]);
+    assert_eq!(rig.applied(), (0, 3, 1));
+    rig.reload_strictly(policies(), 10, [0, 1, 2], vec![101]);
+    assert_eq!(rig.applied(), (1, 2, 0));
+    rig.connect_from(3, 40_002, 7);
+    // The next one that cuts cuts it too.
+    rig.reload(vec![shut()], 10, [0; 3]);
+    assert_eq!(rig.applied(), (3, 0, 0));
+    rig.assert_empty();
+}
+
+/// Nobody has seen what it said, and it must not go on for ever unseen: neither of a VM that was open
+/// to learn, nor of a rule that let it in before.
+#[test]
+fn what_was_never_inspected_does_not_go_on_past_inspection() {
+    let named = |is_learning, default, rules: &[&str]| {
+        policy(default, rules).with(Settings {
+            name: Some("vm".to_owned()),
+            is_learning,
+            ..Settings::default()
+        })
+    };
+    let own = || named(false, Action::Deny, &["inspect 198.51.100.7"]);
+    for is_learning in [true, false] {
+        let mut rig = Rig::new();
+        let open = named(is_learning, Action::Allow, &["allow 198.51.100.7"]);
+        rig.reload(vec![own(), open], 20, [1, 0, 0]);
+        rig.applied();
+        rig.connect(40_000, 7);
+        rig.reload(vec![own()], 40, [0; 3]);
+        assert_eq!(rig.applied(), (1, 0, 0));
+    }
+    // Also when slipgate dies meanwhile, and a successor takes over.
+    let mut rig = Rig::new();
+    let open = named(true, Action::Allow, &["allow 198.51.100.7"]);
+    let described = PolicySet::new(vec![own(), open.clone()]).described().last();
+    rig.reload(vec![own(), open], 20, [1, 0, 0]);
+    rig.applied();
+    rig.connect(40_000, 7);
+    let rule = {
+        let kernel = rig.kernel.borrow();
+        kernel.slot(kernel.slots_in_use()[0]).rule()
+    };
+    rig.kernel
+        .borrow_mut()
+        .rules
+        .extend(described.map(|d| (rule, d)));
+    let (_, adoption) = rig.restart(&Setup {
+        default: Action::Deny,
+        rules: vec![Rule::parse(Action::Inspect, "198.51.100.7").unwrap()],
+        rule_base: 60,
+        ..Setup::default()
+    });
+    assert_eq!((adoption.live, adoption.refused), (0, 1));
+}
+
+#[test]
+fn flows_by_name_are_judged_by_their_names() {
+    let mut rig = Rig::with(Setup {
+        default: Action::Deny,
+        rules: vec![Rule::parse(Action::Allow, "*.ok.test").unwrap()],
+        ..Setup::default()
+    });
+    let tell = |rig: &Rig, name: &'static str, at: Ip4| {
+        let mut dns = ByRules(rig.engine.core.judge.clone());
+        let wire = wire(name).unwrap();
+        let told = answer(name, &[a(name, 0, at.octets)]);
+        let now_ns = rig.kernel.borrow().now_ns;
+        dns.answer(101, Name(&wire), &told, 0, now_ns);
+    };
+    tell(&rig, "a.ok.test", PEER);
+    tell(&rig, "b.ok.test", OTHER.0);
+    rig.connect(40_000, 7);
+    rig.guest(1, &udp((GUEST, 5_000), OTHER, b"x"));
+    // Long after their openings.
+    rig.pass(60_000 * MILLISECOND_NS);
+    assert_eq!(rig.flows(), 2);
+    let rules = ["deny x.test", "deny b.ok.test", "allow *.ok.test"];
+    rig.reload(vec![policy(Action::Deny, &rules)], 20, [0; 3]);
+    assert_eq!(rig.applied(), (1, 1, 0));
+    assert_eq!(rig.records()[0]["dns_name"], "b.ok.test");
+    // Once more: by the name, whatever the numbers of the rules.
+    rig.reload(vec![policy(Action::Deny, &["allow a.ok.test"])], 40, [0; 3]);
+    assert_eq!(rig.applied(), (0, 1, 0));
+    // A successor does not know the name; the rule that let it in stands no more.
+    {
+        let mut kernel = rig.kernel.borrow_mut();
+        let before = policy(Action::Deny, &["allow *.ok.test"]);
+        kernel
+            .rules
+            .extend(before.described().last().map(|d| (13, d)));
+    }
+    let setup = |rule: &str| Setup {
+        default: Action::Deny,
+        rules: vec![Rule::parse(Action::Allow, rule).unwrap()],
+        ..Setup::default()
+    };
+    let (mut rig, adoption) = rig.restart(&Setup {
+        rules: vec![
+            Rule::parse(Action::Deny, "b.test").unwrap(),
+            Rule::parse(Action::Allow, "*.ok.test").unwrap(),
+        ],
+        rule_base: 60,
+        ..setup("x.test")
+    });
+    assert_eq!((adoption.live, adoption.refused), (1, 0));
+    rig.reload(vec![policy(Action::Deny, &["allow a.ok.test"])], 50, [0; 3]);
+    assert_eq!(rig.applied(), (1, 0, 0));
+}
+
+/// `RULES` keeps 128 bytes of a text.
+#[test]
+fn a_rule_that_differs_behind_what_is_kept_of_its_text_is_another_one_to_a_successor() {
+    let label = "a".repeat(60);
+    let name_of = |last: &str| format!("{label}.{label}.{label}.{last}.test");
+    let setup = |last: &str| Setup {
+        default: Action::Deny,
+        rules: vec![Rule::parse(Action::Allow, &name_of(last)).unwrap()],
+        rule_base: 60,
+        ..Setup::default()
+    };
+    for (last, lives) in [("one", 1), ("other", 0)] {
+        let mut rig = Rig::with(Setup {
+            rule_base: 10,
+            ..setup("one")
+        });
+        let name: &'static str = name_of("one").leak();
+        let told = answer(name, &[a(name, 0, PEER.octets)]);
+        let asked = wire(name).unwrap();
+        let now_ns = rig.kernel.borrow().now_ns;
+        let mut dns = ByRules(rig.engine.core.judge.clone());
+        dns.answer(101, Name(&asked), &told, 0, now_ns);
+        rig.connect(40_000, 7);
+        rig.pass(60_000 * MILLISECOND_NS);
+        // As the broker writes it.
+        let rules = policy(Action::Deny, &[&format!("allow {name}")]);
+        let described = rules.described().last().unwrap();
+        let text = described.text[..128].to_owned();
+        let kept = Described::of_element(&described.element(), text).unwrap();
+        rig.kernel.borrow_mut().rules.insert(13, kept);
+        let (_, adoption) = rig.restart(&setup(last));
+        assert_eq!(adoption.live, lives, "{last}");
+        assert_eq!(adoption.refused, 1 - lives, "{last}");
+    }
+}
+
+#[test]
+fn what_was_ending_when_slipgate_died_and_is_refused_now_is_none_that_lives() {
+    let mut rig = Rig::new();
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    rig.guest(1, &udp((GUEST, 5_001), SERVER, b"x"));
+    let slots = rig.kernel.borrow().slots_in_use();
+    let ending = rig.kernel.borrow().slot(slots[0]);
+    ending.set_verdict(Verdict::Closing);
+    let (_, adoption) = rig.restart(&Setup {
+        default: Action::Deny,
+        rule_base: 60,
+        ..Setup::default()
+    });
+    let ends = (adoption.ending, adoption.refused);
+    assert_eq!((adoption.live, ends), (0, (1, 2)));
+}
+
+#[test]
+fn forwards_stay_and_have_their_texts_in_the_new_run() {
+    let mut rig = Rig::new();
+    let forward = Forward {
+        protocol: Protocol::Tcp,
+        host: [192, 0, 2, 1].into(),
+        host_port: 8_080,
+        vm: 101,
+        vm_row: 1,
+        guest_port: 80,
+        rule: 13,
+    };
+    for message in [
+        ControlMessage::ForwardTexts(vec!["--forward tcp:8080:80".into()]),
+        ControlMessage::Forwards(vec![forward]),
+    ] {
+        rig.broker.messages.borrow_mut().push_back(message);
+    }
+    rig.turn();
+    rig.kernel
+        .borrow_mut()
+        .forwards
+        .insert((NAT, 8_080, 6), (1, 101));
+    rig.world(&syn(SERVER, (NAT, 8_080), 7));
+    rig.reload(
+        vec![policy(Action::Deny, &["deny 198.51.100.7"])],
+        70,
+        [0; 3],
+    );
+    assert_eq!(rig.applied(), (0, 1, 0), "rules are about what guests open");
+    rig.world(&syn((PEER, 444), (NAT, 8_080), 7));
+    let kernel = rig.kernel.borrow();
+    let slots = kernel.slots_in_use();
+    let mut rules: Vec<u32> = slots.iter().map(|slot| kernel.slot(*slot).rule()).collect();
+    rules.sort_unstable();
+    // The default, two safe ones, one rule, then the forward.
+    assert_eq!(rules, [13, 74]);
+    let texts = &rig.engine.core.rule_texts;
+    for rule in rules {
+        let text = texts.text(rule, &rig.engine.core.datapath);
+        assert_eq!(text.as_deref(), Some("--forward tcp:8080:80"));
+    }
+}
+
+#[test]
+fn a_flow_that_idles_out_is_cut_all_the_same() {
+    let mut rig = Rig::new();
+    rig.guest(1, &udp((GUEST, 5_000), OTHER, b"x"));
+    let slot = rig.kernel.borrow().slots_in_use()[0];
+    // In its grace already, from which a packet would bring it back.
+    let now_ns = rig.kernel.borrow().now_ns;
+    let core = &mut rig.engine.core;
+    core.flows.begin_end(
+        &mut core.datapath,
+        slot,
+        crate::flow::EndReason::Idle,
+        now_ns,
+    );
+    rig.at_world();
+    rig.reload(vec![policy(Action::Deny, &[])], 10, [0; 3]);
+    rig.guest(1, &udp((GUEST, 5_000), OTHER, b"x"));
+    assert!(rig.at_world().is_empty());
+    assert_eq!(rig.applied(), (1, 0, 0));
+    assert_eq!(rig.records()[0]["end"], "policy");
+    let live = rig.kernel.borrow().slot(slot).verdict().load(Relaxed);
+    assert_eq!(live, 0);
+}

@@ -1,0 +1,503 @@
+//! An engine, a kernel, two VMs with one address, and the world.
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    io::{self, Write},
+    net::SocketAddr,
+    os::fd::BorrowedFd,
+    rc::Rc,
+    sync::{Arc, Mutex},
+};
+
+use hashbrown::HashSet;
+use slipgate_abi::{DropReason, Ip4, Refusal, segment::Segments};
+
+pub(super) use crate::fake::{Way, packets::*};
+use crate::{
+    context::Context,
+    control::*,
+    event_loop::*,
+    fake::{FakeClock, FakeDatapath, FakePort, Kernel, KernelHandle},
+    flow::adopt::Adoption,
+    name_gate::Judge,
+    nat_ports::DEFAULT_RANGE,
+    poll::Readiness,
+    port::VirtioNetHdr,
+    record::{Event, Events, FlowLog, RelayedFlow},
+    relay::{self, Limits, Relay, Taken},
+    route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
+    services::*,
+    state::*,
+    vm::{VmNet, VmSpec},
+};
+use slipgate_policy::{Action, LocalAddresses, LoopbackPorts, Policy, Rule, Settings};
+
+pub(super) const GUEST: Ip4 = Ip4 {
+    octets: [10, 0, 2, 15],
+};
+pub(super) const GATEWAY: Ip4 = Ip4 {
+    octets: [10, 0, 2, 2],
+};
+pub(super) const NAT: Ip4 = Ip4 {
+    octets: [192, 0, 2, 1],
+};
+pub(super) const PEER: Ip4 = Ip4 {
+    octets: [198, 51, 100, 7],
+};
+pub(super) const SERVER: At = (PEER, 443);
+pub(super) const UPLINK: u32 = 3;
+
+/// Services that take nothing; or, where the setup lists ports of the host's loopback, a relay.
+#[derive(Debug, Default)]
+pub(super) struct TestServices {
+    pub(super) relay: Option<Relay>,
+}
+
+impl Services for TestServices {
+    fn arp(&mut self, _: &mut VmNet, _: &[u8], _: &mut Context<'_>) -> Result<(), DropReason> {
+        Ok(())
+    }
+    fn dhcp(&mut self, _: &mut VmNet, _: &[u8], _: &mut Context<'_>) -> Result<(), DropReason> {
+        Ok(())
+    }
+    fn dns(&mut self, _: &VmNet, _: &[u8], _: &mut Context<'_>) -> Result<(), DropReason> {
+        Ok(())
+    }
+    fn relay(&mut self, vm: &VmNet, l3: &[u8], as_: Segments, cx: &mut Context<'_>) -> Taken {
+        let relay = self.relay.as_mut();
+        relay.map_or(Taken::No, |relay| relay.packet(vm.id, l3, as_, cx))
+    }
+    fn open_loopback(
+        &mut self,
+        vm: &VmNet,
+        packet: &[u8],
+        segments: Segments,
+        opening: &relay::Opening,
+        cx: &mut Context<'_>,
+    ) -> Taken {
+        let open = |relay: &mut Relay| relay.open_loopback(vm.id, packet, segments, opening, cx);
+        self.relay.as_mut().map_or(Taken::No, open)
+    }
+    fn loopback_flows(&self, vm: u32) -> u32 {
+        self.relay.as_ref().map_or(0, |r| r.loopback_flows(vm))
+    }
+    fn rejudge_loopback(
+        &mut self,
+        judges: relay::Judges<'_>,
+        cx: &mut Context<'_>,
+    ) -> relay::Rejudged {
+        let relay = self.relay.as_mut();
+        relay.map(|r| r.rejudge(judges, cx)).unwrap_or_default()
+    }
+    fn cut(&mut self, vm: u32, cx: &mut Context<'_>) -> usize {
+        self.relay.as_mut().map_or(0, |r| r.cut(vm, cx))
+    }
+    fn cut_flow(&mut self, number: u64, cx: &mut Context<'_>) -> bool {
+        let relay = self.relay.as_mut();
+        relay.is_some_and(|r| r.cut_flow(number, cx))
+    }
+    fn relayed(&self, from: u64) -> impl Iterator<Item = (&RelayedFlow, &'static str)> {
+        self.relay.iter().flat_map(move |r| r.live(from))
+    }
+    fn relayed_counts(&self, vm: u32) -> relay::Counts {
+        let relay = self.relay.as_ref();
+        relay.map(|r| r.counts(vm)).unwrap_or_default()
+    }
+    fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>) {
+        if let Some(relay) = &mut self.relay {
+            relay.on_ready(readiness, cx);
+        }
+    }
+    fn next_deadline_ns(&self) -> Option<u64> {
+        self.relay.as_ref()?.next_deadline_ns()
+    }
+    fn begin_turn(&mut self) {
+        if let Some(relay) = &mut self.relay {
+            relay.begin_turn();
+        }
+    }
+    fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) -> bool {
+        let relay = self.relay.as_mut();
+        relay.is_none_or(|r| r.on_timer(is_frozen, cx))
+    }
+    fn flush(&mut self, _: &dyn Vms, _: &mut Context<'_>) -> bool {
+        true
+    }
+    fn set_resolvers(&mut self, _: &[SocketAddr]) {}
+    fn add_forward(&mut self, _: relay::Forward, _: &mut Context<'_>) -> io::Result<()> {
+        Ok(())
+    }
+    fn vm_added(&mut self, vm: &VmNet) {
+        if let Some(relay) = &mut self.relay {
+            relay.add_vm(vm.clone());
+        }
+    }
+    fn vm_removed(&mut self, id: u32, cx: &mut Context<'_>) {
+        if let Some(relay) = &mut self.relay {
+            relay.remove_vm(id, cx);
+        }
+    }
+}
+
+/// The broker's end.
+#[derive(Clone, Default)]
+pub(super) struct Broker {
+    pub(super) messages: Rc<RefCell<VecDeque<ControlMessage>>>,
+    pub(super) replies: Rc<RefCell<Vec<ControlReply>>>,
+    pub(super) gone: Rc<Cell<bool>>,
+}
+
+impl Control for Broker {
+    fn recv(&mut self) -> io::Result<Option<ControlMessage>> {
+        if self.gone.get() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(self.messages.borrow_mut().pop_front())
+    }
+    fn send(&mut self, reply: ControlReply) -> io::Result<()> {
+        self.replies.borrow_mut().push(reply);
+        Ok(())
+    }
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// A flow log in memory.
+#[derive(Clone, Default)]
+pub(super) struct Log(pub(crate) Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0
+            .lock()
+            .map_err(|_| io::Error::other("poisoned"))?
+            .extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+pub(super) type TestEngine = Engine<FakeDatapath, FakePort, FakeClock, Broker, TestServices>;
+
+pub(super) struct Rig {
+    pub(super) kernel: KernelHandle,
+    pub(super) engine: TestEngine,
+    pub(super) broker: Broker,
+    pub(super) log: Log,
+}
+
+pub(super) struct Setup {
+    pub(super) slots: u32,
+    pub(super) default: Action,
+    pub(super) rules: Vec<Rule>,
+    pub(super) max_flows: u32,
+    pub(super) rate: u32,
+    pub(super) nat_ports: std::ops::RangeInclusive<u16>,
+    /// What the log is told.
+    pub(super) events: Events,
+    pub(super) rule_base: u32,
+    /// Ports of the gateway that lead to the host's loopback; with one there is a relay.
+    pub(super) listed: Vec<LoopbackPorts>,
+    pub(super) forwards: Vec<Forward>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            slots: 2_048,
+            default: Action::Allow,
+            rules: Vec::new(),
+            max_flows: 1_000,
+            rate: 1_000_000,
+            nat_ports: DEFAULT_RANGE,
+            events: Events::from_iter([Event::FlowEnd]),
+            rule_base: 10,
+            listed: Vec::new(),
+            forwards: Vec::new(),
+        }
+    }
+}
+
+impl Rig {
+    pub(super) fn new() -> Self {
+        Self::with(Setup::default())
+    }
+
+    pub(super) fn with(setup: Setup) -> Self {
+        let kernel = Kernel::new(setup.slots);
+        for row in 1..=3 {
+            kernel
+                .borrow_mut()
+                .add_vm(row, 100 + u32::from(row), GUEST, GATEWAY, 1_500);
+        }
+        let log = Log::default();
+        let (engine, broker, _) = start(&kernel, &setup, &log, 1, &HashSet::new());
+        Self {
+            kernel,
+            engine,
+            broker,
+            log,
+        }
+    }
+
+    /// The engine dies without a word, another takes its place.
+    pub(super) fn restart(self, setup: &Setup) -> (Self, Adoption) {
+        let Self {
+            kernel,
+            engine,
+            log,
+            ..
+        } = self;
+        drop(engine);
+        let text = log.0.lock().unwrap().clone();
+        let recorded = crate::record::recorded_ids(&mut io::Cursor::new(text)).unwrap();
+        let (engine, broker, adoption) = start(&kernel, setup, &log, 2, &recorded);
+        (
+            Self {
+                kernel,
+                engine,
+                broker,
+                log,
+            },
+            adoption,
+        )
+    }
+
+    /// One turn of the loop.
+    pub(super) fn turn(&mut self) {
+        self.engine.turn(Some(0)).unwrap();
+    }
+
+    /// Time passes; the loop turns whenever a timer is due.
+    pub(super) fn pass(&mut self, ns: u64) {
+        let end = self.kernel.borrow().now_ns + ns;
+        loop {
+            self.turn();
+            let now = self.kernel.borrow().now_ns;
+            if now >= end {
+                break;
+            }
+            let step = self.engine.timeout_ns().unwrap_or(u64::MAX).max(1_000_000);
+            self.kernel.borrow_mut().now_ns = now.saturating_add(step).min(end);
+        }
+    }
+
+    /// VM `row` sends; the engine turns.
+    pub(super) fn guest(&mut self, row: u16, packet: &[u8]) -> Way {
+        let way = self
+            .kernel
+            .borrow_mut()
+            .guest_sends(row, VirtioNetHdr::default(), packet);
+        self.turn();
+        way
+    }
+
+    /// The world sends; the engine turns.
+    pub(super) fn world(&mut self, packet: &[u8]) -> Way {
+        let way = self
+            .kernel
+            .borrow_mut()
+            .world_sends(VirtioNetHdr::default(), packet);
+        self.turn();
+        way
+    }
+
+    /// Takes what arrived in the world.
+    pub(super) fn at_world(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.kernel.borrow_mut().at_world)
+    }
+
+    /// Takes what arrived at the guests.
+    pub(super) fn at_guest(&mut self) -> Vec<(u32, Vec<u8>)> {
+        std::mem::take(&mut self.kernel.borrow_mut().at_guest)
+    }
+
+    /// Opens a TCP connection from this port of VM 1 and returns the translated address.
+    pub(super) fn connect(&mut self, port: u16, isn: u32) -> At {
+        self.connect_from(1, port, isn)
+    }
+
+    pub(super) fn connect_from(&mut self, row: u16, port: u16, isn: u32) -> At {
+        self.guest(row, &syn((GUEST, port), SERVER, isn));
+        let sent = self.at_world().pop().expect("the SYN goes out");
+        let nat = (NAT, u16::from_be_bytes([sent[20], sent[21]]));
+        assert_eq!(self.world(&syn_ack(SERVER, nat, 9_000, isn + 1)), Way::Fast);
+        assert_eq!(
+            self.guest(row, &ack((GUEST, port), SERVER, 0, isn + 1, 9_001)),
+            Way::Fast
+        );
+        self.at_world();
+        self.at_guest();
+        nat
+    }
+
+    /// Both sides close, the guest first or the peer.
+    pub(super) fn close(&mut self, port: u16, nat: At, guest_first: bool) {
+        use slipgate_abi::tcp::Flags;
+        let guest = (GUEST, port);
+        if guest_first {
+            self.guest(1, &ack(guest, SERVER, Flags::FIN, 2, 2));
+            self.world(&ack(SERVER, nat, Flags::FIN, 2, 3));
+            self.guest(1, &ack(guest, SERVER, 0, 3, 3));
+        } else {
+            self.world(&ack(SERVER, nat, Flags::FIN, 2, 2));
+            self.guest(1, &ack(guest, SERVER, Flags::FIN, 2, 3));
+            self.world(&ack(SERVER, nat, 0, 3, 3));
+        }
+        self.at_world();
+        self.at_guest();
+    }
+
+    pub(super) fn flows(&self) -> usize {
+        self.engine.core.flows.len()
+    }
+
+    pub(super) fn refused(&self, row: u16, reason: Refusal) -> u64 {
+        self.kernel
+            .borrow()
+            .stats(row)
+            .snapshot()
+            .0
+            .refused
+            .get(reason)
+    }
+
+    pub(super) fn dropped(&self, row: u16, reason: DropReason) -> u64 {
+        self.kernel
+            .borrow()
+            .stats(row)
+            .snapshot()
+            .1
+            .get(reason)
+            .packets
+    }
+
+    pub(super) fn records(&self) -> Vec<serde_json::Value> {
+        let log = self.log.0.lock().unwrap();
+        let lines = log.split(|b| *b == b'\n').filter(|line| !line.is_empty());
+        lines
+            .map(|line| serde_json::from_slice(line).expect("a JSON line"))
+            .collect()
+    }
+
+    /// Nothing of any flow is left anywhere.
+    pub(super) fn assert_empty(&self) {
+        let kernel = self.kernel.borrow();
+        assert_eq!(self.flows(), 0);
+        assert!(kernel.flows.is_empty(), "{:?}", kernel.flows);
+        assert_eq!(kernel.slots_in_use(), Vec::<u32>::new());
+    }
+
+    /// Every flow has both tuples, pointing to its slot, and there are no others.
+    pub(super) fn assert_paired(&self) {
+        let kernel = self.kernel.borrow();
+        let flows = &self.engine.core.flows;
+        let mut pairs = 0;
+        for slot in flows.all() {
+            let entry = flows.entry(slot).unwrap();
+            let linked = matches!(
+                entry.state,
+                crate::flow::State::Live | crate::flow::State::Ending
+            );
+            if !linked {
+                continue;
+            }
+            pairs += 1;
+            for tuple in [entry.guest, entry.world()] {
+                let found = kernel.flows.get(&tuple);
+                assert_eq!(
+                    found.map(|f| (f.slot, f.generation)),
+                    Some((slot, entry.generation))
+                );
+            }
+        }
+        assert_eq!(kernel.flows.len(), 2 * pairs);
+    }
+}
+
+pub(super) fn routes() -> ControlMessage {
+    let host = HostAddress {
+        ifindex: UPLINK,
+        addr: "192.0.2.1/24".parse().unwrap(),
+        broadcast: None,
+    };
+    let default = RouteEntry {
+        prefix: "0.0.0.0/0".parse().unwrap(),
+        kind: RouteKind::Unicast,
+        ifindex: UPLINK,
+        gateway: Some([192, 0, 2, 254].into()),
+        prefsrc: None,
+        metric: 0,
+        mtu: None,
+    };
+    ControlMessage::Routes {
+        routes: RouteSnapshot {
+            uplink_ifindex: Some(UPLINK),
+            addresses: vec![host],
+            routes: vec![default],
+        },
+        local: LocalAddresses {
+            host: vec![[192, 0, 2, 1].into()],
+            guests: Vec::new(),
+        },
+        links: vec![Link {
+            ifindex: UPLINK,
+            mtu: 1_400,
+            has_l2: true,
+        }],
+    }
+}
+
+pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
+    VmSpec {
+        id: 100 + u32::from(row),
+        row,
+        name: format!("vm{row}"),
+        guest: GUEST.into(),
+        gateway: GATEWAY.into(),
+        dns: [10, 0, 2, 3].into(),
+        prefix_len: 24,
+        guest_mac: None,
+        gateway_mac: [2, 0, 0, 0, 0, 1],
+        mtu: 1_500,
+        max_flows: setup.max_flows,
+        new_flows_per_second: setup.rate,
+        policy: 0,
+        dns_per_second: 0,
+    }
+}
+
+fn start(
+    kernel: &KernelHandle,
+    setup: &Setup,
+    log: &Log,
+    epoch: u32,
+    recorded: &HashSet<crate::record::Id>,
+) -> (TestEngine, Broker, Adoption) {
+    let broker = Broker::default();
+    let policy = Policy::new(setup.default, setup.rules.clone()).with(Settings {
+        host_loopback: setup.listed.clone(),
+        ..Settings::default()
+    });
+    let parts = Parts {
+        datapath: FakeDatapath::new(kernel, 0, epoch),
+        port: FakePort::new(kernel),
+        clock: FakeClock::new(kernel),
+        control: broker.clone(),
+        services: TestServices {
+            relay: (!setup.listed.is_empty()).then(|| Relay::new(Limits::default())),
+        },
+        judge: Judge::shared(policy),
+        rule_base: setup.rule_base,
+        nat_ports: setup.nat_ports.clone(),
+        log: FlowLog::new(Some(Box::new(log.clone()))).of(setup.events),
+    };
+    let mut known = vec![routes()];
+    known.extend((1..=3).map(|row| ControlMessage::Vm(spec(row, setup))));
+    known.push(ControlMessage::Forwards(setup.forwards.clone()));
+    let (engine, adoption) = Engine::start(parts, known, recorded).unwrap();
+    (engine, broker, adoption)
+}

@@ -1,0 +1,529 @@
+//! `slipgate why` says what admission does, whatever policies, quotas, flows and routes there are.
+use std::net::{TcpListener, UdpSocket};
+
+use proptest::prelude::*;
+use slipgate_abi::{Ip4, Protocol, Refusal, Tuple, tcp::Flags};
+
+use super::rig::*;
+use crate::{
+    clock::MILLISECOND_NS,
+    control::{ControlMessage, Reload, Why},
+    datapath::Tables as _,
+    dns::{
+        NamePolicy, NameVerdict,
+        chain::tests::{a, answer},
+    },
+    name_gate::ByRules,
+    packet::icmp::ECHO_REQUEST,
+    relay::{Limits, Relay},
+    route::{RouteEntry, RouteKind},
+    state::Forward,
+};
+use slipgate_policy::{
+    Action, LocalAddresses, LoopbackPorts, Name, Policy, PolicySet, Rule, Settings, wire,
+};
+
+/// A SYN's, as Linux sends them: MSS, SACK permitted, timestamps.
+const OPTIONS: [u8; 16] = [2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0];
+const NAMES: [&str; 3] = ["api.ok.test", "bad.ok.test", "www.other.test"];
+const RULES: [&str; 20] = [
+    "allow 198.51.100.0/24",
+    "allow 198.51.100.0/24:80",
+    "allow 0.0.0.0/0/udp",
+    "allow 10.0.0.0/8",
+    "allow 10.9.8.7",
+    "allow 192.0.2.1",
+    "allow 8.8.8.8:443/tcp",
+    "allow *.ok.test",
+    "allow www.other.test:80",
+    "inspect 198.51.100.0/24",
+    "inspect 198.51.100.7:443",
+    "inspect api.ok.test:443",
+    "inspect *.other.test",
+    "inspect 10.0.2.2:8081",
+    "deny 198.51.100.7:443/tcp",
+    "deny 198.51.100.0/24/udp",
+    "deny 203.0.113.0/24",
+    "deny 0.0.0.0/0/icmp",
+    "deny 10.0.2.2:8080/tcp",
+    "deny bad.ok.test",
+];
+/// To addresses by rules, by name, private, the host's, a resolver's, of no route, of no uplink, and of
+/// the guest's own network.
+const REMOTES: [[u8; 4]; 10] = [
+    PEER.octets,
+    [198, 51, 100, 8],
+    [203, 0, 113, 9],
+    [203, 0, 113, 10],
+    [10, 9, 8, 7],
+    NAT.octets,
+    [8, 8, 8, 8],
+    [100, 100, 0, 1],
+    [198, 18, 0, 1],
+    [10, 0, 2, 9],
+];
+const OTHER_LINK: u32 = 9;
+
+#[derive(Clone, Debug)]
+struct Of {
+    default: Action,
+    rules: Vec<&'static str>,
+    is_learning: bool,
+    lists_loopback: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Quotas {
+    max_flows: u32,
+    rate: u32,
+    ports: u16,
+    reserved: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A new flow of a guest's, about which `why` is asked before.
+    Open {
+        row: u16,
+        protocol: Protocol,
+        remote: [u8; 4],
+        port: u16,
+    },
+    /// A VM is told an address of a name.
+    Tell {
+        row: u16,
+        name: &'static str,
+        remote: [u8; 4],
+    },
+    /// The world opens a flow to VM 1.
+    Knock {
+        protocol: Protocol,
+        from: u16,
+    },
+    /// A peer answers, or ends, a flow.
+    Answer {
+        flags: u8,
+        which: prop::sample::Index,
+    },
+    Pass {
+        ms: u64,
+    },
+    Reload {
+        policies: Vec<Of>,
+    },
+}
+
+fn of() -> impl Strategy<Value = Of> {
+    let default = prop::sample::select(vec![Action::Allow, Action::Deny]);
+    let rules = prop::collection::vec(prop::sample::select(RULES.to_vec()), 0..6);
+    (default, rules, prop::bool::weighted(0.2), any::<bool>()).prop_map(
+        |(default, rules, is_learning, lists_loopback)| Of {
+            default,
+            rules,
+            is_learning,
+            lists_loopback,
+        },
+    )
+}
+
+fn quotas() -> impl Strategy<Value = Quotas> {
+    let rate = prop::sample::select(vec![2u32, 1_000]);
+    (1u32..7, rate, 1u16..5, any::<bool>()).prop_map(|(max_flows, rate, ports, reserved)| Quotas {
+        max_flows,
+        rate,
+        ports,
+        reserved,
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let row = 1u16..=3;
+    let protocol = prop::sample::select(vec![
+        Protocol::Tcp,
+        Protocol::Tcp,
+        Protocol::Udp,
+        Protocol::Icmp,
+    ]);
+    let remote = prop::sample::select(REMOTES.to_vec());
+    let port = prop::sample::select(vec![443u16, 443, 80, 853]);
+    let listed = prop::sample::select(vec![8_080u16, 8_081, 9_999]);
+    let transport = prop::sample::select(vec![Protocol::Tcp, Protocol::Udp]);
+    let flags = prop::sample::select(vec![
+        Flags::SYN | Flags::ACK,
+        Flags::RST | Flags::ACK,
+        Flags::FIN | Flags::ACK,
+    ]);
+    let open = |(row, protocol, remote, port)| Step::Open {
+        row,
+        protocol,
+        remote,
+        port,
+    };
+    prop_oneof![
+        10 => (row.clone(), protocol, remote.clone(), port).prop_map(open),
+        2 => (row.clone(), transport.clone(), Just(GATEWAY.octets), listed).prop_map(open),
+        3 => (row, prop::sample::select(NAMES.to_vec()), remote)
+            .prop_map(|(row, name, remote)| Step::Tell { row, name, remote }),
+        2 => (transport, 1_000u16..1_010).prop_map(|(protocol, from)| Step::Knock { protocol, from }),
+        5 => (flags, any::<prop::sample::Index>())
+            .prop_map(|(flags, which)| Step::Answer { flags, which }),
+        4 => prop_oneof![0u64..400, 0u64..40_000].prop_map(|ms| Step::Pass { ms }),
+        1 => prop::collection::vec(of(), 3).prop_map(|policies| Step::Reload { policies }),
+    ]
+}
+
+/// What became of a flow, as `why` said it or as it shows afterwards.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Became {
+    Translated { rule: String, by: String },
+    Inspected { rule: String, by: String },
+    Relayed { rule: String },
+    Refused { reason: String },
+    StaysOnLink,
+}
+
+impl Became {
+    fn said(why: &Why) -> Self {
+        let rule = why.rule.clone();
+        let by = || why.via.clone().expect("a way out");
+        match (&why.refusal, why.admitted) {
+            (Some(reason), false) => Self::Refused {
+                reason: reason.clone(),
+            },
+            (None, true) if why.outcome.contains("inspected") => Self::Inspected { rule, by: by() },
+            (None, true) if why.outcome.contains("relayed") => Self::Relayed { rule },
+            (None, true) => Self::Translated { rule, by: by() },
+            (None, false) => Self::StaysOnLink,
+            (Some(_), true) => panic!("{why:?}"),
+        }
+    }
+}
+
+struct World {
+    rig: Rig,
+    quotas: Quotas,
+    next_port: u16,
+    rule_base: u32,
+    host_ports: (u16, u16),
+    _services: (TcpListener, UdpSocket),
+    /// What was sent to the world: our end, its end, the protocol.
+    sent: Vec<(At, At, u8)>,
+}
+
+impl World {
+    fn new(policies: &[Of], quotas: Quotas) -> Self {
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let forward = |protocol, host_port, rule| Forward {
+            protocol,
+            host: [0, 0, 0, 0].into(),
+            host_port,
+            vm: 101,
+            vm_row: 1,
+            guest_port: 80,
+            rule,
+        };
+        let mut rig = Rig::with(Setup {
+            nat_ports: 61_000..=60_999 + quotas.ports,
+            forwards: vec![
+                forward(Protocol::Tcp, 8_080, 13),
+                forward(Protocol::Udp, 5_353, 13),
+            ],
+            ..Setup::default()
+        });
+        rig.engine.services.relay = Some(Relay::new(Limits::default()));
+        {
+            let mut kernel = rig.kernel.borrow_mut();
+            kernel.forwards.insert((NAT, 8_080, 6), (1, 101));
+            kernel.forwards.insert((NAT, 5_353, 17), (1, 101));
+        }
+        if let ControlMessage::Routes {
+            mut routes,
+            local,
+            links,
+        } = routes()
+        {
+            let default = routes.routes[0];
+            let other = |prefix: &str, kind, ifindex| RouteEntry {
+                prefix: prefix.parse().unwrap(),
+                kind,
+                ifindex,
+                gateway: None,
+                ..default
+            };
+            routes.routes.extend([
+                other("100.100.0.0/16", RouteKind::Blackhole, 0),
+                other("198.18.0.0/15", RouteKind::Unicast, OTHER_LINK),
+            ]);
+            rig.tell(ControlMessage::Routes {
+                routes,
+                local,
+                links,
+            });
+        }
+        if quotas.reserved {
+            let ports = vec![(Protocol::Tcp, 61_000), (Protocol::Udp, 61_000)];
+            rig.tell(ControlMessage::ReservedPorts(ports));
+        }
+        let host_ports = (
+            tcp.local_addr().unwrap().port(),
+            udp.local_addr().unwrap().port(),
+        );
+        let mut world = Self {
+            rig,
+            quotas,
+            next_port: 20_000,
+            rule_base: 30,
+            host_ports,
+            _services: (tcp, udp),
+            sent: Vec::new(),
+        };
+        world.reload(policies);
+        world
+    }
+
+    fn policy(&self, of: &Of) -> Policy {
+        let rules = of.rules.iter().map(|rule| {
+            let (action, text) = rule.split_once(' ').unwrap();
+            let action = match action {
+                "allow" => Action::Allow,
+                "inspect" => Action::Inspect,
+                _ => Action::Deny,
+            };
+            Rule::parse(action, text).unwrap()
+        });
+        let listed = |text: String| -> LoopbackPorts { text.parse().unwrap() };
+        let (tcp, udp) = self.host_ports;
+        let host_loopback = vec![
+            listed(format!("8080:{tcp}/tcp")),
+            listed(format!("8080:{udp}/udp")),
+            listed(format!("8081:{tcp}/tcp")),
+        ];
+        Policy::new(of.default, rules.collect::<Vec<_>>()).with(Settings {
+            name: of.is_learning.then(|| "learning vm".to_owned()),
+            is_learning: of.is_learning,
+            host_loopback: of
+                .lists_loopback
+                .then_some(host_loopback)
+                .unwrap_or_default(),
+            ..Settings::default()
+        })
+    }
+
+    fn reload(&mut self, policies: &[Of]) {
+        let vms = (1..=3).map(|row| {
+            let mut vm = spec(row, &Setup::default());
+            vm.policy = u32::from(row) - 1;
+            vm.max_flows = self.quotas.max_flows;
+            vm.new_flows_per_second = self.quotas.rate;
+            vm
+        });
+        let policies: Vec<Policy> = policies.iter().map(|of| self.policy(of)).collect();
+        self.rule_base = 70 - self.rule_base;
+        let reload = Reload {
+            request: 4,
+            policies: PolicySet::new(policies),
+            rule_base: self.rule_base,
+            local: LocalAddresses {
+                host: vec![NAT.into()],
+                guests: Vec::new(),
+            },
+            vms: vms.collect(),
+            strictly: Vec::new(),
+        };
+        self.rig.tell(ControlMessage::Policies(Box::new(reload)));
+        self.rig.replies();
+    }
+
+    fn relayed(&self, row: u16) -> usize {
+        let relay = self.rig.engine.services.relay.as_ref();
+        let live = relay.into_iter().flat_map(|relay| relay.live(0));
+        live.filter(|(flow, _)| flow.vm == 100 + u32::from(row))
+            .count()
+    }
+
+    fn refusals(&self, row: u16) -> Vec<u64> {
+        let reasons = Refusal::ALL.iter();
+        reasons
+            .map(|reason| self.rig.refused(row, *reason))
+            .collect()
+    }
+
+    /// What was noted of refusals: reason, rule, how many.
+    fn noted(&self, row: u16) -> Vec<(String, Option<String>, u64)> {
+        let core = &self.rig.engine.core;
+        let text = |rule| core.rule_texts.known(rule);
+        let samples = core.refusals.samples(100 + u32::from(row), "", text, 0);
+        let noted = samples.into_iter().map(|s| (s.reason, s.rule, s.count));
+        noted.collect()
+    }
+
+    /// Asks, then sends; what was said and what became of it must be the same.
+    fn open(
+        &mut self,
+        row: u16,
+        protocol: Protocol,
+        remote: [u8; 4],
+        port: u16,
+    ) -> Result<(), TestCaseError> {
+        let remote = Ip4 { octets: remote };
+        self.next_port += 1;
+        let from = self.next_port;
+        let (guest, to) = ((GUEST, from), (remote, port));
+        let (packet, to) = match protocol {
+            Protocol::Tcp => (tcp(guest, to, Flags::SYN, 7, 0, &OPTIONS, &[]), to),
+            Protocol::Udp => (udp(guest, to, b"data"), to),
+            Protocol::Icmp => (echo(GUEST, remote, true, from, b"data"), (remote, 0)),
+        };
+        // What is due is done, so that nothing comes between the question and the packet.
+        self.rig.turn();
+        let why = self.rig.asks_why(row, to, protocol);
+        let said = Became::said(&why);
+        let (relayed, refusals) = (self.relayed(row), self.refusals(row));
+        let noted = self.noted(row);
+        self.rig.guest(row, &packet);
+        let (became, rule) = self.became(row, (guest, to, protocol), relayed, &refusals, &noted);
+        prop_assert_eq!(&said, &became, "{:?} {:?}", to, why);
+        if let Some(rule) = rule {
+            prop_assert_eq!(&why.rule, &rule, "{:?}", why);
+        }
+        prop_assert_ne!(why.refusal.as_deref(), Some("table_full"));
+        self.collect();
+        Ok(())
+    }
+
+    /// What became of a flow, and the rule that refused it where one did.
+    fn became(
+        &self,
+        row: u16,
+        (guest, to, protocol): (At, At, Protocol),
+        relayed: usize,
+        refusals: &[u64],
+        noted: &[(String, Option<String>, u64)],
+    ) -> (Became, Option<String>) {
+        let core = &self.rig.engine.core;
+        let tuple = Tuple {
+            scope: 100 + u32::from(row),
+            local: guest.0,
+            remote: to.0,
+            local_port: guest.1,
+            remote_port: to.1,
+            protocol: protocol as u8,
+            pad: [0; 3],
+        };
+        // What was let in may have ended by what it said.
+        if let Some(slot) = core.flows.by_guest(&tuple) {
+            let live = core.datapath.slot(slot);
+            let rule = core.rule_texts.text(live.rule(), &core.datapath).unwrap();
+            let by = format!(
+                "{} by 192.0.2.254 on ifindex {}",
+                std::net::Ipv4Addr::from(live.nat()),
+                live.uplink_ifindex()
+            );
+            let is_held = core.flows.entry(slot).is_some_and(|e| e.is_held());
+            let became = match is_held {
+                true => Became::Inspected { rule, by },
+                false => Became::Translated { rule, by },
+            };
+            return (became, None);
+        }
+        let now = self.refusals(row);
+        let mut more = Refusal::ALL.iter().zip(now.iter().zip(refusals));
+        let refused = more.find(|(_, (now, before))| now > before);
+        if let Some((reason, _)) = refused {
+            let mut noted_now = self.noted(row).into_iter();
+            let newest = noted_now.find(|one| !noted.contains(one));
+            let (name, rule, _) = newest.expect("a refusal is noted");
+            assert_eq!(name, reason.name());
+            let reason = reason.name().to_owned();
+            return (Became::Refused { reason }, rule);
+        }
+        if self.relayed(row) > relayed {
+            let relay = self.rig.engine.services.relay.as_ref().unwrap();
+            let flow = relay.live(0).find(|(flow, _)| flow.guest.port() == guest.1);
+            let rule = flow
+                .unwrap()
+                .0
+                .rule_text
+                .as_deref()
+                .unwrap_or_default()
+                .to_owned();
+            return (Became::Relayed { rule }, None);
+        }
+        (Became::StaysOnLink, None)
+    }
+
+    /// Takes what arrived; whoever was spoken to may answer.
+    fn collect(&mut self) {
+        for sent in self.rig.at_world() {
+            let at = |place: usize| u16::from_be_bytes([sent[place], sent[place + 1]]);
+            let remote = Ip4 {
+                octets: [sent[16], sent[17], sent[18], sent[19]],
+            };
+            let (local, to) = match sent[9] {
+                1 if sent[20] == ECHO_REQUEST => (at(24), 0),
+                1 => continue,
+                _ => (at(20), at(22)),
+            };
+            self.sent.push(((NAT, local), (remote, to), sent[9]));
+        }
+        self.rig.at_guest();
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
+        match step {
+            Step::Open {
+                row,
+                protocol,
+                remote,
+                port,
+            } => return self.open(row, protocol, remote, port),
+            Step::Tell { row, name, remote } => {
+                let mut dns = ByRules(self.rig.engine.core.judge.clone());
+                let now_ns = self.rig.kernel.borrow().now_ns;
+                let (vm, wire) = (100 + u32::from(row), wire(name).unwrap());
+                if dns.question(vm, Name(&wire), 1) == NameVerdict::Allow {
+                    let told = answer(name, &[a(name, 60, remote)]);
+                    dns.answer(vm, Name(&wire), &told, 0, now_ns);
+                }
+            }
+            Step::Knock { protocol, from } => {
+                let from = (PEER, from);
+                let packet = match protocol {
+                    Protocol::Tcp => syn(from, (NAT, 8_080), 5),
+                    _ => udp(from, (NAT, 5_353), b"data"),
+                };
+                self.rig.world(&packet);
+            }
+            Step::Answer { flags, which } if !self.sent.is_empty() => {
+                let (nat, server, protocol) = self.sent[which.index(self.sent.len())];
+                let packet = match protocol {
+                    6 => tcp(server, nat, flags, 9, 8, &[], &[]),
+                    17 => udp(server, nat, b"reply"),
+                    _ => echo(server.0, NAT, false, nat.1, b"data"),
+                };
+                self.rig.world(&packet);
+            }
+            Step::Answer { .. } => {}
+            Step::Pass { ms } => self.rig.pass(ms * MILLISECOND_NS),
+            Step::Reload { policies } => self.reload(&policies),
+        }
+        self.collect();
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+    #[test]
+    fn why_says_what_admission_does(
+        policies in prop::collection::vec(of(), 3),
+        quotas in quotas(),
+        steps in prop::collection::vec(step(), 1..80),
+    ) {
+        let mut world = World::new(&policies, quotas);
+        for step in steps {
+            world.step(step)?;
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! QUIC: the client's Initial packets, whose keys anybody can make who sees the first (RFC 9001).
+//!
+//! # Theory of operation
+//! A client may begin a connection by any datagram, also in a flow that carries one already: servers
+//! tell connections apart by their ids. So every packet with a long header is looked at for as long
+//! as the flow lives, and those with a short one pass: they belong to a connection that was begun,
+//! or to none. That is why such a flow stays in the engine.
+//!
+//! Which connection an Initial is of is told by its destination alone, as a server tells it: the id
+//! that the connection was begun with, or the one that the server answered with, which is read from
+//! its own Initials. Another id begins another connection. So each is opened by one connection's keys,
+//! and who makes one that opens by two gains nothing (AES-GCM does not commit to a key). Who knows the
+//! first id can forge a server's answer; so what goes to an id of a server's, and opens by the keys
+//! that are made of this very id too, is dropped. An id that a server gave itself in an answer that is
+//! no known connection's begins none: to the server what goes there is of a connection that it has.
+//!
+//! | what a datagram has | what is done |
+//! | --- | --- |
+//! | only packets with short headers, or Handshake and 0-RTT | passes, once a connection was let in |
+//! | an Initial of a connection that is not decided | held, until its ClientHello is whole |
+//! | an Initial with a whole ClientHello, or more of one that was let in | judged; what was held goes on in its order |
+//! | an Initial, and less than 1,200 bytes in all (RFC 9000 section 14.1) | dropped unread |
+//! | an Initial that can't be opened, or of a connection that made room for another | dropped |
+//! | Initials that can't be opened, again and again | refused |
+//! | an Initial, and the VM has had as many opened as it may for now ([`effort`]) | dropped |
+//! | DTLS ([`dtls`]), which may have the same port (RFC 9443) | dropped |
+//! | what can't be taken apart, an unknown version, more packets than a client sends | refused |
+//!
+//! The hello lies in CRYPTO frames, in any order over several packets. As the datagrams go on as
+//! they came, a byte that comes again must be the same byte: else the flow is ended. After a
+//! HelloRetryRequest another hello follows in the same stream, and is judged like the first.
+//!
+//! Of [`MAX_CONNECTIONS`] that are known and decided the one whose last Initial is the oldest makes
+//! room for the next. Nobody can tell whether it is over, and what was read of it is forgotten; so its
+//! Initials go nowhere from then on, and its ids stay known for that.
+use crate::{
+    inspection::{HostName, Refused, client_hello, reassembly::Reassembly},
+    port::VirtioNetHdr,
+};
+
+mod dtls;
+pub mod effort;
+mod keys;
+mod packet;
+mod shut;
+
+pub use effort::{Allowance, Effort};
+#[cfg(test)]
+pub(crate) use keys::DERIVED;
+pub use keys::{Keys, Version};
+pub use packet::{Initial, crypto_frames, initials};
+
+use effort::NothingLeft;
+use shut::ShutIds;
+
+/// Least payload of a datagram with an Initial packet of a client's, bytes (RFC 9000 section 14.1).
+pub const MIN_DATAGRAM: usize = 1_200;
+/// Connections of a flow that are known at once.
+const MAX_CONNECTIONS: usize = 16;
+/// Most that a client says in Initial packets, bytes: two hellos.
+const MAX_CRYPTO: usize = 2 * client_hello::MAX_LEN;
+/// Initial packets in a datagram.
+const MAX_INITIALS: usize = 8;
+/// Unanswered connections of one client's id whose answer a packet may be: who gives itself none has
+/// one at a time.
+const MAX_NAMESAKES: usize = 2;
+/// What a connection takes besides its keys and what is said in it, bytes.
+const CONNECTION_HELD: usize = size_of::<Connection>() + 3 * packet::MAX_ID + 64;
+/// Frames held of a flow.
+const MAX_FRAMES: usize = 16;
+
+/// An inspected flow of QUIC.
+#[derive(Debug, Default)]
+pub struct Flow {
+    /// The one with the oldest last Initial first.
+    connections: Vec<Connection>,
+    shut: ShutIds,
+    /// Frames that wait for a decision, as they came.
+    waiting: Vec<(VirtioNetHdr, Vec<u8>)>,
+    /// A connection was let in.
+    is_open: bool,
+    /// What was spent on Initials that did not open.
+    wasted: u32,
+}
+
+#[derive(Debug)]
+struct Connection {
+    /// The id that its keys are made of.
+    original: Box<[u8]>,
+    /// The id that the client gave itself.
+    client: Box<[u8]>,
+    /// The id that the server answered with.
+    server: Option<Box<[u8]>>,
+    /// Made when they are wanted, and kept.
+    keys: Vec<(KeysOf, Version, Keys)>,
+    crypto: Reassembly,
+    /// Of the stream, what was judged and let by.
+    judged: usize,
+}
+
+/// Whose keys of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum KeysOf {
+    Client,
+    Server,
+    /// Of a client that began a connection by the id which the server gave itself in this one.
+    ClientByServersId,
+}
+
+/// What becomes of a datagram.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Passage {
+    /// It goes on, behind what was held.
+    Goes,
+    /// It is held with the others.
+    Held,
+    /// It goes nowhere.
+    Dropped,
+    /// It goes nowhere, since the VM has had as much opened as it may for now.
+    Unread,
+}
+
+impl Flow {
+    /// Looks at a guest's datagram. `may` tells whether a server of this name may be spoken to.
+    /// With [`Passage::Held`] the caller keeps its frame by [`Flow::hold`].
+    pub fn datagram(
+        &mut self,
+        datagram: &[u8],
+        effort: &mut Effort<'_>,
+        may: &mut dyn FnMut(&HostName) -> bool,
+    ) -> Result<Passage, Refused> {
+        let initials = initials(datagram)?;
+        if dtls::is_in(datagram) && (self.is_open || !initials.is_empty()) {
+            return Ok(Passage::Dropped);
+        }
+        if initials.is_empty() {
+            return match self.is_open {
+                true => Ok(Passage::Goes),
+                false => Err(Refused::Unknown),
+            };
+        }
+        if datagram.len() < MIN_DATAGRAM {
+            return Ok(Passage::Dropped);
+        }
+        if initials.len() > MAX_INITIALS {
+            return Err(Refused::TooLong);
+        }
+        // All of them are opened before anything is kept of one.
+        let spent_before = effort.spent();
+        let (mut begun, mut payloads) = (Vec::new(), Vec::new());
+        for initial in &initials {
+            match self.open(initial, &mut begun, effort) {
+                Ok(Some(payload)) => payloads.push(payload),
+                // No server can open it, or all of them but us: a number past its field's end.
+                Ok(None) => {
+                    self.wasted += effort.spent() - spent_before;
+                    return match self.wasted > effort::MAX_WASTED {
+                        true => Err(Refused::Unopened),
+                        false => Ok(Passage::Dropped),
+                    };
+                }
+                Err(NothingLeft) => return Ok(Passage::Unread),
+            }
+        }
+        for (initial, payload) in initials.iter().zip(&payloads) {
+            let Some(connection) = self.connection_of(initial, &mut begun)? else {
+                return Ok(Passage::Dropped);
+            };
+            connection.take(payload)?;
+            connection.judge(may)?;
+        }
+        if self.is_undecided() {
+            return Ok(Passage::Held);
+        }
+        self.is_open = true;
+        Ok(Passage::Goes)
+    }
+
+    /// Looks at a server's datagram, which goes on whatever it is: by which ids is it called from now
+    /// on?
+    pub fn server_datagram(&mut self, datagram: &[u8], effort: &mut Effort<'_>) {
+        let is_long = datagram.first().is_some_and(|first| first & 0x80 != 0);
+        if !is_long {
+            return;
+        }
+        let packets = packet::long_packets(datagram).unwrap_or_default();
+        for (packet, is_initial) in packets.iter().take(MAX_INITIALS) {
+            let mut known = self.connections.iter();
+            let is_known = known.any(|c| c.server.as_deref() == Some(packet.source));
+            // One that could not be read may be sent again, and be read then.
+            let is_known =
+                is_known || *is_initial && self.is_answered_by(packet, effort) == Ok(true);
+            if !is_known {
+                self.shut.take_servers(packet.source);
+            }
+        }
+    }
+
+    /// Whether it is a server's first answer in a connection, which is called as it says then.
+    fn is_answered_by(
+        &mut self,
+        initial: &Initial<'_>,
+        effort: &mut Effort<'_>,
+    ) -> Result<bool, NothingLeft> {
+        let called = self.connections.iter_mut().rev().filter(|connection| {
+            connection.server.is_none() && *connection.client == *initial.destination
+        });
+        for connection in called.take(MAX_NAMESAKES) {
+            let opened = connection.open_by(KeysOf::Server, initial, effort)?;
+            if opened.is_some() {
+                connection.server = Some(initial.source.into());
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Keeps a frame that is held: from L3 on.
+    pub fn hold(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Result<(), Refused> {
+        if self.waiting.len() >= MAX_FRAMES {
+            return Err(Refused::TooLong);
+        }
+        self.waiting.push((vnet, l3.to_vec()));
+        Ok(())
+    }
+
+    /// Whether more must be said of a connection before what is of it may go on.
+    pub fn is_undecided(&self) -> bool {
+        !self.connections.iter().all(Connection::is_decided)
+    }
+
+    /// Whether a connection was let in.
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// What was held and may go on now, as it came.
+    pub fn release(&mut self) -> Vec<(VirtioNetHdr, Vec<u8>)> {
+        if self.is_undecided() {
+            return Vec::new();
+        }
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// What waits for a decision.
+    pub fn waiting(&self) -> &[(VirtioNetHdr, Vec<u8>)] {
+        &self.waiting
+    }
+
+    /// Memory held, bytes.
+    pub fn held(&self) -> usize {
+        let connections = self.connections.iter().map(Connection::held);
+        let waiting = self.waiting.iter().map(|(_, l3)| l3.capacity());
+        connections.chain(waiting).sum::<usize>() + self.shut.held()
+    }
+
+    /// The frames of an Initial, opened by the keys of one connection: one that is known, one of
+    /// `begun`, or another that begins, and is put there. `None`: nobody can open it, or may.
+    fn open(
+        &mut self,
+        initial: &Initial<'_>,
+        begun: &mut Vec<Connection>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Option<Vec<u8>>, NothingLeft> {
+        if self.shut.has_past(initial.destination) {
+            return Ok(None);
+        }
+        let known = self.connections.iter_mut();
+        let mut called = known.filter(|c| c.is_called(initial.destination));
+        match (called.next(), called.next()) {
+            (Some(connection), None) => return connection.open(initial, effort),
+            // Of servers that give themselves no ids: it may be of either.
+            (Some(_), Some(_)) => return Ok(None),
+            (None, _) if self.shut.has_servers(initial.destination) => return Ok(None),
+            (None, _) => {}
+        }
+        let mut beginning = begun.iter_mut();
+        if let Some(connection) = beginning.find(|c| c.is_called(initial.destination)) {
+            return connection.open(initial, effort);
+        }
+        let mut connection = Connection::begun_by(initial);
+        let payload = connection.open(initial, effort)?;
+        if payload.is_some() {
+            begun.push(connection);
+        }
+        Ok(payload)
+    }
+
+    /// The connection that an Initial is of which was opened; it is the newest from now on. `None`: it
+    /// made room for another one of the same datagram.
+    fn connection_of(
+        &mut self,
+        initial: &Initial<'_>,
+        begun: &mut Vec<Connection>,
+    ) -> Result<Option<&mut Connection>, Refused> {
+        let is_it = |connection: &Connection| connection.is_called(initial.destination);
+        if let Some(at) = self.connections.iter().position(is_it) {
+            self.connections[at..].rotate_left(1);
+        } else if let Some(at) = begun.iter().position(is_it) {
+            self.make_room()?;
+            self.connections.push(begun.swap_remove(at));
+        } else {
+            return Ok(None);
+        }
+        Ok(self.connections.last_mut())
+    }
+
+    /// For one more connection.
+    fn make_room(&mut self) -> Result<(), Refused> {
+        if self.shut.is_full_of_servers() {
+            return Err(Refused::Limit);
+        }
+        if self.connections.len() < MAX_CONNECTIONS {
+            return Ok(());
+        }
+        let decided = self.connections.iter().position(Connection::is_decided);
+        let gone = self.connections.remove(decided.ok_or(Refused::Limit)?);
+        self.shut
+            .take_past([Some(&*gone.original), gone.server.as_deref()])
+    }
+}
+
+impl Connection {
+    fn begun_by(initial: &Initial<'_>) -> Self {
+        Self {
+            original: initial.destination.into(),
+            client: initial.source.into(),
+            server: None,
+            keys: Vec::new(),
+            crypto: Reassembly::new(0),
+            judged: 0,
+        }
+    }
+
+    fn is_called(&self, id: &[u8]) -> bool {
+        *self.original == *id || self.server.as_deref() == Some(id)
+    }
+
+    fn keys(
+        &mut self,
+        of: KeysOf,
+        version: Version,
+        effort: &mut Effort<'_>,
+    ) -> Result<&Keys, NothingLeft> {
+        let known = self.keys.iter();
+        let mut known = known.map(|(kept_of, kept, _)| (*kept_of, *kept));
+        let at = match known.position(|kept| kept == (of, version)) {
+            Some(at) => at,
+            None => {
+                effort.derive()?;
+                let keys = match (of, &self.server) {
+                    (KeysOf::Server, _) => Keys::of_server(version, &self.original),
+                    (KeysOf::ClientByServersId, Some(server)) => Keys::of_client(version, server),
+                    _ => Keys::of_client(version, &self.original),
+                };
+                self.keys.reserve_exact(1);
+                self.keys.push((of, version, keys));
+                self.keys.len() - 1
+            }
+        };
+        Ok(&self.keys[at].2)
+    }
+
+    fn open_by(
+        &mut self,
+        of: KeysOf,
+        initial: &Initial<'_>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Option<Vec<u8>>, NothingLeft> {
+        effort.attempt()?;
+        let keys = self.keys(of, initial.version, effort)?;
+        Ok(initial.open(keys))
+    }
+
+    /// The frames of an Initial that goes to it; `None`: it can't be opened, or not by these keys alone.
+    fn open(
+        &mut self,
+        initial: &Initial<'_>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Option<Vec<u8>>, NothingLeft> {
+        let payload = self.open_by(KeysOf::Client, initial, effort)?;
+        let is_begin = *self.original == *initial.destination;
+        if payload.is_none() || is_begin {
+            return Ok(payload);
+        }
+        let another = self.open_by(KeysOf::ClientByServersId, initial, effort)?;
+        Ok(payload.filter(|_| another.is_none()))
+    }
+
+    /// Memory held, bytes.
+    fn held(&self) -> usize {
+        let keys = self.keys.capacity() * size_of::<(KeysOf, Version, Keys)>();
+        CONNECTION_HELD + keys + self.crypto.held()
+    }
+
+    /// Takes the frames of a packet in.
+    fn take(&mut self, payload: &[u8]) -> Result<(), Refused> {
+        for (offset, bytes) in crypto_frames(payload)? {
+            let end = offset.saturating_add(bytes.len() as u64);
+            if end > MAX_CRYPTO as u64 {
+                return Err(Refused::TooLong);
+            }
+            let offset = offset as u32;
+            if !self.crypto.insert(offset, bytes, false) {
+                return Err(Refused::TooLong);
+            }
+            if !self.crypto.has(offset, bytes) {
+                return Err(Refused::Malformed);
+            }
+        }
+        Ok(())
+    }
+
+    fn judge(&mut self, may: &mut dyn FnMut(&HostName) -> bool) -> Result<(), Refused> {
+        while let Some(hello) = client_hello::parse(&self.crypto.whole()[self.judged..])? {
+            if !may(&hello.name) {
+                return Err(Refused::Name);
+            }
+            self.judged += hello.len;
+        }
+        Ok(())
+    }
+
+    /// Whether all that is there was judged, and something was.
+    fn is_decided(&self) -> bool {
+        self.judged > 0 && self.judged == self.crypto.whole().len() && !self.crypto.has_islands()
+    }
+}
+
+#[cfg(test)]
+#[path = "../quic_test.rs"]
+mod tests;
+
+#[cfg(test)]
+#[path = "../quic_two_keys_test.rs"]
+mod two_keys;

@@ -1,0 +1,255 @@
+//! All sessions, their timers, and what a VM may have of them.
+use std::{
+    collections::{BTreeSet, HashMap},
+    rc::Rc,
+};
+
+use slipgate_abi::{DropReason, Protocol, segment::Segments};
+
+use crate::{
+    inspection::{
+        Refused, RefusedCounts, quic,
+        tcp::{SLOW_NS, Session},
+    },
+    name_gate::LearntName,
+    packet::{Ipv4, Packet},
+    port::{VirtioNetHdr, single},
+    stats::VmStats,
+    vm::VmNet,
+};
+
+/// Inspected flows of a VM at once.
+pub(crate) const MAX_SESSIONS: usize = 4_096;
+/// What is held for a VM at once, bytes.
+pub(crate) const MAX_HELD: usize = 8 << 20;
+/// All sessions.
+#[derive(Debug, Default)]
+pub(crate) struct Inspected {
+    pub(crate) sessions: HashMap<u32, Box<Inspection>>,
+    pub(crate) timers: BTreeSet<(u64, u32)>,
+    pub(crate) vms: HashMap<u32, OfVm>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inspection {
+    pub(crate) generation: u32,
+    pub(crate) vm: u32,
+    pub(crate) stats: VmStats,
+    pub(crate) due_ns: Option<u64>,
+    pub(crate) held: usize,
+    pub(crate) kind: Kind,
+}
+
+#[derive(Debug)]
+pub(crate) enum Kind {
+    Tcp(Box<Session>),
+    Quic {
+        flow: quic::Flow,
+        /// By when what waits must be whole, ns.
+        ends_ns: Option<u64>,
+        named: Vec<Rc<LearntName>>,
+    },
+}
+
+impl Kind {
+    pub(crate) fn due_ns(&self) -> Option<u64> {
+        match self {
+            Self::Tcp(session) => session.due_ns(),
+            Self::Quic { ends_ns, .. } => *ends_ns,
+        }
+    }
+
+    pub(crate) fn held(&self) -> usize {
+        match self {
+            Self::Tcp(session) => session.held(),
+            Self::Quic { flow, .. } => flow.held(),
+        }
+    }
+
+    fn is_let_in(&self) -> bool {
+        match self {
+            Self::Tcp(session) => session.is_let_in(),
+            Self::Quic { flow, .. } => flow.is_open(),
+        }
+    }
+
+    pub(crate) fn begin_timers(&mut self, now_ns: u64) {
+        match self {
+            Self::Tcp(session) => session.begin_timers(now_ns),
+            Self::Quic { ends_ns, .. } => *ends_ns = ends_ns.map(|_| now_ns + SLOW_NS),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct OfVm {
+    sessions: usize,
+    held: usize,
+    counts: RefusedCounts,
+    /// For what the guest sends over QUIC, and for what its servers do.
+    pub(crate) of_guest: quic::Allowance,
+    pub(crate) of_servers: quic::Allowance,
+}
+
+impl Inspected {
+    /// Why a VM may not have another session of this protocol; `None`: it may.
+    pub(crate) fn refuses(&self, vm: u32, protocol: Protocol) -> Option<Refused> {
+        let is_full = |of_vm: &OfVm| of_vm.sessions >= MAX_SESSIONS || of_vm.held >= MAX_HELD;
+        match protocol {
+            Protocol::Icmp => Some(Refused::Unknown),
+            Protocol::Tcp | Protocol::Udp => {
+                let is_full = self.vms.get(&vm).is_some_and(is_full);
+                is_full.then_some(Refused::Limit)
+            }
+        }
+    }
+
+    /// What was refused of a VM's.
+    pub(crate) fn counts(&self, vm: u32) -> RefusedCounts {
+        self.vms
+            .get(&vm)
+            .map(|of_vm| of_vm.counts)
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn count(&mut self, vm: u32, why: Refused) {
+        self.of_vm(vm).counts.add(why);
+    }
+
+    pub(crate) fn of_vm(&mut self, vm: u32) -> &mut OfVm {
+        self.vms.entry(vm).or_default()
+    }
+
+    pub(crate) fn add(&mut self, slot: u32, generation: u32, vm: &VmNet, kind: Kind) {
+        self.forget(slot);
+        self.of_vm(vm.id).sessions += 1;
+        let inspection = Inspection {
+            generation,
+            vm: vm.id,
+            stats: vm.stats,
+            due_ns: None,
+            held: 0,
+            kind,
+        };
+        self.put(slot, Box::new(inspection));
+    }
+
+    pub(crate) fn take(&mut self, slot: u32, generation: u32) -> Option<Box<Inspection>> {
+        let inspection = self.sessions.get(&slot)?;
+        if inspection.generation != generation {
+            return None;
+        }
+        self.sessions.remove(&slot)
+    }
+
+    /// Brings a session back, with what changed in it.
+    pub(crate) fn put(&mut self, slot: u32, mut inspection: Box<Inspection>) {
+        let due_ns = inspection.kind.due_ns();
+        if due_ns != inspection.due_ns {
+            if let Some(at) = std::mem::replace(&mut inspection.due_ns, due_ns) {
+                self.timers.remove(&(at, slot));
+            }
+            self.timers.extend(due_ns.map(|at| (at, slot)));
+        }
+        let held = inspection.kind.held();
+        if let Some(of_vm) = self.vms.get_mut(&inspection.vm) {
+            of_vm.held = of_vm.held + held - inspection.held;
+        }
+        inspection.held = held;
+        self.sessions.insert(slot, inspection);
+    }
+
+    /// Ends a session that is taken out.
+    pub(crate) fn end(&mut self, slot: u32, inspection: &Inspection) {
+        if let Kind::Quic { flow, .. } = &inspection.kind {
+            for (vnet, l3) in flow.waiting() {
+                let segments = held_segments(*vnet, l3);
+                inspection.stats.dropped(DropReason::Refused, segments);
+            }
+        }
+        if let Some(at) = inspection.due_ns {
+            self.timers.remove(&(at, slot));
+        }
+        if let Some(of_vm) = self.vms.get_mut(&inspection.vm) {
+            of_vm.held -= inspection.held;
+            of_vm.sessions -= 1;
+        }
+    }
+
+    /// A flow has ended, if this was its generation.
+    pub(crate) fn flow_ended(&mut self, slot: u32, generation: u32) {
+        if let Some(inspection) = self.take(slot, generation) {
+            self.end(slot, &inspection);
+        }
+    }
+
+    pub(crate) fn forget(&mut self, slot: u32) {
+        if let Some(inspection) = self.sessions.remove(&slot) {
+            self.end(slot, &inspection);
+        }
+    }
+
+    /// A VM is gone; its flows are about to end.
+    pub(crate) fn forget_vm(&mut self, vm: u32) {
+        let sessions = self.sessions.iter();
+        let slots: Vec<u32> = sessions
+            .filter_map(|(slot, inspection)| (inspection.vm == vm).then_some(*slot))
+            .collect();
+        for slot in slots {
+            self.forget(slot);
+        }
+        self.vms.remove(&vm);
+    }
+
+    /// Whether a flow has a session, and whether that let a name in.
+    pub(crate) fn is_let_in(&self, slot: u32, generation: u32) -> bool {
+        let inspection = self.sessions.get(&slot);
+        inspection.is_some_and(|i| i.generation == generation && i.kind.is_let_in())
+    }
+
+    /// A router on the way of a flow's packets says what it carries, bytes.
+    pub(crate) fn path_carries(&mut self, slot: u32, generation: u32, mtu: u32) {
+        if let Some(inspection) = self.sessions.get_mut(&slot)
+            && inspection.generation == generation
+            && let Kind::Tcp(session) = &mut inspection.kind
+        {
+            session.path_carries(mtu);
+        }
+    }
+
+    /// A VM is about to be thawed: it could not help being silent.
+    pub(crate) fn begin_timers(&mut self, vm: u32, now_ns: u64) {
+        let sessions = self.sessions.iter();
+        let slots: Vec<u32> = sessions
+            .filter_map(|(slot, inspection)| (inspection.vm == vm).then_some(*slot))
+            .collect();
+        for slot in slots {
+            if let Some(mut inspection) = self.sessions.remove(&slot) {
+                inspection.kind.begin_timers(now_ns);
+                self.put(slot, inspection);
+            }
+        }
+    }
+
+    /// When the next session's timer is due, ns.
+    pub(crate) fn next_deadline_ns(&self) -> Option<u64> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Sessions, timers and bytes held.
+    #[cfg(test)]
+    pub(crate) fn sessions(&self) -> (usize, usize, usize) {
+        let held = self.vms.values().map(|of_vm| of_vm.held).sum();
+        (self.sessions.len(), self.timers.len(), held)
+    }
+
+    pub(crate) fn held(&self, vm: u32) -> usize {
+        self.vms.get(&vm).map_or(0, |of_vm| of_vm.held)
+    }
+}
+
+/// What a packet that was held counts as.
+pub(crate) fn held_segments(vnet: VirtioNetHdr, l3: &[u8]) -> Segments {
+    let packet = Ipv4::parse(l3).and_then(Packet::parse);
+    packet.map_or(single(l3.len()), |packet| packet.segments(vnet))
+}

@@ -1,0 +1,50 @@
+//! Ends before their time: refusals and resets.
+use slipgate_abi::tcp::Flags;
+
+use crate::inspection::tcp::{
+    DOUBT_NS, Fate, Outcome, Phase, Received, Refused, Segment, Session, Wire,
+};
+
+impl Session {
+    /// Ends the connection on both sides.
+    pub(super) fn refuse(&mut self, why: Refused, wire: &mut dyn Wire) -> Outcome {
+        self.send(wire, self.sent_ever, 0, Flags::RST);
+        wire.to_guest(&Segment {
+            sequence: self.guest_ack,
+            acknowledgement: self.next_expected(),
+            flags: Flags::RST | Flags::ACK,
+            window: 0,
+            time: None,
+            payload: &[],
+        });
+        Outcome::Refused(why)
+    }
+
+    /// The guest's reset of a connection that is open.
+    pub(super) fn guest_resets(
+        &mut self,
+        segment: &Received<'_>,
+        wire: &mut dyn Wire,
+    ) -> (Fate, Outcome) {
+        if self.phase == Phase::Passing && self.sendable() == 0 && segment.payload.is_empty() {
+            return (Fate::Pass, Outcome::Released);
+        }
+        // With the number that the server expects: it does not have all that the guest sent.
+        self.send(wire, self.sent_ever, 0, Flags::RST);
+        (Fate::Held, Outcome::Reset)
+    }
+
+    /// The server's reset of a connection that is open.
+    pub(super) fn server_resets(&mut self, segment: &Received<'_>, now_ns: u64) -> Outcome {
+        let behind_guest = segment.sequence.wrapping_sub(self.guest_ack);
+        if behind_guest == 0 {
+            return Outcome::Reset;
+        }
+        // Behind what the guest has not acknowledged yet. RFC 5961 section 3.2: if it is not exactly
+        // where the guest is, the guest says so.
+        if behind_guest <= self.server.next.wrapping_sub(self.guest_ack) {
+            self.reset_at_ns.get_or_insert(now_ns + DOUBT_NS);
+        }
+        Outcome::Goes
+    }
+}

@@ -1,0 +1,118 @@
+//! The session as a receiver, toward the guest.
+use slipgate_abi::tcp::Flags;
+
+use crate::inspection::tcp::{MAX_LEN, Phase, Received, SMALL_MSS, Segment, Session, Wire};
+
+/// Acknowledgements that a guest may save up.
+const MAX_OWED: u32 = 64;
+/// What a guest may always say before a name is let in, bytes, as far as there is room.
+const MIN_OFFER: u32 = 4_096;
+
+impl Session {
+    /// The number that the guest's next byte has.
+    pub(super) fn next_expected(&self) -> u32 {
+        let len = self.stream.whole().len() + usize::from(self.stream.is_ended());
+        self.stream.begin().wrapping_add(len as u32)
+    }
+
+    /// Whether it acknowledges or offers anything new.
+    pub(super) fn note_guest(&mut self, segment: &Received<'_>) -> bool {
+        if let Some((value, _)) = segment.options.time
+            && value.wrapping_sub(self.guest_time) as i32 > 0
+        {
+            self.guest_time = value;
+        }
+        let ahead = segment.acknowledgement.wrapping_sub(self.guest_ack) as i32;
+        // What the server has not sent is nobody's to acknowledge.
+        let past = segment.acknowledgement.wrapping_sub(self.server.next) as i32 > 0;
+        if ahead < 0 || past || (ahead == 0 && segment.window == self.guest_window) {
+            return false;
+        }
+        self.guest_ack = segment.acknowledgement;
+        self.guest_window = segment.window;
+        let window = u32::from(segment.window) << self.guest_window_scale();
+        let end = self.guest_ack.wrapping_add(window);
+        if end.wrapping_sub(self.guest_window_end) as i32 > 0 {
+            self.guest_window_end = end;
+        }
+        true
+    }
+
+    /// How the guest's windows are scaled: not at all, unless both sides offered (RFC 7323 section 2.2).
+    pub(super) fn guest_window_scale(&self) -> u8 {
+        let guests = self.opening.options.window_scale;
+        guests.filter(|_| self.server.scales).unwrap_or(0)
+    }
+
+    /// Whether anything of a server's segment, or its place, is in the guest's window.
+    pub(super) fn is_in_guests_window(&self, segment: &Received<'_>) -> bool {
+        let end = segment.sequence.wrapping_add(segment.sequence_len());
+        let before_end = segment.sequence.wrapping_sub(self.guest_window_end) as i32 <= 0;
+        before_end && end.wrapping_sub(self.guest_ack) as i32 >= 0
+    }
+
+    /// What a segment acknowledges and offers, and its time, before a name is let in: what follows
+    /// from the SYN and the server's own segments.
+    pub(super) fn said_by_syn(&self) -> (u32, u16, u32) {
+        // None is too small to be one.
+        let window = (self.opening.window >> self.guest_window_scale()).max(1);
+        let time = self.opening.options.time.map_or(0, |(value, _)| value);
+        (self.server.next, window, time)
+    }
+
+    /// Until a name is let in, the guest's acknowledgements are as many as what they can be about:
+    /// else their number would be words to the server.
+    pub(super) fn owe_for(&mut self, segment: &Received<'_>) {
+        let segments = 1 + segment.payload.len() / SMALL_MSS;
+        self.owed = (self.owed + segments as u32).min(MAX_OWED);
+    }
+
+    pub(super) fn acknowledge_server(&mut self, wire: &mut dyn Wire) {
+        // Before, all of it or nothing is acknowledged: which part would be a word too.
+        let may = self.guest_ack == self.server.next && self.owed > 0;
+        if self.is_let_in || may {
+            self.owed = self.owed.saturating_sub(1);
+            self.send(wire, self.sent, 0, 0);
+        }
+    }
+
+    /// Tells the guest what is there.
+    pub(super) fn acknowledge(&mut self, wire: &mut dyn Wire) {
+        let window = self.window(false);
+        wire.to_guest(&Segment {
+            sequence: self.server.next,
+            acknowledgement: self.next_expected(),
+            flags: Flags::ACK,
+            window,
+            time: self
+                .server
+                .has_time
+                .then_some((self.server.time, self.guest_time)),
+            payload: &[],
+        });
+    }
+
+    /// The window to tell the guest, in the server's scale but in a SYN. Its end never goes back.
+    pub(super) fn window(&mut self, is_syn: bool) -> u16 {
+        let own = self.stream.begin().wrapping_add(MAX_LEN as u32);
+        let servers = self.server.window_end;
+        let nearer = own.wrapping_sub(servers) as i32 <= 0 && self.phase != Phase::Passing;
+        let end = if nearer { own } else { servers };
+        // A hello longer than the server's first window could not be whole before it is sent on.
+        let least = MIN_OFFER.max(1 << self.server.window_scale);
+        let needed = self.next_expected().wrapping_add(least);
+        let is_short = !self.is_let_in && needed.wrapping_sub(end) as i32 > 0;
+        let end = match is_short {
+            true if own.wrapping_sub(needed) as i32 > 0 => needed,
+            true => own,
+            false => end,
+        };
+        if end.wrapping_sub(self.told_window_end) as i32 > 0 {
+            self.told_window_end = end;
+        }
+        let left = self.told_window_end.wrapping_sub(self.next_expected());
+        let left = if left as i32 > 0 { left } else { 0 };
+        let scale = if is_syn { 0 } else { self.server.window_scale };
+        u16::try_from(left >> scale).unwrap_or(u16::MAX)
+    }
+}

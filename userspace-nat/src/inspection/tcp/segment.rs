@@ -1,0 +1,131 @@
+//! Segments as a session sees and makes them.
+use slipgate_abi::{Ip4, tcp::Flags};
+
+use crate::{
+    inspection::tcp::Options,
+    packet::{
+        build,
+        checksum::Sum,
+        transport::{OPTION_TIMESTAMPS, Tcp},
+    },
+};
+
+/// A segment that came.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'s> {
+    /// Sequence number.
+    pub sequence: u32,
+    /// Acknowledgement number.
+    pub acknowledgement: u32,
+    /// Flags.
+    pub flags: u8,
+    /// The window field.
+    pub window: u16,
+    /// Options.
+    pub options: Options,
+    /// Payload.
+    pub payload: &'s [u8],
+}
+
+impl<'s> Received<'s> {
+    /// From a header and the IP payload that it begins.
+    pub fn new(tcp: &Tcp, l4: &'s [u8]) -> Self {
+        let (header, payload) = l4.split_at(tcp.header_len.min(l4.len()));
+        Self {
+            sequence: tcp.sequence,
+            acknowledgement: tcp.acknowledgement,
+            flags: tcp.flags,
+            window: tcp.window,
+            options: Options::parse(header),
+            payload,
+        }
+    }
+
+    pub(super) fn has(&self, flags: u8) -> bool {
+        self.flags & flags == flags
+    }
+
+    pub(super) fn is_syn(&self) -> bool {
+        self.has(Flags::SYN)
+    }
+
+    pub(super) fn sequence_len(&self) -> u32 {
+        let flags = u32::from(self.is_syn()) + u32::from(self.has(Flags::FIN));
+        self.payload.len() as u32 + flags
+    }
+}
+
+/// A segment to be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment<'s> {
+    /// Sequence number.
+    pub sequence: u32,
+    /// Acknowledgement number.
+    pub acknowledgement: u32,
+    /// Flags.
+    pub flags: u8,
+    /// The window field.
+    pub window: u16,
+    /// Timestamp value and echo reply.
+    pub time: Option<(u32, u32)>,
+    /// Payload.
+    pub payload: &'s [u8],
+}
+
+/// Where a session's segments go.
+pub trait Wire {
+    /// To the server, as if from the guest.
+    fn to_server(&mut self, segment: &Segment<'_>);
+    /// To the server: a header and nothing behind it. Its checksum is to be filled in.
+    fn syn_to_server(&mut self, header: &[u8]);
+    /// To the guest, as if from the server.
+    fn to_guest(&mut self, segment: &Segment<'_>);
+    /// How many went to the server so far.
+    fn sent_to_server(&self) -> usize;
+}
+
+impl Segment<'_> {
+    /// The packet, checksums filled in. Clears `out` first.
+    pub fn build(&self, out: &mut Vec<u8>, from: (Ip4, u16), to: (Ip4, u16)) {
+        build::ipv4(out, from.0, to.0, 6, |out| {
+            let begin = out.len();
+            out.extend_from_slice(&from.1.to_be_bytes());
+            out.extend_from_slice(&to.1.to_be_bytes());
+            out.extend_from_slice(&self.sequence.to_be_bytes());
+            out.extend_from_slice(&self.acknowledgement.to_be_bytes());
+            let words = if self.time.is_some() { 8 } else { 5 };
+            out.extend_from_slice(&[words << 4, self.flags]);
+            out.extend_from_slice(&self.window.to_be_bytes());
+            out.extend_from_slice(&[0; 4]);
+            if let Some((value, echo)) = self.time {
+                // Two NOPs align it (RFC 7323 appendix A).
+                out.extend_from_slice(&[1, 1, OPTION_TIMESTAMPS, 10]);
+                out.extend_from_slice(&value.to_be_bytes());
+                out.extend_from_slice(&echo.to_be_bytes());
+            }
+            out.extend_from_slice(self.payload);
+            fill_checksum(&mut out[begin..], from.0, to.0);
+        });
+    }
+}
+
+/// A packet of a header alone, its checksum filled in. Clears `out` first.
+pub fn build_header(out: &mut Vec<u8>, from: Ip4, to: Ip4, header: &[u8]) {
+    build::ipv4(out, from, to, 6, |out| {
+        let begin = out.len();
+        out.extend_from_slice(header);
+        fill_checksum(&mut out[begin..], from, to);
+    });
+}
+
+fn fill_checksum(segment: &mut [u8], from: Ip4, to: Ip4) {
+    let Some(field) = segment.get_mut(16..18) else {
+        return;
+    };
+    field.fill(0);
+    let sum = Sum::default()
+        .pseudo(from, to, 6, segment.len())
+        .bytes(segment)
+        .finish();
+    segment[16..18].copy_from_slice(&sum.to_be_bytes());
+}

@@ -1,0 +1,76 @@
+//! What is known of an inspected connection's server.
+use crate::inspection::tcp::{Options, Received};
+
+/// Smaller is taken for this (RFC 9293 section 3.7.1 has 536 where nothing is said).
+const MIN_MSS: u16 = 64;
+const DEFAULT_MSS: u16 = 536;
+
+/// A server.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Server {
+    /// The number of its first byte.
+    pub(super) first: u32,
+    /// Behind the last byte that it sent.
+    pub(super) next: u32,
+    /// Where its window ends.
+    pub(super) window_end: u32,
+    pub(super) window_scale: u8,
+    /// Both sides scale their windows.
+    pub(super) scales: bool,
+    pub(super) mss: u16,
+    /// Both sides use timestamps.
+    pub(super) has_time: bool,
+    /// Its newest timestamp.
+    pub(super) time: u32,
+}
+
+impl Server {
+    /// From its SYN-ACK and the SYN's options.
+    pub(super) fn opens(segment: &Received<'_>, guest: &Options) -> Self {
+        let options = segment.options;
+        // RFC 7323: both must have offered.
+        let window_scale = guest.window_scale.and(options.window_scale);
+        let time = guest.time.and(options.time);
+        Self {
+            first: segment.sequence.wrapping_add(1),
+            next: segment
+                .sequence
+                .wrapping_add(1 + segment.payload.len() as u32),
+            window_end: segment
+                .acknowledgement
+                .wrapping_add(u32::from(segment.window)),
+            window_scale: window_scale.unwrap_or(0),
+            scales: window_scale.is_some(),
+            mss: options.mss.unwrap_or(DEFAULT_MSS).max(MIN_MSS),
+            has_time: time.is_some(),
+            time: time.map_or(0, |(value, _)| value),
+        }
+    }
+
+    /// Takes in where it is: of a segment in the guest's window only.
+    pub(super) fn note(&mut self, segment: &Received<'_>) {
+        let next = segment.sequence.wrapping_add(segment.sequence_len());
+        if next.wrapping_sub(self.next) as i32 > 0 {
+            self.next = next;
+        }
+        if let Some((value, _)) = segment.options.time
+            && value.wrapping_sub(self.time) as i32 > 0
+        {
+            self.time = value;
+        }
+    }
+
+    /// Takes the window of a segment that is no older than the last.
+    pub(super) fn note_window(&mut self, segment: &Received<'_>) {
+        let scale = if segment.is_syn() {
+            0
+        } else {
+            self.window_scale
+        };
+        let window = u32::from(segment.window) << scale;
+        let end = segment.acknowledgement.wrapping_add(window);
+        if end.wrapping_sub(self.window_end) as i32 > 0 || window == 0 {
+            self.window_end = end;
+        }
+    }
+}
