@@ -35,7 +35,7 @@ const LONGEST_SYN: usize = 120;
 /// Service on the host's loopback to which a guest's first packet leads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Opening {
-    /// Port of 127.0.0.1.
+    /// Port of the service on 127.0.0.1.
     pub host_port: u16,
     /// Rule that listed the port, for the records.
     pub rule: Rc<str>,

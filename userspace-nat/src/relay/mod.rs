@@ -81,7 +81,7 @@ pub struct Forward {
     pub guest_port: u16,
     /// Index into `RULES` of the forward's rule.
     pub rule: u32,
-    /// The bound socket.
+    /// The bound socket, owned by the relay.
     pub socket: OwnedFd,
 }
 
