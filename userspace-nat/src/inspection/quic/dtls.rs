@@ -1,10 +1,10 @@
-//! DTLS in a flow that is QUIC's: a server may have both on one port (RFC 9443).
+//! Detection of DTLS in a QUIC flow: a server may serve both on one port (RFC 9443).
 //!
 //! # Theory of operation
-//! A connection of DTLS begins by a ClientHello, in handshake records that are not encrypted,
-//! whichever version it is of. Servers pass over what is wrong with a datagram's first records,
-//! each in its own way, and read on behind it: so such a record is looked for at any place of a
-//! datagram. Without one the others begin nothing. They are told by the datagram's first octets:
+//! In every version, a DTLS connection begins with a ClientHello in unencrypted handshake records.
+//! Servers skip invalid records at the beginning of a datagram, each in its own way, and read on
+//! after them. So such a record is searched for at every offset of a datagram. Other records begin
+//! no connection without it. They are recognized by the datagram's first octets:
 //!
 //! | | first octet | then |
 //! | --- | --- | --- |

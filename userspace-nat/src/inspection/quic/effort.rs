@@ -1,20 +1,20 @@
-//! How much work a VM may have done for its Initial packets.
+//! Budget of a VM for the work on its Initial packets.
 //!
 //! # Theory of operation
-//! Keys of an Initial are made of an id that whoever sends it chose, so each packet of a datagram
-//! can ask for keys of its own: that is dear, and so is to try them on what they do not open. What
-//! a VM's guest asks for is taken from an [`Allowance`], and what the servers of its flows ask for
-//! from another, so that neither spends what is the other's. Time refills it. What it holds when it
-//! is full is the most that is done in one turn of the engine, but for what time adds meanwhile.
+//! The keys of an Initial derive from an id that its sender chose, so each packet of a datagram can
+//! require keys of its own. Deriving keys is expensive, and so is a trial of keys that do not fit.
+//! Work for the packets of a VM's guest is charged to one [`Allowance`], and work for those of its
+//! servers to another, so that neither spends the other's. Time refills them. A full allowance
+//! bounds the work in one turn of the engine, except for the refill in that turn.
 //!
 //! | | costs |
 //! | --- | --- |
 //! | keys that are made; a connection keeps its own | [`DERIVATION`] |
 //! | a packet that keys are tried on | [`TRIAL`] |
 //!
-//! When nothing is left, a guest's packet is dropped and its client sends it again, and a server's
-//! goes on unread. A client's Initials open: a flow whose own do not is ended when that has cost
-//! [`MAX_WASTED`].
+//! When the budget is spent, a guest's packet is dropped and its client retransmits it; a server's
+//! is forwarded unread. A client's Initials open: a flow whose Initials do not is ended when they
+//! have cost [`MAX_WASTED`].
 use crate::quota::TokenBucket;
 
 /// Cost of deriving keys.

@@ -1,19 +1,19 @@
-//! QUIC: the client's Initial packets, whose keys anybody can make who sees the first (RFC 9001).
+//! QUIC: reads the client's Initial packets, whose keys derive from the first of them (RFC 9001).
 //!
 //! # Theory of operation
-//! A client may begin a connection by any datagram, also in a flow that carries one already:
-//! servers tell connections apart by their ids. So every packet with a long header is looked at for
-//! as long as the flow lives, and those with a short one pass: they belong to a connection that was
-//! begun, or to none. That is why such a flow stays in the engine.
+//! A client may begin a connection with any datagram, also in a flow that already carries one:
+//! servers distinguish connections by their ids. So every packet with a long header is examined for
+//! as long as the flow lives. Packets with a short header pass: they belong to a connection that
+//! was begun, or to none. For this reason such a flow stays in the engine.
 //!
-//! Which connection an Initial is of is told by its destination alone, as a server tells it: the id
-//! that the connection was begun with, or the one that the server answered with, which is read from
-//! its own Initials. Another id begins another connection. So each is opened by one connection's
-//! keys, and who makes one that opens by two gains nothing (AES-GCM does not commit to a key). Who
-//! knows the first id can forge a server's answer; so what goes to an id of a server's, and opens
-//! by the keys that are made of this very id too, is dropped. An id that a server gave itself in an
-//! answer that is no known connection's begins none: to the server what goes there is of a
-//! connection that it has.
+//! The destination id alone determines the connection of an Initial, as it does for a server: the
+//! id with which the connection began, or the one with which the server answered, which is read
+//! from the server's Initials. Another id begins another connection. So each Initial is opened with
+//! the keys of one connection, and a packet that opens with two keys gains nothing (AES-GCM does
+//! not commit to a key). An attacker who knows the first id can forge a server's answer. So a
+//! packet to a server's id is dropped if it also opens with the keys derived from that id. An id
+//! that a server chose in an answer to no known connection begins none: the server takes packets to
+//! it as part of a connection that it has.
 //!
 //! | what a datagram has | what is done |
 //! | --- | --- |
@@ -27,13 +27,13 @@
 //! | DTLS ([`dtls`]), which may have the same port (RFC 9443) | dropped |
 //! | what can't be taken apart, an unknown version, more packets than a client sends | refused |
 //!
-//! The hello lies in CRYPTO frames, in any order over several packets. As the datagrams go on as
-//! they came, a byte that comes again must be the same byte: else the flow is ended. After a
-//! HelloRetryRequest another hello follows in the same stream, and is judged like the first.
+//! The hello lies in CRYPTO frames, in any order over several packets. The datagrams are forwarded
+//! unchanged, so a byte that is repeated must be the same byte; otherwise the flow is ended. After
+//! a HelloRetryRequest another hello follows in the same stream, and is judged like the first.
 //!
-//! Of [`MAX_CONNECTIONS`] that are known and decided the one whose last Initial is the oldest makes
-//! room for the next. Nobody can tell whether it is over, and what was read of it is forgotten; so
-//! its Initials go nowhere from then on, and its ids stay known for that.
+//! Of [`MAX_CONNECTIONS`] known and decided connections, the one whose last Initial is the oldest
+//! makes room for the next. It may still be live, and its data is forgotten. So its later Initials
+//! are dropped, and its ids are remembered for that.
 use crate::{
     inspection::{HostName, Refused, client_hello, reassembly::Reassembly},
     port::VirtioNetHdr,

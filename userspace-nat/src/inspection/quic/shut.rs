@@ -1,4 +1,4 @@
-//! Ids of a flow by which nothing goes to its server any more, or no connection begins.
+//! Connection ids of a flow whose packets are dropped, or that may begin no connection.
 use std::{
     collections::{HashSet, hash_map::RandomState},
     hash::BuildHasher,
